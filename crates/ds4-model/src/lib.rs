@@ -1,0 +1,3 @@
+//! DeepSeek-V4 for the Burn deep-learning framework.
+
+pub mod config;
