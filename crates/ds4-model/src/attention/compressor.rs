@@ -1,0 +1,150 @@
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_ds4_ops::{attention as ops, quant};
+
+use super::quantize_content;
+use crate::cache::{CompressedCache, CompressedStep};
+use crate::linear::random;
+use crate::norm::{RmsNorm, RmsNormConfig};
+
+/// Configuration of [`Compressor`].
+#[derive(Config, Debug)]
+pub struct CompressorConfig {
+    /// Width of a token.
+    pub d_model: usize,
+    /// Width of a compressed row.
+    pub width: usize,
+    /// Trailing channels of a row that are rotated.
+    pub rotated: usize,
+    /// Tokens per row.
+    pub ratio: usize,
+    /// Whether a row also pools the tokens of the block before its own.
+    pub overlap: bool,
+    /// Epsilon of the row's norm.
+    #[config(default = 1e-6)]
+    pub norm_epsilon: f64,
+}
+
+impl CompressorConfig {
+    /// Initializes the compressor with random weights.
+    pub fn init(&self, device: &Device) -> Compressor {
+        let series = 1 + usize::from(self.overlap);
+        let width = 2 * series * self.width;
+        Compressor {
+            projection: random([width, self.d_model], device),
+            position_bias: Param::from_tensor(Tensor::zeros([self.ratio, width], device)),
+            norm: RmsNormConfig::new(self.width)
+                .with_epsilon(self.norm_epsilon)
+                .init(device),
+            rotated: self.rotated,
+            ratio: self.ratio,
+            overlap: self.overlap,
+        }
+    }
+}
+
+/// Pools blocks of `ratio` tokens into one key/value row each.
+///
+/// Every token is projected to values and to scores; a row is the per-channel softmax-weighted sum of its tokens' values, normalised
+/// and rotated at the position of its first token. With overlap there are two series of channels, and a row pools the first series of
+/// the block before and the second of its own. All of it is f32.
+#[derive(Module, Debug)]
+pub struct Compressor {
+    /// Projection to values, then to scores (`wkv` over `wgate`): `[2 · series · width, d_model]`.
+    pub projection: Param<Tensor<2>>,
+    /// Added to the projection by in-block position: f32 `[ratio, 2 · series · width]`, zero for the values, `ape` for the scores.
+    pub position_bias: Param<Tensor<2>>,
+    /// Norm of a pooled row.
+    pub norm: RmsNorm,
+    /// Trailing channels of a row that are rotated.
+    pub rotated: usize,
+    /// Tokens per row.
+    pub ratio: usize,
+    /// Whether a row also pools the tokens of the block before its own.
+    pub overlap: bool,
+}
+
+/// What becomes of a compressed row before it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowRounding {
+    None,
+    /// FP8 round trip of the channels that are not rotated (§4.6 of the model).
+    Content,
+    /// Hadamard transform and FP4 round trip of all channels.
+    Index,
+}
+
+impl Compressor {
+    /// Projects the tokens `x` (`[batch, positions, d_model]`), pools the blocks that they complete, and stores projections and rows.
+    pub(super) fn forward(
+        &self,
+        x: Tensor<3>,
+        step: &CompressedStep,
+        cache: &mut CompressedCache,
+        rounding: RowRounding,
+    ) {
+        let [batch, count, d_model] = x.dims();
+        let tokens = batch * count;
+        let projection = self.projection.val().cast(FloatDType::F32);
+        let [raw_width, _] = projection.dims();
+        let series = 1 + usize::from(self.overlap);
+        let width = raw_width / (2 * series);
+
+        let bias = self.position_bias.val().select(0, step.slots.clone());
+        let raw = x
+            .reshape([tokens, d_model])
+            .cast(FloatDType::F32)
+            .matmul(projection.transpose())
+            + bias;
+        let raw = raw.reshape([batch, count, raw_width]);
+
+        let history = step.ring.history;
+        let earlier = cache
+            .raw
+            .gather(step.ring.read.clone())
+            .reshape([batch, history, raw_width]);
+        let pooled = Tensor::cat(vec![earlier, raw.clone()], 1)
+            .reshape([batch * (history + count), raw_width])
+            .select(0, step.pooled.clone())
+            .reshape([batch, step.blocks + series - 1, self.ratio, raw_width]);
+        cache
+            .raw
+            .write(step.ring.write.clone(), step.ring.newest(raw));
+
+        let rows = self.norm.forward(self.pool(pooled, step, width));
+        let rows = step.rotation.apply(rows.unsqueeze_dim::<4>(2)).squeeze_dim::<3>(2);
+        let rows = match rounding {
+            RowRounding::None => rows,
+            RowRounding::Content => quantize_content(rows, self.rotated),
+            RowRounding::Index => quantize_index(rows),
+        };
+        cache
+            .rows
+            .write(step.write.clone(), rows.reshape([batch * step.blocks, width]));
+    }
+
+    /// Pools `[batch, blocks, ratio, raw_width]` (one block more in front, where blocks overlap) to `[batch, blocks, width]`.
+    fn pool(&self, raw: Tensor<4>, step: &CompressedStep, width: usize) -> Tensor<3> {
+        let [batch, given, slots, _] = raw.dims();
+        let part = |blocks: std::ops::Range<usize>, series: usize| {
+            let from = series * width;
+            raw.clone()
+                .slice([0..batch, blocks, 0..slots, from..from + width])
+        };
+        if !self.overlap {
+            return ops::pool(part(0..given, 0), part(0..given, 1));
+        }
+        let (previous, own) = (0..given - 1, 1..given);
+        let values = Tensor::cat(vec![part(previous.clone(), 0), part(own.clone(), 1)], 2);
+        let previous_scores = part(previous, 2) + step.previous_bias.clone();
+        let scores = Tensor::cat(vec![previous_scores, part(own, 3)], 2);
+        ops::pool(values, scores)
+    }
+}
+
+/// What an indexer row or query becomes in the released model's FP4 cache.
+pub(super) fn quantize_index<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let transformed = quant::hadamard(x).expect("the width was checked with the configuration");
+    quant::fp4_roundtrip(transformed, quant::FP4_BLOCK).expect("float channels in non-empty blocks")
+}

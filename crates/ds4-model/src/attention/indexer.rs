@@ -1,0 +1,177 @@
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_ds4_ops::attention::{CompressedKeys, MASKED, index_scores};
+use burn_ds4_ops::topk;
+
+use super::compressor::{Compressor, CompressorConfig, RowRounding, quantize_index};
+use crate::cache::{CompressedCache, CompressedStep};
+use crate::linear::{PackedLinear, PackedLinearConfig, random};
+use crate::rope::Rotation;
+use crate::trace::Trace;
+
+/// Configuration of [`Indexer`].
+#[derive(Config, Debug)]
+pub struct IndexerConfig {
+    /// Width of a token.
+    pub d_model: usize,
+    /// Width of the query's low-rank representation.
+    pub q_lora_rank: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a head and of an indexer row.
+    pub width: usize,
+    /// Trailing channels of a head that are rotated.
+    pub rotated: usize,
+    /// Tokens per row.
+    pub ratio: usize,
+    /// Rows to pick per query.
+    pub top_k: usize,
+    /// Epsilon of the row's norm.
+    #[config(default = 1e-6)]
+    pub norm_epsilon: f64,
+}
+
+impl IndexerConfig {
+    /// Initializes the indexer with random weights.
+    pub fn init(&self, device: &Device) -> Indexer {
+        Indexer {
+            query: PackedLinearConfig::new(self.q_lora_rank, self.heads * self.width).init(device),
+            head_weights: random([self.heads, self.d_model], device),
+            compressor: CompressorConfig::new(
+                self.d_model,
+                self.width,
+                self.rotated,
+                self.ratio,
+                true,
+            )
+            .with_norm_epsilon(self.norm_epsilon)
+            .init(device),
+            heads: self.heads,
+            width: self.width,
+            top_k: self.top_k,
+        }
+    }
+}
+
+/// The lightning indexer: scores compressed rows with a few narrow heads, and picks the best for each query.
+#[derive(Module, Debug)]
+pub struct Indexer {
+    /// Projection to the heads' queries: `[heads · width, q_lora_rank]`.
+    pub query: PackedLinear,
+    /// Projection to the heads' weights: `[heads, d_model]`.
+    pub head_weights: Param<Tensor<2>>,
+    /// Compressor of the indexer's own rows.
+    pub compressor: Compressor,
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub width: usize,
+    /// Rows to pick per query.
+    pub top_k: usize,
+}
+
+/// What the indexer works on.
+pub(super) struct IndexerInput<'a> {
+    /// The tokens: `[batch, positions, d_model]`.
+    pub(super) x: Tensor<3>,
+    /// The query's low-rank representation: `[batch, positions, q_lora_rank]`.
+    pub(super) query: Tensor<3>,
+    pub(super) rotation: &'a Rotation,
+    pub(super) step: &'a CompressedStep,
+    pub(super) quantized: bool,
+}
+
+impl Indexer {
+    /// Stores the new indexer rows and picks among `rows` (`[batch, rows, head_dim]`) for every query.
+    pub(super) fn forward(
+        &self,
+        input: IndexerInput<'_>,
+        rows: Tensor<3>,
+        cache: &mut CompressedCache,
+        trace: &Trace,
+    ) -> CompressedKeys {
+        let IndexerInput {
+            x,
+            query,
+            rotation,
+            step,
+            quantized,
+        } = input;
+        let rounding = if quantized {
+            RowRounding::Index
+        } else {
+            RowRounding::None
+        };
+        self.compressor.forward(x.clone(), step, cache, rounding);
+
+        let [batch, count, _] = x.dims();
+        let [_, available, row_width] = rows.dims();
+        let bias = step.bias.clone();
+        if available <= self.top_k {
+            // Every visible row is picked.
+            return CompressedKeys::Shared { rows, bias };
+        }
+
+        let scores = self.scores(x, query, rotation, quantized, cache.rows.all());
+        trace.record("scores", &scores);
+        let scores = (scores + bias.clone()).reshape([batch * count, available]);
+
+        // Fewer rows are touched by gathering each query's picks, or by masking all rows once for all queries.
+        if count * self.top_k > available {
+            let picked = topk::top_k_mask(scores, self.top_k).reshape([batch, count, available]);
+            let unpicked = picked.bool_not().float() * MASKED;
+            return CompressedKeys::Shared {
+                rows,
+                bias: bias + unpicked,
+            };
+        }
+        let picks = topk::top_k_columns(scores, self.top_k);
+        trace.record("picks", &picks);
+        let bias = bias
+            .reshape([batch * count, available])
+            .gather(1, picks.clone())
+            .reshape([batch, count, self.top_k]);
+        let first = Tensor::<1, Int>::arange(0..batch as i64, &picks.device()) * available as i64;
+        let picks = picks.reshape([batch, count * self.top_k]) + first.unsqueeze_dim::<2>(1);
+        let rows = rows
+            .reshape([batch * available, row_width])
+            .select(0, picks.reshape([batch * count * self.top_k]))
+            .reshape([batch * count, self.top_k, row_width]);
+        CompressedKeys::PerQuery { rows, bias }
+    }
+
+    /// Scores of all stored rows, in f32: `[batch, positions, rows]`.
+    fn scores(
+        &self,
+        x: Tensor<3>,
+        query: Tensor<3>,
+        rotation: &Rotation,
+        quantized: bool,
+        keys: Tensor<3>,
+    ) -> Tensor<3> {
+        let [batch, count, d_model] = x.dims();
+        let queries = self
+            .query
+            .forward(query)
+            .reshape([batch, count, self.heads, self.width]);
+        let queries = rotation.apply(queries);
+        let queries = if quantized {
+            quantize_index(queries)
+        } else {
+            queries
+        };
+        let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
+        let weights = x
+            .reshape([batch * count, d_model])
+            .matmul(self.head_weights.val().transpose())
+            .reshape([batch, count, self.heads])
+            .cast(FloatDType::F32)
+            * scale;
+        index_scores(
+            queries.cast(FloatDType::F32),
+            keys.cast(FloatDType::F32),
+            weights,
+        )
+    }
+}

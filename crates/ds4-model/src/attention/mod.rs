@@ -1,0 +1,315 @@
+//! Attention: a sliding window, and compressed rows of everything before it.
+
+mod compressor;
+mod indexer;
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_ds4_ops::attention::{self as ops, CompressedKeys};
+use burn_ds4_ops::quant;
+
+use crate::cache::{LayerCache, Step};
+use crate::config::AttentionKind;
+use crate::linear::{PackedLinear, PackedLinearConfig};
+use crate::norm::{RmsNorm, RmsNormConfig, normalize};
+use crate::trace::Trace;
+
+pub use compressor::{Compressor, CompressorConfig};
+pub use indexer::{Indexer, IndexerConfig};
+
+use compressor::RowRounding;
+use indexer::IndexerInput;
+
+/// Channels that share a scale in the FP8 key/value cache.
+const CONTENT_BLOCK: usize = 64;
+
+/// Configuration of [`Attention`].
+#[derive(Config, Debug)]
+pub struct AttentionConfig {
+    /// Width of a token.
+    pub d_model: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Trailing channels of a head that are rotated.
+    pub rotated: usize,
+    /// Rank of the query projection.
+    pub q_lora_rank: usize,
+    /// Head groups of the output projection.
+    pub o_groups: usize,
+    /// Rank of each group's output projection.
+    pub o_lora_rank: usize,
+    /// What is attended besides the window.
+    pub kind: AttentionKind,
+    /// Heads of the indexer.
+    #[config(default = 64)]
+    pub index_heads: usize,
+    /// Width of an indexer head.
+    #[config(default = 128)]
+    pub index_head_dim: usize,
+    /// Rows the indexer picks per query.
+    #[config(default = 512)]
+    pub index_top_k: usize,
+    /// Epsilon of every norm.
+    #[config(default = 1e-6)]
+    pub norm_epsilon: f64,
+    /// Whether key/value rows and indexer channels make the round trip through FP8 and FP4 that the released model was trained
+    /// with.
+    #[config(default = false)]
+    pub quantized_cache: bool,
+}
+
+impl AttentionConfig {
+    /// Initializes the attention with random weights.
+    ///
+    /// # Panics
+    ///
+    /// If the heads cannot be divided into `o_groups`, or more channels are rotated than a head has.
+    pub fn init(&self, device: &Device) -> Attention {
+        assert!(
+            self.o_groups > 0 && self.heads.is_multiple_of(self.o_groups),
+            "heads ({}) must be a multiple of o_groups ({})",
+            self.heads,
+            self.o_groups
+        );
+        assert!(
+            self.rotated <= self.head_dim && self.rotated.is_multiple_of(2),
+            "rotated ({}) must be even and at most head_dim ({})",
+            self.rotated,
+            self.head_dim
+        );
+        let linear =
+            |d_input, d_output| PackedLinearConfig::new(d_input, d_output).init(device);
+        let norm = |width| {
+            RmsNormConfig::new(width)
+                .with_epsilon(self.norm_epsilon)
+                .init(device)
+        };
+        let compressor = |ratio, overlap| {
+            CompressorConfig::new(self.d_model, self.head_dim, self.rotated, ratio, overlap)
+                .with_norm_epsilon(self.norm_epsilon)
+                .init(device)
+        };
+        let (compressor, indexer) = match self.kind {
+            AttentionKind::Window => (None, None),
+            AttentionKind::HeavilyCompressed { ratio } => (Some(compressor(ratio, false)), None),
+            AttentionKind::CompressedSparse { ratio } => {
+                let indexer = IndexerConfig::new(
+                    self.d_model,
+                    self.q_lora_rank,
+                    self.index_heads,
+                    self.index_head_dim,
+                    self.rotated,
+                    ratio,
+                    self.index_top_k,
+                )
+                .with_norm_epsilon(self.norm_epsilon);
+                (Some(compressor(ratio, true)), Some(indexer.init(device)))
+            }
+        };
+        let group_width = self.heads / self.o_groups * self.head_dim;
+        Attention {
+            query_a: linear(self.d_model, self.q_lora_rank),
+            query_norm: norm(self.q_lora_rank),
+            query_b: linear(self.q_lora_rank, self.heads * self.head_dim),
+            key_value: linear(self.d_model, self.head_dim),
+            key_value_norm: norm(self.head_dim),
+            output_a: linear(group_width, self.o_groups * self.o_lora_rank),
+            output_b: linear(self.o_groups * self.o_lora_rank, self.d_model),
+            sinks: Param::from_tensor(Tensor::zeros([self.heads], device)),
+            compressor,
+            indexer,
+            heads: self.heads,
+            head_dim: self.head_dim,
+            rotated: self.rotated,
+            o_groups: self.o_groups,
+            o_lora_rank: self.o_lora_rank,
+            norm_epsilon: self.norm_epsilon,
+            quantized_cache: self.quantized_cache,
+        }
+    }
+}
+
+/// Attention of many heads over one shared key/value row per position.
+///
+/// Every query sees the positions of its sliding window and, where there is a compressor, rows that stand for whole blocks of earlier
+/// positions: all complete ones, or those that the indexer picks.
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// `wq_a`: `[q_lora_rank, d_model]`.
+    pub query_a: PackedLinear,
+    /// Norm of the low-rank query.
+    pub query_norm: RmsNorm,
+    /// `wq_b`: `[heads · head_dim, q_lora_rank]`.
+    pub query_b: PackedLinear,
+    /// `wkv`: `[head_dim, d_model]`.
+    pub key_value: PackedLinear,
+    /// Norm of the key/value row.
+    pub key_value_norm: RmsNorm,
+    /// `wo_a`: `[o_groups · o_lora_rank, heads / o_groups · head_dim]`, a group's rows applying to its heads only.
+    pub output_a: PackedLinear,
+    /// `wo_b`: `[d_model, o_groups · o_lora_rank]`.
+    pub output_b: PackedLinear,
+    /// Sink of each head, in logit units: f32 `[heads]`.
+    pub sinks: Param<Tensor<1>>,
+    /// Compressor of the rows beyond the window.
+    pub compressor: Option<Compressor>,
+    /// Picks among the compressed rows.
+    pub indexer: Option<Indexer>,
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Trailing channels of a head that are rotated.
+    pub rotated: usize,
+    /// Head groups of the output projection.
+    pub o_groups: usize,
+    /// Rank of each group's output projection.
+    pub o_lora_rank: usize,
+    /// Epsilon of the query heads' norm.
+    pub norm_epsilon: f64,
+    /// Whether rows make the round trip through FP8 and FP4.
+    pub quantized_cache: bool,
+}
+
+impl Attention {
+    /// Attends from the new positions of `step`, and stores their rows in `cache`.
+    ///
+    /// # Shapes
+    ///
+    /// - `x`: `[batch, positions, d_model]`
+    /// - output: like `x`
+    ///
+    /// # Panics
+    ///
+    /// If `step` does not belong to the cache that `cache` is a layer of.
+    pub fn forward(&self, x: Tensor<3>, step: &Step, cache: &mut LayerCache) -> Tensor<3> {
+        self.forward_traced(x, step, cache, &Trace::off())
+    }
+
+    pub(crate) fn forward_traced(
+        &self,
+        x: Tensor<3>,
+        step: &Step,
+        cache: &mut LayerCache,
+        trace: &Trace,
+    ) -> Tensor<3> {
+        let [batch, count, _] = x.dims();
+        let rotation = step.rotation(cache.kind);
+
+        let low_rank = self.query_norm.forward(self.query_a.forward(x.clone()));
+        let queries = self
+            .query_b
+            .forward(low_rank.clone())
+            .reshape([batch, count, self.heads, self.head_dim]);
+        let dtype = queries.dtype();
+        let queries = normalize(queries.cast(FloatDType::F32), self.norm_epsilon).cast(dtype);
+        let queries = rotation.apply(queries);
+
+        let rows = self.key_value_norm.forward(self.key_value.forward(x.clone()));
+        let rows = rotation.apply(rows.unsqueeze_dim::<4>(2)).squeeze_dim::<3>(2);
+        let rows = if self.quantized_cache {
+            quantize_content(rows, self.rotated)
+        } else {
+            rows
+        };
+        let ring = &step.window.ring;
+        let earlier = cache
+            .window
+            .gather(ring.read.clone())
+            .reshape([batch, ring.history, self.head_dim]);
+        cache
+            .window
+            .write(ring.write.clone(), ring.newest(rows.clone()));
+        let window = Tensor::cat(vec![earlier, rows], 1);
+
+        let compressed = self.compressed_keys(x, low_rank, step, cache, trace);
+        let attended = ops::sink_attention(
+            queries,
+            window,
+            step.window.bias.clone(),
+            compressed,
+            self.sinks.val(),
+            (self.head_dim as f64).powf(-0.5),
+        );
+        trace.record("probabilities", &attended.probabilities);
+        let output = self.project_output(rotation.apply_inverse(attended.output));
+        trace.record("output", &output);
+        output
+    }
+
+    fn compressed_keys(
+        &self,
+        x: Tensor<3>,
+        low_rank: Tensor<3>,
+        step: &Step,
+        cache: &mut LayerCache,
+        trace: &Trace,
+    ) -> Option<CompressedKeys> {
+        let compressor = self.compressor.as_ref()?;
+        let compressed = cache.compressed.as_mut()?;
+        let compressed_step = step.compressed(cache.kind);
+        let rounding = if self.quantized_cache {
+            RowRounding::Content
+        } else {
+            RowRounding::None
+        };
+        compressor.forward(x.clone(), compressed_step, compressed, rounding);
+        let rows = compressed.rows.all();
+        trace.record("compressed", &rows);
+        let keys = match (&self.indexer, &mut cache.indexer) {
+            (Some(indexer), Some(index_cache)) => indexer.forward(
+                IndexerInput {
+                    x,
+                    query: low_rank,
+                    rotation: step.rotation(cache.kind),
+                    step: compressed_step,
+                    quantized: self.quantized_cache,
+                },
+                rows,
+                index_cache,
+                &trace.scope("indexer"),
+            ),
+            _ => CompressedKeys::Shared {
+                rows,
+                bias: compressed_step.bias.clone(),
+            },
+        };
+        Some(keys)
+    }
+
+    /// The grouped low-rank output projection of `[batch, positions, heads, head_dim]`.
+    fn project_output(&self, heads: Tensor<4>) -> Tensor<3> {
+        let [batch, count, _, _] = heads.dims();
+        let (groups, rank) = (self.o_groups, self.o_lora_rank);
+        let group_width = self.heads / groups * self.head_dim;
+        let weight = self
+            .output_a
+            .dense(heads.dtype().into())
+            .reshape([groups, rank, group_width]);
+        let projected = heads
+            .reshape([batch * count, groups, group_width])
+            .swap_dims(0, 1)
+            .matmul(weight.swap_dims(1, 2))
+            .swap_dims(0, 1)
+            .reshape([batch, count, groups * rank]);
+        self.output_b.forward(projected)
+    }
+}
+
+/// What a key/value row becomes in the released model's FP8 cache: its rotated channels stay as they are.
+fn quantize_content(rows: Tensor<3>, rotated: usize) -> Tensor<3> {
+    let [batch, count, width] = rows.dims();
+    if rotated == width {
+        return rows;
+    }
+    let content = rows
+        .clone()
+        .slice([0..batch, 0..count, 0..width - rotated]);
+    let content = quant::fp8_roundtrip(content, CONTENT_BLOCK)
+        .expect("float channels in non-empty blocks");
+    let rotary = rows.slice([0..batch, 0..count, width - rotated..width]);
+    Tensor::cat(vec![content, rotary], 2)
+}

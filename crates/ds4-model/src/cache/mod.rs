@@ -1,0 +1,479 @@
+//! Everything a model remembers of the positions it has seen, kept outside the modules.
+//!
+//! A [`Cache`] holds, for every layer, the key/value rows of the sliding window, the compressed rows, the indexer's rows and the
+//! raw projections from which the next compressed row will be pooled. One forward call is a [`Step`]: [`Cache::begin`] computes
+//! the indices and masks that all layers share, [`Cache::commit`] makes the new positions count.
+//!
+//! Every row's place is a function of its position alone, so that rolling back is a matter of forgetting positions. The positions
+//! live in a tensor: inside one capacity, neither the shapes nor the host's branches of a step depend on them.
+
+mod ring;
+mod step;
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+
+use crate::config::{AttentionKind, ModelConfig};
+use crate::rope::{RotaryConfig, RotaryTable};
+
+pub(crate) use ring::Ring;
+pub use step::Step;
+pub(crate) use step::CompressedStep;
+
+/// Why a cache refused a request. The cache is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CacheError {
+    /// A step, or a cache, of size 0.
+    #[error("{argument} must be at least 1")]
+    Zero {
+        /// What was 0.
+        argument: &'static str,
+    },
+    /// A sequence would become longer than the model supports.
+    #[error("{requested} positions exceed the model's maximum of {maximum}")]
+    TooLong {
+        /// Positions that were asked for.
+        requested: usize,
+        /// Positions that the model supports.
+        maximum: usize,
+    },
+    /// More positions were to be removed than there are.
+    #[error("cannot truncate sequence {sequence} to {requested} positions, it has {length}")]
+    TruncateBeyondEnd {
+        /// Index of the sequence in the batch.
+        sequence: usize,
+        /// Length that was asked for.
+        requested: usize,
+        /// Length of the sequence.
+        length: usize,
+    },
+    /// The rows that the shorter sequence needs have been overwritten.
+    #[error(
+        "cannot roll sequence {sequence} back to {requested} positions: the cache keeps what is needed from {oldest} on \
+         (raise CacheConfig::rollback)"
+    )]
+    RolledOver {
+        /// Index of the sequence in the batch.
+        sequence: usize,
+        /// Length that was asked for.
+        requested: usize,
+        /// Shortest length, other than 0, that can be gone back to.
+        oldest: usize,
+    },
+    /// The number of sequences is not that of the cache.
+    #[error("{argument} has {actual} sequences, the cache has {expected}")]
+    BatchMismatch {
+        /// What has the wrong number of sequences.
+        argument: &'static str,
+        /// Number of sequences of the cache.
+        expected: usize,
+        /// Number that was given.
+        actual: usize,
+    },
+}
+
+/// How far a [`Cache`] can be rolled back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rollback {
+    /// By any number of positions. Window rows and raw projections of all positions are kept.
+    #[default]
+    Unlimited,
+    /// By at most this many positions below the greatest length reached (to the empty sequence always).
+    /// Memory per position is then that of the compressed rows alone.
+    Bounded(usize),
+}
+
+/// How to make a [`Cache`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Positions that fit before the cache first grows; it grows by doubling.
+    pub capacity: usize,
+    /// How far the cache can be rolled back.
+    pub rollback: Rollback,
+    /// Dtype of window and compressed rows: the dtype of the model's activations.
+    pub dtype: FloatDType,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            batch: 1,
+            capacity: 256,
+            rollback: Rollback::default(),
+            dtype: FloatDType::F32,
+        }
+    }
+}
+
+/// Geometry of the layers that a [`Cache`] serves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheLayout {
+    /// Attention kind of each layer.
+    pub layers: Vec<AttentionKind>,
+    /// Positions of the sliding window, the query's own included.
+    pub window: usize,
+    /// Width of a key/value row.
+    pub head_dim: usize,
+    /// Width of an indexer row.
+    pub index_head_dim: usize,
+    /// Rotary embedding of window-only layers.
+    pub rotary: RotaryConfig,
+    /// Rotary embedding of compressed layers.
+    pub compressed_rotary: RotaryConfig,
+    /// Longest supported sequence.
+    pub max_positions: usize,
+}
+
+impl CacheLayout {
+    /// The trunk of a model.
+    pub fn trunk(config: &ModelConfig) -> Self {
+        Self::with_layers(config, config.layers.clone())
+    }
+
+    /// The MTP layer of a model, whose attention has a sliding window only.
+    pub fn mtp(config: &ModelConfig) -> Self {
+        Self::with_layers(config, vec![AttentionKind::Window])
+    }
+
+    fn with_layers(config: &ModelConfig, layers: Vec<AttentionKind>) -> Self {
+        Self {
+            layers,
+            window: config.sliding_window,
+            head_dim: config.head_dim,
+            index_head_dim: config.index_head_dim,
+            rotary: RotaryConfig {
+                dim: config.rope_head_dim,
+                theta: config.rope_theta,
+                yarn: None,
+            },
+            compressed_rotary: RotaryConfig {
+                dim: config.rope_head_dim,
+                theta: config.compress_rope_theta,
+                yarn: config.yarn,
+            },
+            max_positions: config.max_position_embeddings,
+        }
+    }
+
+    fn has_window_only(&self) -> bool {
+        self.layers.contains(&AttentionKind::Window)
+    }
+
+    fn has_compressed(&self) -> bool {
+        self.layers.iter().any(|kind| kind.ratio().is_some())
+    }
+}
+
+/// Rows and raw projections of one compressor.
+#[derive(Clone, Debug)]
+pub(crate) struct CompressedCache {
+    /// Compressed rows: `[batch, rows, width]`.
+    pub(crate) rows: Ring,
+    /// Raw projections of the newest positions, values then scores: f32 `[batch, slots, 2 · series · width]`.
+    pub(crate) raw: Ring,
+}
+
+/// What one attention layer remembers.
+#[derive(Clone, Debug)]
+pub struct LayerCache {
+    pub(crate) kind: AttentionKind,
+    /// Key/value rows of the newest positions: `[batch, slots, head_dim]`.
+    pub(crate) window: Ring,
+    pub(crate) compressed: Option<CompressedCache>,
+    pub(crate) indexer: Option<CompressedCache>,
+}
+
+/// Everything a stack of layers remembers of a batch of sequences, which may have different lengths.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    layout: CacheLayout,
+    config: CacheConfig,
+    layers: Vec<LayerCache>,
+    rotary: Option<RotaryTable>,
+    compressed_rotary: Option<RotaryTable>,
+    lengths: Vec<usize>,
+    /// Greatest length whose rows may have been written, per sequence.
+    high_water: Vec<usize>,
+    /// The lengths, on the device: `[batch]`.
+    start: Tensor<1, Int>,
+    capacity: usize,
+    device: Device,
+}
+
+impl Cache {
+    /// Makes an empty cache.
+    ///
+    /// # Errors
+    ///
+    /// If the batch is empty, or the capacity exceeds what the model supports.
+    pub fn new(
+        layout: CacheLayout,
+        config: CacheConfig,
+        device: &Device,
+    ) -> Result<Self, CacheError> {
+        if config.batch == 0 {
+            return Err(CacheError::Zero { argument: "batch" });
+        }
+        if config.capacity > layout.max_positions {
+            return Err(CacheError::TooLong {
+                requested: config.capacity,
+                maximum: layout.max_positions,
+            });
+        }
+        let capacity = config.capacity.max(1);
+        let mut cache = Self {
+            rotary: layout
+                .has_window_only()
+                .then(|| RotaryTable::new(&layout.rotary, capacity, device)),
+            compressed_rotary: layout
+                .has_compressed()
+                .then(|| RotaryTable::new(&layout.compressed_rotary, capacity, device)),
+            lengths: vec![0; config.batch],
+            high_water: vec![0; config.batch],
+            start: Tensor::zeros([config.batch], device),
+            layers: Vec::new(),
+            capacity,
+            layout,
+            config,
+            device: device.clone(),
+        };
+        cache.layers = cache
+            .layout
+            .layers
+            .iter()
+            .map(|kind| cache.new_layer(*kind))
+            .collect();
+        Ok(cache)
+    }
+
+    fn new_layer(&self, kind: AttentionKind) -> LayerCache {
+        let ring = |slots, width, dtype: FloatDType| {
+            Ring::new(self.config.batch, slots, width, dtype, &self.device)
+        };
+        let compressor = |ratio: usize, series: usize, width: usize| CompressedCache {
+            rows: ring(self.capacity.div_ceil(ratio), width, self.config.dtype),
+            raw: ring(
+                self.slots(step::raw_history(ratio, series)),
+                2 * series * width,
+                FloatDType::F32,
+            ),
+        };
+        let window = ring(
+            self.slots(step::window_history(self.layout.window)),
+            self.layout.head_dim,
+            self.config.dtype,
+        );
+        let (compressed, indexer) = match kind {
+            AttentionKind::Window => (None, None),
+            AttentionKind::HeavilyCompressed { ratio } => {
+                (Some(compressor(ratio, 1, self.layout.head_dim)), None)
+            }
+            AttentionKind::CompressedSparse { ratio } => (
+                Some(compressor(ratio, 2, self.layout.head_dim)),
+                Some(compressor(ratio, 2, self.layout.index_head_dim)),
+            ),
+        };
+        LayerCache {
+            kind,
+            window,
+            compressed,
+            indexer,
+        }
+    }
+
+    /// Slots of a ring from which the newest `history` rows are read.
+    fn slots(&self, history: usize) -> usize {
+        match self.config.rollback {
+            Rollback::Bounded(rollback) => history + rollback,
+            Rollback::Unlimited => self.capacity.max(history),
+        }
+    }
+
+    /// Number of sequences.
+    pub fn batch(&self) -> usize {
+        self.config.batch
+    }
+
+    /// Positions of each sequence.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Positions that fit before the cache grows again.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The caches of the layers, for a [`Step`] of this cache.
+    pub fn layers_mut(&mut self) -> &mut [LayerCache] {
+        &mut self.layers
+    }
+
+    /// Prepares a forward call over `count` new positions of every sequence, growing the cache if need be.
+    ///
+    /// The positions count once the step is [committed](Self::commit); a step that is dropped leaves the lengths as they were,
+    /// but uses up rollback room like one that was committed and truncated.
+    ///
+    /// # Errors
+    ///
+    /// If `count` is 0, a sequence would become too long, or dropped steps have overwritten rows that are still needed.
+    pub fn begin(&mut self, count: usize) -> Result<Step, CacheError> {
+        if count == 0 {
+            return Err(CacheError::Zero { argument: "count" });
+        }
+        let longest = self.lengths.iter().max().copied().unwrap_or(0);
+        let needed = longest
+            .checked_add(count)
+            .filter(|needed| *needed <= self.layout.max_positions)
+            .ok_or(CacheError::TooLong {
+                requested: longest.saturating_add(count),
+                maximum: self.layout.max_positions,
+            })?;
+        for (sequence, length) in self.lengths.iter().enumerate() {
+            self.check_reachable(sequence, *length)?;
+        }
+        self.reserve(needed);
+        for (high_water, length) in self.high_water.iter_mut().zip(&self.lengths) {
+            *high_water = (*high_water).max(length + count);
+        }
+        Ok(Step::new(self, count))
+    }
+
+    /// Makes the positions of `step` count.
+    pub fn commit(&mut self, step: Step) {
+        for length in &mut self.lengths {
+            *length += step.count();
+        }
+        self.start = step.into_end();
+    }
+
+    /// Removes the newest `count` positions of every sequence.
+    ///
+    /// # Errors
+    ///
+    /// If a sequence is shorter than `count`, or farther back than [`CacheConfig::rollback`] allows.
+    pub fn truncate(&mut self, count: usize) -> Result<(), CacheError> {
+        let lengths = self
+            .lengths
+            .iter()
+            .enumerate()
+            .map(|(sequence, length)| {
+                length
+                    .checked_sub(count)
+                    .ok_or(CacheError::TruncateBeyondEnd {
+                        sequence,
+                        requested: 0,
+                        length: *length,
+                    })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        self.truncate_to(&lengths)
+    }
+
+    /// Shortens each sequence to its own length.
+    ///
+    /// # Errors
+    ///
+    /// If the number of lengths is not that of the sequences, a length exceeds its sequence's, or is farther back than
+    /// [`CacheConfig::rollback`] allows.
+    pub fn truncate_to(&mut self, lengths: &[usize]) -> Result<(), CacheError> {
+        if lengths.len() != self.lengths.len() {
+            return Err(CacheError::BatchMismatch {
+                argument: "lengths",
+                expected: self.lengths.len(),
+                actual: lengths.len(),
+            });
+        }
+        for (sequence, (new, old)) in lengths.iter().zip(&self.lengths).enumerate() {
+            if new > old {
+                return Err(CacheError::TruncateBeyondEnd {
+                    sequence,
+                    requested: *new,
+                    length: *old,
+                });
+            }
+            self.check_reachable(sequence, *new)?;
+        }
+        if lengths == self.lengths {
+            return Ok(());
+        }
+        for (high_water, length) in self.high_water.iter_mut().zip(lengths) {
+            if *length == 0 {
+                *high_water = 0;
+            }
+        }
+        self.lengths = lengths.to_vec();
+        let start: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
+        self.start = Tensor::from_data(TensorData::from(start.as_slice()), &self.device);
+        Ok(())
+    }
+
+    /// Whether all rows that a sequence of `length` positions needs are still there.
+    fn check_reachable(&self, sequence: usize, length: usize) -> Result<(), CacheError> {
+        let Rollback::Bounded(rollback) = self.config.rollback else {
+            return Ok(());
+        };
+        let high_water = self.high_water[sequence];
+        // Before any ring has wrapped, nothing is lost.
+        let untouched = rollback + step::shortest_history(&self.layout);
+        let oldest = high_water.saturating_sub(rollback);
+        if length == 0 || length >= oldest || high_water <= untouched {
+            return Ok(());
+        }
+        Err(CacheError::RolledOver {
+            sequence,
+            requested: length,
+            oldest,
+        })
+    }
+
+    /// Makes room for `positions` positions, at least doubling the capacity where it has to grow.
+    fn reserve(&mut self, positions: usize) {
+        if positions <= self.capacity {
+            return;
+        }
+        let doubled = self.capacity.saturating_mul(2).max(positions);
+        self.capacity = doubled
+            .checked_next_power_of_two()
+            .unwrap_or(doubled)
+            .min(self.layout.max_positions);
+        let capacity = self.capacity;
+        for table in [&mut self.rotary, &mut self.compressed_rotary].into_iter().flatten() {
+            table.grow(capacity);
+        }
+        let unlimited = self.config.rollback == Rollback::Unlimited;
+        for layer in &mut self.layers {
+            let ratio = layer.kind.ratio().unwrap_or(1);
+            for compressed in [&mut layer.compressed, &mut layer.indexer].into_iter().flatten() {
+                compressed.rows.grow(capacity.div_ceil(ratio));
+                if unlimited {
+                    compressed.raw.grow(capacity);
+                }
+            }
+            if unlimited {
+                layer.window.grow(capacity);
+            }
+        }
+    }
+
+    /// Bytes of device memory that the cache holds.
+    pub fn bytes(&self) -> usize {
+        let rings = self.layers.iter().map(|layer| {
+            let compressed = [&layer.compressed, &layer.indexer]
+                .into_iter()
+                .flatten()
+                .map(|compressed| compressed.rows.bytes() + compressed.raw.bytes());
+            layer.window.bytes() + compressed.sum::<usize>()
+        });
+        let tables = [
+            (&self.rotary, &self.layout.rotary),
+            (&self.compressed_rotary, &self.layout.compressed_rotary),
+        ];
+        let tables = tables
+            .iter()
+            .filter(|(table, _)| table.is_some())
+            .map(|(_, config)| self.capacity * config.dim * DType::F32.size());
+        rings.sum::<usize>() + tables.sum::<usize>()
+    }
+}

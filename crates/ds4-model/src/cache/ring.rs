@@ -1,0 +1,79 @@
+use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor};
+
+/// Rows of every sequence at fixed slots: `[batch, slots, width]`.
+///
+/// Row indices address the flattened `[batch · slots]`.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    /// Taken while it is being written, so that the write can be in place.
+    rows: Option<Tensor<3>>,
+    batch: usize,
+    slots: usize,
+    width: usize,
+}
+
+impl Ring {
+    pub(crate) fn new(
+        batch: usize,
+        slots: usize,
+        width: usize,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Self {
+        Self {
+            rows: Some(Tensor::zeros(
+                [batch, slots, width],
+                (device, dtype.into()),
+            )),
+            batch,
+            slots,
+            width,
+        }
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// All rows: `[batch, slots, width]`.
+    pub(crate) fn all(&self) -> Tensor<3> {
+        self.rows.clone().expect("rows are put back after a write")
+    }
+
+    /// The rows at `indices`: `[indices, width]`.
+    pub(crate) fn gather(&self, indices: Tensor<1, Int>) -> Tensor<2> {
+        self.all()
+            .reshape([self.batch * self.slots, self.width])
+            .select(0, indices)
+    }
+
+    /// Writes `rows` (`[indices, width]`) at `indices`, which are distinct.
+    pub(crate) fn write(&mut self, indices: Tensor<1, Int>, rows: Tensor<2>) {
+        let all = self.rows.take().expect("rows are put back after a write");
+        let rows = rows.cast(all.dtype());
+        let all = all
+            .reshape([self.batch * self.slots, self.width])
+            .select_assign(0, indices, rows, IndexingUpdateOp::Assign)
+            .reshape([self.batch, self.slots, self.width]);
+        self.rows = Some(all);
+    }
+
+    /// Adds slots at the end. Rows keep their slots.
+    pub(crate) fn grow(&mut self, slots: usize) {
+        if slots <= self.slots {
+            return;
+        }
+        let all = self.all();
+        let more = Tensor::zeros(
+            [self.batch, slots - self.slots, self.width],
+            (&all.device(), all.dtype()),
+        );
+        self.rows = Some(Tensor::cat(vec![all, more], 1));
+        self.slots = slots;
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let size = self.rows.as_ref().map_or(0, |rows| rows.dtype().size());
+        self.batch * self.slots * self.width * size
+    }
+}

@@ -1,0 +1,326 @@
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_ds4_ops::attention::MASKED;
+
+use super::{Cache, CacheLayout};
+use crate::config::AttentionKind;
+use crate::rope::Rotation;
+
+/// Rows before a step's first position that its window reaches.
+///
+/// At least one, so that no tensor is empty; the mask hides what a window of one position must not see.
+pub(super) fn window_history(window: usize) -> usize {
+    window.saturating_sub(1).max(1)
+}
+
+/// Raw projections before a step's first position that its first block pools.
+pub(super) fn raw_history(ratio: usize, series: usize) -> usize {
+    (series * ratio - 1).max(1)
+}
+
+/// The shortest history that any ring of the layout is read back over.
+pub(super) fn shortest_history(layout: &CacheLayout) -> usize {
+    layout
+        .layers
+        .iter()
+        .filter_map(|kind| match kind {
+            AttentionKind::Window => None,
+            AttentionKind::CompressedSparse { ratio } => Some(raw_history(*ratio, 2)),
+            AttentionKind::HeavilyCompressed { ratio } => Some(raw_history(*ratio, 1)),
+        })
+        .chain([window_history(layout.window)])
+        .min()
+        .unwrap_or(0)
+}
+
+/// Indices and masks of one forward call, shared by all layers of its [`Cache`].
+#[derive(Clone, Debug)]
+pub struct Step {
+    batch: usize,
+    count: usize,
+    /// First new position of each sequence: `[batch]`.
+    start: Tensor<1, Int>,
+    pub(crate) window: WindowStep,
+    compressed: Vec<(AttentionKind, CompressedStep)>,
+    rotation: Option<Rotation>,
+    compressed_rotation: Option<Rotation>,
+}
+
+/// Where a step reads and writes window rows.
+#[derive(Clone, Debug)]
+pub(crate) struct WindowStep {
+    pub(crate) ring: RingStep,
+    /// Mask of the history's rows and the step's own: f32 `[batch, count, history + count]`.
+    pub(crate) bias: Tensor<3>,
+}
+
+/// Where a step reads and writes a ring of the newest rows.
+#[derive(Clone, Debug)]
+pub(crate) struct RingStep {
+    /// Number of rows read per sequence.
+    pub(crate) history: usize,
+    /// Their row indices: `[batch · history]`.
+    pub(crate) read: Tensor<1, Int>,
+    /// The step's newest rows that fit the ring, per sequence.
+    pub(crate) kept: usize,
+    /// Their row indices: `[batch · kept]`.
+    pub(crate) write: Tensor<1, Int>,
+}
+
+/// Where a step reads raw projections and writes compressed rows.
+#[derive(Clone, Debug)]
+pub(crate) struct CompressedStep {
+    pub(crate) ring: RingStep,
+    /// Blocks that may be completed by the step.
+    pub(crate) blocks: usize,
+    /// Raw rows of these blocks (and of the one before, where blocks overlap) among history and step: `[batch · rows]`.
+    pub(crate) pooled: Tensor<1, Int>,
+    /// In-block slot of each of the step's positions: `[batch · count]`.
+    pub(crate) slots: Tensor<1, Int>,
+    /// Mask of the previous block's slots, which block 0 does not have: f32 `[batch, blocks, 1, 1]`.
+    pub(crate) previous_bias: Tensor<4>,
+    /// Rotation of the blocks' rows, at their first positions.
+    pub(crate) rotation: Rotation,
+    /// Row indices of the blocks: `[batch · blocks]`.
+    pub(crate) write: Tensor<1, Int>,
+    /// Mask of all compressed rows: f32 `[batch, count, rows]`.
+    pub(crate) bias: Tensor<3>,
+}
+
+impl Step {
+    pub(super) fn new(cache: &Cache, count: usize) -> Self {
+        let device = &cache.device;
+        let batch = cache.config.batch;
+        let start = cache.start.clone();
+        let positions = start.clone().unsqueeze_dim::<2>(1) + arange(count, device).unsqueeze();
+
+        let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
+        for layer in &cache.layers {
+            let (Some(rows), Some(table)) = (&layer.compressed, &cache.compressed_rotary) else {
+                continue;
+            };
+            if compressed.iter().any(|(kind, _)| *kind == layer.kind) {
+                continue;
+            }
+            let (ratio, series) = match layer.kind {
+                AttentionKind::CompressedSparse { ratio } => (ratio, 2),
+                AttentionKind::HeavilyCompressed { ratio } => (ratio, 1),
+                AttentionKind::Window => continue,
+            };
+            let history = raw_history(ratio, series);
+            let ring = RingStep::new(&start, count, history, rows.raw.slots());
+            let step = CompressedStep::new(
+                &positions,
+                &start,
+                ring,
+                Geometry {
+                    ratio,
+                    series,
+                    rows: rows.rows.slots(),
+                },
+                |blocks| table.at(blocks),
+            );
+            compressed.push((layer.kind, step));
+        }
+
+        let history = window_history(cache.layout.window);
+        let slots = cache.layers.first().map_or(history, |layer| layer.window.slots());
+        Self {
+            batch,
+            count,
+            window: WindowStep {
+                ring: RingStep::new(&start, count, history, slots),
+                bias: window_bias(&start, count, history, cache.layout.window),
+            },
+            compressed,
+            rotation: cache.rotary.as_ref().map(|table| table.at(positions.clone())),
+            compressed_rotation: cache
+                .compressed_rotary
+                .as_ref()
+                .map(|table| table.at(positions)),
+            start,
+        }
+    }
+
+    /// Number of new positions per sequence.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Number of sequences.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// The rotation of a layer's queries and keys.
+    ///
+    /// # Panics
+    ///
+    /// If the step's cache has no layer of this kind.
+    pub(crate) fn rotation(&self, kind: AttentionKind) -> &Rotation {
+        let rotation = match kind {
+            AttentionKind::Window => &self.rotation,
+            _ => &self.compressed_rotation,
+        };
+        rotation
+            .as_ref()
+            .unwrap_or_else(|| panic!("the cache of this step has no layer of kind {kind:?}"))
+    }
+
+    /// The compressed part of a layer's step.
+    ///
+    /// # Panics
+    ///
+    /// If the step's cache has no layer of this kind.
+    pub(crate) fn compressed(&self, kind: AttentionKind) -> &CompressedStep {
+        self.compressed
+            .iter()
+            .find(|(known, _)| *known == kind)
+            .map(|(_, step)| step)
+            .unwrap_or_else(|| panic!("the cache of this step has no layer of kind {kind:?}"))
+    }
+
+    /// The position after the step's last: `[batch]`.
+    pub(super) fn into_end(self) -> Tensor<1, Int> {
+        self.start + self.count as i64
+    }
+}
+
+impl RingStep {
+    fn new(start: &Tensor<1, Int>, count: usize, history: usize, slots: usize) -> Self {
+        let device = &start.device();
+        let kept = count.min(slots);
+        // Positions before the first are shifted up by whole turns, which leaves their slots as they are.
+        let turns = history.div_ceil(slots) * slots;
+        let read = start.clone() + (turns as i64 - history as i64);
+        let write = start.clone() + (count - kept) as i64;
+        Self {
+            history,
+            read: slot_indices(read, history, slots, device),
+            kept,
+            write: slot_indices(write, kept, slots, device),
+        }
+    }
+
+    /// The rows of the step (`[batch, count, width]`) that fit the ring: `[batch · kept, width]`.
+    pub(crate) fn newest(&self, rows: Tensor<3>) -> Tensor<2> {
+        let [batch, count, width] = rows.dims();
+        let rows = if self.kept < count {
+            rows.slice([0..batch, count - self.kept..count, 0..width])
+        } else {
+            rows
+        };
+        rows.reshape([batch * self.kept, width])
+    }
+}
+
+/// Row indices of the slots of positions `from..from + count` of every sequence: `[batch · count]`.
+fn slot_indices(
+    from: Tensor<1, Int>,
+    count: usize,
+    slots: usize,
+    device: &Device,
+) -> Tensor<1, Int> {
+    let [batch] = from.dims();
+    let positions = from.unsqueeze_dim::<2>(1) + arange(count, device).unsqueeze();
+    (positions.remainder_scalar(slots as i64) + sequence_offsets(batch, slots, device))
+        .reshape([batch * count])
+}
+
+struct Geometry {
+    ratio: usize,
+    series: usize,
+    rows: usize,
+}
+
+impl CompressedStep {
+    fn new(
+        positions: &Tensor<2, Int>,
+        start: &Tensor<1, Int>,
+        ring: RingStep,
+        geometry: Geometry,
+        rotation: impl FnOnce(Tensor<2, Int>) -> Rotation,
+    ) -> Self {
+        let device = &start.device();
+        let [batch, count] = positions.dims();
+        let Geometry {
+            ratio,
+            series,
+            rows,
+        } = geometry;
+        let history = ring.history;
+
+        // From the block that contains the first new position on; at most this many end inside the step.
+        let blocks = count.div_ceil(ratio);
+        let first = (start.clone() / ratio as i64).unsqueeze_dim::<2>(1);
+        let block = first.clone() + arange(blocks, device).unsqueeze();
+
+        // Rows of history and step stand side by side, the first new position at index `history`.
+        let pooled_rows = (blocks + series - 1) * ratio;
+        let in_block = start.clone().remainder_scalar(ratio as i64).unsqueeze_dim::<2>(1);
+        let base = in_block.neg() + (history as i64 - ((series - 1) * ratio) as i64);
+        let pooled = (base + arange(pooled_rows, device).unsqueeze())
+            .clamp(0, (history + count - 1) as i64)
+            + sequence_offsets(batch, history + count, device);
+
+        let columns = arange(rows, device).reshape([1, 1, rows]);
+        let visible = ((positions.clone() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
+        let hidden = columns
+            .expand([batch, count, rows])
+            .greater_equal(visible.expand([batch, count, rows]));
+
+        Self {
+            ring,
+            blocks,
+            pooled: pooled.reshape([batch * pooled_rows]),
+            slots: positions
+                .clone()
+                .remainder_scalar(ratio as i64)
+                .reshape([batch * count]),
+            previous_bias: (block.clone().equal_elem(0).float() * MASKED)
+                .reshape([batch, blocks, 1, 1]),
+            rotation: rotation(block.clone() * ratio as i64),
+            write: (block + sequence_offsets(batch, rows, device)).reshape([batch * blocks]),
+            bias: hidden.float() * MASKED,
+        }
+    }
+}
+
+/// Mask of history rows and own rows: a key is seen at most `window - 1` positions later, and never before position 0.
+fn window_bias(start: &Tensor<1, Int>, count: usize, history: usize, window: usize) -> Tensor<3> {
+    let device = &start.device();
+    let [batch] = start.dims();
+    let columns = history + count;
+    let before_first = (start.clone().unsqueeze_dim::<2>(1) + arange(history, device).unsqueeze())
+        .lower_elem(history as i64)
+        .float()
+        .reshape([batch, 1, history]);
+    let own = Tensor::zeros([batch, 1, count], (device, before_first.dtype()));
+    let before_first = Tensor::cat(vec![before_first, own], 2) * MASKED;
+    if count == 1 && window > 1 {
+        // A single query sees its whole history and itself.
+        return before_first;
+    }
+    let relative: Vec<f32> = (0..count)
+        .flat_map(|query| {
+            (0..columns).map(move |column| {
+                let position = query + history;
+                let seen = column <= position && column + window > position;
+                if seen { 0.0 } else { MASKED }
+            })
+        })
+        .collect();
+    let relative = Tensor::<3>::from_data(
+        TensorData::new(relative, [1, count, columns]),
+        (device, DType::F32),
+    );
+    relative + before_first
+}
+
+fn arange(count: usize, device: &Device) -> Tensor<1, Int> {
+    Tensor::arange(0..count as i64, device)
+}
+
+/// Offset of each sequence's rows: `[batch, 1]`.
+fn sequence_offsets(batch: usize, rows: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::<1, Int>::arange(0..batch as i64, device).unsqueeze_dim::<2>(1) * rows as i64
+}

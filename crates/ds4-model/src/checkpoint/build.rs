@@ -1,0 +1,524 @@
+//! From host weights to modules: which tensor goes where, and in which form.
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+
+use super::{Checkpoint, CheckpointError, HostExperts, HostLinear, LoadProgress, Loader, load_all};
+use crate::attention::{Attention, AttentionConfig, Compressor, CompressorConfig, Indexer};
+use crate::block::{Block, BlockConfig};
+use crate::config::{AttentionKind, ModelConfig};
+use crate::hyper_connection::{HyperConnection, HyperConnectionConfig, HyperHead};
+use crate::linear::{
+    ExpertStack, ExpertWeight, Fp4Weight, Fp8Weight, LinearWeight, PackedLinear,
+};
+use crate::model::Model;
+use crate::moe::{MoeLayer, MoeLayerConfig, SharedExpert};
+use crate::mtp::{MtpLayer, MtpLayerConfig};
+use crate::norm::RmsNorm;
+use crate::router::{HashSelection, Router, ScoreSelection, Selection};
+
+/// How to load a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOptions {
+    /// Dtype of activations and caches, and of weights that are not packed. What the released model computes in f32 (routers,
+    /// compressors, hyper-connections, the output matrix) stays f32.
+    pub dtype: FloatDType,
+    /// Whether FP8 and FP4 weights are decoded once, at load, to [`dtype`](Self::dtype): several times the memory, much faster where
+    /// decoding is slow. Else they stay packed, and are decoded as they are used.
+    pub expand: bool,
+    /// Whether to load the MTP layer, if there is one.
+    pub mtp: bool,
+    /// Whether key/value rows and indexer channels make the FP8 and FP4 round trips that the released model was trained with.
+    pub quantized_cache: bool,
+}
+
+impl Default for LoadOptions {
+    /// f32 activations, packed weights, the MTP layer, no round trips.
+    fn default() -> Self {
+        Self {
+            dtype: FloatDType::F32,
+            expand: false,
+            mtp: true,
+            quantized_cache: false,
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Loads the model onto `device`.
+    ///
+    /// # Errors
+    ///
+    /// If tensors are missing, unexpected, mis-shaped or hold what they must not: all of them, in one error.
+    pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Model, CheckpointError> {
+        self.load_with(Loader::new(self), options, device)
+    }
+
+    /// Loads the model like [`load`](Self::load), reporting how far it has come.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_with_progress(
+        &self,
+        options: &LoadOptions,
+        device: &Device,
+        progress: impl LoadProgress,
+    ) -> Result<Model, CheckpointError> {
+        self.load_with(Loader::new(self).with_progress(progress), options, device)
+    }
+
+    fn load_with(
+        &self,
+        mut loader: Loader<'_>,
+        options: &LoadOptions,
+        device: &Device,
+    ) -> Result<Model, CheckpointError> {
+        if !options.mtp {
+            loader.skip_prefix("mtp.");
+        }
+        let mut builder = Builder {
+            loader: &mut loader,
+            options,
+            device,
+        };
+        let model = builder.model(self.config());
+        loader.finish(model)
+    }
+}
+
+/// Makes modules of a checkpoint's tensors. A method gives `None` once anything was wrong; the loader remembers what.
+///
+/// Every method asks for all its tensors before it gives up, so that the loader's error names all that is wrong.
+struct Builder<'l, 'a> {
+    loader: &'l mut Loader<'a>,
+    options: &'l LoadOptions,
+    device: &'l Device,
+}
+
+impl Builder<'_, '_> {
+    fn model(&mut self, config: &ModelConfig) -> Option<Model> {
+        let matrix = [config.vocab_size, config.hidden_size];
+        let embedding = self.dense("embed.weight", matrix, self.options.dtype);
+        let layers = load_all(
+            (0..config.layers.len())
+                .map(|layer| self.block(&format!("layers.{layer}."), &config.block(layer))),
+        );
+        let head = self.hyper_head("", &config.hyper_connection());
+        let norm = self.norm("norm", config.hidden_size, config.rms_norm_eps);
+        let output = self.dense("head.weight", matrix, FloatDType::F32);
+        let mtp = if self.options.mtp && config.num_mtp_layers > 0 {
+            self.mtp("mtp.0.", &config.mtp()).map(Some)
+        } else {
+            Some(None)
+        };
+        Some(Model {
+            embedding: embedding?,
+            layers: layers?,
+            head: head?,
+            norm: norm?,
+            output: output?,
+            mtp: mtp?,
+            streams: config.hc_mult,
+        })
+    }
+
+    fn mtp(&mut self, prefix: &str, config: &MtpLayerConfig) -> Option<MtpLayer> {
+        let connection = &config.block.hyper_connection;
+        let (d, epsilon) = (connection.d_model, config.block.norm_epsilon);
+        let embedding_norm = self.norm(&format!("{prefix}enorm"), d, epsilon);
+        let embedding_projection = self.linear(&format!("{prefix}e_proj"), d, d);
+        let stream_norm = self.norm(&format!("{prefix}hnorm"), d, epsilon);
+        let stream_projection = self.linear(&format!("{prefix}h_proj"), d, d);
+        let block = self.block(prefix, &config.block);
+        let head = self.hyper_head(prefix, connection);
+        let norm = self.norm(&format!("{prefix}norm"), d, epsilon);
+        Some(MtpLayer {
+            embedding_norm: embedding_norm?,
+            embedding_projection: embedding_projection?,
+            stream_norm: stream_norm?,
+            stream_projection: stream_projection?,
+            block: block?,
+            head: head?,
+            norm: norm?,
+        })
+    }
+
+    fn block(&mut self, prefix: &str, config: &BlockConfig) -> Option<Block> {
+        let connection = &config.hyper_connection;
+        let (d, epsilon) = (connection.d_model, config.norm_epsilon);
+        let attention_connection = self.connection(&format!("{prefix}hc_attn"), connection);
+        let attention_norm = self.norm(&format!("{prefix}attn_norm"), d, epsilon);
+        let attention = self.attention(&format!("{prefix}attn."), &config.attention);
+        let moe_connection = self.connection(&format!("{prefix}hc_ffn"), connection);
+        let moe_norm = self.norm(&format!("{prefix}ffn_norm"), d, epsilon);
+        let moe = self.moe(&format!("{prefix}ffn."), &config.moe);
+        Some(Block {
+            attention_connection: attention_connection?,
+            attention_norm: attention_norm?,
+            attention: attention?,
+            moe_connection: moe_connection?,
+            moe_norm: moe_norm?,
+            moe: moe?,
+        })
+    }
+
+    fn connection(
+        &mut self,
+        prefix: &str,
+        config: &HyperConnectionConfig,
+    ) -> Option<HyperConnection> {
+        let n = config.streams;
+        let outputs = (2 + n) * n;
+        let f32 = FloatDType::F32;
+        let function = self.dense(
+            &format!("{prefix}_fn"),
+            [outputs, n * config.d_model],
+            f32,
+        );
+        let base = self.dense(&format!("{prefix}_base"), [outputs], f32);
+        let scale = self.tensor::<1>(&format!("{prefix}_scale"), [3], f32);
+        let scale = scale.map(|scale| {
+            let parts = scale.split(1, 0).into_iter().zip([n, n, n * n]);
+            Tensor::cat(parts.map(|(part, times)| part.expand([times])).collect(), 0)
+        });
+        Some(HyperConnection {
+            function: function?,
+            base: base?,
+            scale: parameter(scale?),
+            sinkhorn_iterations: config.sinkhorn_iterations,
+            epsilon: config.epsilon,
+            norm_epsilon: config.norm_epsilon,
+        })
+    }
+
+    fn hyper_head(&mut self, prefix: &str, config: &HyperConnectionConfig) -> Option<HyperHead> {
+        let n = config.streams;
+        let f32 = FloatDType::F32;
+        let function = self.dense(
+            &format!("{prefix}hc_head_fn"),
+            [n, n * config.d_model],
+            f32,
+        );
+        let base = self.dense(&format!("{prefix}hc_head_base"), [n], f32);
+        let scale = self.dense(&format!("{prefix}hc_head_scale"), [1], f32);
+        Some(HyperHead {
+            function: function?,
+            base: base?,
+            scale: scale?,
+            epsilon: config.epsilon,
+            norm_epsilon: config.norm_epsilon,
+        })
+    }
+
+    fn attention(&mut self, prefix: &str, config: &AttentionConfig) -> Option<Attention> {
+        let AttentionConfig {
+            d_model,
+            heads,
+            head_dim,
+            rotated,
+            q_lora_rank,
+            o_groups,
+            o_lora_rank,
+            norm_epsilon,
+            ..
+        } = *config;
+        let group_width = heads / o_groups * head_dim;
+        let query_a = self.linear(&format!("{prefix}wq_a"), q_lora_rank, d_model);
+        let query_norm = self.norm(&format!("{prefix}q_norm"), q_lora_rank, norm_epsilon);
+        let query_b = self.linear(&format!("{prefix}wq_b"), heads * head_dim, q_lora_rank);
+        let key_value = self.linear(&format!("{prefix}wkv"), head_dim, d_model);
+        let key_value_norm = self.norm(&format!("{prefix}kv_norm"), head_dim, norm_epsilon);
+        let output_a = self.linear(&format!("{prefix}wo_a"), o_groups * o_lora_rank, group_width);
+        let output_b = self.linear(&format!("{prefix}wo_b"), d_model, o_groups * o_lora_rank);
+        let sinks = self.dense(&format!("{prefix}attn_sink"), [heads], FloatDType::F32);
+
+        let compressor = config.kind.ratio().map(|ratio| {
+            let overlap = matches!(config.kind, AttentionKind::CompressedSparse { .. });
+            let compressor = CompressorConfig::new(d_model, head_dim, rotated, ratio, overlap)
+                .with_norm_epsilon(norm_epsilon);
+            self.compressor(&format!("{prefix}compressor."), &compressor)
+        });
+        let indexer = match config.kind {
+            AttentionKind::CompressedSparse { ratio } => {
+                Some(self.indexer(&format!("{prefix}indexer."), config, ratio))
+            }
+            _ => None,
+        };
+        Some(Attention {
+            query_a: query_a?,
+            query_norm: query_norm?,
+            query_b: query_b?,
+            key_value: key_value?,
+            key_value_norm: key_value_norm?,
+            output_a: output_a?,
+            output_b: output_b?,
+            sinks: sinks?,
+            compressor: all_or_nothing(compressor)?,
+            indexer: all_or_nothing(indexer)?,
+            heads,
+            head_dim,
+            rotated,
+            o_groups,
+            o_lora_rank,
+            norm_epsilon,
+            quantized_cache: self.options.quantized_cache,
+        })
+    }
+
+    fn compressor(&mut self, prefix: &str, config: &CompressorConfig) -> Option<Compressor> {
+        let series = 1 + usize::from(config.overlap);
+        let width = series * config.width;
+        let f32 = FloatDType::F32;
+        let values = self.tensor(&format!("{prefix}wkv.weight"), [width, config.d_model], f32);
+        let scores = self.tensor(
+            &format!("{prefix}wgate.weight"),
+            [width, config.d_model],
+            f32,
+        );
+        let bias = self.tensor::<2>(&format!("{prefix}ape"), [config.ratio, width], f32);
+        let norm = self.norm(&format!("{prefix}norm"), config.width, config.norm_epsilon);
+        let bias = bias.map(|bias| Tensor::cat(vec![bias.zeros_like(), bias], 1));
+        Some(Compressor {
+            projection: parameter(Tensor::<2>::cat(vec![values?, scores?], 0)),
+            position_bias: parameter(bias?),
+            norm: norm?,
+            rotated: config.rotated,
+            ratio: config.ratio,
+            overlap: config.overlap,
+        })
+    }
+
+    fn indexer(
+        &mut self,
+        prefix: &str,
+        config: &AttentionConfig,
+        ratio: usize,
+    ) -> Option<Indexer> {
+        let (heads, width) = (config.index_heads, config.index_head_dim);
+        let query = self.linear(&format!("{prefix}wq_b"), heads * width, config.q_lora_rank);
+        let head_weights = self.dense(
+            &format!("{prefix}weights_proj.weight"),
+            [heads, config.d_model],
+            self.options.dtype,
+        );
+        let compressor =
+            CompressorConfig::new(config.d_model, width, config.rotated, ratio, true)
+                .with_norm_epsilon(config.norm_epsilon);
+        let compressor = self.compressor(&format!("{prefix}compressor."), &compressor);
+        Some(Indexer {
+            query: query?,
+            head_weights: head_weights?,
+            compressor: compressor?,
+            heads,
+            width,
+            top_k: config.index_top_k,
+        })
+    }
+
+    fn moe(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<MoeLayer> {
+        let MoeLayerConfig {
+            d_model,
+            d_expert,
+            experts,
+            ..
+        } = *config;
+        let router = self.router(&format!("{prefix}gate."), config);
+        let stack = format!("{prefix}experts");
+        let gate_up = self
+            .loader
+            .experts_gate_up(&stack, experts, d_expert, d_model);
+        let gate_up = gate_up.map(|host| self.expert_stack(host));
+        let down = self.loader.experts_down(&stack, experts, d_model, d_expert);
+        let down = down.map(|host| self.expert_stack(host));
+        let shared = self.shared(&format!("{prefix}shared_experts."), config);
+        Some(MoeLayer {
+            router: router?,
+            gate_up: gate_up?,
+            down: down?,
+            shared: shared?,
+            swiglu_limit: config.swiglu_limit.unwrap_or(f64::INFINITY),
+        })
+    }
+
+    fn router(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<Router> {
+        let f32 = FloatDType::F32;
+        let k = config.experts_per_token;
+        let gate = self.dense(
+            &format!("{prefix}weight"),
+            [config.experts, config.d_model],
+            f32,
+        );
+        let selection = match config.hash_vocabulary {
+            Some(vocabulary) => {
+                let table =
+                    self.loader
+                        .ids(&format!("{prefix}tid2eid"), &[vocabulary, k], config.experts);
+                table.map(|table| {
+                    let table = TensorData::new(table, [vocabulary, k]);
+                    Selection::Hash(HashSelection {
+                        table: int_parameter(Tensor::from_data(table, self.device)),
+                    })
+                })
+            }
+            None => {
+                let bias = self.dense(&format!("{prefix}bias"), [config.experts], f32);
+                bias.map(|bias| Selection::Score(ScoreSelection { bias }))
+            }
+        };
+        Some(Router {
+            gate: gate?,
+            selection: selection?,
+            experts_per_token: k,
+            scale: config.scale,
+        })
+    }
+
+    fn shared(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<SharedExpert> {
+        let (d, inner) = (config.d_model, config.d_expert * config.shared_experts);
+        let gate = self.linear(&format!("{prefix}w1"), inner, d);
+        let up = self.linear(&format!("{prefix}w3"), inner, d);
+        let down = self.linear(&format!("{prefix}w2"), d, inner);
+        Some(SharedExpert {
+            gate: gate?,
+            up: up?,
+            down: down?,
+            swiglu_limit: config.swiglu_limit.unwrap_or(f64::INFINITY),
+        })
+    }
+
+    fn norm(&mut self, prefix: &str, width: usize, epsilon: f64) -> Option<RmsNorm> {
+        let weight = self.dense(&format!("{prefix}.weight"), [width], FloatDType::F32)?;
+        Some(RmsNorm { weight, epsilon })
+    }
+
+    fn dense<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        dtype: FloatDType,
+    ) -> Option<Param<Tensor<D>>> {
+        self.tensor(name, shape, dtype).map(parameter)
+    }
+
+    fn tensor<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        dtype: FloatDType,
+    ) -> Option<Tensor<D>> {
+        let data = self.loader.dense(name, &shape)?;
+        Some(self.float_tensor(data, dtype))
+    }
+
+    fn linear(&mut self, prefix: &str, out: usize, inp: usize) -> Option<PackedLinear> {
+        let host = self.loader.linear(prefix, out, inp)?;
+        let linear = PackedLinear {
+            weight: match host {
+                HostLinear::Dense(data) => {
+                    LinearWeight::Dense(parameter(self.float_tensor(data, self.options.dtype)))
+                }
+                HostLinear::Fp8 {
+                    shape: [out, inp],
+                    words,
+                    scales,
+                } => LinearWeight::Fp8(self.fp8([1, out, inp], 1, words, scales)),
+                HostLinear::Fp4 {
+                    shape: [out, inp],
+                    words,
+                    scales,
+                } => LinearWeight::Fp4(self.fp4([1, out, inp], words, scales)),
+            },
+        };
+        if !self.options.expand {
+            return Some(linear);
+        }
+        Some(PackedLinear {
+            weight: LinearWeight::Dense(parameter(linear.dense(self.options.dtype))),
+        })
+    }
+
+    fn expert_stack(&self, host: HostExperts) -> ExpertStack {
+        let stack = ExpertStack {
+            weight: match host {
+                HostExperts::Dense(data) => {
+                    ExpertWeight::Dense(parameter(self.float_tensor(data, self.options.dtype)))
+                }
+                HostExperts::Fp8 {
+                    shape,
+                    parts,
+                    words,
+                    scales,
+                } => ExpertWeight::Fp8(self.fp8(shape, parts, words, scales)),
+                HostExperts::Fp4 {
+                    shape,
+                    words,
+                    scales,
+                } => ExpertWeight::Fp4(self.fp4(shape, words, scales)),
+            },
+        };
+        if !self.options.expand {
+            return stack;
+        }
+        ExpertStack {
+            weight: ExpertWeight::Dense(parameter(stack.dense(self.options.dtype))),
+        }
+    }
+
+    fn fp8(
+        &self,
+        [matrices, out, inp]: [usize; 3],
+        parts: usize,
+        words: Vec<u32>,
+        scales: Vec<f32>,
+    ) -> Fp8Weight {
+        let words = TensorData::new(words, [matrices, out, inp.div_ceil(4)]);
+        let blocks = parts * (out / parts).div_ceil(128);
+        let scales = TensorData::new(scales, [matrices, blocks, inp.div_ceil(128)]);
+        Fp8Weight {
+            words: self.words(words),
+            scales: parameter(self.float_tensor(scales, FloatDType::F32)),
+            parts,
+            columns: inp,
+        }
+    }
+
+    fn fp4(
+        &self,
+        [matrices, out, inp]: [usize; 3],
+        words: Vec<u32>,
+        scales: Vec<u32>,
+    ) -> Fp4Weight {
+        let words = TensorData::new(words, [matrices, out, inp.div_ceil(8)]);
+        let scale_words = (out * inp.div_ceil(32)).div_ceil(4);
+        Fp4Weight {
+            words: self.words(words),
+            scales: self.words(TensorData::new(scales, [matrices, scale_words])),
+            columns: inp,
+        }
+    }
+
+    fn words<const D: usize>(&self, data: TensorData) -> Param<Tensor<D, Int>> {
+        int_parameter(Tensor::from_data(data, (self.device, DType::U32)))
+    }
+
+    fn float_tensor<const D: usize>(&self, data: TensorData, dtype: FloatDType) -> Tensor<D> {
+        Tensor::from_data(data, (self.device, dtype.into()))
+    }
+}
+
+fn parameter<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
+    Param::initialized(ParamId::new(), tensor)
+}
+
+fn int_parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
+    Param::initialized(ParamId::new(), tensor)
+}
+
+/// An optional part: absent, complete, or (`None`) wanted and not loadable.
+fn all_or_nothing<T>(part: Option<Option<T>>) -> Option<Option<T>> {
+    match part {
+        None => Some(None),
+        Some(part) => part.map(Some),
+    }
+}

@@ -1,0 +1,153 @@
+//! Hyper-connections around a sub-layer, and the head that collapses the streams at the end of a model.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_ds4_ops::hyper_connection::{self as ops, Coefficients, Sinkhorn};
+
+use crate::linear::random;
+use crate::trace::Trace;
+
+/// Configuration of [`HyperConnection`] and [`HyperHead`].
+#[derive(Config, Debug)]
+pub struct HyperConnectionConfig {
+    /// Width of a stream.
+    pub d_model: usize,
+    /// Number of streams.
+    #[config(default = 4)]
+    pub streams: usize,
+    /// Sinkhorn iterations of the mixing matrix.
+    #[config(default = 20)]
+    pub sinkhorn_iterations: usize,
+    /// Epsilon of gates and mixing matrix.
+    #[config(default = 1e-6)]
+    pub epsilon: f64,
+    /// Epsilon of the RMS norm over all streams.
+    #[config(default = 1e-6)]
+    pub norm_epsilon: f64,
+}
+
+impl HyperConnectionConfig {
+    /// Initializes the connection of one sub-layer.
+    pub fn init(&self, device: &Device) -> HyperConnection {
+        let outputs = (2 + self.streams) * self.streams;
+        HyperConnection {
+            function: random([outputs, self.streams * self.d_model], device),
+            base: Param::from_tensor(Tensor::zeros([outputs], device)),
+            scale: Param::from_tensor(Tensor::ones([outputs], device)),
+            sinkhorn_iterations: self.sinkhorn_iterations,
+            epsilon: self.epsilon,
+            norm_epsilon: self.norm_epsilon,
+        }
+    }
+
+    /// Initializes the head at the end of a model.
+    pub fn init_head(&self, device: &Device) -> HyperHead {
+        HyperHead {
+            function: random([self.streams, self.streams * self.d_model], device),
+            base: Param::from_tensor(Tensor::zeros([self.streams], device)),
+            scale: Param::from_tensor(Tensor::ones([1], device)),
+            epsilon: self.epsilon,
+            norm_epsilon: self.norm_epsilon,
+        }
+    }
+}
+
+/// Collapses the streams before a sub-layer and spreads its output after it. All coefficients are computed in f32.
+#[derive(Module, Debug)]
+pub struct HyperConnection {
+    /// Projection of all streams to the coefficients: f32 `[(2 + n)·n, n·d]`.
+    pub function: Param<Tensor<2>>,
+    /// Offset of each coefficient: f32 `[(2 + n)·n]`.
+    pub base: Param<Tensor<1>>,
+    /// Scale of each coefficient: f32 `[(2 + n)·n]` (the three released scales, repeated n, n and n·n times).
+    pub scale: Param<Tensor<1>>,
+    /// Sinkhorn iterations of the mixing matrix.
+    pub sinkhorn_iterations: usize,
+    /// Epsilon of gates and mixing matrix.
+    pub epsilon: f64,
+    /// Epsilon of the RMS norm over all streams.
+    pub norm_epsilon: f64,
+}
+
+impl HyperConnection {
+    /// Runs `layer` on the collapsed streams and mixes its output back.
+    ///
+    /// # Shapes
+    ///
+    /// - `streams` and result: `[batch, positions, n, d]`
+    /// - input and output of `layer`: `[batch, positions, d]`
+    pub fn forward(
+        &self,
+        streams: Tensor<4>,
+        trace: &Trace,
+        layer: impl FnOnce(Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<4> {
+        let [batch, positions, n, d] = streams.dims();
+        let tokens = batch * positions;
+        let dtype = streams.dtype();
+        let streams = streams.reshape([tokens, n, d]).cast(FloatDType::F32);
+
+        let coefficients = self.coefficients(streams.clone());
+        let input = ops::collapse(streams.clone(), coefficients.pre.clone())
+            .cast(dtype)
+            .reshape([batch, positions, d]);
+        trace.record("post", &coefficients.post);
+        trace.record("comb", &coefficients.comb);
+        trace.record("collapsed", &input);
+
+        let output = layer(input).reshape([tokens, d]).cast(FloatDType::F32);
+        ops::expand(output, streams, coefficients)
+            .cast(dtype)
+            .reshape([batch, positions, n, d])
+    }
+
+    fn coefficients(&self, streams: Tensor<3>) -> Coefficients {
+        ops::coefficients(
+            streams,
+            self.function.val(),
+            self.base.val(),
+            self.scale.val(),
+            Sinkhorn {
+                iterations: self.sinkhorn_iterations,
+                epsilon: self.epsilon,
+                norm_epsilon: self.norm_epsilon,
+            },
+        )
+    }
+}
+
+/// Collapses the streams into one vector per position.
+#[derive(Module, Debug)]
+pub struct HyperHead {
+    /// Projection of all streams to their gates: f32 `[n, n·d]`.
+    pub function: Param<Tensor<2>>,
+    /// Offset of each gate: f32 `[n]`.
+    pub base: Param<Tensor<1>>,
+    /// Scale of all gates: f32 `[1]`.
+    pub scale: Param<Tensor<1>>,
+    /// Epsilon of the gates.
+    pub epsilon: f64,
+    /// Epsilon of the RMS norm over all streams.
+    pub norm_epsilon: f64,
+}
+
+impl HyperHead {
+    /// Collapses `streams` `[batch, positions, n, d]` to `[batch, positions, d]`.
+    pub fn forward(&self, streams: Tensor<4>) -> Tensor<3> {
+        let [batch, positions, n, d] = streams.dims();
+        let dtype = streams.dtype();
+        ops::head(
+            streams
+                .reshape([batch * positions, n, d])
+                .cast(FloatDType::F32),
+            self.function.val(),
+            self.base.val(),
+            self.scale.val(),
+            self.epsilon,
+            self.norm_epsilon,
+        )
+        .cast(dtype)
+        .reshape([batch, positions, d])
+    }
+}

@@ -1,0 +1,260 @@
+//! The whole model.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+
+use crate::attention::AttentionConfig;
+use crate::block::{Block, BlockConfig};
+use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
+use crate::config::{AttentionKind, ModelConfig};
+use crate::hyper_connection::{HyperConnectionConfig, HyperHead};
+use crate::linear::random;
+use crate::moe::MoeLayerConfig;
+use crate::mtp::{MtpLayer, MtpLayerConfig};
+use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::trace::Trace;
+
+impl ModelConfig {
+    /// Configuration of a trunk layer.
+    ///
+    /// # Panics
+    ///
+    /// If `layer` is not smaller than the number of layers.
+    pub fn block(&self, layer: usize) -> BlockConfig {
+        let hash = layer < self.num_hash_layers;
+        self.block_of(self.layers[layer], hash.then_some(self.vocab_size))
+    }
+
+    /// Configuration of the MTP layer.
+    pub fn mtp(&self) -> MtpLayerConfig {
+        MtpLayerConfig::new(self.block_of(AttentionKind::Window, None))
+    }
+
+    /// Configuration of every hyper-connection.
+    pub fn hyper_connection(&self) -> HyperConnectionConfig {
+        HyperConnectionConfig::new(self.hidden_size)
+            .with_streams(self.hc_mult)
+            .with_sinkhorn_iterations(self.hc_sinkhorn_iters)
+            .with_epsilon(self.hc_eps)
+            .with_norm_epsilon(self.rms_norm_eps)
+    }
+
+    fn block_of(&self, kind: AttentionKind, hash_vocabulary: Option<usize>) -> BlockConfig {
+        let attention = AttentionConfig::new(
+            self.hidden_size,
+            self.num_attention_heads,
+            self.head_dim,
+            self.rope_head_dim,
+            self.q_lora_rank,
+            self.o_groups,
+            self.o_lora_rank,
+            kind,
+        )
+        .with_index_heads(self.index_n_heads)
+        .with_index_head_dim(self.index_head_dim)
+        .with_index_top_k(self.index_topk)
+        .with_norm_epsilon(self.rms_norm_eps);
+        let moe = MoeLayerConfig::new(
+            self.hidden_size,
+            self.moe_intermediate_size,
+            self.n_routed_experts,
+            self.num_experts_per_tok,
+        )
+        .with_shared_experts(self.n_shared_experts)
+        .with_scale(self.routed_scaling_factor)
+        .with_swiglu_limit(self.swiglu_limit)
+        .with_hash_vocabulary(hash_vocabulary);
+        BlockConfig::new(attention, moe, self.hyper_connection())
+            .with_norm_epsilon(self.rms_norm_eps)
+    }
+
+    /// Initializes a model with random weights.
+    pub fn init(&self, device: &Device) -> Model {
+        Model {
+            embedding: random([self.vocab_size, self.hidden_size], device),
+            layers: (0..self.layers.len())
+                .map(|layer| self.block(layer).init(device))
+                .collect(),
+            head: self.hyper_connection().init_head(device),
+            norm: RmsNormConfig::new(self.hidden_size)
+                .with_epsilon(self.rms_norm_eps)
+                .init(device),
+            output: random([self.vocab_size, self.hidden_size], device),
+            mtp: (self.num_mtp_layers > 0).then(|| self.mtp().init(device)),
+            streams: self.hc_mult,
+        }
+    }
+}
+
+/// A DeepSeek-V4 model: the trunk and, where there is one, the MTP layer.
+#[derive(Module, Debug)]
+pub struct Model {
+    /// Token embeddings: `[vocabulary, d_model]`.
+    pub embedding: Param<Tensor<2>>,
+    /// The trunk's blocks.
+    pub layers: Vec<Block>,
+    /// Collapses the streams after the last block.
+    pub head: HyperHead,
+    /// Norm before the output matrix.
+    pub norm: RmsNorm,
+    /// Output matrix: `[vocabulary, d_model]`.
+    pub output: Param<Tensor<2>>,
+    /// The multi-token-prediction layer.
+    pub mtp: Option<MtpLayer>,
+    /// Number of residual streams.
+    pub streams: usize,
+}
+
+impl Model {
+    /// Makes an empty cache for the trunk, its rows in the dtype of the model's activations.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::new`].
+    pub fn new_cache(&self, config: &ModelConfig, options: CacheConfig) -> Result<Cache, CacheError> {
+        self.cache_of(CacheLayout::trunk(config), options)
+    }
+
+    /// Makes an empty cache for the MTP layer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::new`].
+    pub fn new_mtp_cache(
+        &self,
+        config: &ModelConfig,
+        options: CacheConfig,
+    ) -> Result<Cache, CacheError> {
+        self.cache_of(CacheLayout::mtp(config), options)
+    }
+
+    fn cache_of(&self, layout: CacheLayout, options: CacheConfig) -> Result<Cache, CacheError> {
+        let embedding = self.embedding.val();
+        let options = CacheConfig {
+            dtype: embedding.dtype().into(),
+            ..options
+        };
+        Cache::new(layout, options, &embedding.device())
+    }
+
+    /// Runs the trunk over new tokens of every sequence, and returns the logits at each: f32 `[batch, positions, vocabulary]`.
+    ///
+    /// # Arguments
+    ///
+    /// * `token_ids` - `[batch, positions]`; ids outside the vocabulary are read as the nearest id inside it.
+    /// * `cache` - what came before; the new positions are added to it.
+    ///
+    /// # Errors
+    ///
+    /// If the batch is not that of the cache, or the cache [cannot take](Cache::begin) the new positions.
+    pub fn forward(&self, token_ids: Tensor<2, Int>, cache: &mut Cache) -> Result<Tensor<3>, CacheError> {
+        let streams = self.forward_streams(token_ids, cache, &Trace::off())?;
+        Ok(self.logits(streams))
+    }
+
+    /// Runs the trunk like [`forward`](Self::forward), and returns the streams before the head: `[batch, positions, n, d_model]`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn forward_streams(
+        &self,
+        token_ids: Tensor<2, Int>,
+        cache: &mut Cache,
+        trace: &Trace,
+    ) -> Result<Tensor<4>, CacheError> {
+        let [batch, positions] = token_ids.dims();
+        check_batch("token_ids", batch, cache)?;
+        let step = cache.begin(positions)?;
+        let token_ids = self.in_vocabulary(token_ids);
+        let embedded = self.embed(token_ids.clone());
+        let [_, _, d_model] = embedded.dims();
+        let mut streams = embedded
+            .unsqueeze_dim::<4>(2)
+            .expand([batch, positions, self.streams, d_model]);
+        for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
+            let trace = trace.scope(&format!("layer{index}"));
+            streams = layer.forward(streams, token_ids.clone(), &step, cache, &trace);
+        }
+        cache.commit(step);
+        Ok(streams)
+    }
+
+    /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32 `[batch, positions, vocabulary]`.
+    pub fn logits(&self, streams: Tensor<4>) -> Tensor<3> {
+        self.project(self.norm.forward(self.head.forward(streams)))
+    }
+
+    /// Runs the MTP layer over new positions of every sequence, and returns its streams.
+    ///
+    /// # Arguments
+    ///
+    /// * `streams` - `[batch, positions, n, d_model]`: the trunk's at these positions or, to draft further, the MTP layer's own.
+    /// * `next_ids` - `[batch, positions]`: the token after each position.
+    /// * `cache` - a cache of the MTP layer, as long as the positions before.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    ///
+    /// # Panics
+    ///
+    /// If the model has no MTP layer.
+    pub fn forward_mtp(
+        &self,
+        streams: Tensor<4>,
+        next_ids: Tensor<2, Int>,
+        cache: &mut Cache,
+        trace: &Trace,
+    ) -> Result<Tensor<4>, CacheError> {
+        let mtp = self.mtp.as_ref().expect("the model has no MTP layer");
+        let [batch, positions] = next_ids.dims();
+        check_batch("next_ids", batch, cache)?;
+        let step = cache.begin(positions)?;
+        let next_ids = self.in_vocabulary(next_ids);
+        let embedded = self.embed(next_ids.clone());
+        let layer = &mut cache.layers_mut()[0];
+        let streams = mtp.forward(streams, embedded, next_ids, &step, layer, &trace.scope("mtp"));
+        cache.commit(step);
+        Ok(streams)
+    }
+
+    /// The MTP layer's logits at its streams: row t predicts the token at t + 2; f32 `[batch, positions, vocabulary]`.
+    ///
+    /// # Panics
+    ///
+    /// If the model has no MTP layer.
+    pub fn mtp_logits(&self, streams: Tensor<4>) -> Tensor<3> {
+        let mtp = self.mtp.as_ref().expect("the model has no MTP layer");
+        self.project(mtp.hidden(streams))
+    }
+
+    fn in_vocabulary(&self, token_ids: Tensor<2, Int>) -> Tensor<2, Int> {
+        let [vocabulary, _] = self.embedding.dims();
+        token_ids.clamp(0, vocabulary as i64 - 1)
+    }
+
+    fn embed(&self, token_ids: Tensor<2, Int>) -> Tensor<3> {
+        let [batch, positions] = token_ids.dims();
+        let embedded = self.embedding.val().select(0, token_ids.reshape([batch * positions]));
+        let [_, d_model] = embedded.dims();
+        embedded.reshape([batch, positions, d_model])
+    }
+
+    fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
+        let output = self.output.val();
+        burn::tensor::module::linear(hidden.cast(output.dtype()), output.transpose(), None)
+            .cast(FloatDType::F32)
+    }
+}
+
+fn check_batch(argument: &'static str, actual: usize, cache: &Cache) -> Result<(), CacheError> {
+    if actual == cache.batch() {
+        return Ok(());
+    }
+    Err(CacheError::BatchMismatch {
+        argument,
+        expected: cache.batch(),
+        actual,
+    })
+}

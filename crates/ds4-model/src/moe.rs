@@ -1,0 +1,168 @@
+//! The mixture-of-experts layer: a router, routed experts and shared experts.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_ds4_ops::moe as ops;
+
+use crate::linear::{ExpertStack, ExpertWeight, PackedLinear, PackedLinearConfig, random};
+use crate::router::{Router, RouterConfig, Routing};
+use crate::trace::Trace;
+
+/// Configuration of [`MoeLayer`].
+#[derive(Config, Debug)]
+pub struct MoeLayerConfig {
+    /// Width of a token.
+    pub d_model: usize,
+    /// Inner width of a routed expert.
+    pub d_expert: usize,
+    /// Number of routed experts.
+    pub experts: usize,
+    /// Routed experts per token.
+    pub experts_per_token: usize,
+    /// Number of shared experts.
+    #[config(default = 1)]
+    pub shared_experts: usize,
+    /// Sum of a token's routing weights.
+    #[config(default = 1.0)]
+    pub scale: f64,
+    /// Clamp of the SwiGLU inputs.
+    #[config(default = "Some(10.0)")]
+    pub swiglu_limit: Option<f64>,
+    /// Vocabulary of a hash router; `None` for a score router.
+    pub hash_vocabulary: Option<usize>,
+}
+
+impl MoeLayerConfig {
+    /// Initializes the layer with random weights.
+    ///
+    /// # Panics
+    ///
+    /// If `experts_per_token` is 0 or larger than `experts`.
+    pub fn init(&self, device: &Device) -> MoeLayer {
+        let router = RouterConfig::new(self.d_model, self.experts, self.experts_per_token)
+            .with_scale(self.scale);
+        let (d, inner) = (self.d_model, self.d_expert);
+        let shared = inner * self.shared_experts;
+        MoeLayer {
+            router: match self.hash_vocabulary {
+                Some(vocabulary) => router.init_hash(vocabulary, device),
+                None => router.init_score(device),
+            },
+            gate_up: ExpertStack {
+                weight: ExpertWeight::Dense(random([self.experts, 2 * inner, d], device)),
+            },
+            down: ExpertStack {
+                weight: ExpertWeight::Dense(random([self.experts, d, inner], device)),
+            },
+            shared: SharedExpertConfig::new(d, shared)
+                .with_swiglu_limit(self.swiglu_limit)
+                .init(device),
+            swiglu_limit: self.swiglu_limit.unwrap_or(f64::INFINITY),
+        }
+    }
+}
+
+/// `Σ_k weight_k · expert_k(x) + shared(x)`.
+#[derive(Module, Debug)]
+pub struct MoeLayer {
+    /// The router.
+    pub router: Router,
+    /// Gate and up matrices of the routed experts: `[experts, 2·d_expert, d_model]`, the gate's rows first.
+    pub gate_up: ExpertStack,
+    /// Down matrices of the routed experts: `[experts, d_model, d_expert]`.
+    pub down: ExpertStack,
+    /// The shared experts.
+    pub shared: SharedExpert,
+    /// Clamp of the SwiGLU inputs; infinite for none.
+    pub swiglu_limit: f64,
+}
+
+impl MoeLayer {
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    ///
+    /// - `x`: `[batch, positions, d_model]`
+    /// - `token_ids`: `[batch, positions]`, used by a hash router
+    /// - output: like `x`
+    pub fn forward(&self, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Tensor<3> {
+        self.forward_traced(x, token_ids, &Trace::off())
+    }
+
+    pub(crate) fn forward_traced(
+        &self,
+        x: Tensor<3>,
+        token_ids: Tensor<2, Int>,
+        trace: &Trace,
+    ) -> Tensor<3> {
+        let [batch, positions, d] = x.dims();
+        let tokens = batch * positions;
+        let dtype = x.dtype();
+        let x = x.reshape([tokens, d]);
+        let Routing { weights, ids } = self.router.forward(
+            x.clone(),
+            token_ids.reshape([tokens]),
+            &trace.scope("router"),
+        );
+        let limit = finite(self.swiglu_limit);
+        let routed = ops::expert_ffn(x.clone(), ids, weights, &self.gate_up, &self.down, limit);
+        let shared = self.shared.forward(x);
+        trace.record("shared", &shared);
+        let output = (routed + shared.cast(FloatDType::F32)).cast(dtype);
+        trace.record("output", &output);
+        output.reshape([batch, positions, d])
+    }
+}
+
+fn finite(limit: f64) -> Option<f64> {
+    limit.is_finite().then_some(limit)
+}
+
+/// Configuration of [`SharedExpert`].
+#[derive(Config, Debug)]
+pub struct SharedExpertConfig {
+    /// Width of a token.
+    pub d_model: usize,
+    /// Inner width.
+    pub d_inner: usize,
+    /// Clamp of the SwiGLU inputs.
+    #[config(default = "Some(10.0)")]
+    pub swiglu_limit: Option<f64>,
+}
+
+impl SharedExpertConfig {
+    /// Initializes the expert with random weights.
+    pub fn init(&self, device: &Device) -> SharedExpert {
+        SharedExpert {
+            gate: PackedLinearConfig::new(self.d_model, self.d_inner).init(device),
+            up: PackedLinearConfig::new(self.d_model, self.d_inner).init(device),
+            down: PackedLinearConfig::new(self.d_inner, self.d_model).init(device),
+            swiglu_limit: self.swiglu_limit.unwrap_or(f64::INFINITY),
+        }
+    }
+}
+
+/// An expert that every token passes through: clamped SwiGLU, like the routed ones.
+#[derive(Module, Debug)]
+pub struct SharedExpert {
+    /// `w1`: `[d_inner, d_model]`.
+    pub gate: PackedLinear,
+    /// `w3`: `[d_inner, d_model]`.
+    pub up: PackedLinear,
+    /// `w2`: `[d_model, d_inner]`.
+    pub down: PackedLinear,
+    /// Clamp of the SwiGLU inputs; infinite for none.
+    pub swiglu_limit: f64,
+}
+
+impl SharedExpert {
+    /// Applies the expert to `x` (`[tokens, d_model]`).
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let dtype = x.dtype();
+        let gate = self.gate.forward(x.clone()).cast(FloatDType::F32);
+        let up = self.up.forward(x).cast(FloatDType::F32);
+        let hidden = ops::swiglu(gate, up, finite(self.swiglu_limit));
+        self.down.forward(hidden.cast(dtype))
+    }
+}

@@ -1,0 +1,94 @@
+//! Multi-token prediction: one more block that predicts the token after the next.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::block::{Block, BlockConfig};
+use crate::cache::{LayerCache, Step};
+use crate::hyper_connection::HyperHead;
+use crate::linear::{PackedLinear, PackedLinearConfig};
+use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::trace::Trace;
+
+/// Configuration of [`MtpLayer`].
+#[derive(Config, Debug)]
+pub struct MtpLayerConfig {
+    /// The block; its attention has a sliding window only.
+    pub block: BlockConfig,
+}
+
+impl MtpLayerConfig {
+    /// Initializes the layer with random weights.
+    pub fn init(&self, device: &Device) -> MtpLayer {
+        let d_model = self.block.hyper_connection.d_model;
+        let linear = || PackedLinearConfig::new(d_model, d_model).init(device);
+        let norm = || {
+            RmsNormConfig::new(d_model)
+                .with_epsilon(self.block.norm_epsilon)
+                .init(device)
+        };
+        MtpLayer {
+            embedding_norm: norm(),
+            embedding_projection: linear(),
+            stream_norm: norm(),
+            stream_projection: linear(),
+            block: self.block.init(device),
+            head: self.block.hyper_connection.init_head(device),
+            norm: norm(),
+        }
+    }
+}
+
+/// The multi-token-prediction layer. Embedding and output matrix are the trunk's.
+#[derive(Module, Debug)]
+pub struct MtpLayer {
+    /// Norm of the next token's embedding.
+    pub embedding_norm: RmsNorm,
+    /// Projection of the next token's embedding: `[d_model, d_model]`.
+    pub embedding_projection: PackedLinear,
+    /// Norm of each stream.
+    pub stream_norm: RmsNorm,
+    /// Projection of each stream: `[d_model, d_model]`.
+    pub stream_projection: PackedLinear,
+    /// The block.
+    pub block: Block,
+    /// Collapses the block's streams.
+    pub head: HyperHead,
+    /// Norm before the output matrix.
+    pub norm: RmsNorm,
+}
+
+impl MtpLayer {
+    /// Computes the layer's streams at the new positions of `step`.
+    ///
+    /// # Shapes
+    ///
+    /// - `streams`: `[batch, positions, n, d_model]`, the trunk's before its head (or this layer's own, to draft further)
+    /// - `embedded`: `[batch, positions, d_model]`, embeddings of the token after each position
+    /// - `token_ids`: `[batch, positions]`, the ids of these tokens
+    /// - output: like `streams`
+    pub fn forward(
+        &self,
+        streams: Tensor<4>,
+        embedded: Tensor<3>,
+        token_ids: Tensor<2, Int>,
+        step: &Step,
+        cache: &mut LayerCache,
+        trace: &Trace,
+    ) -> Tensor<4> {
+        let embedded = self
+            .embedding_projection
+            .forward(self.embedding_norm.forward(embedded));
+        let streams = self
+            .stream_projection
+            .forward(self.stream_norm.forward(streams));
+        let streams = streams + embedded.unsqueeze_dim::<4>(2);
+        self.block.forward(streams, token_ids, step, cache, trace)
+    }
+
+    /// Collapses and normalises the layer's streams: what the output matrix takes, `[batch, positions, d_model]`.
+    pub fn hidden(&self, streams: Tensor<4>) -> Tensor<3> {
+        self.norm.forward(self.head.forward(streams))
+    }
+}

@@ -1,0 +1,52 @@
+//! RMS normalisation, computed in f32 and rounded once.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Tensor};
+
+/// Configuration of [`RmsNorm`].
+#[derive(Config, Debug)]
+pub struct RmsNormConfig {
+    /// Number of channels.
+    pub d_model: usize,
+    /// Added to the mean square.
+    #[config(default = 1e-6)]
+    pub epsilon: f64,
+}
+
+impl RmsNormConfig {
+    /// Initializes the norm with unit weights.
+    pub fn init(&self, device: &Device) -> RmsNorm {
+        RmsNorm {
+            weight: Param::from_tensor(Tensor::ones([self.d_model], device)),
+            epsilon: self.epsilon,
+        }
+    }
+}
+
+/// `weight · x / sqrt(mean(x²) + epsilon)` over the last dimension.
+///
+/// Unlike `burn::nn::RmsNorm` it keeps the quotient in f32 until the weight is applied: what the released model does, and visible
+/// in bf16.
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// Weight of each channel: `[d_model]`.
+    pub weight: Param<Tensor<1>>,
+    /// Added to the mean square.
+    pub epsilon: f64,
+}
+
+impl RmsNorm {
+    /// Normalises the last dimension of `x`; the result has the dtype of `x`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let dtype = x.dtype();
+        let weight = self.weight.val().cast(FloatDType::F32);
+        (normalize(x.cast(FloatDType::F32), self.epsilon) * weight.unsqueeze()).cast(dtype)
+    }
+}
+
+/// `x / sqrt(mean(x²) + epsilon)` over the last dimension, in the dtype of `x`.
+pub(crate) fn normalize<const D: usize>(x: Tensor<D>, epsilon: f64) -> Tensor<D> {
+    let rms = (x.clone().square().mean_dim(D - 1) + epsilon).sqrt();
+    x / rms
+}

@@ -1,0 +1,168 @@
+//! Rotary position embedding: frequencies, and tables of their angles.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use crate::config::YarnConfig;
+
+/// Parameters of one rotary embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RotaryConfig {
+    /// Number of rotated channels, twice the number of frequencies.
+    pub dim: usize,
+    /// Base of the geometric series of frequencies.
+    pub theta: f64,
+    /// Frequency scaling for long contexts.
+    pub yarn: Option<YarnConfig>,
+}
+
+impl RotaryConfig {
+    /// The frequencies in radians per position: `dim / 2` of them.
+    pub fn frequencies(&self) -> Vec<f32> {
+        let dim = self.dim as f64;
+        let plain = (0..self.dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / dim));
+        let Some(yarn) = self.yarn else {
+            return plain.map(|f| f as f32).collect();
+        };
+        let context = yarn.original_max_position_embeddings as f64;
+        let rotations_at = |rotations: f64| {
+            dim * (context / (rotations * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
+        };
+        let low = rotations_at(yarn.beta_fast).floor().max(0.0);
+        let mut high = rotations_at(yarn.beta_slow).ceil().min(dim - 1.0);
+        if low == high {
+            high += 0.001;
+        }
+        plain
+            .enumerate()
+            .map(|(i, f)| {
+                let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                (f * (1.0 - ramp) + f / yarn.factor * ramp) as f32
+            })
+            .collect()
+    }
+}
+
+/// Cosines and sines of all angles up to some position.
+///
+/// The angle is the f32 product of position and frequency, as in the released code: at long range its rounding is part of what
+/// the model was trained with.
+#[derive(Clone, Debug)]
+pub(crate) struct RotaryTable {
+    /// `[positions, dim]`: cosines of all frequencies, then sines.
+    angles: Tensor<2>,
+    /// `[1, 1, dim]`: -1 at even channels, +1 at odd ones.
+    signs: Tensor<3>,
+    frequencies: Vec<f32>,
+}
+
+impl RotaryTable {
+    pub(crate) fn new(config: &RotaryConfig, positions: usize, device: &Device) -> Self {
+        let frequencies = config.frequencies();
+        let signs: Vec<f32> = frequencies.iter().flat_map(|_| [-1.0, 1.0]).collect();
+        Self {
+            angles: angles(&frequencies, 0, positions, device),
+            signs: Tensor::from_data(
+                TensorData::new(signs, [1, 1, config.dim]),
+                (device, DType::F32),
+            ),
+            frequencies,
+        }
+    }
+
+    pub(crate) fn grow(&mut self, positions: usize) {
+        let known = self.angles.dims()[0];
+        if positions > known {
+            let device = self.angles.device();
+            let more = angles(&self.frequencies, known, positions, &device);
+            self.angles = Tensor::cat(vec![self.angles.clone(), more], 0);
+        }
+    }
+
+    /// The rotation at `positions` (`[batch, count]`), each below the table's size.
+    pub(crate) fn at(&self, positions: Tensor<2, Int>) -> Rotation {
+        let [batch, count] = positions.dims();
+        let pairs = self.frequencies.len();
+        let angles = self
+            .angles
+            .clone()
+            .select(0, positions.reshape([batch * count]))
+            .reshape([batch, count, 2, pairs, 1])
+            .expand([batch, count, 2, pairs, 2])
+            .reshape([batch, count, 2, 2 * pairs]);
+        let half = |half: usize| {
+            angles
+                .clone()
+                .slice([0..batch, 0..count, half..half + 1, 0..2 * pairs])
+                .squeeze_dim::<3>(2)
+        };
+        Rotation {
+            cos: half(0),
+            sin: half(1) * self.signs.clone(),
+        }
+    }
+}
+
+fn angles(frequencies: &[f32], from: usize, to: usize, device: &Device) -> Tensor<2> {
+    let pairs = frequencies.len();
+    let mut values = Vec::with_capacity((to - from) * 2 * pairs);
+    for position in from..to {
+        let angle = |f: &f32| f64::from(position as f32 * f);
+        values.extend(frequencies.iter().map(|f| angle(f).cos() as f32));
+        values.extend(frequencies.iter().map(|f| angle(f).sin() as f32));
+    }
+    Tensor::from_data(
+        TensorData::new(values, [to - from, 2 * pairs]),
+        (device, DType::F32),
+    )
+}
+
+/// A rotation per position, in the form [`burn_ds4_ops::attention::rotate`] takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Rotation {
+    cos: Tensor<3>,
+    sin: Tensor<3>,
+}
+
+impl Rotation {
+    /// Rotates the trailing channels of `x`: `[batch, count, heads, width]`.
+    pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
+        burn_ds4_ops::attention::rotate(x, self.cos.clone(), self.sin.clone())
+    }
+
+    /// Rotates back.
+    pub(crate) fn apply_inverse(&self, x: Tensor<4>) -> Tensor<4> {
+        burn_ds4_ops::attention::rotate(x, self.cos.clone(), self.sin.clone().neg())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yarn_keeps_fast_frequencies_and_divides_slow_ones() {
+        let config = RotaryConfig {
+            dim: 64,
+            theta: 160000.0,
+            yarn: Some(YarnConfig {
+                factor: 16.0,
+                original_max_position_embeddings: 65536,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+            }),
+        };
+        let plain = RotaryConfig {
+            yarn: None,
+            ..config.clone()
+        };
+        let (scaled, plain) = (config.frequencies(), plain.frequencies());
+        // The released parameters ramp from channel 15 to channel 25.
+        assert_eq!(scaled[..=15], plain[..=15]);
+        assert!(scaled[16] < plain[16]);
+        for i in 25..32 {
+            assert_eq!(scaled[i], plain[i] / 16.0);
+        }
+        let half = plain[20] * 0.5 + plain[20] / 16.0 * 0.5;
+        assert!((scaled[20] / half - 1.0).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,145 @@
+//! Routers: which experts a token goes to, and with what weight.
+
+use burn::config::Config;
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::router as ops;
+
+use crate::linear::random;
+use crate::trace::Trace;
+
+/// Configuration of [`Router`].
+#[derive(Config, Debug)]
+pub struct RouterConfig {
+    /// Width of a token.
+    pub d_model: usize,
+    /// Number of experts.
+    pub experts: usize,
+    /// Experts per token.
+    pub experts_per_token: usize,
+    /// Sum of a token's routing weights.
+    #[config(default = 1.0)]
+    pub scale: f64,
+}
+
+impl RouterConfig {
+    /// Initializes a router that chooses by score, with a zero selection bias.
+    ///
+    /// # Panics
+    ///
+    /// If `experts_per_token` is 0 or larger than `experts`.
+    pub fn init_score(&self, device: &Device) -> Router {
+        self.init(
+            Selection::Score(ScoreSelection {
+                bias: Param::from_tensor(Tensor::zeros([self.experts], device)),
+            }),
+            device,
+        )
+    }
+
+    /// Initializes a router that looks the experts up by token id.
+    ///
+    /// Its table spreads consecutive ids over the experts; a checkpoint brings its own.
+    ///
+    /// # Panics
+    ///
+    /// If `experts_per_token` is 0 or larger than `experts`.
+    pub fn init_hash(&self, vocabulary: usize, device: &Device) -> Router {
+        let k = self.experts_per_token;
+        let table: Vec<i32> = (0..vocabulary)
+            .flat_map(|id| (0..k).map(move |slot| ((id * k + slot) % self.experts) as i32))
+            .collect();
+        let table = Tensor::from_data(TensorData::new(table, [vocabulary, k]), device);
+        self.init(
+            Selection::Hash(HashSelection {
+                table: Param::initialized(ParamId::new(), table),
+            }),
+            device,
+        )
+    }
+
+    fn init(&self, selection: Selection, device: &Device) -> Router {
+        assert!(
+            (1..=self.experts).contains(&self.experts_per_token),
+            "experts_per_token must be in 1..={} (the number of experts), got {}",
+            self.experts,
+            self.experts_per_token
+        );
+        Router {
+            gate: random([self.experts, self.d_model], device),
+            selection,
+            experts_per_token: self.experts_per_token,
+            scale: self.scale,
+        }
+    }
+}
+
+/// Chooses the experts of every token and weights them by `sqrt(softplus(x · gateᵀ))`, computed in f32.
+#[derive(Module, Debug)]
+pub struct Router {
+    /// Gate weight: `[experts, d_model]`.
+    pub gate: Param<Tensor<2>>,
+    /// How the experts are chosen.
+    pub selection: Selection,
+    /// Experts per token.
+    pub experts_per_token: usize,
+    /// Sum of a token's routing weights.
+    pub scale: f64,
+}
+
+/// How a [`Router`] chooses experts.
+#[derive(Module, Debug)]
+pub enum Selection {
+    /// The largest biased scores.
+    Score(ScoreSelection),
+    /// A table indexed by token id.
+    Hash(HashSelection),
+}
+
+/// Selection by score.
+#[derive(Module, Debug)]
+pub struct ScoreSelection {
+    /// Added to the scores for the choice only: f32 `[experts]`.
+    pub bias: Param<Tensor<1>>,
+}
+
+/// Selection by token id.
+#[derive(Module, Debug)]
+pub struct HashSelection {
+    /// The experts of each token id: `[vocabulary, experts_per_token]`.
+    pub table: Param<Tensor<2, Int>>,
+}
+
+/// What a [`Router`] returns.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// Routing weights: f32 `[tokens, experts_per_token]`.
+    pub weights: Tensor<2>,
+    /// Expert ids: `[tokens, experts_per_token]`.
+    pub ids: Tensor<2, Int>,
+}
+
+impl Router {
+    /// Routes the tokens `x` (`[tokens, d_model]`), whose ids are `token_ids` (`[tokens]`).
+    ///
+    /// A score router does not look at the ids; a hash router needs each to be a row of its table.
+    pub fn forward(&self, x: Tensor<2>, token_ids: Tensor<1, Int>, trace: &Trace) -> Routing {
+        let gate = self.gate.val().cast(FloatDType::F32);
+        let logits = x.cast(FloatDType::F32).matmul(gate.transpose());
+        trace.record("logits", &logits);
+        let (weights, ids) = match &self.selection {
+            Selection::Score(score) => ops::activation_topk(
+                logits,
+                Some(score.bias.val()),
+                self.experts_per_token,
+                self.scale,
+            ),
+            Selection::Hash(hash) => {
+                ops::hash_route(token_ids, hash.table.val(), logits, self.scale)
+            }
+        };
+        trace.record("weights", &weights);
+        trace.record("ids", &ids);
+        Routing { weights, ids }
+    }
+}

@@ -1,0 +1,58 @@
+//! Recording of intermediate tensors, for tests against reference implementations and for debugging.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use burn::tensor::{Tensor, TensorData, kind::Basic};
+
+/// Collects intermediate tensors by name, or does nothing at all.
+///
+/// A recording trace reads every recorded tensor back to the host, which is slow; one that is [off](Self::off) costs nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    records: Option<Rc<RefCell<BTreeMap<String, TensorData>>>>,
+    prefix: String,
+}
+
+impl Trace {
+    /// A trace that records nothing.
+    pub fn off() -> Self {
+        Self::default()
+    }
+
+    /// A trace that records everything.
+    pub fn recording() -> Self {
+        Self {
+            records: Some(Rc::default()),
+            prefix: String::new(),
+        }
+    }
+
+    /// The same trace, with names put under `name`.
+    pub fn scope(&self, name: &str) -> Self {
+        match &self.records {
+            None => Self::off(),
+            Some(records) => Self {
+                records: Some(records.clone()),
+                prefix: format!("{}{name}.", self.prefix),
+            },
+        }
+    }
+
+    /// Records `tensor` as `name`, replacing an earlier record of that name.
+    pub fn record<const D: usize, K: Basic>(&self, name: &str, tensor: &Tensor<D, K>) {
+        if let Some(records) = &self.records {
+            let data = tensor.to_data();
+            records.borrow_mut().insert(format!("{}{name}", self.prefix), data);
+        }
+    }
+
+    /// Takes everything recorded so far, by full name.
+    pub fn take(&self) -> BTreeMap<String, TensorData> {
+        match &self.records {
+            None => BTreeMap::new(),
+            Some(records) => records.take(),
+        }
+    }
+}

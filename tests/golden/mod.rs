@@ -1,0 +1,74 @@
+//! Golden files: tensors that independent implementations of the model computed.
+
+// Each test binary compiles this module for itself and uses the part that it needs.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::{Dtype, SafeTensors};
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// One golden tensor; integers are exact in `f64`.
+#[derive(Clone, Debug)]
+pub struct GoldenTensor {
+    pub shape: Vec<usize>,
+    pub values: Vec<f64>,
+}
+
+impl GoldenTensor {
+    pub fn f32(&self) -> Vec<f32> {
+        self.values.iter().map(|value| *value as f32).collect()
+    }
+
+    pub fn ids(&self) -> Vec<i64> {
+        self.values.iter().map(|value| *value as i64).collect()
+    }
+}
+
+/// A golden file.
+pub struct Golden {
+    tensors: BTreeMap<String, GoldenTensor>,
+}
+
+impl Golden {
+    pub fn open(file: &str) -> Self {
+        let path = root().join(file);
+        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let file = SafeTensors::deserialize(&bytes).expect("a golden file is valid");
+        let tensors = file
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| {
+                let values = match view.dtype() {
+                    Dtype::F32 => numbers(view.data(), |b| f32::from_le_bytes(b).into()),
+                    Dtype::I64 => numbers(view.data(), |b| i64::from_le_bytes(b) as f64),
+                    other => panic!("{name}: unexpected dtype {other:?}"),
+                };
+                let shape = view.shape().to_vec();
+                (name, GoldenTensor { shape, values })
+            })
+            .collect();
+        Self { tensors }
+    }
+
+    pub fn get(&self, name: &str) -> &GoldenTensor {
+        self.tensors
+            .get(name)
+            .unwrap_or_else(|| panic!("no golden tensor {name}"))
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+}
+
+fn numbers<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+    let (chunks, rest) = bytes.as_chunks::<N>();
+    assert!(rest.is_empty());
+    chunks.iter().map(|chunk| read(*chunk)).collect()
+}
