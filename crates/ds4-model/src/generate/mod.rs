@@ -1,0 +1,21 @@
+//! Text generation on the host: from text to token ids, from logits to a token, from token ids back to text.
+//!
+//! Nothing here touches a tensor; a model enters only as a slice of logits. The pieces, each usable alone:
+//!
+//! * [`TextTokenizer`] and [`DecodeStream`]: text to ids and ids to text, whole or one id at a time;
+//! * [`Sampler`] and [`Distribution`]: logits to the processed target distribution, and draws from it;
+//! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
+//!
+//! Every failure is a [`GenerateError`].
+
+mod distribution;
+mod error;
+mod sampler;
+mod stop;
+mod tokenizer;
+
+pub use distribution::Distribution;
+pub use error::GenerateError;
+pub use sampler::{Sampler, SamplingConfig, greedy_token};
+pub use stop::{StopStep, StopStrings};
+pub use tokenizer::{DecodeStream, TextTokenizer};
