@@ -4,6 +4,7 @@
 //!
 //! * [`TextTokenizer`] and [`DecodeStream`]: text to ids and ids to text, whole or one id at a time;
 //! * [`Sampler`] and [`Distribution`]: logits to the processed target distribution, and draws from it;
+//! * [`verify`]: keeps or corrects speculative drafts without changing the target distribution;
 //! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
 //!
 //! Every failure is a [`GenerateError`].
@@ -13,9 +14,11 @@ mod error;
 mod sampler;
 mod stop;
 mod tokenizer;
+mod verifier;
 
 pub use distribution::Distribution;
 pub use error::GenerateError;
 pub use sampler::{Sampler, SamplingConfig, greedy_token};
 pub use stop::{StopStep, StopStrings};
 pub use tokenizer::{DecodeStream, TextTokenizer};
+pub use verifier::{PositionStats, SpeculativeStats, Verdict, verify, verify_with_proposals};
