@@ -1,0 +1,120 @@
+//! What can go wrong between a prompt and its continuation.
+
+use std::path::PathBuf;
+
+/// An error of text generation. Every variant names the input at fault.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// A sampling parameter is outside its range.
+    #[error("sampling parameter `{name}` is {value}, expected {expected}")]
+    SamplingParameter {
+        /// Field of [`SamplingConfig`](super::SamplingConfig).
+        name: &'static str,
+        /// The value that was given.
+        value: f32,
+        /// The range that is accepted.
+        expected: &'static str,
+    },
+    /// No token can be chosen: the logits are empty or hold nothing but NaN and negative infinity.
+    #[error("no token can be chosen: none of the {len} logits is a number above negative infinity")]
+    NoCandidate {
+        /// Number of logits.
+        len: usize,
+    },
+    /// Probabilities that do not form a distribution.
+    #[error("not a probability distribution: {reason}")]
+    Distribution {
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// A token id of the history lies outside the vocabulary that the logits cover.
+    #[error("`history[{index}]` is token {token}, but there are only {vocab_size} logits")]
+    HistoryToken {
+        /// Position in the history.
+        index: usize,
+        /// The id at that position.
+        token: u32,
+        /// Number of logits.
+        vocab_size: usize,
+    },
+    /// Drafts and their proposal distributions do not pair up.
+    #[error("{drafts} drafts were given with {proposals} proposal distributions")]
+    ProposalCount {
+        /// Number of drafts.
+        drafts: usize,
+        /// Number of proposal distributions.
+        proposals: usize,
+    },
+    /// A stop string without characters would stop before the first token.
+    #[error("stop string {index} is empty")]
+    EmptyStopString {
+        /// Position in the list of stop strings.
+        index: usize,
+    },
+    /// There is nothing to continue.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// The tokenizer file cannot be read.
+    #[error("cannot read the tokenizer `{}`", path.display())]
+    TokenizerRead {
+        /// The file.
+        path: PathBuf,
+        /// Why reading failed.
+        source: std::io::Error,
+    },
+    /// The tokenizer file does not describe a tokenizer that is supported.
+    #[error("bad tokenizer `{}`: {reason}", path.display())]
+    TokenizerFormat {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The tokenizer refused a text.
+    #[error("the tokenizer cannot encode the text: {reason}")]
+    Encode {
+        /// The tokenizer's own message.
+        reason: String,
+    },
+    /// Plain text became a reserved token in spite of the precautions.
+    #[error("plain text encodes to the reserved token `{token}`")]
+    ReservedToken {
+        /// The token's text.
+        token: String,
+    },
+    /// A token id that the tokenizer has no text for.
+    #[error("token {token} is not in the tokenizer's vocabulary")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+    },
+    /// The chat encoding needs a special token that this tokenizer lacks.
+    #[error("the tokenizer has no special token `{token}`, which this conversation needs")]
+    MissingSpecialToken {
+        /// The token's text.
+        token: &'static str,
+    },
+    /// A chat message that the encoding cannot express.
+    #[error("bad chat message {index}: {reason}")]
+    ChatMessage {
+        /// Position in the list of messages.
+        index: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A tool schema or response format that is not what it should be.
+    #[error("bad JSON in `{argument}`: {reason}")]
+    ChatJson {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A completion that does not follow the chat encoding.
+    #[error("the completion does not follow the chat encoding: {reason}")]
+    Completion {
+        /// What was expected, and what was found.
+        reason: String,
+    },
+}
