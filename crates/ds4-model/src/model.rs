@@ -168,10 +168,7 @@ impl Model {
         let step = cache.begin(positions)?;
         let token_ids = self.in_vocabulary(token_ids);
         let embedded = self.embed(token_ids.clone());
-        let [_, _, d_model] = embedded.dims();
-        let mut streams = embedded
-            .unsqueeze_dim::<4>(2)
-            .expand([batch, positions, self.streams, d_model]);
+        let mut streams = embedded.unsqueeze_dim::<4>(2).repeat_dim(2, self.streams);
         for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
             let trace = trace.scope(&format!("layer{index}"));
             streams = layer.forward(streams, token_ids.clone(), &step, cache, &trace);
