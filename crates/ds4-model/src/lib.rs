@@ -1,3 +1,4 @@
 //! DeepSeek-V4 for the Burn deep-learning framework.
 
+pub mod checkpoint;
 pub mod config;
