@@ -1,5 +1,14 @@
 //! The shape of a model: what `config.json` says, in one checked structure.
 
+mod error;
+mod json;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{ConfigError, ConfigErrorKind};
+
 use burn::config::Config;
 
 /// Which attention a layer runs besides its sliding window.

@@ -1,0 +1,329 @@
+//! What can be wrong with a checkpoint.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use safetensors::Dtype;
+use thiserror::Error;
+
+use crate::config::ConfigError;
+
+/// Names shown of a longer list; the values hold all.
+const SHOWN: usize = 50;
+
+/// Why a checkpoint cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// `config.json` cannot be used; the message names the file.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A file could not be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The directory has neither a single weight file nor an index of shards.
+    #[error("{}: has neither model.safetensors nor model.safetensors.index.json", dir.display())]
+    NoWeights {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A weight file is too short for the length of a header.
+    #[error("{}: no safetensors header in {length} bytes", path.display())]
+    NoHeader {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// The length that a weight file gives for its header is beyond its end or absurd.
+    #[error("{}: declares a header of {declared} bytes in a file of {length} bytes", path.display())]
+    HeaderLength {
+        /// The file.
+        path: PathBuf,
+        /// The declared length.
+        declared: u64,
+        /// The length of the file in bytes.
+        length: u64,
+    },
+    /// The header is not text, not JSON, lists a tensor twice, or has offsets that overlap, leave gaps or do not fit the shapes.
+    #[error("{}: bad safetensors header: {reason}", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with the tensor's name where there is one.
+        reason: String,
+    },
+    /// The tensors do not end where the file ends: it was truncated or something was appended.
+    #[error("{}: {actual} bytes of tensors, {expected} expected (truncated or damaged file)", path.display())]
+    DataLength {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of tensors according to the header.
+        expected: usize,
+        /// Bytes after the header.
+        actual: usize,
+    },
+    /// The index of the shards is not JSON of the right form, or lists a tensor twice.
+    #[error("{}: bad index: {source}", path.display())]
+    Index {
+        /// The index file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// The index names a shard that is not a plain file name, as one outside the directory.
+    #[error("{}: `{tensor}` is in `{shard}`, which is not a file name", index.display())]
+    ShardName {
+        /// The index file.
+        index: PathBuf,
+        /// A tensor that is said to be there.
+        tensor: String,
+        /// The shard's name.
+        shard: String,
+    },
+    /// Shards that the index names do not exist.
+    #[error("{}: shards that do not exist: {}", index.display(), Shown(shards))]
+    MissingShards {
+        /// The index file.
+        index: PathBuf,
+        /// The shards, sorted.
+        shards: Vec<String>,
+    },
+    /// Tensors are not in the shards in which the index says they are.
+    #[error("{}: tensors that are not in their shards: {}", index.display(), Shown(tensors))]
+    NotInShard {
+        /// The index file.
+        index: PathBuf,
+        /// The tensors and their shards, sorted.
+        tensors: Vec<String>,
+    },
+    /// Two shards hold the same tensor.
+    #[error("{}: `{name}` is also in {}", second.display(), first.display())]
+    DuplicateTensor {
+        /// The tensor.
+        name: String,
+        /// The first file.
+        first: PathBuf,
+        /// The second file.
+        second: PathBuf,
+    },
+    /// The checkpoint drafts with DSpark instead of the DeepSeek-V4 MTP layer.
+    #[error("{}: the DSpark drafter is not supported (tensors: {})", dir.display(), Shown(tensors))]
+    DSparkDrafter {
+        /// The directory.
+        dir: PathBuf,
+        /// Its tensors, sorted.
+        tensors: Vec<String>,
+    },
+    /// The tensors are not those of the model.
+    #[error(transparent)]
+    Weights(Box<WeightErrors>),
+}
+
+/// A tensor that the model has and the checkpoint has not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MissingTensor {
+    /// Its name.
+    pub name: String,
+    /// The shape it should have; that of a linear weight counts elements, whatever its format.
+    pub expected: Vec<usize>,
+}
+
+impl fmt::Display for MissingTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.name, self.expected)
+    }
+}
+
+/// A tensor that the checkpoint has and the model has not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnexpectedTensor {
+    /// Its name.
+    pub name: String,
+    /// Its stored shape.
+    pub shape: Vec<usize>,
+    /// Its stored element type.
+    pub dtype: Dtype,
+}
+
+impl fmt::Display for UnexpectedTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {:?}", self.name, self.dtype, self.shape)
+    }
+}
+
+/// A tensor of another shape than the model's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MisShapedTensor {
+    /// Its name.
+    pub name: String,
+    /// The shape it should have, as its element type is stored.
+    pub expected: Vec<usize>,
+    /// Its stored shape.
+    pub actual: Vec<usize>,
+}
+
+impl fmt::Display for MisShapedTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} is {:?}, expected {:?}",
+            self.name, self.actual, self.expected
+        )
+    }
+}
+
+/// A tensor whose contents cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InvalidTensor {
+    /// Its name.
+    pub name: String,
+    /// What is wrong.
+    pub reason: InvalidReason,
+}
+
+impl fmt::Display for InvalidTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.reason)
+    }
+}
+
+/// What is wrong with the contents of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Error)]
+#[non_exhaustive]
+pub enum InvalidReason {
+    /// The element type is not one of those supported here.
+    #[error("has dtype {actual}, expected {expected}")]
+    Dtype {
+        /// The stored element type.
+        actual: Dtype,
+        /// Those supported.
+        expected: &'static str,
+    },
+    /// The tensor has no elements.
+    #[error("has no elements")]
+    Empty,
+    /// FP8 weights hold NaN codes.
+    #[error("has {count} NaN codes, the first at element {first}")]
+    NanCodes {
+        /// How many.
+        count: usize,
+        /// Row-major index of the first.
+        first: usize,
+    },
+    /// Scales are NaN or infinite.
+    #[error("has {count} scales that are not finite, the first at element {first}")]
+    NonFiniteScales {
+        /// How many.
+        count: usize,
+        /// Row-major index of the first.
+        first: usize,
+    },
+    /// Ids are out of range.
+    #[error("has {count} ids outside 0..{upper_bound}, the first is {value} at element {first}")]
+    Ids {
+        /// How many.
+        count: usize,
+        /// Row-major index of the first.
+        first: usize,
+        /// The first.
+        value: i64,
+        /// The number of valid ids.
+        upper_bound: usize,
+    },
+    /// An expert is quantised otherwise than the other experts of its layer.
+    #[error("is {actual}, most experts of the layer are {common}")]
+    MixedFormats {
+        /// Its format.
+        actual: &'static str,
+        /// The format of most experts.
+        common: &'static str,
+    },
+    /// The host has not enough memory for the tensor, or for the stack it belongs to.
+    #[error("does not fit in memory")]
+    OutOfMemory,
+}
+
+/// Everything in which the tensors of a checkpoint differ from those of the model. Lists are sorted by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WeightErrors {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Tensors that are not there.
+    pub missing: Vec<MissingTensor>,
+    /// Tensors that nothing asked for.
+    pub unexpected: Vec<UnexpectedTensor>,
+    /// Tensors of another shape.
+    pub mis_shaped: Vec<MisShapedTensor>,
+    /// Tensors whose element type or contents cannot be used.
+    pub invalid: Vec<InvalidTensor>,
+}
+
+impl WeightErrors {
+    /// Whether there is no error at all.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty()
+            && self.unexpected.is_empty()
+            && self.mis_shaped.is_empty()
+            && self.invalid.is_empty()
+    }
+
+    pub(super) fn sort(&mut self) {
+        self.missing.sort();
+        self.missing.dedup();
+        self.unexpected.sort();
+        self.mis_shaped.sort();
+        self.mis_shaped.dedup();
+        self.invalid.sort();
+        self.invalid.dedup();
+    }
+}
+
+impl std::error::Error for WeightErrors {}
+
+impl fmt::Display for WeightErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: the weights do not fit the model",
+            self.dir.display()
+        )?;
+        list(f, "missing", &self.missing)?;
+        list(f, "unexpected", &self.unexpected)?;
+        list(f, "mis-shaped", &self.mis_shaped)?;
+        list(f, "invalid", &self.invalid)
+    }
+}
+
+fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, title: &str, entries: &[T]) -> fmt::Result {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    write!(f, "\n{title} ({}):", entries.len())?;
+    for entry in entries.iter().take(SHOWN) {
+        write!(f, "\n  {entry}")?;
+    }
+    match entries.len().saturating_sub(SHOWN) {
+        0 => Ok(()),
+        more => write!(f, "\n  and {more} more"),
+    }
+}
+
+/// The beginning of a list of names.
+struct Shown<'a>(&'a [String]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = &self.0[..self.0.len().min(SHOWN)];
+        f.write_str(&shown.join(", "))?;
+        match self.0.len() - shown.len() {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Weights in host memory, in the layouts of the device tensors.
+
+use std::collections::TryReserveError;
+
+use burn::tensor::TensorData;
+use half::{bf16, f16};
+
+use super::codec::{self, Words};
+use super::{CheckpointTensor, Dtype};
+
+/// Side of the square blocks that share an FP8 scale.
+pub(super) const FP8_BLOCK: usize = 128;
+/// Consecutive inputs that share an FP4 scale.
+pub(super) const FP4_BLOCK: usize = 32;
+/// The E8M0 code of 1, in the scales that only fill a word up.
+const UNIT_SCALE: u8 = 127;
+
+/// The weight of a linear layer, `[out, in]` row-major, in the format of its file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostLinear {
+    /// BF16, F16 or F32 elements, `[out, in]`.
+    Dense(TensorData),
+    /// E4M3 codes with a scale per 128x128 block.
+    Fp8 {
+        /// `[out, in]`.
+        shape: [usize; 2],
+        /// `[out, ceil(in / 4)]`: byte `j` of a word, the lowest first, is column `4 * word + j`. Padding is zero.
+        words: Vec<u32>,
+        /// `[ceil(out / 128), ceil(in / 128)]`, finite.
+        scales: Vec<f32>,
+    },
+    /// E2M1 codes with an E8M0 scale per 32 inputs.
+    Fp4 {
+        /// `[out, in]`.
+        shape: [usize; 2],
+        /// `[out, ceil(in / 8)]`: nibble `j` of a word, the lowest first, is column `8 * word + j`. Padding is zero.
+        words: Vec<u32>,
+        /// E8M0 bytes `[out, ceil(in / 32)]`, four to a word, the lowest byte first, the last word filled up with 127. No byte is NaN.
+        scales: Vec<u32>,
+    },
+}
+
+impl HostLinear {
+    /// `[out, in]`.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Dense(data) => data.shape().dims(),
+            Self::Fp8 { shape, .. } | Self::Fp4 { shape, .. } => *shape,
+        }
+    }
+}
+
+/// The weights of all experts of a layer, stacked `[experts, out, in]`, in the one format that they share.
+///
+/// `parts` linears lie on top of each other in the rows of each expert: two for gate and up (`w1` above `w3`), one for down (`w2`).
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostExperts {
+    /// BF16, F16 or F32 elements, `[experts, out, in]`.
+    Dense(TensorData),
+    /// E4M3 codes with a scale per 128x128 block of each part.
+    Fp8 {
+        /// `[experts, out, in]`.
+        shape: [usize; 3],
+        /// Linears in the rows of an expert; the blocks of one do not reach into the next.
+        parts: usize,
+        /// `[experts, out, ceil(in / 4)]`, packed as in [`HostLinear::Fp8`].
+        words: Vec<u32>,
+        /// `[experts, parts, ceil(out / parts / 128), ceil(in / 128)]`, finite.
+        scales: Vec<f32>,
+    },
+    /// E2M1 codes with an E8M0 scale per 32 inputs.
+    Fp4 {
+        /// `[experts, out, in]`.
+        shape: [usize; 3],
+        /// `[experts, out, ceil(in / 8)]`, packed as in [`HostLinear::Fp4`].
+        words: Vec<u32>,
+        /// E8M0 bytes `[experts, out, ceil(in / 32)]`, four to a word without gaps between experts, the last word filled up with 127.
+        scales: Vec<u32>,
+    },
+}
+
+impl HostExperts {
+    /// `[experts, out, in]`.
+    pub fn shape(&self) -> [usize; 3] {
+        match self {
+            Self::Dense(data) => data.shape().dims(),
+            Self::Fp8 { shape, .. } | Self::Fp4 { shape, .. } => *shape,
+        }
+    }
+}
+
+/// How a linear weight is stored. The scales' type counts: experts of one layer are made by one tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Format {
+    Bf16,
+    F16,
+    F32,
+    Fp8ScaledE8m0,
+    Fp8ScaledF32,
+    Fp4,
+}
+
+impl Format {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "BF16",
+            Self::F16 => "F16",
+            Self::F32 => "F32",
+            Self::Fp8ScaledE8m0 => "FP8 with F8_E8M0 scales",
+            Self::Fp8ScaledF32 => "FP8 with F32 scales",
+            Self::Fp4 => "FP4",
+        }
+    }
+
+    /// Dense formats only.
+    pub(super) fn of_dense(dtype: Dtype) -> Option<Self> {
+        match dtype {
+            Dtype::BF16 => Some(Self::Bf16),
+            Dtype::F16 => Some(Self::F16),
+            Dtype::F32 => Some(Self::F32),
+            _ => None,
+        }
+    }
+}
+
+/// A linear weight in the checkpoint, of checked shape and type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source<'a> {
+    pub(super) format: Format,
+    pub(super) weight: CheckpointTensor<'a>,
+    pub(super) scale: Option<CheckpointTensor<'a>>,
+}
+
+/// Linear weights of one format and width, on top of each other.
+#[derive(Debug)]
+pub(super) enum Stack {
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
+    F32(Vec<f32>),
+    Fp8 { words: Words, scales: Vec<f32> },
+    Fp4 { words: Words, scales: Words },
+}
+
+impl Stack {
+    /// Room for `linears` weights of `[out, inp]`.
+    pub(super) fn with_capacity(
+        format: Format,
+        linears: usize,
+        [out, inp]: [usize; 2],
+    ) -> Result<Self, TryReserveError> {
+        // A product that saturates is a capacity that `reserved` refuses.
+        let total = |row: usize| linears.saturating_mul(out).saturating_mul(row);
+        Ok(match format {
+            Format::Bf16 => Self::Bf16(codec::reserved(total(inp))?),
+            Format::F16 => Self::F16(codec::reserved(total(inp))?),
+            Format::F32 => Self::F32(codec::reserved(total(inp))?),
+            Format::Fp8ScaledE8m0 | Format::Fp8ScaledF32 => {
+                let blocks = out
+                    .div_ceil(FP8_BLOCK)
+                    .saturating_mul(inp.div_ceil(FP8_BLOCK));
+                Self::Fp8 {
+                    words: Words::with_capacity(total(inp.div_ceil(4)))?,
+                    scales: codec::reserved(linears.saturating_mul(blocks))?,
+                }
+            }
+            Format::Fp4 => Self::Fp4 {
+                words: Words::with_capacity(total(inp.div_ceil(8)))?,
+                scales: Words::with_capacity(total(inp.div_ceil(FP4_BLOCK)).div_ceil(4))?,
+            },
+        })
+    }
+
+    /// Appends a weight of the stack's format.
+    pub(super) fn push(&mut self, source: &Source<'_>, inp: usize) {
+        let bytes = source.weight.bytes;
+        let scale = source.scale.map_or(&[][..], |scale| scale.bytes);
+        match self {
+            Self::Bf16(values) => values.extend(codec::elements(bytes, bf16::from_le_bytes)),
+            Self::F16(values) => values.extend(codec::elements(bytes, f16::from_le_bytes)),
+            Self::F32(values) => values.extend(codec::elements(bytes, f32::from_le_bytes)),
+            Self::Fp8 { words, scales } => {
+                words.push_rows(bytes, inp);
+                if source.format == Format::Fp8ScaledF32 {
+                    scales.extend(codec::elements(scale, f32::from_le_bytes));
+                } else {
+                    scales.extend(scale.iter().map(|&code| codec::e8m0_to_f32(code)));
+                }
+            }
+            Self::Fp4 { words, scales } => {
+                words.push_nibble_rows(bytes, inp);
+                scales.push(scale);
+            }
+        }
+    }
+
+    /// The stack as one linear of that shape.
+    pub(super) fn into_linear(self, shape: [usize; 2]) -> HostLinear {
+        match self {
+            Self::Bf16(values) => HostLinear::Dense(TensorData::new(values, shape)),
+            Self::F16(values) => HostLinear::Dense(TensorData::new(values, shape)),
+            Self::F32(values) => HostLinear::Dense(TensorData::new(values, shape)),
+            Self::Fp8 { words, scales } => HostLinear::Fp8 {
+                shape,
+                words: words.finish(0),
+                scales,
+            },
+            Self::Fp4 { words, scales } => HostLinear::Fp4 {
+                shape,
+                words: words.finish(0),
+                scales: scales.finish(UNIT_SCALE),
+            },
+        }
+    }
+
+    /// The stack as experts of that shape, each of `parts` linears.
+    pub(super) fn into_experts(self, shape: [usize; 3], parts: usize) -> HostExperts {
+        match self {
+            Self::Bf16(values) => HostExperts::Dense(TensorData::new(values, shape)),
+            Self::F16(values) => HostExperts::Dense(TensorData::new(values, shape)),
+            Self::F32(values) => HostExperts::Dense(TensorData::new(values, shape)),
+            Self::Fp8 { words, scales } => HostExperts::Fp8 {
+                shape,
+                parts,
+                words: words.finish(0),
+                scales,
+            },
+            Self::Fp4 { words, scales } => HostExperts::Fp4 {
+                shape,
+                words: words.finish(0),
+                scales: scales.finish(UNIT_SCALE),
+            },
+        }
+    }
+}

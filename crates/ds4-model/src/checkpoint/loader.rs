@@ -1,0 +1,383 @@
+//! Hands out a checkpoint's weights and collects what is wrong with them.
+
+use std::collections::HashSet;
+
+use burn::tensor::TensorData;
+
+use super::codec;
+use super::host::{FP4_BLOCK, FP8_BLOCK, Format, HostLinear, Source, Stack};
+use super::{
+    Checkpoint, CheckpointError, CheckpointTensor, Dtype, InvalidReason, InvalidTensor,
+    LoadProgress, MisShapedTensor, MissingTensor, UnexpectedTensor, WeightErrors, names,
+};
+
+const DENSE: &str = "BF16, F16 or F32";
+const LINEAR: &str = "F8_E4M3, I8 (FP4), BF16, F16 or F32";
+
+/// Reads the weights of a model from a [`Checkpoint`], one by one.
+///
+/// A method that cannot give its weight returns `None` and records why; once anything is recorded, every method returns `None`, since
+/// weights are of no use any more, but goes on checking. [`finish`](Self::finish) returns one error with everything.
+/// The lists in it are complete only if everything was asked for: a module asks for all its weights first and unwraps the options
+/// afterwards, and a list of modules is read with [`load_all`].
+///
+/// ```no_run
+/// # use ds4_model::checkpoint::{Checkpoint, CheckpointError, HostLinear, Loader};
+/// struct Mlp {
+///     up: HostLinear,
+///     down: HostLinear,
+/// }
+///
+/// fn mlp(loader: &mut Loader) -> Option<Mlp> {
+///     let up = loader.linear("mlp.up", 256, 64);
+///     let down = loader.linear("mlp.down", 64, 256);
+///     Some(Mlp { up: up?, down: down? })
+/// }
+///
+/// let checkpoint = Checkpoint::open("model".as_ref())?;
+/// let mut loader = Loader::new(&checkpoint);
+/// let mlp = mlp(&mut loader);
+/// let mlp = loader.finish(mlp)?;
+/// # Ok::<(), CheckpointError>(())
+/// ```
+pub struct Loader<'a> {
+    checkpoint: &'a Checkpoint,
+    asked: HashSet<&'a str>,
+    counted: HashSet<&'a str>,
+    skipped: Vec<String>,
+    errors: WeightErrors,
+    progress: Option<Box<dyn LoadProgress + 'a>>,
+    bytes_read: u64,
+    bytes_total: u64,
+}
+
+/// All items, or `None` if one is missing; unlike `collect`, it takes every item before it says so.
+pub fn load_all<T>(items: impl IntoIterator<Item = Option<T>>) -> Option<Vec<T>> {
+    let items: Vec<Option<T>> = items.into_iter().collect();
+    items.into_iter().collect()
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that reports to nobody.
+    pub fn new(checkpoint: &'a Checkpoint) -> Self {
+        let bytes_total = checkpoint
+            .tensors()
+            .filter(|tensor| !names::is_known_copy(tensor.name))
+            .map(|tensor| tensor.bytes.len() as u64)
+            .sum();
+        Self {
+            checkpoint,
+            asked: HashSet::new(),
+            counted: HashSet::new(),
+            skipped: Vec::new(),
+            errors: WeightErrors {
+                dir: checkpoint.dir().to_path_buf(),
+                ..WeightErrors::default()
+            },
+            progress: None,
+            bytes_read: 0,
+            bytes_total,
+        }
+    }
+
+    /// Reports the bytes read so far, as with a [`LoadBar`](super::LoadBar) or a closure.
+    pub fn with_progress(mut self, progress: impl LoadProgress + 'a) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// The checkpoint.
+    pub fn checkpoint(&self) -> &'a Checkpoint {
+        self.checkpoint
+    }
+
+    /// Declares that tensors whose names begin with `prefix` are left out on purpose, as those of an MTP layer that is not used.
+    pub fn skip_prefix(&mut self, prefix: &str) {
+        let checkpoint = self.checkpoint;
+        let skipped: u64 = checkpoint
+            .tensors()
+            .filter(|tensor| tensor.name.starts_with(prefix) && !self.is_left_out(tensor.name))
+            .map(|tensor| tensor.bytes.len() as u64)
+            .sum();
+        self.bytes_total -= skipped;
+        self.skipped.push(prefix.to_string());
+    }
+
+    /// Whether the checkpoint has that tensor.
+    pub fn contains(&self, name: &str) -> bool {
+        self.checkpoint.tensor(name).is_some()
+    }
+
+    /// A tensor of BF16, F16 or F32, in its stored type.
+    pub fn dense(&mut self, name: &str, shape: &[usize]) -> Option<TensorData> {
+        let tensor = self.find(name, shape)?;
+        self.count(&tensor);
+        let Some(format) = Format::of_dense(tensor.dtype) else {
+            self.invalid_dtype(&tensor, DENSE);
+            return None;
+        };
+        self.check_shape(&tensor, shape).then_some(())?;
+        let elements = shape.iter().product();
+        let source = Source {
+            format,
+            weight: tensor,
+            scale: None,
+        };
+        match self
+            .gather(&[source], [1, elements])?
+            .into_linear([1, elements])
+        {
+            HostLinear::Dense(data) => {
+                let (bytes, _, dtype) = data.into_parts();
+                TensorData::try_from_bytes(bytes, shape, dtype).ok()
+            }
+            HostLinear::Fp8 { .. } | HostLinear::Fp4 { .. } => None,
+        }
+    }
+
+    /// A tensor of I64 or I32, every element of which must be in `0..upper_bound`.
+    pub fn ids(&mut self, name: &str, shape: &[usize], upper_bound: usize) -> Option<Vec<i32>> {
+        let tensor = self.find(name, shape)?;
+        self.count(&tensor);
+        let bytes = tensor.bytes;
+        match tensor.dtype {
+            Dtype::I64 => {
+                let ids = codec::elements(bytes, i64::from_le_bytes);
+                self.checked_ids(&tensor, shape, upper_bound, ids)
+            }
+            Dtype::I32 => {
+                let ids = codec::elements(bytes, |id| i64::from(i32::from_le_bytes(id)));
+                self.checked_ids(&tensor, shape, upper_bound, ids)
+            }
+            _ => {
+                self.invalid_dtype(&tensor, "I64 or I32");
+                None
+            }
+        }
+    }
+
+    fn checked_ids(
+        &mut self,
+        tensor: &CheckpointTensor<'a>,
+        shape: &[usize],
+        upper_bound: usize,
+        ids: impl ExactSizeIterator<Item = i64> + Clone,
+    ) -> Option<Vec<i32>> {
+        let fits = self.check_shape(tensor, shape);
+        let id_of = |id: i64| {
+            i32::try_from(id)
+                .ok()
+                .filter(|&id| usize::try_from(id).is_ok_and(|id| id < upper_bound))
+        };
+        let bad = codec::count_bad(ids.clone(), |id| id_of(id).is_none());
+        if let Some((count, first)) = bad {
+            let value = ids.clone().nth(first).unwrap_or_default();
+            let reason = InvalidReason::Ids {
+                count,
+                first,
+                value,
+                upper_bound,
+            };
+            self.invalid(tensor.name, reason);
+        }
+        if !fits || self.failed() {
+            return None;
+        }
+        let Ok(mut values) = codec::reserved(ids.len()) else {
+            self.invalid(tensor.name, InvalidReason::OutOfMemory);
+            return None;
+        };
+        values.extend(ids.filter_map(id_of));
+        Some(values)
+    }
+
+    /// A linear weight: `{prefix}.weight`, and `{prefix}.scale` where its type needs scales.
+    pub fn linear(&mut self, prefix: &str, out: usize, inp: usize) -> Option<HostLinear> {
+        let source = self.locate(prefix, out, inp)?;
+        let stack = self.gather(&[source], [out, inp])?;
+        Some(stack.into_linear([out, inp]))
+    }
+
+    /// `value`, if it is there and nothing was wrong and every tensor was asked for.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Weights`] with all missing, unexpected, mis-shaped and invalid tensors. Its lists are empty only where `value` is
+    /// `None` for a reason of the caller's own.
+    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, CheckpointError> {
+        if let Some(mut progress) = self.progress.take() {
+            progress.finish();
+        }
+        for tensor in self.checkpoint.tensors() {
+            if !self.asked.contains(tensor.name) && !self.is_left_out(tensor.name) {
+                self.errors.unexpected.push(UnexpectedTensor {
+                    name: tensor.name.to_string(),
+                    dtype: tensor.dtype,
+                    shape: tensor.shape.to_vec(),
+                });
+            }
+        }
+        self.errors.sort();
+        match value {
+            Some(value) if self.errors.is_empty() => Ok(value),
+            _ => Err(CheckpointError::Weights(Box::new(self.errors))),
+        }
+    }
+
+    /// Whether the weights are of no use any more.
+    pub(super) fn failed(&self) -> bool {
+        !self.errors.is_empty()
+    }
+
+    fn is_left_out(&self, name: &str) -> bool {
+        names::is_known_copy(name) || self.skipped.iter().any(|prefix| name.starts_with(prefix))
+    }
+
+    /// The tensor, which now counts as asked for, or a record that it is missing or empty. Shapes of tensors with elements
+    /// can be multiplied out without overflow: the header's reader has done so.
+    fn find(&mut self, name: &str, expected: &[usize]) -> Option<CheckpointTensor<'a>> {
+        let Some(tensor) = self.checkpoint.tensor(name) else {
+            self.errors.missing.push(MissingTensor {
+                name: name.to_string(),
+                expected: expected.to_vec(),
+            });
+            return None;
+        };
+        self.asked.insert(tensor.name);
+        if tensor.bytes.is_empty() {
+            self.invalid(tensor.name, InvalidReason::Empty);
+            return None;
+        }
+        Some(tensor)
+    }
+
+    /// Reports the tensor as read; one that is used twice counts once.
+    fn count(&mut self, tensor: &CheckpointTensor<'a>) {
+        if !self.counted.insert(tensor.name) || self.is_left_out(tensor.name) {
+            return;
+        }
+        self.bytes_read += tensor.bytes.len() as u64;
+        if let Some(progress) = &mut self.progress {
+            progress.update(self.bytes_read, self.bytes_total);
+        }
+    }
+
+    pub(super) fn invalid(&mut self, name: &str, reason: InvalidReason) {
+        self.errors.invalid.push(InvalidTensor {
+            name: name.to_string(),
+            reason,
+        });
+    }
+
+    fn invalid_dtype(&mut self, tensor: &CheckpointTensor<'a>, expected: &'static str) {
+        let actual = tensor.dtype;
+        self.invalid(tensor.name, InvalidReason::Dtype { actual, expected });
+    }
+
+    fn check_shape(&mut self, tensor: &CheckpointTensor<'a>, expected: &[usize]) -> bool {
+        let fits = tensor.shape == expected;
+        if !fits {
+            self.errors.mis_shaped.push(MisShapedTensor {
+                name: tensor.name.to_string(),
+                expected: expected.to_vec(),
+                actual: tensor.shape.to_vec(),
+            });
+        }
+        fits
+    }
+
+    /// The tensors of a linear weight, their types and shapes checked.
+    pub(super) fn locate(&mut self, prefix: &str, out: usize, inp: usize) -> Option<Source<'a>> {
+        let weight = self.find(&format!("{prefix}.weight"), &[out, inp])?;
+        let (stored, scales, scale_types) = match weight.dtype {
+            Dtype::F8_E4M3 => (
+                [out, inp],
+                Some([out.div_ceil(FP8_BLOCK), inp.div_ceil(FP8_BLOCK)]),
+                "F8_E8M0 or F32",
+            ),
+            Dtype::I8 => (
+                [out, inp.div_ceil(2)],
+                Some([out, inp.div_ceil(FP4_BLOCK)]),
+                "F8_E8M0",
+            ),
+            _ => ([out, inp], None, DENSE),
+        };
+        let Some(scales) = scales else {
+            let Some(format) = Format::of_dense(weight.dtype) else {
+                self.invalid_dtype(&weight, LINEAR);
+                return None;
+            };
+            return self.check_shape(&weight, &stored).then_some(Source {
+                format,
+                weight,
+                scale: None,
+            });
+        };
+
+        let fits = self.check_shape(&weight, &stored);
+        let scale = self.find(&format!("{prefix}.scale"), &scales)?;
+        let format = match (weight.dtype, scale.dtype) {
+            (Dtype::F8_E4M3, Dtype::F8_E8M0) => Format::Fp8ScaledE8m0,
+            (Dtype::F8_E4M3, Dtype::F32) => Format::Fp8ScaledF32,
+            (Dtype::I8, Dtype::F8_E8M0) => Format::Fp4,
+            _ => {
+                self.invalid_dtype(&scale, scale_types);
+                return None;
+            }
+        };
+        let source = Source {
+            format,
+            weight,
+            scale: Some(scale),
+        };
+        (self.check_shape(&scale, &scales) && fits).then_some(source)
+    }
+
+    /// Records codes and scales that are no numbers.
+    fn check_contents(&mut self, source: &Source<'a>) {
+        let weight = source.weight;
+        if weight.dtype == Dtype::F8_E4M3
+            && let Some((count, first)) =
+                codec::count_bad(weight.bytes.iter(), |&code| codec::is_e4m3_nan(code))
+        {
+            self.invalid(weight.name, InvalidReason::NanCodes { count, first });
+        }
+        let Some(scale) = source.scale else { return };
+        let bad = if scale.dtype == Dtype::F32 {
+            let scales = codec::elements(scale.bytes, f32::from_le_bytes);
+            codec::count_bad(scales, |scale| !scale.is_finite())
+        } else {
+            codec::count_bad(scale.bytes.iter(), |&code| codec::is_e8m0_nan(code))
+        };
+        if let Some((count, first)) = bad {
+            self.invalid(scale.name, InvalidReason::NonFiniteScales { count, first });
+        }
+    }
+
+    /// Checks the contents of the sources, which have one format and shape, and stacks them unless something was wrong.
+    pub(super) fn gather(&mut self, sources: &[Source<'a>], shape: [usize; 2]) -> Option<Stack> {
+        let Some(first) = sources.first() else {
+            return (!self.failed()).then(|| Stack::F32(Vec::new()));
+        };
+        let mut stack = None;
+        if !self.failed() {
+            stack = Stack::with_capacity(first.format, sources.len(), shape).ok();
+            if stack.is_none() {
+                self.invalid(first.weight.name, InvalidReason::OutOfMemory);
+            }
+        }
+        for source in sources {
+            self.check_contents(source);
+            if self.failed() {
+                stack = None;
+            }
+            if let Some(stack) = &mut stack {
+                stack.push(source, shape[1]);
+            }
+            self.count(&source.weight);
+            if let Some(scale) = &source.scale {
+                self.count(scale);
+            }
+        }
+        stack
+    }
+}

@@ -1,0 +1,227 @@
+//! Released DeepSeek-V4 checkpoints: safetensors in, host weights out.
+//!
+//! [`Checkpoint`] opens a directory and knows every tensor in it; nothing but headers is read. A [`Loader`] hands the
+//! weights out one by one, in the form the device tensors have, and collects what is wrong with them on the way.
+//!
+//! # Supported
+//! - `config.json` as [`ModelConfig`] reads it; `model.safetensors`, or `model.safetensors.index.json` with its shards.
+//! - Tensor names of the released files.
+//! - Linear weights in FP4 (`I8`, scales `F8_E8M0` per 32), FP8 (`F8_E4M3`, scales `F8_E8M0` or `F32` per 128x128),
+//!   `BF16`, `F16`, `F32`. The tensors decide, not the configuration, and each linear decides for itself.
+//!
+//! # Rejected
+//! - Other architectures, and the DSpark drafter.
+//! - Tensor names with a `model.` prefix and those of Hugging Face `transformers`.
+
+mod codec;
+mod error;
+mod experts;
+mod host;
+mod index;
+mod loader;
+mod names;
+mod progress;
+mod shard;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub use safetensors::Dtype;
+
+pub use codec::e8m0_to_f32;
+pub use error::{
+    CheckpointError, InvalidReason, InvalidTensor, MisShapedTensor, MissingTensor,
+    UnexpectedTensor, WeightErrors,
+};
+pub use host::{HostExperts, HostLinear};
+pub use loader::{Loader, load_all};
+pub use progress::{LoadBar, LoadProgress};
+
+use self::shard::Shard;
+use crate::config::ModelConfig;
+
+const CONFIG_FILE: &str = "config.json";
+const SINGLE_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Where a tensor lies.
+#[derive(Debug)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// Range in the shard's data, checked against its length when the shard was opened.
+    begin: usize,
+    end: usize,
+}
+
+/// A tensor of a checkpoint, as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckpointTensor<'a> {
+    /// Name in the file.
+    pub name: &'a str,
+    /// Stored element type.
+    pub dtype: Dtype,
+    /// Stored shape; that of FP4 weights counts bytes.
+    pub shape: &'a [usize],
+    /// Little-endian elements in row-major order, without any alignment.
+    pub bytes: &'a [u8],
+    /// The file that holds it.
+    pub shard: &'a Path,
+}
+
+/// An opened checkpoint directory. Its files are memory-mapped and must not be changed while this value lives.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    config: ModelConfig,
+    shards: Vec<Shard>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `dir`: reads `config.json` and the headers of the weight files.
+    ///
+    /// `model.safetensors` is used where it exists, else the shards that `model.safetensors.index.json` lists. Tensors that are in
+    /// a shard but not in the index are kept.
+    ///
+    /// # Errors
+    /// See [`CheckpointError`]; every message names the file.
+    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        let config = ModelConfig::from_json_file(&dir.join(CONFIG_FILE))?;
+        let single = dir.join(SINGLE_FILE);
+        let index = dir.join(INDEX_FILE);
+        let mut checkpoint = Self {
+            dir: dir.to_path_buf(),
+            config,
+            shards: Vec::new(),
+            entries: BTreeMap::new(),
+        };
+        if single.exists() {
+            checkpoint.add_shard(&single)?;
+        } else if index.exists() {
+            checkpoint.add_indexed(&index)?;
+        } else {
+            return Err(CheckpointError::NoWeights {
+                dir: dir.to_path_buf(),
+            });
+        }
+        checkpoint.refuse_dspark()?;
+        Ok(checkpoint)
+    }
+
+    fn add_indexed(&mut self, path: &Path) -> Result<(), CheckpointError> {
+        let weight_map = index::read(path)?;
+        let shards: BTreeMap<&str, PathBuf> = weight_map
+            .values()
+            .map(|shard| (shard.as_str(), self.dir.join(shard)))
+            .collect();
+        let absent: Vec<String> = shards
+            .iter()
+            .filter(|(_, path)| !path.exists())
+            .map(|(shard, _)| shard.to_string())
+            .collect();
+        if !absent.is_empty() {
+            return Err(CheckpointError::MissingShards {
+                index: path.to_path_buf(),
+                shards: absent,
+            });
+        }
+        for shard in shards.values() {
+            self.add_shard(shard)?;
+        }
+        let absent: Vec<String> = weight_map
+            .iter()
+            .filter(|(name, shard)| match self.entries.get(*name) {
+                Some(entry) => self.shards[entry.shard].path() != shards[shard.as_str()],
+                None => true,
+            })
+            .map(|(name, shard)| format!("{name} ({shard})"))
+            .collect();
+        if !absent.is_empty() {
+            return Err(CheckpointError::NotInShard {
+                index: path.to_path_buf(),
+                tensors: absent,
+            });
+        }
+        Ok(())
+    }
+
+    fn add_shard(&mut self, path: &Path) -> Result<(), CheckpointError> {
+        let (shard, tensors) = Shard::open(path)?;
+        let number = self.shards.len();
+        for (name, info) in tensors {
+            let (begin, end) = info.data_offsets;
+            let entry = Entry {
+                shard: number,
+                dtype: info.dtype,
+                shape: info.shape,
+                begin,
+                end,
+            };
+            if let Some(first) = self.entries.get(&name) {
+                return Err(CheckpointError::DuplicateTensor {
+                    first: self.shards[first.shard].path().to_path_buf(),
+                    second: path.to_path_buf(),
+                    name,
+                });
+            }
+            self.entries.insert(name, entry);
+        }
+        self.shards.push(shard);
+        Ok(())
+    }
+
+    fn refuse_dspark(&self) -> Result<(), CheckpointError> {
+        let tensors: Vec<String> = self
+            .entries
+            .keys()
+            .filter(|name| names::is_dspark(name))
+            .cloned()
+            .collect();
+        if tensors.is_empty() {
+            return Ok(());
+        }
+        Err(CheckpointError::DSparkDrafter {
+            dir: self.dir.clone(),
+            tensors,
+        })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The configuration in `config.json`.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// All tensors, by name.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = CheckpointTensor<'_>> {
+        self.entries
+            .iter()
+            .map(|(name, entry)| self.view(name, entry))
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<CheckpointTensor<'_>> {
+        let (name, entry) = self.entries.get_key_value(name)?;
+        Some(self.view(name, entry))
+    }
+
+    fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> CheckpointTensor<'a> {
+        let shard = &self.shards[entry.shard];
+        CheckpointTensor {
+            name,
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            bytes: &shard.data()[entry.begin..entry.end],
+            shard: shard.path(),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+mod damage;
+mod fixtures;
+mod open;
+mod packing;
+mod progress;
+mod report;
+mod sharded;
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use super::Checkpoint;
+
+/// One tensor of a file made by hand.
+#[derive(Clone, Debug)]
+struct Stored {
+    name: String,
+    dtype: &'static str,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+fn stored(name: &str, dtype: &'static str, shape: &[usize], bytes: &[u8]) -> Stored {
+    Stored {
+        name: name.to_string(),
+        dtype,
+        shape: shape.to_vec(),
+        bytes: bytes.to_vec(),
+    }
+}
+
+fn stored_f32(name: &str, shape: &[usize], values: &[f32]) -> Stored {
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    stored(name, "F32", shape, &bytes)
+}
+
+/// A safetensors file, its format written out here independently of the reader.
+fn safetensors(tensors: &[Stored]) -> Vec<u8> {
+    let mut entries = Vec::new();
+    let mut data = Vec::new();
+    for tensor in tensors {
+        let begin = data.len();
+        data.extend_from_slice(&tensor.bytes);
+        entries.push(format!(
+            r#""{}":{{"dtype":"{}","shape":{:?},"data_offsets":[{begin},{}]}}"#,
+            tensor.name,
+            tensor.dtype,
+            tensor.shape,
+            data.len()
+        ));
+    }
+    with_header(&format!("{{{}}}", entries.join(",")), &data)
+}
+
+fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend_from_slice(data);
+    file
+}
+
+fn repository(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(relative)
+}
+
+/// A directory with a valid `config.json` and nothing else.
+fn empty_checkpoint() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let config = repository("assets/ds4-tiny/config.json");
+    std::fs::copy(config, dir.path().join("config.json")).unwrap();
+    dir
+}
+
+fn checkpoint_of_bytes(file: &[u8]) -> TempDir {
+    let dir = empty_checkpoint();
+    std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    dir
+}
+
+/// A checkpoint of the given tensors, opened; the directory must outlive it only for its files' names.
+fn checkpoint_of(tensors: &[Stored]) -> Checkpoint {
+    let dir = checkpoint_of_bytes(&safetensors(tensors));
+    Checkpoint::open(dir.path()).unwrap()
+}

@@ -1,0 +1,356 @@
+//! Everything that is wrong is reported at once.
+
+use crate::checkpoint::{
+    CheckpointError, Dtype, InvalidReason, InvalidTensor, Loader, MisShapedTensor, MissingTensor,
+    UnexpectedTensor, WeightErrors, load_all,
+};
+
+use super::{Stored, checkpoint_of, stored, stored_f32};
+
+fn report<T>(tensors: &[Stored], load: impl FnOnce(&mut Loader<'_>) -> Option<T>) -> WeightErrors {
+    let checkpoint = checkpoint_of(tensors);
+    let mut loader = Loader::new(&checkpoint);
+    let value = load(&mut loader);
+    assert!(value.is_none());
+    match loader.finish(value) {
+        Err(CheckpointError::Weights(errors)) => *errors,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("loaded"),
+    }
+}
+
+fn invalid(name: &str, reason: InvalidReason) -> InvalidTensor {
+    InvalidTensor {
+        name: name.to_string(),
+        reason,
+    }
+}
+
+fn missing(name: &str, expected: &[usize]) -> MissingTensor {
+    MissingTensor {
+        name: name.to_string(),
+        expected: expected.to_vec(),
+    }
+}
+
+fn mis_shaped(name: &str, expected: &[usize], actual: &[usize]) -> MisShapedTensor {
+    MisShapedTensor {
+        name: name.to_string(),
+        expected: expected.to_vec(),
+        actual: actual.to_vec(),
+    }
+}
+
+#[test]
+fn all_kinds_of_errors_come_in_one_sorted_report() {
+    let tensors = [
+        stored_f32("right", &[1], &[1.0]),
+        stored_f32("z.wrong", &[2], &[1.0, 2.0]),
+        stored_f32("a.wrong", &[1, 2], &[1.0, 2.0]),
+        stored("z.left", "U8", &[1], &[0]),
+        stored("a.left", "BF16", &[2], &[0; 4]),
+        stored("typed", "U8", &[1], &[0]),
+        stored("nan.weight", "F8_E4M3", &[1, 3], &[0, 0x7f, 0xff]),
+        stored("nan.scale", "F8_E8M0", &[1, 1], &[255]),
+    ];
+    let errors = report(&tensors, |loader| {
+        let right = loader.dense("right", &[1]);
+        let z = loader.dense("z.wrong", &[3]);
+        let a = loader.dense("a.wrong", &[2, 1]);
+        let gone = loader.linear("z.gone", 4, 2);
+        let ids = loader.ids("a.gone", &[5], 9);
+        let typed = loader.dense("typed", &[1]);
+        let nan = loader.linear("nan", 1, 3);
+        Some((right?, z?, a?, gone?, ids?, typed?, nan?))
+    });
+    assert_eq!(
+        errors.missing,
+        [missing("a.gone", &[5]), missing("z.gone.weight", &[4, 2])]
+    );
+    assert_eq!(
+        errors.unexpected,
+        [
+            UnexpectedTensor {
+                name: "a.left".into(),
+                shape: vec![2],
+                dtype: Dtype::BF16
+            },
+            UnexpectedTensor {
+                name: "z.left".into(),
+                shape: vec![1],
+                dtype: Dtype::U8
+            },
+        ]
+    );
+    assert_eq!(
+        errors.mis_shaped,
+        [
+            mis_shaped("a.wrong", &[2, 1], &[1, 2]),
+            mis_shaped("z.wrong", &[3], &[2])
+        ]
+    );
+    assert_eq!(
+        errors.invalid,
+        [
+            invalid(
+                "nan.scale",
+                InvalidReason::NonFiniteScales { count: 1, first: 0 }
+            ),
+            invalid("nan.weight", InvalidReason::NanCodes { count: 2, first: 1 }),
+            invalid(
+                "typed",
+                InvalidReason::Dtype {
+                    actual: Dtype::U8,
+                    expected: "BF16, F16 or F32"
+                }
+            ),
+        ]
+    );
+    let text = errors.to_string();
+    for part in [
+        "missing (2):\n  a.gone [5]\n  z.gone.weight [4, 2]",
+        "unexpected (2):\n  a.left BF16 [2]\n  z.left U8 [1]",
+        "mis-shaped (2):\n  a.wrong is [1, 2], expected [2, 1]\n  z.wrong is [2], expected [3]",
+        "nan.weight has 2 NaN codes, the first at element 1",
+        "typed has dtype U8, expected BF16, F16 or F32",
+    ] {
+        assert!(text.contains(part), "`{part}` not in {text}");
+    }
+}
+
+#[test]
+fn long_lists_are_shortened_in_the_message_only() {
+    let errors = report(&[], |loader| {
+        load_all((0..173).map(|i| loader.dense(&format!("t{i:03}"), &[1])))
+    });
+    assert_eq!(errors.missing.len(), 173);
+    let text = errors.to_string();
+    assert!(text.contains("missing (173):"), "{text}");
+    assert!(
+        text.contains("t049 [1]") && !text.contains("t050"),
+        "{text}"
+    );
+    assert!(text.ends_with("and 123 more"), "{text}");
+}
+
+#[test]
+fn an_fp8_weight_without_scale_misses_it() {
+    let errors = report(
+        &[stored("w.weight", "F8_E4M3", &[1, 2], &[0; 2])],
+        |loader| loader.linear("w", 1, 2),
+    );
+    assert_eq!(errors.missing, [missing("w.scale", &[1, 1])]);
+}
+
+#[test]
+fn a_dense_weight_has_no_scale() {
+    let tensors = [
+        stored_f32("w.weight", &[1, 1], &[1.0]),
+        stored_f32("w.scale", &[1, 1], &[1.0]),
+    ];
+    let checkpoint = checkpoint_of(&tensors);
+    let mut loader = Loader::new(&checkpoint);
+    let linear = loader.linear("w", 1, 1);
+    let Err(CheckpointError::Weights(errors)) = loader.finish(linear) else {
+        panic!("loaded");
+    };
+    assert_eq!(errors.unexpected.len(), 1);
+    assert_eq!(errors.unexpected[0].name, "w.scale");
+}
+
+#[test]
+fn quantised_weights_and_scales_must_have_the_shapes_of_their_formats() {
+    let tensors = [
+        stored("fp8.weight", "F8_E4M3", &[129, 2], &[0; 258]),
+        stored("fp8.scale", "F8_E8M0", &[1, 1], &[127]),
+        stored("fp4.weight", "I8", &[1, 32], &[0; 32]),
+        stored("fp4.scale", "F8_E8M0", &[1, 2], &[127; 2]),
+    ];
+    let errors = report(&tensors, |loader| {
+        let fp8 = loader.linear("fp8", 129, 2);
+        // The stored width of FP4 counts bytes: 32 columns are 16.
+        let fp4 = loader.linear("fp4", 1, 32);
+        fp8.zip(fp4)
+    });
+    assert_eq!(
+        errors.mis_shaped,
+        [
+            mis_shaped("fp4.scale", &[1, 1], &[1, 2]),
+            mis_shaped("fp4.weight", &[1, 16], &[1, 32]),
+            mis_shaped("fp8.scale", &[2, 1], &[1, 1]),
+        ]
+    );
+}
+
+#[test]
+fn weights_and_scales_of_other_types_are_refused() {
+    let tensors = [
+        stored("f64.weight", "F64", &[1, 1], &[0; 8]),
+        stored("fp4.weight", "I8", &[1, 16], &[0; 16]),
+        stored("fp4.scale", "F32", &[1, 1], &[0; 4]),
+        stored("fp8.weight", "F8_E4M3", &[1, 1], &[0]),
+        stored("fp8.scale", "BF16", &[1, 1], &[0; 2]),
+        stored("ids", "U8", &[1], &[0]),
+    ];
+    let errors = report(&tensors, |loader| {
+        let f64 = loader.linear("f64", 1, 1);
+        let fp4 = loader.linear("fp4", 1, 32);
+        let fp8 = loader.linear("fp8", 1, 1);
+        let ids = loader.ids("ids", &[1], 1);
+        Some((f64?, fp4?, fp8?, ids?))
+    });
+    let dtype = |actual, expected| InvalidReason::Dtype { actual, expected };
+    assert_eq!(
+        errors.invalid,
+        [
+            invalid(
+                "f64.weight",
+                dtype(Dtype::F64, "F8_E4M3, I8 (FP4), BF16, F16 or F32")
+            ),
+            invalid("fp4.scale", dtype(Dtype::F32, "F8_E8M0")),
+            invalid("fp8.scale", dtype(Dtype::BF16, "F8_E8M0 or F32")),
+            invalid("ids", dtype(Dtype::U8, "I64 or I32")),
+        ]
+    );
+    assert_eq!(errors.unexpected, []);
+}
+
+#[test]
+fn scales_that_are_not_finite_are_refused_in_every_format() {
+    let tensors = [
+        stored("fp4.weight", "I8", &[3, 1], &[0; 3]),
+        stored("fp4.scale", "F8_E8M0", &[3, 1], &[254, 255, 255]),
+        stored("base.weight", "F8_E4M3", &[1, 300], &[0; 300]),
+        stored_f32("base.scale", &[1, 3], &[1.0, f32::INFINITY, f32::NAN]),
+    ];
+    let errors = report(&tensors, |loader| {
+        let fp4 = loader.linear("fp4", 3, 2);
+        let base = loader.linear("base", 1, 300);
+        fp4.zip(base)
+    });
+    let reason = InvalidReason::NonFiniteScales { count: 2, first: 1 };
+    assert_eq!(
+        errors.invalid,
+        [
+            invalid("base.scale", reason.clone()),
+            invalid("fp4.scale", reason)
+        ]
+    );
+}
+
+#[test]
+fn ids_out_of_range_are_refused() {
+    let long = |ids: [i64; 4]| ids.map(i64::to_le_bytes).concat();
+    let short = |ids: [i32; 4]| ids.map(i32::to_le_bytes).concat();
+    let tensors = [
+        stored("above", "I64", &[4], &long([0, 7, 8, 9])),
+        stored("below", "I32", &[4], &short([0, 1, 2, -1])),
+        // Truncated to 32 bits this would be 1.
+        stored("wide", "I64", &[4], &long([0, 0, 0, (1 << 32) + 1])),
+    ];
+    let errors = report(&tensors, |loader| {
+        let above = loader.ids("above", &[4], 8);
+        let below = loader.ids("below", &[4], 8);
+        let wide = loader.ids("wide", &[4], 8);
+        Some((above?, below?, wide?))
+    });
+    let ids = |count, first, value| InvalidReason::Ids {
+        count,
+        first,
+        value,
+        upper_bound: 8,
+    };
+    assert_eq!(
+        errors.invalid,
+        [
+            invalid("above", ids(2, 2, 8)),
+            invalid("below", ids(1, 3, -1)),
+            invalid("wide", ids(1, 3, (1 << 32) + 1)),
+        ]
+    );
+}
+
+#[test]
+fn an_expert_of_another_format_is_named() {
+    let mut tensors = Vec::new();
+    for expert in 0..4 {
+        let name = format!("experts.{expert}.w2.weight");
+        if expert == 2 {
+            tensors.push(stored(&name, "BF16", &[1, 2], &[0; 4]));
+        } else {
+            tensors.push(stored_f32(&name, &[1, 2], &[0.0; 2]));
+        }
+    }
+    let errors = report(&tensors, |loader| loader.experts_down("experts", 4, 1, 2));
+    let reason = InvalidReason::MixedFormats {
+        actual: "BF16",
+        common: "F32",
+    };
+    assert_eq!(errors.invalid, [invalid("experts.2.w2.weight", reason)]);
+}
+
+#[test]
+fn every_missing_expert_is_named() {
+    let tensors = [
+        stored_f32("experts.0.w1.weight", &[1, 1], &[1.0]),
+        stored_f32("experts.1.w3.weight", &[1, 1], &[1.0]),
+    ];
+    let errors = report(&tensors, |loader| {
+        loader.experts_gate_up("experts", 2, 1, 1)
+    });
+    assert_eq!(
+        errors.missing,
+        [
+            missing("experts.0.w3.weight", &[1, 1]),
+            missing("experts.1.w1.weight", &[1, 1])
+        ]
+    );
+    assert_eq!(errors.unexpected, []);
+}
+
+#[test]
+fn copies_and_skipped_prefixes_are_not_unexpected() {
+    let checkpoint = checkpoint_of(&[
+        stored_f32("norm", &[1], &[1.0]),
+        stored_f32("mtp.0.emb.tok_emb.weight", &[1], &[1.0]),
+        stored_f32("mtp.0.head.weight", &[1], &[1.0]),
+        stored_f32("mtp.0.norm.weight", &[1], &[1.0]),
+    ]);
+    let mut loader = Loader::new(&checkpoint);
+    let norm = loader.dense("norm", &[1]);
+    let Err(CheckpointError::Weights(errors)) = loader.finish(norm) else {
+        panic!("loaded");
+    };
+    assert_eq!(errors.unexpected.len(), 1);
+    assert_eq!(errors.unexpected[0].name, "mtp.0.norm.weight");
+
+    let mut loader = Loader::new(&checkpoint);
+    loader.skip_prefix("mtp.");
+    assert!(loader.contains("norm") && !loader.contains("norm.weight"));
+    let norm = loader.dense("norm", &[1]);
+    loader.finish(norm).unwrap();
+}
+
+#[test]
+fn tensors_without_elements_are_refused() {
+    // A side of zero lets the other side be anything, also more than can be counted with.
+    let tensors = [
+        stored("w.weight", "F32", &[usize::MAX, 0], &[]),
+        stored("experts.0.w1.weight", "F32", &[usize::MAX, 0], &[]),
+        stored("experts.0.w3.weight", "F32", &[usize::MAX, 0], &[]),
+    ];
+    let errors = report(&tensors, |loader| {
+        let dense = loader.dense("w.weight", &[usize::MAX, 0]);
+        let linear = loader.linear("w", usize::MAX, 0);
+        let experts = loader.experts_gate_up("experts", 1, usize::MAX, 0);
+        Some((dense?, linear?, experts?))
+    });
+    assert_eq!(
+        errors.invalid,
+        [
+            invalid("experts.0.w1.weight", InvalidReason::Empty),
+            invalid("experts.0.w3.weight", InvalidReason::Empty),
+            invalid("w.weight", InvalidReason::Empty),
+        ]
+    );
+}

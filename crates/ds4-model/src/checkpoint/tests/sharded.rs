@@ -1,0 +1,214 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::checkpoint::{Checkpoint, CheckpointError};
+
+use super::fixtures::load_model;
+use super::{Stored, empty_checkpoint, repository, safetensors, stored_f32};
+
+fn write_index(dir: &Path, entries: &[(&str, &str)]) {
+    let entries: Vec<String> = entries
+        .iter()
+        .map(|(tensor, shard)| format!("\"{tensor}\": {shard:?}"))
+        .collect();
+    let index = format!(
+        r#"{{"metadata": {{"total_size": 1}}, "weight_map": {{{}}}}}"#,
+        entries.join(", ")
+    );
+    std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
+}
+
+fn write_shard(dir: &Path, shard: &str, tensors: &[Stored]) {
+    std::fs::write(dir.join(shard), safetensors(tensors)).unwrap();
+}
+
+fn one(name: &str) -> Stored {
+    stored_f32(name, &[1], &[1.0])
+}
+
+#[test]
+fn three_shards_give_the_weights_of_the_single_file() {
+    let single = Checkpoint::open(&repository("assets/ds4-tiny")).unwrap();
+    let mut shards: [Vec<Stored>; 3] = Default::default();
+    let mut entries: Vec<(String, String)> = Vec::new();
+    for (i, tensor) in single.tensors().enumerate() {
+        entries.push((
+            tensor.name.to_string(),
+            format!("model-{}.safetensors", i % 3),
+        ));
+        shards[i % 3].push(Stored {
+            name: tensor.name.to_string(),
+            dtype: match tensor.dtype.to_string().as_str() {
+                "BF16" => "BF16",
+                "F32" => "F32",
+                "I64" => "I64",
+                "I8" => "I8",
+                "F8_E4M3" => "F8_E4M3",
+                "F8_E8M0" => "F8_E8M0",
+                other => panic!("{other}"),
+            },
+            shape: tensor.shape.to_vec(),
+            bytes: tensor.bytes.to_vec(),
+        });
+    }
+    let dir = empty_checkpoint();
+    for (i, tensors) in shards.iter().enumerate() {
+        write_shard(dir.path(), &format!("model-{i}.safetensors"), tensors);
+    }
+    let entries: Vec<(&str, &str)> = entries
+        .iter()
+        .map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
+        .collect();
+    write_index(dir.path(), &entries);
+
+    let sharded = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(sharded.tensors().len(), single.tensors().len());
+    let places: BTreeMap<&str, &str> = entries.into_iter().collect();
+    for tensor in sharded.tensors() {
+        let shard = tensor.shard.file_name().unwrap().to_str().unwrap();
+        assert_eq!(shard, places[tensor.name]);
+    }
+    assert_eq!(load_model(&sharded), load_model(&single));
+}
+
+#[test]
+fn shards_that_do_not_exist_are_all_named() {
+    let dir = empty_checkpoint();
+    write_shard(dir.path(), "1.safetensors", &[one("a")]);
+    write_index(
+        dir.path(),
+        &[
+            ("c", "3.safetensors"),
+            ("b", "2.safetensors"),
+            ("a", "1.safetensors"),
+        ],
+    );
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    let CheckpointError::MissingShards { shards, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(shards, &["2.safetensors", "3.safetensors"]);
+    assert!(error.to_string().contains("index.json"), "{error}");
+}
+
+#[test]
+fn shards_outside_the_directory_are_refused() {
+    let dir = empty_checkpoint();
+    for shard in [
+        "../other/model.safetensors",
+        "/tmp/model.safetensors",
+        "sub/model.safetensors",
+        "sub\\model.safetensors",
+        "C:model.safetensors",
+        "./model.safetensors",
+        "model.safetensors/",
+        "..",
+        ".",
+        "",
+    ] {
+        write_index(dir.path(), &[("a", shard)]);
+        let error = Checkpoint::open(dir.path()).unwrap_err();
+        assert!(
+            matches!(&error, CheckpointError::ShardName { shard: named, .. } if named == shard),
+            "{shard}: {error}"
+        );
+    }
+}
+
+#[test]
+fn tensors_that_are_not_in_their_shards_are_all_named() {
+    let dir = empty_checkpoint();
+    write_shard(dir.path(), "1.safetensors", &[one("a"), one("moved")]);
+    write_shard(dir.path(), "2.safetensors", &[one("b")]);
+    write_index(
+        dir.path(),
+        &[
+            ("moved", "2.safetensors"),
+            ("a", "1.safetensors"),
+            ("b", "2.safetensors"),
+            ("gone", "1.safetensors"),
+        ],
+    );
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    let CheckpointError::NotInShard { tensors, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(tensors, &["gone (1.safetensors)", "moved (2.safetensors)"]);
+}
+
+#[test]
+fn a_tensor_in_two_shards_is_refused() {
+    let dir = empty_checkpoint();
+    write_shard(dir.path(), "1.safetensors", &[one("a"), one("b")]);
+    write_shard(dir.path(), "2.safetensors", &[one("b")]);
+    write_index(
+        dir.path(),
+        &[("a", "1.safetensors"), ("b", "2.safetensors")],
+    );
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    let CheckpointError::DuplicateTensor {
+        name,
+        first,
+        second,
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(name, "b");
+    assert!(first.ends_with("1.safetensors") && second.ends_with("2.safetensors"));
+}
+
+#[test]
+fn a_tensor_listed_twice_in_the_index_is_refused() {
+    let dir = empty_checkpoint();
+    write_shard(dir.path(), "1.safetensors", &[one("a")]);
+    write_index(
+        dir.path(),
+        &[("a", "1.safetensors"), ("a", "1.safetensors")],
+    );
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    assert!(matches!(error, CheckpointError::Index { .. }), "{error}");
+    assert!(error.to_string().contains("duplicate entry `a`"), "{error}");
+}
+
+#[test]
+fn an_index_of_another_form_is_refused() {
+    let dir = empty_checkpoint();
+    for index in [
+        "",
+        "{}",
+        "[]",
+        "{\"weight_map\": 3}",
+        "{\"weight_map\": {\"a\": 1}}",
+    ] {
+        std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
+        let error = Checkpoint::open(dir.path()).unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::Index { .. }),
+            "{index}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_damaged_shard_is_named() {
+    let dir = empty_checkpoint();
+    write_shard(dir.path(), "1.safetensors", &[one("a")]);
+    std::fs::write(dir.path().join("2.safetensors"), b"short").unwrap();
+    write_index(
+        dir.path(),
+        &[("a", "1.safetensors"), ("b", "2.safetensors")],
+    );
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    assert!(matches!(error, CheckpointError::NoHeader { .. }), "{error}");
+    assert!(error.to_string().contains("2.safetensors"), "{error}");
+}
+
+#[test]
+fn tensors_that_only_a_shard_knows_are_kept() {
+    let dir = empty_checkpoint();
+    write_shard(dir.path(), "1.safetensors", &[one("a"), one("b")]);
+    write_index(dir.path(), &[("a", "1.safetensors")]);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert!(checkpoint.tensor("b").is_some());
+}
