@@ -490,10 +490,14 @@ impl Builder<'_, '_> {
         scales: Vec<u32>,
     ) -> Fp4Weight {
         let words = TensorData::new(words, [matrices, out, inp.div_ceil(8)]);
-        let scale_words = (out * inp.div_ceil(32)).div_ceil(4);
+        let scale_bytes = out * inp.div_ceil(32);
+        let scales = word_aligned(scales, matrices, scale_bytes);
         Fp4Weight {
             words: self.words(words),
-            scales: self.words(TensorData::new(scales, [matrices, scale_words])),
+            scales: self.words(TensorData::new(
+                scales,
+                [matrices, scale_bytes.div_ceil(4)],
+            )),
             columns: inp,
         }
     }
@@ -515,10 +519,42 @@ fn int_parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>
     Param::initialized(ParamId::new(), tensor)
 }
 
+/// Starts the bytes of every matrix, packed one after the other four to a word, at a word of their own.
+fn word_aligned(words: Vec<u32>, matrices: usize, bytes: usize) -> Vec<u32> {
+    if bytes.is_multiple_of(4) || matrices == 1 {
+        return words;
+    }
+    let flat: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    flat.chunks(bytes)
+        .take(matrices)
+        .flat_map(|matrix| {
+            matrix.chunks(4).map(|chunk| {
+                let mut word = [0; 4];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u32::from_le_bytes(word)
+            })
+        })
+        .collect()
+}
+
 /// An optional part: absent, complete, or (`None`) wanted and not loadable.
 fn all_or_nothing<T>(part: Option<Option<T>>) -> Option<Option<T>> {
     match part {
         None => Some(None),
         Some(part) => part.map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_every_matrix_start_at_a_word() {
+        // Two matrices of three bytes each: 1 2 3, 4 5 6.
+        let packed = vec![0x0403_0201, 0x7f7f_0605];
+        assert_eq!(word_aligned(packed.clone(), 2, 3), [0x0003_0201, 0x0006_0504]);
+        assert_eq!(word_aligned(packed.clone(), 1, 6), packed);
+        assert_eq!(word_aligned(packed.clone(), 2, 4), packed);
     }
 }

@@ -13,6 +13,7 @@
 //! - Other architectures, and the DSpark drafter.
 //! - Tensor names with a `model.` prefix and those of Hugging Face `transformers`.
 
+mod build;
 mod codec;
 mod error;
 mod experts;
@@ -31,6 +32,7 @@ use std::path::{Path, PathBuf};
 
 pub use safetensors::Dtype;
 
+pub use build::LoadOptions;
 pub use codec::e8m0_to_f32;
 pub use error::{
     CheckpointError, InvalidReason, InvalidTensor, MisShapedTensor, MissingTensor,
