@@ -1,0 +1,240 @@
+//! Naming a device, and finding out whether it is there before touching it.
+//!
+//! Burn creates a device lazily and panics on first use where the hardware is missing. [`DeviceSpec::init`] asks first, by
+//! enumeration, which loads a driver if there is one and creates no context.
+//!
+//! ```
+//! use burn_ds4_ops::device::{DeviceError, DeviceSpec};
+//!
+//! let spec: DeviceSpec = "cuda:1".parse()?;
+//! match spec.init() {
+//!     Ok(device) => println!("running on {device:?}"),
+//!     Err(error) => println!("{error}"),
+//! }
+//! # Ok::<(), DeviceError>(())
+//! ```
+
+use std::{fmt, str::FromStr};
+
+use burn::tensor::Device;
+
+/// A device by name: `flex`, `wgpu`, `cuda`, `cuda:1`, `cpu`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DeviceSpec {
+    /// Burn's pure-Rust CPU backend; always present.
+    #[default]
+    Flex,
+    /// The best adapter that wgpu finds; `CUBECL_WGPU_DEFAULT_DEVICE` overrides the choice.
+    Wgpu,
+    /// The CUDA device of this index.
+    Cuda(usize),
+    /// CubeCL's CPU runtime.
+    Cpu,
+}
+
+/// Why there is no such device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// A name that means nothing.
+    #[error("unknown device `{0}`: expected flex, wgpu, cuda, cuda:INDEX or cpu")]
+    Unknown(String),
+    /// The build leaves the backend out.
+    #[error("device `{device}` is not compiled in: build with `--features {feature}`")]
+    NotCompiled {
+        /// The device asked for.
+        device: DeviceSpec,
+        /// The cargo feature that brings it.
+        feature: &'static str,
+    },
+    /// The machine has no such device.
+    #[error("device `{device}` is not present: {reason}")]
+    NotPresent {
+        /// The device asked for.
+        device: DeviceSpec,
+        /// What was looked for and not found.
+        reason: String,
+    },
+}
+
+impl DeviceSpec {
+    /// The cargo feature that compiles this device in.
+    pub fn feature(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Wgpu => "wgpu",
+            Self::Cuda(_) => "cuda",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    /// The Burn device.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NotCompiled`] where the build leaves the backend out, [`DeviceError::NotPresent`] where the machine has
+    /// no such device. Never panics.
+    pub fn init(self) -> Result<Device, DeviceError> {
+        match self {
+            Self::Flex => self.flex(),
+            Self::Wgpu => self.wgpu(),
+            Self::Cuda(index) => self.cuda(index),
+            Self::Cpu => self.cpu(),
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(self) -> Result<Device, DeviceError> {
+        Ok(Device::flex())
+    }
+
+    #[cfg(not(feature = "flex"))]
+    fn flex(self) -> Result<Device, DeviceError> {
+        self.not_compiled()
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgpu(self) -> Result<Device, DeviceError> {
+        use burn::tensor::{DeviceKind, DeviceType};
+        if Device::enumerate(DeviceType::Wgpu).is_empty() {
+            return Err(DeviceError::NotPresent {
+                device: self,
+                reason: "wgpu finds no adapter (on Linux: no Vulkan driver)".into(),
+            });
+        }
+        Ok(Device::wgpu(DeviceKind::DefaultDevice))
+    }
+
+    #[cfg(not(feature = "wgpu"))]
+    fn wgpu(self) -> Result<Device, DeviceError> {
+        self.not_compiled()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, index: usize) -> Result<Device, DeviceError> {
+        use burn::tensor::DeviceType;
+        let found = Device::enumerate(DeviceType::Cuda).len();
+        if index >= found {
+            return Err(DeviceError::NotPresent {
+                device: self,
+                reason: format!("the CUDA driver reports {found} device(s)"),
+            });
+        }
+        Ok(Device::cuda(index))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda(self, _index: usize) -> Result<Device, DeviceError> {
+        self.not_compiled()
+    }
+
+    #[cfg(feature = "cpu")]
+    fn cpu(self) -> Result<Device, DeviceError> {
+        Ok(Device::cpu())
+    }
+
+    #[cfg(not(feature = "cpu"))]
+    fn cpu(self) -> Result<Device, DeviceError> {
+        self.not_compiled()
+    }
+
+    #[cfg(not(all(feature = "flex", feature = "wgpu", feature = "cuda", feature = "cpu")))]
+    fn not_compiled(self) -> Result<Device, DeviceError> {
+        Err(DeviceError::NotCompiled {
+            device: self,
+            feature: self.feature(),
+        })
+    }
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            other => f.write_str(other.feature()),
+        }
+    }
+}
+
+impl FromStr for DeviceSpec {
+    type Err = DeviceError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let unknown = || DeviceError::Unknown(name.into());
+        match name {
+            "flex" => Ok(Self::Flex),
+            "wgpu" => Ok(Self::Wgpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            "cpu" => Ok(Self::Cpu),
+            _ => {
+                let index = name.strip_prefix("cuda:").ok_or_else(unknown)?;
+                // `parse` alone would accept a leading plus sign.
+                if !index.bytes().all(|byte| byte.is_ascii_digit()) {
+                    return Err(unknown());
+                }
+                index.parse().map(Self::Cuda).map_err(|_| unknown())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_name_parses_and_prints_back() {
+        for (name, spec, printed) in [
+            ("flex", DeviceSpec::Flex, "flex"),
+            ("wgpu", DeviceSpec::Wgpu, "wgpu"),
+            ("cuda", DeviceSpec::Cuda(0), "cuda:0"),
+            ("cuda:0", DeviceSpec::Cuda(0), "cuda:0"),
+            ("cuda:17", DeviceSpec::Cuda(17), "cuda:17"),
+            ("cpu", DeviceSpec::Cpu, "cpu"),
+        ] {
+            assert_eq!(name.parse(), Ok(spec));
+            assert_eq!(spec.to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_no_device_is_quoted_in_the_error() {
+        for name in [
+            "",
+            "gpu",
+            "CUDA",
+            "cuda:",
+            "cuda:-1",
+            "cuda:+1",
+            "cuda:x",
+            "wgpu:0",
+            "cuda:99999999999999999999999",
+        ] {
+            let error = name.parse::<DeviceSpec>().unwrap_err();
+            assert_eq!(error, DeviceError::Unknown(name.into()));
+            assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_cuda_index_that_does_not_exist_is_an_error_and_no_panic() {
+        let error = DeviceSpec::Cuda(usize::MAX).init().unwrap_err();
+        if cfg!(feature = "cuda") {
+            assert!(matches!(error, DeviceError::NotPresent { .. }), "{error}");
+        } else {
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "device `cuda:{}` is not compiled in: build with `--features cuda`",
+                    usize::MAX
+                )
+            );
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn flex_is_always_present() {
+        assert_eq!(DeviceSpec::default().init(), Ok(Device::flex()));
+    }
+}

@@ -1,0 +1,59 @@
+use burn::tensor::DType;
+
+/// What an operator refuses: the argument by name, and its value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpError {
+    /// A tensor of the wrong dtype.
+    #[error("`{argument}` has dtype {actual:?}, expected {expected}")]
+    DtypeMismatch {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The dtypes that are accepted.
+        expected: &'static str,
+        /// The dtype it has.
+        actual: DType,
+    },
+    /// A tensor of the wrong shape.
+    #[error("`{argument}` has shape {actual:?}, expected {expected:?}")]
+    ShapeMismatch {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The shape that the other arguments ask for.
+        expected: Vec<usize>,
+        /// The shape it has.
+        actual: Vec<usize>,
+    },
+    /// A number outside its range.
+    #[error("`{argument}` is {actual}, expected {expected}")]
+    InvalidValue {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The accepted range.
+        expected: String,
+        /// The value given.
+        actual: usize,
+    },
+    /// Two tensors that must share a device and do not.
+    #[error("`{argument}` is on {actual}, expected {expected} like `{other}`")]
+    DeviceMismatch {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The argument that decides the device.
+        other: &'static str,
+        /// Device of `other`.
+        expected: String,
+        /// Device of `argument`.
+        actual: String,
+    },
+    /// An output dtype that the device does not compute in.
+    #[error("`{argument}` is {dtype:?}, which {device} does not support")]
+    UnsupportedDtype {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The dtype asked for.
+        dtype: DType,
+        /// The device of the input tensors.
+        device: String,
+    },
+}

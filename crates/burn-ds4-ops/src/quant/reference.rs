@@ -1,0 +1,245 @@
+//! Plain tensor ops: the readable truth of every codec. Arguments are validated by the caller, no dimension is zero.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+
+use super::{FP4_BLOCK, FP8_BLOCK};
+
+/// E2M1 magnitudes, then the same with the sign bit.
+const E2M1_VALUES: [f32; 16] = [
+    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+];
+
+/// Value of every E4M3 code.
+fn e4m3_values() -> Vec<f32> {
+    (0..=u8::MAX)
+        .map(|code| {
+            let (exponent, mantissa) = ((code >> 3) & 15, code & 7);
+            let magnitude = match (exponent, mantissa) {
+                (15, 7) => f32::NAN,
+                (0, _) => f32::from(mantissa) * power_of_two(-9),
+                _ => f32::from(8 + mantissa) * power_of_two(i32::from(exponent) - 10),
+            };
+            if code < 128 { magnitude } else { -magnitude }
+        })
+        .collect()
+}
+
+/// Value of every E8M0 code: the byte is the biased exponent of an `f32`, except at both ends.
+fn e8m0_values() -> Vec<f32> {
+    (0..=u8::MAX)
+        .map(|code| match code {
+            0 => power_of_two(-126) / 2.0,
+            255 => f32::NAN,
+            _ => f32::from_bits(u32::from(code) << 23),
+        })
+        .collect()
+}
+
+/// `2^exponent` for the exponents of normal `f32` values.
+const fn power_of_two(exponent: i32) -> f32 {
+    assert!(exponent >= -126 && exponent <= 127);
+    f32::from_bits(((exponent + 127) as u32) << 23)
+}
+
+pub(super) fn dequantize_fp8(
+    words: Tensor<3, Int>,
+    scales: Tensor<3>,
+    columns: usize,
+    parts: usize,
+) -> Tensor<3> {
+    let [batch, rows, width] = words.dims();
+    let [_, _, block_columns] = scales.dims();
+    let part_rows = rows / parts;
+    let block_rows = part_rows.div_ceil(FP8_BLOCK);
+    let values = decode(
+        words.reshape([batch * rows, width]),
+        columns,
+        8,
+        e4m3_values(),
+    );
+    let scales = repeat_columns(
+        scales.reshape([batch * parts * block_rows, block_columns]),
+        FP8_BLOCK,
+        columns,
+    )
+    .reshape([batch * parts, block_rows, 1, columns])
+    .expand([batch * parts, block_rows, FP8_BLOCK, columns])
+    .reshape([batch * parts, block_rows * FP8_BLOCK, columns])
+    .narrow(1, 0, part_rows)
+    .reshape([batch * rows, columns]);
+    (values * scales).reshape([batch, rows, columns])
+}
+
+pub(super) fn dequantize_fp4(
+    words: Tensor<3, Int>,
+    scales: Tensor<2, Int>,
+    columns: usize,
+) -> Tensor<3> {
+    let [batch, rows, width] = words.dims();
+    let blocks = columns.div_ceil(FP4_BLOCK);
+    let values = decode(
+        words.reshape([batch * rows, width]),
+        columns,
+        4,
+        E2M1_VALUES.to_vec(),
+    );
+    let scales = decode(scales, rows * blocks, 8, e8m0_values()).reshape([batch * rows, blocks]);
+    let scales = repeat_columns(scales, FP4_BLOCK, columns);
+    (values * scales).reshape([batch, rows, columns])
+}
+
+/// Splits every word into codes of `bits` bits, lowest first, keeps the first `columns` of a row and looks them up.
+fn decode(words: Tensor<2, Int>, columns: usize, bits: usize, table: Vec<f32>) -> Tensor<2> {
+    let [rows, width] = words.dims();
+    let per_word = 32 / bits;
+    let device = words.device();
+    // Shifting the unsigned words themselves: through a signed type, the top code of a word would drag its sign along.
+    let shifts = Tensor::<1, Int>::arange(0..per_word as i64, (&device, DType::U32))
+        .mul_scalar(bits as u32)
+        .reshape([1, 1, per_word]);
+    let codes = words
+        .reshape([rows, width, 1])
+        .expand([rows, width, per_word])
+        .bitwise_right_shift(shifts.expand([rows, width, per_word]))
+        .bitwise_and_scalar((1_u32 << bits) - 1)
+        .reshape([rows, width * per_word])
+        .narrow(1, 0, columns)
+        .reshape([rows * columns]);
+    let length = table.len();
+    Tensor::<1>::from_data(TensorData::new(table, [length]), (&device, DType::F32))
+        .select(0, codes)
+        .reshape([rows, columns])
+}
+
+/// `[rows, blocks]` to `[rows, columns]`: every element `block` times, the last one perhaps fewer.
+fn repeat_columns(x: Tensor<2>, block: usize, columns: usize) -> Tensor<2> {
+    let [rows, blocks] = x.dims();
+    x.reshape([rows, blocks, 1])
+        .expand([rows, blocks, block])
+        .reshape([rows, blocks * block])
+        .narrow(1, 0, columns)
+}
+
+/// A small float format as a target of rounding.
+pub(super) struct Format {
+    /// Largest value.
+    max: f32,
+    /// Exponent of the smallest normal value.
+    min_exponent: i32,
+    /// Bits after the binary point of a normal value.
+    mantissa_bits: i32,
+    /// Halvings that bring the largest value into the lowest normal binade, as a descending sum.
+    exponent_steps: &'static [i32],
+    /// The largest magnitude of a block is taken to be at least this.
+    amax_floor: f32,
+    /// Exponent of the scale that belongs to `amax_floor`.
+    min_scale_exponent: i32,
+}
+
+/// FP8 with 1e-4 as the smallest block maximum.
+pub(super) const E4M3: Format = Format {
+    max: 448.0,
+    min_exponent: -6,
+    mantissa_bits: 3,
+    exponent_steps: &[8, 4, 2, 1],
+    amax_floor: 1e-4,
+    min_scale_exponent: -22,
+};
+
+/// FP4 with the smallest normal scale as the smallest scale.
+pub(super) const E2M1: Format = Format {
+    max: 6.0,
+    min_exponent: 0,
+    mantissa_bits: 1,
+    exponent_steps: &[2, 1],
+    amax_floor: 6.0 * power_of_two(-126),
+    min_scale_exponent: -126,
+};
+
+/// Descending sum of 255, which covers every scale exponent; in parts that keep all factors normal.
+const SCALE_STEPS: [i32; 9] = [64, 64, 64, 32, 16, 8, 4, 2, 1];
+
+pub(super) fn roundtrip(x: Tensor<2>, block: usize, format: &Format) -> Tensor<2> {
+    let [rows, columns] = x.dims();
+    let blocks = columns.div_ceil(block);
+    let not_finite = x.clone().is_nan().bool_or(x.clone().is_inf());
+    let mut magnitude = x.clone().abs().mask_fill(not_finite.clone(), 0.0_f32);
+    let padding = blocks * block - columns;
+    if padding > 0 {
+        let zeros = Tensor::zeros([rows, padding], (&x.device(), DType::F32));
+        magnitude = Tensor::cat(vec![magnitude, zeros], 1);
+    }
+    let magnitude = magnitude.reshape([rows * blocks, block]);
+    let (scale, inverse) = block_scale(magnitude.clone().max_dim(1), format);
+    let rounded = round_magnitude(magnitude * inverse, format) * scale;
+    let rounded = rounded
+        .reshape([rows, blocks * block])
+        .narrow(1, 0, columns);
+    let negative = x.clone().lower_scalar(0.0_f32);
+    rounded
+        .clone()
+        .mask_where(negative, rounded.neg())
+        .mask_where(not_finite, x)
+}
+
+/// The smallest power of two `s >= 2^min_scale_exponent` with `amax <= max * s`, and `1 / s`.
+///
+/// That is `2^ceil(log2(amax / max))` without a logarithm or a division, which devices round differently. Each step asks
+/// whether the exponent is still at least that many doublings away.
+fn block_scale(amax: Tensor<2>, format: &Format) -> (Tensor<2>, Tensor<2>) {
+    let lowest = power_of_two(format.min_scale_exponent);
+    let mut scale = amax.full_like(lowest);
+    let mut inverse = amax.full_like(power_of_two(-format.min_scale_exponent));
+    let mut amax = amax.clamp_min(format.amax_floor);
+    for step in SCALE_STEPS {
+        let limit = format.max * lowest * power_of_two(step - 1);
+        let above = amax.clone().greater_scalar(limit);
+        let (up, down) = (power_of_two(step), power_of_two(-step));
+        amax = amax
+            .clone()
+            .mask_where(above.clone(), amax.mul_scalar(down));
+        scale = scale
+            .clone()
+            .mask_where(above.clone(), scale.mul_scalar(up));
+        inverse = inverse.clone().mask_where(above, inverse.mul_scalar(down));
+    }
+    (scale, inverse)
+}
+
+/// Nearest value of the format, ties to even; `0 <= x <= max`.
+///
+/// Moves every normal value into the lowest normal binade, where neighbours lie as far apart as the subnormal values do, so
+/// that one rounding to integers serves both.
+fn round_magnitude(x: Tensor<2>, format: &Format) -> Tensor<2> {
+    let spacing = format.min_exponent - format.mantissa_bits;
+    let mut unit = x.full_like(power_of_two(spacing));
+    let mut x = x;
+    for &step in format.exponent_steps {
+        let above = x
+            .clone()
+            .greater_equal_scalar(power_of_two(format.min_exponent + step));
+        x = x
+            .clone()
+            .mask_where(above.clone(), x.mul_scalar(power_of_two(-step)));
+        unit = unit
+            .clone()
+            .mask_where(above, unit.mul_scalar(power_of_two(step)));
+    }
+    x.mul_scalar(power_of_two(-spacing)).round() * unit
+}
+
+/// Butterflies from the innermost stride outwards.
+pub(super) fn hadamard(x: Tensor<2>) -> Tensor<2> {
+    let [rows, columns] = x.dims();
+    let mut x = x;
+    let mut stride = 1;
+    while stride < columns {
+        let pairs = x.reshape([rows * columns / (2 * stride), 2, stride]);
+        let low = pairs.clone().narrow(1, 0, 1);
+        let high = pairs.narrow(1, 1, 1);
+        let sums = Tensor::cat(vec![low.clone() + high.clone(), low - high], 1);
+        x = sums.reshape([rows, columns]);
+        stride *= 2;
+    }
+    x.mul_scalar((columns as f64).sqrt().recip() as f32)
+}

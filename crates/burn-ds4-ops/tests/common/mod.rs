@@ -1,0 +1,125 @@
+//! What every integration test needs: the devices to run on, and comparisons that say what went wrong.
+
+// Each test binary compiles this module for itself and uses the part that it needs.
+#![allow(dead_code)]
+
+use std::sync::OnceLock;
+
+use burn::tensor::{Device, Tensor};
+use burn_ds4_ops::device::DeviceSpec;
+
+/// Names a comma-separated list of devices that must be there; without it a missing device is only reported.
+const REQUIRE: &str = "DS4_REQUIRE";
+
+/// Every device that is compiled in and present, by name.
+///
+/// # Panics
+///
+/// Where `DS4_REQUIRE` names a device that is missing, or something that is no device.
+pub fn devices() -> &'static [(String, Device)] {
+    static DEVICES: OnceLock<Vec<(String, Device)>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let required = required();
+        let mut found = Vec::new();
+        for spec in [DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+            match spec.init() {
+                Ok(device) => found.push((spec.to_string(), device)),
+                Err(error) => {
+                    assert!(!required.contains(&spec), "{REQUIRE} names {spec}: {error}");
+                    eprintln!("skipped: {spec} ({error})");
+                }
+            }
+        }
+        found
+    })
+}
+
+fn required() -> Vec<DeviceSpec> {
+    let list = std::env::var(REQUIRE).unwrap_or_default();
+    let names = list
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
+    names
+        .map(|name| {
+            name.parse()
+                .unwrap_or_else(|error| panic!("{REQUIRE}: {error}"))
+        })
+        .collect()
+}
+
+/// The elements of a tensor, read back as `f32`.
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.try_into_vec_as().expect("a device that works")
+}
+
+/// Absolute and relative tolerance: `|actual - expected| <= absolute + relative * |expected|`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    pub absolute: f64,
+    pub relative: f64,
+}
+
+/// Nothing but equal values; zeros of either sign are equal, and so are NaNs.
+pub const EXACT: Tolerance = Tolerance {
+    absolute: 0.0,
+    relative: 0.0,
+};
+
+/// The same absolute tolerance everywhere.
+pub const fn absolute(absolute: f64) -> Tolerance {
+    Tolerance {
+        absolute,
+        relative: 0.0,
+    }
+}
+
+/// Fails with the number of mismatches, the largest error and its index, and the first few mismatches.
+#[track_caller]
+pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: Tolerance, what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}: number of elements");
+    let error = |index: usize| {
+        let (a, e) = (f64::from(actual[index]), f64::from(expected[index]));
+        if a == e || (a.is_nan() && e.is_nan()) {
+            0.0
+        } else {
+            // A NaN or infinity on one side only would otherwise compare as no error at all.
+            Some((a - e).abs())
+                .filter(|error| !error.is_nan())
+                .unwrap_or(f64::INFINITY)
+        }
+    };
+    let allowed = |index: usize| {
+        let magnitude = f64::from(expected[index]).abs();
+        tolerance.absolute
+            + if magnitude.is_finite() {
+                tolerance.relative * magnitude
+            } else {
+                0.0
+            }
+    };
+    let wrong: Vec<usize> = (0..actual.len())
+        .filter(|&index| error(index) > allowed(index))
+        .collect();
+    if wrong.is_empty() {
+        return;
+    }
+    let worst = wrong
+        .iter()
+        .copied()
+        .max_by(|&a, &b| error(a).total_cmp(&error(b)))
+        .unwrap_or_default();
+    let first: Vec<String> = wrong
+        .iter()
+        .take(8)
+        .map(|&index| format!("[{index}] {:e} != {:e}", actual[index], expected[index]))
+        .collect();
+    panic!(
+        "{what}: {} of {} elements differ, largest error {:e} at [{worst}] (allowed {:e}), first: {}",
+        wrong.len(),
+        actual.len(),
+        error(worst),
+        allowed(worst),
+        first.join(", "),
+    );
+}

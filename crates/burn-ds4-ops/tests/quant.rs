@@ -1,0 +1,352 @@
+//! Weight decoding: all codes against the written-out tables, odd sizes against an `f64` reading of the same bytes.
+
+mod common;
+mod tables;
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::{
+    OpError,
+    quant::{dequantize_fp4, dequantize_fp4_batched, dequantize_fp8, dequantize_fp8_batched},
+};
+use common::{EXACT, assert_close, devices, values};
+use tables::{E2M1, E4M3, E8M0};
+
+const F32: FloatDType = FloatDType::F32;
+
+fn words<const D: usize>(data: Vec<u32>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(data, shape), (device, DType::U32))
+}
+
+fn floats<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
+}
+
+/// Four bytes to a word, little endian, every row padded to a whole word with a byte that must never be seen.
+fn pack(bytes: &[u8], row: usize) -> Vec<u32> {
+    bytes
+        .chunks(row)
+        .flat_map(|row| row.chunks(4))
+        .map(|chunk| {
+            let mut word = [0xa5; 4];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u32::from_le_bytes(word)
+        })
+        .collect()
+}
+
+/// Bytes that take every value and have no period in common with a block.
+fn bytes(count: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed;
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        })
+        .collect()
+}
+
+/// E4M3 bytes without the two NaN codes.
+fn fp8_bytes(count: usize, seed: u32) -> Vec<u8> {
+    let mut bytes = bytes(count, seed);
+    bytes
+        .iter_mut()
+        .filter(|byte| **byte & 0x7f == 0x7f)
+        .for_each(|byte| *byte ^= 1);
+    bytes
+}
+
+/// Scales with full mantissas.
+fn fp8_scales(count: usize) -> Vec<f32> {
+    (0..count).map(|i| 0.37 + i as f32 / 7.0).collect()
+}
+
+#[test]
+fn every_fp8_code_decodes_to_its_table_value() {
+    let codes: Vec<u8> = (0..=255).collect();
+    let expected: Vec<f32> = E4M3.iter().map(|&value| value as f32).collect();
+    for (name, device) in devices() {
+        let weight = dequantize_fp8(
+            words(pack(&codes, 256), [1, 64], device),
+            floats(vec![1.0; 2], [1, 2], device),
+            256,
+            F32,
+        );
+        assert_close(&values(weight.unwrap()), &expected, EXACT, name);
+    }
+}
+
+#[test]
+fn every_fp4_code_times_every_scale_byte_decodes_to_the_product() {
+    let word = |first: u32| (0..8).fold(0, |word, i| word | (first + i) << (4 * i));
+    let row = [word(0), word(8), word(0), word(8)];
+    let scales: Vec<u8> = (0..=255).collect();
+    let expected: Vec<f32> = E8M0
+        .iter()
+        .flat_map(|scale| (0..32).map(move |column| (E2M1[column % 16] * scale) as f32))
+        .collect();
+    for (name, device) in devices() {
+        let weight = dequantize_fp4(
+            words(row.repeat(256), [256, 4], device),
+            words(pack(&scales, 256), [64], device),
+            32,
+            F32,
+        );
+        let mut actual = values(weight.unwrap());
+        for (actual, &expected) in actual.iter_mut().zip(&expected) {
+            // The documented exception: below the normal range a device may flush to zero.
+            if expected.abs() < f32::MIN_POSITIVE && *actual == 0.0 {
+                *actual = expected;
+            }
+        }
+        assert_close(&actual, &expected, EXACT, name);
+    }
+}
+
+#[test]
+fn words_with_the_top_bit_set_do_not_smear_their_sign() {
+    for (name, device) in devices() {
+        let fp8 = dequantize_fp8(
+            words(vec![0x8000_0001, 0xff38_38b8], [1, 2], device),
+            floats(vec![512.0], [1, 1], device),
+            8,
+            F32,
+        );
+        let expected = [1.0, 0.0, 0.0, -0.0, -512.0, 512.0, 512.0, f32::NAN];
+        assert_close(&values(fp8.unwrap()), &expected, EXACT, name);
+
+        let fp4 = dequantize_fp4(
+            words(vec![0xf000_0002, 0x8765_4321], [2, 1], device),
+            // The scales are the two low bytes: 2 and 1. The others belong to no block.
+            words(vec![0xffff_7f80], [1], device),
+            8,
+            F32,
+        );
+        let expected = [
+            2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -12.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0,
+        ];
+        assert_close(&values(fp4.unwrap()), &expected, EXACT, name);
+    }
+}
+
+#[test]
+fn fp8_blocks_may_be_partial_in_both_directions() {
+    for (rows, columns) in [
+        (1_usize, 1_usize),
+        (3, 129),
+        (128, 128),
+        (131, 261),
+        (257, 127),
+    ] {
+        let (block_rows, block_columns) = (rows.div_ceil(128), columns.div_ceil(128));
+        let codes = fp8_bytes(rows * columns, 7);
+        let scales = fp8_scales(block_rows * block_columns);
+        let expected: Vec<f32> = (0..rows * columns)
+            .map(|i| {
+                let (row, column) = (i / columns, i % columns);
+                let scale = scales[row / 128 * block_columns + column / 128];
+                (E4M3[usize::from(codes[i])] * f64::from(scale)) as f32
+            })
+            .collect();
+        for (name, device) in devices() {
+            let weight = dequantize_fp8(
+                words(pack(&codes, columns), [rows, columns.div_ceil(4)], device),
+                floats(scales.clone(), [block_rows, block_columns], device),
+                columns,
+                F32,
+            )
+            .unwrap();
+            assert_eq!(weight.dims(), [rows, columns]);
+            assert_close(
+                &values(weight),
+                &expected,
+                EXACT,
+                &format!("{name} {rows}x{columns}"),
+            );
+        }
+    }
+}
+
+#[test]
+fn stacked_fp8_parts_each_start_a_block_row_of_their_own() {
+    let (batch, parts, part_rows, columns) = (3, 2, 130, 140);
+    let (rows, block_rows, block_columns) = (parts * part_rows, parts * 2, 2);
+    let codes = fp8_bytes(batch * rows * columns, 11);
+    let scales = fp8_scales(batch * block_rows * block_columns);
+    let expected: Vec<f32> = (0..batch * rows * columns)
+        .map(|i| {
+            let (matrix, row, column) = (i / columns / rows, i / columns % rows, i % columns);
+            let block_row = row / part_rows * 2 + row % part_rows / 128;
+            let scale = scales[(matrix * block_rows + block_row) * block_columns + column / 128];
+            (E4M3[usize::from(codes[i])] * f64::from(scale)) as f32
+        })
+        .collect();
+    for (name, device) in devices() {
+        let weight = dequantize_fp8_batched(
+            words(pack(&codes, columns), [batch, rows, columns / 4], device),
+            floats(scales.clone(), [batch, block_rows, block_columns], device),
+            columns,
+            parts,
+            F32,
+        );
+        assert_close(&values(weight.unwrap()), &expected, EXACT, name);
+    }
+}
+
+#[test]
+fn fp4_matrices_of_odd_sizes_are_padded_to_whole_words_one_by_one() {
+    for (batch, rows, columns) in [(1, 1, 1_usize), (2, 3, 45), (3, 5, 64), (2, 7, 33)] {
+        let blocks = columns.div_ceil(32);
+        let codes: Vec<u8> = bytes(batch * rows * columns, 5)
+            .iter()
+            .map(|b| b & 15)
+            .collect();
+        let scales: Vec<u8> = bytes(batch * rows * blocks, 9)
+            .iter()
+            .map(|b| b / 2 + 60)
+            .collect();
+        let packed: Vec<u32> = codes
+            .chunks(columns)
+            .flat_map(|row| row.chunks(8))
+            .map(|chunk| {
+                (0..8).fold(0, |w, i| {
+                    w | u32::from(*chunk.get(i).unwrap_or(&15)) << (4 * i)
+                })
+            })
+            .collect();
+        let expected: Vec<f32> = (0..batch * rows * columns)
+            .map(|i| {
+                let scale = scales[i / columns * blocks + i % columns / 32];
+                (E2M1[usize::from(codes[i])] * E8M0[usize::from(scale)]) as f32
+            })
+            .collect();
+        for (name, device) in devices() {
+            let scale_words = (rows * blocks).div_ceil(4);
+            let weight = dequantize_fp4_batched(
+                words(packed.clone(), [batch, rows, columns.div_ceil(8)], device),
+                words(pack(&scales, rows * blocks), [batch, scale_words], device),
+                columns,
+                F32,
+            )
+            .unwrap();
+            assert_eq!(weight.dims(), [batch, rows, columns]);
+            let what = format!("{name} {batch}x{rows}x{columns}");
+            assert_close(&values(weight), &expected, EXACT, &what);
+        }
+    }
+}
+
+#[test]
+fn half_precision_output_is_exact_or_refused_by_name() {
+    // The bytes 120 to 134 as scales keep every product inside the normal range of F16.
+    let codes: Vec<u32> = bytes(15 * 16, 3)
+        .chunks(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    let scales: Vec<u8> = (120..135).collect();
+    for (name, device) in devices() {
+        let decode = |dtype| {
+            let scales = words(pack(&scales, 15), [4], device);
+            dequantize_fp4(words(codes.clone(), [15, 4], device), scales, 32, dtype)
+        };
+        let expected = values(decode(F32).unwrap());
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            match decode(dtype) {
+                Ok(weight) => {
+                    assert_eq!(weight.dtype(), dtype.into());
+                    let what = format!("{name} {dtype:?}");
+                    assert_close(&values(weight.cast(F32)), &expected, EXACT, &what);
+                }
+                Err(error) => {
+                    assert!(!device.supports_dtype(dtype));
+                    assert!(matches!(
+                        error,
+                        OpError::UnsupportedDtype {
+                            argument: "dtype",
+                            ..
+                        }
+                    ));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_matrices_decode_to_empty_matrices() {
+    for (name, device) in devices() {
+        let none = Tensor::<2, Int>::empty([0, 2], (device, DType::U32));
+        let scales = Tensor::<2>::empty([0, 1], (device, DType::F32));
+        let weight = dequantize_fp8(none, scales, 8, F32).unwrap();
+        assert_eq!(weight.dims(), [0, 8], "{name}");
+        let none = Tensor::<3, Int>::empty([2, 0, 1], (device, DType::U32));
+        let scales = Tensor::<2, Int>::empty([2, 0], (device, DType::U32));
+        let weight = dequantize_fp4_batched(none, scales, 5, F32).unwrap();
+        assert_eq!(weight.dims(), [2, 0, 5], "{name}");
+    }
+}
+
+#[test]
+fn bad_arguments_are_named_with_their_value() {
+    for (_, device) in devices() {
+        let codes = || words(vec![0; 4], [2, 2], device);
+        let scales = || floats(vec![1.0], [1, 1], device);
+
+        let error = dequantize_fp8(codes().cast(DType::I32), scales(), 8, F32).unwrap_err();
+        assert_eq!(error.to_string(), "`words` has dtype I32, expected U32");
+        let error = dequantize_fp8(codes(), scales(), 9, F32).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`words` has shape [2, 2], expected [2, 3]"
+        );
+        let wide = floats(vec![1.0; 2], [1, 2], device);
+        let error = dequantize_fp8(codes(), wide, 8, F32).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`scales` has shape [1, 2], expected [1, 1]"
+        );
+
+        let stacked = |parts| {
+            let (codes, scales) = (codes().unsqueeze_dim(0), scales().unsqueeze_dim(0));
+            dequantize_fp8_batched(codes, scales, 8, parts, F32)
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(stacked(0), "`parts` is 0, expected a divisor of 2 rows");
+        assert_eq!(stacked(3), "`parts` is 3, expected a divisor of 2 rows");
+        assert_eq!(
+            stacked(2),
+            "`scales` has shape [1, 1, 1], expected [1, 2, 1]"
+        );
+
+        let error = dequantize_fp4(codes(), words(vec![0; 2], [2], device), 16, F32).unwrap_err();
+        assert_eq!(error.to_string(), "`scales` has shape [2], expected [1]");
+        let error = dequantize_fp4(codes(), words(vec![0], [1], device), usize::MAX, F32);
+        assert!(matches!(
+            error,
+            Err(OpError::ShapeMismatch {
+                argument: "words",
+                ..
+            })
+        ));
+    }
+}
+
+#[test]
+fn tensors_on_different_devices_are_refused() {
+    let [(_, first), (_, second), ..] = devices() else {
+        eprintln!("skipped: a second device");
+        return;
+    };
+    let scales = floats(vec![1.0], [1, 1], second);
+    let error = dequantize_fp8(words(vec![0], [1, 1], first), scales, 4, F32).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            OpError::DeviceMismatch {
+                argument: "scales",
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
