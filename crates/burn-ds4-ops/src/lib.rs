@@ -1,16 +1,27 @@
-//! DeepSeek-V4 inference operators for the [Burn](https://burn.dev) deep-learning framework.
+//! DeepSeek-V4 operators for the [Burn](https://burn.dev) deep-learning framework, inference only.
 //!
-//! Every operator takes and returns Burn tensors and runs on every Burn device.
+//! Every operator takes and returns Burn tensors and runs on every Burn device. Operators are grouped in families, one module
+//! each; a family's `reference.rs` is its readable truth in plain tensor operations.
 //!
 //! | module | operators |
 //! |---|---|
+//! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink |
+//! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head |
+//! | [`moe`] | clamped SwiGLU, routed experts |
 //! | [`quant`] | FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
+//! | [`router`] | score and hash routing, small top-k |
+//! | [`topk`] | top-k of long rows |
 //!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a one-line error where it is
 //! not compiled in or not present. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose the backends.
 
+pub mod attention;
 pub mod device;
 mod error;
+pub mod hyper_connection;
+pub mod moe;
 pub mod quant;
+pub mod router;
+pub mod topk;
 
 pub use error::OpError;

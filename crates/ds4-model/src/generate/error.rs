@@ -55,6 +55,55 @@ pub enum GenerateError {
     /// There is nothing to continue.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// A token of the prompt lies outside the model's vocabulary.
+    #[error("`prompt[{index}]` is token {token}, but the model's vocabulary has {vocab_size}")]
+    PromptToken {
+        /// Position in the prompt.
+        index: usize,
+        /// The id at that position.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The prompt does not fit the model's context.
+    #[error("the prompt has {tokens} tokens, the model's context {maximum}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Longest context of the model.
+        maximum: usize,
+    },
+    /// More drafts are wanted than are ever useful.
+    #[error("`drafts` is {drafts}, expected 0..={maximum}")]
+    TooManyDrafts {
+        /// The value that was given.
+        drafts: usize,
+        /// Largest number that is accepted.
+        maximum: usize,
+    },
+    /// The prompt cannot be processed in pieces of nothing.
+    #[error("`prefill_chunk` is 0, expected at least 1")]
+    EmptyPrefillChunk,
+    /// Drafts are wanted from a model without an MTP layer.
+    #[error("drafts need an MTP layer, which this model does not have (or which was not loaded)")]
+    NoMtpLayer,
+    /// The proposer was given more tokens than it has streams for.
+    #[error("{tokens} tokens were given to the proposer, which has observed {positions} positions")]
+    NotObserved {
+        /// Number of tokens.
+        tokens: usize,
+        /// Number of positions.
+        positions: usize,
+    },
+    /// The cache refused a step.
+    #[error(transparent)]
+    Cache(#[from] crate::cache::CacheError),
+    /// The device failed to deliver a result.
+    #[error("the device failed: {reason}")]
+    Device {
+        /// The device's own message.
+        reason: String,
+    },
     /// The tokenizer file cannot be read.
     #[error("cannot read the tokenizer `{}`", path.display())]
     TokenizerRead {

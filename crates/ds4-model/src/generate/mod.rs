@@ -1,10 +1,11 @@
-//! Text generation on the host: from text to token ids, from logits to a token, from token ids back to text.
+//! Text generation: from a prompt to its continuation, token by token, with or without speculative drafts.
 //!
-//! Nothing here touches a tensor; a model enters only as a slice of logits. The pieces, each usable alone:
+//! [`TextGeneration`] streams text, [`Generation`] token ids; both are iterators. They are made of pieces that are usable alone:
 //!
 //! * [`TextTokenizer`] and [`DecodeStream`]: text to ids and ids to text, whole or one id at a time;
 //! * [`chat`]: the DeepSeek-V4 chat encoding and its inverse;
 //! * [`Sampler`] and [`Distribution`]: logits to the processed target distribution, and draws from it;
+//! * [`MtpProposer`]: drafts tokens with the model's multi-token-prediction layer;
 //! * [`verify`]: keeps or corrects speculative drafts without changing the target distribution;
 //! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
 //!
@@ -12,9 +13,12 @@
 
 pub mod chat;
 mod distribution;
+mod driver;
 mod error;
+mod proposer;
 mod sampler;
 mod stop;
+mod text;
 mod tokenizer;
 mod verifier;
 
@@ -23,8 +27,11 @@ pub use chat::{
     parse_completion, render_chat,
 };
 pub use distribution::Distribution;
+pub use driver::{FinishReason, GenerateConfig, Generation, MAX_DRAFTS};
 pub use error::GenerateError;
+pub use proposer::MtpProposer;
 pub use sampler::{Sampler, SamplingConfig, greedy_token};
 pub use stop::{StopStep, StopStrings};
+pub use text::TextGeneration;
 pub use tokenizer::{DecodeStream, TextTokenizer};
 pub use verifier::{PositionStats, SpeculativeStats, Verdict, verify, verify_with_proposals};

@@ -1,19 +1,15 @@
 //! Every intermediate tensor of every layer of a small random model, against Hugging Face's implementation: in one call, token by
 //! token, and in chunks.
 
-#[path = "../crates/burn-ds4-ops/tests/common/mod.rs"]
-mod common;
-mod golden;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use common::{absolute, assert_close, devices, values};
+use crate::common::{absolute, assert_close, devices, values};
 use ds4_model::cache::{CacheConfig, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
-use golden::{Golden, root};
+use crate::golden::{Golden, root};
 
 const BATCH: usize = 2;
 const LENGTH: usize = 37;

@@ -1,0 +1,336 @@
+//! The driver: turns a prompt into tokens, one forward call after the other, with or without drafts.
+
+use std::collections::VecDeque;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::distribution::Distribution;
+use super::error::GenerateError;
+use super::proposer::MtpProposer;
+use super::sampler::{Sampler, SamplingConfig};
+use super::verifier::{SpeculativeStats, verify};
+use crate::cache::{Cache, CacheConfig, Rollback};
+use crate::config::ModelConfig;
+use crate::model::Model;
+use crate::trace::Trace;
+
+/// Largest number of drafts per round.
+pub const MAX_DRAFTS: usize = 4;
+
+/// How to generate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateConfig {
+    /// Tokens to generate at most.
+    pub max_new_tokens: usize,
+    /// How a token is chosen.
+    pub sampling: SamplingConfig,
+    /// Tokens that the MTP layer drafts per round, 0 (none) to [`MAX_DRAFTS`].
+    pub drafts: usize,
+    /// Texts at which to stop; they are not part of the output. Used by [`TextGeneration`](super::TextGeneration).
+    pub stop_strings: Vec<String>,
+    /// Whether to go on after the end-of-sequence token.
+    pub ignore_eos: bool,
+    /// Prompt tokens per forward call.
+    pub prefill_chunk: usize,
+}
+
+impl Default for GenerateConfig {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 256,
+            sampling: SamplingConfig::default(),
+            drafts: 0,
+            stop_strings: Vec::new(),
+            ignore_eos: false,
+            prefill_chunk: 256,
+        }
+    }
+}
+
+impl GenerateConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// If a field is outside its range.
+    pub fn validate(&self) -> Result<(), GenerateError> {
+        self.sampling.validate()?;
+        if self.drafts > MAX_DRAFTS {
+            return Err(GenerateError::TooManyDrafts {
+                drafts: self.drafts,
+                maximum: MAX_DRAFTS,
+            });
+        }
+        if self.prefill_chunk == 0 {
+            return Err(GenerateError::EmptyPrefillChunk);
+        }
+        Ok(())
+    }
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended the sequence.
+    EndOfSequence,
+    /// A stop string was generated.
+    StopString,
+    /// The requested number of tokens was generated.
+    Length,
+    /// The model's longest context was reached.
+    ContextFull,
+}
+
+/// A generation in progress: an iterator over the new tokens.
+///
+/// The end-of-sequence token is not yielded unless [`GenerateConfig::ignore_eos`] is set. After an error the iterator ends.
+#[derive(Debug)]
+pub struct Generation<'a> {
+    model: &'a Model,
+    max_positions: usize,
+    eos_token_id: u32,
+    config: GenerateConfig,
+    cache: Cache,
+    sampler: Sampler,
+    proposer: Option<MtpProposer<'a>>,
+    /// Prompt and everything generated. All but the last have been through the model.
+    tokens: Vec<u32>,
+    /// Tokens the proposer has not seen.
+    unseen: Vec<u32>,
+    /// Length of the prompt.
+    prompt: usize,
+    /// Whether the prompt has been through the model.
+    prefilled: bool,
+    /// Generated tokens that have not been yielded.
+    ready: VecDeque<u32>,
+    yielded: usize,
+    finish: Option<FinishReason>,
+    failed: bool,
+    stats: SpeculativeStats,
+}
+
+impl<'a> Generation<'a> {
+    /// Prepares to continue the token ids of `prompt`.
+    ///
+    /// # Errors
+    ///
+    /// If the prompt is empty, holds an id outside the vocabulary or fills the model's context, if a field of `config` is outside its
+    /// range, or drafts are wanted from a model without an MTP layer.
+    pub fn new(
+        model: &'a Model,
+        model_config: &ModelConfig,
+        config: GenerateConfig,
+        prompt: &[u32],
+    ) -> Result<Self, GenerateError> {
+        config.validate()?;
+        if prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        for (index, token) in prompt.iter().enumerate() {
+            if *token as usize >= model_config.vocab_size {
+                return Err(GenerateError::PromptToken {
+                    index,
+                    token: *token,
+                    vocab_size: model_config.vocab_size,
+                });
+            }
+        }
+        if prompt.len() > model_config.max_position_embeddings {
+            return Err(GenerateError::PromptTooLong {
+                tokens: prompt.len(),
+                maximum: model_config.max_position_embeddings,
+            });
+        }
+        let options = CacheConfig {
+            rollback: Rollback::Bounded(config.drafts),
+            ..CacheConfig::default()
+        };
+        let proposer = (config.drafts > 0)
+            .then(|| MtpProposer::new(model, model_config, config.drafts))
+            .transpose()?;
+        Ok(Self {
+            cache: model.new_cache(model_config, options)?,
+            sampler: Sampler::new(config.sampling.clone())?,
+            proposer,
+            model,
+            max_positions: model_config.max_position_embeddings,
+            eos_token_id: model_config.eos_token_id,
+            config,
+            tokens: prompt.to_vec(),
+            unseen: Vec::new(),
+            prompt: prompt.len(),
+            prefilled: false,
+            ready: VecDeque::new(),
+            yielded: 0,
+            finish: None,
+            failed: false,
+            stats: SpeculativeStats::default(),
+        })
+    }
+
+    /// Drafts made and accepted so far.
+    pub fn stats(&self) -> &SpeculativeStats {
+        &self.stats
+    }
+
+    /// Why the generation ended, once it has.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// Runs the prompt through the model without generating: afterwards the first token is ready.
+    ///
+    /// [`next`](Iterator::next) does it by itself; calling it first separates the time of prompt and generation.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails, or no token can be chosen from the logits.
+    pub fn prefill(&mut self) -> Result<(), GenerateError> {
+        if self.prefilled || self.config.max_new_tokens == 0 {
+            return Ok(());
+        }
+        let prompt = self.tokens.clone();
+        let device = self.model.embedding.val().device();
+        let mut last = None;
+        for (index, chunk) in prompt.chunks(self.config.prefill_chunk).enumerate() {
+            let ids = ids_tensor(chunk, &device);
+            let streams = self
+                .model
+                .forward_streams(ids, &mut self.cache, &Trace::off())?;
+            let [batch, count, n, d_model] = streams.dims();
+            last = Some(
+                streams
+                    .clone()
+                    .slice([0..batch, count - 1..count, 0..n, 0..d_model]),
+            );
+            if let Some(proposer) = &mut self.proposer {
+                proposer.observe(streams);
+                let start = index * self.config.prefill_chunk;
+                let next = start + 1..(start + 1 + count).min(prompt.len());
+                proposer.advance(&prompt[next])?;
+            }
+        }
+        let streams = last.ok_or(GenerateError::EmptyPrompt)?;
+        let rows = read_rows(self.model.logits(streams))?;
+        let distribution = self.sampler.distribution(&rows[0], &self.tokens)?;
+        let token = self.sampler.sample(&distribution);
+        self.prefilled = true;
+        self.accept(&[token]);
+        Ok(())
+    }
+
+    /// One forward call of the trunk, and the tokens that come of it.
+    fn round(&mut self) -> Result<(), GenerateError> {
+        let drafts = self.draft()?;
+        let Some(last) = self.tokens.last() else {
+            return Err(GenerateError::EmptyPrompt);
+        };
+        let input: Vec<u32> = [*last].into_iter().chain(drafts.iter().copied()).collect();
+        let device = self.model.embedding.val().device();
+        let streams =
+            self.model
+                .forward_streams(ids_tensor(&input, &device), &mut self.cache, &Trace::off())?;
+        let rows = read_rows(self.model.logits(streams.clone()))?;
+
+        let sampler = self.sampler.clone();
+        let history = &self.tokens;
+        let targets = |index: usize, accepted: &[u32]| -> Result<Distribution, GenerateError> {
+            let history = [history, accepted].concat();
+            sampler.distribution(&rows[index], &history)
+        };
+        let verdict = verify(&drafts, targets, &mut self.sampler)?;
+
+        let kept = 1 + verdict.accepted;
+        self.cache.truncate(input.len() - kept)?;
+        if let Some(proposer) = &mut self.proposer {
+            let [batch, _, n, d_model] = streams.dims();
+            proposer.observe(streams.slice([0..batch, 0..kept, 0..n, 0..d_model]));
+            self.stats.record(drafts.len(), verdict.accepted);
+        }
+        self.accept(&verdict.tokens);
+        Ok(())
+    }
+
+    /// Drafts as many tokens as are wanted, can still be yielded, and fit the context.
+    fn draft(&mut self) -> Result<Vec<u32>, GenerateError> {
+        let Some(proposer) = &mut self.proposer else {
+            return Ok(Vec::new());
+        };
+        let wanted = self.config.max_new_tokens - (self.tokens.len() - self.prompt);
+        let room = self.max_positions - self.tokens.len();
+        let count = self.config.drafts.min(wanted - 1).min(room);
+        let drafts = proposer.draft(&self.unseen, count)?;
+        if count > 0 {
+            self.unseen.clear();
+        }
+        Ok(drafts)
+    }
+
+    fn accept(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
+        self.unseen.extend_from_slice(tokens);
+        self.ready.extend(tokens);
+    }
+
+    fn advance(&mut self) -> Result<Option<u32>, GenerateError> {
+        if self.finish.is_some() {
+            return Ok(None);
+        }
+        if self.yielded >= self.config.max_new_tokens {
+            return Ok(self.end(FinishReason::Length));
+        }
+        if self.ready.is_empty() {
+            if !self.prefilled {
+                self.prefill()?;
+            } else if self.tokens.len() > self.max_positions {
+                return Ok(self.end(FinishReason::ContextFull));
+            } else {
+                self.round()?;
+            }
+        }
+        let Some(token) = self.ready.pop_front() else {
+            return Ok(self.end(FinishReason::Length));
+        };
+        if token == self.eos_token_id && !self.config.ignore_eos {
+            return Ok(self.end(FinishReason::EndOfSequence));
+        }
+        self.yielded += 1;
+        Ok(Some(token))
+    }
+
+    fn end(&mut self, reason: FinishReason) -> Option<u32> {
+        self.finish = Some(reason);
+        None
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<u32, GenerateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let token = self.advance();
+        self.failed = token.is_err();
+        token.transpose()
+    }
+}
+
+/// Token ids as a batch of one sequence: `[1, ids]`.
+pub(super) fn ids_tensor(ids: &[u32], device: &Device) -> Tensor<2, Int> {
+    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    let count = ids.len();
+    Tensor::from_data(TensorData::new(ids, [1, count]), device)
+}
+
+/// Reads `[1, rows, vocabulary]` back, row by row.
+pub(super) fn read_rows(logits: Tensor<3>) -> Result<Vec<Vec<f32>>, GenerateError> {
+    let [_, _, vocabulary] = logits.dims();
+    let values = logits
+        .try_into_vec_as::<f32>()
+        .map_err(|error| GenerateError::Device {
+            reason: error.to_string(),
+        })?;
+    Ok(values.chunks(vocabulary).map(<[f32]>::to_vec).collect())
+}
