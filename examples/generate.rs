@@ -1,0 +1,192 @@
+//! Continues a prompt with a DeepSeek-V4 checkpoint, streaming the text.
+//!
+//! Without arguments it runs the small trained checkpoint that comes with the repository, on the CPU.
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use burn_ds4_ops::device::DeviceSpec;
+use clap::{Parser, ValueEnum};
+use ds4_model::checkpoint::{Checkpoint, LoadBar, LoadOptions};
+use ds4_model::config::ModelConfig;
+use ds4_model::generate::{
+    ChatOptions, GenerateConfig, Message, SamplingConfig, TextGeneration, TextTokenizer, render_chat,
+};
+
+/// Continues a prompt with a DeepSeek-V4 checkpoint.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
+    #[arg(long, default_value_os_t = shipped_checkpoint())]
+    model: PathBuf,
+    /// Text to continue.
+    #[arg(short, long, default_value = "And God said,")]
+    prompt: String,
+    /// Tokens to generate at most.
+    #[arg(short = 'n', long, default_value_t = 128)]
+    tokens: usize,
+    /// Sampling temperature; 0 always takes the most likely token.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Samples among this many most likely tokens; 0 for all.
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Samples among the most likely tokens that hold this share of the probability.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Samples among tokens at least this likely, relative to the most likely.
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// Divides the logits of tokens that have occurred; 1 for none.
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Seed of the sampling.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Tokens to draft per round with the multi-token-prediction layer (0 to 4).
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    mtp: usize,
+    /// Stops at this text; may be given several times.
+    #[arg(long)]
+    stop: Vec<String>,
+    /// Encodes the prompt as a user's message in a chat.
+    #[arg(long)]
+    chat: bool,
+    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX.
+    #[arg(long, default_value_t = DeviceSpec::Flex)]
+    device: DeviceSpec,
+    /// Dtype of the activations.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
+    /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
+    #[arg(long)]
+    quantized_cache: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Dtype {
+    F32,
+    Bf16,
+    F16,
+}
+
+fn shipped_checkpoint() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/ds4-tiny");
+    if built.is_dir() {
+        built
+    } else {
+        PathBuf::from("assets/ds4-tiny")
+    }
+}
+
+fn main() {
+    if let Err(error) = run(&Args::parse()) {
+        eprintln!("error: {error}");
+        let mut source = error.source();
+        while let Some(error) = source {
+            eprintln!("  caused by: {error}");
+            source = error.source();
+        }
+        std::process::exit(1);
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let config = GenerateConfig {
+        max_new_tokens: args.tokens,
+        sampling: SamplingConfig {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            repetition_penalty: args.repetition_penalty,
+            seed: args.seed,
+        },
+        drafts: args.mtp,
+        stop_strings: args.stop.clone(),
+        ..GenerateConfig::default()
+    };
+    config.validate()?;
+    let device = args.device.init()?;
+    let checkpoint = Checkpoint::open(&args.model)?;
+    let tokenizer = TextTokenizer::from_dir(&args.model)?;
+    let prompt = encode(args, checkpoint.config(), &tokenizer)?;
+
+    let started = Instant::now();
+    let options = LoadOptions {
+        dtype: match args.dtype {
+            Dtype::F32 => burn::tensor::FloatDType::F32,
+            Dtype::Bf16 => burn::tensor::FloatDType::BF16,
+            Dtype::F16 => burn::tensor::FloatDType::F16,
+        },
+        // Decoding again and again is slow on a CPU, and memory is cheap there.
+        expand: args.device == DeviceSpec::Flex,
+        mtp: args.mtp > 0,
+        quantized_cache: args.quantized_cache,
+    };
+    let model = checkpoint.load_with_progress(&options, &device, LoadBar::new())?;
+    let loaded = started.elapsed();
+
+    let mut generation =
+        TextGeneration::new(&model, checkpoint.config(), &tokenizer, config, &prompt)?;
+    let started = Instant::now();
+    generation.prefill()?;
+    let prefilled = started.elapsed();
+
+    let mut out = io::stdout().lock();
+    if !args.chat {
+        write!(out, "{}", args.prompt)?;
+        out.flush()?;
+    }
+    let started = Instant::now();
+    let mut written = Ok(());
+    generation.stream(|text| {
+        written = write!(out, "{text}").and_then(|()| out.flush());
+        match written {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    })?;
+    let elapsed = started.elapsed().as_secs_f64();
+    written?;
+    writeln!(out)?;
+
+    // The first token comes with the prompt.
+    let rate = generation.generated().saturating_sub(1) as f64 / elapsed;
+    let stats = generation.stats();
+    let drafts = if args.mtp > 0 {
+        format!(
+            ", drafts {} accepted {} ({:.1} %)",
+            stats.drafted,
+            stats.accepted,
+            100.0 * stats.acceptance()
+        )
+    } else {
+        String::new()
+    };
+    eprintln!(
+        "[{} tokens, {rate:.1} tokens/s{drafts}; prompt {} tokens in {:.2} s, loaded in {:.2} s]",
+        generation.generated(),
+        prompt.len(),
+        prefilled.as_secs_f64(),
+        loaded.as_secs_f64(),
+    );
+    Ok(())
+}
+
+fn encode(
+    args: &Args,
+    config: &ModelConfig,
+    tokenizer: &TextTokenizer,
+) -> Result<Vec<u32>, Box<dyn Error>> {
+    if args.chat {
+        let chat = render_chat(&[Message::user(&args.prompt)], &ChatOptions::default())?;
+        return Ok(chat.token_ids(tokenizer)?);
+    }
+    let mut ids = vec![config.bos_token_id];
+    ids.extend(tokenizer.encode(&args.prompt)?);
+    Ok(ids)
+}
