@@ -13,7 +13,8 @@ use clap::{Parser, ValueEnum};
 use ds4_model::checkpoint::{Checkpoint, LoadBar, LoadOptions};
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
-    ChatOptions, GenerateConfig, Message, SamplingConfig, TextGeneration, TextTokenizer, render_chat,
+    ChatOptions, GenerateConfig, Message, SamplingConfig, TextGeneration, TextTokenizer,
+    render_chat,
 };
 
 /// Continues a prompt with a DeepSeek-V4 checkpoint.

@@ -1,13 +1,13 @@
 //! The trained checkpoint against independent implementations: logits, greedy continuations, multi-token-prediction drafts.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
 use crate::common::{absolute, assert_close, devices, values};
+use crate::golden::{Golden, root};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use ds4_model::cache::CacheConfig;
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::generate::{GenerateConfig, Generation, greedy_token};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
-use crate::golden::{Golden, root};
 use serde_json::Value;
 
 const PROMPTS: [&str; 3] = ["short", "medium", "long"];
@@ -27,9 +27,11 @@ struct Fixture {
 
 impl Fixture {
     fn open() -> Self {
-        let facts = std::fs::read(root().join("tests/fixtures/ds4-tiny/golden.json")).expect("the fixture is there");
+        let facts = std::fs::read(root().join("tests/fixtures/ds4-tiny/golden.json"))
+            .expect("the fixture is there");
         Self {
-            checkpoint: Checkpoint::open(&root().join("assets/ds4-tiny")).expect("the asset is a checkpoint"),
+            checkpoint: Checkpoint::open(&root().join("assets/ds4-tiny"))
+                .expect("the asset is a checkpoint"),
             golden: Golden::open("tests/fixtures/ds4-tiny/golden.safetensors"),
             facts: serde_json::from_slice(&facts).expect("the fixture is JSON"),
         }
@@ -40,11 +42,18 @@ impl Fixture {
             expand,
             ..LoadOptions::default()
         };
-        self.checkpoint.load(&options, device).expect("the asset loads")
+        self.checkpoint
+            .load(&options, device)
+            .expect("the asset loads")
     }
 
     fn ids(&self, name: &str) -> Vec<u32> {
-        self.golden.get(name).ids().iter().map(|id| *id as u32).collect()
+        self.golden
+            .get(name)
+            .ids()
+            .iter()
+            .map(|id| *id as u32)
+            .collect()
     }
 
     fn prompt(&self, prompt: &str) -> Vec<u32> {
@@ -84,16 +93,31 @@ struct Outputs {
 }
 
 /// Trunk and MTP layer over `ids` in one call each.
-fn forward(fixture: &Fixture, model: &Model, ids: &[u32], trace: Trace, device: &Device) -> Outputs {
+fn forward(
+    fixture: &Fixture,
+    model: &Model,
+    ids: &[u32],
+    trace: Trace,
+    device: &Device,
+) -> Outputs {
     let config = fixture.checkpoint.config();
-    let mut cache = model.new_cache(config, CacheConfig::default()).expect("defaults are valid");
+    let mut cache = model
+        .new_cache(config, CacheConfig::default())
+        .expect("defaults are valid");
     let streams = model
         .forward_streams(ids_tensor(ids, device), &mut cache, &trace)
         .expect("the cache has room");
-    let mut cache = model.new_mtp_cache(config, CacheConfig::default()).expect("defaults are valid");
+    let mut cache = model
+        .new_mtp_cache(config, CacheConfig::default())
+        .expect("defaults are valid");
     let before_last = streams.clone().narrow(1, 0, ids.len() - 1);
     let mtp = model
-        .forward_mtp(before_last, ids_tensor(&ids[1..], device), &mut cache, &trace)
+        .forward_mtp(
+            before_last,
+            ids_tensor(&ids[1..], device),
+            &mut cache,
+            &trace,
+        )
         .expect("the cache has room");
     Outputs {
         logits: model.logits(streams),
@@ -111,7 +135,10 @@ fn logits_of_trunk_and_mtp_equal_the_golden() {
             for prompt in PROMPTS {
                 let ids = fixture.prompt(prompt);
                 let outputs = forward(&fixture, &model, &ids, Trace::off(), device);
-                for (output, which) in [(outputs.logits, "logits"), (outputs.mtp_logits, "mtp_logits")] {
+                for (output, which) in [
+                    (outputs.logits, "logits"),
+                    (outputs.mtp_logits, "mtp_logits"),
+                ] {
                     let range = fixture.fact(prompt, &format!("{which}_rows"));
                     let bound = |index: usize| range[index].as_u64().expect("a row") as usize;
                     let actual = rows(output, bound(0), bound(1));
@@ -127,7 +154,10 @@ fn logits_of_trunk_and_mtp_equal_the_golden() {
 #[test]
 fn streams_and_experts_of_every_layer_equal_the_golden() {
     let fixture = Fixture::open();
-    assert!(fixture.number("short", "min_router_gap") > TIE, "the fixture has no tie to excuse");
+    assert!(
+        fixture.number("short", "min_router_gap") > TIE,
+        "the fixture has no tie to excuse"
+    );
     for (name, device) in devices() {
         let model = fixture.load(false, device);
         let ids = fixture.prompt("short");
@@ -140,8 +170,16 @@ fn streams_and_experts_of_every_layer_equal_the_golden() {
             };
             if layer < LAYERS {
                 let actual: Vec<f32> = records[&format!("{ours}.output")].iter().collect();
-                let expected = fixture.golden.get(&format!("short.layer.{layer}.out")).f32();
-                assert_close(&actual, &expected, absolute(1e-4), &format!("{name}: {ours} output"));
+                let expected = fixture
+                    .golden
+                    .get(&format!("short.layer.{layer}.out"))
+                    .f32();
+                assert_close(
+                    &actual,
+                    &expected,
+                    absolute(1e-4),
+                    &format!("{name}: {ours} output"),
+                );
             }
             let dense = |ids: Vec<i64>, weights: Vec<f32>| {
                 let mut dense = vec![0.0; ids.len() / 6 * EXPERTS];
@@ -151,12 +189,20 @@ fn streams_and_experts_of_every_layer_equal_the_golden() {
                 dense
             };
             let record = |part: &str| &records[&format!("{ours}.moe.router.{part}")];
-            let actual = dense(record("ids").iter().collect(), record("weights").iter().collect());
+            let actual = dense(
+                record("ids").iter().collect(),
+                record("weights").iter().collect(),
+            );
             let golden = |part: &str| fixture.golden.get(&format!("short.router.{layer}.{part}"));
             let expected = dense(golden("ids").ids(), golden("weights").f32());
             let chosen = |dense: &[f32]| dense.iter().map(|w| *w != 0.0).collect::<Vec<_>>();
             assert_eq!(chosen(&actual), chosen(&expected), "{name}: {ours} experts");
-            assert_close(&actual, &expected, absolute(1e-4), &format!("{name}: {ours} weights"));
+            assert_close(
+                &actual,
+                &expected,
+                absolute(1e-4),
+                &format!("{name}: {ours} weights"),
+            );
         }
     }
 }
@@ -169,7 +215,11 @@ fn assert_tokens(actual: &[u32], expected: &[u32], margins: &[f32], what: &str) 
             a == e,
             "{what}: token {index} is {a}, not {e}; the golden margin there is {}, {}",
             margins[index],
-            if f64::from(margins[index]) < TIE { "a tie" } else { "so this is an error" }
+            if f64::from(margins[index]) < TIE {
+                "a tie"
+            } else {
+                "so this is an error"
+            }
         );
     }
 }
@@ -194,8 +244,9 @@ fn greedy_continuations_equal_the_golden_with_and_without_drafts() {
                     ..GenerateConfig::default()
                 };
                 let ids = fixture.prompt(prompt);
-                let mut generation = Generation::new(&model, fixture.checkpoint.config(), config, &ids)
-                    .expect("the prompt is valid");
+                let mut generation =
+                    Generation::new(&model, fixture.checkpoint.config(), config, &ids)
+                        .expect("the prompt is valid");
                 let actual: Vec<u32> = generation
                     .by_ref()
                     .collect::<Result<_, _>>()
@@ -231,10 +282,21 @@ fn every_mtp_draft_and_its_acceptance_equal_the_golden() {
             let next = best(outputs.logits, first, ids.len() - 1);
             assert_eq!(next, greedy, "{name}: {prompt} teacher-forced");
             let drafts = best(outputs.mtp_logits, first, ids.len() - 1);
-            assert_eq!(drafts, fixture.ids(&format!("{prompt}.mtp_drafts")), "{name}: {prompt} drafts");
-            let accepted = drafts.iter().zip(&greedy[1..]).filter(|(draft, token)| draft == token);
+            assert_eq!(
+                drafts,
+                fixture.ids(&format!("{prompt}.mtp_drafts")),
+                "{name}: {prompt} drafts"
+            );
+            let accepted = drafts
+                .iter()
+                .zip(&greedy[1..])
+                .filter(|(draft, token)| draft == token);
             let expected = fixture.fact(prompt, "accepted").as_u64().expect("a count");
-            assert_eq!(accepted.count() as u64, expected, "{name}: {prompt} accepted");
+            assert_eq!(
+                accepted.count() as u64,
+                expected,
+                "{name}: {prompt} accepted"
+            );
         }
     }
 }

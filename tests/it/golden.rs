@@ -40,7 +40,8 @@ pub struct Golden {
 impl Golden {
     pub fn open(file: &str) -> Self {
         let path = root().join(file);
-        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let bytes =
+            std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let file = SafeTensors::deserialize(&bytes).expect("a golden file is valid");
         let tensors = file
             .tensors()

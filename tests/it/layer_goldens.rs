@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
 use crate::common::{absolute, assert_close, devices, values};
+use crate::golden::{Golden, root};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use ds4_model::cache::{CacheConfig, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
-use crate::golden::{Golden, root};
 
 const BATCH: usize = 2;
 const LENGTH: usize = 37;
@@ -23,8 +23,15 @@ const RELATIVE: f64 = 1e-5;
 
 #[track_caller]
 fn assert_golden(actual: &[f32], expected: &[f32], what: &str) {
-    let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-    assert_close(actual, expected, absolute(TOLERANCE.max(RELATIVE * f64::from(largest))), what);
+    let largest = expected
+        .iter()
+        .fold(0.0f32, |largest, value| largest.max(value.abs()));
+    assert_close(
+        actual,
+        expected,
+        absolute(TOLERANCE.max(RELATIVE * f64::from(largest))),
+        what,
+    );
 }
 
 struct Fixture {
@@ -118,7 +125,9 @@ fn run(fixture: &Fixture, model: &Model, split: &[usize], device: &Device) -> Ru
 fn joined(records: &Records, name: &str) -> Vec<f32> {
     let mut rows = vec![Vec::new(); BATCH * LENGTH];
     for (start, count, record) in records {
-        let data = record.get(name).unwrap_or_else(|| panic!("{name} was not recorded"));
+        let data = record
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} was not recorded"));
         let data: Vec<f32> = data.iter().collect();
         let row = data.len() / (BATCH * count);
         for (index, chunk) in data.chunks(row).enumerate() {
@@ -172,8 +181,17 @@ fn check_router(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
     let actual = by_expert(ids.iter().map(|id| *id as i64).collect(), weights);
     let golden = |part| fixture.golden.get(&format!("layer{layer}.router.{part}"));
     let expected = by_expert(golden(2).ids(), golden(1).f32());
-    let chosen = |dense: &[f32]| dense.iter().map(|weight| *weight != 0.0).collect::<Vec<_>>();
-    assert_eq!(chosen(&actual), chosen(&expected), "{what}: layer{layer} experts");
+    let chosen = |dense: &[f32]| {
+        dense
+            .iter()
+            .map(|weight| *weight != 0.0)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        chosen(&actual),
+        chosen(&expected),
+        "{what}: layer{layer} experts"
+    );
     assert_golden(&actual, &expected, &format!("{what}: layer{layer} weights"));
 }
 
@@ -183,11 +201,18 @@ fn check_probabilities(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
     let [_, heads, _, columns] = golden.shape[..] else {
         panic!("probabilities have four dimensions")
     };
-    let topk = (layer % 2 == 1).then(|| fixture.golden.get(&format!("layer{layer}.indexer_topk")).ids());
+    let topk = (layer % 2 == 1).then(|| {
+        fixture
+            .golden
+            .get(&format!("layer{layer}.indexer_topk"))
+            .ids()
+    });
     let mut actual = vec![0.0; golden.values.len()];
     let mut picked = vec![BTreeSet::new(); BATCH * LENGTH];
     for (start, count, record) in &run.records {
-        let data: Vec<f32> = record[&format!("layer{layer}.attention.probabilities")].iter().collect();
+        let data: Vec<f32> = record[&format!("layer{layer}.attention.probabilities")]
+            .iter()
+            .collect();
         let width = data.len() / (BATCH * count * heads);
         let picks: Option<Vec<i64>> = record
             .get(&format!("layer{layer}.attention.indexer.picks"))
@@ -211,7 +236,8 @@ fn check_probabilities(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
                 picked[sequence * LENGTH + position].insert(row as i64);
                 LENGTH + row
             };
-            actual[((sequence * heads + head) * LENGTH + position) * columns + column] = *probability;
+            actual[((sequence * heads + head) * LENGTH + position) * columns + column] =
+                *probability;
         }
     }
     let name = format!("{what}: layer{layer} probabilities");
@@ -261,7 +287,10 @@ fn check_compressed(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
             }
         }
     }
-    assert!(actual.len() > BATCH * LENGTH, "{what}: too few scores were compared");
+    assert!(
+        actual.len() > BATCH * LENGTH,
+        "{what}: too few scores were compared"
+    );
     assert_golden(&actual, &expected, &format!("{what}: layer{layer} scores"));
 }
 
@@ -301,7 +330,8 @@ fn mtp_streams_and_logits_equal_the_golden_one_shot_and_chunked() {
         let [_, _, n, d] = golden.shape[..] else {
             panic!("streams have four dimensions")
         };
-        let trunk = Tensor::<4>::from_data(TensorData::new(golden.f32(), [BATCH, LENGTH, n, d]), device);
+        let trunk =
+            Tensor::<4>::from_data(TensorData::new(golden.f32(), [BATCH, LENGTH, n, d]), device);
         for counts in [vec![length], vec![1; length], vec![9, 2, 1, 24]] {
             let options = CacheConfig {
                 batch: BATCH,
@@ -314,7 +344,9 @@ fn mtp_streams_and_logits_equal_the_golden_one_shot_and_chunked() {
             let mut start = 0;
             let mut streams = Vec::new();
             for count in &counts {
-                let input = trunk.clone().slice([0..BATCH, start..start + count, 0..n, 0..d]);
+                let input = trunk
+                    .clone()
+                    .slice([0..BATCH, start..start + count, 0..n, 0..d]);
                 let next = fixture.token_ids(start + 1..start + 1 + count, device);
                 streams.push(
                     model
@@ -327,7 +359,11 @@ fn mtp_streams_and_logits_equal_the_golden_one_shot_and_chunked() {
             let what = format!("{name}, {} calls", counts.len());
             let logits = values(model.mtp_logits(streams.clone()));
             let golden = |name| fixture.golden.get(name).f32();
-            assert_golden(&values(streams), &golden("mtp.state"), &format!("{what}: state"));
+            assert_golden(
+                &values(streams),
+                &golden("mtp.state"),
+                &format!("{what}: state"),
+            );
             assert_golden(&logits, &golden("mtp.logits"), &format!("{what}: logits"));
         }
     }
@@ -343,7 +379,10 @@ fn rotary_frequencies_equal_the_golden_ones() {
     ] {
         let expected = fixture.golden.get(name).f32();
         for (actual, expected) in rotary.frequencies().iter().zip(&expected) {
-            assert!((actual / expected - 1.0).abs() < 3e-7, "{name}: {actual} != {expected}");
+            assert!(
+                (actual / expected - 1.0).abs() < 3e-7,
+                "{name}: {actual} != {expected}"
+            );
         }
         assert_eq!(rotary.frequencies().len(), expected.len());
     }

@@ -1,7 +1,9 @@
 //! Tests across the crates. One binary, so that one copy of it tests everything on another machine.
 
+mod cache;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod ds4_tiny;
 mod golden;
 mod layer_goldens;
+mod precision;

@@ -77,15 +77,13 @@ impl Block {
         cache: &mut LayerCache,
         trace: &Trace,
     ) -> Tensor<4> {
-        let streams = self.attention_connection.forward(
-            streams,
-            &trace.scope("attention_connection"),
-            |x| {
-                let x = self.attention_norm.forward(x);
-                self.attention
-                    .forward_traced(x, step, cache, &trace.scope("attention"))
-            },
-        );
+        let streams =
+            self.attention_connection
+                .forward(streams, &trace.scope("attention_connection"), |x| {
+                    let x = self.attention_norm.forward(x);
+                    self.attention
+                        .forward_traced(x, step, cache, &trace.scope("attention"))
+                });
         let streams = self
             .moe_connection
             .forward(streams, &trace.scope("moe_connection"), |x| {

@@ -119,7 +119,12 @@ impl Fp4Weight {
         self.decode(self.words.val(), self.scales.val(), dtype)
     }
 
-    fn decode(&self, words: Tensor<3, Int>, scales: Tensor<2, Int>, dtype: FloatDType) -> Tensor<3> {
+    fn decode(
+        &self,
+        words: Tensor<3, Int>,
+        scales: Tensor<2, Int>,
+        dtype: FloatDType,
+    ) -> Tensor<3> {
         quant::dequantize_fp4_batched(words, scales, self.columns, dtype)
             .expect("shapes were checked when the weight was loaded")
     }

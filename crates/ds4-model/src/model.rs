@@ -111,7 +111,11 @@ impl Model {
     /// # Errors
     ///
     /// As [`Cache::new`].
-    pub fn new_cache(&self, config: &ModelConfig, options: CacheConfig) -> Result<Cache, CacheError> {
+    pub fn new_cache(
+        &self,
+        config: &ModelConfig,
+        options: CacheConfig,
+    ) -> Result<Cache, CacheError> {
         self.cache_of(CacheLayout::trunk(config), options)
     }
 
@@ -147,7 +151,11 @@ impl Model {
     /// # Errors
     ///
     /// If the batch is not that of the cache, or the cache [cannot take](Cache::begin) the new positions.
-    pub fn forward(&self, token_ids: Tensor<2, Int>, cache: &mut Cache) -> Result<Tensor<3>, CacheError> {
+    pub fn forward(
+        &self,
+        token_ids: Tensor<2, Int>,
+        cache: &mut Cache,
+    ) -> Result<Tensor<3>, CacheError> {
         let streams = self.forward_streams(token_ids, cache, &Trace::off())?;
         Ok(self.logits(streams))
     }
@@ -211,7 +219,14 @@ impl Model {
         let next_ids = self.in_vocabulary(next_ids);
         let embedded = self.embed(next_ids.clone());
         let layer = &mut cache.layers_mut()[0];
-        let streams = mtp.forward(streams, embedded, next_ids, &step, layer, &trace.scope("mtp"));
+        let streams = mtp.forward(
+            streams,
+            embedded,
+            next_ids,
+            &step,
+            layer,
+            &trace.scope("mtp"),
+        );
         cache.commit(step);
         Ok(streams)
     }
@@ -233,7 +248,10 @@ impl Model {
 
     fn embed(&self, token_ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, positions] = token_ids.dims();
-        let embedded = self.embedding.val().select(0, token_ids.reshape([batch * positions]));
+        let embedded = self
+            .embedding
+            .val()
+            .select(0, token_ids.reshape([batch * positions]));
         let [_, d_model] = embedded.dims();
         embedded.reshape([batch, positions, d_model])
     }

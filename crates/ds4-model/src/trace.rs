@@ -46,8 +46,14 @@ impl Trace {
             let data = tensor.to_data();
             // A copy: on a device that shares the host's memory, what is read may be the tensor's own buffer, which a later operation
             // writes in place.
-            let data = TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape().clone(), data.dtype());
-            records.borrow_mut().insert(format!("{}{name}", self.prefix), data);
+            let data = TensorData::from_bytes_vec(
+                data.as_bytes().to_vec(),
+                data.shape().clone(),
+                data.dtype(),
+            );
+            records
+                .borrow_mut()
+                .insert(format!("{}{name}", self.prefix), data);
         }
     }
 

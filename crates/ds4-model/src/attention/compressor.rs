@@ -113,15 +113,19 @@ impl Compressor {
             .write(step.ring.write.clone(), step.ring.newest(raw));
 
         let rows = self.norm.forward(self.pool(pooled, step, width));
-        let rows = step.rotation.apply(rows.unsqueeze_dim::<4>(2)).squeeze_dim::<3>(2);
+        let rows = step
+            .rotation
+            .apply(rows.unsqueeze_dim::<4>(2))
+            .squeeze_dim::<3>(2);
         let rows = match rounding {
             RowRounding::None => rows,
             RowRounding::Content => quantize_content(rows, self.rotated),
             RowRounding::Index => quantize_index(rows),
         };
-        cache
-            .rows
-            .write(step.write.clone(), rows.reshape([batch * step.blocks, width]));
+        cache.rows.write(
+            step.write.clone(),
+            rows.reshape([batch * step.blocks, width]),
+        );
     }
 
     /// Pools `[batch, blocks, ratio, raw_width]` (one block more in front, where blocks overlap) to `[batch, blocks, width]`.

@@ -80,8 +80,7 @@ impl AttentionConfig {
             self.rotated,
             self.head_dim
         );
-        let linear =
-            |d_input, d_output| PackedLinearConfig::new(d_input, d_output).init(device);
+        let linear = |d_input, d_output| PackedLinearConfig::new(d_input, d_output).init(device);
         let norm = |width| {
             RmsNormConfig::new(width)
                 .with_epsilon(self.norm_epsilon)
@@ -200,26 +199,33 @@ impl Attention {
         let rotation = step.rotation(cache.kind);
 
         let low_rank = self.query_norm.forward(self.query_a.forward(x.clone()));
-        let queries = self
-            .query_b
-            .forward(low_rank.clone())
-            .reshape([batch, count, self.heads, self.head_dim]);
+        let queries = self.query_b.forward(low_rank.clone()).reshape([
+            batch,
+            count,
+            self.heads,
+            self.head_dim,
+        ]);
         let dtype = queries.dtype();
         let queries = normalize(queries.cast(FloatDType::F32), self.norm_epsilon).cast(dtype);
         let queries = rotation.apply(queries);
 
-        let rows = self.key_value_norm.forward(self.key_value.forward(x.clone()));
-        let rows = rotation.apply(rows.unsqueeze_dim::<4>(2)).squeeze_dim::<3>(2);
+        let rows = self
+            .key_value_norm
+            .forward(self.key_value.forward(x.clone()));
+        let rows = rotation
+            .apply(rows.unsqueeze_dim::<4>(2))
+            .squeeze_dim::<3>(2);
         let rows = if self.quantized_cache {
             quantize_content(rows, self.rotated)
         } else {
             rows
         };
         let ring = &step.window.ring;
-        let earlier = cache
-            .window
-            .gather(ring.read.clone())
-            .reshape([batch, ring.history, self.head_dim]);
+        let earlier =
+            cache
+                .window
+                .gather(ring.read.clone())
+                .reshape([batch, ring.history, self.head_dim]);
         cache
             .window
             .write(ring.write.clone(), ring.newest(rows.clone()));
@@ -305,11 +311,9 @@ fn quantize_content(rows: Tensor<3>, rotated: usize) -> Tensor<3> {
     if rotated == width {
         return rows;
     }
-    let content = rows
-        .clone()
-        .slice([0..batch, 0..count, 0..width - rotated]);
-    let content = quant::fp8_roundtrip(content, CONTENT_BLOCK)
-        .expect("float channels in non-empty blocks");
+    let content = rows.clone().slice([0..batch, 0..count, 0..width - rotated]);
+    let content =
+        quant::fp8_roundtrip(content, CONTENT_BLOCK).expect("float channels in non-empty blocks");
     let rotary = rows.slice([0..batch, 0..count, width - rotated..width]);
     Tensor::cat(vec![content, rotary], 2)
 }

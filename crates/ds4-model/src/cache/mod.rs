@@ -16,8 +16,8 @@ use crate::config::{AttentionKind, ModelConfig};
 use crate::rope::{RotaryConfig, RotaryTable};
 
 pub(crate) use ring::Ring;
-pub use step::Step;
 pub(crate) use step::CompressedStep;
+pub use step::Step;
 
 /// Why a cache refused a request. The cache is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -439,13 +439,19 @@ impl Cache {
             .unwrap_or(doubled)
             .min(self.layout.max_positions);
         let capacity = self.capacity;
-        for table in [&mut self.rotary, &mut self.compressed_rotary].into_iter().flatten() {
+        for table in [&mut self.rotary, &mut self.compressed_rotary]
+            .into_iter()
+            .flatten()
+        {
             table.grow(capacity);
         }
         let unlimited = self.config.rollback == Rollback::Unlimited;
         for layer in &mut self.layers {
             let ratio = layer.kind.ratio().unwrap_or(1);
-            for compressed in [&mut layer.compressed, &mut layer.indexer].into_iter().flatten() {
+            for compressed in [&mut layer.compressed, &mut layer.indexer]
+                .into_iter()
+                .flatten()
+            {
                 compressed.rows.grow(capacity.div_ceil(ratio));
                 if unlimited {
                     compressed.raw.grow(capacity);

@@ -21,10 +21,7 @@ impl Ring {
         device: &Device,
     ) -> Self {
         Self {
-            rows: Some(Tensor::zeros(
-                [batch, slots, width],
-                (device, dtype.into()),
-            )),
+            rows: Some(Tensor::zeros([batch, slots, width], (device, dtype.into()))),
             batch,
             slots,
             width,

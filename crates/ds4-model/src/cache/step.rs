@@ -123,7 +123,10 @@ impl Step {
         }
 
         let history = window_history(cache.layout.window);
-        let slots = cache.layers.first().map_or(history, |layer| layer.window.slots());
+        let slots = cache
+            .layers
+            .first()
+            .map_or(history, |layer| layer.window.slots());
         Self {
             batch,
             count,
@@ -132,7 +135,10 @@ impl Step {
                 bias: window_bias(&start, count, history, cache.layout.window),
             },
             compressed,
-            rotation: cache.rotary.as_ref().map(|table| table.at(positions.clone())),
+            rotation: cache
+                .rotary
+                .as_ref()
+                .map(|table| table.at(positions.clone())),
             compressed_rotation: cache
                 .compressed_rotary
                 .as_ref()
@@ -256,7 +262,10 @@ impl CompressedStep {
 
         // Rows of history and step stand side by side, the first new position at index `history`.
         let pooled_rows = (blocks + series - 1) * ratio;
-        let in_block = start.clone().remainder_scalar(ratio as i64).unsqueeze_dim::<2>(1);
+        let in_block = start
+            .clone()
+            .remainder_scalar(ratio as i64)
+            .unsqueeze_dim::<2>(1);
         let base = in_block.neg() + (history as i64 - ((series - 1) * ratio) as i64);
         let pooled = (base + arange(pooled_rows, device).unsqueeze())
             .clamp(0, (history + count - 1) as i64)

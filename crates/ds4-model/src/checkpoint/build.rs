@@ -8,9 +8,7 @@ use crate::attention::{Attention, AttentionConfig, Compressor, CompressorConfig,
 use crate::block::{Block, BlockConfig};
 use crate::config::{AttentionKind, ModelConfig};
 use crate::hyper_connection::{HyperConnection, HyperConnectionConfig, HyperHead};
-use crate::linear::{
-    ExpertStack, ExpertWeight, Fp4Weight, Fp8Weight, LinearWeight, PackedLinear,
-};
+use crate::linear::{ExpertStack, ExpertWeight, Fp4Weight, Fp8Weight, LinearWeight, PackedLinear};
 use crate::model::Model;
 use crate::moe::{MoeLayer, MoeLayerConfig, SharedExpert};
 use crate::mtp::{MtpLayer, MtpLayerConfig};
@@ -171,11 +169,7 @@ impl Builder<'_, '_> {
         let n = config.streams;
         let outputs = (2 + n) * n;
         let f32 = FloatDType::F32;
-        let function = self.dense(
-            &format!("{prefix}_fn"),
-            [outputs, n * config.d_model],
-            f32,
-        );
+        let function = self.dense(&format!("{prefix}_fn"), [outputs, n * config.d_model], f32);
         let base = self.dense(&format!("{prefix}_base"), [outputs], f32);
         let scale = self.tensor::<1>(&format!("{prefix}_scale"), [3], f32);
         let scale = scale.map(|scale| {
@@ -195,11 +189,7 @@ impl Builder<'_, '_> {
     fn hyper_head(&mut self, prefix: &str, config: &HyperConnectionConfig) -> Option<HyperHead> {
         let n = config.streams;
         let f32 = FloatDType::F32;
-        let function = self.dense(
-            &format!("{prefix}hc_head_fn"),
-            [n, n * config.d_model],
-            f32,
-        );
+        let function = self.dense(&format!("{prefix}hc_head_fn"), [n, n * config.d_model], f32);
         let base = self.dense(&format!("{prefix}hc_head_base"), [n], f32);
         let scale = self.dense(&format!("{prefix}hc_head_scale"), [1], f32);
         Some(HyperHead {
@@ -229,7 +219,11 @@ impl Builder<'_, '_> {
         let query_b = self.linear(&format!("{prefix}wq_b"), heads * head_dim, q_lora_rank);
         let key_value = self.linear(&format!("{prefix}wkv"), head_dim, d_model);
         let key_value_norm = self.norm(&format!("{prefix}kv_norm"), head_dim, norm_epsilon);
-        let output_a = self.linear(&format!("{prefix}wo_a"), o_groups * o_lora_rank, group_width);
+        let output_a = self.linear(
+            &format!("{prefix}wo_a"),
+            o_groups * o_lora_rank,
+            group_width,
+        );
         let output_b = self.linear(&format!("{prefix}wo_b"), d_model, o_groups * o_lora_rank);
         let sinks = self.dense(&format!("{prefix}attn_sink"), [heads], FloatDType::F32);
 
@@ -289,12 +283,7 @@ impl Builder<'_, '_> {
         })
     }
 
-    fn indexer(
-        &mut self,
-        prefix: &str,
-        config: &AttentionConfig,
-        ratio: usize,
-    ) -> Option<Indexer> {
+    fn indexer(&mut self, prefix: &str, config: &AttentionConfig, ratio: usize) -> Option<Indexer> {
         let (heads, width) = (config.index_heads, config.index_head_dim);
         let query = self.linear(&format!("{prefix}wq_b"), heads * width, config.q_lora_rank);
         let head_weights = self.dense(
@@ -302,9 +291,8 @@ impl Builder<'_, '_> {
             [heads, config.d_model],
             self.options.dtype,
         );
-        let compressor =
-            CompressorConfig::new(config.d_model, width, config.rotated, ratio, true)
-                .with_norm_epsilon(config.norm_epsilon);
+        let compressor = CompressorConfig::new(config.d_model, width, config.rotated, ratio, true)
+            .with_norm_epsilon(config.norm_epsilon);
         let compressor = self.compressor(&format!("{prefix}compressor."), &compressor);
         Some(Indexer {
             query: query?,
@@ -351,9 +339,11 @@ impl Builder<'_, '_> {
         );
         let selection = match config.hash_vocabulary {
             Some(vocabulary) => {
-                let table =
-                    self.loader
-                        .ids(&format!("{prefix}tid2eid"), &[vocabulary, k], config.experts);
+                let table = self.loader.ids(
+                    &format!("{prefix}tid2eid"),
+                    &[vocabulary, k],
+                    config.experts,
+                );
                 table.map(|table| {
                     let table = TensorData::new(table, [vocabulary, k]);
                     Selection::Hash(HashSelection {
@@ -494,10 +484,7 @@ impl Builder<'_, '_> {
         let scales = word_aligned(scales, matrices, scale_bytes);
         Fp4Weight {
             words: self.words(words),
-            scales: self.words(TensorData::new(
-                scales,
-                [matrices, scale_bytes.div_ceil(4)],
-            )),
+            scales: self.words(TensorData::new(scales, [matrices, scale_bytes.div_ceil(4)])),
             columns: inp,
         }
     }
@@ -553,7 +540,10 @@ mod tests {
     fn bytes_of_every_matrix_start_at_a_word() {
         // Two matrices of three bytes each: 1 2 3, 4 5 6.
         let packed = vec![0x0403_0201, 0x7f7f_0605];
-        assert_eq!(word_aligned(packed.clone(), 2, 3), [0x0003_0201, 0x0006_0504]);
+        assert_eq!(
+            word_aligned(packed.clone(), 2, 3),
+            [0x0003_0201, 0x0006_0504]
+        );
         assert_eq!(word_aligned(packed.clone(), 1, 6), packed);
         assert_eq!(word_aligned(packed.clone(), 2, 4), packed);
     }

@@ -227,9 +227,11 @@ impl<'a> Generation<'a> {
         };
         let input: Vec<u32> = [*last].into_iter().chain(drafts.iter().copied()).collect();
         let device = self.model.embedding.val().device();
-        let streams =
-            self.model
-                .forward_streams(ids_tensor(&input, &device), &mut self.cache, &Trace::off())?;
+        let streams = self.model.forward_streams(
+            ids_tensor(&input, &device),
+            &mut self.cache,
+            &Trace::off(),
+        )?;
         let rows = read_rows(self.model.logits(streams.clone()))?;
 
         let sampler = self.sampler.clone();

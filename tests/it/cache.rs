@@ -1,0 +1,417 @@
+//! The cache: however a text is fed, rolled back and fed again, the logits are those of one call over the text.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use ds4_model::cache::{Cache, CacheConfig, CacheError, Rollback};
+use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+use ds4_model::config::ModelConfig;
+use ds4_model::model::Model;
+use ds4_model::trace::Trace;
+use proptest::prelude::*;
+
+use crate::common::{absolute, assert_close, devices, values};
+use crate::golden::root;
+
+/// Logits of this model are of order ten.
+const TOLERANCE: f64 = 1e-4;
+const LENGTH: usize = 61;
+const VOCABULARY: u32 = 128;
+
+struct Fixture {
+    model: Model,
+    config: ModelConfig,
+    device: Device,
+}
+
+impl Fixture {
+    fn open(device: &Device) -> Self {
+        let checkpoint = Checkpoint::open(&root().join("tests/fixtures/layer-goldens"))
+            .expect("the fixture is a checkpoint");
+        Self {
+            model: checkpoint
+                .load(&LoadOptions::default(), device)
+                .expect("the fixture loads"),
+            config: checkpoint.config().clone(),
+            device: device.clone(),
+        }
+    }
+
+    fn flex() -> Self {
+        Self::open(&Device::flex())
+    }
+
+    fn cache(&self, batch: usize, rollback: Rollback) -> Cache {
+        let options = CacheConfig {
+            batch,
+            // Small, so that it grows in the middle of a text.
+            capacity: 8,
+            rollback,
+            ..CacheConfig::default()
+        };
+        self.model
+            .new_cache(&self.config, options)
+            .expect("the options are valid")
+    }
+
+    fn ids(&self, ids: &[u32]) -> Tensor<2, Int> {
+        self.batch(&[ids])
+    }
+
+    fn batch(&self, rows: &[&[u32]]) -> Tensor<2, Int> {
+        let ids: Vec<i32> = rows.concat().iter().map(|id| *id as i32).collect();
+        let shape = [rows.len(), rows[0].len()];
+        Tensor::from_data(TensorData::new(ids, shape), &self.device)
+    }
+
+    fn feed(&self, ids: &[u32], cache: &mut Cache) -> Vec<f32> {
+        values(
+            self.model
+                .forward(self.ids(ids), cache)
+                .expect("the cache has room"),
+        )
+    }
+
+    fn one_shot(&self, ids: &[u32]) -> Vec<f32> {
+        self.feed(ids, &mut self.cache(1, Rollback::Bounded(0)))
+    }
+}
+
+/// A text without a pattern.
+fn text(seed: u32, length: usize) -> Vec<u32> {
+    (0..length as u32)
+        .map(|i| {
+            (i.wrapping_mul(2_654_435_761)
+                .wrapping_add(seed.wrapping_mul(40_503))
+                >> 7)
+                % VOCABULARY
+        })
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    /// Feeds the next tokens of the text.
+    Accept(usize),
+    /// Feeds tokens that are not the text's, and takes them back: drafts that were rejected.
+    Reject(usize),
+    /// Takes back tokens of the text.
+    Rollback(usize),
+}
+
+fn actions(rollback: usize) -> impl Strategy<Value = Vec<Action>> {
+    let action = prop_oneof![
+        4 => (1..12usize).prop_map(Action::Accept),
+        2 => (1..=rollback).prop_map(Action::Reject),
+        1 => (1..=rollback).prop_map(Action::Rollback),
+    ];
+    prop::collection::vec(action, 1..16)
+}
+
+/// Plays the actions and checks the logits of every token of the text that is fed.
+fn play(fixture: &Fixture, rollback: Rollback, limit: usize, actions: &[Action], expected: &[f32]) {
+    let text = text(1, LENGTH);
+    let mut cache = fixture.cache(1, rollback);
+    let mut length = 0;
+    // How far back a bounded cache still reaches.
+    let mut high_water = 0;
+    for action in actions {
+        match *action {
+            Action::Accept(count) => {
+                let end = (length + count).min(LENGTH);
+                if end == length {
+                    break;
+                }
+                let logits = fixture.feed(&text[length..end], &mut cache);
+                let range = length * VOCABULARY as usize..end * VOCABULARY as usize;
+                let what = format!("positions {length}..{end} after {actions:?}");
+                assert_close(&logits, &expected[range], absolute(TOLERANCE), &what);
+                length = end;
+            }
+            Action::Reject(count) => {
+                fixture.feed(&self::text(length as u32 + 99, count), &mut cache);
+                high_water = high_water.max(length + count);
+                cache.truncate(count).expect("drafts can be taken back");
+            }
+            Action::Rollback(count) => {
+                let back = length
+                    .saturating_sub(count)
+                    .max(high_water.saturating_sub(limit));
+                cache
+                    .truncate_to(&[back.min(length)])
+                    .expect("within the rollback room");
+                length = back.min(length);
+            }
+        }
+        high_water = high_water.max(length);
+        assert_eq!(cache.lengths(), [length]);
+    }
+}
+
+#[test]
+fn any_split_with_any_rollback_equals_one_shot() {
+    let fixture = Fixture::flex();
+    let expected = fixture.one_shot(&text(1, LENGTH));
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    runner
+        .run(&actions(40), |actions| {
+            play(
+                &fixture,
+                Rollback::Unlimited,
+                usize::MAX,
+                &actions,
+                &expected,
+            );
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn any_split_with_bounded_rollback_equals_one_shot() {
+    let fixture = Fixture::flex();
+    let expected = fixture.one_shot(&text(1, LENGTH));
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 32,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    runner
+        .run(
+            &(1..=5usize).prop_flat_map(|room| (Just(room), actions(room))),
+            |(room, actions)| {
+                play(&fixture, Rollback::Bounded(room), room, &actions, &expected);
+                Ok(())
+            },
+        )
+        .unwrap();
+}
+
+#[test]
+fn one_rollback_across_block_boundaries_equals_one_shot_on_every_device() {
+    for (name, device) in devices() {
+        let fixture = Fixture::open(device);
+        let text = text(1, 29);
+        let expected = fixture.one_shot(&text);
+        let mut cache = fixture.cache(1, Rollback::Unlimited);
+        fixture.feed(&self::text(7, 13), &mut cache);
+        cache.truncate(13).expect("everything can be taken back");
+        fixture.feed(&text[..21], &mut cache);
+        fixture.feed(&self::text(8, 11), &mut cache);
+        // Back over several blocks of both ratios.
+        cache
+            .truncate_to(&[6])
+            .expect("any number can be taken back");
+        let logits = fixture.feed(&text[6..], &mut cache);
+        let expected = &expected[6 * VOCABULARY as usize..];
+        assert_close(&logits, expected, absolute(TOLERANCE), name);
+    }
+}
+
+#[test]
+fn sequences_of_different_lengths_share_a_batch() {
+    let fixture = Fixture::flex();
+    let (long, short) = (text(1, 40), text(2, 40));
+    let (short_length, step) = (17, 4);
+    let mut cache = fixture.cache(2, Rollback::Unlimited);
+
+    // Prompts of 33 and 17 tokens: the shorter is padded, and the padding forgotten.
+    let mut padded = short[..short_length].to_vec();
+    padded.resize(33, 5);
+    fixture
+        .model
+        .forward(fixture.batch(&[&long[..33], &padded]), &mut cache)
+        .expect("the cache has room");
+    cache
+        .truncate_to(&[33, short_length])
+        .expect("padding can be taken back");
+    assert_eq!(cache.lengths(), [33, short_length]);
+
+    let next = [
+        &long[33..33 + step],
+        &short[short_length..short_length + step],
+    ];
+    let logits = fixture
+        .model
+        .forward(fixture.batch(&next), &mut cache)
+        .expect("the cache has room");
+    for (sequence, (text, start)) in [(&long, 33), (&short, short_length)]
+        .into_iter()
+        .enumerate()
+    {
+        let alone = fixture.one_shot(&text[..start + step]);
+        let expected = &alone[start * VOCABULARY as usize..];
+        let actual = values(logits.clone().narrow(0, sequence, 1));
+        assert_close(
+            &actual,
+            expected,
+            absolute(TOLERANCE),
+            &format!("sequence {sequence}"),
+        );
+    }
+}
+
+#[test]
+fn a_step_has_the_same_shapes_at_every_position_of_one_capacity() {
+    let fixture = Fixture::flex();
+    let options = CacheConfig {
+        capacity: 64,
+        rollback: Rollback::Bounded(2),
+        ..CacheConfig::default()
+    };
+    let mut cache = fixture
+        .model
+        .new_cache(&fixture.config, options)
+        .expect("the options are valid");
+    let trace = Trace::recording();
+    let mut shapes: Option<BTreeMap<String, Vec<usize>>> = None;
+    for token in text(3, 64) {
+        fixture
+            .model
+            .forward_streams(fixture.ids(&[token]), &mut cache, &trace)
+            .expect("the cache has room");
+        let now: BTreeMap<String, Vec<usize>> = trace
+            .take()
+            .into_iter()
+            .map(|(name, data)| (name, data.shape().to_vec()))
+            .collect();
+        assert!(now.len() > 20, "the trace records the intermediates");
+        assert_eq!(*shapes.get_or_insert_with(|| now.clone()), now);
+    }
+    assert_eq!(cache.capacity(), 64);
+}
+
+#[test]
+fn a_bounded_cache_refuses_what_it_has_forgotten_and_stays_usable() {
+    let fixture = Fixture::flex();
+    let text = text(1, 48);
+    let mut cache = fixture.cache(1, Rollback::Bounded(3));
+    fixture.feed(&text[..40], &mut cache);
+    assert_eq!(
+        cache.truncate(4),
+        Err(CacheError::RolledOver {
+            sequence: 0,
+            requested: 36,
+            oldest: 37
+        })
+    );
+    assert_eq!(cache.lengths(), [40]);
+    cache.truncate(3).expect("as far as it reaches");
+    assert!(
+        cache.truncate(1).is_err(),
+        "room does not come back by truncating"
+    );
+    let logits = fixture.feed(&text[37..], &mut cache);
+    let expected = fixture.one_shot(&text);
+    assert_close(
+        &logits,
+        &expected[37 * VOCABULARY as usize..],
+        absolute(TOLERANCE),
+        "after refusals",
+    );
+
+    cache
+        .truncate_to(&[0])
+        .expect("the empty sequence can always be gone back to");
+    let logits = fixture.feed(&text, &mut cache);
+    assert_close(&logits, &expected, absolute(TOLERANCE), "from the start");
+}
+
+#[test]
+fn impossible_requests_are_typed_errors_and_change_nothing() {
+    let fixture = Fixture::flex();
+    let mut cache = fixture.cache(2, Rollback::Unlimited);
+    let one = fixture.ids(&[1]);
+    assert_eq!(
+        fixture.model.forward(one, &mut cache).err(),
+        Some(CacheError::BatchMismatch {
+            argument: "token_ids",
+            expected: 2,
+            actual: 1
+        })
+    );
+    assert_eq!(
+        cache.begin(0).err(),
+        Some(CacheError::Zero { argument: "count" })
+    );
+    let maximum = fixture.config.max_position_embeddings;
+    for count in [maximum + 1, usize::MAX] {
+        assert_eq!(
+            cache.begin(count).err(),
+            Some(CacheError::TooLong {
+                requested: count,
+                maximum
+            })
+        );
+    }
+    assert_eq!(
+        cache.truncate(1),
+        Err(CacheError::TruncateBeyondEnd {
+            sequence: 0,
+            requested: 0,
+            length: 0
+        })
+    );
+    assert!(matches!(
+        cache.truncate_to(&[0]),
+        Err(CacheError::BatchMismatch {
+            expected: 2,
+            actual: 1,
+            ..
+        })
+    ));
+    assert_eq!(cache.lengths(), [0, 0]);
+    assert_eq!(cache.capacity(), 8);
+    for (batch, capacity) in [(0, 8), (1, maximum + 1)] {
+        let options = CacheConfig {
+            batch,
+            capacity,
+            ..CacheConfig::default()
+        };
+        assert!(fixture.model.new_cache(&fixture.config, options).is_err());
+    }
+}
+
+#[test]
+fn token_ids_outside_the_vocabulary_are_read_as_the_nearest_inside() {
+    for (name, device) in devices() {
+        let fixture = Fixture::open(device);
+        let ids =
+            Tensor::<2, Int>::from_data(TensorData::new(vec![-1, 1_000_000, 5], [1, 3]), device);
+        let mut cache = fixture.cache(1, Rollback::Unlimited);
+        let actual = values(
+            fixture
+                .model
+                .forward(ids, &mut cache)
+                .expect("the cache has room"),
+        );
+        let expected = fixture.one_shot(&[0, VOCABULARY - 1, 5]);
+        assert_close(&actual, &expected, absolute(TOLERANCE), name);
+    }
+}
+
+#[test]
+fn a_dropped_step_leaves_the_sequence_as_it_was() {
+    let fixture = Fixture::flex();
+    let text = text(1, 30);
+    let mut cache = fixture.cache(1, Rollback::Bounded(4));
+    fixture.feed(&text[..20], &mut cache);
+    drop(cache.begin(4).expect("the cache has room"));
+    assert_eq!(cache.lengths(), [20]);
+    let logits = fixture.feed(&text[20..], &mut cache);
+    let expected = fixture.one_shot(&text);
+    assert_close(
+        &logits,
+        &expected[20 * VOCABULARY as usize..],
+        absolute(TOLERANCE),
+        "after a dropped step",
+    );
+
+    // One that may have overwritten what is still needed is noticed.
+    drop(cache.begin(30).expect("the cache has room"));
+    assert!(matches!(cache.begin(1), Err(CacheError::RolledOver { .. })));
+}
