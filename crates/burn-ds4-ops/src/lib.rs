@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink |
 //! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head |
+//! | [`matmul`] | matrix product, f32 operands never in TF32 |
 //! | [`moe`] | clamped SwiGLU, routed experts |
 //! | [`quant`] | FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
 //! | [`router`] | score and hash routing, small top-k |
@@ -19,6 +20,7 @@ pub mod attention;
 pub mod device;
 mod error;
 pub mod hyper_connection;
+pub mod matmul;
 pub mod moe;
 pub mod quant;
 pub mod router;

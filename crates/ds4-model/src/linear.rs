@@ -3,6 +3,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use burn_ds4_ops::matmul::matmul;
 use burn_ds4_ops::moe::Experts;
 use burn_ds4_ops::quant;
 
@@ -32,6 +33,18 @@ pub(crate) fn random<const D: usize>(shape: [usize; D], device: &Device) -> Para
         Distribution::Normal(0.0, deviation),
         device,
     ))
+}
+
+/// `x · weightᵀ` over the last dimension of `x`, `weight` being `[out, in]`.
+///
+/// All other dimensions become rows of one matrix product: `burn::tensor::module::linear` may instead add dimensions to the
+/// transposed weight, and thereby copy it.
+pub(crate) fn project<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
+    let [out, inp] = weight.dims();
+    let mut shape = x.dims();
+    let rows = shape[..D - 1].iter().product();
+    shape[D - 1] = out;
+    matmul(x.reshape([rows, inp]), weight.transpose()).reshape(shape)
 }
 
 /// `y = x · Wᵀ` without a bias, its weight dense or packed.
@@ -90,7 +103,7 @@ impl PackedLinear {
     /// If the last dimension of `x` is not `d_input`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let weight = self.dense(x.dtype().into());
-        burn::tensor::module::linear(x, weight.transpose(), None)
+        project(x, weight)
     }
 
     /// The weight `[d_output, d_input]` as floats of the given dtype.

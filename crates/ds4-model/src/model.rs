@@ -8,7 +8,7 @@ use crate::block::{Block, BlockConfig};
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::{AttentionKind, ModelConfig};
 use crate::hyper_connection::{HyperConnectionConfig, HyperHead};
-use crate::linear::random;
+use crate::linear::{project, random};
 use crate::moe::MoeLayerConfig;
 use crate::mtp::{MtpLayer, MtpLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
@@ -258,8 +258,7 @@ impl Model {
 
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
         let output = self.output.val();
-        burn::tensor::module::linear(hidden.cast(output.dtype()), output.transpose(), None)
-            .cast(FloatDType::F32)
+        project(hidden.cast(output.dtype()), output).cast(FloatDType::F32)
     }
 }
 

@@ -5,7 +5,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::router as ops;
 
-use crate::linear::random;
+use crate::linear::{project, random};
 use crate::trace::Trace;
 
 /// Configuration of [`Router`].
@@ -125,7 +125,7 @@ impl Router {
     /// A score router does not look at the ids; a hash router needs each to be a row of its table.
     pub fn forward(&self, x: Tensor<2>, token_ids: Tensor<1, Int>, trace: &Trace) -> Routing {
         let gate = self.gate.val().cast(FloatDType::F32);
-        let logits = x.cast(FloatDType::F32).matmul(gate.transpose());
+        let logits = project(x.cast(FloatDType::F32), gate);
         trace.record("logits", &logits);
         let (weights, ids) = match &self.selection {
             Selection::Score(score) => ops::activation_topk(

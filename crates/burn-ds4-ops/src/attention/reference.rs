@@ -1,6 +1,7 @@
 use burn::tensor::{FloatDType, Tensor, activation};
 
 use super::{AttentionOutput, CompressedKeys};
+use crate::matmul::matmul;
 
 pub(super) fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
     let [batch, positions, heads, width] = x.dims();
@@ -33,14 +34,11 @@ pub(super) fn pool(values: Tensor<4>, scores: Tensor<4>) -> Tensor<3> {
 pub(super) fn index_scores(queries: Tensor<4>, keys: Tensor<3>, weights: Tensor<3>) -> Tensor<3> {
     let [batch, count, heads, width] = queries.dims();
     let [_, rows, _] = keys.dims();
-    let dots = queries
-        .reshape([batch, count * heads, width])
-        .matmul(keys.swap_dims(1, 2));
+    let queries = queries.reshape([batch, count * heads, width]);
+    let dots = matmul(queries, keys.swap_dims(1, 2));
     let dots = activation::relu(dots).reshape([batch * count, heads, rows]);
-    weights
-        .reshape([batch * count, 1, heads])
-        .matmul(dots)
-        .reshape([batch, count, rows])
+    let weights = weights.reshape([batch * count, 1, heads]);
+    matmul(weights, dots).reshape([batch, count, rows])
 }
 
 pub(super) fn sink_attention(
@@ -59,7 +57,7 @@ pub(super) fn sink_attention(
     let per_query = [batch * count, heads, width];
     let logits = |queries: Tensor<3>, keys: Tensor<3>, bias: Tensor<3>| {
         let columns = keys.dims()[1];
-        let dots = queries.matmul(keys.swap_dims(1, 2)).cast(FloatDType::F32);
+        let dots = matmul(queries, keys.swap_dims(1, 2)).cast(FloatDType::F32);
         dots.reshape([batch, count, heads, columns]) * scale + bias.unsqueeze_dim::<4>(2)
     };
 
@@ -96,10 +94,8 @@ pub(super) fn sink_attention(
                 .slice([0..batch, 0..count, 0..heads, from..to])
         };
         let [first, second, _] = shape;
-        part.cast(dtype)
-            .reshape([first, second, to - from])
-            .matmul(values)
-            .reshape([batch, count, heads, width])
+        let part = part.cast(dtype).reshape([first, second, to - from]);
+        matmul(part, values).reshape([batch, count, heads, width])
     };
     let mut output = values(0, window_columns, per_sequence, window);
     if let Some(keys) = compressed {

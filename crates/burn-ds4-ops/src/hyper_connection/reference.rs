@@ -1,12 +1,13 @@
 use burn::tensor::{Tensor, activation};
 
 use super::{Coefficients, Sinkhorn};
+use crate::matmul::matmul;
 
 /// `function · v / rms(v)`, `v` being all streams of a token side by side.
 fn project(streams: Tensor<3>, function: Tensor<2>, norm_epsilon: f64) -> Tensor<2> {
     let flat: Tensor<2> = streams.flatten(1, 2);
     let rms = (flat.clone().square().mean_dim(1) + norm_epsilon).sqrt();
-    flat.matmul(function.transpose()) / rms
+    matmul(flat, function.transpose()) / rms
 }
 
 pub(super) fn coefficients(
@@ -41,7 +42,7 @@ fn normalize(matrix: Tensor<3>, dim: usize, epsilon: f64) -> Tensor<3> {
 }
 
 pub(super) fn collapse(streams: Tensor<3>, pre: Tensor<2>) -> Tensor<2> {
-    pre.unsqueeze_dim::<3>(1).matmul(streams).squeeze_dim(1)
+    matmul(pre.unsqueeze_dim::<3>(1), streams).squeeze_dim(1)
 }
 
 pub(super) fn expand(
@@ -49,7 +50,7 @@ pub(super) fn expand(
     streams: Tensor<3>,
     coefficients: Coefficients,
 ) -> Tensor<3> {
-    let mixed = coefficients.comb.swap_dims(1, 2).matmul(streams);
+    let mixed = matmul(coefficients.comb.swap_dims(1, 2), streams);
     mixed + coefficients.post.unsqueeze_dim::<3>(2) * output.unsqueeze_dim::<3>(1)
 }
 

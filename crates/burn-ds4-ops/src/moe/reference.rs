@@ -1,6 +1,7 @@
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Tensor, activation};
 
 use super::Experts;
+use crate::matmul::matmul;
 
 /// Up to this many (token, slot) pairs the matrices are gathered per pair.
 const MAX_GATHERED_PAIRS: usize = 48;
@@ -49,13 +50,9 @@ fn gathered(
         .unsqueeze_dim::<3>(1)
         .expand([tokens, k, d])
         .reshape([pairs, d, 1]);
-    let hidden = gate_up
-        .gather(ids.clone(), dtype)
-        .matmul(x)
-        .squeeze_dim::<2>(2);
+    let hidden = matmul(gate_up.gather(ids.clone(), dtype), x).squeeze_dim::<2>(2);
     let hidden = hidden_layer(hidden, weights.reshape([pairs, 1]), limit).cast(dtype);
-    down.gather(ids, dtype)
-        .matmul(hidden.unsqueeze_dim::<3>(2))
+    matmul(down.gather(ids, dtype), hidden.unsqueeze_dim::<3>(2))
         .reshape([tokens, k, d])
         .cast(FloatDType::F32)
         .sum_dim(1)
@@ -93,16 +90,12 @@ fn grouped(
         let rows: Vec<i64> = pairs.iter().map(|pair| pair / k as i64).collect();
         let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);
         let slots = Tensor::<1, Int>::from_data(pairs.as_slice(), &device);
-        let hidden = x
-            .clone()
-            .select(0, rows)
-            .matmul(gate_up.one(expert, dtype).transpose());
-        let hidden = hidden_layer(hidden, weights.clone().select(0, slots), limit).cast(dtype);
-        outputs.push(
-            hidden
-                .matmul(down.one(expert, dtype).transpose())
-                .cast(FloatDType::F32),
+        let hidden = matmul(
+            x.clone().select(0, rows),
+            gate_up.one(expert, dtype).transpose(),
         );
+        let hidden = hidden_layer(hidden, weights.clone().select(0, slots), limit).cast(dtype);
+        outputs.push(matmul(hidden, down.one(expert, dtype).transpose()).cast(FloatDType::F32));
         order.extend_from_slice(pairs);
     }
     let pairs = Tensor::<2>::zeros([tokens * k, d], (&device, DType::F32));

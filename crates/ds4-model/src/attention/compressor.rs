@@ -5,7 +5,7 @@ use burn_ds4_ops::{attention as ops, quant};
 
 use super::quantize_content;
 use crate::cache::{CompressedCache, CompressedStep};
-use crate::linear::random;
+use crate::linear::{project, random};
 use crate::norm::{RmsNorm, RmsNormConfig};
 
 /// Configuration of [`Compressor`].
@@ -92,11 +92,8 @@ impl Compressor {
         let width = raw_width / (2 * series);
 
         let bias = self.position_bias.val().select(0, step.slots.clone());
-        let raw = x
-            .reshape([tokens, d_model])
-            .cast(FloatDType::F32)
-            .matmul(projection.transpose())
-            + bias;
+        let x = x.reshape([tokens, d_model]).cast(FloatDType::F32);
+        let raw = project(x, projection) + bias;
         let raw = raw.reshape([batch, count, raw_width]);
 
         let history = step.ring.history;

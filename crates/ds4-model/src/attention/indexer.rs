@@ -6,7 +6,7 @@ use burn_ds4_ops::topk;
 
 use super::compressor::{Compressor, CompressorConfig, RowRounding, quantize_index};
 use crate::cache::{CompressedCache, CompressedStep};
-use crate::linear::{PackedLinear, PackedLinearConfig, random};
+use crate::linear::{PackedLinear, PackedLinearConfig, project, random};
 use crate::rope::Rotation;
 use crate::trace::Trace;
 
@@ -150,7 +150,7 @@ impl Indexer {
         quantized: bool,
         keys: Tensor<3>,
     ) -> Tensor<3> {
-        let [batch, count, d_model] = x.dims();
+        let [batch, count, _] = x.dims();
         let queries = self
             .query
             .forward(query)
@@ -162,12 +162,7 @@ impl Indexer {
             queries
         };
         let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
-        let weights = x
-            .reshape([batch * count, d_model])
-            .matmul(self.head_weights.val().transpose())
-            .reshape([batch, count, self.heads])
-            .cast(FloatDType::F32)
-            * scale;
+        let weights = project(x, self.head_weights.val()).cast(FloatDType::F32) * scale;
         index_scores(
             queries.cast(FloatDType::F32),
             keys.cast(FloatDType::F32),

@@ -7,6 +7,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{self as ops, CompressedKeys};
+use burn_ds4_ops::matmul::matmul;
 use burn_ds4_ops::quant;
 
 use crate::cache::{LayerCache, Step};
@@ -295,10 +296,10 @@ impl Attention {
             .output_a
             .dense(heads.dtype().into())
             .reshape([groups, rank, group_width]);
-        let projected = heads
+        let heads = heads
             .reshape([batch * count, groups, group_width])
-            .swap_dims(0, 1)
-            .matmul(weight.swap_dims(1, 2))
+            .swap_dims(0, 1);
+        let projected = matmul(heads, weight.swap_dims(1, 2))
             .swap_dims(0, 1)
             .reshape([batch, count, groups * rank]);
         self.output_b.forward(projected)

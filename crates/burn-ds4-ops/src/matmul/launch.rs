@@ -1,0 +1,31 @@
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::matmul::init_matmul_output;
+use burn_cubecl::tensor::CubeTensor;
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek::matmul::launch::launch_ref;
+use cubek::matmul::multi_level;
+use cubek::matmul::strategy::Strategy;
+use cubek::std::InputBinding;
+
+/// Multiplies with the kernel that uses no tensor cores: the only ones that keep f32 operands as they are.
+pub(super) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
+    let f32 = dtype_to_storage_type(DType::F32);
+    let output = init_matmul_output(&lhs, &rhs, DType::F32);
+    let client = output.client.clone();
+    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
+        lhs: f32,
+        rhs: f32,
+        out: f32,
+    });
+    launch_ref(
+        &Strategy::MultiLevel(multi_level::Strategy::SimpleUnit(Default::default())),
+        &client,
+        InputBinding::new(lhs.binding(), f32),
+        InputBinding::new(rhs.binding(), f32),
+        output.clone().binding(),
+        &mut dtypes,
+    )
+    .expect("the kernel without tensor cores takes any shape");
+    output
+}
