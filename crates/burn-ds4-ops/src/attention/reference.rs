@@ -15,7 +15,8 @@ pub(super) fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> 
         .reshape([batch, positions, heads, rotated / 2, 2])
         .flip([4])
         .reshape([batch, positions, heads, rotated]);
-    let turned = (tail * cos.unsqueeze_dim::<4>(2) + swapped * sin.unsqueeze_dim::<4>(2)).cast(dtype);
+    let turned =
+        (tail * cos.unsqueeze_dim::<4>(2) + swapped * sin.unsqueeze_dim::<4>(2)).cast(dtype);
     if rotated == width {
         return turned;
     }
@@ -24,7 +25,9 @@ pub(super) fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> 
 }
 
 pub(super) fn pool(values: Tensor<4>, scores: Tensor<4>) -> Tensor<3> {
-    (activation::softmax(scores, 2) * values).sum_dim(2).squeeze_dim(2)
+    (activation::softmax(scores, 2) * values)
+        .sum_dim(2)
+        .squeeze_dim(2)
 }
 
 pub(super) fn index_scores(queries: Tensor<4>, keys: Tensor<3>, weights: Tensor<3>) -> Tensor<3> {
@@ -60,11 +63,19 @@ pub(super) fn sink_attention(
         dots.reshape([batch, count, heads, columns]) * scale + bias.unsqueeze_dim::<4>(2)
     };
 
-    let mut all = logits(queries.clone().reshape(per_sequence), window.clone(), window_bias);
+    let mut all = logits(
+        queries.clone().reshape(per_sequence),
+        window.clone(),
+        window_bias,
+    );
     if let Some(keys) = &compressed {
         let part = match keys.clone() {
-            CompressedKeys::Shared { rows, bias } => logits(queries.reshape(per_sequence), rows, bias),
-            CompressedKeys::PerQuery { rows, bias } => logits(queries.reshape(per_query), rows, bias),
+            CompressedKeys::Shared { rows, bias } => {
+                logits(queries.reshape(per_sequence), rows, bias)
+            }
+            CompressedKeys::PerQuery { rows, bias } => {
+                logits(queries.reshape(per_query), rows, bias)
+            }
         };
         all = Tensor::cat(vec![all, part], 3);
     }
@@ -93,8 +104,12 @@ pub(super) fn sink_attention(
     let mut output = values(0, window_columns, per_sequence, window);
     if let Some(keys) = compressed {
         let part = match keys {
-            CompressedKeys::Shared { rows, .. } => values(window_columns, columns, per_sequence, rows),
-            CompressedKeys::PerQuery { rows, .. } => values(window_columns, columns, per_query, rows),
+            CompressedKeys::Shared { rows, .. } => {
+                values(window_columns, columns, per_sequence, rows)
+            }
+            CompressedKeys::PerQuery { rows, .. } => {
+                values(window_columns, columns, per_query, rows)
+            }
         };
         output = output + part;
     }

@@ -63,8 +63,16 @@ pub fn coefficients(
         [outputs, n * d],
         "coefficients: function must be [(2 + n)·n, n·d] for streams of n = {n}, d = {d}"
     );
-    assert_eq!(base.dims(), [outputs], "coefficients: base must be [(2 + n)·n]");
-    assert_eq!(scale.dims(), [outputs], "coefficients: scale must be [(2 + n)·n]");
+    assert_eq!(
+        base.dims(),
+        [outputs],
+        "coefficients: base must be [(2 + n)·n]"
+    );
+    assert_eq!(
+        scale.dims(),
+        [outputs],
+        "coefficients: scale must be [(2 + n)·n]"
+    );
     assert!(
         sinkhorn.iterations > 0,
         "coefficients: sinkhorn.iterations must be at least 1"

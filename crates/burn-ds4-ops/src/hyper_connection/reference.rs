@@ -18,11 +18,14 @@ pub(super) fn coefficients(
 ) -> Coefficients {
     let [tokens, n, _] = streams.dims();
     let epsilon = sinkhorn.epsilon;
-    let mixes = project(streams, function, sinkhorn.norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
+    let mixes =
+        project(streams, function, sinkhorn.norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
     let gates = activation::sigmoid(mixes.clone().slice([0..tokens, 0..2 * n]));
     let pre = gates.clone().slice([0..tokens, 0..n]) + epsilon;
     let post = gates.slice([0..tokens, n..2 * n]) * 2.0;
-    let comb = mixes.slice([0..tokens, 2 * n..(2 + n) * n]).reshape([tokens, n, n]);
+    let comb = mixes
+        .slice([0..tokens, 2 * n..(2 + n) * n])
+        .reshape([tokens, n, n]);
 
     let mut comb = normalize(activation::softmax(comb, 2) + epsilon, 1, epsilon);
     for _ in 1..sinkhorn.iterations {
@@ -41,7 +44,11 @@ pub(super) fn collapse(streams: Tensor<3>, pre: Tensor<2>) -> Tensor<2> {
     pre.unsqueeze_dim::<3>(1).matmul(streams).squeeze_dim(1)
 }
 
-pub(super) fn expand(output: Tensor<2>, streams: Tensor<3>, coefficients: Coefficients) -> Tensor<3> {
+pub(super) fn expand(
+    output: Tensor<2>,
+    streams: Tensor<3>,
+    coefficients: Coefficients,
+) -> Tensor<3> {
     let mixed = coefficients.comb.swap_dims(1, 2).matmul(streams);
     mixed + coefficients.post.unsqueeze_dim::<3>(2) * output.unsqueeze_dim::<3>(1)
 }
@@ -54,6 +61,7 @@ pub(super) fn head(
     epsilon: f64,
     norm_epsilon: f64,
 ) -> Tensor<2> {
-    let mixes = project(streams.clone(), function, norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
+    let mixes =
+        project(streams.clone(), function, norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
     collapse(streams, activation::sigmoid(mixes) + epsilon)
 }

@@ -5,7 +5,11 @@ use super::Experts;
 /// Up to this many (token, slot) pairs the matrices are gathered per pair.
 const MAX_GATHERED_PAIRS: usize = 48;
 
-pub(super) fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>) -> Tensor<D> {
+pub(super) fn swiglu<const D: usize>(
+    gate: Tensor<D>,
+    up: Tensor<D>,
+    limit: Option<f64>,
+) -> Tensor<D> {
     match limit {
         Some(limit) => activation::silu(gate.clamp_max(limit)) * up.clamp(-limit, limit),
         None => activation::silu(gate) * up,
@@ -45,7 +49,10 @@ fn gathered(
         .unsqueeze_dim::<3>(1)
         .expand([tokens, k, d])
         .reshape([pairs, d, 1]);
-    let hidden = gate_up.gather(ids.clone(), dtype).matmul(x).squeeze_dim::<2>(2);
+    let hidden = gate_up
+        .gather(ids.clone(), dtype)
+        .matmul(x)
+        .squeeze_dim::<2>(2);
     let hidden = hidden_layer(hidden, weights.reshape([pairs, 1]), limit).cast(dtype);
     down.gather(ids, dtype)
         .matmul(hidden.unsqueeze_dim::<3>(2))
@@ -86,9 +93,16 @@ fn grouped(
         let rows: Vec<i64> = pairs.iter().map(|pair| pair / k as i64).collect();
         let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);
         let slots = Tensor::<1, Int>::from_data(pairs.as_slice(), &device);
-        let hidden = x.clone().select(0, rows).matmul(gate_up.one(expert, dtype).transpose());
+        let hidden = x
+            .clone()
+            .select(0, rows)
+            .matmul(gate_up.one(expert, dtype).transpose());
         let hidden = hidden_layer(hidden, weights.clone().select(0, slots), limit).cast(dtype);
-        outputs.push(hidden.matmul(down.one(expert, dtype).transpose()).cast(FloatDType::F32));
+        outputs.push(
+            hidden
+                .matmul(down.one(expert, dtype).transpose())
+                .cast(FloatDType::F32),
+        );
         order.extend_from_slice(pairs);
     }
     let pairs = Tensor::<2>::zeros([tokens * k, d], (&device, DType::F32));

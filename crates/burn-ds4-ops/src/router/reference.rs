@@ -24,8 +24,7 @@ fn select_ids(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
     for rank in 0..k {
         let id = remaining.clone().argmax(1);
         if rank + 1 < k {
-            remaining =
-                remaining.scatter(1, id.clone(), taken.clone(), IndexingUpdateOp::Assign);
+            remaining = remaining.scatter(1, id.clone(), taken.clone(), IndexingUpdateOp::Assign);
         }
         ids.push(id);
     }
