@@ -17,6 +17,15 @@ pub(super) fn coefficients(
     sinkhorn: Sinkhorn,
 ) -> Coefficients {
     let [tokens, n, _] = streams.dims();
+    // CubeCL devices panic on some operations without elements, here and below.
+    if tokens == 0 {
+        let options = (&streams.device(), streams.dtype());
+        return Coefficients {
+            pre: Tensor::zeros([0, n], options),
+            post: Tensor::zeros([0, n], options),
+            comb: Tensor::zeros([0, n, n], options),
+        };
+    }
     let epsilon = sinkhorn.epsilon;
     let mixes =
         project(streams, function, sinkhorn.norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
@@ -41,6 +50,10 @@ fn normalize(matrix: Tensor<3>, dim: usize, epsilon: f64) -> Tensor<3> {
 }
 
 pub(super) fn collapse(streams: Tensor<3>, pre: Tensor<2>) -> Tensor<2> {
+    let [tokens, _, d] = streams.dims();
+    if tokens == 0 {
+        return Tensor::zeros([0, d], (&streams.device(), streams.dtype()));
+    }
     pre.unsqueeze_dim::<3>(1).matmul(streams).squeeze_dim(1)
 }
 
@@ -49,6 +62,9 @@ pub(super) fn expand(
     streams: Tensor<3>,
     coefficients: Coefficients,
 ) -> Tensor<3> {
+    if streams.dims()[0] == 0 {
+        return streams;
+    }
     let mixed = coefficients.comb.swap_dims(1, 2).matmul(streams);
     mixed + coefficients.post.unsqueeze_dim::<3>(2) * output.unsqueeze_dim::<3>(1)
 }
@@ -61,6 +77,10 @@ pub(super) fn head(
     epsilon: f64,
     norm_epsilon: f64,
 ) -> Tensor<2> {
+    let [tokens, _, d] = streams.dims();
+    if tokens == 0 {
+        return Tensor::zeros([0, d], (&streams.device(), streams.dtype()));
+    }
     let mixes =
         project(streams.clone(), function, norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
     collapse(streams, activation::sigmoid(mixes) + epsilon)
