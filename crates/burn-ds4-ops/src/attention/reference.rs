@@ -52,6 +52,11 @@ pub(super) fn sink_attention(
     let [batch, count, heads, width] = queries.dims();
     let [_, window_columns, _] = window.dims();
     let dtype = queries.dtype();
+    // CubeCL devices panic on some operations without elements.
+    let compressed = compressed.filter(|keys| {
+        let (CompressedKeys::Shared { bias, .. } | CompressedKeys::PerQuery { bias, .. }) = keys;
+        bias.dims()[2] > 0
+    });
 
     let per_sequence = [batch, count * heads, width];
     let per_query = [batch * count, heads, width];

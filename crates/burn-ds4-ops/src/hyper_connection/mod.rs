@@ -128,5 +128,6 @@ pub fn head(
         "head: function must be [n, n·d] for streams of n = {n}, d = {d}"
     );
     assert_eq!(base.dims(), [n], "head: base must be [n]");
+    assert_eq!(scale.dims(), [1], "head: scale must be [1]");
     reference::head(streams, function, base, scale, epsilon, norm_epsilon)
 }

@@ -18,6 +18,15 @@ pub(super) fn coefficients(
     sinkhorn: Sinkhorn,
 ) -> Coefficients {
     let [tokens, n, _] = streams.dims();
+    // CubeCL devices panic on some operations without elements, here and below.
+    if tokens == 0 {
+        let options = (&streams.device(), streams.dtype());
+        return Coefficients {
+            pre: Tensor::zeros([0, n], options),
+            post: Tensor::zeros([0, n], options),
+            comb: Tensor::zeros([0, n, n], options),
+        };
+    }
     let epsilon = sinkhorn.epsilon;
     let mixes =
         project(streams, function, sinkhorn.norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
@@ -42,6 +51,10 @@ fn normalize(matrix: Tensor<3>, dim: usize, epsilon: f64) -> Tensor<3> {
 }
 
 pub(super) fn collapse(streams: Tensor<3>, pre: Tensor<2>) -> Tensor<2> {
+    let [tokens, _, d] = streams.dims();
+    if tokens == 0 {
+        return Tensor::zeros([0, d], (&streams.device(), streams.dtype()));
+    }
     matmul(pre.unsqueeze_dim::<3>(1), streams).squeeze_dim(1)
 }
 
@@ -50,6 +63,9 @@ pub(super) fn expand(
     streams: Tensor<3>,
     coefficients: Coefficients,
 ) -> Tensor<3> {
+    if streams.dims()[0] == 0 {
+        return streams;
+    }
     let mixed = matmul(coefficients.comb.swap_dims(1, 2), streams);
     mixed + coefficients.post.unsqueeze_dim::<3>(2) * output.unsqueeze_dim::<3>(1)
 }
@@ -62,6 +78,10 @@ pub(super) fn head(
     epsilon: f64,
     norm_epsilon: f64,
 ) -> Tensor<2> {
+    let [tokens, _, d] = streams.dims();
+    if tokens == 0 {
+        return Tensor::zeros([0, d], (&streams.device(), streams.dtype()));
+    }
     let mixes =
         project(streams.clone(), function, norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
     collapse(streams, activation::sigmoid(mixes) + epsilon)

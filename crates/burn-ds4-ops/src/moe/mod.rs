@@ -41,6 +41,11 @@ pub trait Experts {
 /// - `gate_up`: matrices `[2·inner, d]`, the gate's rows first; `down`: matrices `[d, inner]`
 /// - output: `[tokens, d]`, f32, summed over the slots in f32
 ///
+/// # Padding
+///
+/// A slot whose id is negative or not below the number of experts contributes exactly 0, whatever its weight. [`Experts`]
+/// never sees such an id.
+///
 /// # Source
 ///
 /// DeepSeek-V4 `inference/model.py`, `MoE.forward`: the routing weight is applied before the down projection.

@@ -26,6 +26,10 @@ pub(super) fn expert_ffn(
     limit: Option<f64>,
 ) -> Tensor<2> {
     let [tokens, k] = ids.dims();
+    if tokens * k * gate_up.count() == 0 {
+        let [_, d] = x.dims();
+        return Tensor::zeros([tokens, d], (&x.device(), DType::F32));
+    }
     if tokens * k <= MAX_GATHERED_PAIRS {
         gathered(x, ids, weights, gate_up, down, limit)
     } else {
@@ -45,7 +49,11 @@ fn gathered(
     let [_, k] = ids.dims();
     let pairs = tokens * k;
     let dtype: FloatDType = x.dtype().into();
-    let ids = ids.reshape([pairs]);
+    // An id out of range is clamped to one that can be read, and its output dropped: as a product with a weight of zero it
+    // would let an infinity through.
+    let clamped = ids.clone().clamp(0, gate_up.count() as i64 - 1);
+    let padding = clamped.clone().not_equal(ids).unsqueeze_dim::<3>(2);
+    let ids = clamped.reshape([pairs]);
     let x = x
         .unsqueeze_dim::<3>(1)
         .expand([tokens, k, d])
@@ -55,6 +63,7 @@ fn gathered(
     matmul(down.gather(ids, dtype), hidden.unsqueeze_dim::<3>(2))
         .reshape([tokens, k, d])
         .cast(FloatDType::F32)
+        .mask_fill(padding.expand([tokens, k, d]), 0.0)
         .sum_dim(1)
         .squeeze_dim(1)
 }
@@ -74,7 +83,7 @@ fn grouped(
 
     let mut pairs_of = vec![Vec::new(); gate_up.count()];
     for (pair, id) in ids.into_data().iter::<i64>().enumerate() {
-        // Ids come from a table or a top-k: one out of range would be a defect upstream, and is treated as padding here.
+        // An id out of range is padding.
         if let Some(pairs) = usize::try_from(id).ok().and_then(|id| pairs_of.get_mut(id)) {
             pairs.push(pair as i64);
         }

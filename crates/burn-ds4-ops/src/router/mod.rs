@@ -7,8 +7,8 @@ mod reference;
 
 use burn::tensor::{Int, Tensor};
 
-/// `sqrt(softplus(x))`, with `softplus(x) = max(x, 0) + log1p(exp(-|x|))`, which neither overflows for large `x`
-/// nor loses the small values of very negative `x`.
+/// `sqrt(softplus(x))`, which neither overflows for large `x` nor loses the small values of very negative `x`: where
+/// `exp(x)` underflows, `exp(x / 2)` need not.
 ///
 /// # Shapes and dtypes
 ///
@@ -33,8 +33,8 @@ pub fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
 ///
 /// # Special values
 ///
-/// NaN ranks with the lowest finite value, so that it is taken only when nothing else is left. Ids are distinct and in range
-/// whatever the row holds.
+/// `-inf` and NaN rank with the lowest finite value, so that they are taken only when nothing else is left, the lower id first.
+/// Ids are distinct and in range whatever the row holds.
 ///
 /// # Panics
 ///
@@ -57,6 +57,11 @@ pub fn topk_select(scores: Tensor<2>, k: usize) -> (Tensor<2>, Tensor<2, Int>) {
 /// - `logits`: `[tokens, experts]`, f32
 /// - `bias`: `[experts]`, f32
 /// - output: weights `[tokens, k]` that sum to `scale`, ids `[tokens, k]`, in the order of [`topk_select`]
+///
+/// # Special values
+///
+/// Where the chosen activations sum to no more than about 1e-20, the weights sum to less than `scale`, down to 0; they are
+/// finite wherever the chosen logits are. NaN logits are chosen last, and make all weights of their row NaN if they are.
 ///
 /// # Source
 ///

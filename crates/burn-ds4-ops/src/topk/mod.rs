@@ -8,8 +8,12 @@ use burn::tensor::{Bool, Int, Tensor};
 ///
 /// # Shapes and dtypes
 ///
-/// - `scores`: `[rows, columns]`, f32, finite
-/// - output: `[rows, columns]`, exactly `min(k, columns)` entries set per row
+/// - `scores`: `[rows, columns]`, f32
+/// - output: `[rows, columns]`, exactly `min(k, columns)` entries set per row, whatever the row holds
+///
+/// # Special values
+///
+/// `-inf` and NaN rank with the lowest finite value, `+inf` with the largest; zeros of either sign are equal.
 ///
 /// # Panics
 ///
@@ -23,8 +27,8 @@ pub fn top_k_mask(scores: Tensor<2>, k: usize) -> Tensor<2, Bool> {
 ///
 /// # Shapes and dtypes
 ///
-/// - `scores`: `[rows, columns]`, f32, finite
-/// - output: `[rows, k]`, distinct and in `0..columns`
+/// - `scores`: `[rows, columns]`, f32, special values as in [`top_k_mask`]
+/// - output: `[rows, k]`, distinct and in `0..columns`, whatever the row holds
 ///
 /// # Panics
 ///

@@ -6,9 +6,13 @@ const MAX_UNROLLED_K: usize = 64;
 pub(super) fn top_k_mask(scores: Tensor<2>, k: usize) -> Tensor<2, Bool> {
     let [rows, columns] = scores.dims();
     let device = scores.device();
-    if k >= columns {
+    // CubeCL devices panic on some operations without elements.
+    if k >= columns || rows == 0 {
         return Tensor::<2, Int>::ones([rows, columns], &device).equal_elem(1);
     }
+    // Whatever compares false with everything, or lies beyond what a backend starts its search from, would leave marks over.
+    let nan = scores.clone().is_nan();
+    let scores = scores.mask_fill(nan, f32::MIN).clamp(f32::MIN, f32::MAX);
     // Only the k-th value is taken from Burn, whose order among equals is not specified.
     let largest = if k <= MAX_UNROLLED_K {
         scores.clone().topk(k, 1)
@@ -27,6 +31,9 @@ pub(super) fn top_k_mask(scores: Tensor<2>, k: usize) -> Tensor<2, Bool> {
 pub(super) fn top_k_columns(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
     let [rows, columns] = scores.dims();
     let device = scores.device();
+    if rows == 0 {
+        return Tensor::zeros([0, k], &device);
+    }
     let mask = top_k_mask(scores, k).int();
     let column = Tensor::<1, Int>::arange(0..columns as i64, &device)
         .unsqueeze::<2>()

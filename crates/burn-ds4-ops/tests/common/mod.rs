@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_ds4_ops::device::DeviceSpec;
 
 /// Names a comma-separated list of devices that must be there; without it a missing device is only reported.
@@ -122,4 +122,44 @@ pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: Tolerance, what
         allowed(worst),
         first.join(", "),
     );
+}
+
+/// An f32 tensor.
+pub fn floats<const D: usize>(data: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(data.to_vec(), shape), (device, DType::F32))
+}
+
+/// An integer tensor of the device's own integer type.
+pub fn integers<const D: usize>(
+    data: &[i64],
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(data.to_vec(), shape), device)
+}
+
+/// The elements of an integer tensor.
+pub fn integer_values<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i64> {
+    tensor.try_into_vec_as().expect("a device that works")
+}
+
+/// Reproducible values in -1..1 without a period.
+pub fn noise(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// The f64 values of an f32 slice, for oracles.
+pub fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().copied().map(f64::from).collect()
+}
+
+/// The f32 values nearest to those of an oracle.
+pub fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&value| value as f32).collect()
 }

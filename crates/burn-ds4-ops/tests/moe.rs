@@ -1,0 +1,407 @@
+//! Experts against an `f64` oracle, on both sides of the number of tokens where the operator changes its ways.
+
+mod common;
+
+use std::cell::RefCell;
+
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_ds4_ops::moe::{Experts, expert_ffn, swiglu};
+use common::{
+    EXACT, Tolerance, absolute, assert_close, devices, floats, integer_values, integers, narrow,
+    noise, values, wide,
+};
+
+const COUNT: usize = 5;
+const D: usize = 8;
+const INNER: usize = 4;
+/// Experts per token.
+const K: usize = 2;
+/// 2 slots a token: 6 pairs are gathered, 60 are grouped.
+const FEW: usize = 3;
+const MANY: usize = 30;
+
+const CLOSE: Tolerance = Tolerance {
+    absolute: 2e-5,
+    relative: 2e-6,
+};
+
+/// Dense matrices that record what they were asked for and refuse an expert that does not exist.
+struct Matrices {
+    all: Tensor<3>,
+    gathered: RefCell<Vec<i64>>,
+    grouped: RefCell<Vec<usize>>,
+}
+
+impl Matrices {
+    fn new(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
+        let [rows, columns] = shape;
+        Self {
+            all: floats(
+                values,
+                [values.len() / (rows * columns), rows, columns],
+                device,
+            ),
+            gathered: RefCell::default(),
+            grouped: RefCell::default(),
+        }
+    }
+}
+
+impl Experts for Matrices {
+    fn count(&self) -> usize {
+        self.all.dims()[0]
+    }
+
+    fn gather(&self, ids: Tensor<1, Int>, dtype: FloatDType) -> Tensor<3> {
+        let asked = integer_values(ids.clone());
+        for &id in &asked {
+            assert!((0..self.count() as i64).contains(&id), "no expert {id}");
+        }
+        self.gathered.borrow_mut().extend(asked);
+        self.all.clone().select(0, ids).cast(dtype)
+    }
+
+    fn one(&self, expert: usize, dtype: FloatDType) -> Tensor<2> {
+        assert!(expert < self.count(), "no expert {expert}");
+        self.grouped.borrow_mut().push(expert);
+        let matrix = self.all.clone().slice_dim(0, expert..expert + 1);
+        matrix.squeeze_dim::<2>(0).cast(dtype)
+    }
+}
+
+struct Case {
+    x: Vec<f32>,
+    ids: Vec<i64>,
+    weights: Vec<f32>,
+    gate_up: Vec<f32>,
+    down: Vec<f32>,
+    limit: Option<f64>,
+}
+
+impl Case {
+    /// Ids of a simple pattern; weights of the experts large enough that a limit of 1 bites often.
+    fn new(tokens: usize, limit: Option<f64>) -> Self {
+        Self {
+            x: noise(tokens * D, 1),
+            ids: (0..tokens * K).map(|i| (i * 3 % COUNT) as i64).collect(),
+            weights: noise(tokens * K, 2),
+            gate_up: noise(COUNT * 2 * INNER * D, 3)
+                .iter()
+                .map(|v| v * 2.0)
+                .collect(),
+            down: noise(COUNT * D * INNER, 4),
+            limit,
+        }
+    }
+
+    fn matrices(&self, device: &Device) -> [Matrices; 2] {
+        [
+            Matrices::new(&self.gate_up, [2 * INNER, D], device),
+            Matrices::new(&self.down, [D, INNER], device),
+        ]
+    }
+
+    fn run(&self, device: &Device) -> Vec<f32> {
+        let [gate_up, down] = self.matrices(device);
+        self.run_with(&gate_up, &down, device)
+    }
+
+    fn run_with(&self, gate_up: &Matrices, down: &Matrices, device: &Device) -> Vec<f32> {
+        let tokens = self.x.len() / D;
+        let output = expert_ffn(
+            floats(&self.x, [tokens, D], device),
+            integers(&self.ids, [tokens, K], device),
+            floats(&self.weights, [tokens, K], device),
+            gate_up,
+            down,
+            self.limit,
+        );
+        assert_eq!(output.dims(), [tokens, D]);
+        values(output)
+    }
+
+    fn oracle(&self) -> Vec<f32> {
+        let tokens = self.x.len() / D;
+        let mut output = vec![0.0; tokens * D];
+        for pair in 0..tokens * K {
+            let Some(expert) = usize::try_from(self.ids[pair])
+                .ok()
+                .filter(|&id| id < COUNT)
+            else {
+                continue;
+            };
+            let token = pair / K;
+            let x = wide(&self.x[token * D..][..D]);
+            let gate_up = wide(&self.gate_up[expert * 2 * INNER * D..][..2 * INNER * D]);
+            let down = wide(&self.down[expert * D * INNER..][..D * INNER]);
+            let row = |r: usize| -> f64 { (0..D).map(|c| gate_up[r * D + c] * x[c]).sum() };
+            let hidden: Vec<f64> = (0..INNER)
+                .map(|i| oracle_swiglu(row(i), row(INNER + i), self.limit))
+                .collect();
+            for out in 0..D {
+                let dot: f64 = (0..INNER).map(|i| down[out * INNER + i] * hidden[i]).sum();
+                output[token * D + out] += f64::from(self.weights[pair]) * dot;
+            }
+        }
+        narrow(&output)
+    }
+
+    fn tokens(&self, range: std::ops::Range<usize>) -> Self {
+        let pairs = range.start * K..range.end * K;
+        Self {
+            x: self.x[range.start * D..range.end * D].to_vec(),
+            ids: self.ids[pairs.clone()].to_vec(),
+            weights: self.weights[pairs].to_vec(),
+            gate_up: self.gate_up.clone(),
+            down: self.down.clone(),
+            limit: self.limit,
+        }
+    }
+}
+
+fn oracle_swiglu(gate: f64, up: f64, limit: Option<f64>) -> f64 {
+    let limit = limit.unwrap_or(f64::INFINITY);
+    let gate = gate.min(limit);
+    gate / (1.0 + (-gate).exp()) * up.max(-limit).min(limit)
+}
+
+fn flex() -> &'static Device {
+    &devices()[0].1
+}
+
+#[test]
+fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
+    // silu(1) = 0.731059, silu(2) = 1.761594, silu(-3) = -0.142278, silu(5) = 4.966536
+    let rows: [(f32, f32, f32, f32); 9] = [
+        // gate, up, with a limit of 2, without
+        (1.0, 1.5, 1.096_588, 1.096_588),
+        (2.0, 2.0, 3.523_188, 3.523_188),
+        (5.0, 1.0, 1.761_594, 4.966_536),
+        (1.0, 7.0, 1.462_117, 5.117_41),
+        (1.0, -7.0, -1.462_117, -5.117_41),
+        // A gate clamped from below would give silu(-2) = -0.238406.
+        (-3.0, 1.0, -0.142_278, -0.142_278),
+        (-3.0, -9.0, 0.284_555, 1.280_498),
+        (-1e4, 1.0, 0.0, 0.0),
+        (0.0, 1e30, 0.0, 0.0),
+    ];
+    let column = |pick: fn(&(f32, f32, f32, f32)) -> f32| rows.iter().map(pick).collect::<Vec<_>>();
+    let (gate, up) = (column(|row| row.0), column(|row| row.1));
+    for (limit, expected) in [
+        (Some(2.0), column(|row| row.2)),
+        (None, column(|row| row.3)),
+    ] {
+        for (name, device) in devices() {
+            let actual = swiglu(floats(&gate, [9], device), floats(&up, [9], device), limit);
+            let what = format!("{name} limit {limit:?}");
+            assert_close(&values(actual), &expected, absolute(3e-6), &what);
+        }
+    }
+}
+
+#[test]
+fn one_token_and_one_expert_give_the_product_worked_out_by_hand() {
+    for (name, device) in devices() {
+        // gate = 1·3 = 3, cut to 2; up = -1·3 = -3, cut to -2; hidden = silu(2)·-2 = -3.523188; times 0.5 and (1, -10).
+        let output = expert_ffn(
+            floats(&[3.0], [1, 1], device),
+            integers(&[1], [1, 1], device),
+            floats(&[0.5], [1, 1], device),
+            &Matrices::new(&[9.0, 9.0, 1.0, -1.0], [2, 1], device),
+            &Matrices::new(&[9.0, 1.0], [1, 1], device),
+            Some(2.0),
+        );
+        assert_close(&values(output), &[-1.761_594], absolute(2e-6), name);
+    }
+}
+
+#[test]
+fn both_paths_agree_with_the_oracle_and_with_each_other() {
+    for limit in [None, Some(1.0)] {
+        let many = Case::new(MANY, limit);
+        let expected = many.oracle();
+        for (name, device) in devices() {
+            let what = format!("{name} limit {limit:?}");
+            let [gate_up, down] = many.matrices(device);
+            let grouped = many.run_with(&gate_up, &down, device);
+            assert!(gate_up.gathered.borrow().is_empty(), "{what}: grouped");
+            assert_close(&grouped, &expected, CLOSE, &format!("{what}, grouped"));
+
+            let mut gathered = Vec::new();
+            for first in (0..MANY).step_by(FEW) {
+                let few = many.tokens(first..first + FEW);
+                let [gate_up, down] = many.matrices(device);
+                gathered.extend(few.run_with(&gate_up, &down, device));
+                assert!(gate_up.grouped.borrow().is_empty(), "{what}: gathered");
+            }
+            assert_close(&gathered, &expected, CLOSE, &format!("{what}, gathered"));
+            assert_close(&gathered, &grouped, CLOSE, &format!("{what}, both"));
+        }
+    }
+}
+
+#[test]
+fn the_limit_changes_the_result_of_these_cases() {
+    let (free, clamped) = (Case::new(MANY, None), Case::new(MANY, Some(1.0)));
+    let different = free
+        .oracle()
+        .iter()
+        .zip(clamped.oracle())
+        .filter(|(a, b)| (*a - b).abs() > 0.01)
+        .count();
+    assert!(different > MANY * D / 2, "only {different}");
+}
+
+#[test]
+fn an_expert_chosen_twice_counts_with_both_weights() {
+    for tokens in [FEW, MANY] {
+        let mut twice = Case::new(tokens, Some(1.0));
+        twice.ids.fill(3);
+        let mut once = twice.tokens(0..tokens);
+        for (pair, weight) in once.weights.chunks_mut(K).zip(twice.weights.chunks(K)) {
+            pair.copy_from_slice(&[weight.iter().sum(), 0.0]);
+        }
+        for (name, device) in devices() {
+            let what = format!("{name} tokens {tokens}");
+            let actual = twice.run(device);
+            assert_close(&actual, &twice.oracle(), CLOSE, &what);
+            assert_close(&actual, &once.run(device), CLOSE, &what);
+        }
+    }
+}
+
+#[test]
+fn experts_that_no_token_chose_are_not_asked_for() {
+    for tokens in [FEW, MANY] {
+        let mut case = Case::new(tokens, None);
+        // Uneven: expert 4 has one pair, expert 1 all others.
+        case.ids.fill(1);
+        case.ids[3] = 4;
+        for (name, device) in devices() {
+            let [gate_up, down] = case.matrices(device);
+            let actual = case.run_with(&gate_up, &down, device);
+            let what = format!("{name} tokens {tokens}");
+            assert_close(&actual, &case.oracle(), CLOSE, &what);
+            for matrices in [gate_up, down] {
+                let mut asked = matrices.gathered.take();
+                asked.extend(matrices.grouped.take().into_iter().map(|id| id as i64));
+                asked.sort_unstable();
+                asked.dedup();
+                assert_eq!(asked, [1, 4], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_of_all_sizes_are_put_back_in_order() {
+    let mut case = Case::new(MANY, Some(1.0));
+    // Groups of 1, 3, 8, 19 and 29 pairs, interleaved.
+    let groups: Vec<i64> = [1, 3, 8, 19, 29]
+        .iter()
+        .enumerate()
+        .flat_map(|(id, &size)| std::iter::repeat_n(id as i64, size))
+        .collect();
+    case.ids = (0..MANY * K).map(|i| groups[i * 7 % (MANY * K)]).collect();
+    for (name, device) in devices() {
+        assert_close(&case.run(device), &case.oracle(), CLOSE, name);
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_other_rows() {
+    for tokens in [FEW, MANY] {
+        let case = Case::new(tokens, Some(1.0));
+        let mut other = case.tokens(0..tokens);
+        other.x[D..].fill(f32::NAN);
+        for (name, device) in devices() {
+            let (expected, actual) = (case.run(device), other.run(device));
+            let what = format!("{name} tokens {tokens}");
+            assert_close(&actual[..D], &expected[..D], EXACT, &what);
+            assert!(actual[D..].iter().all(|v| v.is_nan()), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_padded_slot_adds_exactly_nothing_on_both_paths() {
+    let padding = [-1, COUNT as i64, i64::from(i32::MIN), i64::from(i32::MAX)];
+    for tokens in [FEW, MANY] {
+        let mut case = Case::new(tokens, None);
+        // Experts at which a clamped id would land, and weights, that turn a product with zero into NaN.
+        let (size, last) = (2 * INNER * D, COUNT - 1);
+        case.gate_up[..size].fill(f32::INFINITY);
+        case.gate_up[last * size..].fill(f32::NAN);
+        for (slot, id) in case.ids.iter_mut().enumerate() {
+            *id = if slot % K == 0 {
+                (slot % 3 + 1) as i64
+            } else {
+                padding[slot / K % 4]
+            };
+            if slot % K == 1 {
+                case.weights[slot] = [f32::NAN, 1e30, f32::INFINITY][slot / K % 3];
+            }
+        }
+        // And a token of nothing but padding.
+        case.ids[0] = -1;
+        let expected = case.oracle();
+        assert_eq!(expected[..D], [0.0; D]);
+        assert!(expected.iter().all(|v| v.is_finite()));
+        for (name, device) in devices() {
+            let what = format!("{name} tokens {tokens}");
+            let actual = case.run(device);
+            assert_close(&actual, &expected, CLOSE, &what);
+            assert_eq!(actual[..D], [0.0; D], "{what}");
+        }
+    }
+}
+
+#[test]
+fn nothing_but_padding_gives_zeros() {
+    for tokens in [FEW, MANY] {
+        let mut case = Case::new(tokens, Some(1.0));
+        case.ids.fill(-1);
+        for (name, device) in devices() {
+            let actual = case.run(device);
+            assert_close(&actual, &vec![0.0; tokens * D], EXACT, name);
+        }
+    }
+}
+
+#[test]
+fn no_tokens_give_no_rows_and_no_slots_give_zeros() {
+    for (name, device) in devices() {
+        assert!(Case::new(0, Some(1.0)).run(device).is_empty(), "{name}");
+        let case = Case::new(FEW, None);
+        let [gate_up, down] = case.matrices(device);
+        let output = expert_ffn(
+            floats(&case.x, [FEW, D], device),
+            integers(&[], [FEW, 0], device),
+            floats(&[], [FEW, 0], device),
+            &gate_up,
+            &down,
+            None,
+        );
+        assert_close(&values(output), &[0.0; FEW * D], EXACT, name);
+    }
+}
+
+fn refused(ids: [usize; 2], weights: [usize; 2]) {
+    let [gate_up, down] = Case::new(0, None).matrices(flex());
+    let x = Tensor::zeros([2, D], flex());
+    let ids = Tensor::zeros(ids, flex());
+    let weights = Tensor::zeros(weights, flex());
+    expert_ffn(x, ids, weights, &gate_up, &down, None);
+}
+
+#[test]
+#[should_panic(expected = "expert_ffn: ids and weights must have the same shape")]
+fn expert_ffn_refuses_weights_of_another_shape() {
+    refused([2, 2], [2, 1]);
+}
+
+#[test]
+#[should_panic(expected = "expert_ffn: ids must have one row per token")]
+fn expert_ffn_refuses_another_number_of_tokens() {
+    refused([3, 2], [3, 2]);
+}
