@@ -2,23 +2,28 @@
 //!
 //! Without arguments it runs the small trained checkpoint that comes with the repository, on the CPU.
 
+mod shared;
+
 use std::error::Error;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use burn_ds4_ops::device::DeviceSpec;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, value_parser};
 use ds4_model::checkpoint::{Checkpoint, LoadBar, LoadOptions};
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
-    ChatOptions, GenerateConfig, Message, SamplingConfig, TextGeneration, TextTokenizer,
-    render_chat,
+    ChatOptions, GenerateConfig, MAX_DRAFTS, Message, SamplingConfig, TextGeneration,
+    TextTokenizer, render_chat,
 };
+use shared::{Dtype, finish, load_options, shipped_checkpoint};
 
 /// Continues a prompt with a DeepSeek-V4 checkpoint.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Args {
     /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
     #[arg(long, default_value_os_t = shipped_checkpoint())]
@@ -48,8 +53,8 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Tokens to draft per round with the multi-token-prediction layer (0 to 4).
-    #[arg(long, default_value_t = 0, value_name = "K")]
-    mtp: usize,
+    #[arg(long, default_value_t = 0, value_name = "K", value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
+    mtp: u8,
     /// Stops at this text; may be given several times.
     #[arg(long)]
     stop: Vec<String>,
@@ -67,32 +72,8 @@ struct Args {
     quantized_cache: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Dtype {
-    F32,
-    Bf16,
-    F16,
-}
-
-fn shipped_checkpoint() -> PathBuf {
-    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/ds4-tiny");
-    if built.is_dir() {
-        built
-    } else {
-        PathBuf::from("assets/ds4-tiny")
-    }
-}
-
-fn main() {
-    if let Err(error) = run(&Args::parse()) {
-        eprintln!("error: {error}");
-        let mut source = error.source();
-        while let Some(error) = source {
-            eprintln!("  caused by: {error}");
-            source = error.source();
-        }
-        std::process::exit(1);
-    }
+fn main() -> ExitCode {
+    finish(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
@@ -106,7 +87,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             repetition_penalty: args.repetition_penalty,
             seed: args.seed,
         },
-        drafts: args.mtp,
+        drafts: args.mtp.into(),
         stop_strings: args.stop.clone(),
         ..GenerateConfig::default()
     };
@@ -118,15 +99,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 
     let started = Instant::now();
     let options = LoadOptions {
-        dtype: match args.dtype {
-            Dtype::F32 => burn::tensor::FloatDType::F32,
-            Dtype::Bf16 => burn::tensor::FloatDType::BF16,
-            Dtype::F16 => burn::tensor::FloatDType::F16,
-        },
-        // Decoding again and again is slow on a CPU, and memory is cheap there.
-        expand: args.device == DeviceSpec::Flex,
-        mtp: args.mtp > 0,
         quantized_cache: args.quantized_cache,
+        ..load_options(args.device, args.dtype, args.mtp > 0)
     };
     let model = checkpoint.load_with_progress(&options, &device, LoadBar::new())?;
     let loaded = started.elapsed();

@@ -1,6 +1,7 @@
 //! Tests across the crates. One binary, so that one copy of it tests everything on another machine.
 
 mod cache;
+mod cli;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod ds4_tiny;

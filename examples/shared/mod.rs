@@ -1,0 +1,82 @@
+//! What the examples share: where the shipped files are, how errors are shown, how a checkpoint is loaded.
+
+// Every example compiles this module for itself and uses the part that it needs.
+#![allow(dead_code)]
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use burn::tensor::FloatDType;
+use burn_ds4_ops::device::DeviceSpec;
+use clap::ValueEnum;
+use ds4_model::checkpoint::LoadOptions;
+
+/// Dtype of a model's activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// 32 bits.
+    F32,
+    /// 16 bits, 8 of them exponent.
+    Bf16,
+    /// 16 bits, 5 of them exponent.
+    F16,
+}
+
+impl From<Dtype> for FloatDType {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::BF16,
+            Dtype::F16 => Self::F16,
+        }
+    }
+}
+
+/// How a checkpoint is loaded onto a device of that kind.
+pub fn load_options(device: DeviceSpec, dtype: Dtype, mtp: bool) -> LoadOptions {
+    LoadOptions {
+        dtype: dtype.into(),
+        // Decoding again and again is slow on a CPU, and memory is cheap there.
+        expand: device == DeviceSpec::Flex,
+        mtp,
+        ..LoadOptions::default()
+    }
+}
+
+/// A file or directory of the repository's `assets`, where the example was built or under the current directory.
+pub fn asset(name: &str) -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    let root = built.filter(|root| root.join("assets").is_dir());
+    root.unwrap_or(Path::new("")).join("assets").join(name)
+}
+
+/// The checkpoint that comes with the repository.
+pub fn shipped_checkpoint() -> PathBuf {
+    asset("ds4-tiny")
+}
+
+/// Ends an example: an error is printed, with its causes, and becomes exit code 1.
+pub fn finish(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    let kind = error.downcast_ref().map(io::Error::kind);
+    if kind == Some(io::ErrorKind::BrokenPipe) {
+        // Whoever read the output has seen enough.
+        return ExitCode::SUCCESS;
+    }
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        // Many messages already end with their cause.
+        if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+        source = error.source();
+    }
+    eprintln!("error: {message}");
+    ExitCode::FAILURE
+}

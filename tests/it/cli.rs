@@ -1,0 +1,436 @@
+//! The examples as a user runs them: what they print, how they end.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{FloatDType, Int, Tensor};
+use burn_ds4_ops::device::DeviceSpec;
+use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+use ds4_model::generate::TextTokenizer;
+use serde_json::Value;
+
+use crate::golden::root;
+
+/// What a program left behind.
+#[derive(Debug)]
+struct Ended {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    #[track_caller]
+    fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{self:?}");
+        self
+    }
+
+    /// The last line on standard error.
+    #[track_caller]
+    fn last_line(&self) -> &str {
+        self.stderr
+            .lines()
+            .last()
+            .unwrap_or_else(|| panic!("nothing on stderr: {self:?}"))
+    }
+}
+
+/// The example next to this test binary, or `None` where it was not built with it.
+fn example(name: &str) -> Option<PathBuf> {
+    let test = std::env::current_exe().expect("the test binary has a path");
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/PROFILE/deps/it");
+    let path = profile
+        .join("examples")
+        .join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    if path.exists() {
+        return Some(path);
+    }
+    let missing = format!(
+        "no example at {}: build it with `cargo build --examples`",
+        path.display()
+    );
+    let required = std::env::var("DS4_REQUIRE").is_ok_and(|list| !list.trim().is_empty());
+    assert!(!required, "DS4_REQUIRE is set, but there is {missing}");
+    eprintln!("skipped: {missing}");
+    None
+}
+
+/// Runs an example in the repository's root.
+fn run(name: &str, arguments: &[&str]) -> Option<Ended> {
+    let mut command = Command::new(example(name)?);
+    let output = command
+        .args(arguments)
+        .current_dir(root())
+        .output()
+        .expect("the example starts");
+    Some(Ended {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8(output.stdout).expect("UTF-8 on stdout"),
+        stderr: String::from_utf8(output.stderr).expect("UTF-8 on stderr"),
+    })
+}
+
+/// Prompt and greedy continuation of the golden file, as text.
+fn golden_text(prompt: &str) -> (String, String) {
+    let path = root().join("tests/fixtures/ds4-tiny/golden.json");
+    let facts: Value =
+        serde_json::from_slice(&std::fs::read(path).expect("a fixture")).expect("JSON");
+    let tokenizer = TextTokenizer::from_dir(root().join("assets/ds4-tiny")).expect("an asset");
+    let text = |name: &str| {
+        let ids = facts["prompts"][prompt][name]
+            .as_array()
+            .expect("ids")
+            .iter();
+        let ids: Vec<u32> = ids.map(|id| id.as_u64().expect("an id") as u32).collect();
+        tokenizer.decode(&ids, true).expect("ids of the vocabulary")
+    };
+    (text("input_ids"), text("greedy"))
+}
+
+/// The number before `word` in `text`.
+#[track_caller]
+fn number_before(text: &str, word: &str) -> f64 {
+    let before = text
+        .split(word)
+        .next()
+        .filter(|before| before.len() < text.len());
+    let number = before.and_then(|before| before.split_whitespace().last());
+    number
+        .and_then(|number| number.trim_start_matches(['[', '(']).parse().ok())
+        .unwrap_or_else(|| panic!("no number before {word:?} in {text:?}"))
+}
+
+#[test]
+fn generate_without_arguments_continues_its_own_prompt_and_ends_with_a_rate() {
+    let Some(ended) = run("generate", &[]).map(Ended::ok) else {
+        return;
+    };
+    let text = ended
+        .stdout
+        .strip_prefix("And God said,")
+        .expect("the prompt comes first");
+    assert!(text.split_whitespace().count() > 60, "{text}");
+    assert!(
+        number_before(ended.last_line(), " tokens,") == 128.0,
+        "{}",
+        ended.last_line()
+    );
+    assert!(
+        number_before(ended.last_line(), " tokens/s") > 0.0,
+        "{}",
+        ended.last_line()
+    );
+    assert!(
+        !ended.last_line().contains("drafts"),
+        "{}",
+        ended.last_line()
+    );
+}
+
+#[test]
+fn generate_prints_the_golden_continuation_with_and_without_drafts() {
+    for prompt in ["short", "medium"] {
+        let (text, continuation) = golden_text(prompt);
+        for drafts in ["0", "1", "3"] {
+            let arguments = ["-p", &text, "-n", "64", "--mtp", drafts];
+            let Some(ended) = run("generate", &arguments).map(Ended::ok) else {
+                return;
+            };
+            assert_eq!(
+                ended.stdout,
+                format!("{text}{continuation}\n"),
+                "{prompt}, {drafts} drafts"
+            );
+            let line = ended.last_line();
+            assert_eq!(number_before(line, " tokens,"), 64.0, "{line}");
+            if drafts != "0" {
+                let accepted = number_before(line, " (");
+                assert!(accepted > 0.0 && accepted < 64.0, "{line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_sample_and_another_seed_another() {
+    let sample = |seed: &str| {
+        let arguments = [
+            "-n",
+            "24",
+            "--temperature",
+            "1",
+            "--top-k",
+            "40",
+            "--seed",
+            seed,
+        ];
+        Some(run("generate", &arguments)?.ok().stdout)
+    };
+    let Some(first) = sample("1") else { return };
+    assert_eq!(sample("1"), Some(first.clone()));
+    assert_ne!(sample("2"), Some(first));
+}
+
+#[test]
+fn generate_stops_before_a_stop_string() {
+    let (text, continuation) = golden_text("short");
+    let stop = "Speak unto";
+    let (before, _) = continuation
+        .split_once(stop)
+        .expect("the golden text has it");
+    let Some(ended) = run("generate", &["-p", &text, "-n", "64", "--stop", stop]).map(Ended::ok)
+    else {
+        return;
+    };
+    assert_eq!(ended.stdout, format!("{text}{before}\n"));
+}
+
+#[test]
+fn generate_answers_a_chat_without_repeating_the_prompt() {
+    let question = "Who made the heaven?";
+    let Some(ended) = run("generate", &["--chat", "-p", question, "-n", "16"]).map(Ended::ok)
+    else {
+        return;
+    };
+    assert!(!ended.stdout.contains(question), "{}", ended.stdout);
+    assert!(ended.stdout.trim().len() > 10, "{}", ended.stdout);
+    // The chat encoding puts special tokens around the question.
+    let line = ended.last_line();
+    let plain = run("generate", &["-p", question, "-n", "1"])
+        .expect("the example is there")
+        .ok();
+    assert!(
+        number_before(line, " tokens in") > number_before(plain.last_line(), " tokens in"),
+        "{line}"
+    );
+}
+
+#[test]
+fn bad_arguments_end_with_one_line_that_names_them() {
+    let cases: [(&str, &[&str], i32, &str); 11] = [
+        ("generate", &["--top-p", "2"], 1, "top_p"),
+        ("generate", &["--temperature", "-1"], 1, "temperature"),
+        ("generate", &["--mtp", "9"], 2, "--mtp"),
+        ("generate", &["--model", "no/such/dir"], 1, "no/such/dir"),
+        ("generate", &["--device", "cuda:4096"], 1, "cuda:4096"),
+        ("generate", &["--device", "tpu"], 2, "`tpu`"),
+        ("generate", &["--stop", ""], 1, "stop string 0"),
+        ("inspect", &["--model", "no/such/dir"], 1, "no/such/dir"),
+        ("eval", &["--file", "no/such/text"], 1, "no/such/text"),
+        ("eval", &["--window", "0"], 2, "--window"),
+        ("compose", &["--device", "cuda:4096"], 1, "cuda:4096"),
+    ];
+    for (name, arguments, code, named) in cases {
+        let Some(ended) = run(name, arguments) else {
+            return;
+        };
+        assert_eq!(ended.code, code, "{name} {arguments:?}: {ended:?}");
+        // The command line parser adds a hint where to find help.
+        let lines: Vec<&str> = ended
+            .stderr
+            .lines()
+            .filter(|line| !line.is_empty())
+            .collect();
+        assert!(
+            lines[0].starts_with("error: ") && lines[0].contains(named),
+            "{name} {arguments:?}: {ended:?}"
+        );
+        assert!(
+            lines.len() == 1 || code == 2,
+            "{name} {arguments:?}: {ended:?}"
+        );
+        assert_eq!(ended.stdout, "", "{name} {arguments:?}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_compiled_in_is_named_with_its_feature() {
+    for (device, compiled) in [
+        ("wgpu", cfg!(feature = "wgpu")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("cpu", cfg!(feature = "cpu")),
+    ] {
+        if compiled {
+            continue;
+        }
+        let Some(ended) = run("generate", &["--device", device]) else {
+            return;
+        };
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(
+            ended.stderr.contains(&format!("--features {device}")),
+            "{ended:?}"
+        );
+    }
+}
+
+/// Bytes of all parameters.
+struct Bytes(usize);
+
+impl ModuleVisitor for Bytes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        self.0 += tensor.shape().num_elements() * tensor.dtype().size();
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        let tensor = param.val();
+        self.0 += tensor.shape().num_elements() * tensor.dtype().size();
+    }
+}
+
+#[test]
+fn inspect_knows_the_bytes_of_the_loaded_model() {
+    let Some(ended) = run("inspect", &[]).map(Ended::ok) else {
+        return;
+    };
+    let checkpoint = Checkpoint::open(&root().join("assets/ds4-tiny")).expect("an asset");
+    let device = DeviceSpec::Flex.init().expect("Flex is always present");
+    for (line, expand, dtype) in [
+        ("packed, f32 activations", false, FloatDType::F32),
+        ("packed, bf16 activations", false, FloatDType::BF16),
+        ("expanded to f32", true, FloatDType::F32),
+        ("expanded to bf16", true, FloatDType::BF16),
+    ] {
+        let options = LoadOptions {
+            dtype,
+            expand,
+            ..LoadOptions::default()
+        };
+        let mut bytes = Bytes(0);
+        checkpoint
+            .load(&options, &device)
+            .expect("the asset loads")
+            .visit(&mut bytes);
+        let printed = ended
+            .stdout
+            .lines()
+            .find_map(|printed| printed.trim().strip_prefix(line));
+        let digits: String = printed
+            .and_then(|printed| printed.split("bytes").next())
+            .unwrap_or_else(|| panic!("no line {line:?} in {}", ended.stdout))
+            .split_whitespace()
+            .collect();
+        assert_eq!(digits.parse(), Ok(bytes.0), "{line}");
+    }
+}
+
+#[test]
+fn inspect_lists_every_tensor_on_request() {
+    let Some(ended) = run("inspect", &["--tensors"]).map(Ended::ok) else {
+        return;
+    };
+    let checkpoint = Checkpoint::open(&root().join("assets/ds4-tiny")).expect("an asset");
+    let mut lines: Vec<&str> = ended
+        .stdout
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .collect();
+    lines.sort_unstable();
+    for tensor in checkpoint.tensors() {
+        assert!(
+            lines.binary_search(&tensor.name).is_ok(),
+            "{} is not listed",
+            tensor.name
+        );
+    }
+    for dtype in ["I8", "F8_E4M3", "F8_E8M0", "BF16", "F32", "I64"] {
+        assert!(
+            ended.stdout.lines().any(|line| line.starts_with(dtype)),
+            "{dtype} has no total"
+        );
+    }
+}
+
+#[test]
+fn inspect_ends_quietly_when_nobody_reads_on() {
+    let Some(path) = example("inspect") else {
+        return;
+    };
+    let mut child = Command::new(path)
+        .arg("--tensors")
+        .current_dir(root())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the example starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the example ends");
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn eval_is_surer_of_scripture_than_of_the_same_words_shuffled() {
+    let Some(ended) = run("eval", &["--tokens", "300"]).map(Ended::ok) else {
+        return;
+    };
+    let perplexity = |ended: &Ended| -> f64 {
+        let line = ended.stdout.lines().next().expect("a line");
+        line.rsplit(' ')
+            .next()
+            .and_then(|number| number.parse().ok())
+            .expect("a number")
+    };
+    // Uniform guessing is 1024, the checkpoint's held-out figure 13.25.
+    let scripture = perplexity(&ended);
+    assert!((2.0..20.0).contains(&scripture), "{ended:?}");
+    assert_eq!(number_before(&ended.stdout, " tokens,"), 300.0, "{ended:?}");
+    // Two windows, 256 and 44 tokens, each with one draft fewer than tokens.
+    assert!(ended.stdout.contains("298 MTP drafts"), "{ended:?}");
+    for word in [" % as the trunk", " % as the text"] {
+        let share = number_before(&ended.stdout, word);
+        assert!((30.0..=100.0).contains(&share), "{ended:?}");
+    }
+
+    let text = std::fs::read_to_string(root().join("assets/sample.txt")).expect("an asset");
+    let mut words: Vec<&str> = text.split_whitespace().collect();
+    words.reverse();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("reversed.txt");
+    std::fs::write(&path, words.join(" ")).expect("the directory is writable");
+    let path = path.to_str().expect("a UTF-8 path");
+    let ended = run("eval", &["--tokens", "300", "--file", path])
+        .expect("the example is there")
+        .ok();
+    assert!(perplexity(&ended) > 2.0 * scripture, "{ended:?}");
+}
+
+#[test]
+fn eval_of_windows_of_one_token_makes_no_drafts() {
+    // A draft is for the token after the next, which such a window does not have.
+    let Some(ended) = run("eval", &["--tokens", "20", "--window", "1"]).map(Ended::ok) else {
+        return;
+    };
+    assert!(!ended.stdout.contains("drafts"), "{ended:?}");
+    assert_eq!(number_before(&ended.stdout, " tokens,"), 20.0, "{ended:?}");
+}
+
+#[test]
+fn compose_routes_every_token_to_as_many_experts_as_it_should() {
+    let Some(ended) = run("compose", &["--tokens", "100"]).map(Ended::ok) else {
+        return;
+    };
+    let loads: Vec<Vec<usize>> = ended
+        .stdout
+        .lines()
+        .filter_map(|line| line.split_once('[').filter(|_| line.contains("tokens per")))
+        .map(|(_, list)| {
+            list.trim_end_matches(']')
+                .split(", ")
+                .map(|n| n.parse().expect("a count"))
+                .collect()
+        })
+        .collect();
+    let sums: Vec<usize> = loads.iter().map(|load| load.iter().sum()).collect();
+    // Three blocks with four experts per token, then one head per token.
+    assert_eq!(sums, [400, 400, 400, 100], "{}", ended.stdout);
+    // The first block's table deals ids out in turn.
+    assert_eq!(loads[0], [25; 16], "{}", ended.stdout);
+    assert_ne!(loads[1], loads[0], "{}", ended.stdout);
+}
