@@ -57,6 +57,19 @@ pub enum DeviceError {
     },
 }
 
+/// Whether tensors of the device are the host's own memory, so that reading them costs nothing and never waits.
+pub(crate) fn is_host(device: &Device) -> bool {
+    #[cfg(feature = "flex")]
+    {
+        *device == Device::flex()
+    }
+    #[cfg(not(feature = "flex"))]
+    {
+        let _ = device;
+        false
+    }
+}
+
 impl DeviceSpec {
     /// The cargo feature that compiles this device in.
     pub fn feature(self) -> &'static str {

@@ -21,8 +21,29 @@ pub trait MatmulOps: Backend {
     }
 }
 
+/// Rows up to which Flex multiplies them one by one.
 #[cfg(feature = "flex")]
-impl MatmulOps for burn::backend::Flex {}
+const MAX_SINGLE_ROWS: usize = 4;
+
+#[cfg(feature = "flex")]
+impl MatmulOps for burn::backend::Flex {
+    /// For two or more rows, the CPU's product first copies all of `rhs` into its own layout. For a few rows that takes longer than
+    /// streaming `rhs` once for each.
+    fn precise_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        use burn::backend::ops::FloatTensorOps;
+
+        let shape = lhs.shape();
+        let (rows, inner) = (shape[0], shape[1]);
+        if shape.num_dims() != 2 || !(2..=MAX_SINGLE_ROWS).contains(&rows) {
+            return Self::float_matmul(lhs, rhs);
+        }
+        let products = (0..rows).map(|row| {
+            let row = Self::float_slice(lhs.clone(), &[(row..row + 1).into(), (0..inner).into()]);
+            Self::float_matmul(row, rhs.clone())
+        });
+        Self::float_cat(products.collect(), 0)
+    }
+}
 
 #[cfg(feature = "cube")]
 impl MatmulOps for burn_cubecl::CubeBackend {

@@ -31,8 +31,8 @@ pub trait Experts {
 
 /// Routed experts: for every token, `Σ_slot down(weight · swiglu(gate_up · x))` over its `k` chosen experts.
 ///
-/// Few tokens gather the matrices they need on the device and read nothing back; more tokens are grouped by expert,
-/// for which the ids are read back once.
+/// Few tokens gather the matrices they need on the device and read nothing back; more tokens, and all on the CPU, are grouped by
+/// expert, for which the ids are read back once.
 ///
 /// # Shapes and dtypes
 ///

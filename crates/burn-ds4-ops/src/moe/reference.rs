@@ -1,9 +1,10 @@
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Tensor, activation};
 
 use super::Experts;
+use crate::device::is_host;
 use crate::matmul::matmul;
 
-/// Up to this many (token, slot) pairs the matrices are gathered per pair.
+/// Up to this many (token, slot) pairs the matrices are gathered per pair, where reading the ids back would stall the device.
 const MAX_GATHERED_PAIRS: usize = 48;
 
 pub(super) fn swiglu<const D: usize>(
@@ -30,7 +31,7 @@ pub(super) fn expert_ffn(
         let [_, d] = x.dims();
         return Tensor::zeros([tokens, d], (&x.device(), DType::F32));
     }
-    if tokens * k <= MAX_GATHERED_PAIRS {
+    if tokens * k <= MAX_GATHERED_PAIRS && !is_host(&x.device()) {
         gathered(x, ids, weights, gate_up, down, limit)
     } else {
         grouped(x, ids, weights, gate_up, down, limit)
@@ -88,36 +89,43 @@ fn grouped(
             pairs.push(pair as i64);
         }
     }
-
-    let weights = weights.reshape([tokens * k, 1]);
-    let mut order = Vec::with_capacity(tokens * k);
-    let mut outputs = Vec::new();
-    for (expert, pairs) in pairs_of.iter().enumerate() {
-        if pairs.is_empty() {
-            continue;
-        }
-        let rows: Vec<i64> = pairs.iter().map(|pair| pair / k as i64).collect();
-        let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);
-        let slots = Tensor::<1, Int>::from_data(pairs.as_slice(), &device);
-        let hidden = matmul(
-            x.clone().select(0, rows),
-            gate_up.one(expert, dtype).transpose(),
-        );
-        let hidden = hidden_layer(hidden, weights.clone().select(0, slots), limit).cast(dtype);
-        outputs.push(matmul(hidden, down.one(expert, dtype).transpose()).cast(FloatDType::F32));
-        order.extend_from_slice(pairs);
+    let order: Vec<i64> = pairs_of.concat();
+    if order.is_empty() {
+        return Tensor::zeros([tokens, d], (&device, DType::F32));
     }
-    let pairs = Tensor::<2>::zeros([tokens * k, d], (&device, DType::F32));
-    if outputs.is_empty() {
-        return pairs.reshape([tokens, k, d]).sum_dim(1).squeeze_dim(1);
-    }
-    // One row per (token, slot), so that the sum over slots has a fixed order.
-    let order = Tensor::<1, Int>::from_data(order.as_slice(), &device);
-    pairs
-        .select_assign(0, order, Tensor::cat(outputs, 0), IndexingUpdateOp::Assign)
+    // The pairs of one expert side by side, so that all experts share every operation but the matrix products.
+    let rows: Vec<i64> = order.iter().map(|pair| pair / k as i64).collect();
+    let x = x.select(0, Tensor::from_data(rows.as_slice(), &device));
+    let hidden = per_expert(x, &pairs_of, gate_up, dtype);
+    let pairs = Tensor::<1, Int>::from_data(order.as_slice(), &device);
+    let weights = weights.reshape([tokens * k, 1]).select(0, pairs.clone());
+    let hidden = hidden_layer(hidden, weights, limit).cast(dtype);
+    let outputs = per_expert(hidden, &pairs_of, down, dtype).cast(FloatDType::F32);
+    // Back to one row per (token, slot), so that the sum over slots has a fixed order.
+    Tensor::<2>::zeros([tokens * k, d], (&device, DType::F32))
+        .select_assign(0, pairs, outputs, IndexingUpdateOp::Assign)
         .reshape([tokens, k, d])
         .sum_dim(1)
         .squeeze_dim(1)
+}
+
+/// Multiplies the rows of `x`, which are ordered by expert, by the matrices of their experts.
+fn per_expert(
+    x: Tensor<2>,
+    pairs_of: &[Vec<i64>],
+    matrices: &impl Experts,
+    dtype: FloatDType,
+) -> Tensor<2> {
+    let mut from = 0;
+    let mut outputs = Vec::new();
+    for (expert, pairs) in pairs_of.iter().enumerate() {
+        if !pairs.is_empty() {
+            let rows = x.clone().slice_dim(0, from..from + pairs.len());
+            outputs.push(matmul(rows, matrices.one(expert, dtype).transpose()));
+            from += pairs.len();
+        }
+    }
+    Tensor::cat(outputs, 0)
 }
 
 /// Splits the gate-up projection, applies the activation in f32 and the routing weight.
