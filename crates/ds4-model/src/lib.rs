@@ -1,7 +1,7 @@
 //! DeepSeek-V4 for the [Burn](https://burn.dev) deep-learning framework, inference only.
 //!
 //! Every part of the model is a Burn module of its own, made by a configuration (`XConfig -> init(device) -> X`): compose your own model
-//! from them, or [load](checkpoint::Checkpoint::load) a released checkpoint and [generate](generate) text.
+//! from them, or [load](checkpoint::Checkpoint::load) a released checkpoint and [`generate`] text.
 
 pub mod attention;
 pub mod block;

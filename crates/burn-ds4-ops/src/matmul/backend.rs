@@ -10,12 +10,12 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 )]
 pub trait MatmulOps: Backend {
     /// `lhs · rhs`, f32 operands multiplied in f32.
-    #[cfg_attr(feature = "fusion", fusion(dtype = lhs, shape = {
+    #[fusion(dtype = lhs, shape = {
         let mut shape = lhs.clone();
         let columns = rhs.num_dims() - 1;
         shape[columns] = rhs[columns];
         shape
-    }))]
+    })]
     fn precise_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_matmul(lhs, rhs)
     }

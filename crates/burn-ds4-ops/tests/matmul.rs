@@ -1,0 +1,147 @@
+//! The matrix product, against a product in f64.
+
+mod common;
+
+use burn::tensor::{Device, Tensor};
+use burn_ds4_ops::matmul::matmul;
+use common::{EXACT, Tolerance, absolute, assert_close, devices, floats, noise, values};
+
+/// `[m, k] · [n, k]ᵀ`, summed in f64.
+fn oracle(lhs: &[f32], rhs_rows: &[f32], k: usize) -> Vec<f32> {
+    lhs.chunks(k)
+        .flat_map(|left| {
+            rhs_rows.chunks(k).map(|right| {
+                let products = left
+                    .iter()
+                    .zip(right)
+                    .map(|(a, b)| f64::from(*a) * f64::from(*b));
+                products.sum::<f64>() as f32
+            })
+        })
+        .collect()
+}
+
+fn transposed(rows: &[f32], columns: usize) -> Vec<f32> {
+    (0..columns)
+        .flat_map(|column| rows.iter().skip(column).step_by(columns).copied())
+        .collect()
+}
+
+#[test]
+fn products_of_any_shape_equal_the_oracle() {
+    for (name, device) in devices() {
+        for (m, k, n) in [
+            (1, 7, 5),
+            (2, 64, 33),
+            (3, 256, 40),
+            (4, 5, 128),
+            (5, 64, 33),
+            (37, 129, 65),
+        ] {
+            let (lhs, rhs) = (noise(m * k, 1), noise(n * k, 2));
+            let expected = oracle(&lhs, &rhs, k);
+            let tolerance = absolute(1e-7 * k as f64 + 1e-6);
+            let left = floats(&lhs, [m, k], device);
+            let view = floats(&rhs, [n, k], device).transpose();
+            let dense = floats(&transposed(&rhs, k), [k, n], device);
+            for (right, layout) in [(view, "transposed view"), (dense, "dense")] {
+                let actual = values(matmul(left.clone(), right));
+                assert_close(
+                    &actual,
+                    &expected,
+                    tolerance,
+                    &format!("{name}: {m}x{k}x{n}, {layout}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_batch_has_its_own_product() {
+    let (batch, m, k, n) = (3, 2, 16, 9);
+    let (lhs, rhs) = (noise(batch * m * k, 3), noise(batch * n * k, 4));
+    let expected: Vec<f32> = lhs
+        .chunks(m * k)
+        .zip(rhs.chunks(n * k))
+        .flat_map(|(lhs, rhs)| oracle(lhs, rhs, k))
+        .collect();
+    for (name, device) in devices() {
+        let left = floats(&lhs, [batch, m, k], device);
+        let right = floats(&rhs, [batch, n, k], device).swap_dims(1, 2);
+        assert_close(
+            &values(matmul(left, right)),
+            &expected,
+            absolute(1e-5),
+            name,
+        );
+    }
+}
+
+#[test]
+fn f32_operands_keep_all_their_bits() {
+    // (1 + 2^-12)² = 1 + 2^-11 + 2^-24. TF32 has ten bits of mantissa and would make it 1.
+    let (m, k, n) = (64, 32, 64);
+    let value = 1.0 + 2f32.powi(-12);
+    let tolerance = Tolerance {
+        absolute: 0.0,
+        relative: 1e-6,
+    };
+    for (name, device) in devices() {
+        let left = Tensor::<2>::full([m, k], value, device);
+        let right = Tensor::<2>::full([k, n], value, device);
+        let expected = vec![k as f32 * value * value; m * n];
+        assert_close(&values(matmul(left, right)), &expected, tolerance, name);
+    }
+}
+
+#[cfg(feature = "flex")]
+#[test]
+fn on_the_cpu_a_row_of_few_does_not_depend_on_the_others() {
+    let (k, n) = (256, 96);
+    let device = Device::flex();
+    let (lhs, rhs) = (noise(4 * k, 5), noise(n * k, 6));
+    let right = floats(&rhs, [n, k], &device).transpose();
+    for m in 2..=4 {
+        let together = values(matmul(
+            floats(&lhs[..m * k], [m, k], &device),
+            right.clone(),
+        ));
+        for row in 0..m {
+            let alone = floats(&lhs[row * k..(row + 1) * k], [1, k], &device);
+            let alone = values(matmul(alone, right.clone()));
+            assert_close(
+                &together[row * n..(row + 1) * n],
+                &alone,
+                EXACT,
+                &format!("row {row} of {m}"),
+            );
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+#[test]
+#[should_panic(
+    expected = "matmul: lhs [2, 3] and rhs [4, 5] must have equal leading dimensions and a common inner dimension"
+)]
+fn inner_dimensions_must_agree() {
+    let device = Device::flex();
+    let _ = matmul(
+        Tensor::<2>::zeros([2, 3], &device),
+        Tensor::<2>::zeros([4, 5], &device),
+    );
+}
+
+#[cfg(feature = "flex")]
+#[test]
+#[should_panic(expected = "matmul: lhs and rhs must have the same dtype")]
+fn dtypes_must_agree() {
+    use burn::tensor::FloatDType;
+
+    let device = Device::flex();
+    let _ = matmul(
+        Tensor::<2>::zeros([2, 3], &device),
+        Tensor::<2>::zeros([3, 5], &device).cast(FloatDType::BF16),
+    );
+}
