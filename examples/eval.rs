@@ -82,7 +82,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         device,
     };
     let mut score = Score::default();
-    for window in tokens.chunks(args.window.get()) {
+    let window = args.window.get().min(config.max_position_embeddings);
+    for window in tokens.chunks(window) {
         evaluator.window(window, &mut score, &bar)?;
     }
     bar.finish_and_clear();

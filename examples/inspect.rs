@@ -283,7 +283,7 @@ fn cache_bytes(config: &ModelConfig, dtype: FloatDType) -> Result<(usize, usize)
     let most = config.max_position_embeddings.min(2048);
     let (short, long) = (both(most / 2)?, both(most)?);
     let per_token = (long - short).div_ceil(most - most / 2);
-    Ok((long - per_token * most, per_token))
+    Ok((long.saturating_sub(per_token * most), per_token))
 }
 
 /// Digits in groups of three.

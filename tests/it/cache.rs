@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use ds4_model::cache::{Cache, CacheConfig, CacheError, Rollback};
+use ds4_model::cache::{Cache, CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
-use ds4_model::config::ModelConfig;
+use ds4_model::config::{AttentionKind, ModelConfig};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 use proptest::prelude::*;
@@ -366,14 +366,90 @@ fn impossible_requests_are_typed_errors_and_change_nothing() {
     ));
     assert_eq!(cache.lengths(), [0, 0]);
     assert_eq!(cache.capacity(), 8);
-    for (batch, capacity) in [(0, 8), (1, maximum + 1)] {
-        let options = CacheConfig {
-            batch,
-            capacity,
-            ..CacheConfig::default()
-        };
-        assert!(fixture.model.new_cache(&fixture.config, options).is_err());
-    }
+    let empty = CacheConfig {
+        batch: 0,
+        ..CacheConfig::default()
+    };
+    assert_eq!(
+        fixture.model.new_cache(&fixture.config, empty).err(),
+        Some(CacheError::Zero { argument: "batch" })
+    );
+    let mut layout = CacheLayout::trunk(&fixture.config);
+    layout.layers = vec![AttentionKind::HeavilyCompressed { ratio: 0 }];
+    assert_eq!(
+        Cache::new(layout, CacheConfig::default(), &fixture.device).err(),
+        Some(CacheError::Zero { argument: "ratio" })
+    );
+}
+
+#[test]
+fn capacity_and_rollback_beyond_the_context_are_cut_to_it() {
+    let fixture = Fixture::flex();
+    let config = ModelConfig {
+        max_position_embeddings: 20,
+        ..fixture.config.clone()
+    };
+    let options = CacheConfig {
+        rollback: Rollback::Bounded(usize::MAX),
+        ..CacheConfig::default()
+    };
+    let mut cache = fixture
+        .model
+        .new_cache(&config, options)
+        .expect("the options are valid");
+    assert_eq!(cache.capacity(), 20);
+    let text = text(1, 20);
+    let logits = fixture.feed(&text, &mut cache);
+    assert_close(
+        &logits,
+        &fixture.one_shot(&text),
+        absolute(TOLERANCE),
+        "to the last position",
+    );
+    assert!(matches!(
+        cache.begin(1),
+        Err(CacheError::TooLong {
+            requested: 21,
+            maximum: 20
+        })
+    ));
+    cache.truncate(20).expect("there is room for all of it");
+}
+
+#[test]
+fn a_cache_of_other_layers_is_refused() {
+    let fixture = Fixture::flex();
+    let mut mtp = fixture
+        .model
+        .new_mtp_cache(&fixture.config, CacheConfig::default())
+        .expect("the options are valid");
+    let refused = fixture.model.forward(fixture.ids(&[1]), &mut mtp);
+    assert!(matches!(refused, Err(CacheError::LayoutMismatch { .. })));
+    assert_eq!(mtp.lengths(), [0]);
+
+    let mut trunk = fixture.cache(1, Rollback::Unlimited);
+    let streams = Tensor::zeros([1, 1, 4, 64], &fixture.device);
+    let refused = fixture
+        .model
+        .forward_mtp(streams, fixture.ids(&[1]), &mut trunk, &Trace::off());
+    assert!(matches!(refused, Err(CacheError::LayoutMismatch { .. })));
+}
+
+#[test]
+fn only_the_last_step_of_the_cache_can_be_committed() {
+    let fixture = Fixture::flex();
+    let mut cache = fixture.cache(1, Rollback::Unlimited);
+    let mut other = fixture.cache(1, Rollback::Unlimited);
+    let step = other.begin(2).expect("the cache has room");
+    assert_eq!(cache.commit(step), Err(CacheError::StaleStep));
+    let first = cache.begin(2).expect("the cache has room");
+    let second = cache.begin(3).expect("the cache has room");
+    assert_eq!(cache.commit(first), Err(CacheError::StaleStep));
+    assert_eq!(cache.commit(second), Ok(()));
+    let third = cache.begin(1).expect("the cache has room");
+    cache.truncate(1).expect("there is something to remove");
+    assert_eq!(cache.commit(third), Err(CacheError::StaleStep));
+    assert_eq!(cache.lengths(), [2]);
 }
 
 #[test]

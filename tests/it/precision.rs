@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_ds4_ops::quant;
 use ds4_model::cache::CacheConfig;
-use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+use ds4_model::checkpoint::{Checkpoint, CheckpointError, LoadOptions};
 use ds4_model::generate::greedy_token;
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
@@ -109,6 +109,26 @@ fn bf16_activations_deviate_as_bf16_does() {
                 deviation.agreement
             );
             assert!(deviation.largest > 1e-4, "{name}: that was not bf16");
+        }
+    }
+}
+
+#[test]
+fn a_dtype_that_the_device_lacks_is_a_typed_error() {
+    let checkpoint =
+        Checkpoint::open(&root().join("assets/ds4-tiny")).expect("the asset is a checkpoint");
+    for (name, device) in devices() {
+        let options = LoadOptions {
+            dtype: FloatDType::BF16,
+            ..LoadOptions::default()
+        };
+        let supported = device.supports_dtype(DType::BF16);
+        match checkpoint.load(&options, device) {
+            Ok(_) => assert!(supported, "{name}: loaded a dtype it does not support"),
+            Err(CheckpointError::UnsupportedDtype { dtype, .. }) => {
+                assert!(!supported && dtype == FloatDType::BF16, "{name}");
+            }
+            Err(error) => panic!("{name}: {error}"),
         }
     }
 }

@@ -21,7 +21,7 @@ use burn::tensor::Device;
 /// A device by name: `flex`, `wgpu`, `cuda`, `cuda:1`, `cpu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceSpec {
-    /// Burn's pure-Rust CPU backend; always present.
+    /// Burn's pure-Rust CPU backend; present wherever it is compiled in.
     #[default]
     Flex,
     /// The best adapter that wgpu finds; `CUBECL_WGPU_DEFAULT_DEVICE` overrides the choice.
@@ -86,7 +86,7 @@ impl DeviceSpec {
     /// # Errors
     ///
     /// [`DeviceError::NotCompiled`] where the build leaves the backend out, [`DeviceError::NotPresent`] where the machine has
-    /// no such device. Never panics.
+    /// no such device. It does not panic; what the driver does when the device is first used is another matter.
     pub fn init(self) -> Result<Device, DeviceError> {
         match self {
             Self::Flex => self.flex(),

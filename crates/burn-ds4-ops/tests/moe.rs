@@ -16,7 +16,7 @@ const D: usize = 8;
 const INNER: usize = 4;
 /// Experts per token.
 const K: usize = 2;
-/// 2 slots a token: 6 pairs are gathered, 60 are grouped.
+/// 2 slots a token: 6 pairs are gathered (but on the CPU), 60 are grouped.
 const FEW: usize = 3;
 const MANY: usize = 30;
 
@@ -232,7 +232,12 @@ fn both_paths_agree_with_the_oracle_and_with_each_other() {
                 let few = many.tokens(first..first + FEW);
                 let [gate_up, down] = many.matrices(device);
                 gathered.extend(few.run_with(&gate_up, &down, device));
-                assert!(gate_up.grouped.borrow().is_empty(), "{what}: gathered");
+                // The CPU groups few tokens too: it reads the ids back for nothing.
+                assert_eq!(
+                    gate_up.grouped.borrow().is_empty(),
+                    name != "flex",
+                    "{what}: gathered"
+                );
             }
             assert_close(&gathered, &expected, CLOSE, &format!("{what}, gathered"));
             assert_close(&gathered, &grouped, CLOSE, &format!("{what}, both"));

@@ -295,6 +295,24 @@ fn hash_route_looks_the_experts_up_and_weighs_them_by_score() {
 }
 
 #[test]
+fn hash_route_reads_ids_out_of_range_as_the_nearest_in_range() {
+    let logits = noise(3 * 4, 10);
+    for (name, device) in devices() {
+        let route = |tokens: &[i64], table: &[i64]| {
+            let (weights, ids) = hash_route(
+                integers(tokens, [3], device),
+                integers(table, [2, 2], device),
+                floats(&logits, [3, 4], device),
+                1.0,
+            );
+            (values(weights), integer_values(ids))
+        };
+        let wild = route(&[-5, 1_000_000, 1], &[0, -1, 77, 2]);
+        assert_eq!(wild, route(&[0, 1, 1], &[0, 0, 3, 2]), "{name}");
+    }
+}
+
+#[test]
 fn an_expert_that_the_table_names_twice_counts_twice() {
     for (name, device) in devices() {
         let (weights, _) = hash_route(

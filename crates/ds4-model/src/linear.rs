@@ -123,7 +123,7 @@ impl Fp8Weight {
 
     fn decode(&self, words: Tensor<3, Int>, scales: Tensor<3>, dtype: FloatDType) -> Tensor<3> {
         quant::dequantize_fp8_batched(words, scales, self.columns, self.parts, dtype)
-            .expect("shapes were checked when the weight was loaded")
+            .expect("shapes and dtype were checked when the weight was loaded")
     }
 }
 
@@ -139,7 +139,7 @@ impl Fp4Weight {
         dtype: FloatDType,
     ) -> Tensor<3> {
         quant::dequantize_fp4_batched(words, scales, self.columns, dtype)
-            .expect("shapes were checked when the weight was loaded")
+            .expect("shapes and dtype were checked when the weight was loaded")
     }
 }
 

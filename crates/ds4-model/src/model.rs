@@ -69,7 +69,14 @@ impl ModelConfig {
     }
 
     /// Initializes a model with random weights.
+    ///
+    /// # Panics
+    ///
+    /// If the configuration contradicts itself, see [`validate`](Self::validate).
     pub fn init(&self, device: &Device) -> Model {
+        if let Err(error) = self.validate() {
+            panic!("{error}");
+        }
         Model {
             embedding: random([self.vocab_size, self.hidden_size], device),
             layers: (0..self.layers.len())
@@ -150,7 +157,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// If the batch is not that of the cache, or the cache [cannot take](Cache::begin) the new positions.
+    /// If batch or layers are not those of the cache, or the cache [cannot take](Cache::begin) the new positions.
     pub fn forward(
         &self,
         token_ids: Tensor<2, Int>,
@@ -173,6 +180,7 @@ impl Model {
     ) -> Result<Tensor<4>, CacheError> {
         let [batch, positions] = token_ids.dims();
         check_batch("token_ids", batch, cache)?;
+        cache.check_layers(self.layers.iter().map(|layer| layer.attention.kind()))?;
         let step = cache.begin(positions)?;
         let token_ids = self.in_vocabulary(token_ids);
         let embedded = self.embed(token_ids.clone());
@@ -181,7 +189,7 @@ impl Model {
             let trace = trace.scope(&format!("layer{index}"));
             streams = layer.forward(streams, token_ids.clone(), &step, cache, &trace);
         }
-        cache.commit(step);
+        cache.commit(step)?;
         Ok(streams)
     }
 
@@ -204,7 +212,7 @@ impl Model {
     ///
     /// # Panics
     ///
-    /// If the model has no MTP layer.
+    /// If the model has no MTP layer, or `streams` and `next_ids` differ in batch or positions.
     pub fn forward_mtp(
         &self,
         streams: Tensor<4>,
@@ -215,6 +223,12 @@ impl Model {
         let mtp = self.mtp.as_ref().expect("the model has no MTP layer");
         let [batch, positions] = next_ids.dims();
         check_batch("next_ids", batch, cache)?;
+        cache.check_layers([mtp.block.attention.kind()].into_iter())?;
+        assert_eq!(
+            streams.dims()[..2],
+            [batch, positions],
+            "streams and next_ids must have the same batch and positions"
+        );
         let step = cache.begin(positions)?;
         let next_ids = self.in_vocabulary(next_ids);
         let embedded = self.embed(next_ids.clone());
@@ -227,7 +241,7 @@ impl Model {
             layer,
             &trace.scope("mtp"),
         );
-        cache.commit(step);
+        cache.commit(step)?;
         Ok(streams)
     }
 

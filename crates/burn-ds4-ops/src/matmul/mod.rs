@@ -35,6 +35,12 @@ pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
         rhs.dtype(),
         "matmul: lhs and rhs must have the same dtype"
     );
+    let mut shape = left;
+    shape[D - 1] = right[D - 1];
+    if shape.contains(&0) || left[D - 1] == 0 {
+        // CubeCL devices panic on some operations without elements.
+        return Tensor::zeros(shape, (&lhs.device(), lhs.dtype()));
+    }
     Tensor::from_dispatch(Dispatch::precise_matmul(
         lhs.into_dispatch(),
         rhs.into_dispatch(),

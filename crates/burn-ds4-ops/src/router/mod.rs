@@ -95,8 +95,8 @@ pub fn activation_topk(
 ///
 /// # Shapes and dtypes
 ///
-/// - `token_ids`: `[tokens]`, every id a row of `table`
-/// - `table`: `[vocabulary, k]`, every entry an expert id
+/// - `token_ids`: `[tokens]`; an id that is no row of `table` is read as the nearest that is
+/// - `table`: `[vocabulary, k]`; an entry that is no expert id is read as the nearest that is
 /// - `logits`: `[tokens, experts]`, f32
 /// - output: weights `[tokens, k]` that sum to `scale`, ids `[tokens, k]`
 ///
@@ -106,7 +106,7 @@ pub fn activation_topk(
 ///
 /// # Panics
 ///
-/// If `token_ids` and `logits` disagree on the number of tokens.
+/// If `token_ids` and `logits` disagree on the number of tokens, or there is no row in `table` or no expert.
 pub fn hash_route(
     token_ids: Tensor<1, Int>,
     table: Tensor<2, Int>,
@@ -117,6 +117,10 @@ pub fn hash_route(
         token_ids.dims()[0],
         logits.dims()[0],
         "hash_route: token_ids and logits must have the same number of tokens"
+    );
+    assert!(
+        table.dims()[0] > 0 && logits.dims()[1] > 0,
+        "hash_route: table must have a row and logits an expert"
     );
     reference::hash_route(token_ids, table, logits, scale)
 }

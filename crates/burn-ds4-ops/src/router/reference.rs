@@ -90,7 +90,11 @@ pub(super) fn hash_route(
     if logits.dims()[0] == 0 {
         return no_rows(&logits, table.dims()[1]);
     }
-    let ids = table.select(0, token_ids);
+    let [vocabulary, _] = table.dims();
+    let [_, experts] = logits.dims();
+    let ids = table
+        .select(0, token_ids.clamp(0, vocabulary as i64 - 1))
+        .clamp(0, experts as i64 - 1);
     (weights(sqrt_softplus(logits), ids.clone(), scale), ids)
 }
 

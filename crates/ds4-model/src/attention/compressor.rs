@@ -146,6 +146,6 @@ impl Compressor {
 
 /// What an indexer row or query becomes in the released model's FP4 cache.
 pub(super) fn quantize_index<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let transformed = quant::hadamard(x).expect("the width was checked with the configuration");
+    let transformed = quant::hadamard(x).expect("the width was checked at initialization or load");
     quant::fp4_roundtrip(transformed, quant::FP4_BLOCK).expect("float channels in non-empty blocks")
 }

@@ -1,11 +1,11 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use burn_ds4_ops::attention::{CompressedKeys, MASKED, index_scores};
+use burn_ds4_ops::attention::{CompressedKeys, index_scores};
 use burn_ds4_ops::topk;
 
 use super::compressor::{Compressor, CompressorConfig, RowRounding, quantize_index};
-use crate::cache::{CompressedCache, CompressedStep};
+use crate::cache::{CompressedCache, CompressedStep, mask};
 use crate::linear::{PackedLinear, PackedLinearConfig, project, random};
 use crate::rope::Rotation;
 use crate::trace::Trace;
@@ -120,7 +120,7 @@ impl Indexer {
         // Fewer rows are touched by gathering each query's picks, or by masking all rows once for all queries.
         if count * self.top_k > available {
             let picked = topk::top_k_mask(scores, self.top_k).reshape([batch, count, available]);
-            let unpicked = picked.bool_not().float() * MASKED;
+            let unpicked = mask(picked.bool_not());
             return CompressedKeys::Shared {
                 rows,
                 bias: bias + unpicked,

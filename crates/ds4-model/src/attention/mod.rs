@@ -67,7 +67,8 @@ impl AttentionConfig {
     ///
     /// # Panics
     ///
-    /// If the heads cannot be divided into `o_groups`, or more channels are rotated than a head has.
+    /// If the heads cannot be divided into `o_groups`, more channels are rotated than a head has, blocks of no tokens are compressed, or
+    /// the cache of an indexer whose width is no power of two is to be quantized.
     pub fn init(&self, device: &Device) -> Attention {
         assert!(
             self.o_groups > 0 && self.heads.is_multiple_of(self.o_groups),
@@ -80,6 +81,18 @@ impl AttentionConfig {
             "rotated ({}) must be even and at most head_dim ({})",
             self.rotated,
             self.head_dim
+        );
+        assert!(
+            self.kind.ratio() != Some(0),
+            "kind ({:?}) must have a ratio of at least 1",
+            self.kind
+        );
+        assert!(
+            !self.quantized_cache
+                || !matches!(self.kind, AttentionKind::CompressedSparse { .. })
+                || self.index_head_dim.is_power_of_two(),
+            "index_head_dim ({}) must be a power of two where quantized_cache is set",
+            self.index_head_dim
         );
         let linear = |d_input, d_output| PackedLinearConfig::new(d_input, d_output).init(device);
         let norm = |width| {
@@ -175,6 +188,19 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// What is attended besides the window.
+    pub fn kind(&self) -> AttentionKind {
+        match &self.compressor {
+            None => AttentionKind::Window,
+            Some(compressor) if compressor.overlap => AttentionKind::CompressedSparse {
+                ratio: compressor.ratio,
+            },
+            Some(compressor) => AttentionKind::HeavilyCompressed {
+                ratio: compressor.ratio,
+            },
+        }
+    }
+
     /// Attends from the new positions of `step`, and stores their rows in `cache`.
     ///
     /// # Shapes
@@ -184,7 +210,7 @@ impl Attention {
     ///
     /// # Panics
     ///
-    /// If `step` does not belong to the cache that `cache` is a layer of.
+    /// If `cache` was made for another kind of attention, or `step` does not belong to the cache that it is a layer of.
     pub fn forward(&self, x: Tensor<3>, step: &Step, cache: &mut LayerCache) -> Tensor<3> {
         self.forward_traced(x, step, cache, &Trace::off())
     }
@@ -196,6 +222,11 @@ impl Attention {
         cache: &mut LayerCache,
         trace: &Trace,
     ) -> Tensor<3> {
+        assert_eq!(
+            cache.kind,
+            self.kind(),
+            "the cache was made for another kind of attention"
+        );
         let [batch, count, _] = x.dims();
         let rotation = step.rotation(cache.kind);
 

@@ -16,8 +16,8 @@ use crate::config::{AttentionKind, ModelConfig};
 use crate::rope::{RotaryConfig, RotaryTable};
 
 pub(crate) use ring::Ring;
-pub(crate) use step::CompressedStep;
 pub use step::Step;
+pub(crate) use step::{CompressedStep, mask};
 
 /// Why a cache refused a request. The cache is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +59,17 @@ pub enum CacheError {
         /// Shortest length, other than 0, that can be gone back to.
         oldest: usize,
     },
+    /// The layers of the model are not those the cache was made for.
+    #[error("the cache was made for layers {actual:?}, the model has {expected:?}")]
+    LayoutMismatch {
+        /// Attention kinds of the model's layers.
+        expected: Vec<AttentionKind>,
+        /// Attention kinds of the cache's layers.
+        actual: Vec<AttentionKind>,
+    },
+    /// The step was not begun by this cache, or the cache has begun another or was truncated since.
+    #[error("the step does not follow on the cache as it is now")]
+    StaleStep,
     /// The number of sequences is not that of the cache.
     #[error("{argument} has {actual} sequences, the cache has {expected}")]
     BatchMismatch {
@@ -87,7 +98,7 @@ pub enum Rollback {
 pub struct CacheConfig {
     /// Number of sequences.
     pub batch: usize,
-    /// Positions that fit before the cache first grows; it grows by doubling.
+    /// Positions that fit before the cache first grows, at most as many as the model supports; it grows by doubling.
     pub capacity: usize,
     /// How far the cache can be rolled back.
     pub rollback: Rollback,
@@ -198,6 +209,8 @@ pub struct Cache {
     /// The lengths, on the device: `[batch]`.
     start: Tensor<1, Int>,
     capacity: usize,
+    /// The step that may be committed.
+    open_step: Option<u64>,
     device: Device,
 }
 
@@ -206,7 +219,7 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If the batch is empty, or the capacity exceeds what the model supports.
+    /// If the batch is empty, or a layer compresses blocks of no tokens.
     pub fn new(
         layout: CacheLayout,
         config: CacheConfig,
@@ -215,13 +228,20 @@ impl Cache {
         if config.batch == 0 {
             return Err(CacheError::Zero { argument: "batch" });
         }
-        if config.capacity > layout.max_positions {
-            return Err(CacheError::TooLong {
-                requested: config.capacity,
-                maximum: layout.max_positions,
-            });
+        if layout.layers.iter().any(|kind| kind.ratio() == Some(0)) {
+            return Err(CacheError::Zero { argument: "ratio" });
         }
-        let capacity = config.capacity.max(1);
+        let config = CacheConfig {
+            // More room than there are positions is never used.
+            rollback: match config.rollback {
+                Rollback::Bounded(rollback) => {
+                    Rollback::Bounded(rollback.min(layout.max_positions))
+                }
+                Rollback::Unlimited => Rollback::Unlimited,
+            },
+            ..config
+        };
+        let capacity = config.capacity.min(layout.max_positions).max(1);
         let mut cache = Self {
             rotary: layout
                 .has_window_only()
@@ -234,6 +254,7 @@ impl Cache {
             start: Tensor::zeros([config.batch], device),
             layers: Vec::new(),
             capacity,
+            open_step: None,
             layout,
             config,
             device: device.clone(),
@@ -337,15 +358,41 @@ impl Cache {
         for (high_water, length) in self.high_water.iter_mut().zip(&self.lengths) {
             *high_water = (*high_water).max(length + count);
         }
-        Ok(Step::new(self, count))
+        let step = Step::new(self, count);
+        self.open_step = Some(step.id());
+        Ok(step)
     }
 
-    /// Makes the positions of `step` count.
-    pub fn commit(&mut self, step: Step) {
+    /// Makes the positions of `step`, the last one begun, count.
+    ///
+    /// # Errors
+    ///
+    /// If the step was begun by another cache, or this one has begun another step or was truncated since.
+    pub fn commit(&mut self, step: Step) -> Result<(), CacheError> {
+        if self.open_step != Some(step.id()) {
+            return Err(CacheError::StaleStep);
+        }
+        self.open_step = None;
         for length in &mut self.lengths {
             *length += step.count();
         }
         self.start = step.into_end();
+        Ok(())
+    }
+
+    /// Whether the cache's layers are of these kinds.
+    pub(crate) fn check_layers(
+        &self,
+        kinds: impl Iterator<Item = AttentionKind>,
+    ) -> Result<(), CacheError> {
+        let expected: Vec<AttentionKind> = kinds.collect();
+        if expected == self.layout.layers {
+            return Ok(());
+        }
+        Err(CacheError::LayoutMismatch {
+            expected,
+            actual: self.layout.layers.clone(),
+        })
     }
 
     /// Removes the newest `count` positions of every sequence.
@@ -403,6 +450,7 @@ impl Cache {
                 *high_water = 0;
             }
         }
+        self.open_step = None;
         self.lengths = lengths.to_vec();
         let start: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
         self.start = Tensor::from_data(TensorData::from(start.as_slice()), &self.device);

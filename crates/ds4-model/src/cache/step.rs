@@ -1,9 +1,18 @@
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::attention::MASKED;
 
 use super::{Cache, CacheLayout};
 use crate::config::AttentionKind;
 use crate::rope::Rotation;
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+/// The additive mask of what is hidden, in f32 whatever the device's default.
+pub(crate) fn mask<const D: usize>(hidden: Tensor<D, Bool>) -> Tensor<D> {
+    hidden.float().cast(FloatDType::F32) * MASKED
+}
 
 /// Rows before a step's first position that its window reaches.
 ///
@@ -33,8 +42,10 @@ pub(super) fn shortest_history(layout: &CacheLayout) -> usize {
 }
 
 /// Indices and masks of one forward call, shared by all layers of its [`Cache`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Step {
+    /// Unlike that of any other step of the process.
+    id: u64,
     batch: usize,
     count: usize,
     /// First new position of each sequence: `[batch]`.
@@ -128,6 +139,7 @@ impl Step {
             .first()
             .map_or(history, |layer| layer.window.slots());
         Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             batch,
             count,
             window: WindowStep {
@@ -145,6 +157,10 @@ impl Step {
                 .map(|table| table.at(positions)),
             start,
         }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Number of new positions per sequence.
@@ -285,11 +301,10 @@ impl CompressedStep {
                 .clone()
                 .remainder_scalar(ratio as i64)
                 .reshape([batch * count]),
-            previous_bias: (block.clone().equal_elem(0).float() * MASKED)
-                .reshape([batch, blocks, 1, 1]),
+            previous_bias: mask(block.clone().equal_elem(0)).reshape([batch, blocks, 1, 1]),
             rotation: rotation(block.clone() * ratio as i64),
             write: (block + sequence_offsets(batch, rows, device)).reshape([batch * blocks]),
-            bias: hidden.float() * MASKED,
+            bias: mask(hidden),
         }
     }
 }
@@ -301,10 +316,10 @@ fn window_bias(start: &Tensor<1, Int>, count: usize, history: usize, window: usi
     let columns = history + count;
     let before_first = (start.clone().unsqueeze_dim::<2>(1) + arange(history, device).unsqueeze())
         .lower_elem(history as i64)
-        .float()
         .reshape([batch, 1, history]);
+    let before_first = mask(before_first);
     let own = Tensor::zeros([batch, 1, count], (device, before_first.dtype()));
-    let before_first = Tensor::cat(vec![before_first, own], 2) * MASKED;
+    let before_first = Tensor::cat(vec![before_first, own], 2);
     if count == 1 && window > 1 {
         // A single query sees its whole history and itself.
         return before_first;

@@ -47,7 +47,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If tensors are missing, unexpected, mis-shaped or hold what they must not: all of them, in one error.
+    /// If tensors are missing, unexpected, mis-shaped or hold what they must not (all of them, in one error), or the device or the model
+    /// cannot do what `options` ask for.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Model, CheckpointError> {
         self.load_with(Loader::new(self), options, device)
     }
@@ -72,6 +73,22 @@ impl Checkpoint {
         options: &LoadOptions,
         device: &Device,
     ) -> Result<Model, CheckpointError> {
+        if !device.supports_dtype(DType::from(options.dtype)) {
+            return Err(CheckpointError::UnsupportedDtype {
+                dtype: options.dtype,
+                device: format!("{device:?}"),
+            });
+        }
+        let config = self.config();
+        let indexed = config
+            .layers
+            .iter()
+            .any(|kind| matches!(kind, AttentionKind::CompressedSparse { .. }));
+        if options.quantized_cache && indexed && !config.index_head_dim.is_power_of_two() {
+            return Err(CheckpointError::QuantizedIndexer {
+                index_head_dim: config.index_head_dim,
+            });
+        }
         if !options.mtp {
             loader.skip_prefix("mtp.");
         }

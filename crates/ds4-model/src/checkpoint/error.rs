@@ -18,6 +18,22 @@ pub enum CheckpointError {
     /// `config.json` cannot be used; the message names the file.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The device cannot compute in the dtype that was asked for.
+    #[error("`dtype` {dtype:?} is not supported by the device {device}")]
+    UnsupportedDtype {
+        /// The dtype.
+        dtype: burn::tensor::FloatDType,
+        /// The device.
+        device: String,
+    },
+    /// The indexer's FP4 round trip needs a Hadamard transform, which has a power of two of channels.
+    #[error(
+        "`quantized_cache` needs an index_head_dim that is a power of two, the model has {index_head_dim}"
+    )]
+    QuantizedIndexer {
+        /// Width of the indexer's rows.
+        index_head_dim: usize,
+    },
     /// A file could not be read.
     #[error("{}: cannot be read: {source}", path.display())]
     Read {

@@ -184,11 +184,18 @@ impl<'a> Generation<'a> {
     ///
     /// # Errors
     ///
-    /// If the device fails, or no token can be chosen from the logits.
+    /// If the device fails, or no token can be chosen from the logits. The generation is over then, and yields nothing more.
     pub fn prefill(&mut self) -> Result<(), GenerateError> {
-        if self.prefilled || self.config.max_new_tokens == 0 {
+        if self.failed || self.prefilled || self.config.max_new_tokens == 0 {
             return Ok(());
         }
+        let result = self.run_prompt();
+        // A prompt that went in halfway cannot go in again.
+        self.failed = result.is_err();
+        result
+    }
+
+    fn run_prompt(&mut self) -> Result<(), GenerateError> {
         let prompt = self.tokens.clone();
         let device = self.model.embedding.val().device();
         let mut last = None;

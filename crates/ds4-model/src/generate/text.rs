@@ -106,8 +106,8 @@ impl<'a> TextGeneration<'a> {
                 };
                 return Ok(Some(text).filter(|text| !text.is_empty()));
             };
-            self.generated += 1;
             let text = self.decoder.push(token?)?;
+            self.generated += 1;
             let step = self.stops.push(&text);
             if !step.emit.is_empty() {
                 return Ok(Some(step.emit));
