@@ -48,13 +48,9 @@ impl Fixture {
         }
     }
 
-    fn load(&self, expand: bool, device: &Device) -> Model {
-        let options = LoadOptions {
-            expand,
-            ..LoadOptions::default()
-        };
+    fn load(&self, device: &Device) -> Model {
         self.checkpoint
-            .load(&options, device)
+            .load(&LoadOptions::default(), device)
             .expect("the fixture loads")
     }
 
@@ -298,7 +294,7 @@ fn check_compressed(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
 fn every_intermediate_equals_the_golden_one_shot_incremental_and_chunked() {
     let fixture = Fixture::open();
     for (name, device) in devices() {
-        let model = fixture.load(false, device);
+        let model = fixture.load(device);
         for (split, counts) in splits() {
             let what = format!("{name}, {split}");
             let run = run(&fixture, &model, &counts, device);
@@ -325,7 +321,7 @@ fn mtp_streams_and_logits_equal_the_golden_one_shot_and_chunked() {
     let fixture = Fixture::open();
     let length = LENGTH - 1;
     for (name, device) in devices() {
-        let model = fixture.load(false, device);
+        let model = fixture.load(device);
         let golden = fixture.golden.get("layer3.out");
         let [_, _, n, d] = golden.shape[..] else {
             panic!("streams have four dimensions")

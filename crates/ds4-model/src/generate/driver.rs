@@ -277,7 +277,9 @@ impl<'a> Generation<'a> {
 
     fn accept(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        self.unseen.extend_from_slice(tokens);
+        if self.proposer.is_some() {
+            self.unseen.extend_from_slice(tokens);
+        }
         self.ready.extend(tokens);
     }
 
