@@ -1,12 +1,9 @@
 //! Attention building blocks against `f64` oracles and cases worked out by hand.
 
-mod common;
-
+use super::common::{EXACT, absolute, assert_close, devices, floats, narrow, noise, values, wide};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::attention::{CompressedKeys, MASKED, index_scores, pool, rotate, sink_attention};
-use common::{EXACT, absolute, assert_close, devices, floats, narrow, noise, values, wide};
 
-#[test]
 fn a_quarter_turn_maps_each_pair_to_its_perpendicular() {
     for (name, device) in devices() {
         // (x, y) by angle t is (x cos t - y sin t, x sin t + y cos t); the sign of sin sits at the even channel.
@@ -29,7 +26,6 @@ fn angles(count: usize) -> (Vec<f32>, Vec<f32>) {
     )
 }
 
-#[test]
 fn only_the_trailing_channels_turn_and_every_head_by_its_position() {
     let (batch, positions, heads, width, rotated) = (2, 3, 2, 7, 4);
     let x = noise(batch * positions * heads * width, 1);
@@ -82,7 +78,6 @@ fn flex() -> &'static Device {
     &devices()[0].1
 }
 
-#[test]
 fn pooling_weighs_the_slots_of_every_channel_apart() {
     let ln3 = 3f32.ln();
     for (name, device) in devices() {
@@ -94,7 +89,6 @@ fn pooling_weighs_the_slots_of_every_channel_apart() {
     }
 }
 
-#[test]
 fn masked_slots_add_nothing_to_a_pooled_block() {
     let (blocks, slots, width) = (3, 4, 5);
     let values_of: Vec<f32> = noise(blocks * slots * width, 2);
@@ -134,7 +128,6 @@ fn masked_slots_add_nothing_to_a_pooled_block() {
     }
 }
 
-#[test]
 fn index_scores_cut_each_head_at_zero_before_its_weight() {
     for (name, device) in devices() {
         // Head 0 sees the keys as 2 and -2, head 1 as -3 and 5; weights 10 and -1.
@@ -146,7 +139,6 @@ fn index_scores_cut_each_head_at_zero_before_its_weight() {
     }
 }
 
-#[test]
 fn index_scores_agree_with_the_oracle() {
     let (batch, count, heads, width, rows) = (2, 3, 4, 5, 6);
     let queries = noise(batch * count * heads * width, 4);
@@ -299,7 +291,6 @@ impl Case {
     }
 }
 
-#[test]
 fn the_sink_takes_its_share_of_a_softmax_by_hand() {
     // Logits ln 2 and ln 3 against a sink of ln 5: shares of 2/10, 3/10 and 5/10.
     for (name, device) in devices() {
@@ -323,7 +314,6 @@ fn the_sink_takes_its_share_of_a_softmax_by_hand() {
     }
 }
 
-#[test]
 fn attention_agrees_with_the_oracle_over_window_and_compressed_keys() {
     for (picks, shared) in [(0, true), (3, true), (3, false)] {
         let case = Case::new(picks, shared);
@@ -337,7 +327,6 @@ fn attention_agrees_with_the_oracle_over_window_and_compressed_keys() {
     }
 }
 
-#[test]
 fn shared_keys_equal_the_same_keys_given_to_every_query() {
     let shared = Case::new(3, true);
     let mut own = Case::new(3, false);
@@ -354,7 +343,6 @@ fn shared_keys_equal_the_same_keys_given_to_every_query() {
     }
 }
 
-#[test]
 fn no_compressed_rows_are_as_good_as_no_compressed_part() {
     for (name, device) in devices() {
         for own in [false, true] {
@@ -392,7 +380,6 @@ fn no_compressed_rows_are_as_good_as_no_compressed_part() {
     }
 }
 
-#[test]
 fn a_very_large_sink_leaves_nothing() {
     let mut case = Case::new(3, true);
     case.sinks = vec![1e6; 2];
@@ -403,7 +390,6 @@ fn a_very_large_sink_leaves_nothing() {
     }
 }
 
-#[test]
 fn a_very_small_sink_leaves_an_ordinary_softmax() {
     for sink in [-1e6, f32::NEG_INFINITY] {
         let mut case = Case::new(3, true);
@@ -418,7 +404,6 @@ fn a_very_small_sink_leaves_an_ordinary_softmax() {
     }
 }
 
-#[test]
 fn a_query_that_sees_only_its_own_key_returns_that_key_less_the_sink() {
     let mut case = Case::new(3, true);
     case.rows_bias.fill(MASKED);
@@ -439,7 +424,6 @@ fn a_query_that_sees_only_its_own_key_returns_that_key_less_the_sink() {
     }
 }
 
-#[test]
 fn a_query_that_sees_nothing_gives_all_to_the_sink() {
     let mut case = Case::new(3, false);
     case.rows_bias.fill(MASKED);
@@ -450,7 +434,6 @@ fn a_query_that_sees_nothing_gives_all_to_the_sink() {
     }
 }
 
-#[test]
 fn logits_far_beyond_the_range_of_exp_do_not_overflow() {
     let mut case = Case::new(3, false);
     // Logits of up to some 10^5, and far apart.
@@ -463,3 +446,21 @@ fn logits_far_beyond_the_range_of_exp_do_not_overflow() {
         assert_close(&actual.0, &narrow(&output), absolute(0.05), name);
     }
 }
+
+catalogue![
+    a_quarter_turn_maps_each_pair_to_its_perpendicular,
+    only_the_trailing_channels_turn_and_every_head_by_its_position,
+    pooling_weighs_the_slots_of_every_channel_apart,
+    masked_slots_add_nothing_to_a_pooled_block,
+    index_scores_cut_each_head_at_zero_before_its_weight,
+    index_scores_agree_with_the_oracle,
+    the_sink_takes_its_share_of_a_softmax_by_hand,
+    attention_agrees_with_the_oracle_over_window_and_compressed_keys,
+    shared_keys_equal_the_same_keys_given_to_every_query,
+    no_compressed_rows_are_as_good_as_no_compressed_part,
+    a_very_large_sink_leaves_nothing,
+    a_very_small_sink_leaves_an_ordinary_softmax,
+    a_query_that_sees_only_its_own_key_returns_that_key_less_the_sink,
+    a_query_that_sees_nothing_gives_all_to_the_sink,
+    logits_far_beyond_the_range_of_exp_do_not_overflow,
+];

@@ -1,12 +1,10 @@
 //! Hyper-connections against an `f64` oracle in the order of the released kernel, and matrices normalised by hand.
 
-mod common;
-
+use super::common::{absolute, assert_close, devices, floats, narrow, noise, values, wide};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::hyper_connection::{
     Coefficients, Sinkhorn, coefficients, collapse, expand, head,
 };
-use common::{absolute, assert_close, devices, floats, narrow, noise, values, wide};
 
 const SINKHORN: Sinkhorn = Sinkhorn {
     iterations: 20,
@@ -138,7 +136,6 @@ fn assert_coefficients(actual: Coefficients, expected: &Oracle, tolerance: f64, 
     }
 }
 
-#[test]
 fn coefficients_agree_with_the_oracle() {
     let case = Case::new(5, 4, 6, 1.0);
     let expected = case.oracle(SINKHORN);
@@ -155,7 +152,6 @@ fn coefficients_agree_with_the_oracle() {
     }
 }
 
-#[test]
 fn a_large_epsilon_enters_exactly_where_the_specification_says() {
     let case = Case::new(5, 4, 6, 1.0);
     for iterations in [1, 2] {
@@ -172,7 +168,6 @@ fn a_large_epsilon_enters_exactly_where_the_specification_says() {
     }
 }
 
-#[test]
 fn a_matrix_of_two_streams_is_normalised_as_by_hand() {
     let mut case = Case::new(1, 2, 3, 1.0);
     // Without the projection the coefficients are those of the base: gates of 1/2, 3/4, 1/4, 1/2 and, after the softmax,
@@ -202,7 +197,6 @@ fn a_matrix_of_two_streams_is_normalised_as_by_hand() {
     }
 }
 
-#[test]
 fn rows_and_columns_of_the_mix_sum_to_one() {
     let mut case = Case::new(5, 4, 6, 1.0);
     // Rows converge the slower the further apart the logits are.
@@ -221,7 +215,6 @@ fn rows_and_columns_of_the_mix_sum_to_one() {
     }
 }
 
-#[test]
 fn large_and_zero_streams_give_ordinary_coefficients() {
     let mut large = Case::new(5, 4, 6, 1e4);
     // One token of nothing: its coefficients are those of the base.
@@ -234,7 +227,6 @@ fn large_and_zero_streams_give_ordinary_coefficients() {
     }
 }
 
-#[test]
 fn saturated_gates_and_a_mix_of_far_apart_logits_stay_finite() {
     let mut case = Case::new(1, 2, 3, 1.0);
     case.function.fill(0.0);
@@ -250,7 +242,6 @@ fn saturated_gates_and_a_mix_of_far_apart_logits_stay_finite() {
     }
 }
 
-#[test]
 fn collapse_weighs_the_streams_of_each_token() {
     for (name, device) in devices() {
         let streams = floats(
@@ -265,7 +256,6 @@ fn collapse_weighs_the_streams_of_each_token() {
     }
 }
 
-#[test]
 fn expand_sums_over_the_first_index_of_the_mix() {
     for (name, device) in devices() {
         let actual = expand(
@@ -282,7 +272,6 @@ fn expand_sums_over_the_first_index_of_the_mix() {
     }
 }
 
-#[test]
 fn expand_agrees_with_the_oracle() {
     let (tokens, n, d) = (5, 4, 6);
     let case = Case::new(tokens, n, d, 1.0);
@@ -310,7 +299,6 @@ fn expand_agrees_with_the_oracle() {
     }
 }
 
-#[test]
 fn the_head_weighs_by_gates_alone() {
     let (tokens, n, d) = (5, 4, 6);
     let (epsilon, norm_epsilon) = (0.01, 1e-3);
@@ -335,7 +323,6 @@ fn the_head_weighs_by_gates_alone() {
     }
 }
 
-#[test]
 fn no_tokens_give_empty_results() {
     let case = Case::new(0, 4, 6, 1.0);
     for (name, device) in devices() {
@@ -408,3 +395,17 @@ fn the_head_refuses_a_scale_per_stream() {
         0.0,
     );
 }
+
+catalogue![
+    coefficients_agree_with_the_oracle,
+    a_large_epsilon_enters_exactly_where_the_specification_says,
+    a_matrix_of_two_streams_is_normalised_as_by_hand,
+    rows_and_columns_of_the_mix_sum_to_one,
+    large_and_zero_streams_give_ordinary_coefficients,
+    saturated_gates_and_a_mix_of_far_apart_logits_stay_finite,
+    collapse_weighs_the_streams_of_each_token,
+    expand_sums_over_the_first_index_of_the_mix,
+    expand_agrees_with_the_oracle,
+    the_head_weighs_by_gates_alone,
+    no_tokens_give_empty_results,
+];

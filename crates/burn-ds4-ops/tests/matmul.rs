@@ -1,10 +1,8 @@
 //! The matrix product, against a product in f64.
 
-mod common;
-
+use super::common::{EXACT, Tolerance, absolute, assert_close, devices, floats, noise, values};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::matmul::matmul;
-use common::{EXACT, Tolerance, absolute, assert_close, devices, floats, noise, values};
 
 /// `[m, k] · [n, k]ᵀ`, summed in f64.
 fn oracle(lhs: &[f32], rhs_rows: &[f32], k: usize) -> Vec<f32> {
@@ -27,7 +25,6 @@ fn transposed(rows: &[f32], columns: usize) -> Vec<f32> {
         .collect()
 }
 
-#[test]
 fn products_of_any_shape_equal_the_oracle() {
     for (name, device) in devices() {
         for (m, k, n) in [
@@ -57,7 +54,6 @@ fn products_of_any_shape_equal_the_oracle() {
     }
 }
 
-#[test]
 fn every_batch_has_its_own_product() {
     let (batch, m, k, n) = (3, 2, 16, 9);
     let (lhs, rhs) = (noise(batch * m * k, 3), noise(batch * n * k, 4));
@@ -78,7 +74,6 @@ fn every_batch_has_its_own_product() {
     }
 }
 
-#[test]
 fn f32_operands_keep_all_their_bits() {
     // (1 + 2^-12)² = 1 + 2^-11 + 2^-24. TF32 has ten bits of mantissa and would make it 1.
     let (m, k, n) = (64, 32, 64);
@@ -145,3 +140,9 @@ fn dtypes_must_agree() {
         Tensor::<2>::zeros([3, 5], &device).cast(FloatDType::BF16),
     );
 }
+
+catalogue![
+    products_of_any_shape_equal_the_oracle,
+    every_batch_has_its_own_product,
+    f32_operands_keep_all_their_bits,
+];

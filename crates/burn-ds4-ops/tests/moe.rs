@@ -1,15 +1,13 @@
 //! Experts against an `f64` oracle, on both sides of the number of tokens where the operator changes its ways.
 
-mod common;
-
 use std::cell::RefCell;
 
-use burn::tensor::{Device, FloatDType, Int, Tensor};
-use burn_ds4_ops::moe::{Experts, expert_ffn, swiglu};
-use common::{
+use super::common::{
     EXACT, Tolerance, absolute, assert_close, devices, floats, integer_values, integers, narrow,
     noise, values, wide,
 };
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_ds4_ops::moe::{Experts, expert_ffn, swiglu};
 
 const COUNT: usize = 5;
 const D: usize = 8;
@@ -169,7 +167,6 @@ fn flex() -> &'static Device {
     &devices()[0].1
 }
 
-#[test]
 fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
     // silu(1) = 0.731059, silu(2) = 1.761594, silu(-3) = -0.142278, silu(5) = 4.966536
     let rows: [(f32, f32, f32, f32); 9] = [
@@ -199,7 +196,6 @@ fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
     }
 }
 
-#[test]
 fn one_token_and_one_expert_give_the_product_worked_out_by_hand() {
     for (name, device) in devices() {
         // gate = 1·3 = 3, cut to 2; up = -1·3 = -3, cut to -2; hidden = silu(2)·-2 = -3.523188; times 0.5 and (1, -10).
@@ -215,7 +211,6 @@ fn one_token_and_one_expert_give_the_product_worked_out_by_hand() {
     }
 }
 
-#[test]
 fn both_paths_agree_with_the_oracle_and_with_each_other() {
     for limit in [None, Some(1.0)] {
         let many = Case::new(MANY, limit);
@@ -257,7 +252,6 @@ fn the_limit_changes_the_result_of_these_cases() {
     assert!(different > MANY * D / 2, "only {different}");
 }
 
-#[test]
 fn an_expert_chosen_twice_counts_with_both_weights() {
     for tokens in [FEW, MANY] {
         let mut twice = Case::new(tokens, Some(1.0));
@@ -275,7 +269,6 @@ fn an_expert_chosen_twice_counts_with_both_weights() {
     }
 }
 
-#[test]
 fn experts_that_no_token_chose_are_not_asked_for() {
     for tokens in [FEW, MANY] {
         let mut case = Case::new(tokens, None);
@@ -298,7 +291,6 @@ fn experts_that_no_token_chose_are_not_asked_for() {
     }
 }
 
-#[test]
 fn groups_of_all_sizes_are_put_back_in_order() {
     let mut case = Case::new(MANY, Some(1.0));
     // Groups of 1, 3, 8, 19 and 29 pairs, interleaved.
@@ -313,7 +305,6 @@ fn groups_of_all_sizes_are_put_back_in_order() {
     }
 }
 
-#[test]
 fn a_row_does_not_depend_on_the_other_rows() {
     for tokens in [FEW, MANY] {
         let case = Case::new(tokens, Some(1.0));
@@ -328,7 +319,6 @@ fn a_row_does_not_depend_on_the_other_rows() {
     }
 }
 
-#[test]
 fn a_padded_slot_adds_exactly_nothing_on_both_paths() {
     let padding = [-1, COUNT as i64, i64::from(i32::MIN), i64::from(i32::MAX)];
     for tokens in [FEW, MANY] {
@@ -361,7 +351,6 @@ fn a_padded_slot_adds_exactly_nothing_on_both_paths() {
     }
 }
 
-#[test]
 fn nothing_but_padding_gives_zeros() {
     for tokens in [FEW, MANY] {
         let mut case = Case::new(tokens, Some(1.0));
@@ -373,7 +362,6 @@ fn nothing_but_padding_gives_zeros() {
     }
 }
 
-#[test]
 fn no_tokens_give_no_rows_and_no_slots_give_zeros() {
     for (name, device) in devices() {
         assert!(Case::new(0, Some(1.0)).run(device).is_empty(), "{name}");
@@ -410,3 +398,16 @@ fn expert_ffn_refuses_weights_of_another_shape() {
 fn expert_ffn_refuses_another_number_of_tokens() {
     refused([3, 2], [3, 2]);
 }
+
+catalogue![
+    swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides,
+    one_token_and_one_expert_give_the_product_worked_out_by_hand,
+    both_paths_agree_with_the_oracle_and_with_each_other,
+    an_expert_chosen_twice_counts_with_both_weights,
+    experts_that_no_token_chose_are_not_asked_for,
+    groups_of_all_sizes_are_put_back_in_order,
+    a_row_does_not_depend_on_the_other_rows,
+    a_padded_slot_adds_exactly_nothing_on_both_paths,
+    nothing_but_padding_gives_zeros,
+    no_tokens_give_no_rows_and_no_slots_give_zeros,
+];

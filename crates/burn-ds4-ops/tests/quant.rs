@@ -1,15 +1,12 @@
 //! Weight decoding: all codes against the written-out tables, odd sizes against an `f64` reading of the same bytes.
 
-mod common;
-mod tables;
-
+use super::common::{EXACT, assert_close, devices, values};
+use super::tables::{E2M1, E4M3, E8M0};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::{
     OpError,
     quant::{dequantize_fp4, dequantize_fp4_batched, dequantize_fp8, dequantize_fp8_batched},
 };
-use common::{EXACT, assert_close, devices, values};
-use tables::{E2M1, E4M3, E8M0};
 
 const F32: FloatDType = FloatDType::F32;
 
@@ -60,7 +57,6 @@ fn fp8_scales(count: usize) -> Vec<f32> {
     (0..count).map(|i| 0.37 + i as f32 / 7.0).collect()
 }
 
-#[test]
 fn every_fp8_code_decodes_to_its_table_value() {
     let codes: Vec<u8> = (0..=255).collect();
     let expected: Vec<f32> = E4M3.iter().map(|&value| value as f32).collect();
@@ -75,7 +71,6 @@ fn every_fp8_code_decodes_to_its_table_value() {
     }
 }
 
-#[test]
 fn every_fp4_code_times_every_scale_byte_decodes_to_the_product() {
     let word = |first: u32| (0..8).fold(0, |word, i| word | (first + i) << (4 * i));
     let row = [word(0), word(8), word(0), word(8)];
@@ -102,7 +97,6 @@ fn every_fp4_code_times_every_scale_byte_decodes_to_the_product() {
     }
 }
 
-#[test]
 fn words_with_the_top_bit_set_do_not_smear_their_sign() {
     for (name, device) in devices() {
         let fp8 = dequantize_fp8(
@@ -128,7 +122,6 @@ fn words_with_the_top_bit_set_do_not_smear_their_sign() {
     }
 }
 
-#[test]
 fn fp8_blocks_may_be_partial_in_both_directions() {
     for (rows, columns) in [
         (1_usize, 1_usize),
@@ -166,7 +159,6 @@ fn fp8_blocks_may_be_partial_in_both_directions() {
     }
 }
 
-#[test]
 fn stacked_fp8_parts_each_start_a_block_row_of_their_own() {
     let (batch, parts, part_rows, columns) = (3, 2, 130, 140);
     let (rows, block_rows, block_columns) = (parts * part_rows, parts * 2, 2);
@@ -192,7 +184,6 @@ fn stacked_fp8_parts_each_start_a_block_row_of_their_own() {
     }
 }
 
-#[test]
 fn fp4_matrices_of_odd_sizes_are_padded_to_whole_words_one_by_one() {
     for (batch, rows, columns) in [(1, 1, 1_usize), (2, 3, 45), (3, 5, 64), (2, 7, 33)] {
         let blocks = columns.div_ceil(32);
@@ -235,7 +226,6 @@ fn fp4_matrices_of_odd_sizes_are_padded_to_whole_words_one_by_one() {
     }
 }
 
-#[test]
 fn half_precision_output_is_exact_or_refused_by_name() {
     // The bytes 120 to 134 as scales keep every product inside the normal range of F16.
     let codes: Vec<u32> = bytes(15 * 16, 3)
@@ -271,7 +261,6 @@ fn half_precision_output_is_exact_or_refused_by_name() {
     }
 }
 
-#[test]
 fn empty_matrices_decode_to_empty_matrices() {
     for (name, device) in devices() {
         let none = Tensor::<2, Int>::empty([0, 2], (device, DType::U32));
@@ -285,7 +274,6 @@ fn empty_matrices_decode_to_empty_matrices() {
     }
 }
 
-#[test]
 fn bad_arguments_are_named_with_their_value() {
     for (_, device) in devices() {
         let codes = || words(vec![0; 4], [2, 2], device);
@@ -331,7 +319,6 @@ fn bad_arguments_are_named_with_their_value() {
     }
 }
 
-#[test]
 fn tensors_on_different_devices_are_refused() {
     let [(_, first), (_, second), ..] = devices() else {
         eprintln!("skipped: a second device");
@@ -350,3 +337,16 @@ fn tensors_on_different_devices_are_refused() {
         "{error}"
     );
 }
+
+catalogue![
+    every_fp8_code_decodes_to_its_table_value,
+    every_fp4_code_times_every_scale_byte_decodes_to_the_product,
+    words_with_the_top_bit_set_do_not_smear_their_sign,
+    fp8_blocks_may_be_partial_in_both_directions,
+    stacked_fp8_parts_each_start_a_block_row_of_their_own,
+    fp4_matrices_of_odd_sizes_are_padded_to_whole_words_one_by_one,
+    half_precision_output_is_exact_or_refused_by_name,
+    empty_matrices_decode_to_empty_matrices,
+    bad_arguments_are_named_with_their_value,
+    tensors_on_different_devices_are_refused,
+];

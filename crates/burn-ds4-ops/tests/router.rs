@@ -1,13 +1,11 @@
 //! Routing against an `f64` oracle and tables worked out by hand.
 
-mod common;
-
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_ds4_ops::router::{activation_topk, hash_route, sqrt_softplus, topk_select};
-use common::{
+use super::common::{
     EXACT, Tolerance, assert_close, devices, floats, integer_values, integers, narrow, noise,
     values, wide,
 };
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_ds4_ops::router::{activation_topk, hash_route, sqrt_softplus, topk_select};
 
 /// Expert counts of a toy, of nothing in particular, and of both released models.
 const EXPERTS: [usize; 4] = [8, 100, 256, 384];
@@ -48,7 +46,6 @@ fn shuffled(count: usize, step: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| (i * step + 3) % count)
 }
 
-#[test]
 fn sqrt_softplus_has_the_values_worked_out_by_hand() {
     let table: [(f32, f64); 9] = [
         (0.0, 0.832_554_611_157_697_7), // sqrt(ln 2)
@@ -69,7 +66,6 @@ fn sqrt_softplus_has_the_values_worked_out_by_hand() {
     }
 }
 
-#[test]
 fn sqrt_softplus_keeps_its_precision_from_minus_200_to_200() {
     let x: Vec<f32> = (-20_000..=20_000).map(|i| i as f32 / 100.0).collect();
     let expected: Vec<f64> = wide(&x).into_iter().map(oracle_sqrt_softplus).collect();
@@ -89,7 +85,6 @@ fn sqrt_softplus_keeps_its_precision_from_minus_200_to_200() {
     }
 }
 
-#[test]
 fn sqrt_softplus_of_infinities_and_nan_is_documented() {
     let x = [
         f32::INFINITY,
@@ -105,7 +100,6 @@ fn sqrt_softplus_of_infinities_and_nan_is_documented() {
     }
 }
 
-#[test]
 fn topk_select_sorts_by_value_then_id_whatever_the_row_holds() {
     const INF: f32 = f32::INFINITY;
     const NAN: f32 = f32::NAN;
@@ -145,7 +139,6 @@ fn topk_select_never_takes_a_column_twice_in_half_precision() {
     }
 }
 
-#[test]
 fn topk_select_agrees_with_a_sort_for_every_number_of_experts() {
     for experts in EXPERTS {
         // Half of the rows are full of ties, half have none to speak of.
@@ -172,7 +165,6 @@ fn topk_select_agrees_with_a_sort_for_every_number_of_experts() {
     }
 }
 
-#[test]
 fn activation_topk_agrees_with_the_oracle_for_every_number_of_experts() {
     const ROWS: usize = 5;
     const SCALE: f64 = 2.5;
@@ -219,7 +211,6 @@ fn activation_topk_agrees_with_the_oracle_for_every_number_of_experts() {
     }
 }
 
-#[test]
 fn the_bias_chooses_but_does_not_weigh() {
     // softplus(ln(e^y - 1)) = y: activations 2, 1 and 1 from y = 4, 1 and 1.
     let one = (1f64.exp() - 1.0).ln() as f32;
@@ -237,7 +228,6 @@ fn the_bias_chooses_but_does_not_weigh() {
     }
 }
 
-#[test]
 fn weights_stay_finite_where_the_activations_underflow() {
     const INF: f32 = f32::INFINITY;
     // e^-30 is far above the 1e-20 of the denominator, e^-75 = 2.68e-33 far below it: 2.68e-33 / 1e-20 is left.
@@ -251,7 +241,6 @@ fn weights_stay_finite_where_the_activations_underflow() {
     }
 }
 
-#[test]
 fn nan_logits_are_chosen_last_and_spoil_only_their_own_row() {
     const NAN: f32 = f32::NAN;
     let logits = [
@@ -270,7 +259,6 @@ fn nan_logits_are_chosen_last_and_spoil_only_their_own_row() {
     }
 }
 
-#[test]
 fn hash_route_looks_the_experts_up_and_weighs_them_by_score() {
     let table = [0, 1, 2, 7, 6, 5, 3, 3, 4, 1, 0, 7];
     let tokens = [3, 0, 0, 1];
@@ -294,7 +282,6 @@ fn hash_route_looks_the_experts_up_and_weighs_them_by_score() {
     }
 }
 
-#[test]
 fn hash_route_reads_ids_out_of_range_as_the_nearest_in_range() {
     let logits = noise(3 * 4, 10);
     for (name, device) in devices() {
@@ -312,7 +299,6 @@ fn hash_route_reads_ids_out_of_range_as_the_nearest_in_range() {
     }
 }
 
-#[test]
 fn an_expert_that_the_table_names_twice_counts_twice() {
     for (name, device) in devices() {
         let (weights, _) = hash_route(
@@ -325,7 +311,6 @@ fn an_expert_that_the_table_names_twice_counts_twice() {
     }
 }
 
-#[test]
 fn no_tokens_give_no_rows() {
     for (name, device) in devices() {
         let none = || Tensor::<2>::zeros([0, 8], device);
@@ -376,3 +361,19 @@ fn hash_route_refuses_another_number_of_tokens() {
         1.0,
     );
 }
+
+catalogue![
+    sqrt_softplus_has_the_values_worked_out_by_hand,
+    sqrt_softplus_keeps_its_precision_from_minus_200_to_200,
+    sqrt_softplus_of_infinities_and_nan_is_documented,
+    topk_select_sorts_by_value_then_id_whatever_the_row_holds,
+    topk_select_agrees_with_a_sort_for_every_number_of_experts,
+    activation_topk_agrees_with_the_oracle_for_every_number_of_experts,
+    the_bias_chooses_but_does_not_weigh,
+    weights_stay_finite_where_the_activations_underflow,
+    nan_logits_are_chosen_last_and_spoil_only_their_own_row,
+    hash_route_looks_the_experts_up_and_weighs_them_by_score,
+    hash_route_reads_ids_out_of_range_as_the_nearest_in_range,
+    an_expert_that_the_table_names_twice_counts_twice,
+    no_tokens_give_no_rows,
+];

@@ -1,13 +1,11 @@
 //! Top-k of long rows against a sort, with ties by design.
 
-mod common;
-
+use super::common::{devices, floats, integer_values, noise};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::{
     attention::MASKED,
     topk::{top_k_columns, top_k_mask},
 };
-use common::{devices, floats, integer_values, noise};
 use proptest::prelude::*;
 
 const INF: f32 = f32::INFINITY;
@@ -60,7 +58,6 @@ fn check(scores: &[f32], columns: usize, k: usize, (name, device): &(String, Dev
     }
 }
 
-#[test]
 fn the_largest_are_marked_and_the_lower_column_wins_among_equals() {
     let rows = [
         ([1.0, 9.0, 3.0, 7.0, 5.0], [1, 3]),
@@ -81,7 +78,6 @@ fn the_largest_are_marked_and_the_lower_column_wins_among_equals() {
     }
 }
 
-#[test]
 fn special_values_rank_as_documented_and_no_mark_is_lost() {
     let rows = [
         ([NAN, 1.0, NAN, 2.0, 0.0], [1, 3, 4]),
@@ -102,7 +98,6 @@ fn special_values_rank_as_documented_and_no_mark_is_lost() {
     }
 }
 
-#[test]
 fn special_values_lose_no_mark_where_the_row_is_sorted_either() {
     let special = [NAN, INF, -INF, 0.0, -0.0, 1.0, MASKED, f32::MIN, f32::MAX];
     let scores: Vec<f32> = noise(4 * 150, 3)
@@ -130,7 +125,6 @@ fn mixed_rows(rows: usize, columns: usize) -> Vec<f32> {
         .collect()
 }
 
-#[test]
 fn both_ways_to_find_the_threshold_agree_with_a_sort() {
     // 64 is the last k that is searched, 65 the first that is sorted.
     let scores = mixed_rows(12, 150);
@@ -141,7 +135,6 @@ fn both_ways_to_find_the_threshold_agree_with_a_sort() {
     }
 }
 
-#[test]
 fn everything_is_marked_where_k_reaches_the_number_of_columns() {
     let scores = [3.0, NAN, -INF, 3.0, MASKED, 0.0];
     for (name, device) in devices() {
@@ -152,7 +145,6 @@ fn everything_is_marked_where_k_reaches_the_number_of_columns() {
     }
 }
 
-#[test]
 fn a_single_column_is_always_taken() {
     for (name, device) in devices() {
         let rows = picked(&[5.0, NAN, -INF], 1, 1, device, name);
@@ -160,7 +152,6 @@ fn a_single_column_is_always_taken() {
     }
 }
 
-#[test]
 fn no_rows_give_no_rows() {
     for (name, device) in devices() {
         for k in [2, 65] {
@@ -171,7 +162,6 @@ fn no_rows_give_no_rows() {
     }
 }
 
-#[test]
 fn two_runs_give_the_same_columns() {
     let scores = mixed_rows(12, 150);
     for (name, device) in devices() {
@@ -219,3 +209,14 @@ proptest! {
         check(&scores, columns, k, &devices()[0]);
     }
 }
+
+catalogue![
+    the_largest_are_marked_and_the_lower_column_wins_among_equals,
+    special_values_rank_as_documented_and_no_mark_is_lost,
+    special_values_lose_no_mark_where_the_row_is_sorted_either,
+    both_ways_to_find_the_threshold_agree_with_a_sort,
+    everything_is_marked_where_k_reaches_the_number_of_columns,
+    a_single_column_is_always_taken,
+    no_rows_give_no_rows,
+    two_runs_give_the_same_columns,
+];

@@ -10,6 +10,8 @@ use burn_ds4_ops::device::DeviceSpec;
 
 /// Names a comma-separated list of devices that must be there; without it a missing device is only reported.
 const REQUIRE: &str = "DS4_REQUIRE";
+/// Names a comma-separated list of `device:capability` that a required device may lack.
+const MAY_LACK: &str = "DS4_MAY_LACK";
 
 /// Every device that is compiled in and present, by name.
 ///
@@ -35,17 +37,35 @@ pub fn devices() -> &'static [(String, Device)] {
 }
 
 fn required() -> Vec<DeviceSpec> {
-    let list = std::env::var(REQUIRE).unwrap_or_default();
-    let names = list
-        .split(',')
-        .map(str::trim)
-        .filter(|name| !name.is_empty());
-    names
+    list(REQUIRE)
+        .iter()
         .map(|name| {
             name.parse()
                 .unwrap_or_else(|error| panic!("{REQUIRE}: {error}"))
         })
         .collect()
+}
+
+fn list(variable: &str) -> Vec<String> {
+    let list = std::env::var(variable).unwrap_or_default();
+    list.split(',')
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+/// Reports that a device of [`devices`] lacks what a test needs; `capability` is a dtype in lower case or a term such as `planes`.
+///
+/// # Panics
+///
+/// Where `DS4_REQUIRE` names the device and `DS4_MAY_LACK` does not name `device:capability`.
+pub fn skip(device: &str, capability: &str) {
+    let spec: DeviceSpec = device.parse().expect("a device by its name");
+    assert!(
+        !required().contains(&spec) || list(MAY_LACK).contains(&format!("{device}:{capability}")),
+        "{REQUIRE} names {device}, which lacks {capability}; {MAY_LACK}={device}:{capability} would allow it"
+    );
+    eprintln!("skipped: {device} lacks {capability}");
 }
 
 /// The elements of a tensor, read back as `f32`.

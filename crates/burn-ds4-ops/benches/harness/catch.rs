@@ -1,0 +1,30 @@
+//! Carrying on after a failed check.
+
+use std::{
+    panic::{self, AssertUnwindSafe},
+    sync::Mutex,
+};
+
+/// Messages of the panics since the last [`catching`], on any thread: a device's own thread may be the one that fails.
+static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Keeps panics for [`catching`] to return, instead of printing them as they happen.
+pub fn report_panics_here() {
+    panic::set_hook(Box::new(|info| {
+        MESSAGES
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .push(info.to_string());
+    }));
+}
+
+/// Runs `work`; a panic is an error that carries its message and place.
+pub fn catching<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    let result = panic::catch_unwind(AssertUnwindSafe(work));
+    let messages = std::mem::take(
+        &mut *MESSAGES
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()),
+    );
+    result.map_err(|_| messages.join("\n"))
+}

@@ -1,0 +1,13 @@
+//! What every operator's benchmark shares: cases, timing and reports.
+
+mod case;
+mod catch;
+mod measure;
+mod report;
+mod timing;
+
+pub use case::{Case, Prepared};
+pub use catch::{catching, report_panics_here};
+pub use measure::{Effort, measure};
+pub use report::Report;
+pub use timing::copy_rate;

@@ -1,0 +1,239 @@
+//! Every operator verified and timed, and the tests of `tests/` for machines that get one binary only.
+
+mod harness;
+mod router;
+// Only the test harness runs what touches no device.
+#[allow(dead_code, unused_imports)]
+#[path = "../tests/main.rs"]
+mod tests;
+
+use std::{collections::BTreeMap, io, path::PathBuf, process::ExitCode};
+
+use burn::tensor::Device;
+use burn_ds4_ops::device::DeviceSpec;
+use clap::{Parser, Subcommand};
+
+use harness::{Case, Effort, Report, catching, copy_rate, measure, report_panics_here};
+use tests::{CATALOGUE, common::devices};
+
+/// Verifies and times the operators. Without a command, runs each operator's smallest case once on every device.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the tests of every operator on every device; DS4_REQUIRE makes a missing device a failure.
+    Verify {
+        /// Part of `family::test`.
+        filter: Option<String>,
+    },
+    /// Verify and time the cases.
+    Time {
+        /// Part of `op/shape/variant/dtype`.
+        filter: Option<String>,
+        /// cuda, cuda:INDEX, wgpu, flex or cpu; the first of these that is present if none is named.
+        #[arg(long)]
+        device: Option<DeviceSpec>,
+        /// Also write the results to DIR/<op>.jsonl.
+        #[arg(long, value_name = "DIR")]
+        json: Option<PathBuf>,
+        /// The last cache before memory, in MiB: inputs rotate over more than twice of it.
+        #[arg(long, default_value_t = 60)]
+        cache: usize,
+    },
+    /// Print the names of all cases and tests.
+    List,
+}
+
+fn cases() -> Vec<Case> {
+    router::cases()
+}
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().collect();
+    let benchmark = arguments.iter().position(|argument| argument == "--bench");
+    let named =
+        |name: &String| ["verify", "time", "list", "help", "--help", "-h"].contains(&name.as_str());
+    match benchmark {
+        // From `cargo bench`, which puts it last.
+        Some(index) => {
+            arguments.remove(index);
+            if !arguments.get(1).is_some_and(named) {
+                arguments.insert(1, "time".into());
+            }
+        }
+        // From `cargo test`, whose filters name tests.
+        None if !arguments.get(1).is_some_and(named) => {
+            let of_tests = |argument: &String| !argument.starts_with('-') || argument == "--list";
+            if arguments[1..].iter().any(of_tests) {
+                return ExitCode::SUCCESS;
+            }
+            report_panics_here();
+            return smoke();
+        }
+        None => {}
+    }
+    let arguments = Arguments::parse_from(arguments);
+    report_panics_here();
+    match arguments.command {
+        Command::Verify { filter } => verify(&filter.unwrap_or_default()),
+        Command::Time {
+            filter,
+            device,
+            json,
+            cache,
+        } => {
+            let mut cases = cases();
+            cases.retain(|case| case.id().contains(filter.as_deref().unwrap_or_default()));
+            let result = device_or_best(device).and_then(|(spec, device)| {
+                let effort = Effort {
+                    cache_bytes: cache << 20,
+                    calls: 40,
+                    samples: 12,
+                    copy_elements: if matches!(spec, DeviceSpec::Cuda(_)) {
+                        1 << 29
+                    } else {
+                        1 << 23
+                    },
+                };
+                time(&cases, spec, &device, effort, json).map_err(|error| error.to_string())
+            });
+            finish(result)
+        }
+        Command::List => {
+            for case in cases() {
+                println!("{}", case.id());
+            }
+            for (name, _) in catalogue() {
+                println!("{name}");
+            }
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn finish(result: Result<bool, String>) -> ExitCode {
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn device_or_best(spec: Option<DeviceSpec>) -> Result<(DeviceSpec, Device), String> {
+    if let Some(spec) = spec {
+        let device = spec.init().map_err(|error| error.to_string())?;
+        return Ok((spec, device));
+    }
+    let specs = [DeviceSpec::Cuda(0), DeviceSpec::Wgpu, DeviceSpec::Flex];
+    specs
+        .into_iter()
+        .find_map(|spec| Some((spec, spec.init().ok()?)))
+        .ok_or_else(|| "no device is compiled in and present".into())
+}
+
+fn catalogue() -> impl Iterator<Item = (String, fn())> {
+    CATALOGUE.iter().flat_map(|(family, tests)| {
+        tests
+            .iter()
+            .map(move |(test, run)| (format!("{family}::{test}"), *run))
+    })
+}
+
+fn verify(filter: &str) -> ExitCode {
+    // Before any test, so that a required device that is missing fails once, and by itself.
+    let names = catching(|| {
+        let names = devices().iter().map(|(name, _)| name.as_str());
+        names.collect::<Vec<_>>().join(", ")
+    });
+    match names {
+        Ok(names) => println!("devices: {names}"),
+        Err(error) => return finish(Err(error)),
+    }
+    let (mut passed, mut failed) = (0, 0);
+    for (name, run) in catalogue().filter(|(name, _)| name.contains(filter)) {
+        match catching(run) {
+            Ok(()) => {
+                passed += 1;
+                println!("ok      {name}");
+            }
+            Err(error) => {
+                failed += 1;
+                println!("FAILED  {name}\n{error}");
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    // A filter that nothing matches has verified nothing.
+    finish(Ok(failed == 0 && passed > 0))
+}
+
+/// Whether all outputs were right. Cases of a dtype that the device lacks are skipped.
+fn time(
+    cases: &[Case],
+    spec: DeviceSpec,
+    device: &Device,
+    effort: Effort,
+    json: Option<PathBuf>,
+) -> io::Result<bool> {
+    let copy_gbps = copy_rate(device, effort.copy_elements, effort.samples);
+    let codegen = codegen(spec);
+    println!("device {spec}, code generator {codegen}, copy {copy_gbps:.0} GB/s");
+    let report = Report::new(codegen, copy_gbps, json, cases)?;
+    let mut right = true;
+    for case in cases {
+        if !device.supports_dtype(case.dtype) {
+            println!(
+                "skipped: {} ({spec} lacks {})",
+                case.id(),
+                case.dtype_name()
+            );
+            continue;
+        }
+        let times = measure(case, device, effort);
+        report.add(case, times.as_ref().ok().copied())?;
+        if let Err(error) = times {
+            right = false;
+            println!("{error}");
+        }
+    }
+    Ok(right)
+}
+
+/// What compiles the kernels of a device.
+fn codegen(spec: DeviceSpec) -> &'static str {
+    match spec {
+        DeviceSpec::Flex => "none",
+        DeviceSpec::Wgpu => "wgsl",
+        DeviceSpec::Cuda(_) if cfg!(feature = "cuda-cpp") => "cpp",
+        DeviceSpec::Cuda(_) | DeviceSpec::Cpu => "llvm",
+    }
+}
+
+/// Each operator's smallest case on every device, for `cargo test`.
+fn smoke() -> ExitCode {
+    let mut smallest: BTreeMap<&str, Case> = BTreeMap::new();
+    for case in cases() {
+        let best = smallest.get(case.op);
+        if best.is_none_or(|best| case.bytes < best.bytes) {
+            smallest.insert(case.op, case);
+        }
+    }
+    let cases: Vec<Case> = smallest.into_values().collect();
+    let devices = catching(devices);
+    finish(devices.and_then(|devices| {
+        let mut right = true;
+        for (name, device) in devices {
+            let spec = name.parse().expect("a device by its name");
+            right &= time(&cases, spec, device, Effort::SMOKE, None)
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(right)
+    }))
+}
