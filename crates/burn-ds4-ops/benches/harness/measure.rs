@@ -11,20 +11,20 @@ use super::{
 
 /// Sets of inputs, at most: beyond, the smallest cases would take their time to build.
 const MAX_SETS: usize = 4096;
-/// A case that moves less is over in a microsecond or so, next to which the start of a replay would count.
+/// A case that moves less is short: over in a microsecond or so, next to which the start of a replay would count.
 const SHORT: usize = 4 << 20;
-/// Calls of such a case in one recording.
-const SHORT_CALLS: usize = 400;
 /// The host may take this long to enqueue the calls of one recording, in microseconds.
 const MAX_ENQUEUE: f64 = 1e6;
 
-/// How much to invest in a figure.
+/// How much effort a figure is worth.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Inputs rotate over more than twice this.
     pub cache_bytes: usize,
     /// Calls in one recording, at least.
     pub calls: usize,
+    /// The same for short cases.
+    pub short_calls: usize,
     /// Samples of which the median is taken.
     pub samples: usize,
     /// f32 elements of the copy that gives the copy rate.
@@ -36,6 +36,7 @@ impl Effort {
     pub const SMOKE: Self = Self {
         cache_bytes: 0,
         calls: 2,
+        short_calls: 2,
         samples: 1,
         copy_elements: 1 << 16,
     };
@@ -81,8 +82,8 @@ pub fn measure(case: &Case, device: &Device, effort: Effort) -> Result<Times, St
 
 /// Sets of inputs, and calls in one recording: a multiple, so that every replay goes through all of them.
 fn plan(case: &Case, effort: Effort, estimate: f64) -> (usize, usize) {
-    let at_least = if case.bytes < SHORT && effort.calls >= 40 {
-        SHORT_CALLS
+    let at_least = if case.bytes < SHORT {
+        effort.short_calls
     } else {
         effort.calls
     };
@@ -113,7 +114,9 @@ fn replayed(
     let (recording, mut outputs) = match Recording::new(device, work, poison) {
         Ok(recorded) => recorded,
         Err(error) => {
+            // Errors of devices carry their whole history, over many lines.
             let reason = error.to_string().replace('\n', " ");
+            let reason: String = reason.chars().take(300).collect();
             println!("{}: no recording: {reason}", case.id());
             return None;
         }
