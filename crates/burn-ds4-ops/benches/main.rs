@@ -186,7 +186,9 @@ fn time(
     effort: Effort,
     json: Option<PathBuf>,
 ) -> io::Result<bool> {
-    let copy_gbps = copy_rate(device, effort.copy_elements, effort.samples);
+    // A panic that nobody catches would say nothing: its message is kept for whoever does.
+    let copy_gbps = catching(|| copy_rate(device, effort.copy_elements, effort.samples))
+        .map_err(io::Error::other)?;
     let codegen = codegen(spec);
     println!("device {spec}, code generator {codegen}, copy {copy_gbps:.0} GB/s");
     let report = Report::new(codegen, copy_gbps, json, cases)?;

@@ -57,17 +57,13 @@ pub struct Times {
 ///
 /// What the check says about outputs, of a plain call or of a replay, that are wrong.
 pub fn measure(case: &Case, device: &Device, effort: Effort) -> Result<Times, String> {
-    let first = catching(|| {
-        let set = (case.build)(device, 0);
-        set.poison(set.run());
-        set.check(set.run());
-        set
-    })?;
-    let once = || drop(first.run());
-    let estimate = microseconds(host_time(device, || (0..effort.calls).for_each(|_| once())))
-        / effort.calls as f64;
-    let (sets, calls) = plan(case, effort, estimate);
     catching(|| {
+        let first = (case.build)(device, 0);
+        first.poison(first.run());
+        first.check(first.run());
+        let some = || (0..effort.calls).for_each(|_| drop(first.run()));
+        let estimate = microseconds(host_time(device, some)) / effort.calls as f64;
+        let (sets, calls) = plan(case, effort, estimate);
         let mut all = vec![first];
         all.extend((1..sets).map(|seed| (case.build)(device, seed as u32)));
         let eager = (0..effort.samples.min(5)).map(|_| {
