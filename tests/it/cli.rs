@@ -252,7 +252,7 @@ fn bad_arguments_end_with_one_line_that_names_them() {
 fn a_device_that_is_not_compiled_in_is_named_with_its_feature() {
     for (device, compiled) in [
         ("wgpu", cfg!(feature = "wgpu")),
-        ("cuda", cfg!(feature = "cuda")),
+        ("cuda", cfg!(feature = "cuda-llvm")),
         ("cpu", cfg!(feature = "cpu")),
     ] {
         if compiled {

@@ -217,7 +217,7 @@ fn codegen(spec: DeviceSpec) -> &'static str {
     match spec {
         DeviceSpec::Flex => "none",
         DeviceSpec::Wgpu => "wgsl",
-        DeviceSpec::Cuda(_) if cfg!(feature = "cuda-cpp") => "cpp",
+        DeviceSpec::Cuda(_) if cfg!(feature = "cuda") => "cpp",
         DeviceSpec::Cuda(_) | DeviceSpec::Cpu => "llvm",
     }
 }

@@ -123,7 +123,7 @@ impl DeviceSpec {
         self.not_compiled()
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cuda-llvm")]
     fn cuda(self, index: usize) -> Result<Device, DeviceError> {
         use burn::tensor::DeviceType;
         let found = Device::enumerate(DeviceType::Cuda).len();
@@ -136,7 +136,7 @@ impl DeviceSpec {
         Ok(Device::cuda(index))
     }
 
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "cuda-llvm"))]
     fn cuda(self, _index: usize) -> Result<Device, DeviceError> {
         self.not_compiled()
     }
@@ -151,7 +151,12 @@ impl DeviceSpec {
         self.not_compiled()
     }
 
-    #[cfg(not(all(feature = "flex", feature = "wgpu", feature = "cuda", feature = "cpu")))]
+    #[cfg(not(all(
+        feature = "flex",
+        feature = "wgpu",
+        feature = "cuda-llvm",
+        feature = "cpu"
+    )))]
     fn not_compiled(self) -> Result<Device, DeviceError> {
         Err(DeviceError::NotCompiled {
             device: self,
@@ -232,7 +237,7 @@ mod tests {
     #[test]
     fn a_cuda_index_that_does_not_exist_is_an_error_and_no_panic() {
         let error = DeviceSpec::Cuda(usize::MAX).init().unwrap_err();
-        if cfg!(feature = "cuda") {
+        if cfg!(feature = "cuda-llvm") {
             assert!(matches!(error, DeviceError::NotPresent { .. }), "{error}");
         } else {
             assert_eq!(
