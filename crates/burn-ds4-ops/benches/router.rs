@@ -1,13 +1,12 @@
 //! Routing at the sizes of the released models.
 
-use burn::tensor::DType;
-use burn_ds4_ops::router::{activation_topk, hash_route};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_ds4_ops::router::{HashWeights, activation_topk, dense_router, hash_route};
 
 use crate::{
     harness::{Case, Prepared},
-    tests::common::{
-        Tolerance, assert_close, floats, integer_values, integers, narrow, noise, values, wide,
-    },
+    tests::common::{floats, integer_values, integers, noise, values, wide},
+    tests::routing::{FROM_LOGITS, FROM_PRODUCTS, assert_routed, assert_weights, products},
 };
 
 /// Experts per token.
@@ -16,25 +15,97 @@ const SCALE: f64 = 2.5;
 const VOCABULARY: usize = 129_280;
 const TOKENS: [usize; 7] = [1, 2, 8, 64, 512, 4096, 16384];
 const EXPERTS: [usize; 2] = [256, 384];
+/// Experts and `d_model` of the released models.
+const DENSE: [(usize, usize); 2] = [(256, 4096), (384, 7168)];
+const DENSE_TOKENS: [usize; 8] = [1, 2, 8, 16, 64, 512, 4096, 16384];
+/// Dtypes of the gate.
+const GATES: [(&str, FloatDType); 2] = [
+    ("fused", FloatDType::BF16),
+    ("fused_f32_gate", FloatDType::F32),
+];
+/// Rows that are checked at most.
+const CHECKED: usize = 32;
 /// Bytes of an f32 or an i32.
 const WORD: usize = 4;
-
-/// What f32 makes of a score, some units in the last place: closer ones may be taken in either order.
-const SCORES: Tolerance = Tolerance {
-    absolute: 2e-6,
-    relative: 1e-6,
-};
-const WEIGHTS: Tolerance = Tolerance {
-    absolute: 0.0,
-    relative: 1e-5,
-};
 
 pub fn cases() -> Vec<Case> {
     let sizes = || EXPERTS.map(|experts| TOKENS.map(|tokens| (tokens, experts)));
     let sizes = || sizes().into_iter().flatten();
     let topk = sizes().map(|(tokens, experts)| topk_case(tokens, experts));
     let hash = sizes().map(|(tokens, experts)| hash_case(tokens, experts));
-    topk.chain(hash).collect()
+    let dense = DENSE.into_iter().flat_map(|(experts, width)| {
+        let tokens = DENSE_TOKENS.into_iter();
+        tokens.flat_map(move |tokens| {
+            GATES.map(|(variant, gate)| dense_case((tokens, experts, width), variant, gate))
+        })
+    });
+    topk.chain(hash).chain(dense).collect()
+}
+
+fn dense_case(
+    (tokens, experts, width): (usize, usize, usize),
+    variant: &'static str,
+    gate_dtype: FloatDType,
+) -> Case {
+    let inputs = (tokens + experts) * width * 2 + experts * WORD;
+    let inputs = inputs + (DType::from(gate_dtype).size() - 2) * experts * width;
+    Case {
+        op: "dense_router",
+        shape: vec![("N", tokens), ("E", experts), ("H", width)],
+        variant,
+        dtype: DType::BF16,
+        bytes: inputs + 2 * tokens * K * WORD,
+        flops: Some(2 * (tokens * experts * width) as u64),
+        input_bytes: inputs,
+        build: Box::new(move |device, seed| {
+            let spread = (6.0 / width as f32).sqrt() * 4.0;
+            let gate = noise(experts * width, !seed)
+                .into_iter()
+                .map(|v| v * spread);
+            let (x, gate): (_, Vec<f32>) = (noise(tokens * width, seed), gate.collect());
+            let bias = noise(experts, seed ^ 3);
+            let x_on_device = floats(&x, [tokens, width], device).cast(FloatDType::BF16);
+            let gate_on_device = floats(&gate, [experts, width], device)
+                .cast(FloatDType::BF16)
+                .cast(gate_dtype);
+            let bias_on_device = floats(&bias, [experts], device);
+            let checked = (x_on_device.clone(), gate_on_device.clone());
+            Prepared::new(
+                move || {
+                    let (x, gate) = (x_on_device.clone(), gate_on_device.clone());
+                    dense_router(x, gate, Some(bias_on_device.clone()), None, K, SCALE)
+                },
+                move |(weights, ids)| {
+                    // Some rows spread over all: the oracle is slow.
+                    let rows: Vec<usize> = (0..CHECKED.min(tokens))
+                        .map(|i| i * tokens / CHECKED.min(tokens))
+                        .collect();
+                    let read = |tensor: &Tensor<2>| values(tensor.clone().cast(FloatDType::F32));
+                    let (x, gate) = (read(&checked.0), wide(&read(&checked.1)));
+                    let x = picked(&x, width, &rows);
+                    let ids = picked(&integer_values(ids), K, &rows);
+                    let weights = picked(&values(weights), K, &rows);
+                    let logits = products(&wide(&x), &gate, width);
+                    let routed = (&ids[..], &weights[..]);
+                    assert_routed(
+                        &logits,
+                        &wide(&bias),
+                        routed,
+                        (K, SCALE),
+                        FROM_PRODUCTS,
+                        "dense",
+                    );
+                },
+            )
+        }),
+    }
+}
+
+fn picked<T: Copy>(all: &[T], width: usize, rows: &[usize]) -> Vec<T> {
+    rows.iter()
+        .flat_map(|row| &all[row * width..(row + 1) * width])
+        .copied()
+        .collect()
 }
 
 fn topk_case(tokens: usize, experts: usize) -> Case {
@@ -54,12 +125,13 @@ fn topk_case(tokens: usize, experts: usize) -> Case {
             Prepared::new(
                 move || {
                     let bias = Some(bias_on_device.clone());
-                    activation_topk(on_device.clone(), bias, K, SCALE)
+                    activation_topk(on_device.clone(), bias, None, K, SCALE)
                 },
                 move |(weights, ids)| {
                     let ids = integer_values(ids);
-                    assert_best(&wide(&logits), &wide(&bias), &ids, SCORES);
-                    assert_weights(&wide(&logits), experts, &ids, &values(weights));
+                    let (logits, bias, weights) = (wide(&logits), wide(&bias), values(weights));
+                    let routed = (&ids[..], &weights[..]);
+                    assert_routed(&logits, &bias, routed, (K, SCALE), FROM_LOGITS, "topk");
                 },
             )
         }),
@@ -91,12 +163,14 @@ fn hash_case(tokens: usize, experts: usize) -> Case {
             Prepared::new(
                 move || {
                     let (token_ids, table, logits) = on_device.clone();
-                    hash_route(token_ids, table, logits, SCALE)
+                    hash_route(token_ids, table, HashWeights::Scored(logits), SCALE)
                 },
                 move |(weights, ids)| {
                     let ids = integer_values(ids);
                     assert!(ids == expected, "hash_route: other ids than the table's");
-                    assert_weights(&wide(&logits), experts, &ids, &values(weights));
+                    let (logits, weights) = (wide(&logits), values(weights));
+                    let routed = (&ids[..], &weights[..]);
+                    assert_weights(&logits, experts, routed, (K, SCALE), FROM_LOGITS, "hash");
                 },
             )
         }),
@@ -113,40 +187,4 @@ fn indices(count: usize, below: usize, seed: u32) -> Vec<i64> {
     uniform
         .map(|v| ((f64::from(v) + 1.0) / 2.0 * below as f64) as i64)
         .collect()
-}
-
-fn sqrt_softplus(x: f64) -> f64 {
-    (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt()
-}
-
-/// That each rank has an expert of its own whose score is that rank's. `tolerance` is what rounding does to scores: by the
-/// oracle's own scores, whoever is closer than that to another may stand in its place.
-fn assert_best(logits: &[f64], bias: &[f64], ids: &[i64], tolerance: Tolerance) {
-    let (mut expected, mut actual) = (Vec::new(), Vec::new());
-    for (logits, ids) in logits.chunks(bias.len()).zip(ids.chunks(K)) {
-        let scores = logits.iter().zip(bias).map(|(&x, b)| sqrt_softplus(x) + b);
-        let scores: Vec<f64> = scores.collect();
-        actual.extend(ids.iter().enumerate().map(|(rank, id)| {
-            let score = usize::try_from(*id).ok().and_then(|id| scores.get(id));
-            let taken = ids[..rank].contains(id);
-            score.filter(|_| !taken).copied().unwrap_or(f64::NAN)
-        }));
-        let mut sorted = scores;
-        sorted.select_nth_unstable_by(K - 1, |a, b| b.total_cmp(a));
-        sorted[..K].sort_by(|a, b| b.total_cmp(a));
-        expected.extend_from_slice(&sorted[..K]);
-    }
-    let what = "scores of the chosen experts (NaN: out of range or chosen twice)";
-    assert_close(&narrow(&actual), &narrow(&expected), tolerance, what);
-}
-
-/// That the weights are those of the experts that were chosen.
-fn assert_weights(logits: &[f64], experts: usize, ids: &[i64], weights: &[f32]) {
-    let mut expected = Vec::new();
-    for (logits, ids) in logits.chunks(experts).zip(ids.chunks(K)) {
-        let chosen = ids.iter().map(|&id| sqrt_softplus(logits[id as usize]));
-        let sum: f64 = chosen.clone().sum();
-        expected.extend(chosen.map(|score| score / sum * SCALE));
-    }
-    assert_close(weights, &narrow(&expected), WEIGHTS, "weights");
 }

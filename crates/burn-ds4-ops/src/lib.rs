@@ -16,10 +16,14 @@
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a one-line error where it is
 //! not compiled in or not present. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose the backends.
 
+#[cfg(feature = "cube")]
+mod arrival;
 pub mod attention;
 pub mod device;
 mod error;
 pub mod hyper_connection;
+#[cfg(feature = "cube")]
+mod intrinsics;
 pub mod matmul;
 pub mod moe;
 pub mod quant;

@@ -11,6 +11,8 @@ mod moe;
 mod quant;
 mod quant_roundtrip;
 mod router;
+mod router_kernels;
+pub(crate) mod routing;
 mod tables;
 mod topk;
 
@@ -27,5 +29,6 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("quant", quant::CASES),
     ("quant_roundtrip", quant_roundtrip::CASES),
     ("router", router::CASES),
+    ("router_kernels", router_kernels::CASES),
     ("topk", topk::CASES),
 ];

@@ -5,7 +5,7 @@ use super::common::{
     values, wide,
 };
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_ds4_ops::router::{activation_topk, hash_route, sqrt_softplus, topk_select};
+use burn_ds4_ops::router::{HashWeights, activation_topk, hash_route, sqrt_softplus, topk_select};
 
 /// Expert counts of a toy, of nothing in particular, and of both released models.
 const EXPERTS: [usize; 4] = [8, 100, 256, 384];
@@ -196,6 +196,7 @@ fn activation_topk_agrees_with_the_oracle_for_every_number_of_experts() {
             let (weights, ids) = activation_topk(
                 floats(&logits, [ROWS, experts], device),
                 Some(floats(&bias, [experts], device)),
+                None,
                 k,
                 SCALE,
             );
@@ -218,11 +219,11 @@ fn the_bias_chooses_but_does_not_weigh() {
     for (name, device) in devices() {
         let logits = floats(&[two, one, one], [1, 3], device);
         let bias = floats(&[0.0, -5.0, 10.0], [3], device);
-        let (weights, ids) = activation_topk(logits.clone(), Some(bias), 2, 1.5);
+        let (weights, ids) = activation_topk(logits.clone(), Some(bias), None, 2, 1.5);
         assert_eq!(integer_values(ids), [2, 0], "{name}");
         assert_close(&values(weights), &[0.5, 1.0], relative(1e-6), name);
 
-        let (weights, ids) = activation_topk(logits, None, 2, 1.5);
+        let (weights, ids) = activation_topk(logits, None, None, 2, 1.5);
         assert_eq!(integer_values(ids), [0, 1], "{name}");
         assert_close(&values(weights), &[1.0, 0.5], relative(1e-6), name);
     }
@@ -235,7 +236,7 @@ fn weights_stay_finite_where_the_activations_underflow() {
     let tiny = (-75f64).exp() / 1e-20;
     let expected = [[0.5; 2], [tiny as f32; 2], [0.0; 2], [0.0; 2]].concat();
     for (name, device) in devices() {
-        let (weights, ids) = activation_topk(floats(&logits, [4, 4], device), None, 2, 1.0);
+        let (weights, ids) = activation_topk(floats(&logits, [4, 4], device), None, None, 2, 1.0);
         assert_eq!(integer_values(ids), [0, 1].repeat(4), "{name}");
         assert_close(&values(weights), &expected, relative(3e-5), name);
     }
@@ -252,7 +253,7 @@ fn nan_logits_are_chosen_last_and_spoil_only_their_own_row() {
     for (name, device) in devices() {
         let bias = floats(&[50.0, 0.0, 0.0, 0.0], [4], device);
         let logits = floats(&logits, [3, 4], device);
-        let (weights, ids) = activation_topk(logits, Some(bias), 2, 1.0);
+        let (weights, ids) = activation_topk(logits, Some(bias), None, 2, 1.0);
         assert_eq!(integer_values(ids), [1, 3, 1, 0, 0, 1], "{name}");
         let expected = [0.5, 0.5, NAN, NAN, 0.5, 0.5];
         assert_close(&values(weights), &expected, relative(1e-6), name);
@@ -273,7 +274,7 @@ fn hash_route_looks_the_experts_up_and_weighs_them_by_score() {
         let (weights, ids) = hash_route(
             integers(&tokens, [4], device),
             integers(&table, [4, 3], device),
-            floats(&logits, [4, 8], device),
+            HashWeights::Scored(floats(&logits, [4, 8], device)),
             1.5,
         );
         let expected_ids: Vec<i64> = expected_ids.iter().map(|&id| id as i64).collect();
@@ -289,12 +290,12 @@ fn hash_route_reads_ids_out_of_range_as_the_nearest_in_range() {
             let (weights, ids) = hash_route(
                 integers(tokens, [3], device),
                 integers(table, [2, 2], device),
-                floats(&logits, [3, 4], device),
+                HashWeights::Scored(floats(&logits, [3, 4], device)),
                 1.0,
             );
             (values(weights), integer_values(ids))
         };
-        let wild = route(&[-5, 1_000_000, 1], &[0, -1, 77, 2]);
+        let wild = route(&[0, 1_000_000, 1], &[0, -1, 77, 2]);
         assert_eq!(wild, route(&[0, 1, 1], &[0, 0, 3, 2]), "{name}");
     }
 }
@@ -304,7 +305,7 @@ fn an_expert_that_the_table_names_twice_counts_twice() {
         let (weights, _) = hash_route(
             integers(&[0], [1], device),
             integers(&[1, 1], [1, 2], device),
-            floats(&[3.0, -2.0], [1, 2], device),
+            HashWeights::Scored(floats(&[3.0, -2.0], [1, 2], device)),
             3.0,
         );
         assert_close(&values(weights), &[1.5, 1.5], relative(1e-6), name);
@@ -316,11 +317,11 @@ fn no_tokens_give_no_rows() {
         let none = || Tensor::<2>::zeros([0, 8], device);
         let (best, ids) = topk_select(none(), 3);
         assert_eq!((best.dims(), ids.dims()), ([0, 3], [0, 3]), "{name}");
-        let (weights, ids) = activation_topk(none(), None, 3, 1.0);
+        let (weights, ids) = activation_topk(none(), None, None, 3, 1.0);
         assert_eq!((weights.dims(), ids.dims()), ([0, 3], [0, 3]), "{name}");
         let tokens = integers(&[], [0], device);
         let table = integers(&[0, 1, 2], [1, 3], device);
-        let (weights, ids) = hash_route(tokens, table, none(), 1.0);
+        let (weights, ids) = hash_route(tokens, table, HashWeights::Scored(none()), 1.0);
         assert_eq!((weights.dims(), ids.dims()), ([0, 3], [0, 3]), "{name}");
         assert!(values(weights).is_empty() && integer_values(ids).is_empty());
     }
@@ -329,35 +330,35 @@ fn no_tokens_give_no_rows() {
 #[test]
 #[should_panic(expected = "topk_select: k must be in 1..=4 (the number of columns), got 0")]
 fn topk_select_refuses_a_k_of_zero() {
-    topk_select(Tensor::zeros([1, 4], flex()), 0);
+    topk_select(Tensor::<2>::zeros([1, 4], flex()), 0);
 }
 
 #[test]
 #[should_panic(expected = "topk_select: k must be in 1..=4 (the number of columns), got 5")]
 fn topk_select_refuses_more_columns_than_there_are() {
-    topk_select(Tensor::zeros([1, 4], flex()), 5);
+    topk_select(Tensor::<2>::zeros([1, 4], flex()), 5);
 }
 
 #[test]
 #[should_panic(expected = "activation_topk: k must be in 1..=4 (the number of experts), got 5")]
 fn activation_topk_refuses_more_experts_than_there_are() {
-    activation_topk(Tensor::zeros([1, 4], flex()), None, 5, 1.0);
+    activation_topk(Tensor::zeros([1, 4], flex()), None, None, 5, 1.0);
 }
 
 #[test]
-#[should_panic(expected = "activation_topk: bias must have one entry per expert")]
+#[should_panic(expected = "activation_topk: bias has 3 entries for 4 experts")]
 fn activation_topk_refuses_a_bias_of_another_length() {
     let bias = Tensor::zeros([3], flex());
-    activation_topk(Tensor::zeros([1, 4], flex()), Some(bias), 2, 1.0);
+    activation_topk(Tensor::zeros([1, 4], flex()), Some(bias), None, 2, 1.0);
 }
 
 #[test]
-#[should_panic(expected = "hash_route: token_ids and logits must have the same number of tokens")]
+#[should_panic(expected = "hash_route: 2 token ids, but logits of 1 tokens")]
 fn hash_route_refuses_another_number_of_tokens() {
     hash_route(
         integers(&[0, 0], [2], flex()),
         integers(&[0], [1, 1], flex()),
-        Tensor::zeros([1, 4], flex()),
+        HashWeights::Scored(Tensor::zeros([1, 4], flex())),
         1.0,
     );
 }

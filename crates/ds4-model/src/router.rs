@@ -122,20 +122,32 @@ pub struct Routing {
 impl Router {
     /// Routes the tokens `x` (`[tokens, d_model]`), whose ids are `token_ids` (`[tokens]`).
     ///
-    /// A score router does not look at the ids; a hash router needs each to be a row of its table.
+    /// A score router does not look at the ids. A hash router takes a negative id for padding (expert ids -1, weights 0).
     pub fn forward(&self, x: Tensor<2>, token_ids: Tensor<1, Int>, trace: &Trace) -> Routing {
-        let gate = self.gate.val().cast(FloatDType::F32);
-        let logits = project(x.cast(FloatDType::F32), gate);
-        trace.record("logits", &logits);
+        let gate = self.gate.val();
+        let logits = || {
+            project(
+                x.clone().cast(FloatDType::F32),
+                gate.clone().cast(FloatDType::F32),
+            )
+        };
         let (weights, ids) = match &self.selection {
-            Selection::Score(score) => ops::activation_topk(
-                logits,
-                Some(score.bias.val()),
-                self.experts_per_token,
-                self.scale,
-            ),
+            Selection::Score(score) => {
+                trace.record_with("logits", logits);
+                ops::dense_router(
+                    x,
+                    gate,
+                    Some(score.bias.val()),
+                    None,
+                    self.experts_per_token,
+                    self.scale,
+                )
+            }
             Selection::Hash(hash) => {
-                ops::hash_route(token_ids, hash.table.val(), logits, self.scale)
+                let logits = logits();
+                trace.record("logits", &logits);
+                let weights = ops::HashWeights::Scored(logits);
+                ops::hash_route(token_ids, hash.table.val(), weights, self.scale)
             }
         };
         trace.record("weights", &weights);

@@ -57,6 +57,17 @@ impl Trace {
         }
     }
 
+    /// Records as `name` what `tensor` computes, which is not called if nothing is recorded.
+    pub fn record_with<const D: usize, K: Basic>(
+        &self,
+        name: &str,
+        tensor: impl FnOnce() -> Tensor<D, K>,
+    ) {
+        if self.records.is_some() {
+            self.record(name, &tensor());
+        }
+    }
+
     /// Takes everything recorded so far, by full name.
     pub fn take(&self) -> BTreeMap<String, TensorData> {
         match &self.records {

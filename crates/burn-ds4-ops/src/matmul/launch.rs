@@ -29,3 +29,37 @@ pub(super) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
     .expect("the kernel without tensor cores takes any shape");
     output
 }
+
+/// Multiplies f16 or bf16 matrices of one dtype, on tensor cores where there are any, and keeps the f32 sums as they are.
+pub(crate) fn half_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
+    let (dtype, f32) = (
+        dtype_to_storage_type(lhs.dtype),
+        dtype_to_storage_type(DType::F32),
+    );
+    let output = init_matmul_output(&lhs, &rhs, DType::F32);
+    let client = output.client.clone();
+    // Fastest first. What a device or a shape rules out is refused before anything is launched.
+    let strategies = [
+        Strategy::MultiLevel(multi_level::Strategy::SpecializedTmaMma(Default::default())),
+        Strategy::MultiLevel(multi_level::Strategy::DoubleCyclicMma(Default::default())),
+        Strategy::Auto,
+    ];
+    let launched = strategies.iter().any(|strategy| {
+        let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
+            lhs: dtype,
+            rhs: dtype,
+            out: f32,
+        });
+        launch_ref(
+            strategy,
+            &client,
+            InputBinding::new(lhs.clone().binding(), dtype),
+            InputBinding::new(rhs.clone().binding(), dtype),
+            output.clone().binding(),
+            &mut dtypes,
+        )
+        .is_ok()
+    });
+    assert!(launched, "matmul: no kernel for this device");
+    output
+}

@@ -5,12 +5,12 @@
 
 mod backend;
 #[cfg(feature = "cube")]
-mod launch;
+pub(crate) mod launch;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use backend::MatmulOps;
+pub(crate) use backend::MatmulOps;
 
 /// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and summed in f32 on every device.
 ///

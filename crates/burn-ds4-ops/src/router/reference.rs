@@ -1,105 +1,196 @@
-use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor};
+//! The router in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
+
+use crate::matmul::MatmulOps;
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
+use burn::tensor::{BoolDType, DType, FloatDType, IndexingUpdateOp, IntDType, Shape};
 
 /// Added to the sum of the chosen activations, which may underflow to zero.
-const DENOMINATOR_EPSILON: f64 = 1e-20;
+pub(super) const DENOMINATOR_EPSILON: f64 = 1e-20;
 
 /// `log1p(t) / s` as a polynomial in `s²`, highest power first; relative error 1.7e-7 for `t` in 0..=1 (minimax, by Remez).
 const LOG1P: [f64; 4] = [0.342_260_51, 0.395_894_61, 0.666_760_03, 1.999_999_67];
 /// Below, `sqrt(softplus(x))` is `exp(x / 2)` to f32 precision.
 const TAIL: f64 = -20.0;
 
-pub(super) fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
+fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
+    get_or_init_device_settings::<B>(device).bool_dtype
+}
+
+pub(super) fn sqrt_softplus<B: Backend>(logits: FloatTensor<B>) -> FloatTensor<B> {
     // CubeCL devices panic on some operations without elements.
     if logits.shape().num_elements() == 0 {
         return logits;
     }
     // softplus(x) = max(x, 0) + log1p(t) with t = exp(-|x|). Backends compute log1p as ln(1 + t), which has no correct digit
     // left for small t, so take log1p(t) = 2·atanh(s) with s = t / (2 + t), whose quotient by s is a short polynomial in s².
-    let t = logits.clone().abs().neg().exp();
-    let s = t.clone() / (t + 2.0);
-    let square = s.clone().square();
+    let t = B::float_exp(B::float_neg(B::float_abs(logits.clone())));
+    let s = B::float_div(t.clone(), B::float_add_scalar(t, 2.0.into()));
+    let square = B::float_mul(s.clone(), s.clone());
     let [c3, c2, c1, c0] = LOG1P;
-    let quotient = square.clone() * c3 + c2;
-    let quotient = quotient * square.clone() + c1;
-    let quotient = quotient * square + c0;
-    let root = (logits.clone().clamp_min(0.0) + s * quotient).sqrt();
+    let quotient = B::float_add_scalar(B::float_mul_scalar(square.clone(), c3.into()), c2.into());
+    let quotient = B::float_add_scalar(B::float_mul(quotient, square.clone()), c1.into());
+    let quotient = B::float_add_scalar(B::float_mul(quotient, square), c0.into());
+    let positive = B::float_clamp_min(logits.clone(), 0.0.into());
+    let root = B::float_sqrt(B::float_add(positive, B::float_mul(s, quotient)));
     // Here the square root halves the exponent of a t that would underflow.
-    let tail = logits.clone().lower_elem(TAIL);
-    root.mask_where(tail, (logits * 0.5).exp())
+    let tail = B::float_lower_elem(
+        logits.clone(),
+        TAIL.into(),
+        bool_dtype::<B>(&logits.device()),
+    );
+    let halved = B::float_exp(B::float_mul_scalar(logits, 0.5.into()));
+    B::float_mask_where(root, tail, halved)
 }
 
-pub(super) fn topk_select(scores: Tensor<2>, k: usize) -> (Tensor<2>, Tensor<2, Int>) {
-    if scores.dims()[0] == 0 {
-        return no_rows(&scores, k);
+pub(super) fn topk_select<B: Backend>(
+    scores: FloatTensor<B>,
+    k: usize,
+) -> (FloatTensor<B>, IntTensor<B>) {
+    if scores.shape()[0] == 0 {
+        return no_rows::<B>(&scores.device(), k, scores.dtype());
     }
-    let ids = select_ids(scores.clone(), k);
-    (scores.gather(1, ids.clone()), ids)
+    let ids = select_ids::<B>(scores.clone(), k);
+    (B::float_gather(1, scores, ids.clone()), ids)
 }
 
-fn no_rows(like: &Tensor<2>, k: usize) -> (Tensor<2>, Tensor<2, Int>) {
-    let device = like.device();
+pub(super) fn no_rows<B: Backend>(
+    device: &B::Device,
+    k: usize,
+    dtype: DType,
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let shape = Shape::new([0, k]);
     (
-        Tensor::zeros([0, k], (&device, like.dtype())),
-        Tensor::zeros([0, k], &device),
+        B::float_zeros(shape.clone(), device, dtype.into()),
+        B::int_zeros(shape, device, IntDType::I32),
     )
 }
 
-fn select_ids(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
-    let [rows, _] = scores.dims();
-    let device = scores.device();
+fn select_ids<B: Backend>(scores: FloatTensor<B>, k: usize) -> IntTensor<B> {
+    let (device, dtype) = (scores.device(), FloatDType::from(scores.dtype()));
+    let rows = scores.shape()[0];
     // A taken column drops to -inf; all others stay above it, so that it cannot be taken twice.
-    let lowest = FloatDType::from(scores.dtype()).finfo().min;
-    let nan = scores.clone().is_nan();
-    let mut remaining = scores.mask_fill(nan, lowest).clamp_min(lowest);
-    let taken = Tensor::full([rows, 1], f32::NEG_INFINITY, (&device, remaining.dtype()));
+    let lowest = dtype.finfo().min;
+    let nan = B::float_is_nan(scores.clone(), bool_dtype::<B>(&device));
+    let mut remaining = B::float_clamp_min(
+        B::float_mask_fill(scores, nan, lowest.into()),
+        lowest.into(),
+    );
+    let taken = B::float_full(
+        Shape::new([rows, 1]),
+        f32::NEG_INFINITY.into(),
+        &device,
+        dtype,
+    );
     let mut ids = Vec::with_capacity(k);
     for rank in 0..k {
-        let id = remaining.clone().argmax(1);
+        let id = B::float_argmax(remaining.clone(), 1, IntDType::I32);
         if rank + 1 < k {
-            remaining = remaining.scatter(1, id.clone(), taken.clone(), IndexingUpdateOp::Assign);
+            remaining = B::float_scatter(
+                1,
+                remaining,
+                id.clone(),
+                taken.clone(),
+                IndexingUpdateOp::Assign,
+            );
         }
         ids.push(id);
     }
-    Tensor::cat(ids, 1)
+    B::int_cat(ids, 1)
 }
 
-pub(super) fn activation_topk(
-    logits: Tensor<2>,
-    bias: Option<Tensor<1>>,
+pub(super) fn activation_topk<B: Backend>(
+    logits: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    padding: Option<BoolTensor<B>>,
     k: usize,
     scale: f64,
-) -> (Tensor<2>, Tensor<2, Int>) {
-    if logits.dims()[0] == 0 {
-        return no_rows(&logits, k);
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let shape = logits.shape();
+    if shape[0] == 0 {
+        return no_rows::<B>(&logits.device(), k, DType::F32);
     }
-    let scores = sqrt_softplus(logits);
+    let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));
     let selection = match bias {
-        Some(bias) => scores.clone() + bias.unsqueeze(),
+        Some(bias) => {
+            let bias = B::float_reshape(bias, Shape::new([1, shape[1]]));
+            B::float_add(scores.clone(), B::float_expand(bias, shape))
+        }
         None => scores.clone(),
     };
-    let ids = select_ids(selection, k);
-    (weights(scores, ids.clone(), scale), ids)
-}
-
-pub(super) fn hash_route(
-    token_ids: Tensor<1, Int>,
-    table: Tensor<2, Int>,
-    logits: Tensor<2>,
-    scale: f64,
-) -> (Tensor<2>, Tensor<2, Int>) {
-    if logits.dims()[0] == 0 {
-        return no_rows(&logits, table.dims()[1]);
+    let ids = select_ids::<B>(selection, k);
+    let weights = weights::<B>(scores, ids.clone(), scale);
+    match padding {
+        Some(padding) => blank::<B>(weights, ids, padding),
+        None => (weights, ids),
     }
-    let [vocabulary, _] = table.dims();
-    let [_, experts] = logits.dims();
-    let ids = table
-        .select(0, token_ids.clamp(0, vocabulary as i64 - 1))
-        .clamp(0, experts as i64 - 1);
-    (weights(sqrt_softplus(logits), ids.clone(), scale), ids)
 }
 
-fn weights(scores: Tensor<2>, ids: Tensor<2, Int>, scale: f64) -> Tensor<2> {
-    let chosen = scores.gather(1, ids);
-    let sum = chosen.clone().sum_dim(1) + DENOMINATOR_EPSILON;
-    chosen / sum * scale
+/// `x · gateᵀ` in f32.
+pub(super) fn logits<B: MatmulOps>(x: FloatTensor<B>, gate: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = Shape::new([x.shape()[0], gate.shape()[0]]);
+    if shape[0] == 0 {
+        return B::float_zeros(shape, &x.device(), FloatDType::F32);
+    }
+    B::precise_matmul(
+        B::float_cast(x, FloatDType::F32),
+        B::float_transpose(B::float_cast(gate, FloatDType::F32)),
+    )
+}
+
+pub(super) fn hash_route<B: Backend>(
+    token_ids: IntTensor<B>,
+    table: IntTensor<B>,
+    logits: Option<FloatTensor<B>>,
+    experts: usize,
+    scale: f64,
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let device = token_ids.device();
+    let [rows, vocabulary, k] = [token_ids.shape()[0], table.shape()[0], table.shape()[1]];
+    if rows == 0 {
+        return no_rows::<B>(&device, k, DType::F32);
+    }
+    let padding = B::int_lower_elem(token_ids.clone(), 0.into(), bool_dtype::<B>(&device));
+    let known = B::int_clamp(token_ids, 0.into(), (vocabulary as i64 - 1).into());
+    let ids = B::int_select(table, 0, known);
+    let ids = B::int_clamp(ids, 0.into(), (experts as i64 - 1).into());
+    let ids = B::int_cast(ids, IntDType::I32);
+    let weights = match logits {
+        Some(logits) => {
+            let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));
+            weights::<B>(scores, ids.clone(), scale)
+        }
+        None => B::float_full(
+            Shape::new([rows, k]),
+            (scale / k as f64).into(),
+            &device,
+            FloatDType::F32,
+        ),
+    };
+    blank::<B>(weights, ids, padding)
+}
+
+fn weights<B: Backend>(scores: FloatTensor<B>, ids: IntTensor<B>, scale: f64) -> FloatTensor<B> {
+    let chosen = B::float_gather(1, scores, ids);
+    let sum = B::float_add_scalar(
+        B::float_sum_dim(chosen.clone(), 1),
+        DENOMINATOR_EPSILON.into(),
+    );
+    let sum = B::float_expand(sum, chosen.shape());
+    B::float_mul_scalar(B::float_div(chosen, sum), scale.into())
+}
+
+/// Weight 0 and id -1 in the rows marked as padding.
+fn blank<B: Backend>(
+    weights: FloatTensor<B>,
+    ids: IntTensor<B>,
+    padding: BoolTensor<B>,
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let shape = ids.shape();
+    let padding = B::bool_reshape(padding, Shape::new([shape[0], 1]));
+    let padding = B::bool_expand(padding, shape);
+    (
+        B::float_mask_fill(weights, padding.clone(), 0.0.into()),
+        B::int_mask_fill(ids, padding, (-1).into()),
+    )
 }

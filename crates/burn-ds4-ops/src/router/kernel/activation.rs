@@ -1,0 +1,78 @@
+use cubecl::prelude::*;
+
+use crate::intrinsics::{Target, exp, sqrt};
+
+/// `log1p(t) / t` for `t` in 0..=1 as a polynomial, highest power first; relative error 3e-8 (minimax, by Remez).
+const LOG1P: &[f32] = &[
+    0.005_232_69,
+    -0.029_505_22,
+    0.078_225_92,
+    -0.136_632_43,
+    0.191_060_05,
+    -0.248_429_82,
+    0.333_190_97,
+    -0.499_994_93,
+    0.999_999_97,
+];
+
+/// The same to a relative error of 2e-7.
+const SHORT_LOG1P: &[f32] = &[
+    -0.008_539_198,
+    0.044_089_59,
+    -0.107_681_65,
+    0.177_452_37,
+    -0.244_954_61,
+    0.332_754_8,
+    -0.499_974_05,
+    0.999_999_8,
+];
+
+/// Added to the sum of the chosen activations, which may underflow to zero.
+pub(super) const EPSILON: f32 = 1e-20;
+
+#[cube]
+// Compile-time values are taken by index.
+#[allow(clippy::needless_range_loop)]
+fn polynomial(t: f32, #[comptime] coefficients: &[f32]) -> f32 {
+    let mut sum = coefficients[0].runtime();
+    #[unroll]
+    for i in 1..comptime!(coefficients.len()) {
+        sum = fma(sum, t, comptime!(coefficients[i]));
+    }
+    sum
+}
+
+/// `sqrt(softplus(x))` without a logarithm, and without a case for very negative `x`.
+///
+/// With `u = exp(-|x| / 2)` and `P(t) = log1p(t) / t`, softplus is `x + u² P(u²)` for positive `x` and `u² P(u²)` for the others,
+/// whose root is `u sqrt(P(u²))`: it underflows with `u`, not with `u²`.
+#[cube]
+pub(super) fn sqrt_softplus(x: f32, #[comptime] target: Target) -> f32 {
+    let u = exp(x.abs() * -0.5f32, target);
+    let t = u * u;
+    let p = polynomial(t, LOG1P);
+    let positive = x > 0.0f32;
+    let root = sqrt(select(positive, fma(t, p, x), p), target);
+    select(positive, root, root * u)
+}
+
+/// `sqrt(softplus(x)) + bias`, for the choice only: it takes a row longer than all the rest, and what underflows below 1e-19 makes
+/// no difference next to a bias.
+#[cube]
+pub(super) fn biased_score(x: f32, bias: f32, #[comptime] target: Target) -> f32 {
+    let t = exp(-x.abs(), target);
+    let p = polynomial(t, SHORT_LOG1P);
+    sqrt(fma(t, p, max(x, 0.0f32)), target) + bias
+}
+
+/// The element `index` of `vector`, where an index past its size wraps around.
+#[cube]
+pub(super) fn element<N: Size>(vector: Vector<f32, N>, index: u32) -> f32 {
+    let size = N::value() as u32;
+    let mut value = vector.extract(0usize);
+    #[unroll]
+    for i in 1..N::value() {
+        value = select(index % size == i as u32, vector.extract(i), value);
+    }
+    value
+}

@@ -1,0 +1,111 @@
+use cubecl::prelude::*;
+
+use super::activation::{EPSILON, element, sqrt_softplus};
+use crate::intrinsics::{Target, group_sum, reciprocal};
+
+/// How [`hash_kernel`] is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct HashBlueprint {
+    /// Entries in a row of the table.
+    pub k: u32,
+    /// Lanes to a token: the power of two that holds `k`.
+    pub lanes: u32,
+    /// Where not 0, a token has a cube of one plane, each lane of which brings so many vectors of its logits into shared memory
+    /// while the ids are being looked up.
+    pub staged: u32,
+    /// Lanes of a plane.
+    pub plane: u32,
+    /// What the instructions are that the kernel may use.
+    pub target: Target,
+}
+
+/// Looks the experts of each token up and weights them.
+///
+/// - `table`: rows `table_stride` apart
+/// - `logits`: rows of `row_vectors` vectors, or nothing for equal weights
+/// - `weights`, `ids`: `[tokens, k]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
+    token_ids: &[T],
+    table: &[I],
+    logits: ComptimeOption<&[Vector<F, N>]>,
+    weights: &mut [f32],
+    ids: &mut [i32],
+    tokens: u32,
+    vocabulary: u32,
+    experts: u32,
+    table_stride: usize,
+    row_vectors: usize,
+    scale: f32,
+    #[comptime] blueprint: HashBlueprint,
+    #[define(T, I, F)] _dtypes: [ElemType; 3],
+) {
+    let lane = UNIT_POS_X % blueprint.lanes;
+    let mut per_plane = CUBE_DIM_X / blueprint.lanes;
+    if comptime!(blueprint.staged > 0) {
+        per_plane = 1u32;
+    }
+    let group = UNIT_POS_X / blueprint.lanes;
+    let token = (CUBE_POS as u32 * CUBE_DIM_Y + UNIT_POS_Y) * per_plane + group % per_plane;
+    let writes = token < tokens && group < per_plane && lane < blueprint.k;
+    // Idle lanes repeat others' work, so that all take part in the sum.
+    let token = select(token < tokens, token, tokens - 1);
+    let slot = select(lane < blueprint.k, lane, 0u32);
+
+    let raw = token_ids[token as usize];
+    // A token's logits do not depend on its expert ids, so they travel while the ids are looked up.
+    let row = token as usize * row_vectors;
+    let vectors = experts / N::value() as u32;
+    let mut staged = Array::<Vector<f32, N>>::new(comptime!(blueprint.staged as usize));
+    #[comptime]
+    if let ComptimeOption::Some(logits) = logits {
+        #[unroll]
+        for i in 0..blueprint.staged {
+            let vector = i * CUBE_DIM_X + UNIT_POS_X;
+            let vector = select(vector < vectors, vector, 0u32);
+            staged[i as usize] = Vector::cast_from(logits[row + vector as usize]);
+        }
+    }
+
+    let padded = raw < T::from_int(0);
+    let last = T::cast_from(vocabulary - 1);
+    let known = select(padded, T::from_int(0), select(raw > last, last, raw));
+    let entry = table[usize::cast_from(known) * table_stride + slot as usize];
+    let last = I::cast_from(experts - 1);
+    let id = select(
+        entry < I::from_int(0),
+        I::from_int(0),
+        select(entry > last, last, entry),
+    );
+    let id = u32::cast_from(id);
+    let vector = (id / N::value() as u32) as usize;
+
+    #[comptime]
+    let weight = match logits {
+        ComptimeOption::Some(logits) => {
+            let value = if comptime!(blueprint.staged > 0) {
+                let size = comptime!((blueprint.staged * blueprint.plane) as usize);
+                let mut stage = Shared::<[Vector<f32, N>]>::new_slice(size);
+                #[unroll]
+                for i in 0..blueprint.staged {
+                    stage[(i * CUBE_DIM_X + UNIT_POS_X) as usize] = staged[i as usize];
+                }
+                sync_cube();
+                element(stage[vector], id)
+            } else {
+                element(Vector::<f32, N>::cast_from(logits[row + vector]), id)
+            };
+            let score = sqrt_softplus(value, blueprint.target);
+            let counted = select(lane < blueprint.k, score, 0.0f32);
+            let sum = group_sum(counted, blueprint.lanes, blueprint.target);
+            score * (scale * reciprocal(sum + EPSILON, blueprint.target))
+        }
+        ComptimeOption::None => scale / f32::cast_from(blueprint.k),
+    };
+    if writes {
+        let at = token as usize * blueprint.k as usize + lane as usize;
+        weights[at] = select(padded, 0.0f32, weight);
+        ids[at] = select(padded, -1i32, id as i32);
+    }
+}
