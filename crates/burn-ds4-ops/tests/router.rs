@@ -5,7 +5,9 @@ use super::common::{
     values, wide,
 };
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_ds4_ops::router::{HashWeights, activation_topk, hash_route, sqrt_softplus, topk_select};
+use burn_ds4_ops::router::{
+    HashWeights, activation_topk, dense_router, hash_route, sqrt_softplus, topk_select,
+};
 
 /// Expert counts of a toy, of nothing in particular, and of both released models.
 const EXPERTS: [usize; 4] = [8, 100, 256, 384];
@@ -260,6 +262,24 @@ fn nan_logits_are_chosen_last_and_spoil_only_their_own_row() {
     }
 }
 
+fn an_expert_that_is_masked_out_goes_before_one_that_is_nan() {
+    for (name, device) in devices() {
+        let logits = floats(&[f32::NAN, f32::NEG_INFINITY, 1.0], [1, 3], device);
+        let (weights, ids) = activation_topk(logits, None, None, 2, 1.0);
+        assert_eq!(integer_values(ids), [2, 1], "{name}");
+        assert_close(&values(weights), &[1.0, 0.0], relative(1e-6), name);
+    }
+}
+
+fn no_width_gives_equal_scores() {
+    for (name, device) in devices() {
+        let (x, gate) = (Tensor::zeros([2, 0], device), Tensor::zeros([4, 0], device));
+        let (weights, ids) = dense_router(x, gate, None, None, 2, 1.0);
+        assert_eq!(integer_values(ids), [0, 1, 0, 1], "{name}");
+        assert_close(&values(weights), &[0.5; 4], relative(1e-6), name);
+    }
+}
+
 fn hash_route_looks_the_experts_up_and_weighs_them_by_score() {
     let table = [0, 1, 2, 7, 6, 5, 3, 3, 4, 1, 0, 7];
     let tokens = [3, 0, 0, 1];
@@ -373,6 +393,8 @@ catalogue![
     the_bias_chooses_but_does_not_weigh,
     weights_stay_finite_where_the_activations_underflow,
     nan_logits_are_chosen_last_and_spoil_only_their_own_row,
+    an_expert_that_is_masked_out_goes_before_one_that_is_nan,
+    no_width_gives_equal_scores,
     hash_route_looks_the_experts_up_and_weighs_them_by_score,
     hash_route_reads_ids_out_of_range_as_the_nearest_in_range,
     an_expert_that_the_table_names_twice_counts_twice,

@@ -27,6 +27,7 @@ const MANY_ROWS: usize = 2048;
 const VERY_MANY_ROWS: usize = 8192;
 /// Columns up to which the rows of a cube of several planes fit in 24 KiB of shared memory.
 const MANY_COLUMNS: usize = 384;
+const MANY_BYTES: usize = 24 << 10;
 /// Columns of a row that fits in 16 KiB of shared memory.
 const MAX_COLUMNS: usize = 4096;
 /// Vectors that a lane reads at once at most.
@@ -119,7 +120,8 @@ fn select(
     );
     let size = vector_size(&rows);
     let plane = plane_size(&rows.client).expect("checked by can_select");
-    let (lanes, planes) = if tokens < MANY_ROWS || columns > MANY_COLUMNS {
+    let shared = rows.client.properties().hardware.max_shared_memory_size;
+    let (lanes, planes) = if tokens < MANY_ROWS || columns > MANY_COLUMNS || shared < MANY_BYTES {
         (plane, 1)
     } else if tokens < VERY_MANY_ROWS {
         (plane / 2, PLANES)
@@ -337,8 +339,10 @@ const FINISHED_TOKENS: usize = 8;
 /// Tokens up to which it is two launches, with tensor cores and without. Beyond, the matrix product reads `x` and the gate less
 /// often.
 const FUSED_TOKENS: (usize, usize) = (2048, 512);
-/// Width of a token up to which there are no more stretches than a launch may have.
-const MAX_MODEL: usize = 1 << 20;
+/// Width of a token up to which the partial sums are few enough to be added in one go.
+const MAX_MODEL: usize = 1 << 14;
+/// Shared memory of the cube that chooses for several tokens, at most.
+const FINISHED_BYTES: usize = 48 << 10;
 /// Experts up to which a cube can choose for as many tokens at once as it has planes: 32 KiB of shared memory.
 const FINISHED_EXPERTS: usize = 512;
 /// Stretches into which `d_model` is cut. More fill the device better, but are more to add up.
@@ -414,7 +418,8 @@ pub(super) fn dense_router(
     let finish = arrival::has_last_cube(&client)
         && target.sync_plane
         && tokens <= FINISHED_TOKENS
-        && experts <= FINISHED_EXPERTS;
+        && experts <= FINISHED_EXPERTS
+        && client.properties().hardware.max_shared_memory_size >= FINISHED_BYTES;
 
     let model_vectors = d_model / size;
     // A row that starts at an odd place has shorter vectors.

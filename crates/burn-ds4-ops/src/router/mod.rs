@@ -4,7 +4,7 @@
 //! divided by their sum and multiplied by the routed scaling factor. They differ in how the ids are found.
 //!
 //! [`dense_router`] is the whole score router, [`activation_topk`] its second half. On CubeCL devices each operator is one
-//! kernel; for many tokens [`dense_router`] is a matrix product and a kernel.
+//! kernel; [`dense_router`] is two from 9 tokens on, and for thousands a matrix product and a kernel.
 //!
 //! # Padding
 //!
@@ -84,7 +84,8 @@ pub fn topk_select<const D: usize>(scores: Tensor<D>, k: usize) -> (Tensor<D>, T
 /// - output: weights `[tokens, k]`, f32, that sum to `scale`, and ids `[tokens, k]`, i32, in the order of [`topk_select`] of the
 ///   biased activations
 ///
-/// Any number of experts and any `k` work; on CubeCL devices there is a kernel for `k` up to 32.
+/// Any number of experts and any `k` work; on CubeCL devices there is a kernel for `k` up to 32. Without a bias it chooses by the
+/// logits themselves, whose order is that of their activations, rounding aside.
 ///
 /// # Special values
 ///

@@ -5,6 +5,9 @@ use crate::intrinsics::{
     Target, group_ballot, group_max, group_sum, not_nan, reciprocal, sync_group,
 };
 
+/// Logits below make no difference to each other, but all rank above NaN, which takes the place of the lowest f32.
+const LOWEST_LOGIT: f32 = -1e38;
+
 /// How [`select_kernel`] is compiled.
 ///
 /// A group of `lanes` neighbouring lanes shares a row. Each lane goes through its part of the row once, leaves the scores in shared
@@ -220,7 +223,13 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
                 biased_score(value, bias.extract(j), blueprint.target)
             } else {
                 // Without a bias the activations are in the order of the logits. Zeros of either sign are equal.
-                select(value == 0.0f32, 0.0f32, value)
+                let value = select(value == 0.0f32, 0.0f32, value);
+                if comptime!(blueprint.scored) {
+                    // The activation of -inf is a number, which that of NaN is not.
+                    select(value < LOWEST_LOGIT, LOWEST_LOGIT, value)
+                } else {
+                    value
+                }
             };
             let mut score = not_nan(score, f32::MIN, blueprint.target);
             if comptime!(!blueprint.even) {
