@@ -45,11 +45,15 @@ pub fn load_options(device: DeviceSpec, dtype: Dtype, mtp: bool) -> LoadOptions 
     }
 }
 
-/// A file or directory of the repository's `assets`, where the example was built or under the current directory.
+/// A file or directory of the repository's `assets`: of the checkout that cargo runs the example in, of the one it was built in, or
+/// under the current directory.
 pub fn asset(name: &str) -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
-    let root = built.filter(|root| root.join("assets").is_dir());
-    root.unwrap_or(Path::new("")).join("assets").join(name)
+    let running = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let crates = running.into_iter().chain([built]);
+    let mut roots = crates.filter_map(|path| path.ancestors().nth(2).map(Path::to_path_buf));
+    let root = roots.find(|root| root.join("assets").is_dir());
+    root.unwrap_or_default().join("assets").join(name)
 }
 
 /// The checkpoint that comes with the repository.

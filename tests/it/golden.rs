@@ -1,18 +1,14 @@
 //! Golden files: tensors that independent implementations of the model computed.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use safetensors::{Dtype, SafeTensors};
 
-/// The repository's root: where the tests were built or, for a test binary that was copied to another machine, the current directory.
+/// The repository's root: as cargo tells or, for a test binary that was copied to another machine, the current directory.
 pub fn root() -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    if built.join("assets").is_dir() {
-        built
-    } else {
-        PathBuf::from(".")
-    }
+    let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    crate_root.map_or_else(|| PathBuf::from("."), |root| root.join("../.."))
 }
 
 /// One golden tensor; integers are exact in `f64`.

@@ -15,6 +15,8 @@ pub mod model;
 pub mod moe;
 pub mod mtp;
 pub mod norm;
+#[cfg(test)]
+mod repository;
 pub mod rope;
 pub mod router;
 pub mod trace;

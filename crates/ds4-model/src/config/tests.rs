@@ -1,8 +1,7 @@
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
 
 use super::{AttentionKind, ConfigErrorKind, ModelConfig, YarnConfig};
+use crate::repository::path;
 
 const WINDOW: AttentionKind = AttentionKind::Window;
 
@@ -12,12 +11,6 @@ fn sparse(ratio: usize) -> AttentionKind {
 
 fn heavy(ratio: usize) -> AttentionKind {
     AttentionKind::HeavilyCompressed { ratio }
-}
-
-fn path(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(relative)
 }
 
 fn released() -> Value {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::repository;
 use proptest::prelude::*;
 
 const CONTROL: [&str; 7] = [
@@ -12,7 +13,7 @@ const CONTROL: [&str; 7] = [
 ];
 
 fn assets() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/ds4-tiny")
+    repository::path("assets/ds4-tiny")
 }
 
 fn tiny() -> TextTokenizer {
@@ -20,8 +21,7 @@ fn tiny() -> TextTokenizer {
 }
 
 fn golden() -> serde_json::Value {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/ds4-tiny/golden.json");
+    let path = repository::path("tests/fixtures/ds4-tiny/golden.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 

@@ -164,7 +164,7 @@ pub(super) fn load_model(checkpoint: &Checkpoint) -> BTreeMap<String, Weight> {
 
 #[test]
 fn the_trained_checkpoint_loads_in_the_released_formats() {
-    let checkpoint = Checkpoint::open(&repository("assets/ds4-tiny")).unwrap();
+    let checkpoint = Checkpoint::open(&repository::path("assets/ds4-tiny")).unwrap();
     let weights = load_model(&checkpoint);
     for layer in ["layers.0", "layers.5", "mtp.0"] {
         for (leaf, shape) in [("gate_up", [32, 128, 256]), ("down", [32, 256, 64])] {
@@ -191,7 +191,7 @@ fn the_trained_checkpoint_loads_in_the_released_formats() {
 
 #[test]
 fn the_random_model_loads_in_f32() {
-    let checkpoint = Checkpoint::open(&repository("tests/fixtures/layer-goldens")).unwrap();
+    let checkpoint = Checkpoint::open(&repository::path("tests/fixtures/layer-goldens")).unwrap();
     let weights = load_model(&checkpoint);
     let Weight::Experts(experts) = &weights["layers.3.ffn.experts.gate_up"] else {
         panic!("no experts");
@@ -205,7 +205,7 @@ fn the_random_model_loads_in_f32() {
 
 #[test]
 fn stacked_experts_hold_the_bytes_of_the_file() {
-    let checkpoint = Checkpoint::open(&repository("assets/ds4-tiny")).unwrap();
+    let checkpoint = Checkpoint::open(&repository::path("assets/ds4-tiny")).unwrap();
     let weights = load_model(&checkpoint);
     let Weight::Experts(HostExperts::Fp4 { words, scales, .. }) =
         &weights["layers.2.ffn.experts.gate_up"]

@@ -6,11 +6,10 @@ mod progress;
 mod report;
 mod sharded;
 
-use std::path::{Path, PathBuf};
-
 use tempfile::TempDir;
 
 use super::Checkpoint;
+use crate::repository;
 
 /// One tensor of a file made by hand.
 #[derive(Clone, Debug)]
@@ -63,16 +62,10 @@ fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-fn repository(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(relative)
-}
-
 /// A directory with a valid `config.json` and nothing else.
 fn empty_checkpoint() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let config = repository("assets/ds4-tiny/config.json");
+    let config = repository::path("assets/ds4-tiny/config.json");
     std::fs::copy(config, dir.path().join("config.json")).unwrap();
     dir
 }

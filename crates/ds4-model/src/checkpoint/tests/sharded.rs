@@ -28,7 +28,7 @@ fn one(name: &str) -> Stored {
 
 #[test]
 fn three_shards_give_the_weights_of_the_single_file() {
-    let single = Checkpoint::open(&repository("assets/ds4-tiny")).unwrap();
+    let single = Checkpoint::open(&repository::path("assets/ds4-tiny")).unwrap();
     let mut shards: [Vec<Stored>; 3] = Default::default();
     let mut entries: Vec<(String, String)> = Vec::new();
     for (i, tensor) in single.tensors().enumerate() {

@@ -1,12 +1,10 @@
-use std::path::Path;
-
 use super::*;
+use crate::repository;
 
 const WEATHER: &str = r#"{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "b": 1, "a": 2}}}"#;
 
 fn tiny() -> TextTokenizer {
-    TextTokenizer::from_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/ds4-tiny"))
-        .unwrap()
+    TextTokenizer::from_dir(repository::path("assets/ds4-tiny")).unwrap()
 }
 
 fn thinking() -> ChatOptions {
