@@ -126,11 +126,10 @@ fn ordered(bits: i32) -> i32 {
     bits ^ ((bits >> 31) & 0x7fff_ffffi32)
 }
 
-/// Which lanes of the group of `lanes` neighbouring lanes have `holds`, the first in the lowest bit. All lanes of the plane must be
-/// here.
+/// Which lanes of the plane, of no more than 32, have `holds`, the first in the lowest bit. All lanes of the plane must be here.
 #[cube]
-pub(crate) fn group_ballot(holds: bool, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
-    let all = if target.ptx {
+pub(crate) fn ballot(holds: bool, #[comptime] target: Target) -> u32 {
+    if target.ptx {
         let y: u32;
         let x = select(holds, 1u32, 0u32);
         gpu_asm!(
@@ -140,12 +139,71 @@ pub(crate) fn group_ballot(holds: bool, #[comptime] lanes: u32, #[comptime] targ
         y
     } else {
         plane_ballot(holds).extract(0usize)
-    };
+    }
+}
+
+/// [`ballot`] of the group of `lanes` neighbouring lanes, in a cube whose first dimension is a plane.
+#[cube]
+pub(crate) fn group_ballot(holds: bool, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
+    let all = ballot(holds, target);
     if comptime!(lanes == 32) {
         all
     } else {
         let first = UNIT_POS_X / lanes * lanes;
         (all >> first) & comptime!((1u32 << (lanes % 32)) - 1)
+    }
+}
+
+/// Sum over the lanes up to this one. All lanes of the plane must be here.
+#[cube]
+pub(crate) fn plane_running_sum(x: u32, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
+    if target.ptx {
+        let mut sum = x;
+        #[unroll]
+        for step in 0..comptime!(lanes.ilog2()) {
+            let distance = comptime!(1u32 << step);
+            let y: u32;
+            let x = i32::reinterpret(sum);
+            gpu_asm!(
+                "{{ .reg .pred p; .reg .b32 t; shfl.sync.up.b32 t|p, {x}, {distance}, 0, -1; ",
+                "selp.b32 t, t, 0, p; add.u32 {y}, t, {x}; }}",
+                y = out(_) y, x = in(_) x, options(nomem)
+            );
+            sum = y;
+        }
+        sum
+    } else {
+        plane_inclusive_sum(x)
+    }
+}
+
+/// Sum over the plane, in all lanes. All lanes of the plane must be here.
+#[cube]
+pub(crate) fn sum_of_plane(x: u32, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
+    if comptime!(target.ptx && lanes == 32) {
+        let y: u32;
+        let x = i32::reinterpret(x);
+        gpu_asm!("redux.sync.add.u32 {y}, {x}, -1;", y = out(_) y, x = in(_) x, options(nomem));
+        y
+    } else {
+        plane_sum(x)
+    }
+}
+
+/// The value that lane `from` has. All lanes of the plane must be here, with the same `from`.
+#[cube]
+pub(crate) fn plane_value(x: u32, from: u32, #[comptime] target: Target) -> u32 {
+    if target.ptx {
+        let y: u32;
+        let x = i32::reinterpret(x);
+        let lane = i32::reinterpret(from);
+        gpu_asm!(
+            "shfl.sync.idx.b32 {y}, {x}, {lane}, 31, -1;",
+            y = out(_) y, x = in(_) x, lane = in(_) lane, options(nomem)
+        );
+        y
+    } else {
+        plane_shuffle(x, from)
     }
 }
 
@@ -184,6 +242,86 @@ pub(crate) fn arrives_last(
         sync_storage();
     }
     *order == cubes - 1
+}
+
+/// Whether it is NaN. A comparison of floats may take it for granted that there is none.
+#[cube]
+pub(crate) fn has_nan_bits(x: f32) -> bool {
+    u32::reinterpret(x) & 0x7fff_ffffu32 > 0x7f80_0000u32
+}
+
+/// `bits` shifted up by one, and in the lowest bit whether `x` is below `low`, which is not `0.0`, or above `high`, which is not
+/// `-0.0`. It may be found to be neither though it is, but never the other way round; NaN is neither.
+#[cube]
+pub(crate) fn push_outside(
+    bits: u32,
+    x: f32,
+    low: f32,
+    high: f32,
+    #[comptime] target: Target,
+) -> u32 {
+    if target.ptx {
+        let y: u32;
+        // The signs of two differences, which do not keep the pipe busy that everything else is done in.
+        let below = i32::reinterpret(x - low);
+        let above = i32::reinterpret(high - x);
+        let outside = below | above;
+        let bits = i32::reinterpret(bits);
+        gpu_asm!(
+            "shf.l.wrap.b32 {y}, {outside}, {bits}, 1;",
+            y = out(_) y, outside = in(_) outside, bits = in(_) bits, options(pure, nomem)
+        );
+        y
+    } else {
+        let outside = (x < low || x > high) && !has_nan_bits(x);
+        (bits << 1) | select(outside, 1u32, 0u32)
+    }
+}
+
+/// `bits` shifted up by one, and in the lowest bit whether `x` is below `low`, which is not `0.0`. Very small numbers may be found not
+/// to be though they are, but never the other way round; NaN is not.
+#[cube]
+pub(crate) fn push_below(bits: u32, x: f32, low: f32, #[comptime] target: Target) -> u32 {
+    if target.ptx {
+        let y: u32;
+        let below = i32::reinterpret(x - low);
+        let bits = i32::reinterpret(bits);
+        gpu_asm!(
+            "shf.l.wrap.b32 {y}, {below}, {bits}, 1;",
+            y = out(_) y, below = in(_) below, bits = in(_) bits, options(pure, nomem)
+        );
+        y
+    } else {
+        (bits << 1) | select(x < low && !has_nan_bits(x), 1u32, 0u32)
+    }
+}
+
+/// Two floats, cut to half precision, as integers in their order: the first in the lower half. Zeros of either sign and whatever is
+/// cut to them are equal; NaN is `-inf`. Needs PTX.
+#[cube]
+pub(crate) fn ordered_halves(a: f32, b: f32) -> u32 {
+    let y: u32;
+    let a = u32::reinterpret(a);
+    let b = u32::reinterpret(b);
+    gpu_asm!(
+        "{{ .reg .b32 h, s, n; .reg .f32 x, z; mov.b32 x, {a}; mov.b32 z, {b}; cvt.rz.f16x2.f32 h, z, x; ",
+        "mov.b32 n, 0; add.rn.f16x2 h, h, n; mov.b32 n, 0xFC00FC00; max.f16x2 h, h, n; ",
+        "prmt.b32 s, h, 0, 0xBB99; or.b32 s, s, 0x80008000; xor.b32 {y}, h, s; }}",
+        y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
+    );
+    y
+}
+
+/// The float of half precision bits. Needs PTX.
+#[cube]
+pub(crate) fn half_to_float(bits: u32) -> f32 {
+    let y: f32;
+    let bits = i32::reinterpret(bits);
+    gpu_asm!(
+        "{{ .reg .b16 h, g; mov.b32 {{h, g}}, {bits}; cvt.f32.f16 {y}, h; }}",
+        y = out(_) y, bits = in(_) bits, options(pure, nomem)
+    );
+    y
 }
 
 /// Product of a 16x16 and a 16x8 tile, added to `sum`, by the tensor cores: every lane of the plane has its part of each.

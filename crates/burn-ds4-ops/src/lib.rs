@@ -11,7 +11,7 @@
 //! | [`moe`] | clamped SwiGLU, routed experts |
 //! | [`quant`] | FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
 //! | [`router`] | score and hash routing, small top-k |
-//! | [`topk`] | top-k of long rows |
+//! | [`topk`] | the largest entries of long rows, each in a window of its own |
 //!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a one-line error where it is
 //! not compiled in or not present. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose the backends.
@@ -26,6 +26,7 @@ pub mod hyper_connection;
 mod intrinsics;
 pub mod matmul;
 pub mod moe;
+mod optional;
 pub mod quant;
 pub mod router;
 pub mod topk;

@@ -5,16 +5,24 @@ mod catalogue;
 
 mod attention;
 pub(crate) mod common;
+pub(crate) mod distributions;
 mod hyper_connection;
 mod matmul;
 mod moe;
 mod quant;
 mod quant_roundtrip;
+pub(crate) mod ranking;
 mod router;
 mod router_kernels;
 pub(crate) mod routing;
 mod tables;
 mod topk;
+mod topk_large;
+mod topk_layouts;
+mod topk_properties;
+mod topk_rows;
+mod topk_values;
+mod topk_windows;
 
 /// The tests of one family by name.
 type Family = &'static [(&'static str, fn())];
@@ -31,4 +39,10 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),
     ("topk", topk::CASES),
+    ("topk_large", topk_large::CASES),
+    ("topk_layouts", topk_layouts::CASES),
+    ("topk_properties", topk_properties::CASES),
+    ("topk_rows", topk_rows::CASES),
+    ("topk_values", topk_values::CASES),
+    ("topk_windows", topk_windows::CASES),
 ];

@@ -1,29 +1,10 @@
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 
 use super::reference;
 use crate::matmul::MatmulOps;
-
-/// A float tensor that an operator can do without.
-#[derive(ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum OptionalFloat<B: Backend> {
-    /// Not given.
-    None,
-    /// Given.
-    Some(FloatTensor<B>),
-}
-
-/// A mask that an operator can do without.
-#[derive(ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum OptionalBool<B: Backend> {
-    /// Not given.
-    None,
-    /// Given.
-    Some(BoolTensor<B>),
-}
+use crate::optional::{OptionalBool, OptionalFloat};
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
 #[backend_extension(
@@ -92,24 +73,6 @@ pub trait RouterOps: MatmulOps {
             k,
             scale,
         )
-    }
-}
-
-impl<B: Backend> OptionalFloat<B> {
-    fn into_option(self) -> Option<FloatTensor<B>> {
-        match self {
-            Self::None => None,
-            Self::Some(tensor) => Some(tensor),
-        }
-    }
-}
-
-impl<B: Backend> OptionalBool<B> {
-    fn into_option(self) -> Option<BoolTensor<B>> {
-        match self {
-            Self::None => None,
-            Self::Some(tensor) => Some(tensor),
-        }
     }
 }
 

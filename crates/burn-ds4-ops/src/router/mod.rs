@@ -21,7 +21,7 @@ mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, DType, Int, Tensor};
 
-use backend::{OptionalBool, OptionalFloat, RouterOps};
+use backend::RouterOps;
 
 /// `sqrt(softplus(x))`, which neither overflows for large `x` nor loses the small values of very negative `x`: where
 /// `exp(x)` underflows, `exp(x / 2)` need not.
@@ -110,8 +110,8 @@ pub fn activation_topk(
     check_selection("activation_topk", tokens, experts, &bias, &padding, k);
     let (weights, ids) = Dispatch::activation_topk(
         logits.into_dispatch(),
-        optional_float(bias),
-        optional_bool(padding),
+        bias.into(),
+        padding.into(),
         k,
         scale,
     );
@@ -157,8 +157,8 @@ pub fn dense_router(
     let (weights, ids) = Dispatch::dense_router(
         x.into_dispatch(),
         gate.into_dispatch(),
-        optional_float(bias),
-        optional_bool(padding),
+        bias.into(),
+        padding.into(),
         k,
         scale,
     );
@@ -220,7 +220,7 @@ pub fn hash_route(
     let (weights, ids) = Dispatch::hash_route(
         token_ids.into_dispatch(),
         table.into_dispatch(),
-        optional_float(logits),
+        logits.into(),
         experts,
         scale,
     );
@@ -253,19 +253,5 @@ fn check_selection(
             entries, tokens,
             "{op}: padding has {entries} entries for {tokens} tokens"
         );
-    }
-}
-
-fn optional_float<const D: usize>(tensor: Option<Tensor<D>>) -> OptionalFloat<Dispatch> {
-    match tensor {
-        Some(tensor) => OptionalFloat::Some(tensor.into_dispatch()),
-        None => OptionalFloat::None,
-    }
-}
-
-fn optional_bool(tensor: Option<Tensor<1, Bool>>) -> OptionalBool<Dispatch> {
-    match tensor {
-        Some(tensor) => OptionalBool::Some(tensor.into_dispatch()),
-        None => OptionalBool::None,
     }
 }

@@ -1,43 +1,270 @@
-//! Selection of the largest entries of long rows, for sparse attention.
+//! The `k` largest entries of long rows, each within a window of its own, for sparse attention.
+//!
+//! All of these operators choose the same entries: those that come first by (value descending, column ascending). So the lower
+//! column wins among equals, and there is one result for an input, on every device and in every run. The logits are read only.
+//!
+//! # Windows
+//!
+//! Of row `r`, the columns `start..end` take part; columns in a result are relative to `start`. Both ends are clamped to the
+//! row, and a window that ends before it starts is empty. Where a window has fewer than `k` columns, the slots that are left over
+//! hold -1, and `-inf` as a value.
+//!
+//! # Special values
+//!
+//! NaN ranks as `-inf`, which ranks below every number; zeros of either sign are equal.
+//!
+//! # Source
+//!
+//! The contract is that of vLLM's `top_k_per_row_prefill` and `top_k_per_row_decode`, which DeepSeek-V4's lightning indexer needs
+//! with a `k` of 512 and 1024; order and ties, which are arbitrary there, are fixed here.
 
+mod backend;
+#[cfg(feature = "cube")]
+mod kernel;
+#[cfg(feature = "cube")]
+mod launch;
 mod reference;
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::backend::Dispatch;
+use burn::tensor::{Bool, IndexingUpdateOp, Int, IntDType, Tensor};
 
-/// Marks the `k` largest entries of each row; among equals at the k-th value the lower column wins.
-///
-/// # Shapes and dtypes
-///
-/// - `scores`: `[rows, columns]`, f32
-/// - output: `[rows, columns]`, exactly `min(k, columns)` entries set per row, whatever the row holds
-///
-/// # Special values
-///
-/// `-inf` and NaN rank with the lowest finite value, `+inf` with the largest; zeros of either sign are equal.
-///
-/// # Panics
-///
-/// If `k` is 0.
-pub fn top_k_mask(scores: Tensor<2>, k: usize) -> Tensor<2, Bool> {
-    assert!(k > 0, "top_k_mask: k must be at least 1");
-    reference::top_k_mask(scores, k)
+use backend::TopkOps;
+
+/// Largest `k` of the operators of this family.
+pub const MAX_K: usize = 4096;
+/// Longest row.
+pub const MAX_COLUMNS: usize = 1 << 23;
+
+/// The columns of each row that take part.
+#[derive(Clone, Debug, Default)]
+// Tensors are large, and there is one of these per call.
+#[allow(clippy::large_enum_variant)]
+pub enum Windows {
+    /// All.
+    #[default]
+    All,
+    /// `starts[row]..ends[row]`.
+    Ranges {
+        /// First column of each row's window: `[rows]`, any integer.
+        starts: Tensor<1, Int>,
+        /// The column after the last: `[rows]`, any integer.
+        ends: Tensor<1, Int>,
+    },
+    /// What each of the last `next_n` tokens of a sequence sees: row `b · next_n + j` has the columns
+    /// `0..lengths[b] - next_n + j + 1`.
+    Lengths {
+        /// Length of each sequence, its last `next_n` tokens included: `[rows / next_n]`, any integer.
+        lengths: Tensor<1, Int>,
+        /// Rows per sequence.
+        next_n: usize,
+    },
 }
 
-/// The columns that [`top_k_mask`] marks, ascending.
+/// The order of a row's results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Column ascending.
+    #[default]
+    Column,
+    /// Value descending; among equals, column ascending.
+    Value,
+}
+
+/// The columns of the `k` largest entries of each row's window, ascending.
 ///
 /// # Shapes and dtypes
 ///
-/// - `scores`: `[rows, columns]`, f32, special values as in [`top_k_mask`]
-/// - output: `[rows, k]`, distinct and in `0..columns`, whatever the row holds
+/// - `logits`: `[rows, columns]`, f32 / f16 / bf16
+/// - `row_starts`, `row_ends`: `[rows]`, any integer; see [windows](self#windows)
+/// - output: `[rows, k]`, i32, relative to the row's start. A window of `k` columns or fewer gives all of them, then -1.
 ///
 /// # Panics
 ///
-/// If `k` is 0 or larger than the number of columns.
-pub fn top_k_columns(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
-    let [_, columns] = scores.dims();
+/// If `k` is not in 1..=[`MAX_K`], there are more than [`MAX_COLUMNS`] columns, or `row_starts` or `row_ends` is not of as many
+/// elements as there are rows.
+pub fn top_k_per_row(
+    logits: Tensor<2>,
+    row_starts: Tensor<1, Int>,
+    row_ends: Tensor<1, Int>,
+    k: usize,
+) -> Tensor<2, Int> {
+    let windows = Windows::Ranges {
+        starts: row_starts,
+        ends: row_ends,
+    };
+    top_k_ids(logits, windows, k)
+}
+
+/// [`top_k_per_row`] for the last tokens of sequences, each of which sees the columns up to its own.
+///
+/// # Shapes and dtypes
+///
+/// - `logits`: `[batch · next_n, columns]`, f32 / f16 / bf16
+/// - `seq_lens`: any integer, either `[batch]`, the lengths of the sequences ([`Windows::Lengths`]), or `[batch, next_n]`, the end
+///   of each row's window
+/// - output: `[batch · next_n, k]`, i32, as [`top_k_per_row`]
+///
+/// # Panics
+///
+/// As [`top_k_per_row`]; if `next_n` is 0, or the shape of `seq_lens` is another.
+pub fn top_k_per_row_decode<const D: usize>(
+    logits: Tensor<2>,
+    seq_lens: Tensor<D, Int>,
+    next_n: usize,
+    k: usize,
+) -> Tensor<2, Int> {
+    let rows = logits.dims()[0];
+    let shape = seq_lens.dims();
+    let fits = next_n > 0
+        && match shape[..] {
+            [batch] => batch.checked_mul(next_n) == Some(rows),
+            [batch, tokens] => tokens == next_n && batch.checked_mul(next_n) == Some(rows),
+            _ => false,
+        };
     assert!(
-        (1..=columns).contains(&k),
-        "top_k_columns: k must be in 1..={columns} (the number of columns), got {k}"
+        fits,
+        "top_k_per_row_decode: seq_lens has shape {shape:?}, expected [batch] or [batch, next_n] with batch · next_n = {rows} \
+         (the number of rows) and next_n = {next_n}"
     );
-    reference::top_k_columns(scores, k)
+    let lengths = seq_lens.flatten(0, D - 1);
+    // An end is the length of a sequence of one token.
+    let next_n = if D == 1 { next_n } else { 1 };
+    top_k_ids(logits, Windows::Lengths { lengths, next_n }, k)
+}
+
+/// [`top_k_per_row`] for any kind of windows.
+///
+/// # Panics
+///
+/// As [`top_k_per_row`]; if `next_n` is 0 or does not go with the numbers of lengths and rows.
+pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Tensor<2, Int> {
+    check(&logits, &windows, k);
+    let (starts, ends, next_n) = windows.into_parts();
+    let ids = Dispatch::top_k_ids(
+        logits.into_dispatch(),
+        starts.into(),
+        ends.into(),
+        next_n,
+        k,
+    );
+    Tensor::from_dispatch(ids)
+}
+
+/// The `k` largest entries of each row's window, and their columns as [`top_k_ids`].
+///
+/// # Shapes and dtypes
+///
+/// - `logits`: `[rows, columns]`, f32 / f16 / bf16
+/// - output: values `[rows, k]` as in `logits` (NaN as NaN), columns `[rows, k]`, i32, both in `order`
+///
+/// # Panics
+///
+/// As [`top_k_ids`].
+pub fn top_k(
+    logits: Tensor<2>,
+    windows: Windows,
+    k: usize,
+    order: Order,
+) -> (Tensor<2>, Tensor<2, Int>) {
+    check(&logits, &windows, k);
+    let (starts, ends, next_n) = windows.into_parts();
+    let ids = Dispatch::top_k_ids(
+        logits.clone().into_dispatch(),
+        starts.clone().into(),
+        ends.into(),
+        next_n,
+        k,
+    );
+    let sorted = order == Order::Value;
+    let (values, ids) = Dispatch::top_k_values(logits.into_dispatch(), starts.into(), ids, sorted);
+    (Tensor::from_dispatch(values), Tensor::from_dispatch(ids))
+}
+
+/// Marks the `k` largest entries of each row.
+///
+/// # Shapes and dtypes
+///
+/// - `logits`: `[rows, columns]`, f32 / f16 / bf16
+/// - output: `[rows, columns]`, exactly `min(k, columns)` entries set per row, whatever the row holds
+///
+/// # Panics
+///
+/// As [`top_k_ids`].
+pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Tensor<2, Bool> {
+    let [rows, columns] = logits.dims();
+    let ids = top_k_ids(logits, Windows::All, k);
+    let device = ids.device();
+    // CubeCL devices panic on some operations without elements.
+    if rows == 0 || columns == 0 {
+        return Tensor::<2, Int>::zeros([rows, columns], &device).equal_elem(1);
+    }
+    // The slots that are left over mark a column of their own.
+    let ones = Tensor::<2, Int>::ones([rows, k], (&device, ids.dtype()));
+    Tensor::<2, Int>::zeros([rows, columns + 1], (&device, ids.dtype()))
+        .scatter(1, ids + 1, ones, IndexingUpdateOp::Add)
+        .slice([0..rows, 1..columns + 1])
+        .greater_elem(0)
+}
+
+/// Optional starts and ends or lengths, and rows to a length.
+type Parts = (Option<Tensor<1, Int>>, Option<Tensor<1, Int>>, usize);
+
+impl Windows {
+    fn into_parts(self) -> Parts {
+        match self {
+            Self::All => (None, None, 1),
+            Self::Ranges { starts, ends } if starts.dtype() == ends.dtype() => {
+                (Some(as_wide(starts)), Some(as_wide(ends)), 1)
+            }
+            Self::Ranges { starts, ends } => (Some(as_i32(starts)), Some(as_i32(ends)), 1),
+            Self::Lengths { lengths, next_n } => (None, Some(as_wide(lengths)), next_n),
+        }
+    }
+}
+
+/// In a dtype that holds the number of columns, to which bounds are clamped.
+fn as_wide(bounds: Tensor<1, Int>) -> Tensor<1, Int> {
+    if bounds.dtype().size() < 4 {
+        bounds.cast(IntDType::I32)
+    } else {
+        bounds
+    }
+}
+
+/// As i32, clamped to what a row can hold.
+fn as_i32(bounds: Tensor<1, Int>) -> Tensor<1, Int> {
+    as_wide(bounds)
+        .clamp(0, MAX_COLUMNS as i64)
+        .cast(IntDType::I32)
+}
+
+fn check(logits: &Tensor<2>, windows: &Windows, k: usize) {
+    let [rows, columns] = logits.dims();
+    assert!(
+        (1..=MAX_K).contains(&k),
+        "top_k: k must be in 1..={MAX_K}, got {k}"
+    );
+    assert!(
+        columns <= MAX_COLUMNS,
+        "top_k: logits has {columns} columns, more than {MAX_COLUMNS}"
+    );
+    match windows {
+        Windows::All => {}
+        Windows::Ranges { starts, ends } => {
+            for (name, bounds) in [("row_starts", starts), ("row_ends", ends)] {
+                let [entries] = bounds.dims();
+                assert_eq!(
+                    entries, rows,
+                    "top_k: {name} has {entries} entries for {rows} rows"
+                );
+            }
+        }
+        Windows::Lengths { lengths, next_n } => {
+            let [entries] = lengths.dims();
+            assert!(
+                *next_n > 0 && entries.checked_mul(*next_n) == Some(rows),
+                "top_k: {entries} lengths with next_n = {next_n} for {rows} rows"
+            );
+        }
+    }
 }

@@ -1,49 +1,177 @@
-use burn::tensor::{Bool, Int, Tensor};
+//! Top-k of rows in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
 
-/// Burn's top-k unrolls in k on a GPU: beyond this, compiling it takes longer than sorting the row.
-const MAX_UNROLLED_K: usize = 64;
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
+use burn::tensor::{BoolDType, FloatDType, IndexingUpdateOp, IntDType, Shape};
 
-pub(super) fn top_k_mask(scores: Tensor<2>, k: usize) -> Tensor<2, Bool> {
-    let [rows, columns] = scores.dims();
-    let device = scores.device();
-    // CubeCL devices panic on some operations without elements.
-    if k >= columns || rows == 0 {
-        return Tensor::<2, Int>::ones([rows, columns], &device).equal_elem(1);
-    }
-    // Whatever compares false with everything, or lies beyond what a backend starts its search from, would leave marks over.
-    let nan = scores.clone().is_nan();
-    let scores = scores.mask_fill(nan, f32::MIN).clamp(f32::MIN, f32::MAX);
-    // Only the k-th value is taken from Burn, whose order among equals is not specified.
-    let largest = if k <= MAX_UNROLLED_K {
-        scores.clone().topk(k, 1)
-    } else {
-        scores.clone().sort_descending(1)
-    };
-    let threshold = largest.slice([0..rows, k - 1..k]);
-    let above = scores.clone().greater(threshold.clone());
-    let equal = scores.equal(threshold);
-    let room = above.clone().int().sum_dim(1).neg() + k as i64;
-    let rank = equal.clone().int().cumsum(1);
-    let first_equals = equal.bool_and(rank.lower_equal(room));
-    above.bool_or(first_equals)
+/// Of columns and counts.
+const INT: IntDType = IntDType::I32;
+
+fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
+    get_or_init_device_settings::<B>(device).bool_dtype
 }
 
-pub(super) fn top_k_columns(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
-    let [rows, columns] = scores.dims();
-    let device = scores.device();
-    if rows == 0 {
-        return Tensor::zeros([0, k], &device);
+pub(super) fn top_k_ids<B: Backend>(
+    logits: FloatTensor<B>,
+    starts: Option<IntTensor<B>>,
+    ends: Option<IntTensor<B>>,
+    next_n: usize,
+    k: usize,
+) -> IntTensor<B> {
+    let device = logits.device();
+    let [rows, columns] = logits.shape().dims();
+    // CubeCL devices panic on some operations without elements.
+    if rows == 0 || columns == 0 {
+        return B::int_full(Shape::new([rows, k]), (-1).into(), &device, INT);
     }
-    let mask = top_k_mask(scores, k).int();
-    let column = Tensor::<1, Int>::arange(0..columns as i64, &device)
-        .unsqueeze::<2>()
-        .expand([rows, columns]);
-    // The i-th marked column of a row goes to slot i; the others add nothing to slot 0.
-    let slot = (mask.clone().cumsum(1) - 1) * mask.clone();
-    Tensor::<2, Int>::zeros([rows, k], &device).scatter(
+    let none = B::int_zeros(Shape::new([rows, k]), &device, INT);
+    let shape = Shape::new([rows, columns]);
+    let wide = |column: IntTensor<B>| B::int_expand(column, shape.clone());
+    let starts = match starts {
+        Some(starts) => bounds::<B>(starts, columns),
+        None => B::int_zeros(Shape::new([rows, 1]), &device, INT),
+    };
+    let ends = match ends {
+        Some(ends) => ends_of::<B>(ends, next_n, columns),
+        None => B::int_full(Shape::new([rows, 1]), (columns as i64).into(), &device, INT),
+    };
+    let length = B::int_clamp_min(B::int_sub(ends.clone(), starts.clone()), 0.into());
+    let count = B::int_clamp_max(length, (k as i64).into());
+
+    let dtype = bool_dtype::<B>(&device);
+    let column = B::int_arange(0..columns as i64, &device, INT);
+    let column = wide(B::int_reshape(column, Shape::new([1, columns])));
+    let inside = B::bool_and(
+        B::int_greater_equal(column.clone(), wide(starts.clone()), dtype),
+        B::int_lower(column.clone(), wide(ends), dtype),
+    );
+    let values = B::float_cast(logits, FloatDType::F32);
+    let nan = B::float_is_nan(values.clone(), dtype);
+    let lowest = f32::NEG_INFINITY;
+    let values = B::float_mask_fill(values, nan, lowest.into());
+    // Whatever is left out ranks with the lowest, which leaves the first `count` values of the row as they are.
+    let values = B::float_mask_fill(values, B::bool_not(inside.clone()), lowest.into());
+
+    // Only the value of the last entry is taken from the sort, whose order among equals is not specified.
+    let last = B::int_clamp_min(B::int_sub_scalar(count.clone(), 1.into()), 0.into());
+    let sorted = B::float_sort(values.clone(), 1, true);
+    let threshold = B::float_expand(B::float_gather(1, sorted, last), shape.clone());
+    let above = B::float_greater(values.clone(), threshold.clone(), dtype);
+    let equal = B::bool_and(B::float_equal(values, threshold, dtype), inside);
+    let ones = |mask: BoolTensor<B>| B::bool_into_int(mask, INT);
+    let room = B::int_sub(count, B::int_sum_dim(ones(above.clone()), 1));
+    let rank = B::int_cumsum(ones(equal.clone()), 1);
+    let first = B::int_lower_equal(rank, wide(room), dtype);
+    let chosen = ones(B::bool_or(above, B::bool_and(equal, first)));
+
+    // The i-th chosen column of a row goes to slot i; the others add nothing to slot 0. One more than the column, so that a slot
+    // without one becomes -1.
+    let slot = B::int_sub_scalar(B::int_cumsum(chosen.clone(), 1), 1.into());
+    let slot = B::int_mul(slot, chosen.clone());
+    let relative = B::int_add_scalar(B::int_sub(column, wide(starts)), 1.into());
+    let ids = B::int_scatter(
         1,
+        none,
         slot,
-        column * mask,
-        burn::tensor::IndexingUpdateOp::Add,
+        B::int_mul(relative, chosen),
+        IndexingUpdateOp::Add,
+    );
+    B::int_sub_scalar(ids, 1.into())
+}
+
+/// Clamped to a row of so many columns: `[rows, 1]`.
+fn bounds<B: Backend>(bounds: IntTensor<B>, columns: usize) -> IntTensor<B> {
+    let rows = bounds.shape()[0];
+    let bounds = B::int_clamp(bounds, 0.into(), (columns as i64).into());
+    B::int_reshape(B::int_cast(bounds, INT), Shape::new([rows, 1]))
+}
+
+/// The ends of the windows of `next_n` rows for each length: `[rows, 1]`. An end is the length of a sequence of one row.
+fn ends_of<B: Backend>(lengths: IntTensor<B>, next_n: usize, columns: usize) -> IntTensor<B> {
+    let (device, batch) = (lengths.device(), lengths.shape()[0]);
+    let shape = Shape::new([batch, next_n]);
+    let lengths = bounds::<B>(lengths, columns + next_n);
+    let last = 1 - next_n as i64;
+    let token = B::int_arange(last..1, &device, INT);
+    let token = B::int_reshape(token, Shape::new([1, next_n]));
+    let ends = B::int_add(
+        B::int_expand(lengths, shape.clone()),
+        B::int_expand(token, shape),
+    );
+    bounds::<B>(B::int_reshape(ends, Shape::new([batch * next_n])), columns)
+}
+
+pub(super) fn top_k_values<B: Backend>(
+    logits: FloatTensor<B>,
+    starts: Option<IntTensor<B>>,
+    ids: IntTensor<B>,
+    sorted: bool,
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let (device, dtype) = (logits.device(), FloatDType::from(logits.dtype()));
+    let columns = logits.shape()[1];
+    let shape = ids.shape();
+    if shape[0] == 0 || columns == 0 {
+        let none = f32::NEG_INFINITY.into();
+        return (B::float_full(shape, none, &device, dtype), ids);
+    }
+    let bools = bool_dtype::<B>(&device);
+    let unused = B::int_lower_elem(ids.clone(), 0.into(), bools);
+    let columns_of_ids = match starts {
+        Some(starts) => B::int_add(
+            ids.clone(),
+            B::int_expand(bounds::<B>(starts, columns), shape),
+        ),
+        None => ids.clone(),
+    };
+    let known = B::int_clamp(columns_of_ids, 0.into(), (columns as i64 - 1).into());
+    let values = B::float_gather(1, logits, known);
+    let values = B::float_mask_fill(values, unused, f32::NEG_INFINITY.into());
+    if !sorted {
+        return (values, ids);
+    }
+    let order = ranks::<B>(B::float_cast(values.clone(), FloatDType::F32));
+    let (unordered, none) = (
+        (values, ids.clone()),
+        B::int_zeros(ids.shape(), &device, INT),
+    );
+    // Where each rank's entry is: adding a position to a zero assigns it.
+    let k = ids.shape()[1];
+    let position = B::int_reshape(B::int_arange(0..k as i64, &device, INT), Shape::new([1, k]));
+    let position = B::int_expand(position, ids.shape());
+    let from = B::int_scatter(1, none, order, position, IndexingUpdateOp::Add);
+    (
+        B::float_gather(1, unordered.0, from.clone()),
+        B::int_gather(1, unordered.1, from),
     )
+}
+
+/// How many entries come before each one: those that are larger, and equal ones at lower positions. Slots that hold no entry come
+/// last, being `-inf` at the highest positions.
+fn ranks<B: Backend>(values: FloatTensor<B>) -> IntTensor<B> {
+    let device = values.device();
+    let [rows, k] = values.shape().dims();
+    let bools = bool_dtype::<B>(&device);
+    let nan = B::float_is_nan(values.clone(), bools);
+    let values = B::float_mask_fill(values, nan, f32::NEG_INFINITY.into());
+    let shape = Shape::new([k, k]);
+    let position = B::int_arange(0..k as i64, &device, INT);
+    let before = B::int_lower(
+        B::int_expand(
+            B::int_reshape(position.clone(), Shape::new([1, k])),
+            shape.clone(),
+        ),
+        B::int_expand(B::int_reshape(position, Shape::new([k, 1])), shape.clone()),
+        bools,
+    );
+    // Row by row: k² comparisons of all rows at once may not fit.
+    let ranks = (0..rows).map(|row| {
+        let row = B::float_slice(values.clone(), &[(row..row + 1).into(), (0..k).into()]);
+        let others = B::float_expand(row.clone(), shape.clone());
+        let own = B::float_expand(B::float_reshape(row, Shape::new([k, 1])), shape.clone());
+        let larger = B::float_greater(others.clone(), own.clone(), bools);
+        let equal = B::bool_and(B::float_equal(others, own, bools), before.clone());
+        let first = B::bool_into_int(B::bool_or(larger, equal), INT);
+        B::int_reshape(B::int_sum_dim(first, 1), Shape::new([1, k]))
+    });
+    B::int_cat(ranks.collect(), 0)
 }

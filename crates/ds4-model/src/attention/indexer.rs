@@ -2,7 +2,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{CompressedKeys, index_scores};
-use burn_ds4_ops::topk;
+use burn_ds4_ops::topk::{self, Windows};
 
 use super::compressor::{Compressor, CompressorConfig, RowRounding, quantize_index};
 use crate::cache::{CompressedCache, CompressedStep, mask};
@@ -126,13 +126,14 @@ impl Indexer {
                 bias: bias + unpicked,
             };
         }
-        let picks = topk::top_k_columns(scores, self.top_k);
+        let picks = topk::top_k_ids(scores, Windows::All, self.top_k);
         trace.record("picks", &picks);
         let bias = bias
             .reshape([batch * count, available])
             .gather(1, picks.clone())
             .reshape([batch, count, self.top_k]);
-        let first = Tensor::<1, Int>::arange(0..batch as i64, &picks.device()) * available as i64;
+        let first = Tensor::<1, Int>::arange(0..batch as i64, (&picks.device(), picks.dtype()))
+            * available as i64;
         let picks = picks.reshape([batch, count * self.top_k]) + first.unsqueeze_dim::<2>(1);
         let rows = rows
             .reshape([batch * available, row_width])

@@ -546,7 +546,7 @@ fn errors_of_a_file_name_the_file() {
 #[test]
 fn a_config_made_by_hand_is_checked() {
     type Change = fn(&mut ModelConfig);
-    let cases: [(Change, &str); 12] = [
+    let cases: [(Change, &str); 13] = [
         (|config| config.layers.clear(), "num_hidden_layers"),
         (
             |config| config.layers[0] = heavy(0),
@@ -557,6 +557,10 @@ fn a_config_made_by_hand_is_checked() {
         (|config| config.o_groups = 0, "o_groups is 0"),
         (|config| config.rope_head_dim = 514, "head_dim 512"),
         (|config| config.index_head_dim = 32, "index_head_dim 32"),
+        (
+            |config| config.index_topk = 4097,
+            "index_topk is 4097, expected 1 to 4096",
+        ),
         (|config| config.hc_mult = usize::MAX, "hc_mult"),
         (|config| config.hc_eps = f64::NAN, "hc_eps is NaN"),
         (
@@ -578,6 +582,13 @@ fn a_config_made_by_hand_is_checked() {
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains(part), "`{part}` not in {error}");
     }
+}
+
+#[test]
+fn the_indexer_may_pick_as_many_rows_as_its_operator_takes() {
+    let mut config = ModelConfig::new();
+    config.index_topk = 4096;
+    config.validate().unwrap();
 }
 
 #[test]

@@ -125,7 +125,7 @@ impl ModelConfig {
         rules.size(&["sliding_window"], self.sliding_window, MAX_INDEX);
         rules.size(&["index_n_heads"], self.index_n_heads, MAX_COUNT);
         rules.size(&["index_head_dim"], self.index_head_dim, MAX_WIDTH);
-        rules.size(&["index_topk"], self.index_topk, MAX_INDEX);
+        rules.size(&["index_topk"], self.index_topk, burn_ds4_ops::topk::MAX_K);
         rules.size(&["n_routed_experts"], self.n_routed_experts, MAX_COUNT);
         rules.size(
             &["num_experts_per_tok"],

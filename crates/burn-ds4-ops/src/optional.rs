@@ -1,0 +1,80 @@
+//! Tensors that an operator can do without. Backend extensions take no `Option`.
+
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, ExtensionType};
+use burn::tensor::{Bool, Int, Tensor};
+
+/// A float tensor that an operator can do without.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalFloat<B: Backend> {
+    /// Not given.
+    None,
+    /// Given.
+    Some(FloatTensor<B>),
+}
+
+/// An integer tensor that an operator can do without.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalInt<B: Backend> {
+    /// Not given.
+    None,
+    /// Given.
+    Some(IntTensor<B>),
+}
+
+/// A mask that an operator can do without.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalBool<B: Backend> {
+    /// Not given.
+    None,
+    /// Given.
+    Some(BoolTensor<B>),
+}
+
+impl<B: Backend> OptionalFloat<B> {
+    pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
+        }
+    }
+}
+
+impl<B: Backend> OptionalInt<B> {
+    pub(crate) fn into_option(self) -> Option<IntTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
+        }
+    }
+}
+
+impl<B: Backend> OptionalBool<B> {
+    pub(crate) fn into_option(self) -> Option<BoolTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
+        }
+    }
+}
+
+impl<const D: usize> From<Option<Tensor<D>>> for OptionalFloat<Dispatch> {
+    fn from(tensor: Option<Tensor<D>>) -> Self {
+        tensor.map_or(Self::None, |tensor| Self::Some(tensor.into_dispatch()))
+    }
+}
+
+impl<const D: usize> From<Option<Tensor<D, Int>>> for OptionalInt<Dispatch> {
+    fn from(tensor: Option<Tensor<D, Int>>) -> Self {
+        tensor.map_or(Self::None, |tensor| Self::Some(tensor.into_dispatch()))
+    }
+}
+
+impl<const D: usize> From<Option<Tensor<D, Bool>>> for OptionalBool<Dispatch> {
+    fn from(tensor: Option<Tensor<D, Bool>>) -> Self {
+        tensor.map_or(Self::None, |tensor| Self::Some(tensor.into_dispatch()))
+    }
+}

@@ -1,0 +1,204 @@
+//! The elements of a row that may be among the largest: those that are not below a threshold.
+
+use cubecl::prelude::*;
+
+use super::key::{NONE, key_of, key_of_column, lower_bound_of};
+use super::map::Map;
+use super::row::Row;
+use super::search::{Search, Units};
+use crate::intrinsics::{ballot, plane_running_sum, plane_value, push_below};
+
+/// How rows are worked on that no cube can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LongRowBlueprint {
+    /// Vectors that a unit reads at once.
+    pub vectors: u32,
+    /// Vectors of the sample to a unit.
+    pub sample: u32,
+    /// Candidates that there is room for.
+    pub capacity: u32,
+    /// Words of the map of chosen columns: a power of two, and at least one to a unit.
+    pub words: u32,
+    /// The units of a cube.
+    pub units: Units,
+}
+
+/// Candidates in shared memory, in no particular order.
+#[derive(CubeType)]
+pub(super) struct Candidates {
+    pub values: Shared<[f32]>,
+    /// Relative to the window.
+    pub columns: Shared<[u32]>,
+    count: Shared<[Atomic<u32>]>,
+    #[cube(comptime)]
+    blueprint: LongRowBlueprint,
+}
+
+#[cube]
+impl Candidates {
+    /// All of the cube must wait for each other before the first is added.
+    pub fn new(#[comptime] blueprint: LongRowBlueprint) -> Candidates {
+        let candidates = Candidates {
+            values: Shared::new_slice(comptime!(blueprint.capacity as usize)),
+            columns: Shared::new_slice(comptime!(blueprint.capacity as usize)),
+            count: Shared::new_slice(1usize),
+            blueprint,
+        };
+        if UNIT_POS == 0 {
+            candidates.count[0usize].store(0u32);
+        }
+        candidates
+    }
+
+    /// How many there are, those that there was no room for included.
+    pub fn count(&self) -> u32 {
+        self.count[0usize].load()
+    }
+
+    /// Adds what is not below `threshold` in the vectors `from..end` of a row. All of the cube must be here.
+    pub fn collect<F: Float, N: Size>(
+        &mut self,
+        row: &Row<'_, F, N>,
+        from: u32,
+        end: u32,
+        threshold: u32,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let units = comptime!(blueprint.units);
+        let count = comptime!(blueprint.vectors as usize);
+        let length = N::value();
+        let size = N::value() as u32;
+        // A comparison that rounds very small numbers to zero lets in more, never less.
+        let lowest = lower_bound_of(threshold);
+        let step = comptime!(units.cube * blueprint.vectors);
+        let mut at = from;
+        while at < end {
+            let mut values = Array::<Vector<F, N>>::new(count);
+            #[unroll]
+            for i in 0..count {
+                let vector = at + UNIT_POS + comptime!(i as u32 * units.cube);
+                values[i] = row.read(min(vector, end - 1));
+            }
+            // The first element in the highest bit.
+            let mut below = 0u32;
+            #[unroll]
+            for i in 0..count {
+                #[unroll]
+                for j in 0..length {
+                    let x = f32::cast_from(values[i].extract(j));
+                    // NaN ranks as -inf, which can be the threshold.
+                    below = push_below(below, x, lowest, units.target);
+                }
+            }
+            let mut hits = below ^ comptime!(((1u64 << (count * length)) - 1) as u32);
+            // Where the window begins or ends within a vector, or the vectors within a step.
+            let whole = at * size >= row.window.start && (at + step) * size <= row.window.end;
+            if !whole || at + step > end {
+                #[unroll]
+                for i in 0..count {
+                    let vector = at + UNIT_POS + comptime!(i as u32 * units.cube);
+                    #[unroll]
+                    for j in 0..length {
+                        let column = vector * size + j as u32;
+                        let bit = comptime!(1u32 << (count * length - 1 - (i * length + j)));
+                        let holds = vector < end && row.window.holds(column);
+                        hits &= select(holds, u32::MAX, comptime!(!bit));
+                    }
+                }
+            }
+            if ballot(hits != 0, units.target) != 0 {
+                let own = hits.count_ones();
+                let sum = plane_running_sum(own, units.plane, units.target);
+                let last = comptime!(units.plane - 1);
+                let mut base = 0u32;
+                if UNIT_POS % units.plane == last {
+                    base = self.count[0usize].fetch_add(sum);
+                }
+                let mut place = plane_value(base, last, units.target) + sum - own;
+                // Few lanes have more than one.
+                while hits != 0 {
+                    let bit = hits.trailing_zeros();
+                    let hit = comptime!((count * length) as u32 - 1) - bit;
+                    // Not a remainder: WGSL's of one is not 0 on every driver.
+                    let (i, j) = (
+                        hit >> comptime!(length.ilog2()),
+                        hit & comptime!(length as u32 - 1),
+                    );
+                    let column = (at + UNIT_POS + i * units.cube) * size + j;
+                    if place < blueprint.capacity {
+                        // Still in a cache, which costs less than to find it in a register.
+                        self.values[place as usize] = row.value(column);
+                        self.columns[place as usize] = column - row.window.start;
+                    }
+                    place += 1;
+                    hits &= hits - 1;
+                }
+            }
+            at += step;
+        }
+    }
+
+    /// Writes the columns of the `k` largest of the first `count`, ascending. All of the cube must be here.
+    #[allow(clippy::too_many_arguments)]
+    pub fn choose(
+        &self,
+        search: &mut Search,
+        map: &mut Map,
+        count: u32,
+        length: u32,
+        ids: &mut [i32],
+        out: usize,
+        k: u32,
+    ) {
+        let units = comptime!(self.blueprint.units);
+        search.begin(k);
+        while search.goes_on() {
+            let mut i = UNIT_POS;
+            while i < count {
+                let x = self.values[i as usize];
+                if search.whole {
+                    search.add_first(x, x, true, false);
+                } else if search.may_hold(x) {
+                    search.add_key(key_of(x), 1u32);
+                }
+                i += units.cube;
+            }
+            search.advance();
+        }
+        let choice = search.choice();
+        let mut last = NONE.runtime();
+        if choice.equals > 0 {
+            let (first, end) = (key_of_column(length - 1), key_of_column(0u32));
+            let (needed, inside) = (search.needed, search.inside);
+            search.begin_within(needed, inside, first, end);
+            while search.goes_on() {
+                let mut i = UNIT_POS;
+                while i < count {
+                    if key_of(self.values[i as usize]) == choice.equal {
+                        search.add_key(key_of_column(self.columns[i as usize]), 1u32);
+                    }
+                    i += units.cube;
+                }
+                search.advance();
+            }
+            last = search.low;
+        }
+
+        let mut first = 0u32;
+        let mut taken = 0u32;
+        while first < length {
+            let mut i = UNIT_POS;
+            while i < count {
+                let key = key_of(self.values[i as usize]);
+                let column = self.columns[i as usize];
+                let equal = choice.equals > 0 && key == choice.equal;
+                if key >= choice.lowest || (equal && key_of_column(column) >= last) {
+                    map.mark(column, first);
+                }
+                i += units.cube;
+            }
+            taken += map.write(&mut search.scanner, first, ids, out + taken as usize);
+            first += comptime!(self.blueprint.words * 32);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+use cubecl::prelude::*;
+
+use super::key::{NONE, key_of};
+use super::window::Window;
+
+/// How [`values_kernel`] is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ValuesBlueprint {
+    /// Slots that are sorted: the power of two that holds `k`, or 0 to leave them in their order.
+    pub sorted: u32,
+    /// Units of a cube.
+    pub units: u32,
+}
+
+/// The values at the columns of each row, a row to a cube; sorted by (value descending, column ascending) if so asked.
+///
+/// - `logits`: rows of `columns` elements, `row_stride` apart
+/// - `starts`: see [`Window::of`]
+/// - `ids`: `[rows, k]`, relative to the start, -1 where there is none; `values` and `sorted_ids`: the same shape
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn values_kernel<F: Float, I: Int>(
+    logits: &[F],
+    starts: ComptimeOption<&[I]>,
+    ids: &[i32],
+    values: &mut [F],
+    sorted_ids: &mut [i32],
+    rows: u32,
+    columns: u32,
+    row_stride: usize,
+    k: u32,
+    none: f32,
+    #[comptime] blueprint: ValuesBlueprint,
+    #[define(F, I)] _dtypes: [ElemType; 2],
+) {
+    let row = CUBE_POS as u32;
+    if row < rows {
+        let mut start = 0u32;
+        #[comptime]
+        if let ComptimeOption::Some(starts) = starts {
+            start = Window::bound::<I>(starts[row as usize], columns);
+        }
+        // A window that begins at the end has no ids; what is read instead has to exist, too.
+        let first = row as usize * row_stride + min(start, columns - 1) as usize;
+        let out = row as usize * k as usize;
+        if comptime!(blueprint.sorted == 0) {
+            let mut slot = UNIT_POS;
+            while slot < k {
+                let id = ids[out + slot as usize];
+                values[out + slot as usize] = value_of(logits, first, id, none);
+                sorted_ids[out + slot as usize] = id;
+                slot += blueprint.units;
+            }
+        } else {
+            let mut keys = Shared::<[u32]>::new_slice(comptime!(blueprint.sorted as usize));
+            let mut places = Shared::<[i32]>::new_slice(comptime!(blueprint.sorted as usize));
+            let mut slot = UNIT_POS;
+            while slot < blueprint.sorted {
+                let id = if slot < k {
+                    ids[out + slot as usize]
+                } else {
+                    -1i32
+                };
+                let key = key_of(f32::cast_from(value_of(logits, first, id, none)));
+                // Slots without an entry come last.
+                keys[slot as usize] = select(id < 0, NONE, key);
+                places[slot as usize] = id;
+                slot += blueprint.units;
+            }
+            sync_cube();
+            sort(&mut keys, &mut places, blueprint);
+            let mut slot = UNIT_POS;
+            while slot < k {
+                let id = places[slot as usize];
+                values[out + slot as usize] = value_of(logits, first, id, none);
+                sorted_ids[out + slot as usize] = id;
+                slot += blueprint.units;
+            }
+        }
+    }
+}
+
+#[cube]
+fn value_of<F: Float>(logits: &[F], first: usize, id: i32, none: f32) -> F {
+    let value = logits[first + max(id, 0i32) as usize];
+    select(id < 0, F::cast_from(none), value)
+}
+
+/// Bitonic sort.
+#[cube]
+fn sort(
+    keys: &mut Shared<[u32]>,
+    places: &mut Shared<[i32]>,
+    #[comptime] blueprint: ValuesBlueprint,
+) {
+    let mut run = 2u32;
+    while run <= blueprint.sorted {
+        let mut distance = run / 2;
+        while distance > 0 {
+            let mut pair = UNIT_POS;
+            while pair < comptime!(blueprint.sorted / 2) {
+                let a = pair / distance * distance * 2 + (pair & (distance - 1));
+                let b = a + distance;
+                let (key_a, key_b) = (keys[a as usize], keys[b as usize]);
+                let (place_a, place_b) = (places[a as usize], places[b as usize]);
+                let ordered = key_a > key_b || (key_a == key_b && place_a <= place_b);
+                // Every other run is the other way round, except the last.
+                let descending = a & run == 0;
+                if (descending && !ordered) || (!descending && ordered) {
+                    keys[a as usize] = key_b;
+                    keys[b as usize] = key_a;
+                    places[a as usize] = place_b;
+                    places[b as usize] = place_a;
+                }
+                pair += blueprint.units;
+            }
+            sync_cube();
+            distance /= 2;
+        }
+        run *= 2;
+    }
+}

@@ -1,0 +1,110 @@
+use cubecl::prelude::*;
+
+use super::held::{Held, first_vector_of};
+use super::row::take_all;
+use super::search::{Search, Units};
+use super::window::Window;
+
+/// How [`whole_row_kernel`] is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WholeRowBlueprint {
+    /// Vectors of a unit, a power of two: all units together have the whole row.
+    pub vectors: u32,
+    /// The units of a cube.
+    pub units: Units,
+}
+
+/// The columns of the `k` largest entries of each row's window, where a row fits into the registers of a cube.
+///
+/// - `logits`: rows of `columns` elements, `row_vectors` vectors apart, all of whose vectors can be read
+/// - `starts`, `ends`: see [`Window::of`]
+/// - `ids`: `[rows, k]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
+    logits: &[Vector<F, N>],
+    starts: ComptimeOption<&[I]>,
+    ends: ComptimeOption<&[I]>,
+    ids: &mut [i32],
+    rows: u32,
+    columns: u32,
+    row_vectors: usize,
+    next_n: u32,
+    k: u32,
+    #[comptime] blueprint: WholeRowBlueprint,
+    #[define(F, I)] _dtypes: [ElemType; 2],
+) {
+    let units = comptime!(blueprint.units);
+    let index = CUBE_POS as u32;
+    if index < rows {
+        let size = N::value() as u32;
+        let length = N::value();
+        let own = blueprint.vectors;
+        let first = first_vector_of(own, units);
+        // The window is not waited for, only afterwards is what it leaves out dropped.
+        let mut values = Array::<Vector<F, N>>::new(comptime!(own as usize));
+        let row_first = index as usize * row_vectors;
+        let vectors = columns.div_ceil(size);
+        #[unroll]
+        for i in 0..own {
+            let vector = first + i * units.plane;
+            let vector = select(vector < vectors, vector, 0u32);
+            values[i as usize] = logits[row_first + vector as usize];
+        }
+        let window = Window::of::<I>(starts, ends, index, columns, next_n);
+        let mut search = Search::new(units);
+        let mut held = Held::new(own, comptime!(length as u32), units);
+        #[unroll]
+        for i in 0..own {
+            let mask = window.mask((first + i * units.plane) * size, comptime!(length as u32));
+            held.set::<F, N>(i, values[i as usize], mask);
+        }
+        // Nothing is counted before the counters are zero.
+        sync_cube();
+
+        let out = index as usize * k as usize;
+        if window.length() <= k {
+            take_all(ids, out, window.length(), k, units);
+        } else {
+            search.begin(k);
+            while search.goes_on() {
+                held.add_to(&mut search);
+                search.advance();
+            }
+            let choice = search.choice();
+            let taken = held.taken(&choice, &mut search.scanner);
+            if choice.as_floats {
+                #[unroll]
+                for i in 0..own {
+                    let mut at = out + taken.before[i as usize] as usize;
+                    let column = (first + i * units.plane) * size - window.start;
+                    #[unroll]
+                    for j in 0..length {
+                        let bit = comptime!(1u32 << (i * length as u32 + j as u32));
+                        if taken.above & bit != 0 {
+                            ids[at] = (column + j as u32) as i32;
+                            at += 1;
+                        }
+                    }
+                }
+                terminate!();
+            }
+            #[unroll]
+            for i in 0..own {
+                let mut rank = choice.rank(taken.before[i as usize]);
+                let shift = comptime!(i * length as u32);
+                let bits = comptime!(((1u64 << length) - 1) as u32);
+                let equal = (taken.equal >> shift) & bits;
+                let mut rest = ((taken.above >> shift) & bits) | equal;
+                let column = (first + i * units.plane) * size - window.start;
+                while rest != 0 {
+                    let j = rest.trailing_zeros();
+                    if choice.takes_next((equal >> j) & 1 == 1, &mut rank) {
+                        ids[out + rank.taken as usize - 1] = (column + j) as i32;
+                    }
+                    rest &= rest - 1;
+                }
+            }
+        }
+    }
+}
