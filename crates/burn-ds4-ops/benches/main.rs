@@ -6,6 +6,7 @@ mod router;
 #[allow(dead_code, unused_imports)]
 #[path = "../tests/main.rs"]
 mod tests;
+mod topk;
 
 use std::{collections::BTreeMap, io, path::PathBuf, process::ExitCode};
 
@@ -52,7 +53,7 @@ enum Command {
 }
 
 fn cases() -> Vec<Case> {
-    router::cases()
+    router::cases().into_iter().chain(topk::cases()).collect()
 }
 
 fn main() -> ExitCode {
