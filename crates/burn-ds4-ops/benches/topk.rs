@@ -6,6 +6,7 @@ use burn_ds4_ops::topk::{Windows, top_k_ids, top_k_per_row};
 use crate::{
     harness::{Case, Prepared},
     tests::common::{integer_values, integers, noise, values},
+    tests::ranking::{Ranking, window},
 };
 
 const ROWS: [usize; 6] = [1, 8, 32, 64, 256, 2048];
@@ -73,8 +74,8 @@ fn case(
                         let logits = values(logits.cast(FloatDType::F32));
                         let ids = integer_values(ids.clone().slice([row..row + 1, 0..k]));
                         let (start, end) = windows[row];
-                        let logits = &logits[start as usize..end as usize];
-                        assert_eq!(ids, largest(logits, k), "row {row}");
+                        let window = window(start, end, columns);
+                        assert_eq!(ids, Ranking::of(&logits).ids(&window, k), "row {row}");
                     }
                 },
             )
@@ -99,18 +100,4 @@ fn windows(rows: usize, columns: usize, variant: &str, seed: u32) -> Vec<(i64, i
     windows
         .map(|pair| (part(pair[0]), columns as i64 - part(pair[1])))
         .collect()
-}
-
-/// The columns of the `k` largest, ascending, -1 where there are fewer.
-fn largest(logits: &[f32], k: usize) -> Vec<i64> {
-    let before = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
-    let mut columns: Vec<usize> = (0..logits.len()).collect();
-    if k < columns.len() {
-        columns.select_nth_unstable_by(k, before);
-        columns.truncate(k);
-    }
-    columns.sort_unstable();
-    let mut columns: Vec<i64> = columns.into_iter().map(|column| column as i64).collect();
-    columns.resize(k, -1);
-    columns
 }

@@ -24,6 +24,8 @@ mod error;
 pub mod hyper_connection;
 #[cfg(feature = "cube")]
 mod intrinsics;
+#[cfg(feature = "cube")]
+mod launching;
 pub mod matmul;
 pub mod moe;
 mod optional;

@@ -1,12 +1,10 @@
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use cubecl::server::CubeCountSelection;
 use cubecl::tensor_vector_size_parallel;
 
 use super::kernel::{
@@ -14,6 +12,9 @@ use super::kernel::{
 };
 use crate::arrival;
 use crate::intrinsics::Target;
+use crate::launching::{
+    address_type, cube_count, is_float, is_wide_int, output, plane_size, with_contiguous_rows,
+};
 
 /// Largest `k` of the kernels. The selection takes `k` rounds.
 const MAX_K: usize = 32;
@@ -33,17 +34,6 @@ const MAX_COLUMNS: usize = 4096;
 /// Vectors that a lane reads at once at most.
 const CHUNK: u32 = 8;
 
-/// Lanes of a plane, where kernels can rely on the number. They ask who of them agrees in one word, hence 32 at most.
-fn plane_size(client: &Client) -> Option<u32> {
-    let hardware = &client.properties().hardware;
-    let size = hardware.plane_size_max;
-    (hardware.plane_size_min == size && (4..=32).contains(&size)).then_some(size)
-}
-
-fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-}
-
 pub(super) fn can_select(scores: &CubeTensor, k: usize) -> bool {
     let [rows, columns] = scores.shape().dims();
     rows > 0
@@ -52,15 +42,6 @@ pub(super) fn can_select(scores: &CubeTensor, k: usize) -> bool {
         && is_float(scores.dtype)
         && u32::try_from(rows).is_ok()
         && plane_size(&scores.client).is_some()
-}
-
-/// A tensor whose rows are contiguous, wherever they start.
-fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
-    if tensor.meta.is_tiled() || tensor.meta.strides()[1] != 1 {
-        into_contiguous(tensor)
-    } else {
-        tensor
-    }
 }
 
 /// Widest vector that divides the rows of a matrix and the distance between them.
@@ -72,20 +53,6 @@ fn vector_size(tensor: &CubeTensor) -> usize {
         tensor.meta.strides(),
         1,
     )
-}
-
-/// Contiguous, as the kernels write it; an allocation of Burn's own may have gaps between the rows.
-fn output(like: &CubeTensor, shape: [usize; 2], dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(
-        like.client.clone(),
-        like.device.clone(),
-        Shape::new(shape),
-        dtype,
-    )
-}
-
-fn cube_count(client: &Client, cubes: usize) -> CubeCount {
-    CubeCountSelection::new(client, cubes as u32).cube_count()
 }
 
 pub(super) fn topk_select(scores: CubeTensor, k: usize) -> (CubeTensor, CubeTensor) {
@@ -238,20 +205,12 @@ fn optional<T: From<Option<BufferArg>>>(tensor: Option<CubeTensor>) -> T {
         .into()
 }
 
-/// What the offsets into the largest of the tensors need.
-fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
-    let types = tensors.map(CubeTensor::required_address_type);
-    types.into_iter().max().unwrap_or_default()
-}
-
 pub(super) fn can_look_up(token_ids: &CubeTensor, table: &CubeTensor, experts: usize) -> bool {
     let [tokens] = token_ids.shape().dims();
     let [vocabulary, k] = table.shape().dims();
-    // A narrower integer may not hold the number of rows, to which ids are clamped.
-    let is_wide = |dtype| matches!(dtype, DType::I32 | DType::I64 | DType::U32 | DType::U64);
     tokens > 0
-        && is_wide(token_ids.dtype)
-        && is_wide(table.dtype)
+        && is_wide_int(token_ids.dtype)
+        && is_wide_int(table.dtype)
         && i32::try_from(tokens.max(vocabulary).max(experts)).is_ok()
         && plane_size(&table.client).is_some_and(|size| k <= size as usize)
 }

@@ -1,20 +1,21 @@
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::features::AtomicUsage;
 use cubecl::ir::{Type, UIntKind};
 use cubecl::prelude::*;
-use cubecl::server::CubeCountSelection;
 
 use super::kernel::{
     LongRowBlueprint, MergeBlueprint, StretchBlueprint, Units, ValuesBlueprint, WholeRowBlueprint,
     long_row_kernel, merge_kernel, stretch_kernel, values_kernel, whole_row_kernel,
 };
 use crate::intrinsics::Target;
+use crate::launching::{
+    address_type, cube_count, is_float, is_wide_int, output, plane_size, with_contiguous_rows,
+};
 
 /// Columns up to which a cube has a whole row in registers.
 const WHOLE_COLUMNS: usize = 8192;
@@ -53,25 +54,9 @@ const CANDIDATE: usize = 8;
 /// Units of a cube that collects or sorts values.
 const VALUE_UNITS: u32 = 512;
 
-/// Lanes of a plane, where kernels can rely on the number.
-fn plane_size(client: &Client) -> Option<u32> {
-    let hardware = &client.properties().hardware;
-    let size = hardware.plane_size_max;
-    (hardware.plane_size_min == size && (4..=32).contains(&size)).then_some(size)
-}
-
-fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-}
-
 /// Whether kernels can clamp bounds to a number of columns: a narrower integer may not hold it.
 fn are_bounds(bounds: Option<&CubeTensor>) -> bool {
-    bounds.is_none_or(|bounds| {
-        matches!(
-            bounds.dtype,
-            DType::I32 | DType::I64 | DType::U32 | DType::U64
-        )
-    })
+    bounds.is_none_or(|bounds| is_wide_int(bounds.dtype))
 }
 
 pub(super) fn can_select(logits: &CubeTensor, bounds: [Option<&CubeTensor>; 2]) -> bool {
@@ -88,24 +73,6 @@ pub(super) fn can_select(logits: &CubeTensor, bounds: [Option<&CubeTensor>; 2]) 
         && properties.hardware.max_shared_memory_size >= 2 * RESERVED
         && properties.hardware.max_units_per_cube >= 2 * properties.hardware.plane_size_max
         && plane_size(&logits.client).is_some()
-}
-
-fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
-    if tensor.meta.is_tiled() || tensor.meta.strides()[1] != 1 {
-        into_contiguous(tensor)
-    } else {
-        tensor
-    }
-}
-
-/// Contiguous, as the kernels write it; an allocation of Burn's own may have gaps between the rows.
-fn output<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(
-        like.client.clone(),
-        like.device.clone(),
-        Shape::new(shape),
-        dtype,
-    )
 }
 
 pub(super) fn top_k_ids(
@@ -195,16 +162,6 @@ impl Problem {
         [self.logits.dtype, bounds].map(dtype_to_storage_type)
     }
 
-    /// What the offsets into the largest of the tensors need.
-    fn address_type(&self, other: &CubeTensor) -> AddressType {
-        let logits = self.logits.required_address_type();
-        logits.max(other.required_address_type())
-    }
-
-    fn cube_count(&self) -> CubeCount {
-        CubeCountSelection::new(&self.client, self.rows as u32).cube_count()
-    }
-
     /// The units of a cube that takes a row whole.
     fn whole_units(&self) -> Units {
         let most = if self.rows < MANY_ROWS {
@@ -228,8 +185,8 @@ impl Problem {
             vectors: vectors.next_power_of_two() as u32,
             units,
         };
-        let (dtypes, address) = (self.dtypes(), self.address_type(ids));
-        let (cubes, row_vectors) = (self.cube_count(), self.row_vectors());
+        let (dtypes, address) = (self.dtypes(), address_type([&self.logits, ids]));
+        let (cubes, row_vectors) = (cube_count(&self.client, self.rows), self.row_vectors());
         // SAFETY: reads are within the vectors of a row, all of which are in the buffer; writes are within `[rows, k]`.
         unsafe {
             whole_row_kernel::launch_unchecked(
@@ -256,8 +213,8 @@ impl Problem {
     fn launch_long(self, ids: &CubeTensor) {
         let few = self.rows <= FEW_ROWS;
         let (blueprint, rank) = self.long_row(if few { LONG_UNITS_OF_FEW } else { LONG_UNITS });
-        let (dtypes, address) = (self.dtypes(), self.address_type(ids));
-        let (cubes, row_vectors) = (self.cube_count(), self.row_vectors());
+        let (dtypes, address) = (self.dtypes(), address_type([&self.logits, ids]));
+        let (cubes, row_vectors) = (cube_count(&self.client, self.rows), self.row_vectors());
         // SAFETY: as for whole rows.
         unsafe {
             long_row_kernel::launch_unchecked(
@@ -332,7 +289,7 @@ impl Problem {
         let places = output(&self.logits, [self.rows, stretches, capacity], DType::U32);
         let counts = output(&self.logits, [self.rows, stretches], DType::U32);
         let dtypes = self.dtypes();
-        let address = self.address_type(ids).max(kept.required_address_type());
+        let address = address_type([&self.logits, ids, &kept]);
         let row_vectors = self.row_vectors();
         // SAFETY: as for whole rows; a stretch has room for all of its elements.
         unsafe {
@@ -469,15 +426,13 @@ pub(super) fn top_k_values(
     };
     let bounds = starts.as_ref().map_or(DType::I32, |starts| starts.dtype);
     let dtypes = [logits.dtype, bounds].map(dtype_to_storage_type);
-    let address = logits
-        .required_address_type()
-        .max(ids.required_address_type());
+    let address = address_type([&logits, &ids]);
     let row_stride = logits.meta.strides()[0];
     // SAFETY: ids are within the windows of `[rows, columns]`, or negative; writes are within `[rows, k]`.
     unsafe {
         values_kernel::launch_unchecked(
             &client,
-            CubeCountSelection::new(&client, rows as u32).cube_count(),
+            cube_count(&client, rows),
             CubeDim::new_1d(blueprint.units),
             address,
             logits.into_buffer_arg(),

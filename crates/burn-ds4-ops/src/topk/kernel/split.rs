@@ -10,6 +10,7 @@ use super::row::{Row, take_all};
 use super::sample::{sampled_vector, threshold};
 use super::search::{Scan, Search, Units};
 use super::window::Window;
+use crate::intrinsics::has_nan_bits;
 
 /// The bits of no candidate.
 const NO_BITS: u32 = u32::MAX;
@@ -19,7 +20,7 @@ const NO_BITS: u32 = u32::MAX;
 fn bits_of(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
     select(
-        bits & 0x7fff_ffff > 0x7f80_0000,
+        has_nan_bits(x),
         comptime!(f32::NEG_INFINITY.to_bits()),
         bits,
     )

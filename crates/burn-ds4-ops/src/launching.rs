@@ -1,0 +1,60 @@
+//! What every family's host side asks of tensors and devices before it launches a kernel.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use cubecl::server::CubeCountSelection;
+
+/// Lanes of a plane, where kernels can rely on the number. They ask who of them agrees in one word, hence 32 at most.
+pub(crate) fn plane_size(client: &Client) -> Option<u32> {
+    let hardware = &client.properties().hardware;
+    let size = hardware.plane_size_max;
+    (hardware.plane_size_min == size && (4..=32).contains(&size)).then_some(size)
+}
+
+/// A float dtype that kernels read.
+pub(crate) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// An integer dtype that holds the number of rows or columns of any tensor, to which indices are clamped.
+pub(crate) fn is_wide_int(dtype: DType) -> bool {
+    matches!(dtype, DType::I32 | DType::I64 | DType::U32 | DType::U64)
+}
+
+/// A tensor whose rows are contiguous, wherever they start.
+pub(crate) fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
+    if tensor.meta.is_tiled() || tensor.meta.strides()[1] != 1 {
+        into_contiguous(tensor)
+    } else {
+        tensor
+    }
+}
+
+/// Contiguous, as kernels write it; an allocation of Burn's own may have gaps between the rows.
+pub(crate) fn output<const D: usize>(
+    like: &CubeTensor,
+    shape: [usize; D],
+    dtype: DType,
+) -> CubeTensor {
+    empty_device_contiguous_dtype(
+        like.client.clone(),
+        like.device.clone(),
+        Shape::new(shape),
+        dtype,
+    )
+}
+
+/// At least so many cubes, in as many dimensions as it takes.
+pub(crate) fn cube_count(client: &Client, cubes: usize) -> CubeCount {
+    CubeCountSelection::new(client, cubes as u32).cube_count()
+}
+
+/// What the offsets into the largest of the tensors need.
+pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
+    let types = tensors.map(CubeTensor::required_address_type);
+    types.into_iter().max().unwrap_or_default()
+}
