@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use burn::backend::StreamId;
 use burn_cubecl::CubeDevice;
 use cubecl::client::Client;
-use cubecl::features::AtomicUsage;
-use cubecl::ir::{ElemType, Type, UIntKind};
 use cubecl::server::Handle;
+
+use crate::launching::has_counters;
 
 thread_local! {
     static COUNTERS: RefCell<HashMap<(CubeDevice, StreamId), Handle>> = RefCell::default();
@@ -16,9 +16,7 @@ thread_local! {
 
 /// Whether a kernel on this device can leave its end to the cube that comes last: it has to see what the others wrote.
 pub(crate) fn has_last_cube(client: &Client) -> bool {
-    let u32 = Type::atomic(ElemType::UInt(UIntKind::U32));
-    let atomics = client.properties().atomic_type_usage(u32);
-    client.properties().features.device_memory_scope && atomics.contains(AtomicUsage::Add)
+    client.properties().features.device_memory_scope && has_counters(client)
 }
 
 /// The number of the current stream, 0 between launches: whoever counts on it resets it.

@@ -5,14 +5,24 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
+use cubecl::features::AtomicUsage;
+use cubecl::ir::{Type, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
+use cubecl::tensor_vector_size_parallel;
 
 /// Lanes of a plane, where kernels can rely on the number. They ask who of them agrees in one word, hence 32 at most.
 pub(crate) fn plane_size(client: &Client) -> Option<u32> {
     let hardware = &client.properties().hardware;
     let size = hardware.plane_size_max;
     (hardware.plane_size_min == size && (4..=32).contains(&size)).then_some(size)
+}
+
+/// Whether kernels can count in `u32` atomics.
+pub(crate) fn has_counters(client: &Client) -> bool {
+    let u32 = Type::atomic(ElemType::UInt(UIntKind::U32));
+    let atomics = client.properties().atomic_type_usage(u32);
+    atomics.contains(AtomicUsage::Add)
 }
 
 /// A float dtype that kernels read.
@@ -32,6 +42,17 @@ pub(crate) fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
     } else {
         tensor
     }
+}
+
+/// Widest vector, of no more than 16 bytes and `most` elements, that divides the rows of a matrix and the distance between them.
+pub(crate) fn vector_size(tensor: &CubeTensor, most: usize) -> usize {
+    let sizes = tensor.client.io_optimized_vector_sizes(tensor.elem_size());
+    tensor_vector_size_parallel(
+        sizes.filter(|size| *size <= most),
+        tensor.meta.shape(),
+        tensor.meta.strides(),
+        1,
+    )
 }
 
 /// Contiguous, as kernels write it; an allocation of Burn's own may have gaps between the rows.

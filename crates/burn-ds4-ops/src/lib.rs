@@ -30,6 +30,7 @@ pub mod matmul;
 pub mod moe;
 mod optional;
 pub mod quant;
+mod reference;
 pub mod router;
 pub mod topk;
 

@@ -4,26 +4,12 @@ use burn::tensor::{Bool, DType, Device, FloatDType, IntDType, Tensor, TensorData
 use burn_ds4_ops::router::{HashWeights, activation_topk, dense_router, hash_route, topk_select};
 
 use super::common::{
-    EXACT, assert_close, devices, floats, integer_values, integers, noise, skip, values, wide,
+    EXACT, FLOATS, assert_close, devices, every_dtype, floats, integer_values, integers, noise,
+    skip, values, wide,
 };
 use super::routing::{FROM_LOGITS, FROM_PRODUCTS, assert_routed, assert_weights, products};
 
 const SCALE: f64 = 2.5;
-
-const FLOATS: [FloatDType; 3] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
-
-/// Runs `test` with every float dtype that each device has.
-fn every_dtype(test: impl Fn(&str, &Device, FloatDType)) {
-    for (name, device) in devices() {
-        for dtype in FLOATS {
-            if device.supports_dtype(dtype) {
-                test(&format!("{name} {dtype:?}"), device, dtype);
-            } else {
-                skip(name, &format!("{dtype:?}").to_lowercase());
-            }
-        }
-    }
-}
 
 /// The values that a tensor of this dtype holds in place of `data`.
 fn rounded<const D: usize>(

@@ -1,25 +1,10 @@
 //! Top-k of rows of every float dtype, and of views whose rows are apart, start anywhere or are not contiguous.
 
-use super::common::{devices, floats, integer_values, skip, values};
+use super::common::{devices, every_dtype, floats, integer_values, values};
 use super::distributions::{DISTRIBUTIONS, NORMAL, Random, TEN_LOW_BITS, row, rows};
 use super::ranking::{Ranking, Rows, assert_ids, int32, ranges, window};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::topk::{Order, Windows, top_k, top_k_ids, top_k_mask, top_k_per_row};
-
-const FLOATS: [FloatDType; 3] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
-
-/// Runs `test` with every float dtype that each device has.
-fn every_dtype(test: impl Fn(&str, &Device, FloatDType)) {
-    for (name, device) in devices() {
-        for dtype in FLOATS {
-            if device.supports_dtype(dtype) {
-                test(&format!("{name} {dtype:?}"), device, dtype);
-            } else {
-                skip(name, &format!("{dtype:?}").to_lowercase());
-            }
-        }
-    }
-}
 
 fn every_float_dtype_is_ranked_as_it_is() {
     every_dtype(|name, device, dtype| {

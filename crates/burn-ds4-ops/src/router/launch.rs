@@ -5,7 +5,6 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use cubecl::tensor_vector_size_parallel;
 
 use super::kernel::{
     DenseBlueprint, HashBlueprint, SelectBlueprint, dense_kernel, hash_kernel, select_kernel,
@@ -13,12 +12,13 @@ use super::kernel::{
 use crate::arrival;
 use crate::intrinsics::Target;
 use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, plane_size, with_contiguous_rows,
+    address_type, cube_count, is_float, is_wide_int, output, plane_size, vector_size,
+    with_contiguous_rows,
 };
 
 /// Largest `k` of the kernels. The selection takes `k` rounds.
 const MAX_K: usize = 32;
-/// Widest read of a row, in elements.
+/// Widest read of a row that is chosen from, in elements.
 const MAX_VECTOR: usize = 4;
 /// Planes in a cube.
 const PLANES: u32 = 4;
@@ -42,17 +42,6 @@ pub(super) fn can_select(scores: &CubeTensor, k: usize) -> bool {
         && is_float(scores.dtype)
         && u32::try_from(rows).is_ok()
         && plane_size(&scores.client).is_some()
-}
-
-/// Widest vector that divides the rows of a matrix and the distance between them.
-fn vector_size(tensor: &CubeTensor) -> usize {
-    let sizes = tensor.client.io_optimized_vector_sizes(tensor.elem_size());
-    tensor_vector_size_parallel(
-        sizes.filter(|size| *size <= MAX_VECTOR),
-        tensor.meta.shape(),
-        tensor.meta.strides(),
-        1,
-    )
 }
 
 pub(super) fn topk_select(scores: CubeTensor, k: usize) -> (CubeTensor, CubeTensor) {
@@ -85,7 +74,7 @@ fn select(
         output(&rows, [tokens, k], dtype),
         output(&rows, [tokens, k], DType::I32),
     );
-    let size = vector_size(&rows);
+    let size = vector_size(&rows, MAX_VECTOR);
     let plane = plane_size(&rows.client).expect("checked by can_select");
     let shared = rows.client.properties().hardware.max_shared_memory_size;
     let (lanes, planes) = if tokens < MANY_ROWS || columns > MANY_COLUMNS || shared < MANY_BYTES {
@@ -237,7 +226,9 @@ pub(super) fn hash_route(
         output(&table, [tokens, k], DType::I32),
     );
     let plane = plane_size(&client).expect("checked by can_look_up");
-    let size = logits.as_ref().map_or(1, vector_size);
+    let size = logits
+        .as_ref()
+        .map_or(1, |logits| vector_size(logits, MAX_VECTOR));
     let staged = logits.is_some() && tokens <= STAGED_TOKENS && experts <= STAGED_EXPERTS;
     let blueprint = HashBlueprint {
         k: k as u32,
@@ -369,7 +360,7 @@ pub(super) fn dense_router(
     let client = x.client.clone();
     let target = Target::of(&client);
     let plane = plane_size(&client).expect("checked by can_fuse");
-    let size = row_vector_size(&x).min(row_vector_size(&gate));
+    let size = vector_size(&x, usize::MAX).min(vector_size(&gate, usize::MAX));
     let columns_size = [4, 2, 1]
         .into_iter()
         .find(|size| experts.is_multiple_of(*size))
@@ -490,14 +481,4 @@ fn tile_tokens(client: &Client, tokens: usize, cubes: usize) -> u32 {
     let mut sizes = std::iter::successors(Some(8), |size| Some(size * 2));
     let size = sizes.find(|size| fits(size) || *size >= TILE_TOKENS.min(tokens));
     size.map_or(TILE_TOKENS as u32, |size| size as u32)
-}
-
-/// Widest vector of up to 16 bytes that divides the rows of a matrix and the distance between them.
-fn row_vector_size(tensor: &CubeTensor) -> usize {
-    tensor_vector_size_parallel(
-        tensor.client.io_optimized_vector_sizes(tensor.elem_size()),
-        tensor.meta.shape(),
-        tensor.meta.strides(),
-        1,
-    )
 }

@@ -1,9 +1,10 @@
 //! The router in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
 
 use crate::matmul::MatmulOps;
+use crate::reference::bool_dtype;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
-use burn::tensor::{BoolDType, DType, FloatDType, IndexingUpdateOp, IntDType, Shape};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, IndexingUpdateOp, IntDType, Shape};
 
 /// Added to the sum of the chosen activations, which may underflow to zero.
 pub(super) const DENOMINATOR_EPSILON: f64 = 1e-20;
@@ -12,10 +13,6 @@ pub(super) const DENOMINATOR_EPSILON: f64 = 1e-20;
 const LOG1P: [f64; 4] = [0.342_260_51, 0.395_894_61, 0.666_760_03, 1.999_999_67];
 /// Below, `sqrt(softplus(x))` is `exp(x / 2)` to f32 precision.
 const TAIL: f64 = -20.0;
-
-fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
-    get_or_init_device_settings::<B>(device).bool_dtype
-}
 
 pub(super) fn sqrt_softplus<B: Backend>(logits: FloatTensor<B>) -> FloatTensor<B> {
     // CubeCL devices panic on some operations without elements.

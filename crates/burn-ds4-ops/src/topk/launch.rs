@@ -4,8 +4,6 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::features::AtomicUsage;
-use cubecl::ir::{Type, UIntKind};
 use cubecl::prelude::*;
 
 use super::kernel::{
@@ -14,7 +12,8 @@ use super::kernel::{
 };
 use crate::intrinsics::Target;
 use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, plane_size, with_contiguous_rows,
+    address_type, cube_count, has_counters, is_float, is_wide_int, output, plane_size,
+    with_contiguous_rows,
 };
 
 /// Columns up to which a cube has a whole row in registers.
@@ -62,14 +61,12 @@ fn are_bounds(bounds: Option<&CubeTensor>) -> bool {
 pub(super) fn can_select(logits: &CubeTensor, bounds: [Option<&CubeTensor>; 2]) -> bool {
     let [rows, columns] = logits.shape().dims();
     let properties = logits.client.properties();
-    let counters = Type::atomic(ElemType::UInt(UIntKind::U32));
-    let counters = properties.atomic_type_usage(counters);
     rows > 0
         && columns > 0
         && u32::try_from(rows).is_ok()
         && is_float(logits.dtype)
         && bounds.into_iter().all(are_bounds)
-        && counters.contains(AtomicUsage::Add)
+        && has_counters(&logits.client)
         && properties.hardware.max_shared_memory_size >= 2 * RESERVED
         && properties.hardware.max_units_per_cube >= 2 * properties.hardware.plane_size_max
         && plane_size(&logits.client).is_some()

@@ -144,15 +144,7 @@ pub fn top_k_per_row_decode<const D: usize>(
 /// As [`top_k_per_row`]; if `next_n` is 0 or does not go with the numbers of lengths and rows.
 pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Tensor<2, Int> {
     check(&logits, &windows, k);
-    let (starts, ends, next_n) = windows.into_parts();
-    let ids = Dispatch::top_k_ids(
-        logits.into_dispatch(),
-        starts.into(),
-        ends.into(),
-        next_n,
-        k,
-    );
-    Tensor::from_dispatch(ids)
+    ids_within(logits, windows.into_parts(), k)
 }
 
 /// The `k` largest entries of each row's window, and their columns as [`top_k_ids`].
@@ -173,15 +165,13 @@ pub fn top_k(
 ) -> (Tensor<2>, Tensor<2, Int>) {
     check(&logits, &windows, k);
     let (starts, ends, next_n) = windows.into_parts();
-    let ids = Dispatch::top_k_ids(
-        logits.clone().into_dispatch(),
-        starts.clone().into(),
-        ends.into(),
-        next_n,
-        k,
+    let ids = ids_within(logits.clone(), (starts.clone(), ends, next_n), k);
+    let (values, ids) = Dispatch::top_k_values(
+        logits.into_dispatch(),
+        starts.into(),
+        ids.into_dispatch(),
+        order == Order::Value,
     );
-    let sorted = order == Order::Value;
-    let (values, ids) = Dispatch::top_k_values(logits.into_dispatch(), starts.into(), ids, sorted);
     (Tensor::from_dispatch(values), Tensor::from_dispatch(ids))
 }
 
@@ -209,6 +199,11 @@ pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Tensor<2, Bool> {
         .scatter(1, ids + 1, ones, IndexingUpdateOp::Add)
         .slice([0..rows, 1..columns + 1])
         .greater_elem(0)
+}
+
+fn ids_within(logits: Tensor<2>, (starts, ends, next_n): Parts, k: usize) -> Tensor<2, Int> {
+    let (logits, starts, ends) = (logits.into_dispatch(), starts.into(), ends.into());
+    Tensor::from_dispatch(Dispatch::top_k_ids(logits, starts, ends, next_n, k))
 }
 
 /// Optional starts and ends or lengths, and rows to a length.

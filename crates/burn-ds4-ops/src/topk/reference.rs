@@ -1,15 +1,13 @@
 //! Top-k of rows in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
-use burn::tensor::{BoolDType, FloatDType, IndexingUpdateOp, IntDType, Shape};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
+
+use crate::reference::bool_dtype;
 
 /// Of columns and counts.
 const INT: IntDType = IntDType::I32;
-
-fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
-    get_or_init_device_settings::<B>(device).bool_dtype
-}
 
 pub(super) fn top_k_ids<B: Backend>(
     logits: FloatTensor<B>,

@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::device::DeviceSpec;
 
 /// Names a comma-separated list of devices that must be there; without it a missing device is only reported.
@@ -70,6 +70,22 @@ pub fn skip(device: &str, capability: &str) {
         "{REQUIRE} names {device}, which lacks {capability}; {MAY_LACK}={device}:{capability} allows that"
     );
     eprintln!("skipped: {device} lacks {capability}");
+}
+
+/// The float dtypes of the operators.
+pub const FLOATS: [FloatDType; 3] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
+
+/// Runs `test` with every float dtype that each device has.
+pub fn every_dtype(test: impl Fn(&str, &Device, FloatDType)) {
+    for (name, device) in devices() {
+        for dtype in FLOATS {
+            if device.supports_dtype(dtype) {
+                test(&format!("{name} {dtype:?}"), device, dtype);
+            } else {
+                skip(name, &format!("{dtype:?}").to_lowercase());
+            }
+        }
+    }
 }
 
 /// The elements of a tensor, read back as `f32`.

@@ -186,7 +186,7 @@ impl Held {
 
 /// One of so many values: arrays in registers have no index.
 #[cube]
-pub(super) fn value_at(values: &Array<f32>, index: u32, #[comptime] count: usize) -> f32 {
+fn value_at(values: &Array<f32>, index: u32, #[comptime] count: usize) -> f32 {
     let last = comptime!(count - 1);
     let count = comptime!(count.next_power_of_two());
     let mut rest = Array::<f32>::new(count);

@@ -159,7 +159,7 @@ pub(super) fn take_all(ids: &mut [i32], out: usize, length: u32, k: u32, #[compt
 
 /// -1 in the slots that a window of so many columns leaves over.
 #[cube]
-pub(super) fn fill(ids: &mut [i32], out: usize, length: u32, k: u32, #[comptime] units: Units) {
+fn fill(ids: &mut [i32], out: usize, length: u32, k: u32, #[comptime] units: Units) {
     let mut at = length + UNIT_POS;
     while at < k {
         ids[out + at as usize] = -1i32;
