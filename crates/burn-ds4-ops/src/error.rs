@@ -34,6 +34,16 @@ pub enum OpError {
         /// The value given.
         actual: usize,
     },
+    /// A fraction outside its range, or no number at all.
+    #[error("`{argument}` is {actual}, expected {expected}")]
+    InvalidFloat {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The accepted range.
+        expected: &'static str,
+        /// The value given, in decimal.
+        actual: String,
+    },
     /// Two tensors that must share a device and do not.
     #[error("`{argument}` is on {actual}, expected {expected} like `{other}`")]
     DeviceMismatch {

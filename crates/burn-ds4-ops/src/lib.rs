@@ -8,8 +8,8 @@
 //! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink |
 //! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head |
 //! | [`matmul`] | matrix product, f32 operands never in TF32 |
-//! | [`moe`] | clamped SwiGLU, routed experts |
-//! | [`quant`] | FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
+//! | [`moe`] | clamped SwiGLU, experts with dense or packed weights |
+//! | [`quant`] | dense and packed weights, linear maps by them, FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
 //! | [`router`] | score and hash routing, small top-k |
 //! | [`topk`] | the largest entries of long rows, each in a window of its own |
 //!
@@ -33,5 +33,6 @@ pub mod quant;
 mod reference;
 pub mod router;
 pub mod topk;
+mod validation;
 
 pub use error::OpError;

@@ -4,8 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::matmul::matmul;
-use burn_ds4_ops::moe::Experts;
-use burn_ds4_ops::quant;
+use burn_ds4_ops::quant::{Weights, quant_linear};
 
 /// Configuration of [`PackedLinear`].
 #[derive(Config, Debug)]
@@ -20,7 +19,7 @@ impl PackedLinearConfig {
     /// Initializes a dense map with random weights of standard deviation `d_input^-0.5`.
     pub fn init(&self, device: &Device) -> PackedLinear {
         PackedLinear {
-            weight: LinearWeight::Dense(random([self.d_output, self.d_input], device)),
+            weight: WeightStack::Dense(random([1, self.d_output, self.d_input], device)),
         }
     }
 }
@@ -50,16 +49,45 @@ pub(crate) fn project<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor
 /// `y = x · Wᵀ` without a bias, its weight dense or packed.
 #[derive(Module, Debug)]
 pub struct PackedLinear {
-    /// The weight `[d_output, d_input]`.
-    pub weight: LinearWeight,
+    /// The weight: one matrix `[d_output, d_input]`.
+    pub weight: WeightStack,
 }
 
-/// Weight of a [`PackedLinear`].
+impl PackedLinear {
+    /// Applies the map to the last dimension of `x`.
+    ///
+    /// # Shapes
+    ///
+    /// - `x`: `[.., d_input]`
+    /// - output: `[.., d_output]`, in the dtype of `x`
+    ///
+    /// # Panics
+    ///
+    /// If the last dimension of `x` is not `d_input`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match &self.weight {
+            WeightStack::Dense(_) => {
+                let weight = self.dense(x.dtype().into());
+                project(x, weight)
+            }
+            WeightStack::Fp8(_) | WeightStack::Fp4(_) => {
+                quant_linear(x, &self.weight.weights()).expect("an input that fits the weight")
+            }
+        }
+    }
+
+    /// The weight `[d_output, d_input]` as floats of the given dtype.
+    pub fn dense(&self, dtype: FloatDType) -> Tensor<2> {
+        self.weight.dense(dtype).squeeze_dim(0)
+    }
+}
+
+/// Matrices `[matrices, out, in]` of one shape and format: one for a linear map, or the same one of every expert.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)]
-pub enum LinearWeight {
-    /// A float tensor `[out, in]`.
-    Dense(Param<Tensor<2>>),
+pub enum WeightStack {
+    /// A float tensor `[matrices, out, in]`.
+    Dense(Param<Tensor<3>>),
     /// E4M3 codes with one scale per 128x128 block.
     Fp8(Fp8Weight),
     /// E2M1 codes with one E8M0 scale per 32 columns of a row.
@@ -90,125 +118,35 @@ pub struct Fp4Weight {
     pub columns: usize,
 }
 
-impl PackedLinear {
-    /// Applies the map to the last dimension of `x`.
-    ///
-    /// # Shapes
-    ///
-    /// - `x`: `[.., d_input]`
-    /// - output: `[.., d_output]`, in the dtype of `x`
+impl WeightStack {
+    /// The matrices as operators take them; copies no weight.
     ///
     /// # Panics
     ///
-    /// If the last dimension of `x` is not `d_input`.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let weight = self.dense(x.dtype().into());
-        project(x, weight)
-    }
-
-    /// The weight `[d_output, d_input]` as floats of the given dtype.
-    pub fn dense(&self, dtype: FloatDType) -> Tensor<2> {
-        match &self.weight {
-            LinearWeight::Dense(weight) => weight.val().cast(dtype),
-            LinearWeight::Fp8(weight) => weight.dense(dtype).squeeze_dim(0),
-            LinearWeight::Fp4(weight) => weight.dense(dtype).squeeze_dim(0),
+    /// If words, scales and sizes do not fit each other, which those of a checkpoint do.
+    pub fn weights(&self) -> Weights {
+        match self {
+            Self::Dense(values) => Weights::dense(values.val()),
+            Self::Fp8(fp8) => {
+                Weights::fp8(fp8.words.val(), fp8.scales.val(), fp8.columns, fp8.parts)
+            }
+            Self::Fp4(fp4) => Weights::fp4(fp4.words.val(), fp4.scales.val(), fp4.columns),
         }
-    }
-}
-
-impl Fp8Weight {
-    fn dense(&self, dtype: FloatDType) -> Tensor<3> {
-        self.decode(self.words.val(), self.scales.val(), dtype)
+        .expect("shapes and dtype were checked when the weight was loaded")
     }
 
-    fn decode(&self, words: Tensor<3, Int>, scales: Tensor<3>, dtype: FloatDType) -> Tensor<3> {
-        quant::dequantize_fp8_batched(words, scales, self.columns, self.parts, dtype)
-            .expect("shapes and dtype were checked when the weight was loaded")
-    }
-}
-
-impl Fp4Weight {
-    fn dense(&self, dtype: FloatDType) -> Tensor<3> {
-        self.decode(self.words.val(), self.scales.val(), dtype)
-    }
-
-    fn decode(
-        &self,
-        words: Tensor<3, Int>,
-        scales: Tensor<2, Int>,
-        dtype: FloatDType,
-    ) -> Tensor<3> {
-        quant::dequantize_fp4_batched(words, scales, self.columns, dtype)
-            .expect("shapes and dtype were checked when the weight was loaded")
-    }
-}
-
-/// The same matrix of every routed expert: `[experts, out, in]`.
-#[derive(Module, Debug)]
-pub struct ExpertStack {
-    /// The weights.
-    pub weight: ExpertWeight,
-}
-
-/// Weights of an [`ExpertStack`].
-#[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant)]
-pub enum ExpertWeight {
-    /// A float tensor `[experts, out, in]`.
-    Dense(Param<Tensor<3>>),
-    /// E4M3 codes with one scale per 128x128 block.
-    Fp8(Fp8Weight),
-    /// E2M1 codes with one E8M0 scale per 32 columns of a row.
-    Fp4(Fp4Weight),
-}
-
-impl ExpertStack {
-    /// All matrices as floats of the given dtype.
+    /// The matrices as floats of the given dtype.
+    ///
+    /// # Panics
+    ///
+    /// As [`weights`](Self::weights), or if the device does not compute in `dtype`.
     pub fn dense(&self, dtype: FloatDType) -> Tensor<3> {
-        match &self.weight {
-            ExpertWeight::Dense(weight) => weight.val().cast(dtype),
-            ExpertWeight::Fp8(weight) => weight.dense(dtype),
-            ExpertWeight::Fp4(weight) => weight.dense(dtype),
+        match self {
+            Self::Dense(values) => values.val().cast(dtype),
+            Self::Fp8(_) | Self::Fp4(_) => self
+                .weights()
+                .dequantize(dtype)
+                .expect("a dtype that the device computes in"),
         }
-    }
-}
-
-impl Experts for ExpertStack {
-    fn count(&self) -> usize {
-        match &self.weight {
-            ExpertWeight::Dense(weight) => weight.dims()[0],
-            ExpertWeight::Fp8(weight) => weight.words.dims()[0],
-            ExpertWeight::Fp4(weight) => weight.words.dims()[0],
-        }
-    }
-
-    fn gather(&self, ids: Tensor<1, Int>, dtype: FloatDType) -> Tensor<3> {
-        match &self.weight {
-            ExpertWeight::Dense(weight) => weight.val().select(0, ids).cast(dtype),
-            ExpertWeight::Fp8(weight) => {
-                let words = weight.words.val().select(0, ids.clone());
-                weight.decode(words, weight.scales.val().select(0, ids), dtype)
-            }
-            ExpertWeight::Fp4(weight) => {
-                let words = weight.words.val().select(0, ids.clone());
-                weight.decode(words, weight.scales.val().select(0, ids), dtype)
-            }
-        }
-    }
-
-    fn one(&self, expert: usize, dtype: FloatDType) -> Tensor<2> {
-        let range = expert..expert + 1;
-        let matrix = match &self.weight {
-            ExpertWeight::Dense(weight) => weight.val().slice_dim(0, range).cast(dtype),
-            ExpertWeight::Fp8(weight) => {
-                let words = weight.words.val().slice_dim(0, range.clone());
-                weight.decode(words, weight.scales.val().slice_dim(0, range), dtype)
-            }
-            ExpertWeight::Fp4(weight) => {
-                let words = weight.words.val().slice_dim(0, range.clone());
-                weight.decode(words, weight.scales.val().slice_dim(0, range), dtype)
-            }
-        };
-        matrix.squeeze_dim(0)
     }
 }

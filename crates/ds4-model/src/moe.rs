@@ -2,10 +2,10 @@
 
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Int, Tensor};
-use burn_ds4_ops::moe as ops;
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_ds4_ops::moe::expert_ffn;
 
-use crate::linear::{ExpertStack, ExpertWeight, PackedLinear, PackedLinearConfig, random};
+use crate::linear::{WeightStack, random};
 use crate::router::{Router, RouterConfig, Routing};
 use crate::trace::Trace;
 
@@ -49,12 +49,8 @@ impl MoeLayerConfig {
                 Some(vocabulary) => router.init_hash(vocabulary, device),
                 None => router.init_score(device),
             },
-            gate_up: ExpertStack {
-                weight: ExpertWeight::Dense(random([self.experts, 2 * inner, d], device)),
-            },
-            down: ExpertStack {
-                weight: ExpertWeight::Dense(random([self.experts, d, inner], device)),
-            },
+            gate_up: WeightStack::Dense(random([self.experts, 2 * inner, d], device)),
+            down: WeightStack::Dense(random([self.experts, d, inner], device)),
             shared: SharedExpertConfig::new(d, shared)
                 .with_swiglu_limit(self.swiglu_limit)
                 .init(device),
@@ -69,9 +65,9 @@ pub struct MoeLayer {
     /// The router.
     pub router: Router,
     /// Gate and up matrices of the routed experts: `[experts, 2·d_expert, d_model]`, the gate's rows first.
-    pub gate_up: ExpertStack,
+    pub gate_up: WeightStack,
     /// Down matrices of the routed experts: `[experts, d_model, d_expert]`.
-    pub down: ExpertStack,
+    pub down: WeightStack,
     /// The shared experts.
     pub shared: SharedExpert,
     /// Clamp of the SwiGLU inputs; infinite for none.
@@ -86,6 +82,10 @@ impl MoeLayer {
     /// - `x`: `[batch, positions, d_model]`
     /// - `token_ids`: `[batch, positions]`, used by a hash router
     /// - output: like `x`
+    ///
+    /// # Panics
+    ///
+    /// If the last dimension of `x` is not `d_model`, or the shapes disagree on the number of tokens.
     pub fn forward(&self, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Tensor<3> {
         self.forward_traced(x, token_ids, &Trace::off())
     }
@@ -105,18 +105,21 @@ impl MoeLayer {
             token_ids.reshape([tokens]),
             &trace.scope("router"),
         );
-        let limit = finite(self.swiglu_limit);
-        let routed = ops::expert_ffn(x.clone(), ids, weights, &self.gate_up, &self.down, limit);
+        let routed = expert_ffn(
+            x.clone(),
+            ids,
+            weights,
+            &self.gate_up.weights(),
+            &self.down.weights(),
+            Some(self.swiglu_limit),
+        )
+        .expect("a router's ids and weights, and tokens that fit the experts");
         let shared = self.shared.forward(x);
         trace.record("shared", &shared);
-        let output = (routed + shared.cast(FloatDType::F32)).cast(dtype);
+        let output = (routed + shared).cast(dtype);
         trace.record("output", &output);
         output.reshape([batch, positions, d])
     }
-}
-
-fn finite(limit: f64) -> Option<f64> {
-    limit.is_finite().then_some(limit)
 }
 
 /// Configuration of [`SharedExpert`].
@@ -135,9 +138,8 @@ impl SharedExpertConfig {
     /// Initializes the expert with random weights.
     pub fn init(&self, device: &Device) -> SharedExpert {
         SharedExpert {
-            gate: PackedLinearConfig::new(self.d_model, self.d_inner).init(device),
-            up: PackedLinearConfig::new(self.d_model, self.d_inner).init(device),
-            down: PackedLinearConfig::new(self.d_inner, self.d_model).init(device),
+            gate_up: WeightStack::Dense(random([1, 2 * self.d_inner, self.d_model], device)),
+            down: WeightStack::Dense(random([1, self.d_model, self.d_inner], device)),
             swiglu_limit: self.swiglu_limit.unwrap_or(f64::INFINITY),
         }
     }
@@ -146,23 +148,35 @@ impl SharedExpertConfig {
 /// An expert that every token passes through: clamped SwiGLU, like the routed ones.
 #[derive(Module, Debug)]
 pub struct SharedExpert {
-    /// `w1`: `[d_inner, d_model]`.
-    pub gate: PackedLinear,
-    /// `w3`: `[d_inner, d_model]`.
-    pub up: PackedLinear,
-    /// `w2`: `[d_model, d_inner]`.
-    pub down: PackedLinear,
+    /// Gate and up matrix: `[1, 2·d_inner, d_model]`, the gate's rows first.
+    pub gate_up: WeightStack,
+    /// Down matrix: `[1, d_model, d_inner]`.
+    pub down: WeightStack,
     /// Clamp of the SwiGLU inputs; infinite for none.
     pub swiglu_limit: f64,
 }
 
 impl SharedExpert {
-    /// Applies the expert to `x` (`[tokens, d_model]`).
+    /// Applies the expert.
+    ///
+    /// # Shapes and dtypes
+    ///
+    /// - `x`: `[tokens, d_model]`
+    /// - output: the same, f32
+    ///
+    /// # Panics
+    ///
+    /// If the last dimension of `x` is not `d_model`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let dtype = x.dtype();
-        let gate = self.gate.forward(x.clone()).cast(FloatDType::F32);
-        let up = self.up.forward(x).cast(FloatDType::F32);
-        let hidden = ops::swiglu(gate, up, finite(self.swiglu_limit));
-        self.down.forward(hidden.cast(dtype))
+        let ([tokens, _], device) = (x.dims(), x.device());
+        expert_ffn(
+            x,
+            Tensor::zeros([tokens, 1], (&device, DType::I32)),
+            Tensor::ones([tokens, 1], (&device, DType::F32)),
+            &self.gate_up.weights(),
+            &self.down.weights(),
+            Some(self.swiglu_limit),
+        )
+        .expect("tokens that fit the expert")
     }
 }

@@ -1,8 +1,17 @@
 //! Feed-forward experts: clamped SwiGLU, routed or always on.
 
+mod backend;
 mod reference;
 
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use crate::OpError;
+use crate::device::is_host;
+use crate::quant::Weights;
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+
+use backend::MoeOps;
 
 /// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; no clamp where `limit` is `None`.
 ///
@@ -14,62 +23,123 @@ use burn::tensor::{FloatDType, Int, Tensor};
 ///
 /// DeepSeek-V4 `inference/model.py`, `Expert.forward`: the gate is clamped from above only, before the SiLU.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>) -> Tensor<D> {
-    reference::swiglu(gate, up, limit)
+    Tensor::from_dispatch(Dispatch::swiglu(
+        gate.into_dispatch(),
+        up.into_dispatch(),
+        limit.unwrap_or(f64::INFINITY),
+    ))
 }
 
-/// The weights of all experts of a layer: what [`expert_ffn`] needs to know of them.
+/// Experts: for every token, `Σ_slot down(weight · swiglu(gate_up · x))` over its `k` chosen experts.
 ///
-/// Implemented by whatever holds the weights, packed or not, so that only the experts in use are ever decoded.
-pub trait Experts {
-    /// Number of experts.
-    fn count(&self) -> usize;
-    /// The matrices `[ids, out, in]` of the experts in `ids` (`[ids]`, on the device).
-    fn gather(&self, ids: Tensor<1, Int>, dtype: FloatDType) -> Tensor<3>;
-    /// The matrix `[out, in]` of one expert.
-    fn one(&self, expert: usize, dtype: FloatDType) -> Tensor<2>;
-}
-
-/// Routed experts: for every token, `Σ_slot down(weight · swiglu(gate_up · x))` over its `k` chosen experts.
-///
-/// Few tokens gather the matrices they need on the device and read nothing back; more tokens, and all on the CPU, are grouped by
-/// expert, for which the ids are read back once.
+/// Nothing is read back from a device.
 ///
 /// # Shapes and dtypes
 ///
-/// - `x`: `[tokens, d]`
-/// - `ids`, `weights`: `[tokens, k]`, weights f32
-/// - `gate_up`: matrices `[2·inner, d]`, the gate's rows first; `down`: matrices `[d, inner]`
-/// - output: `[tokens, d]`, f32, summed over the slots in f32
+/// - `x`: `[tokens, d]`, f32 / f16 / bf16
+/// - `ids`: `[tokens, k]`, i32 / i64 / u32; `weights`: `[tokens, k]`, f32
+/// - `gate_up`: matrices `[2·inner, d]`, the gate's rows first; `down`: matrices `[d, inner]`, one of each for every expert
+/// - `limit`: clamp of the SwiGLU inputs, see [`swiglu`]
+/// - output: `[tokens, d]`, f32
+///
+/// Sums are f32, those over slots in the order of the slots. Weights that are not of the dtype of `x` are rounded to it once,
+/// as are the hidden values, `weight · swiglu(..)`.
 ///
 /// # Padding
 ///
-/// A slot whose id is negative or not below the number of experts contributes exactly 0, whatever its weight. [`Experts`]
-/// never sees such an id.
+/// A slot whose id is negative contributes exactly 0, whatever its weight. So does an id that is no expert's on a device whose
+/// memory is not the host's: telling would take reading it back, which [`check_expert_ids`] does for ids of uncertain origin.
+///
+/// # Special values
+///
+/// A NaN or an infinity in `x` reaches its own row only. What is in the matrices of an expert that no slot names has no part.
 ///
 /// # Source
 ///
 /// DeepSeek-V4 `inference/model.py`, `MoE.forward`: the routing weight is applied before the down projection.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If `ids` and `weights` differ in shape, or the number of tokens differs from that of `x`.
+/// [`OpError`] for a dtype, shape or device that does not fit, for a `limit` that is negative or NaN, and, where the device's
+/// memory is the host's, for an id that is no expert's.
 pub fn expert_ffn(
     x: Tensor<2>,
     ids: Tensor<2, Int>,
     weights: Tensor<2>,
-    gate_up: &impl Experts,
-    down: &impl Experts,
+    gate_up: &Weights,
+    down: &Weights,
     limit: Option<f64>,
-) -> Tensor<2> {
-    assert_eq!(
-        ids.dims(),
-        weights.dims(),
-        "expert_ffn: ids and weights must have the same shape"
-    );
-    assert_eq!(
-        ids.dims()[0],
-        x.dims()[0],
-        "expert_ffn: ids must have one row per token"
-    );
-    reference::expert_ffn(x, ids, weights, gate_up, down, limit)
+) -> Result<Tensor<2>, OpError> {
+    let ([tokens, d], [_, k]) = (x.dims(), ids.dims());
+    let [experts, rows, _] = gate_up.dims();
+    expect_float("x", &x)?;
+    expect_ids(&ids)?;
+    expect_dtype("weights", "F32", &weights, &[DType::F32])?;
+    expect_shape("ids", ids.dims(), [tokens, k])?;
+    expect_shape("weights", weights.dims(), [tokens, k])?;
+    expect_shape("gate_up", gate_up.dims(), [experts, rows, d])?;
+    if !rows.is_multiple_of(2) {
+        return Err(OpError::InvalidValue {
+            argument: "rows of gate_up",
+            expected: "an even number".into(),
+            actual: rows,
+        });
+    }
+    expect_shape("down", down.dims(), [experts, d, rows / 2])?;
+    let device = x.device();
+    expect_device("ids", &ids.device(), "x", &device)?;
+    expect_device("weights", &weights.device(), "x", &device)?;
+    expect_device("gate_up", &gate_up.device(), "x", &device)?;
+    expect_device("down", &down.device(), "x", &device)?;
+    let limit = limit.unwrap_or(f64::INFINITY);
+    if limit.is_nan() || limit < 0.0 {
+        return Err(OpError::InvalidFloat {
+            argument: "limit",
+            expected: "a number that is not negative",
+            actual: limit.to_string(),
+        });
+    }
+    if is_host(&device) {
+        check_expert_ids(ids.clone(), experts)?;
+    }
+    if [tokens, d, k, experts, rows].contains(&0) {
+        return Ok(Tensor::zeros([tokens, d], (&device, DType::F32)));
+    }
+    Ok(Tensor::from_dispatch(Dispatch::expert_ffn(
+        x.into_dispatch(),
+        ids.into_dispatch(),
+        weights.into_dispatch(),
+        gate_up.clone().into(),
+        down.clone().into(),
+        limit,
+    )))
+}
+
+/// Reads expert ids back and refuses the first that is not below `experts`; negative ones are padding.
+///
+/// [`expert_ffn`] does so where it costs nothing. Routers give no such ids.
+///
+/// # Errors
+///
+/// [`OpError::InvalidValue`] that names the id, [`OpError::DtypeMismatch`] for a dtype that [`expert_ffn`] does not take.
+///
+/// # Panics
+///
+/// If the device fails to give the ids.
+pub fn check_expert_ids(ids: Tensor<2, Int>, experts: usize) -> Result<(), OpError> {
+    expect_ids(&ids)?;
+    let unknown = |id: &i64| usize::try_from(*id).is_ok_and(|id| id >= experts);
+    match ids.into_data().iter::<i64>().find(unknown) {
+        None => Ok(()),
+        Some(id) => Err(OpError::InvalidValue {
+            argument: "ids",
+            expected: format!("less than {experts}, the number of experts"),
+            actual: id as usize,
+        }),
+    }
+}
+
+fn expect_ids(ids: &Tensor<2, Int>) -> Result<(), OpError> {
+    let accepted = [DType::I32, DType::I64, DType::U32];
+    expect_dtype("ids", "I32, I64 or U32", ids, &accepted)
 }

@@ -1,138 +1,175 @@
-use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Tensor, activation};
+//! Experts in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
 
-use super::Experts;
-use crate::device::is_host;
-use crate::matmul::matmul;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice, TensorData, read_sync};
 
-/// Up to this many (token, slot) pairs the matrices are gathered per pair, where reading the ids back would stall the device.
+use crate::quant::{PackedWeights, QuantOps};
+use crate::reference::bool_dtype;
+
+/// Pairs of a token and a slot whose matrices are decoded at once: a bound on the memory that takes.
 const MAX_GATHERED_PAIRS: usize = 48;
+/// Of ids, pairs and rows.
+const INT: IntDType = IntDType::I32;
 
-pub(super) fn swiglu<const D: usize>(
-    gate: Tensor<D>,
-    up: Tensor<D>,
-    limit: Option<f64>,
-) -> Tensor<D> {
-    match limit {
-        Some(limit) => activation::silu(gate.clamp_max(limit)) * up.clamp(-limit, limit),
-        None => activation::silu(gate) * up,
-    }
-}
-
-pub(super) fn expert_ffn(
-    x: Tensor<2>,
-    ids: Tensor<2, Int>,
-    weights: Tensor<2>,
-    gate_up: &impl Experts,
-    down: &impl Experts,
-    limit: Option<f64>,
-) -> Tensor<2> {
-    let [tokens, k] = ids.dims();
-    if tokens * k * gate_up.count() == 0 {
-        let [_, d] = x.dims();
-        return Tensor::zeros([tokens, d], (&x.device(), DType::F32));
-    }
-    if tokens * k <= MAX_GATHERED_PAIRS && !is_host(&x.device()) {
-        gathered(x, ids, weights, gate_up, down, limit)
+pub(super) fn swiglu<B: Backend>(
+    gate: FloatTensor<B>,
+    up: FloatTensor<B>,
+    limit: f64,
+) -> FloatTensor<B> {
+    let (gate, up) = if limit == f64::INFINITY {
+        (gate, up)
     } else {
-        grouped(x, ids, weights, gate_up, down, limit)
-    }
+        (
+            B::float_clamp_max(gate, limit.into()),
+            B::float_clamp(up, (-limit).into(), limit.into()),
+        )
+    };
+    let silu = B::float_mul(gate.clone(), B::sigmoid(gate));
+    B::float_mul(silu, up)
 }
 
-fn gathered(
-    x: Tensor<2>,
-    ids: Tensor<2, Int>,
-    weights: Tensor<2>,
-    gate_up: &impl Experts,
-    down: &impl Experts,
-    limit: Option<f64>,
-) -> Tensor<2> {
-    let [tokens, d] = x.dims();
-    let [_, k] = ids.dims();
+/// Gathers the two matrices of every (token, slot) pair on the device. Reads nothing back.
+pub(super) fn gathered<B: QuantOps>(
+    x: FloatTensor<B>,
+    ids: IntTensor<B>,
+    weights: FloatTensor<B>,
+    gate_up: PackedWeights<B>,
+    down: PackedWeights<B>,
+    limit: f64,
+) -> FloatTensor<B> {
+    let [tokens, d] = x.shape().dims();
+    let [_, k] = ids.shape().dims();
+    let [experts, _, _] = gate_up.dims();
     let pairs = tokens * k;
-    let dtype: FloatDType = x.dtype().into();
     // An id out of range is clamped to one that can be read, and its output dropped: as a product with a weight of zero it
     // would let an infinity through.
-    let clamped = ids.clone().clamp(0, gate_up.count() as i64 - 1);
-    let padding = clamped.clone().not_equal(ids).unsqueeze_dim::<3>(2);
-    let ids = clamped.reshape([pairs]);
-    let x = x
-        .unsqueeze_dim::<3>(1)
-        .expand([tokens, k, d])
-        .reshape([pairs, d, 1]);
-    let hidden = matmul(gate_up.gather(ids.clone(), dtype), x).squeeze_dim::<2>(2);
-    let hidden = hidden_layer(hidden, weights.reshape([pairs, 1]), limit).cast(dtype);
-    matmul(down.gather(ids, dtype), hidden.unsqueeze_dim::<3>(2))
-        .reshape([tokens, k, d])
-        .cast(FloatDType::F32)
-        .mask_fill(padding.expand([tokens, k, d]), 0.0)
-        .sum_dim(1)
-        .squeeze_dim(1)
+    let known = B::int_clamp(ids.clone(), 0.into(), (experts as i64 - 1).into());
+    let padding = B::int_not_equal(known.clone(), ids.clone(), bool_dtype::<B>(&ids.device()));
+    let ids = B::int_reshape(B::int_cast(known, INT), Shape::new([pairs]));
+    let x = B::float_reshape(x, Shape::new([tokens, 1, d]));
+    let x = B::float_expand(x, Shape::new([tokens, k, d]));
+    let x = B::float_reshape(x, Shape::new([pairs, d]));
+    let weights = B::float_reshape(weights, Shape::new([pairs, 1]));
+
+    let mut outputs = Vec::new();
+    for first in (0..pairs).step_by(MAX_GATHERED_PAIRS) {
+        let chunk: Slice = (first..pairs.min(first + MAX_GATHERED_PAIRS)).into();
+        let ids = B::int_slice(ids.clone(), &[chunk]);
+        let x = B::float_slice(x.clone(), &[chunk, (0..d).into()]);
+        let weights = B::float_slice(weights.clone(), &[chunk, (0..1).into()]);
+        let hidden = multiply::<B>(&gate_up, ids.clone(), x.clone());
+        let hidden = hidden_layer::<B>(hidden, weights, limit);
+        let hidden = B::float_cast(hidden, x.dtype().into());
+        outputs.push(multiply::<B>(&down, ids, hidden));
+    }
+    let outputs = B::float_cast(B::float_cat(outputs, 0), FloatDType::F32);
+    let padding = B::bool_expand(
+        B::bool_reshape(padding, Shape::new([pairs, 1])),
+        Shape::new([pairs, d]),
+    );
+    sum_slots::<B>(B::float_mask_fill(outputs, padding, 0.0.into()), tokens)
 }
 
-fn grouped(
-    x: Tensor<2>,
-    ids: Tensor<2, Int>,
-    weights: Tensor<2>,
-    gate_up: &impl Experts,
-    down: &impl Experts,
-    limit: Option<f64>,
-) -> Tensor<2> {
-    let [tokens, d] = x.dims();
-    let [_, k] = ids.dims();
+/// The matrix at each of `ids` times the row of `x` in the same place.
+fn multiply<B: QuantOps>(
+    matrices: &PackedWeights<B>,
+    ids: IntTensor<B>,
+    x: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [_, out, _] = matrices.dims();
+    let [pairs, columns] = x.shape().dims();
+    let matrices = B::dequantize_weights(matrices.select(ids), x.dtype().into());
+    let x = B::float_reshape(x, Shape::new([pairs, columns, 1]));
+    let products = B::precise_matmul(matrices, x);
+    B::float_reshape(products, Shape::new([pairs, out]))
+}
+
+/// Reads the ids, so that every matrix in use is decoded once, and multiplied by all its rows at once.
+pub(super) fn grouped<B: QuantOps>(
+    x: FloatTensor<B>,
+    ids: IntTensor<B>,
+    weights: FloatTensor<B>,
+    gate_up: PackedWeights<B>,
+    down: PackedWeights<B>,
+    limit: f64,
+) -> FloatTensor<B> {
     let device = x.device();
     let dtype: FloatDType = x.dtype().into();
+    let [tokens, d] = x.shape().dims();
+    let [_, k] = ids.shape().dims();
+    let [experts, _, _] = gate_up.dims();
 
-    let mut pairs_of = vec![Vec::new(); gate_up.count()];
-    for (pair, id) in ids.into_data().iter::<i64>().enumerate() {
+    let ids = read_sync(B::int_into_data(ids)).expect("ids that can be read");
+    let mut pairs_of = vec![Vec::new(); experts];
+    for (pair, id) in ids.iter::<i64>().enumerate() {
         // An id out of range is padding.
         if let Some(pairs) = usize::try_from(id).ok().and_then(|id| pairs_of.get_mut(id)) {
-            pairs.push(pair as i64);
+            pairs.push(pair as i32);
         }
     }
-    let order: Vec<i64> = pairs_of.concat();
+    let order: Vec<i32> = pairs_of.concat();
+    let nothing = B::float_zeros(Shape::new([tokens * k, d]), &device, FloatDType::F32);
     if order.is_empty() {
-        return Tensor::zeros([tokens, d], (&device, DType::F32));
+        return sum_slots::<B>(nothing, tokens);
     }
     // The pairs of one expert side by side, so that all experts share every operation but the matrix products.
-    let rows: Vec<i64> = order.iter().map(|pair| pair / k as i64).collect();
-    let x = x.select(0, Tensor::from_data(rows.as_slice(), &device));
-    let hidden = per_expert(x, &pairs_of, gate_up, dtype);
-    let pairs = Tensor::<1, Int>::from_data(order.as_slice(), &device);
-    let weights = weights.reshape([tokens * k, 1]).select(0, pairs.clone());
-    let hidden = hidden_layer(hidden, weights, limit).cast(dtype);
-    let outputs = per_expert(hidden, &pairs_of, down, dtype).cast(FloatDType::F32);
+    let indices = |indices: Vec<i32>| {
+        let length = indices.len();
+        B::int_from_data(TensorData::new(indices, [length]), &device)
+    };
+    let rows = indices(order.iter().map(|pair| pair / k as i32).collect());
+    let pairs = indices(order);
+    let hidden = per_expert::<B>(B::float_select(x, 0, rows), &pairs_of, &gate_up);
+    let weights = B::float_reshape(weights, Shape::new([tokens * k, 1]));
+    let weights = B::float_select(weights, 0, pairs.clone());
+    let hidden = B::float_cast(hidden_layer::<B>(hidden, weights, limit), dtype);
+    let outputs = per_expert::<B>(hidden, &pairs_of, &down);
+    let outputs = B::float_cast(outputs, FloatDType::F32);
     // Back to one row per (token, slot), so that the sum over slots has a fixed order.
-    Tensor::<2>::zeros([tokens * k, d], (&device, DType::F32))
-        .select_assign(0, pairs, outputs, IndexingUpdateOp::Assign)
-        .reshape([tokens, k, d])
-        .sum_dim(1)
-        .squeeze_dim(1)
+    let outputs = B::float_select_assign(nothing, 0, pairs, outputs, IndexingUpdateOp::Assign);
+    sum_slots::<B>(outputs, tokens)
 }
 
 /// Multiplies the rows of `x`, which are ordered by expert, by the matrices of their experts.
-fn per_expert(
-    x: Tensor<2>,
-    pairs_of: &[Vec<i64>],
-    matrices: &impl Experts,
-    dtype: FloatDType,
-) -> Tensor<2> {
+fn per_expert<B: QuantOps>(
+    x: FloatTensor<B>,
+    pairs_of: &[Vec<i32>],
+    matrices: &PackedWeights<B>,
+) -> FloatTensor<B> {
+    let [_, columns] = x.shape().dims();
     let mut from = 0;
     let mut outputs = Vec::new();
     for (expert, pairs) in pairs_of.iter().enumerate() {
         if !pairs.is_empty() {
-            let rows = x.clone().slice_dim(0, from..from + pairs.len());
-            outputs.push(matmul(rows, matrices.one(expert, dtype).transpose()));
-            from += pairs.len();
+            let to = from + pairs.len();
+            let rows = B::float_slice(x.clone(), &[(from..to).into(), (0..columns).into()]);
+            outputs.push(B::quant_linear(rows, matrices.one(expert)));
+            from = to;
         }
     }
-    Tensor::cat(outputs, 0)
+    B::float_cat(outputs, 0)
 }
 
 /// Splits the gate-up projection, applies the activation in f32 and the routing weight.
-fn hidden_layer(gate_up: Tensor<2>, weights: Tensor<2>, limit: Option<f64>) -> Tensor<2> {
-    let [rows, width] = gate_up.dims();
-    let gate_up = gate_up.cast(FloatDType::F32);
-    let gate = gate_up.clone().slice([0..rows, 0..width / 2]);
-    let up = gate_up.slice([0..rows, width / 2..width]);
-    swiglu(gate, up, limit) * weights
+fn hidden_layer<B: Backend>(
+    gate_up: FloatTensor<B>,
+    weights: FloatTensor<B>,
+    limit: f64,
+) -> FloatTensor<B> {
+    let [rows, width] = gate_up.shape().dims();
+    let gate_up = B::float_cast(gate_up, FloatDType::F32);
+    let half = |columns: std::ops::Range<usize>| {
+        B::float_slice(gate_up.clone(), &[(0..rows).into(), columns.into()])
+    };
+    let hidden = swiglu::<B>(half(0..width / 2), half(width / 2..width), limit);
+    let weights = B::float_expand(weights, hidden.shape());
+    B::float_mul(hidden, weights)
+}
+
+/// Sums `[tokens · k, d]` over the `k` slots of a token.
+fn sum_slots<B: Backend>(outputs: FloatTensor<B>, tokens: usize) -> FloatTensor<B> {
+    let [pairs, d] = outputs.shape().dims();
+    let outputs = B::float_reshape(outputs, Shape::new([tokens, pairs / tokens, d]));
+    B::float_reshape(B::float_sum_dim(outputs, 1), Shape::new([tokens, d]))
 }

@@ -1,4 +1,4 @@
-//! Weight decoding and activation round trips of the released DeepSeek-V4 quantisation.
+//! Weights of the released DeepSeek-V4 quantisation, linear maps by them, and round trips of activations.
 //!
 //! # Packed weights
 //!
@@ -14,7 +14,7 @@
 //!
 //! # Exactness
 //!
-//! Every function gives the same bits on every device: code values and E8M0 scales come from tables, scales of the round
+//! Every function but [`quant_linear`] gives the same bits on every device: code values and E8M0 scales come from tables, scales of the round
 //! trips are found by comparison against powers of two instead of a logarithm, and no result goes through a division.
 //! Nothing is read back to the host. Two things remain a device's own:
 //!
@@ -27,11 +27,18 @@
 //! A NaN code or a NaN scale decodes to NaN, and only the values that it covers. A product beyond the range of the output
 //! dtype is infinite. In a round trip, a NaN or infinite element comes out unchanged and has no part in the scale of its block.
 
+mod backend;
 mod reference;
+mod weights;
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, kind::Basic};
+use burn::backend::Dispatch;
+use burn::tensor::{FloatDType, Int, Tensor};
 
 use crate::OpError;
+use crate::validation::{expect_device, expect_float, expect_shape};
+
+pub(crate) use backend::{PackedWeights, QuantOps};
+pub use weights::Weights;
 
 /// Rows and columns that share one FP8 weight scale.
 pub const FP8_BLOCK: usize = 128;
@@ -70,23 +77,11 @@ pub fn dequantize_fp8(
     columns: usize,
     dtype: FloatDType,
 ) -> Result<Tensor<2>, OpError> {
-    let shape = check_fp8(&words, &scales, columns, 1, dtype)?;
-    if shape.contains(&0) {
-        return Ok(Tensor::empty(shape, (&words.device(), dtype.into())));
-    }
-    let (words, scales) = (words.unsqueeze(), scales.unsqueeze());
-    let weight = reference::dequantize_fp8(words, scales, columns, 1);
-    Ok(weight.reshape(shape).cast(dtype))
+    let weights = Weights::fp8_of(words, scales, columns, 1)?;
+    Ok(weights.dequantize(dtype)?.squeeze_dim(0))
 }
 
-/// Decodes a batch of FP8 matrices, one for each expert.
-///
-/// A matrix may be several parts stacked along its rows (gate above up, say), each with block rows of its own: with `parts`
-/// parts, row `r` of a part of `n = rows / parts` rows belongs to block row `part * ceil(n / 128) + floor(r / 128)`.
-///
-/// - `words`: `u32` `[batch, rows, ceil(columns / 4)]`
-/// - `scales`: `f32` `[batch, parts * ceil(rows / parts / 128), ceil(columns / 128)]`
-/// - returns `[batch, rows, columns]` in `dtype`
+/// Decodes a batch of FP8 matrices, one for each expert, laid out as [`Weights::fp8`] says: `[batch, rows, columns]` in `dtype`.
 ///
 /// # Errors
 ///
@@ -98,11 +93,7 @@ pub fn dequantize_fp8_batched(
     parts: usize,
     dtype: FloatDType,
 ) -> Result<Tensor<3>, OpError> {
-    let shape = check_fp8(&words, &scales, columns, parts, dtype)?;
-    if shape.contains(&0) {
-        return Ok(Tensor::empty(shape, (&words.device(), dtype.into())));
-    }
-    Ok(reference::dequantize_fp8(words, scales, columns, parts).cast(dtype))
+    Weights::fp8(words, scales, columns, parts)?.dequantize(dtype)
 }
 
 /// Decodes an FP4 matrix.
@@ -120,20 +111,11 @@ pub fn dequantize_fp4(
     columns: usize,
     dtype: FloatDType,
 ) -> Result<Tensor<2>, OpError> {
-    let shape = check_fp4(&words, &scales, columns, dtype)?;
-    if shape.contains(&0) {
-        return Ok(Tensor::empty(shape, (&words.device(), dtype.into())));
-    }
-    let (words, scales) = (words.unsqueeze(), scales.unsqueeze());
-    let weight = reference::dequantize_fp4(words, scales, columns);
-    Ok(weight.reshape(shape).cast(dtype))
+    let weights = Weights::fp4_of(words, scales, columns)?;
+    Ok(weights.dequantize(dtype)?.squeeze_dim(0))
 }
 
-/// Decodes a batch of FP4 matrices, one for each expert.
-///
-/// - `words`: `u32` `[batch, rows, ceil(columns / 8)]`
-/// - `scales`: `u32` `[batch, ceil(rows * ceil(columns / 32) / 4)]`, each matrix padded to a whole word
-/// - returns `[batch, rows, columns]` in `dtype`
+/// Decodes a batch of FP4 matrices, one for each expert, laid out as [`Weights::fp4`] says: `[batch, rows, columns]` in `dtype`.
 ///
 /// # Errors
 ///
@@ -144,11 +126,46 @@ pub fn dequantize_fp4_batched(
     columns: usize,
     dtype: FloatDType,
 ) -> Result<Tensor<3>, OpError> {
-    let shape = check_fp4(&words, &scales, columns, dtype)?;
-    if shape.contains(&0) {
-        return Ok(Tensor::empty(shape, (&words.device(), dtype.into())));
+    Weights::fp4(words, scales, columns)?.dequantize(dtype)
+}
+
+/// A linear map by one dense or packed matrix: `x · weightsᵀ` over the last dimension of `x`.
+///
+/// # Shapes and dtypes
+///
+/// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
+/// - `weights`: one matrix, `[1, out, in]`; what is not of the dtype of `x` is rounded to it once
+/// - output: `[.., out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
+///
+/// # Special values
+///
+/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output.
+///
+/// # Errors
+///
+/// [`OpError`] where the dtype of `x` is another, `weights` are not one matrix of as many columns as `x` has, or on another device.
+pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<Tensor<D>, OpError> {
+    expect_float("x", &x)?;
+    let [count, out, columns] = weights.dims();
+    if count != 1 {
+        return Err(OpError::InvalidValue {
+            argument: "number of matrices in weights",
+            expected: "1".into(),
+            actual: count,
+        });
     }
-    Ok(reference::dequantize_fp4(words, scales, columns).cast(dtype))
+    let mut shape = x.dims();
+    shape[D - 1] = columns;
+    expect_shape("x", x.dims(), shape)?;
+    expect_device("weights", &weights.device(), "x", &x.device())?;
+    shape[D - 1] = out;
+    if columns == 0 || shape.contains(&0) {
+        return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
+    }
+    let rows = shape[..D - 1].iter().product();
+    let x: Tensor<2> = x.reshape([rows, columns]);
+    let y = Dispatch::quant_linear(x.into_dispatch(), weights.clone().into());
+    Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
 }
 
 /// Rounds to FP8 and back: what a value becomes in an FP8 cache, or as the input of an FP8 matrix product.
@@ -187,7 +204,7 @@ pub fn fp4_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tenso
 ///
 /// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] where the last dimension is no power of two.
 pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
-    expect_float(&x)?;
+    expect_float("x", &x)?;
     let (shape, dtype) = (x.dims(), x.dtype());
     let columns = shape[D - 1];
     if !columns.is_power_of_two() {
@@ -212,7 +229,7 @@ fn roundtrip<const D: usize>(
     block: usize,
     format: &reference::Format,
 ) -> Result<Tensor<D>, OpError> {
-    expect_float(&x)?;
+    expect_float("x", &x)?;
     if block == 0 {
         return Err(OpError::InvalidValue {
             argument: "block",
@@ -230,133 +247,4 @@ fn roundtrip<const D: usize>(
     Ok(reference::roundtrip(x, block.min(columns), format)
         .reshape(shape)
         .cast(FloatDType::from(dtype)))
-}
-
-/// Checks the arguments of the FP8 decoders; the shape of the weight.
-fn check_fp8<const D: usize>(
-    words: &Tensor<D, Int>,
-    scales: &Tensor<D>,
-    columns: usize,
-    parts: usize,
-    dtype: FloatDType,
-) -> Result<[usize; D], OpError> {
-    let device = words.device();
-    let rows = words.dims()[D - 2];
-    let with_rows_and_columns = |rows, columns| {
-        let mut shape = words.dims();
-        shape[D - 2..].copy_from_slice(&[rows, columns]);
-        shape
-    };
-    let packed = with_rows_and_columns(rows, columns.div_ceil(4));
-    expect_words("words", words, packed)?;
-    if parts == 0 || !rows.is_multiple_of(parts) {
-        return Err(OpError::InvalidValue {
-            argument: "parts",
-            expected: format!("a divisor of {rows} rows"),
-            actual: parts,
-        });
-    }
-    expect_dtype("scales", "F32", scales, &[DType::F32])?;
-    let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);
-    let blocks = with_rows_and_columns(block_rows, columns.div_ceil(FP8_BLOCK));
-    expect_shape("scales", scales, blocks)?;
-    expect_device("scales", &scales.device(), "words", &device)?;
-    expect_supported(dtype, &device)?;
-    Ok(with_rows_and_columns(rows, columns))
-}
-
-/// Checks the arguments of the FP4 decoders; the shape of the weight. `S` is `D - 1`.
-fn check_fp4<const D: usize, const S: usize>(
-    words: &Tensor<D, Int>,
-    scales: &Tensor<S, Int>,
-    columns: usize,
-    dtype: FloatDType,
-) -> Result<[usize; D], OpError> {
-    let device = words.device();
-    let mut shape = words.dims();
-    let rows = shape[D - 2];
-    shape[D - 1] = columns.div_ceil(8);
-    expect_words("words", words, shape)?;
-    let mut scale_shape = [0; S];
-    scale_shape[..S - 1].copy_from_slice(&shape[..S - 1]);
-    scale_shape[S - 1] = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
-    expect_words("scales", scales, scale_shape)?;
-    expect_device("scales", &scales.device(), "words", &device)?;
-    expect_supported(dtype, &device)?;
-    shape[D - 1] = columns;
-    Ok(shape)
-}
-
-fn expect_float<const D: usize>(x: &Tensor<D>) -> Result<(), OpError> {
-    let accepted = [DType::F32, DType::F16, DType::BF16];
-    expect_dtype("x", "F32, F16 or BF16", x, &accepted)
-}
-
-fn expect_words<const D: usize>(
-    argument: &'static str,
-    tensor: &Tensor<D, Int>,
-    shape: [usize; D],
-) -> Result<(), OpError> {
-    expect_dtype(argument, "U32", tensor, &[DType::U32])?;
-    expect_shape(argument, tensor, shape)
-}
-
-fn expect_dtype<const D: usize, K: Basic>(
-    argument: &'static str,
-    expected: &'static str,
-    tensor: &Tensor<D, K>,
-    accepted: &[DType],
-) -> Result<(), OpError> {
-    let actual = tensor.dtype();
-    if accepted.contains(&actual) {
-        return Ok(());
-    }
-    Err(OpError::DtypeMismatch {
-        argument,
-        expected,
-        actual,
-    })
-}
-
-fn expect_shape<const D: usize, K: Basic>(
-    argument: &'static str,
-    tensor: &Tensor<D, K>,
-    shape: [usize; D],
-) -> Result<(), OpError> {
-    if tensor.dims() == shape {
-        return Ok(());
-    }
-    Err(OpError::ShapeMismatch {
-        argument,
-        expected: shape.into(),
-        actual: tensor.dims().into(),
-    })
-}
-
-fn expect_device(
-    argument: &'static str,
-    actual: &Device,
-    other: &'static str,
-    expected: &Device,
-) -> Result<(), OpError> {
-    if actual == expected {
-        return Ok(());
-    }
-    Err(OpError::DeviceMismatch {
-        argument,
-        other,
-        expected: format!("{expected:?}"),
-        actual: format!("{actual:?}"),
-    })
-}
-
-fn expect_supported(dtype: FloatDType, device: &Device) -> Result<(), OpError> {
-    if device.supports_dtype(dtype) {
-        return Ok(());
-    }
-    Err(OpError::UnsupportedDtype {
-        argument: "dtype",
-        dtype: dtype.into(),
-        device: format!("{device:?}"),
-    })
 }

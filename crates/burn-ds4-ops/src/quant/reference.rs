@@ -1,8 +1,12 @@
 //! Plain tensor ops: the readable truth of every codec. Arguments are validated by the caller, no dimension is zero.
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, IntDType, Shape, Tensor, TensorData};
 
+use super::backend::PackedWeights;
 use super::{FP4_BLOCK, FP8_BLOCK};
+use crate::matmul::MatmulOps;
 
 /// E2M1 magnitudes, then the same with the sign bit.
 const E2M1_VALUES: [f32; 16] = [
@@ -41,83 +45,127 @@ const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
-pub(super) fn dequantize_fp8(
-    words: Tensor<3, Int>,
-    scales: Tensor<3>,
-    columns: usize,
-    parts: usize,
-) -> Tensor<3> {
-    let [batch, rows, width] = words.dims();
-    let [_, _, block_columns] = scales.dims();
-    let part_rows = rows / parts;
-    let block_rows = part_rows.div_ceil(FP8_BLOCK);
-    let values = decode(
-        words.reshape([batch * rows, width]),
-        columns,
-        8,
-        e4m3_values(),
-    );
-    let scales = repeat_columns(
-        scales.reshape([batch * parts * block_rows, block_columns]),
-        FP8_BLOCK,
-        columns,
-    )
-    .reshape([batch * parts, block_rows, 1, columns])
-    .expand([batch * parts, block_rows, FP8_BLOCK, columns])
-    .reshape([batch * parts, block_rows * FP8_BLOCK, columns])
-    .narrow(1, 0, part_rows)
-    .reshape([batch * rows, columns]);
-    (values * scales).reshape([batch, rows, columns])
+/// The matrices `[count, out, in]` in `dtype`, rounded once.
+pub(super) fn dequantize<B: Backend>(
+    weights: PackedWeights<B>,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let values = match weights {
+        PackedWeights::Dense { values } => values,
+        PackedWeights::Fp8 {
+            words,
+            scales,
+            columns,
+            parts,
+        } => dequantize_fp8::<B>(words, scales, columns, parts),
+        PackedWeights::Fp4 {
+            words,
+            scales,
+            columns,
+        } => dequantize_fp4::<B>(words, scales, columns),
+    };
+    B::float_cast(values, dtype)
 }
 
-pub(super) fn dequantize_fp4(
-    words: Tensor<3, Int>,
-    scales: Tensor<2, Int>,
+/// `x · weightᵀ` for the one matrix of `weights`.
+pub(super) fn quant_linear<B: MatmulOps>(
+    x: FloatTensor<B>,
+    weights: PackedWeights<B>,
+) -> FloatTensor<B> {
+    let [_, out, columns] = weights.dims();
+    let weight = dequantize::<B>(weights, x.dtype().into());
+    let weight = B::float_reshape(weight, Shape::new([out, columns]));
+    B::precise_matmul(x, B::float_transpose(weight))
+}
+
+fn dequantize_fp8<B: Backend>(
+    words: IntTensor<B>,
+    scales: FloatTensor<B>,
     columns: usize,
-) -> Tensor<3> {
-    let [batch, rows, width] = words.dims();
-    let blocks = columns.div_ceil(FP4_BLOCK);
-    let values = decode(
-        words.reshape([batch * rows, width]),
-        columns,
-        4,
-        E2M1_VALUES.to_vec(),
+    parts: usize,
+) -> FloatTensor<B> {
+    let [count, rows, width] = words.shape().dims();
+    let [_, _, block_columns] = scales.shape().dims();
+    let part_rows = rows / parts;
+    let block_rows = part_rows.div_ceil(FP8_BLOCK);
+    let words = B::int_reshape(words, Shape::new([count * rows, width]));
+    let values = decode::<B>(words, columns, 8, e4m3_values());
+    let all_block_rows = count * parts * block_rows;
+    let scales = B::float_reshape(scales, Shape::new([all_block_rows, block_columns]));
+    let scales = repeat_columns::<B>(scales, FP8_BLOCK, columns);
+    let scales = B::float_reshape(scales, Shape::new([all_block_rows, 1, columns]));
+    let scales = B::float_expand(scales, Shape::new([all_block_rows, FP8_BLOCK, columns]));
+    let whole_blocks = Shape::new([count * parts, block_rows * FP8_BLOCK, columns]);
+    let scales = B::float_slice(
+        B::float_reshape(scales, whole_blocks),
+        &[
+            (0..count * parts).into(),
+            (0..part_rows).into(),
+            (0..columns).into(),
+        ],
     );
-    let scales = decode(scales, rows * blocks, 8, e8m0_values()).reshape([batch * rows, blocks]);
-    let scales = repeat_columns(scales, FP4_BLOCK, columns);
-    (values * scales).reshape([batch, rows, columns])
+    let scales = B::float_reshape(scales, Shape::new([count * rows, columns]));
+    B::float_reshape(
+        B::float_mul(values, scales),
+        Shape::new([count, rows, columns]),
+    )
+}
+
+fn dequantize_fp4<B: Backend>(
+    words: IntTensor<B>,
+    scales: IntTensor<B>,
+    columns: usize,
+) -> FloatTensor<B> {
+    let [count, rows, width] = words.shape().dims();
+    let blocks = columns.div_ceil(FP4_BLOCK);
+    let words = B::int_reshape(words, Shape::new([count * rows, width]));
+    let values = decode::<B>(words, columns, 4, E2M1_VALUES.to_vec());
+    let scales = decode::<B>(scales, rows * blocks, 8, e8m0_values());
+    let scales = B::float_reshape(scales, Shape::new([count * rows, blocks]));
+    let scales = repeat_columns::<B>(scales, FP4_BLOCK, columns);
+    B::float_reshape(
+        B::float_mul(values, scales),
+        Shape::new([count, rows, columns]),
+    )
 }
 
 /// Splits every word into codes of `bits` bits, lowest first, keeps the first `columns` of a row and looks them up.
-fn decode(words: Tensor<2, Int>, columns: usize, bits: usize, table: Vec<f32>) -> Tensor<2> {
-    let [rows, width] = words.dims();
-    let per_word = 32 / bits;
+fn decode<B: Backend>(
+    words: IntTensor<B>,
+    columns: usize,
+    bits: usize,
+    table: Vec<f32>,
+) -> FloatTensor<B> {
     let device = words.device();
+    let [rows, width] = words.shape().dims();
+    let per_word = 32 / bits;
+    let shape = Shape::new([rows, width, per_word]);
     // Shifting the unsigned words themselves: through a signed type, the top code of a word would drag its sign along.
-    let shifts = Tensor::<1, Int>::arange(0..per_word as i64, (&device, DType::U32))
-        .mul_scalar(bits as u32)
-        .reshape([1, 1, per_word]);
-    let codes = words
-        .reshape([rows, width, 1])
-        .expand([rows, width, per_word])
-        .bitwise_right_shift(shifts.expand([rows, width, per_word]))
-        .bitwise_and_scalar((1_u32 << bits) - 1)
-        .reshape([rows, width * per_word])
-        .narrow(1, 0, columns)
-        .reshape([rows * columns]);
+    let shifts = B::int_arange(0..per_word as i64, &device, IntDType::U32);
+    let shifts = B::int_mul_scalar(shifts, (bits as u32).into());
+    let shifts = B::int_reshape(shifts, Shape::new([1, 1, per_word]));
+    let words = B::int_reshape(words, Shape::new([rows, width, 1]));
+    let codes = B::bitwise_right_shift(
+        B::int_expand(words, shape.clone()),
+        B::int_expand(shifts, shape),
+    );
+    let codes = B::bitwise_and_scalar(codes, ((1_u32 << bits) - 1).into());
+    let codes = B::int_reshape(codes, Shape::new([rows, width * per_word]));
+    let codes = B::int_slice(codes, &[(0..rows).into(), (0..columns).into()]);
+    let codes = B::int_reshape(codes, Shape::new([rows * columns]));
     let length = table.len();
-    Tensor::<1>::from_data(TensorData::new(table, [length]), (&device, DType::F32))
-        .select(0, codes)
-        .reshape([rows, columns])
+    let table = B::float_from_data(TensorData::new(table, [length]), &device);
+    let values = B::float_select(table, 0, codes);
+    B::float_reshape(values, Shape::new([rows, columns]))
 }
 
 /// `[rows, blocks]` to `[rows, columns]`: every element `block` times, the last one perhaps fewer.
-fn repeat_columns(x: Tensor<2>, block: usize, columns: usize) -> Tensor<2> {
-    let [rows, blocks] = x.dims();
-    x.reshape([rows, blocks, 1])
-        .expand([rows, blocks, block])
-        .reshape([rows, blocks * block])
-        .narrow(1, 0, columns)
+fn repeat_columns<B: Backend>(x: FloatTensor<B>, block: usize, columns: usize) -> FloatTensor<B> {
+    let [rows, blocks] = x.shape().dims();
+    let x = B::float_reshape(x, Shape::new([rows, blocks, 1]));
+    let x = B::float_expand(x, Shape::new([rows, blocks, block]));
+    let x = B::float_reshape(x, Shape::new([rows, blocks * block]));
+    B::float_slice(x, &[(0..rows).into(), (0..columns).into()])
 }
 
 /// A small float format as a target of rounding.

@@ -3,12 +3,12 @@
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
-use super::{Checkpoint, CheckpointError, HostExperts, HostLinear, LoadProgress, Loader, load_all};
+use super::{Checkpoint, CheckpointError, HostExperts, LoadProgress, Loader, load_all};
 use crate::attention::{Attention, AttentionConfig, Compressor, CompressorConfig, Indexer};
 use crate::block::{Block, BlockConfig};
 use crate::config::{AttentionKind, ModelConfig};
 use crate::hyper_connection::{HyperConnection, HyperConnectionConfig, HyperHead};
-use crate::linear::{ExpertStack, ExpertWeight, Fp4Weight, Fp8Weight, LinearWeight, PackedLinear};
+use crate::linear::{Fp4Weight, Fp8Weight, PackedLinear, WeightStack};
 use crate::model::Model;
 use crate::moe::{MoeLayer, MoeLayerConfig, SharedExpert};
 use crate::mtp::{MtpLayer, MtpLayerConfig};
@@ -333,10 +333,10 @@ impl Builder<'_, '_> {
         let gate_up = self
             .loader
             .experts_gate_up(&stack, experts, d_expert, d_model);
-        let gate_up = gate_up.map(|host| self.expert_stack(host));
+        let gate_up = gate_up.map(|host| self.weight_stack(host));
         let down = self.loader.experts_down(&stack, experts, d_model, d_expert);
-        let down = down.map(|host| self.expert_stack(host));
-        let shared = self.shared(&format!("{prefix}shared_experts."), config);
+        let down = down.map(|host| self.weight_stack(host));
+        let shared = self.shared(&format!("{prefix}shared_experts"), config);
         Some(MoeLayer {
             router: router?,
             gate_up: gate_up?,
@@ -383,12 +383,12 @@ impl Builder<'_, '_> {
 
     fn shared(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<SharedExpert> {
         let (d, inner) = (config.d_model, config.d_expert * config.shared_experts);
-        let gate = self.linear(&format!("{prefix}w1"), inner, d);
-        let up = self.linear(&format!("{prefix}w3"), inner, d);
-        let down = self.linear(&format!("{prefix}w2"), d, inner);
+        let gate_up = self.loader.expert_gate_up(prefix, inner, d);
+        let gate_up = gate_up.map(|host| self.weight_stack(host));
+        let down = self.loader.linear(&format!("{prefix}.w2"), d, inner);
+        let down = down.map(|host| self.weight_stack(host.into()));
         Some(SharedExpert {
-            gate: gate?,
-            up: up?,
+            gate_up: gate_up?,
             down: down?,
             swiglu_limit: config.swiglu_limit.unwrap_or(f64::INFINITY),
         })
@@ -420,56 +420,32 @@ impl Builder<'_, '_> {
 
     fn linear(&mut self, prefix: &str, out: usize, inp: usize) -> Option<PackedLinear> {
         let host = self.loader.linear(prefix, out, inp)?;
-        let linear = PackedLinear {
-            weight: match host {
-                HostLinear::Dense(data) => {
-                    LinearWeight::Dense(parameter(self.float_tensor(data, self.options.dtype)))
-                }
-                HostLinear::Fp8 {
-                    shape: [out, inp],
-                    words,
-                    scales,
-                } => LinearWeight::Fp8(self.fp8([1, out, inp], 1, words, scales)),
-                HostLinear::Fp4 {
-                    shape: [out, inp],
-                    words,
-                    scales,
-                } => LinearWeight::Fp4(self.fp4([1, out, inp], words, scales)),
-            },
-        };
-        if !self.options.expand {
-            return Some(linear);
-        }
         Some(PackedLinear {
-            weight: LinearWeight::Dense(parameter(linear.dense(self.options.dtype))),
+            weight: self.weight_stack(host.into()),
         })
     }
 
-    fn expert_stack(&self, host: HostExperts) -> ExpertStack {
-        let stack = ExpertStack {
-            weight: match host {
-                HostExperts::Dense(data) => {
-                    ExpertWeight::Dense(parameter(self.float_tensor(data, self.options.dtype)))
-                }
-                HostExperts::Fp8 {
-                    shape,
-                    parts,
-                    words,
-                    scales,
-                } => ExpertWeight::Fp8(self.fp8(shape, parts, words, scales)),
-                HostExperts::Fp4 {
-                    shape,
-                    words,
-                    scales,
-                } => ExpertWeight::Fp4(self.fp4(shape, words, scales)),
-            },
+    fn weight_stack(&self, host: HostExperts) -> WeightStack {
+        let stack = match host {
+            HostExperts::Dense(data) => {
+                WeightStack::Dense(parameter(self.float_tensor(data, self.options.dtype)))
+            }
+            HostExperts::Fp8 {
+                shape,
+                parts,
+                words,
+                scales,
+            } => WeightStack::Fp8(self.fp8(shape, parts, words, scales)),
+            HostExperts::Fp4 {
+                shape,
+                words,
+                scales,
+            } => WeightStack::Fp4(self.fp4(shape, words, scales)),
         };
         if !self.options.expand {
             return stack;
         }
-        ExpertStack {
-            weight: ExpertWeight::Dense(parameter(stack.dense(self.options.dtype))),
-        }
+        WeightStack::Dense(parameter(stack.dense(self.options.dtype)))
     }
 
     fn fp8(

@@ -252,12 +252,12 @@ pub enum InvalidReason {
         /// The number of valid ids.
         upper_bound: usize,
     },
-    /// An expert is quantised otherwise than the other experts of its layer.
-    #[error("is {actual}, most experts of the layer are {common}")]
+    /// A weight of an expert is quantised otherwise than those that it is stacked with.
+    #[error("is {actual}, most of what it is stacked with is {common}")]
     MixedFormats {
         /// Its format.
         actual: &'static str,
-        /// The format of most experts.
+        /// The format of most of them.
         common: &'static str,
     },
     /// The host has not enough memory for the tensor, or for the stack it belongs to.

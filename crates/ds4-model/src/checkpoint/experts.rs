@@ -15,7 +15,17 @@ impl<'a> Loader<'a> {
         inter: usize,
         hidden: usize,
     ) -> Option<HostExperts> {
-        self.stack(prefix, experts, &["w1", "w3"], [inter, hidden])
+        self.stack(&numbered(prefix, experts), &["w1", "w3"], [inter, hidden])
+    }
+
+    /// `{prefix}.w1` and `{prefix}.w3` of an expert without a number, such as the shared one, as `[1, 2 * inter, hidden]`.
+    pub fn expert_gate_up(
+        &mut self,
+        prefix: &str,
+        inter: usize,
+        hidden: usize,
+    ) -> Option<HostExperts> {
+        self.stack(&[prefix.to_string()], &["w1", "w3"], [inter, hidden])
     }
 
     /// `{prefix}.{e}.w2`, `[hidden, inter]` each, as `[experts, hidden, inter]`.
@@ -26,29 +36,28 @@ impl<'a> Loader<'a> {
         hidden: usize,
         inter: usize,
     ) -> Option<HostExperts> {
-        self.stack(prefix, experts, &["w2"], [hidden, inter])
+        self.stack(&numbered(prefix, experts), &["w2"], [hidden, inter])
     }
 
     fn stack(
         &mut self,
-        prefix: &str,
-        experts: usize,
+        experts: &[String],
         leaves: &[&str],
         [out, inp]: [usize; 2],
     ) -> Option<HostExperts> {
-        let linears = (0..experts).flat_map(|expert| leaves.iter().map(move |leaf| (expert, leaf)));
+        let linears = experts
+            .iter()
+            .flat_map(|expert| leaves.iter().map(move |leaf| format!("{expert}.{leaf}")));
         let sources: Vec<Source<'a>> = linears
-            .filter_map(|(expert, leaf)| {
-                self.locate(&format!("{prefix}.{expert}.{leaf}"), out, inp)
-            })
+            .filter_map(|linear| self.locate(&linear, out, inp))
             .collect();
         self.check_formats(&sources);
         let stack = self.gather(&sources, [out, inp])?;
-        let shape = [experts, leaves.len().saturating_mul(out), inp];
+        let shape = [experts.len(), leaves.len().saturating_mul(out), inp];
         Some(stack.into_experts(shape, leaves.len()))
     }
 
-    /// Records the experts whose format is not that of most.
+    /// Records the weights whose format is not that of most.
     fn check_formats(&mut self, sources: &[Source<'a>]) {
         let mut counts: BTreeMap<Format, usize> = BTreeMap::new();
         for source in sources {
@@ -65,4 +74,10 @@ impl<'a> Loader<'a> {
             self.invalid(source.weight.name, reason);
         }
     }
+}
+
+fn numbered(prefix: &str, experts: usize) -> Vec<String> {
+    (0..experts)
+        .map(|expert| format!("{prefix}.{expert}"))
+        .collect()
 }

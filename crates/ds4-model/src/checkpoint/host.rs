@@ -89,6 +89,31 @@ impl HostExperts {
     }
 }
 
+impl From<HostLinear> for HostExperts {
+    /// A stack of one, of one part.
+    fn from(linear: HostLinear) -> Self {
+        let [out, inp] = linear.shape();
+        let shape = [1, out, inp];
+        match linear {
+            HostLinear::Dense(data) => {
+                let (bytes, _, dtype) = data.into_parts();
+                Self::Dense(TensorData::from_bytes(bytes, shape, dtype))
+            }
+            HostLinear::Fp8 { words, scales, .. } => Self::Fp8 {
+                shape,
+                parts: 1,
+                words,
+                scales,
+            },
+            HostLinear::Fp4 { words, scales, .. } => Self::Fp4 {
+                shape,
+                words,
+                scales,
+            },
+        }
+    }
+}
+
 /// How a linear weight is stored. The scales' type counts: experts of one layer are made by one tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Format {

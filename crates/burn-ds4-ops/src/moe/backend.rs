@@ -1,0 +1,75 @@
+use burn::backend::tensor::{FloatTensor, IntTensor};
+#[allow(unused_imports)]
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+
+use super::reference;
+use crate::quant::{PackedWeights, QuantOps};
+
+/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+///
+/// No tensor that gets here is empty. A limit of infinity is none.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Fusion: cfg(feature = "fusion")
+)]
+pub trait MoeOps: QuantOps {
+    /// See [`swiglu`](super::swiglu).
+    #[fusion(default)]
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>, limit: f64) -> FloatTensor<Self> {
+        reference::swiglu::<Self>(gate, up, limit)
+    }
+
+    /// See [`expert_ffn`](super::expert_ffn).
+    #[fusion(meta = |x, _ids, _weights, _gate_up, _down, _limit| fusion::sums(x))]
+    fn expert_ffn(
+        x: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        #[extension_type] gate_up: PackedWeights<Self>,
+        #[extension_type] down: PackedWeights<Self>,
+        limit: f64,
+    ) -> FloatTensor<Self> {
+        reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl MoeOps for burn::backend::Flex {
+    /// The ids are in the host's memory: reading them costs nothing, and every matrix in use is decoded once.
+    fn expert_ffn(
+        x: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: PackedWeights<Self>,
+        down: PackedWeights<Self>,
+        limit: f64,
+    ) -> FloatTensor<Self> {
+        reference::grouped::<Self>(x, ids, weights, gate_up, down, limit)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl MoeOps for burn_cubecl::CubeBackend {
+    fn expert_ffn(
+        x: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: PackedWeights<Self>,
+        down: PackedWeights<Self>,
+        limit: f64,
+    ) -> FloatTensor<Self> {
+        reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
+    }
+}
+
+/// What fusion has to know about the outputs before the operators run.
+#[cfg(feature = "fusion")]
+mod fusion {
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::DType;
+
+    pub(super) fn sums(x: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(x.shape.clone(), DType::F32)
+    }
+}

@@ -1,0 +1,169 @@
+use burn::backend::tensor::{FloatTensor, IntTensor};
+#[allow(unused_imports)]
+use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+use burn::tensor::{FloatDType, Shape, Slice};
+
+use super::reference;
+use crate::matmul::MatmulOps;
+
+/// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum PackedWeights<B: Backend> {
+    /// Floats.
+    Dense {
+        /// `[count, out, in]`.
+        values: FloatTensor<B>,
+    },
+    /// See [`Weights::fp8`](super::Weights::fp8).
+    Fp8 {
+        /// `[count, out, ceil(columns / 4)]`.
+        words: IntTensor<B>,
+        /// `[count, parts * ceil(out / parts / 128), ceil(columns / 128)]`.
+        scales: FloatTensor<B>,
+        /// Columns of a matrix.
+        columns: usize,
+        /// Groups of rows whose blocks start anew.
+        parts: usize,
+    },
+    /// See [`Weights::fp4`](super::Weights::fp4).
+    Fp4 {
+        /// `[count, out, ceil(columns / 8)]`.
+        words: IntTensor<B>,
+        /// `[count, ceil(out * ceil(columns / 32) / 4)]`.
+        scales: IntTensor<B>,
+        /// Columns of a matrix.
+        columns: usize,
+    },
+}
+
+impl<B: Backend> PackedWeights<B> {
+    /// `[count, out, in]`.
+    pub(crate) fn dims(&self) -> [usize; 3] {
+        match self {
+            Self::Dense { values } => values.shape().dims(),
+            Self::Fp8 { words, columns, .. } | Self::Fp4 { words, columns, .. } => {
+                let [count, rows, _] = words.shape().dims();
+                [count, rows, *columns]
+            }
+        }
+    }
+
+    /// The matrices at `ids`, one after the other.
+    pub(crate) fn select(&self, ids: IntTensor<B>) -> Self {
+        self.map(
+            |tensor| B::float_select(tensor, 0, ids.clone()),
+            |tensor| B::int_select(tensor, 0, ids.clone()),
+        )
+    }
+
+    /// A stack of the one matrix at `index`.
+    pub(crate) fn one(&self, index: usize) -> Self {
+        let range = |shape: Shape| {
+            let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
+            ranges[0] = (index..index + 1).into();
+            ranges
+        };
+        self.map(
+            |tensor| B::float_slice(tensor.clone(), &range(tensor.shape())),
+            |tensor| B::int_slice(tensor.clone(), &range(tensor.shape())),
+        )
+    }
+
+    fn map(
+        &self,
+        floats: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
+        ints: impl Fn(IntTensor<B>) -> IntTensor<B>,
+    ) -> Self {
+        match self.clone() {
+            Self::Dense { values } => Self::Dense {
+                values: floats(values),
+            },
+            Self::Fp8 {
+                words,
+                scales,
+                columns,
+                parts,
+            } => Self::Fp8 {
+                words: ints(words),
+                scales: floats(scales),
+                columns,
+                parts,
+            },
+            Self::Fp4 {
+                words,
+                scales,
+                columns,
+            } => Self::Fp4 {
+                words: ints(words),
+                scales: ints(scales),
+                columns,
+            },
+        }
+    }
+}
+
+/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+///
+/// No tensor that gets here is empty.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Fusion: cfg(feature = "fusion")
+)]
+pub trait QuantOps: MatmulOps {
+    /// See [`Weights::dequantize`](super::Weights::dequantize).
+    #[fusion(meta = |weights, dtype| fusion::floats(weights, *dtype))]
+    fn dequantize_weights(
+        #[extension_type] weights: PackedWeights<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        reference::dequantize::<Self>(weights, dtype)
+    }
+
+    /// See [`quant_linear`](super::quant_linear); `x` is `[rows, in]`.
+    #[fusion(meta = |x, weights| fusion::product(x, weights))]
+    fn quant_linear(
+        x: FloatTensor<Self>,
+        #[extension_type] weights: PackedWeights<Self>,
+    ) -> FloatTensor<Self> {
+        reference::quant_linear::<Self>(x, weights)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl QuantOps for burn::backend::Flex {}
+
+#[cfg(feature = "cube")]
+impl QuantOps for burn_cubecl::CubeBackend {
+    fn quant_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
+        reference::quant_linear::<Self>(x, weights)
+    }
+}
+
+/// What fusion has to know about the outputs before the operators run.
+#[cfg(feature = "fusion")]
+mod fusion {
+    use super::PackedWeightsMetadata;
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::FloatDType;
+
+    fn dims(weights: &PackedWeightsMetadata) -> [usize; 3] {
+        match weights {
+            PackedWeightsMetadata::Dense { values } => values.shape.dims(),
+            PackedWeightsMetadata::Fp8 { words, columns, .. }
+            | PackedWeightsMetadata::Fp4 { words, columns, .. } => {
+                [words.shape[0], words.shape[1], *columns]
+            }
+        }
+    }
+
+    pub(super) fn floats(weights: &PackedWeightsMetadata, dtype: FloatDType) -> TensorSpec {
+        TensorSpec::new(dims(weights).into(), dtype.into())
+    }
+
+    pub(super) fn product(x: &TensorSpec, weights: &PackedWeightsMetadata) -> TensorSpec {
+        let [_, out, _] = dims(weights);
+        TensorSpec::new([x.shape[0], out].into(), x.dtype)
+    }
+}

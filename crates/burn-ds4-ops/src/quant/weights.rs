@@ -1,0 +1,221 @@
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+
+use super::backend::{PackedWeights, QuantOps};
+use super::{FP4_BLOCK, FP8_BLOCK};
+use crate::OpError;
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_shape, expect_supported,
+};
+
+/// A stack of weight matrices `[count, out, in]`, dense or packed, checked once.
+///
+/// Operators that take it read the codes as they are, wherever a device has a kernel for that. It refers to tensors; making or
+/// cloning one copies no weight.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    values: Values,
+}
+
+#[derive(Clone, Debug)]
+enum Values {
+    Dense(Tensor<3>),
+    Fp8 {
+        words: Tensor<3, Int>,
+        scales: Tensor<3>,
+        columns: usize,
+        parts: usize,
+    },
+    Fp4 {
+        words: Tensor<3, Int>,
+        scales: Tensor<2, Int>,
+        columns: usize,
+    },
+}
+
+impl Weights {
+    /// Float matrices: `[count, out, in]`, `F32`, `F16` or `BF16`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::DtypeMismatch`] for another dtype.
+    pub fn dense(values: Tensor<3>) -> Result<Self, OpError> {
+        expect_float("values", &values)?;
+        Ok(Self {
+            values: Values::Dense(values),
+        })
+    }
+
+    /// FP8 matrices.
+    ///
+    /// A matrix may be several parts stacked along its rows (gate above up, say), each with block rows of its own: with `parts`
+    /// parts, row `r` of a part of `n = out / parts` rows belongs to block row `part * ceil(n / 128) + floor(r / 128)`.
+    ///
+    /// - `words`: `u32` `[count, out, ceil(columns / 4)]`
+    /// - `scales`: `f32` `[count, parts * ceil(out / parts / 128), ceil(columns / 128)]`
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] for a dtype, shape or device that does not fit; [`OpError::InvalidValue`] where `parts` is zero or does not
+    /// divide `out`.
+    pub fn fp8(
+        words: Tensor<3, Int>,
+        scales: Tensor<3>,
+        columns: usize,
+        parts: usize,
+    ) -> Result<Self, OpError> {
+        Self::fp8_of(words, scales, columns, parts)
+    }
+
+    /// FP4 matrices.
+    ///
+    /// - `words`: `u32` `[count, out, ceil(columns / 8)]`
+    /// - `scales`: `u32` `[count, ceil(out * ceil(columns / 32) / 4)]`, the E8M0 bytes `[out, ceil(columns / 32)]` of each matrix
+    ///   in row-major order, padded to a whole word
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] for a dtype, shape or device that does not fit.
+    pub fn fp4(
+        words: Tensor<3, Int>,
+        scales: Tensor<2, Int>,
+        columns: usize,
+    ) -> Result<Self, OpError> {
+        Self::fp4_of(words, scales, columns)
+    }
+
+    /// From tensors of any rank, so that errors show the shapes of the caller's.
+    pub(super) fn fp8_of<const D: usize>(
+        words: Tensor<D, Int>,
+        scales: Tensor<D>,
+        columns: usize,
+        parts: usize,
+    ) -> Result<Self, OpError> {
+        let shape = words.dims();
+        let rows = shape[D - 2];
+        let with_rows_and_columns = |rows, columns| {
+            let mut shape = shape;
+            shape[D - 2..].copy_from_slice(&[rows, columns]);
+            shape
+        };
+        let packed = with_rows_and_columns(rows, columns.div_ceil(4));
+        expect_words("words", &words, packed)?;
+        if parts == 0 || !rows.is_multiple_of(parts) {
+            return Err(OpError::InvalidValue {
+                argument: "parts",
+                expected: format!("a divisor of {rows} rows"),
+                actual: parts,
+            });
+        }
+        expect_dtype("scales", "F32", &scales, &[DType::F32])?;
+        let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);
+        let blocks = with_rows_and_columns(block_rows, columns.div_ceil(FP8_BLOCK));
+        expect_shape("scales", scales.dims(), blocks)?;
+        expect_device("scales", &scales.device(), "words", &words.device())?;
+        Ok(Self {
+            values: Values::Fp8 {
+                words: words.unsqueeze(),
+                scales: scales.unsqueeze(),
+                columns,
+                parts,
+            },
+        })
+    }
+
+    /// As [`fp8_of`](Self::fp8_of); `S` is `D - 1`.
+    pub(super) fn fp4_of<const D: usize, const S: usize>(
+        words: Tensor<D, Int>,
+        scales: Tensor<S, Int>,
+        columns: usize,
+    ) -> Result<Self, OpError> {
+        let mut shape = words.dims();
+        let rows = shape[D - 2];
+        shape[D - 1] = columns.div_ceil(8);
+        expect_words("words", &words, shape)?;
+        let mut scale_shape = [0; S];
+        scale_shape[..S - 1].copy_from_slice(&shape[..S - 1]);
+        scale_shape[S - 1] = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
+        expect_words("scales", &scales, scale_shape)?;
+        expect_device("scales", &scales.device(), "words", &words.device())?;
+        Ok(Self {
+            values: Values::Fp4 {
+                words: words.unsqueeze(),
+                scales: scales.unsqueeze(),
+                columns,
+            },
+        })
+    }
+
+    /// `[count, out, in]`.
+    pub fn dims(&self) -> [usize; 3] {
+        match &self.values {
+            Values::Dense(values) => values.dims(),
+            Values::Fp8 { words, columns, .. } | Values::Fp4 { words, columns, .. } => {
+                let [count, rows, _] = words.dims();
+                [count, rows, *columns]
+            }
+        }
+    }
+
+    /// The device of the tensors.
+    pub fn device(&self) -> Device {
+        match &self.values {
+            Values::Dense(values) => values.device(),
+            Values::Fp8 { words, .. } | Values::Fp4 { words, .. } => words.device(),
+        }
+    }
+
+    /// The matrices as floats: `[count, out, in]` in `dtype`. See the [module](super) for what is exact.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::UnsupportedDtype`] for a `dtype` that the device does not compute in.
+    pub fn dequantize(&self, dtype: FloatDType) -> Result<Tensor<3>, OpError> {
+        let (shape, device) = (self.dims(), self.device());
+        expect_supported(dtype, &device)?;
+        if shape.contains(&0) {
+            return Ok(Tensor::empty(shape, (&device, dtype.into())));
+        }
+        let weights = Dispatch::dequantize_weights(self.clone().into(), dtype);
+        Ok(Tensor::from_dispatch(weights))
+    }
+}
+
+impl From<Weights> for PackedWeights<Dispatch> {
+    fn from(weights: Weights) -> Self {
+        match weights.values {
+            Values::Dense(values) => Self::Dense {
+                values: values.into_dispatch(),
+            },
+            Values::Fp8 {
+                words,
+                scales,
+                columns,
+                parts,
+            } => Self::Fp8 {
+                words: words.into_dispatch(),
+                scales: scales.into_dispatch(),
+                columns,
+                parts,
+            },
+            Values::Fp4 {
+                words,
+                scales,
+                columns,
+            } => Self::Fp4 {
+                words: words.into_dispatch(),
+                scales: scales.into_dispatch(),
+                columns,
+            },
+        }
+    }
+}
+
+fn expect_words<const D: usize>(
+    argument: &'static str,
+    tensor: &Tensor<D, Int>,
+    shape: [usize; D],
+) -> Result<(), OpError> {
+    expect_dtype(argument, "U32", tensor, &[DType::U32])?;
+    expect_shape(argument, tensor.dims(), shape)
+}

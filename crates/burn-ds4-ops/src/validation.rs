@@ -1,0 +1,73 @@
+//! What the operators ask of their arguments, in words that name them.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, kind::Basic};
+
+use crate::OpError;
+
+pub(crate) fn expect_float<const D: usize>(
+    argument: &'static str,
+    tensor: &Tensor<D>,
+) -> Result<(), OpError> {
+    let accepted = [DType::F32, DType::F16, DType::BF16];
+    expect_dtype(argument, "F32, F16 or BF16", tensor, &accepted)
+}
+
+pub(crate) fn expect_dtype<const D: usize, K: Basic>(
+    argument: &'static str,
+    expected: &'static str,
+    tensor: &Tensor<D, K>,
+    accepted: &[DType],
+) -> Result<(), OpError> {
+    let actual = tensor.dtype();
+    if accepted.contains(&actual) {
+        return Ok(());
+    }
+    Err(OpError::DtypeMismatch {
+        argument,
+        expected,
+        actual,
+    })
+}
+
+pub(crate) fn expect_shape<const D: usize>(
+    argument: &'static str,
+    actual: [usize; D],
+    expected: [usize; D],
+) -> Result<(), OpError> {
+    if actual == expected {
+        return Ok(());
+    }
+    Err(OpError::ShapeMismatch {
+        argument,
+        expected: expected.into(),
+        actual: actual.into(),
+    })
+}
+
+pub(crate) fn expect_device(
+    argument: &'static str,
+    actual: &Device,
+    other: &'static str,
+    expected: &Device,
+) -> Result<(), OpError> {
+    if actual == expected {
+        return Ok(());
+    }
+    Err(OpError::DeviceMismatch {
+        argument,
+        other,
+        expected: format!("{expected:?}"),
+        actual: format!("{actual:?}"),
+    })
+}
+
+pub(crate) fn expect_supported(dtype: FloatDType, device: &Device) -> Result<(), OpError> {
+    if device.supports_dtype(dtype) {
+        return Ok(());
+    }
+    Err(OpError::UnsupportedDtype {
+        argument: "dtype",
+        dtype: dtype.into(),
+        device: format!("{device:?}"),
+    })
+}
