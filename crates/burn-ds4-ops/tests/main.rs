@@ -9,6 +9,7 @@ pub(crate) mod distributions;
 mod hyper_connection;
 mod matmul;
 mod moe;
+mod moe_errors;
 mod quant;
 mod quant_roundtrip;
 pub(crate) mod ranking;
@@ -23,6 +24,7 @@ mod topk_properties;
 mod topk_rows;
 mod topk_values;
 mod topk_windows;
+mod weights;
 
 /// The tests of one family by name.
 type Family = &'static [(&'static str, fn())];
@@ -34,6 +36,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("hyper_connection", hyper_connection::CASES),
     ("matmul", matmul::CASES),
     ("moe", moe::CASES),
+    ("moe_errors", moe_errors::CASES),
     ("quant", quant::CASES),
     ("quant_roundtrip", quant_roundtrip::CASES),
     ("router", router::CASES),
@@ -45,4 +48,5 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("topk_rows", topk_rows::CASES),
     ("topk_values", topk_values::CASES),
     ("topk_windows", topk_windows::CASES),
+    ("weights", weights::CASES),
 ];

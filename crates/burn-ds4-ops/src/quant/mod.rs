@@ -32,13 +32,14 @@ mod reference;
 mod weights;
 
 use burn::backend::Dispatch;
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::OpError;
-use crate::validation::{expect_device, expect_float, expect_shape};
+use crate::validation::{expect_device, expect_float, expect_shape, expect_supported};
 
 pub(crate) use backend::{PackedWeights, QuantOps};
 pub use weights::Weights;
+use weights::{check_fp4, check_fp8};
 
 /// Rows and columns that share one FP8 weight scale.
 pub const FP8_BLOCK: usize = 128;
@@ -77,7 +78,11 @@ pub fn dequantize_fp8(
     columns: usize,
     dtype: FloatDType,
 ) -> Result<Tensor<2>, OpError> {
-    let weights = Weights::fp8_of(words, scales, columns, 1)?;
+    let shape = check_fp8(&words, &scales, columns, 1)?;
+    if shape.contains(&0) {
+        return empty(shape, &words.device(), dtype);
+    }
+    let weights = Weights::fp8(words.unsqueeze(), scales.unsqueeze(), columns, 1)?;
     Ok(weights.dequantize(dtype)?.squeeze_dim(0))
 }
 
@@ -111,7 +116,11 @@ pub fn dequantize_fp4(
     columns: usize,
     dtype: FloatDType,
 ) -> Result<Tensor<2>, OpError> {
-    let weights = Weights::fp4_of(words, scales, columns)?;
+    let shape = check_fp4(&words, &scales, columns)?;
+    if shape.contains(&0) {
+        return empty(shape, &words.device(), dtype);
+    }
+    let weights = Weights::fp4(words.unsqueeze(), scales.unsqueeze(), columns)?;
     Ok(weights.dequantize(dtype)?.squeeze_dim(0))
 }
 
@@ -222,6 +231,16 @@ pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
     Ok(reference::hadamard(x)
         .reshape(shape)
         .cast(FloatDType::from(dtype)))
+}
+
+/// No elements, where adding a dimension is refused: Burn takes a size of zero in a new shape for the one there was.
+fn empty<const D: usize>(
+    shape: [usize; D],
+    device: &Device,
+    dtype: FloatDType,
+) -> Result<Tensor<D>, OpError> {
+    expect_supported(dtype, device)?;
+    Ok(Tensor::empty(shape, (device, dtype.into())))
 }
 
 fn roundtrip<const D: usize>(

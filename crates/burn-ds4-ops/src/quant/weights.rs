@@ -64,7 +64,15 @@ impl Weights {
         columns: usize,
         parts: usize,
     ) -> Result<Self, OpError> {
-        Self::fp8_of(words, scales, columns, parts)
+        check_fp8(&words, &scales, columns, parts)?;
+        Ok(Self {
+            values: Values::Fp8 {
+                words,
+                scales,
+                columns,
+                parts,
+            },
+        })
     }
 
     /// FP4 matrices.
@@ -81,66 +89,11 @@ impl Weights {
         scales: Tensor<2, Int>,
         columns: usize,
     ) -> Result<Self, OpError> {
-        Self::fp4_of(words, scales, columns)
-    }
-
-    /// From tensors of any rank, so that errors show the shapes of the caller's.
-    pub(super) fn fp8_of<const D: usize>(
-        words: Tensor<D, Int>,
-        scales: Tensor<D>,
-        columns: usize,
-        parts: usize,
-    ) -> Result<Self, OpError> {
-        let shape = words.dims();
-        let rows = shape[D - 2];
-        let with_rows_and_columns = |rows, columns| {
-            let mut shape = shape;
-            shape[D - 2..].copy_from_slice(&[rows, columns]);
-            shape
-        };
-        let packed = with_rows_and_columns(rows, columns.div_ceil(4));
-        expect_words("words", &words, packed)?;
-        if parts == 0 || !rows.is_multiple_of(parts) {
-            return Err(OpError::InvalidValue {
-                argument: "parts",
-                expected: format!("a divisor of {rows} rows"),
-                actual: parts,
-            });
-        }
-        expect_dtype("scales", "F32", &scales, &[DType::F32])?;
-        let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);
-        let blocks = with_rows_and_columns(block_rows, columns.div_ceil(FP8_BLOCK));
-        expect_shape("scales", scales.dims(), blocks)?;
-        expect_device("scales", &scales.device(), "words", &words.device())?;
-        Ok(Self {
-            values: Values::Fp8 {
-                words: words.unsqueeze(),
-                scales: scales.unsqueeze(),
-                columns,
-                parts,
-            },
-        })
-    }
-
-    /// As [`fp8_of`](Self::fp8_of); `S` is `D - 1`.
-    pub(super) fn fp4_of<const D: usize, const S: usize>(
-        words: Tensor<D, Int>,
-        scales: Tensor<S, Int>,
-        columns: usize,
-    ) -> Result<Self, OpError> {
-        let mut shape = words.dims();
-        let rows = shape[D - 2];
-        shape[D - 1] = columns.div_ceil(8);
-        expect_words("words", &words, shape)?;
-        let mut scale_shape = [0; S];
-        scale_shape[..S - 1].copy_from_slice(&shape[..S - 1]);
-        scale_shape[S - 1] = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
-        expect_words("scales", &scales, scale_shape)?;
-        expect_device("scales", &scales.device(), "words", &words.device())?;
+        check_fp4(&words, &scales, columns)?;
         Ok(Self {
             values: Values::Fp4 {
-                words: words.unsqueeze(),
-                scales: scales.unsqueeze(),
+                words,
+                scales,
                 columns,
             },
         })
@@ -172,10 +125,10 @@ impl Weights {
     /// [`OpError::UnsupportedDtype`] for a `dtype` that the device does not compute in.
     pub fn dequantize(&self, dtype: FloatDType) -> Result<Tensor<3>, OpError> {
         let (shape, device) = (self.dims(), self.device());
-        expect_supported(dtype, &device)?;
         if shape.contains(&0) {
-            return Ok(Tensor::empty(shape, (&device, dtype.into())));
+            return super::empty(shape, &device, dtype);
         }
+        expect_supported(dtype, &device)?;
         let weights = Dispatch::dequantize_weights(self.clone().into(), dtype);
         Ok(Tensor::from_dispatch(weights))
     }
@@ -209,6 +162,56 @@ impl From<Weights> for PackedWeights<Dispatch> {
             },
         }
     }
+}
+
+/// Checks the arguments of the FP8 formats, with a stack's dimension or without; the shape of the weight.
+pub(super) fn check_fp8<const D: usize>(
+    words: &Tensor<D, Int>,
+    scales: &Tensor<D>,
+    columns: usize,
+    parts: usize,
+) -> Result<[usize; D], OpError> {
+    let shape = words.dims();
+    let rows = shape[D - 2];
+    let with_rows_and_columns = |rows, columns| {
+        let mut shape = shape;
+        shape[D - 2..].copy_from_slice(&[rows, columns]);
+        shape
+    };
+    let packed = with_rows_and_columns(rows, columns.div_ceil(4));
+    expect_words("words", words, packed)?;
+    if parts == 0 || !rows.is_multiple_of(parts) {
+        return Err(OpError::InvalidValue {
+            argument: "parts",
+            expected: format!("a divisor of {rows} rows"),
+            actual: parts,
+        });
+    }
+    expect_dtype("scales", "F32", scales, &[DType::F32])?;
+    let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);
+    let blocks = with_rows_and_columns(block_rows, columns.div_ceil(FP8_BLOCK));
+    expect_shape("scales", scales.dims(), blocks)?;
+    expect_device("scales", &scales.device(), "words", &words.device())?;
+    Ok(with_rows_and_columns(rows, columns))
+}
+
+/// As [`check_fp8`], for FP4. `S` is `D - 1`.
+pub(super) fn check_fp4<const D: usize, const S: usize>(
+    words: &Tensor<D, Int>,
+    scales: &Tensor<S, Int>,
+    columns: usize,
+) -> Result<[usize; D], OpError> {
+    let mut shape = words.dims();
+    let rows = shape[D - 2];
+    shape[D - 1] = columns.div_ceil(8);
+    expect_words("words", words, shape)?;
+    let mut scale_shape = [0; S];
+    scale_shape[..S - 1].copy_from_slice(&shape[..S - 1]);
+    scale_shape[S - 1] = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
+    expect_words("scales", scales, scale_shape)?;
+    expect_device("scales", &scales.device(), "words", &words.device())?;
+    shape[D - 1] = columns;
+    Ok(shape)
 }
 
 fn expect_words<const D: usize>(

@@ -1,0 +1,250 @@
+//! What the experts refuse, each by its name.
+
+use super::common::{devices, floats, integers};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn_ds4_ops::OpError;
+use burn_ds4_ops::moe::{check_expert_ids, expert_ffn};
+use burn_ds4_ops::quant::Weights;
+
+/// Two tokens of width 4, two experts of inner width 3, two slots.
+struct Arguments {
+    x: Tensor<2>,
+    ids: Tensor<2, Int>,
+    weights: Tensor<2>,
+    gate_up: Weights,
+    down: Weights,
+    limit: Option<f64>,
+}
+
+impl Arguments {
+    fn new(device: &Device) -> Self {
+        Self {
+            x: ones([2, 4], device),
+            ids: integers(&[0, 1, 1, 0], [2, 2], device),
+            weights: ones([2, 2], device),
+            gate_up: dense([2, 6, 4], device),
+            down: dense([2, 4, 3], device),
+            limit: Some(1.0),
+        }
+    }
+
+    fn run(self) -> Result<Tensor<2>, OpError> {
+        expert_ffn(
+            self.x,
+            self.ids,
+            self.weights,
+            &self.gate_up,
+            &self.down,
+            self.limit,
+        )
+    }
+}
+
+fn ones<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::ones(shape, (device, DType::F32))
+}
+
+fn dense(shape: [usize; 3], device: &Device) -> Weights {
+    Weights::dense(ones(shape, device)).unwrap()
+}
+
+#[track_caller]
+fn refused(change: impl Fn(&mut Arguments, &Device), message: &str) {
+    for (name, device) in devices() {
+        let mut arguments = Arguments::new(device);
+        assert!(arguments.run().is_ok(), "{name}");
+        arguments = Arguments::new(device);
+        change(&mut arguments, device);
+        let error = arguments.run().expect_err(message);
+        assert_eq!(error.to_string(), message, "{name}");
+    }
+}
+
+#[track_caller]
+fn refused_device(argument: &str, change: impl Fn(&mut Arguments, &Device)) {
+    let [(_, first), (_, second), ..] = devices() else {
+        eprintln!("skipped: a second device");
+        return;
+    };
+    let mut arguments = Arguments::new(first);
+    change(&mut arguments, second);
+    match arguments.run() {
+        Err(OpError::DeviceMismatch {
+            argument: named,
+            other: "x",
+            ..
+        }) => assert_eq!(named, argument),
+        other => panic!("{argument}: {other:?}"),
+    }
+}
+
+fn tokens_must_be_floats_of_a_known_dtype() {
+    let (name, device) = &devices()[0];
+    assert_eq!(name, "flex");
+    let mut arguments = Arguments::new(device);
+    arguments.x = arguments.x.cast(FloatDType::F64);
+    assert_eq!(
+        arguments.run().unwrap_err().to_string(),
+        "`x` has dtype F64, expected F32, F16 or BF16"
+    );
+}
+
+fn ids_must_be_of_a_known_dtype() {
+    let (name, device) = &devices()[0];
+    assert_eq!(name, "flex");
+    let mut arguments = Arguments::new(device);
+    arguments.ids = arguments.ids.cast(DType::I16);
+    assert_eq!(
+        arguments.run().unwrap_err().to_string(),
+        "`ids` has dtype I16, expected I32, I64 or U32"
+    );
+}
+
+fn routing_weights_must_be_f32() {
+    for (name, device) in devices() {
+        if !device.supports_dtype(FloatDType::F16) {
+            super::common::skip(name, "f16");
+            continue;
+        }
+        let mut arguments = Arguments::new(device);
+        arguments.weights = arguments.weights.cast(FloatDType::F16);
+        assert_eq!(
+            arguments.run().unwrap_err().to_string(),
+            "`weights` has dtype F16, expected F32"
+        );
+    }
+}
+
+fn ids_must_have_one_row_per_token() {
+    refused(
+        |arguments, device| arguments.ids = integers(&[0; 6], [3, 2], device),
+        "`ids` has shape [3, 2], expected [2, 2]",
+    );
+}
+
+fn routing_weights_must_have_the_shape_of_the_ids() {
+    refused(
+        |arguments, device| arguments.weights = ones([2, 1], device),
+        "`weights` has shape [2, 1], expected [2, 2]",
+    );
+}
+
+fn gate_up_must_have_as_many_columns_as_the_tokens() {
+    refused(
+        |arguments, device| arguments.gate_up = dense([2, 6, 5], device),
+        "`gate_up` has shape [2, 6, 5], expected [2, 6, 4]",
+    );
+}
+
+fn gate_up_must_have_an_even_number_of_rows() {
+    refused(
+        |arguments, device| arguments.gate_up = dense([2, 7, 4], device),
+        "`rows of gate_up` is 7, expected an even number",
+    );
+}
+
+fn down_must_be_as_wide_as_half_of_gate_up() {
+    refused(
+        |arguments, device| arguments.down = dense([2, 4, 6], device),
+        "`down` has shape [2, 4, 6], expected [2, 4, 3]",
+    );
+}
+
+fn down_must_have_as_many_experts_as_gate_up() {
+    refused(
+        |arguments, device| arguments.down = dense([3, 4, 3], device),
+        "`down` has shape [3, 4, 3], expected [2, 4, 3]",
+    );
+}
+
+fn a_limit_that_is_no_number_is_refused() {
+    refused(
+        |arguments, _| arguments.limit = Some(f64::NAN),
+        "`limit` is NaN, expected a number that is not negative",
+    );
+}
+
+fn a_negative_limit_is_refused() {
+    refused(
+        |arguments, _| arguments.limit = Some(-0.5),
+        "`limit` is -0.5, expected a number that is not negative",
+    );
+}
+
+fn ids_on_another_device_are_refused() {
+    refused_device("ids", |arguments, device| {
+        arguments.ids = integers(&[0; 4], [2, 2], device);
+    });
+}
+
+fn routing_weights_on_another_device_are_refused() {
+    refused_device("weights", |arguments, device| {
+        arguments.weights = ones([2, 2], device);
+    });
+}
+
+fn gate_up_on_another_device_is_refused() {
+    refused_device("gate_up", |arguments, device| {
+        arguments.gate_up = dense([2, 6, 4], device);
+    });
+}
+
+fn down_on_another_device_is_refused() {
+    refused_device("down", |arguments, device| {
+        arguments.down = dense([2, 4, 3], device);
+    });
+}
+
+fn an_id_past_the_last_expert_is_an_error_on_the_host_and_padding_elsewhere() {
+    for (name, device) in devices() {
+        let mut arguments = Arguments::new(device);
+        arguments.ids = integers(&[0, -1, 7, 2], [2, 2], device);
+        let result = arguments.run();
+        if name == "flex" {
+            assert_eq!(
+                result.unwrap_err().to_string(),
+                "`ids` is 7, expected less than 2, the number of experts"
+            );
+        } else {
+            let output = super::common::values(result.unwrap());
+            assert_eq!(output[4..], [0.0; 4], "{name}");
+            assert!(output[0] > 0.0, "{name}");
+        }
+    }
+}
+
+fn check_expert_ids_names_the_first_id_that_is_no_experts() {
+    for (name, device) in devices() {
+        let ids = integers(&[0, -1, 5, 4, 9, 6], [3, 2], device);
+        assert_eq!(check_expert_ids(ids.clone(), 10), Ok(()), "{name}");
+        let error = check_expert_ids(ids.clone(), 5).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`ids` is 5, expected less than 5, the number of experts",
+            "{name}"
+        );
+        let largest = ids.cast(DType::U32).clamp(u32::MAX, u32::MAX);
+        let error = check_expert_ids(largest, 5).unwrap_err();
+        assert!(error.to_string().contains("is 4294967295,"), "{error}");
+    }
+}
+
+catalogue![
+    tokens_must_be_floats_of_a_known_dtype,
+    ids_must_be_of_a_known_dtype,
+    routing_weights_must_be_f32,
+    ids_must_have_one_row_per_token,
+    routing_weights_must_have_the_shape_of_the_ids,
+    gate_up_must_have_as_many_columns_as_the_tokens,
+    gate_up_must_have_an_even_number_of_rows,
+    down_must_be_as_wide_as_half_of_gate_up,
+    down_must_have_as_many_experts_as_gate_up,
+    a_limit_that_is_no_number_is_refused,
+    a_negative_limit_is_refused,
+    ids_on_another_device_are_refused,
+    routing_weights_on_another_device_are_refused,
+    gate_up_on_another_device_is_refused,
+    down_on_another_device_is_refused,
+    an_id_past_the_last_expert_is_an_error_on_the_host_and_padding_elsewhere,
+    check_expert_ids_names_the_first_id_that_is_no_experts,
+];
