@@ -1,6 +1,6 @@
 //! What the experts refuse, each by its name.
 
-use super::common::{devices, floats, integers};
+use super::common::{devices, integers};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::moe::{check_expert_ids, expert_ffn};

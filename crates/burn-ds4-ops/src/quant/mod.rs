@@ -14,8 +14,8 @@
 //!
 //! # Exactness
 //!
-//! Every function but [`quant_linear`] gives the same bits on every device: code values and E8M0 scales come from tables, scales of the round
-//! trips are found by comparison against powers of two instead of a logarithm, and no result goes through a division.
+//! Every function but [`quant_linear`] gives the same bits on every device: code values and E8M0 scales come from tables, scales
+//! of the round trips are found by comparison against powers of two instead of a logarithm, and no result goes through a division.
 //! Nothing is read back to the host. Two things remain a device's own:
 //!
 //! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes denormals turns into zero; among

@@ -103,10 +103,13 @@ impl Walk<'_, '_> {
         self.put(format!("{routed}.gate_up"), gate_up.map(Weight::Experts));
         let down = self.loader.experts_down(&routed, experts, hidden, inter);
         self.put(format!("{routed}.down"), down.map(Weight::Experts));
-        let shared = c.n_shared_experts * inter;
-        self.linear(format!("{prefix}.shared_experts.w1"), shared, hidden);
-        self.linear(format!("{prefix}.shared_experts.w2"), hidden, shared);
-        self.linear(format!("{prefix}.shared_experts.w3"), shared, hidden);
+        let (shared, inter) = (
+            format!("{prefix}.shared_experts"),
+            c.n_shared_experts * inter,
+        );
+        let gate_up = self.loader.expert_gate_up(&shared, inter, hidden);
+        self.put(format!("{shared}.gate_up"), gate_up.map(Weight::Experts));
+        self.linear(format!("{shared}.w2"), hidden, inter);
     }
 
     fn hyper(&mut self, prefix: &str, mixes: usize, scales: usize) {

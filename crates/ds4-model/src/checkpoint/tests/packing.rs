@@ -256,6 +256,54 @@ fn gate_rows_lie_above_up_rows_in_each_expert() {
 }
 
 #[test]
+fn an_expert_without_a_number_is_a_stack_of_one() {
+    let checkpoint = checkpoint_of(&[
+        stored_f32("shared.w1.weight", &[2, 2], &[0.0, 1.0, 2.0, 3.0]),
+        stored_f32("shared.w3.weight", &[2, 2], &[4.0, 5.0, 6.0, 7.0]),
+        stored_f32("shared.w2.weight", &[2, 2], &[8.0, 9.0, 10.0, 11.0]),
+    ]);
+    let mut loader = Loader::new(&checkpoint);
+    let gate_up = loader.expert_gate_up("shared", 2, 2);
+    let down = loader.linear("shared.w2", 2, 2).map(HostExperts::from);
+    let (gate_up, down) = loader.finish(gate_up.zip(down)).unwrap();
+    let numbered = |range: std::ops::Range<u8>, shape: [usize; 3]| {
+        let values: Vec<f32> = range.map(f32::from).collect();
+        HostExperts::Dense(TensorData::new(values, shape))
+    };
+    assert_eq!(gate_up, numbered(0..8, [1, 4, 2]));
+    assert_eq!(down, numbered(8..12, [1, 2, 2]));
+}
+
+#[test]
+fn a_packed_linear_is_a_stack_of_one_with_one_part() {
+    let (words, scales) = (vec![1, 2, 3], vec![4]);
+    let shape = [3, 2];
+    let fp8 = HostLinear::Fp8 {
+        shape,
+        words: words.clone(),
+        scales: vec![0.5],
+    };
+    let expected = HostExperts::Fp8 {
+        shape: [1, 3, 2],
+        parts: 1,
+        words: words.clone(),
+        scales: vec![0.5],
+    };
+    assert_eq!(HostExperts::from(fp8), expected);
+    let fp4 = HostLinear::Fp4 {
+        shape,
+        words: words.clone(),
+        scales: scales.clone(),
+    };
+    let expected = HostExperts::Fp4 {
+        shape: [1, 3, 2],
+        words,
+        scales,
+    };
+    assert_eq!(HostExperts::from(fp4), expected);
+}
+
+#[test]
 fn fp8_experts_keep_the_blocks_of_gate_and_up_apart() {
     let mut tensors = Vec::new();
     for (expert, leaf, code, scale) in [

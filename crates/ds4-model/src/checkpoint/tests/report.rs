@@ -290,6 +290,20 @@ fn an_expert_of_another_format_is_named() {
 }
 
 #[test]
+fn gate_and_up_of_different_formats_are_named() {
+    let tensors = [
+        stored("shared.w1.weight", "BF16", &[1, 2], &[0; 4]),
+        stored_f32("shared.w3.weight", &[1, 2], &[0.0; 2]),
+    ];
+    let errors = report(&tensors, |loader| loader.expert_gate_up("shared", 1, 2));
+    let reason = InvalidReason::MixedFormats {
+        actual: "BF16",
+        common: "F32",
+    };
+    assert_eq!(errors.invalid, [invalid("shared.w1.weight", reason)]);
+}
+
+#[test]
 fn every_missing_expert_is_named() {
     let tensors = [
         stored_f32("experts.0.w1.weight", &[1, 1], &[1.0]),
