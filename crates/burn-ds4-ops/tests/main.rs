@@ -6,16 +6,24 @@ mod catalogue;
 mod attention;
 pub(crate) mod common;
 pub(crate) mod distributions;
+pub(crate) mod experts;
 mod hyper_connection;
+pub(crate) mod linear;
 mod matmul;
 mod moe;
 mod moe_errors;
+mod moe_kernels;
+mod moe_routing;
+pub(crate) mod packing;
 mod quant;
+mod quant_linear;
+mod quant_linear_codes;
 mod quant_roundtrip;
 pub(crate) mod ranking;
 mod router;
 mod router_kernels;
 pub(crate) mod routing;
+pub(crate) mod sums;
 mod tables;
 mod topk;
 mod topk_large;
@@ -37,7 +45,11 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("matmul", matmul::CASES),
     ("moe", moe::CASES),
     ("moe_errors", moe_errors::CASES),
+    ("moe_kernels", moe_kernels::CASES),
+    ("moe_routing", moe_routing::CASES),
     ("quant", quant::CASES),
+    ("quant_linear", quant_linear::CASES),
+    ("quant_linear_codes", quant_linear_codes::CASES),
     ("quant_roundtrip", quant_roundtrip::CASES),
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),

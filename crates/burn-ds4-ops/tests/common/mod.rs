@@ -117,6 +117,14 @@ pub const fn absolute(absolute: f64) -> Tolerance {
 /// Fails with the number of mismatches, the largest error and its index, and the first few mismatches.
 #[track_caller]
 pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: Tolerance, what: &str) {
+    let allowed =
+        |index: usize| tolerance.absolute + tolerance.relative * f64::from(expected[index]).abs();
+    assert_within(actual, expected, allowed, what);
+}
+
+/// The same with an allowed error for each element; where that is no finite number, none is allowed.
+#[track_caller]
+pub fn assert_within(actual: &[f32], expected: &[f32], allowed: impl Fn(usize) -> f64, what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}: number of elements");
     let error = |index: usize| {
         let (a, e) = (f64::from(actual[index]), f64::from(expected[index]));
@@ -130,13 +138,9 @@ pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: Tolerance, what
         }
     };
     let allowed = |index: usize| {
-        let magnitude = f64::from(expected[index]).abs();
-        tolerance.absolute
-            + if magnitude.is_finite() {
-                tolerance.relative * magnitude
-            } else {
-                0.0
-            }
+        Some(allowed(index))
+            .filter(|a| a.is_finite())
+            .unwrap_or(0.0)
     };
     let wrong: Vec<usize> = (0..actual.len())
         .filter(|&index| error(index) > allowed(index))

@@ -1,0 +1,197 @@
+//! Experts in every format and dtype, at sizes that fit no tile and batches that choose between the ways of computing them.
+
+use burn::tensor::{FloatDType, Tensor};
+
+use super::common::{EXACT, FLOATS, assert_close, devices, every_dtype};
+use super::experts::{Layer, Size, few_and_many, size};
+use super::packing::{FP8, FP8_PAIR, Format, every_format};
+
+const FP4: Format = Format::Fp4;
+const F32: Format = Format::Dense(FloatDType::F32);
+
+const SIZES: [Size; 10] = [
+    size([0, 2, 5, 40, 24]),
+    size([1, 1, 1, 40, 24]),
+    size([1, 6, 64, 96, 64]),
+    size([2, 2, 5, 520, 136]),
+    size([7, 6, 5, 96, 64]),
+    size([16, 1, 5, 520, 136]),
+    size([17, 2, 1, 40, 24]),
+    size([17, 2, 64, 96, 136]),
+    size([64, 2, 5, 40, 136]),
+    size([300, 2, 64, 40, 24]),
+];
+
+/// Sizes that a software driver would take too long for.
+const LARGER: [Size; 5] = [
+    size([16, 6, 64, 520, 136]),
+    size([17, 6, 64, 1032, 264]),
+    size([64, 6, 5, 520, 136]),
+    size([300, 6, 64, 520, 264]),
+    size([300, 6, 5, 1000, 520]),
+];
+
+fn sums_are_exact_at_any_size(format: Format) {
+    for (name, device) in devices() {
+        let larger = if name.starts_with("cuda") {
+            &LARGER[..]
+        } else {
+            &[]
+        };
+        for (i, &size) in SIZES.iter().chain(larger).enumerate() {
+            for dtype in FLOATS.into_iter().filter(|&d| device.supports_dtype(d)) {
+                let mut layer = Layer::exact(size, format, dtype, i as u64);
+                layer.check(&format!("{name} {format:?} {dtype:?}"), device);
+                // Cuts most gates and ups. The sum stays exact: so far from zero, SiLU of the limit is the limit.
+                layer.limit = Some(64.0);
+                layer.check(&format!("{name} {format:?} {dtype:?}"), device);
+            }
+        }
+    }
+}
+
+fn fp4_experts_of_any_size_give_exact_sums() {
+    sums_are_exact_at_any_size(FP4);
+}
+
+fn fp8_experts_of_any_size_give_exact_sums() {
+    sums_are_exact_at_any_size(FP8_PAIR);
+}
+
+fn dense_experts_of_any_size_give_exact_sums() {
+    sums_are_exact_at_any_size(F32);
+}
+
+fn experts_of_any_format_are_what_f32_sums_can_be() {
+    for (name, device) in devices() {
+        every_format(name, device, |format| {
+            for dtype in FLOATS.into_iter().filter(|&d| device.supports_dtype(d)) {
+                for (tokens, limit) in [(3, None), (5, Some(1.0)), (40, Some(10.0))] {
+                    let size = size([tokens, 2, 5, 200, 72]);
+                    let mut layer = Layer::random(size, format, dtype, tokens as u64);
+                    layer.limit = limit;
+                    layer.check(&format!("{name} {format:?} {dtype:?}"), device);
+                }
+            }
+        });
+    }
+}
+
+fn block_rows_of_fp8_start_anew_for_gate_and_up() {
+    every_dtype(|name, device, dtype| {
+        for inner in [1, 100, 129, 300] {
+            for tokens in [1, 40] {
+                let size = size([tokens, 1, 2, 260, inner]);
+                let layer = Layer::exact(size, FP8_PAIR, dtype, inner as u64);
+                layer.check(name, device);
+            }
+        }
+        // In a single part they go through.
+        let layer = Layer::exact(size([6, 1, 2, 260, 100]), FP8, dtype, 1);
+        layer.check(&format!("{name} one part"), device);
+    });
+}
+
+fn a_token_does_not_depend_on_the_tokens_next_to_it() {
+    every_dtype(|name, device, dtype| {
+        for format in [FP4, FP8_PAIR] {
+            let layer = Layer::random(size([16, 2, 6, 264, 136]), format, dtype, 3);
+            let stacks = layer.stacks(device);
+            let alone = (0..16).map(|t| layer.tokens(t..t + 1).run_with(&stacks, device));
+            let alone: Vec<f32> = alone.flatten().collect();
+            // The CPU's product sums up in another order from five rows on.
+            let batches = if name.starts_with("flex") {
+                &[2][..]
+            } else {
+                &[2, 3, 5, 8, 9, 16]
+            };
+            for &tokens in batches {
+                let together = layer.tokens(0..tokens).run_with(&stacks, device);
+                let what = format!("{name} {format:?} {tokens} tokens");
+                assert_close(&together, &alone[..tokens * 264], EXACT, &what);
+            }
+        }
+    });
+}
+
+fn two_runs_give_the_same_bits() {
+    every_dtype(|name, device, dtype| {
+        for tokens in [7, 300] {
+            let layer = Layer::random(size([tokens, 2, 6, 96, 72]), FP4, dtype, 3);
+            let stacks = layer.stacks(device);
+            let [first, second] = [0, 1].map(|_| {
+                let output = layer.run_with(&stacks, device);
+                output.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            assert!(first == second, "{name} {tokens} tokens");
+        }
+    });
+}
+
+fn what_is_not_finite_stays_in_its_token() {
+    every_dtype(|name, device, dtype| {
+        for limit in [None, Some(10.0)] {
+            for tokens in [4, 40] {
+                let mut layer = Layer::random(size([tokens, 2, 5, 136, 72]), FP4, dtype, 4);
+                layer.limit = limit;
+                let expected = layer.run(device);
+                layer.x[2 * 136 - 1] = f32::NAN;
+                layer.x[2 * 136] = f32::INFINITY;
+                let actual = layer.run(device);
+                let what = format!("{name} {tokens} tokens, limit {limit:?}");
+                assert_close(&actual[..136], &expected[..136], EXACT, &what);
+                assert_close(&actual[3 * 136..], &expected[3 * 136..], EXACT, &what);
+                assert!(actual[136..272].iter().all(|v| v.is_nan()), "{what}");
+            }
+        }
+    });
+}
+
+fn x_and_ids_may_be_views() {
+    every_dtype(|name, device, dtype| {
+        for layer in few_and_many(FP4, dtype) {
+            let stacks = layer.stacks(device);
+            let Size { tokens, k, d, .. } = layer.size;
+            let (x, ids) = (layer.x(device), layer.ids(device));
+            let check = |x: Tensor<2>, view| {
+                let actual = layer.run_on(&stacks, x, layer.ids(device));
+                layer.check_output(&actual, &format!("{name} {view}"));
+            };
+            check(column_major(x.clone()), "transposed");
+            let wider = Tensor::cat(vec![x.clone().neg(), x.clone()], 1);
+            check(wider.slice([0..tokens, d..2 * d]), "columns of a wider x");
+            let odd = Tensor::cat(vec![x.clone().slice([0..tokens, 0..1]), x.clone()], 1);
+            check(
+                odd.slice([0..tokens, 1..d + 1]),
+                "columns from an odd one on",
+            );
+            let higher = Tensor::cat(vec![x.clone().neg(), x.clone()], 0);
+            check(
+                higher.slice([tokens..2 * tokens, 0..d]),
+                "rows of a higher x",
+            );
+
+            let more = Tensor::cat(vec![ids.clone().zeros_like(), ids], 1);
+            let some = more.slice([0..tokens, k..2 * k]);
+            let actual = layer.run_on(&stacks, x, some);
+            layer.check_output(&actual, &format!("{name} columns of wider ids"));
+        }
+    });
+}
+
+/// The same values, stored column by column.
+fn column_major(x: Tensor<2>) -> Tensor<2> {
+    x.transpose().mul_scalar(1.0).transpose()
+}
+
+catalogue![
+    fp4_experts_of_any_size_give_exact_sums,
+    fp8_experts_of_any_size_give_exact_sums,
+    dense_experts_of_any_size_give_exact_sums,
+    experts_of_any_format_are_what_f32_sums_can_be,
+    block_rows_of_fp8_start_anew_for_gate_and_up,
+    a_token_does_not_depend_on_the_tokens_next_to_it,
+    two_runs_give_the_same_bits,
+    what_is_not_finite_stays_in_its_token,
+    x_and_ids_may_be_views,
+];

@@ -1,0 +1,161 @@
+//! Which experts a token may have, and with which weights.
+
+use burn::tensor::{FloatDType, IntDType};
+
+use super::common::{EXACT, assert_close, devices, every_dtype, skip};
+use super::experts::{Layer, few_and_many, size};
+use super::packing::{FP8_PAIR, Format};
+use super::ranking::typed;
+
+const FP4: Format = Format::Fp4;
+const F32: Format = Format::Dense(FloatDType::F32);
+
+fn one_expert_may_get_everything() {
+    every_dtype(|name, device, dtype| {
+        for tokens in [5, 16, 130] {
+            for expert in [0, 4] {
+                let mut layer = Layer::exact(size([tokens, 1, 5, 96, 72]), FP4, dtype, 1);
+                layer.ids.fill(expert);
+                layer.check(&format!("{name} expert {expert}"), device);
+            }
+        }
+    });
+}
+
+fn experts_that_nobody_chose_may_hold_nan() {
+    every_dtype(|name, device, dtype| {
+        for format in [FP4, FP8_PAIR, F32] {
+            for mut layer in few_and_many(format, dtype) {
+                for id in &mut layer.ids {
+                    *id = [1, 4][*id as usize % 2];
+                }
+                for expert in [0, 2, 3, 5] {
+                    layer.gate_up.poison(expert);
+                    layer.down.poison(expert);
+                }
+                layer.check(&format!("{name} {format:?}"), device);
+            }
+        }
+    });
+}
+
+fn padding_adds_nothing_whatever_its_weight() {
+    every_dtype(|name, device, dtype| {
+        for format in [FP4, FP8_PAIR] {
+            for mut layer in few_and_many(format, dtype) {
+                // An id of -1 that is clamped would land here.
+                layer.gate_up.poison(0);
+                layer.down.poison(5);
+                for (pair, id) in layer.ids.iter_mut().enumerate() {
+                    *id = *id % 4 + 1;
+                    // Every third slot, and the fourth token as a whole.
+                    if pair % 3 == 1 || pair / 2 == 3 {
+                        *id = [-1, i64::from(i32::MIN)][pair % 2];
+                        layer.weights[pair] = [f32::NAN, f32::INFINITY, 1e30][pair % 5 % 3];
+                    }
+                }
+                let what = format!("{name} {format:?}");
+                let actual = layer.run(device);
+                layer.check_output(&actual, &what);
+                if layer.size.tokens > 3 {
+                    assert_eq!(actual[3 * 136..4 * 136], [0.0; 136], "{what}");
+                }
+            }
+        }
+    });
+}
+
+fn nothing_but_padding_is_zero_everywhere() {
+    every_dtype(|name, device, dtype| {
+        for mut layer in few_and_many(FP4, dtype) {
+            layer.ids.fill(-1);
+            layer.weights.fill(f32::NAN);
+            let zeros = vec![0.0; layer.x.len()];
+            assert_close(&layer.run(device), &zeros, EXACT, name);
+        }
+    });
+}
+
+fn an_expert_may_be_chosen_twice_by_one_token() {
+    every_dtype(|name, device, dtype| {
+        for tokens in [1, 7, 40] {
+            let mut layer = Layer::exact(size([tokens, 3, 5, 96, 72]), FP4, dtype, 2);
+            for (token, ids) in layer.ids.chunks_mut(3).enumerate() {
+                ids[token % 3] = 3;
+                ids[(token + 1) % 3] = 3;
+            }
+            layer.check(name, device);
+        }
+    });
+}
+
+fn a_weight_that_is_not_finite_stays_in_its_token() {
+    every_dtype(|name, device, dtype| {
+        for tokens in [4, 40] {
+            let mut layer = Layer::random(size([tokens, 2, 5, 136, 72]), FP4, dtype, 4);
+            let expected = layer.run(device);
+            layer.weights[2] = f32::NAN;
+            let actual = layer.run(device);
+            assert_close(&actual[..136], &expected[..136], EXACT, name);
+            assert_close(&actual[272..], &expected[272..], EXACT, name);
+            assert!(actual[136..272].iter().all(|v| v.is_nan()), "{name}");
+        }
+    });
+}
+
+fn a_weight_of_zero_and_one_below_zero_are_weights_like_any_other() {
+    every_dtype(|name, device, dtype| {
+        for mut layer in few_and_many(FP4, dtype) {
+            for (pair, weight) in layer.weights.iter_mut().enumerate() {
+                *weight *= [1.0, 0.0, -1.0, -0.0, 2.0][pair % 5];
+            }
+            layer.check(name, device);
+        }
+    });
+}
+
+fn ids_may_have_any_integer_dtype() {
+    for (name, device) in devices() {
+        for dtype in [IntDType::I32, IntDType::I64, IntDType::U32] {
+            if !device.supports_dtype(dtype) {
+                skip(name, &format!("{dtype:?}").to_lowercase());
+                continue;
+            }
+            for layer in few_and_many(FP4, FloatDType::F32) {
+                let shape = [layer.size.tokens, layer.size.k];
+                let ids = typed(&layer.ids, shape, dtype, device);
+                let actual = layer.run_on(&layer.stacks(device), layer.x(device), ids);
+                layer.check_output(&actual, &format!("{name} {dtype:?}"));
+            }
+        }
+    }
+}
+
+fn no_slots_and_no_columns_are_fine() {
+    for (name, device) in devices() {
+        for format in [FP4, FP8_PAIR, F32] {
+            for case in [
+                [3, 0, 5, 40, 24],
+                [3, 2, 5, 40, 0],
+                [0, 0, 5, 40, 24],
+                [3, 2, 5, 0, 24],
+            ] {
+                let layer = Layer::exact(size(case), format, FloatDType::F32, 1);
+                let zeros = vec![0.0; layer.x.len()];
+                assert_close(&layer.run(device), &zeros, EXACT, name);
+            }
+        }
+    }
+}
+
+catalogue![
+    one_expert_may_get_everything,
+    experts_that_nobody_chose_may_hold_nan,
+    padding_adds_nothing_whatever_its_weight,
+    nothing_but_padding_is_zero_everywhere,
+    an_expert_may_be_chosen_twice_by_one_token,
+    a_weight_that_is_not_finite_stays_in_its_token,
+    a_weight_of_zero_and_one_below_zero_are_weights_like_any_other,
+    ids_may_have_any_integer_dtype,
+    no_slots_and_no_columns_are_fine,
+];
