@@ -295,7 +295,7 @@ fn ids(size: Size, random: &mut Random) -> Vec<i64> {
 }
 
 /// The down projection is a single matrix.
-fn of_down(format: Format) -> Format {
+pub fn of_down(format: Format) -> Format {
     match format {
         Format::Fp8 { .. } => FP8,
         other => other,

@@ -6,6 +6,7 @@ mod catalogue;
 mod attention;
 pub(crate) mod common;
 pub(crate) mod distributions;
+pub(crate) mod drawn;
 pub(crate) mod experts;
 mod hyper_connection;
 pub(crate) mod linear;
@@ -13,6 +14,7 @@ mod matmul;
 mod moe;
 mod moe_errors;
 mod moe_kernels;
+mod moe_large;
 mod moe_routing;
 pub(crate) mod packing;
 mod quant;
@@ -46,6 +48,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("moe", moe::CASES),
     ("moe_errors", moe_errors::CASES),
     ("moe_kernels", moe_kernels::CASES),
+    ("moe_large", moe_large::CASES),
     ("moe_routing", moe_routing::CASES),
     ("quant", quant::CASES),
     ("quant_linear", quant_linear::CASES),

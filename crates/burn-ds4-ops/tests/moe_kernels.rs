@@ -2,7 +2,7 @@
 
 use burn::tensor::{FloatDType, Tensor};
 
-use super::common::{EXACT, FLOATS, assert_close, devices, every_dtype};
+use super::common::{EXACT, FLOATS, assert_close, devices, every_dtype, is_gpu};
 use super::experts::{Layer, Size, few_and_many, size};
 use super::packing::{FP8, FP8_PAIR, Format, every_format};
 
@@ -33,11 +33,7 @@ const LARGER: [Size; 5] = [
 
 fn sums_are_exact_at_any_size(format: Format) {
     for (name, device) in devices() {
-        let larger = if name.starts_with("cuda") {
-            &LARGER[..]
-        } else {
-            &[]
-        };
+        let larger = if is_gpu(name) { &LARGER[..] } else { &[] };
         for (i, &size) in SIZES.iter().chain(larger).enumerate() {
             for dtype in FLOATS.into_iter().filter(|&d| device.supports_dtype(d)) {
                 let mut layer = Layer::exact(size, format, dtype, i as u64);

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK, Weights};
 
-use super::common::skip;
+use super::common::{skip, wide};
 use super::distributions::Random;
 use super::tables::{E2M1, E4M3, E8M0};
 
@@ -204,25 +204,20 @@ impl Packed {
         }
     }
 
-    pub fn value(&self, matrix: usize, row: usize, column: usize) -> f64 {
+    /// What the code of a weight is multiplied by.
+    fn scale(&self, matrix: usize, row: usize, column: usize) -> f64 {
         let [_, rows, columns] = self.shape;
-        let at = (matrix * rows + row) * columns + column;
         match &self.stored {
-            Stored::Dense { values, .. } => f64::from(values[at]),
-            Stored::Fp8 {
-                parts,
-                codes,
-                scales,
-            } => {
+            Stored::Dense { .. } => 1.0,
+            Stored::Fp8 { parts, scales, .. } => {
                 let [_, block_rows, block_columns] = fp8_blocks(self.shape, *parts);
                 let (part, row) = (row / (rows / parts), row % (rows / parts));
                 let block_row = matrix * block_rows + part * (block_rows / parts) + row / 128;
-                let scale = scales[block_row * block_columns + column / 128];
-                E4M3[usize::from(codes[at])] * f64::from(scale)
+                f64::from(scales[block_row * block_columns + column / 128])
             }
-            Stored::Fp4 { codes, scales } => {
+            Stored::Fp4 { scales, .. } => {
                 let block = (matrix * rows + row) * columns.div_ceil(32) + column / 32;
-                E2M1[usize::from(codes[at])] * E8M0[usize::from(scales[block])]
+                E8M0[usize::from(scales[block])]
             }
         }
     }
@@ -230,9 +225,26 @@ impl Packed {
     /// All values of one matrix, row by row.
     pub fn matrix(&self, matrix: usize) -> Vec<f64> {
         let [_, rows, columns] = self.shape;
-        (0..rows)
-            .flat_map(|row| (0..columns).map(move |column| self.value(matrix, row, column)))
-            .collect()
+        let mut all = Vec::with_capacity(rows * columns);
+        for row in 0..rows {
+            let first = (matrix * rows + row) * columns;
+            match &self.stored {
+                Stored::Dense { values, .. } => all.extend(wide(&values[first..first + columns])),
+                Stored::Fp8 { codes, .. } => {
+                    for (block, codes) in codes[first..first + columns].chunks(128).enumerate() {
+                        let scale = self.scale(matrix, row, block * 128);
+                        all.extend(codes.iter().map(|&code| E4M3[usize::from(code)] * scale));
+                    }
+                }
+                Stored::Fp4 { codes, .. } => {
+                    for (block, codes) in codes[first..first + columns].chunks(32).enumerate() {
+                        let scale = self.scale(matrix, row, block * 32);
+                        all.extend(codes.iter().map(|&code| E2M1[usize::from(code)] * scale));
+                    }
+                }
+            }
+        }
+        all
     }
 
     /// The operators' view of them.

@@ -2,27 +2,14 @@
 
 use std::ops::Range;
 
-use super::common::devices;
+use super::common::sized;
 use super::distributions::{
     ALL_EQUAL, ASCENDING, DESCENDING, DISTRIBUTIONS, Distribution, NORMAL, Random, TEN_LOW_BITS,
     row, rows,
 };
 use super::ranking::{Rows, assert_ids, int32, ranges, window};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::topk::{MAX_COLUMNS, MAX_K, Windows, top_k_ids, top_k_per_row_decode};
-
-/// Runs `test` on every device with the sizes that it can take.
-fn sized<S: Copy>(on_gpu: S, elsewhere: S, test: impl Fn(&str, &Device, S)) {
-    for (name, device) in devices() {
-        let size = if is_gpu(name) { on_gpu } else { elsewhere };
-        test(name, device, size);
-    }
-}
-
-/// wgpu may be a GPU, too; where these tests run with it, it is a software driver.
-fn is_gpu(name: &str) -> bool {
-    name.starts_with("cuda")
-}
 
 /// So many rows, of which no more than 37 are distinct: a power of two would hide that rows are mixed up.
 fn some(distribution: Distribution, columns: usize, count: usize, seed: u64) -> Rows {

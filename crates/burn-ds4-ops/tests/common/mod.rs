@@ -88,6 +88,19 @@ pub fn every_dtype(test: impl Fn(&str, &Device, FloatDType)) {
     }
 }
 
+/// Runs `test` on every device with the sizes that it can take.
+pub fn sized<S: Copy>(on_gpu: S, elsewhere: S, test: impl Fn(&str, &Device, S)) {
+    for (name, device) in devices() {
+        let size = if is_gpu(name) { on_gpu } else { elsewhere };
+        test(name, device, size);
+    }
+}
+
+/// Whether a device of that name is a GPU. wgpu may be one, too; where tests run with it, it is a software driver.
+pub fn is_gpu(name: &str) -> bool {
+    name.starts_with("cuda")
+}
+
 /// The elements of a tensor, read back as `f32`.
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.try_into_vec_as().expect("a device that works")

@@ -1,0 +1,236 @@
+//! Stacks of matrices too large for the host: drawn on a device, and read back one by one.
+
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
+use burn_ds4_ops::quant::{FP4_BLOCK, Weights};
+
+use super::common::{assert_within, narrow, values, wide};
+use super::experts::{Rounding, Stacks, of_down};
+use super::packing::{Format, Packed, fp8_blocks};
+
+/// A stack `[count, out, in]` on a device.
+#[derive(Clone)]
+pub struct Drawn {
+    shape: [usize; 3],
+    stored: Stored,
+}
+
+#[derive(Clone)]
+enum Stored {
+    Dense(Tensor<3>),
+    Fp8 {
+        words: Tensor<3, Int>,
+        scales: Tensor<3>,
+        parts: usize,
+    },
+    Fp4 {
+        words: Tensor<3, Int>,
+        scales: Tensor<2, Int>,
+    },
+}
+
+impl Drawn {
+    /// Any codes but NaN; FP8 has no odd exponents. The product with a row of -1..1 is some units large.
+    pub fn new(format: Format, shape: [usize; 3], device: &Device, seed: u32) -> Self {
+        device.seed(u64::from(seed));
+        let [count, rows, columns] = shape;
+        let spread = (columns as f64).sqrt();
+        let stored = match format {
+            Format::Dense(dtype) => {
+                let distribution = Distribution::Uniform(-3.0 / spread, 3.0 / spread);
+                let values = Tensor::<3>::random(shape, distribution, (device, DType::F32));
+                Stored::Dense(values.cast(dtype))
+            }
+            Format::Fp8 { parts } => {
+                let words = bits([count, rows, columns.div_ceil(4)], device);
+                let distribution = Distribution::Uniform(0.5 / 32.0 / spread, 1.5 / 32.0 / spread);
+                let scales = fp8_blocks(shape, parts);
+                Stored::Fp8 {
+                    words: words.bitwise_and_scalar(0xf7f7_f7f7_u32),
+                    scales: Tensor::random(scales, distribution, (device, DType::F32)),
+                    parts,
+                }
+            }
+            Format::Fp4 => {
+                let scales = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
+                let lowest = 124 - spread.log2().round() as u32;
+                let varied = bits([count, scales], device).bitwise_and_scalar(0x0303_0303_u32);
+                Stored::Fp4 {
+                    words: bits([count, rows, columns.div_ceil(8)], device),
+                    scales: varied.add_scalar(lowest * 0x0101_0101),
+                }
+            }
+        };
+        Self { shape, stored }
+    }
+
+    /// The operators' view of it.
+    pub fn weights(&self) -> Weights {
+        let [_, _, columns] = self.shape;
+        match self.stored.clone() {
+            Stored::Dense(values) => Weights::dense(values),
+            Stored::Fp8 {
+                words,
+                scales,
+                parts,
+            } => Weights::fp8(words, scales, columns, parts),
+            Stored::Fp4 { words, scales } => Weights::fp4(words, scales, columns),
+        }
+        .expect("a stack as it should be")
+    }
+
+    /// A stack of one of the matrices.
+    pub fn one(&self, matrix: usize) -> Self {
+        let one = matrix..matrix + 1;
+        let [_, rows, columns] = self.shape;
+        let stored = match self.stored.clone() {
+            Stored::Dense(values) => Stored::Dense(values.slice_dim(0, one)),
+            Stored::Fp8 {
+                words,
+                scales,
+                parts,
+            } => Stored::Fp8 {
+                words: words.slice_dim(0, one.clone()),
+                scales: scales.slice_dim(0, one),
+                parts,
+            },
+            Stored::Fp4 { words, scales } => Stored::Fp4 {
+                words: words.slice_dim(0, one.clone()),
+                scales: scales.slice_dim(0, one),
+            },
+        };
+        Self {
+            shape: [1, rows, columns],
+            stored,
+        }
+    }
+
+    /// Reads all matrices back.
+    pub fn read(&self) -> Packed {
+        let [_, rows, columns] = self.shape;
+        match self.stored.clone() {
+            Stored::Dense(all) => {
+                let dtype = FloatDType::from(all.dtype());
+                Packed::dense(self.shape, dtype, &values(all.cast(FloatDType::F32)))
+            }
+            Stored::Fp8 {
+                words,
+                scales,
+                parts,
+            } => {
+                let codes = codes(words, columns, 4);
+                Packed::fp8(self.shape, parts, codes, values(scales))
+            }
+            Stored::Fp4 { words, scales } => {
+                let per_matrix = rows * columns.div_ceil(FP4_BLOCK);
+                let scales = codes(scales, per_matrix, 4);
+                Packed::fp4(self.shape, codes(words, columns, 8), scales)
+            }
+        }
+    }
+}
+
+/// Words of which every bit is random. Devices draw integers as f32, which holds half of them.
+pub fn bits<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    let half = || {
+        let distribution = Distribution::Uniform(0.0, 65_536.0);
+        Tensor::<D, Int>::random(shape, distribution, (device, DType::U32))
+    };
+    half().mul_scalar(1_u32 << 16).add(half())
+}
+
+/// The first `length` codes of each row of words.
+fn codes<const D: usize>(words: Tensor<D, Int>, length: usize, per_word: usize) -> Vec<u8> {
+    let (width, bits) = (words.dims()[D - 1], 32 / per_word);
+    let words: Vec<u32> = words.try_into_vec_as().expect("a device that works");
+    let mask = (1_u32 << bits) - 1;
+    let rows = words.chunks(width.max(1));
+    rows.flat_map(|row| {
+        let codes = row
+            .iter()
+            .flat_map(|&word| (0..per_word).map(move |i| (word >> (i * bits) & mask) as u8));
+        codes.take(length)
+    })
+    .collect()
+}
+
+/// Both stacks of a layer of experts.
+#[derive(Clone)]
+pub struct DrawnExperts {
+    pub gate_up: Drawn,
+    pub down: Drawn,
+}
+
+/// Some tokens of a batch, and the error that is allowed.
+pub struct Batch<'a> {
+    pub x: &'a Tensor<2>,
+    pub ids: &'a [i64],
+    pub weights: &'a [f32],
+    pub limit: Option<f64>,
+}
+
+impl DrawnExperts {
+    /// `experts`, d and inner.
+    pub fn new(format: Format, shape: [usize; 3], device: &Device, seed: u32) -> Self {
+        let [experts, d, inner] = shape;
+        let down = [experts, d, inner];
+        Self {
+            gate_up: Drawn::new(format, [experts, 2 * inner, d], device, 2 * seed),
+            down: Drawn::new(of_down(format), down, device, 2 * seed + 1),
+        }
+    }
+
+    pub fn stacks(&self) -> Stacks {
+        Stacks {
+            gate_up: self.gate_up.weights(),
+            down: self.down.weights(),
+        }
+    }
+
+    /// The outputs of one token, with the error that is allowed. The slots are worked out side by side: they are large.
+    pub fn expected(&self, batch: &Batch, token: usize) -> Vec<(f64, f64)> {
+        let x = batch.x.clone().slice_dim(0, token..token + 1);
+        let dtype = FloatDType::from(x.dtype());
+        let x = wide(&values(x.cast(FloatDType::F32)));
+        let k = batch.ids.len() / batch.x.dims()[0];
+        let slots = (token * k..(token + 1) * k).filter(|&pair| batch.ids[pair] >= 0);
+        let slots = slots.map(|pair| {
+            let expert = batch.ids[pair] as usize;
+            let matrices = [&self.gate_up, &self.down].map(|stack| stack.one(expert).read());
+            (matrices, f64::from(batch.weights[pair]))
+        });
+        let slots: Vec<_> = slots.collect();
+        let one = |([gate_up, down], weight): &([Packed; 2], f64)| {
+            let rounding = Rounding {
+                dtype,
+                weights_fit: gate_up.is_exact_in(dtype) && down.is_exact_in(dtype),
+                products_fit: false,
+            };
+            rounding.slot(
+                &x,
+                (&gate_up.matrix(0), &down.matrix(0)),
+                *weight,
+                batch.limit,
+            )
+        };
+        let outputs: Vec<Vec<(f64, f64)>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = slots.iter().map(|slot| scope.spawn(|| one(slot))).collect();
+            let outputs = threads.into_iter().map(|thread| thread.join());
+            outputs.map(|output| output.expect("an oracle")).collect()
+        });
+        outputs
+            .into_iter()
+            .fold(vec![(0.0, 0.0); x.len()], |sum, slot| {
+                let both = sum.into_iter().zip(slot);
+                both.map(|(a, b)| (a.0 + b.0, a.1 + b.1)).collect()
+            })
+    }
+}
+
+/// Compares one row of an output with what [`DrawnExperts::expected`] says of it.
+#[track_caller]
+pub fn assert_row(output: &Tensor<2>, row: usize, expected: &[(f64, f64)], what: &str) {
+    let actual = values(output.clone().slice_dim(0, row..row + 1));
+    let (expected, allowed): (Vec<f64>, Vec<f64>) = expected.iter().copied().unzip();
+    let what = format!("{what}, token {row}");
+    assert_within(&actual, &narrow(&expected), |index| allowed[index], &what);
+}
