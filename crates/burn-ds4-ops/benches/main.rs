@@ -1,6 +1,8 @@
 //! Every operator verified and timed, and the tests of `tests/` for machines that get one binary only.
 
 mod harness;
+mod moe;
+mod quant_linear;
 mod router;
 // Only the test harness runs what touches no device.
 #[allow(dead_code, unused_imports)]
@@ -53,7 +55,8 @@ enum Command {
 }
 
 fn cases() -> Vec<Case> {
-    router::cases().into_iter().chain(topk::cases()).collect()
+    let families = [router::cases, topk::cases, quant_linear::cases, moe::cases];
+    families.into_iter().flat_map(|cases| cases()).collect()
 }
 
 fn main() -> ExitCode {

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::{FP4_BLOCK, Weights};
 
 use super::common::{assert_within, narrow, values, wide};
-use super::experts::{Rounding, Stacks, of_down};
+use super::experts::{Rounding, Stacks};
 use super::packing::{Format, Packed, fp8_blocks};
 
 /// A stack `[count, out, in]` on a device.
@@ -175,7 +175,7 @@ impl DrawnExperts {
         let down = [experts, d, inner];
         Self {
             gate_up: Drawn::new(format, [experts, 2 * inner, d], device, 2 * seed),
-            down: Drawn::new(of_down(format), down, device, 2 * seed + 1),
+            down: Drawn::new(format.of_down(), down, device, 2 * seed + 1),
         }
     }
 

@@ -8,7 +8,7 @@ use burn_ds4_ops::{moe::expert_ffn, quant::Weights};
 
 use super::common::{assert_within, floats, integers, narrow, values, wide};
 use super::distributions::Random;
-use super::packing::{FP8, Format, Packed, rounded};
+use super::packing::{Format, Packed, rounded};
 use super::sums::{Sum, smallest, unit};
 
 /// How many of what.
@@ -75,7 +75,7 @@ impl Layer {
             Packed::random(format, [size.experts, rows, columns], seed)
         };
         let gate_up = stack(format, 2 * size.inner, size.d, seed + 1);
-        let down = stack(of_down(format), size.d, size.inner, seed + 2);
+        let down = stack(format.of_down(), size.d, size.inner, seed + 2);
         let weights_fit = gate_up.is_exact_in(dtype) && down.is_exact_in(dtype);
         Self {
             size,
@@ -120,7 +120,7 @@ impl Layer {
             ids,
             weights,
             gate_up: stack(format, 2 * size.inner, size.d, 6, seed + 1),
-            down: stack(of_down(format), size.d, size.inner, 0, seed + 2),
+            down: stack(format.of_down(), size.d, size.inner, 0, seed + 2),
             limit: None,
             rounding: Rounding {
                 dtype,
@@ -292,12 +292,4 @@ fn ids(size: Size, random: &mut Random) -> Vec<i64> {
     (0..size.tokens * size.k)
         .map(|_| random.index(size.experts) as i64)
         .collect()
-}
-
-/// The down projection is a single matrix.
-pub fn of_down(format: Format) -> Format {
-    match format {
-        Format::Fp8 { .. } => FP8,
-        other => other,
-    }
 }

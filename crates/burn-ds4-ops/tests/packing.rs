@@ -24,6 +24,16 @@ pub const FP8: Format = Format::Fp8 { parts: 1 };
 /// Gate above up, each with block rows of its own.
 pub const FP8_PAIR: Format = Format::Fp8 { parts: 2 };
 
+impl Format {
+    /// The format of the down projection, a single matrix, next to gate and up.
+    pub fn of_down(self) -> Self {
+        match self {
+            Self::Fp8 { .. } => FP8,
+            other => other,
+        }
+    }
+}
+
 /// Runs `test` with every format of which a device has the dtype.
 pub fn every_format(name: &str, device: &Device, test: impl Fn(Format)) {
     for format in [Format::Fp4, FP8, FP8_PAIR].into_iter().chain(DENSE) {

@@ -9,6 +9,8 @@ use super::{
     timing::{Recording, device_times, host_time, median, microseconds},
 };
 
+/// Sets of inputs, at least: one after itself finds its inputs in the cache.
+const MIN_SETS: usize = 2;
 /// Sets of inputs, at most: beyond, the smallest cases would take their time to build.
 const MAX_SETS: usize = 4096;
 /// A case that moves less is short: over in a microsecond or so, next to which the start of a replay would count.
@@ -61,8 +63,13 @@ pub fn measure(case: &Case, device: &Device, effort: Effort) -> Result<Times, St
         let first = (case.build)(device, 0);
         first.poison(first.run());
         first.check(first.run());
-        let some = || (0..effort.calls).for_each(|_| drop(first.run()));
-        let estimate = microseconds(host_time(device, some)) / effort.calls as f64;
+        let time = |calls: usize| {
+            let some = || (0..calls).for_each(|_| drop(first.run()));
+            microseconds(host_time(device, some)) / calls as f64
+        };
+        let once = time(1);
+        let slow = once * effort.calls as f64 > MAX_ENQUEUE;
+        let estimate = if slow { once } else { time(effort.calls) };
         let (sets, calls) = plan(case, effort, estimate);
         let mut all = vec![first];
         all.extend((1..sets).map(|seed| (case.build)(device, seed as u32)));
@@ -83,8 +90,8 @@ fn plan(case: &Case, effort: Effort, estimate: f64) -> (usize, usize) {
     } else {
         effort.calls
     };
-    let at_most = ((MAX_ENQUEUE / estimate) as usize).max(effort.calls);
-    let sets = (2 * effort.cache_bytes / case.input_bytes.max(1) + 1).clamp(2, MAX_SETS);
+    let at_most = ((MAX_ENQUEUE / estimate) as usize).max(MIN_SETS);
+    let sets = (2 * effort.cache_bytes / case.input_bytes.max(1) + 1).clamp(MIN_SETS, MAX_SETS);
     let sets = sets.min(at_most);
     let rounds = at_least.min(at_most).div_ceil(sets);
     (sets, sets * rounds)
