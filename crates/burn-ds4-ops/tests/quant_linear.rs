@@ -26,14 +26,18 @@ fn shapes() -> impl Iterator<Item = (usize, [usize; 3])> {
     })
 }
 
-/// Every pair, or as many as it takes for every number to be among them.
-fn products_of_any_shape_are_exact(format: Format, step: usize) {
-    for (i, [rows, outputs, inputs]) in shapes().step_by(step) {
+/// Every pair where `all`, or as many as it takes for every number to be among them; a software driver of wgpu compiles kernels for
+/// longer than they run, and gets fewer.
+fn products_of_any_shape_are_exact(format: Format, all: bool) {
+    for (i, [rows, outputs, inputs]) in shapes() {
         if format == FP8_PAIR && outputs % 2 != 0 {
             continue;
         }
         let weights = Packed::exact(format, [1, outputs, inputs], 0, i as u64);
         for (name, device) in devices() {
+            if i % SOME != 0 && (!all || name == "wgpu") {
+                continue;
+            }
             // Every dtype that the device has takes its turn.
             let dtypes = FLOATS.into_iter().filter(|&d| device.supports_dtype(d));
             let dtypes: Vec<FloatDType> = dtypes.collect();
@@ -46,19 +50,19 @@ fn products_of_any_shape_are_exact(format: Format, step: usize) {
 }
 
 fn fp4_products_of_any_shape_are_exact() {
-    products_of_any_shape_are_exact(Format::Fp4, 1);
+    products_of_any_shape_are_exact(Format::Fp4, true);
 }
 
 fn fp8_products_of_any_shape_are_exact() {
-    products_of_any_shape_are_exact(FP8, 1);
+    products_of_any_shape_are_exact(FP8, true);
 }
 
 fn fp8_products_of_matrices_in_two_parts_are_exact() {
-    products_of_any_shape_are_exact(FP8_PAIR, SOME);
+    products_of_any_shape_are_exact(FP8_PAIR, false);
 }
 
 fn dense_products_of_any_shape_are_exact() {
-    products_of_any_shape_are_exact(Format::Dense(FloatDType::F32), SOME);
+    products_of_any_shape_are_exact(Format::Dense(FloatDType::F32), false);
 }
 
 fn any_weights_times_any_x_are_what_f32_sums_can_be() {
