@@ -342,6 +342,10 @@ pub(crate) fn multiply_tiles(
     #[comptime] dtype: &str,
 ) -> Vector<f32, Const<4>> {
     let total: Vector<f32, Const<4>>;
+    // Variables would come as their addresses; results do not.
+    let (a0, a1) = (i32::reinterpret(a0), i32::reinterpret(a1));
+    let (a2, a3) = (i32::reinterpret(a2), i32::reinterpret(a3));
+    let (b0, b1) = (i32::reinterpret(b0), i32::reinterpret(b1));
     gpu_asm!(
         "mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 ",
         "{total}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {sum};",
@@ -351,4 +355,51 @@ pub(crate) fn multiply_tiles(
         options(nomem)
     );
     total
+}
+
+/// Product of two pairs of `bf16`, one pair to a word. Needs PTX.
+#[cube]
+pub(crate) fn multiply_pairs(a: u32, b: u32) -> u32 {
+    let y: u32;
+    let a = i32::reinterpret(a);
+    let b = i32::reinterpret(b);
+    // Adding -0 changes nothing; a product alone is an instruction of later processors only.
+    gpu_asm!(
+        "{{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 {y}, {a}, {b}, z; }}",
+        y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
+    );
+    y
+}
+
+/// Ends a group of this unit's asynchronous copies. Needs PTX.
+#[cube]
+pub(crate) fn commit_copies() {
+    gpu_asm!("cp.async.commit_group;");
+}
+
+/// Waits until no more than the last `pending` groups of this unit's asynchronous copies are on their way. Needs PTX.
+#[cube]
+pub(crate) fn await_copies(#[comptime] pending: u32) {
+    gpu_asm!("cp.async.wait_group {pending};");
+}
+
+/// Asks for the line of device memory that a slice begins in to be brought to the second-level cache. Needs PTX.
+#[cube]
+pub(crate) fn prefetch<E: CubePrimitive>(slice: &[E]) {
+    let line = slice.as_ptr();
+    gpu_asm!("prefetch.global.L2 [{}];", mem_in(_) line, options(explicit_mem));
+}
+
+/// Byte `index` of a word. Needs PTX.
+#[cube]
+pub(crate) fn byte(word: u32, index: u32) -> u32 {
+    let y: u32;
+    let word = i32::reinterpret(word);
+    // The upper bytes are those of a zero.
+    let selector = i32::reinterpret(index + 0x4440u32);
+    gpu_asm!(
+        "prmt.b32 {y}, {word}, 0, {selector};",
+        y = out(_) y, word = in(_) word, selector = in(_) selector, options(pure, nomem)
+    );
+    y
 }

@@ -29,6 +29,8 @@ mod launching;
 pub mod matmul;
 pub mod moe;
 mod optional;
+#[cfg(feature = "cube")]
+mod packed;
 pub mod quant;
 mod reference;
 pub mod router;

@@ -59,7 +59,19 @@ impl MoeOps for burn_cubecl::CubeBackend {
         down: PackedWeights<Self>,
         limit: f64,
     ) -> FloatTensor<Self> {
-        reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
+        let routed = super::launch::Routed {
+            x: x.clone(),
+            ids: ids.clone(),
+            scores: weights.clone(),
+            gate_up: gate_up.clone().into(),
+            down: down.clone().into(),
+            limit,
+        };
+        if routed.can_launch() {
+            routed.launch()
+        } else {
+            reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Feed-forward experts: clamped SwiGLU, routed or always on.
 
 mod backend;
+#[cfg(feature = "cube")]
+mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
@@ -42,8 +44,13 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>
 /// - `limit`: clamp of the SwiGLU inputs, see [`swiglu`]
 /// - output: `[tokens, d]`, f32
 ///
-/// Sums are f32, those over slots in the order of the slots. Weights that are not of the dtype of `x` are rounded to it once,
-/// as are the hidden values, `weight · swiglu(..)`.
+/// Sums are f32, those over slots in the order of the slots. The hidden values, `weight · swiglu(..)`, are rounded to the dtype of
+/// `x`. Weights are exact in the kernels; where there is none, they are rounded to the dtype of `x` if that is another.
+///
+/// # Kernels
+///
+/// Packed and bf16 weights are multiplied on tensor cores by CUDA C++ kernels, any others, and on any other device, row by row. Up to
+/// 16 tokens (of up to 8 slots) it is two launches, and a token's result has the same bits whatever else is in the batch.
 ///
 /// # Padding
 ///
@@ -52,7 +59,8 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>
 ///
 /// # Special values
 ///
-/// A NaN or an infinity in `x` reaches its own row only. What is in the matrices of an expert that no slot names has no part.
+/// A NaN or an infinity in `x` reaches its own row only. Sums of products without the scale of an FP8 block, or of an infinite
+/// weight and one of the parts of an f16 or f32 `x`, may be infinite or NaN where their values as f32 would not be. What is in the matrices of an expert that no slot names has no part.
 ///
 /// # Source
 ///

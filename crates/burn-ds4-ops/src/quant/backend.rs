@@ -137,7 +137,12 @@ impl QuantOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl QuantOps for burn_cubecl::CubeBackend {
     fn quant_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
-        reference::quant_linear::<Self>(x, weights)
+        let matrix = weights.clone().into();
+        if super::launch::can_multiply_rows(&x, &matrix) {
+            super::launch::multiply_rows(x, &matrix)
+        } else {
+            reference::quant_linear::<Self>(x, weights)
+        }
     }
 }
 

@@ -28,6 +28,8 @@
 //! dtype is infinite. In a round trip, a NaN or infinite element comes out unchanged and has no part in the scale of its block.
 
 mod backend;
+#[cfg(feature = "cube")]
+mod launch;
 mod reference;
 mod weights;
 
@@ -143,12 +145,17 @@ pub fn dequantize_fp4_batched(
 /// # Shapes and dtypes
 ///
 /// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
-/// - `weights`: one matrix, `[1, out, in]`; what is not of the dtype of `x` is rounded to it once
+/// - `weights`: one matrix, `[1, out, in]`; exact in the kernels, and where there is none rounded to the dtype of `x`
 /// - output: `[.., out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
 ///
 /// # Special values
 ///
-/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output.
+/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output. As for
+/// [`expert_ffn`](crate::moe::expert_ffn), magnitudes near the end of the f32 range may become infinite on the way.
+///
+/// # Kernels
+///
+/// As for [`expert_ffn`](crate::moe::expert_ffn); up to 16 rows, a row's result has the same bits whatever other rows there are.
 ///
 /// # Errors
 ///

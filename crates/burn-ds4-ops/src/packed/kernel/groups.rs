@@ -1,0 +1,151 @@
+use cubecl::prelude::*;
+
+/// Of a pair without an expert.
+const NONE: u32 = 0xffff_ffff;
+
+/// (token, slot) pairs by expert, worked out by every cube for itself: of so few that all can be compared with all.
+#[derive(CubeType)]
+pub(crate) struct Groups {
+    /// For every pair the first one with the same expert.
+    leaders: Shared<[u32]>,
+    experts: Shared<[u32]>,
+    starts: Shared<[u32]>,
+    order: Shared<[u32]>,
+    count: Shared<u32>,
+    pairs: u32,
+    /// All pairs are of expert 0.
+    #[cube(comptime)]
+    one: bool,
+}
+
+#[cube]
+impl Groups {
+    /// Without ids, all pairs are of expert 0. All of the cube must be here; so must be as many units as there are pairs.
+    pub fn new<I: Int>(
+        ids: &ComptimeOption<&[I]>,
+        pairs: u32,
+        experts: u32,
+        #[comptime] most: u32,
+    ) -> Groups {
+        let one = comptime!(ids.is_none());
+        let most = comptime!(if one { 1 } else { most as usize });
+        let mut groups = Groups {
+            leaders: Shared::new_slice(most),
+            experts: Shared::new_slice(most),
+            starts: Shared::new_slice(comptime!(most + 1)),
+            order: Shared::new_slice(most),
+            count: Shared::new(),
+            pairs,
+            one,
+        };
+        let mut expert = NONE.runtime();
+        #[comptime]
+        if let ComptimeOption::Some(ids) = ids {
+            if UNIT_POS < pairs {
+                let id = ids[UNIT_POS as usize];
+                let inside = id >= I::from_int(0) && id < I::cast_from(experts);
+                expert = select(inside, u32::cast_from(id), NONE);
+            }
+        }
+        if comptime!(!one) {
+            groups.fill(expert, most);
+        }
+        groups
+    }
+
+    /// Every unit that is a pair's comes with its expert.
+    fn fill(&mut self, own: u32, #[comptime] most: usize) {
+        let pairs = self.pairs;
+        let mut chosen = Shared::<[u32]>::new_slice(most);
+        let pair = UNIT_POS;
+        if pair < pairs {
+            chosen[pair as usize] = own;
+        }
+        sync_cube();
+        let mut leader = pair;
+        if pair < pairs {
+            let mut other = pair;
+            while other > 0 {
+                other -= 1;
+                if chosen[other as usize] == own {
+                    leader = other;
+                }
+            }
+            leader = select(own == NONE, NONE, leader);
+            self.leaders[pair as usize] = leader;
+        }
+        sync_cube();
+        if pair < pairs {
+            let mut before = 0u32;
+            let mut within = 0u32;
+            let mut rank = 0u32;
+            let mut count = 0u32;
+            let mut total = 0u32;
+            for other in 0..pairs {
+                let its = self.leaders[other as usize];
+                let leads = its == other;
+                before += select(its < leader, 1u32, 0u32);
+                within += select(its == leader && other < pair, 1u32, 0u32);
+                rank += select(leads && other < leader, 1u32, 0u32);
+                count += select(leads, 1u32, 0u32);
+                total += select(its == NONE, 0u32, 1u32);
+            }
+            if leader != NONE {
+                self.order[(before + within) as usize] = pair;
+                if leader == pair {
+                    self.experts[rank as usize] = own;
+                    self.starts[rank as usize] = before;
+                }
+            }
+            if pair == 0 {
+                self.starts[count as usize] = total;
+                *self.count = count;
+            }
+        }
+        sync_cube();
+    }
+
+    /// Number of experts that have pairs.
+    pub fn count(&self) -> u32 {
+        if comptime!(self.one) {
+            1u32.runtime()
+        } else {
+            *self.count
+        }
+    }
+
+    pub fn expert(&self, group: u32) -> u32 {
+        if comptime!(self.one) {
+            0u32.runtime()
+        } else {
+            self.experts[group as usize]
+        }
+    }
+
+    /// Where a group's pairs begin.
+    pub fn start(&self, group: u32) -> u32 {
+        if comptime!(self.one) {
+            group * self.pairs
+        } else {
+            self.starts[group as usize]
+        }
+    }
+
+    /// The pairs, group by group.
+    pub fn pair(&self, position: u32) -> u32 {
+        if comptime!(self.one) {
+            position
+        } else {
+            self.order[position as usize]
+        }
+    }
+
+    /// Whether the pair has an expert.
+    pub fn has_expert(&self, pair: u32) -> bool {
+        if comptime!(self.one) {
+            true.runtime()
+        } else {
+            self.leaders[pair as usize] != NONE
+        }
+    }
+}

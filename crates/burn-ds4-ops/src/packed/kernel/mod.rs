@@ -1,0 +1,20 @@
+mod activation;
+mod columns;
+mod decode;
+mod few;
+mod groups;
+mod many;
+mod plain;
+mod product;
+mod sort;
+
+pub(crate) use columns::Columns;
+pub(crate) use decode::Format;
+pub(crate) use few::{FewBlueprint, few_kernel, few_sum_kernel};
+pub(crate) use many::{ManyBlueprint, many_kernel};
+pub(crate) use plain::{PlainBlueprint, Role, plain_kernel};
+pub(crate) use product::StackLaunch;
+pub(crate) use sort::{MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel};
+
+/// Chunks of 16 bytes to a lane of which a plane of a few rows' kernel multiplies so many at a time.
+const STEP: u32 = 4;

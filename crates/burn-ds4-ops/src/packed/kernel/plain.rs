@@ -1,0 +1,234 @@
+//! A kernel for any device and any float dtype: a plane multiplies rows of weights by a few columns at a time.
+
+use cubecl::prelude::*;
+
+use super::activation::swiglu;
+use super::decode::{Format, fp4_value, fp8_value, scale_value};
+use super::groups::Groups;
+use super::product::Stack;
+use crate::intrinsics::{Target, group_sum};
+
+/// Rows of `x` that are multiplied at a time.
+const COLUMNS: u32 = 4;
+
+/// What becomes of a row's products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    /// Half of the rows are a gate: its activation is multiplied with the other half, and with the pair's score.
+    Gated,
+    /// They are the result.
+    Rows,
+    /// Those of a token's pairs are added up, slot by slot.
+    Sum,
+}
+
+/// How [`plain_kernel`] is compiled. No result depends on how many rows of `x` there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PlainBlueprint {
+    pub format: Format,
+    pub role: Role,
+    /// Pairs at most, where each cube groups them for itself.
+    pub pairs: Option<u32>,
+    pub plane: u32,
+    pub planes: u32,
+    pub target: Target,
+}
+
+/// Multiplies rows of `x` by the rows of their matrices. Every plane has a row of weights, or a row and its gate.
+///
+/// - `x`: rows of elements; `share` pairs have one
+/// - `ids`: the matrix of every pair, or all have the first; `scores`: by which a gated pair is multiplied
+/// - `order`, `starts`: the pairs group by group, where there are too many to group them here
+/// - `words`, `scales`: a stack of matrices; floats have no scales, and read none
+/// - `output`: `[pairs, rows]`, `[pairs, rows / 2]` with gates, `[tokens, rows]` of sums
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
+    x: &[X],
+    ids: ComptimeOption<&[I]>,
+    scores: ComptimeOption<&[f32]>,
+    order: ComptimeOption<&[u32]>,
+    starts: ComptimeOption<&[u32]>,
+    words: &[W],
+    scales: &[u32],
+    output: &mut [Y],
+    pairs: u32,
+    share: u32,
+    slots: u32,
+    matrices: u32,
+    x_stride: usize,
+    stack: Stack,
+    limit: f32,
+    #[comptime] blueprint: PlainBlueprint,
+    #[define(X, W, I, Y)] _dtypes: [ElemType; 4],
+) {
+    let gated = comptime!(blueprint.role == Role::Gated);
+    let small = comptime!(blueprint.pairs.is_some());
+    let outputs = if comptime!(gated) {
+        stack.rows / 2
+    } else {
+        stack.rows
+    };
+    let own = CUBE_POS_X * blueprint.planes + UNIT_POS_Y;
+    let row = min(own, outputs - 1);
+    let most = comptime!(blueprint.pairs.unwrap_or(1));
+    let mut stage = Shared::<[f32]>::new_slice(comptime!(if blueprint.role == Role::Sum {
+        (most * blueprint.planes) as usize
+    } else {
+        1
+    }));
+    let no_ids = ComptimeOption::<&[I]>::new_None();
+    let groups = if comptime!(small) {
+        Groups::new::<I>(&ids, pairs, matrices, most)
+    } else {
+        Groups::new::<I>(&no_ids, 0u32, matrices, most)
+    };
+
+    let mut group = CUBE_POS_Y;
+    let mut last = CUBE_POS_Y + 1;
+    if comptime!(blueprint.role == Role::Sum) {
+        group = 0u32;
+        last = groups.count();
+    } else if comptime!(small) {
+        last = min(last, groups.count());
+    }
+    while group < last {
+        let from: ComptimeOption<u32> = starts.map(|starts| starts[group as usize]);
+        let to: ComptimeOption<u32> = starts.map(|starts| starts[group as usize + 1]);
+        let mut matrix = group;
+        let mut start = from.unwrap_or_else(|| 0u32);
+        let mut end = to.unwrap_or_else(|| pairs);
+        if comptime!(small) {
+            matrix = groups.expert(group);
+            start = groups.start(group);
+            end = groups.start(group + 1);
+        }
+        while start < end {
+            let mut places = Array::<u32>::new(comptime!(COLUMNS as usize));
+            let mut rows = Array::<usize>::new(comptime!(COLUMNS as usize));
+            #[unroll]
+            for t in 0..COLUMNS {
+                let at = min(start + t, end - 1);
+                let listed: ComptimeOption<u32> = order.map(|order| order[at as usize]);
+                let mut pair = listed.unwrap_or_else(|| at);
+                if comptime!(small) {
+                    pair = groups.pair(at);
+                }
+                places[t as usize] = pair;
+                rows[t as usize] = (pair / share) as usize * x_stride;
+            }
+            let mut sums = Array::<f32>::new(comptime!(2 * COLUMNS as usize));
+            #[unroll]
+            for i in 0..comptime!(2 * COLUMNS as usize) {
+                sums[i] = 0.0f32;
+            }
+            add_products(
+                x, words, scales, &rows, matrix, row, 0u32, &stack, &mut sums, blueprint,
+            );
+            if comptime!(gated) {
+                let other = row + outputs;
+                add_products(
+                    x, words, scales, &rows, matrix, other, COLUMNS, &stack, &mut sums, blueprint,
+                );
+            }
+            #[unroll]
+            for t in 0..COLUMNS {
+                let low = group_sum(sums[t as usize], blueprint.plane, blueprint.target);
+                let pair = places[t as usize];
+                let mut value = low;
+                if comptime!(gated) {
+                    let up = sums[comptime!((t + COLUMNS) as usize)];
+                    let up = group_sum(up, blueprint.plane, blueprint.target);
+                    let score: ComptimeOption<f32> = scores.map(|scores| scores[pair as usize]);
+                    let score = score.unwrap_or_else(|| 1.0f32);
+                    value = swiglu(low, up, limit, blueprint.target) * score;
+                }
+                if UNIT_POS_X == 0 && start + t < end {
+                    if comptime!(blueprint.role == Role::Sum) {
+                        stage[(pair * blueprint.planes + UNIT_POS_Y) as usize] = value;
+                    } else if own < outputs {
+                        output[pair as usize * outputs as usize + own as usize] =
+                            Y::cast_from(value);
+                    }
+                }
+            }
+            start += COLUMNS;
+        }
+        group += 1;
+    }
+
+    if comptime!(blueprint.role == Role::Sum) {
+        sync_cube();
+        let first = CUBE_POS_X * blueprint.planes;
+        let tokens = pairs / slots;
+        let mut at = UNIT_POS;
+        while at < tokens * blueprint.planes {
+            let token = at / blueprint.planes;
+            let own = at % blueprint.planes;
+            if first + own < outputs {
+                let mut total = 0.0f32;
+                for slot in 0..slots {
+                    let pair = token * slots + slot;
+                    if groups.has_expert(pair) {
+                        total += stage[(pair * blueprint.planes + own) as usize];
+                    }
+                }
+                output[token as usize * outputs as usize + (first + own) as usize] =
+                    Y::cast_from(total);
+            }
+            at += CUBE_DIM;
+        }
+    }
+}
+
+/// Adds a lane's products of a row of weights with a few rows of `x`, from `first` on in `sums`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn add_products<X: Float, W: Numeric>(
+    x: &[X],
+    words: &[W],
+    scales: &[u32],
+    rows: &Array<usize>,
+    matrix: u32,
+    row: u32,
+    #[comptime] first: u32,
+    stack: &Stack,
+    sums: &mut Array<f32>,
+    #[comptime] blueprint: PlainBlueprint,
+) {
+    let format = comptime!(blueprint.format);
+    let per_word = comptime!(format.codes());
+    let row_words = (stack.columns + comptime!(per_word - 1)) / per_word;
+    let line = (matrix as usize * stack.rows as usize + row as usize) * row_words as usize;
+    let scale_line = matrix as usize * stack.matrix_scales + stack.row_scales(row, format);
+    let mut at = UNIT_POS_X;
+    while at < row_words {
+        let word = words[line + at as usize];
+        let column = at * per_word;
+        let mut scale = 1.0f32;
+        if comptime!(format == Format::Fp4) {
+            let place = scale_line + (column / 32) as usize;
+            let code = (scales[place / 4] >> ((place % 4) as u32 * 8)) & 255;
+            scale = scale_value(code);
+        }
+        if comptime!(format == Format::Fp8) {
+            scale = f32::reinterpret(scales[scale_line + (column / 128) as usize]);
+        }
+        #[unroll]
+        for code in 0..per_word {
+            if column + code < stack.columns {
+                let weight = match comptime!(format) {
+                    Format::Fp4 => fp4_value(u32::cast_from(word) >> (code * 4)) * scale,
+                    Format::Fp8 => fp8_value(u32::cast_from(word) >> (code * 8)) * scale,
+                    Format::Dense => f32::cast_from(word),
+                };
+                #[unroll]
+                for t in 0..COLUMNS {
+                    let value = f32::cast_from(x[rows[t as usize] + (column + code) as usize]);
+                    sums[comptime!((first + t) as usize)] += weight * value;
+                }
+            }
+        }
+        at += blueprint.plane;
+    }
+}

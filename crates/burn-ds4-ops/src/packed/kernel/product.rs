@@ -1,0 +1,544 @@
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+use super::STEP;
+use super::decode::{
+    Format, fp4_factor, fp4_first_factor, fp4_pair, fp4_second_factor, fp8_nan, fp8_pair,
+    fp8_pair_with_nan,
+};
+use crate::intrinsics::{
+    Target, await_copies, ballot, byte, commit_copies, multiply_pairs, multiply_tiles,
+};
+
+/// Sizes of a stack of matrices.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Stack {
+    /// Rows and columns of a matrix.
+    pub rows: u32,
+    pub columns: u32,
+    /// Scales of a row (FP4), or of a row of blocks (FP8).
+    pub line_scales: u32,
+    /// From one matrix's scales to the next's, in bytes (FP4) or words (FP8).
+    pub matrix_scales: usize,
+    /// Rows of a part, whose blocks (FP8) begin anew.
+    pub part_rows: u32,
+}
+
+#[cube]
+impl Stack {
+    /// Where the scales of a row begin, counted from those of the matrix.
+    pub fn row_scales(&self, row: u32, #[comptime] format: Format) -> usize {
+        let line = if comptime!(format == Format::Fp8) {
+            let part_blocks = (self.part_rows + 127) / 128;
+            row / self.part_rows * part_blocks + row % self.part_rows / 128
+        } else {
+            row
+        };
+        line as usize * self.line_scales as usize
+    }
+}
+
+/// The weights of a stack of matrices, as kernels for tensor cores read them.
+#[derive(CubeType)]
+pub(crate) struct Weights<'a, S: Size> {
+    words: &'a [Vector<u32, Const<4>>],
+    scales: &'a [Vector<u32, S>],
+    stack: Stack,
+    #[cube(comptime)]
+    pub format: Format,
+    /// Whether the columns are a multiple of a stretch, or whatever is read at a time.
+    #[cube(comptime)]
+    even: bool,
+    #[cube(comptime)]
+    target: Target,
+}
+
+/// Where the two rows of a lane start: in vectors of words; in bytes (FP4) or words (FP8) of scales.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Tile {
+    pub low: usize,
+    pub high: usize,
+    pub low_scale: usize,
+    pub high_scale: usize,
+}
+
+#[cube]
+impl<'a, S: Size> Weights<'a, S> {
+    pub fn new(
+        words: &'a [Vector<u32, Const<4>>],
+        scales: &'a [Vector<u32, S>],
+        stack: Stack,
+        #[comptime] format: Format,
+        #[comptime] even: bool,
+        #[comptime] target: Target,
+    ) -> Weights<'a, S> {
+        Weights::<'a, S> {
+            words,
+            scales,
+            stack,
+            format,
+            even,
+            target,
+        }
+    }
+
+    /// Two rows of a matrix; past the end the last one.
+    pub fn tile(&self, matrix: u32, low: u32, high: u32) -> Tile {
+        let low = min(low, self.stack.rows - 1);
+        let high = min(high, self.stack.rows - 1);
+        let vectors = (self.stack.columns / comptime!(self.format.columns())) as usize;
+        let first = matrix as usize * self.stack.rows as usize;
+        let scales = matrix as usize * self.stack.matrix_scales;
+        Tile {
+            low: (first + low as usize) * vectors,
+            high: (first + high as usize) * vectors,
+            low_scale: scales + self.stack.row_scales(low, self.format),
+            high_scale: scales + self.stack.row_scales(high, self.format),
+        }
+    }
+
+    /// The 16 bytes of a row at `column`; zeros past the end.
+    pub fn vector(&self, row: usize, column: u32) -> Vector<u32, Const<4>> {
+        let vector = column / comptime!(self.format.columns());
+        if comptime!(self.even) {
+            self.words[row + vector as usize]
+        } else {
+            let inside = column < self.stack.columns;
+            let words = self.words[row + select(inside, vector, 0u32) as usize];
+            select(inside, words, Vector::new(0u32))
+        }
+    }
+
+    /// FP4: the byte with the scale of the 32 columns at `column`, a multiple of them; past the end that of the last ones.
+    fn scale_byte(&self, row: usize, column: u32) -> usize {
+        if comptime!(self.even) {
+            row + (column / 32) as usize
+        } else {
+            let last = (self.stack.columns + 31) / 32 - 1;
+            row + min(column / 32, last) as usize
+        }
+    }
+
+    /// The word that has it, where words are read.
+    pub fn scale_word(&self, row: usize, column: u32) -> u32 {
+        self.scales[self.scale_byte(row, column) / 4].extract(0usize)
+    }
+
+    /// Where the word has it.
+    pub fn scale_shift(&self, row: usize, column: u32) -> u32 {
+        (self.scale_byte(row, column) % 4) as u32 * 8
+    }
+
+    /// FP8: the scale of the 128 columns that `column` is one of; past the end that of the last ones.
+    pub fn scale(&self, row: usize, column: u32) -> f32 {
+        let last = (self.stack.columns + 127) / 128 - 1;
+        f32::reinterpret(self.scales[row + min(column / 128, last) as usize].extract(0usize))
+    }
+}
+
+/// Weights on their way to a plane of a few rows' kernel, through shared memory: while it multiplies a stretch of two rows to a lane, the
+/// next stretch comes.
+#[derive(CubeType)]
+pub(crate) struct Stream<'a, S: Size> {
+    weights: Weights<'a, S>,
+    /// For each plane and two stretches, 16 bytes of each lane of every chunk of the lower row, then of the upper one.
+    ring: Shared<[Vector<u32, Const<4>>]>,
+    /// Where the lane's share of the stretch begins that was fetched last.
+    own: usize,
+    /// FP4: words with the scales of every chunk, of the lower row and then of the upper one. FP8: scales of every second chunk, likewise.
+    scales: Array<u32>,
+    /// The first chunk of `x`, if that was fetched.
+    columns: Array<Vector<u32, Const<4>>>,
+    /// Where the lane's share of the stretch starts, in each row: in words, in scales, which are those of whole rows; its first
+    /// column; and its unit in `x`.
+    low: usize,
+    high: usize,
+    low_scale: usize,
+    high_scale: usize,
+    pub first: u32,
+    pub x_at: usize,
+    quarter: u32,
+}
+
+/// Vectors of a lane of a stretch.
+const VECTORS: u32 = 2 * STEP;
+/// Bytes of shared memory of a plane's stream.
+pub(crate) const RING_BYTES: usize = 2 * VECTORS as usize * 32 * 16;
+
+#[cube]
+impl<'a, S: Size> Stream<'a, S> {
+    pub fn new(weights: Weights<'a, S>, quarter: u32, #[comptime] planes: u32) -> Stream<'a, S> {
+        let units = comptime!(weights.format.units());
+        Stream::<'a, S> {
+            weights,
+            ring: Shared::new_slice(comptime!((planes * 2 * VECTORS * 32) as usize)),
+            own: (UNIT_POS_Y * comptime!(2 * VECTORS * 32) + UNIT_POS_X) as usize,
+            scales: Array::new(comptime!(VECTORS as usize)),
+            columns: Array::new(comptime!(units as usize)),
+            low: 0usize,
+            high: 0usize,
+            low_scale: 0usize,
+            high_scale: 0usize,
+            first: 0u32,
+            x_at: 0usize,
+            quarter,
+        }
+    }
+
+    /// Chooses the stretch that comes next: of two rows of a matrix, from column `first` on, and a row of `x` in units.
+    pub fn aim(&mut self, matrix: u32, low: u32, high: u32, first: u32, x_row: usize) {
+        let format = comptime!(self.weights.format);
+        let tile = self.weights.tile(matrix, low, high);
+        let at = (first / comptime!(format.columns()) + self.quarter) as usize;
+        self.low = tile.low + at;
+        self.high = tile.high + at;
+        self.low_scale = tile.low_scale;
+        self.high_scale = tile.high_scale;
+        self.first = first + self.quarter * comptime!(format.columns());
+        self.x_at = x_row + (first / 8 + self.quarter) as usize;
+    }
+
+    /// Begins to read its weights.
+    pub fn fetch(&mut self) {
+        self.own ^= comptime!((VECTORS * 32) as usize);
+        #[unroll]
+        for c in 0..STEP {
+            self.fetch_chunk(c);
+            commit_copies();
+        }
+        self.fetch_scales();
+    }
+
+    /// Instead of [`fetch`](Self::fetch), where nothing comes next.
+    fn fetch_nothing(&self) {
+        #[unroll]
+        for _ in 0..STEP {
+            commit_copies();
+        }
+    }
+
+    fn fetch_chunk(&mut self, #[comptime] c: u32) {
+        let ahead = comptime!((c * 4) as usize);
+        let mut low = self.low + ahead;
+        let mut high = self.high + ahead;
+        if comptime!(!self.weights.even) {
+            // Past the end, what is read is not used.
+            let format = comptime!(self.weights.format);
+            let inside = self.first + comptime!(c * format.chunk()) < self.weights.stack.columns;
+            low = select(inside, low, 0usize);
+            high = select(inside, high, 0usize);
+        }
+        let to = self.own + comptime!((c * 32) as usize);
+        let next = to + comptime!((STEP * 32) as usize);
+        copy_async(
+            &self.weights.words[low..low + 1],
+            &mut self.ring[to..to + 1],
+            4u32,
+        );
+        copy_async(
+            &self.weights.words[high..high + 1],
+            &mut self.ring[next..next + 1],
+            4u32,
+        );
+    }
+
+    /// What has come of a row's chunk, zeros past the end.
+    fn take(&self, own: usize, first: u32, #[comptime] vector: u32) -> Vector<u32, Const<4>> {
+        let words = self.ring[own + comptime!((vector * 32) as usize)];
+        if comptime!(self.weights.even) {
+            words
+        } else {
+            let column = first + comptime!(vector % STEP * self.weights.format.chunk());
+            select(
+                column < self.weights.stack.columns,
+                words,
+                Vector::new(0u32),
+            )
+        }
+    }
+
+    fn fetch_scales(&mut self) {
+        let format = comptime!(self.weights.format);
+        if comptime!(format == Format::Fp4) {
+            let size = S::value();
+            if comptime!(size == 4) {
+                let mut at = self.first / 512;
+                if comptime!(!self.weights.even) {
+                    at = min(at, self.weights.stack.columns / 512 - 1);
+                }
+                let at = at as usize;
+                let low = self.weights.scales[self.low_scale / 16 + at];
+                let high = self.weights.scales[self.high_scale / 16 + at];
+                #[unroll]
+                for c in 0..STEP {
+                    self.scales[c as usize] = low.extract(comptime!(c as usize));
+                    self.scales[comptime!((STEP + c) as usize)] =
+                        high.extract(comptime!(c as usize));
+                }
+            } else {
+                #[unroll]
+                for c in 0..STEP {
+                    let column = self.first + comptime!(c * 128);
+                    self.scales[c as usize] = self.weights.scale_word(self.low_scale, column);
+                    self.scales[comptime!((STEP + c) as usize)] =
+                        self.weights.scale_word(self.high_scale, column);
+                }
+            }
+        }
+        if comptime!(format == Format::Fp8) {
+            #[unroll]
+            for c in 0..comptime!(STEP / 2) {
+                let column = self.first + comptime!(c * 128);
+                self.scales[comptime!(2 * c as usize)] =
+                    u32::reinterpret(self.weights.scale(self.low_scale, column));
+                self.scales[comptime!((STEP + 2 * c) as usize)] =
+                    u32::reinterpret(self.weights.scale(self.high_scale, column));
+            }
+        }
+    }
+
+    /// Reads the first chunk of its `x`.
+    pub fn fetch_columns(&mut self, x: &[Vector<u32, Const<4>>]) {
+        #[unroll]
+        for u in 0..comptime!(self.weights.format.units()) {
+            self.columns[u as usize] = self.unit(x, self.x_at, self.first, u);
+        }
+    }
+
+    /// Unit `u` of the lane's 16 bytes of a chunk that starts at unit `at` of `x` and at `column` of the weights; zeros past the end.
+    fn unit(
+        &self,
+        x: &[Vector<u32, Const<4>>],
+        at: usize,
+        column: u32,
+        #[comptime] u: u32,
+    ) -> Vector<u32, Const<4>> {
+        let at = at + comptime!((u * 4) as usize);
+        if comptime!(self.weights.even) {
+            x[at]
+        } else {
+            let inside = column + comptime!(u * 8) < self.weights.stack.columns;
+            select(inside, x[select(inside, at, 0usize)], Vector::new(0u32))
+        }
+    }
+
+    /// The scales of the stretch that was read, as codes (FP4).
+    pub fn take_scales(&self, scales: &mut Array<u32>) {
+        let size = S::value();
+        #[unroll]
+        for c in 0..STEP {
+            let low = self.scales[c as usize];
+            let high = self.scales[comptime!((STEP + c) as usize)];
+            if comptime!(self.weights.format != Format::Fp4) {
+                scales[c as usize] = low;
+                scales[comptime!((STEP + c) as usize)] = high;
+            } else if comptime!(size == 4) {
+                scales[c as usize] = byte(low, self.quarter);
+                scales[comptime!((STEP + c) as usize)] = byte(high, self.quarter);
+            } else {
+                let column = self.first + comptime!(c * 128);
+                let low_byte = self.weights.scale_byte(self.low_scale, column) % 4;
+                let high_byte = self.weights.scale_byte(self.high_scale, column) % 4;
+                scales[c as usize] = byte(low, low_byte as u32);
+                scales[comptime!((STEP + c) as usize)] = byte(high, high_byte as u32);
+            }
+        }
+    }
+
+    /// Products of the stretch that was fetched, which started at `first` and at the unit `x_at` of `x`; meanwhile fetches the one that
+    /// was aimed at, if there is one. `ahead`, `x` is read a chunk before it is needed, as is the first chunk of the next. Every lane has four sums of 16 rows by 8 columns. All lanes of the plane must be here.
+    pub fn multiply(
+        &mut self,
+        x: &[Vector<u32, Const<4>>],
+        x_at: usize,
+        first: u32,
+        scales: &Array<u32>,
+        goes_on: bool,
+        #[comptime] ahead: bool,
+    ) -> Vector<f32, Const<4>> {
+        let format = comptime!(self.weights.format);
+        let units = comptime!(format.units());
+        let mut sums = Array::<Vector<f32, Const<4>>>::new(2usize);
+        sums[0] = Vector::new(0.0f32);
+        sums[1] = Vector::new(0.0f32);
+        let mut columns = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * units as usize));
+        if comptime!(ahead) {
+            #[unroll]
+            for u in 0..units {
+                columns[u as usize] = self.columns[u as usize];
+            }
+        }
+        let own = self.own + 0usize;
+        if goes_on {
+            self.fetch();
+        } else {
+            self.fetch_nothing();
+        }
+        let mut ordinary = true;
+        if comptime!(format == Format::Fp4) {
+            let mut rare = 0u32;
+            #[unroll]
+            for i in 0..comptime!(VECTORS as usize) {
+                rare |= scales[i];
+            }
+            ordinary = ballot(rare & 0x80u32 != 0, self.weights.target) == 0;
+        }
+        #[unroll]
+        for c in 0..STEP {
+            await_copies(comptime!(2 * STEP - 1 - c));
+            let low = self.take(own, first, c);
+            let high = self.take(own, first, comptime!(STEP + c));
+            let now = comptime!(if ahead { c % 2 * units } else { 0 });
+            let wanted = comptime!(if ahead { c + 1 } else { c });
+            if comptime!(wanted < STEP) {
+                let at = x_at + comptime!((wanted * 4 * units) as usize);
+                let column = first + comptime!(wanted * format.chunk());
+                let to = comptime!(if ahead { units - now } else { 0 });
+                #[unroll]
+                for u in 0..units {
+                    columns[comptime!((to + u) as usize)] = self.unit(x, at, column, u);
+                }
+            } else if goes_on {
+                self.fetch_columns(x);
+            }
+            let low_scale = scales[c as usize];
+            let high_scale = scales[comptime!((STEP + c) as usize)];
+            if comptime!(format == Format::Fp8) {
+                let rare = rare_bits(low, low_scale, format) | rare_bits(high, high_scale, format);
+                ordinary = ballot(rare != 0, self.weights.target) == 0;
+            }
+            if comptime!(format == Format::Dense) {
+                multiply_chunk(
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, c, format, false,
+                );
+            } else if ordinary {
+                multiply_chunk(
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, c, format, false,
+                );
+            } else {
+                multiply_chunk(
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, c, format, true,
+                );
+            }
+            if comptime!(format == Format::Fp8 && c % 2 == 1) {
+                sums[0] = add_scaled(
+                    sums[0],
+                    sums[1],
+                    f32::reinterpret(scales[comptime!(c as usize - 1)]),
+                    f32::reinterpret(scales[comptime!((STEP + c) as usize - 1)]),
+                );
+                sums[1] = Vector::new(0.0f32);
+            }
+        }
+        sums[0] + sums[1]
+    }
+}
+
+/// Adds the products of a chunk, whose units of `x` are `columns` from `first` on: FP8, whose blocks of 128 columns are two chunks, to the second sum; else to both in turns. `rare` is for
+/// what takes longer: FP4 scales above two, FP8 codes that are NaN.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_chunk(
+    low: Vector<u32, Const<4>>,
+    high: Vector<u32, Const<4>>,
+    low_scale: u32,
+    high_scale: u32,
+    columns: &Array<Vector<u32, Const<4>>>,
+    #[comptime] first: u32,
+    sums: &mut Array<Vector<f32, Const<4>>>,
+    #[comptime] c: u32,
+    #[comptime] format: Format,
+    #[comptime] rare: bool,
+) {
+    let at = comptime!(if format == Format::Fp8 {
+        1
+    } else {
+        c as usize % 2
+    });
+    #[unroll]
+    for u in 0..comptime!(format.units() as usize) {
+        #[unroll]
+        for m in 0..2usize {
+            sums[at] = multiply_tiles(
+                weight_pair(low, low_scale, u, comptime!(2 * m), format, rare),
+                weight_pair(high, high_scale, u, comptime!(2 * m), format, rare),
+                weight_pair(low, low_scale, u, comptime!(2 * m + 1), format, rare),
+                weight_pair(high, high_scale, u, comptime!(2 * m + 1), format, rare),
+                columns[comptime!(first as usize + u)].extract(comptime!(2 * m)),
+                columns[comptime!(first as usize + u)].extract(comptime!(2 * m + 1)),
+                sums[at],
+                "bf16",
+            );
+        }
+    }
+}
+
+/// `sum` and a block's sum times its scales, of a lane's two rows.
+#[cube]
+pub(super) fn add_scaled(
+    sum: Vector<f32, Const<4>>,
+    block: Vector<f32, Const<4>>,
+    low: f32,
+    high: f32,
+) -> Vector<f32, Const<4>> {
+    let mut total = sum;
+    #[unroll]
+    for i in 0..4usize {
+        let scale = if comptime!(i < 2) { low } else { high };
+        total.insert(i, sum.extract(i) + block.extract(i) * scale);
+    }
+    total
+}
+
+/// The pair `i` of the columns of a lane's 16 bytes that are its unit `u`. `scale` is an FP4 code; FP8 weights come without theirs.
+#[cube]
+pub(super) fn weight_pair(
+    words: Vector<u32, Const<4>>,
+    scale: u32,
+    #[comptime] u: usize,
+    #[comptime] i: usize,
+    #[comptime] format: Format,
+    #[comptime] rare: bool,
+) -> u32 {
+    match comptime!(format) {
+        Format::Fp4 => {
+            let pair = fp4_pair(words.extract(u), i);
+            if comptime!(rare) {
+                multiply_pairs(
+                    multiply_pairs(pair, fp4_first_factor(scale)),
+                    fp4_second_factor(scale),
+                )
+            } else {
+                multiply_pairs(pair, fp4_factor(scale))
+            }
+        }
+        Format::Fp8 => {
+            let word = words.extract(comptime!(2 * u + i / 2));
+            if comptime!(rare) {
+                fp8_pair_with_nan(word, comptime!(i % 2))
+            } else {
+                multiply_pairs(fp8_pair(word, comptime!(i % 2)), 0x7b80_7b80u32)
+            }
+        }
+        Format::Dense => words.extract(i),
+    }
+}
+
+/// What is not 0 if `words`, or the scale, need more than the usual.
+#[cube]
+pub(super) fn rare_bits(
+    words: Vector<u32, Const<4>>,
+    scale: u32,
+    #[comptime] format: Format,
+) -> u32 {
+    match comptime!(format) {
+        Format::Fp4 => scale & 0x80u32,
+        Format::Fp8 => {
+            fp8_nan(words.extract(0usize))
+                | fp8_nan(words.extract(1usize))
+                | fp8_nan(words.extract(2usize))
+                | fp8_nan(words.extract(3usize))
+        }
+        Format::Dense => 0u32.runtime(),
+    }
+}

@@ -1,0 +1,177 @@
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::{Matrices, optional, parts};
+use crate::intrinsics::Target;
+use crate::packed::kernel::{Columns, FewBlueprint, Format, few_kernel, few_sum_kernel};
+
+/// Planes of a cube of the few rows' kernels, at most: so many that a unit has no more than 128 registers.
+const PLANES: usize = 16;
+/// Planes that share a tile, at most.
+const TILE_PLANES: usize = 8;
+/// Bytes of `x` that those stage, at most.
+const STAGED_BYTES: usize = 68 << 10;
+/// Sums of tiles and planes that wait in shared memory: 512 bytes each.
+const WAITING: usize = 48;
+/// Planes that share a tile where the pairs of tokens are added up, at most.
+const SUM_PLANES: usize = 4;
+/// Tiles of a cube that adds up the pairs of tokens.
+const SUM_TILES: u32 = 2;
+
+impl FewBlueprint {
+    /// For so many rows of `x`, or pairs with one.
+    pub fn new(
+        x: DType,
+        ordered: bool,
+        matrices: &Matrices,
+        (rows, pairs): (usize, usize),
+        client: &Client,
+    ) -> Self {
+        let stretch = matrices.format.stretch() as usize;
+        let stretches = matrices.columns.div_ceil(stretch);
+        // The sums of all pairs and of all planes that share a tile have to be kept, where they are added up.
+        let sharing = if ordered { SUM_PLANES } else { TILE_PLANES };
+        let rounds = stretches.div_ceil(sharing);
+        let planes = stretches.div_ceil(rounds);
+        let groups = PLANES / planes;
+        let parts = parts(x);
+        let blueprint = |lines| Self {
+            columns: Columns {
+                format: matrices.format,
+                parts,
+                ordered,
+            },
+            pairs: pairs.next_power_of_two().max(8) as u32,
+            lines,
+            planes: planes as u32,
+            rounds: rounds as u32,
+            groups: groups as u32,
+            batch: if ordered {
+                SUM_TILES
+            } else {
+                (WAITING / (planes * groups)).max(1) as u32
+            },
+            even: matrices.columns == planes * rounds * stretch,
+            target: Target::of(client),
+        };
+        if ordered {
+            let all = blueprint((pairs.next_power_of_two() as u32 * parts).max(16));
+            let few = all.staged_bytes() <= STAGED_BYTES && all.fits(client);
+            return if few { all } else { blueprint(8) };
+        }
+        let mut lines = (rows.next_power_of_two() as u32 * parts).min(8);
+        while lines > parts && blueprint(lines).staged_bytes() > STAGED_BYTES {
+            lines /= 2;
+        }
+        blueprint(lines)
+    }
+
+    /// Whether shared memory is large enough.
+    pub fn fits(&self, client: &Client) -> bool {
+        let most = client.properties().hardware.max_shared_memory_size;
+        let staged = self.columns.ordered || self.staged_bytes() <= STAGED_BYTES;
+        staged && self.shared_bytes() <= most
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(32, self.planes * self.groups)
+    }
+
+    /// A cube for each multiprocessor, but no more than there are tiles.
+    fn cubes(&self, client: &Client, tiles: usize) -> CubeCount {
+        let processors = client.properties().hardware.num_streaming_multiprocessors;
+        let cubes = processors.unwrap_or(1) as usize;
+        CubeCount::Static(cubes.min(tiles) as u32, 1, 1)
+    }
+}
+
+/// A launch of [`few_kernel`].
+pub(crate) struct Few<'a> {
+    pub x: &'a CubeTensor,
+    pub ids: Option<&'a CubeTensor>,
+    pub scores: Option<&'a CubeTensor>,
+    pub matrices: &'a Matrices,
+    pub gated: Option<Format>,
+    pub pairs: usize,
+    pub share: usize,
+    pub limit: f64,
+    pub blueprint: FewBlueprint,
+}
+
+impl Few<'_> {
+    pub(crate) fn launch(self, result: &CubeTensor) {
+        let (matrices, blueprint) = (self.matrices, self.blueprint);
+        let client = self.x.client.clone();
+        let size = 16 / self.x.elem_size();
+        let groups = self.ids.map_or(1, |_| self.pairs.min(matrices.count));
+        let tiles = matrices.rows.div_ceil(16) * groups;
+        let ids_dtype = self.ids.map_or(DType::U32, |ids| ids.dtype);
+        let dtypes = [self.x.dtype, ids_dtype, result.dtype].map(dtype_to_storage_type);
+        let x_vectors = self.x.meta.strides()[0] / size;
+        // SAFETY: rows and columns past the end are read as others, and not used; ids are those of matrices; writes are within the
+        // output.
+        unsafe {
+            few_kernel::launch_unchecked(
+                &client,
+                blueprint.cubes(&client, tiles),
+                blueprint.cube_dim(),
+                // Offsets in shared memory that are as wide as addresses are part of the instructions.
+                AddressType::U64,
+                size,
+                matrices.scale_vector(),
+                self.x.clone().into_buffer_arg(),
+                optional(self.ids),
+                optional(self.scores),
+                matrices.words_arg(),
+                matrices.scales_arg(),
+                result.clone().into_buffer_arg(),
+                self.pairs as u32,
+                self.share as u32,
+                matrices.count as u32,
+                x_vectors,
+                matrices.stack(),
+                self.limit as f32,
+                self.gated,
+                blueprint,
+                dtypes,
+            );
+        }
+    }
+}
+
+/// Launches [`few_sum_kernel`].
+pub(crate) fn launch_sum(
+    hidden: CubeTensor,
+    ids: &CubeTensor,
+    slots: usize,
+    matrices: &Matrices,
+    blueprint: FewBlueprint,
+    result: &CubeTensor,
+) {
+    let client = hidden.client.clone();
+    let [tokens, rows] = [result.meta.shape()[0], matrices.rows];
+    // SAFETY: as above.
+    unsafe {
+        few_sum_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(rows.div_ceil(16 * SUM_TILES as usize) as u32, 1, 1),
+            blueprint.cube_dim(),
+            AddressType::U64,
+            matrices.scale_vector(),
+            hidden.into_buffer_arg(),
+            ids.clone().into_buffer_arg(),
+            matrices.words_arg(),
+            matrices.scales_arg(),
+            result.clone().into_buffer_arg(),
+            tokens as u32,
+            slots as u32,
+            matrices.count as u32,
+            matrices.stack(),
+            blueprint,
+            dtype_to_storage_type(ids.dtype),
+        );
+    }
+}

@@ -1,0 +1,95 @@
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{Matrices, PLAIN_PLANES, Sorted, optional};
+use crate::intrinsics::Target;
+use crate::launching::{address_type, plane_size};
+use crate::packed::kernel::{PlainBlueprint, Role, plain_kernel};
+
+/// Who groups pairs.
+pub(crate) enum Grouping<'a> {
+    /// Every cube for itself, from the ids.
+    Small(&'a CubeTensor),
+    Sorted(&'a Sorted),
+    /// There is one group.
+    One,
+}
+
+/// A launch of [`plain_kernel`].
+pub(crate) struct Plain<'a> {
+    pub x: &'a CubeTensor,
+    pub grouping: &'a Grouping<'a>,
+    pub scores: Option<&'a CubeTensor>,
+    pub matrices: &'a Matrices,
+    pub role: Role,
+    pub pairs: usize,
+    pub share: usize,
+    pub slots: usize,
+    pub limit: f64,
+}
+
+impl Plain<'_> {
+    pub(crate) fn launch(self, result: &CubeTensor) {
+        let matrices = self.matrices;
+        let client = self.x.client.clone();
+        let plane = plane_size(&client).expect("checked by can_multiply");
+        let small = self.pairs.next_power_of_two().max(8);
+        let (ids, sorted) = match self.grouping {
+            Grouping::Small(ids) => (Some(*ids), None),
+            Grouping::Sorted(sorted) => (None, Some(*sorted)),
+            Grouping::One => (None, None),
+        };
+        // Where every cube groups the pairs, it needs a unit for each.
+        let planes = match ids {
+            Some(_) => PLAIN_PLANES.max(small as u32 / plane),
+            None => PLAIN_PLANES,
+        };
+        let blueprint = PlainBlueprint {
+            format: matrices.format,
+            role: self.role,
+            pairs: ids.map(|_| small as u32),
+            plane,
+            planes,
+            target: Target::of(&client),
+        };
+        let outputs = match self.role {
+            Role::Gated => matrices.rows / 2,
+            _ => matrices.rows,
+        };
+        let groups = match (self.role, self.grouping) {
+            (Role::Sum, _) | (_, Grouping::One) => 1,
+            (_, Grouping::Small(_)) => self.pairs.min(matrices.count),
+            (_, Grouping::Sorted(_)) => matrices.count,
+        };
+        let ids_dtype = ids.map_or(DType::U32, |ids| ids.dtype);
+        let dtypes = [self.x.dtype, matrices.element(), ids_dtype, result.dtype];
+        // SAFETY: rows past the end are read as the last, ids are those of matrices, writes are within the output.
+        unsafe {
+            plain_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(outputs.div_ceil(planes as usize) as u32, groups as u32, 1),
+                CubeDim::new_2d(plane, planes),
+                address_type([self.x, &matrices.words, result]),
+                self.x.clone().into_buffer_arg(),
+                optional(ids),
+                optional(self.scores),
+                optional(sorted.map(|sorted| &sorted.order)),
+                optional(sorted.map(|sorted| &sorted.starts)),
+                matrices.words_arg(),
+                matrices.scales_arg(),
+                result.clone().into_buffer_arg(),
+                self.pairs as u32,
+                self.share as u32,
+                self.slots as u32,
+                matrices.count as u32,
+                self.x.meta.strides()[0],
+                matrices.stack(),
+                self.limit as f32,
+                blueprint,
+                dtypes.map(dtype_to_storage_type),
+            );
+        }
+    }
+}

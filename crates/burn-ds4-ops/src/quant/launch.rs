@@ -1,0 +1,87 @@
+use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::launching::output;
+use crate::packed::kernel::Format;
+use crate::packed::launch::{
+    FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Plain, Role, aligned, can_multiply,
+    has_tiles, many_tiles, narrow, parts,
+};
+
+/// Rows of `x` of a launch, whose cubes are all in one dimension.
+const MAX_ROWS: usize = 1 << 19;
+
+/// Whether there is a kernel for a product, and the matrix product of floats is not faster.
+pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
+    let [rows, _] = x.shape().dims();
+    let packed = matrix.format != Format::Dense || has_tiles(x, [matrix]);
+    (packed || rows <= FEW_ROWS) && can_multiply(x, [matrix])
+}
+
+/// `x · Wᵀ` for the one matrix of a stack, in the dtype of `x`.
+pub(super) fn multiply_rows(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
+    let [rows, _] = x.shape().dims();
+    if rows <= MAX_ROWS {
+        return multiply_rows_of(x, matrix);
+    }
+    let firsts = (0..rows).step_by(MAX_ROWS);
+    let products = firsts.map(|first| {
+        let count = MAX_ROWS.min(rows - first);
+        multiply_rows_of(narrow(&x, first, count), matrix)
+    });
+    CubeBackend::float_cat(products.collect(), 0)
+}
+
+fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
+    let x = aligned(x);
+    let [rows, _] = x.shape().dims();
+    let client = x.client.clone();
+    let result = output(&x, [rows, matrix.rows], x.dtype);
+    let blueprint = |rows| FewBlueprint::new(x.dtype, false, matrix, (rows, rows), &client);
+    if !has_tiles(&x, [matrix]) {
+        Plain {
+            x: &x,
+            grouping: &Grouping::One,
+            scores: None,
+            matrices: matrix,
+            role: Role::Rows,
+            pairs: rows,
+            share: 1,
+            slots: 1,
+            limit: 0.0,
+        }
+        .launch(&result);
+    } else if rows <= FEW_ROWS && blueprint(FEW_ROWS).fits(&client) {
+        Few {
+            x: &x,
+            ids: None,
+            scores: None,
+            matrices: matrix,
+            gated: None,
+            pairs: rows,
+            share: 1,
+            limit: 0.0,
+            blueprint: blueprint(rows),
+        }
+        .launch(&result);
+    } else {
+        let columns = many_tiles(rows * parts(x.dtype) as usize);
+        Many {
+            x: &x,
+            sorted: None,
+            scores: None,
+            matrices: matrix,
+            gated: None,
+            ordered: false,
+            pairs: rows,
+            share: 1,
+            columns,
+            dtype: x.dtype,
+            limit: 0.0,
+        }
+        .launch(&result);
+    }
+    result
+}
