@@ -483,12 +483,26 @@ impl Builder<'_, '_> {
     }
 
     fn words<const D: usize>(&self, data: TensorData) -> Param<Tensor<D, Int>> {
-        int_parameter(Tensor::from_data(data, (self.device, DType::U32)))
+        let (flat, shape) = flat(data);
+        let device = (self.device, DType::U32);
+        int_parameter(Tensor::<1, Int>::from_data(flat, device).reshape::<D, _>(shape))
     }
 
     fn float_tensor<const D: usize>(&self, data: TensorData, dtype: FloatDType) -> Tensor<D> {
-        Tensor::from_data(data, (self.device, dtype.into()))
+        let (flat, shape) = flat(data);
+        let device = (self.device, dtype.into());
+        Tensor::<1>::from_data(flat, device).reshape::<D, _>(shape)
     }
+}
+
+/// One row and the shape it is to have: a device may leave gaps between several rows, and kernels would copy them each time.
+fn flat<const D: usize>(data: TensorData) -> (TensorData, [usize; D]) {
+    let (shape, dtype) = (data.shape().dims::<D>(), data.dtype());
+    let length: usize = shape.iter().product();
+    (
+        TensorData::from_bytes(data.into_bytes(), [length], dtype),
+        shape,
+    )
 }
 
 fn parameter<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
