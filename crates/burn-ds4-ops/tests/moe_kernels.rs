@@ -23,12 +23,13 @@ const SIZES: [Size; 10] = [
 ];
 
 /// Sizes that a software driver would take too long for.
-const LARGER: [Size; 5] = [
+const LARGER: [Size; 6] = [
     size([16, 6, 64, 520, 136]),
     size([17, 6, 64, 1032, 264]),
     size([64, 6, 5, 520, 136]),
     size([300, 6, 64, 520, 264]),
     size([300, 6, 5, 1000, 520]),
+    size([16, 6, 5, 96, 2080]),
 ];
 
 fn sums_are_exact_at_any_size(format: Format) {

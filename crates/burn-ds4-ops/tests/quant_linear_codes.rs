@@ -202,6 +202,29 @@ fn a_nan_code_or_scale_spoils_its_rows_and_no_other() {
     });
 }
 
+/// 4608 columns are nine times 512: kernels that take 512 at a time, by an even number of planes, have nothing to do for the tenth.
+fn a_nan_scale_does_not_reach_the_row_before_it() {
+    const WIDE: usize = 4608;
+    every_dtype(|name, device, dtype| {
+        let rows = 17;
+        let mut scales = vec![127; rows * WIDE / 32];
+        // All of the first 512 columns of row 5, and of the last row.
+        for row in [5, rows - 1] {
+            scales[row * WIDE / 32..][..16].fill(255);
+        }
+        let weights = Packed::fp4([1, rows, WIDE], vec![2; rows * WIDE], scales).on(device);
+        for tokens in [1, 3] {
+            let x = Tensor::<2>::ones([tokens, WIDE], (device, DType::F32)).cast(dtype);
+            let y = quant_linear(x, &weights).unwrap().cast(FloatDType::F32);
+            for (at, value) in values(y).into_iter().enumerate() {
+                let spoiled = [5, rows - 1].contains(&(at % rows));
+                assert_eq!(value.is_nan(), spoiled, "{name} [{at}] {value}");
+                assert!(spoiled || value == WIDE as f32, "{name} [{at}] {value}");
+            }
+        }
+    });
+}
+
 fn a_weight_beyond_the_range_of_f32_gives_nothing_finite() {
     for (name, device) in devices() {
         // 2^126 and 2^127 times the codes from 0.5 to 6, one code a row.
@@ -265,6 +288,7 @@ catalogue![
     every_fp8_code_times_any_scale_is_the_product,
     the_parts_of_an_fp8_matrix_have_block_rows_of_their_own,
     a_nan_code_or_scale_spoils_its_rows_and_no_other,
+    a_nan_scale_does_not_reach_the_row_before_it,
     a_weight_beyond_the_range_of_f32_gives_nothing_finite,
     what_fills_up_the_last_word_of_a_row_is_never_seen,
 ];
