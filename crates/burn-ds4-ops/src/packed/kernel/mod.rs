@@ -2,19 +2,24 @@ mod activation;
 mod columns;
 mod decode;
 mod few;
+mod few_sum;
 mod groups;
 mod many;
+mod many_step;
+mod pairs;
 mod plain;
-mod product;
 mod sort;
+mod stream;
+mod weights;
 
 pub(crate) use columns::Columns;
 pub(crate) use decode::Format;
-pub(crate) use few::{FewBlueprint, few_kernel, few_sum_kernel};
+pub(crate) use few::{FewBlueprint, few_kernel};
+pub(crate) use few_sum::few_sum_kernel;
 pub(crate) use many::{ManyBlueprint, many_kernel};
 pub(crate) use plain::{PlainBlueprint, Role, plain_kernel};
-pub(crate) use product::StackLaunch;
 pub(crate) use sort::{MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel};
+pub(crate) use weights::StackLaunch;
 
 /// Chunks of 16 bytes to a lane of which a plane of a few rows' kernel multiplies so many at a time.
 const STEP: u32 = 4;

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::activation::swiglu;
 use super::decode::{Format, fp4_value, fp8_value, scale_value};
 use super::groups::Groups;
-use super::product::Stack;
+use super::weights::Stack;
 use crate::intrinsics::{Target, group_sum};
 
 /// Rows of `x` that are multiplied at a time.

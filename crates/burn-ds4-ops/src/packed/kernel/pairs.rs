@@ -1,0 +1,77 @@
+use cubecl::prelude::*;
+
+use super::decode::{
+    Format, fp4_factor, fp4_first_factor, fp4_pair, fp4_second_factor, fp8_nan, fp8_pair,
+    fp8_pair_with_nan,
+};
+use crate::intrinsics::multiply_pairs;
+
+/// `sum` and a block's sum times its scales, of a lane's two rows.
+#[cube]
+pub(super) fn add_scaled(
+    sum: Vector<f32, Const<4>>,
+    block: Vector<f32, Const<4>>,
+    low: f32,
+    high: f32,
+) -> Vector<f32, Const<4>> {
+    let mut total = sum;
+    #[unroll]
+    for i in 0..4usize {
+        let scale = if comptime!(i < 2) { low } else { high };
+        total.insert(i, sum.extract(i) + block.extract(i) * scale);
+    }
+    total
+}
+
+/// The pair `i` of the columns of a lane's 16 bytes that are its unit `u`. `scale` is an FP4 code; FP8 weights come without theirs.
+#[cube]
+pub(super) fn weight_pair(
+    words: Vector<u32, Const<4>>,
+    scale: u32,
+    #[comptime] u: usize,
+    #[comptime] i: usize,
+    #[comptime] format: Format,
+    #[comptime] rare: bool,
+) -> u32 {
+    match comptime!(format) {
+        Format::Fp4 => {
+            let pair = fp4_pair(words.extract(u), i);
+            if comptime!(rare) {
+                multiply_pairs(
+                    multiply_pairs(pair, fp4_first_factor(scale)),
+                    fp4_second_factor(scale),
+                )
+            } else {
+                multiply_pairs(pair, fp4_factor(scale))
+            }
+        }
+        Format::Fp8 => {
+            let word = words.extract(comptime!(2 * u + i / 2));
+            if comptime!(rare) {
+                fp8_pair_with_nan(word, comptime!(i % 2))
+            } else {
+                multiply_pairs(fp8_pair(word, comptime!(i % 2)), 0x7b80_7b80u32)
+            }
+        }
+        Format::Dense => words.extract(i),
+    }
+}
+
+/// What is not 0 if `words`, or the scale, need more than the usual.
+#[cube]
+pub(super) fn rare_bits(
+    words: Vector<u32, Const<4>>,
+    scale: u32,
+    #[comptime] format: Format,
+) -> u32 {
+    match comptime!(format) {
+        Format::Fp4 => scale & 0x80u32,
+        Format::Fp8 => {
+            fp8_nan(words.extract(0usize))
+                | fp8_nan(words.extract(1usize))
+                | fp8_nan(words.extract(2usize))
+                | fp8_nan(words.extract(3usize))
+        }
+        Format::Dense => 0u32.runtime(),
+    }
+}
