@@ -91,16 +91,29 @@ impl Routed {
     }
 
     fn plain_few(self) -> CubeTensor {
-        let [tokens, slots] = self.ids.shape().dims();
-        let pairs = tokens * slots;
-        let inner = self.down.columns;
-        let hidden = output(&self.x, [pairs, inner], self.x.dtype);
+        let [tokens, _] = self.ids.shape().dims();
         let sums = output(&self.x, [tokens, self.down.rows], DType::F32);
         let grouping = Grouping::Small(&self.ids);
+        self.plain(&self.x, &self.scores, &grouping, Role::Sum, &sums);
+        sums
+    }
+
+    /// Both products of some of the tokens by the kernel for any device, the second in `role`.
+    fn plain(
+        &self,
+        x: &CubeTensor,
+        scores: &CubeTensor,
+        grouping: &Grouping<'_>,
+        role: Role,
+        result: &CubeTensor,
+    ) {
+        let [tokens, slots] = scores.shape().dims();
+        let pairs = tokens * slots;
+        let hidden = output(x, [pairs, self.down.columns], x.dtype);
         Plain {
-            x: &self.x,
-            grouping: &grouping,
-            scores: Some(&self.scores),
+            x,
+            grouping,
+            scores: Some(scores),
             matrices: &self.gate_up,
             role: Role::Gated,
             pairs,
@@ -111,17 +124,16 @@ impl Routed {
         .launch(&hidden);
         Plain {
             x: &hidden,
-            grouping: &grouping,
+            grouping,
             scores: None,
             matrices: &self.down,
-            role: Role::Sum,
+            role,
             pairs,
             share: 1,
             slots,
             limit: self.limit,
         }
-        .launch(&sums);
-        sums
+        .launch(result);
     }
 
     /// A part of the tokens at a time, if they are very many.
@@ -145,7 +157,7 @@ impl Routed {
         let x = aligned(narrow(&self.x, first, tokens));
         let ids = into_contiguous(narrow(&self.ids, first, tokens));
         let scores = into_contiguous(narrow(&self.scores, first, tokens));
-        let (inner, rows) = (self.down.columns, self.down.rows);
+        let rows = self.down.rows;
         let parts = parts(x.dtype) as usize;
         let columns = many_tiles((pairs * parts).div_ceil(self.gate_up.count));
         let sorted = sort(&ids, self.gate_up.count, 8 * columns / parts);
@@ -182,32 +194,8 @@ impl Routed {
             }
             .launch(&rows_of_pairs);
         } else {
-            let hidden = output(&x, [pairs, inner], x.dtype);
             let grouping = Grouping::Sorted(&sorted);
-            Plain {
-                x: &x,
-                grouping: &grouping,
-                scores: Some(&scores),
-                matrices: &self.gate_up,
-                role: Role::Gated,
-                pairs,
-                share: slots,
-                slots,
-                limit: self.limit,
-            }
-            .launch(&hidden);
-            Plain {
-                x: &hidden,
-                grouping: &grouping,
-                scores: None,
-                matrices: &self.down,
-                role: Role::Rows,
-                pairs,
-                share: 1,
-                slots,
-                limit: self.limit,
-            }
-            .launch(&rows_of_pairs);
+            self.plain(&x, &scores, &grouping, Role::Rows, &rows_of_pairs);
         }
         sum_slots(rows_of_pairs, &ids, self.gate_up.count)
     }

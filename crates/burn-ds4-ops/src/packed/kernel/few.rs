@@ -89,25 +89,27 @@ impl FewBlueprint {
     }
 }
 
-/// The sum of the parts of `x`, which are columns side by side, of the two columns that a lane has of a row: with one part the first as
-/// it is; with two, their sum; with four, the sum with the neighbour's. All lanes of the plane must be here.
+/// A lane's sums of two columns of its lower row and of its upper one, the parts of `x` added up, which are columns side by side: with
+/// one part as they are; with two, the first of each row is the sum of both; with four, of both and the neighbour's. All lanes of
+/// the plane must be here.
 #[cube]
 pub(super) fn add_parts(
-    first: f32,
-    second: f32,
+    sums: Vector<f32, Const<4>>,
     #[comptime] parts: u32,
     #[comptime] target: Target,
-) -> f32 {
-    if comptime!(parts == 1) {
-        first
-    } else {
-        let sum = first + second;
-        if comptime!(parts == 2) {
-            sum
-        } else {
-            sum + shuffle_xor(sum, 1u32, target)
+) -> Vector<f32, Const<4>> {
+    let mut added = sums;
+    if comptime!(parts > 1) {
+        #[unroll]
+        for i in 0..2usize {
+            let mut sum = sums.extract(comptime!(2 * i)) + sums.extract(comptime!(2 * i + 1));
+            if comptime!(parts == 4) {
+                sum += shuffle_xor(sum, 1u32, target);
+            }
+            added.insert(comptime!(2 * i), sum);
         }
     }
+    added
 }
 
 /// Multiplies a few rows of `x` by the rows of their matrices: `x · Wᵀ`, or with `gated` half of the rows as a gate.
@@ -280,32 +282,13 @@ pub(crate) fn few_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size>(
                     for p in 1..blueprint.planes {
                         sum += stage[(slot + p * 32) as usize];
                     }
-                    let low = add_parts(
-                        sum.extract(0usize),
-                        sum.extract(1usize),
-                        parts,
-                        blueprint.target,
-                    );
-                    let high = add_parts(
-                        sum.extract(2usize),
-                        sum.extract(3usize),
-                        parts,
-                        blueprint.target,
-                    );
+                    let sum = add_parts(sum, parts, blueprint.target);
                     let writes = comptime!(if parts == 1 { 2u32 } else { 1u32 });
                     #[unroll]
                     for w in 0..writes {
                         let of = (quarter * 2 + w) / parts;
-                        let low = if comptime!(w == 0) {
-                            low
-                        } else {
-                            sum.extract(1usize)
-                        };
-                        let high = if comptime!(w == 0) {
-                            high
-                        } else {
-                            sum.extract(3usize)
-                        };
+                        let low = sum.extract(comptime!(w as usize));
+                        let high = sum.extract(comptime!(w as usize + 2));
                         let own = (base + local) * tile_outputs + row;
                         let speaks = quarter * 2 % parts == 0 && of < comptime!(blueprint.pass());
                         if speaks && pass + of < count {

@@ -155,32 +155,13 @@ pub(crate) fn few_sum_kernel<I: Int, S: Size>(
                 sum += stream.multiply(hidden, x_at, first, &codes, goes_on, true);
             }
         }
-        let low = add_parts(
-            sum.extract(0usize),
-            sum.extract(1usize),
-            parts,
-            blueprint.target,
-        );
-        let high = add_parts(
-            sum.extract(2usize),
-            sum.extract(3usize),
-            parts,
-            blueprint.target,
-        );
+        let sum = add_parts(sum, parts, blueprint.target);
         let writes = comptime!(if parts == 1 { 2u32 } else { 1u32 });
         #[unroll]
         for w in 0..writes {
             let of = (quarter * 2 + w) / parts;
-            let low = if comptime!(w == 0) {
-                low
-            } else {
-                sum.extract(1usize)
-            };
-            let high = if comptime!(w == 0) {
-                high
-            } else {
-                sum.extract(3usize)
-            };
+            let low = sum.extract(comptime!(w as usize));
+            let high = sum.extract(comptime!(w as usize + 2));
             if quarter * 2 % parts == 0 && its_pass + of < its_count {
                 let pair = groups.pair(its_start + its_pass + of);
                 let slot = its_tile * tile_sums + (pair * blueprint.planes + plane) * 16 + row;

@@ -198,32 +198,13 @@ pub(crate) fn many_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
         #[unroll]
         for n in 0..tile_count {
             let sum = sums[comptime!((m * tile_count + n) as usize)];
-            let low = add_parts(
-                sum.extract(0usize),
-                sum.extract(1usize),
-                parts,
-                blueprint.target,
-            );
-            let high = add_parts(
-                sum.extract(2usize),
-                sum.extract(3usize),
-                parts,
-                blueprint.target,
-            );
+            let sum = add_parts(sum, parts, blueprint.target);
             let writes = comptime!(if parts == 1 { 2u32 } else { 1u32 });
             #[unroll]
             for w in 0..writes {
                 let column = (n * 8 + quarter * 2 + w) / parts;
-                let low = if comptime!(w == 0) {
-                    low
-                } else {
-                    sum.extract(1usize)
-                };
-                let high = if comptime!(w == 0) {
-                    high
-                } else {
-                    sum.extract(3usize)
-                };
+                let low = sum.extract(comptime!(w as usize));
+                let high = sum.extract(comptime!(w as usize + 2));
                 if quarter * 2 % parts == 0 && column < work.count {
                     let at = work.start + column;
                     let pair: ComptimeOption<u32> = order.map(|order| order[at as usize]);
