@@ -40,6 +40,8 @@ impl Routed {
             x,
             ids: into_contiguous(self.ids),
             scores: into_contiguous(self.scores),
+            gate_up: self.gate_up.contiguous(),
+            down: self.down.contiguous(),
             ..self
         };
         let [tokens, slots] = this.ids.shape().dims();

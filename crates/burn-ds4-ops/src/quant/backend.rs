@@ -139,7 +139,7 @@ impl QuantOps for burn_cubecl::CubeBackend {
     fn quant_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
         let matrix = weights.clone().into();
         if super::launch::can_multiply_rows(&x, &matrix) {
-            super::launch::multiply_rows(x, &matrix)
+            super::launch::multiply_rows(x, matrix)
         } else {
             reference::quant_linear::<Self>(x, weights)
         }

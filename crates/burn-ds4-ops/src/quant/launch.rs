@@ -10,8 +10,8 @@ use crate::packed::launch::{
     has_tiles, many_tiles, narrow, parts,
 };
 
-/// Rows of `x` of a launch, whose cubes are all in one dimension.
-const MAX_ROWS: usize = 1 << 19;
+/// Rows of `x` of a launch, whose cubes for them are all in one dimension.
+const MAX_ROWS: usize = 1 << 17;
 
 /// Whether there is a kernel for a product, and the matrix product of floats is not faster.
 pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
@@ -21,7 +21,8 @@ pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
 }
 
 /// `x · Wᵀ` for the one matrix of a stack, in the dtype of `x`.
-pub(super) fn multiply_rows(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
+pub(super) fn multiply_rows(x: CubeTensor, matrix: Matrices) -> CubeTensor {
+    let matrix = &matrix.contiguous();
     let [rows, _] = x.shape().dims();
     if rows <= MAX_ROWS {
         return multiply_rows_of(x, matrix);

@@ -7,7 +7,8 @@ use super::groups::Groups;
 use super::stream::Stream;
 use super::weights::{Stack, Weights};
 
-/// Multiplies what [`few_kernel`](super::few_kernel) made of every pair by the pair's matrix, and adds up the pairs of a token, slot by slot.
+/// Multiplies what [`few_kernel`](super::few_kernel) made of every pair by the pair's matrix, and adds up the pairs of a token, slot by
+/// slot.
 ///
 /// - `hidden`: `[tokens * slots, parts, columns]`, see [`place`](super::columns::place)
 /// - `ids`: the matrix of every pair

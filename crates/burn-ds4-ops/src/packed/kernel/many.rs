@@ -76,7 +76,8 @@ pub(super) struct Work {
 /// - `words`, `scales`: a stack of matrices
 /// - `output`: `[pairs, rows]`; gated, `[places, parts, rows / 2]` in `bf16`, see [`place`]
 ///
-/// `R` is the dtype that a gated result is rounded to. `share` pairs have one row of `x`; where its rows are ordered, it has one for each place and part.
+/// `R` is the dtype that a gated result is rounded to. `share` pairs have one row of `x`; where its rows are ordered, it has one for
+/// each place and part.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn many_kernel<X: Numeric, R: Float, Y: Float, N: Size>(

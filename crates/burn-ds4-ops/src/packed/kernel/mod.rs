@@ -17,7 +17,7 @@ pub(crate) use decode::Format;
 pub(crate) use few::{FewBlueprint, few_kernel};
 pub(crate) use few_sum::few_sum_kernel;
 pub(crate) use many::{ManyBlueprint, many_kernel};
-pub(crate) use plain::{PlainBlueprint, Role, plain_kernel};
+pub(crate) use plain::{CUBE_ROWS, PlainBlueprint, Role, plain_kernel};
 pub(crate) use sort::{MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel};
 pub(crate) use weights::StackLaunch;
 

@@ -11,6 +11,9 @@ use crate::intrinsics::{Target, group_sum};
 /// Rows of `x` that are multiplied at a time.
 const COLUMNS: u32 = 4;
 
+/// Rows of `x` of a cube, where all are multiplied by one matrix.
+pub(crate) const CUBE_ROWS: u32 = 1024;
+
 /// What becomes of a row's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
@@ -93,11 +96,13 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
         last = min(last, groups.count());
     }
     while group < last {
+        // Where there is one matrix, each cube has some of the rows of `x`.
         let from: ComptimeOption<u32> = starts.map(|starts| starts[group as usize]);
         let to: ComptimeOption<u32> = starts.map(|starts| starts[group as usize + 1]);
-        let mut matrix = group;
-        let mut start = from.unwrap_or_else(|| 0u32);
-        let mut end = to.unwrap_or_else(|| pairs);
+        let which: ComptimeOption<u32> = starts.map(|_starts| group);
+        let mut matrix = which.unwrap_or_else(|| 0u32);
+        let mut start = from.unwrap_or_else(|| group * CUBE_ROWS);
+        let mut end = to.unwrap_or_else(|| min((group + 1) * CUBE_ROWS, pairs));
         if comptime!(small) {
             matrix = groups.expert(group);
             start = groups.start(group);

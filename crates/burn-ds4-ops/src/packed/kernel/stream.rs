@@ -217,7 +217,8 @@ impl<'a, S: Size> Stream<'a, S> {
     }
 
     /// Products of the stretch that was fetched, which started at `first` and at the unit `x_at` of `x`; meanwhile fetches the one that
-    /// was aimed at, if there is one. `ahead`, `x` is read a chunk before it is needed, as is the first chunk of the next. Every lane has four sums of 16 rows by 8 columns. All lanes of the plane must be here.
+    /// was aimed at, if there is one. `ahead`, `x` is read a chunk before it is needed, as is the first chunk of the next. Every lane has
+    /// four sums of 16 rows by 8 columns. All lanes of the plane must be here.
     pub fn multiply(
         &mut self,
         x: &[Vector<u32, Const<4>>],
@@ -305,8 +306,8 @@ impl<'a, S: Size> Stream<'a, S> {
     }
 }
 
-/// Adds the products of a chunk, whose units of `x` are `columns` from `first` on: FP8, whose blocks of 128 columns are two chunks, to the second sum; else to both in turns. `rare` is for
-/// what takes longer: FP4 scales above two, FP8 codes that are NaN.
+/// Adds the products of a chunk, whose units of `x` are `columns` from `first` on: FP8, whose blocks of 128 columns are two chunks, to
+/// the second sum; else to both in turns. `rare` is for what takes longer: FP4 scales above two, FP8 codes that are NaN.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn multiply_chunk(

@@ -30,7 +30,7 @@ const PLAIN_PLANES: u32 = 4;
 /// Cubes in a dimension, of any device.
 const MAX_CUBES: usize = 65_535;
 
-/// A stack of matrices on a device, contiguous.
+/// A stack of matrices on a device. Kernels read it once it is [`contiguous`](Self::contiguous).
 pub(crate) struct Matrices {
     words: CubeTensor,
     scales: Option<CubeTensor>,
@@ -59,8 +59,8 @@ impl From<PackedWeights<CubeBackend>> for Matrices {
             PackedWeights::Fp4 { words, scales, .. } => (words, Some(scales), Format::Fp4, 1),
         };
         Self {
-            words: into_contiguous(words),
-            scales: scales.map(into_contiguous),
+            words,
+            scales,
             format,
             count,
             rows,
@@ -71,6 +71,15 @@ impl From<PackedWeights<CubeBackend>> for Matrices {
 }
 
 impl Matrices {
+    /// Without gaps between the rows; a copy if there are any.
+    pub fn contiguous(self) -> Self {
+        Self {
+            words: into_contiguous(self.words),
+            scales: self.scales.map(into_contiguous),
+            ..self
+        }
+    }
+
     /// Whether the tensor cores' kernels can read it, 16 bytes of a row at a time.
     fn has_tiles(&self) -> bool {
         let dtype = self.format != Format::Dense || self.words.dtype == DType::BF16;

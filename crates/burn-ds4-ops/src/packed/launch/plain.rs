@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::{Matrices, PLAIN_PLANES, Sorted, optional};
 use crate::intrinsics::Target;
 use crate::launching::{address_type, plane_size};
-use crate::packed::kernel::{PlainBlueprint, Role, plain_kernel};
+use crate::packed::kernel::{CUBE_ROWS, PlainBlueprint, Role, plain_kernel};
 
 /// Who groups pairs.
 pub(crate) enum Grouping<'a> {
@@ -59,7 +59,8 @@ impl Plain<'_> {
             _ => matrices.rows,
         };
         let groups = match (self.role, self.grouping) {
-            (Role::Sum, _) | (_, Grouping::One) => 1,
+            (Role::Sum, _) => 1,
+            (_, Grouping::One) => self.pairs.div_ceil(CUBE_ROWS as usize),
             (_, Grouping::Small(_)) => self.pairs.min(matrices.count),
             (_, Grouping::Sorted(_)) => matrices.count,
         };
