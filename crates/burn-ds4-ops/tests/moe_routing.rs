@@ -22,6 +22,14 @@ fn one_expert_may_get_everything() {
     });
 }
 
+/// Kernels keep a row for every pair, and so take no more than 65536 of them at a time.
+fn more_pairs_than_are_multiplied_at_a_time() {
+    for (name, device) in devices() {
+        let layer = Layer::exact(size([32_771, 2, 3, 32, 32]), FP4, FloatDType::F32, 3);
+        layer.check(name, device);
+    }
+}
+
 fn experts_that_nobody_chose_may_hold_nan() {
     every_dtype(|name, device, dtype| {
         for format in [FP4, FP8_PAIR, F32] {
@@ -150,6 +158,7 @@ fn no_slots_and_no_columns_are_fine() {
 
 catalogue![
     one_expert_may_get_everything,
+    more_pairs_than_are_multiplied_at_a_time,
     experts_that_nobody_chose_may_hold_nan,
     padding_adds_nothing_whatever_its_weight,
     nothing_but_padding_is_zero_everywhere,

@@ -1,8 +1,10 @@
 //! The product with packed weights against sums in f64, at shapes that fit no tile.
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_ds4_ops::quant::Weights;
 
 use super::common::{EXACT, FLOATS, assert_close, devices, every_dtype, skip};
+use super::drawn::bits;
 use super::linear::{Input, linear};
 use super::packing::{FP8, FP8_PAIR, Format, Packed, every_format};
 
@@ -93,6 +95,41 @@ fn a_long_sum_stays_close() {
             }
         }
     });
+}
+
+/// More than one launch takes.
+fn as_many_rows_as_a_long_text_has_tokens() {
+    let weights = Packed::exact(Format::Fp4, [1, 3, 32], 0, 1);
+    let x = Input::exact([131_075, 32], FloatDType::F32, 2);
+    for (name, device) in devices() {
+        x.check_exact(&weights, &linear(x.on(device), &weights.on(device)), name);
+    }
+}
+
+fn weights_may_be_any_view() {
+    for (name, device) in devices() {
+        // Columns 2 to 9 of 11 words, in the second of three matrices.
+        let words = bits([3, 40, 11], device);
+        let words = words.slice_dim(0, 1..2).slice_dim(2, 2..9);
+        let unit = Tensor::<2, Int>::full([3, 20], 0x7f7f_7f7f, (device, DType::U32));
+        let unit = unit.slice_dim(0, 1..2);
+        let dense = Weights::fp4(words.clone(), unit.clone(), 56).unwrap();
+        let dense = dense.dequantize(FloatDType::F32).unwrap();
+        let copy = Tensor::from_data(words.to_data(), (device, DType::U32));
+        let turned = Tensor::<3>::from_data(dense.clone().swap_dims(1, 2).to_data(), device);
+        let x = Input::exact([3, 56], FloatDType::F32, 4);
+        let products = [
+            Weights::fp4(copy, unit.clone(), 56),
+            Weights::fp4(words, unit, 56),
+            Weights::dense(dense),
+            Weights::dense(turned.swap_dims(1, 2)),
+        ]
+        .map(|weights| linear(x.on(device), &weights.unwrap()));
+        assert!(products[0].iter().any(|&product| product != 0.0));
+        for product in &products[1..] {
+            assert_close(product, &products[0], EXACT, name);
+        }
+    }
 }
 
 fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
@@ -291,6 +328,8 @@ catalogue![
     dense_products_of_any_shape_are_exact,
     any_weights_times_any_x_are_what_f32_sums_can_be,
     a_long_sum_stays_close,
+    as_many_rows_as_a_long_text_has_tokens,
+    weights_may_be_any_view,
     nothing_in_gives_nothing_and_no_inputs_give_zeros,
     a_row_does_not_depend_on_the_rows_next_to_it,
     two_runs_give_the_same_bits,
