@@ -1,6 +1,9 @@
 use burn::backend::tensor::FloatTensor;
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::FloatDType;
+
+use super::reference;
 
 /// Extension of Burn's backends by the operator of this family.
 #[backend_extension(
@@ -21,20 +24,16 @@ pub trait MatmulOps: Backend {
     }
 }
 
-/// Rows up to which Flex multiplies them one by one.
-#[cfg(feature = "flex")]
-const MAX_SINGLE_ROWS: usize = 4;
-
 #[cfg(feature = "flex")]
 impl MatmulOps for burn::backend::Flex {
-    /// For two or more rows, the CPU's product first copies all of `rhs` into its own layout. For a few rows that takes longer than
-    /// streaming `rhs` once for each.
+    /// A few rows one by one, so that none depends on the others. For two or more, the CPU's product first copies all of `rhs` into its
+    /// own layout, which takes longer than streaming `rhs` once for each.
     fn precise_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         use burn::backend::ops::FloatTensorOps;
 
         let shape = lhs.shape();
         let (rows, inner) = (shape[0], shape[1]);
-        if shape.num_dims() != 2 || !(2..=MAX_SINGLE_ROWS).contains(&rows) {
+        if shape.num_dims() != 2 || !(2..=super::INVARIANT_ROWS).contains(&rows) {
             return Self::float_matmul(lhs, rhs);
         }
         let products = (0..rows).map(|row| {
@@ -57,3 +56,30 @@ impl MatmulOps for burn_cubecl::CubeBackend {
         }
     }
 }
+
+/// Extension of Burn's backends by products of a few rows; the default body is the reference.
+///
+/// No tensor that gets here is empty.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Fusion: cfg(feature = "fusion")
+)]
+pub trait SmallMOps: MatmulOps {
+    /// See [`small_m_matmul`](super::small_m_matmul); `x` is `[rows, in]`.
+    #[fusion(dtype = (*dtype).into(), shape = [x[0], weight[0]].into())]
+    fn small_m_matmul(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        dtype: FloatDType,
+        invariant_rows: usize,
+    ) -> FloatTensor<Self> {
+        reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl SmallMOps for burn::backend::Flex {}
+
+#[cfg(feature = "cube")]
+impl SmallMOps for burn_cubecl::CubeBackend {}

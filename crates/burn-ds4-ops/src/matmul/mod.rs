@@ -1,4 +1,4 @@
-//! Matrix product without a loss of precision.
+//! Matrix products without a loss of precision.
 //!
 //! Burn multiplies f32 matrices in TF32 (ten bits of mantissa) on GPUs whose tensor cores offer it. That is an error of 1e-3 where
 //! routers and indexers decide by differences of 1e-4, so the model multiplies through this operator instead.
@@ -6,11 +6,16 @@
 mod backend;
 #[cfg(feature = "cube")]
 pub(crate) mod launch;
+mod reference;
+mod small_m;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-pub(crate) use backend::MatmulOps;
+pub(crate) use backend::{MatmulOps, SmallMOps};
+pub use small_m::{
+    INVARIANT_ROWS, MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group,
+};
 
 /// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and summed in f32 on every device.
 ///

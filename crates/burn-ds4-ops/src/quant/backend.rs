@@ -129,6 +129,15 @@ pub trait QuantOps: MatmulOps {
     ) -> FloatTensor<Self> {
         reference::quant_linear::<Self>(x, weights)
     }
+
+    /// See [`grouped_linear`](super::grouped_linear); `x` is `[tokens, groups, in]`.
+    #[fusion(meta = |x, weights| fusion::products(x, weights))]
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        #[extension_type] weights: PackedWeights<Self>,
+    ) -> FloatTensor<Self> {
+        reference::grouped_linear::<Self>(x, weights)
+    }
 }
 
 #[cfg(feature = "flex")]
@@ -170,5 +179,10 @@ mod fusion {
     pub(super) fn product(x: &TensorSpec, weights: &PackedWeightsMetadata) -> TensorSpec {
         let [_, out, _] = dims(weights);
         TensorSpec::new([x.shape[0], out].into(), x.dtype)
+    }
+
+    pub(super) fn products(x: &TensorSpec, weights: &PackedWeightsMetadata) -> TensorSpec {
+        let [groups, out, _] = dims(weights);
+        TensorSpec::new([x.shape[0], groups, out].into(), x.dtype)
     }
 }

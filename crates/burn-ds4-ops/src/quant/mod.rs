@@ -184,6 +184,43 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
     Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
 }
 
+/// Linear maps of several groups of channels, each by its own matrix: `y[.., g, :] = x[.., g, :] · weights[g]ᵀ`.
+///
+/// # Shapes and dtypes
+///
+/// - `x`: `[.., groups, in]`, `F32`, `F16` or `BF16`; at least two dimensions
+/// - `weights`: `[groups, out, in]`
+/// - output: `[.., groups, out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
+///
+/// Special values and kernels as for [`quant_linear`]: up to 16 tokens, a token's result has the same bits whatever other tokens there
+/// are.
+///
+/// # Errors
+///
+/// [`OpError`] where the dtype of `x` is another, or `weights` are not as many matrices as there are groups, of other columns than `x`
+/// has, or on another device.
+pub fn grouped_linear<const D: usize>(
+    x: Tensor<D>,
+    weights: &Weights,
+) -> Result<Tensor<D>, OpError> {
+    const { assert!(D >= 2, "x must have a dimension of groups") };
+    expect_float("x", &x)?;
+    let [groups, out, columns] = weights.dims();
+    let mut shape = x.dims();
+    shape[D - 2] = groups;
+    shape[D - 1] = columns;
+    expect_shape("x", x.dims(), shape)?;
+    expect_device("weights", &weights.device(), "x", &x.device())?;
+    shape[D - 1] = out;
+    if columns == 0 || shape.contains(&0) {
+        return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
+    }
+    let tokens = shape[..D - 2].iter().product();
+    let x: Tensor<3> = x.reshape([tokens, groups, columns]);
+    let y = Dispatch::grouped_linear(x.into_dispatch(), weights.clone().into());
+    Ok(Tensor::<3>::from_dispatch(y).reshape(shape))
+}
+
 /// Rounds to FP8 and back: what a value becomes in an FP8 cache, or as the input of an FP8 matrix product.
 ///
 /// For each `block` elements of the last dimension (the last block may be partial), `s = 2^ceil(log2(max(amax, 1e-4) / 448))`

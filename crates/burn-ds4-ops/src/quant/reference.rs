@@ -4,7 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IntDType, Shape, Tensor, TensorData};
 
-use super::backend::PackedWeights;
+use super::backend::{PackedWeights, QuantOps};
 use super::{FP4_BLOCK, FP8_BLOCK};
 use crate::matmul::MatmulOps;
 
@@ -76,6 +76,27 @@ pub(super) fn quant_linear<B: MatmulOps>(
     let weight = dequantize::<B>(weights, x.dtype().into());
     let weight = B::float_reshape(weight, Shape::new([out, columns]));
     B::precise_matmul(x, B::float_transpose(weight))
+}
+
+/// The linear maps of groups, one after the other, by [`MatmulOps`]' product, for which rows do not depend on each other where there are few.
+pub(super) fn grouped_linear<B: QuantOps>(
+    x: FloatTensor<B>,
+    weights: PackedWeights<B>,
+) -> FloatTensor<B> {
+    let [tokens, groups, columns] = x.shape().dims();
+    let [_, out, _] = weights.dims();
+    let products = (0..groups).map(|group| {
+        let own = [
+            (0..tokens).into(),
+            (group..group + 1).into(),
+            (0..columns).into(),
+        ];
+        let x = B::float_slice(x.clone(), &own);
+        let x = B::float_reshape(x, Shape::new([tokens, columns]));
+        let product = B::quant_linear(x, weights.one(group));
+        B::float_reshape(product, Shape::new([tokens, 1, out]))
+    });
+    B::float_cat(products.collect(), 1)
 }
 
 fn dequantize_fp8<B: Backend>(

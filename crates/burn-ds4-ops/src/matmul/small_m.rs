@@ -1,0 +1,122 @@
+//! Products of a few rows, which are bound by reading the weights.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+
+use super::SmallMOps;
+use crate::OpError;
+use crate::validation::{expect_device, expect_float, expect_shape};
+
+/// Rows up to which a row's result never depends on how many there are.
+pub const INVARIANT_ROWS: usize = 16;
+/// Largest [`SmallMOptions::invariant_rows`].
+pub const MAX_INVARIANT_ROWS: usize = 64;
+
+/// Options of [`small_m_matmul`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SmallMOptions {
+    /// Whether the result stays in f32, in which the sums are; otherwise it is rounded to the dtype of `x`.
+    pub f32_output: bool,
+    /// Rows up to which a row's result has the same bits whatever other rows there are: [`INVARIANT_ROWS`] to [`MAX_INVARIANT_ROWS`].
+    ///
+    /// With more rows, the product is handed over to the fastest one for many rows, whose sums may be in another order.
+    pub invariant_rows: usize,
+}
+
+impl Default for SmallMOptions {
+    fn default() -> Self {
+        Self {
+            f32_output: false,
+            invariant_rows: INVARIANT_ROWS,
+        }
+    }
+}
+
+/// `x · weightᵀ` over the last dimension of `x`, for the few rows of a decode step: the weight is read once for up to 16 of them.
+///
+/// Up to [`SmallMOptions::invariant_rows`] rows, row `i` of the result has the bits that it has alone: a draft of several tokens can be
+/// verified in one product without changing a token.
+///
+/// # Shapes and dtypes
+///
+/// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
+/// - `weight`: `[out, in]`, `F32`, `F16` or `BF16`, which need not be that of `x`; neither is rounded
+/// - output: `[.., out]` in the dtype of `x`, or in `F32`; sums in f32. Without columns, zeros.
+///
+/// # Special values
+///
+/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output. Where dtypes differ,
+/// or `x` is `F32`, magnitudes near the end of the f32 range may become infinite on the way.
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, and for `invariant_rows` outside its range.
+pub fn small_m_matmul<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    options: SmallMOptions,
+) -> Result<Tensor<D>, OpError> {
+    check(&x, std::slice::from_ref(&weight), options)?;
+    Ok(multiply(x, weight, options))
+}
+
+/// [`small_m_matmul`] of one `x` by several weights, in one launch for those of one dtype: a result for each, with the same bits.
+///
+/// # Errors
+///
+/// As [`small_m_matmul`], for any of the weights.
+pub fn small_m_matmul_group<const D: usize>(
+    x: Tensor<D>,
+    weights: &[Tensor<2>],
+    options: SmallMOptions,
+) -> Result<Vec<Tensor<D>>, OpError> {
+    check(&x, weights, options)?;
+    let products = weights
+        .iter()
+        .map(|weight| multiply(x.clone(), weight.clone(), options));
+    Ok(products.collect())
+}
+
+fn check<const D: usize>(
+    x: &Tensor<D>,
+    weights: &[Tensor<2>],
+    options: SmallMOptions,
+) -> Result<(), OpError> {
+    expect_float("x", x)?;
+    if !(INVARIANT_ROWS..=MAX_INVARIANT_ROWS).contains(&options.invariant_rows) {
+        return Err(OpError::InvalidValue {
+            argument: "invariant_rows",
+            expected: format!("{INVARIANT_ROWS} to {MAX_INVARIANT_ROWS}"),
+            actual: options.invariant_rows,
+        });
+    }
+    for weight in weights {
+        expect_float("weight", weight)?;
+        let [out, _] = weight.dims();
+        expect_shape("weight", weight.dims(), [out, x.dims()[D - 1]])?;
+        expect_device("weight", &weight.device(), "x", &x.device())?;
+    }
+    Ok(())
+}
+
+fn multiply<const D: usize>(x: Tensor<D>, weight: Tensor<2>, options: SmallMOptions) -> Tensor<D> {
+    let [out, columns] = weight.dims();
+    let dtype = if options.f32_output {
+        DType::F32
+    } else {
+        x.dtype()
+    };
+    let mut shape = x.dims();
+    shape[D - 1] = out;
+    if columns == 0 || shape.contains(&0) {
+        return Tensor::zeros(shape, (&x.device(), dtype));
+    }
+    let rows = shape[..D - 1].iter().product();
+    let product = Dispatch::small_m_matmul(
+        x.reshape([rows, columns]).into_dispatch(),
+        weight.into_dispatch(),
+        dtype.into(),
+        options.invariant_rows,
+    );
+    Tensor::<2>::from_dispatch(product).reshape(shape)
+}
