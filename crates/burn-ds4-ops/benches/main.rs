@@ -4,6 +4,7 @@ mod harness;
 mod moe;
 mod quant_linear;
 mod router;
+mod small_m;
 // Only the test harness runs what touches no device.
 #[allow(dead_code, unused_imports)]
 #[path = "../tests/main.rs"]
@@ -55,7 +56,13 @@ enum Command {
 }
 
 fn cases() -> Vec<Case> {
-    let families = [router::cases, topk::cases, quant_linear::cases, moe::cases];
+    let families = [
+        router::cases,
+        topk::cases,
+        small_m::cases,
+        quant_linear::cases,
+        moe::cases,
+    ];
     families.into_iter().flat_map(|cases| cases()).collect()
 }
 

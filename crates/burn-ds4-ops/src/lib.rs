@@ -7,9 +7,9 @@
 //! |---|---|
 //! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink |
 //! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head |
-//! | [`matmul`] | matrix product, f32 operands never in TF32 |
+//! | [`matmul`] | products of a few rows that do not depend on each other, of any rows; f32 operands never in TF32 |
 //! | [`moe`] | clamped SwiGLU, experts with dense or packed weights |
-//! | [`quant`] | dense and packed weights, linear maps by them, FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
+//! | [`quant`] | dense and packed weights, linear maps by them, alone and in groups, FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
 //! | [`router`] | score and hash routing, small top-k |
 //! | [`topk`] | the largest entries of long rows, each in a window of its own |
 //!

@@ -8,6 +8,7 @@ pub(crate) mod common;
 pub(crate) mod distributions;
 pub(crate) mod drawn;
 pub(crate) mod experts;
+mod grouped_linear;
 mod hyper_connection;
 pub(crate) mod linear;
 mod matmul;
@@ -17,6 +18,7 @@ mod moe_kernels;
 mod moe_large;
 mod moe_routing;
 pub(crate) mod packing;
+pub(crate) mod products;
 mod quant;
 mod quant_linear;
 mod quant_linear_codes;
@@ -25,6 +27,11 @@ pub(crate) mod ranking;
 mod router;
 mod router_kernels;
 pub(crate) mod routing;
+mod small_m_errors;
+mod small_m_group;
+mod small_m_layouts;
+mod small_m_matmul;
+mod small_m_rows;
 pub(crate) mod sums;
 mod tables;
 mod topk;
@@ -43,6 +50,7 @@ type Family = &'static [(&'static str, fn())];
 #[allow(dead_code)]
 pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
+    ("grouped_linear", grouped_linear::CASES),
     ("hyper_connection", hyper_connection::CASES),
     ("matmul", matmul::CASES),
     ("moe", moe::CASES),
@@ -56,6 +64,11 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("quant_roundtrip", quant_roundtrip::CASES),
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),
+    ("small_m_errors", small_m_errors::CASES),
+    ("small_m_group", small_m_group::CASES),
+    ("small_m_layouts", small_m_layouts::CASES),
+    ("small_m_matmul", small_m_matmul::CASES),
+    ("small_m_rows", small_m_rows::CASES),
     ("topk", topk::CASES),
     ("topk_large", topk_large::CASES),
     ("topk_layouts", topk_layouts::CASES),

@@ -28,7 +28,7 @@ pub fn smallest(dtype: FloatDType) -> f64 {
 pub struct Sum {
     pub value: f64,
     /// Sum of the magnitudes.
-    magnitude: f64,
+    pub magnitude: f64,
     /// Sum of the squares.
     squares: f64,
 }

@@ -6,7 +6,7 @@ mod measure;
 mod report;
 mod timing;
 
-pub use case::{Case, Prepared};
+pub use case::{Case, Outputs, Prepared};
 pub use catch::{catching, report_panics_here};
 pub use measure::{Effort, measure};
 pub use report::Report;
