@@ -2,8 +2,8 @@
 //!
 //! * **Parameters** are weights: an FP4 byte counts as two, scales and token-id tables count as none.
 //! * **Memory** is what the model's tensors take on a device, by the rules of `LoadOptions`: packed weights with FP8 scales
-//!   widened to `f32`, or every packed weight decoded; what the released model computes in `f32` is `f32` in either case. The device's
-//!   allocator and the intermediate tensors of a forward call come on top.
+//!   widened to `f32` and matrices that are read in `f32` as they are stored, or every packed weight decoded and those matrices
+//!   widened. The device has the stored dtypes; its allocator and the intermediate tensors of a forward call come on top.
 //! * **Cache** is that of one sequence with room to roll back one draft, trunk and MTP layer together.
 
 mod shared;
@@ -211,6 +211,12 @@ fn device_bytes(
     if is_copy(name) {
         return 0;
     }
+    let groups = name
+        .contains(".wo_a.")
+        .then(|| GroupBlocks::of(checkpoint.config()));
+    let fp8 =
+        tensor.dtype == Dtype::F8_E4M3 || name.ends_with(".scale") && !scales_fp4(name, checkpoint);
+    let expand = expand || fp8 && groups == Some(GroupBlocks::Decoded);
     match tensor.dtype {
         Dtype::I8 if expand => 2 * elements * float,
         Dtype::F8_E4M3 if expand => elements * float,
@@ -219,9 +225,16 @@ fn device_bytes(
         _ if name.ends_with(".scale") => match (expand, scales_fp4(name, checkpoint)) {
             (true, _) => 0,
             (false, true) => elements.next_multiple_of(4),
+            (false, false) if groups == Some(GroupBlocks::Repeated) => {
+                4 * columns * checkpoint.config().o_groups
+            }
             (false, false) => 4 * elements,
         },
         Dtype::I64 | Dtype::I32 => 4 * elements,
+        _ if is_read_in_f32(name) => match expand {
+            true => 4 * elements,
+            false => tensor.bytes.len(),
+        },
         _ if is_f32(name) => 4 * f32_elements(name, elements, checkpoint.config().hc_mult),
         _ => float * elements,
     }
@@ -234,9 +247,44 @@ fn scales_fp4(name: &str, checkpoint: &Checkpoint) -> bool {
         .is_some_and(|weight| weight.dtype == Dtype::I8)
 }
 
-/// Whether the released model computes with this tensor in f32.
-fn is_f32(name: &str) -> bool {
+/// What becomes of the FP8 scales of the output projection, whose groups are matrices of their own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GroupBlocks {
+    /// Every group has whole blocks.
+    Kept,
+    /// Groups that share a row of blocks get one each.
+    Repeated,
+    /// Blocks reach from one group into the next: the projection is not packed.
+    Decoded,
+}
+
+impl GroupBlocks {
+    fn of(config: &ModelConfig) -> Self {
+        let rank = config.o_lora_rank;
+        if config.o_groups == 1 || rank.is_multiple_of(128) {
+            Self::Kept
+        } else if 128_usize.is_multiple_of(rank) {
+            Self::Repeated
+        } else {
+            Self::Decoded
+        }
+    }
+}
+
+/// Whether this is a matrix that products read in f32, whatever its dtype.
+fn is_read_in_f32(name: &str) -> bool {
     // By name, since the MTP layer has these too.
+    let patterns = [
+        ".compressor.wkv.",
+        ".compressor.wgate.",
+        ".ffn.gate.weight",
+        ".indexer.weights_proj.",
+    ];
+    part(name) == "output matrix" || patterns.iter().any(|pattern| name.contains(pattern))
+}
+
+/// Whether this is f32 on every device.
+fn is_f32(name: &str) -> bool {
     let patterns = [
         ".compressor.",
         ".ffn.gate.",
@@ -244,7 +292,7 @@ fn is_f32(name: &str) -> bool {
         ".attn_sink",
         "norm.weight",
     ];
-    part(name) == "output matrix" || patterns.iter().any(|pattern| name.contains(pattern))
+    patterns.iter().any(|pattern| name.contains(pattern))
 }
 
 /// Elements on the device of a tensor that is kept in f32.

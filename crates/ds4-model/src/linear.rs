@@ -3,7 +3,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::matmul::matmul;
+use burn_ds4_ops::matmul::{INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
 use burn_ds4_ops::quant::{Weights, quant_linear};
 
 /// Configuration of [`PackedLinear`].
@@ -34,16 +34,25 @@ pub(crate) fn random<const D: usize>(shape: [usize; D], device: &Device) -> Para
     ))
 }
 
-/// `x · weightᵀ` over the last dimension of `x`, `weight` being `[out, in]`.
-///
-/// All other dimensions become rows of one matrix product: `burn::tensor::module::linear` may instead add dimensions to the
-/// transposed weight, and thereby copy it.
-pub(crate) fn project<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
-    let [out, inp] = weight.dims();
-    let mut shape = x.dims();
-    let rows = shape[..D - 1].iter().product();
-    shape[D - 1] = out;
-    matmul(x.reshape([rows, inp]), weight.transpose()).reshape(shape)
+/// Sums stay in the f32 in which they are made.
+const F32_OUTPUT: SmallMOptions = SmallMOptions {
+    f32_output: true,
+    invariant_rows: INVARIANT_ROWS,
+};
+
+/// `x · weightᵀ` in f32, over the last dimension of `x`, `weight` being `[out, in]`. Each is read in its own dtype.
+pub(crate) fn project_f32<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
+    small_m_matmul(x, weight, F32_OUTPUT).expect("a weight as wide as the input")
+}
+
+/// [`project_f32`] by several weights, as few launches as their dtypes allow.
+pub(crate) fn project_all_f32<const D: usize, const N: usize>(
+    x: Tensor<D>,
+    weights: [Tensor<2>; N],
+) -> [Tensor<D>; N] {
+    let projections = small_m_matmul_group(x, &weights, F32_OUTPUT);
+    let projections = projections.expect("weights as wide as the input");
+    projections.try_into().expect("one projection a weight")
 }
 
 /// `y = x · Wᵀ` without a bias, its weight dense or packed.
@@ -66,14 +75,12 @@ impl PackedLinear {
     /// If the last dimension of `x` is not `d_input`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match &self.weight {
-            WeightStack::Dense(_) => {
-                let weight = self.dense(x.dtype().into());
-                project(x, weight)
+            WeightStack::Dense(weight) => {
+                small_m_matmul(x, weight.val().squeeze_dim(0), SmallMOptions::default())
             }
-            WeightStack::Fp8(_) | WeightStack::Fp4(_) => {
-                quant_linear(x, &self.weight.weights()).expect("an input that fits the weight")
-            }
+            WeightStack::Fp8(_) | WeightStack::Fp4(_) => quant_linear(x, &self.weight.weights()),
         }
+        .expect("an input that fits the weight")
     }
 
     /// The weight `[d_output, d_input]` as floats of the given dtype.
@@ -82,7 +89,7 @@ impl PackedLinear {
     }
 }
 
-/// Matrices `[matrices, out, in]` of one shape and format: one for a linear map, or the same one of every expert.
+/// Matrices `[matrices, out, in]` of one shape and format: one for a linear map, or the same one of every expert or group.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub enum WeightStack {

@@ -1,14 +1,14 @@
 //! The whole model.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 use crate::attention::AttentionConfig;
 use crate::block::{Block, BlockConfig};
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::{AttentionKind, ModelConfig};
 use crate::hyper_connection::{HyperConnectionConfig, HyperHead};
-use crate::linear::{project, random};
+use crate::linear::{project_f32, random};
 use crate::moe::MoeLayerConfig;
 use crate::mtp::{MtpLayer, MtpLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
@@ -271,8 +271,7 @@ impl Model {
     }
 
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
-        let output = self.output.val();
-        project(hidden.cast(output.dtype()), output).cast(FloatDType::F32)
+        project_f32(hidden, self.output.val())
     }
 }
 

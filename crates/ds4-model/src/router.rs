@@ -2,10 +2,10 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_ds4_ops::router as ops;
 
-use crate::linear::{project, random};
+use crate::linear::{project_f32, random};
 use crate::trace::Trace;
 
 /// Configuration of [`Router`].
@@ -125,12 +125,7 @@ impl Router {
     /// A score router does not look at the ids. A hash router takes a negative id for padding (expert ids -1, weights 0).
     pub fn forward(&self, x: Tensor<2>, token_ids: Tensor<1, Int>, trace: &Trace) -> Routing {
         let gate = self.gate.val();
-        let logits = || {
-            project(
-                x.clone().cast(FloatDType::F32),
-                gate.clone().cast(FloatDType::F32),
-            )
-        };
+        let logits = || project_f32(x.clone(), gate.clone());
         let (weights, ids) = match &self.selection {
             Selection::Score(score) => {
                 trace.record_with("logits", logits);

@@ -28,23 +28,34 @@ pub fn config(vocabulary: usize) -> ModelConfig {
 pub fn model(config: &ModelConfig, dtype: FloatDType, device: &Device) -> Model {
     device.seed(0);
     let (vocabulary, width) = (config.vocab_size, config.hidden_size);
-    let layers = (0..config.layers.len()).map(|layer| block(&config.block(layer), dtype, device));
+    let layers = (0..config.layers.len()).map(|layer| block(&config.block(layer), device));
+    let output = floats([vocabulary, width], deviation(width), device);
     Model {
         embedding: parameter(floats([vocabulary, width], 1.0, device).cast(dtype)),
         layers: layers.collect(),
         head: config.hyper_connection().init_head(device),
         norm: RmsNormConfig::new(width).init(device),
-        output: parameter(floats([vocabulary, width], deviation(width), device)),
+        output: parameter(output.cast(stored(device))),
         mtp: None,
         streams: config.hc_mult,
     }
 }
 
-fn block(config: &BlockConfig, dtype: FloatDType, device: &Device) -> Block {
+/// The dtype in which a released file has dense matrices, if the device has it.
+fn stored(device: &Device) -> FloatDType {
+    let bf16 = FloatDType::BF16;
+    if device.supports_dtype(bf16) {
+        bf16
+    } else {
+        FloatDType::F32
+    }
+}
+
+fn block(config: &BlockConfig, device: &Device) -> Block {
     let connection = &config.hyper_connection;
     let norm = || RmsNormConfig::new(connection.d_model).init(device);
     let mut attention = config.attention.init(device);
-    pack(&mut attention, dtype, device);
+    pack(&mut attention, device);
     Block {
         attention_connection: connection.init(device),
         attention_norm: norm(),
@@ -55,13 +66,12 @@ fn block(config: &BlockConfig, dtype: FloatDType, device: &Device) -> Block {
     }
 }
 
-/// Replaces the linear maps by packed ones, and puts what is not f32 in a released model into the dtype of the activations.
-fn pack(attention: &mut Attention, dtype: FloatDType, device: &Device) {
+/// Replaces the linear maps by packed ones, and puts dense matrices into the dtype of a released file.
+fn pack(attention: &mut Attention, device: &Device) {
     let linears = [
         &mut attention.query_a,
         &mut attention.query_b,
         &mut attention.key_value,
-        &mut attention.output_a,
         &mut attention.output_b,
     ];
     let queries = attention.indexer.as_mut().map(|indexer| &mut indexer.query);
@@ -69,9 +79,18 @@ fn pack(attention: &mut Attention, dtype: FloatDType, device: &Device) {
         let shape = linear.weight.weights().dims();
         linear.weight = fp8(shape, 1, device);
     }
-    if let Some(indexer) = &mut attention.indexer {
-        let weights = indexer.head_weights.val();
-        indexer.head_weights = parameter(weights.cast(dtype));
+    attention.output_a = fp8(attention.output_a.weights().dims(), 1, device);
+    let compressor = attention.compressor.as_mut();
+    let dense = compressor.map(|compressor| &mut compressor.projection);
+    let indexer = attention.indexer.as_mut();
+    let of_indexer = indexer.map(|indexer| {
+        [
+            &mut indexer.compressor.projection,
+            &mut indexer.head_weights,
+        ]
+    });
+    for weight in dense.into_iter().chain(of_indexer.into_iter().flatten()) {
+        *weight = parameter(weight.val().cast(stored(device)));
     }
 }
 
@@ -85,11 +104,13 @@ fn moe(config: &MoeLayerConfig, device: &Device) -> MoeLayer {
         .init(device);
     shared.gate_up = fp8([1, 2 * wide, d], 2, device);
     shared.down = fp8([1, d, wide], 1, device);
+    let mut router = match config.hash_vocabulary {
+        Some(vocabulary) => router.init_hash(vocabulary, device),
+        None => router.init_score(device),
+    };
+    router.gate = parameter(router.gate.val().cast(stored(device)));
     MoeLayer {
-        router: match config.hash_vocabulary {
-            Some(vocabulary) => router.init_hash(vocabulary, device),
-            None => router.init_score(device),
-        },
+        router,
         gate_up: fp4([experts, 2 * inner, d], device),
         down: fp4([experts, d, inner], device),
         shared,

@@ -119,7 +119,7 @@ fn steps(
         let ids = ids(first, FILL.min(context - first), config, device);
         model.forward_streams(ids, &mut cache, &Trace::off())?;
     }
-    let mut times = vec![Vec::with_capacity(samples); MAX_POSITIONS];
+    let mut times = vec![Vec::new(); MAX_POSITIONS];
     for round in 0..WARM_UPS + samples {
         // All kinds in turn, so that whatever slows the machine down for a while slows all of them.
         for (positions, times) in (1..).zip(&mut times) {

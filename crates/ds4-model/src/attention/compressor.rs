@@ -1,11 +1,11 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::{attention as ops, quant};
 
 use super::quantize_content;
 use crate::cache::{CompressedCache, CompressedStep};
-use crate::linear::{project, random};
+use crate::linear::random;
 use crate::norm::{RmsNorm, RmsNormConfig};
 
 /// Configuration of [`Compressor`].
@@ -76,25 +76,21 @@ pub(super) enum RowRounding {
 }
 
 impl Compressor {
-    /// Projects the tokens `x` (`[batch, positions, d_model]`), pools the blocks that they complete, and stores projections and rows.
+    /// Pools the blocks that new positions complete, and stores their projections (f32 `[batch, positions, 2 · series · width]`) and
+    /// rows.
     pub(super) fn forward(
         &self,
-        x: Tensor<3>,
+        projections: Tensor<3>,
         step: &CompressedStep,
         cache: &mut CompressedCache,
         rounding: RowRounding,
     ) {
-        let [batch, count, d_model] = x.dims();
-        let tokens = batch * count;
-        let projection = self.projection.val().cast(FloatDType::F32);
-        let [raw_width, _] = projection.dims();
+        let [batch, count, raw_width] = projections.dims();
         let series = 1 + usize::from(self.overlap);
         let width = raw_width / (2 * series);
 
         let bias = self.position_bias.val().select(0, step.slots.clone());
-        let x = x.reshape([tokens, d_model]).cast(FloatDType::F32);
-        let raw = project(x, projection) + bias;
-        let raw = raw.reshape([batch, count, raw_width]);
+        let raw = projections + bias.reshape([batch, count, raw_width]);
 
         let history = step.ring.history;
         let earlier = cache

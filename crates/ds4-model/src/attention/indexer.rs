@@ -6,7 +6,7 @@ use burn_ds4_ops::topk::{self, Windows};
 
 use super::compressor::{Compressor, CompressorConfig, RowRounding, quantize_index};
 use crate::cache::{CompressedCache, CompressedStep, mask};
-use crate::linear::{PackedLinear, PackedLinearConfig, project, random};
+use crate::linear::{PackedLinear, PackedLinearConfig, random};
 use crate::rope::Rotation;
 use crate::trace::Trace;
 
@@ -73,8 +73,10 @@ pub struct Indexer {
 
 /// What the indexer works on.
 pub(super) struct IndexerInput<'a> {
-    /// The tokens: `[batch, positions, d_model]`.
-    pub(super) x: Tensor<3>,
+    /// The tokens' projections by the indexer's compressor: f32 `[batch, positions, 4 · width]`.
+    pub(super) projections: Tensor<3>,
+    /// The heads' weights: f32 `[batch, positions, heads]`.
+    pub(super) head_weights: Tensor<3>,
     /// The query's low-rank representation: `[batch, positions, q_lora_rank]`.
     pub(super) query: Tensor<3>,
     pub(super) rotation: &'a Rotation,
@@ -92,7 +94,8 @@ impl Indexer {
         trace: &Trace,
     ) -> CompressedKeys {
         let IndexerInput {
-            x,
+            projections,
+            head_weights,
             query,
             rotation,
             step,
@@ -103,9 +106,9 @@ impl Indexer {
         } else {
             RowRounding::None
         };
-        self.compressor.forward(x.clone(), step, cache, rounding);
+        self.compressor.forward(projections, step, cache, rounding);
 
-        let [batch, count, _] = x.dims();
+        let [batch, count, _] = query.dims();
         let [_, available, row_width] = rows.dims();
         let bias = step.bias.clone();
         if available <= self.top_k {
@@ -113,7 +116,7 @@ impl Indexer {
             return CompressedKeys::Shared { rows, bias };
         }
 
-        let scores = self.scores(x, query, rotation, quantized, cache.rows.all());
+        let scores = self.scores(head_weights, query, rotation, quantized, cache.rows.all());
         trace.record("scores", &scores);
         let scores = (scores + bias.clone()).reshape([batch * count, available]);
 
@@ -145,13 +148,13 @@ impl Indexer {
     /// Scores of all stored rows, in f32: `[batch, positions, rows]`.
     fn scores(
         &self,
-        x: Tensor<3>,
+        head_weights: Tensor<3>,
         query: Tensor<3>,
         rotation: &Rotation,
         quantized: bool,
         keys: Tensor<3>,
     ) -> Tensor<3> {
-        let [batch, count, _] = x.dims();
+        let [batch, count, _] = query.dims();
         let queries = self
             .query
             .forward(query)
@@ -163,7 +166,7 @@ impl Indexer {
             queries
         };
         let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
-        let weights = project(x, self.head_weights.val()).cast(FloatDType::F32) * scale;
+        let weights = head_weights * scale;
         index_scores(
             queries.cast(FloatDType::F32),
             keys.cast(FloatDType::F32),

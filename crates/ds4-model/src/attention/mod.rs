@@ -7,12 +7,13 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{self as ops, CompressedKeys};
-use burn_ds4_ops::matmul::matmul;
 use burn_ds4_ops::quant;
 
 use crate::cache::{LayerCache, Step};
 use crate::config::AttentionKind;
-use crate::linear::{PackedLinear, PackedLinearConfig};
+use crate::linear::{
+    PackedLinear, PackedLinearConfig, WeightStack, project_all_f32, project_f32, random,
+};
 use crate::norm::{RmsNorm, RmsNormConfig, normalize};
 use crate::trace::Trace;
 
@@ -129,7 +130,10 @@ impl AttentionConfig {
             query_b: linear(self.q_lora_rank, self.heads * self.head_dim),
             key_value: linear(self.d_model, self.head_dim),
             key_value_norm: norm(self.head_dim),
-            output_a: linear(group_width, self.o_groups * self.o_lora_rank),
+            output_a: WeightStack::Dense(random(
+                [self.o_groups, self.o_lora_rank, group_width],
+                device,
+            )),
             output_b: linear(self.o_groups * self.o_lora_rank, self.d_model),
             sinks: Param::from_tensor(Tensor::zeros([self.heads], device)),
             compressor,
@@ -161,8 +165,8 @@ pub struct Attention {
     pub key_value: PackedLinear,
     /// Norm of the key/value row.
     pub key_value_norm: RmsNorm,
-    /// `wo_a`: `[o_groups · o_lora_rank, heads / o_groups · head_dim]`, a group's rows applying to its heads only.
-    pub output_a: PackedLinear,
+    /// `wo_a`: a matrix for the heads of each group, `[o_groups, o_lora_rank, heads / o_groups · head_dim]`.
+    pub output_a: WeightStack,
     /// `wo_b`: `[d_model, o_groups · o_lora_rank]`.
     pub output_b: PackedLinear,
     /// Sink of each head, in logit units: f32 `[heads]`.
@@ -294,22 +298,38 @@ impl Attention {
         } else {
             RowRounding::None
         };
-        compressor.forward(x.clone(), compressed_step, compressed, rounding);
+        let (projections, of_indexer) = match &self.indexer {
+            None => (project_f32(x, compressor.projection.val()), None),
+            Some(indexer) => {
+                let [own, projections, head_weights] = project_all_f32(
+                    x,
+                    [
+                        compressor.projection.val(),
+                        indexer.compressor.projection.val(),
+                        indexer.head_weights.val(),
+                    ],
+                );
+                (own, Some((projections, head_weights)))
+            }
+        };
+        compressor.forward(projections, compressed_step, compressed, rounding);
         let rows = compressed.rows.all();
         trace.record("compressed", &rows);
-        let keys = match (&self.indexer, &mut cache.indexer) {
-            (Some(indexer), Some(index_cache)) => indexer.forward(
-                IndexerInput {
-                    x,
-                    query: low_rank,
-                    rotation: step.rotation(cache.kind),
-                    step: compressed_step,
-                    quantized: self.quantized_cache,
-                },
-                rows,
-                index_cache,
-                &trace.scope("indexer"),
-            ),
+        let keys = match (&self.indexer, &mut cache.indexer, of_indexer) {
+            (Some(indexer), Some(index_cache), Some((projections, head_weights))) => indexer
+                .forward(
+                    IndexerInput {
+                        projections,
+                        head_weights,
+                        query: low_rank,
+                        rotation: step.rotation(cache.kind),
+                        step: compressed_step,
+                        quantized: self.quantized_cache,
+                    },
+                    rows,
+                    index_cache,
+                    &trace.scope("indexer"),
+                ),
             _ => CompressedKeys::Shared {
                 rows,
                 bias: compressed_step.bias.clone(),
@@ -323,17 +343,11 @@ impl Attention {
         let [batch, count, _, _] = heads.dims();
         let (groups, rank) = (self.o_groups, self.o_lora_rank);
         let group_width = self.heads / groups * self.head_dim;
-        let weight = self
-            .output_a
-            .dense(heads.dtype().into())
-            .reshape([groups, rank, group_width]);
-        let heads = heads
-            .reshape([batch * count, groups, group_width])
-            .swap_dims(0, 1);
-        let projected = matmul(heads, weight.swap_dims(1, 2))
-            .swap_dims(0, 1)
-            .reshape([batch, count, groups * rank]);
-        self.output_b.forward(projected)
+        let heads = heads.reshape([batch, count, groups, group_width]);
+        let projected = quant::grouped_linear(heads, &self.output_a.weights())
+            .expect("heads that fit the groups");
+        self.output_b
+            .forward(projected.reshape([batch, count, groups * rank]))
     }
 }
 

@@ -19,10 +19,10 @@ use crate::router::{HashSelection, Router, ScoreSelection, Selection};
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadOptions {
     /// Dtype of activations and caches, and of weights that are not packed. What the released model computes in f32 (routers,
-    /// compressors, hyper-connections, the output matrix) stays f32.
+    /// compressors, hyper-connections, the output matrix) is computed in f32 whatever it is, by matrices in the dtype of their files.
     pub dtype: FloatDType,
-    /// Whether FP8 and FP4 weights are decoded once, at load, to [`dtype`](Self::dtype): several times the memory, much faster where
-    /// decoding is slow. Else they stay packed, and are decoded as they are used.
+    /// Whether FP8 and FP4 weights are decoded once, at load, to [`dtype`](Self::dtype), and 16-bit matrices that are read in f32 become
+    /// f32: several times the memory, much faster where decoding is slow. Else they stay as they are, and are decoded as they are used.
     pub expand: bool,
     /// Whether to load the MTP layer, if there is one.
     pub mtp: bool,
@@ -121,7 +121,7 @@ impl Builder<'_, '_> {
         );
         let head = self.hyper_head("", &config.hyper_connection());
         let norm = self.norm("norm", config.hidden_size, config.rms_norm_eps);
-        let output = self.dense("head.weight", matrix, FloatDType::F32);
+        let output = self.stored("head.weight", matrix).map(parameter);
         let mtp = if self.options.mtp && config.num_mtp_layers > 0 {
             self.mtp("mtp.0.", &config.mtp()).map(Some)
         } else {
@@ -236,10 +236,9 @@ impl Builder<'_, '_> {
         let query_b = self.linear(&format!("{prefix}wq_b"), heads * head_dim, q_lora_rank);
         let key_value = self.linear(&format!("{prefix}wkv"), head_dim, d_model);
         let key_value_norm = self.norm(&format!("{prefix}kv_norm"), head_dim, norm_epsilon);
-        let output_a = self.linear(
+        let output_a = self.groups(
             &format!("{prefix}wo_a"),
-            o_groups * o_lora_rank,
-            group_width,
+            [o_groups, o_lora_rank, group_width],
         );
         let output_b = self.linear(&format!("{prefix}wo_b"), d_model, o_groups * o_lora_rank);
         let sinks = self.dense(&format!("{prefix}attn_sink"), [heads], FloatDType::F32);
@@ -281,17 +280,13 @@ impl Builder<'_, '_> {
         let series = 1 + usize::from(config.overlap);
         let width = series * config.width;
         let f32 = FloatDType::F32;
-        let values = self.tensor(&format!("{prefix}wkv.weight"), [width, config.d_model], f32);
-        let scores = self.tensor(
-            &format!("{prefix}wgate.weight"),
-            [width, config.d_model],
-            f32,
-        );
+        let values = self.stored(&format!("{prefix}wkv.weight"), [width, config.d_model]);
+        let scores = self.stored(&format!("{prefix}wgate.weight"), [width, config.d_model]);
         let bias = self.tensor::<2>(&format!("{prefix}ape"), [config.ratio, width], f32);
         let norm = self.norm(&format!("{prefix}norm"), config.width, config.norm_epsilon);
         let bias = bias.map(|bias| Tensor::cat(vec![bias.zeros_like(), bias], 1));
         Some(Compressor {
-            projection: parameter(Tensor::<2>::cat(vec![values?, scores?], 0)),
+            projection: parameter(above(values?, scores?)),
             position_bias: parameter(bias?),
             norm: norm?,
             rotated: config.rotated,
@@ -303,11 +298,12 @@ impl Builder<'_, '_> {
     fn indexer(&mut self, prefix: &str, config: &AttentionConfig, ratio: usize) -> Option<Indexer> {
         let (heads, width) = (config.index_heads, config.index_head_dim);
         let query = self.linear(&format!("{prefix}wq_b"), heads * width, config.q_lora_rank);
-        let head_weights = self.dense(
-            &format!("{prefix}weights_proj.weight"),
-            [heads, config.d_model],
-            self.options.dtype,
-        );
+        let head_weights = self
+            .stored(
+                &format!("{prefix}weights_proj.weight"),
+                [heads, config.d_model],
+            )
+            .map(parameter);
         let compressor = CompressorConfig::new(config.d_model, width, config.rotated, ratio, true)
             .with_norm_epsilon(config.norm_epsilon);
         let compressor = self.compressor(&format!("{prefix}compressor."), &compressor);
@@ -349,11 +345,9 @@ impl Builder<'_, '_> {
     fn router(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<Router> {
         let f32 = FloatDType::F32;
         let k = config.experts_per_token;
-        let gate = self.dense(
-            &format!("{prefix}weight"),
-            [config.experts, config.d_model],
-            f32,
-        );
+        let gate = self
+            .stored(&format!("{prefix}weight"), [config.experts, config.d_model])
+            .map(parameter);
         let selection = match config.hash_vocabulary {
             Some(vocabulary) => {
                 let table = self.loader.ids(
@@ -422,6 +416,28 @@ impl Builder<'_, '_> {
         let host = self.loader.linear(prefix, out, inp)?;
         Some(PackedLinear {
             weight: self.weight_stack(host.into()),
+        })
+    }
+
+    /// A matrix that the released model reads in f32. Products with it are as exact in the dtype of its file, and read less; where the device
+    /// has not got that dtype, or weights are to be expanded, it is f32.
+    fn stored(&mut self, name: &str, shape: [usize; 2]) -> Option<Tensor<2>> {
+        let data = self.loader.dense(name, &shape)?;
+        let dtype = data.dtype();
+        let held = !self.options.expand && self.device.supports_dtype(dtype);
+        let dtype = if held { dtype.into() } else { FloatDType::F32 };
+        Some(self.float_tensor(data, dtype))
+    }
+
+    /// The linear maps of equal groups of channels, which the file has as one: `[groups, rank, width]`.
+    fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
+        let host = self.loader.linear(prefix, groups * rank, width)?;
+        Some(match host.into_groups(groups) {
+            Ok(host) => self.weight_stack(host),
+            Err(host) => {
+                let whole = self.weight_stack(host.into()).dense(self.options.dtype);
+                WeightStack::Dense(parameter(whole.reshape([groups, rank, width])))
+            }
         })
     }
 
@@ -505,6 +521,16 @@ fn flat<const D: usize>(data: TensorData) -> (TensorData, [usize; D]) {
     )
 }
 
+/// Both matrices as one, the rows of `first` above.
+fn above(first: Tensor<2>, second: Tensor<2>) -> Tensor<2> {
+    let (first, second) = if first.dtype() == second.dtype() {
+        (first, second)
+    } else {
+        (first.cast(FloatDType::F32), second.cast(FloatDType::F32))
+    };
+    Tensor::cat(vec![first, second], 0)
+}
+
 fn parameter<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
     Param::initialized(ParamId::new(), tensor)
 }
@@ -542,6 +568,17 @@ fn all_or_nothing<T>(part: Option<Option<T>>) -> Option<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn matrices_of_two_dtypes_become_f32_and_of_one_stay_as_they_are() {
+        let device = Device::flex();
+        let ones = |dtype: DType| Tensor::<2>::ones([2, 3], (&device, dtype));
+        let both = |first, second| above(ones(first), ones(second));
+        let mixed = both(DType::BF16, DType::F16);
+        assert_eq!((mixed.dims(), mixed.dtype()), ([4, 3], DType::F32));
+        assert_eq!(both(DType::BF16, DType::BF16).dtype(), DType::BF16);
+    }
 
     #[test]
     fn bytes_of_every_matrix_start_at_a_word() {

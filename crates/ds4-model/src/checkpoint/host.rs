@@ -48,9 +48,52 @@ impl HostLinear {
             Self::Fp8 { shape, .. } | Self::Fp4 { shape, .. } => *shape,
         }
     }
+
+    /// A matrix for each of `groups` equal groups of rows; the linear as it is where a block of FP8 scales has rows of one group and some
+    /// of another's as well, so that the blocks of the groups are not alike.
+    pub(super) fn into_groups(self, groups: usize) -> Result<HostExperts, Self> {
+        let [out, inp] = self.shape();
+        let rank = out / groups;
+        let shape = [groups, rank, inp];
+        Ok(match self {
+            Self::Dense(data) => {
+                let (bytes, _, dtype) = data.into_parts();
+                HostExperts::Dense(TensorData::from_bytes(bytes, shape, dtype))
+            }
+            Self::Fp8 { words, scales, .. } if rank.is_multiple_of(FP8_BLOCK) || groups == 1 => {
+                HostExperts::Fp8 {
+                    shape,
+                    parts: 1,
+                    words,
+                    scales,
+                }
+            }
+            Self::Fp8 { words, scales, .. } if FP8_BLOCK.is_multiple_of(rank) => {
+                // Groups that share a block row get a copy each.
+                let line = inp.div_ceil(FP8_BLOCK);
+                let scales = (0..groups).flat_map(|group| {
+                    let block = group * rank / FP8_BLOCK;
+                    &scales[block * line..(block + 1) * line]
+                });
+                HostExperts::Fp8 {
+                    shape,
+                    parts: 1,
+                    words,
+                    scales: scales.copied().collect(),
+                }
+            }
+            Self::Fp8 { .. } => return Err(self),
+            Self::Fp4 { words, scales, .. } => HostExperts::Fp4 {
+                shape,
+                words,
+                scales,
+            },
+        })
+    }
 }
 
-/// The weights of all experts of a layer, stacked `[experts, out, in]`, in the one format that they share.
+/// The weights of all experts of a layer, stacked `[experts, out, in]`, in the one format that they share; or those of several groups
+/// of channels.
 ///
 /// `parts` linears lie on top of each other in the rows of each expert: two for gate and up (`w1` above `w3`), one for down (`w2`).
 #[derive(Clone, Debug, PartialEq)]

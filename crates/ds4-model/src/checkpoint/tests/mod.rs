@@ -1,5 +1,6 @@
 mod damage;
 mod fixtures;
+mod groups;
 mod open;
 mod packing;
 mod progress;
