@@ -419,8 +419,8 @@ impl Builder<'_, '_> {
         })
     }
 
-    /// A matrix that the released model reads in f32. Products with it are as exact in the dtype of its file, and read less; where the device
-    /// has not got that dtype, or weights are to be expanded, it is f32.
+    /// A matrix that the released model reads in f32. Products with it are as exact in the dtype of its file, and read less; where the
+    /// device lacks that dtype, or weights are to be expanded, it is f32.
     fn stored(&mut self, name: &str, shape: [usize; 2]) -> Option<Tensor<2>> {
         let data = self.loader.dense(name, &shape)?;
         let dtype = data.dtype();
