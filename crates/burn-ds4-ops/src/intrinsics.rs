@@ -217,6 +217,15 @@ pub(crate) fn sync_group(#[comptime] target: Target) {
     }
 }
 
+/// Waits for the other planes of this plane's group, of several of `planes` planes each. All of the group must be here. Needs PTX.
+#[cube]
+pub(crate) fn sync_planes(group: u32, #[comptime] planes: u32) {
+    // Barrier 0 is that of the cube.
+    let barrier = i32::reinterpret(group + 1u32);
+    let units = comptime!(32 * planes);
+    gpu_asm!("bar.sync {barrier}, {units};", barrier = in(_) barrier);
+}
+
 /// Counts this cube in on `counter`: whether it is the last of `cubes`, which then sees all that the others have written.
 #[cube]
 pub(crate) fn arrives_last(
@@ -320,6 +329,33 @@ pub(crate) fn half_to_float(bits: u32) -> f32 {
     gpu_asm!(
         "{{ .reg .b16 h, g; mov.b32 {{h, g}}, {bits}; cvt.f32.f16 {y}, h; }}",
         y = out(_) y, bits = in(_) bits, options(pure, nomem)
+    );
+    y
+}
+
+/// The differences of two pairs of `f16`, one pair to a word; the largest finite number where there is none. Needs PTX.
+#[cube]
+pub(crate) fn half_differences(a: u32, b: u32) -> u32 {
+    let y: u32;
+    let a = i32::reinterpret(a);
+    let b = i32::reinterpret(b);
+    // Of NaN and a number, the minimum is the number.
+    gpu_asm!(
+        "{{ .reg .b32 d, m; sub.rn.f16x2 d, {a}, {b}; mov.b32 m, 0x7bff7bff; min.f16x2 {y}, d, m; }}",
+        y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
+    );
+    y
+}
+
+/// A pair of `f16` as a pair of `bf16`. Needs PTX.
+#[cube]
+pub(crate) fn halves_to_bf16(pair: u32) -> u32 {
+    let y: u32;
+    let pair = i32::reinterpret(pair);
+    gpu_asm!(
+        "{{ .reg .b16 h, g; .reg .f32 x, z; mov.b32 {{h, g}}, {pair}; cvt.f32.f16 x, h; cvt.f32.f16 z, g; ",
+        "cvt.rn.bf16x2.f32 {y}, z, x; }}",
+        y = out(_) y, pair = in(_) pair, options(pure, nomem)
     );
     y
 }

@@ -4,6 +4,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::FloatDType;
 
 use super::reference;
+use super::weight_group::WeightGroup;
 
 /// Extension of Burn's backends by the operator of this family.
 #[backend_extension(
@@ -76,10 +77,77 @@ pub trait SmallMOps: MatmulOps {
     ) -> FloatTensor<Self> {
         reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
     }
+
+    /// See [`small_m_matmul_group`](super::small_m_matmul_group), for no more rows than are invariant; the products with each of `weights`,
+    /// which are of one dtype, are where [`group_layout`] says.
+    #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
+    fn small_m_matmul_group(
+        x: FloatTensor<Self>,
+        #[extension_type] weights: WeightGroup<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        reference::small_m_matmul_group::<Self>(x, weights.into_vec(), dtype)
+    }
 }
 
 #[cfg(feature = "flex")]
 impl SmallMOps for burn::backend::Flex {}
 
 #[cfg(feature = "cube")]
-impl SmallMOps for burn_cubecl::CubeBackend {}
+impl SmallMOps for burn_cubecl::CubeBackend {
+    fn small_m_matmul(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        dtype: FloatDType,
+        invariant_rows: usize,
+    ) -> FloatTensor<Self> {
+        if super::launch::can_multiply(&x) {
+            super::launch::small_m_matmul(x, weight, dtype.into(), invariant_rows)
+        } else {
+            reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
+        }
+    }
+
+    fn small_m_matmul_group(
+        x: FloatTensor<Self>,
+        weights: WeightGroup<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let weights = weights.into_vec();
+        if super::launch::can_multiply(&x) {
+            super::launch::small_m_matmul_group(x, &weights, dtype.into())
+        } else {
+            reference::small_m_matmul_group::<Self>(x, weights, dtype)
+        }
+    }
+}
+
+/// Elements from the beginning of one matrix's products to the next's are a multiple of this: a view of them needs no copy.
+const GROUP_ALIGNMENT: usize = 256;
+
+/// Where each matrix's products with `rows` rows begin, and the length of all of them.
+pub(super) fn group_layout(
+    rows: usize,
+    heights: impl IntoIterator<Item = usize>,
+) -> (Vec<usize>, usize) {
+    let mut length = 0;
+    let starts = heights.into_iter().map(|height| {
+        let start = length;
+        length += (rows * height).next_multiple_of(GROUP_ALIGNMENT);
+        start
+    });
+    (starts.collect(), length)
+}
+
+/// What fusion has to know about the outputs before the operators run.
+#[cfg(feature = "fusion")]
+mod fusion {
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::FloatDType;
+
+    pub(super) fn group(x: &TensorSpec, weights: &[TensorSpec], dtype: FloatDType) -> TensorSpec {
+        let (_, length) =
+            super::group_layout(x.shape[0], weights.iter().map(|weight| weight.shape[0]));
+        TensorSpec::new([length].into(), dtype.into())
+    }
+}

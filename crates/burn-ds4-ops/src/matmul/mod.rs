@@ -5,9 +5,17 @@
 
 mod backend;
 #[cfg(feature = "cube")]
+#[allow(
+    clippy::identity_op,
+    clippy::manual_div_ceil,
+    reason = "kernels do not have this method, and compute constants"
+)]
+mod kernel;
+#[cfg(feature = "cube")]
 pub(crate) mod launch;
 mod reference;
 mod small_m;
+mod weight_group;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

@@ -1,9 +1,10 @@
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Shape};
 
-use super::MatmulOps;
+use super::backend::group_layout;
 use super::small_m::INVARIANT_ROWS;
+use super::{MatmulOps, SmallMOps};
 
 /// `x · weightᵀ` in f32, cast to `dtype`.
 pub(super) fn small_m_matmul<B: MatmulOps>(
@@ -27,4 +28,27 @@ pub(super) fn small_m_matmul<B: MatmulOps>(
         B::float_cat(products.collect(), 0)
     };
     B::float_cast(product, dtype)
+}
+
+/// The products with each of the weights, each followed by zeros up to where the next begins.
+pub(super) fn small_m_matmul_group<B: SmallMOps>(
+    x: FloatTensor<B>,
+    weights: Vec<FloatTensor<B>>,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let [rows, _] = x.shape().dims();
+    let device = x.device();
+    let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
+    let ends = starts.iter().copied().skip(1).chain([length]);
+    let mut parts = Vec::new();
+    for ((weight, start), end) in weights.into_iter().zip(&starts).zip(ends) {
+        let count = rows * weight.shape()[0];
+        let product = B::small_m_matmul(x.clone(), weight, dtype, rows.max(INVARIANT_ROWS));
+        parts.push(B::float_reshape(product, Shape::new([count])));
+        let rest = end - start - count;
+        if rest > 0 {
+            parts.push(B::float_zeros(Shape::new([rest]), &device, dtype));
+        }
+    }
+    B::float_cat(parts, 0)
 }

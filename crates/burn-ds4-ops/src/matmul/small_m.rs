@@ -4,6 +4,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 use super::SmallMOps;
+use super::backend::group_layout;
+use super::weight_group::{MAX_GROUP, WeightGroup};
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_shape};
 
@@ -71,10 +73,52 @@ pub fn small_m_matmul_group<const D: usize>(
     options: SmallMOptions,
 ) -> Result<Vec<Tensor<D>>, OpError> {
     check(&x, weights, options)?;
-    let products = weights
-        .iter()
-        .map(|weight| multiply(x.clone(), weight.clone(), options));
-    Ok(products.collect())
+    let mut shape = x.dims();
+    let [rows, columns] = [shape[..D - 1].iter().product(), shape[D - 1]];
+    let dtype = output_dtype(&x, options);
+    let mut products = vec![None; weights.len()];
+    for of in [DType::F32, DType::F16, DType::BF16] {
+        let wanted = |weight: &Tensor<2>| weight.dtype() == of && weight.dims()[0] > 0;
+        let group: Vec<_> = (0..weights.len())
+            .filter(|index| wanted(&weights[*index]))
+            .collect();
+        if rows == 0 || rows > options.invariant_rows || columns == 0 {
+            continue;
+        }
+        for group in group.chunks(MAX_GROUP) {
+            let heights = group.iter().map(|index| weights[*index].dims()[0]);
+            let (starts, _) = group_layout(rows, heights);
+            let some = group.iter().map(|index| weights[*index].clone());
+            let Some(some) = WeightGroup::new(some.map(Tensor::into_dispatch).collect()) else {
+                continue;
+            };
+            let all = Dispatch::small_m_matmul_group(
+                x.clone().reshape([rows, columns]).into_dispatch(),
+                some,
+                dtype.into(),
+            );
+            let all = Tensor::<1>::from_dispatch(all);
+            for (index, start) in group.iter().zip(starts) {
+                let [out, _] = weights[*index].dims();
+                shape[D - 1] = out;
+                let product = all.clone().slice(start..start + rows * out);
+                products[*index] = Some(product.reshape(shape));
+            }
+        }
+    }
+    let alone = |weight: &Tensor<2>| multiply(x.clone(), weight.clone(), options);
+    let products = products.into_iter().zip(weights);
+    Ok(products
+        .map(|(product, weight)| product.unwrap_or_else(|| alone(weight)))
+        .collect())
+}
+
+fn output_dtype<const D: usize>(x: &Tensor<D>, options: SmallMOptions) -> DType {
+    if options.f32_output {
+        DType::F32
+    } else {
+        x.dtype()
+    }
 }
 
 fn check<const D: usize>(
@@ -101,11 +145,7 @@ fn check<const D: usize>(
 
 fn multiply<const D: usize>(x: Tensor<D>, weight: Tensor<2>, options: SmallMOptions) -> Tensor<D> {
     let [out, columns] = weight.dims();
-    let dtype = if options.f32_output {
-        DType::F32
-    } else {
-        x.dtype()
-    };
+    let dtype = output_dtype(&x, options);
     let mut shape = x.dims();
     shape[D - 1] = out;
     if columns == 0 || shape.contains(&0) {

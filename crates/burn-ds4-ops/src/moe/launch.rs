@@ -7,8 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::launching::{is_wide_int, output};
 use crate::packed::launch::{
-    FEW_PAIRS, FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Plain, Role, aligned,
-    can_multiply, has_tiles, launch_sum, many_tiles, narrow, parts, sort, sum_slots,
+    FEW_PAIRS, FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role,
+    aligned, can_multiply, has_tiles, launch_sum, many_tiles, narrow, parts, sort, sum_slots,
 };
 
 /// Pairs that are multiplied at a time: their sums, one for each pair and column of the output, have to be kept.
@@ -77,6 +77,7 @@ impl Routed {
         let hidden = output(&self.x, [lines, self.down.padded_columns()], DType::BF16);
         Few {
             x: &self.x,
+            pairing: Pairing::Ids,
             ids: Some(&self.ids),
             scores: Some(&self.scores),
             matrices: &self.gate_up,

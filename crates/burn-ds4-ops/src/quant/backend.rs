@@ -4,7 +4,7 @@ use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_ex
 use burn::tensor::{FloatDType, Shape, Slice};
 
 use super::reference;
-use crate::matmul::MatmulOps;
+use crate::matmul::{INVARIANT_ROWS, SmallMOps};
 
 /// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.
 #[derive(Clone, ExtensionType)]
@@ -111,7 +111,7 @@ impl<B: Backend> PackedWeights<B> {
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait QuantOps: MatmulOps {
+pub trait QuantOps: SmallMOps {
     /// See [`Weights::dequantize`](super::Weights::dequantize).
     #[fusion(meta = |weights, dtype| fusion::floats(weights, *dtype))]
     fn dequantize_weights(
@@ -146,11 +146,30 @@ impl QuantOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl QuantOps for burn_cubecl::CubeBackend {
     fn quant_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
+        use burn::backend::ops::FloatTensorOps;
+
+        if let PackedWeights::Dense { values } = &weights
+            && x.shape()[0] <= INVARIANT_ROWS
+        {
+            let [_, out, columns] = weights.dims();
+            let values = Self::float_reshape(values.clone(), Shape::new([out, columns]));
+            let dtype = x.dtype().into();
+            return Self::small_m_matmul(x, values, dtype, INVARIANT_ROWS);
+        }
         let matrix = weights.clone().into();
         if super::launch::can_multiply_rows(&x, &matrix) {
             super::launch::multiply_rows(x, matrix)
         } else {
             reference::quant_linear::<Self>(x, weights)
+        }
+    }
+
+    fn grouped_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
+        let matrices = weights.clone().into();
+        if super::launch::can_multiply_groups(&x, &matrices) {
+            super::launch::multiply_groups(x, matrices)
+        } else {
+            reference::grouped_linear::<Self>(x, weights)
         }
     }
 }

@@ -6,8 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::launching::output;
 use crate::packed::kernel::Format;
 use crate::packed::launch::{
-    FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Plain, Role, aligned, can_multiply,
-    has_tiles, many_tiles, narrow, parts,
+    FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role, aligned,
+    can_multiply, has_tiles, many_tiles, narrow, parts,
 };
 
 /// Rows of `x` of a launch, whose cubes for them are all in one dimension.
@@ -57,6 +57,7 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
     } else if rows <= FEW_ROWS && blueprint(FEW_ROWS).fits(&client) {
         Few {
             x: &x,
+            pairing: Pairing::One,
             ids: None,
             scores: None,
             matrices: matrix,
@@ -84,5 +85,43 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
         }
         .launch(&result);
     }
+    result
+}
+
+/// Whether a few tokens' linear maps by groups are one launch.
+pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
+    let [tokens, _, _] = x.shape().dims();
+    let fits = |rows| {
+        let counts = (rows, rows * matrices.count);
+        FewBlueprint::new(x.dtype, false, matrices, counts, &x.client).fits(&x.client)
+    };
+    tokens <= FEW_ROWS
+        && matrices.format != Format::Dense
+        && can_multiply(x, [matrices])
+        && has_tiles(x, [matrices])
+        && fits(FEW_ROWS)
+}
+
+/// Every group's channels of a few tokens, each by its own matrix: `[tokens, groups, out]`.
+pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
+    let matrices = &matrices.contiguous();
+    let [tokens, groups, columns] = x.shape().dims();
+    let pairs = tokens * groups;
+    let rows = aligned(CubeBackend::float_reshape(x, [pairs, columns].into()));
+    let result = output(&rows, [tokens, groups, matrices.rows], rows.dtype);
+    let blueprint = FewBlueprint::new(rows.dtype, false, matrices, (tokens, pairs), &rows.client);
+    Few {
+        x: &rows,
+        pairing: Pairing::Every,
+        ids: None,
+        scores: None,
+        matrices,
+        gated: None,
+        pairs,
+        share: 1,
+        limit: 0.0,
+        blueprint,
+    }
+    .launch(&result);
     result
 }

@@ -133,7 +133,11 @@ impl RouterOps for burn_cubecl::CubeBackend {
         }
         let logits = if super::launch::can_multiply_halves(&x, &gate) {
             use burn::backend::ops::FloatTensorOps;
-            crate::matmul::launch::half_matmul(x, Self::float_transpose(gate))
+            crate::matmul::launch::half_matmul(
+                x,
+                Self::float_transpose(gate),
+                burn::tensor::DType::F32,
+            )
         } else {
             reference::logits::<Self>(x, gate)
         };

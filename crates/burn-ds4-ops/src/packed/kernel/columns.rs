@@ -43,7 +43,7 @@ pub(crate) fn part_of(value: f32, part: u32) -> u32 {
 }
 
 #[cube]
-fn pair(low: u32, high: u32) -> u32 {
+pub(crate) fn pair(low: u32, high: u32) -> u32 {
     (low >> 16) | (high & 0xffff_0000u32)
 }
 

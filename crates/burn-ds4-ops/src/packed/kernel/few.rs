@@ -6,7 +6,7 @@ use super::STEP;
 use super::activation::swiglu;
 use super::columns::{Columns, padded, part_of, place, slot, unit};
 use super::decode::Format;
-use super::groups::Groups;
+use super::groups::{Groups, Pairing};
 use super::stream::{RING_BYTES, Stream};
 use super::weights::{Stack, Weights};
 use crate::intrinsics::{Target, prefetch, shuffle_xor};
@@ -19,8 +19,9 @@ use crate::intrinsics::{Target, prefetch, shuffle_xor};
 pub(crate) struct FewBlueprint {
     /// How the weights are stored, and `x`.
     pub columns: Columns,
-    /// (token, slot) pairs, at most.
+    /// (token, slot) pairs, at most, and how they find their matrices.
     pub pairs: u32,
+    pub pairing: Pairing,
     /// Rows of `x`, each part by itself, that are in shared memory. Where pairs are added up, all or (8) none; else those that are
     /// multiplied at a time: a tile has 8, of which some may be the same.
     pub lines: u32,
@@ -167,7 +168,7 @@ pub(crate) fn few_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size>(
         prefetch(&x[at..at + 1]);
         early += CUBE_DIM;
     }
-    let groups = Groups::new::<I>(&ids, pairs, matrices, blueprint.pairs);
+    let groups = Groups::new::<I>(&ids, pairs, matrices, blueprint.pairs, blueprint.pairing);
     let mut lines = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
         (blueprint.lines * blueprint.pitch()) as usize
     ));

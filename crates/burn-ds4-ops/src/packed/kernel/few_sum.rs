@@ -56,6 +56,7 @@ pub(crate) fn few_sum_kernel<I: Int, S: Size>(
         pairs,
         matrices,
         blueprint.pairs,
+        blueprint.pairing,
     );
     // Sums of every pair and plane, of 16 rows to a tile.
     let tile_sums = comptime!(blueprint.pairs * blueprint.planes * 16);

@@ -13,22 +13,37 @@ pub(crate) struct Groups {
     order: Shared<[u32]>,
     count: Shared<u32>,
     pairs: u32,
-    /// All pairs are of expert 0.
+    all: u32,
     #[cube(comptime)]
-    one: bool,
+    kind: Pairing,
+}
+
+/// How pairs find their experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Pairing {
+    /// By ids.
+    Ids,
+    /// All are of expert 0.
+    One,
+    /// Each token has a pair with every expert, in their order.
+    Every,
 }
 
 #[cube]
 impl Groups {
-    /// Without ids, all pairs are of expert 0. All of the cube must be here; so must be as many units as there are pairs.
+    /// All of the cube must be here; so must be, with ids, as many units as there are pairs.
     pub fn new<I: Int>(
         ids: &ComptimeOption<&[I]>,
         pairs: u32,
         experts: u32,
         #[comptime] most: u32,
+        #[comptime] kind: Pairing,
     ) -> Groups {
-        let one = comptime!(ids.is_none());
-        let most = comptime!(if one { 1 } else { most as usize });
+        let most = comptime!(if kind == Pairing::Ids {
+            most as usize
+        } else {
+            1
+        });
         let mut groups = Groups {
             leaders: Shared::new_slice(most),
             experts: Shared::new_slice(most),
@@ -36,7 +51,8 @@ impl Groups {
             order: Shared::new_slice(most),
             count: Shared::new(),
             pairs,
-            one,
+            all: experts,
+            kind,
         };
         let mut expert = NONE.runtime();
         #[comptime]
@@ -47,7 +63,7 @@ impl Groups {
                 expert = select(inside, u32::cast_from(id), NONE);
             }
         }
-        if comptime!(!one) {
+        if comptime!(kind == Pairing::Ids) {
             groups.fill(expert, most);
         }
         groups
@@ -107,45 +123,48 @@ impl Groups {
 
     /// Number of experts that have pairs.
     pub fn count(&self) -> u32 {
-        if comptime!(self.one) {
-            1u32.runtime()
-        } else {
-            *self.count
+        match comptime!(self.kind) {
+            Pairing::Ids => *self.count,
+            Pairing::One => 1u32.runtime(),
+            Pairing::Every => self.all,
         }
     }
 
     pub fn expert(&self, group: u32) -> u32 {
-        if comptime!(self.one) {
-            0u32.runtime()
-        } else {
-            self.experts[group as usize]
+        match comptime!(self.kind) {
+            Pairing::Ids => self.experts[group as usize],
+            Pairing::One => 0u32.runtime(),
+            Pairing::Every => group,
         }
     }
 
     /// Where a group's pairs begin.
     pub fn start(&self, group: u32) -> u32 {
-        if comptime!(self.one) {
-            group * self.pairs
-        } else {
-            self.starts[group as usize]
+        match comptime!(self.kind) {
+            Pairing::Ids => self.starts[group as usize],
+            Pairing::One => group * self.pairs,
+            Pairing::Every => group * (self.pairs / self.all),
         }
     }
 
     /// The pairs, group by group.
     pub fn pair(&self, position: u32) -> u32 {
-        if comptime!(self.one) {
-            position
-        } else {
-            self.order[position as usize]
+        match comptime!(self.kind) {
+            Pairing::Ids => self.order[position as usize],
+            Pairing::One => position,
+            Pairing::Every => {
+                let tokens = self.pairs / self.all;
+                position % tokens * self.all + position / tokens
+            }
         }
     }
 
     /// Whether the pair has an expert.
     pub fn has_expert(&self, pair: u32) -> bool {
-        if comptime!(self.one) {
-            true.runtime()
-        } else {
+        if comptime!(self.kind == Pairing::Ids) {
             self.leaders[pair as usize] != NONE
+        } else {
+            true.runtime()
         }
     }
 }

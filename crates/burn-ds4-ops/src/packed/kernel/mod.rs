@@ -12,10 +12,11 @@ mod sort;
 mod stream;
 mod weights;
 
-pub(crate) use columns::Columns;
+pub(crate) use columns::{Columns, pair, part_of};
 pub(crate) use decode::Format;
 pub(crate) use few::{FewBlueprint, few_kernel};
 pub(crate) use few_sum::few_sum_kernel;
+pub(crate) use groups::Pairing;
 pub(crate) use many::{ManyBlueprint, many_kernel};
 pub(crate) use plain::{CUBE_ROWS, PlainBlueprint, Role, plain_kernel};
 pub(crate) use sort::{MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel};

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::activation::swiglu;
 use super::decode::{Format, fp4_value, fp8_value, scale_value};
-use super::groups::Groups;
+use super::groups::{Groups, Pairing};
 use super::weights::Stack;
 use crate::intrinsics::{Target, group_sum};
 
@@ -82,9 +82,9 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
     }));
     let no_ids = ComptimeOption::<&[I]>::new_None();
     let groups = if comptime!(small) {
-        Groups::new::<I>(&ids, pairs, matrices, most)
+        Groups::new::<I>(&ids, pairs, matrices, most, Pairing::Ids)
     } else {
-        Groups::new::<I>(&no_ids, 0u32, matrices, most)
+        Groups::new::<I>(&no_ids, 0u32, matrices, most, Pairing::One)
     };
 
     let mut group = CUBE_POS_Y;

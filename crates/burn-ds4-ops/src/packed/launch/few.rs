@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::{Matrices, optional, parts};
 use crate::intrinsics::Target;
-use crate::packed::kernel::{Columns, FewBlueprint, Format, few_kernel, few_sum_kernel};
+use crate::packed::kernel::{Columns, FewBlueprint, Format, Pairing, few_kernel, few_sum_kernel};
 
 /// Planes of a cube of the few rows' kernels, at most: so many that a unit has no more than 128 registers.
 const PLANES: usize = 16;
@@ -45,6 +45,7 @@ impl FewBlueprint {
                 ordered,
             },
             pairs: pairs.next_power_of_two().max(8) as u32,
+            pairing: Pairing::Ids,
             lines,
             planes: planes as u32,
             rounds: rounds as u32,
@@ -91,6 +92,8 @@ impl FewBlueprint {
 /// A launch of [`few_kernel`].
 pub(crate) struct Few<'a> {
     pub x: &'a CubeTensor,
+    /// How pairs find their matrices, and their ids if it is by them.
+    pub pairing: Pairing,
     pub ids: Option<&'a CubeTensor>,
     pub scores: Option<&'a CubeTensor>,
     pub matrices: &'a Matrices,
@@ -103,10 +106,24 @@ pub(crate) struct Few<'a> {
 
 impl Few<'_> {
     pub(crate) fn launch(self, result: &CubeTensor) {
-        let (matrices, blueprint) = (self.matrices, self.blueprint);
+        let matrices = self.matrices;
+        let pairing = self.pairing;
+        let blueprint = FewBlueprint {
+            pairs: if pairing == Pairing::Ids {
+                self.blueprint.pairs
+            } else {
+                8
+            },
+            pairing,
+            ..self.blueprint
+        };
         let client = self.x.client.clone();
         let size = 16 / self.x.elem_size();
-        let groups = self.ids.map_or(1, |_| self.pairs.min(matrices.count));
+        let groups = match pairing {
+            Pairing::Ids => self.pairs.min(matrices.count),
+            Pairing::One => 1,
+            Pairing::Every => matrices.count,
+        };
         let tiles = matrices.rows.div_ceil(16) * groups;
         let ids_dtype = self.ids.map_or(DType::U32, |ids| ids.dtype);
         let dtypes = [self.x.dtype, ids_dtype, result.dtype].map(dtype_to_storage_type);

@@ -16,7 +16,7 @@ use crate::intrinsics::Target;
 use crate::launching::{has_counters, is_float, plane_size, vector_size, with_contiguous_rows};
 use crate::quant::PackedWeights;
 
-pub(crate) use super::kernel::{FewBlueprint, Role};
+pub(crate) use super::kernel::{FewBlueprint, Pairing, Role};
 pub(crate) use few::{Few, launch_sum};
 pub(crate) use many::{Many, Sorted, many_tiles, sort, sum_slots};
 pub(crate) use plain::{Grouping, Plain};
@@ -28,7 +28,7 @@ pub(crate) const FEW_PAIRS: usize = 128;
 /// Planes of a cube of the kernel for any device.
 const PLAIN_PLANES: u32 = 4;
 /// Cubes in a dimension, of any device.
-const MAX_CUBES: usize = 65_535;
+pub(crate) const MAX_CUBES: usize = 65_535;
 
 /// A stack of matrices on a device. Kernels read it once it is [`contiguous`](Self::contiguous).
 pub(crate) struct Matrices {

@@ -9,7 +9,7 @@ use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
 
 /// Multiplies with the kernel that uses no tensor cores: the only ones that keep f32 operands as they are.
-pub(super) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
+pub(in crate::matmul) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
     let f32 = dtype_to_storage_type(DType::F32);
     let output = init_matmul_output(&lhs, &rhs, DType::F32);
     let client = output.client.clone();
@@ -30,13 +30,11 @@ pub(super) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
     output
 }
 
-/// Multiplies f16 or bf16 matrices of one dtype, on tensor cores where there are any, and keeps the f32 sums as they are.
-pub(crate) fn half_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
-    let (dtype, f32) = (
-        dtype_to_storage_type(lhs.dtype),
-        dtype_to_storage_type(DType::F32),
-    );
-    let output = init_matmul_output(&lhs, &rhs, DType::F32);
+/// Multiplies f16 or bf16 matrices of one dtype, on tensor cores where there are any; the f32 sums become `out`.
+pub(crate) fn half_matmul(lhs: CubeTensor, rhs: CubeTensor, out: DType) -> CubeTensor {
+    let dtype = dtype_to_storage_type(lhs.dtype);
+    let output = init_matmul_output(&lhs, &rhs, out);
+    let out = dtype_to_storage_type(out);
     let client = output.client.clone();
     // Fastest first. What a device or a shape rules out is refused before anything is launched.
     let strategies = [
@@ -48,7 +46,7 @@ pub(crate) fn half_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
         let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
             lhs: dtype,
             rhs: dtype,
-            out: f32,
+            out,
         });
         launch_ref(
             strategy,

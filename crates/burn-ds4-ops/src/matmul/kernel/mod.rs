@@ -1,0 +1,8 @@
+//! Kernels for products of a few rows of `x` by the matrices of a group.
+
+mod group;
+mod rows;
+mod tiles;
+
+pub(super) use rows::{RowsBlueprint, rows_kernel};
+pub(super) use tiles::{STRETCH, TilesBlueprint, tiles_kernel};

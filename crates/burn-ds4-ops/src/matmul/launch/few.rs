@@ -1,0 +1,223 @@
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use crate::intrinsics::Target;
+use crate::launching::{address_type, is_float, plane_size, vector_size};
+use crate::matmul::kernel::{RowsBlueprint, STRETCH, TilesBlueprint, rows_kernel, tiles_kernel};
+use crate::packed::launch::{MAX_CUBES, aligned};
+
+/// Planes of a cube that share rows of weights, at most: on tensor cores, and without.
+const PLANES: usize = 8;
+const ROW_PLANES: usize = 16;
+/// Planes of a multiprocessor, with so many registers as the kernel for tensor cores needs.
+const PROCESSOR_PLANES: u32 = 16;
+/// Rows of weights of a cube without tensor cores, where there are many.
+const HEIGHT: u32 = 4;
+const MANY_HEIGHTS: usize = 1024;
+/// Rows of `x` of a cube without tensor cores, at most.
+const TILE: usize = 16;
+/// Vectors of a row that a lane multiplies by, at least, before another plane helps.
+const LANE_VECTORS: usize = 4;
+/// Vectors of weights that a lane has on their way, and vectors of `x` of all rows, at most.
+const CHUNK: usize = 16;
+const MAX_READS: usize = 32;
+
+/// Matrices `[height, columns]` of one dtype, and where the products of all rows of `x` with each begin in the output.
+pub(super) struct Group<'a> {
+    pub weights: &'a [CubeTensor],
+    pub starts: &'a [usize],
+}
+
+impl Group<'_> {
+    fn heights(&self) -> impl Iterator<Item = usize> + '_ {
+        self.weights.iter().map(|weight| weight.shape()[0])
+    }
+
+    fn tiles(&self, height: usize) -> usize {
+        self.heights().map(|rows| rows.div_ceil(height)).sum()
+    }
+
+    fn heights_arg(&self) -> SequenceArg<u32> {
+        self.heights().map(|rows| rows as u32).collect()
+    }
+
+    fn starts_arg(&self) -> SequenceArg<usize> {
+        self.starts.iter().copied().collect()
+    }
+
+    fn words_arg<E: CubePrimitive>(&self) -> SequenceArg<Box<[E]>> {
+        let words = self.weights.iter();
+        words.map(|words| words.clone().into_buffer_arg()).collect()
+    }
+
+    /// Multiplies them by a few rows of `x`, in one launch.
+    pub fn launch(&self, x: CubeTensor, result: &CubeTensor) {
+        let weights: Vec<_> = self.weights.iter().cloned().map(into_contiguous).collect();
+        let group = Group {
+            weights: &weights,
+            starts: self.starts,
+        };
+        match group.tiles_blueprint(&x) {
+            Some(blueprint) => group.launch_tiles(aligned(x), blueprint, result),
+            None => group.launch_rows(x, result),
+        }
+    }
+
+    fn tiles_blueprint(&self, x: &CubeTensor) -> Option<TilesBlueprint> {
+        let client = &x.client;
+        let weight = &self.weights[0];
+        let [rows, columns] = x.shape().dims();
+        let target = Target::of(client);
+        // Processors that copy asynchronously also multiply `bf16`.
+        let able = target.ptx && client.features().copy_async && plane_size(client) == Some(32);
+        if !able || weight.dtype == DType::F32 || !columns.is_multiple_of(8) {
+            return None;
+        }
+        let stretches = columns.div_ceil(STRETCH as usize);
+        let direct = x.dtype == weight.dtype;
+        let parts = match (x.dtype, direct) {
+            (DType::F32, _) => 3,
+            (DType::F16, false) => 2,
+            _ => 1,
+        };
+        let halves = weight.dtype == DType::F16;
+        let tiles = rows.div_ceil(8).next_power_of_two() as u32;
+        let planes = stretches.min(PLANES) as u32;
+        let wide = x.dtype == DType::F32;
+        let vectors = (columns / 8) as u32 * if wide { 2 } else { 1 };
+        let blueprint = |lines, groups, depth| TilesBlueprint {
+            halves,
+            parts,
+            weight_parts: if halves && !direct { 2 } else { 1 },
+            tiles,
+            planes,
+            groups,
+            lines,
+            // So that lanes that read together meet no bank twice.
+            pitch: vectors.next_multiple_of(8) + if wide { 1 } else { 4 },
+            depth,
+            even: columns.is_multiple_of(STRETCH as usize),
+            target,
+        };
+        let lines = rows.next_power_of_two() as u32;
+        let groups = (PROCESSOR_PLANES / planes).max(1);
+        let half = groups.div_ceil(2);
+        let shared = client.properties().hardware.max_shared_memory_size;
+        // Weights on their way matter most, then that `x` comes from shared memory; half as many planes are enough if need be.
+        let ways = [
+            (lines, groups, 2),
+            (lines, half, 3),
+            (lines, half, 2),
+            (0, groups, 2),
+            (0, half, 2),
+        ];
+        let blueprints = ways.map(|(lines, groups, depth)| blueprint(lines, groups, depth));
+        let fits = |blueprint: &TilesBlueprint| blueprint.shared_bytes() + 1024 <= shared;
+        blueprints.into_iter().find(fits)
+    }
+
+    fn launch_tiles(&self, x: CubeTensor, blueprint: TilesBlueprint, result: &CubeTensor) {
+        let client = x.client.clone();
+        let [rows, columns] = x.shape().dims();
+        let all = self.tiles(16);
+        let processors = client.properties().hardware.num_streaming_multiprocessors;
+        let cubes = processors.unwrap_or(1);
+        let size = 16 / x.elem_size();
+        let dtypes = [x.dtype, result.dtype].map(dtype_to_storage_type);
+        let x_vectors = x.meta.strides()[0] / size;
+        // SAFETY: rows and columns past the end are read as others, and not used; writes are within `[rows, height]` of each matrix.
+        unsafe {
+            tiles_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(cubes.min(all as u32), 1, 1),
+                CubeDim::new_2d(32, blueprint.planes * blueprint.groups),
+                // Offsets in shared memory that are as wide as addresses are part of the instructions.
+                AddressType::U64,
+                size,
+                x.into_buffer_arg(),
+                self.words_arg(),
+                result.clone().into_buffer_arg(),
+                rows as u32,
+                x_vectors,
+                columns as u32,
+                all as u32,
+                self.heights_arg(),
+                self.starts_arg(),
+                blueprint,
+                dtypes,
+            );
+        }
+    }
+
+    fn launch_rows(&self, x: CubeTensor, result: &CubeTensor) {
+        let client = x.client.clone();
+        let weight = &self.weights[0];
+        let [rows, columns] = x.shape().dims();
+        // The same vectors whatever the distance between the rows of `x`.
+        let most = 16 / x.elem_size().max(weight.elem_size());
+        let size = vector_size(weight, most);
+        let x = if x.meta.strides()[1] != 1 || vector_size(&x, most) < size {
+            into_contiguous(x)
+        } else {
+            x
+        };
+        let plane = plane_size(&client).expect("checked by can_multiply");
+        let target = Target::of(&client);
+        let vectors = columns / size;
+        let many = self.heights().any(|rows| rows >= MANY_HEIGHTS);
+        let height = if many { HEIGHT } else { 1 };
+        let planes = (vectors / (plane as usize * LANE_VECTORS)).clamp(1, ROW_PLANES);
+        let turns = vectors.div_ceil(plane as usize * planes);
+        let tile = rows.min(TILE).next_power_of_two();
+        // Elsewhere, shader compilers take their time for what is unrolled.
+        let chunk = if target.ptx {
+            CHUNK / height as usize
+        } else {
+            1
+        };
+        let blueprint = RowsBlueprint {
+            tile: tile as u32,
+            height,
+            chunk: turns.next_power_of_two().min(chunk).min(MAX_READS / tile) as u32,
+            planes: planes as u32,
+            plane,
+            target,
+        };
+        let all = self.tiles(blueprint.height as usize);
+        let wide = all.min(MAX_CUBES);
+        let high = all.div_ceil(wide);
+        let largest = self.weights.iter().max_by_key(|weight| weight.shape()[0]);
+        let dtypes = [x.dtype, weight.dtype, result.dtype].map(dtype_to_storage_type);
+        let x_vectors = x.meta.strides()[0] / size;
+        // SAFETY: as above.
+        unsafe {
+            rows_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(wide as u32, high as u32, rows.div_ceil(TILE) as u32),
+                CubeDim::new_2d(plane, blueprint.planes),
+                address_type([&x, largest.expect("a matrix"), result]),
+                size,
+                x.into_buffer_arg(),
+                self.words_arg(),
+                result.clone().into_buffer_arg(),
+                rows as u32,
+                x_vectors,
+                vectors as u32,
+                all as u32,
+                self.heights_arg(),
+                self.starts_arg(),
+                blueprint,
+                dtypes,
+            );
+        }
+    }
+}
+
+/// Whether there is a kernel for a few rows of `x`.
+pub(in crate::matmul) fn can_multiply(x: &CubeTensor) -> bool {
+    is_float(x.dtype) && plane_size(&x.client).is_some()
+}

@@ -1,0 +1,67 @@
+//! The host side: which kernel, and how it is cut up.
+
+mod few;
+mod large;
+
+use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, FloatDType};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::launching::output;
+use crate::matmul::backend::group_layout;
+use few::Group;
+
+pub(in crate::matmul) use few::can_multiply;
+pub(super) use large::f32_matmul;
+pub(crate) use large::half_matmul;
+
+/// `x · weightᵀ` in `dtype`; up to `invariant_rows`, a row does not depend on the others.
+pub(super) fn small_m_matmul(
+    x: CubeTensor,
+    weight: CubeTensor,
+    dtype: DType,
+    invariant_rows: usize,
+) -> CubeTensor {
+    let [rows, _] = x.shape().dims();
+    if rows > invariant_rows {
+        return multiply_many(x, weight, dtype);
+    }
+    let [height, _] = weight.shape().dims();
+    let result = output(&x, [rows, height], dtype);
+    let group = Group {
+        weights: &[weight],
+        starts: &[0],
+    };
+    group.launch(x, &result);
+    result
+}
+
+/// The fastest product of many rows.
+fn multiply_many(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
+    let same = x.dtype == weight.dtype;
+    if same && x.dtype != DType::F32 {
+        return half_matmul(x, CubeBackend::float_transpose(weight), dtype);
+    }
+    let wide = |tensor| CubeBackend::float_cast(tensor, FloatDType::F32);
+    let product = f32_matmul(wide(x), CubeBackend::float_transpose(wide(weight)));
+    CubeBackend::float_cast(product, dtype.into())
+}
+
+/// The products of `x` with each of some weights of one dtype, where [`group_layout`] says.
+pub(super) fn small_m_matmul_group(
+    x: CubeTensor,
+    weights: &[CubeTensor],
+    dtype: DType,
+) -> CubeTensor {
+    let [rows, _] = x.shape().dims();
+    let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
+    let result = output(&x, [length], dtype);
+    let group = Group {
+        weights,
+        starts: &starts,
+    };
+    group.launch(x, &result);
+    result
+}
