@@ -1,7 +1,7 @@
 //! Products of a few rows by dense weights, at the sizes of the released models' projections.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul, small_m_matmul_group};
+use burn_ds4_ops::matmul::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
 
 use crate::{
     harness::{Case, Outputs, Prepared},
@@ -20,7 +20,9 @@ const ROWS: [usize; 6] = [1, 2, 3, 4, 8, 16];
 const F32_SIZES: [(usize, usize); 2] = [(24, 16_384), (256, 4096)];
 const F32_ROWS: [usize; 3] = [1, 2, 8];
 /// Where the operator hands over to the matrix product.
-const MANY_ROWS: [usize; 2] = [64, 4096];
+const MANY_ROWS: [usize; 3] = [32, 64, 4096];
+/// The same where each row is to have the bits that it has alone.
+const INVARIANT_CASES: [usize; 2] = [32, 64];
 /// Rows of the weights that share a token: query and key/value rows, compressor, the indexer's compressor and head weights.
 const GROUP: [usize; 5] = [1024, 512, 2048, 512, 64];
 const GROUP_COLUMNS: usize = 4096;
@@ -30,13 +32,14 @@ const MANY: usize = 64;
 /// For a look at whether everything runs.
 const SMALL: (usize, usize) = (96, 256);
 
-/// Dtypes of x, of the weights and of the output.
+/// Dtypes of x, of the weights and of the output, and rows that are not to depend on each other.
 #[derive(Clone, Copy)]
 struct Dtypes {
     name: &'static str,
     x: FloatDType,
     weights: FloatDType,
     output: FloatDType,
+    invariant_rows: usize,
 }
 
 const fn dtypes(
@@ -50,10 +53,16 @@ const fn dtypes(
         x,
         weights,
         output,
+        invariant_rows: burn_ds4_ops::matmul::INVARIANT_ROWS,
     }
 }
 
 const ALL_BF16: Dtypes = dtypes("bf16_bf16_bf16", BF16, BF16, BF16);
+const INVARIANT: Dtypes = Dtypes {
+    name: "invariant_bf16_bf16_bf16",
+    invariant_rows: MAX_INVARIANT_ROWS,
+    ..ALL_BF16
+};
 const ALL_F32: Dtypes = dtypes("f32_f32_f32", F32, F32, F32);
 const VARIANTS: [Dtypes; 4] = [
     ALL_BF16,
@@ -69,7 +78,11 @@ pub fn cases() -> Vec<Case> {
     });
     let f32 = F32_SIZES.into_iter();
     let f32 = f32.flat_map(|size| F32_ROWS.map(|rows| case(rows, size, ALL_F32)));
-    let many = MANY_ROWS.map(|rows| case(rows, SIZES[0], ALL_BF16));
+    let many = [SIZES[0], SIZES[2]].into_iter().flat_map(|size| {
+        let handed_over = MANY_ROWS.map(|rows| case(rows, size, ALL_BF16));
+        let invariant = INVARIANT_CASES.map(|rows| case(rows, size, INVARIANT));
+        handed_over.into_iter().chain(invariant)
+    });
     let groups = GROUP_ROWS.map(|rows| group_case(rows, ALL_BF16));
     let small = case(1, SMALL, ALL_F32);
     std::iter::once(small)
@@ -90,7 +103,7 @@ fn bytes(rows: usize, (n, k): (usize, usize), dtypes: Dtypes) -> (usize, usize) 
 fn options(dtypes: Dtypes) -> SmallMOptions {
     SmallMOptions {
         f32_output: dtypes.output == F32,
-        ..SmallMOptions::default()
+        invariant_rows: dtypes.invariant_rows,
     }
 }
 
