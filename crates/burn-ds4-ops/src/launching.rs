@@ -9,7 +9,6 @@ use cubecl::features::AtomicUsage;
 use cubecl::ir::{Type, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
-use cubecl::tensor_vector_size_parallel;
 
 /// Lanes of a plane, where kernels can rely on the number. They ask who of them agrees in one word, hence 32 at most.
 pub(crate) fn plane_size(client: &Client) -> Option<u32> {
@@ -37,22 +36,25 @@ pub(crate) fn is_wide_int(dtype: DType) -> bool {
 
 /// A tensor whose rows are contiguous, wherever they start.
 pub(crate) fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
-    if tensor.meta.is_tiled() || tensor.meta.strides()[1] != 1 {
+    if tensor.meta.is_tiled() || tensor.meta.strides().last() != Some(&1) {
         into_contiguous(tensor)
     } else {
         tensor
     }
 }
 
-/// Widest vector, of no more than 16 bytes and `most` elements, that divides the rows of a matrix and the distance between them.
+/// Widest vector, of no more than 16 bytes and `most` elements, that divides the contiguous rows of a tensor and all distances between
+/// them.
 pub(crate) fn vector_size(tensor: &CubeTensor, most: usize) -> usize {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let columns = shape.last().copied().unwrap_or(1);
+    let divides = |size: &usize| {
+        let (_, outer) = strides.split_last().expect("a dimension at least");
+        columns.is_multiple_of(*size) && outer.iter().all(|stride| stride.is_multiple_of(*size))
+    };
     let sizes = tensor.client.io_optimized_vector_sizes(tensor.elem_size());
-    tensor_vector_size_parallel(
-        sizes.filter(|size| *size <= most),
-        tensor.meta.shape(),
-        tensor.meta.strides(),
-        1,
-    )
+    let sizes = sizes.filter(|size| *size <= most);
+    sizes.filter(divides).max().unwrap_or(1)
 }
 
 /// Contiguous, as kernels write it; an allocation of Burn's own may have gaps between the rows.

@@ -9,6 +9,7 @@
 //! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head |
 //! | [`matmul`] | products of a few rows that do not depend on each other, of any rows; f32 operands never in TF32 |
 //! | [`moe`] | clamped SwiGLU, experts with dense or packed weights |
+//! | [`norm`] | RMS norm |
 //! | [`quant`] | dense and packed weights, linear maps by them, alone and in groups, FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
 //! | [`router`] | score and hash routing, small top-k |
 //! | [`topk`] | the largest entries of long rows, each in a window of its own |
@@ -28,12 +29,15 @@ mod intrinsics;
 mod launching;
 pub mod matmul;
 pub mod moe;
+pub mod norm;
 mod optional;
 #[cfg(feature = "cube")]
 mod packed;
 pub mod quant;
 mod reference;
 pub mod router;
+#[cfg(feature = "cube")]
+mod rows;
 pub mod topk;
 mod validation;
 

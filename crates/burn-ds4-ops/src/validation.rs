@@ -71,3 +71,14 @@ pub(crate) fn expect_supported(dtype: FloatDType, device: &Device) -> Result<(),
         device: format!("{device:?}"),
     })
 }
+
+pub(crate) fn expect_not_negative(argument: &'static str, actual: f64) -> Result<(), OpError> {
+    if actual >= 0.0 {
+        return Ok(());
+    }
+    Err(OpError::InvalidFloat {
+        argument,
+        expected: "a number that is not negative",
+        actual: actual.to_string(),
+    })
+}

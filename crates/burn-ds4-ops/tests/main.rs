@@ -17,6 +17,7 @@ mod moe_errors;
 mod moe_kernels;
 mod moe_large;
 mod moe_routing;
+mod norm;
 pub(crate) mod packing;
 pub(crate) mod products;
 mod quant;
@@ -58,6 +59,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("moe_kernels", moe_kernels::CASES),
     ("moe_large", moe_large::CASES),
     ("moe_routing", moe_routing::CASES),
+    ("norm", norm::CASES),
     ("quant", quant::CASES),
     ("quant_linear", quant_linear::CASES),
     ("quant_linear_codes", quant_linear_codes::CASES),

@@ -2,7 +2,8 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
+use burn_ds4_ops::norm::rms_norm;
 
 /// Configuration of [`RmsNorm`].
 #[derive(Config, Debug)]
@@ -39,14 +40,12 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// Normalises the last dimension of `x`; the result has the dtype of `x`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let dtype = x.dtype();
-        let weight = self.weight.val().cast(FloatDType::F32);
-        (normalize(x.cast(FloatDType::F32), self.epsilon) * weight.unsqueeze()).cast(dtype)
+        rms_norm(x, Some(self.weight.val()), self.epsilon)
+            .expect("floats as wide as the weight, on its device")
     }
 }
 
-/// `x / sqrt(mean(x²) + epsilon)` over the last dimension, in the dtype of `x`.
+/// `x / sqrt(mean(x²) + epsilon)` over the last dimension, rounded once to the dtype of `x`.
 pub(crate) fn normalize<const D: usize>(x: Tensor<D>, epsilon: f64) -> Tensor<D> {
-    let rms = (x.clone().square().mean_dim(D - 1) + epsilon).sqrt();
-    x / rms
+    rms_norm(x, None, epsilon).expect("floats, and an epsilon that is not negative")
 }

@@ -11,7 +11,9 @@ use burn::tensor::{DType, Int, Tensor};
 use crate::OpError;
 use crate::device::is_host;
 use crate::quant::Weights;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
+};
 
 use backend::MoeOps;
 
@@ -100,13 +102,7 @@ pub fn expert_ffn(
     expect_device("gate_up", &gate_up.device(), "x", &device)?;
     expect_device("down", &down.device(), "x", &device)?;
     let limit = limit.unwrap_or(f64::INFINITY);
-    if limit.is_nan() || limit < 0.0 {
-        return Err(OpError::InvalidFloat {
-            argument: "limit",
-            expected: "a number that is not negative",
-            actual: limit.to_string(),
-        });
-    }
+    expect_not_negative("limit", limit)?;
     if is_host(&device) {
         check_expert_ids(ids.clone(), experts)?;
     }

@@ -5,7 +5,7 @@ mod indexer;
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::attention::{self as ops, CompressedKeys};
 use burn_ds4_ops::quant;
 
@@ -241,9 +241,7 @@ impl Attention {
             self.heads,
             self.head_dim,
         ]);
-        let dtype = queries.dtype();
-        let queries = normalize(queries.cast(FloatDType::F32), self.norm_epsilon).cast(dtype);
-        let queries = rotation.apply(queries);
+        let queries = rotation.apply(normalize(queries, self.norm_epsilon));
 
         let rows = self
             .key_value_norm

@@ -1,0 +1,157 @@
+use cubecl::prelude::*;
+
+use crate::intrinsics::Target;
+use crate::rows::{RowCut, add_squares, row_sum, vector_of};
+
+/// How [`rms_norm_kernel`] is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RmsNormBlueprint {
+    /// Who has what of a row.
+    pub cut: RowCut,
+    /// Whether a lane keeps its part of the row in registers, and does not read it again.
+    pub held: bool,
+    /// Rows of a cube.
+    pub rows: u32,
+    /// What the instructions are that the kernel may use.
+    pub target: Target,
+}
+
+/// `x / sqrt(mean(x²) + epsilon)` of every row, times the weight if there is one.
+///
+/// - `x`: rows of `columns` elements, `row_vectors` vectors apart
+/// - `weight`: one for each column
+/// - `output`: `[rows, columns]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
+    x: &[Vector<F, N>],
+    weight: ComptimeOption<&[Vector<W, M>]>,
+    output: &mut [Vector<F, N>],
+    rows: u32,
+    columns: u32,
+    row_vectors: usize,
+    epsilon: f32,
+    #[comptime] blueprint: RmsNormBlueprint,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let cut = comptime!(blueprint.cut);
+    let size = N::value();
+    let share = comptime!(size).runtime() as u32 / M::value() as u32;
+    let pieces = M::value();
+    let pieces = comptime!(size / pieces);
+    let parts = comptime!(cut.unit as usize / size);
+    let vectors = columns / size as u32;
+    let row = CUBE_POS as u32 * blueprint.rows + UNIT_POS_Y / cut.planes;
+    // Idle planes repeat the last row's work, so that all take part in the sum.
+    let writes = row < rows;
+    let row = min(row, rows - 1);
+    let from = row as usize * row_vectors;
+    let to = row as usize * vectors as usize;
+
+    if comptime!(blueprint.held) {
+        let kept = comptime!(cut.steps as usize * parts);
+        let mut values = Array::<Vector<F, N>>::new(kept);
+        let mut weights = Array::<Vector<W, M>>::new(comptime!(kept * pieces));
+        #[unroll]
+        for i in 0..kept {
+            let step = comptime!((i / parts) as u32).runtime();
+            let vector = vector_of(step, comptime!(i % parts), size, cut);
+            values[i] = read(x, from, vector, vectors);
+            // On its way before the sum is waited for.
+            #[comptime]
+            if let ComptimeOption::Some(weight) = weight {
+                let at = select(vector < vectors, vector, 0u32) * share;
+                #[unroll]
+                for piece in 0..pieces {
+                    weights[comptime!(i * pieces + piece)] = weight[at as usize + piece];
+                }
+            }
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for i in 0..kept {
+            sum = add_squares(values[i], sum);
+        }
+        let factor = factor(sum, columns, epsilon, blueprint);
+        #[unroll]
+        for i in 0..kept {
+            let step = comptime!((i / parts) as u32).runtime();
+            let vector = vector_of(step, comptime!(i % parts), size, cut);
+            let mut scaled = Vector::<f32, N>::cast_from(values[i]) * Vector::new(factor);
+            if comptime!(weight.is_some()) {
+                #[unroll]
+                for piece in 0..pieces {
+                    apply(&mut scaled, weights[comptime!(i * pieces + piece)], piece);
+                }
+            }
+            if writes && vector < vectors {
+                output[to + vector as usize] = Vector::cast_from(scaled);
+            }
+        }
+    } else {
+        let mut sum = 0.0f32;
+        for step in 0..cut.steps {
+            #[unroll]
+            for part in 0..parts {
+                let vector = vector_of(step, part, size, cut);
+                sum = add_squares(read(x, from, vector, vectors), sum);
+            }
+        }
+        let factor = factor(sum, columns, epsilon, blueprint);
+        for step in 0..cut.steps {
+            #[unroll]
+            for part in 0..parts {
+                let vector = vector_of(step, part, size, cut);
+                if writes && vector < vectors {
+                    let value = x[from + vector as usize];
+                    let mut scaled = Vector::<f32, N>::cast_from(value) * Vector::new(factor);
+                    #[comptime]
+                    if let ComptimeOption::Some(weight) = weight {
+                        #[unroll]
+                        for piece in 0..pieces {
+                            let own = weight[(vector * share) as usize + piece];
+                            apply(&mut scaled, own, piece);
+                        }
+                    }
+                    output[to + vector as usize] = Vector::cast_from(scaled);
+                }
+            }
+        }
+    }
+}
+
+/// A vector of the row that begins at `from`, zeros past its end.
+#[cube]
+fn read<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    from: usize,
+    vector: u32,
+    vectors: u32,
+) -> Vector<F, N> {
+    let inside = vector < vectors;
+    let value = x[from + select(inside, vector, 0u32) as usize];
+    select(inside, value, Vector::new(F::new(0.0)))
+}
+
+/// What the elements of a row are multiplied by, of the sum of this lane's squares.
+#[cube]
+fn factor(sum: f32, columns: u32, epsilon: f32, #[comptime] blueprint: RmsNormBlueprint) -> f32 {
+    let sum = row_sum(sum, blueprint.cut, blueprint.target);
+    1.0f32 / (sum / f32::cast_from(columns) + epsilon).sqrt()
+}
+
+/// Multiplies vector number `piece` of `scaled` by its weights.
+#[cube]
+fn apply<W: Float, N: Size, M: Size>(
+    scaled: &mut Vector<f32, N>,
+    weights: Vector<W, M>,
+    #[comptime] piece: usize,
+) {
+    let size = M::value();
+    #[unroll]
+    for j in 0..size {
+        let at = comptime!(piece * size + j);
+        let product = scaled.extract(at) * f32::cast_from(weights.extract(j));
+        scaled.insert(at, product);
+    }
+}

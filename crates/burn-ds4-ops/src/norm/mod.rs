@@ -1,0 +1,61 @@
+//! Norms of rows. A row's result has the same bits whatever other rows there are, on every device that runs the kernel: a model
+//! that normalises several positions at once gets what it gets one by one.
+
+mod backend;
+#[cfg(feature = "cube")]
+mod kernel;
+#[cfg(feature = "cube")]
+mod launch;
+mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::OpError;
+use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape};
+use backend::NormOps;
+
+/// `x / sqrt(mean(x²) + epsilon)` over the last dimension, times `weight` if there is one.
+///
+/// Computed in f32, and rounded once to the dtype of `x`, after the weight.
+///
+/// # Shapes and dtypes
+///
+/// - `x`: `[.., d]`, f32 / f16 / bf16
+/// - `weight`: `[d]`, any of these
+/// - output: like `x`
+///
+/// # Special values
+///
+/// NaN, infinities, and squares that add up to more than f32 holds reach their own row only: of a row with an infinity, the finite
+/// elements become 0 and the infinite ones NaN. A row of zeros stays one, unless `epsilon` is 0: then it becomes NaN.
+///
+/// # Source
+///
+/// DeepSeek-V4 `inference/model.py`, `RMSNorm`; without a weight, the norm of the queries in `MLA.forward`.
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, and for an `epsilon` that is negative or NaN.
+pub fn rms_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Result<Tensor<D>, OpError> {
+    let shape = x.dims();
+    let columns = shape[D - 1];
+    expect_float("x", &x)?;
+    if let Some(weight) = &weight {
+        expect_float("weight", weight)?;
+        expect_shape("weight", weight.dims(), [columns])?;
+        expect_device("weight", &weight.device(), "x", &x.device())?;
+    }
+    expect_not_negative("epsilon", epsilon)?;
+    let elements: usize = shape.iter().product();
+    if elements == 0 {
+        return Ok(x);
+    }
+    let rows: Tensor<2> = x.reshape([elements / columns, columns]);
+    let normalized = Dispatch::rms_norm(rows.into_dispatch(), weight.into(), epsilon);
+    Ok(Tensor::<2>::from_dispatch(normalized).reshape(shape))
+}
