@@ -2,6 +2,7 @@
 
 mod harness;
 mod moe;
+mod norm;
 mod quant_linear;
 mod router;
 mod small_m;
@@ -62,6 +63,7 @@ fn cases() -> Vec<Case> {
         small_m::cases,
         quant_linear::cases,
         moe::cases,
+        norm::cases,
     ];
     families.into_iter().flat_map(|cases| cases()).collect()
 }

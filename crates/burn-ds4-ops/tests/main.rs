@@ -10,8 +10,11 @@ pub(crate) mod drawn;
 pub(crate) mod experts;
 mod grouped_linear;
 mod hyper_connection;
+mod hyper_connection_errors;
+mod hyper_connection_kernels;
 pub(crate) mod linear;
 mod matmul;
+pub(crate) mod mixing;
 mod moe;
 mod moe_errors;
 mod moe_kernels;
@@ -53,6 +56,8 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
     ("grouped_linear", grouped_linear::CASES),
     ("hyper_connection", hyper_connection::CASES),
+    ("hyper_connection_errors", hyper_connection_errors::CASES),
+    ("hyper_connection_kernels", hyper_connection_kernels::CASES),
     ("matmul", matmul::CASES),
     ("moe", moe::CASES),
     ("moe_errors", moe_errors::CASES),

@@ -2,8 +2,8 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_ds4_ops::hyper_connection::{self as ops, Coefficients, Sinkhorn};
+use burn::tensor::{Device, Tensor};
+use burn_ds4_ops::hyper_connection::{self as ops, Sinkhorn};
 
 use crate::linear::random;
 use crate::trace::Trace;
@@ -85,26 +85,10 @@ impl HyperConnection {
     ) -> Tensor<4> {
         let [batch, positions, n, d] = streams.dims();
         let tokens = batch * positions;
-        let dtype = streams.dtype();
-        let streams = streams.reshape([tokens, n, d]).cast(FloatDType::F32);
+        let streams = streams.reshape([tokens, n, d]);
 
-        let coefficients = self.coefficients(streams.clone());
-        let input = ops::collapse(streams.clone(), coefficients.pre.clone())
-            .cast(dtype)
-            .reshape([batch, positions, d]);
-        trace.record("post", &coefficients.post);
-        trace.record("comb", &coefficients.comb);
-        trace.record("collapsed", &input);
-
-        let output = layer(input).reshape([tokens, d]).cast(FloatDType::F32);
-        ops::expand(output, streams, coefficients)
-            .cast(dtype)
-            .reshape([batch, positions, n, d])
-    }
-
-    fn coefficients(&self, streams: Tensor<3>) -> Coefficients {
-        ops::coefficients(
-            streams,
+        let (input, coefficients) = ops::collapse(
+            streams.clone(),
             self.function.val(),
             self.base.val(),
             self.scale.val(),
@@ -114,6 +98,16 @@ impl HyperConnection {
                 norm_epsilon: self.norm_epsilon,
             },
         )
+        .expect("streams that fit the parameters");
+        let input = input.reshape([batch, positions, d]);
+        trace.record_with("post", || coefficients.post());
+        trace.record_with("comb", || coefficients.comb());
+        trace.record("collapsed", &input);
+
+        let output = layer(input).reshape([tokens, d]);
+        ops::expand(output, streams, &coefficients)
+            .expect("a layer that keeps shape and dtype")
+            .reshape([batch, positions, n, d])
     }
 }
 
@@ -136,18 +130,15 @@ impl HyperHead {
     /// Collapses `streams` `[batch, positions, n, d]` to `[batch, positions, d]`.
     pub fn forward(&self, streams: Tensor<4>) -> Tensor<3> {
         let [batch, positions, n, d] = streams.dims();
-        let dtype = streams.dtype();
         ops::head(
-            streams
-                .reshape([batch * positions, n, d])
-                .cast(FloatDType::F32),
+            streams.reshape([batch * positions, n, d]),
             self.function.val(),
             self.base.val(),
             self.scale.val(),
             self.epsilon,
             self.norm_epsilon,
         )
-        .cast(dtype)
+        .expect("streams that fit the parameters")
         .reshape([batch, positions, d])
     }
 }

@@ -3,10 +3,29 @@
 //! A model keeps `n` streams of width `d` per token. Before a sub-layer they are collapsed into one input, after it the output
 //! is spread over the streams, which are mixed with one another by a doubly stochastic matrix. All coefficients are functions
 //! of the streams themselves.
+//!
+//! Streams are read and written in their own dtype; whatever is computed is computed in f32, and rounded once. On devices that run the
+//! kernels, a token's result has the same bits with up to [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens as alone.
 
+mod backend;
+mod coefficients;
+#[cfg(feature = "cube")]
+mod kernel;
+#[cfg(feature = "cube")]
+mod launch;
 mod reference;
 
-use burn::tensor::Tensor;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+
+use crate::OpError;
+use crate::matmul::{SmallMOptions, small_m_matmul};
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
+};
+use backend::HyperConnectionOps;
+
+pub use coefficients::Coefficients;
 
 /// Constants of the coefficients' computation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,100 +38,121 @@ pub struct Sinkhorn {
     pub norm_epsilon: f64,
 }
 
-/// The coefficients of one sub-layer: what [`coefficients`] returns.
-#[derive(Clone, Debug)]
-pub struct Coefficients {
-    /// Weight of each stream in the sub-layer's input: `[tokens, n]`.
-    pub pre: Tensor<2>,
-    /// Weight of the sub-layer's output in each stream: `[tokens, n]`.
-    pub post: Tensor<2>,
-    /// Mixing matrix, rows are sources and columns targets: `[tokens, n, n]`.
-    pub comb: Tensor<3>,
-}
-
-/// Computes the coefficients from the streams.
+/// Computes the coefficients from the streams, and collapses the streams into the input of the sub-layer.
 ///
 /// With `v` all streams of a token side by side and `m = function · v / rms(v)`:
 /// `pre = sigmoid(m[..n]·scale + base) + eps`, `post = 2·sigmoid(..)`, and `comb` is the row softmax of the rest plus `eps`,
-/// normalised over columns and then alternately over rows and columns.
+/// normalised over columns and then alternately over rows and columns. The input is `Σ_i pre[i] · streams[i]`.
 ///
 /// # Shapes and dtypes
 ///
-/// - `streams`: `[tokens, n, d]`, f32
-/// - `function`: `[(2 + n)·n, n·d]`, f32
+/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16
+/// - `function`: `[(2 + n)·n, n·d]`, any of these
 /// - `base`, `scale`: `[(2 + n)·n]`, f32, `scale` being the three released scales repeated n, n and n·n times
+/// - input: `[tokens, d]`, the dtype of `streams`
+///
+/// # Special values
+///
+/// NaN, infinities, and squares that add up to more than f32 holds reach their own token only.
 ///
 /// # Source
 ///
 /// DeepSeek-V4 `inference/kernel.py`, `hc_split_sinkhorn_kernel`.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If the shapes disagree or `sinkhorn.iterations` is 0.
-pub fn coefficients(
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no iterations, and for an epsilon that
+/// is negative or NaN.
+pub fn collapse(
     streams: Tensor<3>,
     function: Tensor<2>,
     base: Tensor<1>,
     scale: Tensor<1>,
     sinkhorn: Sinkhorn,
-) -> Coefficients {
-    let [_, n, d] = streams.dims();
-    let outputs = (2 + n) * n;
-    assert_eq!(
-        function.dims(),
-        [outputs, n * d],
-        "coefficients: function must be [(2 + n)·n, n·d] for streams of n = {n}, d = {d}"
+) -> Result<(Tensor<2>, Coefficients), OpError> {
+    let [_, n, _] = streams.dims();
+    let count = (2 + n) * n;
+    expect_parameters(&streams, &function, (&base, count), (&scale, count))?;
+    expect_not_negative("epsilon", sinkhorn.epsilon)?;
+    expect_not_negative("norm_epsilon", sinkhorn.norm_epsilon)?;
+    if sinkhorn.iterations == 0 {
+        return Err(OpError::InvalidValue {
+            argument: "iterations",
+            expected: "at least 1".into(),
+            actual: 0,
+        });
+    }
+    let projected = project(&streams, function)?;
+    if streams.dims()[0] == 0 {
+        return Ok((nothing(&streams), Coefficients::from_packed(projected, n)));
+    }
+    let (input, coefficients) = Dispatch::hyper_collapse(
+        streams.into_dispatch(),
+        projected.into_dispatch(),
+        base.into_dispatch(),
+        scale.into_dispatch(),
+        sinkhorn,
     );
-    assert_eq!(
-        base.dims(),
-        [outputs],
-        "coefficients: base must be [(2 + n)·n]"
-    );
-    assert_eq!(
-        scale.dims(),
-        [outputs],
-        "coefficients: scale must be [(2 + n)·n]"
-    );
-    assert!(
-        sinkhorn.iterations > 0,
-        "coefficients: sinkhorn.iterations must be at least 1"
-    );
-    reference::coefficients(streams, function, base, scale, sinkhorn)
+    let coefficients = Coefficients::from_packed(Tensor::from_dispatch(coefficients), n);
+    Ok((Tensor::from_dispatch(input), coefficients))
 }
 
-/// Collapses the streams into one input: `Σ_i pre[i] · streams[i]`.
-///
-/// # Shapes
-///
-/// - `streams`: `[tokens, n, d]`
-/// - `pre`: `[tokens, n]`
-/// - output: `[tokens, d]`
-pub fn collapse(streams: Tensor<3>, pre: Tensor<2>) -> Tensor<2> {
-    reference::collapse(streams, pre)
-}
-
-/// Spreads a sub-layer's output: `out[k] = post[k] · y + Σ_j comb[j, k] · streams[j]`.
-///
-/// # Shapes
-///
-/// - `output`: `[tokens, d]`
-/// - `streams`: `[tokens, n, d]`
-/// - result: `[tokens, n, d]`
-pub fn expand(output: Tensor<2>, streams: Tensor<3>, coefficients: Coefficients) -> Tensor<3> {
-    reference::expand(output, streams, coefficients)
-}
-
-/// Collapses the streams at the end of a model: `Σ_i (sigmoid(m[i]·scale + base[i]) + eps) · streams[i]`, `m` as in [`coefficients`].
+/// Spreads a sub-layer's output: `result[k] = post[k] · output + Σ_j comb[j, k] · streams[j]`.
 ///
 /// # Shapes and dtypes
 ///
-/// - `streams`: `[tokens, n, d]`, f32
-/// - `function`: `[n, n·d]`, `base`: `[n]`, `scale`: `[1]`, f32
-/// - output: `[tokens, d]`
+/// - `output`: `[tokens, d]`, f32 / f16 / bf16
+/// - `streams`: `[tokens, n, d]`, any of these
+/// - result: like `streams`
 ///
-/// # Panics
+/// # Special values
 ///
-/// If the shapes disagree.
+/// NaN and infinities reach the same channel of their own token only.
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit.
+pub fn expand(
+    output: Tensor<2>,
+    streams: Tensor<3>,
+    coefficients: &Coefficients,
+) -> Result<Tensor<3>, OpError> {
+    let [tokens, n, d] = streams.dims();
+    expect_float("output", &output)?;
+    expect_float("streams", &streams)?;
+    expect_shape("output", output.dims(), [tokens, d])?;
+    coefficients.expect_fit(tokens, n)?;
+    let device = streams.device();
+    expect_device("output", &output.device(), "streams", &device)?;
+    let coefficients = coefficients.packed();
+    expect_device("coefficients", &coefficients.device(), "streams", &device)?;
+    if [tokens, n, d].contains(&0) {
+        return Ok(streams);
+    }
+    Ok(Tensor::from_dispatch(Dispatch::hyper_expand(
+        output.into_dispatch(),
+        streams.into_dispatch(),
+        coefficients.into_dispatch(),
+    )))
+}
+
+/// Collapses the streams at the end of a model: `Σ_i (sigmoid(m[i]·scale + base[i]) + eps) · streams[i]`, `m` as in [`collapse`].
+///
+/// # Shapes and dtypes
+///
+/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16
+/// - `function`: `[n, n·d]`, any of these
+/// - `base`: `[n]`, `scale`: `[1]`, f32
+/// - output: `[tokens, d]`, the dtype of `streams`
+///
+/// # Special values
+///
+/// As with [`collapse`].
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and for an epsilon that is negative or
+/// NaN.
 pub fn head(
     streams: Tensor<3>,
     function: Tensor<2>,
@@ -120,14 +160,64 @@ pub fn head(
     scale: Tensor<1>,
     epsilon: f64,
     norm_epsilon: f64,
-) -> Tensor<2> {
+) -> Result<Tensor<2>, OpError> {
+    let [tokens, n, _] = streams.dims();
+    expect_parameters(&streams, &function, (&base, n), (&scale, 1))?;
+    expect_not_negative("epsilon", epsilon)?;
+    expect_not_negative("norm_epsilon", norm_epsilon)?;
+    if tokens == 0 {
+        return Ok(nothing(&streams));
+    }
+    let projected = project(&streams, function)?;
+    Ok(Tensor::from_dispatch(Dispatch::hyper_head(
+        streams.into_dispatch(),
+        projected.into_dispatch(),
+        base.into_dispatch(),
+        scale.into_dispatch(),
+        epsilon,
+        norm_epsilon,
+    )))
+}
+
+/// `function · v` of every token in f32, `v` being all its streams side by side.
+fn project(streams: &Tensor<3>, function: Tensor<2>) -> Result<Tensor<2>, OpError> {
+    let [tokens, n, d] = streams.dims();
+    let options = SmallMOptions {
+        f32_output: true,
+        ..SmallMOptions::default()
+    };
+    small_m_matmul(streams.clone().reshape([tokens, n * d]), function, options)
+}
+
+/// What no tokens collapse to.
+fn nothing(streams: &Tensor<3>) -> Tensor<2> {
+    let [_, _, d] = streams.dims();
+    Tensor::zeros([0, d], (&streams.device(), streams.dtype()))
+}
+
+fn expect_parameters(
+    streams: &Tensor<3>,
+    function: &Tensor<2>,
+    (base, bases): (&Tensor<1>, usize),
+    (scale, scales): (&Tensor<1>, usize),
+) -> Result<(), OpError> {
     let [_, n, d] = streams.dims();
-    assert_eq!(
-        function.dims(),
-        [n, n * d],
-        "head: function must be [n, n·d] for streams of n = {n}, d = {d}"
-    );
-    assert_eq!(base.dims(), [n], "head: base must be [n]");
-    assert_eq!(scale.dims(), [1], "head: scale must be [1]");
-    reference::head(streams, function, base, scale, epsilon, norm_epsilon)
+    expect_float("streams", streams)?;
+    expect_float("function", function)?;
+    expect_dtype("base", "F32", base, &[DType::F32])?;
+    expect_dtype("scale", "F32", scale, &[DType::F32])?;
+    if n * d == 0 {
+        return Err(OpError::InvalidValue {
+            argument: "channels of streams",
+            expected: "at least 1".into(),
+            actual: 0,
+        });
+    }
+    expect_shape("function", function.dims(), [bases, n * d])?;
+    expect_shape("base", base.dims(), [bases])?;
+    expect_shape("scale", scale.dims(), [scales])?;
+    let device = streams.device();
+    expect_device("function", &function.device(), "streams", &device)?;
+    expect_device("base", &base.device(), "streams", &device)?;
+    expect_device("scale", &scale.device(), "streams", &device)
 }

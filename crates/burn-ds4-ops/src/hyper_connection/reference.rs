@@ -1,88 +1,111 @@
-use burn::tensor::{Tensor, activation};
+//! Hyper-connections in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
 
-use super::{Coefficients, Sinkhorn};
-use crate::matmul::matmul;
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{FloatDType, Shape};
 
-/// `function · v / rms(v)`, `v` being all streams of a token side by side.
-fn project(streams: Tensor<3>, function: Tensor<2>, norm_epsilon: f64) -> Tensor<2> {
-    let flat: Tensor<2> = streams.flatten(1, 2);
-    let rms = (flat.clone().square().mean_dim(1) + norm_epsilon).sqrt();
-    matmul(flat, function.transpose()) / rms
-}
+use super::Sinkhorn;
+use crate::matmul::MatmulOps;
 
-pub(super) fn coefficients(
-    streams: Tensor<3>,
-    function: Tensor<2>,
-    base: Tensor<1>,
-    scale: Tensor<1>,
+pub(super) fn collapse<B: MatmulOps>(
+    streams: FloatTensor<B>,
+    projected: FloatTensor<B>,
+    base: FloatTensor<B>,
+    scale: FloatTensor<B>,
     sinkhorn: Sinkhorn,
-) -> Coefficients {
-    let [tokens, n, _] = streams.dims();
-    // CubeCL devices panic on some operations without elements, here and below.
-    if tokens == 0 {
-        let options = (&streams.device(), streams.dtype());
-        return Coefficients {
-            pre: Tensor::zeros([0, n], options),
-            post: Tensor::zeros([0, n], options),
-            comb: Tensor::zeros([0, n, n], options),
-        };
-    }
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let [tokens, n, _] = streams.shape().dims();
     let epsilon = sinkhorn.epsilon;
-    let mixes =
-        project(streams, function, sinkhorn.norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
-    let gates = activation::sigmoid(mixes.clone().slice([0..tokens, 0..2 * n]));
-    let pre = gates.clone().slice([0..tokens, 0..n]) + epsilon;
-    let post = gates.slice([0..tokens, n..2 * n]) * 2.0;
-    let comb = mixes
-        .slice([0..tokens, 2 * n..(2 + n) * n])
-        .reshape([tokens, n, n]);
+    let mixes = mixes::<B>(
+        streams.clone(),
+        projected,
+        base,
+        scale,
+        sinkhorn.norm_epsilon,
+    );
+    let part = |range: std::ops::Range<usize>| {
+        B::float_slice(mixes.clone(), &[(0..tokens).into(), range.into()])
+    };
+    let pre = B::float_add_scalar(B::sigmoid(part(0..n)), epsilon.into());
+    let post = B::float_mul_scalar(B::sigmoid(part(n..2 * n)), 2.0.into());
+    let comb = B::float_reshape(part(2 * n..(2 + n) * n), Shape::new([tokens, n, n]));
 
-    let mut comb = normalize(activation::softmax(comb, 2) + epsilon, 1, epsilon);
+    let comb = B::float_add_scalar(B::softmax(comb, 2), epsilon.into());
+    let mut comb = normalize::<B>(comb, 1, epsilon);
     for _ in 1..sinkhorn.iterations {
-        comb = normalize(comb, 2, epsilon);
-        comb = normalize(comb, 1, epsilon);
+        comb = normalize::<B>(comb, 2, epsilon);
+        comb = normalize::<B>(comb, 1, epsilon);
     }
-    Coefficients { pre, post, comb }
+    let comb = B::float_reshape(comb, Shape::new([tokens, n * n]));
+    let input = weighted_sum::<B>(streams, pre.clone());
+    (input, B::float_cat(vec![pre, post, comb], 1))
 }
 
-fn normalize(matrix: Tensor<3>, dim: usize, epsilon: f64) -> Tensor<3> {
-    let sum = matrix.clone().sum_dim(dim) + epsilon;
-    matrix / sum
-}
-
-pub(super) fn collapse(streams: Tensor<3>, pre: Tensor<2>) -> Tensor<2> {
-    let [tokens, _, d] = streams.dims();
-    if tokens == 0 {
-        return Tensor::zeros([0, d], (&streams.device(), streams.dtype()));
-    }
-    matmul(pre.unsqueeze_dim::<3>(1), streams).squeeze_dim(1)
-}
-
-pub(super) fn expand(
-    output: Tensor<2>,
-    streams: Tensor<3>,
-    coefficients: Coefficients,
-) -> Tensor<3> {
-    if streams.dims()[0] == 0 {
-        return streams;
-    }
-    let mixed = matmul(coefficients.comb.swap_dims(1, 2), streams);
-    mixed + coefficients.post.unsqueeze_dim::<3>(2) * output.unsqueeze_dim::<3>(1)
-}
-
-pub(super) fn head(
-    streams: Tensor<3>,
-    function: Tensor<2>,
-    base: Tensor<1>,
-    scale: Tensor<1>,
+pub(super) fn head<B: MatmulOps>(
+    streams: FloatTensor<B>,
+    projected: FloatTensor<B>,
+    base: FloatTensor<B>,
+    scale: FloatTensor<B>,
     epsilon: f64,
     norm_epsilon: f64,
-) -> Tensor<2> {
-    let [tokens, _, d] = streams.dims();
-    if tokens == 0 {
-        return Tensor::zeros([0, d], (&streams.device(), streams.dtype()));
-    }
-    let mixes =
-        project(streams.clone(), function, norm_epsilon) * scale.unsqueeze() + base.unsqueeze();
-    collapse(streams, activation::sigmoid(mixes) + epsilon)
+) -> FloatTensor<B> {
+    let mixes = mixes::<B>(streams.clone(), projected, base, scale, norm_epsilon);
+    let gates = B::float_add_scalar(B::sigmoid(mixes), epsilon.into());
+    weighted_sum::<B>(streams, gates)
+}
+
+pub(super) fn expand<B: MatmulOps>(
+    output: FloatTensor<B>,
+    streams: FloatTensor<B>,
+    coefficients: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [tokens, n, d] = streams.shape().dims();
+    let dtype = streams.dtype();
+    let part = |range: std::ops::Range<usize>| {
+        B::float_slice(coefficients.clone(), &[(0..tokens).into(), range.into()])
+    };
+    let post = B::float_reshape(part(n..2 * n), Shape::new([tokens, n, 1]));
+    let comb = B::float_reshape(part(2 * n..(2 + n) * n), Shape::new([tokens, n, n]));
+    let streams = B::float_cast(streams, FloatDType::F32);
+    let mixed = B::precise_matmul(B::float_swap_dims(comb, 1, 2), streams);
+    let output = B::float_cast(output, FloatDType::F32);
+    let own = B::float_mul(post, B::float_reshape(output, Shape::new([tokens, 1, d])));
+    B::float_cast(B::float_add(mixed, own), dtype.into())
+}
+
+/// `projected / rms(v) · scale + base`, `v` being all streams of a token side by side.
+fn mixes<B: MatmulOps>(
+    streams: FloatTensor<B>,
+    projected: FloatTensor<B>,
+    base: FloatTensor<B>,
+    scale: FloatTensor<B>,
+    norm_epsilon: f64,
+) -> FloatTensor<B> {
+    let [tokens, n, d] = streams.shape().dims();
+    let flat = B::float_reshape(
+        B::float_cast(streams, FloatDType::F32),
+        Shape::new([tokens, n * d]),
+    );
+    let mean = B::float_mean_dim(B::float_mul(flat.clone(), flat), 1);
+    let rms = B::float_sqrt(B::float_add_scalar(mean, norm_epsilon.into()));
+    let row = |values: FloatTensor<B>| {
+        let length = values.shape()[0];
+        B::float_reshape(values, Shape::new([1, length]))
+    };
+    let scaled = B::float_mul(B::float_div(projected, rms), row(scale));
+    B::float_add(scaled, row(base))
+}
+
+fn normalize<B: MatmulOps>(matrix: FloatTensor<B>, dim: usize, epsilon: f64) -> FloatTensor<B> {
+    let sum = B::float_sum_dim(matrix.clone(), dim);
+    B::float_div(matrix, B::float_add_scalar(sum, epsilon.into()))
+}
+
+/// `Σ_i weights[i] · streams[i]`, summed in f32.
+fn weighted_sum<B: MatmulOps>(streams: FloatTensor<B>, weights: FloatTensor<B>) -> FloatTensor<B> {
+    let [tokens, n, d] = streams.shape().dims();
+    let dtype = streams.dtype();
+    let weights = B::float_reshape(weights, Shape::new([tokens, 1, n]));
+    let sum = B::precise_matmul(weights, B::float_cast(streams, FloatDType::F32));
+    B::float_cast(B::float_reshape(sum, Shape::new([tokens, d])), dtype.into())
 }

@@ -1,0 +1,81 @@
+use burn::tensor::{DType, Tensor};
+
+use crate::OpError;
+use crate::validation::{expect_device, expect_dtype, expect_shape};
+
+/// The coefficients of one sub-layer, f32: what [`collapse`](super::collapse) returns and [`expand`](super::expand) takes.
+#[derive(Clone, Debug)]
+pub struct Coefficients {
+    values: Tensor<2>,
+    streams: usize,
+}
+
+impl Coefficients {
+    /// Coefficients from elsewhere than [`collapse`](super::collapse).
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] for a dtype, shape or device that does not fit.
+    pub fn new(pre: Tensor<2>, post: Tensor<2>, comb: Tensor<3>) -> Result<Self, OpError> {
+        let [tokens, streams] = pre.dims();
+        expect_dtype("pre", "F32", &pre, &[DType::F32])?;
+        expect_dtype("post", "F32", &post, &[DType::F32])?;
+        expect_dtype("comb", "F32", &comb, &[DType::F32])?;
+        expect_shape("post", post.dims(), [tokens, streams])?;
+        expect_shape("comb", comb.dims(), [tokens, streams, streams])?;
+        expect_device("post", &post.device(), "pre", &pre.device())?;
+        expect_device("comb", &comb.device(), "pre", &pre.device())?;
+        if tokens * streams == 0 {
+            let values = Tensor::zeros(
+                [tokens, (2 + streams) * streams],
+                (&pre.device(), DType::F32),
+            );
+            return Ok(Self::from_packed(values, streams));
+        }
+        let comb = comb.reshape([tokens, streams * streams]);
+        Ok(Self::from_packed(
+            Tensor::cat(vec![pre, post, comb], 1),
+            streams,
+        ))
+    }
+
+    pub(super) fn from_packed(values: Tensor<2>, streams: usize) -> Self {
+        Self { values, streams }
+    }
+
+    /// [`pre`](Self::pre), [`post`](Self::post) and [`comb`](Self::comb) of a token side by side, as they are kept: `[tokens, (2 + n)·n]`.
+    pub fn packed(&self) -> Tensor<2> {
+        self.values.clone()
+    }
+
+    pub(super) fn expect_fit(&self, tokens: usize, streams: usize) -> Result<(), OpError> {
+        let [actual, _] = self.values.dims();
+        expect_shape("coefficients", [actual, self.streams], [tokens, streams])
+    }
+
+    /// Weight of each stream in the sub-layer's input: `[tokens, n]`.
+    pub fn pre(&self) -> Tensor<2> {
+        self.columns(0..self.streams)
+    }
+
+    /// Weight of the sub-layer's output in each stream: `[tokens, n]`.
+    pub fn post(&self) -> Tensor<2> {
+        self.columns(self.streams..2 * self.streams)
+    }
+
+    /// Mixing matrix, rows are sources and columns targets: `[tokens, n, n]`.
+    pub fn comb(&self) -> Tensor<3> {
+        let n = self.streams;
+        let [tokens, _] = self.values.dims();
+        self.columns(2 * n..(2 + n) * n).reshape([tokens, n, n])
+    }
+
+    fn columns(&self, range: std::ops::Range<usize>) -> Tensor<2> {
+        let [tokens, _] = self.values.dims();
+        if tokens == 0 {
+            // CubeCL devices panic on some operations without elements.
+            return Tensor::zeros([0, range.len()], (&self.values.device(), DType::F32));
+        }
+        self.packed().slice([0..tokens, range])
+    }
+}

@@ -1,0 +1,71 @@
+use cubecl::prelude::*;
+
+use crate::intrinsics::{Target, exp, reciprocal};
+
+/// Makes the logits of an `n` x `n` matrix, in the order of rows, doubly stochastic: softmax of the rows plus `epsilon`, then the
+/// columns, then rows and columns in turn.
+///
+/// Every lane does all of it: numbers that neighbours exchange would take longer to come than to compute.
+#[cube]
+pub(super) fn sinkhorn(
+    matrix: &mut Array<f32>,
+    iterations: u32,
+    epsilon: f32,
+    #[comptime] n: usize,
+    #[comptime] target: Target,
+) {
+    #[unroll]
+    for row in 0..n {
+        let first = comptime!(row * n);
+        let mut top = matrix[first];
+        #[unroll]
+        for i in 1..n {
+            top = max(top, matrix[comptime!(first + i)]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for i in 0..n {
+            let value = exp(matrix[comptime!(first + i)] - top, target);
+            sum += value;
+            matrix[comptime!(first + i)] = value;
+        }
+        let by = reciprocal(sum, target);
+        #[unroll]
+        for i in 0..n {
+            let at = comptime!(first + i);
+            matrix[at] = fma(matrix[at], by, epsilon);
+        }
+    }
+    normalize(matrix, epsilon, 1usize, n, n, target);
+    for _iteration in 1..iterations {
+        normalize(matrix, epsilon, n, 1usize, n, target);
+        normalize(matrix, epsilon, 1usize, n, n, target);
+    }
+}
+
+/// Divides every line by its sum plus `epsilon`. Lines begin `line` apart, their elements are `step` apart.
+#[cube]
+fn normalize(
+    matrix: &mut Array<f32>,
+    epsilon: f32,
+    #[comptime] line: usize,
+    #[comptime] step: usize,
+    #[comptime] n: usize,
+    #[comptime] target: Target,
+) {
+    #[unroll]
+    for index in 0..n {
+        let first = comptime!(index * line);
+        let mut sum = matrix[first];
+        #[unroll]
+        for i in 1..n {
+            sum += matrix[comptime!(first + i * step)];
+        }
+        let by = reciprocal(sum + epsilon, target);
+        #[unroll]
+        for i in 0..n {
+            let at = comptime!(first + i * step);
+            matrix[at] *= by;
+        }
+    }
+}

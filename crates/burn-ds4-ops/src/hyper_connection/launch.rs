@@ -1,0 +1,203 @@
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::Sinkhorn;
+use super::kernel::{LayoutLaunch, TokenBlueprint, collapse_kernel, expand_kernel, head_kernel};
+use crate::intrinsics::Target;
+use crate::launching::{
+    address_type, cube_count, is_float, output, plane_size, vector_size, with_contiguous_rows,
+};
+use crate::rows::RowCut;
+
+/// Streams whose mixing matrix a lane can keep in registers.
+const MAX_STREAMS: usize = 8;
+/// Bytes of a token's streams that a lane keeps in registers at most.
+const HELD_BYTES: usize = 256;
+/// Units of a cube that spreads a token's output.
+const EXPAND_UNITS: u32 = 128;
+
+fn fits(streams: &CubeTensor) -> bool {
+    let [tokens, n, d] = streams.shape().dims();
+    n <= MAX_STREAMS && is_float(streams.dtype) && i32::try_from(tokens.max(n * d)).is_ok()
+}
+
+pub(super) fn can_collapse(streams: &CubeTensor) -> bool {
+    fits(streams) && plane_size(&streams.client).is_some()
+}
+
+pub(super) fn can_expand(y: &CubeTensor, streams: &CubeTensor) -> bool {
+    let units = streams.client.properties().hardware.max_units_per_cube;
+    fits(streams) && is_float(y.dtype) && units >= EXPAND_UNITS
+}
+
+/// Contiguous streams, and how the kernels read them.
+struct Tokens {
+    streams: CubeTensor,
+    /// Elements of a vector.
+    size: usize,
+    blueprint: TokenBlueprint,
+}
+
+impl Tokens {
+    fn new(streams: CubeTensor) -> Self {
+        let streams = with_contiguous_rows(streams);
+        let [_, n, d] = streams.shape().dims();
+        let client = &streams.client;
+        let plane = plane_size(client).expect("checked by can_collapse");
+        let cut = RowCut::new(client, plane, d, streams.elem_size());
+        let bytes = n * (cut.steps * cut.unit) as usize * streams.elem_size();
+        let blueprint = TokenBlueprint {
+            streams: n as u32,
+            cut,
+            held: bytes <= HELD_BYTES,
+            target: Target::of(client),
+        };
+        let size = vector_size(&streams, usize::MAX);
+        Self {
+            streams,
+            size,
+            blueprint,
+        }
+    }
+
+    fn cubes(&self) -> (CubeCount, CubeDim) {
+        let [tokens, _, _] = self.streams.shape().dims();
+        let cut = self.blueprint.cut;
+        (
+            cube_count(&self.streams.client, tokens),
+            CubeDim::new_2d(cut.plane, cut.planes),
+        )
+    }
+
+    /// A row for each token, of the streams' dtype.
+    fn output(&self) -> CubeTensor {
+        let [tokens, _, d] = self.streams.shape().dims();
+        output(&self.streams, [tokens, d], self.streams.dtype)
+    }
+}
+
+/// Of streams in vectors of `size`.
+fn layout(streams: &CubeTensor, size: usize) -> LayoutLaunch {
+    let [tokens, _, d] = streams.shape().dims();
+    let strides = streams.meta.strides();
+    LayoutLaunch::new(
+        tokens as u32,
+        (d / size) as u32,
+        strides[0] / size,
+        strides[1] / size,
+    )
+}
+
+pub(super) fn collapse(
+    streams: CubeTensor,
+    projected: CubeTensor,
+    base: CubeTensor,
+    scale: CubeTensor,
+    sinkhorn: Sinkhorn,
+) -> (CubeTensor, CubeTensor) {
+    let tokens = Tokens::new(streams);
+    let projected = with_contiguous_rows(projected);
+    let client = projected.client.clone();
+    let input = tokens.output();
+    let coefficients = output(&projected, projected.shape().dims::<2>(), DType::F32);
+    let (count, dim) = tokens.cubes();
+    let projected_stride = projected.meta.strides()[0];
+    // SAFETY: tokens and vectors past the end are read as others, and not written.
+    unsafe {
+        collapse_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type([&tokens.streams, &projected]),
+            tokens.size,
+            tokens.streams.clone().into_buffer_arg(),
+            projected.into_buffer_arg(),
+            into_contiguous(base).into_buffer_arg(),
+            into_contiguous(scale).into_buffer_arg(),
+            input.clone().into_buffer_arg(),
+            coefficients.clone().into_buffer_arg(),
+            layout(&tokens.streams, tokens.size),
+            projected_stride,
+            u32::try_from(sinkhorn.iterations).unwrap_or(u32::MAX),
+            sinkhorn.epsilon as f32,
+            sinkhorn.norm_epsilon as f32,
+            tokens.blueprint,
+            dtype_to_storage_type(input.dtype),
+        );
+    }
+    (input, coefficients)
+}
+
+pub(super) fn head(
+    streams: CubeTensor,
+    projected: CubeTensor,
+    base: CubeTensor,
+    scale: CubeTensor,
+    epsilon: f64,
+    norm_epsilon: f64,
+) -> CubeTensor {
+    let tokens = Tokens::new(streams);
+    let projected = with_contiguous_rows(projected);
+    let client = projected.client.clone();
+    let collapsed = tokens.output();
+    let (count, dim) = tokens.cubes();
+    let projected_stride = projected.meta.strides()[0];
+    // SAFETY: tokens and vectors past the end are read as others, and not written.
+    unsafe {
+        head_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type([&tokens.streams, &projected]),
+            tokens.size,
+            tokens.streams.clone().into_buffer_arg(),
+            projected.into_buffer_arg(),
+            into_contiguous(base).into_buffer_arg(),
+            into_contiguous(scale).into_buffer_arg(),
+            collapsed.clone().into_buffer_arg(),
+            layout(&tokens.streams, tokens.size),
+            projected_stride,
+            epsilon as f32,
+            norm_epsilon as f32,
+            tokens.blueprint,
+            dtype_to_storage_type(collapsed.dtype),
+        );
+    }
+    collapsed
+}
+
+pub(super) fn expand(y: CubeTensor, streams: CubeTensor, coefficients: CubeTensor) -> CubeTensor {
+    let (y, streams) = (with_contiguous_rows(y), with_contiguous_rows(streams));
+    let coefficients = into_contiguous(coefficients);
+    let [tokens, n, d] = streams.shape().dims();
+    let client = streams.client.clone();
+    let expanded = output(&streams, [tokens, n, d], streams.dtype);
+    let size = vector_size(&streams, usize::MAX).min(vector_size(&y, usize::MAX));
+    let cubes = (d / size).div_ceil(EXPAND_UNITS as usize);
+    let dtypes = [streams.dtype, y.dtype].map(dtype_to_storage_type);
+    let y_vectors = y.meta.strides()[0] / size;
+    // SAFETY: tokens and vectors past the end are neither read nor written.
+    unsafe {
+        expand_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, tokens * cubes),
+            CubeDim::new_1d(EXPAND_UNITS),
+            address_type([&y, &streams, &expanded]),
+            size,
+            y.into_buffer_arg(),
+            streams.clone().into_buffer_arg(),
+            coefficients.into_buffer_arg(),
+            expanded.clone().into_buffer_arg(),
+            layout(&streams, size),
+            y_vectors,
+            cubes as u32,
+            n,
+            dtypes,
+        );
+    }
+    expanded
+}
