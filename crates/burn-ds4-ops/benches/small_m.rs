@@ -1,7 +1,9 @@
 //! Products of a few rows by dense weights, at the sizes of the released models' projections.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_ds4_ops::matmul::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
+use burn_ds4_ops::matmul::{
+    MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group,
+};
 
 use crate::{
     harness::{Case, Outputs, Prepared},

@@ -10,6 +10,8 @@ use crate::launching::{address_type, is_float, plane_size, vector_size};
 use crate::matmul::kernel::{RowsBlueprint, STRETCH, TilesBlueprint, rows_kernel, tiles_kernel};
 use crate::packed::launch::{MAX_CUBES, aligned};
 
+/// Rows of `x` up to which tensor cores multiply by 16-bit weights as they stream by, faster than the product of many rows does.
+const STREAMED_ROWS: usize = 32;
 /// Planes of a cube that share rows of weights, at most: on tensor cores, and without.
 const PLANES: usize = 8;
 const ROW_PLANES: usize = 16;
@@ -52,6 +54,11 @@ impl Group<'_> {
     fn words_arg<E: CubePrimitive>(&self) -> SequenceArg<Box<[E]>> {
         let words = self.weights.iter();
         words.map(|words| words.clone().into_buffer_arg()).collect()
+    }
+
+    /// Whether [`launch`](Self::launch) is the fastest product with all rows of `x`, though they be more than have to be independent.
+    pub fn streams(&self, x: &CubeTensor) -> bool {
+        x.shape()[0] <= STREAMED_ROWS && self.tiles_blueprint(x).is_some()
     }
 
     /// Multiplies them by a few rows of `x`, in one launch.

@@ -25,15 +25,15 @@ pub(super) fn small_m_matmul(
     invariant_rows: usize,
 ) -> CubeTensor {
     let [rows, _] = x.shape().dims();
-    if rows > invariant_rows {
-        return multiply_many(x, weight, dtype);
-    }
     let [height, _] = weight.shape().dims();
-    let result = output(&x, [rows, height], dtype);
     let group = Group {
-        weights: &[weight],
+        weights: std::slice::from_ref(&weight),
         starts: &[0],
     };
+    if rows > invariant_rows && !group.streams(&x) {
+        return multiply_many(x, weight, dtype);
+    }
+    let result = output(&x, [rows, height], dtype);
     group.launch(x, &result);
     result
 }
