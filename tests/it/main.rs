@@ -8,3 +8,4 @@ mod ds4_tiny;
 mod golden;
 mod layer_goldens;
 mod precision;
+mod verification;

@@ -1,5 +1,6 @@
 //! Every operator verified and timed, and the tests of `tests/` for machines that get one binary only.
 
+mod attention;
 mod harness;
 mod moe;
 mod norm;
@@ -58,6 +59,7 @@ enum Command {
 
 fn cases() -> Vec<Case> {
     let families = [
+        attention::cases,
         router::cases,
         topk::cases,
         small_m::cases,

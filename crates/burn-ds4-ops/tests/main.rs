@@ -3,7 +3,9 @@
 #[macro_use]
 mod catalogue;
 
+pub(crate) mod attending;
 mod attention;
+mod attention_errors;
 pub(crate) mod common;
 pub(crate) mod distributions;
 pub(crate) mod drawn;
@@ -31,6 +33,7 @@ pub(crate) mod ranking;
 mod router;
 mod router_kernels;
 pub(crate) mod routing;
+mod sink_attention;
 mod small_m_errors;
 mod small_m_group;
 mod small_m_layouts;
@@ -71,6 +74,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("quant_roundtrip", quant_roundtrip::CASES),
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),
+    ("sink_attention", sink_attention::CASES),
     ("small_m_errors", small_m_errors::CASES),
     ("small_m_group", small_m_group::CASES),
     ("small_m_layouts", small_m_layouts::CASES),

@@ -1,6 +1,7 @@
 //! Rotary position embedding: frequencies, and tables of their angles.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_ds4_ops::attention;
 
 use crate::config::YarnConfig;
 
@@ -126,13 +127,17 @@ pub(crate) struct Rotation {
 impl Rotation {
     /// Rotates the trailing channels of `x`: `[batch, count, heads, width]`.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        burn_ds4_ops::attention::rotate(x, self.cos.clone(), self.sin.clone())
+        rotate(x, self.cos.clone(), self.sin.clone())
     }
 
     /// Rotates back.
     pub(crate) fn apply_inverse(&self, x: Tensor<4>) -> Tensor<4> {
-        burn_ds4_ops::attention::rotate(x, self.cos.clone(), self.sin.clone().neg())
+        rotate(x, self.cos.clone(), self.sin.clone().neg())
     }
+}
+
+fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
+    attention::rotate(x, cos, sin).expect("as many positions and no more channels than `x` has")
 }
 
 #[cfg(test)]

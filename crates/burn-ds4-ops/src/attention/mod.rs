@@ -1,111 +1,316 @@
 //! Building blocks of DeepSeek-V4's attention: partial rotary embedding, KV pooling, indexer scores and sink attention.
 //!
 //! Masks are additive f32 biases: 0 where a key may be seen, [`MASKED`] where it may not.
+//!
+//! # Few tokens
+//!
+//! Up to [`FEW_TOKENS`] tokens of all sequences together, the result of a token has the same bits whatever other tokens there are, and
+//! whatever rows are hidden from it behind those that it sees. So has that of [`pool`] for every block, and of [`index_scores`] for
+//! every pair of query and key, on the devices that have a kernel.
 
+mod backend;
+#[cfg(feature = "cube")]
+mod kernel;
+#[cfg(feature = "cube")]
+mod launch;
 mod reference;
 
-use burn::tensor::Tensor;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use crate::OpError;
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use backend::AttentionOps;
 
 /// Bias of a key that may not be seen. Finite, so that no infinity enters the arithmetic: `exp(MASKED - m)` is 0 for any real
 /// maximum `m`.
 pub const MASKED: f32 = -1e30;
 
-/// Keys of the compressed part of [`sink_attention`].
+/// Tokens, all sequences of a batch together, up to which results do not depend on their number.
+pub const FEW_TOKENS: usize = 16;
+
+/// What is biased by less is hidden.
+const HIDDEN: f32 = MASKED / 2.0;
+
+/// Keys of the sliding window of [`sink_attention`].
 #[derive(Clone, Debug)]
-pub enum CompressedKeys {
-    /// All queries of a sequence see the same rows: rows `[batch, rows, width]`, bias `[batch, queries, rows]`.
-    Shared {
-        /// The rows, used as keys and as values.
-        rows: Tensor<3>,
-        /// Visibility of each row to each query.
-        bias: Tensor<3>,
-    },
-    /// Every query has its own rows: rows `[batch · queries, picks, width]`, bias `[batch, queries, picks]`.
-    PerQuery {
-        /// The rows, used as keys and as values.
-        rows: Tensor<3>,
-        /// Visibility of each row to its query.
-        bias: Tensor<3>,
-    },
+pub struct WindowKeys {
+    /// The rows, used as keys and as values: `[batch, columns, width]`. The last of them are those of the queries, in their order.
+    pub rows: Tensor<3>,
+    /// Visibility of each row to every query that has it in its span: f32 `[batch, columns]`.
+    pub bias: Tensor<2>,
+    /// Rows that a query sees: its own, and those right before it.
+    pub span: usize,
 }
 
-/// Output of [`sink_attention`].
+/// Keys of the compressed part of [`sink_attention`].
 #[derive(Clone, Debug)]
-pub struct AttentionOutput {
-    /// Weighted values: `[batch, queries, heads, width]`.
-    pub output: Tensor<4>,
-    /// Attention probabilities, window columns then compressed columns: `[batch, queries, heads, columns]`.
-    pub probabilities: Tensor<4>,
+pub struct CompressedKeys {
+    /// The rows, used as keys and as values: `[batch, rows, width]`.
+    pub rows: Tensor<3>,
+    /// Visibility of each row to each query: f32 `[batch, queries, rows]`.
+    pub bias: Tensor<3>,
+    /// The rows that each query sees, if not all: any integer, `[batch, queries, picks]`. One that is out of range is none.
+    pub picks: Option<Tensor<3, Int>>,
+}
+
+impl CompressedKeys {
+    /// Rows that a query sees or picks.
+    fn seen(&self) -> usize {
+        match &self.picks {
+            None => self.rows.dims()[1],
+            Some(picks) => picks.dims()[2],
+        }
+    }
 }
 
 /// Rotates the trailing channels of `x` by per-position angles, in interleaved pairs `(2i, 2i + 1)`.
 ///
 /// # Shapes and dtypes
 ///
-/// - `x`: `[batch, positions, heads, width]`
-/// - `cos`, `sin`: `[batch, positions, rotated]`, the value of pair `i` at channels `2i` and `2i + 1`, with `sin` negated at `2i`
+/// - `x`: `[batch, positions, heads, width]`, f32 / f16 / bf16
+/// - `cos`, `sin`: `[batch, positions, rotated]`, f32, the value of pair `i` at channels `2i` and `2i + 1`, with `sin` negated at `2i`
 /// - output: like `x`, its first `width - rotated` channels unchanged
 ///
 /// Rotation by the opposite angle is the same call with `-sin`.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If `rotated` is odd or larger than `width`.
-pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
-    let [_, _, _, width] = x.dims();
+/// [`OpError`] where a dtype, a shape or a device does not fit, or `rotated` is odd or larger than `width`.
+pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>, OpError> {
+    expect_float("x", &x)?;
+    let [batch, positions, _, width] = x.dims();
     let [_, _, rotated] = cos.dims();
-    assert!(
-        rotated.is_multiple_of(2) && rotated <= width,
-        "rotate: the number of rotated channels must be even and at most {width}, got {rotated}"
-    );
-    reference::rotate(x, cos, sin)
+    if !rotated.is_multiple_of(2) || rotated > width {
+        return Err(OpError::InvalidValue {
+            argument: "number of rotated channels",
+            expected: format!("even and at most {width}"),
+            actual: rotated,
+        });
+    }
+    for (argument, angles) in [("cos", &cos), ("sin", &sin)] {
+        expect_dtype(argument, "F32", angles, &[DType::F32])?;
+        expect_shape(argument, angles.dims(), [batch, positions, rotated])?;
+        expect_device(argument, &angles.device(), "x", &x.device())?;
+    }
+    if rotated == 0 || x.dims().contains(&0) {
+        return Ok(x);
+    }
+    Ok(reference::rotate(x, cos, sin))
 }
 
 /// Pools the slots of each block: `Σ_slot softmax_slot(scores) ⊙ values`, separately for every channel.
 ///
-/// # Shapes
+/// # Shapes and dtypes
 ///
-/// - `values`, `scores`: `[batch, blocks, slots, width]`
-/// - output: `[batch, blocks, width]`
-pub fn pool(values: Tensor<4>, scores: Tensor<4>) -> Tensor<3> {
-    reference::pool(values, scores)
+/// - `values`, `scores`: `[batch, blocks, slots, width]`, f32 / f16 / bf16, both the same; the arithmetic is f32
+/// - output: `[batch, blocks, width]`, the same dtype; zeros where there are no slots
+///
+/// # Errors
+///
+/// [`OpError`] where a dtype, a shape or a device does not fit.
+pub fn pool(values: Tensor<4>, scores: Tensor<4>) -> Result<Tensor<3>, OpError> {
+    expect_float("values", &values)?;
+    expect_dtype("scores", "that of `values`", &scores, &[values.dtype()])?;
+    expect_shape("scores", scores.dims(), values.dims())?;
+    expect_device("scores", &scores.device(), "values", &values.device())?;
+    let [batch, blocks, slots, width] = values.dims();
+    let shape = [batch, blocks, width];
+    if slots == 0 || shape.contains(&0) {
+        return Ok(Tensor::zeros(shape, (&values.device(), values.dtype())));
+    }
+    Ok(Tensor::from_dispatch(Dispatch::pool(
+        values.into_dispatch(),
+        scores.into_dispatch(),
+    )))
 }
 
 /// Scores of the lightning indexer: `Σ_head weights · relu(queries · key)`.
 ///
-/// # Shapes
+/// # Shapes and dtypes
 ///
-/// - `queries`: `[batch, queries, heads, width]`
-/// - `keys`: `[batch, rows, width]`
-/// - `weights`: `[batch, queries, heads]`
-/// - output: `[batch, queries, rows]`
-pub fn index_scores(queries: Tensor<4>, keys: Tensor<3>, weights: Tensor<3>) -> Tensor<3> {
-    reference::index_scores(queries, keys, weights)
+/// - `queries`: `[batch, queries, heads, width]`, f32 / f16 / bf16
+/// - `keys`: `[batch, rows, width]`, the same dtype
+/// - `weights`: `[batch, queries, heads]`, f32
+/// - output: `[batch, queries, rows]`, f32; products and sums are f32 whatever the dtype of the inputs
+///
+/// # Errors
+///
+/// [`OpError`] where a dtype, a shape or a device does not fit.
+///
+/// # Source
+///
+/// DeepSeek-V4 `inference/model.py`, `Indexer.forward`.
+pub fn index_scores(
+    queries: Tensor<4>,
+    keys: Tensor<3>,
+    weights: Tensor<3>,
+) -> Result<Tensor<3>, OpError> {
+    expect_float("queries", &queries)?;
+    expect_dtype("keys", "that of `queries`", &keys, &[queries.dtype()])?;
+    expect_dtype("weights", "F32", &weights, &[DType::F32])?;
+    let [batch, count, heads, width] = queries.dims();
+    let [_, rows, _] = keys.dims();
+    expect_shape("keys", keys.dims(), [batch, rows, width])?;
+    expect_shape("weights", weights.dims(), [batch, count, heads])?;
+    expect_device("keys", &keys.device(), "queries", &queries.device())?;
+    expect_device("weights", &weights.device(), "queries", &queries.device())?;
+    let shape = [batch, count, rows];
+    if heads == 0 || width == 0 || shape.contains(&0) {
+        return Ok(Tensor::zeros(shape, (&queries.device(), DType::F32)));
+    }
+    Ok(Tensor::from_dispatch(Dispatch::index_scores(
+        queries.into_dispatch(),
+        keys.into_dispatch(),
+        weights.into_dispatch(),
+    )))
 }
 
 /// Attention of all heads over one shared key/value row per position, with a learned sink.
 ///
-/// One softmax runs over the window columns, the compressed columns and the sink; the sink's share is dropped.
+/// One softmax runs over the rows of the window, the compressed rows and the sink; the sink's share is dropped.
 ///
 /// # Shapes and dtypes
 ///
-/// - `queries`: `[batch, queries, heads, width]`
-/// - `window`: `[batch, columns, width]`, keys and values at once
-/// - `window_bias`: `[batch, queries, columns]`, f32
+/// - `queries`: `[batch, queries, heads, width]`, f32 / f16 / bf16
+/// - `window`: query `i` of a sequence sees `span` rows, the last but `queries - 1 - i` of the sequence's among them
+/// - `compressed`: as [`CompressedKeys`] says; rows of both parts have the dtype of `queries`
 /// - `sinks`: `[heads]`, f32, in logit units
+/// - output: like `queries`
 ///
-/// Logits, softmax and its sum are f32 whatever the dtype of the inputs; the output has the dtype of `queries`.
+/// Logits, softmax and its sum are f32 whatever the dtype of the inputs.
+///
+/// # Special values
+///
+/// A sink of `-inf` takes no share. A query that sees nothing gives zeros. A NaN or an infinity in a query reaches its own head only;
+/// one in a row, what sees the row. What is hidden must be finite.
+///
+/// # Kernels
+///
+/// On CubeCL devices there is a kernel for [few](self#few-tokens) queries, of up to 1024 channels. For more queries it is matrix
+/// products, in which f16 and bf16 logits and shares are rounded to these.
+///
+/// # Errors
+///
+/// [`OpError`] where a dtype, a shape or a device does not fit, the span is none or longer than the rows before the first query allow,
+/// or `scale` is not finite.
 ///
 /// # Source
 ///
 /// DeepSeek-V4 `inference/kernel.py`, `sparse_attn_kernel`.
 pub fn sink_attention(
     queries: Tensor<4>,
-    window: Tensor<3>,
-    window_bias: Tensor<3>,
+    window: WindowKeys,
     compressed: Option<CompressedKeys>,
     sinks: Tensor<1>,
     scale: f64,
-) -> AttentionOutput {
-    reference::sink_attention(queries, window, window_bias, compressed, sinks, scale)
+) -> Result<Tensor<4>, OpError> {
+    let compressed = check(&queries, &window, compressed, &sinks, scale)?;
+    if queries.dims().contains(&0) {
+        return Ok(queries);
+    }
+    Ok(Tensor::from_dispatch(Dispatch::sink_attention(
+        queries.into_dispatch(),
+        window.rows.into_dispatch(),
+        window.bias.into_dispatch(),
+        compressed.into(),
+        sinks.into_dispatch(),
+        window.span,
+        scale,
+    )))
+}
+
+/// The shares by which [`sink_attention`] weighs rows, to look at: computed in plain tensor operations on every device.
+///
+/// Takes the same arguments. Columns of the output are all rows of the window, then the compressed rows or picks:
+/// f32 `[batch, queries, heads, columns]`.
+///
+/// # Errors
+///
+/// As [`sink_attention`].
+pub fn sink_probabilities(
+    queries: Tensor<4>,
+    window: WindowKeys,
+    compressed: Option<CompressedKeys>,
+    sinks: Tensor<1>,
+    scale: f64,
+) -> Result<Tensor<4>, OpError> {
+    let compressed = check(&queries, &window, compressed, &sinks, scale)?;
+    let [batch, count, heads, width] = queries.dims();
+    let [_, columns, _] = window.rows.dims();
+    let columns = columns + compressed.as_ref().map_or(0, CompressedKeys::seen);
+    let shape = [batch, count, heads, columns];
+    if width == 0 || shape.contains(&0) {
+        return Ok(Tensor::zeros(shape, (&queries.device(), DType::F32)));
+    }
+    Ok(Tensor::from_dispatch(Dispatch::sink_probabilities(
+        queries.into_dispatch(),
+        window.rows.into_dispatch(),
+        window.bias.into_dispatch(),
+        compressed.into(),
+        sinks.into_dispatch(),
+        window.span,
+        columns,
+        scale,
+    )))
+}
+
+/// What there is of the compressed keys, where all fits.
+fn check(
+    queries: &Tensor<4>,
+    window: &WindowKeys,
+    compressed: Option<CompressedKeys>,
+    sinks: &Tensor<1>,
+    scale: f64,
+) -> Result<Option<CompressedKeys>, OpError> {
+    expect_float("queries", queries)?;
+    let (dtype, device) = (queries.dtype(), &queries.device());
+    let [batch, count, heads, width] = queries.dims();
+    let like_queries = "that of `queries`";
+    let on_device = |argument, actual| expect_device(argument, &actual, "queries", device);
+
+    let [_, columns, _] = window.rows.dims();
+    expect_dtype("window.rows", like_queries, &window.rows, &[dtype])?;
+    expect_shape("window.rows", window.rows.dims(), [batch, columns, width])?;
+    on_device("window.rows", window.rows.device())?;
+    expect_dtype("window.bias", "F32", &window.bias, &[DType::F32])?;
+    expect_shape("window.bias", window.bias.dims(), [batch, columns])?;
+    on_device("window.bias", window.bias.device())?;
+    let longest = (columns + 1).saturating_sub(count);
+    if !(1..=longest).contains(&window.span) {
+        return Err(OpError::InvalidValue {
+            argument: "window.span",
+            expected: format!("1 to {longest}, with {columns} rows and {count} queries"),
+            actual: window.span,
+        });
+    }
+
+    expect_dtype("sinks", "F32", sinks, &[DType::F32])?;
+    expect_shape("sinks", sinks.dims(), [heads])?;
+    on_device("sinks", sinks.device())?;
+    if !scale.is_finite() {
+        return Err(OpError::InvalidFloat {
+            argument: "scale",
+            expected: "a finite number",
+            actual: scale.to_string(),
+        });
+    }
+
+    let Some(keys) = compressed else {
+        return Ok(None);
+    };
+    let [_, rows, _] = keys.rows.dims();
+    expect_dtype("compressed.rows", like_queries, &keys.rows, &[dtype])?;
+    expect_shape("compressed.rows", keys.rows.dims(), [batch, rows, width])?;
+    on_device("compressed.rows", keys.rows.device())?;
+    expect_dtype("compressed.bias", "F32", &keys.bias, &[DType::F32])?;
+    expect_shape("compressed.bias", keys.bias.dims(), [batch, count, rows])?;
+    on_device("compressed.bias", keys.bias.device())?;
+    if let Some(picks) = &keys.picks {
+        let [_, _, number] = picks.dims();
+        expect_shape("compressed.picks", picks.dims(), [batch, count, number])?;
+        on_device("compressed.picks", picks.device())?;
+    }
+    // CubeCL devices panic on some operations without elements.
+    Ok((rows > 0 && keys.seen() > 0).then_some(keys))
 }

@@ -1,7 +1,23 @@
-use burn::tensor::{FloatDType, Tensor, activation};
+//! Attention in plain tensor operations.
+//!
+//! What a kernel does is generic over the backend, as it is the default body of the operators' backend trait. Few tokens go one after
+//! the other: a matrix product or a sum may be cut up differently for more of them, and round differently.
 
-use super::{AttentionOutput, CompressedKeys};
-use crate::matmul::matmul;
+use std::ops::Range;
+
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice, Tensor};
+
+use super::backend::CompressedRows;
+use super::{FEW_TOKENS, HIDDEN, MASKED};
+use crate::matmul::MatmulOps;
+use crate::reference::bool_dtype;
+
+/// Below any sum of a softmax: its largest term is 1.
+const TINY: f32 = 1e-30;
+/// Of positions and picks.
+const INT: IntDType = IntDType::I32;
 
 pub(super) fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
     let [batch, positions, heads, width] = x.dims();
@@ -25,97 +41,260 @@ pub(super) fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> 
     Tensor::cat(vec![kept, turned], 3)
 }
 
-pub(super) fn pool(values: Tensor<4>, scores: Tensor<4>) -> Tensor<3> {
-    (activation::softmax(scores, 2) * values)
-        .sum_dim(2)
-        .squeeze_dim(2)
-}
-
-pub(super) fn index_scores(queries: Tensor<4>, keys: Tensor<3>, weights: Tensor<3>) -> Tensor<3> {
-    let [batch, count, heads, width] = queries.dims();
-    let [_, rows, _] = keys.dims();
-    let queries = queries.reshape([batch, count * heads, width]);
-    let dots = matmul(queries, keys.swap_dims(1, 2));
-    let dots = activation::relu(dots).reshape([batch * count, heads, rows]);
-    let weights = weights.reshape([batch * count, 1, heads]);
-    matmul(weights, dots).reshape([batch, count, rows])
-}
-
-pub(super) fn sink_attention(
-    queries: Tensor<4>,
-    window: Tensor<3>,
-    window_bias: Tensor<3>,
-    compressed: Option<CompressedKeys>,
-    sinks: Tensor<1>,
-    scale: f64,
-) -> AttentionOutput {
-    let [batch, count, heads, width] = queries.dims();
-    let [_, window_columns, _] = window.dims();
-    let dtype = queries.dtype();
-    // CubeCL devices panic on some operations without elements.
-    let compressed = compressed.filter(|keys| {
-        let (CompressedKeys::Shared { bias, .. } | CompressedKeys::PerQuery { bias, .. }) = keys;
-        bias.dims()[2] > 0
-    });
-
-    let per_sequence = [batch, count * heads, width];
-    let per_query = [batch * count, heads, width];
-    let logits = |queries: Tensor<3>, keys: Tensor<3>, bias: Tensor<3>| {
-        let columns = keys.dims()[1];
-        let dots = matmul(queries, keys.swap_dims(1, 2)).cast(FloatDType::F32);
-        dots.reshape([batch, count, heads, columns]) * scale + bias.unsqueeze_dim::<4>(2)
-    };
-
-    let mut all = logits(
-        queries.clone().reshape(per_sequence),
-        window.clone(),
-        window_bias,
+pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = values.dtype();
+    let [batch, blocks, _, width] = values.shape().dims();
+    let scores = B::float_cast(scores, FloatDType::F32);
+    let weights = B::softmax(scores, 2);
+    let weighted = B::float_mul(weights, B::float_cast(values, FloatDType::F32));
+    let pooled = B::float_reshape(
+        B::float_sum_dim(weighted, 2),
+        Shape::new([batch, blocks, width]),
     );
-    if let Some(keys) = &compressed {
-        let part = match keys.clone() {
-            CompressedKeys::Shared { rows, bias } => {
-                logits(queries.reshape(per_sequence), rows, bias)
-            }
-            CompressedKeys::PerQuery { rows, bias } => {
-                logits(queries.reshape(per_query), rows, bias)
-            }
-        };
-        all = Tensor::cat(vec![all, part], 3);
+    B::float_cast(pooled, dtype.into())
+}
+
+pub(super) fn index_scores<B: MatmulOps>(
+    queries: FloatTensor<B>,
+    keys: FloatTensor<B>,
+    weights: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [batch, count, _, _] = queries.shape().dims();
+    let queries = B::float_cast(queries, FloatDType::F32);
+    let keys = B::float_swap_dims(B::float_cast(keys, FloatDType::F32), 1, 2);
+    if batch * count > FEW_TOKENS {
+        return scores_at_once::<B>(queries, keys, weights);
+    }
+    let scores = (0..count).map(|query| {
+        let query = query..query + 1;
+        let queries = slice::<B>(queries.clone(), 1, query.clone());
+        scores_at_once::<B>(queries, keys.clone(), slice::<B>(weights.clone(), 1, query))
+    });
+    B::float_cat(scores.collect(), 1)
+}
+
+/// With keys `[batch, width, rows]`.
+fn scores_at_once<B: MatmulOps>(
+    queries: FloatTensor<B>,
+    keys: FloatTensor<B>,
+    weights: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [batch, count, heads, width] = queries.shape().dims();
+    let [_, _, rows] = keys.shape().dims();
+    let queries = B::float_reshape(queries, Shape::new([batch, count * heads, width]));
+    let dots = B::relu(B::precise_matmul(queries, keys));
+    let dots = B::float_reshape(dots, Shape::new([batch * count, heads, rows]));
+    let weights = B::float_reshape(weights, Shape::new([batch * count, 1, heads]));
+    let scores = B::precise_matmul(weights, dots);
+    B::float_reshape(scores, Shape::new([batch, count, rows]))
+}
+
+/// What [`sink_attention`](super::sink_attention) is called with.
+pub(super) struct Problem<B: Backend> {
+    pub queries: FloatTensor<B>,
+    pub window: FloatTensor<B>,
+    pub window_bias: FloatTensor<B>,
+    pub compressed: CompressedRows<B>,
+    pub sinks: FloatTensor<B>,
+    pub span: usize,
+    pub scale: f64,
+}
+
+/// The compressed rows as the queries of a group see them: each of a sequence, or each query its own.
+struct Seen<B: Backend> {
+    /// `[groups, rows, width]`.
+    rows: FloatTensor<B>,
+    /// `[batch, count, rows]`.
+    bias: FloatTensor<B>,
+}
+
+impl<B: MatmulOps> Problem<B> {
+    pub(super) fn output(self) -> FloatTensor<B> {
+        let [batch, count, _, _] = self.queries.shape().dims();
+        if batch * count > FEW_TOKENS {
+            return self.attend();
+        }
+        let outputs = (0..count).map(|query| self.one(query).attend());
+        B::float_cat(outputs.collect(), 1)
     }
 
-    let sinks = sinks.cast(FloatDType::F32).reshape([1, 1, heads, 1]);
-    let maximum = all.clone().max_dim(3).max_pair(sinks.clone());
-    let exponentials = (all - maximum.clone()).exp();
-    let sum = exponentials.clone().sum_dim(3) + (sinks - maximum).exp();
-    let probabilities = exponentials / sum;
+    /// That of one query of each sequence, with the part of the window that it sees.
+    fn one(&self, query: usize) -> Self {
+        let own = query..query + 1;
+        let [_, columns, _] = self.window.shape().dims();
+        let [_, count, _, _] = self.queries.shape().dims();
+        let first = columns + 1 - count - self.span + query;
+        let seen = first..first + self.span;
+        let one = |tensor: &FloatTensor<B>| slice::<B>(tensor.clone(), 1, own.clone());
+        Self {
+            queries: one(&self.queries),
+            window: slice::<B>(self.window.clone(), 1, seen.clone()),
+            window_bias: slice::<B>(self.window_bias.clone(), 1, seen),
+            compressed: match &self.compressed {
+                CompressedRows::None => CompressedRows::None,
+                CompressedRows::Shared { rows, bias } => CompressedRows::Shared {
+                    rows: rows.clone(),
+                    bias: one(bias),
+                },
+                CompressedRows::Picked { rows, bias, picks } => CompressedRows::Picked {
+                    rows: rows.clone(),
+                    bias: one(bias),
+                    picks: B::int_slice(picks.clone(), &ranges(&picks.shape(), 1, own.clone())),
+                },
+            },
+            sinks: self.sinks.clone(),
+            ..*self
+        }
+    }
 
-    let columns = probabilities.dims()[3];
-    let values = |from: usize, to: usize, shape: [usize; 3], values: Tensor<3>| {
-        let part = if (from, to) == (0, columns) {
-            probabilities.clone()
-        } else {
-            probabilities
-                .clone()
-                .slice([0..batch, 0..count, 0..heads, from..to])
+    fn attend(self) -> FloatTensor<B> {
+        let [batch, count, heads, width] = self.queries.shape().dims();
+        let dtype = self.queries.dtype();
+        let [_, columns, _] = self.window.shape().dims();
+        let seen = self.seen();
+        let probabilities = self.softmax(&seen);
+        let values = |range: Range<usize>, rows: FloatTensor<B>| {
+            let groups = rows.shape()[0];
+            let shape = [groups, batch * count / groups * heads, range.len()];
+            let part = B::float_cast(
+                slice::<B>(probabilities.clone(), 3, range),
+                FloatDType::from(dtype),
+            );
+            let part = B::float_reshape(part, Shape::new(shape));
+            B::float_reshape(
+                B::precise_matmul(part, rows),
+                Shape::new([batch, count, heads, width]),
+            )
         };
-        let [first, second, _] = shape;
-        let part = part.cast(dtype).reshape([first, second, to - from]);
-        matmul(part, values).reshape([batch, count, heads, width])
-    };
-    let mut output = values(0, window_columns, per_sequence, window);
-    if let Some(keys) = compressed {
-        let part = match keys {
-            CompressedKeys::Shared { rows, .. } => {
-                values(window_columns, columns, per_sequence, rows)
+        let output = values(0..columns, self.window.clone());
+        match seen {
+            None => output,
+            Some(seen) => {
+                let more = seen.rows.shape()[1];
+                B::float_add(output, values(columns..columns + more, seen.rows))
             }
-            CompressedKeys::PerQuery { rows, .. } => {
-                values(window_columns, columns, per_query, rows)
-            }
+        }
+    }
+
+    pub(super) fn probabilities(self) -> FloatTensor<B> {
+        self.softmax(&self.seen())
+    }
+
+    /// `[batch, count, heads, columns]`: those of the window, then compressed ones.
+    fn softmax(&self, seen: &Option<Seen<B>>) -> FloatTensor<B> {
+        let [batch, count, heads, _] = self.queries.shape().dims();
+        let [_, columns, _] = self.window.shape().dims();
+        let bias = B::float_reshape(self.window_bias.clone(), Shape::new([batch, 1, 1, columns]));
+        let mut all = self.logits(self.window.clone());
+        all = B::float_add(all.clone(), B::float_expand(bias, all.shape()));
+        if columns > self.span {
+            let band = B::float_reshape(self.band(), Shape::new([1, count, 1, columns]));
+            all = B::float_add(all.clone(), B::float_expand(band, all.shape()));
+        }
+        if let Some(Seen { rows, bias }) = seen {
+            let logits = self.logits(rows.clone());
+            let bias = B::float_reshape(
+                bias.clone(),
+                Shape::new([batch, count, 1, logits.shape()[3]]),
+            );
+            let bias = B::float_expand(bias, logits.shape());
+            all = B::float_cat(vec![all, B::float_add(logits, bias)], 3);
+        }
+
+        let single = Shape::new([batch, count, heads, 1]);
+        let sinks = B::float_clamp_min(self.sinks.clone(), MASKED.into());
+        let sinks = B::float_reshape(sinks, Shape::new([1, 1, heads, 1]));
+        let sinks = B::float_expand(sinks, single);
+        let maximum = B::float_clamp_min(B::float_max_dim(all.clone(), 3), HIDDEN.into());
+        let mask_dtype = bool_dtype::<B>(&all.device());
+        let below = B::float_lower(maximum.clone(), sinks.clone(), mask_dtype);
+        let maximum = B::float_mask_where(maximum, below, sinks.clone());
+        let shape = all.shape();
+        let distances = B::float_sub(all, B::float_expand(maximum.clone(), shape.clone()));
+        let exponentials = B::float_exp(distances);
+        let sink = B::float_exp(B::float_sub(sinks, maximum));
+        let sum = B::float_add(B::float_sum_dim(exponentials.clone(), 3), sink);
+        let sum = B::float_clamp_min(sum, TINY.into());
+        B::float_div(exponentials, B::float_expand(sum, shape))
+    }
+
+    /// Of all queries with rows of `[groups, columns, width]`, in f32: `[batch, count, heads, columns]`.
+    fn logits(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
+        let [batch, count, heads, width] = self.queries.shape().dims();
+        let [groups, columns, _] = rows.shape().dims();
+        let queries = B::float_reshape(
+            self.queries.clone(),
+            Shape::new([groups, batch * count / groups * heads, width]),
+        );
+        let dots = B::precise_matmul(queries, B::float_swap_dims(rows, 1, 2));
+        let dots = B::float_cast(dots, FloatDType::F32);
+        let dots = B::float_reshape(dots, Shape::new([batch, count, heads, columns]));
+        B::float_mul_scalar(dots, self.scale.into())
+    }
+
+    /// Mask of what is not in a query's span: `[count, columns]`.
+    fn band(&self) -> FloatTensor<B> {
+        let device = self.queries.device();
+        let [_, count, _, _] = self.queries.shape().dims();
+        let [_, columns, _] = self.window.shape().dims();
+        let first = (columns + 1 - count - self.span) as i64;
+        let shape = Shape::new([count, columns]);
+        let column = B::int_arange(0..columns as i64, &device, INT);
+        let column = B::int_reshape(column, Shape::new([1, columns]));
+        let start = B::int_arange(first..first + count as i64, &device, INT);
+        let start = B::int_reshape(start, Shape::new([count, 1]));
+        let distance = B::int_sub(
+            B::int_expand(column, shape.clone()),
+            B::int_expand(start, shape),
+        );
+        let mask_dtype = bool_dtype::<B>(&device);
+        let before = B::int_lower_elem(distance.clone(), 0.into(), mask_dtype);
+        let after = B::int_greater_equal_elem(distance, (self.span as i64).into(), mask_dtype);
+        mask::<B>(B::bool_or(before, after))
+    }
+
+    fn seen(&self) -> Option<Seen<B>> {
+        let (rows, bias, picks) = match self.compressed.clone() {
+            CompressedRows::None => return None,
+            CompressedRows::Shared { rows, bias } => return Some(Seen { rows, bias }),
+            CompressedRows::Picked { rows, bias, picks } => (rows, bias, picks),
         };
-        output = output + part;
+        let device = rows.device();
+        let [batch, available, width] = rows.shape().dims();
+        let [_, count, number] = picks.shape().dims();
+        let picks = B::int_cast(picks, INT);
+        let known = B::int_clamp(picks.clone(), 0.into(), (available as i64 - 1).into());
+        let missing = B::int_not_equal(known.clone(), picks, bool_dtype::<B>(&device));
+        let bias = B::float_add(B::float_gather(2, bias, known.clone()), mask::<B>(missing));
+        let first = B::int_arange(0..batch as i64, &device, INT);
+        let first = B::int_mul_scalar(first, (available as i64).into());
+        let first = B::int_reshape(first, Shape::new([batch, 1, 1]));
+        let places = B::int_add(
+            known,
+            B::int_expand(first, Shape::new([batch, count, number])),
+        );
+        let places = B::int_reshape(places, Shape::new([batch * count * number]));
+        let rows = B::float_reshape(rows, Shape::new([batch * available, width]));
+        let rows = B::float_reshape(
+            B::float_select(rows, 0, places),
+            Shape::new([batch * count, number, width]),
+        );
+        Some(Seen { rows, bias })
     }
-    AttentionOutput {
-        output,
-        probabilities,
-    }
+}
+
+/// [`MASKED`] where it is hidden.
+fn mask<B: Backend>(hidden: BoolTensor<B>) -> FloatTensor<B> {
+    B::float_mul_scalar(B::bool_into_float(hidden, FloatDType::F32), MASKED.into())
+}
+
+fn slice<B: Backend>(tensor: FloatTensor<B>, axis: usize, range: Range<usize>) -> FloatTensor<B> {
+    let ranges = ranges(&tensor.shape(), axis, range);
+    B::float_slice(tensor, &ranges)
+}
+
+fn ranges(shape: &Shape, axis: usize, range: Range<usize>) -> Vec<Slice> {
+    let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
+    ranges[axis] = range.into();
+    ranges
 }

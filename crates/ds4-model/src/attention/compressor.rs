@@ -130,14 +130,18 @@ impl Compressor {
                 .slice([0..batch, blocks, 0..slots, from..from + width])
         };
         if !self.overlap {
-            return ops::pool(part(0..given, 0), part(0..given, 1));
+            return pooled(part(0..given, 0), part(0..given, 1));
         }
         let (previous, own) = (0..given - 1, 1..given);
         let values = Tensor::cat(vec![part(previous.clone(), 0), part(own.clone(), 1)], 2);
         let previous_scores = part(previous, 2) + step.previous_bias.clone();
         let scores = Tensor::cat(vec![previous_scores, part(own, 3)], 2);
-        ops::pool(values, scores)
+        pooled(values, scores)
     }
+}
+
+fn pooled(values: Tensor<4>, scores: Tensor<4>) -> Tensor<3> {
+    ops::pool(values, scores).expect("parts of one projection")
 }
 
 /// What an indexer row or query becomes in the released model's FP4 cache.

@@ -1,7 +1,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
-use burn_ds4_ops::attention::{CompressedKeys, index_scores};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_ds4_ops::attention::{CompressedKeys, FEW_TOKENS, index_scores};
 use burn_ds4_ops::topk::{self, Windows};
 
 use super::compressor::{Compressor, CompressorConfig, RowRounding, quantize_index};
@@ -109,40 +109,39 @@ impl Indexer {
         self.compressor.forward(projections, step, cache, rounding);
 
         let [batch, count, _] = query.dims();
-        let [_, available, row_width] = rows.dims();
+        let [_, available, _] = rows.dims();
         let bias = step.bias.clone();
         if available <= self.top_k {
             // Every visible row is picked.
-            return CompressedKeys::Shared { rows, bias };
+            return CompressedKeys {
+                rows,
+                bias,
+                picks: None,
+            };
         }
 
         let scores = self.scores(head_weights, query, rotation, quantized, cache.rows.all());
         trace.record("scores", &scores);
         let scores = (scores + bias.clone()).reshape([batch * count, available]);
 
-        // Fewer rows are touched by gathering each query's picks, or by masking all rows once for all queries.
-        if count * self.top_k > available {
+        // Fewer rows are touched by gathering each query's picks, or by masking all rows once for all queries. Few queries always
+        // pick: what is masked takes up columns, and in other columns a softmax may round differently.
+        if batch * count > FEW_TOKENS && count * self.top_k > available {
             let picked = topk::top_k_mask(scores, self.top_k).reshape([batch, count, available]);
             let unpicked = mask(picked.bool_not());
-            return CompressedKeys::Shared {
+            return CompressedKeys {
                 rows,
                 bias: bias + unpicked,
+                picks: None,
             };
         }
         let picks = topk::top_k_ids(scores, Windows::All, self.top_k);
         trace.record("picks", &picks);
-        let bias = bias
-            .reshape([batch * count, available])
-            .gather(1, picks.clone())
-            .reshape([batch, count, self.top_k]);
-        let first = Tensor::<1, Int>::arange(0..batch as i64, (&picks.device(), picks.dtype()))
-            * available as i64;
-        let picks = picks.reshape([batch, count * self.top_k]) + first.unsqueeze_dim::<2>(1);
-        let rows = rows
-            .reshape([batch * available, row_width])
-            .select(0, picks.reshape([batch * count * self.top_k]))
-            .reshape([batch * count, self.top_k, row_width]);
-        CompressedKeys::PerQuery { rows, bias }
+        CompressedKeys {
+            rows,
+            bias,
+            picks: Some(picks.reshape([batch, count, self.top_k])),
+        }
     }
 
     /// Scores of all stored rows, in f32: `[batch, positions, rows]`.
@@ -167,10 +166,6 @@ impl Indexer {
         };
         let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
         let weights = head_weights * scale;
-        index_scores(
-            queries.cast(FloatDType::F32),
-            keys.cast(FloatDType::F32),
-            weights,
-        )
+        index_scores(queries, keys, weights).expect("keys of a cache that was made for the model")
     }
 }

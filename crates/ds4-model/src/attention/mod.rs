@@ -6,7 +6,7 @@ mod indexer;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::attention::{self as ops, CompressedKeys};
+use burn_ds4_ops::attention::{self as ops, CompressedKeys, WindowKeys};
 use burn_ds4_ops::quant;
 
 use crate::cache::{LayerCache, Step};
@@ -263,19 +263,23 @@ impl Attention {
         cache
             .window
             .write(ring.write.clone(), ring.newest(rows.clone()));
-        let window = Tensor::cat(vec![earlier, rows], 1);
+        let window = WindowKeys {
+            rows: Tensor::cat(vec![earlier, rows], 1),
+            bias: step.window.bias.clone(),
+            span: step.window.span,
+        };
 
         let compressed = self.compressed_keys(x, low_rank, step, cache, trace);
-        let attended = ops::sink_attention(
-            queries,
-            window,
-            step.window.bias.clone(),
-            compressed,
-            self.sinks.val(),
-            (self.head_dim as f64).powf(-0.5),
-        );
-        trace.record("probabilities", &attended.probabilities);
-        let output = self.project_output(rotation.apply_inverse(attended.output));
+        let (sinks, scale) = (self.sinks.val(), (self.head_dim as f64).powf(-0.5));
+        trace.record_with("probabilities", || {
+            let (queries, window, compressed) =
+                (queries.clone(), window.clone(), compressed.clone());
+            ops::sink_probabilities(queries, window, compressed, sinks.clone(), scale)
+                .expect("what the attention itself takes")
+        });
+        let attended = ops::sink_attention(queries, window, compressed, sinks, scale)
+            .expect("a step that belongs to the cache");
+        let output = self.project_output(rotation.apply_inverse(attended));
         trace.record("output", &output);
         output
     }
@@ -328,9 +332,10 @@ impl Attention {
                     index_cache,
                     &trace.scope("indexer"),
                 ),
-            _ => CompressedKeys::Shared {
+            _ => CompressedKeys {
                 rows,
                 bias: compressed_step.bias.clone(),
+                picks: None,
             },
         };
         Some(keys)

@@ -326,6 +326,19 @@ impl Cache {
         self.capacity
     }
 
+    /// Positions that a step may have without making the cache grow before a step of one position would.
+    ///
+    /// Sums over another capacity may round differently where there is no kernel, so a speculative step that keeps to it gives the
+    /// bits of single steps.
+    pub fn room(&self) -> usize {
+        let longest = self.lengths.iter().max().copied().unwrap_or(0);
+        match self.capacity - longest {
+            // It grows anyway, and doubles.
+            0 => self.capacity,
+            room => room,
+        }
+    }
+
     /// The caches of the layers, for a [`Step`] of this cache.
     pub fn layers_mut(&mut self) -> &mut [LayerCache] {
         &mut self.layers

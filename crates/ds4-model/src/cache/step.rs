@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::MASKED;
 
 use super::{Cache, CacheLayout};
@@ -16,7 +16,7 @@ pub(crate) fn mask<const D: usize>(hidden: Tensor<D, Bool>) -> Tensor<D> {
 
 /// Rows before a step's first position that its window reaches.
 ///
-/// At least one, so that no tensor is empty; the mask hides what a window of one position must not see.
+/// At least one, so that no tensor is empty; a window of one position does not see it.
 pub(super) fn window_history(window: usize) -> usize {
     window.saturating_sub(1).max(1)
 }
@@ -60,8 +60,10 @@ pub struct Step {
 #[derive(Clone, Debug)]
 pub(crate) struct WindowStep {
     pub(crate) ring: RingStep,
-    /// Mask of the history's rows and the step's own: f32 `[batch, count, history + count]`.
-    pub(crate) bias: Tensor<3>,
+    /// Mask of the history's rows and the step's own: f32 `[batch, history + count]`.
+    pub(crate) bias: Tensor<2>,
+    /// Rows that a query sees, its own included.
+    pub(crate) span: usize,
 }
 
 /// Where a step reads and writes a ring of the newest rows.
@@ -144,7 +146,8 @@ impl Step {
             count,
             window: WindowStep {
                 ring: RingStep::new(&start, count, history, slots),
-                bias: window_bias(&start, count, history, cache.layout.window),
+                bias: window_bias(&start, count, history),
+                span: cache.layout.window.max(1),
             },
             compressed,
             rotation: cache
@@ -309,35 +312,11 @@ impl CompressedStep {
     }
 }
 
-/// Mask of history rows and own rows: a key is seen at most `window - 1` positions later, and never before position 0.
-fn window_bias(start: &Tensor<1, Int>, count: usize, history: usize, window: usize) -> Tensor<3> {
-    let device = &start.device();
-    let [batch] = start.dims();
-    let columns = history + count;
-    let before_first = (start.clone().unsqueeze_dim::<2>(1) + arange(history, device).unsqueeze())
-        .lower_elem(history as i64)
-        .reshape([batch, 1, history]);
-    let before_first = mask(before_first);
-    let own = Tensor::zeros([batch, 1, count], (device, before_first.dtype()));
-    let before_first = Tensor::cat(vec![before_first, own], 2);
-    if count == 1 && window > 1 {
-        // A single query sees its whole history and itself.
-        return before_first;
-    }
-    let relative: Vec<f32> = (0..count)
-        .flat_map(|query| {
-            (0..columns).map(move |column| {
-                let position = query + history;
-                let seen = column <= position && column + window > position;
-                if seen { 0.0 } else { MASKED }
-            })
-        })
-        .collect();
-    let relative = Tensor::<3>::from_data(
-        TensorData::new(relative, [1, count, columns]),
-        (device, DType::F32),
-    );
-    relative + before_first
+/// Mask of history rows and own rows: there is nothing before position 0.
+fn window_bias(start: &Tensor<1, Int>, count: usize, history: usize) -> Tensor<2> {
+    let columns = arange(history + count, &start.device()).unsqueeze();
+    let from_history = start.clone().unsqueeze_dim::<2>(1) + columns;
+    mask(from_history.lower_elem(history as i64))
 }
 
 fn arange(count: usize, device: &Device) -> Tensor<1, Int> {

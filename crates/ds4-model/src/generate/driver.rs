@@ -260,7 +260,7 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// Drafts as many tokens as are wanted, can still be yielded, and fit the context.
+    /// Drafts as many tokens as are wanted, can still be yielded, fit the context, and do not make the cache grow before its time.
     fn draft(&mut self) -> Result<Vec<u32>, GenerateError> {
         let Some(proposer) = &mut self.proposer else {
             return Ok(Vec::new());
@@ -268,6 +268,7 @@ impl<'a> Generation<'a> {
         let wanted = self.config.max_new_tokens - (self.tokens.len() - self.prompt);
         let room = self.max_positions - self.tokens.len();
         let count = self.config.drafts.min(wanted - 1).min(room);
+        let count = count.min(self.cache.room() - 1);
         let drafts = proposer.draft(&self.unseen, count)?;
         if count > 0 {
             self.unseen.clear();

@@ -1,0 +1,159 @@
+//! Attention of a few tokens at the sizes of the released models.
+
+use burn::tensor::{DType, FloatDType};
+use burn_ds4_ops::attention::{index_scores, sink_attention};
+
+use crate::{
+    harness::{Case, Prepared},
+    tests::attending::{Case as Problem, Sizes},
+    tests::common::{Tolerance, absolute, assert_close, floats, narrow, noise, values, wide},
+};
+
+const QUERIES: [usize; 4] = [1, 2, 5, 16];
+const HEADS: usize = 64;
+const WIDTH: usize = 512;
+const WINDOW: usize = 128;
+/// Compressed rows of which 512 are picked, or all of which are seen.
+const PICKED: (usize, usize) = (8192, 512);
+const SHARED: usize = 2048;
+/// Width of an indexer's head.
+const INDEX_WIDTH: usize = 128;
+const INDEX_ROWS: [usize; 2] = [8192, 65536];
+/// Rows between those that are checked.
+const CHECKED: usize = 61;
+/// Bytes of a bf16 and of an f32.
+const HALF: usize = 2;
+const WORD: usize = 4;
+
+pub fn cases() -> Vec<Case> {
+    let attention = QUERIES.into_iter().flat_map(|count| {
+        let (rows, picks) = PICKED;
+        [
+            attention_case(count, "picked", rows, Some(picks)),
+            attention_case(count, "shared", SHARED, None),
+        ]
+    });
+    let scores = QUERIES
+        .into_iter()
+        .flat_map(|count| INDEX_ROWS.map(|rows| scores_case(count, rows)));
+    attention.chain(scores).collect()
+}
+
+fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Option<usize>) -> Case {
+    let seen = picks.map_or(rows, |picks| count * picks);
+    let columns = WINDOW - 1 + count;
+    let heads = count * HEADS * WIDTH;
+    let bytes = (2 * heads + (columns + seen) * WIDTH) * HALF;
+    let biases = (columns + count * picks.unwrap_or(rows)) * WORD;
+    let ids = count * picks.unwrap_or(0) * WORD;
+    Case {
+        op: "sink_attention",
+        shape: vec![
+            ("Q", count),
+            ("H", HEADS),
+            ("D", WIDTH),
+            ("C", WINDOW + picks.unwrap_or(rows)),
+        ],
+        variant,
+        dtype: DType::BF16,
+        bytes: bytes + biases + ids,
+        flops: Some((4 * heads * (WINDOW + picks.unwrap_or(rows))) as u64),
+        input_bytes: (heads + (columns + rows) * WIDTH) * HALF + count * rows * WORD,
+        build: Box::new(move |device, seed| {
+            let sizes = Sizes {
+                batch: 1,
+                count,
+                heads: HEADS,
+                width: WIDTH,
+                span: WINDOW,
+                rows,
+                picks,
+            };
+            let mut problem = Problem::new(sizes, seed).rounded(FloatDType::BF16, device);
+            problem.scale = (WIDTH as f64).powf(-0.5);
+            problem.window_bias.fill(0.0);
+            problem.rows_bias.fill(0.0);
+            let scale = problem.scale;
+            let (queries, window, compressed, sinks) = problem.arguments(device, FloatDType::BF16);
+            Prepared::new(
+                move || {
+                    let (queries, window) = (queries.clone(), window.clone());
+                    sink_attention(queries, window, compressed.clone(), sinks.clone(), scale)
+                        .expect("arguments that fit")
+                },
+                move |output| {
+                    // The last query: the oracle is slow.
+                    let (expected, _) = problem.alone(count - 1).oracle();
+                    let actual = values(output.cast(FloatDType::F32));
+                    let last = &actual[(count - 1) * HEADS * WIDTH..];
+                    let tolerance = Tolerance {
+                        absolute: 1e-4,
+                        relative: 2f64.powi(-8),
+                    };
+                    assert_close(last, &narrow(&expected), tolerance, variant);
+                },
+            )
+        }),
+    }
+}
+
+fn scores_case(count: usize, rows: usize) -> Case {
+    let queries = count * HEADS * INDEX_WIDTH;
+    let inputs = (queries + rows * INDEX_WIDTH) * HALF + count * HEADS * WORD;
+    Case {
+        op: "index_scores",
+        shape: vec![("Q", count), ("H", HEADS), ("D", INDEX_WIDTH), ("R", rows)],
+        variant: "indexer",
+        dtype: DType::BF16,
+        bytes: inputs + count * rows * WORD,
+        flops: Some((2 * queries * rows) as u64),
+        input_bytes: inputs,
+        build: Box::new(move |device, seed| {
+            let half = |values: &[f32], shape: [usize; 3]| {
+                floats(values, shape, device).cast(FloatDType::BF16)
+            };
+            let queries = half(&noise(queries, seed), [count, HEADS, INDEX_WIDTH]);
+            let keys = half(&noise(rows * INDEX_WIDTH, !seed), [1, rows, INDEX_WIDTH]);
+            let weights = noise(count * HEADS, seed ^ 3);
+            let weights_on_device = floats(&weights, [1, count, HEADS], device);
+            let checked = (queries.clone(), keys.clone());
+            let queries = queries.reshape([1, count, HEADS, INDEX_WIDTH]);
+            Prepared::new(
+                move || {
+                    index_scores(queries.clone(), keys.clone(), weights_on_device.clone())
+                        .expect("arguments that fit")
+                },
+                move |scores| {
+                    let read = |tensor: &burn::tensor::Tensor<3>| {
+                        wide(&values(tensor.clone().cast(FloatDType::F32)))
+                    };
+                    let (queries, keys) = (read(&checked.0), read(&checked.1));
+                    // The last query, and some of the rows.
+                    let last = count - 1;
+                    let queries = &queries[last * HEADS * INDEX_WIDTH..];
+                    let weights = &weights[last * HEADS..];
+                    let actual = values(scores);
+                    let actual: Vec<f32> = actual[last * rows..]
+                        .iter()
+                        .copied()
+                        .step_by(CHECKED)
+                        .collect();
+                    let expected: Vec<f64> = keys
+                        .chunks(INDEX_WIDTH)
+                        .step_by(CHECKED)
+                        .map(|key| {
+                            let heads = queries.chunks(INDEX_WIDTH).zip(weights);
+                            heads
+                                .map(|(query, weight)| {
+                                    let dot: f64 = query.iter().zip(key).map(|(a, b)| a * b).sum();
+                                    f64::from(*weight) * dot.max(0.0)
+                                })
+                                .sum()
+                        })
+                        .collect();
+                    assert_close(&actual, &narrow(&expected), absolute(1e-4), "scores");
+                },
+            )
+        }),
+    }
+}

@@ -1,0 +1,196 @@
+use burn::backend::tensor::{FloatTensor, IntTensor};
+#[allow(unused_imports)]
+use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+
+use super::CompressedKeys;
+use super::reference::{self, Problem};
+use crate::matmul::MatmulOps;
+
+/// [`CompressedKeys`] as backends see them.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum CompressedRows<B: Backend> {
+    /// There are none.
+    None,
+    /// All queries of a sequence see the same.
+    Shared {
+        /// `[batch, rows, width]`.
+        rows: FloatTensor<B>,
+        /// `[batch, queries, rows]`.
+        bias: FloatTensor<B>,
+    },
+    /// Every query sees some.
+    Picked {
+        /// `[batch, rows, width]`.
+        rows: FloatTensor<B>,
+        /// `[batch, queries, rows]`.
+        bias: FloatTensor<B>,
+        /// `[batch, queries, picks]`.
+        picks: IntTensor<B>,
+    },
+}
+
+impl From<Option<CompressedKeys>> for CompressedRows<Dispatch> {
+    fn from(keys: Option<CompressedKeys>) -> Self {
+        let Some(CompressedKeys { rows, bias, picks }) = keys else {
+            return Self::None;
+        };
+        let (rows, bias) = (rows.into_dispatch(), bias.into_dispatch());
+        match picks {
+            None => Self::Shared { rows, bias },
+            Some(picks) => Self::Picked {
+                rows,
+                bias,
+                picks: picks.into_dispatch(),
+            },
+        }
+    }
+}
+
+/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+///
+/// No tensor that gets here is empty.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Fusion: cfg(feature = "fusion")
+)]
+pub trait AttentionOps: MatmulOps {
+    /// See [`sink_attention`](super::sink_attention).
+    #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, _scale| fusion::like(queries))]
+    fn sink_attention(
+        queries: FloatTensor<Self>,
+        window: FloatTensor<Self>,
+        window_bias: FloatTensor<Self>,
+        #[extension_type] compressed: CompressedRows<Self>,
+        sinks: FloatTensor<Self>,
+        span: usize,
+        scale: f64,
+    ) -> FloatTensor<Self> {
+        Problem::<Self> {
+            queries,
+            window,
+            window_bias,
+            compressed,
+            sinks,
+            span,
+            scale,
+        }
+        .output()
+    }
+
+    /// See [`sink_probabilities`](super::sink_probabilities); `columns` are those of the result.
+    #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, columns, _scale| fusion::probabilities(queries, *columns))]
+    fn sink_probabilities(
+        queries: FloatTensor<Self>,
+        window: FloatTensor<Self>,
+        window_bias: FloatTensor<Self>,
+        #[extension_type] compressed: CompressedRows<Self>,
+        sinks: FloatTensor<Self>,
+        span: usize,
+        columns: usize,
+        scale: f64,
+    ) -> FloatTensor<Self> {
+        let probabilities = Problem::<Self> {
+            queries,
+            window,
+            window_bias,
+            compressed,
+            sinks,
+            span,
+            scale,
+        }
+        .probabilities();
+        debug_assert_eq!(probabilities.shape()[3], columns);
+        probabilities
+    }
+
+    /// See [`index_scores`](super::index_scores).
+    #[fusion(meta = |queries, keys, _weights| fusion::scores(queries, keys))]
+    fn index_scores(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        weights: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        reference::index_scores::<Self>(queries, keys, weights)
+    }
+
+    /// See [`pool`](super::pool).
+    #[fusion(meta = |values, _scores| fusion::pooled(values))]
+    fn pool(values: FloatTensor<Self>, scores: FloatTensor<Self>) -> FloatTensor<Self> {
+        reference::pool::<Self>(values, scores)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl AttentionOps for burn::backend::Flex {}
+
+#[cfg(feature = "cube")]
+impl AttentionOps for burn_cubecl::CubeBackend {
+    fn sink_attention(
+        queries: FloatTensor<Self>,
+        window: FloatTensor<Self>,
+        window_bias: FloatTensor<Self>,
+        compressed: CompressedRows<Self>,
+        sinks: FloatTensor<Self>,
+        span: usize,
+        scale: f64,
+    ) -> FloatTensor<Self> {
+        let problem = Problem::<Self> {
+            queries,
+            window,
+            window_bias,
+            compressed,
+            sinks,
+            span,
+            scale,
+        };
+        if super::launch::can_attend(&problem) {
+            super::launch::sink_attention(problem)
+        } else {
+            problem.output()
+        }
+    }
+
+    fn index_scores(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        weights: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        if super::launch::can_score(&queries, &keys) {
+            super::launch::index_scores(queries, keys, weights)
+        } else {
+            reference::index_scores::<Self>(queries, keys, weights)
+        }
+    }
+
+    fn pool(values: FloatTensor<Self>, scores: FloatTensor<Self>) -> FloatTensor<Self> {
+        super::launch::pool(values, scores)
+    }
+}
+
+/// What fusion has to know about the outputs before the operators run.
+#[cfg(feature = "fusion")]
+mod fusion {
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::DType;
+
+    pub(super) fn like(queries: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(queries.shape.clone(), queries.dtype)
+    }
+
+    pub(super) fn probabilities(queries: &TensorSpec, columns: usize) -> TensorSpec {
+        let [batch, count, heads, _] = queries.shape.dims();
+        TensorSpec::new([batch, count, heads, columns].into(), DType::F32)
+    }
+
+    pub(super) fn scores(queries: &TensorSpec, keys: &TensorSpec) -> TensorSpec {
+        let shape = [queries.shape[0], queries.shape[1], keys.shape[1]];
+        TensorSpec::new(shape.into(), DType::F32)
+    }
+
+    pub(super) fn pooled(values: &TensorSpec) -> TensorSpec {
+        let shape = [values.shape[0], values.shape[1], values.shape[3]];
+        TensorSpec::new(shape.into(), values.dtype)
+    }
+}

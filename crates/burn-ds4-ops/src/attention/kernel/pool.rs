@@ -1,0 +1,57 @@
+//! Pooling of the slots of a block.
+
+use cubecl::prelude::*;
+
+use super::weight;
+use crate::intrinsics::Target;
+
+/// Elements from one to the next.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Blocks {
+    pub sequence: usize,
+    pub block: usize,
+    pub slot: usize,
+}
+
+/// Every unit has a channel of a block, and goes through the slots in their order.
+///
+/// - `output`: `[batch, blocks, width]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn pool_kernel<F: Float>(
+    values: &[F],
+    scores: &[F],
+    output: &mut [F],
+    outputs: usize,
+    blocks: usize,
+    slots: u32,
+    width: usize,
+    value_strides: Blocks,
+    score_strides: Blocks,
+    #[comptime] target: Target,
+    #[define(F)] _dtype: ElemType,
+) {
+    let own = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+    if own < outputs {
+        let channel = own % width;
+        let block = own / width % blocks;
+        let sequence = own / width / blocks;
+        let value = sequence * value_strides.sequence + block * value_strides.block + channel;
+        let score = sequence * score_strides.sequence + block * score_strides.block + channel;
+        let mut maximum = f32::cast_from(scores[score]);
+        for slot in 1..slots {
+            let at = score + slot as usize * score_strides.slot;
+            maximum = max(maximum, f32::cast_from(scores[at]));
+        }
+        let mut total = 0.0f32;
+        let mut sum = 0.0f32;
+        for slot in 0..slots {
+            let at = score + slot as usize * score_strides.slot;
+            let share = weight(f32::cast_from(scores[at]) - maximum, target);
+            let at = value + slot as usize * value_strides.slot;
+            total += share;
+            sum = fma(share, f32::cast_from(values[at]), sum);
+        }
+        output[own] = F::cast_from(sum / total);
+    }
+}

@@ -1,0 +1,248 @@
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::FEW_TOKENS;
+use super::backend::CompressedRows;
+use super::kernel::{
+    BlocksLaunch, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel, pool_kernel, sink_kernel,
+};
+use super::reference::Problem;
+use crate::intrinsics::Target;
+use crate::launching::{
+    address_type, cube_count, is_float, is_wide_int, output, plane_size, vector_size,
+    with_contiguous_rows,
+};
+
+/// Heads that share the rows which a cube reads.
+const HEADS: u32 = 2;
+/// Planes of a cube, and channels up to which their sums fit in 16 KiB of shared memory. For more there are half as many.
+const PLANES: u32 = 8;
+const MAX_PLANES_WIDTH: usize = 512;
+/// Widest row of the kernel: a lane keeps its channels of it in registers, and those of a few others.
+const MAX_WIDTH: usize = 1024;
+/// Channels of a lane at most, likewise.
+const MAX_LANE_WIDTH: usize = 64;
+/// Widest row of the indexer's kernel: a unit keeps all of it.
+const MAX_INDEX_WIDTH: usize = 256;
+/// Rows of a cube of the indexer's.
+const INDEX_UNITS: u32 = 64;
+/// Channels of a cube that pools.
+const POOL_UNITS: u32 = 64;
+/// Cubes in one dimension, on any device.
+const MAX_CUBES: usize = 65535;
+
+fn blueprint(client: &Client, width: usize, size: usize) -> Option<(SinkBlueprint, usize)> {
+    let plane = plane_size(client)?;
+    // Rather less to a lane than nothing to some.
+    let mut size = size;
+    while size > 1 && width / size < plane as usize {
+        size /= 2;
+    }
+    let vectors = width / size;
+    let steps = vectors.div_ceil(plane as usize);
+    let planes = if width <= MAX_PLANES_WIDTH {
+        PLANES
+    } else {
+        PLANES / 2
+    };
+    let blueprint = SinkBlueprint {
+        heads: HEADS,
+        planes,
+        plane,
+        steps: steps as u32,
+        even: vectors == steps * plane as usize,
+        target: Target::of(client),
+    };
+    (width <= MAX_WIDTH && steps * size <= MAX_LANE_WIDTH).then_some((blueprint, size))
+}
+
+pub(super) fn can_attend(problem: &Problem<CubeBackend>) -> bool {
+    let [batch, count, heads, width] = problem.queries.shape().dims();
+    let (rows, picks) = match &problem.compressed {
+        CompressedRows::None => (0, None),
+        CompressedRows::Shared { rows, .. } => (rows.shape()[1], None),
+        CompressedRows::Picked { rows, picks, .. } => (rows.shape()[1], Some(picks)),
+    };
+    let columns = problem.window.shape()[1];
+    batch * count <= FEW_TOKENS
+        && heads.div_ceil(HEADS as usize) <= MAX_CUBES
+        && i32::try_from(batch * columns.max(rows)).is_ok()
+        && is_float(problem.queries.dtype)
+        && picks.is_none_or(|picks| is_wide_int(picks.dtype))
+        && blueprint(&problem.queries.client, width, 1).is_some()
+}
+
+pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
+    let queries = with_contiguous_rows(problem.queries);
+    let window = with_contiguous_rows(problem.window);
+    let window_bias = into_contiguous(problem.window_bias);
+    let (compressed, picks) = match problem.compressed {
+        CompressedRows::None => (None, None),
+        CompressedRows::Shared { rows, bias } => (Some((rows, bias)), None),
+        CompressedRows::Picked { rows, bias, picks } => (Some((rows, bias)), Some(picks)),
+    };
+    let picks = picks.map(into_contiguous);
+    let seen = match (&compressed, &picks) {
+        (None, _) => 0,
+        (Some(_), Some(picks)) => picks.shape()[2],
+        (Some((rows, _)), None) => rows.shape()[1],
+    };
+    // Where there are no rows, none of these are read.
+    let (rows, rows_bias) = compressed.map_or_else(
+        || (window.clone(), window_bias.clone()),
+        |(rows, bias)| (with_contiguous_rows(rows), into_contiguous(bias)),
+    );
+
+    let client = queries.client.clone();
+    let [batch, count, heads, width] = queries.shape().dims();
+    let widest = [&queries, &window, &rows].map(|tensor| vector_size(tensor, usize::MAX));
+    let size = widest.into_iter().min().unwrap_or(1);
+    let (blueprint, size) = blueprint(&client, width, size)
+        .or_else(|| blueprint(&client, width, 1))
+        .expect("checked by can_attend");
+    let result = output(&queries, [batch, count, heads, width], queries.dtype);
+    let sizes = SizesLaunch::new(
+        count as u32,
+        heads as u32,
+        (width / size) as u32,
+        window.shape()[1] as u32,
+        problem.span as u32,
+        rows.shape()[1] as u32,
+        seen as u32,
+    );
+    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
+    let strides = StridesLaunch::new(
+        stride(&queries, 0),
+        stride(&queries, 1),
+        stride(&queries, 2),
+        stride(&window, 0),
+        stride(&window, 1),
+        stride(&rows, 0),
+        stride(&rows, 1),
+    );
+    let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
+    let dtypes = [queries.dtype, picks_dtype].map(dtype_to_storage_type);
+    // SAFETY: heads and vectors past the end are read as others, rows that are none as the first; writes are within the output.
+    unsafe {
+        sink_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static((heads as u32).div_ceil(HEADS), (batch * count) as u32, 1),
+            CubeDim::new_2d(blueprint.plane, blueprint.planes),
+            address_type([&queries, &window, &rows, &rows_bias, &result]),
+            size,
+            queries.into_buffer_arg(),
+            window.into_buffer_arg(),
+            window_bias.into_buffer_arg(),
+            rows.into_buffer_arg(),
+            rows_bias.into_buffer_arg(),
+            picks.map(CubeTensor::into_buffer_arg).into(),
+            into_contiguous(problem.sinks).into_buffer_arg(),
+            result.clone().into_buffer_arg(),
+            sizes,
+            strides,
+            problem.scale as f32,
+            blueprint,
+            dtypes,
+        );
+    }
+    result
+}
+
+pub(super) fn can_score(queries: &CubeTensor, keys: &CubeTensor) -> bool {
+    let [batch, count, heads, width] = queries.shape().dims();
+    let [_, rows, _] = keys.shape().dims();
+    is_float(queries.dtype)
+        && width <= MAX_INDEX_WIDTH
+        && batch * count <= MAX_CUBES
+        && rows.div_ceil(INDEX_UNITS as usize) <= MAX_CUBES
+        && u32::try_from(batch * count * heads).is_ok()
+}
+
+pub(super) fn index_scores(
+    queries: CubeTensor,
+    keys: CubeTensor,
+    weights: CubeTensor,
+) -> CubeTensor {
+    let (queries, keys) = (with_contiguous_rows(queries), with_contiguous_rows(keys));
+    let client = queries.client.clone();
+    let [batch, count, heads, width] = queries.shape().dims();
+    let [_, rows, _] = keys.shape().dims();
+    let size = vector_size(&queries, usize::MAX).min(vector_size(&keys, usize::MAX));
+    let result = output(&queries, [batch, count, rows], DType::F32);
+    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
+    let (queries_strides, keys_strides) = (
+        [0, 1, 2].map(|axis| stride(&queries, axis)),
+        [0, 1].map(|axis| stride(&keys, axis)),
+    );
+    let dtype = dtype_to_storage_type(queries.dtype);
+    // SAFETY: rows past the end are read as the last, and not written.
+    unsafe {
+        index_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(
+                (rows as u32).div_ceil(INDEX_UNITS),
+                (batch * count) as u32,
+                1,
+            ),
+            CubeDim::new_1d(INDEX_UNITS),
+            address_type([&queries, &keys, &result]),
+            size,
+            queries.into_buffer_arg(),
+            keys.into_buffer_arg(),
+            into_contiguous(weights).into_buffer_arg(),
+            result.clone().into_buffer_arg(),
+            count as u32,
+            heads as u32,
+            rows as u32,
+            queries_strides[0],
+            queries_strides[1],
+            queries_strides[2],
+            keys_strides[0],
+            keys_strides[1],
+            (width / size) as u32,
+            dtype,
+        );
+    }
+    result
+}
+
+pub(super) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
+    let (values, scores) = (with_contiguous_rows(values), with_contiguous_rows(scores));
+    let client = values.client.clone();
+    let [batch, blocks, slots, width] = values.shape().dims();
+    let result = output(&values, [batch, blocks, width], values.dtype);
+    let outputs = batch * blocks * width;
+    let strides = |tensor: &CubeTensor| {
+        let strides = tensor.meta.strides();
+        BlocksLaunch::new(strides[0], strides[1], strides[2])
+    };
+    let (value_strides, score_strides) = (strides(&values), strides(&scores));
+    let dtype = dtype_to_storage_type(values.dtype);
+    // SAFETY: units past the last channel read and write nothing.
+    unsafe {
+        pool_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, outputs.div_ceil(POOL_UNITS as usize)),
+            CubeDim::new_1d(POOL_UNITS),
+            address_type([&values, &scores]),
+            values.into_buffer_arg(),
+            scores.into_buffer_arg(),
+            result.clone().into_buffer_arg(),
+            outputs,
+            blocks,
+            slots as u32,
+            width,
+            value_strides,
+            score_strides,
+            Target::of(&client),
+            dtype,
+        );
+    }
+    result
+}

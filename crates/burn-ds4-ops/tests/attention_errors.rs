@@ -1,0 +1,254 @@
+//! What the operators of attention refuse.
+
+use super::attending::{Case, Sizes};
+use super::common::devices;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_ds4_ops::OpError;
+use burn_ds4_ops::attention::{
+    CompressedKeys, WindowKeys, index_scores, pool, rotate, sink_attention, sink_probabilities,
+};
+
+fn flex() -> &'static Device {
+    &devices()[0].1
+}
+
+fn floats<const D: usize>(shape: [usize; D], dtype: DType) -> Tensor<D> {
+    Tensor::zeros(shape, (flex(), dtype))
+}
+
+fn f32s<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    floats(shape, DType::F32)
+}
+
+fn f16s<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    floats(shape, DType::F16)
+}
+
+/// The message of an error that should be.
+fn refused<T>(result: Result<T, OpError>) -> String {
+    match result {
+        Ok(_) => "accepted".into(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn rotate_refuses_what_does_not_fit() {
+    let x = || f32s([1, 2, 3, 4]);
+    let angles = |rotated: usize| f32s([1, 2, rotated]);
+    for (result, message) in [
+        (
+            rotate(x(), angles(6), angles(6)),
+            "`number of rotated channels` is 6, expected even and at most 4",
+        ),
+        (
+            rotate(x(), angles(3), angles(3)),
+            "`number of rotated channels` is 3, expected even and at most 4",
+        ),
+        (
+            rotate(x(), f32s([1, 5, 2]), angles(2)),
+            "`cos` has shape [1, 5, 2], expected [1, 2, 2]",
+        ),
+        (
+            rotate(x(), angles(2), angles(4)),
+            "`sin` has shape [1, 2, 4], expected [1, 2, 2]",
+        ),
+        (
+            rotate(x(), f16s([1, 2, 2]), angles(2)),
+            "`cos` has dtype F16, expected F32",
+        ),
+        (
+            rotate(floats([1, 2, 3, 4], DType::F64), angles(2), angles(2)),
+            "`x` has dtype F64, expected F32, F16 or BF16",
+        ),
+    ] {
+        assert_eq!(refused(result), message);
+    }
+}
+
+#[test]
+fn pool_refuses_what_does_not_fit() {
+    let shape = [1, 2, 3, 4];
+    for (result, message) in [
+        (
+            pool(floats(shape, DType::F64), floats(shape, DType::F64)),
+            "`values` has dtype F64, expected F32, F16 or BF16",
+        ),
+        (
+            pool(f32s(shape), f16s(shape)),
+            "`scores` has dtype F16, expected that of `values`",
+        ),
+        (
+            pool(f32s(shape), f32s([1, 2, 4, 4])),
+            "`scores` has shape [1, 2, 4, 4], expected [1, 2, 3, 4]",
+        ),
+    ] {
+        assert_eq!(refused(result), message);
+    }
+}
+
+#[test]
+fn index_scores_refuse_what_does_not_fit() {
+    let queries = || f32s([1, 2, 3, 4]);
+    let (keys, weights) = (|| f32s([1, 7, 4]), || f32s([1, 2, 3]));
+    for (result, message) in [
+        (
+            index_scores(floats([1, 2, 3, 4], DType::F64), keys(), weights()),
+            "`queries` has dtype F64, expected F32, F16 or BF16",
+        ),
+        (
+            index_scores(queries(), f16s([1, 7, 4]), weights()),
+            "`keys` has dtype F16, expected that of `queries`",
+        ),
+        (
+            index_scores(queries(), keys(), f16s([1, 2, 3])),
+            "`weights` has dtype F16, expected F32",
+        ),
+        (
+            index_scores(queries(), f32s([1, 7, 5]), weights()),
+            "`keys` has shape [1, 7, 5], expected [1, 7, 4]",
+        ),
+        (
+            index_scores(queries(), keys(), f32s([1, 2, 4])),
+            "`weights` has shape [1, 2, 4], expected [1, 2, 3]",
+        ),
+    ] {
+        assert_eq!(refused(result), message);
+    }
+}
+
+/// Arguments that fit, to be spoilt.
+struct Arguments {
+    queries: Tensor<4>,
+    window: WindowKeys,
+    compressed: CompressedKeys,
+    sinks: Tensor<1>,
+    scale: f64,
+}
+
+#[test]
+fn attention_refuses_what_does_not_fit() {
+    let sizes = Sizes {
+        batch: 2,
+        count: 3,
+        heads: 2,
+        width: 4,
+        span: 3,
+        rows: 6,
+        picks: Some(2),
+    };
+    type Spoil = fn(&mut Arguments);
+    let spoils: [(Spoil, &str); 15] = [
+        (
+            |a| a.queries = floats([2, 3, 2, 4], DType::F64),
+            "`queries` has dtype F64, expected F32, F16 or BF16",
+        ),
+        (
+            |a| a.window.rows = f16s([2, 6, 4]),
+            "`window.rows` has dtype F16, expected that of `queries`",
+        ),
+        (
+            |a| a.window.rows = f32s([2, 6, 5]),
+            "`window.rows` has shape [2, 6, 5], expected [2, 6, 4]",
+        ),
+        (
+            |a| a.window.bias = f16s([2, 6]),
+            "`window.bias` has dtype F16, expected F32",
+        ),
+        (
+            |a| a.window.bias = f32s([2, 7]),
+            "`window.bias` has shape [2, 7], expected [2, 6]",
+        ),
+        (
+            |a| a.window.span = 0,
+            "`window.span` is 0, expected 1 to 4, with 6 rows and 3 queries",
+        ),
+        (
+            |a| a.window.span = 5,
+            "`window.span` is 5, expected 1 to 4, with 6 rows and 3 queries",
+        ),
+        (
+            |a| a.sinks = f16s([2]),
+            "`sinks` has dtype F16, expected F32",
+        ),
+        (
+            |a| a.sinks = f32s([3]),
+            "`sinks` has shape [3], expected [2]",
+        ),
+        (
+            |a| a.scale = f64::NAN,
+            "`scale` is NaN, expected a finite number",
+        ),
+        (
+            |a| a.compressed.rows = f16s([2, 6, 4]),
+            "`compressed.rows` has dtype F16, expected that of `queries`",
+        ),
+        (
+            |a| a.compressed.rows = f32s([1, 6, 4]),
+            "`compressed.rows` has shape [1, 6, 4], expected [2, 6, 4]",
+        ),
+        (
+            |a| a.compressed.bias = f16s([2, 3, 6]),
+            "`compressed.bias` has dtype F16, expected F32",
+        ),
+        (
+            |a| a.compressed.bias = f32s([2, 3, 5]),
+            "`compressed.bias` has shape [2, 3, 5], expected [2, 3, 6]",
+        ),
+        (
+            |a| a.compressed.picks = Some(Tensor::zeros([2, 4, 2], flex())),
+            "`compressed.picks` has shape [2, 4, 2], expected [2, 3, 2]",
+        ),
+    ];
+    let case = Case::new(sizes, 1);
+    for (spoil, message) in spoils {
+        let (queries, window, compressed, sinks) = case.arguments(flex(), FloatDType::F32);
+        let mut a = Arguments {
+            queries,
+            window,
+            compressed: compressed.expect("there are compressed rows"),
+            sinks,
+            scale: case.scale,
+        };
+        spoil(&mut a);
+        let (queries, window, keys, sinks) = (
+            a.queries.clone(),
+            a.window.clone(),
+            Some(a.compressed.clone()),
+            a.sinks.clone(),
+        );
+        let shares = sink_probabilities(queries, window, keys, sinks, a.scale);
+        assert_eq!(refused(shares), message);
+        let output = sink_attention(a.queries, a.window, Some(a.compressed), a.sinks, a.scale);
+        assert_eq!(refused(output), message);
+    }
+}
+
+#[test]
+fn tensors_of_other_devices_are_refused() {
+    let Some((name, other)) = devices().get(1) else {
+        return;
+    };
+    let elsewhere = |message: String| {
+        let argument = message.split('`').nth(1).unwrap_or_default().to_string();
+        assert!(message.contains(" is on "), "{name}: {message}");
+        argument
+    };
+    let x = f32s([1, 2, 3, 4]);
+    let there = Tensor::<3>::zeros([1, 2, 2], (other, DType::F32));
+    let turned = rotate(x.clone(), there.clone(), there);
+    assert_eq!(elsewhere(refused(turned)), "cos");
+    let there = Tensor::<4>::zeros([1, 2, 3, 4], (other, DType::F32));
+    assert_eq!(elsewhere(refused(pool(x.clone(), there))), "scores");
+    let there = Tensor::<3>::zeros([1, 7, 4], (other, DType::F32));
+    let scores = index_scores(x.clone(), there, f32s([1, 2, 3]));
+    assert_eq!(elsewhere(refused(scores)), "keys");
+    let window = WindowKeys {
+        rows: f32s([1, 5, 4]),
+        bias: f32s([1, 5]),
+        span: 2,
+    };
+    let there = Tensor::<1>::zeros([3], (other, DType::F32));
+    let output = sink_attention(x, window, None, there, 1.0);
+    assert_eq!(elsewhere(refused(output)), "sinks");
+}
