@@ -79,8 +79,8 @@ pub trait AttentionOps: MatmulOps {
         .output()
     }
 
-    /// See [`sink_probabilities`](super::sink_probabilities); `columns` are those of the result.
-    #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, columns, _scale| fusion::probabilities(queries, *columns))]
+    /// See [`sink_probabilities`](super::sink_probabilities): of f32 queries times their scale; `columns` are those of the result.
+    #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, columns| fusion::probabilities(queries, *columns))]
     fn sink_probabilities(
         queries: FloatTensor<Self>,
         window: FloatTensor<Self>,
@@ -89,7 +89,6 @@ pub trait AttentionOps: MatmulOps {
         sinks: FloatTensor<Self>,
         span: usize,
         columns: usize,
-        scale: f64,
     ) -> FloatTensor<Self> {
         let probabilities = Problem::<Self> {
             queries,
@@ -98,7 +97,7 @@ pub trait AttentionOps: MatmulOps {
             compressed,
             sinks,
             span,
-            scale,
+            scale: 1.0,
         }
         .probabilities();
         debug_assert_eq!(probabilities.shape()[3], columns);

@@ -16,7 +16,7 @@ mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use crate::OpError;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
@@ -220,7 +220,7 @@ pub fn sink_attention(
     )))
 }
 
-/// The shares by which [`sink_attention`] weighs rows, to look at: computed in plain tensor operations on every device.
+/// The shares by which [`sink_attention`] weighs rows, to look at: computed in f32, in plain tensor operations on every device.
 ///
 /// Takes the same arguments. Columns of the output are all rows of the window, then the compressed rows or picks:
 /// f32 `[batch, queries, heads, columns]`.
@@ -243,15 +243,18 @@ pub fn sink_probabilities(
     if width == 0 || shape.contains(&0) {
         return Ok(Tensor::zeros(shape, (&queries.device(), DType::F32)));
     }
+    let compressed = compressed.map(|keys| CompressedKeys {
+        rows: keys.rows.cast(FloatDType::F32),
+        ..keys
+    });
     Ok(Tensor::from_dispatch(Dispatch::sink_probabilities(
-        queries.into_dispatch(),
-        window.rows.into_dispatch(),
+        (queries.cast(FloatDType::F32) * scale).into_dispatch(),
+        window.rows.cast(FloatDType::F32).into_dispatch(),
         window.bias.into_dispatch(),
         compressed.into(),
         sinks.into_dispatch(),
         window.span,
         columns,
-        scale,
     )))
 }
 
