@@ -10,7 +10,7 @@ use ds4_model::generate::{MAX_DRAFTS, MtpProposer, greedy_token};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 
-use crate::common::{devices, is_gpu, skip, values};
+use crate::common::{devices, skip, values};
 use crate::golden::{Golden, root};
 
 /// At first; the prompt ends right before, so that the text grows out of it. From then on the indexer picks.
@@ -257,13 +257,14 @@ fn speculative_and_plain_greedy_logits_are_equal_to_the_bit() {
         let drafts = if slow {
             vec![Drafts::Mtp(4), Drafts::Wrong(2)]
         } else {
-            let all = (1..=MAX_DRAFTS).flat_map(|n| [Drafts::Mtp(n), Drafts::Wrong(n)]);
-            all.collect()
+            let all = (1..=MAX_DRAFTS).map(Drafts::Mtp);
+            all.chain([Drafts::Wrong(4)]).collect()
         };
-        let count = match (slow, is_gpu(name)) {
-            (true, _) => 16,
-            (_, true) => 64,
-            _ => 160,
+        // Past the end of the capacity and, where a token takes no time, of its double.
+        let count = match name {
+            "flex F32" => 144,
+            _ if slow || name.starts_with("flex") => 16,
+            _ => 64,
         };
         let (tokens, rows) = plain(fixture, count);
         for drafts in drafts {
