@@ -286,6 +286,21 @@ fn a_step_has_the_same_shapes_at_every_position_of_one_capacity() {
 }
 
 #[test]
+fn room_ends_where_the_cache_would_grow() {
+    let fixture = Fixture::flex();
+    let mut cache = fixture.cache(1, Rollback::Unlimited);
+    let text = text(1, 9);
+    assert_eq!((cache.capacity(), cache.room()), (8, 8));
+    fixture.feed(&text[..5], &mut cache);
+    assert_eq!((cache.capacity(), cache.room()), (8, 3));
+    fixture.feed(&text[5..8], &mut cache);
+    // The next position makes it grow, and as many as it has now may come along.
+    assert_eq!((cache.capacity(), cache.room()), (8, 8));
+    fixture.feed(&text[8..], &mut cache);
+    assert_eq!((cache.capacity(), cache.room()), (16, 7));
+}
+
+#[test]
 fn a_bounded_cache_refuses_what_it_has_forgotten_and_stays_usable() {
     let fixture = Fixture::flex();
     let text = text(1, 48);

@@ -23,6 +23,17 @@ pub struct Sizes {
     pub picks: Option<usize>,
 }
 
+/// A few of everything.
+pub const SMALL: Sizes = Sizes {
+    batch: 2,
+    count: 3,
+    heads: 2,
+    width: 4,
+    span: 3,
+    rows: 6,
+    picks: None,
+};
+
 /// One problem.
 #[derive(Clone, Debug)]
 pub struct Case {

@@ -34,6 +34,7 @@ mod router;
 mod router_kernels;
 pub(crate) mod routing;
 mod sink_attention;
+mod sink_attention_values;
 mod small_m_errors;
 mod small_m_group;
 mod small_m_layouts;
@@ -75,6 +76,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),
     ("sink_attention", sink_attention::CASES),
+    ("sink_attention_values", sink_attention_values::CASES),
     ("small_m_errors", small_m_errors::CASES),
     ("small_m_group", small_m_group::CASES),
     ("small_m_layouts", small_m_layouts::CASES),

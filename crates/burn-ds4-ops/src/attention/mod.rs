@@ -19,6 +19,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use crate::OpError;
+use crate::matmul::INVARIANT_ROWS;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
 use backend::AttentionOps;
 
@@ -27,7 +28,7 @@ use backend::AttentionOps;
 pub const MASKED: f32 = -1e30;
 
 /// Tokens, all sequences of a batch together, up to which results do not depend on their number.
-pub const FEW_TOKENS: usize = 16;
+pub const FEW_TOKENS: usize = INVARIANT_ROWS;
 
 /// What is biased by less is hidden.
 const HIDDEN: f32 = MASKED / 2.0;

@@ -1,5 +1,6 @@
 //! Kernels of attention. No Burn type enters.
 
+mod heads;
 mod index;
 mod pool;
 mod sink;

@@ -2,12 +2,11 @@
 
 use cubecl::prelude::*;
 
+use super::heads::{CHUNK, Chunk, Heads};
 use super::weight;
-use crate::attention::{HIDDEN, MASKED};
-use crate::intrinsics::{Target, group_sum};
+use crate::attention::MASKED;
+use crate::intrinsics::Target;
 
-/// Columns that a plane takes at a time.
-const CHUNK: u32 = 4;
 /// Below any sum of a softmax: its largest term is 1.
 const TINY: f32 = 1e-30;
 
@@ -59,160 +58,6 @@ pub(crate) struct Strides {
     pub window_row: usize,
     pub rows_sequence: usize,
     pub row: usize,
-}
-
-/// What a lane has of the heads of a cube.
-#[derive(CubeType)]
-struct Heads<N: Size> {
-    /// Its vectors of the queries, and of the weighted sums of rows: `[heads, steps]`.
-    queries: Array<Vector<f32, N>>,
-    sums: Array<Vector<f32, N>>,
-    /// Largest logit so far, and the sum of exponentials relative to it.
-    maxima: Array<f32>,
-    totals: Array<f32>,
-    #[cube(comptime)]
-    blueprint: SinkBlueprint,
-}
-
-/// A few rows: where they start, and how visible they are.
-#[derive(CubeType)]
-struct Chunk {
-    starts: Array<usize>,
-    biases: Array<f32>,
-}
-
-#[cube]
-impl Chunk {
-    fn new() -> Chunk {
-        Chunk {
-            starts: Array::new(comptime!(CHUNK as usize)),
-            biases: Array::new(comptime!(CHUNK as usize)),
-        }
-    }
-
-    /// Whether there is anything to see.
-    fn is_seen(&self) -> bool {
-        let mut best = self.biases[0];
-        #[unroll]
-        for c in 1..CHUNK {
-            best = max(best, self.biases[c as usize]);
-        }
-        best > HIDDEN
-    }
-}
-
-#[cube]
-impl<N: Size> Heads<N> {
-    fn new<F: Float>(
-        queries: &[Vector<F, N>],
-        sinks: &[f32],
-        start: usize,
-        first_head: u32,
-        sizes: &Sizes,
-        stride: usize,
-        #[comptime] blueprint: SinkBlueprint,
-    ) -> Heads<N> {
-        let vectors = comptime!((blueprint.heads * blueprint.steps) as usize);
-        let mut heads = Heads::<N> {
-            queries: Array::new(vectors),
-            sums: Array::new(vectors),
-            maxima: Array::new(comptime!(blueprint.heads as usize)),
-            totals: Array::new(comptime!(blueprint.heads as usize)),
-            blueprint,
-        };
-        #[unroll]
-        for h in 0..blueprint.heads {
-            // Heads past the end repeat the last, and are not written.
-            let head = min(first_head + h, sizes.heads - 1) as usize;
-            #[unroll]
-            for step in 0..blueprint.steps {
-                let vector = UNIT_POS_X + step * blueprint.plane;
-                let at = comptime!((h * blueprint.steps + step) as usize);
-                heads.sums[at] = Vector::new(0.0f32);
-                if comptime!(blueprint.even) {
-                    heads.queries[at] =
-                        Vector::cast_from(queries[start + head * stride + vector as usize]);
-                } else {
-                    let inside = vector < sizes.vectors;
-                    let vector = select(inside, vector, 0u32);
-                    let query: Vector<f32, N> =
-                        Vector::cast_from(queries[start + head * stride + vector as usize]);
-                    // Zeros, so that what the lane reads of a row instead adds nothing.
-                    let mut own = Vector::new(0.0f32);
-                    if inside {
-                        own = query;
-                    }
-                    heads.queries[at] = own;
-                }
-            }
-            heads.maxima[h as usize] = max(sinks[head], HIDDEN);
-            heads.totals[h as usize] = 0.0f32;
-        }
-        heads
-    }
-
-    /// Takes the rows of a chunk in.
-    fn attend<F: Float>(&mut self, rows: &[Vector<F, N>], chunk: &Chunk, vectors: u32, scale: f32) {
-        let blueprint = comptime!(self.blueprint);
-        let steps = comptime!(blueprint.steps);
-        let mut keys = Array::<Vector<f32, N>>::new(comptime!((CHUNK * steps) as usize));
-        #[unroll]
-        for c in 0..CHUNK {
-            #[unroll]
-            for step in 0..steps {
-                let mut vector = UNIT_POS_X + step * blueprint.plane;
-                if comptime!(!blueprint.even) {
-                    vector = select(vector < vectors, vector, 0u32);
-                }
-                keys[comptime!((c * steps + step) as usize)] =
-                    Vector::cast_from(rows[chunk.starts[c as usize] + vector as usize]);
-            }
-        }
-        #[unroll]
-        for h in 0..blueprint.heads {
-            let before = self.maxima[h as usize];
-            let mut maximum = before;
-            let mut weights = Array::<f32>::new(comptime!(CHUNK as usize));
-            #[unroll]
-            for c in 0..CHUNK {
-                let mut dot = 0.0f32;
-                #[unroll]
-                for step in 0..steps {
-                    let query = self.queries[comptime!((h * steps + step) as usize)];
-                    let key = keys[comptime!((c * steps + step) as usize)];
-                    #[unroll]
-                    for i in 0..N::value() {
-                        dot = fma(query.extract(i), key.extract(i), dot);
-                    }
-                }
-                let dot = group_sum(dot, blueprint.plane, blueprint.target);
-                let logit = fma(dot, scale, chunk.biases[c as usize]);
-                weights[c as usize] = logit;
-                maximum = max(maximum, logit);
-            }
-            let kept = weight(before - maximum, blueprint.target);
-            let mut total = self.totals[h as usize] * kept;
-            #[unroll]
-            for c in 0..CHUNK {
-                let share = weight(weights[c as usize] - maximum, blueprint.target);
-                weights[c as usize] = share;
-                total += share;
-            }
-            self.maxima[h as usize] = maximum;
-            self.totals[h as usize] = total;
-            #[unroll]
-            for step in 0..steps {
-                let at = comptime!((h * steps + step) as usize);
-                let mut sum = self.sums[at] * Vector::new(kept);
-                #[unroll]
-                for c in 0..CHUNK {
-                    let row = keys[comptime!((c * steps + step) as usize)];
-                    sum += row * Vector::new(weights[c as usize]);
-                }
-                self.sums[at] = sum;
-            }
-        }
-    }
 }
 
 /// One softmax over the rows of the window, compressed rows and a sink, whose share is dropped.
