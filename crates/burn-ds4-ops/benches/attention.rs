@@ -86,8 +86,9 @@ fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Optio
                     let (expected, _) = problem.alone(count - 1).oracle();
                     let actual = values(output.cast(FloatDType::F32));
                     let last = &actual[(count - 1) * HEADS * WIDTH..];
+                    // Where there is no kernel, logits and shares are rounded to bf16.
                     let tolerance = Tolerance {
-                        absolute: 1e-4,
+                        absolute: 1e-3,
                         relative: 2f64.powi(-8),
                     };
                     assert_close(last, &narrow(&expected), tolerance, variant);
