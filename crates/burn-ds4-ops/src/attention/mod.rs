@@ -4,9 +4,9 @@
 //!
 //! # Few tokens
 //!
-//! Up to [`FEW_TOKENS`] tokens of all sequences together, the result of a token has the same bits whatever other tokens there are, and
-//! whatever rows are hidden from it behind those that it sees. So has that of [`pool`] for every block, and of [`index_scores`] for
-//! every pair of query and key, on the devices that have a kernel.
+//! Up to [`FEW_TOKENS`] tokens of all sequences together, the result of a token has the same bits whatever other tokens there are;
+//! so has that of [`pool`] for every block. Where there is a kernel, it does not depend either on the rows that are hidden from the
+//! token behind those that it sees, and [`index_scores`] do not depend on other tokens, however many there are.
 
 mod backend;
 #[cfg(feature = "cube")]

@@ -1,6 +1,6 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::attention::{CompressedKeys, FEW_TOKENS, index_scores};
 use burn_ds4_ops::topk::{self, Windows};
 
