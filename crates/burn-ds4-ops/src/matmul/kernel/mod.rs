@@ -2,7 +2,9 @@
 
 mod group;
 mod rows;
+mod source;
 mod tiles;
 
 pub(super) use rows::{RowsBlueprint, rows_kernel};
+pub(super) use source::{Place, SourceBlueprint};
 pub(super) use tiles::{STRETCH, TilesBlueprint, tiles_kernel};

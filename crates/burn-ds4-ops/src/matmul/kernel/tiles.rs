@@ -4,14 +4,14 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::group::Located;
+use super::source::{Source, SourceBlueprint};
 use crate::intrinsics::{
     Target, await_copies, commit_copies, half_differences, halves_to_bf16, multiply_tiles,
     sync_group, sync_planes,
 };
-use crate::packed::kernel::{pair, part_of};
 
 /// Chunks of 16 bytes to a lane and row of a stretch.
-const STEP: u32 = 4;
+pub(super) const STEP: u32 = 4;
 /// Columns of a stretch: 256 bytes of each row.
 pub(crate) const STRETCH: u32 = 32 * STEP;
 /// Vectors of 16 bytes of a row of a stretch.
@@ -28,23 +28,15 @@ const VECTORS: u32 = 16 * ROW_VECTORS;
 pub(crate) struct TilesBlueprint {
     /// Whether the weights are `f16`; else `bf16`.
     pub halves: bool,
-    /// Numbers whose sum an element of `x` is in what is multiplied: one of the dtype of the weights, or so many in `bf16`.
-    pub parts: u32,
     /// Numbers in `bf16` whose sum a weight is; one is the weight itself.
     pub weight_parts: u32,
-    /// Tiles of 8 rows of `x`.
-    pub tiles: u32,
+    /// Where `x` is read from.
+    pub source: SourceBlueprint,
     /// Planes that share a tile of weights, and so many groups of them that are a cube.
     pub planes: u32,
     pub groups: u32,
-    /// Rows of `x` that are copied to shared memory first; 0 if they do not fit.
-    pub lines: u32,
-    /// Vectors from one such row to the next.
-    pub pitch: u32,
     /// Stretches of a plane that are on their way or being multiplied.
     pub depth: u32,
-    /// Whether the stretches are all full.
-    pub even: bool,
     pub target: Target,
 }
 
@@ -53,32 +45,13 @@ impl TilesBlueprint {
     pub const fn shared_bytes(self) -> usize {
         let planes = self.planes * self.groups;
         let ring = planes * self.depth * VECTORS;
-        let stage = 2 * planes * self.tiles * 32;
-        (ring + stage + self.lines * self.pitch) as usize * 16
-    }
-
-    /// Vectors of `x` of 8 columns.
-    const fn vectors(self) -> u32 {
-        if self.parts == 3 { 2 } else { 1 }
-    }
-
-    /// Whether `x` of a whole stretch is read before its weights have come: not if that takes too many registers.
-    const fn ahead(self) -> bool {
-        self.tiles * self.vectors() <= 2
-    }
-
-    /// Vectors of `x` that a lane reads before they are needed.
-    const fn held(self) -> u32 {
-        if self.ahead() {
-            STEP * self.tiles * self.vectors()
-        } else {
-            1
-        }
+        let stage = 2 * planes * self.source.tiles * 32;
+        (ring + stage + self.source.shared_vectors()) as usize * 16
     }
 
     /// Sums of a tile: of the first parts in turns, and of all others, which are so much smaller that they would be cut off among those.
     const fn sums(self) -> u32 {
-        if self.parts * self.weight_parts == 1 {
+        if self.source.parts * self.weight_parts == 1 {
             2
         } else {
             3
@@ -193,13 +166,12 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     let group = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
     let TilesBlueprint {
-        tiles,
         planes,
         groups,
         depth,
-        even,
         ..
     } = comptime!(blueprint);
+    let SourceBlueprint { tiles, even, .. } = comptime!(blueprint.source);
     let plane = UNIT_POS_Y % planes;
     let side = UNIT_POS_Y / planes;
     let vectors = columns / 8;
@@ -209,26 +181,9 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     ));
     let mut stage =
         Shared::<[f32]>::new_slice(comptime!((groups * 2 * planes * tiles * 128) as usize));
-    let mut copy = Shared::<[Vector<X, N>]>::new_slice(comptime!(
-        (blueprint.lines * blueprint.pitch) as usize
-    ));
-    if comptime!(blueprint.lines > 0) {
-        let row_vectors = vectors * comptime!(blueprint.vectors());
-        let mut at = UNIT_POS;
-        while at < rows * row_vectors {
-            let row = at / row_vectors;
-            let vector = at % row_vectors;
-            let from = row as usize * x_vectors + vector as usize;
-            let to = (row * comptime!(blueprint.pitch) + vector) as usize;
-            copy_async(
-                &x[from..from + 1],
-                &mut copy[to..to + 1],
-                comptime!(8 / blueprint.vectors()),
-            );
-            at += CUBE_DIM;
-        }
-        commit_copies();
-    }
+    // First `x`, which all wait for: it is on its way when the weights follow.
+    let mut source = Source::new(x, rows, x_vectors, columns, blueprint.source);
+    source.fetch();
 
     let own = UNIT_POS_Y * comptime!(depth * VECTORS);
     let first_tile = side * CUBE_COUNT_X + CUBE_POS_X;
@@ -249,24 +204,10 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
         next.advance(heights, plane, stretches, blueprint);
     }
 
-    // Where the lane's vectors are: of rows of `x`, and of a stretch of the weights' rows.
-    let mut lines = Array::<usize>::new(comptime!(tiles as usize));
-    #[unroll]
-    for t in 0..tiles {
-        let row = min(comptime!(8 * t) + group, rows - 1);
-        lines[t as usize] = if comptime!(blueprint.lines > 0) {
-            (row * comptime!(blueprint.pitch)) as usize
-        } else {
-            row as usize * x_vectors
-        };
-    }
     let line = own + group * ROW_VECTORS;
     let turn = group % 2 * 4;
 
-    if comptime!(blueprint.lines > 0) {
-        await_copies(depth);
-        sync_cube();
-    }
+    source.store(depth);
 
     let mut slot = 0u32;
     let mut buffer = side * 2;
@@ -281,28 +222,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
         let mut stretch = plane;
         while stretch < stretches {
             let first = stretch * STRETCH + quarter * 8;
-            let mut held = Array::<Vector<X, N>>::new(comptime!(blueprint.held() as usize));
-            if comptime!(blueprint.ahead()) {
-                #[unroll]
-                for c in 0..STEP {
-                    #[unroll]
-                    for t in 0..tiles {
-                        #[unroll]
-                        for v in 0..comptime!(blueprint.vectors()) {
-                            let to = comptime!((c * tiles + t) * blueprint.vectors() + v);
-                            held[to as usize] = read(
-                                x,
-                                &copy,
-                                lines[t as usize],
-                                first + comptime!(c * 32),
-                                columns,
-                                v,
-                                blueprint,
-                            );
-                        }
-                    }
-                }
-            }
+            let held = source.read_ahead(first);
             await_copies(comptime!(depth - 1));
             sync_group(blueprint.target);
             let line = line + slot * VECTORS;
@@ -321,20 +241,11 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
                 let high_parts = weights_of(high, blueprint);
                 #[unroll]
                 for t in 0..tiles {
-                    let mut raw =
-                        Array::<Vector<X, N>>::new(comptime!(blueprint.vectors() as usize));
-                    #[unroll]
-                    for v in 0..comptime!(blueprint.vectors()) {
-                        raw[v as usize] = if comptime!(blueprint.ahead()) {
-                            held[comptime!(((c * tiles + t) * blueprint.vectors() + v) as usize)]
-                        } else {
-                            read(x, &copy, lines[t as usize], column, columns, v, blueprint)
-                        };
-                    }
+                    let columns = source.columns(&held, t, c, column);
                     add_products(
                         &low_parts,
                         &high_parts,
-                        &raw,
+                        &columns,
                         &mut sums,
                         t,
                         c % 2,
@@ -393,53 +304,20 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     }
 }
 
-/// Vector `v` of the 8 columns of a row of `x` at `column`, of the copy if there is one; zeros past the end.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn read<X: Float, N: Size>(
-    x: &[Vector<X, N>],
-    copy: &Shared<[Vector<X, N>]>,
-    line: usize,
-    column: u32,
-    columns: u32,
-    #[comptime] v: u32,
-    #[comptime] blueprint: TilesBlueprint,
-) -> Vector<X, N> {
-    let vector = column / 8 * comptime!(blueprint.vectors()) + v;
-    let inside = column < columns;
-    let vector = if comptime!(blueprint.even) {
-        vector
-    } else {
-        select(inside, vector, 0u32)
-    };
-    let at = line + vector as usize;
-    let values = if comptime!(blueprint.lines > 0) {
-        copy[at]
-    } else {
-        x[at]
-    };
-    if comptime!(blueprint.even) {
-        values
-    } else {
-        select(inside, values, Vector::new(X::from_int(0)))
-    }
-}
-
 /// Adds the products of a lane's 16 bytes of two rows of weights with the same columns of a row of `x` to the sums of tile `t`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn add_products<X: Float, N: Size>(
+fn add_products(
     low: &Array<Vector<u32, Const<4>>>,
     high: &Array<Vector<u32, Const<4>>>,
-    x: &Array<Vector<X, N>>,
+    columns: &Array<Vector<u32, Const<4>>>,
     sums: &mut Array<Vector<f32, Const<4>>>,
     #[comptime] t: u32,
     #[comptime] turn: u32,
     #[comptime] blueprint: TilesBlueprint,
 ) {
     #[unroll]
-    for part in 0..comptime!(blueprint.parts) {
-        let columns = columns_of(x, part, blueprint);
+    for part in 0..comptime!(blueprint.source.parts as usize) {
         #[unroll]
         for weight_part in 0..comptime!(blueprint.weight_parts as usize) {
             let sum = comptime!(if part == 0 && weight_part == 0 {
@@ -455,8 +333,8 @@ fn add_products<X: Float, N: Size>(
                     high[weight_part].extract(comptime!(2 * m)),
                     low[weight_part].extract(comptime!(2 * m + 1)),
                     high[weight_part].extract(comptime!(2 * m + 1)),
-                    columns.extract(comptime!(2 * m)),
-                    columns.extract(comptime!(2 * m + 1)),
+                    columns[part].extract(comptime!(2 * m)),
+                    columns[part].extract(comptime!(2 * m + 1)),
                     sums[to],
                     comptime!(blueprint.dtype()),
                 );
@@ -489,27 +367,4 @@ fn weights_of(
         parts[1] = second;
     }
     parts
-}
-
-/// The four pairs of 8 columns of `x`, or a part of them.
-#[cube]
-fn columns_of<X: Float, N: Size>(
-    x: &Array<Vector<X, N>>,
-    #[comptime] part: u32,
-    #[comptime] blueprint: TilesBlueprint,
-) -> Vector<u32, Const<4>> {
-    if comptime!(blueprint.parts == 1) {
-        Vector::<u32, Const<4>>::reinterpret(x[0usize])
-    } else {
-        let mut pairs = Vector::<u32, Const<4>>::new(0u32);
-        let size = comptime!(8 / blueprint.vectors() as usize);
-        #[unroll]
-        for i in 0..4usize {
-            let vector = Vector::<f32, N>::cast_from(x[comptime!(2 * i / size)]);
-            let low = part_of(vector.extract(comptime!(2 * i % size)), part);
-            let high = part_of(vector.extract(comptime!(2 * i % size + 1)), part);
-            pairs.insert(i, pair(low, high));
-        }
-        pairs
-    }
 }

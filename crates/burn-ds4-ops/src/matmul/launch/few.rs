@@ -7,7 +7,9 @@ use cubecl::prelude::*;
 
 use crate::intrinsics::Target;
 use crate::launching::{address_type, is_float, plane_size, vector_size};
-use crate::matmul::kernel::{RowsBlueprint, STRETCH, TilesBlueprint, rows_kernel, tiles_kernel};
+use crate::matmul::kernel::{
+    Place, RowsBlueprint, STRETCH, SourceBlueprint, TilesBlueprint, rows_kernel, tiles_kernel,
+};
 use crate::packed::launch::{MAX_CUBES, aligned};
 
 /// Rows of `x` up to which tensor cores multiply by 16-bit weights as they stream by, faster than the product of many rows does.
@@ -92,39 +94,39 @@ impl Group<'_> {
             _ => 1,
         };
         let halves = weight.dtype == DType::F16;
-        let tiles = rows.div_ceil(8).next_power_of_two() as u32;
         let planes = stretches.min(PLANES) as u32;
-        let wide = x.dtype == DType::F32;
-        let vectors = (columns / 8) as u32 * if wide { 2 } else { 1 };
-        let blueprint = |lines, groups, depth| TilesBlueprint {
+        let blueprint = |(place, groups, depth)| TilesBlueprint {
             halves,
-            parts,
             weight_parts: if halves && !direct { 2 } else { 1 },
-            tiles,
+            source: SourceBlueprint {
+                parts,
+                tiles: rows.div_ceil(8).next_power_of_two() as u32,
+                place,
+                lines: rows.next_power_of_two() as u32,
+                units: (columns / 8) as u32,
+                cube: 32 * planes * groups,
+                even: columns.is_multiple_of(STRETCH as usize),
+            },
             planes,
             groups,
-            lines,
-            // So that lanes that read together meet no bank twice.
-            pitch: vectors.next_multiple_of(8) + if wide { 1 } else { 4 },
             depth,
-            even: columns.is_multiple_of(STRETCH as usize),
             target,
         };
-        let lines = rows.next_power_of_two() as u32;
         let groups = (PROCESSOR_PLANES / planes).max(1);
         let half = groups.div_ceil(2);
-        let shared = client.properties().hardware.max_shared_memory_size;
-        // Weights on their way matter most, then that `x` comes from shared memory; half as many planes are enough if need be.
+        // That `x` comes from shared memory matters more than how many planes there are; then, that enough weights are on their way.
+        let split = [(Place::Parts, groups, 2), (Place::Parts, half, 2)];
         let ways = [
-            (lines, groups, 2),
-            (lines, half, 3),
-            (lines, half, 2),
-            (0, groups, 2),
-            (0, half, 2),
+            (Place::Copy, groups, 2),
+            (Place::Copy, half, 3),
+            (Place::Copy, half, 2),
+            (Place::Memory, groups, 2),
+            (Place::Memory, half, 2),
         ];
-        let blueprints = ways.map(|(lines, groups, depth)| blueprint(lines, groups, depth));
+        let split = split.into_iter().filter(|_| parts > 1);
+        let shared = client.properties().hardware.max_shared_memory_size;
         let fits = |blueprint: &TilesBlueprint| blueprint.shared_bytes() + 1024 <= shared;
-        blueprints.into_iter().find(fits)
+        split.chain(ways).map(blueprint).find(fits)
     }
 
     fn launch_tiles(&self, x: CubeTensor, blueprint: TilesBlueprint, result: &CubeTensor) {
