@@ -217,7 +217,8 @@ pub(crate) fn sync_group(#[comptime] target: Target) {
     }
 }
 
-/// Waits for the other planes of this plane's group, of several of `planes` planes each. All of the group must be here. Needs PTX.
+/// Waits for the other planes of this plane's group, the cube having no more than 15 of `planes` planes each. All of the group must be
+/// here. Needs PTX.
 #[cube]
 pub(crate) fn sync_planes(group: u32, #[comptime] planes: u32) {
     // Barrier 0 is that of the cube.

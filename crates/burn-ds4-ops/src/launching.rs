@@ -10,6 +10,9 @@ use cubecl::ir::{Type, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
 
+/// Cubes in a dimension, of any device.
+pub(crate) const MAX_CUBES: usize = 65_535;
+
 /// Lanes of a plane, where kernels can rely on the number. They ask who of them agrees in one word, hence 32 at most.
 pub(crate) fn plane_size(client: &Client) -> Option<u32> {
     let hardware = &client.properties().hardware;
@@ -55,6 +58,26 @@ pub(crate) fn vector_size(tensor: &CubeTensor, most: usize) -> usize {
     let sizes = tensor.client.io_optimized_vector_sizes(tensor.elem_size());
     let sizes = sizes.filter(|size| *size <= most);
     sizes.filter(divides).max().unwrap_or(1)
+}
+
+/// Widest vector, of no more than 16 bytes, that divides rows of so many columns of all of some tensors, wherever the rows are.
+pub(crate) fn row_vector_size<const N: usize>(tensors: [&CubeTensor; N], columns: usize) -> usize {
+    let widest = tensors.map(|tensor| {
+        let sizes = tensor.client.io_optimized_vector_sizes(tensor.elem_size());
+        let sizes = sizes.filter(|size| columns.is_multiple_of(*size));
+        sizes.max().unwrap_or(1)
+    });
+    widest.into_iter().min().unwrap_or(1)
+}
+
+/// A tensor whose rows kernels read in vectors of `size`; a copy if they are where such vectors do not begin.
+pub(crate) fn with_vectors(tensor: CubeTensor, size: usize) -> CubeTensor {
+    let tensor = with_contiguous_rows(tensor);
+    if vector_size(&tensor, usize::MAX) < size {
+        into_contiguous(tensor)
+    } else {
+        tensor
+    }
 }
 
 /// Contiguous, as kernels write it; an allocation of Burn's own may have gaps between the rows.

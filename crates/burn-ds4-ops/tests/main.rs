@@ -40,6 +40,7 @@ mod small_m_group;
 mod small_m_layouts;
 mod small_m_matmul;
 mod small_m_rows;
+mod small_m_tiles;
 pub(crate) mod sums;
 mod tables;
 mod topk;
@@ -82,6 +83,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("small_m_layouts", small_m_layouts::CASES),
     ("small_m_matmul", small_m_matmul::CASES),
     ("small_m_rows", small_m_rows::CASES),
+    ("small_m_tiles", small_m_tiles::CASES),
     ("topk", topk::CASES),
     ("topk_large", topk_large::CASES),
     ("topk_layouts", topk_layouts::CASES),

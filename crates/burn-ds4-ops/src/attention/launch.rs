@@ -15,8 +15,8 @@ use super::kernel::{
 use super::reference::Problem;
 use crate::intrinsics::Target;
 use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, plane_size, vector_size,
-    with_contiguous_rows,
+    MAX_CUBES, address_type, cube_count, is_float, is_wide_int, output, plane_size,
+    row_vector_size, with_contiguous_rows, with_vectors,
 };
 
 /// Heads that share the rows which a cube reads.
@@ -34,8 +34,6 @@ const MAX_INDEX_WIDTH: usize = 256;
 const INDEX_UNITS: u32 = 64;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
-/// Cubes in one dimension, on any device.
-const MAX_CUBES: usize = 65535;
 
 fn blueprint(client: &Client, width: usize, size: usize) -> Option<(SinkBlueprint, usize)> {
     let plane = plane_size(client)?;
@@ -101,11 +99,12 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
 
     let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
-    let widest = [&queries, &window, &rows].map(|tensor| vector_size(tensor, usize::MAX));
-    let size = widest.into_iter().min().unwrap_or(1);
+    // Which channels a lane has must not depend on where the rows are.
+    let size = row_vector_size([&queries, &window, &rows], width);
     let (blueprint, size) = blueprint(&client, width, size)
         .or_else(|| blueprint(&client, width, 1))
         .expect("checked by can_attend");
+    let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
     let result = output(&queries, [batch, count, heads, width], queries.dtype);
     let sizes = SizesLaunch::new(
         count as u32,
@@ -169,11 +168,12 @@ pub(super) fn index_scores(
     keys: CubeTensor,
     weights: CubeTensor,
 ) -> CubeTensor {
-    let (queries, keys) = (with_contiguous_rows(queries), with_contiguous_rows(keys));
     let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
     let [_, rows, _] = keys.shape().dims();
-    let size = vector_size(&queries, usize::MAX).min(vector_size(&keys, usize::MAX));
+    // The order of a sum must not depend on where the rows are.
+    let size = row_vector_size([&queries, &keys], width);
+    let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
     let result = output(&queries, [batch, count, rows], DType::F32);
     let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
     let (queries_strides, keys_strides) = (

@@ -183,7 +183,7 @@ pub fn index_scores(
 ///
 /// # Special values
 ///
-/// A sink of `-inf` takes no share. A query that sees nothing gives zeros. A NaN or an infinity in a query reaches its own head only;
+/// A sink of `-inf` takes no share; one that is NaN or `inf` is a device's own. A query that sees nothing gives zeros. A NaN or an infinity in a query reaches its own head only;
 /// one in a row, what sees the row. What is hidden must be finite.
 ///
 /// # Kernels

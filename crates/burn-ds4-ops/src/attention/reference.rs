@@ -262,9 +262,10 @@ impl<B: MatmulOps> Problem<B> {
         let device = rows.device();
         let [batch, available, width] = rows.shape().dims();
         let [_, count, number] = picks.shape().dims();
-        let picks = B::int_cast(picks, INT);
+        // In their own dtype: another may make one that is out of range one that is not.
         let known = B::int_clamp(picks.clone(), 0.into(), (available as i64 - 1).into());
         let missing = B::int_not_equal(known.clone(), picks, bool_dtype::<B>(&device));
+        let known = B::int_cast(known, INT);
         let bias = B::float_add(B::float_gather(2, bias, known.clone()), mask::<B>(missing));
         let first = B::int_arange(0..batch as i64, &device, INT);
         let first = B::int_mul_scalar(first, (available as i64).into());

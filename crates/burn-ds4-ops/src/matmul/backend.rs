@@ -122,7 +122,7 @@ impl SmallMOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// Elements from the beginning of one matrix's products to the next's are a multiple of this: a view of them needs no copy.
+/// Elements from the beginning of one matrix's products to the next's are a multiple of this: a view of so many of them needs no copy.
 const GROUP_ALIGNMENT: usize = 256;
 
 /// Where each matrix's products with `rows` rows begin, and the length of all of them.
@@ -142,12 +142,23 @@ pub(super) fn group_layout(
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
+    use super::super::weight_group::WeightGroupMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::FloatDType;
 
-    pub(super) fn group(x: &TensorSpec, weights: &[TensorSpec], dtype: FloatDType) -> TensorSpec {
-        let (_, length) =
-            super::group_layout(x.shape[0], weights.iter().map(|weight| weight.shape[0]));
+    pub(super) fn group(
+        x: &TensorSpec,
+        weights: &WeightGroupMetadata,
+        dtype: FloatDType,
+    ) -> TensorSpec {
+        let weights = match weights {
+            WeightGroupMetadata::Two(a, b) => vec![a, b],
+            WeightGroupMetadata::Three(a, b, c) => vec![a, b, c],
+            WeightGroupMetadata::Four(a, b, c, d) => vec![a, b, c, d],
+            WeightGroupMetadata::Five(a, b, c, d, e) => vec![a, b, c, d, e],
+        };
+        let heights = weights.iter().map(|weight| weight.shape[0]);
+        let (_, length) = super::group_layout(x.shape[0], heights);
         TensorSpec::new([length].into(), dtype.into())
     }
 }

@@ -16,14 +16,13 @@ pub(super) fn small_m_matmul<B: MatmulOps>(
     let [rows, columns] = x.shape().dims();
     let x = B::float_cast(x, FloatDType::F32);
     let weight = B::float_transpose(B::float_cast(weight, FloatDType::F32));
-    let product = if rows <= INVARIANT_ROWS || rows > invariant_rows {
+    let product = if rows > invariant_rows {
         B::precise_matmul(x, weight)
     } else {
-        let firsts = (0..rows).step_by(INVARIANT_ROWS);
-        let products = firsts.map(|first| {
-            let last = rows.min(first + INVARIANT_ROWS);
-            let some = [(first..last).into(), (0..columns).into()];
-            B::precise_matmul(B::float_slice(x.clone(), &some), weight.clone())
+        // One by one, since a device's own product may choose the order of its sums by the number of rows.
+        let products = (0..rows).map(|row| {
+            let row = [(row..row + 1).into(), (0..columns).into()];
+            B::precise_matmul(B::float_slice(x.clone(), &row), weight.clone())
         });
         B::float_cat(products.collect(), 0)
     };

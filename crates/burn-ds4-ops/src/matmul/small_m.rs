@@ -48,8 +48,8 @@ impl Default for SmallMOptions {
 ///
 /// # Special values
 ///
-/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output. Where dtypes differ,
-/// or `x` is `F32`, magnitudes near the end of the f32 range may become infinite on the way.
+/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output. Where dtypes differ
+/// and one is of 16 bits, that may be a NaN for an infinity, and magnitudes near the end of the f32 range may become infinite on the way.
 ///
 /// # Errors
 ///
@@ -63,7 +63,9 @@ pub fn small_m_matmul<const D: usize>(
     Ok(multiply(x, weight, options))
 }
 
-/// [`small_m_matmul`] of one `x` by several weights, in one launch for those of one dtype: a result for each, with the same bits.
+/// [`small_m_matmul`] of one `x` by several weights: a result for each, with the same bits.
+///
+/// Up to [`SmallMOptions::invariant_rows`] rows, up to five weights of one dtype are one launch.
 ///
 /// # Errors
 ///

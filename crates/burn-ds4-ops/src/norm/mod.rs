@@ -28,7 +28,7 @@ use backend::NormOps;
 /// # Special values
 ///
 /// NaN, infinities, and squares that add up to more than f32 holds reach their own row only: of a row with an infinity, the finite
-/// elements become 0 and the infinite ones NaN. A row of zeros stays one, unless `epsilon` is 0: then it becomes NaN.
+/// elements become 0 and the infinite ones NaN. A row of zeros stays one, unless `epsilon` is 0 in f32: then it becomes NaN.
 ///
 /// # Source
 ///

@@ -14,7 +14,7 @@
 //!
 //! # Exactness
 //!
-//! Every function but [`quant_linear`] gives the same bits on every device: code values and E8M0 scales come from tables, scales
+//! Every function but [`quant_linear`] and [`grouped_linear`] gives the same bits on every device: code values and E8M0 scales come from tables, scales
 //! of the round trips are found by comparison against powers of two instead of a logarithm, and no result goes through a division.
 //! Nothing is read back to the host. Two things remain a device's own:
 //!

@@ -6,7 +6,7 @@ use burn::tensor::{DType, FloatDType, IntDType, Shape, Tensor, TensorData};
 
 use super::backend::{PackedWeights, QuantOps};
 use super::{FP4_BLOCK, FP8_BLOCK};
-use crate::matmul::MatmulOps;
+use crate::matmul::INVARIANT_ROWS;
 
 /// E2M1 magnitudes, then the same with the sign bit.
 const E2M1_VALUES: [f32; 16] = [
@@ -68,17 +68,17 @@ pub(super) fn dequantize<B: Backend>(
 }
 
 /// `x · weightᵀ` for the one matrix of `weights`.
-pub(super) fn quant_linear<B: MatmulOps>(
+pub(super) fn quant_linear<B: QuantOps>(
     x: FloatTensor<B>,
     weights: PackedWeights<B>,
 ) -> FloatTensor<B> {
     let [_, out, columns] = weights.dims();
-    let weight = dequantize::<B>(weights, x.dtype().into());
-    let weight = B::float_reshape(weight, Shape::new([out, columns]));
-    B::precise_matmul(x, B::float_transpose(weight))
+    let dtype = x.dtype().into();
+    let weight = B::float_reshape(dequantize::<B>(weights, dtype), Shape::new([out, columns]));
+    B::small_m_matmul(x, weight, dtype, INVARIANT_ROWS)
 }
 
-/// The linear maps of groups, one after the other, by [`MatmulOps`]' product, for which rows do not depend on each other where there are few.
+/// The linear maps of groups, one after the other, by `quant_linear`, for which rows do not depend on each other where there are few.
 pub(super) fn grouped_linear<B: QuantOps>(
     x: FloatTensor<B>,
     weights: PackedWeights<B>,

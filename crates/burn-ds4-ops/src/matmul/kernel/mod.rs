@@ -1,6 +1,7 @@
 //! Kernels for products of a few rows of `x` by the matrices of a group.
 
 mod group;
+mod parts;
 mod rows;
 mod source;
 mod tiles;

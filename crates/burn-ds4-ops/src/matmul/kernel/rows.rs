@@ -151,7 +151,8 @@ fn add_products<X: Float, W: Float, N: Size>(
                 let row = min(first + t, rows - 1);
                 let from = row as usize * x_vectors + select(inside, vector, 0u32) as usize;
                 let values = Vector::<f32, N>::cast_from(x[from]);
-                let values = select(inside, values, Vector::new(0.0f32));
+                // Times 0 that is -0, which changes no sum.
+                let values = select(inside, values, Vector::new(-0.0f32));
                 #[unroll]
                 for r in 0..height {
                     let to = comptime!((t * height + r) as usize);

@@ -4,11 +4,9 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::group::Located;
+use super::parts::{add_products, weights_of};
 use super::source::{Source, SourceBlueprint};
-use crate::intrinsics::{
-    Target, await_copies, commit_copies, half_differences, halves_to_bf16, multiply_tiles,
-    sync_group, sync_planes,
-};
+use crate::intrinsics::{Target, await_copies, commit_copies, sync_group, sync_planes};
 
 /// Chunks of 16 bytes to a lane and row of a stretch.
 pub(super) const STEP: u32 = 4;
@@ -50,7 +48,7 @@ impl TilesBlueprint {
     }
 
     /// Sums of a tile: of the first parts in turns, and of all others, which are so much smaller that they would be cut off among those.
-    const fn sums(self) -> u32 {
+    pub(super) const fn sums(self) -> u32 {
         if self.source.parts * self.weight_parts == 1 {
             2
         } else {
@@ -58,7 +56,7 @@ impl TilesBlueprint {
         }
     }
 
-    const fn dtype(self) -> &'static str {
+    pub(super) const fn dtype(self) -> &'static str {
         if self.halves && self.weight_parts == 1 {
             "f16"
         } else {
@@ -283,7 +281,11 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
                 stage[to as usize] = sum.extract(i as usize);
             }
         }
-        sync_planes(side, planes);
+        if comptime!(planes == 1) {
+            sync_group(blueprint.target);
+        } else {
+            sync_planes(side, planes);
+        }
         let located = Located::new(tile, heights, 16u32);
         let mut place = plane * 32 + UNIT_POS_X;
         while place < comptime!(tiles * 128) {
@@ -302,69 +304,4 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
         }
         tile += CUBE_COUNT_X * groups;
     }
-}
-
-/// Adds the products of a lane's 16 bytes of two rows of weights with the same columns of a row of `x` to the sums of tile `t`.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn add_products(
-    low: &Array<Vector<u32, Const<4>>>,
-    high: &Array<Vector<u32, Const<4>>>,
-    columns: &Array<Vector<u32, Const<4>>>,
-    sums: &mut Array<Vector<f32, Const<4>>>,
-    #[comptime] t: u32,
-    #[comptime] turn: u32,
-    #[comptime] blueprint: TilesBlueprint,
-) {
-    #[unroll]
-    for part in 0..comptime!(blueprint.source.parts as usize) {
-        #[unroll]
-        for weight_part in 0..comptime!(blueprint.weight_parts as usize) {
-            let sum = comptime!(if part == 0 && weight_part == 0 {
-                turn
-            } else {
-                2
-            });
-            let to = comptime!((t * blueprint.sums() + sum) as usize);
-            #[unroll]
-            for m in 0..2usize {
-                sums[to] = multiply_tiles(
-                    low[weight_part].extract(comptime!(2 * m)),
-                    high[weight_part].extract(comptime!(2 * m)),
-                    low[weight_part].extract(comptime!(2 * m + 1)),
-                    high[weight_part].extract(comptime!(2 * m + 1)),
-                    columns[part].extract(comptime!(2 * m)),
-                    columns[part].extract(comptime!(2 * m + 1)),
-                    sums[to],
-                    comptime!(blueprint.dtype()),
-                );
-            }
-        }
-    }
-}
-
-/// The parts of a lane's 16 bytes of weights.
-#[cube]
-fn weights_of(
-    words: Vector<u32, Const<4>>,
-    #[comptime] blueprint: TilesBlueprint,
-) -> Array<Vector<u32, Const<4>>> {
-    let mut parts = Array::<Vector<u32, Const<4>>>::new(comptime!(blueprint.weight_parts as usize));
-    if comptime!(blueprint.weight_parts == 1) {
-        parts[0] = words;
-    } else {
-        let mut first = Vector::<u32, Const<4>>::new(0u32);
-        let mut second = Vector::<u32, Const<4>>::new(0u32);
-        #[unroll]
-        for i in 0..4usize {
-            // The upper eight bits of a significand of eleven, and the rest.
-            let word = words.extract(i);
-            let upper = word & 0xfff8_fff8u32;
-            first.insert(i, halves_to_bf16(upper));
-            second.insert(i, halves_to_bf16(half_differences(word, upper)));
-        }
-        parts[0] = first;
-        parts[1] = second;
-    }
-    parts
 }

@@ -6,11 +6,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use crate::intrinsics::Target;
-use crate::launching::{address_type, is_float, plane_size, vector_size};
+use crate::launching::{MAX_CUBES, address_type, is_float, plane_size, vector_size};
+use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::kernel::{
     Place, RowsBlueprint, STRETCH, SourceBlueprint, TilesBlueprint, rows_kernel, tiles_kernel,
 };
-use crate::packed::launch::{MAX_CUBES, aligned};
+use crate::packed::launch::{aligned, narrow};
 
 /// Rows of `x` up to which tensor cores multiply by 16-bit weights as they stream by, faster than the product of many rows does.
 const STREAMED_ROWS: usize = 32;
@@ -60,7 +61,8 @@ impl Group<'_> {
 
     /// Whether [`launch`](Self::launch) is the fastest product with all rows of `x`, though they be more than have to be independent.
     pub fn streams(&self, x: &CubeTensor) -> bool {
-        x.shape()[0] <= STREAMED_ROWS && self.tiles_blueprint(x).is_some()
+        let [rows, _] = x.shape().dims();
+        rows <= STREAMED_ROWS && self.has_tiles(x) && self.tiles_blueprint(x, rows).is_some()
     }
 
     /// Multiplies them by a few rows of `x`, in one launch.
@@ -70,16 +72,44 @@ impl Group<'_> {
             weights: &weights,
             starts: self.starts,
         };
-        match group.tiles_blueprint(&x) {
-            Some(blueprint) => group.launch_tiles(aligned(x), blueprint, result),
-            None => group.launch_rows(x, result),
+        let [rows, _] = x.shape().dims();
+        if !group.has_tiles(&x) {
+            group.launch_rows(x, result);
+        } else if let Some(blueprint) = group.tiles_blueprint(&x, rows) {
+            group.launch_tiles(aligned(x), blueprint, result);
+        } else {
+            group.launch_pieces(x, result);
         }
     }
 
-    fn tiles_blueprint(&self, x: &CubeTensor) -> Option<TilesBlueprint> {
+    /// Whether tensor cores multiply: that must not depend on how many rows there are.
+    fn has_tiles(&self, x: &CubeTensor) -> bool {
+        self.tiles_blueprint(x, INVARIANT_ROWS).is_some()
+    }
+
+    /// More rows than shared memory has room for the sums of, some at a time.
+    fn launch_pieces(&self, x: CubeTensor, result: &CubeTensor) {
+        let [rows, _] = x.shape().dims();
+        for first in (0..rows).step_by(INVARIANT_ROWS) {
+            let count = INVARIANT_ROWS.min(rows - first);
+            let starts = self.starts.iter().zip(self.heights());
+            let starts: Vec<_> = starts
+                .map(|(start, height)| start + first * height)
+                .collect();
+            let piece = Group {
+                weights: self.weights,
+                starts: &starts,
+            };
+            let x = aligned(narrow(&x, first, count));
+            let blueprint = self.tiles_blueprint(&x, count);
+            piece.launch_tiles(x, blueprint.expect("checked by has_tiles"), result);
+        }
+    }
+
+    fn tiles_blueprint(&self, x: &CubeTensor, rows: usize) -> Option<TilesBlueprint> {
         let client = &x.client;
         let weight = &self.weights[0];
-        let [rows, columns] = x.shape().dims();
+        let [_, columns] = x.shape().dims();
         let target = Target::of(client);
         // Processors that copy asynchronously also multiply `bf16`.
         let able = target.ptx && client.features().copy_async && plane_size(client) == Some(32);
@@ -122,6 +152,7 @@ impl Group<'_> {
             (Place::Copy, half, 2),
             (Place::Memory, groups, 2),
             (Place::Memory, half, 2),
+            (Place::Memory, 1, 2),
         ];
         let split = split.into_iter().filter(|_| parts > 1);
         let shared = client.properties().hardware.max_shared_memory_size;
@@ -179,7 +210,9 @@ impl Group<'_> {
         let vectors = columns / size;
         let many = self.heights().any(|rows| rows >= MANY_HEIGHTS);
         let height = if many { HEIGHT } else { 1 };
-        let planes = (vectors / (plane as usize * LANE_VECTORS)).clamp(1, ROW_PLANES);
+        let most = (client.properties().hardware.max_units_per_cube / plane) as usize;
+        let planes = vectors / (plane as usize * LANE_VECTORS);
+        let planes = planes.min(most).clamp(1, ROW_PLANES);
         let turns = vectors.div_ceil(plane as usize * planes);
         let tile = rows.min(TILE).next_power_of_two();
         // Elsewhere, shader compilers take their time for what is unrolled.

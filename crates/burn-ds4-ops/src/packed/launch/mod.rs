@@ -13,7 +13,9 @@ use cubecl::prelude::*;
 
 use super::kernel::{Format, MAX_SORTED, StackLaunch};
 use crate::intrinsics::Target;
-use crate::launching::{has_counters, is_float, plane_size, vector_size, with_contiguous_rows};
+use crate::launching::{
+    MAX_CUBES, has_counters, is_float, plane_size, vector_size, with_contiguous_rows,
+};
 use crate::quant::PackedWeights;
 
 pub(crate) use super::kernel::{FewBlueprint, Pairing, Role};
@@ -27,9 +29,6 @@ pub(crate) const FEW_ROWS: usize = 16;
 pub(crate) const FEW_PAIRS: usize = 128;
 /// Planes of a cube of the kernel for any device.
 const PLAIN_PLANES: u32 = 4;
-/// Cubes in a dimension, of any device.
-pub(crate) const MAX_CUBES: usize = 65_535;
-
 /// A stack of matrices on a device. Kernels read it once it is [`contiguous`](Self::contiguous).
 pub(crate) struct Matrices {
     words: CubeTensor,
