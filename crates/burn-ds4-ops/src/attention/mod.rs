@@ -183,8 +183,8 @@ pub fn index_scores(
 ///
 /// # Special values
 ///
-/// A sink of `-inf` takes no share; one that is NaN or `inf` is a device's own. A query that sees nothing gives zeros. A NaN or an infinity in a query reaches its own head only;
-/// one in a row, what sees the row. What is hidden must be finite.
+/// A sink of `-inf` takes no share; what one that is NaN or `inf` does is a device's own. A query that sees nothing gives zeros. A NaN or
+/// an infinity in a query reaches its own head only; one in a row, what sees the row. What is hidden must be finite.
 ///
 /// # Kernels
 ///
