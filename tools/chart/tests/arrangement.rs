@@ -244,7 +244,7 @@ fn the_peers_kept_here_are_complete_and_never_faster_than_a_tenth_below_their_fl
         (("gated_delta_rule", "every"), 64),
         (("gated_delta_rule", "final"), 64),
         (("hash_route", "hash"), 14),
-        (("small_m_matmul", "row_invariant"), 15),
+        (("small_m_matmul", "bf16_bf16_bf16"), 15),
         (("top_k_per_row", "full"), 54),
         (("top_k_per_row", "ragged"), 54),
     ];
