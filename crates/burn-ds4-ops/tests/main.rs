@@ -7,9 +7,15 @@ pub(crate) mod attending;
 mod attention;
 mod attention_errors;
 pub(crate) mod common;
+pub(crate) mod delta;
 pub(crate) mod distributions;
 pub(crate) mod drawn;
 pub(crate) mod experts;
+mod gated_delta;
+mod gated_delta_errors;
+mod gated_delta_slots;
+mod gated_delta_states;
+mod gated_delta_values;
 mod grouped_linear;
 mod hyper_connection;
 mod hyper_connection_errors;
@@ -59,6 +65,10 @@ type Family = &'static [(&'static str, fn())];
 #[allow(dead_code)]
 pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
+    ("gated_delta", gated_delta::CASES),
+    ("gated_delta_slots", gated_delta_slots::CASES),
+    ("gated_delta_states", gated_delta_states::CASES),
+    ("gated_delta_values", gated_delta_values::CASES),
     ("grouped_linear", grouped_linear::CASES),
     ("hyper_connection", hyper_connection::CASES),
     ("hyper_connection_errors", hyper_connection_errors::CASES),

@@ -1,0 +1,105 @@
+use burn::backend::tensor::{FloatTensor, IntTensor};
+#[allow(unused_imports)]
+use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+
+use super::reference;
+use crate::optional::OptionalInt;
+
+/// What the recurrence reads, apart from the pool, as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Recurrence<B: Backend> {
+    /// `[batch, tokens, heads, width]`.
+    pub q: FloatTensor<B>,
+    /// Like `q`.
+    pub k: FloatTensor<B>,
+    /// `[batch, tokens, value heads, channels]`.
+    pub v: FloatTensor<B>,
+    /// `[batch, tokens, value heads]`.
+    pub a: FloatTensor<B>,
+    /// Like `a`.
+    pub b: FloatTensor<B>,
+    /// `[value heads]`.
+    pub a_log: FloatTensor<B>,
+    /// `[value heads]`.
+    pub dt_bias: FloatTensor<B>,
+    /// `[batch]`.
+    pub read_slots: IntTensor<B>,
+    /// Of the queries.
+    pub scale: f64,
+    /// Whether queries and keys are normalised.
+    pub l2_norm: bool,
+    /// Above which softplus is the identity.
+    pub softplus_threshold: f64,
+    /// Whether a negative slot is slot 0.
+    pub null_slot: bool,
+}
+
+/// Extension of Burn's backends by the operator of this family, in one method for each thing that becomes of the states; the
+/// default bodies are the reference.
+///
+/// No tensor that gets here is empty.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Fusion: cfg(feature = "fusion")
+)]
+pub trait GatedDeltaOps: Backend {
+    /// The outputs, and the pool with the last or the accepted state of each sequence. Without `write_slots`, states go back to where
+    /// they are from.
+    #[fusion(meta = |recurrence, pool, _write_slots, _accepted_steps| (fusion::outputs(recurrence), pool.clone()))]
+    fn gated_delta_rule(
+        #[extension_type] recurrence: Recurrence<Self>,
+        pool: FloatTensor<Self>,
+        #[extension_type] write_slots: OptionalInt<Self>,
+        #[extension_type] accepted_steps: OptionalInt<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        reference::update::<Self>(
+            recurrence,
+            pool,
+            write_slots.into_option(),
+            accepted_steps.into_option(),
+        )
+    }
+
+    /// The outputs, and the state after every token.
+    #[fusion(meta = |recurrence, pool| (fusion::outputs(recurrence), fusion::states(recurrence, pool)))]
+    fn gated_delta_rule_states(
+        #[extension_type] recurrence: Recurrence<Self>,
+        pool: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        reference::states::<Self>(recurrence, pool)
+    }
+
+    /// The outputs alone.
+    #[fusion(meta = |recurrence, _pool| fusion::outputs(recurrence))]
+    fn gated_delta_rule_outputs(
+        #[extension_type] recurrence: Recurrence<Self>,
+        pool: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        reference::outputs::<Self>(recurrence, pool)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl GatedDeltaOps for burn::backend::Flex {}
+
+#[cfg(feature = "cube")]
+impl GatedDeltaOps for burn_cubecl::CubeBackend {}
+
+/// What fusion has to know about the outputs before the operators run.
+#[cfg(feature = "fusion")]
+mod fusion {
+    use super::RecurrenceMetadata;
+    use burn::backend::fusion::custom::TensorSpec;
+
+    pub(super) fn outputs(recurrence: &RecurrenceMetadata) -> TensorSpec {
+        TensorSpec::new(recurrence.v.shape.clone(), recurrence.v.dtype)
+    }
+
+    pub(super) fn states(recurrence: &RecurrenceMetadata, pool: &TensorSpec) -> TensorSpec {
+        let [batch, tokens, heads, channels] = recurrence.v.shape.dims();
+        let shape = [batch, tokens, heads, channels, pool.shape[3]];
+        TensorSpec::new(shape.into(), pool.dtype)
+    }
+}

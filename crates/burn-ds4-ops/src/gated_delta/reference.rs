@@ -1,0 +1,261 @@
+//! The gated delta rule in plain tensor operations.
+//!
+//! Tokens go one after the other, as the recurrence does, and every operation has the shape that it has for one token: several at
+//! once get the bits that they get one by one, as long as the state is not rounded in between.
+
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
+
+use super::backend::Recurrence;
+use crate::reference::bool_dtype;
+
+/// Keeps the norm of a row of zeros from dividing by zero.
+const NORM_EPSILON: f32 = 1e-6;
+/// Of slots.
+const INT: IntDType = IntDType::I32;
+
+/// Slots that can be read.
+struct Slots<B: Backend> {
+    /// `[batch]`, in range.
+    places: IntTensor<B>,
+    /// `[batch]`: of which there is nothing to read or write.
+    skipped: BoolTensor<B>,
+}
+
+impl<B: Backend> Slots<B> {
+    fn new(slots: IntTensor<B>, count: usize, null_slot: bool) -> Self {
+        let mask_dtype = bool_dtype::<B>(&slots.device());
+        // In their own dtype: another may make one that is out of range one that is not.
+        let places = B::int_clamp(slots.clone(), 0.into(), (count as i64 - 1).into());
+        let skipped = if null_slot {
+            B::int_greater_equal_elem(slots, (count as i64).into(), mask_dtype)
+        } else {
+            B::int_not_equal(places.clone(), slots, mask_dtype)
+        };
+        Self {
+            places: B::int_cast(places, INT),
+            skipped,
+        }
+    }
+
+    fn read(recurrence: &Recurrence<B>, pool: &FloatTensor<B>) -> Self {
+        let slots = recurrence.read_slots.clone();
+        Self::new(slots, pool.shape()[0], recurrence.null_slot)
+    }
+}
+
+pub(super) fn update<B: Backend>(
+    recurrence: Recurrence<B>,
+    pool: FloatTensor<B>,
+    write_slots: Option<IntTensor<B>>,
+    accepted_steps: Option<IntTensor<B>>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let read = Slots::read(&recurrence, &pool);
+    let first = initial::<B>(&pool, &read);
+    let mut kept = first.clone();
+    let outputs = steps::<B>(&recurrence, first, &read, |token, state| {
+        kept = match &accepted_steps {
+            None => state.clone(),
+            Some(accepted) => {
+                let mask_dtype = bool_dtype::<B>(&accepted.device());
+                let bound = (token as i64 + 1).into();
+                let reached = B::int_greater_equal_elem(accepted.clone(), bound, mask_dtype);
+                let reached = over::<B>(reached, &state.shape());
+                B::float_mask_where(kept.clone(), reached, state.clone())
+            }
+        };
+    });
+    let write = match write_slots {
+        None => read,
+        Some(slots) => {
+            let mut write = Slots::<B>::new(slots, pool.shape()[0], recurrence.null_slot);
+            write.skipped = B::bool_or(write.skipped, read.skipped);
+            write
+        }
+    };
+    (outputs, written::<B>(pool, kept, write))
+}
+
+pub(super) fn states<B: Backend>(
+    recurrence: Recurrence<B>,
+    pool: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let read = Slots::read(&recurrence, &pool);
+    let first = initial::<B>(&pool, &read);
+    let mut states = Vec::new();
+    let outputs = steps::<B>(&recurrence, first, &read, |_, state| {
+        let [batch, heads, channels, width] = state.shape().dims();
+        let state = dropped::<B>(state.clone(), &read.skipped);
+        let state = B::float_cast(state, pool.dtype().into());
+        states.push(B::float_reshape(
+            state,
+            Shape::new([batch, 1, heads, channels, width]),
+        ));
+    });
+    (outputs, B::float_cat(states, 1))
+}
+
+pub(super) fn outputs<B: Backend>(
+    recurrence: Recurrence<B>,
+    pool: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let read = Slots::read(&recurrence, &pool);
+    steps::<B>(&recurrence, initial::<B>(&pool, &read), &read, |_, _| {})
+}
+
+fn initial<B: Backend>(pool: &FloatTensor<B>, slots: &Slots<B>) -> FloatTensor<B> {
+    let states = B::float_select(pool.clone(), 0, slots.places.clone());
+    B::float_cast(states, FloatDType::F32)
+}
+
+/// The outputs; `after` sees each token and the f32 states `[batch, value heads, channels, width]` after it.
+fn steps<B: Backend>(
+    recurrence: &Recurrence<B>,
+    mut state: FloatTensor<B>,
+    slots: &Slots<B>,
+    mut after: impl FnMut(usize, &FloatTensor<B>),
+) -> FloatTensor<B> {
+    let [_, tokens, _, _] = recurrence.v.shape().dims();
+    let dtype: FloatDType = recurrence.v.dtype().into();
+    let outputs = (0..tokens).map(|token| {
+        let output;
+        (output, state) = recurrence.step(token, state.clone());
+        after(token, &state);
+        B::float_cast(dropped::<B>(output, &slots.skipped), dtype)
+    });
+    B::float_cat(outputs.collect(), 1)
+}
+
+impl<B: Backend> Recurrence<B> {
+    /// The output `[batch, 1, value heads, channels]` and the next state.
+    fn step(&self, token: usize, state: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+        let shape = state.shape();
+        let [batch, heads, channels, _] = shape.dims();
+        let q = self.of_value_heads(B::float_mul_scalar(
+            self.normalized(&self.q, token),
+            self.scale.into(),
+        ));
+        let k = self.of_value_heads(self.normalized(&self.k, token));
+        let v = B::float_reshape(
+            one::<B>(&self.v, token),
+            Shape::new([batch, heads, channels, 1]),
+        );
+        let full = |tensor: FloatTensor<B>| B::float_expand(tensor, shape.clone());
+
+        let state = B::float_mul(state, full(self.decay(token)));
+        let recalled = B::float_sum_dim(B::float_mul(state.clone(), full(k.clone())), 3);
+        let beta = B::float_expand(self.beta(token), v.shape());
+        let correction = B::float_mul(B::float_sub(v, recalled), beta);
+        let state = B::float_add(state, B::float_mul(full(correction), full(k)));
+        let output = B::float_sum_dim(B::float_mul(state.clone(), full(q)), 3);
+        let output = B::float_reshape(output, Shape::new([batch, 1, heads, channels]));
+        (output, state)
+    }
+
+    /// Of queries or keys: `[batch, 1, heads, width]`.
+    fn normalized(&self, rows: &FloatTensor<B>, token: usize) -> FloatTensor<B> {
+        let rows = one::<B>(rows, token);
+        if !self.l2_norm {
+            return rows;
+        }
+        let squares = B::float_sum_dim(B::float_mul(rows.clone(), rows.clone()), 3);
+        let norms = B::float_sqrt(B::float_add_scalar(squares, NORM_EPSILON.into()));
+        let inverse = B::float_expand(B::float_recip(norms), rows.shape());
+        B::float_mul(rows, inverse)
+    }
+
+    /// `[batch, 1, heads, width]` to `[batch, value heads, 1, width]`: neighbours share a head.
+    fn of_value_heads(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
+        let [batch, _, heads, width] = rows.shape().dims();
+        let value_heads = self.v.shape()[2];
+        let rows = B::float_reshape(rows, Shape::new([batch, heads, 1, width]));
+        let shared = Shape::new([batch, heads, value_heads / heads, width]);
+        let rows = B::float_expand(rows, shared);
+        B::float_reshape(rows, Shape::new([batch, value_heads, 1, width]))
+    }
+
+    /// `exp(-exp(a_log) * softplus(a + dt_bias))`: `[batch, value heads, 1, 1]`.
+    fn decay(&self, token: usize) -> FloatTensor<B> {
+        let a = one::<B>(&self.a, token);
+        let shape = a.shape();
+        let [batch, _, heads] = shape.dims();
+        let of_heads = |tensor: &FloatTensor<B>| {
+            let tensor = B::float_cast(tensor.clone(), FloatDType::F32);
+            B::float_expand(
+                B::float_reshape(tensor, Shape::new([1, 1, heads])),
+                shape.clone(),
+            )
+        };
+        let x = B::float_add(a, of_heads(&self.dt_bias));
+        // log(1 + exp(x)), which overflows for no x and keeps what a sum with 1 would round away.
+        let small = B::float_exp(B::float_neg(B::float_abs(x.clone())));
+        let softplus = B::float_add(
+            B::float_clamp_min(x.clone(), 0.0.into()),
+            B::float_log1p(small),
+        );
+        let mask_dtype = bool_dtype::<B>(&x.device());
+        let linear = B::float_greater_elem(x.clone(), self.softplus_threshold.into(), mask_dtype);
+        let softplus = B::float_mask_where(softplus, linear, x);
+        let rate = B::float_exp(of_heads(&self.a_log));
+        let decay = B::float_exp(B::float_neg(B::float_mul(rate, softplus)));
+        B::float_reshape(decay, Shape::new([batch, heads, 1, 1]))
+    }
+
+    /// `1 / (1 + exp(-b))`: `[batch, value heads, 1, 1]`.
+    fn beta(&self, token: usize) -> FloatTensor<B> {
+        let b = one::<B>(&self.b, token);
+        let [batch, _, heads] = b.shape().dims();
+        let beta = B::float_recip(B::float_add_scalar(
+            B::float_exp(B::float_neg(b)),
+            1.0.into(),
+        ));
+        B::float_reshape(beta, Shape::new([batch, heads, 1, 1]))
+    }
+}
+
+/// The pool with the states where they belong.
+///
+/// One after the other: a sequence that is skipped puts back what its place holds by then, which may be another's new state.
+fn written<B: Backend>(
+    mut pool: FloatTensor<B>,
+    states: FloatTensor<B>,
+    slots: Slots<B>,
+) -> FloatTensor<B> {
+    let states = B::float_cast(states, pool.dtype().into());
+    let shape = states.shape();
+    for sequence in 0..shape[0] {
+        let own: Slice = (sequence..sequence + 1).into();
+        let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
+        ranges[0] = own;
+        let state = B::float_slice(states.clone(), &ranges);
+        let place = B::int_slice(slots.places.clone(), &[own]);
+        let held = B::float_select(pool.clone(), 0, place.clone());
+        let skipped = B::bool_slice(slots.skipped.clone(), &[own]);
+        let skipped = over::<B>(skipped, &state.shape());
+        let state = B::float_mask_where(state, skipped, held);
+        pool = B::float_select_assign(pool, 0, place, state, IndexingUpdateOp::Assign);
+    }
+    pool
+}
+
+/// Zeros in place of the rows of skipped sequences, whatever those hold.
+fn dropped<B: Backend>(rows: FloatTensor<B>, skipped: &BoolTensor<B>) -> FloatTensor<B> {
+    let skipped = over::<B>(skipped.clone(), &rows.shape());
+    B::float_mask_fill(rows, skipped, 0.0.into())
+}
+
+/// A mask of sequences, for each of their elements.
+fn over<B: Backend>(mask: BoolTensor<B>, shape: &Shape) -> BoolTensor<B> {
+    let mut single = vec![1; shape.num_dims()];
+    single[0] = shape[0];
+    B::bool_expand(B::bool_reshape(mask, Shape::from(single)), shape.clone())
+}
+
+/// The part of one token, in f32.
+fn one<B: Backend>(tensor: &FloatTensor<B>, token: usize) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
+    ranges[1] = (token..token + 1).into();
+    B::float_cast(B::float_slice(tensor.clone(), &ranges), FloatDType::F32)
+}
