@@ -172,7 +172,7 @@ fn views_are_computed_as_their_copies() {
         case.pool = pool.slice([1..9, 0..4, 2..10, 3..19]);
         let result = case.run(&[6, 1], None, &GatedDeltaOptions::new());
         check(&case, result.clone(), &[6, 1], Rule::of(sizes), name);
-        let untouched = |pool: &Tensor<4>| values(pool.clone().slice([2..6]));
+        let untouched = |pool: &Tensor<4>| values(pool.clone().slice_dim(0, 2..6));
         assert_eq!(untouched(&result.pool), untouched(&case.pool), "{name}");
     }
 }
@@ -186,11 +186,11 @@ fn an_empty_batch_leaves_the_pool_as_it_is() {
         let mut full = Case::f32(Sizes { batch: 1, ..sizes }, device);
         full.sizes = sizes;
         let mut case = full.clone();
-        case.inputs.q = full.inputs.q.slice([0..0]);
-        case.inputs.k = full.inputs.k.slice([0..0]);
-        case.inputs.v = full.inputs.v.slice([0..0]);
-        case.inputs.a = full.inputs.a.slice([0..0]);
-        case.inputs.b = full.inputs.b.slice([0..0]);
+        case.inputs.q = full.inputs.q.slice_dim(0, 0..0);
+        case.inputs.k = full.inputs.k.slice_dim(0, 0..0);
+        case.inputs.v = full.inputs.v.slice_dim(0, 0..0);
+        case.inputs.a = full.inputs.a.slice_dim(0, 0..0);
+        case.inputs.b = full.inputs.b.slice_dim(0, 0..0);
         let result = case.run(&[], None, &GatedDeltaOptions::new());
         assert_eq!(result.out.dims(), [0, 2, 4, 8], "{name}");
         assert_eq!(values(result.pool), values(case.pool.clone()), "{name}");

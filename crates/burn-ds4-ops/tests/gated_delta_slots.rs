@@ -152,11 +152,11 @@ fn what_padding_holds_has_no_part_in_anything() {
     for (name, device) in devices() {
         let mut case = Case::f32(Sizes::small(2, 2), device);
         let nan = Tensor::full([1, 2, 4, 8], f32::NAN, (device, DType::F32));
-        case.inputs.v = case.inputs.v.clone().slice_assign([1..2], nan);
+        case.inputs.v = case.inputs.v.clone().slice_assign([1..2, 0..2], nan);
         let nan = Tensor::full([1, 4, 8, 16], f32::NAN, (device, DType::F32));
         // The slots that a clamped negative slot, or one beyond the pool, would read.
-        case.pool = case.pool.slice_assign([0..1], nan.clone());
-        case.pool = case.pool.slice_assign([7..8], nan);
+        case.pool = case.pool.slice_assign([0..1, 0..4], nan.clone());
+        case.pool = case.pool.slice_assign([7..8, 0..4], nan);
         let result = case.run(&[3, -1], None, &GatedDeltaOptions::new());
         let moves = [(Some(3), Some(3)), (None, None)];
         check(&case, &result, &moves, name);

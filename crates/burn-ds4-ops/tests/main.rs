@@ -13,6 +13,7 @@ pub(crate) mod drawn;
 pub(crate) mod experts;
 mod gated_delta;
 mod gated_delta_errors;
+mod gated_delta_slot_errors;
 mod gated_delta_slots;
 mod gated_delta_states;
 mod gated_delta_values;

@@ -28,6 +28,8 @@ pub enum NegativeSlots {
 
 /// Which states are kept, and where.
 #[derive(Clone, Debug, Default)]
+// Tensors are large, and there is one of these per call.
+#[allow(clippy::large_enum_variant)]
 pub enum StateUpdate {
     /// The one after the last token, in the pool.
     #[default]

@@ -8,7 +8,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
 
 use super::backend::Recurrence;
-use crate::reference::bool_dtype;
+use crate::reference::{bool_dtype, log1p};
 
 /// Keeps the norm of a row of zeros from dividing by zero.
 const NORM_EPSILON: f32 = 1e-6;
@@ -188,12 +188,9 @@ impl<B: Backend> Recurrence<B> {
             )
         };
         let x = B::float_add(a, of_heads(&self.dt_bias));
-        // log(1 + exp(x)), which overflows for no x and keeps what a sum with 1 would round away.
+        // log(1 + exp(x)), which overflows for no x.
         let small = B::float_exp(B::float_neg(B::float_abs(x.clone())));
-        let softplus = B::float_add(
-            B::float_clamp_min(x.clone(), 0.0.into()),
-            B::float_log1p(small),
-        );
+        let softplus = B::float_add(B::float_clamp_min(x.clone(), 0.0.into()), log1p::<B>(small));
         let mask_dtype = bool_dtype::<B>(&x.device());
         let linear = B::float_greater_elem(x.clone(), self.softplus_threshold.into(), mask_dtype);
         let softplus = B::float_mask_where(softplus, linear, x);
