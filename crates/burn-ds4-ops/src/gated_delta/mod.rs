@@ -91,7 +91,7 @@ pub struct GatedDelta {
 ///
 /// # The pool
 ///
-/// `pool` is `[slots, value heads, channels, width]`, f32, f16 or bf16, each independent of the dtype of the values. It is taken by
+/// `pool` is `[slots, value heads, channels, width]`, f32, f16 or bf16, whatever the dtype of the values. It is taken by
 /// value: an operation on a pool that nobody else holds may update it where it is, and one on a pool that somebody else holds copies
 /// it. It may be a view of any strides. Slots that no sequence writes to keep their bits.
 ///
