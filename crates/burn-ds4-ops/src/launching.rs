@@ -1,7 +1,8 @@
 //! What every family's host side asks of tensors and devices before it launches a kernel.
 
+use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
-use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
@@ -9,6 +10,8 @@ use cubecl::features::AtomicUsage;
 use cubecl::ir::{Type, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
+
+use crate::intrinsics::Target;
 
 /// Cubes in a dimension, of any device.
 pub(crate) const MAX_CUBES: usize = 65_535;
@@ -18,6 +21,11 @@ pub(crate) fn plane_size(client: &Client) -> Option<u32> {
     let hardware = &client.properties().hardware;
     let size = hardware.plane_size_max;
     (hardware.plane_size_min == size && (4..=32).contains(&size)).then_some(size)
+}
+
+/// Whether kernels can multiply on tensor cores what they copy asynchronously: processors that do that also multiply `bf16`.
+pub(crate) fn has_tensor_cores(client: &Client) -> bool {
+    Target::of(client).ptx && client.features().copy_async && plane_size(client) == Some(32)
 }
 
 /// Whether kernels can count in `u32` atomics.
@@ -78,6 +86,21 @@ pub(crate) fn with_vectors(tensor: CubeTensor, size: usize) -> CubeTensor {
     } else {
         tensor
     }
+}
+
+/// A matrix of whose rows kernels for tensor cores read 16 bytes at a time.
+pub(crate) fn aligned(matrix: CubeTensor) -> CubeTensor {
+    let size = 16 / matrix.elem_size();
+    with_vectors(matrix, size)
+}
+
+/// Some rows of a matrix.
+pub(crate) fn narrow(matrix: &CubeTensor, first: usize, count: usize) -> CubeTensor {
+    let [rows, columns] = matrix.shape().dims();
+    if count == rows {
+        return matrix.clone();
+    }
+    slice(matrix.clone(), &[first..first + count, 0..columns])
 }
 
 /// Contiguous, as kernels write it; an allocation of Burn's own may have gaps between the rows.

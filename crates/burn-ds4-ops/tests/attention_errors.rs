@@ -1,6 +1,6 @@
 //! What the operators of attention refuse.
 
-use super::attending::{Case, Sizes};
+use super::attending::{Case, SMALL, Sizes};
 use super::common::devices;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::OpError;
@@ -129,13 +129,8 @@ struct Arguments {
 #[test]
 fn attention_refuses_what_does_not_fit() {
     let sizes = Sizes {
-        batch: 2,
-        count: 3,
-        heads: 2,
-        width: 4,
-        span: 3,
-        rows: 6,
         picks: Some(2),
+        ..SMALL
     };
     type Spoil = fn(&mut Arguments);
     let spoils: [(Spoil, &str); 15] = [

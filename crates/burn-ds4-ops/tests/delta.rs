@@ -5,7 +5,8 @@ use burn_ds4_ops::gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaOptions, StateSlots, gated_delta_rule,
 };
 
-use super::common::{Tolerance, floats, integers, noise, values, wide};
+pub use super::common::read;
+use super::common::{Tolerance, floats, integers, noise, wide};
 
 /// Of what a case has.
 #[derive(Clone, Copy, Debug)]
@@ -134,11 +135,6 @@ fn drawn<const D: usize>(
     device: &Device,
 ) -> Tensor<D> {
     floats(&noise(shape.iter().product(), seed), shape, device).cast(dtype)
-}
-
-/// The elements of a tensor of any float dtype.
-pub fn read<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
-    values(tensor.clone().cast(FloatDType::F32))
 }
 
 /// What the numbers of a call are.

@@ -1,11 +1,11 @@
 //! Hyper-connections at the sizes, dtypes and layouts that choose between the ways the kernels are built, and every token by itself.
 
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType};
 use burn_ds4_ops::hyper_connection::expand;
 
 use super::common::{
-    EXACT, FLOATS, Tolerance, absolute, assert_close, devices, every_dtype, floats, is_gpu, narrow,
-    noise, sized, values, wide,
+    EXACT, FLOATS, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit,
+    is_gpu, narrow, noise, read, sized, values, wide,
 };
 use super::mixing::{Case, SINKHORN};
 
@@ -27,20 +27,11 @@ const SHAPES: [(usize, usize, usize); 13] = [
     (1, 8, 9001),
 ];
 
-fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    values(tensor.cast(FloatDType::F32))
-}
-
 /// Half a unit in the last place, and what f32 coefficients may be off by.
 fn one_rounding(dtype: FloatDType) -> Tolerance {
-    let half_unit = match dtype {
-        FloatDType::F16 => 2f64.powi(-11),
-        FloatDType::BF16 => 2f64.powi(-8),
-        _ => 0.0,
-    };
     Tolerance {
         absolute: 2e-5,
-        relative: half_unit,
+        relative: half_unit(dtype),
     }
 }
 
@@ -56,7 +47,7 @@ fn streams_of_any_size_are_collapsed() {
             let (packed, expected_packed) = (coefficients.packed(), narrow(&expected.packed()));
             assert_close(&values(packed), &expected_packed, absolute(1e-5), &what);
             let tolerance = one_rounding(dtype);
-            assert_close(&read(input), &narrow(&expected.input), tolerance, &what);
+            assert_close(&read(&input), &narrow(&expected.input), tolerance, &what);
         }
     });
 }
@@ -69,7 +60,7 @@ fn streams_of_any_size_are_collapsed_at_the_end() {
             let expected = narrow(&case.headed(1e-3, 1e-6));
             let actual = case.head(case.streams(device).cast(dtype), 1e-3, 1e-6);
             assert_eq!((actual.dims(), actual.dtype()), ([tokens, d], dtype.into()));
-            assert_close(&read(actual), &expected, one_rounding(dtype), &what);
+            assert_close(&read(&actual), &expected, one_rounding(dtype), &what);
         }
     });
 }
@@ -82,13 +73,13 @@ fn outputs_of_any_dtype_are_spread_over_streams_of_any_size() {
                 let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
                 let output = floats(&noise(tokens * d, 21), [tokens, d], device);
                 let output = output.cast(output_dtype);
-                let held = wide(&read(output.clone()));
+                let held = wide(&read(&output));
                 let expected = narrow(&case.expanded(&held, &case.oracle(SINKHORN)));
                 let coefficients = case.coefficients(SINKHORN, device);
                 let streams = case.streams(device).cast(dtype);
                 let actual = expand(output, streams, &coefficients).unwrap();
                 assert_eq!(actual.dtype(), dtype.into(), "{what}");
-                assert_close(&read(actual), &expected, one_rounding(dtype), &what);
+                assert_close(&read(&actual), &expected, one_rounding(dtype), &what);
             }
         }
     });
@@ -163,10 +154,10 @@ fn all_of(
     let (input, coefficients) = case.collapse(streams.clone(), SINKHORN);
     let expanded = expand(output, streams.clone(), &coefficients).unwrap();
     [
-        ("input", read(input)),
-        ("coefficients", read(coefficients.packed())),
-        ("expanded", read(expanded)),
-        ("head", read(case.head(streams, 1e-6, 1e-6))),
+        ("input", read(&input)),
+        ("coefficients", read(&coefficients.packed())),
+        ("expanded", read(&expanded)),
+        ("head", read(&case.head(streams, 1e-6, 1e-6))),
     ]
 }
 

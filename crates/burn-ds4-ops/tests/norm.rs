@@ -1,44 +1,24 @@
 //! The RMS norm against an `f64` oracle, and every row by itself.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::norm::rms_norm;
 
 use super::common::{
-    EXACT, FLOATS, Tolerance, absolute, assert_close, devices, every_dtype, floats, narrow, noise,
-    sized, values, wide,
+    FLOATS, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit, narrow,
+    noise, read, rounded, sized, values, wide,
 };
+use super::products::assert_same_bits;
 
 const EPSILON: f64 = 1e-6;
 /// Around the sizes of a vector, a unit, a plane and of what a lane keeps, on any device, and sizes of the released models.
 const LENGTHS: [usize; 12] = [1, 3, 8, 127, 128, 512, 1000, 1536, 4096, 4097, 7168, 40_004];
 
-/// A tensor of this dtype, and the values that it holds in place of `data`.
-fn rounded<const D: usize>(
-    data: &[f32],
-    shape: [usize; D],
-    dtype: FloatDType,
-    device: &Device,
-) -> (Tensor<D>, Vec<f64>) {
-    let tensor = floats(data, shape, device).cast(dtype);
-    let held = read(tensor.clone());
-    (tensor, wide(&held))
-}
-
-fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    values(tensor.cast(FloatDType::F32))
-}
-
 /// Half a unit in the last place, and what f32 sums may be off by.
 fn one_rounding(dtype: FloatDType) -> Tolerance {
-    let half_unit = match dtype {
-        FloatDType::F16 => 2f64.powi(-11),
-        FloatDType::BF16 => 2f64.powi(-8),
-        _ => 0.0,
-    };
     Tolerance {
         absolute: 1e-7,
-        relative: half_unit + 2e-6,
+        relative: half_unit(dtype) + 2e-6,
     }
 }
 
@@ -64,7 +44,7 @@ fn rows_of_any_length_agree_with_the_oracle() {
                 (actual.dims(), actual.dtype()),
                 ([3, columns], dtype.into())
             );
-            assert_close(&read(actual), &expected, one_rounding(dtype), &what);
+            assert_close(&read(&actual), &expected, one_rounding(dtype), &what);
         }
     });
 }
@@ -79,7 +59,7 @@ fn weights_of_any_dtype_multiply_before_the_result_is_rounded() {
                 let (weight, weights) =
                     rounded(&noise(columns, 7), [columns], weight_dtype, device);
                 let expected = oracle(&held, columns, Some(&weights), EPSILON);
-                let actual = read(rms_norm(x, Some(weight), EPSILON).unwrap());
+                let actual = read(&rms_norm(x, Some(weight), EPSILON).unwrap());
                 assert_close(&actual, &expected, one_rounding(dtype), &what);
             }
         }
@@ -148,16 +128,6 @@ fn views_are_normalised_as_their_copies() {
     }
 }
 
-#[track_caller]
-fn assert_same_bits(actual: &[f32], expected: &[f32], what: &str) {
-    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-    assert_close(actual, expected, EXACT, what);
-    assert!(
-        bits(actual) == bits(expected),
-        "{what}: zeros of another sign"
-    );
-}
-
 fn a_row_does_not_depend_on_how_many_there_are() {
     every_dtype(|name, device, dtype| {
         for columns in [1, 127, 512, 1536, 4096, 4097, 20_000] {
@@ -166,7 +136,7 @@ fn a_row_does_not_depend_on_how_many_there_are() {
             let weight = floats(&noise(columns, 9), [columns], device);
             let normalized = |rows: std::ops::Range<usize>| {
                 let x = x.clone().slice([rows, 0..columns]);
-                read(rms_norm(x, Some(weight.clone()), EPSILON).unwrap())
+                read(&rms_norm(x, Some(weight.clone()), EPSILON).unwrap())
             };
             let together = normalized(0..100);
             for rows in 1..=16 {
@@ -190,9 +160,9 @@ fn a_row_does_not_depend_on_where_it_lies() {
             let data = noise(132 * (columns + 1), columns as u32);
             let apart = floats(&data, [132, columns + 1], device).cast(dtype);
             let apart = apart.slice([0..5, 0..columns]);
-            let data = read(apart.clone());
+            let data = read(&apart);
             let x = floats(&data, [5, columns], device).cast(dtype);
-            let normalized = |x| read(rms_norm(x, None, EPSILON).unwrap());
+            let normalized = |x| read(&rms_norm(x, None, EPSILON).unwrap());
             let what = format!("{name} {columns}");
             assert_same_bits(&normalized(apart), &normalized(x), &what);
         }

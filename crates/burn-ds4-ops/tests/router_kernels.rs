@@ -4,24 +4,13 @@ use burn::tensor::{Bool, DType, Device, FloatDType, IntDType, Tensor, TensorData
 use burn_ds4_ops::router::{HashWeights, activation_topk, dense_router, hash_route, topk_select};
 
 use super::common::{
-    FLOATS, devices, every_dtype, floats, integer_values, integers, noise, skip, values, wide,
+    FLOATS, devices, every_dtype, floats, integer_values, integers, noise, rounded, skip, values,
+    wide,
 };
 use super::products::{assert_same_bits, every_pair};
 use super::routing::{FROM_LOGITS, FROM_PRODUCTS, assert_routed, assert_weights, products};
 
 const SCALE: f64 = 2.5;
-
-/// The values that a tensor of this dtype holds in place of `data`.
-fn rounded<const D: usize>(
-    data: &[f32],
-    shape: [usize; D],
-    dtype: FloatDType,
-    device: &Device,
-) -> (Tensor<D>, Vec<f64>) {
-    let tensor = floats(data, shape, device).cast(dtype);
-    let held = values(tensor.clone().cast(FloatDType::F32));
-    (tensor, wide(&held))
-}
 
 fn mask(padding: &[bool], device: &Device) -> Tensor<1, Bool> {
     Tensor::from_data(TensorData::new(padding.to_vec(), [padding.len()]), device)

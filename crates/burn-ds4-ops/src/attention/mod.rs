@@ -32,6 +32,8 @@ pub const FEW_TOKENS: usize = INVARIANT_ROWS;
 
 /// What is biased by less is hidden.
 const HIDDEN: f32 = MASKED / 2.0;
+/// Below any sum of a softmax: its largest term is 1.
+const TINY: f32 = 1e-30;
 
 /// Keys of the sliding window of [`sink_attention`].
 #[derive(Clone, Debug)]

@@ -10,12 +10,10 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice, Tensor};
 
 use super::backend::CompressedRows;
-use super::{FEW_TOKENS, HIDDEN, MASKED};
+use super::{FEW_TOKENS, HIDDEN, MASKED, TINY};
 use crate::matmul::MatmulOps;
 use crate::reference::bool_dtype;
 
-/// Below any sum of a softmax: its largest term is 1.
-const TINY: f32 = 1e-30;
 /// Of positions and picks.
 const INT: IntDType = IntDType::I32;
 

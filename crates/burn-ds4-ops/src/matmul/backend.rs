@@ -33,15 +33,10 @@ impl MatmulOps for burn::backend::Flex {
         use burn::backend::ops::FloatTensorOps;
 
         let shape = lhs.shape();
-        let (rows, inner) = (shape[0], shape[1]);
-        if shape.num_dims() != 2 || !(2..=super::INVARIANT_ROWS).contains(&rows) {
+        if shape.num_dims() != 2 || !(2..=super::INVARIANT_ROWS).contains(&shape[0]) {
             return Self::float_matmul(lhs, rhs);
         }
-        let products = (0..rows).map(|row| {
-            let row = Self::float_slice(lhs.clone(), &[(row..row + 1).into(), (0..inner).into()]);
-            Self::float_matmul(row, rhs.clone())
-        });
-        Self::float_cat(products.collect(), 0)
+        reference::one_by_one::<Self>(lhs, |row| Self::float_matmul(row, rhs.clone()))
     }
 }
 

@@ -1,5 +1,5 @@
-use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
 use super::backend::group_layout;
@@ -13,20 +13,29 @@ pub(super) fn small_m_matmul<B: MatmulOps>(
     dtype: FloatDType,
     invariant_rows: usize,
 ) -> FloatTensor<B> {
-    let [rows, columns] = x.shape().dims();
+    let [rows, _] = x.shape().dims();
     let x = B::float_cast(x, FloatDType::F32);
     let weight = B::float_transpose(B::float_cast(weight, FloatDType::F32));
     let product = if rows > invariant_rows {
         B::precise_matmul(x, weight)
     } else {
-        // One by one, since a device's own product may choose the order of its sums by the number of rows.
-        let products = (0..rows).map(|row| {
-            let row = [(row..row + 1).into(), (0..columns).into()];
-            B::precise_matmul(B::float_slice(x.clone(), &row), weight.clone())
-        });
-        B::float_cat(products.collect(), 0)
+        // A device's own product may choose the order of its sums by the number of rows.
+        one_by_one::<B>(x, |row| B::precise_matmul(row, weight.clone()))
     };
     B::float_cast(product, dtype)
+}
+
+/// What `product` makes of each row of a matrix by itself.
+pub(super) fn one_by_one<B: Backend>(
+    lhs: FloatTensor<B>,
+    product: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [rows, columns] = lhs.shape().dims();
+    let products = (0..rows).map(|row| {
+        let row = [(row..row + 1).into(), (0..columns).into()];
+        product(B::float_slice(lhs.clone(), &row))
+    });
+    B::float_cat(products.collect(), 0)
 }
 
 /// The products with each of the weights, each followed by zeros up to where the next begins.

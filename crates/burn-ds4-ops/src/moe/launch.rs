@@ -5,10 +5,10 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::launching::{is_wide_int, output};
+use crate::launching::{aligned, is_wide_int, narrow, output};
 use crate::packed::launch::{
     FEW_PAIRS, FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role,
-    aligned, can_multiply, has_tiles, launch_sum, many_tiles, narrow, parts, sort, sum_slots,
+    can_multiply, has_tiles, launch_sum, many_tiles, parts, sort, sum_slots,
 };
 
 /// Pairs that are multiplied at a time: their sums, one for each pair and column of the output, have to be kept.

@@ -3,11 +3,11 @@ use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::launching::output;
+use crate::launching::{aligned, narrow, output};
 use crate::packed::kernel::Format;
 use crate::packed::launch::{
-    FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role, aligned,
-    can_multiply, has_tiles, many_tiles, narrow, parts,
+    FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role, can_multiply,
+    has_tiles, many_tiles, parts,
 };
 
 /// Rows of `x` of a launch, whose cubes for them are all in one dimension.
@@ -15,9 +15,8 @@ const MAX_ROWS: usize = 1 << 17;
 
 /// Whether there is a kernel for a product, and the matrix product of floats is not faster.
 pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
-    let [rows, _] = x.shape().dims();
-    let packed = matrix.format != Format::Dense || has_tiles(x, [matrix]);
-    (packed || rows <= FEW_ROWS) && can_multiply(x, [matrix])
+    let faster = matrix.format != Format::Dense || has_tiles(x, [matrix]);
+    faster && can_multiply(x, [matrix])
 }
 
 /// `x · Wᵀ` for the one matrix of a stack, in the dtype of `x`.

@@ -106,6 +106,32 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.try_into_vec_as().expect("a device that works")
 }
 
+/// The elements of a tensor of any float dtype.
+pub fn read<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    values(tensor.clone().cast(FloatDType::F32))
+}
+
+/// A tensor of this dtype, and the values that it holds in place of `data`.
+pub fn rounded<const D: usize>(
+    data: &[f32],
+    shape: [usize; D],
+    dtype: FloatDType,
+    device: &Device,
+) -> (Tensor<D>, Vec<f64>) {
+    let tensor = floats(data, shape, device).cast(dtype);
+    let held = wide(&read(&tensor));
+    (tensor, held)
+}
+
+/// What a result in f16 or bf16 may be off by for its rounding, relative to its size.
+pub fn half_unit(dtype: FloatDType) -> f64 {
+    match dtype {
+        FloatDType::F16 => 2f64.powi(-11),
+        FloatDType::BF16 => 2f64.powi(-8),
+        _ => 0.0,
+    }
+}
+
 /// Absolute and relative tolerance: `|actual - expected| <= absolute + relative * |expected|`.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {

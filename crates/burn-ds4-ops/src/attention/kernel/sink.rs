@@ -4,11 +4,8 @@ use cubecl::prelude::*;
 
 use super::heads::{CHUNK, Chunk, Heads};
 use super::weight;
-use crate::attention::MASKED;
+use crate::attention::{MASKED, TINY};
 use crate::intrinsics::Target;
-
-/// Below any sum of a softmax: its largest term is 1.
-const TINY: f32 = 1e-30;
 
 /// How [`sink_kernel`] is compiled.
 ///

@@ -6,12 +6,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use crate::intrinsics::Target;
-use crate::launching::{MAX_CUBES, address_type, is_float, plane_size, vector_size};
+use crate::launching::{
+    MAX_CUBES, address_type, aligned, has_tensor_cores, is_float, narrow, plane_size, vector_size,
+    with_vectors,
+};
 use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::kernel::{
     Place, RowsBlueprint, STRETCH, SourceBlueprint, TilesBlueprint, rows_kernel, tiles_kernel,
 };
-use crate::packed::launch::{aligned, narrow};
 
 /// Rows of `x` up to which tensor cores multiply by 16-bit weights as they stream by, faster than the product of many rows does.
 const STREAMED_ROWS: usize = 32;
@@ -111,9 +113,7 @@ impl Group<'_> {
         let weight = &self.weights[0];
         let [_, columns] = x.shape().dims();
         let target = Target::of(client);
-        // Processors that copy asynchronously also multiply `bf16`.
-        let able = target.ptx && client.features().copy_async && plane_size(client) == Some(32);
-        if !able || weight.dtype == DType::F32 || !columns.is_multiple_of(8) {
+        if !has_tensor_cores(client) || weight.dtype == DType::F32 || !columns.is_multiple_of(8) {
             return None;
         }
         let stretches = columns.div_ceil(STRETCH as usize);
@@ -200,11 +200,7 @@ impl Group<'_> {
         // The same vectors whatever the distance between the rows of `x`.
         let most = 16 / x.elem_size().max(weight.elem_size());
         let size = vector_size(weight, most);
-        let x = if x.meta.strides()[1] != 1 || vector_size(&x, most) < size {
-            into_contiguous(x)
-        } else {
-            x
-        };
+        let x = with_vectors(x, size);
         let plane = plane_size(&client).expect("checked by can_multiply");
         let target = Target::of(&client);
         let vectors = columns / size;

@@ -4,18 +4,15 @@ mod few;
 mod many;
 mod plain;
 
-use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::{into_contiguous, slice};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::kernel::{Format, MAX_SORTED, StackLaunch};
-use crate::intrinsics::Target;
-use crate::launching::{
-    MAX_CUBES, has_counters, is_float, plane_size, vector_size, with_contiguous_rows,
-};
+use crate::launching::{MAX_CUBES, has_counters, has_tensor_cores, is_float, plane_size};
+use crate::matmul::INVARIANT_ROWS;
 use crate::quant::PackedWeights;
 
 pub(crate) use super::kernel::{FewBlueprint, Pairing, Role};
@@ -23,8 +20,8 @@ pub(crate) use few::{Few, launch_sum};
 pub(crate) use many::{Many, Sorted, many_tiles, sort, sum_slots};
 pub(crate) use plain::{Grouping, Plain};
 
-/// Rows of `x` up to which the weights are what counts.
-pub(crate) const FEW_ROWS: usize = 16;
+/// Rows of `x` up to which the weights are what counts, and none depends on the others.
+pub(crate) const FEW_ROWS: usize = INVARIANT_ROWS;
 /// Pairs that a cube groups for itself, at most.
 pub(crate) const FEW_PAIRS: usize = 128;
 /// Planes of a cube of the kernel for any device.
@@ -153,23 +150,8 @@ pub(crate) fn parts(dtype: DType) -> u32 {
     }
 }
 
-/// A matrix of whose rows kernels for tensor cores read 16 bytes at a time.
-pub(crate) fn aligned(x: CubeTensor) -> CubeTensor {
-    let x = with_contiguous_rows(x);
-    let size = 16 / x.elem_size();
-    if vector_size(&x, usize::MAX) >= size {
-        x
-    } else {
-        into_contiguous(x)
-    }
-}
-
 pub(crate) fn has_tiles<const N: usize>(x: &CubeTensor, matrices: [&Matrices; N]) -> bool {
-    // Processors that copy asynchronously also multiply `bf16`.
-    Target::of(&x.client).ptx
-        && x.client.features().copy_async
-        && plane_size(&x.client) == Some(32)
-        && matrices.iter().all(|matrices| matrices.has_tiles())
+    has_tensor_cores(&x.client) && matrices.iter().all(|matrices| matrices.has_tiles())
 }
 
 /// Whether there is a kernel for a product with these matrices.
@@ -188,13 +170,4 @@ pub(crate) fn can_multiply<const N: usize>(x: &CubeTensor, matrices: [&Matrices;
 /// An argument that a kernel can do without.
 fn optional<T: From<Option<BufferArg>>>(tensor: Option<&CubeTensor>) -> T {
     tensor.map(|tensor| tensor.clone().into_buffer_arg()).into()
-}
-
-/// Some rows of a matrix.
-pub(crate) fn narrow(tensor: &CubeTensor, first: usize, count: usize) -> CubeTensor {
-    let [rows, columns] = tensor.shape().dims();
-    if count == rows {
-        return tensor.clone();
-    }
-    slice(tensor.clone(), &[first..first + count, 0..columns])
 }
