@@ -4,6 +4,19 @@ use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::*;
 
+/// `log1p(t) / t` for `t` in 0..=1 as a polynomial, highest power first; relative error 3e-8 (minimax, by Remez).
+pub(crate) const LOG1P: &[f32] = &[
+    0.005_232_69,
+    -0.029_505_22,
+    0.078_225_92,
+    -0.136_632_43,
+    0.191_060_05,
+    -0.248_429_82,
+    0.333_190_97,
+    -0.499_994_93,
+    0.999_999_97,
+];
+
 /// What a kernel may be made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
@@ -20,6 +33,19 @@ impl Target {
             sync_plane: client.features().plane.contains(Plane::Sync),
         }
     }
+}
+
+/// A polynomial, its coefficients in the order of falling powers.
+#[cube]
+// Compile-time values are taken by index.
+#[allow(clippy::needless_range_loop)]
+pub(crate) fn polynomial(t: f32, #[comptime] coefficients: &[f32]) -> f32 {
+    let mut sum = coefficients[0].runtime();
+    #[unroll]
+    for i in 1..comptime!(coefficients.len()) {
+        sum = fma(sum, t, comptime!(coefficients[i]));
+    }
+    sum
 }
 
 /// `e^x` to about `2 + |x|` ulp; results below the normal range may be 0.
@@ -361,6 +387,19 @@ pub(crate) fn halves_to_bf16(pair: u32) -> u32 {
     y
 }
 
+/// Two floats rounded to `bf16`, to nearest with ties to even: the first in the lower half. Needs PTX.
+#[cube]
+pub(crate) fn pack_bf16(a: f32, b: f32) -> u32 {
+    let y: u32;
+    let a = f32::reinterpret(u32::reinterpret(a));
+    let b = f32::reinterpret(u32::reinterpret(b));
+    gpu_asm!(
+        "cvt.rn.bf16x2.f32 {y}, {b}, {a};",
+        y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
+    );
+    y
+}
+
 /// Product of a 16x16 and a 16x8 tile, added to `sum`, by the tensor cores: every lane of the plane has its part of each.
 ///
 /// `dtype` is `bf16` or `f16`. Needs PTX. The lane `4 * g + q` has of the left tile, in words of two: row `g` columns `2q`, row
@@ -388,6 +427,28 @@ pub(crate) fn multiply_tiles(
         "{total}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {sum};",
         total = out(_) total,
         a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3, b0 = in(_) b0, b1 = in(_) b1,
+        sum = in(_) sum,
+        options(nomem)
+    );
+    total
+}
+
+/// [`multiply_tiles`] of a 16x8 and an 8x8 tile of `bf16`, of which a lane has the first two words and the first.
+#[cube]
+pub(crate) fn multiply_half_tiles(
+    a0: u32,
+    a1: u32,
+    b0: u32,
+    sum: Vector<f32, Const<4>>,
+) -> Vector<f32, Const<4>> {
+    let total: Vector<f32, Const<4>>;
+    let (a0, a1) = (i32::reinterpret(a0), i32::reinterpret(a1));
+    let b0 = i32::reinterpret(b0);
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 ",
+        "{total}, {{{a0}, {a1}}}, {{{b0}}}, {sum};",
+        total = out(_) total,
+        a0 = in(_) a0, a1 = in(_) a1, b0 = in(_) b0,
         sum = in(_) sum,
         options(nomem)
     );

@@ -13,6 +13,8 @@ pub(crate) mod drawn;
 pub(crate) mod experts;
 mod gated_delta;
 mod gated_delta_errors;
+mod gated_delta_kernels;
+mod gated_delta_large;
 mod gated_delta_slot_errors;
 mod gated_delta_slots;
 mod gated_delta_states;
@@ -67,6 +69,8 @@ type Family = &'static [(&'static str, fn())];
 pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
     ("gated_delta", gated_delta::CASES),
+    ("gated_delta_kernels", gated_delta_kernels::CASES),
+    ("gated_delta_large", gated_delta_large::CASES),
     ("gated_delta_slots", gated_delta_slots::CASES),
     ("gated_delta_states", gated_delta_states::CASES),
     ("gated_delta_values", gated_delta_values::CASES),

@@ -15,6 +15,8 @@ const MIN_SETS: usize = 2;
 const MAX_SETS: usize = 4096;
 /// A case that moves less is short: over in a microsecond or so, next to which the start of a replay would count.
 const SHORT: usize = 4 << 20;
+/// Outputs of the calls of one recording are alive together.
+const MAX_OUTPUTS: usize = 16 << 30;
 /// The host may take this long to enqueue the calls of one recording, in microseconds.
 const MAX_ENQUEUE: f64 = 1e6;
 
@@ -90,7 +92,10 @@ fn plan(case: &Case, effort: Effort, estimate: f64) -> (usize, usize) {
     } else {
         effort.calls
     };
-    let at_most = ((MAX_ENQUEUE / estimate) as usize).max(MIN_SETS);
+    let fitting = MAX_OUTPUTS / case.bytes.saturating_sub(case.input_bytes).max(1);
+    let at_most = ((MAX_ENQUEUE / estimate) as usize)
+        .min(fitting)
+        .max(MIN_SETS);
     let sets = (2 * effort.cache_bytes / case.input_bytes.max(1) + 1).clamp(MIN_SETS, MAX_SETS);
     let sets = sets.min(at_most);
     let rounds = at_least.min(at_most).div_ceil(sets);

@@ -2,6 +2,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
+#[cfg(feature = "cube")]
+use super::launch::{Kept, can_run, run};
 use super::reference;
 use crate::optional::OptionalInt;
 
@@ -85,7 +87,48 @@ pub trait GatedDeltaOps: Backend {
 impl GatedDeltaOps for burn::backend::Flex {}
 
 #[cfg(feature = "cube")]
-impl GatedDeltaOps for burn_cubecl::CubeBackend {}
+impl GatedDeltaOps for burn_cubecl::CubeBackend {
+    fn gated_delta_rule(
+        recurrence: Recurrence<Self>,
+        pool: FloatTensor<Self>,
+        write_slots: OptionalInt<Self>,
+        accepted_steps: OptionalInt<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (slots, accepted) = (write_slots.into_option(), accepted_steps.into_option());
+        if can_run(&recurrence, &pool) {
+            let results = run(recurrence, pool, Kept::Written { slots, accepted });
+            (results.out, results.pool)
+        } else {
+            reference::update::<Self>(recurrence, pool, slots, accepted)
+        }
+    }
+
+    fn gated_delta_rule_states(
+        recurrence: Recurrence<Self>,
+        pool: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if can_run(&recurrence, &pool) {
+            let results = run(recurrence, pool, Kept::Every);
+            (
+                results.out,
+                results.states.expect("every state was asked for"),
+            )
+        } else {
+            reference::states::<Self>(recurrence, pool)
+        }
+    }
+
+    fn gated_delta_rule_outputs(
+        recurrence: Recurrence<Self>,
+        pool: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        if can_run(&recurrence, &pool) {
+            run(recurrence, pool, Kept::None).out
+        } else {
+            reference::outputs::<Self>(recurrence, pool)
+        }
+    }
+}
 
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]

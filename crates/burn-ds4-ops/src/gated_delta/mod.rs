@@ -1,6 +1,10 @@
 //! The gated delta rule: linear attention with a state for each sequence and head, kept in a pool.
 
 mod backend;
+#[cfg(feature = "cube")]
+mod kernel;
+#[cfg(feature = "cube")]
+mod launch;
 mod options;
 mod reference;
 mod validation;
@@ -95,8 +99,8 @@ pub struct GatedDelta {
 /// value: an operation on a pool that nobody else holds may update it where it is, and one on a pool that somebody else holds copies
 /// it. It may be a view of any strides. Slots that no sequence writes to keep their bits.
 ///
-/// A slot that one sequence writes to must be no other's, neither to read nor to write: where that is not an error, one of the
-/// states is kept and the output of the other is of either state. Slot 0 is exempt for sequences that get there by a negative slot
+/// A slot that one sequence writes to must be no other's, neither to read nor to write: where that is not an error, it keeps parts of
+/// the states of either, and what the other puts out is of either. Slot 0 is exempt for sequences that get there by a negative slot
 /// ([`NegativeSlots::NullSlot0`]). A slot beyond the pool is an error where the device's memory is the host's; elsewhere, where telling
 /// would take reading it back, the sequence is skipped as if by [`NegativeSlots::Skip`].
 ///

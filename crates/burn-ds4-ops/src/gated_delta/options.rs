@@ -21,8 +21,8 @@ pub enum NegativeSlots {
     /// as it is.
     #[default]
     Skip,
-    /// Slot 0, which holds nothing of value: it is read and written. Where several sequences write to it, it keeps the state of
-    /// one of them; what they put out is that of the state that they find.
+    /// Slot 0, which holds nothing of value: it is read and written. Where several sequences write to it, it keeps parts of the states
+    /// of any of them, and what they put out is that of what they find.
     NullSlot0,
 }
 

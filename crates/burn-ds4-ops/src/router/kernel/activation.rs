@@ -1,21 +1,8 @@
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, exp, sqrt};
+use crate::intrinsics::{LOG1P, Target, exp, polynomial, sqrt};
 
-/// `log1p(t) / t` for `t` in 0..=1 as a polynomial, highest power first; relative error 3e-8 (minimax, by Remez).
-const LOG1P: &[f32] = &[
-    0.005_232_69,
-    -0.029_505_22,
-    0.078_225_92,
-    -0.136_632_43,
-    0.191_060_05,
-    -0.248_429_82,
-    0.333_190_97,
-    -0.499_994_93,
-    0.999_999_97,
-];
-
-/// The same to a relative error of 2e-7.
+/// As [`LOG1P`], to a relative error of 2e-7.
 const SHORT_LOG1P: &[f32] = &[
     -0.008_539_198,
     0.044_089_59,
@@ -29,18 +16,6 @@ const SHORT_LOG1P: &[f32] = &[
 
 /// Added to the sum of the chosen activations, which may underflow to zero.
 pub(super) const EPSILON: f32 = 1e-20;
-
-#[cube]
-// Compile-time values are taken by index.
-#[allow(clippy::needless_range_loop)]
-fn polynomial(t: f32, #[comptime] coefficients: &[f32]) -> f32 {
-    let mut sum = coefficients[0].runtime();
-    #[unroll]
-    for i in 1..comptime!(coefficients.len()) {
-        sum = fma(sum, t, comptime!(coefficients[i]));
-    }
-    sum
-}
 
 /// `sqrt(softplus(x))` without a logarithm, and without a case for very negative `x`.
 ///
