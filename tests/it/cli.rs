@@ -212,7 +212,7 @@ fn generate_answers_a_chat_without_repeating_the_prompt() {
 
 #[test]
 fn bad_arguments_end_with_one_line_that_names_them() {
-    let cases: [(&str, &[&str], i32, &str); 11] = [
+    let cases: [(&str, &[&str], i32, &str); 13] = [
         ("generate", &["--top-p", "2"], 1, "top_p"),
         ("generate", &["--temperature", "-1"], 1, "temperature"),
         ("generate", &["--mtp", "9"], 2, "--mtp"),
@@ -224,6 +224,13 @@ fn bad_arguments_end_with_one_line_that_names_them() {
         ("eval", &["--file", "no/such/text"], 1, "no/such/text"),
         ("eval", &["--window", "0"], 2, "--window"),
         ("compose", &["--device", "cuda:4096"], 1, "cuda:4096"),
+        (
+            "gated_delta_net",
+            &["--device", "cuda:4096"],
+            1,
+            "cuda:4096",
+        ),
+        ("gated_delta_net", &["--tokens", "17"], 2, "--tokens"),
     ];
     for (name, arguments, code, named) in cases {
         let Some(ended) = run(name, arguments) else {
@@ -433,4 +440,26 @@ fn compose_routes_every_token_to_as_many_experts_as_it_should() {
     // The first block's table deals ids out in turn.
     assert_eq!(loads[0], [25; 16], "{}", ended.stdout);
     assert_ne!(loads[1], loads[0], "{}", ended.stdout);
+}
+
+#[test]
+fn gated_delta_net_gives_the_same_for_drafts_and_single_steps() {
+    for arguments in [&[][..], &["--dtype", "bf16", "--tokens", "5"]] {
+        let arguments = [&["--device", "flex"], arguments].concat();
+        let Some(ended) = run("gated_delta_net", &arguments).map(Ended::ok) else {
+            return;
+        };
+        let lines = ended
+            .stdout
+            .lines()
+            .filter(|line| line.contains("differ by"));
+        let differences: Vec<f64> = lines.map(|line| number_before(line, " at most")).collect();
+        assert_eq!(differences, [0.0; 3], "{}", ended.stdout);
+        let line = ended.stdout.lines().find(|line| line.contains("checksum"));
+        let (_, checksum) = line
+            .and_then(|line| line.rsplit_once(' '))
+            .expect("a checksum");
+        let checksum: f64 = checksum.parse().expect("a number");
+        assert!(checksum > 1.0, "{}", ended.stdout);
+    }
 }

@@ -5,6 +5,7 @@ mod cli;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod ds4_tiny;
+mod gated_delta_net;
 mod golden;
 mod layer_goldens;
 mod precision;
