@@ -197,8 +197,8 @@ fn tokens_that_are_not_accepted_leave_no_trace() {
             [
                 read(&states.clone().slice([0..1, 0..2])),
                 read(&result.out.clone().slice([0..1, 0..2])),
-                read(&states.slice([1..2])),
-                read(&result.out.slice([1..2])),
+                read(&states.slice_dim(0, 1..2)),
+                read(&result.out.slice_dim(0, 1..2)),
             ]
         });
         assert_eq!(

@@ -64,8 +64,8 @@ fn slots_past_the_4096th_are_read_and_written() {
         let slot = |pool: &Tensor<4>, index: usize| pool.clone().slice_dim(0, index..index + 1);
         let last = slots - 1;
         let pool = zeros
-            .slice_assign([last..slots], slot(&case.pool, 0))
-            .slice_assign([0..1], slot(&case.pool, 1));
+            .slice_assign([last..slots, 0..heads], slot(&case.pool, 0))
+            .slice_assign([0..1, 0..heads], slot(&case.pool, 1));
         let result = run(
             case,
             case.inputs.clone(),

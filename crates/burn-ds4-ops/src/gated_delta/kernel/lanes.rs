@@ -107,7 +107,8 @@ fn store<S: Float, N: Size>(
 /// - `out`: `[batch, tokens, heads, channels]`
 /// - `states`: `[batch, tokens, heads, channels, vectors]`, the state after every token
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
+// What is known at compile time is asked by itself, so that the rest is left out.
+#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn lanes_kernel<
     Q: Float,
     A: Float,

@@ -12,6 +12,8 @@ use super::kernel::{NumbersLaunch, PlaceLaunch, PlacesLaunch, Rule, SizesLaunch}
 use crate::launching::{output, row_vector_size, with_vectors};
 
 /// What becomes of the states.
+// Tensors are large, and there is one of these per call.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Kept {
     /// They go to the pool.
     Written {

@@ -47,10 +47,11 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
     let ways = ways.filter(|(planes, rows)| (channels / TILE).is_multiple_of(planes * rows));
     let ways = ways.filter(|(_, rows)| *rows == 1 || two);
     let fills = |&(planes, rows): &(usize, usize)| tiles / (planes * rows) >= processors;
+    let mut ways = ways;
+    let smallest = ways.clone().next_back();
     let (planes, rows) = ways
-        .clone()
         .find(fills)
-        .or(ways.last())
+        .or(smallest)
         .expect("any number is a multiple of one");
     let blueprint = |(groups, depth)| TilesBlueprint {
         tokens: tokens as u32,

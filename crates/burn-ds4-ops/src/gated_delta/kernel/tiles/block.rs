@@ -109,7 +109,8 @@ impl Products {
         let padded = comptime!(blueprint.padded());
         let group = UNIT_POS_X / 4;
         let quarter = UNIT_POS_X % 4;
-        let first_plane = UNIT_POS_Y % planes == 0;
+        let plane = UNIT_POS_Y % planes;
+        let first_plane = plane == 0;
         let none = Vector::<f32, Const<4>>::new(0.0f32);
 
         // Of each tile of tokens, their keys and their queries, and every eight rows of the state.
@@ -194,9 +195,9 @@ impl Products {
                 let squares = gram_sums[comptime!((pairs + t) as usize)];
                 let own = group / 2 == quarter;
                 let square = select(
-                    group % 2 == 0,
-                    squares.extract(2usize),
+                    group % 2 == 1,
                     squares.extract(3usize),
+                    squares.extract(2usize),
                 );
                 if own {
                     let token = (side * padded + comptime!(8 * t) + group) as usize;
