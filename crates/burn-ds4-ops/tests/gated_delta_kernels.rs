@@ -208,7 +208,7 @@ fn tokens_that_are_not_accepted_leave_no_trace() {
     });
 }
 
-fn a_pool_with_gaps_is_updated_in_its_place() {
+fn a_pool_with_gaps_that_nobody_else_holds_is_updated() {
     every_dtype(|name, device, dtype| {
         let case = Case::new(sized(2, 128, 64), dtype, dtype, device);
         let expected = case.run(&[2, 0], None, &GatedDeltaOptions::new());
@@ -273,7 +273,7 @@ catalogue![
     large_states_go_where_they_are_sent,
     every_large_state_is_kept_and_the_pool_is_not_changed,
     tokens_that_are_not_accepted_leave_no_trace,
-    a_pool_with_gaps_is_updated_in_its_place,
+    a_pool_with_gaps_that_nobody_else_holds_is_updated,
     a_pool_that_somebody_else_holds_is_not_changed,
     pools_and_values_of_different_dtypes_agree_with_the_oracle,
 ];

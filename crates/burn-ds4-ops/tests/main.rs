@@ -12,6 +12,7 @@ pub(crate) mod distributions;
 pub(crate) mod drawn;
 pub(crate) mod experts;
 mod gated_delta;
+mod gated_delta_batches;
 mod gated_delta_errors;
 mod gated_delta_kernels;
 mod gated_delta_large;
@@ -69,6 +70,7 @@ type Family = &'static [(&'static str, fn())];
 pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
     ("gated_delta", gated_delta::CASES),
+    ("gated_delta_batches", gated_delta_batches::CASES),
     ("gated_delta_kernels", gated_delta_kernels::CASES),
     ("gated_delta_large", gated_delta_large::CASES),
     ("gated_delta_slots", gated_delta_slots::CASES),

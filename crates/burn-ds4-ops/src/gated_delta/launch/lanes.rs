@@ -18,7 +18,8 @@ const LANE_ELEMENTS: usize = 32;
 /// Planes of a cube.
 const PLANES: u32 = 4;
 
-/// Lanes that share a row of `width` elements, and vectors of `size` that each has; `None` for too long a row.
+/// Lanes that share a row of `width` elements, and vectors of `size` that each has; `None` if that is too much for a lane, because the
+/// row is long or has few factors of two.
 pub(super) fn cut(client: &Client, width: usize, size: usize) -> Option<(usize, usize)> {
     let plane = plane_size(client)? as usize;
     let vectors = width / size;

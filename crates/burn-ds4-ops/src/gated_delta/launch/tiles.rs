@@ -10,7 +10,6 @@ use cubecl::prelude::*;
 use super::Call;
 use crate::gated_delta::backend::Recurrence;
 use crate::gated_delta::kernel::{CountsLaunch, TilesBlueprint, tiles_kernel};
-use crate::intrinsics::Target;
 use crate::launching::has_tensor_cores;
 
 /// Elements of 16 bytes.
@@ -43,7 +42,7 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
     // All processors get some rows, and then a cube as many as possible of one state; where all states are kept, more planes that have
     // fewer rows each write more at a time.
     let two = width <= MAX_WIDTH_OF_TWO && !every;
-    let ways = [(4, 2), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)].into_iter();
+    let ways = [(4, 2), (4, 1), (2, 1), (1, 1)].into_iter();
     let ways = ways.filter(|(planes, rows)| (channels / TILE).is_multiple_of(planes * rows));
     let ways = ways.filter(|(_, rows)| *rows == 1 || two);
     let fills = |&(planes, rows): &(usize, usize)| tiles / (planes * rows) >= processors;
@@ -61,7 +60,6 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
         groups,
         depth,
         rule: call.rule,
-        target: Target::of(client),
     };
     let few = tiles / (planes * rows) <= ROUNDS * processors;
     let ways = if every {

@@ -8,7 +8,7 @@ mod state;
 use cubecl::prelude::*;
 
 use super::{Counts, NONE, Numbers, Places, Rule, Sizes, decay, slot_of, strength};
-use crate::intrinsics::{Target, await_copies, commit_copies, sync_planes};
+use crate::intrinsics::{await_copies, commit_copies, sync_planes};
 use ahead::Ahead;
 use block::{Grams, Products, Staged};
 use fetch::{Item, fetched_at, stage_keys, write_rows};
@@ -19,7 +19,7 @@ const CHUNK: u32 = 32;
 /// Parts of an f32 in `bf16`.
 const PARTS: u32 = 3;
 
-/// How [`tiles_kernel`] is compiled.
+/// How [`tiles_kernel`] is compiled, which needs PTX.
 ///
 /// A plane has some rows of a state in registers, as it was read. What all keys and queries find in it are products of tiles; from
 /// these, and from the products of keys and queries with each other, each lane gets what one row learns and puts out, token by token, and
@@ -38,7 +38,6 @@ pub(crate) struct TilesBlueprint {
     /// States of a group that are on their way or being read.
     pub depth: u32,
     pub rule: Rule,
-    pub target: Target,
 }
 
 impl TilesBlueprint {
