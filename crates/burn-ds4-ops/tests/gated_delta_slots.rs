@@ -92,9 +92,12 @@ fn negative_slots_are_the_null_slot_if_so_asked() {
         assert_ne!(after[..size], before[..size], "{name}");
         assert_eq!(after[size..7 * size], before[size..7 * size], "{name}");
         assert_eq!(after[8 * size..], before[8 * size..], "{name}");
-        // On one side only.
-        let result = case.run(&[-1, 4, 1], Some(&[3, -1, 6]), &options);
-        let moves = [(Some(0), Some(3)), (Some(4), Some(0)), (Some(1), Some(6))];
+        // On one side only: what one sequence writes, another must not read.
+        let result = case.run(&[-1, 4, 1], Some(&[3, 2, 6]), &options);
+        let moves = [(Some(0), Some(3)), (Some(4), Some(2)), (Some(1), Some(6))];
+        check(&case, &result, &moves, name);
+        let result = case.run(&[7, 4, 1], Some(&[3, -1, 6]), &options);
+        let moves = [(Some(7), Some(3)), (Some(4), Some(0)), (Some(1), Some(6))];
         check(&case, &result, &moves, name);
     }
 }
