@@ -131,26 +131,14 @@ fn problem(sizes: Sizes, seed: u32, device: &Device) -> Problem {
 
 /// The last sequence by itself, with its state as the whole pool.
 fn alone(problem: &Problem) -> Problem {
-    let sequence = problem.sizes.batch - 1;
-    let inputs = &problem.inputs;
-    let rows = |tensor: &Tensor<4>| tensor.clone().slice_dim(0, sequence..sequence + 1);
-    let gate = |tensor: &Tensor<3>| tensor.clone().slice_dim(0, sequence..sequence + 1);
+    let alone = problem.alone(problem.sizes.batch - 1);
     Problem {
         sizes: Sizes {
-            batch: 1,
             slots: 1,
-            ..problem.sizes
+            ..alone.sizes
         },
-        inputs: GatedDeltaInputs {
-            q: rows(&inputs.q),
-            k: rows(&inputs.k),
-            v: rows(&inputs.v),
-            a: gate(&inputs.a),
-            b: gate(&inputs.b),
-            ..inputs.clone()
-        },
-        pool: problem.pool.clone().slice_dim(0, 0..1),
-        device: problem.device.clone(),
+        pool: alone.pool.slice_dim(0, 0..1),
+        ..alone
     }
 }
 

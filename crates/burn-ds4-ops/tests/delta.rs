@@ -105,6 +105,28 @@ impl Case {
             .expect("arguments that fit")
     }
 
+    /// The sequence at `index` by itself, with the same pool.
+    pub fn alone(&self, index: usize) -> Self {
+        let four = |tensor: &Tensor<4>| tensor.clone().slice_dim(0, index..index + 1);
+        let three = |tensor: &Tensor<3>| tensor.clone().slice_dim(0, index..index + 1);
+        let inputs = &self.inputs;
+        Self {
+            sizes: Sizes {
+                batch: 1,
+                ..self.sizes
+            },
+            inputs: GatedDeltaInputs {
+                q: four(&inputs.q),
+                k: four(&inputs.k),
+                v: four(&inputs.v),
+                a: three(&inputs.a),
+                b: three(&inputs.b),
+                ..inputs.clone()
+            },
+            ..self.clone()
+        }
+    }
+
     /// The same with these tokens alone.
     pub fn tokens(&self, range: std::ops::Range<usize>) -> Self {
         let of = |tensor: &Tensor<4>| tensor.clone().slice_dim(1, range.clone());

@@ -25,28 +25,6 @@ fn sized(name: &str, (width, channels): (usize, usize), batch: usize, tokens: us
     }
 }
 
-/// The sequence at `index` by itself, with the same pool.
-fn alone(case: &Case, index: usize) -> Case {
-    let four = |tensor: &Tensor<4>| tensor.clone().slice_dim(0, index..index + 1);
-    let three = |tensor: &Tensor<3>| tensor.clone().slice_dim(0, index..index + 1);
-    let inputs = &case.inputs;
-    Case {
-        sizes: Sizes {
-            batch: 1,
-            ..case.sizes
-        },
-        inputs: GatedDeltaInputs {
-            q: four(&inputs.q),
-            k: four(&inputs.k),
-            v: four(&inputs.v),
-            a: three(&inputs.a),
-            b: three(&inputs.b),
-            ..inputs.clone()
-        },
-        ..case.clone()
-    }
-}
-
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
@@ -72,7 +50,7 @@ fn every_sequence_of_a_large_batch_is_as_alone() {
                 let result = case.run(&slots, None, &options);
                 let what = format!("{name} {sizes:?}");
                 for (index, &place) in slots.iter().enumerate() {
-                    let expected = alone(&case, index).run(&[place], None, &options);
+                    let expected = case.alone(index).run(&[place], None, &options);
                     let place = place as usize;
                     assert!(
                         outputs(&result, index) == outputs(&expected, 0),
@@ -158,7 +136,7 @@ fn slots_of_every_kind_mix_in_a_large_batch() {
             let mut written = vec![false; sizes.slots];
             for index in 0..batch {
                 let own = index..index + 1;
-                let single = alone(&case, index);
+                let single = case.alone(index);
                 let expected = single.run(
                     &read[own.clone()],
                     Some(&write[own.clone()]),

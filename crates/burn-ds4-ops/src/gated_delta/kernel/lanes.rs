@@ -1,6 +1,8 @@
 use cubecl::prelude::*;
 
-use super::{NONE, Numbers, Places, Rule, Sizes, inverse_length, slot_of, stage_gates};
+use super::{
+    NONE, Numbers, Places, Rule, Sizes, destination_of, inverse_length, slot_of, stage_gates,
+};
 use crate::gated_delta::MAX_TOKENS;
 use crate::intrinsics::{Target, shuffle_xor};
 
@@ -200,24 +202,9 @@ pub(crate) fn lanes_kernel<
     sync_cube();
 
     if alive {
-        // Where the state goes, and after how many tokens.
-        let mut target = slot;
-        let mut kept = sizes.tokens;
-        if comptime!(rule.written) {
-            #[comptime]
-            if let ComptimeOption::Some(write_slots) = write_slots {
-                target = slot_of::<W>(write_slots[sequence as usize], sizes.slots, rule);
-            }
-            #[comptime]
-            if let ComptimeOption::Some(accepted) = accepted {
-                let steps = accepted[sequence as usize];
-                let past = steps >= C::cast_from(sizes.tokens);
-                kept = select(past, sizes.tokens, u32::cast_from(steps));
-                if steps <= C::from_int(0) {
-                    kept = 0u32;
-                }
-            }
-        }
+        let destination =
+            destination_of::<W, C>(&write_slots, &accepted, sequence, slot, &sizes, rule);
+        let (target, kept) = (destination.slot, destination.kept);
         let to = target as usize * places.slot + head as usize * places.pool_head;
         if comptime!(rule.written && accepted.is_some()) {
             if kept == 0 && target != NONE && target != slot {

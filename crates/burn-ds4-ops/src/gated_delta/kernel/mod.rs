@@ -102,6 +102,39 @@ fn slot_of<I: Int>(slot: I, slots: u32, #[comptime] rule: Rule) -> u32 {
     }
 }
 
+/// Where a sequence's state goes, [`NONE`] for nowhere, and after how many tokens.
+#[derive(CubeType)]
+struct Destination {
+    slot: u32,
+    kept: u32,
+}
+
+/// That of a sequence whose state came from `slot`.
+#[cube]
+fn destination_of<W: Int, C: Int>(
+    write_slots: &ComptimeOption<&[W]>,
+    accepted: &ComptimeOption<&[C]>,
+    sequence: u32,
+    slot: u32,
+    sizes: &Sizes,
+    #[comptime] rule: Rule,
+) -> Destination {
+    let mut to = slot;
+    let mut kept = sizes.tokens;
+    #[comptime]
+    if let ComptimeOption::Some(write_slots) = write_slots {
+        to = slot_of::<W>(write_slots[sequence as usize], sizes.slots, rule);
+    }
+    #[comptime]
+    if let ComptimeOption::Some(accepted) = accepted {
+        let steps = accepted[sequence as usize];
+        let past = steps >= C::cast_from(sizes.tokens);
+        kept = select(past, sizes.tokens, u32::cast_from(steps));
+        kept = select(steps <= C::from_int(0), 0u32, kept);
+    }
+    Destination { slot: to, kept }
+}
+
 /// What the state is multiplied by before a token: `exp(-exp(a_log) * softplus(a + dt_bias))`.
 #[cube]
 fn decay(a: f32, dt_bias: f32, a_log: f32, threshold: f32) -> f32 {

@@ -7,7 +7,7 @@ mod state;
 
 use cubecl::prelude::*;
 
-use super::{Counts, NONE, Numbers, Places, Rule, Sizes, decay, slot_of, strength};
+use super::{Counts, NONE, Numbers, Places, Rule, Sizes, decay, destination_of, slot_of, strength};
 use crate::intrinsics::{await_copies, commit_copies, sync_planes};
 use ahead::Ahead;
 use block::{Grams, Products, Staged};
@@ -244,24 +244,9 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
         let key_rows = buffer + group_rows;
         let query_rows = key_rows + padded;
         let plane_rows = buffer + plane * comptime!(blueprint.plane_rows());
-        // Where the state goes, and after how many tokens.
-        let mut target = slot;
-        let mut kept = tokens.runtime();
-        if comptime!(rule.written) {
-            #[comptime]
-            if let ComptimeOption::Some(write_slots) = write_slots {
-                target = slot_of::<W>(write_slots[item.sequence as usize], sizes.slots, rule);
-            }
-            #[comptime]
-            if let ComptimeOption::Some(accepted) = accepted {
-                let steps = accepted[item.sequence as usize];
-                let past = steps >= C::cast_from(tokens.runtime());
-                kept = select(past, tokens.runtime(), u32::cast_from(steps));
-                if steps <= C::from_int(0) {
-                    kept = 0u32;
-                }
-            }
-        }
+        let destination =
+            destination_of::<W, C>(&write_slots, &accepted, item.sequence, slot, &sizes, rule);
+        let (target, kept) = (destination.slot, destination.kept);
         await_copies(comptime!(depth - 1));
         sync_planes(side, planes);
         if unit < tokens {
