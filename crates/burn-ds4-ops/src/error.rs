@@ -44,6 +44,21 @@ pub enum OpError {
         /// The value given, in decimal.
         actual: String,
     },
+    /// Clusters that are not of the same size.
+    #[error(
+        "`{argument}` gives {count} clusters a number of rows outside {expected}: {}",
+        shown(clusters)
+    )]
+    UnbalancedClusters {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The accepted numbers of rows.
+        expected: String,
+        /// How many clusters have another.
+        count: usize,
+        /// The first of them, each with its number of rows.
+        clusters: Vec<(usize, usize)>,
+    },
     /// Two tensors that must share a device and do not.
     #[error("`{argument}` is on {actual}, expected {expected} like `{other}`")]
     DeviceMismatch {
@@ -66,4 +81,11 @@ pub enum OpError {
         /// The device of the input tensors.
         device: String,
     },
+}
+
+fn shown(clusters: &[(usize, usize)]) -> String {
+    let clusters = clusters
+        .iter()
+        .map(|(cluster, rows)| format!("cluster {cluster} has {rows}"));
+    clusters.collect::<Vec<_>>().join(", ")
 }

@@ -6,6 +6,7 @@
 //! | module | operators |
 //! |---|---|
 //! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink |
+//! | [`flash_head`] | an output head that reads the likely part of the vocabulary: the greedy token, candidates, draws |
 //! | [`gated_delta`] | gated delta rule: recurrent linear attention on a pool of states |
 //! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head |
 //! | [`matmul`] | products of a few rows that do not depend on each other, of any rows; f32 operands never in TF32 |
@@ -23,6 +24,7 @@ mod arrival;
 pub mod attention;
 pub mod device;
 mod error;
+pub mod flash_head;
 pub mod gated_delta;
 pub mod hyper_connection;
 #[cfg(feature = "cube")]

@@ -11,6 +11,11 @@ pub(crate) mod delta;
 pub(crate) mod distributions;
 pub(crate) mod drawn;
 pub(crate) mod experts;
+mod flash_head;
+mod flash_head_build;
+mod flash_head_draw;
+mod flash_head_errors;
+mod flash_head_values;
 mod gated_delta;
 mod gated_delta_batches;
 mod gated_delta_errors;
@@ -21,6 +26,7 @@ mod gated_delta_slots;
 mod gated_delta_states;
 mod gated_delta_values;
 mod grouped_linear;
+pub(crate) mod heads;
 mod hyper_connection;
 mod hyper_connection_errors;
 mod hyper_connection_kernels;
@@ -69,6 +75,10 @@ type Family = &'static [(&'static str, fn())];
 #[allow(dead_code)]
 pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
+    ("flash_head", flash_head::CASES),
+    ("flash_head_build", flash_head_build::CASES),
+    ("flash_head_draw", flash_head_draw::CASES),
+    ("flash_head_values", flash_head_values::CASES),
     ("gated_delta", gated_delta::CASES),
     ("gated_delta_batches", gated_delta_batches::CASES),
     ("gated_delta_kernels", gated_delta_kernels::CASES),

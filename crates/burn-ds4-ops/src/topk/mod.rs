@@ -28,12 +28,12 @@ mod backend;
 mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
-mod reference;
+pub(crate) mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, IntDType, Tensor};
 
-use backend::TopkOps;
+pub(crate) use backend::TopkOps;
 
 /// Largest `k` of the operators of this family.
 pub const MAX_K: usize = 4096;

@@ -9,7 +9,7 @@ use crate::reference::bool_dtype;
 /// Of columns and counts.
 const INT: IntDType = IntDType::I32;
 
-pub(super) fn top_k_ids<B: Backend>(
+pub(crate) fn top_k_ids<B: Backend>(
     logits: FloatTensor<B>,
     starts: Option<IntTensor<B>>,
     ends: Option<IntTensor<B>>,

@@ -1,0 +1,110 @@
+use burn::backend::tensor::{FloatTensor, IntTensor};
+#[allow(unused_imports)]
+use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+
+use super::reference;
+use crate::matmul::SmallMOps;
+use crate::optional::{OptionalFloat, OptionalInt};
+use crate::topk::TopkOps;
+
+/// A head as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct HeadTensors<B: Backend> {
+    /// `[clusters · capacity, width]`.
+    pub weight: FloatTensor<B>,
+    /// `[clusters, width]`, in the dtype of the weight.
+    pub centroids: FloatTensor<B>,
+    /// `[clusters]`, f32.
+    pub norms: FloatTensor<B>,
+    /// `[clusters, capacity]`, i32; -1 for padding. The first of a cluster is none.
+    pub ids: IntTensor<B>,
+}
+
+/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+///
+/// No tensor that gets here is empty. Special tokens are given as rows of the weight, `[special]`, i32, by ascending id.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Fusion: cfg(feature = "fusion")
+)]
+pub trait FlashHeadOps: SmallMOps + TopkOps {
+    /// The clusters to probe, `[tokens, probes]`, i32, ascending. With `uniform`, they are drawn; see
+    /// [`flash_head_draw`](super::flash_head_draw).
+    #[fusion(meta = |h, _head, _uniform, probes, _temperature| fusion::clusters(h, *probes))]
+    fn flash_head_clusters(
+        h: FloatTensor<Self>,
+        #[extension_type] head: HeadTensors<Self>,
+        #[extension_type] uniform: OptionalFloat<Self>,
+        probes: usize,
+        temperature: f64,
+    ) -> IntTensor<Self> {
+        reference::clusters::<Self>(h, head, uniform.into_option(), probes, temperature)
+    }
+
+    /// See [`flash_head_argmax`](super::flash_head_argmax).
+    #[fusion(meta = |h, _head, _special, _probes| fusion::tokens(h))]
+    fn flash_head_argmax(
+        h: FloatTensor<Self>,
+        #[extension_type] head: HeadTensors<Self>,
+        #[extension_type] special: OptionalInt<Self>,
+        probes: usize,
+    ) -> IntTensor<Self> {
+        reference::argmax::<Self>(h, head, special, probes)
+    }
+
+    /// Ids and logits of the `chosen` clusters' rows and the special tokens; see
+    /// [`FlashHeadCandidates`](super::FlashHeadCandidates).
+    #[fusion(meta = |_h, head, special, chosen| fusion::candidates(head, special, chosen))]
+    fn flash_head_candidates(
+        h: FloatTensor<Self>,
+        #[extension_type] head: HeadTensors<Self>,
+        #[extension_type] special: OptionalInt<Self>,
+        chosen: IntTensor<Self>,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        reference::candidates::<Self>(h, head, special.into_option(), chosen)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl FlashHeadOps for burn::backend::Flex {}
+
+#[cfg(feature = "cube")]
+impl FlashHeadOps for burn_cubecl::CubeBackend {}
+
+/// What fusion has to know about the outputs before the operators run.
+#[cfg(feature = "fusion")]
+mod fusion {
+    use super::HeadTensorsMetadata;
+    use crate::optional::OptionalIntMetadata;
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::DType;
+
+    pub(super) fn clusters(h: &TensorSpec, probes: usize) -> TensorSpec {
+        TensorSpec::new([h.shape[0], probes].into(), DType::I32)
+    }
+
+    pub(super) fn tokens(h: &TensorSpec) -> TensorSpec {
+        TensorSpec::new([h.shape[0]].into(), DType::I32)
+    }
+
+    pub(super) fn candidates(
+        head: &HeadTensorsMetadata,
+        special: &OptionalIntMetadata,
+        chosen: &TensorSpec,
+    ) -> (TensorSpec, TensorSpec) {
+        let special = match special {
+            OptionalIntMetadata::None => 0,
+            OptionalIntMetadata::Some(rows) => rows.shape[0],
+        };
+        let shape = [
+            chosen.shape[0],
+            chosen.shape[1] * head.ids.shape[1] + special,
+        ];
+        (
+            TensorSpec::new(shape.into(), DType::I32),
+            TensorSpec::new(shape.into(), DType::F32),
+        )
+    }
+}

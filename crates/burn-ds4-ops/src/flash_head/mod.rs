@@ -1,0 +1,148 @@
+//! An output head that finds the greedy token without reading the whole vocabulary.
+//!
+//! The rows of the head are divided into clusters of one size, each with a centroid. A hidden state is compared with all centroids, and
+//! then with the rows of the `probes` best clusters alone: with 8080 clusters of 16 rows and 256 probes, that is a tenth of the rows.
+//! What comes out is exact among those candidates, and the dense head's own if all clusters are probed. It suits the drafts of
+//! speculative decoding, where a token that the dense head would not choose costs its acceptance and nothing else.
+//!
+//! # Candidates
+//!
+//! A hidden state's score of a cluster is its product with the centroid in f32. The clusters of the `probes` highest scores are
+//! chosen; of equal scores, that of the lower cluster, and NaN ranks as `-inf`. The rows of the chosen clusters are candidates, and the
+//! special tokens are always. The logit of a candidate is the product of its row in f32, not rounded to the dtype of the head.
+//!
+//! A candidate of [`flash_head_argmax`] wins by (logit descending, id ascending): of equal logits, zeros of either sign among them, the
+//! smallest id. NaN never wins over a number; if all logits are NaN, the smallest id among the candidates does. Padding is no candidate.
+//!
+//! # Source
+//!
+//! FlashHead, arXiv 2603.14591: retrieval in two stages in place of the dense head.
+
+mod backend;
+mod build;
+mod head;
+mod matching;
+mod reference;
+mod seeding;
+mod validation;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use crate::OpError;
+use crate::optional::{OptionalFloat, OptionalInt};
+use backend::FlashHeadOps;
+pub use build::{BuildOptions, BuildProgress};
+pub use head::{FlashHead, FlashHeadOptions};
+
+/// Hidden states that the operators of this family take at most.
+pub const MAX_TOKENS: usize = 16;
+
+/// The tokens that a hidden state is compared with.
+#[derive(Clone, Debug)]
+pub struct FlashHeadCandidates {
+    /// `[tokens, probes · capacity + special tokens]`, i32: the rows of the chosen clusters by ascending cluster and id, and then the
+    /// special tokens, ascending. -1 is padding, and so is a special token that is in a chosen cluster.
+    pub ids: Tensor<2, Int>,
+    /// Like `ids`, f32; `-inf` for padding.
+    pub logits: Tensor<2>,
+}
+
+/// The token of the highest logit among the [candidates](self#candidates) of each hidden state.
+///
+/// # Shapes and dtypes
+///
+/// - `h`: `[tokens, width]`, f32 / f16 / bf16, which need not be the dtype of the head; 1 to [`MAX_TOKENS`] tokens
+/// - `probes`: 1 to the number of clusters. With all of them, the result is the argmax of the dense head.
+/// - output: `[tokens]`, i32, always an id of the vocabulary
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, and a number of tokens or probes out of range.
+pub fn flash_head_argmax(
+    h: Tensor<2>,
+    head: &FlashHead,
+    probes: usize,
+) -> Result<Tensor<1, Int>, OpError> {
+    validation::check_call(&h, head, probes)?;
+    Ok(Tensor::from_dispatch(Dispatch::flash_head_argmax(
+        h.into_dispatch(),
+        head.tensors(),
+        special(head),
+        probes,
+    )))
+}
+
+/// The [candidates](self#candidates) of each hidden state with their logits, to sample from.
+///
+/// A NaN logit stays one.
+///
+/// # Shapes and dtypes
+///
+/// - `h`, `probes`: as [`flash_head_argmax`]
+/// - output: see [`FlashHeadCandidates`]
+///
+/// # Errors
+///
+/// As [`flash_head_argmax`].
+pub fn flash_head_candidates(
+    h: Tensor<2>,
+    head: &FlashHead,
+    probes: usize,
+) -> Result<FlashHeadCandidates, OpError> {
+    validation::check_call(&h, head, probes)?;
+    Ok(candidates(h, head, None::<Tensor<2>>.into(), probes, 1.0))
+}
+
+/// Candidates of clusters that are drawn, for sampling in two stages: the clusters by chance, and then a token from
+/// `softmax(logits / temperature)` of their rows.
+///
+/// The clusters are drawn one after the other without replacement, each from the softmax of `s / temperature` over those that are left,
+/// where `s` is the product with the mean of a cluster's rows: the centroid times its [norm](FlashHead::norms). To that end, the
+/// clusters are chosen whose `s / temperature - ln(-ln(uniform))` is highest, ties as for [candidates](self#candidates). The caller
+/// gives the noise, so that a draw can be repeated.
+///
+/// # Shapes and dtypes
+///
+/// - `h`, `probes`: as [`flash_head_argmax`]
+/// - `temperature`: a finite number above 0
+/// - `uniform`: `[tokens, clusters]`, f32, independent and uniform in 0..1; 0 counts as the smallest normal number, whatever else is
+///   outside as the nearest number inside
+/// - output: see [`FlashHeadCandidates`]
+///
+/// # Errors
+///
+/// As [`flash_head_argmax`], for `uniform` too, and for a temperature out of range.
+pub fn flash_head_draw(
+    h: Tensor<2>,
+    head: &FlashHead,
+    probes: usize,
+    temperature: f64,
+    uniform: Tensor<2>,
+) -> Result<FlashHeadCandidates, OpError> {
+    validation::check_call(&h, head, probes)?;
+    validation::check_draw(&h, head, temperature, &uniform)?;
+    let uniform = Some(uniform).into();
+    Ok(candidates(h, head, uniform, probes, temperature))
+}
+
+fn candidates(
+    h: Tensor<2>,
+    head: &FlashHead,
+    uniform: OptionalFloat<Dispatch>,
+    probes: usize,
+    temperature: f64,
+) -> FlashHeadCandidates {
+    let h = h.into_dispatch();
+    let chosen =
+        Dispatch::flash_head_clusters(h.clone(), head.tensors(), uniform, probes, temperature);
+    let (ids, logits) = Dispatch::flash_head_candidates(h, head.tensors(), special(head), chosen);
+    FlashHeadCandidates {
+        ids: Tensor::from_dispatch(ids),
+        logits: Tensor::from_dispatch(logits),
+    }
+}
+
+fn special(head: &FlashHead) -> OptionalInt<Dispatch> {
+    head.special_rows().into()
+}

@@ -1,0 +1,152 @@
+//! The two stages in plain tensor operations.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IntDType, Shape};
+
+use super::backend::{FlashHeadOps, HeadTensors};
+use crate::matmul::INVARIANT_ROWS;
+use crate::optional::{OptionalFloat, OptionalInt};
+use crate::reference::{bool_dtype, log1p};
+use crate::topk;
+
+/// Of ids, clusters and rows.
+const INT: IntDType = IntDType::I32;
+/// The largest number below 1.
+const BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
+
+pub(super) fn clusters<B: FlashHeadOps>(
+    h: FloatTensor<B>,
+    head: HeadTensors<B>,
+    uniform: Option<FloatTensor<B>>,
+    probes: usize,
+    temperature: f64,
+) -> IntTensor<B> {
+    let device = h.device();
+    let (tokens, clusters) = (h.shape()[0], head.ids.shape()[0]);
+    if probes == clusters {
+        let all = B::int_arange(0..clusters as i64, &device, INT);
+        let all = B::int_reshape(all, Shape::new([1, clusters]));
+        return B::int_expand(all, Shape::new([tokens, clusters]));
+    }
+    let mut scores = B::small_m_matmul(h, head.centroids, FloatDType::F32, INVARIANT_ROWS);
+    if let Some(uniform) = uniform {
+        let norms = B::float_reshape(head.norms, Shape::new([1, clusters]));
+        let norms = B::float_expand(norms, Shape::new([tokens, clusters]));
+        let scaled = B::float_div_scalar(B::float_mul(scores, norms), temperature.into());
+        scores = B::float_add(scaled, gumbel::<B>(uniform));
+    }
+    if probes <= topk::MAX_K {
+        B::top_k_ids(scores, OptionalInt::None, OptionalInt::None, 1, probes)
+    } else {
+        topk::reference::top_k_ids::<B>(scores, None, None, 1, probes)
+    }
+}
+
+/// `-ln(-ln(u))`.
+fn gumbel<B: Backend>(uniform: FloatTensor<B>) -> FloatTensor<B> {
+    let mask_dtype = bool_dtype::<B>(&uniform.device());
+    let u = B::float_clamp(uniform, f32::MIN_POSITIVE.into(), BELOW_ONE.into());
+    let upper = B::float_greater_elem(u.clone(), 0.5.into(), mask_dtype);
+    // A device's logarithm may have no correct digit left close to 1, and even be 0; -ln(u) is also log1p((1 - u) / u).
+    let left = B::float_add_scalar(B::float_neg(u.clone()), 1.0.into());
+    let quotient = B::float_clamp_max(B::float_div(left, u.clone()), 1.0.into());
+    let exponential = B::float_neg(B::float_log(u));
+    let exponential = B::float_mask_where(exponential, upper, log1p::<B>(quotient));
+    B::float_neg(B::float_log(exponential))
+}
+
+pub(super) fn candidates<B: FlashHeadOps>(
+    h: FloatTensor<B>,
+    head: HeadTensors<B>,
+    special: Option<IntTensor<B>>,
+    chosen: IntTensor<B>,
+) -> (IntTensor<B>, FloatTensor<B>) {
+    let device = h.device();
+    let mask_dtype = bool_dtype::<B>(&device);
+    let [tokens, width] = h.shape().dims();
+    let [clusters, capacity] = head.ids.shape().dims();
+    let probes = chosen.shape()[1];
+    let all_ids = B::int_reshape(head.ids, Shape::new([clusters * capacity]));
+    let ids_of = |rows: IntTensor<B>| {
+        let shape = rows.shape();
+        let rows = B::int_reshape(rows, Shape::new([shape.num_elements()]));
+        B::int_reshape(B::int_select(all_ids.clone(), 0, rows), shape)
+    };
+
+    let shape = Shape::new([tokens, probes, capacity]);
+    let first = B::int_mul_scalar(chosen.clone(), (capacity as i64).into());
+    let first = B::int_reshape(first, Shape::new([tokens, probes, 1]));
+    let place = B::int_arange(0..capacity as i64, &device, INT);
+    let place = B::int_reshape(place, Shape::new([1, 1, capacity]));
+    let rows = B::int_add(
+        B::int_expand(first, shape.clone()),
+        B::int_expand(place, shape),
+    );
+    let mut rows = B::int_reshape(rows, Shape::new([tokens, probes * capacity]));
+    let mut ids = ids_of(rows.clone());
+    if let Some(special) = special {
+        let count = special.shape()[0];
+        let own = B::int_reshape(special, Shape::new([1, count]));
+        let own = B::int_expand(own, Shape::new([tokens, count]));
+        let pairs = Shape::new([tokens, probes, count]);
+        let cluster = B::int_div_scalar(own.clone(), (capacity as i64).into());
+        let cluster = B::int_reshape(cluster, Shape::new([tokens, 1, count]));
+        let chosen = B::int_reshape(chosen, Shape::new([tokens, probes, 1]));
+        let same = B::int_equal(
+            B::int_expand(chosen, pairs.clone()),
+            B::int_expand(cluster, pairs),
+            mask_dtype,
+        );
+        let times = B::int_sum_dim(B::bool_into_int(same, INT), 1);
+        let times = B::int_reshape(times, Shape::new([tokens, count]));
+        let twice = B::int_greater_elem(times, 0.into(), mask_dtype);
+        let own_ids = B::int_mask_fill(ids_of(own.clone()), twice, (-1).into());
+        rows = B::int_cat(vec![rows, own], 1);
+        ids = B::int_cat(vec![ids, own_ids], 1);
+    }
+
+    let count = rows.shape()[1];
+    let logits = (0..tokens).map(|token| {
+        let token = token..token + 1;
+        let h = B::float_slice(h.clone(), &[token.clone().into(), (0..width).into()]);
+        let rows = B::int_slice(rows.clone(), &[token.into(), (0..count).into()]);
+        let rows = B::int_reshape(rows, Shape::new([count]));
+        let weight = B::float_select(head.weight.clone(), 0, rows);
+        B::small_m_matmul(h, weight, FloatDType::F32, INVARIANT_ROWS)
+    });
+    let logits = B::float_cat(logits.collect(), 0);
+    let padding = B::int_lower_elem(ids.clone(), 0.into(), mask_dtype);
+    let logits = B::float_mask_fill(logits, padding, f32::NEG_INFINITY.into());
+    (ids, logits)
+}
+
+pub(super) fn argmax<B: FlashHeadOps>(
+    h: FloatTensor<B>,
+    head: HeadTensors<B>,
+    special: OptionalInt<B>,
+    probes: usize,
+) -> IntTensor<B> {
+    let tokens = h.shape()[0];
+    let chosen = B::flash_head_clusters(h.clone(), head.clone(), OptionalFloat::None, probes, 1.0);
+    let (ids, logits) = B::flash_head_candidates(h, head, special, chosen);
+    let mask_dtype = bool_dtype::<B>(&ids.device());
+    let nan = B::float_is_nan(logits.clone(), mask_dtype);
+    let padding = B::int_lower_elem(ids.clone(), 0.into(), mask_dtype);
+    let values = B::float_mask_fill(logits, nan.clone(), f32::NEG_INFINITY.into());
+    let best = B::float_max_dim(values.clone(), 1);
+    let best = B::float_equal(
+        values.clone(),
+        B::float_expand(best, values.shape()),
+        mask_dtype,
+    );
+    let refused = B::bool_or(nan, padding.clone());
+    let smallest = |refused| {
+        let ids = B::int_mask_fill(ids.clone(), refused, i32::MAX.into());
+        B::int_min_dim(ids, 1)
+    };
+    let winner = smallest(B::bool_or(B::bool_not(best), refused));
+    let none = B::int_equal_elem(winner.clone(), i32::MAX.into(), mask_dtype);
+    let winner = B::int_mask_where(winner, none, smallest(padding));
+    B::int_reshape(winner, Shape::new([tokens]))
+}

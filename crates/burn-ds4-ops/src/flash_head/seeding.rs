@@ -1,0 +1,75 @@
+//! The rows that clusters grow from: far from each other, as in k-means++, but many at a time.
+
+use burn::tensor::Tensor;
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::build::part;
+use super::head::{integers, read};
+use crate::matmul::matmul;
+
+/// How often rows are chosen. Those chosen at once may be close to each other; up to so many clusters, they are chosen one by one.
+const ROUNDS: usize = 16;
+
+/// Draws distinct rows, each with a probability in proportion to its distance from those that were there before its round: one minus the
+/// cosine, half the square of the distance of the directions. Rows of length 0 come last.
+pub(super) fn seeds(rows: &Tensor<2>, lengths: &[f32], count: usize, seed: u64) -> Vec<i32> {
+    let device = rows.device();
+    let mut random = ChaCha12Rng::seed_from_u64(seed);
+    let mut distances: Vec<f64> = lengths
+        .iter()
+        .map(|&length| f64::from(u8::from(length > 0.0)))
+        .collect();
+    let mut chosen: Vec<i32> = Vec::new();
+    let rounds = ROUNDS.min(count);
+    for round in 1..=rounds {
+        let wanted = count * round / rounds - chosen.len();
+        let found = draw(&distances, &chosen, wanted, &mut random);
+        if round < rounds {
+            let seeds = rows.clone().select(0, integers(found.clone(), &device));
+            shorten(&mut distances, rows, seeds);
+        }
+        chosen.extend(found);
+    }
+    chosen
+}
+
+/// `count` rows that are not taken, without replacement, by the exponential of each row's rate that comes first.
+fn draw(distances: &[f64], taken: &[i32], count: usize, random: &mut ChaCha12Rng) -> Vec<i32> {
+    let mut free = vec![true; distances.len()];
+    for &row in taken {
+        free[row as usize] = false;
+    }
+    let mut arrivals: Vec<(f64, i32)> = distances
+        .iter()
+        .zip(0..)
+        .map(|(&distance, row)| {
+            let uniform = (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+            let exponential = -(1.0 - uniform).ln();
+            let arrival = match distance > 0.0 {
+                true => exponential / distance,
+                false => f64::INFINITY,
+            };
+            (arrival, row)
+        })
+        .filter(|&(_, row)| free[row as usize])
+        .collect();
+    arrivals.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    arrivals.truncate(count);
+    arrivals.into_iter().map(|(_, row)| row).collect()
+}
+
+/// Takes new seeds into account.
+fn shorten(distances: &mut [f64], rows: &Tensor<2>, seeds: Tensor<2>) {
+    let [count, width] = seeds.dims();
+    let seeds = seeds.transpose();
+    let part = part(count.max(width));
+    for (distances, number) in distances.chunks_mut(part).zip(0..) {
+        let start = number * part;
+        let rows = rows.clone().slice_dim(0, start..start + distances.len());
+        let nearest = read(matmul(rows, seeds.clone()).max_dim(1));
+        for (distance, similarity) in distances.iter_mut().zip(nearest) {
+            *distance = distance.min(f64::from(1.0 - similarity).max(0.0));
+        }
+    }
+}

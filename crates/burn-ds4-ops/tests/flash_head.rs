@@ -1,0 +1,258 @@
+//! The clustered head against the dense one and an `f64` oracle, over its shapes and dtypes.
+
+use burn::tensor::{FloatDType, Tensor};
+use burn_ds4_ops::flash_head::{
+    FlashHead, FlashHeadOptions, flash_head_argmax, flash_head_candidates,
+};
+
+use super::common::{devices, every_dtype, floats, integer_values, noise, read, values, wide};
+use super::heads::{Case, Sizes, highest, whole};
+
+fn ids_of_all_clusters_are_those_of_the_dense_head() {
+    every_dtype(|what, device, dtype| {
+        let sizes = Sizes {
+            vocabulary: 96,
+            width: 24,
+            clusters: 12,
+        };
+        let case = Case::new(&noise(96 * 24, 1), sizes, dtype, &[], device);
+        for tokens in [1, 2, 5, 16] {
+            let h = floats(&noise(tokens * 24, 2), [tokens, 24], device).cast(dtype);
+            let dense = case.dense(&h);
+            let ids = flash_head_argmax(h, &case.head, 12).expect("arguments that fit");
+            assert_eq!(ids.dims(), [tokens], "{what}");
+            assert_eq!(integer_values(ids), dense, "{what}, {tokens} tokens");
+        }
+    });
+}
+
+fn equal_logits_of_all_clusters_go_to_the_smallest_id() {
+    every_dtype(|what, device, dtype| {
+        let sizes = Sizes {
+            vocabulary: 64,
+            width: 4,
+            clusters: 16,
+        };
+        // Few distinct rows, so that the highest logit has many ids.
+        let case = Case::new(&whole(64 * 4, 3), sizes, dtype, &[], device);
+        let data = whole(16 * 4, 4);
+        let h = floats(&data, [16, 4], device).cast(dtype);
+        let expected: Vec<i64> = wide(&data)
+            .chunks(4)
+            .map(|h| super::heads::first_largest(&case.logits(h)))
+            .collect();
+        let ids = flash_head_argmax(h, &case.head, 16).expect("arguments that fit");
+        assert_eq!(integer_values(ids), expected, "{what}");
+    });
+}
+
+fn candidates_are_those_of_the_clusters_with_the_highest_scores() {
+    every_dtype(|what, device, dtype| {
+        for (vocabulary, clusters, probes) in [
+            (64, 16, 1),
+            (64, 16, 5),
+            (61, 16, 15),
+            (50, 7, 3),
+            (9, 9, 4),
+        ] {
+            let sizes = Sizes {
+                vocabulary,
+                width: 20,
+                clusters,
+            };
+            let data = noise(vocabulary * 20, 5);
+            let case = Case::new(&data, sizes, dtype, &[3, 8, 1], device);
+            let h = floats(&noise(3 * 20, 6), [3, 20], device).cast(dtype);
+            let chosen: Vec<Vec<usize>> = wide(&read(&h))
+                .chunks(20)
+                .map(|h| highest(&case.scores(h), probes))
+                .collect();
+            let what = format!("{what}, {sizes:?}, {probes} probes");
+            let result = flash_head_candidates(h.clone(), &case.head, probes);
+            let result = result.expect("arguments that fit");
+            let winners: Vec<i64> = values(result.logits.clone())
+                .chunks(probes * case.head.capacity() + 3)
+                .zip(integer_values(result.ids.clone()).chunks(probes * case.head.capacity() + 3))
+                .map(|(logits, ids)| ids[super::heads::first_largest(&wide(logits)) as usize])
+                .collect();
+            case.check(result, &h, &chosen, &what);
+            let ids = flash_head_argmax(h, &case.head, probes).expect("arguments that fit");
+            assert_eq!(integer_values(ids), winners, "{what}");
+        }
+    });
+}
+
+/// Two clusters of two rows along two axes, and one that is not full.
+fn by_hand(special_tokens: &[u32], device: &burn::tensor::Device) -> FlashHead {
+    #[rustfmt::skip]
+    let rows = [
+        1.0, 0.0,
+        0.0, 1.0,
+        3.0, 0.0,
+        0.0, 5.0,
+        -4.0, -4.0,
+    ];
+    let centroids = [2.0, 0.0, 0.0, 3.0, -4.0, -4.0];
+    FlashHead::new(
+        floats(&rows, [5, 2], device),
+        &[0, 1, 0, 1, 2],
+        floats(&centroids, [3, 2], device),
+        FlashHeadOptions {
+            special_tokens: special_tokens.to_vec(),
+            norms: None,
+        },
+    )
+    .expect("parts that fit")
+}
+
+fn a_small_head_has_the_tables_made_by_hand() {
+    for (name, device) in devices() {
+        let head = by_hand(&[3, 0, 3], device);
+        assert_eq!(
+            (
+                head.vocabulary(),
+                head.width(),
+                head.clusters(),
+                head.capacity()
+            ),
+            (5, 2, 3, 2),
+            "{name}"
+        );
+        assert_eq!(head.special_tokens(), [0, 3], "{name}");
+        assert_eq!(head.assignments(), [0, 1, 0, 1, 2], "{name}");
+        assert_eq!(integer_values(head.ids()), [0, 2, 1, 3, 4, -1], "{name}");
+        #[rustfmt::skip]
+        let weight = [
+            1.0, 0.0,
+            3.0, 0.0,
+            0.0, 1.0,
+            0.0, 5.0,
+            -4.0, -4.0,
+            0.0, 0.0,
+        ];
+        assert_eq!(values(head.weight()), weight, "{name}");
+        let half = 0.5_f32.sqrt();
+        let centroids = values(head.centroids());
+        for (actual, expected) in centroids.iter().zip([1.0, 0.0, 0.0, 1.0, -half, -half]) {
+            assert!((actual - expected).abs() < 1e-6, "{name}: {centroids:?}");
+        }
+        let norms = values(head.norms());
+        for (actual, expected) in norms.iter().zip([2.0, 3.0, 32.0_f32.sqrt()]) {
+            assert!((actual - expected).abs() < 1e-5, "{name}: {norms:?}");
+        }
+    }
+}
+
+fn candidates_have_the_table_made_by_hand() {
+    let none = f32::NEG_INFINITY;
+    for (name, device) in devices() {
+        let h = || floats(&[2.0, 1.0, -1.0, -2.0], [2, 2], device);
+        let head = by_hand(&[3, 0], device);
+        // Scores of the first: 2, 1 and -2.1; of the second: -1, -2 and 2.1.
+        let one = flash_head_candidates(h(), &head, 1).expect("arguments that fit");
+        assert_eq!(
+            integer_values(one.ids),
+            [0, 2, -1, 3, 4, -1, 0, 3],
+            "{name}"
+        );
+        assert_eq!(
+            values(one.logits),
+            [2.0, 6.0, none, 5.0, 12.0, none, -1.0, -10.0],
+            "{name}"
+        );
+        let two = flash_head_candidates(h(), &head, 2).expect("arguments that fit");
+        assert_eq!(
+            integer_values(two.ids),
+            [0, 2, 1, 3, -1, -1, 0, 2, 4, -1, -1, 3],
+            "{name}"
+        );
+        assert_eq!(
+            values(two.logits),
+            [
+                2.0, 6.0, 1.0, 5.0, none, none, -1.0, -3.0, 12.0, none, none, -10.0
+            ],
+            "{name}"
+        );
+        let ids = flash_head_argmax(h(), &head, 1).expect("arguments that fit");
+        assert_eq!(integer_values(ids), [2, 4], "{name}");
+    }
+}
+
+fn special_tokens_win_from_outside_of_the_chosen_clusters() {
+    for (name, device) in devices() {
+        // The score of cluster 0 is 3, of cluster 1 it is 2, but id 3 has the logit 10.
+        let h = || floats(&[3.0, 2.0], [1, 2], device);
+        let with = |special: &[u32]| {
+            let head = by_hand(special, device);
+            integer_values(flash_head_argmax(h(), &head, 1).expect("arguments that fit"))
+        };
+        assert_eq!(with(&[]), [2], "{name}");
+        assert_eq!(with(&[3]), [3], "{name}");
+        assert_eq!(with(&[1]), [2], "{name}");
+        assert_eq!(with(&[0, 2]), [2], "{name}");
+    }
+}
+
+fn equal_scores_choose_the_lower_cluster() {
+    for (name, device) in devices() {
+        let rows: Vec<f32> = (1..=8).flat_map(|x| [x as f32, 0.0]).collect();
+        let head = FlashHead::new(
+            floats(&rows, [8, 2], device),
+            &[3, 2, 1, 0, 3, 2, 1, 0],
+            floats(&[0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0], [4, 2], device),
+            FlashHeadOptions::default(),
+        )
+        .expect("parts that fit");
+        let h = floats(&[1.0, 0.0], [1, 2], device);
+        let candidates = flash_head_candidates(h, &head, 2).expect("arguments that fit");
+        assert_eq!(integer_values(candidates.ids), [2, 6, 1, 5], "{name}");
+    }
+}
+
+fn one_cluster_and_clusters_of_one_row_are_the_dense_head() {
+    for (name, device) in devices() {
+        for clusters in [1, 33] {
+            let sizes = Sizes {
+                vocabulary: 33,
+                width: 7,
+                clusters,
+            };
+            let case = Case::new(&noise(33 * 7, 9), sizes, FloatDType::F32, &[32], device);
+            let h = floats(&noise(2 * 7, 10), [2, 7], device);
+            let ids = flash_head_argmax(h.clone(), &case.head, clusters);
+            let ids = integer_values(ids.expect("arguments that fit"));
+            assert_eq!(ids, case.dense(&h), "{name}, {clusters} clusters");
+        }
+    }
+}
+
+fn hidden_states_of_another_dtype_and_layout_are_taken_as_they_are() {
+    for (name, device) in devices() {
+        let sizes = Sizes {
+            vocabulary: 40,
+            width: 6,
+            clusters: 10,
+        };
+        let case = Case::new(&whole(40 * 6, 11), sizes, FloatDType::F16, &[], device);
+        let data = whole(6 * 4, 12);
+        let h: Tensor<2> = floats(&data, [6, 4], device).transpose();
+        let expected: Vec<i64> = wide(&values(h.clone()))
+            .chunks(6)
+            .map(|h| super::heads::first_largest(&case.logits(h)))
+            .collect();
+        let ids = flash_head_argmax(h, &case.head, 10).expect("arguments that fit");
+        assert_eq!(integer_values(ids), expected, "{name}");
+    }
+}
+
+catalogue![
+    ids_of_all_clusters_are_those_of_the_dense_head,
+    equal_logits_of_all_clusters_go_to_the_smallest_id,
+    candidates_are_those_of_the_clusters_with_the_highest_scores,
+    a_small_head_has_the_tables_made_by_hand,
+    candidates_have_the_table_made_by_hand,
+    special_tokens_win_from_outside_of_the_chosen_clusters,
+    equal_scores_choose_the_lower_cluster,
+    one_cluster_and_clusters_of_one_row_are_the_dense_head,
+    hidden_states_of_another_dtype_and_layout_are_taken_as_they_are,
+];
