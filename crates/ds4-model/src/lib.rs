@@ -8,6 +8,7 @@ pub mod block;
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
+pub mod flash_head;
 pub mod generate;
 pub mod hyper_connection;
 pub mod linear;

@@ -22,7 +22,7 @@ mod index;
 mod loader;
 mod names;
 mod progress;
-mod shard;
+pub(crate) mod shard;
 
 #[cfg(test)]
 mod tests;

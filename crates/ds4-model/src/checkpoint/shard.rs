@@ -70,7 +70,7 @@ impl Shard {
 /// The checked header and where the data begins.
 ///
 /// `SafeTensors::read_metadata` does the same, but adds up offsets that the header chooses, which overflows for some.
-fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), CheckpointError> {
+pub(crate) fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), CheckpointError> {
     let Some((declared, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(CheckpointError::NoHeader {
             path: path.to_path_buf(),

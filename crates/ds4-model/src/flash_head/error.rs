@@ -1,0 +1,65 @@
+use std::path::PathBuf;
+
+use burn_ds4_ops::OpError;
+use thiserror::Error;
+
+use crate::checkpoint::CheckpointError;
+
+/// Why the file of a clustered head cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FlashHeadFileError {
+    /// It cannot be read, or is no safetensors file; the message names it.
+    #[error(transparent)]
+    File(#[from] CheckpointError),
+    /// It cannot be written.
+    #[error("{}: cannot be written: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// An entry of its metadata is missing, or not what it should be.
+    #[error("{}: metadata `{key}` is {actual}, expected {expected}", path.display())]
+    Metadata {
+        /// The file.
+        path: PathBuf,
+        /// Name of the entry.
+        key: &'static str,
+        /// What it should be.
+        expected: String,
+        /// What it is, or `missing`.
+        actual: String,
+    },
+    /// A tensor is missing, or not what it should be.
+    #[error("{}: tensor `{name}` {actual}, expected {expected}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// Name of the tensor.
+        name: &'static str,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        actual: String,
+    },
+    /// It was made of another head.
+    #[error("{}: was made of the head {stored}, this one is {actual}", path.display())]
+    OtherHead {
+        /// The file.
+        path: PathBuf,
+        /// Fingerprint of the head that it was made of.
+        stored: String,
+        /// Fingerprint of the head at hand.
+        actual: String,
+    },
+    /// Its parts make no head.
+    #[error("{}: {source}", path.display())]
+    Head {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: OpError,
+    },
+}

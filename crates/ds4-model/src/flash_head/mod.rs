@@ -1,0 +1,145 @@
+//! A clustered head in a file next to the checkpoint whose output matrix it was made of.
+//!
+//! Building the clusters takes minutes for a large vocabulary, so they are kept. The rows themselves stay in the checkpoint; the file has
+//! the cluster of each row, the centroids and their norms, and a fingerprint that tells the matrix that it belongs to from others.
+
+mod error;
+mod fingerprint;
+mod reader;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions};
+
+use self::reader::Reader;
+use crate::checkpoint::CheckpointError;
+use crate::checkpoint::shard::read_header;
+pub use error::FlashHeadFileError;
+
+/// Name of the file, in the directory of the checkpoint.
+pub const FLASH_HEAD_FILE: &str = "flash_head.safetensors";
+
+const VERSION_KEY: &str = "flash_head_version";
+const VERSION: &str = "1";
+const CAPACITY_KEY: &str = "capacity";
+const SEED_KEY: &str = "seed";
+const SPECIAL_KEY: &str = "special_tokens";
+const FINGERPRINT_KEY: &str = "lm_head";
+const ASSIGNMENTS: &str = "assignments";
+const CENTROIDS: &str = "centroids";
+const NORMS: &str = "norms";
+
+/// What a file says of a clustered head.
+///
+/// It is a safetensors file with the tensors `assignments`, `[vocabulary]`, U32 or I32, `centroids`, `[clusters, width]`, F32, F16 or
+/// BF16, of length 1 or 0, and `norms`, `[clusters]`, F32. Its metadata are `flash_head_version` (1), `capacity`, `special_tokens`
+/// (separated by commas), `lm_head` (the fingerprint) and, where it is known, `seed`.
+#[derive(Clone, Debug)]
+pub struct FlashHeadFile {
+    path: PathBuf,
+    assignments: Vec<u32>,
+    centroids: TensorData,
+    norms: TensorData,
+    special_tokens: Vec<u32>,
+    seed: Option<u64>,
+    fingerprint: String,
+}
+
+impl FlashHeadFile {
+    /// Writes a head to a file, with the seed that its clusters were built from. A file that is there is replaced at once or not at all.
+    ///
+    /// # Errors
+    /// [`FlashHeadFileError::Write`].
+    pub fn save(
+        path: &Path,
+        head: &FlashHead,
+        seed: Option<u64>,
+    ) -> Result<(), FlashHeadFileError> {
+        let error = |source| FlashHeadFileError::Write {
+            path: path.to_path_buf(),
+            source,
+        };
+        let bytes = writer::encode(head, seed).map_err(|reason| error(io::Error::other(reason)))?;
+        writer::replace(path, &bytes).map_err(error)
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`FlashHeadFileError`] for a file that cannot be read, is damaged, lacks an entry or has one of another form.
+    pub fn open(path: &Path) -> Result<Self, FlashHeadFileError> {
+        let bytes = fs::read(path).map_err(|source| CheckpointError::Read {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        let (metadata, data_start) = read_header(path, &bytes)?;
+        let reader = Reader {
+            path,
+            metadata: &metadata,
+            data: &bytes[data_start..],
+        };
+        reader.expect(VERSION_KEY, |value| value == VERSION, VERSION)?;
+        let assignments = reader.assignments()?;
+        let (centroids, clusters) = reader.centroids()?;
+        let norms = reader.norms(clusters)?;
+        let capacity = assignments.len().div_ceil(clusters).to_string();
+        reader.expect(CAPACITY_KEY, |value| value == capacity, &capacity)?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            special_tokens: reader.special_tokens()?,
+            fingerprint: reader.expect(FINGERPRINT_KEY, |_| true, "a fingerprint")?,
+            assignments,
+            centroids,
+            norms,
+            seed: reader.seed()?,
+        })
+    }
+
+    /// The head that the file says, of the matrix that it was made of, on the device of that matrix.
+    ///
+    /// # Errors
+    /// [`FlashHeadFileError::OtherHead`] for another matrix; [`FlashHeadFileError::Head`] for parts that make no head.
+    pub fn head(&self, lm_head: Tensor<2>) -> Result<FlashHead, FlashHeadFileError> {
+        let actual = fingerprint::of_matrix(&lm_head);
+        if actual != self.fingerprint {
+            return Err(FlashHeadFileError::OtherHead {
+                path: self.path.clone(),
+                stored: self.fingerprint.clone(),
+                actual,
+            });
+        }
+        let device = lm_head.device();
+        let options = FlashHeadOptions {
+            special_tokens: self.special_tokens.clone(),
+            norms: Some(Tensor::from_data(self.norms.clone(), (&device, DType::F32))),
+        };
+        let centroids = Tensor::from_data(self.centroids.clone(), (&device, lm_head.dtype()));
+        FlashHead::new(lm_head, &self.assignments, centroids, options).map_err(|source| {
+            FlashHeadFileError::Head {
+                path: self.path.clone(),
+                source,
+            }
+        })
+    }
+
+    /// The cluster of each id.
+    pub fn assignments(&self) -> &[u32] {
+        &self.assignments
+    }
+
+    /// Ids that are always candidates.
+    pub fn special_tokens(&self) -> &[u32] {
+        &self.special_tokens
+    }
+
+    /// What the clusters were built from, where that is known.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+}

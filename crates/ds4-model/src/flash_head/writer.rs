@@ -1,0 +1,74 @@
+//! A file as it is written.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use burn::tensor::DType;
+use burn_ds4_ops::flash_head::FlashHead;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use super::{
+    ASSIGNMENTS, CAPACITY_KEY, CENTROIDS, FINGERPRINT_KEY, NORMS, SEED_KEY, SPECIAL_KEY, VERSION,
+    VERSION_KEY, fingerprint,
+};
+
+pub(super) fn encode(head: &FlashHead, seed: Option<u64>) -> Result<Vec<u8>, String> {
+    let special: Vec<String> = head.special_tokens().iter().map(u32::to_string).collect();
+    let mut metadata = HashMap::from([
+        (VERSION_KEY.to_owned(), VERSION.to_owned()),
+        (CAPACITY_KEY.to_owned(), head.capacity().to_string()),
+        (SPECIAL_KEY.to_owned(), special.join(",")),
+        (FINGERPRINT_KEY.to_owned(), fingerprint::of_head(head)),
+    ]);
+    metadata.extend(seed.map(|seed| (SEED_KEY.to_owned(), seed.to_string())));
+    let assignments: Vec<u8> = head
+        .assignments()
+        .iter()
+        .flat_map(|cluster| cluster.to_le_bytes())
+        .collect();
+    let (centroids, norms) = (head.centroids().into_data(), head.norms().into_data());
+    let dtype = match centroids.dtype() {
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        _ => Dtype::F32,
+    };
+    let view = |dtype, shape: &[usize], bytes| {
+        TensorView::new(dtype, shape.to_vec(), bytes).map_err(|error| error.to_string())
+    };
+    let tensors = [
+        (
+            ASSIGNMENTS,
+            view(Dtype::U32, &[head.vocabulary()], &assignments)?,
+        ),
+        (
+            CENTROIDS,
+            view(dtype, centroids.shape().as_slice(), centroids.as_bytes())?,
+        ),
+        (
+            NORMS,
+            view(Dtype::F32, norms.shape().as_slice(), norms.as_bytes())?,
+        ),
+    ];
+    safetensors::serialize(tensors, Some(metadata)).map_err(|error| error.to_string())
+}
+
+/// Writes a file beside the one that it becomes.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = File::create(&temporary)
+        .and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The first error is the one to tell of.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
