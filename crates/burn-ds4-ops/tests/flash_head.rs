@@ -4,6 +4,7 @@ use burn::tensor::{FloatDType, Tensor};
 use burn_ds4_ops::flash_head::{
     FlashHead, FlashHeadOptions, flash_head_argmax, flash_head_candidates,
 };
+use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul};
 
 use super::common::{devices, every_dtype, floats, integer_values, noise, read, values, wide};
 use super::heads::{Case, Sizes, highest, whole};
@@ -245,6 +246,59 @@ fn hidden_states_of_another_dtype_and_layout_are_taken_as_they_are() {
     }
 }
 
+fn more_probes_than_a_top_k_has_entries_are_taken() {
+    for (name, device) in devices() {
+        let sizes = Sizes {
+            vocabulary: 4300,
+            width: 2,
+            clusters: 4300,
+        };
+        // Half a circle, out of order: the scores are all apart.
+        let rows: Vec<f32> = (0..4300)
+            .map(|id| std::f64::consts::PI * (f64::from(id * 1009 % 4300) + 0.5) / 4300.0)
+            .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
+            .collect();
+        let case = Case::new(&rows, sizes, FloatDType::F32, &[], device);
+        let data = [1.0, 0.0];
+        let h = floats(&data, [1, 2], device);
+        for probes in [4096, 4097, 4250, 4300] {
+            let chosen = highest(&case.scores(&wide(&data)), probes);
+            let result = flash_head_candidates(h.clone(), &case.head, probes);
+            let what = format!("{name}, {probes} probes");
+            case.check(result.expect("arguments that fit"), &h, &[chosen], &what);
+        }
+    }
+}
+
+fn logits_of_all_clusters_have_the_bits_of_the_dense_product() {
+    every_dtype(|what, device, dtype| {
+        for (vocabulary, width, clusters) in [(77, 33, 11), (512, 300, 32), (130, 1024, 13)] {
+            let sizes = Sizes {
+                vocabulary,
+                width,
+                clusters,
+            };
+            let case = Case::new(&noise(vocabulary * width, 14), sizes, dtype, &[], device);
+            let h = floats(&noise(3 * width, 15), [3, width], device).cast(dtype);
+            let options = SmallMOptions {
+                f32_output: true,
+                ..SmallMOptions::default()
+            };
+            let dense = small_m_matmul(h.clone(), case.lm_head.clone(), options);
+            let dense = values(dense.expect("arguments that fit"));
+            let all = flash_head_candidates(h, &case.head, clusters).expect("arguments that fit");
+            let count = clusters * case.head.capacity();
+            let ids = integer_values(all.ids);
+            for (place, (id, logit)) in ids.into_iter().zip(values(all.logits)).enumerate() {
+                if let Ok(id) = usize::try_from(id) {
+                    let expected = dense[place / count * vocabulary + id];
+                    assert_eq!(logit, expected, "{what}, {sizes:?}, id {id}");
+                }
+            }
+        }
+    });
+}
+
 catalogue![
     ids_of_all_clusters_are_those_of_the_dense_head,
     equal_logits_of_all_clusters_go_to_the_smallest_id,
@@ -255,4 +309,6 @@ catalogue![
     equal_scores_choose_the_lower_cluster,
     one_cluster_and_clusters_of_one_row_are_the_dense_head,
     hidden_states_of_another_dtype_and_layout_are_taken_as_they_are,
+    more_probes_than_a_top_k_has_entries_are_taken,
+    logits_of_all_clusters_have_the_bits_of_the_dense_product,
 ];

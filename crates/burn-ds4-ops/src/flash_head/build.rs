@@ -226,11 +226,18 @@ fn wishes(
     for part in wanting.chunks(part(elements)) {
         let part = rows.clone().select(0, indices(part));
         let all = matmul(part, centroids.clone());
-        let (best, places) = top_k(all, Windows::All, each, Order::Value);
+        let (best, places) = top_k(all, Windows::All, each, Order::Column);
         // Zeros of either sign are equal.
-        similarities.extend(read(best).into_iter().map(|similarity| similarity + 0.0));
+        let best = read(best).into_iter().map(|similarity| similarity + 0.0);
         let places = places.into_data();
-        clusters.extend(places.iter::<i32>().map(|place| open[place as usize]));
+        let clusters_of = places.iter::<i32>().map(|place| open[place as usize]);
+        let mut found: Vec<(f32, u32)> = best.zip(clusters_of).collect();
+        // The order of a row's few wishes costs the host less than some devices.
+        for wishes in found.chunks_mut(each) {
+            wishes.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        }
+        similarities.extend(found.iter().map(|wish| wish.0));
+        clusters.extend(found.iter().map(|wish| wish.1));
     }
     Wishes {
         rows: wanting,
