@@ -7,7 +7,7 @@ use burn_ds4_ops::flash_head::{
 use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul};
 
 use super::common::{devices, every_dtype, floats, integer_values, noise, read, values, wide};
-use super::heads::{Case, Sizes, highest, whole};
+use super::heads::{Case, Sizes, first_largest, highest, whole};
 
 fn ids_of_all_clusters_are_those_of_the_dense_head() {
     every_dtype(|what, device, dtype| {
@@ -40,7 +40,7 @@ fn equal_logits_of_all_clusters_go_to_the_smallest_id() {
         let h = floats(&data, [16, 4], device).cast(dtype);
         let expected: Vec<i64> = wide(&data)
             .chunks(4)
-            .map(|h| super::heads::first_largest(&case.logits(h)))
+            .map(|h| first_largest(&case.logits(h)))
             .collect();
         let ids = flash_head_argmax(h, &case.head, 16).expect("arguments that fit");
         assert_eq!(integer_values(ids), expected, "{what}");
@@ -74,7 +74,7 @@ fn candidates_are_those_of_the_clusters_with_the_highest_scores() {
             let winners: Vec<i64> = values(result.logits.clone())
                 .chunks(probes * case.head.capacity() + 3)
                 .zip(integer_values(result.ids.clone()).chunks(probes * case.head.capacity() + 3))
-                .map(|(logits, ids)| ids[super::heads::first_largest(&wide(logits)) as usize])
+                .map(|(logits, ids)| ids[first_largest(&wide(logits)) as usize])
                 .collect();
             case.check(result, &h, &chosen, &what);
             let ids = flash_head_argmax(h, &case.head, probes).expect("arguments that fit");
@@ -228,22 +228,22 @@ fn one_cluster_and_clusters_of_one_row_are_the_dense_head() {
 }
 
 fn hidden_states_of_another_dtype_and_layout_are_taken_as_they_are() {
-    for (name, device) in devices() {
+    every_dtype(|what, device, dtype| {
         let sizes = Sizes {
             vocabulary: 40,
             width: 6,
             clusters: 10,
         };
-        let case = Case::new(&whole(40 * 6, 11), sizes, FloatDType::F16, &[], device);
+        let case = Case::new(&whole(40 * 6, 11), sizes, dtype, &[], device);
         let data = whole(6 * 4, 12);
         let h: Tensor<2> = floats(&data, [6, 4], device).transpose();
         let expected: Vec<i64> = wide(&values(h.clone()))
             .chunks(6)
-            .map(|h| super::heads::first_largest(&case.logits(h)))
+            .map(|h| first_largest(&case.logits(h)))
             .collect();
         let ids = flash_head_argmax(h, &case.head, 10).expect("arguments that fit");
-        assert_eq!(integer_values(ids), expected, "{name}");
-    }
+        assert_eq!(integer_values(ids), expected, "{what}");
+    });
 }
 
 fn more_probes_than_a_top_k_has_entries_are_taken() {

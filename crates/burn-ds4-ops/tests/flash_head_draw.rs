@@ -154,6 +154,24 @@ fn noise_at_the_ends_of_its_range_is_a_number() {
     }
 }
 
+fn noise_next_to_one_keeps_its_order() {
+    for (name, device) in devices() {
+        // Rows of zeros: the noise alone decides.
+        let rows = floats(&[0.0; 4], [4, 1], device);
+        let options = FlashHeadOptions::default();
+        let head = FlashHead::new(rows.clone(), &[0, 1, 2, 3], rows, options);
+        let head = head.expect("parts that fit");
+        let numbers = [3.0, 1.0, 2.0, 4.0].map(|x| 1.0 - x * f32::EPSILON / 2.0);
+        for (probes, expected) in [(1, vec![1]), (2, vec![1, 2]), (3, vec![0, 1, 2])] {
+            let h = floats(&[1.0], [1, 1], device);
+            let noise = floats(&numbers, [1, 4], device);
+            let drawn = flash_head_draw(h, &head, probes, 1.0, noise);
+            let ids = integer_values(drawn.expect("arguments that fit").ids);
+            assert_eq!(ids, expected, "{name}");
+        }
+    }
+}
+
 fn all_clusters_are_drawn_whatever_the_noise() {
     for (name, device) in devices() {
         let head = three(device);
@@ -171,5 +189,6 @@ catalogue![
     clusters_are_drawn_without_replacement_and_as_often_as_they_should,
     a_low_temperature_draws_the_clusters_with_the_highest_products,
     noise_at_the_ends_of_its_range_is_a_number,
+    noise_next_to_one_keeps_its_order,
     all_clusters_are_drawn_whatever_the_noise,
 ];
