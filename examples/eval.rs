@@ -9,7 +9,16 @@
 //!   `t + 1`, is the trunk's own best guess of that token given the same tokens and `t + 1`'s streams. This is the acceptance of the first
 //!   draft in greedy speculative decoding, but on the given text instead of the model's own.
 //! * **MTP accuracy**: how often the same guess is the true token.
+//!
+//! With `--flash-head`, also what a clustered head finds, by the number of clusters that it probes:
+//!
+//! * **recall@1**: how often its best token is that of the dense head, in the trunk and in the MTP layer;
+//! * **acceptance**: how often the MTP layer's best guess by the clustered head is the trunk's own best guess by the dense one: the
+//!   MTP agreement with other drafts;
+//! * acceptance and speed of greedy generation, continuing the text from several places, with drafts by either head.
 
+#[path = "eval/heads.rs"]
+mod heads;
 mod shared;
 
 use std::error::Error;
@@ -21,20 +30,23 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_ds4_ops::device::DeviceSpec;
-use clap::Parser;
-use ds4_model::cache::{Cache, CacheConfig, Rollback};
+use clap::{Parser, value_parser};
+use ds4_model::cache::{CacheConfig, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadBar};
 use ds4_model::config::ModelConfig;
-use ds4_model::generate::{TextTokenizer, greedy_token};
+use ds4_model::generate::{GenerateConfig, MAX_DRAFTS, TextTokenizer, greedy_token};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
+use heads::Curve;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use shared::flash::FlashArgs;
 use shared::{Dtype, asset, load_options, shipped_checkpoint};
 
 /// Positions per forward call: bounds the logits that are read back at once.
 const CHUNK: usize = 64;
 
-/// Measures perplexity and multi-token prediction of a checkpoint on a text.
+/// Measures perplexity and multi-token prediction of a checkpoint on a text, and what a clustered output head is worth.
 #[derive(Debug, Parser)]
 struct Args {
     /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
@@ -49,6 +61,20 @@ struct Args {
     /// Tokens of the text to use at most.
     #[arg(long, value_name = "N")]
     tokens: Option<NonZeroUsize>,
+    /// Compares the flash head, which is clustered, with the dense one.
+    #[arg(long)]
+    flash_head: bool,
+    #[command(flatten)]
+    flash: FlashArgs,
+    /// Tokens to generate from each of several places of the text, to compare the heads' drafts; 0 for none.
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    generate: usize,
+    /// Tokens to draft per round meanwhile (1 to 4).
+    #[arg(long, default_value_t = 1, value_name = "K", value_parser = value_parser!(u8).range(1..=MAX_DRAFTS as i64))]
+    mtp: u8,
+    /// Prints the results as one JSON object.
+    #[arg(long)]
+    json: bool,
     /// Device: flex (CPU), wgpu, cuda or cuda:INDEX.
     #[arg(long, default_value_t = DeviceSpec::Flex)]
     device: DeviceSpec,
@@ -62,6 +88,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    args.flash.check(args.flash_head, "--flash-head")?;
     let device = args.device.init()?;
     let checkpoint = Checkpoint::open(&args.model)?;
     let config = checkpoint.config();
@@ -71,6 +98,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         .map_or(tokens.len(), |n| n.get().min(tokens.len()))];
     let options = load_options(args.device, args.dtype, true);
     let model = checkpoint.load_with_progress(&options, &device, LoadBar::new())?;
+    let head = match args.flash_head {
+        true => Some(args.flash.head(&args.model, config, &model)?),
+        false => None,
+    };
 
     let bar = ProgressBar::new(tokens.len() as u64).with_style(ProgressStyle::with_template(
         "Evaluating [{bar:30}] {pos}/{len} tokens ({eta})",
@@ -81,32 +112,37 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         config,
         device,
     };
-    let mut score = Score::default();
+    let mut score = Score {
+        curve: head.as_ref().map(Curve::new).transpose()?,
+        ..Score::default()
+    };
     let window = args.window.get().min(config.max_position_embeddings);
     for window in tokens.chunks(window) {
         evaluator.window(window, &mut score, &bar)?;
     }
     bar.finish_and_clear();
 
-    let mut out = io::stdout().lock();
-
-    writeln!(
-        out,
-        "{} tokens, perplexity {:.3}",
-        score.predicted,
-        score.perplexity()
-    )?;
-    if score.drafted > 0 {
-        let percent = |count: usize| 100.0 * count as f64 / score.drafted as f64;
-        writeln!(
-            out,
-            "{} MTP drafts, {:.1} % as the trunk, {:.1} % as the text",
-            score.drafted,
-            percent(score.agreed),
-            percent(score.correct)
-        )?;
-    }
     let rate = score.predicted as f64 / started.elapsed().as_secs_f64();
+
+    let options = GenerateConfig {
+        max_new_tokens: args.generate,
+        drafts: args.mtp.into(),
+        ignore_eos: true,
+        ..GenerateConfig::default()
+    };
+    let runs = match &head {
+        Some(head) if args.generate > 0 && model.mtp.is_some() => {
+            heads::generate(&model, config, head, tokens, &options)?
+        }
+        _ => Vec::new(),
+    };
+    let report = score.report(runs);
+    let mut out = io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+    } else {
+        report.print(&mut out)?;
+    }
     eprintln!("[{rate:.1} tokens/s]");
     Ok(())
 }
@@ -143,11 +179,62 @@ struct Score {
     drafted: usize,
     agreed: usize,
     correct: usize,
+    curve: Option<Curve>,
 }
 
 impl Score {
-    fn perplexity(&self) -> f64 {
-        (self.negative_log_probability / self.predicted as f64).exp()
+    fn report(&self, generation: Vec<heads::Run>) -> Report {
+        let share = |count: usize| count as f64 / self.drafted as f64;
+        Report {
+            tokens: self.predicted,
+            perplexity: (self.negative_log_probability / self.predicted as f64).exp(),
+            mtp: (self.drafted > 0).then(|| Drafts {
+                drafts: self.drafted,
+                as_trunk: share(self.agreed),
+                as_text: share(self.correct),
+            }),
+            flash_head: self.curve.as_ref().map(|curve| curve.report(generation)),
+        }
+    }
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Report {
+    tokens: usize,
+    perplexity: f64,
+    mtp: Option<Drafts>,
+    flash_head: Option<heads::Report>,
+}
+
+/// Drafts of the MTP layer, and the shares of them that are right.
+#[derive(Debug, Serialize)]
+struct Drafts {
+    drafts: usize,
+    as_trunk: f64,
+    as_text: f64,
+}
+
+impl Report {
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{} tokens, perplexity {:.3}",
+            self.tokens, self.perplexity
+        )?;
+        if let Some(mtp) = &self.mtp {
+            writeln!(
+                out,
+                "{} MTP drafts, {:.1} % as the trunk, {:.1} % as the text",
+                mtp.drafts,
+                100.0 * mtp.as_trunk,
+                100.0 * mtp.as_text
+            )?;
+        }
+        match &self.flash_head {
+            Some(report) => report.print(out),
+            None => Ok(()),
+        }
     }
 }
 
@@ -177,6 +264,7 @@ impl Evaluator<'_> {
             None => None,
         };
         let (mut trunk, mut drafts) = (Vec::new(), Vec::new());
+        let (mut found, mut found_drafts) = (Vec::new(), Vec::new());
         for start in (0..tokens.len()).step_by(CHUNK) {
             let end = (start + CHUNK).min(tokens.len());
             let next = &sequence[start + 1..end + 1];
@@ -185,12 +273,23 @@ impl Evaluator<'_> {
                 &mut cache,
                 &Trace::off(),
             )?;
+            if let Some(curve) = &score.curve {
+                found.push(curve.tokens(&self.model.hidden(streams.clone()))?);
+            }
             for (row, target) in rows(self.model.logits(streams.clone()))?.iter().zip(next) {
                 score.negative_log_probability += negative_log_probability(row, *target);
                 trunk.push(greedy_token(row)?);
             }
             if let Some(cache) = &mut mtp_cache {
-                drafts.extend(self.drafts(streams, next, cache)?);
+                let streams =
+                    self.model
+                        .forward_mtp(streams, self.ids(next), cache, &Trace::off())?;
+                if let (Some(curve), Some(mtp)) = (&score.curve, &self.model.mtp) {
+                    found_drafts.push(curve.tokens(&mtp.hidden(streams.clone()))?);
+                }
+                for row in rows(self.model.mtp_logits(streams))? {
+                    drafts.push(greedy_token(&row)?);
+                }
             }
             bar.inc(next.len() as u64);
         }
@@ -201,23 +300,11 @@ impl Evaluator<'_> {
             score.agreed += usize::from(*draft == trunk[position + 1]);
             score.correct += usize::from(*draft == sequence[position + 2]);
         }
+        if let Some(curve) = &mut score.curve {
+            curve.count(&joined(&found), &trunk);
+            curve.count_drafts(&joined(&found_drafts), &drafts, &trunk[1..]);
+        }
         Ok(())
-    }
-
-    fn drafts(
-        &self,
-        streams: Tensor<4>,
-        next: &[u32],
-        cache: &mut Cache,
-    ) -> Result<Vec<u32>, Box<dyn Error>> {
-        let streams = self
-            .model
-            .forward_mtp(streams, self.ids(next), cache, &Trace::off())?;
-        let rows = rows(self.model.mtp_logits(streams))?;
-        Ok(rows
-            .iter()
-            .map(|row| greedy_token(row))
-            .collect::<Result<_, _>>()?)
     }
 
     fn ids(&self, ids: &[u32]) -> Tensor<2, Int> {
@@ -225,6 +312,14 @@ impl Evaluator<'_> {
         let count = ids.len();
         Tensor::from_data(TensorData::new(ids, [1, count]), &self.device)
     }
+}
+
+/// What the parts of a window gave for each number of probes, in one piece each.
+fn joined(parts: &[Vec<Vec<u32>>]) -> Vec<Vec<u32>> {
+    let heads = parts.first().map_or(0, Vec::len);
+    (0..heads)
+        .map(|head| parts.iter().flat_map(|part| &part[head]).copied().collect())
+        .collect()
 }
 
 /// Reads `[1, rows, vocabulary]` back, row by row.

@@ -19,7 +19,9 @@ use ds4_model::generate::{
     ChatOptions, GenerateConfig, MAX_DRAFTS, Message, SamplingConfig, TextGeneration,
     TextTokenizer, render_chat,
 };
-use shared::{Dtype, finish, load_options, shipped_checkpoint};
+use ds4_model::model::Model;
+use shared::flash::FlashArgs;
+use shared::{Dtype, Head, finish, load_options, shipped_checkpoint};
 
 /// Continues a prompt with a DeepSeek-V4 checkpoint.
 #[derive(Debug, Parser)]
@@ -55,6 +57,14 @@ struct Args {
     /// Tokens to draft per round with the multi-token-prediction layer (0 to 4).
     #[arg(long, default_value_t = 0, value_name = "K", value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
     mtp: u8,
+    /// Head that chooses the text. The flash head is approximate: it may choose other tokens than the dense one.
+    #[arg(long, value_enum, default_value_t = Head::Dense)]
+    head: Head,
+    /// Head that chooses the drafts. The text is the same; with the flash head, fewer drafts may be accepted.
+    #[arg(long, value_enum, default_value_t = Head::Dense)]
+    draft_head: Head,
+    #[command(flatten)]
+    flash: FlashArgs,
     /// Stops at this text; may be given several times.
     #[arg(long)]
     stop: Vec<String>,
@@ -92,6 +102,12 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         ..GenerateConfig::default()
     };
     config.validate()?;
+    if args.draft_head == Head::Flash && args.mtp == 0 {
+        return Err("--draft-head flash needs drafts, --mtp 1 to 4".into());
+    }
+    let flash = args.head == Head::Flash || args.draft_head == Head::Flash;
+    args.flash
+        .check(flash, "--head flash or --draft-head flash")?;
     let device = args.device.init()?;
     let checkpoint = Checkpoint::open(&args.model)?;
     let tokenizer = TextTokenizer::from_dir(&args.model)?;
@@ -102,7 +118,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         quantized_cache: args.quantized_cache,
         ..load_options(args.device, args.dtype, args.mtp > 0)
     };
-    let model = checkpoint.load_with_progress(&options, &device, LoadBar::new())?;
+    let mut model = checkpoint.load_with_progress(&options, &device, LoadBar::new())?;
+    if flash {
+        choose_heads(args, checkpoint.config(), &mut model)?;
+    }
     let loaded = started.elapsed();
 
     let mut generation =
@@ -149,6 +168,30 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         prefilled.as_secs_f64(),
         loaded.as_secs_f64(),
     );
+    Ok(())
+}
+
+/// Puts the flash head where it is asked for.
+fn choose_heads(
+    args: &Args,
+    config: &ModelConfig,
+    model: &mut Model,
+) -> Result<(), Box<dyn Error>> {
+    let head = args.flash.head(&args.model, config, model)?;
+    if args.head == Head::Flash {
+        let (probes, clusters) = (head.probes(), head.head().clusters());
+        let kind = match probes == clusters {
+            true => "exact",
+            false => "approximate",
+        };
+        eprintln!("[{kind} flash head: {probes} of {clusters} clusters are probed for a token]");
+        model.flash_head = Some(head.clone());
+    }
+    if args.draft_head == Head::Flash
+        && let Some(mtp) = &mut model.mtp
+    {
+        mtp.flash_head = Some(head);
+    }
     Ok(())
 }
 

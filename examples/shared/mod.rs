@@ -3,6 +3,8 @@
 // Every example compiles this module for itself and uses the part that it needs.
 #![allow(dead_code)]
 
+pub mod flash;
+
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,15 @@ use burn::tensor::FloatDType;
 use burn_ds4_ops::device::DeviceSpec;
 use clap::ValueEnum;
 use ds4_model::checkpoint::LoadOptions;
+
+/// An output head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Head {
+    /// The output matrix.
+    Dense,
+    /// The clustered head.
+    Flash,
+}
 
 /// Dtype of a model's activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

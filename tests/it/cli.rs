@@ -14,22 +14,22 @@ use crate::golden::root;
 
 /// What a program left behind.
 #[derive(Debug)]
-struct Ended {
-    code: i32,
-    stdout: String,
-    stderr: String,
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Ended {
     #[track_caller]
-    fn ok(self) -> Self {
+    pub(crate) fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{self:?}");
         self
     }
 
     /// The last line on standard error.
     #[track_caller]
-    fn last_line(&self) -> &str {
+    pub(crate) fn last_line(&self) -> &str {
         self.stderr
             .lines()
             .last()
@@ -61,7 +61,7 @@ fn example(name: &str) -> Option<PathBuf> {
 }
 
 /// Runs an example in the repository's root.
-fn run(name: &str, arguments: &[&str]) -> Option<Ended> {
+pub(crate) fn run(name: &str, arguments: &[&str]) -> Option<Ended> {
     let mut command = Command::new(example(name)?);
     let output = command
         .args(arguments)
@@ -76,7 +76,7 @@ fn run(name: &str, arguments: &[&str]) -> Option<Ended> {
 }
 
 /// Prompt and greedy continuation of the golden file, as text.
-fn golden_text(prompt: &str) -> (String, String) {
+pub(crate) fn golden_text(prompt: &str) -> (String, String) {
     let path = root().join("tests/fixtures/ds4-tiny/golden.json");
     let facts: Value =
         serde_json::from_slice(&std::fs::read(path).expect("a fixture")).expect("JSON");
@@ -94,7 +94,7 @@ fn golden_text(prompt: &str) -> (String, String) {
 
 /// The number before `word` in `text`.
 #[track_caller]
-fn number_before(text: &str, word: &str) -> f64 {
+pub(crate) fn number_before(text: &str, word: &str) -> f64 {
     let before = text
         .split(word)
         .next()

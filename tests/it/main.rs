@@ -2,9 +2,11 @@
 
 mod cache;
 mod cli;
+mod cli_flash_head;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod ds4_tiny;
+mod flash_head;
 mod gated_delta_net;
 mod golden;
 mod layer_goldens;

@@ -14,16 +14,17 @@ use crate::common::{devices, skip, values};
 use crate::golden::{Golden, root};
 
 /// At first; the prompt ends right before, so that the text grows out of it. From then on the indexer picks.
-const CAPACITY: usize = 128;
+pub(crate) const CAPACITY: usize = 128;
 /// Enough for the indexer to pick from the beginning.
 const PICKED_CAPACITY: usize = 256;
 const PROMPT: usize = 120;
 
-struct Fixture {
-    model: Model,
-    config: ModelConfig,
-    device: Device,
-    prompt: Vec<u32>,
+#[derive(Clone)]
+pub(crate) struct Fixture {
+    pub(crate) model: Model,
+    pub(crate) config: ModelConfig,
+    pub(crate) device: Device,
+    pub(crate) prompt: Vec<u32>,
 }
 
 impl Fixture {
@@ -45,7 +46,7 @@ impl Fixture {
         }
     }
 
-    fn cache(&self, capacity: usize) -> Cache {
+    pub(crate) fn cache(&self, capacity: usize) -> Cache {
         let options = CacheConfig {
             capacity,
             rollback: Rollback::Bounded(MAX_DRAFTS),
@@ -55,7 +56,7 @@ impl Fixture {
         cache.expect("the options are valid")
     }
 
-    fn streams(&self, ids: &[u32], cache: &mut Cache, trace: &Trace) -> Tensor<4> {
+    pub(crate) fn streams(&self, ids: &[u32], cache: &mut Cache, trace: &Trace) -> Tensor<4> {
         let count = ids.len();
         let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, count]), &self.device);
@@ -64,7 +65,7 @@ impl Fixture {
     }
 
     /// Logits of each position.
-    fn logits(&self, streams: Tensor<4>) -> Vec<Vec<f32>> {
+    pub(crate) fn logits(&self, streams: Tensor<4>) -> Vec<Vec<f32>> {
         let logits = values(self.model.logits(streams));
         let rows = logits.chunks(self.config.vocab_size);
         rows.map(<[f32]>::to_vec).collect()
@@ -72,7 +73,7 @@ impl Fixture {
 }
 
 /// Runs `test` with every dtype that a device has, and with weights as they are used there.
-fn every_model(test: impl Fn(&str, &Fixture)) {
+pub(crate) fn every_model(test: impl Fn(&str, &Fixture)) {
     for (name, device) in devices() {
         for dtype in [FloatDType::F32, FloatDType::BF16] {
             if !device.supports_dtype(dtype) {
@@ -85,7 +86,7 @@ fn every_model(test: impl Fn(&str, &Fixture)) {
     }
 }
 
-fn bits(row: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|value| value.to_bits()).collect()
 }
 
@@ -168,7 +169,7 @@ fn every_intermediate_tensor_of_a_position_has_the_same_bits_alone() {
 
 /// Who drafts.
 #[derive(Clone, Copy, Debug)]
-enum Drafts {
+pub(crate) enum Drafts {
     /// The MTP layer, so many at a time.
     Mtp(usize),
     /// Nobody who knows the text: as good as all are rejected.
@@ -176,7 +177,7 @@ enum Drafts {
 }
 
 /// Greedy generation, one token per forward call: the tokens, and the logits that each was chosen from.
-fn plain(fixture: &Fixture, count: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
+pub(crate) fn plain(fixture: &Fixture, count: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
     let mut cache = fixture.cache(CAPACITY);
     let streams = fixture.streams(&fixture.prompt, &mut cache, &Trace::off());
     let last = streams.dims()[1] - 1;
@@ -192,7 +193,7 @@ fn plain(fixture: &Fixture, count: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
 }
 
 /// The same with drafts, which [`Cache::room`] keeps from making the cache grow before it has to.
-fn speculative(
+pub(crate) fn speculative(
     fixture: &Fixture,
     count: usize,
     drafts: Drafts,

@@ -7,6 +7,7 @@ use crate::attention::AttentionConfig;
 use crate::block::{Block, BlockConfig};
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::{AttentionKind, ModelConfig};
+use crate::flash_head::ProbedHead;
 use crate::hyper_connection::{HyperConnectionConfig, HyperHead};
 use crate::linear::{project_f32, random};
 use crate::moe::MoeLayerConfig;
@@ -88,6 +89,7 @@ impl ModelConfig {
                 .init(device),
             output: random([self.vocab_size, self.hidden_size], device),
             mtp: (self.num_mtp_layers > 0).then(|| self.mtp().init(device)),
+            flash_head: None,
             streams: self.hc_mult,
         }
     }
@@ -108,6 +110,10 @@ pub struct Model {
     pub output: Param<Tensor<2>>,
     /// The multi-token-prediction layer.
     pub mtp: Option<MtpLayer>,
+    /// What [generation](crate::generate) chooses tokens with in place of the output matrix: approximately, unless all clusters are
+    /// probed. It stays on its device, and is no part of the module's parameters, which it has copies of.
+    #[module(skip)]
+    pub flash_head: Option<ProbedHead>,
     /// Number of residual streams.
     pub streams: usize,
 }
@@ -195,7 +201,12 @@ impl Model {
 
     /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32 `[batch, positions, vocabulary]`.
     pub fn logits(&self, streams: Tensor<4>) -> Tensor<3> {
-        self.project(self.norm.forward(self.head.forward(streams)))
+        self.project(self.hidden(streams))
+    }
+
+    /// What the output matrix takes at streams `[batch, positions, n, d_model]`: `[batch, positions, d_model]`.
+    pub fn hidden(&self, streams: Tensor<4>) -> Tensor<3> {
+        self.norm.forward(self.head.forward(streams))
     }
 
     /// Runs the MTP layer over new positions of every sequence, and returns its streams.

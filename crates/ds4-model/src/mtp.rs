@@ -6,6 +6,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::block::{Block, BlockConfig};
 use crate::cache::{LayerCache, Step};
+use crate::flash_head::ProbedHead;
 use crate::hyper_connection::HyperHead;
 use crate::linear::{PackedLinear, PackedLinearConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
@@ -36,6 +37,7 @@ impl MtpLayerConfig {
             block: self.block.init(device),
             head: self.block.hyper_connection.init_head(device),
             norm: norm(),
+            flash_head: None,
         }
     }
 }
@@ -57,6 +59,10 @@ pub struct MtpLayer {
     pub head: HyperHead,
     /// Norm before the output matrix.
     pub norm: RmsNorm,
+    /// What [drafts](crate::generate::MtpProposer) are chosen with in place of the output matrix. Fewer of them may stand; what comes of
+    /// verification is the same. As for [the trunk](crate::model::Model::flash_head), it stays on its device and is no parameter.
+    #[module(skip)]
+    pub flash_head: Option<ProbedHead>,
 }
 
 impl MtpLayer {

@@ -37,6 +37,7 @@ pub fn model(config: &ModelConfig, dtype: FloatDType, device: &Device) -> Model 
         norm: RmsNormConfig::new(width).init(device),
         output: parameter(output.cast(stored(device))),
         mtp: None,
+        flash_head: None,
         streams: config.hc_mult,
     }
 }

@@ -134,6 +134,7 @@ impl Builder<'_, '_> {
             norm: norm?,
             output: output?,
             mtp: mtp?,
+            flash_head: None,
             streams: config.hc_mult,
         })
     }
@@ -156,6 +157,7 @@ impl Builder<'_, '_> {
             block: block?,
             head: head?,
             norm: norm?,
+            flash_head: None,
         })
     }
 

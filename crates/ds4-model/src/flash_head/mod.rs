@@ -1,10 +1,15 @@
-//! A clustered head in a file next to the checkpoint whose output matrix it was made of.
+//! A clustered head in place of a model's output matrix, and in a file next to the checkpoint that it was made of.
+//!
+//! A [`ProbedHead`] goes where tokens are chosen: in [`Model::flash_head`](crate::model::Model::flash_head), and then text is continued
+//! by what the head finds, which may be another token than the output matrix has for it; or, for drafts alone, in
+//! [`MtpLayer::flash_head`](crate::mtp::MtpLayer::flash_head), and then the text is the same.
 //!
 //! Building the clusters takes minutes for a large vocabulary, so they are kept. The rows themselves stay in the checkpoint; the file has
 //! the cluster of each row, the centroids and their norms, and a fingerprint that tells the matrix that it belongs to from others.
 
 mod error;
 mod fingerprint;
+mod probed;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -21,6 +26,7 @@ use self::reader::Reader;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::shard::read_header;
 pub use error::FlashHeadFileError;
+pub use probed::{DEFAULT_CAPACITY, ProbedHead};
 
 /// Name of the file, in the directory of the checkpoint.
 pub const FLASH_HEAD_FILE: &str = "flash_head.safetensors";

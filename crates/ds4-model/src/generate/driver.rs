@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::distribution::Distribution;
 use super::error::GenerateError;
 use super::proposer::MtpProposer;
 use super::sampler::{Sampler, SamplingConfig};
+use super::target::Targets;
 use super::verifier::{SpeculativeStats, verify};
 use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::config::ModelConfig;
@@ -115,7 +115,7 @@ impl<'a> Generation<'a> {
     /// # Errors
     ///
     /// If the prompt is empty, holds an id outside the vocabulary or fills the model's context, if a field of `config` is outside its
-    /// range, or drafts are wanted from a model without an MTP layer.
+    /// range, drafts are wanted from a model without an MTP layer, or a clustered head is of another vocabulary.
     pub fn new(
         model: &'a Model,
         model_config: &ModelConfig,
@@ -140,6 +140,16 @@ impl<'a> Generation<'a> {
                 tokens: prompt.len(),
                 maximum: model_config.max_position_embeddings,
             });
+        }
+        let draft_head = model.mtp.iter().filter_map(|mtp| mtp.flash_head.as_ref());
+        for head in model.flash_head.iter().chain(draft_head) {
+            let tokens = head.head().vocabulary();
+            if tokens != model_config.vocab_size {
+                return Err(GenerateError::HeadVocabulary {
+                    tokens,
+                    vocab_size: model_config.vocab_size,
+                });
+            }
         }
         let options = CacheConfig {
             rollback: Rollback::Bounded(config.drafts),
@@ -218,8 +228,8 @@ impl<'a> Generation<'a> {
             }
         }
         let streams = last.ok_or(GenerateError::EmptyPrompt)?;
-        let rows = read_rows(self.model.logits(streams))?;
-        let distribution = self.sampler.distribution(&rows[0], &self.tokens)?;
+        let targets = Targets::read(self.model, streams, self.sampler.config())?;
+        let distribution = targets.distribution(0, &self.sampler, &self.tokens)?;
         let token = self.sampler.sample(&distribution);
         self.prefilled = true;
         self.accept(&[token]);
@@ -239,15 +249,15 @@ impl<'a> Generation<'a> {
             &mut self.cache,
             &Trace::off(),
         )?;
-        let rows = read_rows(self.model.logits(streams.clone()))?;
+        let targets = Targets::read(self.model, streams.clone(), self.sampler.config())?;
 
         let sampler = self.sampler.clone();
         let history = &self.tokens;
-        let targets = |index: usize, accepted: &[u32]| -> Result<Distribution, GenerateError> {
+        let target = |index: usize, accepted: &[u32]| {
             let history = [history, accepted].concat();
-            sampler.distribution(&rows[index], &history)
+            targets.distribution(index, &sampler, &history)
         };
-        let verdict = verify(&drafts, targets, &mut self.sampler)?;
+        let verdict = verify(&drafts, target, &mut self.sampler)?;
 
         let kept = 1 + verdict.accepted;
         self.cache.truncate(input.len() - kept)?;
@@ -334,15 +344,4 @@ pub(super) fn ids_tensor(ids: &[u32], device: &Device) -> Tensor<2, Int> {
     let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     let count = ids.len();
     Tensor::from_data(TensorData::new(ids, [1, count]), device)
-}
-
-/// Reads `[1, rows, vocabulary]` back, row by row.
-pub(super) fn read_rows(logits: Tensor<3>) -> Result<Vec<Vec<f32>>, GenerateError> {
-    let [_, _, vocabulary] = logits.dims();
-    let values = logits
-        .try_into_vec_as::<f32>()
-        .map_err(|error| GenerateError::Device {
-            reason: error.to_string(),
-        })?;
-    Ok(values.chunks(vocabulary).map(<[f32]>::to_vec).collect())
 }

@@ -87,6 +87,17 @@ pub enum GenerateError {
     /// Drafts are wanted from a model without an MTP layer.
     #[error("drafts need an MTP layer, which this model does not have (or which was not loaded)")]
     NoMtpLayer,
+    /// A clustered head that is not of this model's vocabulary.
+    #[error("the clustered head has {tokens} tokens, the model's vocabulary {vocab_size}")]
+    HeadVocabulary {
+        /// Tokens that the head chooses from.
+        tokens: usize,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// A clustered head refused what the model computed.
+    #[error("the clustered head refused a hidden state: {0}")]
+    Head(#[from] burn_ds4_ops::OpError),
     /// The proposer was given more tokens than it has streams for.
     #[error("{tokens} tokens were given to the proposer, which has observed {positions} positions")]
     NotObserved {

@@ -18,6 +18,7 @@ mod error;
 mod proposer;
 mod sampler;
 mod stop;
+mod target;
 mod text;
 mod tokenizer;
 mod verifier;

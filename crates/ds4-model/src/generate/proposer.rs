@@ -2,15 +2,16 @@
 
 use burn::tensor::Tensor;
 
-use super::driver::{ids_tensor, read_rows};
+use super::driver::ids_tensor;
 use super::error::GenerateError;
 use super::sampler::greedy_token;
+use super::target::{read_rows, read_tokens};
 use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::config::ModelConfig;
 use crate::model::Model;
 use crate::trace::Trace;
 
-/// Drafts with the model's MTP layer, greedily.
+/// Drafts with the model's MTP layer, greedily; by its [clustered head](crate::mtp::MtpLayer::flash_head), if it has one.
 ///
 /// The layer has a cache of its own, one row per position whose next token is known. It must have seen every position of the text:
 /// [`observe`](Self::observe) hands it the trunk's streams as they are computed.
@@ -124,6 +125,11 @@ impl<'a> MtpProposer<'a> {
     }
 
     fn best(&self, streams: Tensor<4>) -> Result<u32, GenerateError> {
+        let mtp = self.model.mtp.as_ref();
+        if let Some((mtp, head)) = mtp.and_then(|mtp| Some((mtp, mtp.flash_head.as_ref()?))) {
+            let tokens = read_tokens(head.greedy_tokens(mtp.hidden(streams))?)?;
+            return Ok(tokens[0]);
+        }
         let rows = read_rows(self.model.mtp_logits(streams))?;
         greedy_token(&rows[0])
     }

@@ -43,6 +43,11 @@ impl Default for SamplingConfig {
 }
 
 impl SamplingConfig {
+    /// Whether the token of the highest logit is chosen, whatever came before.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 && self.repetition_penalty == 1.0
+    }
+
     /// Checks every parameter against its range.
     ///
     /// # Errors
@@ -165,19 +170,17 @@ impl Sampler {
         logits: &[f32],
         history: &[u32],
     ) -> Result<Distribution, GenerateError> {
-        let greedy = self.config.temperature == 0.0;
-        let penalised = self.config.repetition_penalty != 1.0;
-        if greedy && !penalised {
+        if self.config.is_greedy() {
             return greedy_token(logits).map(Distribution::one_hot);
         }
         // f64 from here on: no product, quotient or difference of f32 values overflows.
         let mut scores: Vec<f64> = logits.iter().copied().map(f64::from).collect();
-        if penalised {
+        if self.config.repetition_penalty != 1.0 {
             self.penalise(logits, &mut scores, history)?;
         }
         let none = GenerateError::NoCandidate { len: logits.len() };
         let mut candidates = candidates(&scores);
-        if greedy {
+        if self.config.temperature == 0.0 {
             let best = candidates.iter().copied().min_by(by_rank).ok_or(none)?;
             return Ok(Distribution::one_hot(best.id));
         }

@@ -1,0 +1,110 @@
+use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::OpError;
+use burn_ds4_ops::flash_head::{
+    FlashHead, FlashHeadCandidates, MAX_TOKENS, flash_head_argmax, flash_head_candidates,
+};
+
+/// Tokens of a cluster where nothing else is known to be better.
+pub const DEFAULT_CAPACITY: usize = 16;
+
+/// A clustered head and how many of its clusters are probed: what a [`Model`](crate::model::Model) and its
+/// [`MtpLayer`](crate::mtp::MtpLayer) can have in place of the output matrix.
+#[derive(Clone, Debug)]
+pub struct ProbedHead {
+    head: FlashHead,
+    probes: usize,
+}
+
+impl ProbedHead {
+    /// Of a head, `probes` clusters of which are probed.
+    ///
+    /// # Errors
+    ///
+    /// As [`check_probes`](Self::check_probes).
+    pub fn new(head: FlashHead, probes: usize) -> Result<Self, OpError> {
+        Self::check_probes(probes, head.clusters())?;
+        Ok(Self { head, probes })
+    }
+
+    /// Checks a number of probes against the number of clusters, which may be known before the clusters are.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::InvalidValue`] unless `probes` is 1 to `clusters`.
+    pub fn check_probes(probes: usize, clusters: usize) -> Result<(), OpError> {
+        if (1..=clusters).contains(&probes) {
+            return Ok(());
+        }
+        Err(OpError::InvalidValue {
+            argument: "probes",
+            expected: format!("1 to {clusters}, the number of clusters"),
+            actual: probes,
+        })
+    }
+
+    /// A sixteenth of the clusters, at least one.
+    pub fn default_probes(clusters: usize) -> usize {
+        (clusters / 16).max(1)
+    }
+
+    /// The head.
+    pub fn head(&self) -> &FlashHead {
+        &self.head
+    }
+
+    /// Clusters that are probed.
+    pub fn probes(&self) -> usize {
+        self.probes
+    }
+
+    /// The token of the highest logit among the candidates, of equal ones that of the lowest id.
+    ///
+    /// # Shapes
+    ///
+    /// - `hidden`: `[batch, positions, d_model]`, what the output matrix takes
+    /// - output: `[batch, positions]`
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] for hidden states of another dtype, width or device than the head takes.
+    pub fn greedy_tokens(&self, hidden: Tensor<3>) -> Result<Tensor<2, Int>, OpError> {
+        let [batch, positions, _] = hidden.dims();
+        let tokens = calls(hidden).map(|h| flash_head_argmax(h, &self.head, self.probes));
+        let tokens = tokens.collect::<Result<_, _>>()?;
+        Ok(Tensor::cat(tokens, 0).reshape([batch, positions]))
+    }
+
+    /// The candidates with their logits, one row a position.
+    ///
+    /// # Shapes
+    ///
+    /// - `hidden`: `[batch, positions, d_model]`, what the output matrix takes
+    /// - output: `[batch · positions, candidates]`, see [`FlashHeadCandidates`]
+    ///
+    /// # Errors
+    ///
+    /// As [`greedy_tokens`](Self::greedy_tokens).
+    pub fn candidates(&self, hidden: Tensor<3>) -> Result<FlashHeadCandidates, OpError> {
+        let calls = calls(hidden).map(|h| flash_head_candidates(h, &self.head, self.probes));
+        let calls = calls.collect::<Result<Vec<_>, _>>()?;
+        let (ids, logits) = calls
+            .into_iter()
+            .map(|call| (call.ids, call.logits))
+            .unzip();
+        Ok(FlashHeadCandidates {
+            ids: Tensor::cat(ids, 0),
+            logits: Tensor::cat(logits, 0),
+        })
+    }
+}
+
+/// As many positions as the operators take at a time.
+fn calls(hidden: Tensor<3>) -> impl Iterator<Item = Tensor<2>> {
+    let [batch, positions, width] = hidden.dims();
+    let rows = batch * positions;
+    let hidden = hidden.reshape([rows, width]);
+    (0..rows).step_by(MAX_TOKENS).map(move |start| {
+        let end = rows.min(start + MAX_TOKENS);
+        hidden.clone().slice_dim(0, start..end)
+    })
+}
