@@ -4,16 +4,23 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use ds4_chart::chart::Chart;
 use ds4_chart::error::Error;
+use ds4_chart::recall::{self, Recall};
 use ds4_chart::select::{Wanted, select};
 use ds4_chart::{input, svg, table};
 
 /// Draws benchmark results of one operator against the best peer and the memory's floor, and prints them as a Markdown table.
 #[derive(Parser)]
-#[command(name = "ds4-chart")]
+#[command(
+    name = "ds4-chart",
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Lines of the benchmark program
     #[arg(required = true)]
     measurements: Vec<PathBuf>,
@@ -21,8 +28,8 @@ struct Args {
     #[arg(long)]
     peers: Option<PathBuf>,
     /// The SVG to write
-    #[arg(long)]
-    out: PathBuf,
+    #[arg(long, required = true)]
+    out: Option<PathBuf>,
     /// The code generator to show, if the measurements have several
     #[arg(long)]
     codegen: Option<String>,
@@ -34,7 +41,36 @@ struct Args {
     device: String,
 }
 
+#[derive(Subcommand)]
+enum Command {
+    /// Draws what a clustered output head finds over the clusters that it probes, and prints it as a Markdown table
+    Recall {
+        /// What `eval --flash-head --json` printed
+        evaluation: PathBuf,
+        /// The SVG to write
+        #[arg(long)]
+        out: PathBuf,
+        /// The model that the title names
+        #[arg(long, default_value = "ds4-tiny")]
+        model: String,
+    },
+}
+
 fn run(args: Args) -> Result<String, Error> {
+    if let Some(Command::Recall {
+        evaluation,
+        out,
+        model,
+    }) = args.command
+    {
+        let text = fs::read_to_string(&evaluation).map_err(|source| Error::Read {
+            file: evaluation.clone(),
+            source,
+        })?;
+        let recall = Recall::parse(&evaluation, &text)?;
+        write(out, recall::draw(&recall, &model)?)?;
+        return Ok(recall.markdown());
+    }
     let measurements = input::read(&args.measurements)?;
     let peers = match args.peers {
         Some(file) => input::read(&[file])?,
@@ -46,11 +82,13 @@ fn run(args: Args) -> Result<String, Error> {
     };
     let chart = Chart::new(&select(measurements, &wanted)?, &peers)?;
     let drawing = svg::draw(&chart, &args.device)?;
-    fs::write(&args.out, drawing).map_err(|source| Error::Write {
-        file: args.out,
-        source,
-    })?;
+    // The command line is refused without it.
+    write(args.out.unwrap_or_default(), drawing)?;
     Ok(table::markdown(&chart))
+}
+
+fn write(file: PathBuf, drawing: String) -> Result<(), Error> {
+    fs::write(&file, drawing).map_err(|source| Error::Write { file, source })
 }
 
 fn main() -> ExitCode {

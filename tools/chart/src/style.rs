@@ -32,6 +32,11 @@ pub fn text(pixels: f64) -> TextStyle<'static> {
         .color(&TEXT)
 }
 
+/// Width of a legend entry: the backend knows no fonts, so this is a wide sans serif's average.
+pub fn text_width(text: &str) -> i32 {
+    text.chars().count() as i32 * 15 / 2
+}
+
 /// The outline of the mark of a panel's `line`-th line around its point, in pixels.
 pub fn mark(line: usize) -> &'static [(i32, i32)] {
     const MARKS: [&[(i32, i32)]; 5] = [

@@ -10,11 +10,13 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::chart::{Case, Chart, Panel};
 use crate::error::Error;
-use crate::style::{DASH, FLOOR, GRID, HEADER, OURS, PANEL, PEER, TEXT, WIDTH, mark, text};
+use crate::style::{
+    DASH, FLOOR, GRID, HEADER, OURS, PANEL, PEER, TEXT, WIDTH, mark, text, text_width,
+};
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn failed(error: impl Display) -> Error {
+pub(crate) fn failed(error: impl Display) -> Error {
     Error::Draw(error.to_string())
 }
 
@@ -90,11 +92,6 @@ fn draw_header(area: &Area, chart: &Chart, device: &str) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Width of a legend entry: the backend knows no fonts, so this is a wide sans serif's average.
-fn text_width(text: &str) -> i32 {
-    text.chars().count() as i32 * 15 / 2
 }
 
 fn draw_panel(area: &Area, panel: &Panel, chart: &Chart) -> Result<(), Error> {
