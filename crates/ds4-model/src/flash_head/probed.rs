@@ -57,7 +57,7 @@ impl ProbedHead {
         self.probes
     }
 
-    /// The token of the highest logit among the candidates, of equal ones that of the lowest id.
+    /// The token of the highest logit among the candidates, of equal ones that of the lowest id; so too where no logit is a number.
     ///
     /// # Shapes
     ///
