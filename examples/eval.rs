@@ -67,10 +67,11 @@ struct Args {
     #[command(flatten)]
     flash: FlashArgs,
     /// Tokens to generate from each of several places of the text, to compare the heads' drafts; 0 for none.
-    #[arg(long, default_value_t = 64, value_name = "N")]
+    #[arg(long, default_value_t = 64, value_name = "N", requires = "flash_head")]
     generate: usize,
     /// Tokens to draft per round meanwhile (1 to 4).
-    #[arg(long, default_value_t = 1, value_name = "K", value_parser = value_parser!(u8).range(1..=MAX_DRAFTS as i64))]
+    #[arg(long, default_value_t = 1, value_name = "K", requires = "flash_head")]
+    #[arg(value_parser = value_parser!(u8).range(1..=MAX_DRAFTS as i64))]
     mtp: u8,
     /// Prints the results as one JSON object.
     #[arg(long)]

@@ -174,7 +174,7 @@ fn a_file_of_another_checkpoint_or_a_damaged_one_is_refused_by_name() {
 #[test]
 fn bad_options_of_a_flash_head_end_with_one_line_that_names_them() {
     let flash = ["--head", "flash"];
-    let cases: [(&str, &[&str], i32, &str); 9] = [
+    let cases: [(&str, &[&str], i32, &str); 10] = [
         (
             "generate",
             &["--probes", "3"],
@@ -204,6 +204,7 @@ fn bad_options_of_a_flash_head_end_with_one_line_that_names_them() {
             "`probes` is 65",
         ),
         ("eval", &["--flash-head", "--mtp", "0"], 2, "--mtp"),
+        ("eval", &["--generate", "8"], 2, "required"),
     ];
     for (name, arguments, code, named) in cases {
         let needs_head = named.starts_with("`probes`") && name == "generate";

@@ -9,6 +9,27 @@ pub const DEFAULT_CAPACITY: usize = 16;
 
 /// A clustered head and how many of its clusters are probed: what a [`Model`](crate::model::Model) and its
 /// [`MtpLayer`](crate::mtp::MtpLayer) can have in place of the output matrix.
+///
+/// # Example
+///
+/// ```
+/// use burn_ds4_ops::OpError;
+/// use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
+/// use ds4_model::flash_head::{DEFAULT_CAPACITY, ProbedHead};
+/// use ds4_model::model::Model;
+///
+/// /// From now on, drafts are chosen by a sixteenth of the clusters; what is generated stays the same.
+/// fn cluster_the_draft_head(model: &mut Model) -> Result<(), OpError> {
+///     let output = model.output.val();
+///     let clusters = output.dims()[0].div_ceil(DEFAULT_CAPACITY);
+///     let head = FlashHead::build(output, clusters, &BuildOptions::default(), |_| {})?;
+///     let probes = ProbedHead::default_probes(clusters);
+///     if let Some(mtp) = &mut model.mtp {
+///         mtp.flash_head = Some(ProbedHead::new(head, probes)?);
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ProbedHead {
     head: FlashHead,
