@@ -48,25 +48,14 @@ pub fn draw(chart: &Chart, device: &str) -> Result<String, Error> {
     Ok(drawing)
 }
 
-fn draw_header(area: &Area, chart: &Chart, device: &str) -> Result<(), Error> {
-    let mut title = format!("{} on {device}, {}", chart.op, chart.dtype);
-    if let Some(codegen) = &chart.codegen {
-        title += &format!(", through {codegen}");
-    }
-    let subtitle = "lower is better; cold inputs, CUDA graph replay";
-    area.draw_text(&title, &text(20.0), (16, 12))
-        .map_err(failed)?;
-    area.draw_text(subtitle, &text(14.0), (16, 42))
-        .map_err(failed)?;
-
+/// Names lines by their colours, and says where more could be named.
+pub(crate) fn draw_legend(
+    area: &Area,
+    legend: &[(&str, RGBColor, bool)],
+) -> Result<(i32, i32), Error> {
     let (mut x, y) = (16, 80);
     let left = text(14.0).pos(Pos::new(HPos::Left, VPos::Center));
-    let legend = [
-        ("ours", OURS, false),
-        ("best peer", PEER, false),
-        ("floor: bytes to move / copy rate", FLOOR, true),
-    ];
-    for (name, color, dashed) in legend {
+    for &(name, color, dashed) in legend {
         let ends = [(x, y), (x + 30, y)];
         match dashed {
             true => area.draw(&DashedPathElement::new(
@@ -81,6 +70,27 @@ fn draw_header(area: &Area, chart: &Chart, device: &str) -> Result<(), Error> {
         area.draw_text(name, &left, (x + 38, y)).map_err(failed)?;
         x += 38 + text_width(name) + 26;
     }
+    Ok((x, y))
+}
+
+fn draw_header(area: &Area, chart: &Chart, device: &str) -> Result<(), Error> {
+    let mut title = format!("{} on {device}, {}", chart.op, chart.dtype);
+    if let Some(codegen) = &chart.codegen {
+        title += &format!(", through {codegen}");
+    }
+    let subtitle = "lower is better; cold inputs, CUDA graph replay";
+    area.draw_text(&title, &text(20.0), (16, 12))
+        .map_err(failed)?;
+    area.draw_text(subtitle, &text(14.0), (16, 42))
+        .map_err(failed)?;
+
+    let legend = [
+        ("ours", OURS, false),
+        ("best peer", PEER, false),
+        ("floor: bytes to move / copy rate", FLOOR, true),
+    ];
+    let (mut x, y) = draw_legend(area, &legend)?;
+    let left = text(14.0).pos(Pos::new(HPos::Left, VPos::Center));
     if let Some(column) = &chart.line_column {
         for (i, value) in chart.line_values().into_iter().enumerate() {
             let name = format!("{column} = {value}");

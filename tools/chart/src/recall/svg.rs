@@ -1,12 +1,10 @@
 use plotters::coord::combinators::{BindKeyPoints, IntoLogRange};
-use plotters::element::DashedPathElement;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::Recall;
 use crate::error::Error;
-use crate::style::{DASH, FLOOR, GRID, HEADER, OURS, PANEL, PEER, WIDTH, mark, text, text_width};
-use crate::svg::{Area, failed};
+use crate::style::{DASH, FLOOR, GRID, HEADER, OURS, PANEL, PEER, WIDTH, mark, text};
+use crate::svg::{Area, draw_legend, failed};
 
 /// Draws the shares over the number of probes; the title names `model`.
 ///
@@ -41,23 +39,7 @@ fn draw_header(area: &Area, recall: &Recall, model: &str) -> Result<(), Error> {
         legend.push(("acceptance of its drafts", PEER, false));
         legend.push(("acceptance of the dense head's drafts", FLOOR, true));
     }
-    let (mut x, y) = (16, 80);
-    let left = text(14.0).pos(Pos::new(HPos::Left, VPos::Center));
-    for (name, color, dashed) in legend {
-        let ends = [(x, y), (x + 30, y)];
-        match dashed {
-            true => area.draw(&DashedPathElement::new(
-                ends,
-                DASH.0,
-                DASH.1,
-                color.stroke_width(2),
-            )),
-            false => area.draw(&PathElement::new(ends, color.stroke_width(3))),
-        }
-        .map_err(failed)?;
-        area.draw_text(name, &left, (x + 38, y)).map_err(failed)?;
-        x += 38 + text_width(name) + 26;
-    }
+    draw_legend(area, &legend)?;
     Ok(())
 }
 
