@@ -28,6 +28,17 @@ pub(crate) fn has_tensor_cores(client: &Client) -> bool {
     Target::of(client).ptx && client.features().copy_async && plane_size(client) == Some(32)
 }
 
+/// Multiprocessors of the device, one if it does not say.
+pub(crate) fn processors(client: &Client) -> u32 {
+    let processors = client.properties().hardware.num_streaming_multiprocessors;
+    processors.unwrap_or(1)
+}
+
+/// Whether a cube can have so many bytes of shared memory, next to what compilers add of their own.
+pub(crate) fn fits_shared(client: &Client, bytes: usize) -> bool {
+    bytes + 1024 <= client.properties().hardware.max_shared_memory_size
+}
+
 /// Whether kernels can count in `u32` atomics.
 pub(crate) fn has_counters(client: &Client) -> bool {
     let u32 = Type::atomic(ElemType::UInt(UIntKind::U32));

@@ -6,7 +6,7 @@ use burn_ds4_ops::gated_delta::{
 };
 
 pub use super::common::read;
-use super::common::{Tolerance, floats, integers, noise, wide};
+use super::common::{Tolerance, floats, half_unit, integers, noise, wide};
 
 /// Of what a case has.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,19 @@ impl Sizes {
             width: 16,
             channels: 8,
             slots: 4 * batch,
+        }
+    }
+
+    /// One head of one sequence.
+    pub const fn single(tokens: usize, width: usize, channels: usize) -> Self {
+        Self {
+            batch: 1,
+            tokens,
+            heads: 1,
+            value_heads: 1,
+            width,
+            channels,
+            slots: 1,
         }
     }
 
@@ -247,14 +260,9 @@ pub fn oracle(case: &Case, index: usize, slot: usize, rule: Rule) -> Sequence {
 
 /// One rounding to the dtype, and what f32 sums of a few hundred terms and 16 steps are off by.
 pub fn tolerance(dtype: FloatDType, absolute: f64) -> Tolerance {
-    let half_unit = match dtype {
-        FloatDType::F16 => 2f64.powi(-11),
-        FloatDType::BF16 => 2f64.powi(-8),
-        _ => 0.0,
-    };
     Tolerance {
         absolute,
-        relative: half_unit + 1e-5,
+        relative: half_unit(dtype) + 1e-5,
     }
 }
 

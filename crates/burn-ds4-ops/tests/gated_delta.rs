@@ -126,15 +126,7 @@ fn scale_and_norm_are_as_asked() {
 
 fn a_step_made_by_hand() {
     for (name, device) in devices() {
-        let sizes = Sizes {
-            batch: 1,
-            tokens: 1,
-            heads: 1,
-            value_heads: 1,
-            width: 2,
-            channels: 1,
-            slots: 1,
-        };
+        let sizes = Sizes::single(1, 2, 1);
         let mut case = Case::f32(sizes, device);
         case.inputs.q = floats(&[2.0, 1.0], [1, 1, 1, 2], device);
         case.inputs.k = floats(&[1.0, 2.0], [1, 1, 1, 2], device);

@@ -262,15 +262,7 @@ fn what_is_learned_keeps_its_last_bits() {
     every_dtype(|name, device, dtype| {
         // One head, unit keys, no decay, and values that replace what was known: the second correction has 18 digits, which the state,
         // 1 after the first, takes away but for the last.
-        let sizes = Sizes {
-            batch: 1,
-            tokens: 2,
-            heads: 1,
-            value_heads: 1,
-            width: 32,
-            channels: 16,
-            slots: 1,
-        };
+        let sizes = Sizes::single(2, 32, 16);
         let mut case = Case::new(sizes, dtype, dtype, device);
         let full = |shape: [usize; 4], value: f32| {
             Tensor::<4>::full(shape, value, (device, DType::F32)).cast(dtype)

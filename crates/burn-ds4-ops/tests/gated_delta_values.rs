@@ -8,15 +8,7 @@ use super::delta::{Case, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance};
 
 /// One head with one key of width 2, which is the first unit vector, and no norm: the first column of the state changes.
 fn unit(device: &Device) -> (Case, GatedDeltaOptions) {
-    let sizes = Sizes {
-        batch: 1,
-        tokens: 1,
-        heads: 1,
-        value_heads: 1,
-        width: 2,
-        channels: 4,
-        slots: 1,
-    };
+    let sizes = Sizes::single(1, 2, 4);
     let mut case = Case::f32(sizes, device);
     case.inputs.k = floats(&[1.0, 0.0], [1, 1, 1, 2], device);
     // exp(-exp(-200)) is 1: no decay.

@@ -18,6 +18,8 @@ pub use options::{GatedDeltaOptions, NegativeSlots, StateUpdate};
 
 /// Tokens of a sequence that [`gated_delta_rule`] takes at most.
 pub const MAX_TOKENS: usize = 16;
+/// Keeps the norm of a row of zeros from dividing by zero.
+const NORM_EPSILON: f32 = 1e-6;
 
 /// What [`gated_delta_rule`] is given for its tokens; the dtypes are f32, f16 or bf16.
 #[derive(Clone, Debug)]

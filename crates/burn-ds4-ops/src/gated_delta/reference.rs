@@ -7,11 +7,10 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
 
+use super::NORM_EPSILON;
 use super::backend::Recurrence;
 use crate::reference::{bool_dtype, log1p};
 
-/// Keeps the norm of a row of zeros from dividing by zero.
-const NORM_EPSILON: f32 = 1e-6;
 /// Of slots.
 const INT: IntDType = IntDType::I32;
 

@@ -74,7 +74,7 @@ fn dot<N: Size>(a: Vector<f32, N>, b: Vector<f32, N>, sum: f32) -> f32 {
     sum
 }
 
-/// The lane's part of rows of a state goes to where row `i` begins at `starts[i]`; of those that there are.
+/// The lane's part of the rows that there are goes to a state that begins at `first`.
 #[cube]
 fn store<S: Float, N: Size>(
     state: &Array<Vector<f32, N>>,

@@ -6,13 +6,12 @@ mod tiles;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
+use crate::gated_delta::NORM_EPSILON;
 use crate::intrinsics::{LOG1P, polynomial};
 
 pub(super) use lanes::{LanesBlueprint, lanes_kernel};
-pub(super) use tiles::{TilesBlueprint, tiles_kernel};
+pub(super) use tiles::{CHUNK, TILE, TilesBlueprint, tiles_kernel};
 
-/// Keeps the norm of a row of zeros from dividing by zero.
-const NORM_EPSILON: f32 = 1e-6;
 /// In place of a slot that there is none of.
 const NONE: u32 = u32::MAX;
 

@@ -9,18 +9,15 @@ use cubecl::prelude::*;
 
 use super::Call;
 use crate::gated_delta::backend::Recurrence;
-use crate::gated_delta::kernel::{CountsLaunch, TilesBlueprint, tiles_kernel};
-use crate::launching::has_tensor_cores;
+use crate::gated_delta::kernel::{CHUNK, CountsLaunch, TILE, TilesBlueprint, tiles_kernel};
+use crate::launching::{fits_shared, has_tensor_cores, processors};
 
 /// Elements of 16 bytes.
 pub(super) const VECTOR: usize = 8;
-/// Columns are a multiple of this, and no more than registers hold.
-const CHUNK: usize = 32;
+/// Columns that registers hold at most.
 const MAX_WIDTH: usize = 256;
 /// Columns up to which a plane has two tiles of rows.
 const MAX_WIDTH_OF_TWO: usize = 128;
-/// Rows of a tile.
-const TILE: usize = 16;
 /// Parts of states to a processor up to which none is fetched ahead.
 const ROUNDS: usize = 4;
 
@@ -29,8 +26,8 @@ pub(super) fn can_run(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -
     has_tensor_cores(&pool.client)
         && pool.dtype == DType::BF16
         && recurrence.q.dtype == DType::BF16
-        && channels.is_multiple_of(TILE)
-        && width.is_multiple_of(CHUNK)
+        && channels.is_multiple_of(TILE as usize)
+        && width.is_multiple_of(CHUNK as usize)
         && width <= MAX_WIDTH
 }
 
@@ -38,15 +35,16 @@ pub(super) fn can_run(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -
 fn divide(call: &Call, processors: usize) -> TilesBlueprint {
     let client = &call.pool.client;
     let [batch, tokens, heads, channels, width] = call.dims();
-    let (tiles, every) = (batch * heads * channels / TILE, call.states.is_some());
+    let tiles_of_state = channels / TILE as usize;
+    let tiles = batch * heads * tiles_of_state;
+    let every = call.states.is_some();
     // All processors get some rows, and then a cube as many as possible of one state; where all states are kept, more planes that have
     // fewer rows each write more at a time.
     let two = width <= MAX_WIDTH_OF_TWO && !every;
     let ways = [(4, 2), (4, 1), (2, 1), (1, 1)].into_iter();
-    let ways = ways.filter(|(planes, rows)| (channels / TILE).is_multiple_of(planes * rows));
-    let ways = ways.filter(|(_, rows)| *rows == 1 || two);
+    let ways = ways.filter(|(planes, rows)| tiles_of_state.is_multiple_of(planes * rows));
+    let mut ways = ways.filter(|(_, rows)| *rows == 1 || two);
     let fills = |&(planes, rows): &(usize, usize)| tiles / (planes * rows) >= processors;
-    let mut ways = ways;
     let smallest = ways.clone().next_back();
     let (planes, rows) = ways
         .find(fills)
@@ -54,7 +52,7 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
         .expect("any number is a multiple of one");
     let blueprint = |(groups, depth)| TilesBlueprint {
         tokens: tokens as u32,
-        chunks: (width / CHUNK) as u32,
+        chunks: (width / CHUNK as usize) as u32,
         tiles: rows as u32,
         planes: planes as u32,
         groups,
@@ -68,8 +66,7 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
         [(2, 2), (2, 1), (1, 1)]
     };
     let ways = [(1, 1)].into_iter().filter(|_| few).chain(ways);
-    let shared = client.properties().hardware.max_shared_memory_size;
-    let fits = |blueprint: &TilesBlueprint| blueprint.shared_bytes() + 1024 <= shared;
+    let fits = |blueprint: &TilesBlueprint| fits_shared(client, blueprint.shared_bytes());
     ways.map(blueprint)
         .find(fits)
         .expect("a part of a state that fits")
@@ -78,8 +75,7 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
 pub(super) fn launch(call: Call) {
     let client = call.pool.client.clone();
     let [batch, _, heads, channels, _] = call.dims();
-    let processors = client.properties().hardware.num_streaming_multiprocessors;
-    let processors = processors.unwrap_or(1) as usize;
+    let processors = processors(&client) as usize;
     let blueprint = divide(&call, processors);
     let blocks = channels / blueprint.group_rows() as usize;
     let items = batch * heads * blocks;

@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 
 use crate::intrinsics::Target;
 use crate::launching::{
-    MAX_CUBES, address_type, aligned, has_tensor_cores, is_float, narrow, plane_size, vector_size,
-    with_vectors,
+    MAX_CUBES, address_type, aligned, fits_shared, has_tensor_cores, is_float, narrow, plane_size,
+    processors, vector_size, with_vectors,
 };
 use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::kernel::{
@@ -155,8 +155,7 @@ impl Group<'_> {
             (Place::Memory, 1, 2),
         ];
         let split = split.into_iter().filter(|_| parts > 1);
-        let shared = client.properties().hardware.max_shared_memory_size;
-        let fits = |blueprint: &TilesBlueprint| blueprint.shared_bytes() + 1024 <= shared;
+        let fits = |blueprint: &TilesBlueprint| fits_shared(client, blueprint.shared_bytes());
         split.chain(ways).map(blueprint).find(fits)
     }
 
@@ -164,8 +163,7 @@ impl Group<'_> {
         let client = x.client.clone();
         let [rows, columns] = x.shape().dims();
         let all = self.tiles(16);
-        let processors = client.properties().hardware.num_streaming_multiprocessors;
-        let cubes = processors.unwrap_or(1);
+        let cubes = processors(&client);
         let size = 16 / x.elem_size();
         let dtypes = [x.dtype, result.dtype].map(dtype_to_storage_type);
         let x_vectors = x.meta.strides()[0] / size;

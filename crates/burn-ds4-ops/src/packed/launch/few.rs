@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 
 use super::{Matrices, optional, parts};
 use crate::intrinsics::Target;
+use crate::launching::processors;
 use crate::packed::kernel::{Columns, FewBlueprint, Format, Pairing, few_kernel, few_sum_kernel};
 
 /// Planes of a cube of the few rows' kernels, at most: so many that a unit has no more than 128 registers.
@@ -83,8 +84,7 @@ impl FewBlueprint {
 
     /// A cube for each multiprocessor, but no more than there are tiles.
     fn cubes(&self, client: &Client, tiles: usize) -> CubeCount {
-        let processors = client.properties().hardware.num_streaming_multiprocessors;
-        let cubes = processors.unwrap_or(1) as usize;
+        let cubes = processors(client) as usize;
         CubeCount::Static(cubes.min(tiles) as u32, 1, 1)
     }
 }

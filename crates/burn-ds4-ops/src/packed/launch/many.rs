@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::{Matrices, optional, parts};
 use crate::intrinsics::Target;
-use crate::launching::{address_type, cube_count, output, plane_size, vector_size};
+use crate::launching::{address_type, cube_count, output, plane_size, processors, vector_size};
 use crate::packed::kernel::{
     Columns, Format, ManyBlueprint, SortBlueprint, many_kernel, sort_kernel, sum_slots_kernel,
 };
@@ -125,9 +125,8 @@ impl Many<'_> {
             Some(sorted) => sorted.pieces,
             None => self.pairs.div_ceil(blueprint.rows() as usize),
         };
-        let processors = client.properties().hardware.num_streaming_multiprocessors;
         let cubes = outputs.div_ceil(blueprint.outputs() as usize) * pieces;
-        if cubes < processors.unwrap_or(1) as usize {
+        if cubes < processors(&client) as usize {
             blueprint.planes /= 2;
         }
         let dtypes = [element, self.dtype, result.dtype].map(dtype_to_storage_type);

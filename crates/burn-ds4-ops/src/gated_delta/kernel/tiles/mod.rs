@@ -15,7 +15,9 @@ use fetch::{Item, fetched_at, stage_keys, write_rows};
 use state::State;
 
 /// Columns of a chunk: a quad of lanes reads 64 bytes of a row.
-const CHUNK: u32 = 32;
+pub(crate) const CHUNK: u32 = 32;
+/// Rows of a tile.
+pub(crate) const TILE: u32 = 16;
 /// Parts of an f32 in `bf16`.
 const PARTS: u32 = 3;
 
@@ -67,7 +69,7 @@ impl TilesBlueprint {
 
     /// Rows of a plane.
     const fn plane_rows(self) -> u32 {
-        16 * self.tiles
+        TILE * self.tiles
     }
 
     /// Rows of a group.
@@ -178,19 +180,15 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
     let step = CUBE_COUNT as u32 * groups;
     let mut index = side * CUBE_COUNT as u32 + CUBE_POS as u32;
 
-    // What is known of items ahead of time: of the first, and the slots of those that are fetched before.
-    let first = Item::new(min(index, last), &counts, blueprint);
+    // What is known of items ahead of time: of those that are fetched before the first is computed with, and the slot of the next.
     let mut raw_slots = Array::<R>::new(comptime!(depth as usize + 1));
-    raw_slots[0] = read_slots[first.sequence as usize];
-    #[unroll]
-    for i in 1..depth + 1 {
-        let item = Item::new(min(index + step * i, last), &counts, blueprint);
-        raw_slots[i as usize] = read_slots[item.sequence as usize];
-    }
     let mut ahead = Ahead::<Q, A, B, D>::new(depth, tokens);
+    let next = Item::new(min(index + step * depth, last), &counts, blueprint);
+    raw_slots[depth as usize] = read_slots[next.sequence as usize];
     #[unroll]
     for i in 0..depth {
         let item = Item::new(min(index + step * i, last), &counts, blueprint);
+        raw_slots[i as usize] = read_slots[item.sequence as usize];
         ahead.load(i, v, a, b, a_log, dt_bias, &item, own_row, gate, &places);
     }
 
