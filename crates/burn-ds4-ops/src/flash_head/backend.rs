@@ -2,6 +2,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
+#[cfg(feature = "cube")]
+use super::launch::{Candidates, can_run};
 use super::reference;
 use crate::matmul::SmallMOps;
 use crate::optional::{OptionalFloat, OptionalInt};
@@ -71,7 +73,34 @@ pub trait FlashHeadOps: SmallMOps + TopkOps {
 impl FlashHeadOps for burn::backend::Flex {}
 
 #[cfg(feature = "cube")]
-impl FlashHeadOps for burn_cubecl::CubeBackend {}
+impl FlashHeadOps for burn_cubecl::CubeBackend {
+    fn flash_head_argmax(
+        h: FloatTensor<Self>,
+        head: HeadTensors<Self>,
+        special: OptionalInt<Self>,
+        probes: usize,
+    ) -> IntTensor<Self> {
+        if !can_run(&h, &head, probes) {
+            return reference::argmax::<Self>(h, head, special, probes);
+        }
+        let none = OptionalFloat::None;
+        let chosen = Self::flash_head_clusters(h.clone(), head.clone(), none, probes, 1.0);
+        Candidates::new(h, head, special.into_option(), chosen).argmax()
+    }
+
+    fn flash_head_candidates(
+        h: FloatTensor<Self>,
+        head: HeadTensors<Self>,
+        special: OptionalInt<Self>,
+        chosen: IntTensor<Self>,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        if can_run(&h, &head, chosen.shape()[1]) {
+            Candidates::new(h, head, special.into_option(), chosen).all()
+        } else {
+            reference::candidates::<Self>(h, head, special.into_option(), chosen)
+        }
+    }
+}
 
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]

@@ -21,6 +21,10 @@
 mod backend;
 mod build;
 mod head;
+#[cfg(feature = "cube")]
+mod kernel;
+#[cfg(feature = "cube")]
+mod launch;
 mod matching;
 mod reference;
 mod seeding;

@@ -1,53 +1,111 @@
 use cubecl::prelude::*;
 
+/// Blocks of rows that every row of `x` has picked for itself, in place of all: `[rows, count]`, none or one such list.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Picks {
+    blocks: Sequence<Box<[i32]>>,
+    /// Picks of a row of `x`, and rows of `x`.
+    count: u32,
+    tokens: u32,
+    /// Rows of a block, and the last block.
+    height: u32,
+    last: u32,
+}
+
 /// Some rows of one of several matrices.
 #[derive(CubeType)]
 pub(super) struct Located {
-    /// The matrix, and its number of rows.
+    /// The matrix, and its number of rows, or where those of a block end.
     pub which: u32,
     pub rows: u32,
     /// The first of the rows.
     pub row: u32,
+    /// With picks: the row of `x` that they are for, and what the results of the block's matrix row 0 would come after.
+    pub of: u32,
+    before: u32,
 }
 
 #[cube]
 impl Located {
-    /// Tile `tile` of `height` rows, counted through matrices of so many rows each; past the end, one past that of the last.
-    pub fn new(tile: u32, heights: &Sequence<u32>, #[comptime] height: u32) -> Located {
+    /// Tile `tile` of `height` rows, counted through matrices of so many rows each, or through picks; past the end, one past that of
+    /// the last, or the last.
+    pub fn new(
+        tile: u32,
+        heights: &Sequence<u32>,
+        picks: &Picks,
+        #[comptime] height: u32,
+    ) -> Located {
         let mut located = Located {
             which: 0u32,
             rows: 0u32,
             row: 0u32,
+            of: 0u32,
+            before: 0u32,
         };
-        located.aim(tile, heights, height);
+        located.aim(tile, heights, picks, height);
         located
     }
 
     /// Becomes another tile.
-    pub fn aim(&mut self, tile: u32, heights: &Sequence<u32>, #[comptime] height: u32) {
-        let mut own = tile;
-        let mut found = false;
-        #[unroll]
-        for i in 0..heights.len() {
-            let rows = *heights.index(i);
-            let tiles = (rows + comptime!(height - 1)) / height;
-            if !found {
-                self.which = comptime!(i as u32).runtime();
-                self.rows = rows;
-                self.row = own * height;
-                found = own < tiles;
-                own -= tiles;
+    pub fn aim(
+        &mut self,
+        tile: u32,
+        heights: &Sequence<u32>,
+        picks: &Picks,
+        #[comptime] height: u32,
+    ) {
+        if comptime!(picks.blocks.len() == 1) {
+            let tiles = picks.height.div_ceil(height);
+            let pair = min(tile / tiles, picks.count * picks.tokens - 1);
+            // Those of the same place in all lists are neighbours: lists are ascending, so that one block is often picked by several.
+            let (pick, of) = (pair / picks.tokens, pair % picks.tokens);
+            let block = picks.blocks.index(0usize)[(of * picks.count + pick) as usize];
+            let block = min(u32::cast_from(block), picks.last);
+            let first = block * picks.height;
+            self.of = of;
+            self.row = first + tile % tiles * height;
+            self.rows = first + picks.height;
+            self.before = pick * picks.height - first;
+        } else {
+            let mut own = tile;
+            let mut found = false;
+            #[unroll]
+            for i in 0..heights.len() {
+                let rows = *heights.index(i);
+                let tiles = (rows + comptime!(height - 1)) / height;
+                if !found {
+                    self.which = comptime!(i as u32).runtime();
+                    self.rows = rows;
+                    self.row = own * height;
+                    found = own < tiles;
+                    own -= tiles;
+                }
             }
         }
     }
 
-    /// Where a result belongs: of row `of` of `x` and row `row` of the matrix, each matrix's results being at one of `starts`.
-    pub fn place(&self, of: u32, row: u32, starts: &Sequence<usize>) -> usize {
-        let mut start = *starts.index(0usize);
-        #[unroll]
-        for i in 1..starts.len() {
-            start = select(self.which == comptime!(i as u32), *starts.index(i), start);
+    /// Whether there is a result of row `of` of `x`, of so many, and row `row` of the matrix.
+    pub fn has(&self, of: u32, rows: u32, row: u32, picks: &Picks) -> bool {
+        if comptime!(picks.blocks.len() == 1) {
+            of == self.of && row < self.rows
+        } else {
+            of < rows && row < self.rows
         }
-        start + of as usize * self.rows as usize + row as usize
+    }
+
+    /// Where a result belongs: of row `of` of `x` and row `row` of the matrix, each matrix's results being at one of `starts`.
+    pub fn place(&self, of: u32, row: u32, starts: &Sequence<usize>, picks: &Picks) -> usize {
+        if comptime!(picks.blocks.len() == 1) {
+            let results = picks.count as usize * picks.height as usize;
+            // Modulo 2^32, of which nothing is left.
+            of as usize * results + (row + self.before) as usize
+        } else {
+            let mut start = *starts.index(0usize);
+            #[unroll]
+            for i in 1..starts.len() {
+                start = select(self.which == comptime!(i as u32), *starts.index(i), start);
+            }
+            start + of as usize * self.rows as usize + row as usize
+        }
     }
 }

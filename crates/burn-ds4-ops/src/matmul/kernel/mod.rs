@@ -6,6 +6,7 @@ mod rows;
 mod source;
 mod tiles;
 
+pub(super) use group::PicksLaunch;
 pub(super) use rows::{RowsBlueprint, rows_kernel};
 pub(super) use source::{Place, SourceBlueprint};
 pub(super) use tiles::{STRETCH, TilesBlueprint, tiles_kernel};

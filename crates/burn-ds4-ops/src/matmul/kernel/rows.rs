@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::group::Located;
+use super::group::{Located, Picks};
 use crate::intrinsics::{Target, group_sum};
 
 /// How [`rows_kernel`] is compiled.
@@ -27,6 +27,7 @@ pub(crate) struct RowsBlueprint {
 /// - `x`: rows of vectors, `x_vectors` from one to the next
 /// - `words`, `heights`: matrices of rows of as many `vectors` as those of `x`, and their numbers of rows
 /// - `output`: the products with each matrix, `[rows, height]`, at `starts`
+/// - `picks`: if there are any, `output` is the products with the rows picked, of the one matrix
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
@@ -39,6 +40,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
     all: u32,
     heights: &Sequence<u32>,
     starts: &Sequence<usize>,
+    picks: &Picks,
     #[comptime] blueprint: RowsBlueprint,
     #[define(X, W, Y)] _dtypes: [ElemType; 3],
 ) {
@@ -53,8 +55,9 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
     let mut stage = Shared::<[f32]>::new_slice(comptime!(planes as usize * count));
     let own = CUBE_POS_X + CUBE_POS_Y * CUBE_COUNT_X;
     if own < all {
-        let located = Located::new(own, heights, height);
-        let first = CUBE_POS_Z * tile;
+        let located = Located::new(own, heights, picks, height);
+        // With picks, a cube has one row of `x`.
+        let first = CUBE_POS_Z * tile + located.of;
         let mut sums = Array::<f32>::new(count);
         #[unroll]
         for i in 0..count {
@@ -93,8 +96,8 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
             }
             let of = first + at / height;
             let row = located.row + at % height;
-            if of < rows && row < located.rows {
-                let to = located.place(of, row, starts);
+            if located.has(of, rows, row, picks) {
+                let to = located.place(of, row, starts, picks);
                 output[to] = Y::cast_from(total);
             }
             at += CUBE_DIM;

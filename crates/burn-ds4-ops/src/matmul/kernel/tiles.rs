@@ -3,7 +3,7 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::group::Located;
+use super::group::{Located, Picks};
 use super::parts::{add_products, weights_of};
 use super::source::{Source, SourceBlueprint};
 use crate::intrinsics::{Target, await_copies, commit_copies, sync_group, sync_planes};
@@ -77,10 +77,10 @@ struct Cursor {
 
 #[cube]
 impl Cursor {
-    fn new(tile: u32, plane: u32, heights: &Sequence<u32>) -> Cursor {
+    fn new(tile: u32, plane: u32, heights: &Sequence<u32>, picks: &Picks) -> Cursor {
         Cursor {
             tile,
-            located: Located::new(tile, heights, 16u32),
+            located: Located::new(tile, heights, picks, 16u32),
             stretch: plane,
         }
     }
@@ -89,6 +89,7 @@ impl Cursor {
     fn advance(
         &mut self,
         heights: &Sequence<u32>,
+        picks: &Picks,
         plane: u32,
         stretches: u32,
         #[comptime] blueprint: TilesBlueprint,
@@ -97,7 +98,7 @@ impl Cursor {
         if self.stretch >= stretches {
             self.stretch = plane;
             self.tile += CUBE_COUNT_X * blueprint.groups;
-            self.located.aim(self.tile, heights, 16u32);
+            self.located.aim(self.tile, heights, picks, 16u32);
         }
     }
 }
@@ -146,6 +147,7 @@ fn fetch(
 /// - `x`: rows of vectors of 16 bytes, `x_vectors` from one to the next
 /// - `words`, `heights`: matrices of `columns` each, and their numbers of rows
 /// - `output`: the products with each matrix, `[rows, height]`, at `starts`
+/// - `picks`: if there are any, `output` is the products with the rows picked, of the one matrix
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
@@ -158,6 +160,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     all: u32,
     heights: &Sequence<u32>,
     starts: &Sequence<usize>,
+    picks: &Picks,
     #[comptime] blueprint: TilesBlueprint,
     #[define(X, Y)] _dtypes: [ElemType; 2],
 ) {
@@ -185,7 +188,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
 
     let own = UNIT_POS_Y * comptime!(depth * VECTORS);
     let first_tile = side * CUBE_COUNT_X + CUBE_POS_X;
-    let mut next = Cursor::new(first_tile, plane, heights);
+    let mut next = Cursor::new(first_tile, plane, heights, picks);
     #[unroll]
     for slot in 0..depth {
         if next.tile < all {
@@ -199,7 +202,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
             );
         }
         commit_copies();
-        next.advance(heights, plane, stretches, blueprint);
+        next.advance(heights, picks, plane, stretches, blueprint);
     }
 
     let line = own + group * ROW_VECTORS;
@@ -256,7 +259,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
                 fetch(words, &mut ring, own + slot * VECTORS, &next, vectors, even);
             }
             commit_copies();
-            next.advance(heights, plane, stretches, blueprint);
+            next.advance(heights, picks, plane, stretches, blueprint);
             slot = select(slot + 1 == depth, 0u32, slot + 1);
             stretch += planes;
         }
@@ -286,7 +289,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
         } else {
             sync_planes(side, planes);
         }
-        let located = Located::new(tile, heights, 16u32);
+        let located = Located::new(tile, heights, picks, 16u32);
         let mut place = plane * 32 + UNIT_POS_X;
         while place < comptime!(tiles * 128) {
             let mut total = stage[(base + place) as usize];
@@ -296,8 +299,8 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
             }
             let of = place / 16;
             let row = located.row + place % 16;
-            if of < rows && row < located.rows {
-                let to = located.place(of, row, starts);
+            if located.has(of, rows, row, picks) {
+                let to = located.place(of, row, starts, picks);
                 output[to] = Y::cast_from(total);
             }
             place += comptime!(planes * 32);

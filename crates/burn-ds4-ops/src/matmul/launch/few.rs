@@ -12,7 +12,8 @@ use crate::launching::{
 };
 use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::kernel::{
-    Place, RowsBlueprint, STRETCH, SourceBlueprint, TilesBlueprint, rows_kernel, tiles_kernel,
+    PicksLaunch, Place, RowsBlueprint, STRETCH, SourceBlueprint, TilesBlueprint, rows_kernel,
+    tiles_kernel,
 };
 
 /// Rows of `x` up to which tensor cores multiply by 16-bit weights as they stream by, faster than the product of many rows does.
@@ -37,6 +38,17 @@ const MAX_READS: usize = 32;
 pub(super) struct Group<'a> {
     pub weights: &'a [CubeTensor],
     pub starts: &'a [usize],
+    /// Blocks of rows of the one matrix that every row of `x` has picked for itself, in place of all.
+    pub picks: Option<Picks<'a>>,
+}
+
+/// Blocks of rows.
+#[derive(Clone, Copy)]
+pub(super) struct Picks<'a> {
+    /// `[rows of x, count]`, i32, contiguous.
+    pub blocks: &'a CubeTensor,
+    /// Rows of a block.
+    pub height: usize,
 }
 
 impl Group<'_> {
@@ -45,7 +57,10 @@ impl Group<'_> {
     }
 
     fn tiles(&self, height: usize) -> usize {
-        self.heights().map(|rows| rows.div_ceil(height)).sum()
+        match &self.picks {
+            None => self.heights().map(|rows| rows.div_ceil(height)).sum(),
+            Some(picks) => picks.blocks.shape().num_elements() * picks.height.div_ceil(height),
+        }
     }
 
     fn heights_arg(&self) -> SequenceArg<u32> {
@@ -54,6 +69,22 @@ impl Group<'_> {
 
     fn starts_arg(&self) -> SequenceArg<usize> {
         self.starts.iter().copied().collect()
+    }
+
+    fn picks_arg(&self) -> PicksLaunch {
+        let Some(picks) = &self.picks else {
+            return PicksLaunch::new(SequenceArg::new(), 0, 0, 0, 0);
+        };
+        let [tokens, count] = picks.blocks.shape().dims();
+        let last = self.weights[0].shape()[0] / picks.height - 1;
+        let blocks = std::iter::once(picks.blocks.clone().into_buffer_arg());
+        PicksLaunch::new(
+            blocks.collect(),
+            count as u32,
+            tokens as u32,
+            picks.height as u32,
+            last as u32,
+        )
     }
 
     fn words_arg<E: CubePrimitive>(&self) -> SequenceArg<Box<[E]>> {
@@ -73,6 +104,7 @@ impl Group<'_> {
         let group = Group {
             weights: &weights,
             starts: self.starts,
+            picks: self.picks,
         };
         let [rows, _] = x.shape().dims();
         if !group.has_tiles(&x) {
@@ -101,6 +133,7 @@ impl Group<'_> {
             let piece = Group {
                 weights: self.weights,
                 starts: &starts,
+                picks: None,
             };
             let x = aligned(narrow(&x, first, count));
             let blueprint = self.tiles_blueprint(&x, count);
@@ -185,6 +218,7 @@ impl Group<'_> {
                 all as u32,
                 self.heights_arg(),
                 self.starts_arg(),
+                self.picks_arg(),
                 blueprint,
                 dtypes,
             );
@@ -208,7 +242,9 @@ impl Group<'_> {
         let planes = vectors / (plane as usize * LANE_VECTORS);
         let planes = planes.min(most).clamp(1, ROW_PLANES);
         let turns = vectors.div_ceil(plane as usize * planes);
-        let tile = rows.min(TILE).next_power_of_two();
+        // A row of `x` has picks of its own.
+        let of_cube = if self.picks.is_some() { 1 } else { TILE };
+        let tile = rows.min(of_cube).next_power_of_two();
         // Elsewhere, shader compilers take their time for what is unrolled.
         let chunk = if target.ptx {
             CHUNK / height as usize
@@ -224,6 +260,11 @@ impl Group<'_> {
             target,
         };
         let all = self.tiles(blueprint.height as usize);
+        let deep = if self.picks.is_some() {
+            1
+        } else {
+            rows.div_ceil(TILE)
+        };
         let wide = all.min(MAX_CUBES);
         let high = all.div_ceil(wide);
         let largest = self.weights.iter().max_by_key(|weight| weight.shape()[0]);
@@ -233,7 +274,7 @@ impl Group<'_> {
         unsafe {
             rows_kernel::launch_unchecked(
                 &client,
-                CubeCount::Static(wide as u32, high as u32, rows.div_ceil(TILE) as u32),
+                CubeCount::Static(wide as u32, high as u32, deep as u32),
                 CubeDim::new_2d(plane, blueprint.planes),
                 address_type([&x, largest.expect("a matrix"), result]),
                 size,
@@ -246,6 +287,7 @@ impl Group<'_> {
                 all as u32,
                 self.heights_arg(),
                 self.starts_arg(),
+                self.picks_arg(),
                 blueprint,
                 dtypes,
             );
@@ -254,6 +296,6 @@ impl Group<'_> {
 }
 
 /// Whether there is a kernel for a few rows of `x`.
-pub(in crate::matmul) fn can_multiply(x: &CubeTensor) -> bool {
+pub(crate) fn can_multiply(x: &CubeTensor) -> bool {
     is_float(x.dtype) && plane_size(&x.client).is_some()
 }

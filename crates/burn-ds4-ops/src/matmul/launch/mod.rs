@@ -7,13 +7,14 @@ use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, FloatDType};
 use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::launching::output;
 use crate::matmul::backend::group_layout;
-use few::Group;
+use few::{Group, Picks};
 
-pub(in crate::matmul) use few::can_multiply;
+pub(crate) use few::can_multiply;
 pub(super) use large::f32_matmul;
 pub(crate) use large::half_matmul;
 
@@ -29,6 +30,7 @@ pub(super) fn small_m_matmul(
     let group = Group {
         weights: std::slice::from_ref(&weight),
         starts: &[0],
+        picks: None,
     };
     if rows > invariant_rows && !group.streams(&x) {
         return multiply_many(x, weight, dtype);
@@ -61,6 +63,30 @@ pub(super) fn small_m_matmul_group(
     let group = Group {
         weights,
         starts: &starts,
+        picks: None,
+    };
+    group.launch(x, &result);
+    result
+}
+
+/// The products of each of a few rows of `x` with the blocks of `height` rows of `weight` that it has picked: `[rows, count * height]` in
+/// f32, of the bits that those with all rows have. `picks` is `[rows, count]`, i32; a block that there is none of counts as the last.
+pub(crate) fn product_of_picks(
+    x: CubeTensor,
+    weight: CubeTensor,
+    picks: CubeTensor,
+    height: usize,
+) -> CubeTensor {
+    let [rows, count] = picks.shape().dims();
+    let blocks = into_contiguous(picks);
+    let result = output(&x, [rows, count * height], DType::F32);
+    let group = Group {
+        weights: std::slice::from_ref(&weight),
+        starts: &[0],
+        picks: Some(Picks {
+            blocks: &blocks,
+            height,
+        }),
     };
     group.launch(x, &result);
     result

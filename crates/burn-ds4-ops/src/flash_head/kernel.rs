@@ -1,0 +1,152 @@
+//! What becomes of the logits of candidates. No Burn type enters.
+
+use cubecl::prelude::*;
+
+use crate::intrinsics::has_nan_bits;
+
+/// Of padding.
+const NONE: i32 = -1;
+
+/// How many candidates there are.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub tokens: u32,
+    /// Clusters of a token, and rows of each.
+    pub probes: u32,
+    pub capacity: u32,
+    /// Special tokens.
+    pub special: u32,
+}
+
+/// Special tokens: their rows of the weight, `[special]`, and their logits, `[tokens, special]`.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Special {
+    rows: Sequence<Box<[i32]>>,
+    logits: Sequence<Box<[f32]>>,
+}
+
+/// An integer in the order of the floats: zeros of either sign are equal, and NaN comes before all.
+#[cube]
+fn rank(x: f32) -> u32 {
+    let bits = u32::reinterpret(x);
+    let magnitude = bits & 0x7fff_ffffu32;
+    let rank = select(bits == magnitude, bits | 0x8000_0000u32, !bits);
+    let rank = select(magnitude == 0u32, 0x8000_0000u32, rank);
+    select(has_nan_bits(x), 0u32, rank)
+}
+
+/// Index `candidate` of token `token`'s rows of the weight, of its clusters' only.
+#[cube]
+fn row_of(chosen: &[i32], token: u32, candidate: u32, sizes: &Sizes) -> u32 {
+    let probe = token * sizes.probes + candidate / sizes.capacity;
+    u32::cast_from(chosen[probe as usize]) * sizes.capacity + candidate % sizes.capacity
+}
+
+/// The candidate of every token that wins by (logit descending, id ascending), a cube for each.
+///
+/// - `logits`: of the clusters' rows, `[tokens, probes, capacity]`
+/// - `chosen`: clusters, `[tokens, probes]`
+/// - `ids`: of all rows of the weight
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn argmax_kernel(
+    logits: &[f32],
+    chosen: &[i32],
+    ids: &[i32],
+    special: Special,
+    output: &mut [i32],
+    sizes: Sizes,
+    #[comptime] units: u32,
+) {
+    let token = CUBE_POS as u32;
+    let mut ranks = Shared::<[u32]>::new_slice(units as usize);
+    let mut winners = Shared::<[u32]>::new_slice(units as usize);
+    let mut best = 0u32;
+    let mut winner = u32::MAX.runtime();
+    let count = sizes.probes * sizes.capacity;
+    let mut at = UNIT_POS;
+    while at < count {
+        let id = ids[row_of(chosen, token, at, &sizes) as usize];
+        let own = rank(logits[(token * count + at) as usize]);
+        // Padding is a large number.
+        let id = u32::cast_from(id);
+        let wins = id < 0x8000_0000u32 && (own > best || (own == best && id < winner));
+        best = select(wins, own, best);
+        winner = select(wins, id, winner);
+        at += units;
+    }
+    if comptime!(special.rows.len() == 1) {
+        let rows = special.rows.index(0usize);
+        let logits = special.logits.index(0usize);
+        let mut at = UNIT_POS;
+        while at < sizes.special {
+            let id = u32::cast_from(ids[rows[at as usize] as usize]);
+            let own = rank(logits[(token * sizes.special + at) as usize]);
+            let wins = own > best || (own == best && id < winner);
+            best = select(wins, own, best);
+            winner = select(wins, id, winner);
+            at += units;
+        }
+    }
+    ranks[UNIT_POS as usize] = best;
+    winners[UNIT_POS as usize] = winner;
+    #[unroll]
+    for step in 0..comptime!(units.ilog2()) {
+        let distance = comptime!(units >> (step + 1));
+        sync_cube();
+        if UNIT_POS < distance {
+            let (own, other) = (UNIT_POS as usize, (UNIT_POS + distance) as usize);
+            let (best, its) = (ranks[own], ranks[other]);
+            let (winner, id) = (winners[own], winners[other]);
+            if its > best || (its == best && id < winner) {
+                ranks[own] = its;
+                winners[own] = id;
+            }
+        }
+    }
+    if UNIT_POS == 0 {
+        output[token as usize] = i32::cast_from(winners[0]);
+    }
+}
+
+/// Ids and logits of all candidates, a unit for each: padding has -1 and `-inf`, and so has a special token that is in a chosen
+/// cluster.
+///
+/// Arguments are those of [`argmax_kernel`]; `all_ids` and `all_logits` are `[tokens, probes * capacity + special]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn candidates_kernel(
+    logits: &[f32],
+    chosen: &[i32],
+    ids: &[i32],
+    special: Special,
+    all_ids: &mut [i32],
+    all_logits: &mut [f32],
+    sizes: Sizes,
+) {
+    let count = sizes.probes * sizes.capacity;
+    let columns = count + sizes.special;
+    let at = ABSOLUTE_POS;
+    if at < (sizes.tokens * columns) as usize {
+        let token = at as u32 / columns;
+        let candidate = at as u32 % columns;
+        let mut id = NONE.runtime();
+        let mut logit = f32::NEG_INFINITY.runtime();
+        if candidate < count {
+            id = ids[row_of(chosen, token, candidate, &sizes) as usize];
+            logit = logits[(token * count + candidate) as usize];
+        } else if comptime!(special.rows.len() == 1) {
+            let index = candidate - count;
+            let row = special.rows.index(0usize)[index as usize];
+            id = ids[row as usize];
+            logit = special.logits.index(0usize)[(token * sizes.special + index) as usize];
+            let cluster = row / i32::cast_from(sizes.capacity);
+            for probe in 0..sizes.probes {
+                if chosen[(token * sizes.probes + probe) as usize] == cluster {
+                    id = NONE;
+                }
+            }
+        }
+        all_ids[at] = id;
+        all_logits[at] = select(id == NONE, f32::NEG_INFINITY, logit);
+    }
+}
