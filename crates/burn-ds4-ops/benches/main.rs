@@ -1,6 +1,7 @@
 //! Every operator verified and timed, and the tests of `tests/` for machines that get one binary only.
 
 mod attention;
+mod flash_head;
 mod gated_delta;
 mod harness;
 mod moe;
@@ -67,6 +68,7 @@ fn cases() -> Vec<Case> {
         quant_linear::cases,
         moe::cases,
         norm::cases,
+        flash_head::cases,
         gated_delta::cases,
     ];
     families.into_iter().flat_map(|cases| cases()).collect()

@@ -240,7 +240,7 @@ fn the_peers_kept_here_are_complete_and_never_faster_than_a_tenth_below_their_fl
     let expected = [
         (("activation_topk", "topk"), 14),
         (("dense_router", "fused"), 16),
-        (("flash_head", "two_stage"), 32),
+        (("flash_head_argmax", "two_stage"), 32),
         (("gated_delta_rule", "every"), 64),
         (("gated_delta_rule", "final"), 64),
         (("hash_route", "hash"), 14),

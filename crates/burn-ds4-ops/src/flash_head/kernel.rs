@@ -6,6 +6,8 @@ use crate::intrinsics::has_nan_bits;
 
 /// Of padding.
 const NONE: i32 = -1;
+/// The bits of `-inf`, which shader languages have no literal for.
+const NONE_BITS: u32 = 0xff80_0000;
 
 /// How many candidates there are.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -111,7 +113,7 @@ pub(crate) fn argmax_kernel(
 /// Ids and logits of all candidates, a unit for each: padding has -1 and `-inf`, and so has a special token that is in a chosen
 /// cluster.
 ///
-/// Arguments are those of [`argmax_kernel`]; `all_ids` and `all_logits` are `[tokens, probes * capacity + special]`.
+/// Arguments are those of [`argmax_kernel`]; `all_ids` and `all_logits`, which are bits, are `[tokens, probes * capacity + special]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn candidates_kernel(
@@ -120,7 +122,7 @@ pub(crate) fn candidates_kernel(
     ids: &[i32],
     special: Special,
     all_ids: &mut [i32],
-    all_logits: &mut [f32],
+    all_logits: &mut [u32],
     sizes: Sizes,
 ) {
     let count = sizes.probes * sizes.capacity;
@@ -130,7 +132,7 @@ pub(crate) fn candidates_kernel(
         let token = at as u32 / columns;
         let candidate = at as u32 % columns;
         let mut id = NONE.runtime();
-        let mut logit = f32::NEG_INFINITY.runtime();
+        let mut logit = 0.0f32;
         if candidate < count {
             id = ids[row_of(chosen, token, candidate, &sizes) as usize];
             logit = logits[(token * count + candidate) as usize];
@@ -147,6 +149,6 @@ pub(crate) fn candidates_kernel(
             }
         }
         all_ids[at] = id;
-        all_logits[at] = select(id == NONE, f32::NEG_INFINITY, logit);
+        all_logits[at] = select(id == NONE, NONE_BITS, u32::reinterpret(logit));
     }
 }

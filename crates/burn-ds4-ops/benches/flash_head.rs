@@ -1,0 +1,124 @@
+//! The clustered output head at the sizes of the released models and of Qwen's.
+
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions, flash_head_argmax};
+
+use crate::{
+    harness::{Case, Prepared},
+    tests::common::{floats, noise, values, wide},
+    tests::heads::{dot, highest},
+};
+
+/// Rows and columns of the head.
+const SIZES: [(usize, usize); 2] = [(129_280, 4096), (151_936, 2048)];
+const TOKENS: [usize; 4] = [1, 2, 4, 8];
+const PROBES: [usize; 4] = [64, 256, 512, 1024];
+/// Rows of a cluster.
+const CAPACITY: usize = 16;
+/// Bytes of a bf16 and of an i32.
+const HALF: usize = 2;
+const WORD: usize = 4;
+/// What two clusters' scores, or two logits, may be off by and still be told apart: of products of standard normal numbers.
+const CLOSE: f64 = 1e-3;
+
+pub fn cases() -> Vec<Case> {
+    let tokens = || TOKENS.into_iter();
+    let sizes = SIZES
+        .into_iter()
+        .flat_map(|size| tokens().map(move |tokens| (size, tokens)));
+    sizes
+        .flat_map(|(size, tokens)| PROBES.map(|probes| case(size, tokens, probes)))
+        .collect()
+}
+
+fn case((vocabulary, width): (usize, usize), tokens: usize, probes: usize) -> Case {
+    let clusters = vocabulary / CAPACITY;
+    let coarse = clusters * width * HALF;
+    // Every token's clusters, though some may be those of several.
+    let fine = tokens * probes * CAPACITY * (width * HALF + WORD);
+    Case {
+        op: "flash_head_argmax",
+        shape: vec![
+            ("V", vocabulary),
+            ("D", width),
+            ("T", tokens),
+            ("P", probes),
+        ],
+        variant: "two_stage",
+        dtype: DType::BF16,
+        bytes: coarse + fine + tokens * (width * HALF + WORD),
+        flops: None,
+        input_bytes: coarse + fine,
+        build: Box::new(move |device, seed| {
+            prepared(vocabulary, width, tokens, probes, device, seed)
+        }),
+    }
+}
+
+fn prepared(
+    vocabulary: usize,
+    width: usize,
+    tokens: usize,
+    probes: usize,
+    device: &Device,
+    seed: u32,
+) -> Prepared {
+    let clusters = vocabulary / CAPACITY;
+    let rows = Tensor::<2>::random([vocabulary, width], Distribution::Normal(0.0, 1.0), device);
+    let rows = rows.cast(FloatDType::BF16);
+    // The clusters' rows are neighbours here; where a row was in the vocabulary makes no difference to what is read.
+    let means = rows
+        .clone()
+        .cast(FloatDType::F32)
+        .reshape([clusters, CAPACITY, width]);
+    let means = means.mean_dim(1).reshape([clusters, width]);
+    let assignments: Vec<u32> = (0..vocabulary).map(|row| (row / CAPACITY) as u32).collect();
+    let head = FlashHead::new(rows, &assignments, means, FlashHeadOptions::default())
+        .expect("clusters of one size");
+    let h = floats(&noise(tokens * width, seed), [tokens, width], device).cast(FloatDType::BF16);
+    let (of_calls, checked) = ((head.clone(), h.clone()), (head, h));
+    Prepared::new(
+        move || {
+            let (head, h) = &of_calls;
+            flash_head_argmax(h.clone(), head, probes).expect("arguments that fit")
+        },
+        move |winners| {
+            let (head, h) = &checked;
+            let read = |tensor: Tensor<2>| wide(&values(tensor.cast(FloatDType::F32)));
+            let winners: Vec<i64> = winners.into_data().iter::<i64>().collect();
+            let (h, centroids) = (read(h.clone()), read(head.centroids()));
+            for (token, h) in h.chunks(width).enumerate() {
+                let scores: Vec<f64> = centroids.chunks(width).map(|row| dot(row, h)).collect();
+                let chosen = highest(&scores, probes);
+                let least = chosen
+                    .iter()
+                    .map(|&cluster| scores[cluster])
+                    .fold(f64::MAX, f64::min);
+                let winner = usize::try_from(winners[token]).expect("an id");
+                let cluster = winner / CAPACITY;
+                assert!(
+                    scores[cluster] >= least - CLOSE,
+                    "token {token}: {winner} is of a cluster that is not chosen"
+                );
+                let logits = |cluster: usize| {
+                    let first = cluster * CAPACITY;
+                    let rows = read(head.weight().slice_dim(0, first..first + CAPACITY));
+                    let logits = rows.chunks(width).map(|row| dot(row, h));
+                    logits.collect::<Vec<_>>()
+                };
+                let own = logits(cluster)[winner % CAPACITY];
+                // Clusters between which rounding decides have no say.
+                let sure = chosen
+                    .iter()
+                    .filter(|&&cluster| scores[cluster] > least + CLOSE);
+                for &other in sure {
+                    let best = logits(other).into_iter().fold(f64::MIN, f64::max);
+                    assert!(
+                        own >= best - CLOSE,
+                        "token {token}: {winner} has {own}, cluster {other} has {best}"
+                    );
+                }
+            }
+        },
+    )
+}
