@@ -1,64 +1,12 @@
-//! Rotation, pooling and indexer scores against `f64` oracles and cases worked out by hand.
+//! Pooling and indexer scores against `f64` oracles and cases worked out by hand.
 
 use super::common::{
-    EXACT, absolute, assert_close, devices, every_dtype, floats, narrow, noise, values, wide,
+    EXACT, absolute, assert_close, devices, every_dtype, floats, narrow, noise, values,
 };
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::attention::{MASKED, index_scores, pool, rotate};
 
 const FITS: &str = "arguments that fit";
-
-fn a_quarter_turn_maps_each_pair_to_its_perpendicular() {
-    for (name, device) in devices() {
-        // (x, y) by angle t is (x cos t - y sin t, x sin t + y cos t); the sign of sin sits at the even channel.
-        let x = floats(&[3.0, 4.0, 3.0, 4.0], [1, 2, 1, 2], device);
-        let cos = floats(&[0.0, 0.0, 0.6, 0.6], [1, 2, 2], device);
-        let sin = floats(&[-1.0, 1.0, -0.8, 0.8], [1, 2, 2], device);
-        let expected = [-4.0, 3.0, 1.8 - 3.2, 2.4 + 2.4];
-        let actual = values(rotate(x, cos, sin).expect(FITS));
-        assert_close(&actual, &expected, absolute(1e-6), name);
-    }
-}
-
-/// Angles of `[batch, positions, rotated]` as [`rotate`] wants them.
-fn angles(count: usize) -> (Vec<f32>, Vec<f32>) {
-    let angle = |i: usize| (i / 2) as f32 * 0.61 - 2.0;
-    let sign = |i: usize| if i.is_multiple_of(2) { -1.0 } else { 1.0 };
-    (
-        (0..count).map(|i| angle(i).cos()).collect(),
-        (0..count).map(|i| angle(i).sin() * sign(i)).collect(),
-    )
-}
-
-fn only_the_trailing_channels_turn_and_every_head_by_its_position() {
-    let (batch, positions, heads, width, rotated) = (2, 3, 2, 7, 4);
-    let x = noise(batch * positions * heads * width, 1);
-    let (cos, sin) = angles(batch * positions * rotated);
-    let mut expected = wide(&x);
-    for row in 0..batch * positions * heads {
-        for pair in 0..rotated / 2 {
-            let at = row * width + (width - rotated) + 2 * pair;
-            let angle = (row / heads * rotated + 2 * pair) / 2;
-            let (sin, cos) = (f64::from(angle as u32) * 0.61 - 2.0).sin_cos();
-            let (a, b) = (expected[at], expected[at + 1]);
-            expected[at] = a * cos - b * sin;
-            expected[at + 1] = a * sin + b * cos;
-        }
-    }
-    for (name, device) in devices() {
-        let cos = floats(&cos, [batch, positions, rotated], device);
-        let sin = floats(&sin, [batch, positions, rotated], device);
-        let input = floats(&x, [batch, positions, heads, width], device);
-        let turned = rotate(input, cos.clone(), sin.clone()).expect(FITS);
-        let actual = values(turned.clone());
-        assert_close(&actual, &narrow(&expected), absolute(1e-6), name);
-        for (turned, x) in actual.chunks(width).zip(x.chunks(width)) {
-            assert_eq!(turned[..width - rotated], x[..width - rotated], "{name}");
-        }
-        let restored = values(rotate(turned, cos, sin.neg()).expect(FITS));
-        assert_close(&restored, &x, absolute(1e-6), &format!("{name}, back"));
-    }
-}
 
 fn pooling_weighs_the_slots_of_every_channel_apart() {
     let ln3 = 3f32.ln();
@@ -296,8 +244,6 @@ fn nothing_gives_nothing() {
 }
 
 catalogue![
-    a_quarter_turn_maps_each_pair_to_its_perpendicular,
-    only_the_trailing_channels_turn_and_every_head_by_its_position,
     pooling_weighs_the_slots_of_every_channel_apart,
     masked_slots_add_nothing_to_a_pooled_block,
     pooling_agrees_with_the_oracle_whatever_the_layout,

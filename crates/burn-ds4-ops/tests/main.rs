@@ -46,6 +46,7 @@ mod quant_linear;
 mod quant_linear_codes;
 mod quant_roundtrip;
 pub(crate) mod ranking;
+mod rotation;
 mod router;
 mod router_kernels;
 pub(crate) mod routing;
@@ -101,6 +102,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("quant_linear", quant_linear::CASES),
     ("quant_linear_codes", quant_linear_codes::CASES),
     ("quant_roundtrip", quant_roundtrip::CASES),
+    ("rotation", rotation::CASES),
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),
     ("sink_attention", sink_attention::CASES),

@@ -56,6 +56,16 @@ impl From<Option<CompressedKeys>> for CompressedRows<Dispatch> {
     Fusion: cfg(feature = "fusion")
 )]
 pub trait AttentionOps: MatmulOps {
+    /// See [`rotate`](super::rotate).
+    #[fusion(meta = |x, _cos, _sin| fusion::like(x))]
+    fn rotate(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        reference::rotate::<Self>(x, cos, sin)
+    }
+
     /// See [`sink_attention`](super::sink_attention).
     #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, _scale| fusion::like(queries))]
     fn sink_attention(
@@ -126,6 +136,18 @@ impl AttentionOps for burn::backend::Flex {}
 
 #[cfg(feature = "cube")]
 impl AttentionOps for burn_cubecl::CubeBackend {
+    fn rotate(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        if super::launch::can_rotate(&x, &cos) {
+            super::launch::rotate(x, cos, sin)
+        } else {
+            reference::rotate::<Self>(x, cos, sin)
+        }
+    }
+
     fn sink_attention(
         queries: FloatTensor<Self>,
         window: FloatTensor<Self>,

@@ -99,7 +99,11 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>,
     if rotated == 0 || x.dims().contains(&0) {
         return Ok(x);
     }
-    Ok(reference::rotate(x, cos, sin))
+    Ok(Tensor::from_dispatch(Dispatch::rotate(
+        x.into_dispatch(),
+        cos.into_dispatch(),
+        sin.into_dispatch(),
+    )))
 }
 
 /// Pools the slots of each block: `Σ_slot softmax_slot(scores) ⊙ values`, separately for every channel.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape, Slice, Tensor};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 
 use super::backend::CompressedRows;
 use super::{FEW_TOKENS, HIDDEN, MASKED, TINY};
@@ -17,26 +17,36 @@ use crate::reference::bool_dtype;
 /// Of positions and picks.
 const INT: IntDType = IntDType::I32;
 
-pub(super) fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
-    let [batch, positions, heads, width] = x.dims();
-    let [_, _, rotated] = cos.dims();
-    let dtype = x.dtype();
-    let tail = x
-        .clone()
-        .slice([0..batch, 0..positions, 0..heads, width - rotated..width])
-        .cast(FloatDType::F32);
-    let swapped = tail
-        .clone()
-        .reshape([batch, positions, heads, rotated / 2, 2])
-        .flip([4])
-        .reshape([batch, positions, heads, rotated]);
-    let turned =
-        (tail * cos.unsqueeze_dim::<4>(2) + swapped * sin.unsqueeze_dim::<4>(2)).cast(dtype);
+pub(super) fn rotate<B: Backend>(
+    x: FloatTensor<B>,
+    cos: FloatTensor<B>,
+    sin: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [batch, positions, heads, width] = x.shape().dims();
+    let rotated = cos.shape()[2];
+    let dtype: FloatDType = x.dtype().into();
+    let channels = |range: std::ops::Range<usize>| -> FloatTensor<B> {
+        let rows = [0..batch, 0..positions, 0..heads, range];
+        B::float_slice(x.clone(), &rows.map(Slice::from))
+    };
+    let tail = B::float_cast(channels(width - rotated..width), FloatDType::F32);
+    let shape = tail.shape();
+    let pairs = Shape::new([batch, positions, heads, rotated / 2, 2]);
+    let swapped = B::float_flip(B::float_reshape(tail.clone(), pairs), &[4]);
+    let swapped = B::float_reshape(swapped, shape.clone());
+    let of_heads = |angles: FloatTensor<B>| {
+        let angles = B::float_reshape(angles, Shape::new([batch, positions, 1, rotated]));
+        B::float_expand(angles, shape.clone())
+    };
+    let turned = B::float_add(
+        B::float_mul(tail, of_heads(cos)),
+        B::float_mul(swapped, of_heads(sin)),
+    );
+    let turned = B::float_cast(turned, dtype);
     if rotated == width {
         return turned;
     }
-    let kept = x.slice([0..batch, 0..positions, 0..heads, 0..width - rotated]);
-    Tensor::cat(vec![kept, turned], 3)
+    B::float_cat(vec![channels(0..width - rotated), turned], 3)
 }
 
 pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -> FloatTensor<B> {

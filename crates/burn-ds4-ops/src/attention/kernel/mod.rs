@@ -3,6 +3,7 @@
 mod heads;
 mod index;
 mod pool;
+mod rotate;
 mod sink;
 
 use cubecl::prelude::*;
@@ -10,7 +11,9 @@ use cubecl::prelude::*;
 use crate::intrinsics::{Target, exp};
 
 pub(super) use index::index_kernel;
+use pool::Blocks;
 pub(super) use pool::{BlocksLaunch, pool_kernel};
+pub(super) use rotate::rotate_kernel;
 pub(super) use sink::{SinkBlueprint, SizesLaunch, StridesLaunch, sink_kernel};
 
 /// `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0 far below, on every device. What is hidden

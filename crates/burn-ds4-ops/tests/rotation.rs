@@ -1,0 +1,131 @@
+//! Rotary position embedding against an `f64` oracle and a case worked out by hand.
+
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_ds4_ops::attention::rotate;
+
+use super::common::{
+    Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit, narrow, noise,
+    read, rounded, values,
+};
+
+const FITS: &str = "arguments that fit";
+/// Sequences, positions, heads, channels and how many of them turn.
+type Sizes = [usize; 5];
+/// Sizes that vectors of any width divide or do not, all channels or none but the last, and those of the released models.
+const SIZES: [Sizes; 8] = [
+    [2, 3, 2, 7, 4],
+    [2, 3, 2, 10, 4],
+    [1, 2, 3, 12, 12],
+    [3, 1, 5, 16, 8],
+    [2, 2, 1, 8, 2],
+    [1, 5, 64, 512, 64],
+    [2, 2, 64, 128, 64],
+    [1, 300, 1, 72, 64],
+];
+
+fn a_quarter_turn_maps_each_pair_to_its_perpendicular() {
+    for (name, device) in devices() {
+        // (x, y) by angle t is (x cos t - y sin t, x sin t + y cos t); the sign of sin sits at the even channel.
+        let x = floats(&[3.0, 4.0, 3.0, 4.0], [1, 2, 1, 2], device);
+        let cos = floats(&[0.0, 0.0, 0.6, 0.6], [1, 2, 2], device);
+        let sin = floats(&[-1.0, 1.0, -0.8, 0.8], [1, 2, 2], device);
+        let expected = [-4.0, 3.0, 1.8 - 3.2, 2.4 + 2.4];
+        let actual = values(rotate(x, cos, sin).expect(FITS));
+        assert_close(&actual, &expected, absolute(1e-6), name);
+    }
+}
+
+fn angle(pair: usize) -> f64 {
+    f64::from(pair as u32 % 1000) * 0.61 - 2.0
+}
+
+/// Cosines and sines of `[batch, positions, rotated]` as [`rotate`] wants them.
+fn angles([batch, positions, _, _, rotated]: Sizes, device: &Device) -> [Tensor<3>; 2] {
+    let count = batch * positions * rotated;
+    let sign = |i: usize| if i.is_multiple_of(2) { -1.0 } else { 1.0 };
+    let cos: Vec<f64> = (0..count).map(|i| angle(i / 2).cos()).collect();
+    let sin: Vec<f64> = (0..count).map(|i| angle(i / 2).sin() * sign(i)).collect();
+    [cos, sin].map(|values| floats(&narrow(&values), [batch, positions, rotated], device))
+}
+
+fn oracle(x: &[f64], [_, _, heads, width, rotated]: Sizes) -> Vec<f64> {
+    let mut turned = x.to_vec();
+    for (row, channels) in turned.chunks_mut(width).enumerate() {
+        for pair in 0..rotated / 2 {
+            let at = width - rotated + 2 * pair;
+            let (sin, cos) = angle(row / heads * (rotated / 2) + pair).sin_cos();
+            let (a, b) = (channels[at], channels[at + 1]);
+            channels[at] = a * cos - b * sin;
+            channels[at + 1] = a * sin + b * cos;
+        }
+    }
+    turned
+}
+
+/// One rounding, and what angles in f32 are off by.
+fn close(dtype: FloatDType) -> Tolerance {
+    Tolerance {
+        absolute: 1e-6,
+        relative: half_unit(dtype),
+    }
+}
+
+fn the_last_channels_turn_and_every_head_by_its_position() {
+    every_dtype(|name, device, dtype| {
+        for sizes in SIZES {
+            let [batch, positions, heads, width, rotated] = sizes;
+            let shape = [batch, positions, heads, width];
+            let what = format!("{name} {sizes:?}");
+            let data = noise(shape.iter().product(), 1);
+            let (x, held) = rounded(&data, shape, dtype, device);
+            let [cos, sin] = angles(sizes, device);
+            let turned = rotate(x.clone(), cos.clone(), sin.clone()).expect(FITS);
+            assert_eq!(turned.dtype(), dtype.into(), "{what}");
+            let actual = read(&turned);
+            assert_close(&actual, &narrow(&oracle(&held, sizes)), close(dtype), &what);
+            let before = read(&x);
+            for (turned, x) in actual.chunks(width).zip(before.chunks(width)) {
+                assert_eq!(turned[..width - rotated], x[..width - rotated], "{what}");
+            }
+            if dtype == FloatDType::F32 {
+                let restored = values(rotate(turned, cos, sin.neg()).expect(FITS));
+                assert_close(&restored, &before, absolute(2e-6), &format!("{what}, back"));
+            }
+        }
+    });
+}
+
+fn views_turn_as_their_copies() {
+    every_dtype(|name, device, dtype| {
+        let sizes @ [batch, positions, heads, width, _] = [2, 3, 4, 16, 8];
+        let [cos, sin] = angles(sizes, device);
+        let data = noise(2 * batch * positions * heads * width, 3);
+        let all = floats(&data, [batch, heads, positions, 2 * width], device).cast(dtype);
+        // Heads in front of positions, and every other half of the channels.
+        let view = all.slice_dim(3, width..2 * width).swap_dims(1, 2);
+        let (copy, _) = rounded(
+            &read(&view),
+            [batch, positions, heads, width],
+            dtype,
+            device,
+        );
+        let [view, copy] = [view, copy].map(|x| rotate(x, cos.clone(), sin.clone()).expect(FITS));
+        assert_eq!(read(&view), read(&copy), "{name}");
+        let wide =
+            |angles: Tensor<3>| Tensor::cat(vec![angles.clone(), angles], 2).slice_dim(2, 0..8);
+        let data = noise(batch * positions * heads * width, 4);
+        let (x, _) = rounded(&data, [batch, positions, heads, width], dtype, device);
+        let cut = rotate(x.clone(), wide(cos.clone()), wide(sin.clone())).expect(FITS);
+        assert_eq!(
+            read(&cut),
+            read(&rotate(x, cos, sin).expect(FITS)),
+            "{name}"
+        );
+    });
+}
+
+catalogue![
+    a_quarter_turn_maps_each_pair_to_its_perpendicular,
+    the_last_channels_turn_and_every_head_by_its_position,
+    views_turn_as_their_copies,
+];
