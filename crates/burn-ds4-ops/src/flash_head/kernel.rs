@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::has_nan_bits;
+use crate::intrinsics::{Target, arrives_last, has_nan_bits};
 
 /// Of padding.
 const NONE: i32 = -1;
@@ -44,49 +44,90 @@ fn row_of(chosen: &[i32], token: u32, candidate: u32, sizes: &Sizes) -> u32 {
     u32::cast_from(chosen[probe as usize]) * sizes.capacity + candidate % sizes.capacity
 }
 
-/// The candidate of every token that wins by (logit descending, id ascending), a cube for each.
+/// How [`argmax_kernel`] is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ArgmaxBlueprint {
+    /// Units of a cube, and candidates that each of them reads at once.
+    pub units: u32,
+    pub each: u32,
+    /// Whether a token has several cubes, whose winners the last cube of all compares.
+    pub split: bool,
+    pub target: Target,
+}
+
+/// The candidate of every token that wins by (logit descending, id ascending), by one cube or some cubes for each.
 ///
 /// - `logits`: of the clusters' rows, `[tokens, probes, capacity]`
 /// - `chosen`: clusters, `[tokens, probes]`
 /// - `ids`: of all rows of the weight
+/// - `partial`: `[2, tokens, cubes]`, ranks and ids of the cubes' winners
+/// - `counter`: 0 before and after
 #[cube(launch_unchecked, address_type = "dynamic")]
+// What is known at compile time is asked by itself, so that the rest is left out.
+#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn argmax_kernel(
     logits: &[f32],
     chosen: &[i32],
     ids: &[i32],
     special: Special,
+    partial: &mut [u32],
+    counter: &mut [Atomic<u32>],
     output: &mut [i32],
     sizes: Sizes,
-    #[comptime] units: u32,
+    #[comptime] blueprint: ArgmaxBlueprint,
 ) {
-    let token = CUBE_POS as u32;
+    let ArgmaxBlueprint {
+        units,
+        each,
+        split,
+        target,
+    } = comptime!(blueprint);
+    let token = CUBE_POS_Y;
+    let all_units = CUBE_COUNT_X * units;
+    let own = CUBE_POS_X * units + UNIT_POS;
     let mut ranks = Shared::<[u32]>::new_slice(units as usize);
     let mut winners = Shared::<[u32]>::new_slice(units as usize);
     let mut best = 0u32;
     let mut winner = u32::MAX.runtime();
     let count = sizes.probes * sizes.capacity;
-    let mut at = UNIT_POS;
-    while at < count {
-        let id = ids[row_of(chosen, token, at, &sizes) as usize];
-        let own = rank(logits[(token * count + at) as usize]);
-        // Padding is a large number.
-        let id = u32::cast_from(id);
-        let wins = id < 0x8000_0000u32 && (own > best || (own == best && id < winner));
-        best = select(wins, own, best);
-        winner = select(wins, id, winner);
-        at += units;
+    let mut first = own;
+    while first < count {
+        // All of them are read before any is compared: a read waits for the one that tells where.
+        let mut rows = Array::<u32>::new(each as usize);
+        let mut ranks = Array::<u32>::new(each as usize);
+        let mut names = Array::<i32>::new(each as usize);
+        #[unroll]
+        for i in 0..each {
+            // The last one may come again, which changes nothing.
+            let at = min(first + i * all_units, count - 1);
+            rows[i as usize] = row_of(chosen, token, at, &sizes);
+            ranks[i as usize] = rank(logits[(token * count + at) as usize]);
+        }
+        #[unroll]
+        for i in 0..comptime!(each as usize) {
+            names[i] = ids[rows[i] as usize];
+        }
+        #[unroll]
+        for i in 0..comptime!(each as usize) {
+            // Padding is a large number.
+            let (own, id) = (ranks[i], u32::cast_from(names[i]));
+            let wins = id < 0x8000_0000u32 && (own > best || (own == best && id < winner));
+            best = select(wins, own, best);
+            winner = select(wins, id, winner);
+        }
+        first += each * all_units;
     }
     if comptime!(special.rows.len() == 1) {
         let rows = special.rows.index(0usize);
         let logits = special.logits.index(0usize);
-        let mut at = UNIT_POS;
+        let mut at = own;
         while at < sizes.special {
             let id = u32::cast_from(ids[rows[at as usize] as usize]);
             let own = rank(logits[(token * sizes.special + at) as usize]);
             let wins = own > best || (own == best && id < winner);
             best = select(wins, own, best);
             winner = select(wins, id, winner);
-            at += units;
+            at += all_units;
         }
     }
     ranks[UNIT_POS as usize] = best;
@@ -105,8 +146,36 @@ pub(crate) fn argmax_kernel(
             }
         }
     }
-    if UNIT_POS == 0 {
-        output[token as usize] = i32::cast_from(winners[0]);
+    if comptime!(!split) {
+        if UNIT_POS == 0 {
+            output[token as usize] = i32::cast_from(winners[0]);
+        }
+    } else {
+        let cubes = sizes.tokens * CUBE_COUNT_X;
+        if UNIT_POS == 0 {
+            let at = token * CUBE_COUNT_X + CUBE_POS_X;
+            partial[at as usize] = ranks[0];
+            partial[(cubes + at) as usize] = winners[0];
+        }
+        if arrives_last(counter, cubes, target) {
+            let mut token = UNIT_POS;
+            while token < sizes.tokens {
+                let mut best = 0u32;
+                let mut winner = u32::MAX.runtime();
+                for cube in 0..CUBE_COUNT_X {
+                    let at = token * CUBE_COUNT_X + cube;
+                    let (own, id) = (partial[at as usize], partial[(cubes + at) as usize]);
+                    let wins = own > best || (own == best && id < winner);
+                    best = select(wins, own, best);
+                    winner = select(wins, id, winner);
+                }
+                output[token as usize] = i32::cast_from(winner);
+                token += units;
+            }
+            if UNIT_POS == 0 {
+                counter[0].store(0u32);
+            }
+        }
     }
 }
 

@@ -7,12 +7,20 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::backend::HeadTensors;
-use super::kernel::{SizesLaunch, SpecialLaunch, argmax_kernel, candidates_kernel};
+use super::kernel::{
+    ArgmaxBlueprint, SizesLaunch, SpecialLaunch, argmax_kernel, candidates_kernel,
+};
+use crate::arrival;
+use crate::intrinsics::Target;
 use crate::launching::{address_type, cube_count, output};
 use crate::matmul::launch::{can_multiply, product_of_picks};
 
 /// Units of a cube that looks for the winner, at most.
 const UNITS: u32 = 1024;
+/// Candidates that each of them reads at once, at most.
+const EACH: usize = 8;
+/// Cubes of a token, at most: one unit compares their winners.
+const CUBES: usize = 16;
 /// Units of a cube that has one candidate each.
 const CANDIDATE_UNITS: u32 = 256;
 
@@ -89,26 +97,43 @@ impl Candidates {
 
     /// The winner of each token: `[tokens]`, i32.
     pub fn argmax(self) -> CubeTensor {
-        let [tokens, ..] = self.sizes();
+        let [tokens, probes, capacity, _] = self.sizes();
         let client = self.logits.client.clone();
         let most = client.properties().hardware.max_units_per_cube.min(UNITS);
         let units = 1 << most.ilog2();
+        let each = (probes * capacity).div_ceil(units as usize);
+        let most = if arrival::has_last_cube(&client) {
+            CUBES
+        } else {
+            1
+        };
+        let cubes = each.div_ceil(EACH).min(most);
+        let blueprint = ArgmaxBlueprint {
+            units,
+            each: each.min(EACH).next_power_of_two() as u32,
+            split: cubes > 1,
+            target: Target::of(&client),
+        };
+        let partial = output(&self.logits, [2, tokens, cubes], DType::U32);
+        let counter = arrival::counter(&client, &self.logits.device);
         let winners = output(&self.logits, [tokens], DType::I32);
         let (sizes, special) = (self.sizes_arg(), self.special_arg());
-        // SAFETY: candidates are rows of the weight, and there is a cube for each token.
+        // SAFETY: candidates are rows of the weight, and there are `cubes` cubes for each token.
         unsafe {
             argmax_kernel::launch_unchecked(
                 &client,
-                CubeCount::Static(tokens as u32, 1, 1),
+                CubeCount::Static(cubes as u32, tokens as u32, 1),
                 CubeDim::new_1d(units),
                 address_type([&self.logits, &self.ids]),
                 self.logits.into_buffer_arg(),
                 self.chosen.into_buffer_arg(),
                 self.ids.into_buffer_arg(),
                 special,
+                partial.into_buffer_arg(),
+                BufferArg::from_raw_parts(counter, 1),
                 winners.clone().into_buffer_arg(),
                 sizes,
-                units,
+                blueprint,
             );
         }
         winners

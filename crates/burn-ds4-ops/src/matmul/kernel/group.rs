@@ -12,6 +12,27 @@ pub(crate) struct Picks {
     last: u32,
 }
 
+#[cube]
+impl Picks {
+    /// Lists of pairs that are told apart by `tile`, tiles being of `height` rows: a place in the lists, and the row of `x` whose list
+    /// it is. Those of the same place in all lists are neighbours: lists are ascending, so that one block is often picked by several.
+    fn pair(&self, tile: u32, #[comptime] height: u32) -> (u32, u32) {
+        let tiles = self.height.div_ceil(height);
+        let pair = min(tile / tiles, self.count * self.tokens - 1);
+        (pair / self.tokens, pair % self.tokens)
+    }
+
+    /// Begins to read the block that tile `tile` is of, past the end the last; without picks, nothing.
+    pub fn read(&self, tile: u32, #[comptime] height: u32) -> i32 {
+        let mut block = 0i32;
+        if comptime!(self.blocks.len() == 1) {
+            let (pick, of) = self.pair(tile, height);
+            block = self.blocks.index(0usize)[(of * self.count + pick) as usize];
+        }
+        block
+    }
+}
+
 /// Some rows of one of several matrices.
 #[derive(CubeType)]
 pub(super) struct Located {
@@ -27,10 +48,11 @@ pub(super) struct Located {
 
 #[cube]
 impl Located {
-    /// Tile `tile` of `height` rows, counted through matrices of so many rows each, or through picks; past the end, one past that of
-    /// the last, or the last.
+    /// Tile `tile` of `height` rows, counted through matrices of so many rows each, or through picks, whose `block` it is of; past the
+    /// end, one past that of the last, or the last.
     pub fn new(
         tile: u32,
+        block: i32,
         heights: &Sequence<u32>,
         picks: &Picks,
         #[comptime] height: u32,
@@ -42,7 +64,7 @@ impl Located {
             of: 0u32,
             before: 0u32,
         };
-        located.aim(tile, heights, picks, height);
+        located.aim(tile, block, heights, picks, height);
         located
     }
 
@@ -50,20 +72,16 @@ impl Located {
     pub fn aim(
         &mut self,
         tile: u32,
+        block: i32,
         heights: &Sequence<u32>,
         picks: &Picks,
         #[comptime] height: u32,
     ) {
         if comptime!(picks.blocks.len() == 1) {
-            let tiles = picks.height.div_ceil(height);
-            let pair = min(tile / tiles, picks.count * picks.tokens - 1);
-            // Those of the same place in all lists are neighbours: lists are ascending, so that one block is often picked by several.
-            let (pick, of) = (pair / picks.tokens, pair % picks.tokens);
-            let block = picks.blocks.index(0usize)[(of * picks.count + pick) as usize];
-            let block = min(u32::cast_from(block), picks.last);
-            let first = block * picks.height;
+            let (pick, of) = picks.pair(tile, height);
+            let first = min(u32::cast_from(block), picks.last) * picks.height;
             self.of = of;
-            self.row = first + tile % tiles * height;
+            self.row = first + tile % picks.height.div_ceil(height) * height;
             self.rows = first + picks.height;
             self.before = pick * picks.height - first;
         } else {

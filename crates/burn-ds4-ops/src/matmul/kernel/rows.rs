@@ -55,7 +55,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
     let mut stage = Shared::<[f32]>::new_slice(comptime!(planes as usize * count));
     let own = CUBE_POS_X + CUBE_POS_Y * CUBE_COUNT_X;
     if own < all {
-        let located = Located::new(own, heights, picks, height);
+        let located = Located::new(own, picks.read(own, height), heights, picks, height);
         // With picks, a cube has one row of `x`.
         let first = CUBE_POS_Z * tile + located.of;
         let mut sums = Array::<f32>::new(count);

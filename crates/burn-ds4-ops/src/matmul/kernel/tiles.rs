@@ -73,15 +73,20 @@ struct Cursor {
     located: Located,
     /// Stretch of the tile.
     stretch: u32,
+    /// The pick that the plane's next tile is of.
+    coming: i32,
 }
 
 #[cube]
 impl Cursor {
-    fn new(tile: u32, plane: u32, heights: &Sequence<u32>, picks: &Picks) -> Cursor {
+    fn new(tile: u32, step: u32, plane: u32, heights: &Sequence<u32>, picks: &Picks) -> Cursor {
+        let block = picks.read(tile, 16u32);
+        let coming = picks.read(tile + step, 16u32);
         Cursor {
             tile,
-            located: Located::new(tile, heights, picks, 16u32),
+            located: Located::new(tile, block, heights, picks, 16u32),
             stretch: plane,
+            coming,
         }
     }
 
@@ -98,7 +103,9 @@ impl Cursor {
         if self.stretch >= stretches {
             self.stretch = plane;
             self.tile += CUBE_COUNT_X * blueprint.groups;
-            self.located.aim(self.tile, heights, picks, 16u32);
+            self.located
+                .aim(self.tile, self.coming, heights, picks, 16u32);
+            self.coming = picks.read(self.tile + CUBE_COUNT_X * blueprint.groups, 16u32);
         }
     }
 }
@@ -188,7 +195,8 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
 
     let own = UNIT_POS_Y * comptime!(depth * VECTORS);
     let first_tile = side * CUBE_COUNT_X + CUBE_POS_X;
-    let mut next = Cursor::new(first_tile, plane, heights, picks);
+    let step = CUBE_COUNT_X * groups;
+    let mut next = Cursor::new(first_tile, step, plane, heights, picks);
     #[unroll]
     for slot in 0..depth {
         if next.tile < all {
@@ -214,6 +222,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     let mut buffer = side * 2;
     let mut tile = first_tile;
     while tile < all {
+        let block = picks.read(tile, 16u32);
         let each = comptime!(blueprint.sums());
         let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!((each * tiles) as usize));
         #[unroll]
@@ -289,7 +298,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
         } else {
             sync_planes(side, planes);
         }
-        let located = Located::new(tile, heights, picks, 16u32);
+        let located = Located::new(tile, block, heights, picks, 16u32);
         let mut place = plane * 32 + UNIT_POS_X;
         while place < comptime!(tiles * 128) {
             let mut total = stage[(base + place) as usize];
