@@ -1,13 +1,14 @@
 //! Many states in one call of the gated delta rule: more than a GPU's kernels begin with, so that they go on from one to the next.
 //!
-//! Every sequence is compared with itself alone, to the bit: no way to divide the work changes what is added up in which order.
+//! Every sequence is compared with itself alone, to the bit where one kernel does both: no way to divide the work changes what is added
+//! up in which order.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaOptions, NegativeSlots, StateUpdate,
 };
 
-use super::common::{assert_close, every_dtype, integers, is_gpu, narrow};
+use super::common::{Tolerance, assert_close, every_dtype, integers, is_gpu, narrow};
 use super::delta::{Case, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance};
 
 /// Sizes whose states are more than a few for every multiprocessor: 32 heads of a few sequences.
@@ -42,7 +43,7 @@ fn every_sequence_of_a_large_batch_is_as_alone() {
         // More than four times 132 parts of states, and no multiple of what goes on at the same time.
         let sizes = [((128, 128), 19), ((256, 64), 18), ((64, 192), 21)];
         for (shape, batch) in sizes {
-            for tokens in [1, 3, 8, 11] {
+            for tokens in [3, 8, 11] {
                 let sizes = sized(name, shape, batch, tokens);
                 let case = Case::new(sizes, dtype, dtype, device);
                 let slots: Vec<i64> = (1..=batch as i64).rev().collect();
@@ -76,6 +77,45 @@ fn every_sequence_of_a_large_batch_is_as_alone() {
                 let state = expected.states.last().expect("a token");
                 assert_close(&actual, &narrow(state), tolerance(dtype, STATES), &what);
             }
+        }
+    });
+}
+
+fn a_token_of_a_large_batch_is_as_alone_but_for_rounding() {
+    every_dtype(|name, device, dtype| {
+        // On either side of where another kernel begins, for one token and for two.
+        for (batch, tokens) in [(1, 2), (3, 2), (32, 1), (35, 1)] {
+            let sizes = sized(name, (128, 128), batch, tokens);
+            let case = Case::new(sizes, dtype, dtype, device);
+            let slots: Vec<i64> = (1..=batch as i64).rev().collect();
+            let options = GatedDeltaOptions::new();
+            let result = case.run(&slots, None, &options);
+            let what = format!("{name} {sizes:?}");
+            for (index, &place) in slots.iter().enumerate() {
+                let expected = case.alone(index).run(&[place], None, &options);
+                let own = place as usize..place as usize + 1;
+                let parts = |result: &GatedDelta, index: usize| {
+                    let outputs = read(&result.out.clone().slice_dim(0, index..index + 1));
+                    (
+                        outputs,
+                        read(&result.pool.clone().slice_dim(0, own.clone())),
+                    )
+                };
+                let (actual, expected) = (parts(&result, index), parts(&expected, 0));
+                // Both of them are rounded.
+                let twice = |single: Tolerance| Tolerance {
+                    absolute: single.absolute,
+                    relative: 2.0 * single.relative,
+                };
+                let close = twice(tolerance(dtype, OUTPUTS));
+                let near = twice(tolerance(dtype, STATES));
+                assert_close(&actual.0, &expected.0, close, &what);
+                assert_close(&actual.1, &expected.1, near, &what);
+            }
+            let expected = oracle(&case, 0, batch, Rule::of(sizes));
+            let actual = read(&result.out.clone().slice_dim(0, 0..1));
+            let close = tolerance(dtype, OUTPUTS);
+            assert_close(&actual, &narrow(&expected.outputs), close, &what);
         }
     });
 }
@@ -261,23 +301,23 @@ fn parts_of_one_projection_are_read_where_they_are() {
 fn what_is_learned_keeps_its_last_bits() {
     every_dtype(|name, device, dtype| {
         // One head, unit keys, no decay, and values that replace what was known: the second correction has 18 digits, which the state,
-        // 1 after the first, takes away but for the last.
-        let sizes = Sizes::single(2, 32, 16);
+        // 1 after the first, takes away but for the last. The third learns nothing.
+        let sizes = Sizes::single(3, 32, 16);
         let mut case = Case::new(sizes, dtype, dtype, device);
         let full = |shape: [usize; 4], value: f32| {
             Tensor::<4>::full(shape, value, (device, DType::F32)).cast(dtype)
         };
-        let unit = Tensor::cat(vec![full([1, 2, 1, 1], 1.0), full([1, 2, 1, 31], 0.0)], 3);
+        let unit = Tensor::cat(vec![full([1, 3, 1, 1], 1.0), full([1, 3, 1, 31], 0.0)], 3);
         let small = 2f32.powi(-18);
         case.inputs = GatedDeltaInputs {
             q: unit.clone(),
             k: unit,
             v: Tensor::cat(
-                vec![full([1, 1, 1, 16], 1.0), full([1, 1, 1, 16], small)],
+                vec![full([1, 1, 1, 16], 1.0), full([1, 2, 1, 16], small)],
                 1,
             ),
-            a: full([1, 2, 1, 1], -30000.0).reshape([1, 2, 1]),
-            b: full([1, 2, 1, 1], 30000.0).reshape([1, 2, 1]),
+            a: full([1, 3, 1, 1], -30000.0).reshape([1, 3, 1]),
+            b: full([1, 3, 1, 1], 30000.0).reshape([1, 3, 1]),
             ..case.inputs
         };
         case.pool = full([1, 1, 16, 32], 0.0);
@@ -292,6 +332,7 @@ fn what_is_learned_keeps_its_last_bits() {
 
 catalogue![
     every_sequence_of_a_large_batch_is_as_alone,
+    a_token_of_a_large_batch_is_as_alone_but_for_rounding,
     slots_of_every_kind_mix_in_a_large_batch,
     options_hold_for_large_states,
     parts_of_one_projection_are_read_where_they_are,

@@ -1,14 +1,13 @@
 use cubecl::prelude::*;
 
-use super::{
-    NONE, Numbers, Places, Rule, Sizes, destination_of, inverse_length, slot_of, stage_gates,
-};
+use super::{Gates, NONE, Numbers, Places, Rule, Sizes, destination_of, inverse_length, slot_of};
 use crate::gated_delta::MAX_TOKENS;
 use crate::intrinsics::{Target, shuffle_xor};
 
 /// How [`lanes_kernel`] is compiled.
 ///
-/// A few neighbouring lanes share some rows of a state and keep them in registers while all tokens pass.
+/// A few neighbouring lanes share some rows of a state and keep them in registers while all tokens pass: in f32, but those of a single
+/// token, which are rounded before they are needed again, as they are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LanesBlueprint {
     /// Lanes that share a row, and vectors of it that each has.
@@ -16,6 +15,8 @@ pub(crate) struct LanesBlueprint {
     pub steps: u32,
     /// Rows that they share.
     pub rows: u32,
+    /// Whether there is one token.
+    pub single: bool,
     /// Lanes of a plane, and planes of a cube.
     pub plane: u32,
     pub planes: u32,
@@ -24,9 +25,14 @@ pub(crate) struct LanesBlueprint {
 }
 
 impl LanesBlueprint {
+    /// Groups of lanes of a cube, and so from one row of a group to its next.
+    const fn stride(self) -> u32 {
+        self.planes * (self.plane / self.lanes)
+    }
+
     /// Rows of a cube.
     pub const fn cube_rows(self) -> u32 {
-        self.planes * (self.plane / self.lanes) * self.rows
+        self.stride() * self.rows
     }
 }
 
@@ -47,21 +53,72 @@ fn group_sums(
     }
 }
 
-/// A row as the lane has it.
+/// The lane's part of a row.
 #[cube]
-fn own_vectors<Q: Float, N: Size>(
-    rows: &[Vector<Q, N>],
+fn own_vectors<S: Float, N: Size>(
+    rows: &[Vector<S, N>],
     from: usize,
     #[comptime] blueprint: LanesBlueprint,
-) -> Array<Vector<f32, N>> {
-    let mut own = Array::<Vector<f32, N>>::new(comptime!(blueprint.steps as usize));
+) -> Array<Vector<S, N>> {
+    let mut own = Array::<Vector<S, N>>::new(comptime!(blueprint.steps as usize));
     let lane = UNIT_POS_X % blueprint.lanes;
     #[unroll]
     for i in 0..blueprint.steps {
         let at = from + (lane + comptime!(i * blueprint.lanes)) as usize;
-        own[i as usize] = Vector::cast_from(rows[at]);
+        own[i as usize] = rows[at];
     }
     own
+}
+
+/// What a lane needs of a token, as it was read: nothing is made of it before, which would wait for it.
+#[derive(CubeType)]
+struct Token<Q: Float, N: Size> {
+    keys: Array<Vector<Q, N>>,
+    queries: Array<Vector<Q, N>>,
+    /// Of the rows.
+    values: Array<Q>,
+}
+
+#[cube]
+impl<Q: Float, N: Size> Token<Q, N> {
+    fn new(#[comptime] blueprint: LanesBlueprint) -> Token<Q, N> {
+        Token::<Q, N> {
+            keys: Array::new(comptime!(blueprint.steps as usize)),
+            queries: Array::new(comptime!(blueprint.steps as usize)),
+            values: Array::new(comptime!(blueprint.rows as usize)),
+        }
+    }
+
+    /// Begins to read token `token` of a sequence.
+    #[allow(clippy::too_many_arguments)]
+    fn read(
+        &mut self,
+        q: &[Vector<Q, N>],
+        k: &[Vector<Q, N>],
+        v: &[Q],
+        sequence: u32,
+        token: u32,
+        head: u32,
+        key_head: u32,
+        first_row: u32,
+        channels: u32,
+        places: &Places,
+        #[comptime] blueprint: LanesBlueprint,
+    ) {
+        let keys = own_vectors(k, places.k.of(sequence, token, key_head), blueprint);
+        let queries = own_vectors(q, places.q.of(sequence, token, key_head), blueprint);
+        #[unroll]
+        for i in 0..comptime!(blueprint.steps as usize) {
+            self.keys[i] = keys[i];
+            self.queries[i] = queries[i];
+        }
+        let first = places.v.of(sequence, token, head);
+        #[unroll]
+        for r in 0..blueprint.rows {
+            let row = first_row + comptime!(r * blueprint.stride());
+            self.values[r as usize] = v[first + min(row, channels - 1) as usize];
+        }
+    }
 }
 
 #[cube]
@@ -76,8 +133,8 @@ fn dot<N: Size>(a: Vector<f32, N>, b: Vector<f32, N>, sum: f32) -> f32 {
 
 /// The lane's part of the rows that there are goes to a state that begins at `first`.
 #[cube]
-fn store<S: Float, N: Size>(
-    state: &Array<Vector<f32, N>>,
+fn store<H: Float, S: Float, N: Size>(
+    state: &Array<Vector<H, N>>,
     to: &mut [Vector<S, N>],
     first: usize,
     row_vectors: usize,
@@ -85,11 +142,10 @@ fn store<S: Float, N: Size>(
     channels: u32,
     #[comptime] blueprint: LanesBlueprint,
 ) {
-    let stride = comptime!(blueprint.planes * (blueprint.plane / blueprint.lanes));
     let lane = UNIT_POS_X % blueprint.lanes;
     #[unroll]
     for r in 0..blueprint.rows {
-        let row = first_row + comptime!(r * stride);
+        let row = first_row + comptime!(r * blueprint.stride());
         if row < channels {
             #[unroll]
             for i in 0..blueprint.steps {
@@ -117,6 +173,7 @@ pub(crate) fn lanes_kernel<
     B: Float,
     D: Float,
     S: Float,
+    H: Float,
     R: Int,
     W: Int,
     C: Int,
@@ -139,28 +196,31 @@ pub(crate) fn lanes_kernel<
     places: Places,
     numbers: Numbers,
     #[comptime] blueprint: LanesBlueprint,
-    #[define(Q, A, B, D, S, R, W, C)] _dtypes: [ElemType; 8],
+    #[define(Q, A, B, D, S, H, R, W, C)] _dtypes: [ElemType; 9],
 ) {
     let LanesBlueprint {
         lanes,
         steps,
         rows,
+        single,
         plane,
-        planes,
         rule,
         ..
     } = comptime!(blueprint);
+    // Divisions by what is known ahead would take registers that others have to have.
     let blocks = sizes.channels.div_ceil(comptime!(blueprint.cube_rows()));
     let cube = CUBE_POS as u32;
+    let block = cube % blocks;
     let head = cube / blocks % sizes.heads;
     let sequence = cube / blocks / sizes.heads;
+    let key_head = head / sizes.sharing;
     // Cubes past the end repeat the last sequence's work up to the barrier.
     let present = sequence < sizes.batch;
     let sequence = min(sequence, sizes.batch - 1);
     let lane = UNIT_POS_X % lanes;
     let group = UNIT_POS_Y * comptime!(plane / lanes) + UNIT_POS_X / lanes;
-    let stride = comptime!(planes * (plane / lanes));
-    let first_row = cube % blocks * comptime!(blueprint.cube_rows()) + group;
+    let stride = comptime!(blueprint.stride());
+    let first_row = block * comptime!(blueprint.cube_rows()) + group;
     let state_vectors = sizes.channels as usize * sizes.vectors as usize;
     let out_token = sizes.heads as usize * sizes.channels as usize;
     let first_token = sequence as usize * sizes.tokens as usize;
@@ -168,9 +228,27 @@ pub(crate) fn lanes_kernel<
     let states_start = (first_token * sizes.heads as usize + head as usize) * state_vectors;
     let states_token = sizes.heads as usize * state_vectors;
 
-    let slot = slot_of::<R>(read_slots[sequence as usize], sizes.slots, rule);
+    // All that no slot has to be known for is asked for before the slot is waited for.
+    let raw_slot = read_slots[sequence as usize];
+    let own_token = min(UNIT_POS, sizes.tokens - 1);
+    let gates = Gates::read(a, b, a_log, dt_bias, sequence, own_token, head, &places);
+    let mut coming = Token::<Q, N>::new(blueprint);
+    coming.read(
+        q,
+        k,
+        v,
+        sequence,
+        0u32,
+        head,
+        key_head,
+        first_row,
+        sizes.channels,
+        &places,
+        blueprint,
+    );
+    let slot = slot_of::<R>(raw_slot, sizes.slots, rule);
     let alive = present && slot != NONE;
-    let mut state = Array::<Vector<f32, N>>::new(comptime!((rows * steps) as usize));
+    let mut state = Array::<Vector<H, N>>::new(comptime!((rows * steps) as usize));
     if alive {
         let from = slot as usize * places.slot + head as usize * places.pool_head;
         #[unroll]
@@ -179,26 +257,16 @@ pub(crate) fn lanes_kernel<
             let own = own_vectors(&*pool, from + row as usize * places.row, blueprint);
             #[unroll]
             for i in 0..steps {
-                state[comptime!((r * steps + i) as usize)] = own[i as usize];
+                state[comptime!((r * steps + i) as usize)] = Vector::cast_from(own[i as usize]);
             }
         }
     }
     let mut decays = Shared::<[f32]>::new_slice(MAX_TOKENS);
     let mut strengths = Shared::<[f32]>::new_slice(MAX_TOKENS);
-    stage_gates(
-        a,
-        b,
-        a_log,
-        dt_bias,
-        &mut decays,
-        &mut strengths,
-        sequence,
-        head,
-        &sizes,
-        &places,
-        numbers.threshold,
-        comptime!(plane * planes),
-    );
+    if UNIT_POS < sizes.tokens {
+        decays[own_token as usize] = gates.decay(numbers.threshold);
+        strengths[own_token as usize] = gates.strength();
+    }
     sync_cube();
 
     if alive {
@@ -220,65 +288,82 @@ pub(crate) fn lanes_kernel<
             }
         }
 
-        let key_head = head / sizes.sharing;
         let mut token = 0u32;
         while token < sizes.tokens {
-            let keys = own_vectors(k, places.k.of(sequence, token, key_head), blueprint);
-            let queries = own_vectors(q, places.q.of(sequence, token, key_head), blueprint);
-            let mut squares = Array::<f32>::new(2usize);
-            squares[0] = 0.0f32;
-            squares[1] = 0.0f32;
-            if comptime!(rule.l2_norm) {
-                #[unroll]
-                for i in 0..comptime!(steps as usize) {
-                    squares[0] = dot(keys[i], keys[i], squares[0]);
-                    squares[1] = dot(queries[i], queries[i], squares[1]);
-                }
-                group_sums(&mut squares, 2u32, blueprint);
+            let mut keys = Array::<Vector<f32, N>>::new(comptime!(steps as usize));
+            let mut queries = Array::<Vector<f32, N>>::new(comptime!(steps as usize));
+            let mut values = Array::<f32>::new(comptime!(rows as usize));
+            #[unroll]
+            for i in 0..comptime!(steps as usize) {
+                keys[i] = Vector::cast_from(coming.keys[i]);
+                queries[i] = Vector::cast_from(coming.queries[i]);
             }
-            let key_factor = inverse_length(squares[0], rule);
-            let query_factor = inverse_length(squares[1], rule) * numbers.scale;
+            #[unroll]
+            for r in 0..comptime!(rows as usize) {
+                values[r] = f32::cast_from(coming.values[r]);
+            }
+            if comptime!(!single) && token + 1 < sizes.tokens {
+                coming.read(
+                    q,
+                    k,
+                    v,
+                    sequence,
+                    token + 1,
+                    head,
+                    key_head,
+                    first_row,
+                    sizes.channels,
+                    &places,
+                    blueprint,
+                );
+            }
+
+            // What key and query find in the state as it is, and in each other: one exchange between the lanes for all of a token.
+            let mut sums = Array::<f32>::new(comptime!((3 + 2 * rows) as usize));
+            #[unroll]
+            for i in 0..comptime!((3 + 2 * rows) as usize) {
+                sums[i] = 0.0f32;
+            }
+            #[unroll]
+            for i in 0..comptime!(steps as usize) {
+                sums[0] = dot(keys[i], queries[i], sums[0]);
+                if comptime!(rule.l2_norm) {
+                    sums[1] = dot(keys[i], keys[i], sums[1]);
+                    sums[2] = dot(queries[i], queries[i], sums[2]);
+                }
+                #[unroll]
+                for r in 0..comptime!(rows as usize) {
+                    let own = Vector::<f32, N>::cast_from(state[comptime!(r * steps as usize + i)]);
+                    let (of_key, of_query) = comptime!((3 + 2 * r, 4 + 2 * r));
+                    sums[of_key] = dot(own, keys[i], sums[of_key]);
+                    sums[of_query] = dot(own, queries[i], sums[of_query]);
+                }
+            }
+            group_sums(&mut sums, comptime!(3 + 2 * rows), blueprint);
+            let key_factor = inverse_length(sums[1], rule);
+            let query_factor = inverse_length(sums[2], rule) * numbers.scale;
             let decay = decays[token as usize];
             let strength = strengths[token as usize];
-
-            let mut sums = Array::<f32>::new(comptime!(rows as usize));
             #[unroll]
-            for r in 0..rows {
-                let mut sum = 0.0f32;
+            for r in 0..comptime!(rows as usize) {
+                let found = sums[comptime!(3 + 2 * r)] * decay * key_factor;
+                let learned = (values[r] - found) * strength * key_factor;
                 #[unroll]
-                for i in 0..steps {
-                    let at = comptime!((r * steps + i) as usize);
-                    state[at] *= Vector::new(decay);
-                    let key = keys[i as usize] * Vector::new(key_factor);
-                    sum = dot(state[at], key, sum);
+                for i in 0..comptime!(steps as usize) {
+                    let at = comptime!(r * steps as usize + i);
+                    let own = Vector::<f32, N>::cast_from(state[at]);
+                    let own = own * Vector::new(decay) + keys[i] * Vector::new(learned);
+                    state[at] = Vector::cast_from(own);
                 }
-                sums[r as usize] = sum;
+                let output = sums[comptime!(4 + 2 * r)] * decay + sums[0] * learned;
+                values[r] = output * query_factor;
             }
-            group_sums(&mut sums, rows, blueprint);
-            let value_at = places.v.of(sequence, token, head);
-            #[unroll]
-            for r in 0..rows {
-                let row = min(first_row + comptime!(r * stride), sizes.channels - 1);
-                let value = f32::cast_from(v[value_at + row as usize]);
-                let correction = (value - sums[r as usize]) * strength;
-                let mut sum = 0.0f32;
-                #[unroll]
-                for i in 0..steps {
-                    let at = comptime!((r * steps + i) as usize);
-                    let key = keys[i as usize] * Vector::new(key_factor);
-                    state[at] += Vector::new(correction) * key;
-                    let query = queries[i as usize] * Vector::new(query_factor);
-                    sum = dot(state[at], query, sum);
-                }
-                sums[r as usize] = sum;
-            }
-            group_sums(&mut sums, rows, blueprint);
             let outputs = out_start + token as usize * out_token;
             #[unroll]
             for r in 0..rows {
                 let row = first_row + comptime!(r * stride);
                 if lane == 0 && row < sizes.channels {
-                    out[outputs + row as usize] = Q::cast_from(sums[r as usize]);
+                    out[outputs + row as usize] = Q::cast_from(values[r as usize]);
                 }
             }
             #[comptime]
@@ -322,10 +407,10 @@ pub(crate) fn lanes_kernel<
             }
             #[comptime]
             if let ComptimeOption::Some(states) = states.as_mut() {
-                let mut zeros = Array::<Vector<f32, N>>::new(comptime!((rows * steps) as usize));
+                let mut zeros = Array::<Vector<H, N>>::new(comptime!((rows * steps) as usize));
                 #[unroll]
                 for i in 0..comptime!((rows * steps) as usize) {
-                    zeros[i] = Vector::new(0.0f32);
+                    zeros[i] = Vector::new(H::from_int(0));
                 }
                 let first = states_start + token as usize * states_token;
                 store(

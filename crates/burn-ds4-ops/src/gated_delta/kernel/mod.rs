@@ -151,31 +151,44 @@ fn strength(b: f32) -> f32 {
     1.0f32 / (1.0f32 + (-b).exp())
 }
 
-/// Token `UNIT_POS`, if there is one, has its decay and strength put where all of the cube finds them after the next barrier.
+/// What the gates of a token are made of, as it was read.
+#[derive(CubeType)]
+struct Gates<A: Float, B: Float, D: Float> {
+    a: A,
+    b: B,
+    a_log: f32,
+    dt_bias: D,
+}
+
 #[cube]
-#[allow(clippy::too_many_arguments)]
-fn stage_gates<A: Float, B: Float, D: Float>(
-    a: &[A],
-    b: &[B],
-    a_log: &[f32],
-    dt_bias: &[D],
-    decays: &mut Shared<[f32]>,
-    strengths: &mut Shared<[f32]>,
-    sequence: u32,
-    head: u32,
-    sizes: &Sizes,
-    places: &Places,
-    threshold: f32,
-    #[comptime] units: u32,
-) {
-    let mut token = UNIT_POS;
-    while token < sizes.tokens {
-        let a = f32::cast_from(a[places.a.of(sequence, token, head)]);
-        let b = f32::cast_from(b[places.b.of(sequence, token, head)]);
-        let dt_bias = f32::cast_from(dt_bias[head as usize]);
-        decays[token as usize] = decay(a, dt_bias, a_log[head as usize], threshold);
-        strengths[token as usize] = strength(b);
-        token += units;
+impl<A: Float, B: Float, D: Float> Gates<A, B, D> {
+    /// Begins to read those of token `token` of a sequence.
+    #[allow(clippy::too_many_arguments)]
+    fn read(
+        a: &[A],
+        b: &[B],
+        a_log: &[f32],
+        dt_bias: &[D],
+        sequence: u32,
+        token: u32,
+        head: u32,
+        places: &Places,
+    ) -> Gates<A, B, D> {
+        Gates::<A, B, D> {
+            a: a[places.a.of(sequence, token, head)],
+            b: b[places.b.of(sequence, token, head)],
+            a_log: a_log[head as usize],
+            dt_bias: dt_bias[head as usize],
+        }
+    }
+
+    fn decay(&self, threshold: f32) -> f32 {
+        let (a, dt_bias) = (f32::cast_from(self.a), f32::cast_from(self.dt_bias));
+        decay(a, dt_bias, self.a_log, threshold)
+    }
+
+    fn strength(&self) -> f32 {
+        strength(f32::cast_from(self.b))
     }
 }
 

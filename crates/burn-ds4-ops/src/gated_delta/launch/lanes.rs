@@ -1,22 +1,27 @@
 //! The kernel for any device.
 
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::Call;
+use crate::gated_delta::MAX_TOKENS;
 use crate::gated_delta::kernel::{LanesBlueprint, lanes_kernel};
 use crate::intrinsics::Target;
-use crate::launching::{address_type, cube_count, plane_size};
+use crate::launching::{address_type, cube_count, plane_size, processors};
 
 /// Elements of a row that a lane has, if there are lanes enough for that, and at most.
-const LANE_WIDTH: usize = 8;
+const LANE_WIDTH: usize = 16;
 const MAX_LANE_WIDTH: usize = 32;
-/// Elements of a state that a lane keeps in registers.
-const LANE_ELEMENTS: usize = 32;
-/// Planes of a cube.
-const PLANES: u32 = 4;
+/// Registers in which a lane keeps elements of a state, and for few states, which shall be everywhere.
+const REGISTERS: usize = 32;
+const FEW_REGISTERS: usize = 16;
+/// Rows to a processor that are few.
+const FEW_ROWS: usize = 64;
+/// Planes of a cube, if its units are as many as there may be tokens.
+const PLANES: u32 = 2;
 
 /// Lanes that share a row of `width` elements, and vectors of `size` that each has; `None` if that is too much for a lane, because the
 /// row is long or has few factors of two.
@@ -32,24 +37,37 @@ pub(super) fn cut(client: &Client, width: usize, size: usize) -> Option<(usize, 
 
 pub(super) fn launch(call: Call) {
     let client = call.pool.client.clone();
-    let [batch, _, heads, channels, width] = call.dims();
+    let [batch, tokens, heads, channels, width] = call.dims();
+    let single = tokens == 1;
     let plane = plane_size(&client).expect("checked by can_run");
     let (lanes, steps) = cut(&client, width, call.size).expect("checked by can_run");
-    let groups = PLANES * (plane / lanes as u32);
-    let rows = (LANE_ELEMENTS / (steps * call.size)).min(channels.div_ceil(groups as usize));
+    let held = if single { call.pool.dtype } else { DType::F32 };
+    let planes = PLANES.max((MAX_TOKENS as u32).div_ceil(plane));
+    let groups = planes * (plane / lanes as u32);
+    let few = batch * heads * channels <= FEW_ROWS * processors(&client) as usize;
+    let registers = if few && single {
+        FEW_REGISTERS
+    } else {
+        REGISTERS
+    };
+    let elements = registers * DType::F32.size() / held.size();
+    let rows = elements / (steps * call.size);
+    let rows = rows.min(channels.div_ceil(groups as usize)).max(1);
     let blueprint = LanesBlueprint {
         lanes: lanes as u32,
         steps: steps as u32,
         rows: rows as u32,
+        single,
         plane,
-        planes: PLANES,
+        planes,
         rule: call.rule,
         target: Target::of(&client),
     };
-    let cubes = batch * heads * channels.div_ceil(blueprint.cube_rows() as usize);
+    let blocks = channels.div_ceil(blueprint.cube_rows() as usize);
+    let cubes = batch * heads * blocks;
     let [a, b, dt_bias, read, write, accepted] = call.dtypes();
     let (q, pool) = (call.q.dtype, call.pool.dtype);
-    let dtypes = [q, a, b, dt_bias, pool, read, write, accepted];
+    let dtypes = [q, a, b, dt_bias, pool, held, read, write, accepted];
     let tensors = [
         &call.q, &call.k, &call.v, &call.a, &call.b, &call.pool, &call.out,
     ];
@@ -61,7 +79,7 @@ pub(super) fn launch(call: Call) {
         lanes_kernel::launch_unchecked(
             &client,
             cube_count(&client, cubes),
-            CubeDim::new_2d(plane, PLANES),
+            CubeDim::new_2d(plane, planes),
             address_type,
             call.size,
             call.q.into_buffer_arg(),

@@ -131,7 +131,7 @@ impl Call {
 pub(super) fn run(recurrence: Recurrence<CubeBackend>, pool: CubeTensor, kept: Kept) -> Results {
     let [batch, tokens, heads, channels] = recurrence.v.shape().dims();
     let width = pool.shape()[3];
-    let uses_tiles = tiles::can_run(&recurrence, &pool);
+    let uses_tiles = tiles::is_for(&recurrence, &pool);
     let size = if uses_tiles {
         tiles::VECTOR
     } else {

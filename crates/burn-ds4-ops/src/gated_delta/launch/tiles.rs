@@ -18,17 +18,29 @@ pub(super) const VECTOR: usize = 8;
 const MAX_WIDTH: usize = 256;
 /// Columns up to which a plane has two tiles of rows.
 const MAX_WIDTH_OF_TWO: usize = 128;
-/// Parts of states to a processor up to which none is fetched ahead.
-const ROUNDS: usize = 4;
+/// Tiles to a processor that are few, and up to which those of a single token are not many.
+const FEW_TILES: usize = 4;
+const MANY_TILES: usize = 64;
+/// Tokens that are few.
+const FEW_TOKENS: usize = 4;
 
-pub(super) fn can_run(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
-    let [_, _, channels, width] = pool.shape().dims();
+/// Whether the kernel is for such a call, and likely to be faster than the one for any device.
+pub(super) fn is_for(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
+    let [_, heads, channels, width] = pool.shape().dims();
+    let [batch, tokens, _, _] = recurrence.v.shape().dims();
+    let tiles = batch * heads * channels.div_ceil(TILE as usize);
+    let least = match tokens {
+        1 => MANY_TILES,
+        2 => FEW_TILES,
+        _ => 0,
+    };
     has_tensor_cores(&pool.client)
         && pool.dtype == DType::BF16
         && recurrence.q.dtype == DType::BF16
         && channels.is_multiple_of(TILE as usize)
         && width.is_multiple_of(CHUNK as usize)
         && width <= MAX_WIDTH
+        && tiles > least * processors(&pool.client) as usize
 }
 
 /// How the work is divided, among `processors`.
@@ -38,18 +50,21 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
     let tiles_of_state = channels / TILE as usize;
     let tiles = batch * heads * tiles_of_state;
     let every = call.states.is_some();
-    // All processors get some rows, and then a cube as many as possible of one state; where all states are kept, more planes that have
-    // fewer rows each write more at a time.
-    let two = width <= MAX_WIDTH_OF_TWO && !every;
-    let ways = [(4, 2), (4, 1), (2, 1), (1, 1)].into_iter();
-    let ways = ways.filter(|(planes, rows)| tiles_of_state.is_multiple_of(planes * rows));
-    let mut ways = ways.filter(|(_, rows)| *rows == 1 || two);
-    let fills = |&(planes, rows): &(usize, usize)| tiles / (planes * rows) >= processors;
-    let smallest = ways.clone().next_back();
-    let (planes, rows) = ways
-        .find(fills)
-        .or(smallest)
-        .expect("any number is a multiple of one");
+    let few = tiles <= FEW_TILES * processors;
+    // Few tokens leave most of the time to memory, which many small cubes keep busiest, and more tokens to arithmetic, which goes on
+    // while the next state is on its way. Where all states are kept, so much is written that nothing else counts.
+    let (planes, rows, groups, depth) = match (few, every, tokens) {
+        (true, ..) => (1, 1, 1, 1),
+        (_, true, 2..=FEW_TOKENS) => (2, 2, 1, 1),
+        (_, _, 1) | (_, false, ..=FEW_TOKENS) => (1, 2, 1, 1),
+        (_, true, _) => (2, 1, 1, 1),
+        (_, false, _) => (4, 2, 2, 2),
+    };
+    let rows = if width <= MAX_WIDTH_OF_TWO { rows } else { 1 };
+    let (planes, rows) = [(planes, rows), (2, rows), (1, rows)]
+        .into_iter()
+        .find(|(planes, rows)| tiles_of_state.is_multiple_of(planes * rows))
+        .unwrap_or((1, 1));
     let blueprint = |(groups, depth)| TilesBlueprint {
         tokens: tokens as u32,
         chunks: (width / CHUNK as usize) as u32,
@@ -59,17 +74,9 @@ fn divide(call: &Call, processors: usize) -> TilesBlueprint {
         depth,
         rule: call.rule,
     };
-    let few = tiles / (planes * rows) <= ROUNDS * processors;
-    let ways = if every {
-        [(3, 1), (2, 1), (1, 1)]
-    } else {
-        [(2, 2), (2, 1), (1, 1)]
-    };
-    let ways = [(1, 1)].into_iter().filter(|_| few).chain(ways);
+    let mut ways = [(groups, depth), (2, 1), (1, 1)].into_iter().map(blueprint);
     let fits = |blueprint: &TilesBlueprint| fits_shared(client, blueprint.shared_bytes());
-    ways.map(blueprint)
-        .find(fits)
-        .expect("a part of a state that fits")
+    ways.find(fits).expect("a part of a state that fits")
 }
 
 pub(super) fn launch(call: Call) {
