@@ -1,12 +1,15 @@
 //! Attention of a few tokens at the sizes of the released models.
 
 use burn::tensor::{DType, FloatDType};
-use burn_ds4_ops::attention::{index_scores, sink_attention};
+use burn_ds4_ops::attention::{index_scores, rotate_at, sink_attention};
 
 use crate::{
     harness::{Case, Prepared},
     tests::attending::{Case as Problem, Sizes},
-    tests::common::{Tolerance, absolute, assert_close, floats, narrow, noise, values, wide},
+    tests::common::{
+        Tolerance, absolute, assert_close, floats, integers, narrow, noise, values, wide,
+    },
+    tests::rotation::{table, turned_at},
 };
 
 const QUERIES: [usize; 4] = [1, 2, 5, 16];
@@ -16,6 +19,9 @@ const WINDOW: usize = 128;
 /// Compressed rows of which 512 are picked, or all of which are seen.
 const PICKED: (usize, usize) = (8192, 512);
 const SHARED: usize = 2048;
+/// Channels that turn, and positions of the table.
+const ROTATED: usize = 64;
+const POSITIONS: usize = 8192;
 /// Width of an indexer's head.
 const INDEX_WIDTH: usize = 128;
 const INDEX_ROWS: [usize; 2] = [8192, 65536];
@@ -36,7 +42,51 @@ pub fn cases() -> Vec<Case> {
     let scores = QUERIES
         .into_iter()
         .flat_map(|count| INDEX_ROWS.map(|rows| scores_case(count, rows)));
-    attention.chain(scores).collect()
+    let rotations = QUERIES.into_iter().flat_map(|count| {
+        [
+            rotation_case(count, HEADS, WIDTH),
+            rotation_case(count, 1, WIDTH),
+        ]
+    });
+    attention.chain(scores).chain(rotations).collect()
+}
+
+fn rotation_case(count: usize, heads: usize, width: usize) -> Case {
+    let channels = count * heads * width;
+    let angles = count * ROTATED * WORD;
+    Case {
+        op: "rotate_at",
+        shape: vec![("Q", count), ("H", heads), ("D", width)],
+        variant: if heads == 1 { "keys" } else { "queries" },
+        dtype: DType::BF16,
+        bytes: 2 * channels * HALF + angles,
+        flops: None,
+        input_bytes: channels * HALF + POSITIONS * ROTATED * WORD,
+        build: Box::new(move |device, seed| {
+            let start = POSITIONS - count;
+            let x = floats(&noise(channels, seed), [1, count, heads, width], device);
+            let x = x.cast(FloatDType::BF16);
+            let held = wide(&values(x.clone().cast(FloatDType::F32)));
+            let angles = table(POSITIONS, ROTATED, device);
+            let starts = integers(&[start as i64], [1], device);
+            Prepared::new(
+                move || {
+                    rotate_at(x.clone(), angles.clone(), starts.clone(), false)
+                        .expect("arguments that fit")
+                },
+                move |turned| {
+                    let positions: Vec<usize> = (start..start + count).collect();
+                    let expected = turned_at(&held, width, ROTATED, &positions);
+                    let tolerance = Tolerance {
+                        absolute: 1e-6,
+                        relative: 2f64.powi(-8),
+                    };
+                    let actual = values(turned.cast(FloatDType::F32));
+                    assert_close(&actual, &narrow(&expected), tolerance, "turned rows");
+                },
+            )
+        }),
+    }
 }
 
 fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Option<usize>) -> Case {

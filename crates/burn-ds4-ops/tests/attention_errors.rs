@@ -2,10 +2,11 @@
 
 use super::attending::{Case, SMALL, Sizes};
 use super::common::devices;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::attention::{
-    CompressedKeys, WindowKeys, index_scores, pool, rotate, sink_attention, sink_probabilities,
+    CompressedKeys, WindowKeys, index_scores, pool, rotate, rotate_at, sink_attention,
+    sink_probabilities,
 };
 
 fn flex() -> &'static Device {
@@ -60,6 +61,54 @@ fn rotate_refuses_what_does_not_fit() {
         (
             rotate(floats([1, 2, 3, 4], DType::F64), angles(2), angles(2)),
             "`x` has dtype F64, expected F32, F16 or BF16",
+        ),
+    ] {
+        assert_eq!(refused(result), message);
+    }
+}
+
+fn starts(values: &[i32]) -> Tensor<1, Int> {
+    Tensor::from_data(values, flex())
+}
+
+#[test]
+fn rotate_at_refuses_what_does_not_fit() {
+    let x = || f32s([1, 2, 3, 4]);
+    let table = |rotated: usize| f32s([5, rotated]);
+    let turned = |x, angles, start: &[i32]| rotate_at(x, angles, starts(start), false);
+    let bytes = || starts(&[0]).cast(burn::tensor::IntDType::I8);
+    for (result, message) in [
+        (
+            turned(x(), table(6), &[0]),
+            "`number of rotated channels` is 6, expected even and at most 4",
+        ),
+        (
+            turned(x(), table(3), &[0]),
+            "`number of rotated channels` is 3, expected even and at most 4",
+        ),
+        (
+            turned(x(), f16s([5, 2]), &[0]),
+            "`angles` has dtype F16, expected F32",
+        ),
+        (
+            turned(floats([1, 2, 3, 4], DType::F64), table(2), &[0]),
+            "`x` has dtype F64, expected F32, F16 or BF16",
+        ),
+        (
+            turned(x(), table(2), &[0, 1]),
+            "`start` has shape [2], expected [1]",
+        ),
+        (
+            rotate_at(x(), table(2), bytes(), false),
+            "`start` has dtype I8, expected I32, I64 or U32",
+        ),
+        (
+            turned(x(), f32s([0, 2]), &[0]),
+            "`positions of angles` is 0, expected at least 1",
+        ),
+        (
+            turned(x(), table(2), &[4]),
+            "`last position` is 5, expected less than 5, the positions of angles",
         ),
     ] {
         assert_eq!(refused(result), message);
@@ -233,6 +282,12 @@ fn tensors_of_other_devices_are_refused() {
     let there = Tensor::<3>::zeros([1, 2, 2], (other, DType::F32));
     let turned = rotate(x.clone(), there.clone(), there);
     assert_eq!(elsewhere(refused(turned)), "cos");
+    let there = Tensor::<2>::zeros([5, 2], (other, DType::F32));
+    let turned = rotate_at(x.clone(), there, starts(&[0]), false);
+    assert_eq!(elsewhere(refused(turned)), "angles");
+    let there = Tensor::<1, Int>::zeros([1], other);
+    let turned = rotate_at(x.clone(), f32s([5, 2]), there, false);
+    assert_eq!(elsewhere(refused(turned)), "start");
     let there = Tensor::<4>::zeros([1, 2, 3, 4], (other, DType::F32));
     assert_eq!(elsewhere(refused(pool(x.clone(), there))), "scores");
     let there = Tensor::<3>::zeros([1, 7, 4], (other, DType::F32));

@@ -46,7 +46,7 @@ mod quant_linear;
 mod quant_linear_codes;
 mod quant_roundtrip;
 pub(crate) mod ranking;
-mod rotation;
+pub(crate) mod rotation;
 mod router;
 mod router_kernels;
 pub(crate) mod routing;

@@ -1,11 +1,11 @@
 //! Rotary position embedding against an `f64` oracle and a case worked out by hand.
 
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_ds4_ops::attention::rotate;
+use burn::tensor::{Device, FloatDType, IntDType, Tensor};
+use burn_ds4_ops::attention::{rotate, rotate_at};
 
 use super::common::{
-    Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit, narrow, noise,
-    read, rounded, values,
+    EXACT, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit, integers,
+    narrow, noise, read, rounded, values,
 };
 
 const FITS: &str = "arguments that fit";
@@ -124,8 +124,127 @@ fn views_turn_as_their_copies() {
     });
 }
 
+/// Angles of a table at a position.
+fn angle_at(position: usize, pair: usize) -> f64 {
+    position as f64 * 0.37 / (pair + 1) as f64
+}
+
+/// A table of so many positions, as [`rotate_at`] wants it.
+pub fn table(positions: usize, rotated: usize, device: &Device) -> Tensor<2> {
+    let mut values = Vec::new();
+    for position in 0..positions {
+        let angles = (0..rotated / 2).map(|pair| angle_at(position, pair));
+        values.extend(angles.clone().map(f64::cos));
+        values.extend(angles.map(f64::sin));
+    }
+    floats(&narrow(&values), [positions, rotated], device)
+}
+
+/// Rows of `width` channels turned by the angles of their positions, each for all its heads.
+pub fn turned_at(x: &[f64], width: usize, rotated: usize, positions: &[usize]) -> Vec<f64> {
+    let mut turned = x.to_vec();
+    let heads = x.len() / width / positions.len();
+    for (row, channels) in turned.chunks_mut(width).enumerate() {
+        for pair in 0..rotated / 2 {
+            let at = width - rotated + 2 * pair;
+            let (sin, cos) = angle_at(positions[row / heads], pair).sin_cos();
+            let (a, b) = (channels[at], channels[at + 1]);
+            channels[at] = a * cos - b * sin;
+            channels[at + 1] = a * sin + b * cos;
+        }
+    }
+    turned
+}
+
+/// The same rows by [`rotate`], with the angles of every row written out.
+fn spelled_out(x: Tensor<4>, positions: &[usize], rotated: usize, inverse: bool) -> Tensor<4> {
+    let [batch, count, _, _] = x.dims();
+    let sign = if inverse { -1.0 } else { 1.0 };
+    let (mut cos, mut sin) = (Vec::new(), Vec::new());
+    for position in positions {
+        for channel in 0..rotated {
+            let angle = angle_at(*position, channel / 2);
+            let side = if channel.is_multiple_of(2) { -1.0 } else { 1.0 };
+            cos.push(angle.cos());
+            sin.push(angle.sin() * side * sign);
+        }
+    }
+    let shape = [batch, count, rotated];
+    let [cos, sin] = [cos, sin].map(|angles| floats(&narrow(&angles), shape, &x.device()));
+    rotate(x, cos, sin).expect(FITS)
+}
+
+fn positions_of_a_table_turn_as_by_angles_that_are_given() {
+    every_dtype(|name, device, dtype| {
+        for sizes @ [batch, count, heads, width, rotated] in SIZES {
+            let shape = [batch, count, heads, width];
+            let starts: Vec<i64> = (0..batch as i64).map(|sequence| 7 * sequence + 2).collect();
+            let positions: Vec<usize> = starts
+                .iter()
+                .flat_map(|start| (0..count).map(|i| *start as usize + i))
+                .collect();
+            let known = positions.iter().max().map_or(1, |last| last + 1);
+            let data = noise(shape.iter().product(), 5);
+            let (x, held) = rounded(&data, shape, dtype, device);
+            for integer in [IntDType::I32, IntDType::I64, IntDType::U32] {
+                if !device.supports_dtype(integer) {
+                    continue;
+                }
+                for inverse in [false, true] {
+                    let what = format!("{name} {sizes:?} {integer:?} {inverse}");
+                    let start = integers(&starts, [batch], device).cast(integer);
+                    // The same table as the first columns of a wider one.
+                    let angles = table(known, rotated, device);
+                    let angles = Tensor::cat(vec![angles.clone(), angles], 1);
+                    let angles = angles.slice_dim(1, 0..rotated);
+                    let turned = rotate_at(x.clone(), angles, start, inverse).expect(FITS);
+                    assert_eq!(turned.dtype(), dtype.into(), "{what}");
+                    let expected = spelled_out(x.clone(), &positions, rotated, inverse);
+                    assert_close(&read(&turned), &read(&expected), EXACT, &what);
+                    if !inverse {
+                        let expected = turned_at(&held, width, rotated, &positions);
+                        assert_close(&read(&turned), &narrow(&expected), close(dtype), &what);
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn a_sequence_that_is_not_there_turns_as_from_the_first_position() {
+    for (name, device) in devices() {
+        let x = floats(&noise(2 * 3 * 8, 6), [2, 3, 1, 8], device);
+        let angles = table(9, 4, device);
+        let turn = |starts: [i64; 2]| {
+            let start = integers(&starts, [2], device);
+            values(rotate_at(x.clone(), angles.clone(), start, false).expect(FITS))
+        };
+        assert_eq!(turn([-5, 6]), turn([0, 6]), "{name}");
+    }
+}
+
+fn positions_beyond_the_table_turn_as_its_last_where_the_host_cannot_see_them() {
+    for (name, device) in devices() {
+        let x = floats(&noise(2 * 3 * 8, 7), [2, 3, 1, 8], device);
+        let start = integers(&[7, 1 << 30], [2], device);
+        let turned = rotate_at(x.clone(), table(9, 4, device), start, false);
+        if name == "flex" {
+            let message = turned.err().map(|error| error.to_string());
+            let expected =
+                "`last position` is 1073741826, expected less than 9, the positions of angles";
+            assert_eq!(message.as_deref(), Some(expected), "{name}");
+        } else {
+            let expected = spelled_out(x, &[7, 8, 8, 8, 8, 8], 4, false);
+            assert_eq!(values(turned.expect(FITS)), values(expected), "{name}");
+        }
+    }
+}
+
 catalogue![
     a_quarter_turn_maps_each_pair_to_its_perpendicular,
+    a_sequence_that_is_not_there_turns_as_from_the_first_position,
+    positions_beyond_the_table_turn_as_its_last_where_the_host_cannot_see_them,
+    positions_of_a_table_turn_as_by_angles_that_are_given,
     the_last_channels_turn_and_every_head_by_its_position,
     views_turn_as_their_copies,
 ];

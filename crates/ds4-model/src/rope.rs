@@ -79,8 +79,16 @@ impl RotaryTable {
         }
     }
 
-    /// The rotation at `positions` (`[batch, count]`), each below the table's size.
-    pub(crate) fn at(&self, positions: Tensor<2, Int>) -> Rotation {
+    /// The rotation of the positions from `start` (`[batch]`) on, all below the table's size.
+    pub(crate) fn from(&self, start: Tensor<1, Int>) -> Rotation {
+        Rotation {
+            angles: self.angles.clone(),
+            start,
+        }
+    }
+
+    /// The rotation of blocks at `positions` (`[batch, blocks]`), each below the table's size.
+    pub(crate) fn at(&self, positions: Tensor<2, Int>) -> BlockRotation {
         let [batch, count] = positions.dims();
         let pairs = self.frequencies.len();
         let angles = self
@@ -96,7 +104,7 @@ impl RotaryTable {
                 .slice([0..batch, 0..count, half..half + 1, 0..2 * pairs])
                 .squeeze_dim::<3>(2)
         };
-        Rotation {
+        BlockRotation {
             cos: half(0),
             sin: half(1) * self.signs.clone(),
         }
@@ -117,27 +125,48 @@ fn angles(frequencies: &[f32], from: usize, to: usize, device: &Device) -> Tenso
     )
 }
 
-/// A rotation per position, in the form [`burn_ds4_ops::attention::rotate`] takes.
+/// The rotation of positions that follow on each other, in every sequence from its own first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
-    cos: Tensor<3>,
-    sin: Tensor<3>,
+    angles: Tensor<2>,
+    start: Tensor<1, Int>,
 }
 
 impl Rotation {
     /// Rotates the trailing channels of `x`: `[batch, count, heads, width]`.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        rotate(x, self.cos.clone(), self.sin.clone())
+        self.turn(x, false)
     }
 
     /// Rotates back.
     pub(crate) fn apply_inverse(&self, x: Tensor<4>) -> Tensor<4> {
-        rotate(x, self.cos.clone(), self.sin.clone().neg())
+        self.turn(x, true)
+    }
+
+    fn turn(&self, x: Tensor<4>, inverse: bool) -> Tensor<4> {
+        attention::rotate_at(x, self.angles.clone(), self.start.clone(), inverse)
+            .expect("positions of the table, and no more channels than `x` has")
     }
 }
 
-fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
-    attention::rotate(x, cos, sin).expect("as many positions and no more channels than `x` has")
+/// A rotation for each block, at its first position.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockRotation {
+    cos: Tensor<3>,
+    sin: Tensor<3>,
+}
+
+impl BlockRotation {
+    /// Rotates the trailing channels of a row for each block: `[batch, blocks, width]`.
+    pub(crate) fn apply(&self, rows: Tensor<3>) -> Tensor<3> {
+        attention::rotate(
+            rows.unsqueeze_dim::<4>(2),
+            self.cos.clone(),
+            self.sin.clone(),
+        )
+        .expect("as many blocks and no more channels than `rows` has")
+        .squeeze_dim::<3>(2)
+    }
 }
 
 #[cfg(test)]

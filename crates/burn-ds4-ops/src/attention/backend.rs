@@ -66,6 +66,17 @@ pub trait AttentionOps: MatmulOps {
         reference::rotate::<Self>(x, cos, sin)
     }
 
+    /// See [`rotate_at`](super::rotate_at).
+    #[fusion(meta = |x, _angles, _start, _inverse| fusion::like(x))]
+    fn rotate_at(
+        x: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        start: IntTensor<Self>,
+        inverse: bool,
+    ) -> FloatTensor<Self> {
+        reference::rotate_at::<Self>(x, angles, start, inverse)
+    }
+
     /// See [`sink_attention`](super::sink_attention).
     #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, _scale| fusion::like(queries))]
     fn sink_attention(
@@ -145,6 +156,19 @@ impl AttentionOps for burn_cubecl::CubeBackend {
             super::launch::rotate(x, cos, sin)
         } else {
             reference::rotate::<Self>(x, cos, sin)
+        }
+    }
+
+    fn rotate_at(
+        x: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        start: IntTensor<Self>,
+        inverse: bool,
+    ) -> FloatTensor<Self> {
+        if super::launch::can_rotate_at(&x, &angles, &start) {
+            super::launch::rotate_at(x, angles, start, inverse)
+        } else {
+            reference::rotate_at::<Self>(x, angles, start, inverse)
         }
     }
 

@@ -14,6 +14,7 @@ mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
 mod reference;
+mod validation;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
@@ -84,13 +85,7 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>,
     expect_float("x", &x)?;
     let [batch, positions, _, width] = x.dims();
     let [_, _, rotated] = cos.dims();
-    if !rotated.is_multiple_of(2) || rotated > width {
-        return Err(OpError::InvalidValue {
-            argument: "number of rotated channels",
-            expected: format!("even and at most {width}"),
-            actual: rotated,
-        });
-    }
+    validation::expect_rotated(rotated, width)?;
     for (argument, angles) in [("cos", &cos), ("sin", &sin)] {
         expect_dtype(argument, "F32", angles, &[DType::F32])?;
         expect_shape(argument, angles.dims(), [batch, positions, rotated])?;
@@ -103,6 +98,49 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>,
         x.into_dispatch(),
         cos.into_dispatch(),
         sin.into_dispatch(),
+    )))
+}
+
+/// [`rotate`] by the angles of positions that follow on each other, which are looked up in a table where `x` is.
+///
+/// # Shapes and dtypes
+///
+/// - `x`: `[batch, count, heads, width]`, f32 / f16 / bf16
+/// - `angles`: `[positions, rotated]`, f32: for each position the cosines of its `rotated / 2` pairs, then their sines
+/// - `start`: the position of the first row of each sequence, `[batch]`, i32, i64 or u32; row `i` is at position `start + i`
+/// - `inverse`: whether pairs turn by the opposite angle
+/// - output: like `x`, its first `width - rotated` channels unchanged
+///
+/// A start that is negative counts as 0; such a sequence is one that is not there. A position beyond the table is an error where the
+/// device's memory is the host's; elsewhere, where telling would take reading it back, it has the angles of the table's last one.
+///
+/// # Errors
+///
+/// [`OpError`] where a dtype, a shape or a device does not fit, `rotated` is odd or larger than `width`, the table has no positions and,
+/// where the device's memory is the host's, for a position beyond it.
+pub fn rotate_at(
+    x: Tensor<4>,
+    angles: Tensor<2>,
+    start: Tensor<1, Int>,
+    inverse: bool,
+) -> Result<Tensor<4>, OpError> {
+    expect_float("x", &x)?;
+    let [batch, count, _, width] = x.dims();
+    let [known, rotated] = angles.dims();
+    let device = x.device();
+    validation::expect_rotated(rotated, width)?;
+    expect_dtype("angles", "F32", &angles, &[DType::F32])?;
+    expect_device("angles", &angles.device(), "x", &device)?;
+    validation::expect_start(&start, batch, ("x", &device))?;
+    if rotated == 0 || x.dims().contains(&0) {
+        return Ok(x);
+    }
+    validation::expect_known(&start, count, known)?;
+    Ok(Tensor::from_dispatch(Dispatch::rotate_at(
+        x.into_dispatch(),
+        angles.into_dispatch(),
+        start.into_dispatch(),
+        inverse,
     )))
 }
 
@@ -212,7 +250,7 @@ pub fn sink_attention(
     sinks: Tensor<1>,
     scale: f64,
 ) -> Result<Tensor<4>, OpError> {
-    let compressed = check(&queries, &window, compressed, &sinks, scale)?;
+    let compressed = validation::check_keys(&queries, &window, compressed, &sinks, scale)?;
     if queries.dims().contains(&0) {
         return Ok(queries);
     }
@@ -242,7 +280,7 @@ pub fn sink_probabilities(
     sinks: Tensor<1>,
     scale: f64,
 ) -> Result<Tensor<4>, OpError> {
-    let compressed = check(&queries, &window, compressed, &sinks, scale)?;
+    let compressed = validation::check_keys(&queries, &window, compressed, &sinks, scale)?;
     let [batch, count, heads, width] = queries.dims();
     let [_, columns, _] = window.rows.dims();
     let columns = columns + compressed.as_ref().map_or(0, CompressedKeys::seen);
@@ -263,64 +301,4 @@ pub fn sink_probabilities(
         window.span,
         columns,
     )))
-}
-
-/// What there is of the compressed keys, where all fits.
-fn check(
-    queries: &Tensor<4>,
-    window: &WindowKeys,
-    compressed: Option<CompressedKeys>,
-    sinks: &Tensor<1>,
-    scale: f64,
-) -> Result<Option<CompressedKeys>, OpError> {
-    expect_float("queries", queries)?;
-    let (dtype, device) = (queries.dtype(), &queries.device());
-    let [batch, count, heads, width] = queries.dims();
-    let like_queries = "that of `queries`";
-    let on_device = |argument, actual| expect_device(argument, &actual, "queries", device);
-
-    let [_, columns, _] = window.rows.dims();
-    expect_dtype("window.rows", like_queries, &window.rows, &[dtype])?;
-    expect_shape("window.rows", window.rows.dims(), [batch, columns, width])?;
-    on_device("window.rows", window.rows.device())?;
-    expect_dtype("window.bias", "F32", &window.bias, &[DType::F32])?;
-    expect_shape("window.bias", window.bias.dims(), [batch, columns])?;
-    on_device("window.bias", window.bias.device())?;
-    let longest = (columns + 1).saturating_sub(count);
-    if !(1..=longest).contains(&window.span) {
-        return Err(OpError::InvalidValue {
-            argument: "window.span",
-            expected: format!("1 to {longest}, with {columns} rows and {count} queries"),
-            actual: window.span,
-        });
-    }
-
-    expect_dtype("sinks", "F32", sinks, &[DType::F32])?;
-    expect_shape("sinks", sinks.dims(), [heads])?;
-    on_device("sinks", sinks.device())?;
-    if !scale.is_finite() {
-        return Err(OpError::InvalidFloat {
-            argument: "scale",
-            expected: "a finite number",
-            actual: scale.to_string(),
-        });
-    }
-
-    let Some(keys) = compressed else {
-        return Ok(None);
-    };
-    let [_, rows, _] = keys.rows.dims();
-    expect_dtype("compressed.rows", like_queries, &keys.rows, &[dtype])?;
-    expect_shape("compressed.rows", keys.rows.dims(), [batch, rows, width])?;
-    on_device("compressed.rows", keys.rows.device())?;
-    expect_dtype("compressed.bias", "F32", &keys.bias, &[DType::F32])?;
-    expect_shape("compressed.bias", keys.bias.dims(), [batch, count, rows])?;
-    on_device("compressed.bias", keys.bias.device())?;
-    if let Some(picks) = &keys.picks {
-        let [_, _, number] = picks.dims();
-        expect_shape("compressed.picks", picks.dims(), [batch, count, number])?;
-        on_device("compressed.picks", picks.device())?;
-    }
-    // CubeCL devices panic on some operations without elements.
-    Ok((rows > 0 && keys.seen() > 0).then_some(keys))
 }

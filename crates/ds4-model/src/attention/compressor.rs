@@ -106,10 +106,7 @@ impl Compressor {
             .write(step.ring.write.clone(), step.ring.newest(raw));
 
         let rows = self.norm.forward(self.pool(pooled, step, width));
-        let rows = step
-            .rotation
-            .apply(rows.unsqueeze_dim::<4>(2))
-            .squeeze_dim::<3>(2);
+        let rows = step.rotation.apply(rows);
         let rows = match rounding {
             RowRounding::None => rows,
             RowRounding::Content => quantize_content(rows, self.rotated),

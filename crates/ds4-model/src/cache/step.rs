@@ -5,7 +5,7 @@ use burn_ds4_ops::attention::MASKED;
 
 use super::{Cache, CacheLayout};
 use crate::config::AttentionKind;
-use crate::rope::Rotation;
+use crate::rope::{BlockRotation, Rotation};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -92,7 +92,7 @@ pub(crate) struct CompressedStep {
     /// Mask of the previous block's slots, which block 0 does not have: f32 `[batch, blocks, 1, 1]`.
     pub(crate) previous_bias: Tensor<4>,
     /// Rotation of the blocks' rows, at their first positions.
-    pub(crate) rotation: Rotation,
+    pub(crate) rotation: BlockRotation,
     /// Row indices of the blocks: `[batch · blocks]`.
     pub(crate) write: Tensor<1, Int>,
     /// Mask of all compressed rows: f32 `[batch, count, rows]`.
@@ -150,14 +150,11 @@ impl Step {
                 span: cache.layout.window.max(1),
             },
             compressed,
-            rotation: cache
-                .rotary
-                .as_ref()
-                .map(|table| table.at(positions.clone())),
+            rotation: cache.rotary.as_ref().map(|table| table.from(start.clone())),
             compressed_rotation: cache
                 .compressed_rotary
                 .as_ref()
-                .map(|table| table.at(positions)),
+                .map(|table| table.from(start.clone())),
             start,
         }
     }
@@ -263,7 +260,7 @@ impl CompressedStep {
         start: &Tensor<1, Int>,
         ring: RingStep,
         geometry: Geometry,
-        rotation: impl FnOnce(Tensor<2, Int>) -> Rotation,
+        rotation: impl FnOnce(Tensor<2, Int>) -> BlockRotation,
     ) -> Self {
         let device = &start.device();
         let [batch, count] = positions.dims();

@@ -13,7 +13,7 @@ use crate::intrinsics::{Target, exp};
 pub(super) use index::index_kernel;
 use pool::Blocks;
 pub(super) use pool::{BlocksLaunch, pool_kernel};
-pub(super) use rotate::rotate_kernel;
+pub(super) use rotate::{TableLaunch, rotate_at_kernel, rotate_kernel};
 pub(super) use sink::{SinkBlueprint, SizesLaunch, StridesLaunch, sink_kernel};
 
 /// `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0 far below, on every device. What is hidden

@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 
-use super::backend::CompressedRows;
+use super::backend::{AttentionOps, CompressedRows};
 use super::{FEW_TOKENS, HIDDEN, MASKED, TINY};
 use crate::matmul::MatmulOps;
 use crate::reference::bool_dtype;
@@ -47,6 +47,56 @@ pub(super) fn rotate<B: Backend>(
         return turned;
     }
     B::float_cat(vec![channels(0..width - rotated), turned], 3)
+}
+
+pub(super) fn rotate_at<B: AttentionOps>(
+    x: FloatTensor<B>,
+    angles: FloatTensor<B>,
+    start: IntTensor<B>,
+    inverse: bool,
+) -> FloatTensor<B> {
+    let [batch, count, _, _] = x.shape().dims();
+    let [known, _] = angles.shape().dims();
+    let last = known as i64 - 1;
+    // In its own dtype: another may make one that is out of range one that is not.
+    let start = B::int_cast(B::int_clamp(start, 0.into(), last.into()), INT);
+    let steps = B::int_arange(0..count as i64, &x.device(), INT);
+    let shape = Shape::new([batch, count]);
+    let positions = B::int_add(
+        B::int_expand(B::int_reshape(start, Shape::new([batch, 1])), shape.clone()),
+        B::int_expand(B::int_reshape(steps, Shape::new([1, count])), shape),
+    );
+    let positions = B::int_clamp_max(positions, last.into());
+    let (cos, sin) = rotation::<B>(angles, positions, inverse);
+    B::rotate(x, cos, sin)
+}
+
+/// Cosines and sines of `positions` (`[batch, count]`, all of the table), as [`rotate`] takes them.
+fn rotation<B: Backend>(
+    angles: FloatTensor<B>,
+    positions: IntTensor<B>,
+    inverse: bool,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let [batch, count] = positions.shape().dims();
+    let pairs = angles.shape()[1] / 2;
+    let positions = B::int_reshape(positions, Shape::new([batch * count]));
+    let angles = B::float_select(angles, 0, positions);
+    let half = |range: Range<usize>| {
+        let half = slice::<B>(angles.clone(), 1, range);
+        B::float_reshape(half, Shape::new([batch, count, pairs, 1]))
+    };
+    let (cos, sin) = (half(0..pairs), half(pairs..2 * pairs));
+    let negated = B::float_neg(sin.clone());
+    let sines = if inverse {
+        [sin, negated]
+    } else {
+        [negated, sin]
+    };
+    let of_channels = |of_pairs: [FloatTensor<B>; 2]| {
+        let of_channels = B::float_cat(of_pairs.into(), 3);
+        B::float_reshape(of_channels, Shape::new([batch, count, 2 * pairs]))
+    };
+    (of_channels([cos.clone(), cos]), of_channels(sines))
 }
 
 pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -> FloatTensor<B> {

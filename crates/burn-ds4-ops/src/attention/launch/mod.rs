@@ -1,3 +1,5 @@
+mod rotate;
+
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -10,8 +12,7 @@ use cubecl::prelude::*;
 use super::FEW_TOKENS;
 use super::backend::CompressedRows;
 use super::kernel::{
-    BlocksLaunch, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel, pool_kernel,
-    rotate_kernel, sink_kernel,
+    BlocksLaunch, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel, pool_kernel, sink_kernel,
 };
 use super::reference::Problem;
 use crate::intrinsics::Target;
@@ -19,6 +20,7 @@ use crate::launching::{
     MAX_CUBES, address_type, cube_count, is_float, is_wide_int, output, plane_size,
     row_vector_size, with_contiguous_rows, with_vectors,
 };
+pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};
 
 /// Heads that share the rows which a cube reads.
 const HEADS: u32 = 2;
@@ -33,8 +35,6 @@ const MAX_LANE_WIDTH: usize = 64;
 const MAX_INDEX_WIDTH: usize = 256;
 /// Rows of a cube of the indexer's.
 const INDEX_UNITS: u32 = 64;
-/// Vectors of a cube that turns pairs.
-const ROTATE_UNITS: u32 = 128;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
 
@@ -244,56 +244,6 @@ pub(super) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
             value_strides,
             score_strides,
             Target::of(&client),
-            dtype,
-        );
-    }
-    result
-}
-
-/// Elements of the widest vector, of two at least, that divides both the channels that are kept and those that are turned.
-fn rotated_vector(x: &CubeTensor, rotated: usize) -> Option<usize> {
-    let width = x.shape()[3];
-    let sizes = x.client.io_optimized_vector_sizes(x.elem_size());
-    let divides = |size: &usize| width.is_multiple_of(*size) && rotated.is_multiple_of(*size);
-    sizes.filter(divides).max().filter(|&size| size > 1)
-}
-
-pub(super) fn can_rotate(x: &CubeTensor, cos: &CubeTensor) -> bool {
-    is_float(x.dtype)
-        && u32::try_from(x.shape().num_elements()).is_ok()
-        && rotated_vector(x, cos.shape()[2]).is_some()
-}
-
-pub(super) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
-    let [batch, positions, heads, width] = x.shape().dims();
-    let rotated = cos.shape()[2];
-    let size = rotated_vector(&x, rotated).expect("checked by can_rotate");
-    let x = with_vectors(x, size);
-    let client = x.client.clone();
-    let result = output(&x, [batch, positions, heads, width], x.dtype);
-    let vectors = width / size;
-    let outputs = batch * positions * heads * vectors;
-    let strides = x.meta.strides();
-    let strides = BlocksLaunch::new(strides[0] / size, strides[1] / size, strides[2] / size);
-    let dtype = dtype_to_storage_type(x.dtype);
-    // SAFETY: units past the last vector read and write nothing.
-    unsafe {
-        rotate_kernel::launch_unchecked(
-            &client,
-            cube_count(&client, outputs.div_ceil(ROTATE_UNITS as usize)),
-            CubeDim::new_1d(ROTATE_UNITS),
-            address_type([&x, &result]),
-            size,
-            x.into_buffer_arg(),
-            into_contiguous(cos).into_buffer_arg(),
-            into_contiguous(sin).into_buffer_arg(),
-            result.clone().into_buffer_arg(),
-            outputs,
-            positions,
-            heads,
-            vectors,
-            (width - rotated) / size,
-            strides,
             dtype,
         );
     }
