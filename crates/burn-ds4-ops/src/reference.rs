@@ -1,8 +1,10 @@
 //! What the references of several families share.
 
+use std::ops::Range;
+
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, get_or_init_device_settings};
-use burn::tensor::BoolDType;
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
+use burn::tensor::{BoolDType, Shape, Slice};
 
 /// `log1p(t) / s` as a polynomial in `s²`, highest power first; relative error 1.7e-7 for `t` in 0..=1 (minimax, by Remez).
 const LOG1P: [f64; 4] = [0.342_260_51, 0.395_894_61, 0.666_760_03, 1.999_999_67];
@@ -24,4 +26,21 @@ pub(crate) fn log1p<B: Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     let quotient = B::float_add_scalar(B::float_mul(quotient, square.clone()), c1.into());
     let quotient = B::float_add_scalar(B::float_mul(quotient, square), c0.into());
     B::float_mul(s, quotient)
+}
+
+/// A range of one axis, and all of the others.
+pub(crate) fn slice<B: Backend>(
+    tensor: FloatTensor<B>,
+    axis: usize,
+    range: Range<usize>,
+) -> FloatTensor<B> {
+    let ranges = ranges(&tensor.shape(), axis, range);
+    B::float_slice(tensor, &ranges)
+}
+
+/// What to slice for a range of one axis, and all of the others.
+pub(crate) fn ranges(shape: &Shape, axis: usize, range: Range<usize>) -> Vec<Slice> {
+    let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
+    ranges[axis] = range.into();
+    ranges
 }

@@ -7,6 +7,9 @@ pub(crate) mod attending;
 mod attention;
 mod attention_errors;
 pub(crate) mod common;
+mod compress_rows;
+mod compress_rows_errors;
+pub(crate) mod compressing;
 pub(crate) mod delta;
 pub(crate) mod distributions;
 pub(crate) mod drawn;
@@ -76,6 +79,7 @@ type Family = &'static [(&'static str, fn())];
 #[allow(dead_code)]
 pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
+    ("compress_rows", compress_rows::CASES),
     ("flash_head", flash_head::CASES),
     ("flash_head_build", flash_head_build::CASES),
     ("flash_head_draw", flash_head_draw::CASES),

@@ -128,8 +128,10 @@ fn angles(frequencies: &[f32], from: usize, to: usize, device: &Device) -> Tenso
 /// The rotation of positions that follow on each other, in every sequence from its own first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
-    angles: Tensor<2>,
-    start: Tensor<1, Int>,
+    /// Those of all positions, as [`burn_ds4_ops::attention::rotate_at`] takes them.
+    pub(crate) angles: Tensor<2>,
+    /// The first position of each sequence: `[batch]`.
+    pub(crate) start: Tensor<1, Int>,
 }
 
 impl Rotation {

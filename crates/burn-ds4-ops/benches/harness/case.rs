@@ -115,6 +115,11 @@ impl<const D: usize> Outputs for Tensor<D, Int> {
     }
 }
 
+/// What it updates is kept by the case.
+impl Outputs for () {
+    fn poison(self) {}
+}
+
 impl<A: Outputs, B: Outputs> Outputs for (A, B) {
     fn poison(self) {
         self.0.poison();

@@ -2,9 +2,10 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
-use super::CompressedKeys;
 use super::reference::{self, Problem};
+use super::{CompressedKeys, RowRounding};
 use crate::matmul::MatmulOps;
+use crate::norm::NormOps;
 
 /// [`CompressedKeys`] as backends see them.
 #[derive(Clone, ExtensionType)]
@@ -47,6 +48,30 @@ impl From<Option<CompressedKeys>> for CompressedRows<Dispatch> {
     }
 }
 
+/// What [`compress_rows`](super::compress_rows) reads, as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Compression<B: Backend> {
+    /// `[batch, count, raw width]`.
+    pub projections: FloatTensor<B>,
+    /// `[ratio, raw width]`.
+    pub bias: FloatTensor<B>,
+    /// `[width]`.
+    pub norm: FloatTensor<B>,
+    /// `[positions, rotated]`.
+    pub angles: FloatTensor<B>,
+    /// `[batch]`.
+    pub start: IntTensor<B>,
+    /// Of the norm.
+    pub epsilon: f64,
+    /// Positions of a block.
+    pub ratio: usize,
+    /// Whether a row also pools the block before its own.
+    pub overlap: bool,
+    /// What becomes of a row.
+    pub rounding: RowRounding,
+}
+
 /// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
 ///
 /// No tensor that gets here is empty.
@@ -55,7 +80,7 @@ impl From<Option<CompressedKeys>> for CompressedRows<Dispatch> {
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait AttentionOps: MatmulOps {
+pub trait AttentionOps: MatmulOps + NormOps {
     /// See [`rotate`](super::rotate).
     #[fusion(meta = |x, _cos, _sin| fusion::like(x))]
     fn rotate(
@@ -140,6 +165,16 @@ pub trait AttentionOps: MatmulOps {
     fn pool(values: FloatTensor<Self>, scores: FloatTensor<Self>) -> FloatTensor<Self> {
         reference::pool::<Self>(values, scores)
     }
+
+    /// See [`compress_rows`](super::compress_rows): the raw rows, and the rows.
+    #[fusion(meta = |_inputs, raw, rows| (raw.clone(), rows.clone()))]
+    fn compress_rows(
+        #[extension_type] inputs: Compression<Self>,
+        raw: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        reference::compress_rows::<Self>(inputs, raw, rows)
+    }
 }
 
 #[cfg(feature = "flex")]
@@ -211,6 +246,18 @@ impl AttentionOps for burn_cubecl::CubeBackend {
 
     fn pool(values: FloatTensor<Self>, scores: FloatTensor<Self>) -> FloatTensor<Self> {
         super::launch::pool(values, scores)
+    }
+
+    fn compress_rows(
+        inputs: Compression<Self>,
+        raw: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if super::launch::can_compress(&inputs, &raw, &rows) {
+            super::launch::compress_rows(inputs, raw, rows)
+        } else {
+            reference::compress_rows::<Self>(inputs, raw, rows)
+        }
     }
 }
 

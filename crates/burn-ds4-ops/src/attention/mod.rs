@@ -9,6 +9,7 @@
 //! token behind those that it sees, and [`index_scores`] do not depend on other tokens, however many there are.
 
 mod backend;
+mod compress;
 #[cfg(feature = "cube")]
 mod kernel;
 #[cfg(feature = "cube")]
@@ -23,6 +24,10 @@ use crate::OpError;
 use crate::matmul::INVARIANT_ROWS;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
 use backend::AttentionOps;
+pub use compress::{
+    CONTENT_BLOCK, CompressionInputs, CompressionOptions, CompressorState, RowRounding,
+    compress_rows,
+};
 
 /// Bias of a key that may not be seen. Finite, so that no infinity enters the arithmetic: `exp(MASKED - m)` is 0 for any real
 /// maximum `m`.

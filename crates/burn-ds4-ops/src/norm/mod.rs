@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape};
-use backend::NormOps;
+pub(crate) use backend::NormOps;
 
 /// `x / sqrt(mean(x²) + epsilon)` over the last dimension, times `weight` if there is one.
 ///

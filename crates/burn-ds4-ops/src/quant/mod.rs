@@ -31,6 +31,7 @@ mod backend;
 #[cfg(feature = "cube")]
 mod launch;
 mod reference;
+pub(crate) mod roundtrip;
 mod weights;
 
 use burn::backend::Dispatch;
@@ -234,7 +235,7 @@ pub fn grouped_linear<const D: usize>(
 ///
 /// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] for a `block` of zero.
 pub fn fp8_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
-    roundtrip(x, block, &reference::E4M3)
+    to_and_fro(x, block, &roundtrip::E4M3)
 }
 
 /// Rounds to FP4 and back: what an indexer channel becomes in an FP4 cache.
@@ -245,7 +246,7 @@ pub fn fp8_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tenso
 ///
 /// Dtypes and errors as [`fp8_roundtrip`].
 pub fn fp4_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
-    roundtrip(x, block, &reference::E2M1)
+    to_and_fro(x, block, &roundtrip::E2M1)
 }
 
 /// Walsh-Hadamard transform of the last dimension, in Sylvester order, times `n^-0.5`: orthonormal, and its own inverse.
@@ -271,8 +272,9 @@ pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
     if rows == 0 {
         return Ok(x);
     }
-    let x = x.cast(FloatDType::F32).reshape([rows, columns]);
-    Ok(reference::hadamard(x)
+    let x: Tensor<2> = x.cast(FloatDType::F32).reshape([rows, columns]);
+    let transformed = roundtrip::hadamard::<Dispatch>(x.into_dispatch());
+    Ok(Tensor::<2>::from_dispatch(transformed)
         .reshape(shape)
         .cast(FloatDType::from(dtype)))
 }
@@ -287,10 +289,10 @@ fn empty<const D: usize>(
     Ok(Tensor::empty(shape, (device, dtype.into())))
 }
 
-fn roundtrip<const D: usize>(
+fn to_and_fro<const D: usize>(
     x: Tensor<D>,
     block: usize,
-    format: &reference::Format,
+    format: &roundtrip::Format,
 ) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     if block == 0 {
@@ -306,8 +308,9 @@ fn roundtrip<const D: usize>(
     }
     let columns = shape[D - 1];
     let rows = shape[..D - 1].iter().product();
-    let x = x.cast(FloatDType::F32).reshape([rows, columns]);
-    Ok(reference::roundtrip(x, block.min(columns), format)
+    let x: Tensor<2> = x.cast(FloatDType::F32).reshape([rows, columns]);
+    let rounded = roundtrip::roundtrip::<Dispatch>(x.into_dispatch(), block, format);
+    Ok(Tensor::<2>::from_dispatch(rounded)
         .reshape(shape)
         .cast(FloatDType::from(dtype)))
 }

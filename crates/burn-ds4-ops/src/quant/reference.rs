@@ -2,7 +2,7 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, FloatDType, IntDType, Shape, Tensor, TensorData};
+use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
 use super::backend::{PackedWeights, QuantOps};
 use super::{FP4_BLOCK, FP8_BLOCK};
@@ -40,7 +40,7 @@ fn e8m0_values() -> Vec<f32> {
 }
 
 /// `2^exponent` for the exponents of normal `f32` values.
-const fn power_of_two(exponent: i32) -> f32 {
+pub(super) const fn power_of_two(exponent: i32) -> f32 {
     assert!(exponent >= -126 && exponent <= 127);
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
@@ -187,128 +187,4 @@ fn repeat_columns<B: Backend>(x: FloatTensor<B>, block: usize, columns: usize) -
     let x = B::float_expand(x, Shape::new([rows, blocks, block]));
     let x = B::float_reshape(x, Shape::new([rows, blocks * block]));
     B::float_slice(x, &[(0..rows).into(), (0..columns).into()])
-}
-
-/// A small float format as a target of rounding.
-pub(super) struct Format {
-    /// Largest value.
-    max: f32,
-    /// Exponent of the smallest normal value.
-    min_exponent: i32,
-    /// Bits after the binary point of a normal value.
-    mantissa_bits: i32,
-    /// Halvings that bring the largest value into the lowest normal binade, as a descending sum.
-    exponent_steps: &'static [i32],
-    /// The largest magnitude of a block is taken to be at least this.
-    amax_floor: f32,
-    /// Exponent of the scale that belongs to `amax_floor`.
-    min_scale_exponent: i32,
-}
-
-/// FP8 with 1e-4 as the smallest block maximum.
-pub(super) const E4M3: Format = Format {
-    max: 448.0,
-    min_exponent: -6,
-    mantissa_bits: 3,
-    exponent_steps: &[8, 4, 2, 1],
-    amax_floor: 1e-4,
-    min_scale_exponent: -22,
-};
-
-/// FP4 with the smallest normal scale as the smallest scale.
-pub(super) const E2M1: Format = Format {
-    max: 6.0,
-    min_exponent: 0,
-    mantissa_bits: 1,
-    exponent_steps: &[2, 1],
-    amax_floor: 6.0 * power_of_two(-126),
-    min_scale_exponent: -126,
-};
-
-/// Descending sum of 255, which covers every scale exponent; in parts that keep all factors normal.
-const SCALE_STEPS: [i32; 9] = [64, 64, 64, 32, 16, 8, 4, 2, 1];
-
-pub(super) fn roundtrip(x: Tensor<2>, block: usize, format: &Format) -> Tensor<2> {
-    let [rows, columns] = x.dims();
-    let blocks = columns.div_ceil(block);
-    let not_finite = x.clone().is_nan().bool_or(x.clone().is_inf());
-    let mut magnitude = x.clone().abs().mask_fill(not_finite.clone(), 0.0_f32);
-    let padding = blocks * block - columns;
-    if padding > 0 {
-        let zeros = Tensor::zeros([rows, padding], (&x.device(), DType::F32));
-        magnitude = Tensor::cat(vec![magnitude, zeros], 1);
-    }
-    let magnitude = magnitude.reshape([rows * blocks, block]);
-    let (scale, inverse) = block_scale(magnitude.clone().max_dim(1), format);
-    let rounded = round_magnitude(magnitude * inverse, format) * scale;
-    let rounded = rounded
-        .reshape([rows, blocks * block])
-        .narrow(1, 0, columns);
-    let negative = x.clone().lower_scalar(0.0_f32);
-    rounded
-        .clone()
-        .mask_where(negative, rounded.neg())
-        .mask_where(not_finite, x)
-}
-
-/// The smallest power of two `s >= 2^min_scale_exponent` with `amax <= max * s`, and `1 / s`.
-///
-/// That is `2^ceil(log2(amax / max))` without a logarithm or a division, which devices round differently. Each step asks
-/// whether the exponent is still at least that many doublings away.
-fn block_scale(amax: Tensor<2>, format: &Format) -> (Tensor<2>, Tensor<2>) {
-    let lowest = power_of_two(format.min_scale_exponent);
-    let mut scale = amax.full_like(lowest);
-    let mut inverse = amax.full_like(power_of_two(-format.min_scale_exponent));
-    let mut amax = amax.clamp_min(format.amax_floor);
-    for step in SCALE_STEPS {
-        let limit = format.max * lowest * power_of_two(step - 1);
-        let above = amax.clone().greater_scalar(limit);
-        let (up, down) = (power_of_two(step), power_of_two(-step));
-        amax = amax
-            .clone()
-            .mask_where(above.clone(), amax.mul_scalar(down));
-        scale = scale
-            .clone()
-            .mask_where(above.clone(), scale.mul_scalar(up));
-        inverse = inverse.clone().mask_where(above, inverse.mul_scalar(down));
-    }
-    (scale, inverse)
-}
-
-/// Nearest value of the format, ties to even; `0 <= x <= max`.
-///
-/// Moves every normal value into the lowest normal binade, where neighbours lie as far apart as the subnormal values do, so
-/// that one rounding to integers serves both.
-fn round_magnitude(x: Tensor<2>, format: &Format) -> Tensor<2> {
-    let spacing = format.min_exponent - format.mantissa_bits;
-    let mut unit = x.full_like(power_of_two(spacing));
-    let mut x = x;
-    for &step in format.exponent_steps {
-        let above = x
-            .clone()
-            .greater_equal_scalar(power_of_two(format.min_exponent + step));
-        x = x
-            .clone()
-            .mask_where(above.clone(), x.mul_scalar(power_of_two(-step)));
-        unit = unit
-            .clone()
-            .mask_where(above, unit.mul_scalar(power_of_two(step)));
-    }
-    x.mul_scalar(power_of_two(-spacing)).round() * unit
-}
-
-/// Butterflies from the innermost stride outwards.
-pub(super) fn hadamard(x: Tensor<2>) -> Tensor<2> {
-    let [rows, columns] = x.dims();
-    let mut x = x;
-    let mut stride = 1;
-    while stride < columns {
-        let pairs = x.reshape([rows * columns / (2 * stride), 2, stride]);
-        let low = pairs.clone().narrow(1, 0, 1);
-        let high = pairs.narrow(1, 1, 1);
-        let sums = Tensor::cat(vec![low.clone() + high.clone(), low - high], 1);
-        x = sums.reshape([rows, columns]);
-        stride *= 2;
-    }
-    x.mul_scalar((columns as f64).sqrt().recip() as f32)
 }

@@ -1,12 +1,14 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::{attention as ops, quant};
+use burn_ds4_ops::attention::{self as ops, CompressionInputs, CompressionOptions, RowRounding};
+use burn_ds4_ops::quant;
 
 use super::quantize_content;
-use crate::cache::{CompressedCache, CompressedStep};
+use crate::cache::{CompressedCache, CompressedPlaces, CompressedStep};
 use crate::linear::random;
 use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::rope::Rotation;
 
 /// Configuration of [`Compressor`].
 #[derive(Config, Debug)]
@@ -65,16 +67,6 @@ pub struct Compressor {
     pub overlap: bool,
 }
 
-/// What becomes of a compressed row before it is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowRounding {
-    None,
-    /// FP8 round trip of the channels that are not rotated (§4.6 of the model).
-    Content,
-    /// Hadamard transform and FP4 round trip of all channels.
-    Index,
-}
-
 impl Compressor {
     /// Pools the blocks that new positions complete, and stores their projections (f32 `[batch, positions, 2 · series · width]`) and
     /// rows.
@@ -82,6 +74,45 @@ impl Compressor {
         &self,
         projections: Tensor<3>,
         step: &CompressedStep,
+        rotation: &Rotation,
+        cache: &mut CompressedCache,
+        rounding: RowRounding,
+    ) {
+        match &step.places {
+            Some(places) => self.append(projections, places, cache, rounding),
+            None => self.append_few(projections, rotation, cache, rounding),
+        }
+    }
+
+    fn append_few(
+        &self,
+        projections: Tensor<3>,
+        rotation: &Rotation,
+        cache: &mut CompressedCache,
+        rounding: RowRounding,
+    ) {
+        let inputs = CompressionInputs {
+            projections,
+            bias: self.position_bias.val(),
+            norm: self.norm.weight.val(),
+            epsilon: self.norm.epsilon,
+            angles: rotation.angles.clone(),
+            start: rotation.start.clone(),
+        };
+        let options = CompressionOptions {
+            overlap: self.overlap,
+            rounding,
+        };
+        let state = ops::compress_rows(inputs, options, cache.raw.take(), cache.rows.take())
+            .expect("a cache that was made for the model and has room for the step");
+        cache.raw.put(state.raw);
+        cache.rows.put(state.rows);
+    }
+
+    fn append(
+        &self,
+        projections: Tensor<3>,
+        places: &CompressedPlaces,
         cache: &mut CompressedCache,
         rounding: RowRounding,
     ) {
@@ -89,37 +120,37 @@ impl Compressor {
         let series = 1 + usize::from(self.overlap);
         let width = raw_width / (2 * series);
 
-        let bias = self.position_bias.val().select(0, step.slots.clone());
+        let bias = self.position_bias.val().select(0, places.slots.clone());
         let raw = projections + bias.reshape([batch, count, raw_width]);
 
-        let history = step.ring.history;
+        let history = places.ring.history;
         let earlier = cache
             .raw
-            .gather(step.ring.read.clone())
+            .gather(places.ring.read.clone())
             .reshape([batch, history, raw_width]);
         let pooled = Tensor::cat(vec![earlier, raw.clone()], 1)
             .reshape([batch * (history + count), raw_width])
-            .select(0, step.pooled.clone())
-            .reshape([batch, step.blocks + series - 1, self.ratio, raw_width]);
+            .select(0, places.pooled.clone())
+            .reshape([batch, places.blocks + series - 1, self.ratio, raw_width]);
         cache
             .raw
-            .write(step.ring.write.clone(), step.ring.newest(raw));
+            .write(places.ring.write.clone(), places.ring.newest(raw));
 
-        let rows = self.norm.forward(self.pool(pooled, step, width));
-        let rows = step.rotation.apply(rows);
+        let rows = self.norm.forward(self.pool(pooled, places, width));
+        let rows = places.rotation.apply(rows);
         let rows = match rounding {
             RowRounding::None => rows,
             RowRounding::Content => quantize_content(rows, self.rotated),
             RowRounding::Index => quantize_index(rows),
         };
         cache.rows.write(
-            step.write.clone(),
-            rows.reshape([batch * step.blocks, width]),
+            places.write.clone(),
+            rows.reshape([batch * places.blocks, width]),
         );
     }
 
     /// Pools `[batch, blocks, ratio, raw_width]` (one block more in front, where blocks overlap) to `[batch, blocks, width]`.
-    fn pool(&self, raw: Tensor<4>, step: &CompressedStep, width: usize) -> Tensor<3> {
+    fn pool(&self, raw: Tensor<4>, places: &CompressedPlaces, width: usize) -> Tensor<3> {
         let [batch, given, slots, _] = raw.dims();
         let part = |blocks: std::ops::Range<usize>, series: usize| {
             let from = series * width;
@@ -131,7 +162,7 @@ impl Compressor {
         }
         let (previous, own) = (0..given - 1, 1..given);
         let values = Tensor::cat(vec![part(previous.clone(), 0), part(own.clone(), 1)], 2);
-        let previous_scores = part(previous, 2) + step.previous_bias.clone();
+        let previous_scores = part(previous, 2) + places.previous_bias.clone();
         let scores = Tensor::cat(vec![previous_scores, part(own, 3)], 2);
         pooled(values, scores)
     }

@@ -1,10 +1,10 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::attention::{CompressedKeys, FEW_TOKENS, index_scores};
+use burn_ds4_ops::attention::{CompressedKeys, FEW_TOKENS, RowRounding, index_scores};
 use burn_ds4_ops::topk::{self, Windows};
 
-use super::compressor::{Compressor, CompressorConfig, RowRounding, quantize_index};
+use super::compressor::{Compressor, CompressorConfig, quantize_index};
 use crate::cache::{CompressedCache, CompressedStep, mask};
 use crate::linear::{PackedLinear, PackedLinearConfig, random};
 use crate::rope::Rotation;
@@ -106,7 +106,8 @@ impl Indexer {
         } else {
             RowRounding::None
         };
-        self.compressor.forward(projections, step, cache, rounding);
+        self.compressor
+            .forward(projections, step, rotation, cache, rounding);
 
         let [batch, count, _] = query.dims();
         let [_, available, _] = rows.dims();

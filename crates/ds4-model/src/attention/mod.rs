@@ -6,7 +6,9 @@ mod indexer;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::attention::{self as ops, CompressedKeys, WindowKeys};
+use burn_ds4_ops::attention::{
+    self as ops, CONTENT_BLOCK, CompressedKeys, RowRounding, WindowKeys,
+};
 use burn_ds4_ops::quant;
 
 use crate::cache::{LayerCache, Step};
@@ -20,11 +22,7 @@ use crate::trace::Trace;
 pub use compressor::{Compressor, CompressorConfig};
 pub use indexer::{Indexer, IndexerConfig};
 
-use compressor::RowRounding;
 use indexer::IndexerInput;
-
-/// Channels that share a scale in the FP8 key/value cache.
-const CONTENT_BLOCK: usize = 64;
 
 /// Configuration of [`Attention`].
 #[derive(Config, Debug)]
@@ -314,7 +312,8 @@ impl Attention {
                 (own, Some((projections, head_weights)))
             }
         };
-        compressor.forward(projections, compressed_step, compressed, rounding);
+        let rotation = step.rotation(cache.kind);
+        compressor.forward(projections, compressed_step, rotation, compressed, rounding);
         let rows = compressed.rows.all();
         trace.record("compressed", &rows);
         let keys = match (&self.indexer, &mut cache.indexer, of_indexer) {
@@ -324,7 +323,7 @@ impl Attention {
                         projections,
                         head_weights,
                         query: low_rank,
-                        rotation: step.rotation(cache.kind),
+                        rotation,
                         step: compressed_step,
                         quantized: self.quantized_cache,
                     },

@@ -17,7 +17,7 @@ use crate::rope::{RotaryConfig, RotaryTable};
 
 pub(crate) use ring::Ring;
 pub use step::Step;
-pub(crate) use step::{CompressedStep, mask};
+pub(crate) use step::{CompressedPlaces, CompressedStep, mask};
 
 /// Why a cache refused a request. The cache is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -46,13 +46,23 @@ impl Ring {
 
     /// Writes `rows` (`[indices, width]`) at `indices`, which are distinct.
     pub(crate) fn write(&mut self, indices: Tensor<1, Int>, rows: Tensor<2>) {
-        let all = self.rows.take().expect("rows are put back after a write");
+        let all = self.take();
         let rows = rows.cast(all.dtype());
         let all = all
             .reshape([self.batch * self.slots, self.width])
             .select_assign(0, indices, rows, IndexingUpdateOp::Assign)
             .reshape([self.batch, self.slots, self.width]);
-        self.rows = Some(all);
+        self.put(all);
+    }
+
+    /// Takes the rows for an operation that gives them back with [`put`](Self::put), so that it can update them where they are.
+    pub(crate) fn take(&mut self) -> Tensor<3> {
+        self.rows.take().expect("rows are put back after a write")
+    }
+
+    /// Puts back what was [taken](Self::take).
+    pub(crate) fn put(&mut self, rows: Tensor<3>) {
+        self.rows = Some(rows);
     }
 
     /// Adds slots at the end. Rows keep their slots.

@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
-use burn_ds4_ops::attention::MASKED;
+use burn_ds4_ops::attention::{FEW_TOKENS, MASKED};
 
 use super::{Cache, CacheLayout};
 use crate::config::AttentionKind;
@@ -79,9 +79,18 @@ pub(crate) struct RingStep {
     pub(crate) write: Tensor<1, Int>,
 }
 
-/// Where a step reads raw projections and writes compressed rows.
+/// What a step does to compressed rows and sees of them.
 #[derive(Clone, Debug)]
 pub(crate) struct CompressedStep {
+    /// Mask of all compressed rows: f32 `[batch, count, rows]`.
+    pub(crate) bias: Tensor<3>,
+    /// Of a step of more than [`FEW_TOKENS`] positions. Those of few are found where the rows are made.
+    pub(crate) places: Option<CompressedPlaces>,
+}
+
+/// Where a step reads raw projections and writes compressed rows.
+#[derive(Clone, Debug)]
+pub(crate) struct CompressedPlaces {
     pub(crate) ring: RingStep,
     /// Blocks that may be completed by the step.
     pub(crate) blocks: usize,
@@ -95,8 +104,6 @@ pub(crate) struct CompressedStep {
     pub(crate) rotation: BlockRotation,
     /// Row indices of the blocks: `[batch · blocks]`.
     pub(crate) write: Tensor<1, Int>,
-    /// Mask of all compressed rows: f32 `[batch, count, rows]`.
-    pub(crate) bias: Tensor<3>,
 }
 
 impl Step {
@@ -119,19 +126,18 @@ impl Step {
                 AttentionKind::HeavilyCompressed { ratio } => (ratio, 1),
                 AttentionKind::Window => continue,
             };
-            let history = raw_history(ratio, series);
-            let ring = RingStep::new(&start, count, history, rows.raw.slots());
-            let step = CompressedStep::new(
-                &positions,
-                &start,
-                ring,
-                Geometry {
-                    ratio,
-                    series,
-                    rows: rows.rows.slots(),
-                },
-                |blocks| table.at(blocks),
-            );
+            let geometry = Geometry {
+                ratio,
+                series,
+                slots: rows.raw.slots(),
+                rows: rows.rows.slots(),
+            };
+            let rotation = |blocks| table.at(blocks);
+            let step = CompressedStep {
+                bias: compressed_bias(&positions, &geometry),
+                places: (count > FEW_TOKENS)
+                    .then(|| CompressedPlaces::new(&positions, &start, geometry, rotation)),
+            };
             compressed.push((layer.kind, step));
         }
 
@@ -251,14 +257,15 @@ fn slot_indices(
 struct Geometry {
     ratio: usize,
     series: usize,
+    /// Of the ring of raw projections.
+    slots: usize,
     rows: usize,
 }
 
-impl CompressedStep {
+impl CompressedPlaces {
     fn new(
         positions: &Tensor<2, Int>,
         start: &Tensor<1, Int>,
-        ring: RingStep,
         geometry: Geometry,
         rotation: impl FnOnce(Tensor<2, Int>) -> BlockRotation,
     ) -> Self {
@@ -267,9 +274,11 @@ impl CompressedStep {
         let Geometry {
             ratio,
             series,
+            slots,
             rows,
         } = geometry;
-        let history = ring.history;
+        let history = raw_history(ratio, series);
+        let ring = RingStep::new(start, count, history, slots);
 
         // From the block that contains the first new position on; at most this many end inside the step.
         let blocks = count.div_ceil(ratio);
@@ -287,12 +296,6 @@ impl CompressedStep {
             .clamp(0, (history + count - 1) as i64)
             + sequence_offsets(batch, history + count, device);
 
-        let columns = arange(rows, device).reshape([1, 1, rows]);
-        let visible = ((positions.clone() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
-        let hidden = columns
-            .expand([batch, count, rows])
-            .greater_equal(visible.expand([batch, count, rows]));
-
         Self {
             ring,
             blocks,
@@ -304,9 +307,20 @@ impl CompressedStep {
             previous_bias: mask(block.clone().equal_elem(0)).reshape([batch, blocks, 1, 1]),
             rotation: rotation(block.clone() * ratio as i64),
             write: (block + sequence_offsets(batch, rows, device)).reshape([batch * blocks]),
-            bias: mask(hidden),
         }
     }
+}
+
+/// Mask of all compressed rows: a row is seen from the last position of its block on.
+fn compressed_bias(positions: &Tensor<2, Int>, geometry: &Geometry) -> Tensor<3> {
+    let [batch, count] = positions.dims();
+    let Geometry { ratio, rows, .. } = *geometry;
+    let columns = arange(rows, &positions.device()).reshape([1, 1, rows]);
+    let visible = ((positions.clone() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
+    let hidden = columns
+        .expand([batch, count, rows])
+        .greater_equal(visible.expand([batch, count, rows]));
+    mask(hidden)
 }
 
 /// Mask of history rows and own rows: there is nothing before position 0.

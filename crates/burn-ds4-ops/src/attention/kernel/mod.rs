@@ -1,15 +1,18 @@
 //! Kernels of attention. No Burn type enters.
 
+mod compress;
 mod heads;
 mod index;
 mod pool;
 mod rotate;
+mod rounding;
 mod sink;
 
 use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, exp};
 
+pub(super) use compress::{CompressBlueprint, CompressSizesLaunch, compress_kernel};
 pub(super) use index::index_kernel;
 use pool::Blocks;
 pub(super) use pool::{BlocksLaunch, pool_kernel};

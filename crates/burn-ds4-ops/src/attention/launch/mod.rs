@@ -1,3 +1,4 @@
+mod compress;
 mod rotate;
 
 use burn::backend::TensorMetadata;
@@ -20,6 +21,7 @@ use crate::launching::{
     MAX_CUBES, address_type, cube_count, is_float, is_wide_int, output, plane_size,
     row_vector_size, with_contiguous_rows, with_vectors,
 };
+pub(super) use compress::{can_compress, compress_rows};
 pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};
 
 /// Heads that share the rows which a cube reads.

@@ -3,6 +3,8 @@
 //! What a kernel does is generic over the backend, as it is the default body of the operators' backend trait. Few tokens go one after
 //! the other: a matrix product or a sum may be cut up differently for more of them, and round differently.
 
+mod compress;
+
 use std::ops::Range;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
@@ -12,7 +14,8 @@ use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 use super::backend::{AttentionOps, CompressedRows};
 use super::{FEW_TOKENS, HIDDEN, MASKED, TINY};
 use crate::matmul::MatmulOps;
-use crate::reference::bool_dtype;
+use crate::reference::{bool_dtype, ranges, slice};
+pub(super) use compress::compress_rows;
 
 /// Of positions and picks.
 const INT: IntDType = IntDType::I32;
@@ -345,15 +348,4 @@ impl<B: MatmulOps> Problem<B> {
 /// [`MASKED`] where it is hidden.
 fn mask<B: Backend>(hidden: BoolTensor<B>) -> FloatTensor<B> {
     B::float_mul_scalar(B::bool_into_float(hidden, FloatDType::F32), MASKED.into())
-}
-
-fn slice<B: Backend>(tensor: FloatTensor<B>, axis: usize, range: Range<usize>) -> FloatTensor<B> {
-    let ranges = ranges(&tensor.shape(), axis, range);
-    B::float_slice(tensor, &ranges)
-}
-
-fn ranges(shape: &Shape, axis: usize, range: Range<usize>) -> Vec<Slice> {
-    let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
-    ranges[axis] = range.into();
-    ranges
 }

@@ -1,0 +1,176 @@
+//! Compressed rows of a few tokens at the sizes of the released models.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_ds4_ops::attention::{CompressorState, RowRounding, compress_rows};
+use burn_ds4_ops::quant::{FP4_BLOCK, fp4_roundtrip, fp8_roundtrip, hadamard};
+
+use crate::{
+    harness::{Case, Prepared},
+    tests::common::{EXACT, absolute, assert_close, narrow, read, values},
+    tests::compressing::{Case as Problem, Sizes},
+};
+
+const ROTATED: usize = 64;
+/// Positions that may be taken back.
+const ROLLBACK: usize = 4;
+/// Channels that share a scale in the content of a row.
+const CONTENT: usize = 64;
+/// Sequences and new positions of each.
+const STEPS: [(usize, usize); 3] = [(1, 1), (1, 5), (64, 1)];
+/// Bytes of a bf16 and of an f32.
+const HALF: usize = 2;
+const WORD: usize = 4;
+
+/// A compressor of the released models.
+#[derive(Clone, Copy)]
+struct Kind {
+    ratio: usize,
+    overlap: bool,
+    width: usize,
+    rounding: RowRounding,
+    /// Names of steps that complete a block and that do not.
+    names: [&'static str; 2],
+}
+
+const KINDS: [Kind; 3] = [
+    Kind {
+        ratio: 4,
+        overlap: true,
+        width: 512,
+        rounding: RowRounding::Content,
+        names: ["csa-complete", "csa-partial"],
+    },
+    Kind {
+        ratio: 4,
+        overlap: true,
+        width: 128,
+        rounding: RowRounding::Index,
+        names: ["index-complete", "index-partial"],
+    },
+    Kind {
+        ratio: 128,
+        overlap: false,
+        width: 512,
+        rounding: RowRounding::Content,
+        names: ["hca-complete", "hca-partial"],
+    },
+];
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kind in KINDS {
+        for (batch, count) in STEPS {
+            cases.push(case(kind, batch, count, true));
+            if count < kind.ratio {
+                cases.push(case(kind, batch, count, false));
+            }
+        }
+    }
+    cases
+}
+
+fn case(kind: Kind, batch: usize, count: usize, complete: bool) -> Case {
+    let series = 1 + usize::from(kind.overlap);
+    let sizes = Sizes {
+        batch,
+        ratio: kind.ratio,
+        overlap: kind.overlap,
+        width: kind.width,
+        rotated: ROTATED,
+        slots: series * kind.ratio - 1 + ROLLBACK,
+        positions: (series + 1) * kind.ratio + count,
+    };
+    // The step's first position is the last of a block that has one before it, or the first of one.
+    let first = series * kind.ratio - usize::from(complete);
+    let raw_width = sizes.raw_width();
+    let step = batch * count * raw_width;
+    let pooled = batch * series * kind.ratio * 2 * kind.width;
+    let done = usize::from(complete);
+    Case {
+        op: "compress_rows",
+        shape: vec![("N", batch), ("Q", count), ("D", kind.width)],
+        variant: kind.names[1 - done],
+        dtype: DType::F32,
+        bytes: (2 * step + done * pooled) * WORD + done * batch * kind.width * HALF,
+        flops: None,
+        input_bytes: (step + batch * sizes.slots * raw_width) * WORD,
+        build: Box::new(move |device, seed| prepared(kind, sizes, (first, count), device, seed)),
+    }
+}
+
+fn prepared(
+    kind: Kind,
+    sizes: Sizes,
+    (first, count): (usize, usize),
+    device: &Device,
+    seed: u32,
+) -> Prepared {
+    let problem = Problem::new(sizes, seed);
+    // As the first positions have left it. It is the same after a step, however often that is made.
+    let before = |dtype| {
+        let (raw, rows) = problem.empty(dtype, device);
+        let inputs = problem.inputs(&vec![0; sizes.batch], first, device);
+        let options = sizes.options(kind.rounding);
+        compress_rows(inputs, options, raw, rows).expect("arguments that fit")
+    };
+    let state = Rc::new(RefCell::new(Some(before(FloatDType::BF16))));
+    let left = state.clone();
+    let unrounded = before(FloatDType::F32);
+    let starts = vec![first as i64; sizes.batch];
+    let inputs = problem.inputs(&starts, count, device);
+    let of_check = inputs.clone();
+    Prepared::new(
+        move || {
+            let CompressorState { raw, rows } = state.take().expect("what the last call left");
+            let options = sizes.options(kind.rounding);
+            let result = compress_rows(inputs.clone(), options, raw, rows);
+            state.replace(Some(result.expect("arguments that fit")));
+        },
+        move |()| {
+            let left = left.borrow();
+            let CompressorState { raw, rows } = left.as_ref().expect("what the last call left");
+            let CompressorState {
+                raw: raw_before,
+                rows: rows_before,
+            } = unrounded.clone();
+            let options = sizes.options(RowRounding::None);
+            let plain = compress_rows(of_check.clone(), options, raw_before, rows_before)
+                .expect("arguments that fit");
+            assert_eq!(values(raw.clone()), values(plain.raw), "raw rows");
+            let sequence = sizes.batch - 1;
+            for block in first / kind.ratio..(first + count) / kind.ratio {
+                let row = |rows: Tensor<3>| {
+                    let of_sequence = rows.slice_dim(0, sequence..sequence + 1);
+                    of_sequence.slice_dim(1, block..block + 1)
+                };
+                let expected = row(plain.rows.clone());
+                let oracle = narrow(&problem.row(sequence, block));
+                assert_close(&values(expected.clone()), &oracle, absolute(1e-5), "row");
+                let expected = round(expected, kind).cast(FloatDType::BF16);
+                assert_close(
+                    &read(&row(rows.clone())),
+                    &read(&expected),
+                    EXACT,
+                    "rounded",
+                );
+            }
+        },
+    )
+}
+
+/// What a row is stored as.
+fn round(row: Tensor<3>, kind: Kind) -> Tensor<3> {
+    let fits = "a row of floats";
+    match kind.rounding {
+        RowRounding::None => row,
+        RowRounding::Content => {
+            let kept = kind.width - ROTATED;
+            let content = fp8_roundtrip(row.clone().slice_dim(2, 0..kept), CONTENT).expect(fits);
+            Tensor::cat(vec![content, row.slice_dim(2, kept..kind.width)], 2)
+        }
+        RowRounding::Index => fp4_roundtrip(hadamard(row).expect(fits), FP4_BLOCK).expect(fits),
+    }
+}

@@ -1,0 +1,215 @@
+//! Compressed rows, as decoding makes them.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use super::backend::{AttentionOps, Compression};
+use super::validation::{expect_known, expect_rotated, expect_start, latest};
+use crate::OpError;
+use crate::device::is_host;
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
+};
+
+/// Channels that share a scale in [`RowRounding::Content`].
+pub const CONTENT_BLOCK: usize = 64;
+
+/// What becomes of a compressed row before it is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RowRounding {
+    /// It stays as it is.
+    #[default]
+    None,
+    /// The channels that are not rotated make an [FP8 round trip](crate::quant::fp8_roundtrip), in blocks of [`CONTENT_BLOCK`].
+    Content,
+    /// All channels go through a [Hadamard transform](crate::quant::hadamard) and make an
+    /// [FP4 round trip](crate::quant::fp4_roundtrip), in blocks of [`FP4_BLOCK`](crate::quant::FP4_BLOCK).
+    Index,
+}
+
+/// What [`compress_rows`] is given for the new positions of every sequence. The width of a row is `width`, that of a raw one
+/// `raw width`: twice that of a row, or four times where blocks overlap.
+#[derive(Clone, Debug)]
+pub struct CompressionInputs {
+    /// Projections of the positions, values then scores: f32 `[batch, count, raw width]`.
+    pub projections: Tensor<3>,
+    /// Added to them by slot of the block: f32 `[ratio, raw width]`.
+    pub bias: Tensor<2>,
+    /// Weight of the norm: `[width]`, f32 / f16 / bf16.
+    pub norm: Tensor<1>,
+    /// Epsilon of the norm.
+    pub epsilon: f64,
+    /// The angles of all positions, as [`rotate_at`](super::rotate_at) takes them: f32 `[positions, rotated]`.
+    pub angles: Tensor<2>,
+    /// First new position of each sequence: `[batch]`, i32, i64 or u32.
+    pub start: Tensor<1, Int>,
+}
+
+/// How [`compress_rows`] makes a row of a block. Its `ratio`, the number of positions of a block, is that of the bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompressionOptions {
+    /// Whether a row also pools the positions of the block before its own.
+    pub overlap: bool,
+    /// What becomes of a row before it is stored.
+    pub rounding: RowRounding,
+}
+
+/// What [`compress_rows`] gives: the tensors that it was given, updated.
+#[derive(Clone, Debug)]
+pub struct CompressorState {
+    /// Raw rows of the newest positions: f32 `[batch, slots, raw width]`.
+    pub raw: Tensor<3>,
+    /// Compressed rows: `[batch, rows, width]`.
+    pub rows: Tensor<3>,
+}
+
+/// Stores the projections of new positions, and a row for every block of positions that they complete.
+///
+/// For each sequence, whose new positions are `start`, `start + 1`, ...:
+///
+/// - the raw row of a position is its projection plus the bias of its slot, `position % ratio`, and goes to slot
+///   `position % slots` of `raw`, which keeps the newest ones;
+/// - a block is complete where its last position is one of the new ones. What is then pooled ([`pool`](super::pool)) are the raw rows of
+///   its positions. With overlap there are two series of channels, and a row pools the first series of the block before, if there is
+///   one, and the second of its own: channels of a raw row are the values of the first series, those of the second, the scores of the
+///   first, those of the second;
+/// - the pooled row is normalised ([`rms_norm`](crate::norm::rms_norm)), turned by the angles of the first position of its block
+///   ([`rotate`](super::rotate)) and rounded as `options` say, all in f32, and goes to row `position / ratio` of `rows` in their dtype.
+///
+/// Which blocks are complete is found out where the tensors are. A sequence with a negative start is one that is not there; neither
+/// of its tensors changes. So does, or does not, every row of a block that is not complete.
+///
+/// `raw` (f32) and `rows` (f32 / f16 / bf16) are taken by value: what nobody else holds is updated where it is, and what somebody else holds
+/// is copied.
+///
+/// Positions beyond the angles or the rows are an error where the device's memory is the host's. Elsewhere, where telling would take
+/// reading them back, a sequence that starts beyond the angles is one that is not there, and rows that do not fit are left out.
+///
+/// # Special values
+///
+/// A NaN or an infinity reaches raw rows in its own channel, and the rows that pool it.
+///
+/// # Source
+///
+/// DeepSeek-V4 `inference/model.py`, `Compressor.forward`.
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, blocks or rows of nothing, fewer slots than a block reads back
+/// (`ratio - 1`, `2 ratio - 1` with overlap, and 1), an odd number of rotated channels or more than there are, a width that is no power of two
+/// with [`RowRounding::Index`], an `epsilon` that is negative or NaN and, where the device's memory is the host's, positions beyond the angles
+/// or the rows.
+pub fn compress_rows(
+    inputs: CompressionInputs,
+    options: CompressionOptions,
+    raw: Tensor<3>,
+    rows: Tensor<3>,
+) -> Result<CompressorState, OpError> {
+    check(&inputs, options, &raw, &rows)?;
+    let [batch, count, _] = inputs.projections.dims();
+    if batch == 0 || count == 0 {
+        return Ok(CompressorState { raw, rows });
+    }
+    let [ratio, _] = inputs.bias.dims();
+    let compression = Compression {
+        projections: inputs.projections.into_dispatch(),
+        bias: inputs.bias.into_dispatch(),
+        norm: inputs.norm.into_dispatch(),
+        angles: inputs.angles.into_dispatch(),
+        start: inputs.start.into_dispatch(),
+        epsilon: inputs.epsilon,
+        ratio,
+        overlap: options.overlap,
+        rounding: options.rounding,
+    };
+    let (raw, rows) =
+        Dispatch::compress_rows(compression, raw.into_dispatch(), rows.into_dispatch());
+    Ok(CompressorState {
+        raw: Tensor::from_dispatch(raw),
+        rows: Tensor::from_dispatch(rows),
+    })
+}
+
+fn check(
+    inputs: &CompressionInputs,
+    options: CompressionOptions,
+    raw: &Tensor<3>,
+    rows: &Tensor<3>,
+) -> Result<(), OpError> {
+    let [batch, count, raw_width] = inputs.projections.dims();
+    let [ratio, _] = inputs.bias.dims();
+    let [_, slots, _] = raw.dims();
+    let [_, available, width] = rows.dims();
+    let [known, rotated] = inputs.angles.dims();
+    let series = 1 + usize::from(options.overlap);
+
+    for (argument, tensor) in [("projections", &inputs.projections), ("raw", raw)] {
+        expect_dtype(argument, "F32", tensor, &[DType::F32])?;
+    }
+    for (argument, tensor) in [("bias", &inputs.bias), ("angles", &inputs.angles)] {
+        expect_dtype(argument, "F32", tensor, &[DType::F32])?;
+    }
+    expect_float("norm", &inputs.norm)?;
+    expect_float("rows", rows)?;
+
+    for (argument, actual) in [
+        ("rows of bias", ratio),
+        ("columns of rows", width),
+        ("rows", available),
+    ] {
+        if actual == 0 {
+            return Err(invalid(argument, "at least 1", actual));
+        }
+    }
+    expect_shape(
+        "projections",
+        inputs.projections.dims(),
+        [batch, count, 2 * series * width],
+    )?;
+    expect_shape("bias", inputs.bias.dims(), [ratio, raw_width])?;
+    expect_shape("norm", inputs.norm.dims(), [width])?;
+    expect_shape("raw", raw.dims(), [batch, slots, raw_width])?;
+    expect_shape("rows", rows.dims(), [batch, available, width])?;
+    expect_rotated(rotated, width)?;
+    let history = (series * ratio - 1).max(1);
+    if slots < history {
+        let expected = format!("at least {history}, which blocks of {ratio} read back");
+        return Err(invalid("slots of raw", expected, slots));
+    }
+    if options.rounding == RowRounding::Index && !width.is_power_of_two() {
+        let expected = "a power of two where rows are rounded as an index";
+        return Err(invalid("columns of rows", expected, width));
+    }
+    expect_not_negative("epsilon", inputs.epsilon)?;
+
+    let device = rows.device();
+    for (argument, actual) in [
+        ("projections", inputs.projections.device()),
+        ("bias", inputs.bias.device()),
+        ("norm", inputs.norm.device()),
+        ("angles", inputs.angles.device()),
+        ("raw", raw.device()),
+    ] {
+        expect_device(argument, &actual, "rows", &device)?;
+    }
+    expect_start(&inputs.start, batch, ("rows", &device))?;
+    if batch == 0 || count == 0 {
+        return Ok(());
+    }
+    expect_known(&inputs.start, count, known)?;
+    let complete = |start: usize| (start + count) / ratio;
+    if is_host(&device) && latest(&inputs.start).map_or(0, complete) > available {
+        let blocks = latest(&inputs.start).map_or(0, complete);
+        let expected = format!("at most {available}, the rows that there are");
+        return Err(invalid("complete blocks", expected, blocks));
+    }
+    Ok(())
+}
+
+fn invalid(argument: &'static str, expected: impl Into<String>, actual: usize) -> OpError {
+    OpError::InvalidValue {
+        argument,
+        expected: expected.into(),
+        actual,
+    }
+}

@@ -1,0 +1,215 @@
+//! Compressed rows: a cube to a sequence.
+
+mod row;
+mod slots;
+
+use cubecl::prelude::*;
+
+use super::rotate::Table;
+use crate::attention::{CONTENT_BLOCK, RowRounding};
+use crate::intrinsics::Target;
+use crate::quant::FP4_BLOCK;
+use crate::quant::roundtrip::{E2M1, E4M3};
+use crate::rows::RowCut;
+use row::{butterflies, norm_factor, normalized, scale_all, store_rounded};
+use slots::pool;
+
+/// How [`compress_kernel`] is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CompressBlueprint {
+    /// Channels of a row, and those at its end that turn.
+    pub width: u32,
+    pub rotated: u32,
+    /// Positions of a block.
+    pub ratio: u32,
+    /// Whether the block before is pooled, too.
+    pub overlap: bool,
+    pub rounding: RowRounding,
+    /// Who adds up what of a row.
+    pub cut: RowCut,
+    /// Planes of a cube.
+    pub planes: u32,
+    pub target: Target,
+}
+
+impl CompressBlueprint {
+    const fn units(self) -> u32 {
+        self.cut.plane * self.planes
+    }
+
+    const fn series(self) -> u32 {
+        if self.overlap { 2 } else { 1 }
+    }
+
+    /// Slots that are pooled.
+    const fn slots(self) -> u32 {
+        self.series() * self.ratio
+    }
+}
+
+/// How much there is, and steps from one to the next.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct CompressSizes {
+    /// New positions of a sequence.
+    pub count: u32,
+    /// Blocks that they may complete.
+    pub blocks: u32,
+    /// Slots of the raw rows of a sequence, and its rows.
+    pub slots: u32,
+    pub rows: u32,
+    pub projections_sequence: usize,
+    pub projections_token: usize,
+    pub bias_slot: usize,
+    pub raw_sequence: usize,
+    pub raw_slot: usize,
+    pub rows_sequence: usize,
+    pub rows_row: usize,
+}
+
+/// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they complete.
+///
+/// A unit has the same channels of all raw rows, of all series: what it writes where others are read, only it has read. It writes when
+/// all blocks are pooled.
+///
+/// All barriers are passed whether a block is complete or not, as they would be by a test that not every compiler can see the whole cube
+/// agree on; of a block that is not, no raw row is read and nothing is written.
+#[cube(launch_unchecked, address_type = "dynamic")]
+// What is known at compile time is asked by itself, so that the rest is left out.
+#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
+    projections: &[f32],
+    bias: &[f32],
+    norm: &[W],
+    angles: &[f32],
+    start: &[I],
+    raw: &mut [f32],
+    rows: &mut [R],
+    sizes: CompressSizes,
+    table: Table,
+    epsilon: f32,
+    hadamard_scale: f32,
+    #[comptime] blueprint: CompressBlueprint,
+    #[define(R, W, I)] _dtypes: [ElemType; 3],
+) {
+    let width = comptime!(blueprint.width);
+    let units = comptime!(blueprint.units());
+    let ratio = comptime!(blueprint.ratio);
+    let kept = comptime!(width - blueprint.rotated);
+    let mut row = Shared::<[f32]>::new_slice(width as usize);
+    let mut other = Shared::<[f32]>::new_slice(width as usize);
+
+    let sequence = CUBE_POS;
+    let given = start[sequence];
+    let there = given >= I::from_int(0) && given < I::cast_from(table.known);
+    let begin = select(there, u32::cast_from(given), 0u32);
+    let end = begin + sizes.count;
+    let projections_at = sequence * sizes.projections_sequence;
+    let raw_at = sequence * sizes.raw_sequence;
+
+    for i in 0..sizes.blocks {
+        let block = begin / ratio + i;
+        let complete = there && (block + 1) * ratio <= end && block < sizes.rows;
+
+        let mut channel = UNIT_POS;
+        while channel < width {
+            let mut pooled = 0.0f32;
+            if complete {
+                pooled = pool(
+                    projections,
+                    bias,
+                    raw,
+                    projections_at,
+                    raw_at,
+                    channel,
+                    block,
+                    begin,
+                    &sizes,
+                    blueprint,
+                );
+            }
+            row[channel as usize] = pooled;
+            channel += units;
+        }
+        sync_cube();
+
+        let factor = norm_factor(&row, epsilon, blueprint);
+        let angle = table.at::<u32>(block * ratio, 0u32);
+        let to = sequence * sizes.rows_sequence
+            + select(complete, block, 0u32) as usize * sizes.rows_row;
+
+        let mut channel = UNIT_POS;
+        while channel < width {
+            let mut value = normalized(&row, norm, channel, factor);
+            if channel >= kept {
+                let offset = channel - kept;
+                let across = normalized(&row, norm, kept + (offset ^ 1u32), factor);
+                let pair = angle + (offset / 2) as usize;
+                let sin = angles[pair + table.pairs];
+                let sin = select(offset & 1u32 == 0, -sin, sin);
+                let product = across * sin;
+                value = fma(value, angles[pair], product);
+            }
+            if comptime!(blueprint.rounding == RowRounding::None) {
+                if complete {
+                    rows[to + channel as usize] = R::cast_from(value);
+                }
+            } else {
+                other[channel as usize] = value;
+            }
+            channel += units;
+        }
+        sync_cube();
+
+        if comptime!(blueprint.rounding == RowRounding::Content) {
+            store_rounded(
+                rows,
+                &other,
+                to,
+                complete,
+                kept,
+                comptime!(CONTENT_BLOCK as u32),
+                E4M3,
+                blueprint,
+            );
+            sync_cube();
+        } else if comptime!(blueprint.rounding == RowRounding::Index) {
+            #[unroll]
+            for stage in 0..comptime!(width.ilog2()) {
+                if comptime!(stage % 2 == 0) {
+                    butterflies(&other, &mut row, comptime!(1u32 << stage), blueprint);
+                } else {
+                    butterflies(&row, &mut other, comptime!(1u32 << stage), blueprint);
+                }
+            }
+            if comptime!(width.ilog2() % 2 == 0) {
+                scale_all(&mut other, hadamard_scale, blueprint);
+                let block = comptime!(FP4_BLOCK as u32);
+                store_rounded(rows, &other, to, complete, width, block, E2M1, blueprint);
+            } else {
+                scale_all(&mut row, hadamard_scale, blueprint);
+                let block = comptime!(FP4_BLOCK as u32);
+                store_rounded(rows, &row, to, complete, width, block, E2M1, blueprint);
+            }
+            sync_cube();
+        }
+    }
+
+    if there {
+        let first = select(sizes.count > sizes.slots, sizes.count - sizes.slots, 0u32);
+        for token in first..sizes.count {
+            let position = begin + token;
+            let from = projections_at + token as usize * sizes.projections_token;
+            let to = raw_at + (position % sizes.slots) as usize * sizes.raw_slot;
+            let slot = (position % ratio) as usize * sizes.bias_slot;
+            let mut channel = UNIT_POS;
+            while channel < width {
+                #[unroll]
+                for part in 0..comptime!(2 * blueprint.series()) {
+                    let at = (channel + comptime!(part * width)) as usize;
+                    raw[to + at] = projections[from + at] + bias[slot + at];
+                }
+                channel += units;
+            }
+        }
+    }
+}

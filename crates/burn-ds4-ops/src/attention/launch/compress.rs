@@ -1,0 +1,135 @@
+//! Compressed rows: the host side.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use crate::attention::backend::Compression;
+use crate::attention::kernel::{
+    CompressBlueprint, CompressSizesLaunch, TableLaunch, compress_kernel,
+};
+use crate::intrinsics::Target;
+use crate::launching::{
+    MAX_CUBES, address_type, fits_shared, is_float, is_wide_int, plane_size, with_contiguous_rows,
+};
+use crate::quant::roundtrip::hadamard_scale;
+use crate::rows::RowCut;
+
+/// Units of a cube that have channels of a row.
+const UNITS: u32 = 512;
+/// Bytes of an f32.
+const WORD: usize = 4;
+
+fn blueprint(
+    client: &Client,
+    inputs: &Compression<CubeBackend>,
+    width: usize,
+) -> Option<CompressBlueprint> {
+    let plane = plane_size(client)?;
+    let cut = RowCut::new(client, plane, width, WORD);
+    let most = client.properties().hardware.max_units_per_cube.min(UNITS) / plane;
+    Some(CompressBlueprint {
+        width: width as u32,
+        rotated: inputs.angles.shape()[1] as u32,
+        ratio: inputs.ratio as u32,
+        overlap: inputs.overlap,
+        rounding: inputs.rounding,
+        cut,
+        planes: (width as u32).div_ceil(plane).min(most).max(cut.planes),
+        target: Target::of(client),
+    })
+}
+
+pub(in crate::attention) fn can_compress(
+    inputs: &Compression<CubeBackend>,
+    raw: &CubeTensor,
+    rows: &CubeTensor,
+) -> bool {
+    let [batch, count, raw_width] = inputs.projections.shape().dims();
+    let [known, rotated] = inputs.angles.shape().dims();
+    let [_, slots, _] = raw.shape().dims();
+    let [_, available, width] = rows.shape().dims();
+    let fits = |number: Option<usize>| number.is_some_and(|n| i32::try_from(n).is_ok());
+    rotated > 0
+        && batch <= MAX_CUBES
+        && is_float(rows.dtype)
+        && is_float(inputs.norm.dtype)
+        && is_wide_int(inputs.start.dtype)
+        && fits(Some(slots.max(available).max(raw_width)))
+        && fits(known.checked_add(count))
+        && fits(inputs.ratio.checked_mul(4))
+        && fits_shared(&rows.client, (2 * width + UNITS as usize) * WORD)
+        && blueprint(&rows.client, inputs, width).is_some()
+}
+
+/// A tensor that a kernel may write to where it is.
+fn own(tensor: CubeTensor) -> CubeTensor {
+    let tensor = with_contiguous_rows(tensor);
+    if tensor.can_mut() && tensor.is_nonoverlapping() {
+        tensor
+    } else {
+        tensor.copy()
+    }
+}
+
+pub(in crate::attention) fn compress_rows(
+    inputs: Compression<CubeBackend>,
+    raw: CubeTensor,
+    rows: CubeTensor,
+) -> (CubeTensor, CubeTensor) {
+    let client = rows.client.clone();
+    let [batch, count, _] = inputs.projections.shape().dims();
+    let [known, rotated] = inputs.angles.shape().dims();
+    let [_, slots, _] = raw.shape().dims();
+    let [_, available, width] = rows.shape().dims();
+    let blueprint = blueprint(&client, &inputs, width).expect("checked by can_compress");
+    let (raw, rows) = (own(raw), own(rows));
+    let projections = with_contiguous_rows(inputs.projections);
+    let bias = with_contiguous_rows(inputs.bias);
+    // A table that has grown may have gaps between its rows, and is too large to be copied.
+    let angles = with_contiguous_rows(inputs.angles);
+    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
+    let sizes = CompressSizesLaunch::new(
+        count as u32,
+        count.div_ceil(inputs.ratio) as u32,
+        slots as u32,
+        available as u32,
+        stride(&projections, 0),
+        stride(&projections, 1),
+        stride(&bias, 0),
+        stride(&raw, 0),
+        stride(&raw, 1),
+        stride(&rows, 0),
+        stride(&rows, 1),
+    );
+    let table = TableLaunch::new(known as u32, stride(&angles, 0), rotated / 2);
+    let dtypes = [rows.dtype, inputs.norm.dtype, inputs.start.dtype].map(dtype_to_storage_type);
+    // SAFETY: a sequence that is not in the table reads as the first one of it and writes nothing; of blocks that are not complete or
+    // not among the rows nothing is read or written; slots are taken modulo their number.
+    unsafe {
+        compress_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(batch as u32, 1, 1),
+            CubeDim::new_2d(blueprint.cut.plane, blueprint.planes),
+            address_type([&projections, &bias, &angles, &raw, &rows]),
+            projections.into_buffer_arg(),
+            bias.into_buffer_arg(),
+            into_contiguous(inputs.norm).into_buffer_arg(),
+            angles.into_buffer_arg(),
+            into_contiguous(inputs.start).into_buffer_arg(),
+            raw.clone().into_buffer_arg(),
+            rows.clone().into_buffer_arg(),
+            sizes,
+            table,
+            inputs.epsilon as f32,
+            hadamard_scale(width),
+            blueprint,
+            dtypes,
+        );
+    }
+    (raw, rows)
+}

@@ -1,0 +1,157 @@
+//! Rounding to small formats and back in plain tensor operations. `x` is `[rows, columns]` in f32, and no dimension is zero.
+
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, Shape};
+
+use super::reference::power_of_two;
+use crate::reference::{bool_dtype, slice};
+
+/// A small float format as a target of rounding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Format {
+    /// Largest value.
+    pub max: f32,
+    /// Exponent of the smallest normal value.
+    pub min_exponent: i32,
+    /// Bits after the binary point of a normal value.
+    pub mantissa_bits: i32,
+    /// Halvings that bring the largest value into the lowest normal binade, as a descending sum.
+    exponent_steps: &'static [i32],
+    /// The largest magnitude of a block is taken to be at least this.
+    pub amax_floor: f32,
+    /// Exponent of the scale that belongs to `amax_floor`.
+    min_scale_exponent: i32,
+}
+
+/// FP8 with 1e-4 as the smallest block maximum.
+pub(crate) const E4M3: Format = Format {
+    max: 448.0,
+    min_exponent: -6,
+    mantissa_bits: 3,
+    exponent_steps: &[8, 4, 2, 1],
+    amax_floor: 1e-4,
+    min_scale_exponent: -22,
+};
+
+/// FP4 with the smallest normal scale as the smallest scale.
+pub(crate) const E2M1: Format = Format {
+    max: 6.0,
+    min_exponent: 0,
+    mantissa_bits: 1,
+    exponent_steps: &[2, 1],
+    amax_floor: 6.0 * power_of_two(-126),
+    min_scale_exponent: -126,
+};
+
+/// Descending sum of 255, which covers every scale exponent; in parts that keep all factors normal.
+const SCALE_STEPS: [i32; 9] = [64, 64, 64, 32, 16, 8, 4, 2, 1];
+
+/// In blocks of at most `block` elements of a row, the last of which may be partial.
+pub(crate) fn roundtrip<B: Backend>(
+    x: FloatTensor<B>,
+    block: usize,
+    format: &Format,
+) -> FloatTensor<B> {
+    let device = x.device();
+    let mask_dtype = bool_dtype::<B>(&device);
+    let [rows, columns] = x.shape().dims();
+    let block = block.min(columns);
+    let blocks = columns.div_ceil(block);
+    let not_finite = B::bool_or(
+        B::float_is_nan(x.clone(), mask_dtype),
+        B::float_is_inf(x.clone(), mask_dtype),
+    );
+    let mut magnitude = B::float_mask_fill(B::float_abs(x.clone()), not_finite.clone(), 0.0.into());
+    let padding = blocks * block - columns;
+    if padding > 0 {
+        let zeros = B::float_zeros(Shape::new([rows, padding]), &device, FloatDType::F32);
+        magnitude = B::float_cat(vec![magnitude, zeros], 1);
+    }
+    let magnitude = B::float_reshape(magnitude, Shape::new([rows * blocks, block]));
+    let (scale, inverse) = block_scale::<B>(B::float_max_dim(magnitude.clone(), 1), format);
+    let of_block = |factor| B::float_expand(factor, magnitude.shape());
+    let scaled = B::float_mul(magnitude.clone(), of_block(inverse));
+    let rounded = B::float_mul(round_magnitude::<B>(scaled, format), of_block(scale));
+    let rounded = B::float_reshape(rounded, Shape::new([rows, blocks * block]));
+    let rounded = slice::<B>(rounded, 1, 0..columns);
+    let negative = B::float_lower_elem(x.clone(), 0.0.into(), mask_dtype);
+    let rounded = B::float_mask_where(rounded.clone(), negative, B::float_neg(rounded));
+    B::float_mask_where(rounded, not_finite, x)
+}
+
+/// The smallest power of two `s >= 2^min_scale_exponent` with `amax <= max * s`, and `1 / s`.
+///
+/// That is `2^ceil(log2(amax / max))` without a logarithm or a division, which devices round differently. Each step asks
+/// whether the exponent is still at least that many doublings away.
+fn block_scale<B: Backend>(
+    amax: FloatTensor<B>,
+    format: &Format,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let lowest = power_of_two(format.min_scale_exponent);
+    let mut scale = full_like::<B>(&amax, lowest);
+    let mut inverse = full_like::<B>(&amax, power_of_two(-format.min_scale_exponent));
+    let mut amax = B::float_clamp_min(amax, format.amax_floor.into());
+    let mask_dtype = bool_dtype::<B>(&amax.device());
+    for step in SCALE_STEPS {
+        let limit = format.max * lowest * power_of_two(step - 1);
+        let above = B::float_greater_elem(amax.clone(), limit.into(), mask_dtype);
+        let (up, down) = (power_of_two(step), power_of_two(-step));
+        amax = times_where::<B>(amax, above.clone(), down);
+        scale = times_where::<B>(scale, above.clone(), up);
+        inverse = times_where::<B>(inverse, above, down);
+    }
+    (scale, inverse)
+}
+
+/// Nearest value of the format, ties to even; `0 <= x <= max`.
+///
+/// Moves every normal value into the lowest normal binade, where neighbours lie as far apart as the subnormal values do, so
+/// that one rounding to integers serves both.
+fn round_magnitude<B: Backend>(x: FloatTensor<B>, format: &Format) -> FloatTensor<B> {
+    let spacing = format.min_exponent - format.mantissa_bits;
+    let mask_dtype = bool_dtype::<B>(&x.device());
+    let mut unit = full_like::<B>(&x, power_of_two(spacing));
+    let mut x = x;
+    for &step in format.exponent_steps {
+        let limit = power_of_two(format.min_exponent + step);
+        let above = B::float_greater_equal_elem(x.clone(), limit.into(), mask_dtype);
+        x = times_where::<B>(x, above.clone(), power_of_two(-step));
+        unit = times_where::<B>(unit, above, power_of_two(step));
+    }
+    let steps = B::float_round(B::float_mul_scalar(x, power_of_two(-spacing).into()));
+    B::float_mul(steps, unit)
+}
+
+fn full_like<B: Backend>(x: &FloatTensor<B>, value: f32) -> FloatTensor<B> {
+    B::float_full(x.shape(), value.into(), &x.device(), FloatDType::F32)
+}
+
+fn times_where<B: Backend>(x: FloatTensor<B>, mask: BoolTensor<B>, factor: f32) -> FloatTensor<B> {
+    B::float_mask_where(x.clone(), mask, B::float_mul_scalar(x, factor.into()))
+}
+
+/// What the sums of a Walsh-Hadamard transform are multiplied by.
+pub(crate) fn hadamard_scale(columns: usize) -> f32 {
+    (columns as f64).sqrt().recip() as f32
+}
+
+/// Butterflies from the innermost stride outwards.
+pub(crate) fn hadamard<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let [rows, columns] = x.shape().dims();
+    let mut x = x;
+    let mut stride = 1;
+    while stride < columns {
+        let pairs = Shape::new([rows * columns / (2 * stride), 2, stride]);
+        let pairs = B::float_reshape(x, pairs);
+        let low = slice::<B>(pairs.clone(), 1, 0..1);
+        let high = slice::<B>(pairs, 1, 1..2);
+        let sums = vec![
+            B::float_add(low.clone(), high.clone()),
+            B::float_sub(low, high),
+        ];
+        x = B::float_reshape(B::float_cat(sums, 1), Shape::new([rows, columns]));
+        stride *= 2;
+    }
+    B::float_mul_scalar(x, hadamard_scale(columns).into())
+}
