@@ -14,6 +14,7 @@
 //! | [`norm`] | RMS norm |
 //! | [`quant`] | dense and packed weights, linear maps by them, alone and in groups, FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
 //! | [`router`] | score and hash routing, small top-k |
+//! | [`sampling`] | tokens from logits: the highest, or a seeded draw after temperature, top-k, top-p and min-p; verification of drafts |
 //! | [`topk`] | the largest entries of long rows, each in a window of its own |
 //!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a one-line error where it is
@@ -38,10 +39,12 @@ mod optional;
 #[cfg(feature = "cube")]
 mod packed;
 pub mod quant;
+mod random;
 mod reference;
 pub mod router;
 #[cfg(feature = "cube")]
 mod rows;
+pub mod sampling;
 pub mod topk;
 mod validation;
 

@@ -53,6 +53,10 @@ pub(crate) mod rotation;
 mod router;
 mod router_kernels;
 pub(crate) mod routing;
+mod sampling;
+mod sampling_draws;
+mod sampling_errors;
+mod sampling_verify;
 mod sink_attention;
 mod sink_attention_values;
 mod small_m_errors;
@@ -63,6 +67,7 @@ mod small_m_rows;
 mod small_m_tiles;
 pub(crate) mod sums;
 mod tables;
+pub(crate) mod tokens;
 mod topk;
 mod topk_large;
 mod topk_layouts;
@@ -109,6 +114,10 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("rotation", rotation::CASES),
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),
+    ("sampling", sampling::CASES),
+    ("sampling_draws", sampling_draws::CASES),
+    ("sampling_errors", sampling_errors::CASES),
+    ("sampling_verify", sampling_verify::CASES),
     ("sink_attention", sink_attention::CASES),
     ("sink_attention_values", sink_attention_values::CASES),
     ("small_m_errors", small_m_errors::CASES),

@@ -25,7 +25,7 @@
 
 mod backend;
 #[cfg(feature = "cube")]
-mod kernel;
+pub(crate) mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
 pub(crate) mod reference;

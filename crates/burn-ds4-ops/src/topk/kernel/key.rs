@@ -7,7 +7,7 @@ use crate::intrinsics::{Target, half_to_float, ordered_halves};
 /// The key of zero. A number's key differs from it by its magnitude's bits.
 const ZERO: u32 = 0x8000_0000;
 /// The key of `-inf`, and of NaN. Every element has at least this.
-const LOWEST: u32 = ZERO - INFINITY;
+pub(crate) const LOWEST: u32 = ZERO - INFINITY;
 /// No element.
 pub(super) const NONE: u32 = 0;
 const INFINITY: u32 = 0x7f80_0000;
@@ -41,7 +41,7 @@ const HALF_LOWEST: u32 = (127 - 24) << 23;
 
 /// Larger for larger numbers, the same for zeros of either sign.
 #[cube]
-pub(super) fn key_of(x: f32) -> u32 {
+pub(crate) fn key_of(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
     let magnitude = bits & MAGNITUDE;
     let signed = select(bits > MAGNITUDE, !magnitude + 1, magnitude);
@@ -51,7 +51,7 @@ pub(super) fn key_of(x: f32) -> u32 {
 
 /// The float of a key, or the first that is one.
 #[cube]
-pub(super) fn float_of(key: u32) -> f32 {
+pub(crate) fn float_of(key: u32) -> f32 {
     let key = max(key, LOWEST);
     f32::reinterpret(select(key < ZERO, 0u32 - key, key - ZERO))
 }

@@ -2,7 +2,7 @@
 
 mod candidates;
 mod held;
-mod key;
+pub(crate) mod key;
 mod long;
 mod map;
 mod row;

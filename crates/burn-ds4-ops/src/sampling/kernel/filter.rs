@@ -1,0 +1,132 @@
+//! Which elements of a row are kept, and their weights.
+
+use cubecl::prelude::*;
+
+use super::super::weight::{COEFFICIENTS, EXPONENT_BITS, FARTHEST, MANTISSA_BITS, SHIFT};
+use super::wide::Wide;
+use crate::topk::kernel::key::{LOWEST, key_of};
+
+/// The key of `+inf`.
+const INFINITE: u32 = 0x8000_0000 + 0x7f80_0000;
+
+/// Something of the elements of a row that is added up or looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Measure {
+    /// One for each candidate, in the order of the logits.
+    Logits,
+    /// One for each of the lowest logit that top-k keeps.
+    EqualLogits,
+    /// The weights of what top-k keeps, in their order.
+    Weights,
+    /// Those of the lowest weight that top-p keeps.
+    EqualWeights,
+    /// The weights of what is kept.
+    Kept,
+}
+
+/// The bounds of what is kept. Each is that of the lowest, and of equal ones the last id.
+#[derive(CubeType)]
+pub(super) struct Kept {
+    pub highest: f32,
+    pub highest_key: u32,
+    pub rate: f32,
+    pub farthest: f32,
+    pub key: u32,
+    pub key_id: u32,
+    pub exponent: u32,
+    pub exponent_id: u32,
+    pub minimum: Wide,
+}
+
+#[cube]
+impl Kept {
+    /// All candidates, given the highest logit.
+    pub fn new(highest: f32, highest_key: u32, rate: f32, farthest: f32, minimum: Wide) -> Kept {
+        Kept {
+            highest,
+            highest_key,
+            rate,
+            farthest,
+            key: select(highest_key == INFINITE, INFINITE, comptime!(LOWEST + 1)),
+            key_id: u32::MAX.runtime(),
+            exponent: u32::MAX.runtime(),
+            exponent_id: u32::MAX.runtime(),
+            minimum,
+        }
+    }
+
+    fn among_logits(&self, key: u32, id: u32) -> bool {
+        key > self.key || (key == self.key && id <= self.key_id)
+    }
+
+    fn exponent_of(&self, x: f32, key: u32) -> u32 {
+        // Of halves, so that the difference is finite.
+        let half = self.highest * 0.5f32 - x * 0.5f32;
+        let near = min(half * self.rate, FARTHEST);
+        let exponent = select(half <= self.farthest, near, FARTHEST);
+        let exponent = u32::cast_from(exponent * comptime!((1u32 << EXPONENT_BITS) as f32));
+        select(key == self.highest_key, 0u32, exponent)
+    }
+
+    /// What an element is looked for by, larger for those that are kept first.
+    pub fn rank(&self, x: f32, #[comptime] measure: Measure) -> u32 {
+        let key = key_of(x);
+        if comptime!(measure == Measure::Logits) {
+            key
+        } else {
+            !self.exponent_of(x, key)
+        }
+    }
+
+    /// Whether an element takes part in a search.
+    pub fn is_searched(&self, x: f32, id: u32) -> bool {
+        self.among_logits(key_of(x), id)
+    }
+
+    /// What an element adds to a sum.
+    pub fn amount(&self, x: f32, id: u32, #[comptime] measure: Measure) -> Wide {
+        let key = key_of(x);
+        if comptime!(measure == Measure::EqualLogits) {
+            Wide::new(0u32, select(key == self.key, 1u32, 0u32))
+        } else {
+            let mut amount = Wide::new(0u32, 0u32);
+            if self.among_logits(key, id) {
+                let exponent = self.exponent_of(x, key);
+                let equal = exponent == self.exponent;
+                let mut taken = equal;
+                if comptime!(measure == Measure::Kept) {
+                    taken = exponent < self.exponent || (equal && id <= self.exponent_id);
+                }
+                if taken {
+                    let weight = weight_of(exponent);
+                    let low = comptime!(measure == Measure::Kept) && weight.is_below(&self.minimum);
+                    if !low {
+                        amount.add(&weight);
+                    }
+                }
+            }
+            amount
+        }
+    }
+}
+
+/// The weight of an exponent.
+#[cube]
+pub(super) fn weight_of(exponent: u32) -> Wide {
+    let fraction = exponent << comptime!(32 - EXPONENT_BITS);
+    let mut quotient = comptime!(COEFFICIENTS[COEFFICIENTS.len() - 1]).runtime();
+    #[unroll]
+    for i in 1..comptime!(COEFFICIENTS.len()) {
+        let coefficient = comptime!(COEFFICIENTS[COEFFICIENTS.len() - 1 - i]);
+        quotient = coefficient - quotient.mul_hi(fraction);
+    }
+    let mantissa = comptime!(1u32 << MANTISSA_BITS) - (quotient.mul_hi(fraction) >> 1);
+    let whole = exponent >> EXPONENT_BITS;
+    let left = SHIFT - min(whole, SHIFT);
+    let right = max(whole, SHIFT) - SHIFT;
+    Wide {
+        // No shift is by 32.
+        high: (mantissa >> 1) >> (31 - left),
+        low: (mantissa << left) >> right,
+    }
+}

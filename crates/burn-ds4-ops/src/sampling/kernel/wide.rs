@@ -1,0 +1,66 @@
+//! Integers of 64 bits, for shader languages that have none.
+
+use cubecl::prelude::*;
+
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Wide {
+    pub high: u32,
+    pub low: u32,
+}
+
+#[cube]
+impl Wide {
+    pub fn new(high: u32, low: u32) -> Wide {
+        Wide { high, low }
+    }
+
+    pub fn product(a: u32, b: u32) -> Wide {
+        Wide {
+            high: a.mul_hi(b),
+            low: a * b,
+        }
+    }
+
+    pub fn add(&mut self, other: &Wide) {
+        let low = self.low + other.low;
+        self.high += other.high + select(low < other.low, 1u32, 0u32);
+        self.low = low;
+    }
+
+    pub fn minus(&self, other: &Wide) -> Wide {
+        let borrow = select(self.low < other.low, 1u32, 0u32);
+        Wide {
+            high: self.high - other.high - borrow,
+            low: self.low - other.low,
+        }
+    }
+
+    pub fn is_below(&self, other: &Wide) -> bool {
+        self.high < other.high || (self.high == other.high && self.low < other.low)
+    }
+
+    /// The product with `factor`, divided by 2^32 and rounded up.
+    pub fn share(&self, factor: u32) -> Wide {
+        let low = Wide::product(self.low, factor);
+        let mut share = Wide::product(self.high, factor);
+        share.add(&Wide::new(0u32, low.high));
+        share.add(&Wide::new(0u32, select(low.low > 0, 1u32, 0u32)));
+        share
+    }
+
+    /// The product with `other`, divided by 2^64 and rounded down.
+    pub fn high_product(&self, other: &Wide) -> Wide {
+        let low = Wide::product(self.low, other.low);
+        let mut carries = Wide::product(self.high, other.low);
+        let second = Wide::product(self.low, other.high);
+        let carried = carries.high + 0u32;
+        carries.high = 0u32;
+        carries.add(&Wide::new(0u32, second.low));
+        carries.add(&Wide::new(0u32, low.high));
+        let mut product = Wide::product(self.high, other.high);
+        product.add(&Wide::new(0u32, carried));
+        product.add(&Wide::new(0u32, second.high));
+        product.add(&Wide::new(0u32, carries.high));
+        product
+    }
+}

@@ -1,0 +1,131 @@
+//! Which token a row of logits gives, in f64, for the tests and the benchmarks of sampling.
+
+use burn::tensor::{Device, Int, Tensor};
+use burn_ds4_ops::sampling::{Draws, Sampling, sample, seed_words};
+
+use super::common::{floats, integer_values, integers};
+
+/// What a row is drawn from.
+pub struct Oracle {
+    /// Ids that can be drawn, ascending, with their probabilities.
+    pub kept: Vec<(usize, f64)>,
+    /// How far the nearest decision was from being another, as a share of all.
+    pub margin: f64,
+}
+
+impl Oracle {
+    pub fn of(logits: &[f32], sampling: &Sampling) -> Self {
+        let highest = logits
+            .iter()
+            .copied()
+            .filter(|x| !x.is_nan())
+            .fold(f32::NEG_INFINITY, f32::max);
+        let weight = |x: f32| match x == highest {
+            true => 1.0,
+            false => ((f64::from(x) - f64::from(highest)) / f64::from(sampling.temperature)).exp(),
+        };
+        let mut entries: Vec<(usize, f32, f64)> = logits
+            .iter()
+            .enumerate()
+            .filter(|(_, x)| !x.is_nan() && **x > f32::NEG_INFINITY)
+            .map(|(id, &x)| (id, x, weight(x)))
+            .filter(|(_, x, _)| highest < f32::INFINITY || *x == highest)
+            .collect();
+        entries.sort_by(|a, b| b.1.partial_cmp(&a.1).expect("no NaN").then(a.0.cmp(&b.0)));
+        if sampling.top_k > 0 {
+            entries.truncate(sampling.top_k);
+        }
+        let sum = |entries: &[(usize, f32, f64)]| entries.iter().map(|entry| entry.2).sum::<f64>();
+        let mut margin = f64::INFINITY;
+        if sampling.top_p < 1.0 {
+            let total = sum(&entries);
+            let target = f64::from(sampling.top_p) * total;
+            let mut mass = 0.0;
+            let mut count = 0;
+            while count < entries.len() && mass < target {
+                mass += entries[count].2;
+                margin = margin.min((mass - target).abs() / total);
+                count += 1;
+            }
+            entries.truncate(count);
+        }
+        let least = f64::from(sampling.min_p);
+        for entry in &entries {
+            if entry.2 < 1.0 && least > 0.0 {
+                margin = margin.min((entry.2 / least - 1.0).abs());
+            }
+        }
+        entries.retain(|entry| entry.2 >= least);
+        let total = sum(&entries);
+        entries.sort_by_key(|entry| entry.0);
+        Self {
+            kept: entries
+                .iter()
+                .map(|entry| (entry.0, entry.2 / total))
+                .collect(),
+            margin,
+        }
+    }
+
+    /// Whether a token may be the one at `u`: rounding may move the ends of its share by `tolerance`.
+    pub fn allows(&self, token: i64, u: f64, tolerance: f64) -> bool {
+        let mut before = 0.0;
+        for &(id, probability) in &self.kept {
+            if id as i64 == token {
+                return before - tolerance <= u && u <= before + probability + tolerance;
+            }
+            before += probability;
+        }
+        false
+    }
+}
+
+/// The number in 0..1 that a seed has at a position: Philox-4x32-10, its first 64 bits.
+pub fn uniform(seed: u64, position: u32) -> f64 {
+    let mut words = [u128::from(position), 0, 0, 0];
+    for round in 0..10u128 {
+        let key = |word: u128, step: u128| (word + round * step) % (1 << 32);
+        let (low, high) = (u128::from(seed) % (1 << 32), u128::from(seed) >> 32);
+        let a = words[0] * 0xD251_1F53;
+        let b = words[2] * 0xCD9E_8D57;
+        words = [
+            (b >> 32) ^ words[1] ^ key(low, 0x9E37_79B9),
+            b % (1 << 32),
+            (a >> 32) ^ words[3] ^ key(high, 0xBB67_AE85),
+            a % (1 << 32),
+        ];
+    }
+    (words[0] + (words[1] << 32)) as f64 / 2f64.powi(64)
+}
+
+/// The same seed for so many sequences, at positions that follow each other.
+pub fn draws(seed: u64, first: u32, sequences: usize, device: &Device) -> Draws {
+    let positions: Vec<i64> = (0..sequences as i64)
+        .map(|i| i64::from(first) + i)
+        .collect();
+    Draws {
+        seeds: seed_words(&vec![seed; sequences], device),
+        positions: integers(&positions, [sequences], device),
+    }
+}
+
+/// A tensor with this row over and over.
+pub fn repeated(row: &[f32], rows: usize, device: &Device) -> Tensor<2> {
+    floats(row, [1, row.len()], device).expand([rows, row.len()])
+}
+
+/// What comes out for arguments that fit.
+pub fn sampled(logits: Tensor<2>, sampling: &Sampling, draws: Draws) -> Vec<i64> {
+    let tokens: Tensor<1, Int> = sample(logits, sampling, draws).expect("arguments that fit");
+    integer_values(tokens)
+}
+
+/// How often each id was drawn for a row.
+pub fn counts(row: &[f32], sampling: &Sampling, times: usize, device: &Device) -> Vec<usize> {
+    let mut counts = vec![0; row.len()];
+    let draws = draws(7, 0, times, device);
+    for token in sampled(repeated(row, times, device), sampling, draws) {
+        counts[usize::try_from(token).expect("a token")] += 1;
+    }
+    counts
+}
