@@ -9,6 +9,7 @@ mod moe;
 mod norm;
 mod quant_linear;
 mod router;
+mod sampling;
 mod small_m;
 // Only the test harness runs what touches no device.
 #[allow(dead_code, unused_imports)]
@@ -72,6 +73,7 @@ fn cases() -> Vec<Case> {
         norm::cases,
         flash_head::cases,
         gated_delta::cases,
+        sampling::cases,
     ];
     families.into_iter().flat_map(|cases| cases()).collect()
 }

@@ -32,7 +32,7 @@ pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 #[cfg(feature = "cube")]
 #[cube]
 pub(crate) fn philox_words(counter: u32, key: (u32, u32)) -> (u32, u32) {
-    let mut first = counter + 0u32;
+    let mut first = counter;
     let mut second = 0u32;
     let mut third = 0u32;
     let mut fourth = 0u32;

@@ -84,7 +84,7 @@ impl Search {
                     let other = ((rank ^ found.rank) >> (upper - 1)) >> 1;
                     let inside = kept.is_searched(x, id) && other == 0;
                     if inside {
-                        self.add::<F, N>(rank, shift, measure);
+                        self.add(rank, shift, measure);
                     }
                 }
                 at += comptime!(self.units);
@@ -95,7 +95,7 @@ impl Search {
         found
     }
 
-    fn add<F: Float, N: Size>(&mut self, rank: u32, shift: u32, #[comptime] measure: Measure) {
+    fn add(&mut self, rank: u32, shift: u32, #[comptime] measure: Measure) {
         let mask = comptime!((1u32 << self.log2_bins) - 1);
         let bin = ((rank >> shift) & mask) as usize;
         if comptime!(measure == Measure::Logits) {
@@ -103,7 +103,8 @@ impl Search {
         } else {
             let weight = super::filter::weight_of(!rank);
             let before = self.low[bin].fetch_add(weight.low);
-            let carry = select(before + weight.low < weight.low, 1u32, 0u32);
+            let after = before + weight.low;
+            let carry = select(after < before, 1u32, 0u32);
             self.high[bin].fetch_add(weight.high + carry);
         }
     }

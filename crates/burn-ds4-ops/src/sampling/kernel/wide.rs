@@ -51,14 +51,13 @@ impl Wide {
     /// The product with `other`, divided by 2^64 and rounded down.
     pub fn high_product(&self, other: &Wide) -> Wide {
         let low = Wide::product(self.low, other.low);
-        let mut carries = Wide::product(self.high, other.low);
+        let middle = Wide::product(self.high, other.low);
         let second = Wide::product(self.low, other.high);
-        let carried = carries.high + 0u32;
-        carries.high = 0u32;
+        let mut carries = Wide::new(0u32, middle.low);
         carries.add(&Wide::new(0u32, second.low));
         carries.add(&Wide::new(0u32, low.high));
         let mut product = Wide::product(self.high, other.high);
-        product.add(&Wide::new(0u32, carried));
+        product.add(&Wide::new(0u32, middle.high));
         product.add(&Wide::new(0u32, second.high));
         product.add(&Wide::new(0u32, carries.high));
         product
