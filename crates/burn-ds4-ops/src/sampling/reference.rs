@@ -1,5 +1,5 @@
 //! The choice on the host: what is chosen follows from exact sums and the order of a whole row, which tensor operations have no words
-//! for. It waits for the device, once.
+//! for. It waits for the device. Drafts are compared in tensor operations.
 
 use std::cmp::Reverse;
 
@@ -131,10 +131,11 @@ pub(super) fn verify<B: Backend>(
     let dtype = bool_dtype::<B>(&device);
     let tokens = B::int_cast(tokens, INT);
     let tokens = B::int_reshape(tokens, Shape::new([sequences, count + 1]));
-    let drafts = B::int_cast(drafts, INT);
     let compared = B::int_slice(tokens.clone(), &[(0..sequences).into(), (0..count).into()]);
+    // A wider integer may be out of range of a token.
+    let wide = B::int_cast(compared.clone(), drafts.dtype().into());
     let stands = B::bool_and(
-        B::int_equal(compared.clone(), drafts, dtype),
+        B::int_equal(wide, drafts, dtype),
         B::int_greater_equal_elem(compared, 0.into(), dtype),
     );
     let falls = B::bool_into_int(B::bool_not(stands), INT);
