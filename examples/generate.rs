@@ -77,6 +77,9 @@ struct Args {
     /// Dtype of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
+    /// Launches every step anew, even where it could be replayed as a graph. The text is the same.
+    #[arg(long)]
+    no_graph: bool,
     /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
     #[arg(long)]
     quantized_cache: bool,
@@ -99,6 +102,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         },
         drafts: args.mtp.into(),
         stop_strings: args.stop.clone(),
+        graphs: !args.no_graph,
         ..GenerateConfig::default()
     };
     config.validate()?;
@@ -148,6 +152,9 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     written?;
     writeln!(out)?;
 
+    if let Some(reason) = generation.graph_refusal() {
+        eprintln!("[without graphs, a step cannot be recorded: {reason}]");
+    }
     // The first token comes with the prompt.
     let rate = generation.generated().saturating_sub(1) as f64 / elapsed;
     let stats = generation.stats();

@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod flash_head;
 pub mod generate;
+mod graph;
 pub mod hyper_connection;
 pub mod linear;
 pub mod model;

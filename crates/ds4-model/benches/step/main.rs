@@ -15,7 +15,7 @@ use clap::{Parser, ValueEnum};
 use ds4_model::cache::{Cache, CacheConfig, Rollback};
 use ds4_model::checkpoint::Checkpoint;
 use ds4_model::config::ModelConfig;
-use ds4_model::generate::{GenerateConfig, Generation, MAX_DRAFTS, TextTokenizer};
+use ds4_model::generate::{Decoder, GenerateConfig, Generation, MAX_DRAFTS, TextTokenizer};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 use shared::{Dtype, finish, load_options, shipped_checkpoint};
@@ -30,7 +30,7 @@ const WARM_UPS: usize = 3;
 const GENERATIONS: usize = 5;
 const PROMPT: &str = "And God said,";
 
-/// Times whole forward calls: over one token, and over the 2 to 5 of a verification.
+/// Times whole forward calls: over one token, over the 2 to 5 of a verification, and over one token as a recorded graph.
 #[derive(Parser)]
 struct Args {
     /// What to run.
@@ -95,6 +95,9 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let name = format!("{:?} in {:?}", args.model, args.dtype).to_lowercase();
     println!("{name} on {}, {context} positions before", args.device);
     steps(&model, &config, context, args.samples as usize, &device)?;
+    for graphs in [false, true] {
+        decoding(&model, &config, context, args.samples as usize, graphs)?;
+    }
     if args.model == Which::Tiny {
         generations(&model, &config, args)?;
     }
@@ -162,6 +165,75 @@ fn step(
     Ok(time)
 }
 
+/// Prints the time of greedy decoding, token by token, and what of it is the device's and the host's where a step is replayed.
+fn decoding(
+    model: &Model,
+    config: &ModelConfig,
+    context: usize,
+    samples: usize,
+    graphs: bool,
+) -> Result<(), Box<dyn Error>> {
+    let device = model.embedding.val().device();
+    let options = CacheConfig {
+        capacity: context + 4 * (samples + FILL),
+        rollback: Rollback::Bounded(0),
+        ..CacheConfig::default()
+    };
+    let mut cache = model.new_cache(config, options)?;
+    for first in (0..context).step_by(FILL) {
+        let ids = ids(first, FILL.min(context - first), config, &device);
+        model.forward_streams(ids, &mut cache, &Trace::off())?;
+    }
+    let mut decoder = Decoder::new(model, cache, graphs)?;
+    let kind = if graphs { "recorded" } else { "launched" };
+    let start = Instant::now();
+    for _ in 0..WARM_UPS {
+        decoder.decode(usize::MAX)?;
+    }
+    let warm_up = start.elapsed().as_secs_f64() * 1e3;
+    if graphs && decoder.replays() == 0 {
+        let reason = decoder.refusal().unwrap_or("the device has no graphs");
+        println!("decode, {kind}: err: {reason}");
+        return Ok(());
+    }
+    let mut tokens = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        let start = Instant::now();
+        decoder.decode(1)?;
+        tokens.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    let token = Sorted::new(tokens);
+    print!(
+        "decode, {kind}: ok, {:.3} ms a token with its id read back (fastest {:.3}, slowest {:.3}; {warm_up:.0} ms until then)",
+        token.median(),
+        token.fastest(),
+        token.slowest()
+    );
+    if !graphs {
+        println!();
+        return Ok(());
+    }
+    let mut host = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        device.sync()?;
+        let start = Instant::now();
+        decoder.replay()?;
+        host.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    device.sync()?;
+    let start = Instant::now();
+    for _ in 0..samples {
+        decoder.replay()?;
+    }
+    device.sync()?;
+    let replay = start.elapsed().as_secs_f64() * 1e3 / samples as f64;
+    println!(
+        "; one of many replays {replay:.3} ms, of the host {:.1} us a replay",
+        Sorted::new(host).median()
+    );
+    Ok(())
+}
+
 /// Any tokens, for the positions from `first` on.
 fn ids(first: usize, count: usize, config: &ModelConfig, device: &Device) -> Tensor<2, Int> {
     let id = |position: usize| (position * 7919 % config.vocab_size) as i32;
@@ -169,18 +241,20 @@ fn ids(first: usize, count: usize, config: &ModelConfig, device: &Device) -> Ten
     Tensor::from_data(TensorData::new(ids, [1, count]), device)
 }
 
-/// Prints tokens a second of greedy decoding, without drafts and with one.
+/// Prints tokens a second of greedy decoding: launched, as a graph, and with a draft.
 fn generations(model: &Model, config: &ModelConfig, args: &Args) -> Result<(), Box<dyn Error>> {
     let tokenizer = TextTokenizer::from_dir(&args.checkpoint)?;
     let mut prompt = vec![config.bos_token_id];
     prompt.extend(tokenizer.encode(PROMPT)?);
-    let mut rates = vec![Vec::new(); 2];
+    let kinds = [(0, false), (0, true), (1, true)];
+    let mut rates = vec![Vec::new(); kinds.len()];
     let mut acceptance = 0.0;
     for round in 0..=GENERATIONS {
-        for (drafts, rates) in rates.iter_mut().enumerate() {
+        for ((drafts, graphs), rates) in kinds.into_iter().zip(&mut rates) {
             let options = GenerateConfig {
                 max_new_tokens: args.tokens as usize,
                 drafts,
+                graphs,
                 ignore_eos: true,
                 ..GenerateConfig::default()
             };
@@ -197,10 +271,11 @@ fn generations(model: &Model, config: &ModelConfig, args: &Args) -> Result<(), B
         }
     }
     let rates: Vec<Sorted> = rates.into_iter().map(Sorted::new).collect();
-    let (plain, drafted) = (rates[0].median(), rates[1].median());
+    let [launched, plain, drafted] = [&rates[0], &rates[1], &rates[2]].map(Sorted::median);
     println!(
-        "generate: {plain:.1} tokens/s; with --mtp 1 {drafted:.1} tokens/s ({:.3} times, {:.1} % of drafts accepted)",
-        drafted / plain,
+        "generate: {plain:.1} tokens/s; with --no-graph {launched:.1} tokens/s; with --mtp 1 {drafted:.1} tokens/s ({:.3} times that \
+         without graphs, {:.1} % of drafts accepted)",
+        drafted / launched,
         100.0 * acceptance
     );
     Ok(())

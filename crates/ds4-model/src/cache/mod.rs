@@ -5,8 +5,10 @@
 //! the indices and masks that all layers share, [`Cache::commit`] makes the new positions count.
 //!
 //! Every row's place is a function of its position alone, so that rolling back is a matter of forgetting positions. The positions
-//! live in a tensor: inside one capacity, neither the shapes nor the host's branches of a step depend on them.
+//! live in a tensor: inside one capacity, neither the shapes nor the host's branches of a step depend on them. That tensor and
+//! the rows are written in place, so that a recorded step goes on where the last one ended each time it is replayed.
 
+mod constants;
 mod ring;
 mod step;
 
@@ -15,6 +17,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use crate::config::{AttentionKind, ModelConfig};
 use crate::rope::{RotaryConfig, RotaryTable};
 
+use constants::Constants;
 pub(crate) use ring::Ring;
 pub use step::Step;
 pub(crate) use step::{CompressedPlaces, CompressedStep, mask};
@@ -206,9 +209,12 @@ pub struct Cache {
     lengths: Vec<usize>,
     /// Greatest length whose rows may have been written, per sequence.
     high_water: Vec<usize>,
-    /// The lengths, on the device: `[batch]`.
-    start: Tensor<1, Int>,
+    /// The lengths, on the device: `[batch]`. Taken while they change, so that they change in place.
+    start: Option<Tensor<1, Int>>,
+    constants: Constants,
     capacity: usize,
+    /// How often a tensor that steps use has been replaced by another.
+    epoch: u64,
     /// The step that may be committed.
     open_step: Option<u64>,
     device: Device,
@@ -251,9 +257,11 @@ impl Cache {
                 .then(|| RotaryTable::new(&layout.compressed_rotary, capacity, device)),
             lengths: vec![0; config.batch],
             high_water: vec![0; config.batch],
-            start: Tensor::zeros([config.batch], device),
+            start: Some(Tensor::zeros([config.batch], device)),
+            constants: Constants::new(config.batch, device),
             layers: Vec::new(),
             capacity,
+            epoch: 0,
             open_step: None,
             layout,
             config,
@@ -356,20 +364,11 @@ impl Cache {
         if count == 0 {
             return Err(CacheError::Zero { argument: "count" });
         }
-        let longest = self.lengths.iter().max().copied().unwrap_or(0);
-        let needed = longest
-            .checked_add(count)
-            .filter(|needed| *needed <= self.layout.max_positions)
-            .ok_or(CacheError::TooLong {
-                requested: longest.saturating_add(count),
-                maximum: self.layout.max_positions,
-            })?;
-        for (sequence, length) in self.lengths.iter().enumerate() {
-            self.check_reachable(sequence, *length)?;
-        }
+        let needed = self.check_step(count)?;
         self.reserve(needed);
-        for (high_water, length) in self.high_water.iter_mut().zip(&self.lengths) {
-            *high_water = (*high_water).max(length + count);
+        self.raise_high_water(count);
+        if self.constants.prune() {
+            self.epoch += 1;
         }
         let step = Step::new(self, count);
         self.open_step = Some(step.id());
@@ -385,12 +384,71 @@ impl Cache {
         if self.open_step != Some(step.id()) {
             return Err(CacheError::StaleStep);
         }
+        let count = step.count();
+        // What it has derived from the lengths is not to hold on to them.
+        drop(step);
+        self.add_positions(count);
+        self.move_start(count as i64);
+        Ok(())
+    }
+
+    /// Counts the `count` positions of a recorded step that was replayed, which [may be](Self::check_replay).
+    pub(crate) fn commit_replay(&mut self, count: usize) {
+        self.raise_high_water(count);
+        self.add_positions(count);
+    }
+
+    /// Whether a recorded step of `count` positions may be replayed. `false` if the cache has to grow first.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin).
+    pub(crate) fn check_replay(&self, count: usize) -> Result<bool, CacheError> {
+        Ok(self.check_step(count)? <= self.capacity)
+    }
+
+    /// Another number whenever a tensor that a recorded step reads or writes has become another one.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Positions that a step of `count` more needs room for.
+    fn check_step(&self, count: usize) -> Result<usize, CacheError> {
+        let longest = self.lengths.iter().max().copied().unwrap_or(0);
+        let needed = longest
+            .checked_add(count)
+            .filter(|needed| *needed <= self.layout.max_positions)
+            .ok_or(CacheError::TooLong {
+                requested: longest.saturating_add(count),
+                maximum: self.layout.max_positions,
+            })?;
+        for (sequence, length) in self.lengths.iter().enumerate() {
+            self.check_reachable(sequence, *length)?;
+        }
+        Ok(needed)
+    }
+
+    fn raise_high_water(&mut self, count: usize) {
+        for (high_water, length) in self.high_water.iter_mut().zip(&self.lengths) {
+            *high_water = (*high_water).max(length + count);
+        }
+    }
+
+    fn add_positions(&mut self, count: usize) {
         self.open_step = None;
         for length in &mut self.lengths {
-            *length += step.count();
+            *length += count;
         }
-        self.start = step.into_end();
-        Ok(())
+    }
+
+    fn start(&self) -> Tensor<1, Int> {
+        self.start.clone().expect("lengths are put back")
+    }
+
+    /// Adds `count` to the lengths on the device, in place.
+    fn move_start(&mut self, count: i64) {
+        let start = self.start.take().expect("lengths are put back");
+        self.start = Some(start + count);
     }
 
     /// Whether the cache's layers are of these kinds.
@@ -464,9 +522,19 @@ impl Cache {
             }
         }
         self.open_step = None;
+        let mut removed = self.lengths.iter().zip(lengths).map(|(old, new)| old - new);
+        let first = removed.next().unwrap_or(0);
+        if removed.all(|other| other == first) {
+            self.move_start(-(first as i64));
+        } else {
+            let start: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
+            self.start = Some(Tensor::from_data(
+                TensorData::from(start.as_slice()),
+                &self.device,
+            ));
+            self.epoch += 1;
+        }
         self.lengths = lengths.to_vec();
-        let start: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
-        self.start = Tensor::from_data(TensorData::from(start.as_slice()), &self.device);
         Ok(())
     }
 
@@ -494,6 +562,7 @@ impl Cache {
         if positions <= self.capacity {
             return;
         }
+        self.epoch += 1;
         let doubled = self.capacity.saturating_mul(2).max(positions);
         self.capacity = doubled
             .checked_next_power_of_two()

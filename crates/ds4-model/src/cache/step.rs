@@ -1,8 +1,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{FEW_TOKENS, MASKED};
 
+use super::constants::Constants;
 use super::{Cache, CacheLayout};
 use crate::config::AttentionKind;
 use crate::rope::{BlockRotation, Rotation};
@@ -48,8 +49,6 @@ pub struct Step {
     id: u64,
     batch: usize,
     count: usize,
-    /// First new position of each sequence: `[batch]`.
-    start: Tensor<1, Int>,
     pub(crate) window: WindowStep,
     compressed: Vec<(AttentionKind, CompressedStep)>,
     rotation: Option<Rotation>,
@@ -107,11 +106,11 @@ pub(crate) struct CompressedPlaces {
 }
 
 impl Step {
-    pub(super) fn new(cache: &Cache, count: usize) -> Self {
-        let device = &cache.device;
+    pub(super) fn new(cache: &mut Cache, count: usize) -> Self {
         let batch = cache.config.batch;
-        let start = cache.start.clone();
-        let positions = start.clone().unsqueeze_dim::<2>(1) + arange(count, device).unsqueeze();
+        let start = &cache.start();
+        let constants = &mut cache.constants;
+        let positions = start.clone().unsqueeze_dim::<2>(1) + constants.range(count).unsqueeze();
 
         let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
         for layer in &cache.layers {
@@ -133,11 +132,10 @@ impl Step {
                 rows: rows.rows.slots(),
             };
             let rotation = |blocks| table.at(blocks);
-            let step = CompressedStep {
-                bias: compressed_bias(&positions, &geometry),
-                places: (count > FEW_TOKENS)
-                    .then(|| CompressedPlaces::new(&positions, &start, geometry, rotation)),
-            };
+            let bias = compressed_bias(&positions, &geometry, constants);
+            let places = (count > FEW_TOKENS)
+                .then(|| CompressedPlaces::new(&positions, start, geometry, rotation, constants));
+            let step = CompressedStep { bias, places };
             compressed.push((layer.kind, step));
         }
 
@@ -151,8 +149,8 @@ impl Step {
             batch,
             count,
             window: WindowStep {
-                ring: RingStep::new(&start, count, history, slots),
-                bias: window_bias(&start, count, history),
+                ring: RingStep::new(start, count, history, slots, constants),
+                bias: window_bias(start, count, history, constants),
                 span: cache.layout.window.max(1),
             },
             compressed,
@@ -161,7 +159,6 @@ impl Step {
                 .compressed_rotary
                 .as_ref()
                 .map(|table| table.from(start.clone())),
-            start,
         }
     }
 
@@ -206,16 +203,16 @@ impl Step {
             .map(|(_, step)| step)
             .unwrap_or_else(|| panic!("the cache of this step has no layer of kind {kind:?}"))
     }
-
-    /// The position after the step's last: `[batch]`.
-    pub(super) fn into_end(self) -> Tensor<1, Int> {
-        self.start + self.count as i64
-    }
 }
 
 impl RingStep {
-    fn new(start: &Tensor<1, Int>, count: usize, history: usize, slots: usize) -> Self {
-        let device = &start.device();
+    fn new(
+        start: &Tensor<1, Int>,
+        count: usize,
+        history: usize,
+        slots: usize,
+        constants: &mut Constants,
+    ) -> Self {
         let kept = count.min(slots);
         // Positions before the first are shifted up by whole turns, which leaves their slots as they are.
         let turns = history.div_ceil(slots) * slots;
@@ -223,9 +220,9 @@ impl RingStep {
         let write = start.clone() + (count - kept) as i64;
         Self {
             history,
-            read: slot_indices(read, history, slots, device),
+            read: slot_indices(read, history, slots, constants),
             kept,
-            write: slot_indices(write, kept, slots, device),
+            write: slot_indices(write, kept, slots, constants),
         }
     }
 
@@ -246,12 +243,10 @@ fn slot_indices(
     from: Tensor<1, Int>,
     count: usize,
     slots: usize,
-    device: &Device,
+    constants: &mut Constants,
 ) -> Tensor<1, Int> {
-    let [batch] = from.dims();
-    let positions = from.unsqueeze_dim::<2>(1) + arange(count, device).unsqueeze();
-    (positions.remainder_scalar(slots as i64) + sequence_offsets(batch, slots, device))
-        .reshape([batch * count])
+    let positions = from.unsqueeze_dim::<2>(1) + constants.range(count).unsqueeze();
+    constants.flatten(positions.remainder_scalar(slots as i64), slots)
 }
 
 struct Geometry {
@@ -268,8 +263,8 @@ impl CompressedPlaces {
         start: &Tensor<1, Int>,
         geometry: Geometry,
         rotation: impl FnOnce(Tensor<2, Int>) -> BlockRotation,
+        constants: &mut Constants,
     ) -> Self {
-        let device = &start.device();
         let [batch, count] = positions.dims();
         let Geometry {
             ratio,
@@ -278,12 +273,12 @@ impl CompressedPlaces {
             rows,
         } = geometry;
         let history = raw_history(ratio, series);
-        let ring = RingStep::new(start, count, history, slots);
+        let ring = RingStep::new(start, count, history, slots, constants);
 
         // From the block that contains the first new position on; at most this many end inside the step.
         let blocks = count.div_ceil(ratio);
         let first = (start.clone() / ratio as i64).unsqueeze_dim::<2>(1);
-        let block = first.clone() + arange(blocks, device).unsqueeze();
+        let block = first.clone() + constants.range(blocks).unsqueeze();
 
         // Rows of history and step stand side by side, the first new position at index `history`.
         let pooled_rows = (blocks + series - 1) * ratio;
@@ -292,30 +287,33 @@ impl CompressedPlaces {
             .remainder_scalar(ratio as i64)
             .unsqueeze_dim::<2>(1);
         let base = in_block.neg() + (history as i64 - ((series - 1) * ratio) as i64);
-        let pooled = (base + arange(pooled_rows, device).unsqueeze())
-            .clamp(0, (history + count - 1) as i64)
-            + sequence_offsets(batch, history + count, device);
+        let pooled = (base + constants.range(pooled_rows).unsqueeze())
+            .clamp(0, (history + count - 1) as i64);
 
         Self {
             ring,
             blocks,
-            pooled: pooled.reshape([batch * pooled_rows]),
+            pooled: constants.flatten(pooled, history + count),
             slots: positions
                 .clone()
                 .remainder_scalar(ratio as i64)
                 .reshape([batch * count]),
             previous_bias: mask(block.clone().equal_elem(0)).reshape([batch, blocks, 1, 1]),
             rotation: rotation(block.clone() * ratio as i64),
-            write: (block + sequence_offsets(batch, rows, device)).reshape([batch * blocks]),
+            write: constants.flatten(block, rows),
         }
     }
 }
 
 /// Mask of all compressed rows: a row is seen from the last position of its block on.
-fn compressed_bias(positions: &Tensor<2, Int>, geometry: &Geometry) -> Tensor<3> {
+fn compressed_bias(
+    positions: &Tensor<2, Int>,
+    geometry: &Geometry,
+    constants: &mut Constants,
+) -> Tensor<3> {
     let [batch, count] = positions.dims();
     let Geometry { ratio, rows, .. } = *geometry;
-    let columns = arange(rows, &positions.device()).reshape([1, 1, rows]);
+    let columns = constants.range(rows).reshape([1, 1, rows]);
     let visible = ((positions.clone() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
     let hidden = columns
         .expand([batch, count, rows])
@@ -324,17 +322,13 @@ fn compressed_bias(positions: &Tensor<2, Int>, geometry: &Geometry) -> Tensor<3>
 }
 
 /// Mask of history rows and own rows: there is nothing before position 0.
-fn window_bias(start: &Tensor<1, Int>, count: usize, history: usize) -> Tensor<2> {
-    let columns = arange(history + count, &start.device()).unsqueeze();
+fn window_bias(
+    start: &Tensor<1, Int>,
+    count: usize,
+    history: usize,
+    constants: &mut Constants,
+) -> Tensor<2> {
+    let columns = constants.range(history + count).unsqueeze();
     let from_history = start.clone().unsqueeze_dim::<2>(1) + columns;
     mask(from_history.lower_elem(history as i64))
-}
-
-fn arange(count: usize, device: &Device) -> Tensor<1, Int> {
-    Tensor::arange(0..count as i64, device)
-}
-
-/// Offset of each sequence's rows: `[batch, 1]`.
-fn sequence_offsets(batch: usize, rows: usize, device: &Device) -> Tensor<2, Int> {
-    Tensor::<1, Int>::arange(0..batch as i64, device).unsqueeze_dim::<2>(1) * rows as i64
 }

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use super::decoder::Decoder;
 use super::error::GenerateError;
 use super::proposer::MtpProposer;
 use super::sampler::{Sampler, SamplingConfig};
 use super::target::Targets;
 use super::verifier::{SpeculativeStats, verify};
-use crate::cache::{Cache, CacheConfig, Rollback};
+use crate::cache::{CacheConfig, Rollback};
 use crate::config::ModelConfig;
 use crate::model::Model;
 use crate::trace::Trace;
@@ -32,6 +33,9 @@ pub struct GenerateConfig {
     pub ignore_eos: bool,
     /// Prompt tokens per forward call.
     pub prefill_chunk: usize,
+    /// Whether a step may be recorded and replayed as a graph, which changes no token. It is where that is faster: without drafts,
+    /// where the most likely token is always taken, on a device that has graphs.
+    pub graphs: bool,
 }
 
 impl Default for GenerateConfig {
@@ -43,6 +47,7 @@ impl Default for GenerateConfig {
             stop_strings: Vec::new(),
             ignore_eos: false,
             prefill_chunk: 256,
+            graphs: true,
         }
     }
 }
@@ -90,7 +95,7 @@ pub struct Generation<'a> {
     max_positions: usize,
     eos_token_id: u32,
     config: GenerateConfig,
-    cache: Cache,
+    decoder: Decoder<'a>,
     sampler: Sampler,
     proposer: Option<MtpProposer<'a>>,
     /// Prompt and everything generated. All but the last have been through the model.
@@ -158,8 +163,9 @@ impl<'a> Generation<'a> {
         let proposer = (config.drafts > 0)
             .then(|| MtpProposer::new(model, model_config, config.drafts))
             .transpose()?;
+        let cache = model.new_cache(model_config, options)?;
         Ok(Self {
-            cache: model.new_cache(model_config, options)?,
+            decoder: Decoder::new(model, cache, config.graphs)?,
             sampler: Sampler::new(config.sampling.clone())?,
             proposer,
             model,
@@ -181,6 +187,11 @@ impl<'a> Generation<'a> {
     /// Drafts made and accepted so far.
     pub fn stats(&self) -> &SpeculativeStats {
         &self.stats
+    }
+
+    /// Why steps are not replayed as graphs, though they were wanted and the device has them.
+    pub fn graph_refusal(&self) -> Option<&str> {
+        self.decoder.refusal()
     }
 
     /// Why the generation ended, once it has.
@@ -211,9 +222,8 @@ impl<'a> Generation<'a> {
         let mut last = None;
         for (index, chunk) in prompt.chunks(self.config.prefill_chunk).enumerate() {
             let ids = ids_tensor(chunk, &device);
-            let streams = self
-                .model
-                .forward_streams(ids, &mut self.cache, &Trace::off())?;
+            let cache = self.decoder.cache_mut();
+            let streams = self.model.forward_streams(ids, cache, &Trace::off())?;
             let [batch, count, n, d_model] = streams.dims();
             last = Some(
                 streams
@@ -232,7 +242,19 @@ impl<'a> Generation<'a> {
         let distribution = targets.distribution(0, &self.sampler, &self.tokens)?;
         let token = self.sampler.sample(&distribution);
         self.prefilled = true;
+        self.decoder.set_token(token);
         self.accept(&[token]);
+        Ok(())
+    }
+
+    /// The next token or the next few.
+    fn generate(&mut self) -> Result<(), GenerateError> {
+        if self.proposer.is_some() || !self.sampler.config().is_greedy() {
+            return self.round();
+        }
+        let wanted = self.config.max_new_tokens - (self.tokens.len() - self.prompt);
+        let tokens = self.decoder.decode(wanted)?;
+        self.accept(&tokens);
         Ok(())
     }
 
@@ -246,7 +268,7 @@ impl<'a> Generation<'a> {
         let device = self.model.embedding.val().device();
         let streams = self.model.forward_streams(
             ids_tensor(&input, &device),
-            &mut self.cache,
+            self.decoder.cache_mut(),
             &Trace::off(),
         )?;
         let targets = Targets::read(self.model, streams.clone(), self.sampler.config())?;
@@ -260,7 +282,7 @@ impl<'a> Generation<'a> {
         let verdict = verify(&drafts, target, &mut self.sampler)?;
 
         let kept = 1 + verdict.accepted;
-        self.cache.truncate(input.len() - kept)?;
+        self.decoder.cache_mut().truncate(input.len() - kept)?;
         if let Some(proposer) = &mut self.proposer {
             let [batch, _, n, d_model] = streams.dims();
             proposer.observe(streams.slice([0..batch, 0..kept, 0..n, 0..d_model]));
@@ -278,7 +300,7 @@ impl<'a> Generation<'a> {
         let wanted = self.config.max_new_tokens - (self.tokens.len() - self.prompt);
         let room = self.max_positions - self.tokens.len();
         let count = self.config.drafts.min(wanted - 1).min(room);
-        let count = count.min(self.cache.room() - 1);
+        let count = count.min(self.decoder.cache().room() - 1);
         let drafts = proposer.draft(&self.unseen, count)?;
         if count > 0 {
             self.unseen.clear();
@@ -307,7 +329,7 @@ impl<'a> Generation<'a> {
             } else if self.tokens.len() > self.max_positions {
                 return Ok(self.end(FinishReason::ContextFull));
             } else {
-                self.round()?;
+                self.generate()?;
             }
         }
         let Some(token) = self.ready.pop_front() else {

@@ -52,8 +52,14 @@ impl Targets {
 fn candidate_logits(head: &ProbedHead, hidden: Tensor<3>) -> Result<Vec<Vec<f32>>, GenerateError> {
     let candidates = head.candidates(hidden)?;
     let [_, count] = candidates.ids.dims();
-    let ids = candidates.ids.try_into_vec_as::<i32>().map_err(device)?;
-    let logits = candidates.logits.try_into_vec_as::<f32>().map_err(device)?;
+    let ids = candidates
+        .ids
+        .try_into_vec_as::<i32>()
+        .map_err(device_error)?;
+    let logits = candidates
+        .logits
+        .try_into_vec_as::<f32>()
+        .map_err(device_error)?;
     let rows = ids.chunks(count).zip(logits.chunks(count));
     let rows = rows.map(|(ids, logits)| {
         let mut row = vec![f32::NEG_INFINITY; head.head().vocabulary()];
@@ -70,18 +76,18 @@ fn candidate_logits(head: &ProbedHead, hidden: Tensor<3>) -> Result<Vec<Vec<f32>
 
 /// Reads `[1, positions]` back.
 pub(super) fn read_tokens(tokens: Tensor<2, Int>) -> Result<Vec<u32>, GenerateError> {
-    let tokens = tokens.try_into_vec_as::<i32>().map_err(device)?;
+    let tokens = tokens.try_into_vec_as::<i32>().map_err(device_error)?;
     Ok(tokens.into_iter().map(|token| token as u32).collect())
 }
 
 /// Reads `[1, rows, vocabulary]` back, row by row.
 pub(super) fn read_rows(logits: Tensor<3>) -> Result<Vec<Vec<f32>>, GenerateError> {
     let [_, _, vocabulary] = logits.dims();
-    let values = logits.try_into_vec_as::<f32>().map_err(device)?;
+    let values = logits.try_into_vec_as::<f32>().map_err(device_error)?;
     Ok(values.chunks(vocabulary).map(<[f32]>::to_vec).collect())
 }
 
-fn device(error: impl ToString) -> GenerateError {
+pub(super) fn device_error(error: impl ToString) -> GenerateError {
     GenerateError::Device {
         reason: error.to_string(),
     }

@@ -76,6 +76,11 @@ impl<'a> TextGeneration<'a> {
         self.generated
     }
 
+    /// Why the steps are not replayed as graphs, see [`Generation::graph_refusal`].
+    pub fn graph_refusal(&self) -> Option<&str> {
+        self.tokens.graph_refusal()
+    }
+
     /// Drafts made and accepted so far.
     pub fn stats(&self) -> &SpeculativeStats {
         self.tokens.stats()

@@ -1,0 +1,58 @@
+use std::collections::BTreeMap;
+
+use burn::tensor::{Device, Int, Tensor};
+
+/// Tensors of each kind that are kept. A step of one size needs fewer than ten.
+const KEPT: usize = 64;
+
+/// The integers that steps count from, made once: a range is an upload, of which a step that is recorded must have none.
+#[derive(Clone, Debug)]
+pub(super) struct Constants {
+    batch: usize,
+    device: Device,
+    ranges: BTreeMap<usize, Tensor<1, Int>>,
+    /// Of several sequences.
+    offsets: BTreeMap<usize, Tensor<2, Int>>,
+}
+
+impl Constants {
+    pub(super) fn new(batch: usize, device: &Device) -> Self {
+        Self {
+            batch,
+            device: device.clone(),
+            ranges: BTreeMap::new(),
+            offsets: BTreeMap::new(),
+        }
+    }
+
+    /// `0..count`.
+    pub(super) fn range(&mut self, count: usize) -> Tensor<1, Int> {
+        let range = self.ranges.entry(count);
+        range
+            .or_insert_with(|| Tensor::arange(0..count as i64, &self.device))
+            .clone()
+    }
+
+    /// Row indices `[batch, count]` of every sequence as indices of the flattened `[batch · rows]`: `[batch · count]`.
+    pub(super) fn flatten(&mut self, indices: Tensor<2, Int>, rows: usize) -> Tensor<1, Int> {
+        let [batch, count] = indices.dims();
+        if self.batch == 1 {
+            return indices.reshape([count]);
+        }
+        let offsets = self.offsets.entry(rows).or_insert_with(|| {
+            let sequence = Tensor::<1, Int>::arange(0..self.batch as i64, &self.device);
+            sequence.unsqueeze_dim::<2>(1) * rows as i64
+        });
+        (indices + offsets.clone()).reshape([batch * count])
+    }
+
+    /// Forgets everything if it has become much, and says whether it has.
+    pub(super) fn prune(&mut self) -> bool {
+        let full = self.ranges.len() > KEPT || self.offsets.len() > KEPT;
+        if full {
+            self.ranges.clear();
+            self.offsets.clear();
+        }
+        full
+    }
+}

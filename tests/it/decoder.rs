@@ -1,0 +1,221 @@
+//! Recorded steps: whatever is replayed, the tokens and their logits are those of steps that are launched.
+
+use std::cell::Cell;
+
+use burn::module::Param;
+use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::topk::{Windows, top_k_ids};
+use ds4_model::generate::{
+    Choice, Decoder, FinishReason, GenerateConfig, GenerateError, Generation,
+};
+use ds4_model::trace::Trace;
+
+use crate::verification::{CAPACITY, Fixture, bits, every_model, plain};
+
+/// Short enough for a recording to be made, and of use, before the capacity is reached.
+const SHORT: usize = CAPACITY - 40;
+
+fn has_graphs(name: &str) -> bool {
+    !name.starts_with("flex")
+}
+
+/// After so many tokens of the prompt.
+fn decoder<'a>(fixture: &'a Fixture, prompt: usize, graphs: bool) -> Decoder<'a> {
+    let mut cache = fixture.cache(CAPACITY);
+    let (last, before) = fixture.prompt[..prompt].split_last().expect("a prompt");
+    fixture.streams(before, &mut cache, &Trace::off());
+    let mut decoder = Decoder::new(&fixture.model, cache, graphs).expect("one sequence");
+    decoder.set_token(*last);
+    decoder
+}
+
+/// So many tokens, and the logits of those that they are known of.
+fn decode(decoder: &mut Decoder, count: usize) -> (Vec<u32>, Vec<Option<Vec<u32>>>) {
+    let (mut tokens, mut rows) = (Vec::new(), Vec::new());
+    while tokens.len() < count {
+        let more = decoder.decode(count - tokens.len());
+        tokens.extend(more.expect("room, and finite logits"));
+        rows.resize(tokens.len() - 1, None);
+        let logits = decoder.logits().expect("a device that works");
+        rows.push(logits.as_deref().map(bits));
+    }
+    (tokens, rows)
+}
+
+/// So many tokens of steps that are launched: the text of all tests.
+fn launched(fixture: &Fixture, prompt: usize, count: usize) -> (Vec<u32>, Vec<Option<Vec<u32>>>) {
+    decode(&mut decoder(fixture, prompt, false), count)
+}
+
+#[test]
+fn replayed_steps_have_the_tokens_and_bits_of_launched_ones_across_capacities() {
+    every_model(|name, fixture| {
+        let count = if name.starts_with("cuda") { 600 } else { 240 };
+        let (tokens, rows) = launched(fixture, SHORT, count);
+        let mut decoder = decoder(fixture, SHORT, true);
+        let (actual, logits) = decode(&mut decoder, count);
+        assert_eq!(actual, tokens, "{name}: tokens");
+        let mut compared = 0;
+        for (index, (actual, expected)) in logits.iter().zip(&rows).enumerate() {
+            if let (Some(actual), Some(expected)) = (actual, expected) {
+                assert!(actual == expected, "{name}: logits of token {index} differ");
+                compared += 1;
+            }
+        }
+        assert!(compared > count - 20, "{name}: only {compared} compared");
+        assert_eq!(decoder.positions(), SHORT - 1 + count, "{name}");
+        assert_eq!(decoder.refusal(), None, "{name}");
+        if has_graphs(name) {
+            let replays = decoder.replays();
+            assert!(replays > count - 40, "{name}: only {replays} replays");
+        } else {
+            assert_eq!(decoder.replays(), 0, "{name}");
+        }
+    });
+}
+
+#[test]
+fn tokens_chosen_on_the_device_are_those_that_the_host_chooses() {
+    every_model(|name, fixture| {
+        let count = 24;
+        let (tokens, rows) = plain(fixture, count);
+        let mut cache = fixture.cache(CAPACITY);
+        fixture.streams(&fixture.prompt, &mut cache, &Trace::off());
+        let mut decoder = Decoder::new(&fixture.model, cache, true).expect("one sequence");
+        decoder.set_token(tokens[0]);
+        let (actual, logits) = decode(&mut decoder, count - 1);
+        assert_eq!(actual, tokens[1..], "{name}");
+        for (actual, expected) in logits.iter().zip(&rows[1..]) {
+            let same = actual.as_ref().is_none_or(|row| *row == bits(expected));
+            assert!(same, "{name}: logits differ");
+        }
+    });
+}
+
+thread_local! {
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The highest logit, by a function that cannot be recorded when it is called for the third time, which is when it would be.
+fn unrecordable(logits: Tensor<3>) -> Tensor<2, Int> {
+    let device = logits.device();
+    let [_, _, vocabulary] = logits.dims();
+    let calls = CALLS.get() + 1;
+    CALLS.set(calls);
+    let mut logits = logits.reshape([1, vocabulary]);
+    if calls == 3 {
+        // No memory was left behind for this, and some devices refuse to upload.
+        let nothing = Tensor::<1>::zeros([1 << 26], &device).slice([0..1]);
+        let nothing = nothing + Tensor::<1>::from_data([0.0], &device);
+        logits = logits + nothing.unsqueeze();
+    }
+    top_k_ids(logits, Windows::All, 1)
+}
+
+#[test]
+fn a_recording_that_fails_leaves_the_text_as_it_is() {
+    every_model(|name, fixture| {
+        CALLS.set(0);
+        let (tokens, rows) = launched(fixture, SHORT, 20);
+        let mut decoder = decoder(fixture, SHORT, true).with_choice(unrecordable as Choice);
+        let (actual, logits) = decode(&mut decoder, 20);
+        assert_eq!(actual, tokens, "{name}");
+        assert!(
+            logits[19].is_some() && logits[19] == rows[19],
+            "{name}: logits"
+        );
+        assert_eq!(decoder.replays(), 0, "{name}");
+        assert_eq!(decoder.refusal().is_some(), has_graphs(name), "{name}");
+
+        // What it was tried with is not what the next text uses.
+        let (actual, _) = decode(&mut self::decoder(fixture, SHORT, true), 20);
+        assert_eq!(actual, tokens, "{name}: afterwards");
+    });
+}
+
+#[test]
+fn replays_go_on_after_positions_were_removed() {
+    every_model(|name, fixture| {
+        let (tokens, _) = launched(fixture, SHORT, 24);
+        let mut decoder = decoder(fixture, SHORT, true);
+        let (actual, _) = decode(&mut decoder, 24);
+        assert_eq!(actual, tokens, "{name}");
+        let replays = decoder.replays();
+        for removed in [1, 3, 4] {
+            let back = decoder.truncate(removed, tokens[23 - removed]);
+            back.expect("as far as the cache can be rolled back");
+            let (again, _) = decode(&mut decoder, removed);
+            assert_eq!(again, tokens[24 - removed..], "{name}, {removed} removed");
+        }
+        if has_graphs(name) {
+            assert_eq!(decoder.replays(), replays + 8, "{name}: recorded anew");
+        }
+    });
+}
+
+#[test]
+fn another_thread_decodes_the_same_text_without_the_recording_of_the_first() {
+    every_model(|name, fixture| {
+        let (tokens, _) = launched(fixture, SHORT, 30);
+        let mut decoder = decoder(fixture, SHORT, true);
+        let (mut actual, _) = decode(&mut decoder, 6);
+        let replays = decoder.replays();
+        let rest = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                // Not worth another recording.
+                let (rest, _) = decode(&mut decoder, 4);
+                (rest, decoder.replays())
+            });
+            other.join().expect("it decodes")
+        });
+        actual.extend(rest.0);
+        assert_eq!(rest.1, replays, "{name}: replayed by another thread");
+        actual.extend(decode(&mut decoder, 20).0);
+        assert_eq!(actual, tokens, "{name}");
+    });
+}
+
+#[test]
+fn a_generation_of_any_length_is_that_without_graphs() {
+    every_model(|name, fixture| {
+        let prompt = &fixture.prompt[..SHORT];
+        let run = |graphs, max_new_tokens| {
+            let config = GenerateConfig {
+                max_new_tokens,
+                graphs,
+                ignore_eos: true,
+                ..GenerateConfig::default()
+            };
+            let generation = Generation::new(&fixture.model, &fixture.config, config, prompt);
+            let mut generation = generation.expect("valid options");
+            let tokens: Result<Vec<u32>, _> = generation.by_ref().collect();
+            let tokens = tokens.expect("room, and finite logits");
+            assert_eq!(generation.finish_reason(), Some(FinishReason::Length));
+            assert_eq!(generation.graph_refusal(), None, "{name}");
+            tokens
+        };
+        let expected = run(false, 40);
+        assert_eq!(expected.len(), 40, "{name}");
+        for length in [1, 2, 17, 18, 19, 40] {
+            assert_eq!(run(true, length), expected[..length], "{name}, {length}");
+        }
+    });
+}
+
+#[test]
+fn a_step_without_a_number_among_its_logits_chooses_nothing() {
+    every_model(|name, fixture| {
+        let mut broken = fixture.clone();
+        let output = broken.model.output.val();
+        broken.model.output = Param::from_tensor(output.full_like(f32::NAN));
+        for graphs in [false, true] {
+            let mut decoder = decoder(&broken, 3, graphs);
+            let error = decoder.decode(100).expect_err("nothing can be chosen");
+            let expected = fixture.config.vocab_size;
+            assert!(
+                matches!(error, GenerateError::NoCandidate { len } if len == expected),
+                "{name}: {error}"
+            );
+        }
+    });
+}
