@@ -12,7 +12,7 @@ use burn::tensor::Device;
 /// Why a recording was not made.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The device records nothing at all.
+    /// Nothing is recorded at all, on this device or as this crate was built.
     Unsupported(String),
     /// It failed.
     Failed(String),
@@ -32,6 +32,11 @@ pub(crate) struct Preparation {
 
 impl Preparation {
     pub(crate) fn new(device: &Device) -> Result<Self, Refusal> {
+        if cfg!(feature = "fusion") {
+            // It chooses where a result goes when it runs a queue of operations, so that work may not end where the next replay begins.
+            let reason = "fusion of operations does not promise to write in place";
+            return Err(Refusal::Unsupported(reason.to_owned()));
+        }
         Dispatch::graph_prepare(device.as_dispatch())?;
         Ok(Self {
             device: device.clone(),
@@ -51,10 +56,13 @@ impl Preparation {
                 })
             }
             // The words that Burn and CubeCL have for it, whose error has no kind.
-            Err(error) if error.to_string().contains("not supported") => {
-                Err(Refusal::Unsupported(brief(&error)))
+            Err(error) => {
+                let reason = error.to_string().to_lowercase();
+                match reason.contains("graph capture is not supported") {
+                    true => Err(Refusal::Unsupported(brief(&error))),
+                    false => Err(error.into()),
+                }
             }
-            Err(error) => Err(error.into()),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::driver::ids_tensor;
 use super::error::GenerateError;
 use super::target::{device_error, read_tokens};
 use crate::cache::{Cache, CacheError};
-use crate::graph::{Preparation, Recording, Refusal};
+use crate::graph::{Preparation, Recording, Refusal, Window};
 use crate::model::Model;
 use crate::trace::Trace;
 
@@ -22,8 +22,8 @@ pub type Choice = fn(Tensor<3>) -> Tensor<2, Int>;
 
 /// Decodes one token after the other, without the host in between.
 ///
-/// Where the device can, a step is recorded as a graph, which is replayed for every token until the cache grows; a recording that
-/// fails leaves everything as it was, and the decoder without. The tokens are the same either way.
+/// Where the device can (and the feature `fusion` is off), a step is recorded as a graph, which is replayed for every token until the
+/// cache grows. If that fails, a warning is logged, and the decoder launches its steps from then on. The tokens are the same either way.
 ///
 /// # Example
 ///
@@ -115,6 +115,7 @@ impl<'a> Decoder<'a> {
 
     /// The token to go on from, which is not in the cache yet.
     pub fn set_token(&mut self, token: u32) {
+        self.late = None;
         let ids = ids_tensor(&[token], &self.place.device());
         self.put(ids);
     }
@@ -126,12 +127,11 @@ impl<'a> Decoder<'a> {
     /// As [`Cache::truncate`].
     pub fn truncate(&mut self, count: usize, token: u32) -> Result<(), CacheError> {
         self.cache.truncate(count)?;
-        self.late = None;
         self.set_token(token);
         Ok(())
     }
 
-    /// Decodes the next token, or the next few, of which there are at most `limit` if that is not 0.
+    /// Decodes the next token or, where a step is recorded, the next few: at most `limit`, but always one.
     ///
     /// # Errors
     ///
@@ -149,8 +149,7 @@ impl<'a> Decoder<'a> {
         if self.graphs && room.min(limit) >= WORTH_RECORDING {
             return self.record();
         }
-        self.step()?;
-        Ok(vec![self.token()?])
+        Ok(vec![self.launch()?])
     }
 
     /// Replays a recorded step without reading the token that it chooses; what that takes of the host is all that it takes. `false`
@@ -214,6 +213,12 @@ impl<'a> Decoder<'a> {
         &self.cache
     }
 
+    /// One step that is launched, and its token.
+    fn launch(&mut self) -> Result<u32, GenerateError> {
+        self.step()?;
+        self.token()
+    }
+
     /// Enqueues one step.
     fn step(&mut self) -> Result<(), GenerateError> {
         self.logits = None;
@@ -263,9 +268,12 @@ impl<'a> Decoder<'a> {
 
         let window = Preparation::new(&device).and_then(|preparation| {
             for _ in 0..WARM_UPS {
-                if let Err(error) = self.step().and_then(|()| Ok(tokens.push(self.token()?))) {
-                    self.late = Some(error);
-                    return Ok(None);
+                match self.launch() {
+                    Ok(token) => tokens.push(token),
+                    Err(error) => {
+                        self.late = Some(error);
+                        return Ok(None);
+                    }
                 }
             }
             preparation.start().map(Some)
@@ -276,8 +284,7 @@ impl<'a> Decoder<'a> {
             Err(refusal) => {
                 self.refuse(refusal);
                 if tokens.is_empty() {
-                    self.step()?;
-                    tokens.push(self.token()?);
+                    tokens.push(self.launch()?);
                 }
                 return Ok(tokens);
             }
@@ -298,14 +305,13 @@ impl<'a> Decoder<'a> {
                 self.cache = before;
                 self.ids = Some(Tensor::zeros([1, 1], &device));
                 self.set_token(first);
-                self.step()?;
-                Ok(vec![self.token()?])
+                Ok(vec![self.launch()?])
             }
         }
     }
 
     /// Records a step, and executes it.
-    fn record_in(&mut self, window: crate::graph::Window) -> Result<(), Refusal> {
+    fn record_in(&mut self, window: Window) -> Result<(), Refusal> {
         self.step()
             .map_err(|error| Refusal::Failed(error.to_string()))?;
         let recording = window.seal(self.logits.take())?;
