@@ -136,15 +136,16 @@ fn generate_without_arguments_continues_its_own_prompt_and_ends_with_a_rate() {
 fn generate_prints_the_golden_continuation_with_and_without_drafts() {
     for prompt in ["short", "medium"] {
         let (text, continuation) = golden_text(prompt);
-        for drafts in ["0", "1", "3"] {
-            let arguments = ["-p", &text, "-n", "64", "--mtp", drafts];
+        for (drafts, more) in [("0", ""), ("0", "--no-graph"), ("1", ""), ("3", "")] {
+            let arguments = ["-p", &text, "-n", "64", "--mtp", drafts, more];
+            let arguments: Vec<&str> = arguments.into_iter().filter(|a| !a.is_empty()).collect();
             let Some(ended) = run("generate", &arguments).map(Ended::ok) else {
                 return;
             };
             assert_eq!(
                 ended.stdout,
                 format!("{text}{continuation}\n"),
-                "{prompt}, {drafts} drafts"
+                "{prompt}, {drafts} drafts {more}"
             );
             let line = ended.last_line();
             assert_eq!(number_before(line, " tokens,"), 64.0, "{line}");

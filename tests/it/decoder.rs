@@ -10,6 +10,7 @@ use ds4_model::generate::{
 };
 use ds4_model::trace::Trace;
 
+use crate::flash_head::{CLUSTERS, head};
 use crate::verification::{CAPACITY, Fixture, bits, every_model, plain};
 
 /// Short enough for a recording to be made, and of use, before the capacity is reached.
@@ -109,7 +110,7 @@ fn unrecordable(logits: Tensor<3>) -> Tensor<2, Int> {
     let mut logits = logits.reshape([1, vocabulary]);
     if calls == 3 {
         // No memory was left behind for this, and some devices refuse to upload.
-        let nothing = Tensor::<1>::zeros([1 << 26], &device).narrow(0, 0, 1);
+        let nothing = Tensor::<1>::zeros([1 << 30], &device).narrow(0, 0, 1);
         let nothing = nothing + Tensor::<1>::from_data([0.0], &device);
         logits = logits + nothing.unsqueeze();
     }
@@ -130,6 +131,10 @@ fn a_recording_that_fails_leaves_the_text_as_it_is() {
         );
         assert_eq!(decoder.replays(), 0, "{name}");
         assert_eq!(decoder.refusal().is_some(), has_graphs(name), "{name}");
+        if let Some(reason) = decoder.refusal() {
+            assert!(reason.contains("capture"), "{name}: {reason}");
+            assert!(!reason.contains('\n'), "{name}: {reason}");
+        }
 
         // What it was tried with is not what the next text uses.
         let (actual, _) = decode(&mut self::decoder(fixture, SHORT, true), 20);
@@ -176,6 +181,18 @@ fn another_thread_decodes_the_same_text_without_the_recording_of_the_first() {
         assert_eq!(rest.1, replays, "{name}: replayed by another thread");
         actual.extend(decode(&mut decoder, 20).0);
         assert_eq!(actual, tokens, "{name}");
+    });
+}
+
+#[test]
+fn steps_that_choose_by_a_clustered_head_are_launched() {
+    every_model(|name, fixture| {
+        let mut fixture = fixture.clone();
+        fixture.model.flash_head = Some(head(&fixture.model, CLUSTERS));
+        let (tokens, _) = launched(&fixture, SHORT, 17);
+        let mut decoder = decoder(&fixture, SHORT, true);
+        assert_eq!(decode(&mut decoder, 17).0, tokens, "{name}");
+        assert_eq!((decoder.replays(), decoder.refusal()), (0, None), "{name}");
     });
 }
 

@@ -15,7 +15,7 @@ use crate::common::{floats, noise, values, wide};
 use crate::golden::root;
 use crate::verification::{CAPACITY, Drafts, Fixture, bits, every_model, plain, speculative};
 
-const CLUSTERS: usize = 64;
+pub(crate) const CLUSTERS: usize = 64;
 
 /// Clusters of the shipped checkpoint's output matrix, the same for every device.
 fn clusters() -> &'static FlashHeadFile {
@@ -37,7 +37,7 @@ fn clusters() -> &'static FlashHeadFile {
     })
 }
 
-fn head(model: &Model, probes: usize) -> ProbedHead {
+pub(crate) fn head(model: &Model, probes: usize) -> ProbedHead {
     let head = clusters().head(model.output.val());
     ProbedHead::new(head.expect("of this checkpoint"), probes).expect("so many clusters")
 }

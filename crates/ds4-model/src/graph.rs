@@ -144,8 +144,13 @@ impl<T> fmt::Debug for Recording<T> {
     }
 }
 
-/// The first line: the others are a backtrace.
+/// What happened, in one line: errors come wrapped in others, in several lines, and with a backtrace.
 fn brief(error: &impl ToString) -> String {
+    let filler = ["", "Caused by:", "An error happened during execution"];
+    let trace = ["Backtrace:", "No backtrace", "0:"];
     let text = error.to_string();
-    text.lines().next().unwrap_or_default().to_owned()
+    let lines = text.lines().map(str::trim);
+    let lines = lines.take_while(|line| !trace.iter().any(|start| line.starts_with(start)));
+    let lines: Vec<&str> = lines.filter(|line| !filler.contains(line)).collect();
+    lines.join(" ")
 }

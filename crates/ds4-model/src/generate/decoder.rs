@@ -22,8 +22,9 @@ pub type Choice = fn(Tensor<3>) -> Tensor<2, Int>;
 
 /// Decodes one token after the other, without the host in between.
 ///
-/// Where the device can (and the feature `fusion` is off), a step is recorded as a graph, which is replayed for every token until the
-/// cache grows. If that fails, a warning is logged, and the decoder launches its steps from then on. The tokens are the same either way.
+/// Where the device can (the feature `fusion` is off, and the model has no clustered head, which is made of uploads), a step is recorded
+/// as a graph, which is replayed for every token until the cache grows. If that fails, a warning is logged, and the decoder launches its
+/// steps from then on. The tokens are the same either way.
 ///
 /// # Example
 ///
@@ -95,7 +96,7 @@ impl<'a> Decoder<'a> {
             ids: Some(Tensor::zeros([1, 1], &device)),
             place: Tensor::zeros([1], &device),
             logits: None,
-            graphs,
+            graphs: graphs && model.flash_head.is_none(),
             refusal: None,
             replays: 0,
             late: None,

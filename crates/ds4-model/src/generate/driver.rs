@@ -33,8 +33,8 @@ pub struct GenerateConfig {
     pub ignore_eos: bool,
     /// Prompt tokens per forward call.
     pub prefill_chunk: usize,
-    /// Whether a step may be recorded and replayed as a graph, which changes no token. It is where that is faster: without drafts,
-    /// where the most likely token is always taken, on a device that has graphs.
+    /// Whether a step may be recorded and replayed as a graph, which changes no token. It is where that is faster: without drafts or
+    /// a clustered head, where the most likely token is always taken, on a device that has graphs.
     pub graphs: bool,
 }
 
