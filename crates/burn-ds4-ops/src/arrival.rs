@@ -32,3 +32,8 @@ pub(crate) fn counter(client: &Client, device: &CubeDevice) -> Handle {
             .clone()
     })
 }
+
+/// Has the current thread's numbers made anew when they are needed next.
+pub(crate) fn forget() {
+    COUNTERS.with_borrow_mut(HashMap::clear);
+}

@@ -57,6 +57,15 @@ pub enum DeviceError {
     },
 }
 
+/// Forgets what kernels keep on devices from one launch of the current thread to the next: they make it anew.
+///
+/// For use after a failed recording of device work, with which all that the work would have written counts as failed. A recording that
+/// was made before must not be replayed any more.
+pub fn forget_scratch() {
+    #[cfg(feature = "cube")]
+    crate::arrival::forget();
+}
+
 /// Whether tensors of the device are the host's own memory, so that reading them costs nothing and never waits.
 pub(crate) fn is_host(device: &Device) -> bool {
     #[cfg(feature = "flex")]

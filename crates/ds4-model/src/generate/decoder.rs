@@ -1,6 +1,7 @@
 //! Plain decoding: one token a step, each chosen on the device and fed to the next step there.
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use burn_ds4_ops::device::forget_scratch;
 use burn_ds4_ops::topk::{Windows, top_k_ids};
 
 use super::driver::ids_tensor;
@@ -303,6 +304,7 @@ impl<'a> Decoder<'a> {
                 self.refuse(refusal);
                 // What was to be written counts as failed: on with what there was before.
                 self.recording = None;
+                forget_scratch();
                 self.cache = before;
                 self.ids = Some(Tensor::zeros([1, 1], &device));
                 self.set_token(first);
