@@ -123,6 +123,16 @@ fn a_recording_that_fails_leaves_the_text_as_it_is() {
         CALLS.set(0);
         let (tokens, rows) = launched(fixture, SHORT, 20);
         let mut decoder = decoder(fixture, SHORT, true).with_choice(unrecordable as Choice);
+        if name.starts_with("cuda") {
+            // Kernels with assembly are taken to write whatever they are given, and so the model is lost. That is said.
+            let error = decoder.decode(20).expect_err("the weights count as failed");
+            let text = error.to_string();
+            assert!(
+                text.contains("capture") && text.contains("loaded again"),
+                "{text}"
+            );
+            return;
+        }
         let (actual, logits) = decode(&mut decoder, 20);
         assert_eq!(actual, tokens, "{name}");
         assert!(

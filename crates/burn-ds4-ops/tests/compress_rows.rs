@@ -160,6 +160,12 @@ fn rows_of_complete_blocks_agree_with_the_oracle() {
     });
 }
 
+/// One product more is rounded.
+const ROUNDED: Tolerance = Tolerance {
+    absolute: 1e-7,
+    relative: 1e-6,
+};
+
 fn rows_have_the_bits_of_the_operators_that_they_are_made_of() {
     for (name, device) in devices() {
         for sizes in SIZES {
@@ -184,7 +190,10 @@ fn rows_have_the_bits_of_the_operators_that_they_are_made_of() {
                     let row = rotate_at(row, inputs.angles.clone(), start, false).expect(FITS);
                     let actual = part(&rows, [sequence, block], [sizes.rows(), sizes.width]);
                     let what = format!("{name} {sizes:?}, block {block} of {sequence}");
-                    assert_close(actual, &values(row), EXACT, &what);
+                    // Channels that are no pairs of neighbours are turned by other operators, which round a product before it is added.
+                    let pairs = sizes.width.is_multiple_of(2);
+                    let close = if pairs { EXACT } else { ROUNDED };
+                    assert_close(actual, &values(row), close, &what);
                 }
             }
         }

@@ -93,7 +93,8 @@ pub struct GatedDelta {
 /// head `i` has the query and key of head `i / (value heads / heads)`.
 ///
 /// All is computed in f32, and so is the state from token to token: it is rounded, to nearest with ties to even, only where it is
-/// stored. With a pool in f32, several tokens at once therefore give what they give one by one.
+/// stored. With a pool in f32, several tokens at once therefore give what they give one by one. In 16 bits, which kernel is faster
+/// depends on how many states there are: the last bits of one or two tokens' results may differ between batches of very different size.
 ///
 /// # The pool
 ///

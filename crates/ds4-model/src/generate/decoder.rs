@@ -25,7 +25,8 @@ pub type Choice = fn(Tensor<3>) -> Tensor<2, Int>;
 ///
 /// Where the device can (the feature `fusion` is off, and the model has no clustered head, which is made of uploads), a step is recorded
 /// as a graph, which is replayed for every token until the cache grows. If that fails, a warning is logged, and the decoder launches its
-/// steps from then on. The tokens are the same either way.
+/// steps from then on. The tokens are the same either way. Where a device cannot tell what the failed work would only have read (CUDA), the
+/// weights count as failed with it: the next step is an error that says so.
 ///
 /// # Example
 ///
@@ -301,6 +302,9 @@ impl<'a> Decoder<'a> {
                 Ok(tokens)
             }
             Err(refusal) => {
+                let reason = match &refusal {
+                    Refusal::Unsupported(reason) | Refusal::Failed(reason) => reason.clone(),
+                };
                 self.refuse(refusal);
                 // What was to be written counts as failed: on with what there was before.
                 self.recording = None;
@@ -308,7 +312,14 @@ impl<'a> Decoder<'a> {
                 self.cache = before;
                 self.ids = Some(Tensor::zeros([1, 1], &device));
                 self.set_token(first);
-                Ok(vec![self.launch()?])
+                // A device that cannot tell what a kernel only reads counts the weights as failed, too.
+                let launched = self.launch().map_err(|error| {
+                    device_error(format!(
+                        "a step could not be recorded ({reason}), and now none can be launched either ({error}): the model has to be \
+                         loaded again"
+                    ))
+                });
+                Ok(vec![launched?])
             }
         }
     }
