@@ -26,7 +26,7 @@ fn the_sink_takes_its_share_of_a_softmax_by_hand() {
     }
 }
 
-/// Few queries and many; odd numbers of heads, channels and rows, and more of each than a chunk, a plane or a cube has.
+/// Few queries and many; odd numbers of heads, channels and rows, and more of each than a chunk, a plane or a cube has. Rows of several cubes.
 fn sizes() -> Vec<Sizes> {
     let wide = Sizes {
         batch: 1,
@@ -65,6 +65,13 @@ fn sizes() -> Vec<Sizes> {
             ..SMALL
         },
         Sizes { count: 9, ..SMALL },
+        Sizes { rows: 300, ..SMALL },
+        Sizes {
+            heads: 3,
+            rows: 400,
+            picks: Some(290),
+            ..SMALL
+        },
         wide,
         Sizes {
             width: 1030,

@@ -130,7 +130,13 @@ fn a_nan_in_a_row_reaches_those_that_see_it() {
 
 fn a_query_has_the_same_bits_alone() {
     let counts = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 16), (2, 3)];
-    for (rows, picks) in [(0, None), (13, None), (40, Some(9))] {
+    for (rows, picks) in [
+        (0, None),
+        (13, None),
+        (40, Some(9)),
+        (300, None),
+        (400, Some(290)),
+    ] {
         for (batch, count) in counts {
             let sizes = Sizes {
                 batch,
@@ -155,29 +161,32 @@ fn a_query_has_the_same_bits_alone() {
 }
 
 fn rows_that_are_hidden_behind_all_others_change_no_bit() {
-    let sizes = Sizes {
-        batch: 1,
-        count: 3,
-        heads: 3,
-        width: 24,
-        span: 11,
-        rows: 13,
-        picks: None,
-    };
-    let short = Case::new(sizes, 15);
-    let rows = 50;
-    let mut long = short.clone();
-    long.sizes.rows = rows;
-    long.rows.extend(noise((rows - 13) * 24, 16));
-    long.rows_bias = short
-        .rows_bias
-        .chunks(13)
-        .flat_map(|bias| [bias, &vec![MASKED; rows - 13]].concat())
-        .collect();
-    for (name, device) in devices() {
-        // Where there is no kernel, other shapes may round differently.
-        if name != "flex" {
-            assert_close(&long.output(device), &short.output(device), EXACT, name);
+    // Those of one cube, and of several more.
+    for (seen, rows) in [(13, 50), (13, 300), (140, 300)] {
+        let sizes = Sizes {
+            batch: 1,
+            count: 3,
+            heads: 3,
+            width: 24,
+            span: 11,
+            rows: seen,
+            picks: None,
+        };
+        let short = Case::new(sizes, 15);
+        let mut long = short.clone();
+        long.sizes.rows = rows;
+        long.rows.extend(noise((rows - seen) * 24, 16));
+        long.rows_bias = short
+            .rows_bias
+            .chunks(seen)
+            .flat_map(|bias| [bias, &vec![MASKED; rows - seen]].concat())
+            .collect();
+        for (name, device) in devices() {
+            // Where there is no kernel, other shapes may round differently.
+            if name != "flex" {
+                let what = format!("{name}, {seen} of {rows}");
+                assert_close(&long.output(device), &short.output(device), EXACT, &what);
+            }
         }
     }
 }

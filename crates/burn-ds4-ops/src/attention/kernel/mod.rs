@@ -17,7 +17,9 @@ pub(super) use index::index_kernel;
 use pool::Blocks;
 pub(super) use pool::{BlocksLaunch, pool_kernel};
 pub(super) use rotate::{TableLaunch, rotate_at_kernel, rotate_kernel};
-pub(super) use sink::{SinkBlueprint, SizesLaunch, StridesLaunch, sink_kernel};
+pub(super) use sink::{
+    STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, join_kernel, sink_kernel,
+};
 
 /// `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0 far below, on every device. What is hidden
 /// then adds nothing, and a maximum that stays changes nothing, to the last bit.

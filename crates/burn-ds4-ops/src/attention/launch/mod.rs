@@ -13,7 +13,8 @@ use cubecl::prelude::*;
 use super::FEW_TOKENS;
 use super::backend::CompressedRows;
 use super::kernel::{
-    BlocksLaunch, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel, pool_kernel, sink_kernel,
+    BlocksLaunch, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel, join_kernel,
+    pool_kernel, sink_kernel,
 };
 use super::reference::Problem;
 use crate::intrinsics::Target;
@@ -37,6 +38,8 @@ const MAX_LANE_WIDTH: usize = 64;
 const MAX_INDEX_WIDTH: usize = 256;
 /// Rows of a cube of the indexer's.
 const INDEX_UNITS: u32 = 64;
+/// Units of a cube that joins stretches.
+const JOIN_UNITS: u32 = 128;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
 
@@ -60,6 +63,7 @@ fn blueprint(client: &Client, width: usize, size: usize) -> Option<(SinkBlueprin
         plane,
         steps: steps as u32,
         even: vectors == steps * plane as usize,
+        split: false,
         target: Target::of(client),
     };
     (width <= MAX_WIDTH && steps * size <= MAX_LANE_WIDTH).then_some((blueprint, size))
@@ -74,7 +78,8 @@ pub(super) fn can_attend(problem: &Problem<CubeBackend>) -> bool {
     };
     let columns = problem.window.shape()[1];
     batch * count <= FEW_TOKENS
-        && heads.div_ceil(HEADS as usize) <= MAX_CUBES
+        && heads <= MAX_CUBES
+        && rows.div_ceil(STRETCH as usize) <= MAX_CUBES
         && i32::try_from(batch * columns.max(rows)).is_ok()
         && is_float(problem.queries.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
@@ -109,7 +114,11 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
     let (blueprint, size) = blueprint(&client, width, size)
         .or_else(|| blueprint(&client, width, 1))
         .expect("checked by can_attend");
+    let stretches = seen.div_ceil(STRETCH as usize).max(1);
+    let split = stretches > 1;
+    let blueprint = SinkBlueprint { split, ..blueprint };
     let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
+    let sinks = into_contiguous(problem.sinks);
     let result = output(&queries, [batch, count, heads, width], queries.dtype);
     let sizes = SizesLaunch::new(
         count as u32,
@@ -130,15 +139,26 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
         stride(&rows, 0),
         stride(&rows, 1),
     );
+    let shares = output(&queries, [2, stretches, batch, count, heads], DType::F32);
+    let sums = if split {
+        let shape = [stretches, batch, count, heads, width];
+        output(&queries, shape, DType::F32)
+    } else {
+        result.clone()
+    };
     let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
-    let dtypes = [queries.dtype, picks_dtype].map(dtype_to_storage_type);
+    let dtypes = [queries.dtype, sums.dtype, picks_dtype].map(dtype_to_storage_type);
     // SAFETY: heads and vectors past the end are read as others, rows that are none as the first; writes are within the output.
     unsafe {
         sink_kernel::launch_unchecked(
             &client,
-            CubeCount::Static((heads as u32).div_ceil(HEADS), (batch * count) as u32, 1),
+            CubeCount::Static(
+                (heads as u32).div_ceil(HEADS),
+                (batch * count) as u32,
+                stretches as u32,
+            ),
             CubeDim::new_2d(blueprint.plane, blueprint.planes),
-            address_type([&queries, &window, &rows, &rows_bias, &result]),
+            address_type([&queries, &window, &rows, &rows_bias, &sums]),
             size,
             queries.into_buffer_arg(),
             window.into_buffer_arg(),
@@ -146,14 +166,35 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
             rows.into_buffer_arg(),
             rows_bias.into_buffer_arg(),
             picks.map(CubeTensor::into_buffer_arg).into(),
-            into_contiguous(problem.sinks).into_buffer_arg(),
-            result.clone().into_buffer_arg(),
+            sinks.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            shares.clone().into_buffer_arg(),
             sizes,
             strides,
             problem.scale as f32,
             blueprint,
             dtypes,
         );
+    }
+    if split {
+        // SAFETY: there is a cube for each head of a query.
+        unsafe {
+            join_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(heads as u32, (batch * count) as u32, 1),
+                CubeDim::new_1d(JOIN_UNITS),
+                address_type([&sums, &result]),
+                size,
+                sums.into_buffer_arg(),
+                shares.into_buffer_arg(),
+                sinks.into_buffer_arg(),
+                result.clone().into_buffer_arg(),
+                stretches as u32,
+                (width / size) as u32,
+                blueprint.target,
+                dtype_to_storage_type(result.dtype),
+            );
+        }
     }
     result
 }
