@@ -2,7 +2,11 @@
 
 use cubecl::prelude::*;
 
-/// Every unit has a row, and goes through the heads in their order: no score depends on how many others there are.
+/// Planes of units that share the heads of a row.
+pub(crate) const SHARES: u32 = 4;
+
+/// Every unit has a row, and goes through every so manieth head; the sums of a row meet in one order. No score depends on how many others
+/// there are.
 ///
 /// - `queries`, `keys`: vectors of a row follow each other
 /// - `weights`: `[batch, count, heads]`
@@ -23,8 +27,10 @@ pub(crate) fn index_kernel<F: Float, N: Size>(
     keys_sequence: usize,
     key_stride: usize,
     #[comptime] vectors: u32,
+    #[comptime] units: u32,
     #[define(F)] _dtype: ElemType,
 ) {
+    let mut shares = Shared::<[f32]>::new_slice(comptime!((SHARES * units) as usize));
     let own = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
     let token = CUBE_POS_Y;
     let sequence = (token / count) as usize;
@@ -36,7 +42,8 @@ pub(crate) fn index_kernel<F: Float, N: Size>(
     }
     let query = sequence * queries_sequence + (token % count) as usize * query_stride;
     let mut score = 0.0f32;
-    for head in 0..heads {
+    let mut head = UNIT_POS_Y;
+    while head < heads {
         let line = query + head as usize * head_stride;
         let mut sums = Vector::<f32, N>::new(0.0f32);
         #[unroll]
@@ -50,8 +57,16 @@ pub(crate) fn index_kernel<F: Float, N: Size>(
         }
         let weight = weights[(token * heads + head) as usize];
         score += weight * select(dot < 0.0f32, 0.0f32, dot);
+        head += SHARES;
     }
-    if own < rows {
+    shares[(UNIT_POS_Y * units + UNIT_POS_X) as usize] = score;
+    sync_cube();
+    if UNIT_POS_Y == 0 && own < rows {
+        let mut score = shares[UNIT_POS_X as usize];
+        #[unroll]
+        for share in 1..SHARES {
+            score += shares[(share * units + UNIT_POS_X) as usize];
+        }
         scores[token as usize * rows as usize + own as usize] = score;
     }
 }

@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 use crate::intrinsics::{Target, exp};
 
 pub(super) use compress::{CompressBlueprint, CompressSizesLaunch, compress_kernel};
-pub(super) use index::index_kernel;
+pub(super) use index::{SHARES as INDEX_SHARES, index_kernel};
 use pool::Blocks;
 pub(super) use pool::{BlocksLaunch, pool_kernel};
 pub(super) use rotate::{TableLaunch, rotate_at_kernel, rotate_kernel};

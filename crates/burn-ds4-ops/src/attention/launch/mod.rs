@@ -13,8 +13,8 @@ use cubecl::prelude::*;
 use super::FEW_TOKENS;
 use super::backend::CompressedRows;
 use super::kernel::{
-    BlocksLaunch, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel, join_kernel,
-    pool_kernel, sink_kernel,
+    BlocksLaunch, INDEX_SHARES, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel,
+    join_kernel, pool_kernel, sink_kernel,
 };
 use super::reference::Problem;
 use crate::intrinsics::Target;
@@ -236,7 +236,7 @@ pub(super) fn index_scores(
                 (batch * count) as u32,
                 1,
             ),
-            CubeDim::new_1d(INDEX_UNITS),
+            CubeDim::new_2d(INDEX_UNITS, INDEX_SHARES),
             address_type([&queries, &keys, &result]),
             size,
             queries.into_buffer_arg(),
@@ -252,6 +252,7 @@ pub(super) fn index_scores(
             keys_strides[0],
             keys_strides[1],
             (width / size) as u32,
+            INDEX_UNITS,
             dtype,
         );
     }
