@@ -51,7 +51,7 @@ struct Args {
     /// Divides the logits of tokens that have occurred; 1 for none.
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f32,
-    /// Seed of the sampling.
+    /// Seed of the sampling. It gives another text with drafts or a repetition penalty than without.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Tokens to draft per round with the multi-token-prediction layer (0 to 4).

@@ -14,14 +14,14 @@ use crate::flash_head::{CLUSTERS, head};
 use crate::verification::{CAPACITY, Fixture, bits, every_model, plain};
 
 /// Short enough for a recording to be made, and of use, before the capacity is reached.
-const SHORT: usize = CAPACITY - 40;
+pub(crate) const SHORT: usize = CAPACITY - 40;
 
-fn has_graphs(name: &str) -> bool {
+pub(crate) fn has_graphs(name: &str) -> bool {
     !name.starts_with("flex") && !cfg!(feature = "fusion")
 }
 
 /// After so many tokens of the prompt.
-fn decoder<'a>(fixture: &'a Fixture, prompt: usize, graphs: bool) -> Decoder<'a> {
+pub(crate) fn decoder<'a>(fixture: &'a Fixture, prompt: usize, graphs: bool) -> Decoder<'a> {
     let mut cache = fixture.cache(CAPACITY);
     let (last, before) = fixture.prompt[..prompt].split_last().expect("a prompt");
     fixture.streams(before, &mut cache, &Trace::off());
@@ -31,7 +31,7 @@ fn decoder<'a>(fixture: &'a Fixture, prompt: usize, graphs: bool) -> Decoder<'a>
 }
 
 /// So many tokens, and the logits of those that they are known of.
-fn decode(decoder: &mut Decoder, count: usize) -> (Vec<u32>, Vec<Option<Vec<u32>>>) {
+pub(crate) fn decode(decoder: &mut Decoder, count: usize) -> (Vec<u32>, Vec<Option<Vec<u32>>>) {
     let (mut tokens, mut rows) = (Vec::new(), Vec::new());
     while tokens.len() < count {
         let more = decoder.decode(count - tokens.len());

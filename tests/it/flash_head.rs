@@ -110,6 +110,7 @@ fn configs(tokens: usize) -> Vec<GenerateConfig> {
     let configs = [
         (SamplingConfig::default(), 0),
         (SamplingConfig::default(), 2),
+        (sampled.clone(), 0),
         (sampled, 2),
         (penalised, 0),
     ];

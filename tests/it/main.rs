@@ -12,4 +12,5 @@ mod gated_delta_net;
 mod golden;
 mod layer_goldens;
 mod precision;
+mod sampled;
 mod verification;

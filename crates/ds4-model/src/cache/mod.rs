@@ -441,7 +441,8 @@ impl Cache {
         }
     }
 
-    fn start(&self) -> Tensor<1, Int> {
+    /// The lengths, on the device: `[batch]`. Whoever holds on to them keeps the next step from writing them in place.
+    pub(crate) fn start(&self) -> Tensor<1, Int> {
         self.start.clone().expect("lengths are put back")
     }
 

@@ -1,12 +1,13 @@
 //! Plain decoding: one token a step, each chosen on the device and fed to the next step there.
 
-use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 use burn_ds4_ops::device::forget_scratch;
-use burn_ds4_ops::topk::{Windows, top_k_ids};
 
+use super::choice::{Choice, Chooser};
 use super::driver::ids_tensor;
 use super::error::GenerateError;
-use super::target::{device_error, read_tokens};
+use super::sampler::SamplingConfig;
+use super::target::{candidate_logits, device_error, read_tokens};
 use crate::cache::{Cache, CacheError};
 use crate::graph::{Preparation, Recording, Refusal, Window};
 use crate::model::Model;
@@ -18,10 +19,8 @@ const WORTH_RECORDING: usize = 16;
 /// the others.
 const WARM_UPS: usize = 2;
 
-/// Chooses the next token (`[1, 1]`, negative where there is none) by logits (f32 `[1, 1, vocabulary]`).
-pub type Choice = fn(Tensor<3>) -> Tensor<2, Int>;
-
-/// Decodes one token after the other, without the host in between.
+/// Decodes one token after the other, without the host in between: the most likely one, or one that is
+/// [drawn](Self::with_sampling).
 ///
 /// Where the device can (the feature `fusion` is off, and the model has no clustered head, which is made of uploads), a step is recorded
 /// as a graph, which is replayed for every token until the cache grows. If that fails, a warning is logged, and the decoder launches its
@@ -56,7 +55,7 @@ pub type Choice = fn(Tensor<3>) -> Tensor<2, Int>;
 #[derive(Debug)]
 pub struct Decoder<'a> {
     model: &'a Model,
-    choose: Option<Choice>,
+    chooser: Chooser,
     /// Goes before all that it reads and writes.
     recording: Option<Recording<Option<Tensor<3>>>>,
     /// Of the cache, when the step was recorded.
@@ -91,7 +90,7 @@ impl<'a> Decoder<'a> {
         let device = model.embedding.val().device();
         Ok(Self {
             model,
-            choose: None,
+            chooser: Chooser::greedy(&device),
             recording: None,
             epoch: 0,
             cache,
@@ -105,6 +104,21 @@ impl<'a> Decoder<'a> {
         })
     }
 
+    /// Draws tokens as `sampling` says, in place of the highest logit, of equal ones that of the lowest id.
+    ///
+    /// The token at a position of the text is that which [`sample`](burn_ds4_ops::sampling::sample) gives for the seed and that
+    /// position, the first token of the text being at 0: the same whether steps are launched or replayed, and again where positions
+    /// were removed.
+    ///
+    /// # Errors
+    ///
+    /// If a parameter is outside its range, or the repetition penalty is not 1: the tokens before are not looked at.
+    pub fn with_sampling(mut self, sampling: &SamplingConfig) -> Result<Self, GenerateError> {
+        self.recording = None;
+        self.chooser = Chooser::new(sampling, &self.place.device())?;
+        Ok(self)
+    }
+
     /// Chooses tokens by `choose` in place of the highest logit, of equal ones that of the lowest id.
     ///
     /// It may only launch device work: a read, an upload or much memory makes recording fail, or is part of every replay as it was
@@ -112,7 +126,7 @@ impl<'a> Decoder<'a> {
     #[must_use]
     pub fn with_choice(mut self, choose: Choice) -> Self {
         self.recording = None;
-        self.choose = Some(choose);
+        self.chooser = Chooser::Own(choose);
         self
     }
 
@@ -222,6 +236,12 @@ impl<'a> Decoder<'a> {
         self.token()
     }
 
+    /// Goes on from the token that follows on all that is in the cache, given the streams of the last position, and tells it.
+    pub(super) fn choose(&mut self, streams: Tensor<4>) -> Result<u32, GenerateError> {
+        self.choose_at(streams)?;
+        self.token()
+    }
+
     /// Enqueues one step.
     fn step(&mut self) -> Result<(), GenerateError> {
         self.logits = None;
@@ -229,14 +249,26 @@ impl<'a> Decoder<'a> {
         let streams = self
             .model
             .forward_streams(ids, &mut self.cache, &Trace::off())?;
-        let chosen = match &self.model.flash_head {
-            Some(head) => head.greedy_tokens(self.model.hidden(streams))?,
-            None => {
-                let logits = self.model.logits(streams);
-                let choose = self.choose.unwrap_or(most_likely);
-                self.logits = Some(logits.clone());
-                choose(logits)
-            }
+        self.choose_at(streams)
+    }
+
+    /// Enqueues the choice of the token that follows on all that is in the cache, by the streams of the last position.
+    fn choose_at(&mut self, streams: Tensor<4>) -> Result<(), GenerateError> {
+        let Some(head) = &self.model.flash_head else {
+            let logits = self.model.logits(streams);
+            self.logits = Some(logits.clone());
+            let chosen = self.chooser.choose(logits, self.cache.start())?;
+            self.put(chosen);
+            return Ok(());
+        };
+        let hidden = self.model.hidden(streams);
+        let chosen = if self.chooser.is_greedy() {
+            head.greedy_tokens(hidden)?
+        } else {
+            let row = candidate_logits(head, hidden)?.concat();
+            let row = TensorData::new(row, [1, 1, head.head().vocabulary()]);
+            let logits = Tensor::from_data(row, &self.place.device());
+            self.chooser.choose(logits, self.cache.start())?
         };
         self.put(chosen);
         Ok(())
@@ -361,14 +393,4 @@ fn failed(refusal: Refusal) -> GenerateError {
     match refusal {
         Refusal::Unsupported(reason) | Refusal::Failed(reason) => device_error(reason),
     }
-}
-
-/// The token of the highest logit, of equal ones the lowest id; -1 where no logit is a number above negative infinity.
-fn most_likely(logits: Tensor<3>) -> Tensor<2, Int> {
-    let [_, _, vocabulary] = logits.dims();
-    let logits = logits.reshape([1, vocabulary]);
-    let ids = top_k_ids(logits.clone(), Windows::All, 1);
-    // NaN is not above anything, either.
-    let number = logits.gather(1, ids.clone()).greater_equal_elem(f32::MIN);
-    ids.mask_fill(number.bool_not(), -1)
 }

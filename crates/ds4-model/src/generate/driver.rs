@@ -19,6 +19,10 @@ use crate::trace::Trace;
 pub const MAX_DRAFTS: usize = 4;
 
 /// How to generate.
+///
+/// Without drafts and without a repetition penalty, tokens are chosen on the device, by a [`Decoder`]. With either of them, logits are
+/// read back, and a [`Sampler`] chooses on the host. Greedy text is the same either way; of sampled text the distribution is, but not
+/// the tokens of a [seed](SamplingConfig::seed).
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateConfig {
     /// Tokens to generate at most.
@@ -33,8 +37,8 @@ pub struct GenerateConfig {
     pub ignore_eos: bool,
     /// Prompt tokens per forward call.
     pub prefill_chunk: usize,
-    /// Whether a step may be recorded and replayed as a graph, which changes no token. It is where that is faster: without drafts or
-    /// a clustered head, where the most likely token is always taken, on a device that has graphs.
+    /// Whether a step may be recorded and replayed as a graph, which changes no token. It is where that is faster: without drafts, a
+    /// clustered head and a repetition penalty, on a device that has graphs.
     pub graphs: bool,
 }
 
@@ -96,6 +100,8 @@ pub struct Generation<'a> {
     eos_token_id: u32,
     config: GenerateConfig,
     decoder: Decoder<'a>,
+    /// Whether the decoder chooses the tokens.
+    on_device: bool,
     sampler: Sampler,
     proposer: Option<MtpProposer<'a>>,
     /// Prompt and everything generated. All but the last have been through the model.
@@ -164,8 +170,14 @@ impl<'a> Generation<'a> {
             .then(|| MtpProposer::new(model, model_config, config.drafts))
             .transpose()?;
         let cache = model.new_cache(model_config, options)?;
+        let mut decoder = Decoder::new(model, cache, config.graphs)?;
+        let on_device = proposer.is_none() && config.sampling.is_memoryless();
+        if on_device {
+            decoder = decoder.with_sampling(&config.sampling)?;
+        }
         Ok(Self {
-            decoder: Decoder::new(model, cache, config.graphs)?,
+            decoder,
+            on_device,
             sampler: Sampler::new(config.sampling.clone())?,
             proposer,
             model,
@@ -238,18 +250,23 @@ impl<'a> Generation<'a> {
             }
         }
         let streams = last.ok_or(GenerateError::EmptyPrompt)?;
-        let targets = Targets::read(self.model, streams, self.sampler.config())?;
-        let distribution = targets.distribution(0, &self.sampler, &self.tokens)?;
-        let token = self.sampler.sample(&distribution);
+        let token = if self.on_device {
+            self.decoder.choose(streams)?
+        } else {
+            let targets = Targets::read(self.model, streams, self.sampler.config())?;
+            let distribution = targets.distribution(0, &self.sampler, &self.tokens)?;
+            let token = self.sampler.sample(&distribution);
+            self.decoder.set_token(token);
+            token
+        };
         self.prefilled = true;
-        self.decoder.set_token(token);
         self.accept(&[token]);
         Ok(())
     }
 
     /// The next token or the next few.
     fn generate(&mut self) -> Result<(), GenerateError> {
-        if self.proposer.is_some() || !self.sampler.config().is_greedy() {
+        if !self.on_device {
             return self.round();
         }
         let wanted = self.config.max_new_tokens - (self.tokens.len() - self.prompt);

@@ -98,6 +98,9 @@ pub enum GenerateError {
     /// A clustered head refused what the model computed.
     #[error("the clustered head refused a hidden state: {0}")]
     Head(#[from] burn_ds4_ops::OpError),
+    /// No token can be chosen from logits of these sizes on the device.
+    #[error("a token cannot be chosen from the logits: {0}")]
+    Logits(#[source] burn_ds4_ops::OpError),
     /// The proposer was given more tokens than it has streams for.
     #[error("{tokens} tokens were given to the proposer, which has observed {positions} positions")]
     NotObserved {

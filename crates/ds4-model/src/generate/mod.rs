@@ -5,7 +5,7 @@
 //! * [`TextTokenizer`] and [`DecodeStream`]: text to ids and ids to text, whole or one id at a time;
 //! * [`chat`]: the DeepSeek-V4 chat encoding and its inverse;
 //! * [`Sampler`] and [`Distribution`]: logits to the processed target distribution, and draws from it;
-//! * [`Decoder`]: decodes greedily, one recorded step after the other where the device can;
+//! * [`Decoder`]: decodes on the device, greedily or by seeded draws, one recorded step after the other where the device can;
 //! * [`MtpProposer`]: drafts tokens with the model's multi-token-prediction layer;
 //! * [`verify`]: keeps or corrects speculative drafts without changing the target distribution;
 //! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
@@ -13,6 +13,7 @@
 //! Every failure is a [`GenerateError`].
 
 pub mod chat;
+mod choice;
 mod decoder;
 mod distribution;
 mod driver;
@@ -29,7 +30,8 @@ pub use chat::{
     ChatOptions, ChatPrompt, Completion, Message, ReasoningEffort, Tool, ToolCall,
     parse_completion, render_chat,
 };
-pub use decoder::{Choice, Decoder};
+pub use choice::Choice;
+pub use decoder::Decoder;
 pub use distribution::Distribution;
 pub use driver::{FinishReason, GenerateConfig, Generation, MAX_DRAFTS};
 pub use error::GenerateError;

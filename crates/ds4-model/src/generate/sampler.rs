@@ -25,7 +25,11 @@ pub struct SamplingConfig {
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of tokens that have already occurred; 1 leaves them alone.
     pub repetition_penalty: f32,
-    /// Selects the stream of random numbers.
+    /// Selects the random numbers: the same seed gives the same text, where the logits are the same.
+    ///
+    /// Which they are depends on where a token is chosen (see [`GenerateConfig`](super::GenerateConfig)): on the device, those of
+    /// Philox-4x32-10 for the seed and the token's position in the text; on the host, ChaCha12 with the seed as its key. So a seed
+    /// gives one text without drafts and a repetition penalty, and another with them.
     pub seed: u64,
 }
 
@@ -45,7 +49,12 @@ impl Default for SamplingConfig {
 impl SamplingConfig {
     /// Whether the token of the highest logit is chosen, whatever came before.
     pub fn is_greedy(&self) -> bool {
-        self.temperature == 0.0 && self.repetition_penalty == 1.0
+        self.temperature == 0.0 && self.is_memoryless()
+    }
+
+    /// Whether what is chosen depends on the logits alone, and not on the tokens before.
+    pub(super) fn is_memoryless(&self) -> bool {
+        self.repetition_penalty == 1.0
     }
 
     /// Checks every parameter against its range.

@@ -49,7 +49,10 @@ impl Targets {
 }
 
 /// Logits of the whole vocabulary, those of tokens that are no candidates being negative infinity.
-fn candidate_logits(head: &ProbedHead, hidden: Tensor<3>) -> Result<Vec<Vec<f32>>, GenerateError> {
+pub(super) fn candidate_logits(
+    head: &ProbedHead,
+    hidden: Tensor<3>,
+) -> Result<Vec<Vec<f32>>, GenerateError> {
     let candidates = head.candidates(hidden)?;
     let [_, count] = candidates.ids.dims();
     let ids = candidates
