@@ -9,17 +9,20 @@ use super::sampler::SamplingConfig;
 /// Chooses the next token (`[1, 1]`, negative where there is none) by logits (f32 `[1, 1, vocabulary]`).
 pub type Choice = fn(Tensor<3>) -> Tensor<2, Int>;
 
+/// The choice of all tokens of a text.
 #[derive(Clone, Debug)]
-pub(super) enum Chooser {
-    /// As the operator has it, with the words of the seed: `[1, 2]`.
-    Sampling(Sampling, Tensor<2, Int>),
-    Own(Choice),
+pub(super) struct Chooser {
+    sampling: Sampling,
+    /// The words of the seed: `[1, 2]`.
+    seeds: Tensor<2, Int>,
+    /// In place of all that.
+    own: Option<Choice>,
 }
 
 impl Chooser {
     /// The highest logit, of equal ones that of the lowest id.
     pub(super) fn greedy(device: &Device) -> Self {
-        Self::Sampling(Sampling::default(), seed_words(&[0], device))
+        Self::of(Sampling::default(), 0, device)
     }
 
     pub(super) fn new(sampling: &SamplingConfig, device: &Device) -> Result<Self, GenerateError> {
@@ -37,13 +40,25 @@ impl Chooser {
             top_p: sampling.top_p,
             min_p: sampling.min_p,
         };
-        let seeds = seed_words(&[sampling.seed], device);
-        Ok(Self::Sampling(filters, seeds))
+        Ok(Self::of(filters, sampling.seed, device))
+    }
+
+    fn of(sampling: Sampling, seed: u64, device: &Device) -> Self {
+        Self {
+            sampling,
+            seeds: seed_words(&[seed], device),
+            own: None,
+        }
+    }
+
+    /// Leaves the choice to `choose`.
+    pub(super) fn set_own(&mut self, choose: Choice) {
+        self.own = Some(choose);
     }
 
     /// Whether the most likely token is always chosen.
     pub(super) fn is_greedy(&self) -> bool {
-        matches!(self, Self::Sampling(sampling, _) if sampling.temperature == 0.0)
+        self.own.is_none() && self.sampling.temperature == 0.0
     }
 
     /// The token at `position` (`[1]`) of the text: `[1, 1]`, -1 where no logit is a number above negative infinity.
@@ -52,17 +67,15 @@ impl Chooser {
         logits: Tensor<3>,
         position: Tensor<1, Int>,
     ) -> Result<Tensor<2, Int>, GenerateError> {
-        match self {
-            Self::Own(choose) => Ok(choose(logits)),
-            Self::Sampling(sampling, seeds) => {
-                let [_, _, vocabulary] = logits.dims();
-                let draws = Draws {
-                    seeds: seeds.clone(),
-                    positions: position,
-                };
-                let token = sample(logits.reshape([1, vocabulary]), sampling, draws);
-                Ok(token.map_err(GenerateError::Logits)?.reshape([1, 1]))
-            }
+        if let Some(choose) = self.own {
+            return Ok(choose(logits));
         }
+        let [_, _, vocabulary] = logits.dims();
+        let draws = Draws {
+            seeds: self.seeds.clone(),
+            positions: position,
+        };
+        let token = sample(logits.reshape([1, vocabulary]), &self.sampling, draws);
+        Ok(token.map_err(GenerateError::Logits)?.reshape([1, 1]))
     }
 }

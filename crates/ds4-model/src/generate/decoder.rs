@@ -126,7 +126,7 @@ impl<'a> Decoder<'a> {
     #[must_use]
     pub fn with_choice(mut self, choose: Choice) -> Self {
         self.recording = None;
-        self.chooser = Chooser::Own(choose);
+        self.chooser.set_own(choose);
         self
     }
 
