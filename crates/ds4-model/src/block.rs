@@ -88,7 +88,9 @@ impl Block {
             .moe_connection
             .forward(streams, &trace.scope("moe_connection"), |x| {
                 let x = self.moe_norm.forward(x);
-                self.moe.forward_traced(x, token_ids, &trace.scope("moe"))
+                let to_shared = step.to_shared.clone();
+                self.moe
+                    .forward_traced(x, token_ids, to_shared, &trace.scope("moe"))
             });
         trace.record("output", &streams);
         streams

@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::moe::expert_ffn;
 
 use crate::linear::{WeightStack, random};
@@ -87,13 +87,17 @@ impl MoeLayer {
     ///
     /// If the last dimension of `x` is not `d_model`, or the shapes disagree on the number of tokens.
     pub fn forward(&self, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Tensor<3> {
-        self.forward_traced(x, token_ids, &Trace::off())
+        let [batch, positions, _] = x.dims();
+        let to_shared = Routing::to_first(batch * positions, &x.device());
+        self.forward_traced(x, token_ids, to_shared, &Trace::off())
     }
 
+    /// `to_shared` is what [`Routing::to_first`] gives for all the tokens.
     pub(crate) fn forward_traced(
         &self,
         x: Tensor<3>,
         token_ids: Tensor<2, Int>,
+        to_shared: Routing,
         trace: &Trace,
     ) -> Tensor<3> {
         let [batch, positions, d] = x.dims();
@@ -114,7 +118,7 @@ impl MoeLayer {
             Some(self.swiglu_limit),
         )
         .expect("a router's ids and weights, and tokens that fit the experts");
-        let shared = self.shared.forward(x);
+        let shared = self.shared.forward_routed(x, to_shared);
         trace.record("shared", &shared);
         let output = (routed + shared).cast(dtype);
         trace.record("output", &output);
@@ -168,11 +172,15 @@ impl SharedExpert {
     ///
     /// If the last dimension of `x` is not `d_model`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let ([tokens, _], device) = (x.dims(), x.device());
+        let to_first = Routing::to_first(x.dims()[0], &x.device());
+        self.forward_routed(x, to_first)
+    }
+
+    fn forward_routed(&self, x: Tensor<2>, Routing { weights, ids }: Routing) -> Tensor<2> {
         expert_ffn(
             x,
-            Tensor::zeros([tokens, 1], (&device, DType::I32)),
-            Tensor::ones([tokens, 1], (&device, DType::F32)),
+            ids,
+            weights,
             &self.gate_up.weights(),
             &self.down.weights(),
             Some(self.swiglu_limit),

@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_ds4_ops::router as ops;
 
 use crate::linear::{project_f32, random};
@@ -117,6 +117,16 @@ pub struct Routing {
     pub weights: Tensor<2>,
     /// Expert ids: `[tokens, experts_per_token]`.
     pub ids: Tensor<2, Int>,
+}
+
+impl Routing {
+    /// All tokens to the first of the experts, with the weight 1.
+    pub(crate) fn to_first(tokens: usize, device: &Device) -> Self {
+        Self {
+            weights: Tensor::ones([tokens, 1], (device, DType::F32)),
+            ids: Tensor::zeros([tokens, 1], (device, DType::I32)),
+        }
+    }
 }
 
 impl Router {
