@@ -2,7 +2,9 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice, TensorData, read_sync};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice};
+#[cfg(feature = "flex")]
+use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
 use crate::quant::{PackedWeights, QuantOps};
 use crate::reference::bool_dtype;
@@ -86,6 +88,7 @@ fn multiply<B: QuantOps>(
 }
 
 /// Reads the ids, so that every matrix in use is decoded once, and multiplied by all its rows at once.
+#[cfg(feature = "flex")]
 pub(super) fn grouped<B: QuantOps>(
     x: FloatTensor<B>,
     ids: IntTensor<B>,
@@ -132,6 +135,7 @@ pub(super) fn grouped<B: QuantOps>(
 }
 
 /// Multiplies the rows of `x`, which are ordered by expert, by the matrices of their experts.
+#[cfg(feature = "flex")]
 fn per_expert<B: QuantOps>(
     x: FloatTensor<B>,
     pairs_of: &[Vec<i32>],

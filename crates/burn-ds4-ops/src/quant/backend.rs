@@ -4,7 +4,9 @@ use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_ex
 use burn::tensor::{FloatDType, Shape, Slice};
 
 use super::reference;
-use crate::matmul::{INVARIANT_ROWS, SmallMOps};
+#[cfg(feature = "cube")]
+use crate::matmul::INVARIANT_ROWS;
+use crate::matmul::SmallMOps;
 
 /// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.
 #[derive(Clone, ExtensionType)]
