@@ -65,6 +65,15 @@ pub(crate) fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
+/// A tensor that a kernel may write to where it is: itself, if nobody else holds it.
+pub(crate) fn writable(tensor: CubeTensor) -> CubeTensor {
+    if tensor.can_mut() && tensor.is_nonoverlapping() {
+        tensor
+    } else {
+        tensor.copy()
+    }
+}
+
 /// Widest vector, of no more than 16 bytes and `most` elements, that divides the contiguous rows of a tensor and all distances between
 /// them.
 pub(crate) fn vector_size(tensor: &CubeTensor, most: usize) -> usize {

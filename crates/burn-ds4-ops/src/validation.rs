@@ -4,6 +4,19 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, kind::Basic};
 
 use crate::OpError;
 
+/// The error of a number that does not do.
+pub(crate) fn invalid(
+    argument: &'static str,
+    expected: impl Into<String>,
+    actual: usize,
+) -> OpError {
+    OpError::InvalidValue {
+        argument,
+        expected: expected.into(),
+        actual,
+    }
+}
+
 pub(crate) fn expect_float<const D: usize>(
     argument: &'static str,
     tensor: &Tensor<D>,

@@ -18,6 +18,14 @@ pub(crate) enum Refusal {
     Failed(String),
 }
 
+impl Refusal {
+    pub(crate) fn reason(&self) -> &str {
+        match self {
+            Self::Unsupported(reason) | Self::Failed(reason) => reason,
+        }
+    }
+}
+
 impl From<ExecutionError> for Refusal {
     fn from(error: ExecutionError) -> Self {
         Self::Failed(brief(&error))

@@ -8,7 +8,7 @@ use super::validation::{expect_known, expect_rotated, expect_start, latest};
 use crate::OpError;
 use crate::device::is_host;
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
+    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
 
 /// Channels that share a scale in [`RowRounding::Content`].
@@ -204,12 +204,4 @@ fn check(
         return Err(invalid("complete blocks", expected, blocks));
     }
     Ok(())
-}
-
-fn invalid(argument: &'static str, expected: impl Into<String>, actual: usize) -> OpError {
-    OpError::InvalidValue {
-        argument,
-        expected: expected.into(),
-        actual,
-    }
 }

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use super::{BuildOptions, FlashHead, FlashHeadOptions, MAX_TOKENS};
 use crate::OpError;
 use crate::topk::{MAX_COLUMNS, MAX_K};
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
 /// Clusters of a wrong size that an error lists.
 const LISTED: usize = 8;
@@ -182,13 +182,5 @@ fn check_each(
             expected,
             actual: format!("{} in row {row}", lengths[row]),
         }),
-    }
-}
-
-fn invalid(argument: &'static str, expected: impl Into<String>, actual: usize) -> OpError {
-    OpError::InvalidValue {
-        argument,
-        expected: expected.into(),
-        actual,
     }
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::OpError;
 use crate::device::is_host;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
 pub(super) fn check(
     inputs: &GatedDeltaInputs,
@@ -195,12 +195,4 @@ fn expect_own(
         }
     }
     Ok(())
-}
-
-fn invalid(argument: &'static str, expected: impl Into<String>, actual: usize) -> OpError {
-    OpError::InvalidValue {
-        argument,
-        expected: expected.into(),
-        actual,
-    }
 }

@@ -334,9 +334,7 @@ impl<'a> Decoder<'a> {
                 Ok(tokens)
             }
             Err(refusal) => {
-                let reason = match &refusal {
-                    Refusal::Unsupported(reason) | Refusal::Failed(reason) => reason.clone(),
-                };
+                let reason = refusal.reason().to_owned();
                 self.refuse(refusal);
                 // What was to be written counts as failed: on with what there was before.
                 self.recording = None;
@@ -390,7 +388,5 @@ impl<'a> Decoder<'a> {
 }
 
 fn failed(refusal: Refusal) -> GenerateError {
-    match refusal {
-        Refusal::Unsupported(reason) | Refusal::Failed(reason) => device_error(reason),
-    }
+    device_error(refusal.reason())
 }

@@ -15,6 +15,7 @@ use crate::attention::kernel::{
 use crate::intrinsics::Target;
 use crate::launching::{
     MAX_CUBES, address_type, fits_shared, is_float, is_wide_int, plane_size, with_contiguous_rows,
+    writable,
 };
 use crate::quant::roundtrip::hadamard_scale;
 use crate::rows::RowCut;
@@ -66,16 +67,6 @@ pub(in crate::attention) fn can_compress(
         && blueprint(&rows.client, inputs, width).is_some()
 }
 
-/// A tensor that a kernel may write to where it is.
-fn own(tensor: CubeTensor) -> CubeTensor {
-    let tensor = with_contiguous_rows(tensor);
-    if tensor.can_mut() && tensor.is_nonoverlapping() {
-        tensor
-    } else {
-        tensor.copy()
-    }
-}
-
 pub(in crate::attention) fn compress_rows(
     inputs: Compression<CubeBackend>,
     raw: CubeTensor,
@@ -87,7 +78,7 @@ pub(in crate::attention) fn compress_rows(
     let [_, slots, _] = raw.shape().dims();
     let [_, available, width] = rows.shape().dims();
     let blueprint = blueprint(&client, &inputs, width).expect("checked by can_compress");
-    let (raw, rows) = (own(raw), own(rows));
+    let [raw, rows] = [raw, rows].map(|tensor| writable(with_contiguous_rows(tensor)));
     let projections = with_contiguous_rows(inputs.projections);
     let bias = with_contiguous_rows(inputs.bias);
     // A table that has grown may have gaps between its rows, and is too large to be copied.

@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::Recurrence;
 use super::kernel::{NumbersLaunch, PlaceLaunch, PlacesLaunch, Rule, SizesLaunch};
-use crate::launching::{output, row_vector_size, with_vectors};
+use crate::launching::{output, row_vector_size, with_vectors, writable};
 
 /// What becomes of the states.
 // Tensors are large, and there is one of these per call.
@@ -140,8 +140,8 @@ pub(super) fn run(recurrence: Recurrence<CubeBackend>, pool: CubeTensor, kept: K
     let [q, k] = [recurrence.q, recurrence.k].map(|rows| with_vectors(rows, size));
     let mut pool = with_vectors(pool, size);
     let written = matches!(kept, Kept::Written { .. });
-    if written && !(pool.can_mut() && pool.is_nonoverlapping()) {
-        pool = pool.copy();
+    if written {
+        pool = writable(pool);
     }
     let every = matches!(kept, Kept::Every);
     let (write_slots, accepted) = match kept {
