@@ -5,6 +5,7 @@ mod cli;
 mod cli_flash_head;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
+mod cycle;
 mod decoder;
 mod ds4_tiny;
 mod flash_head;

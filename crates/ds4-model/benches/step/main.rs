@@ -241,14 +241,14 @@ fn ids(first: usize, count: usize, config: &ModelConfig, device: &Device) -> Ten
     Tensor::from_data(TensorData::new(ids, [1, count]), device)
 }
 
-/// Prints tokens a second of greedy decoding: launched, as a graph, and with a draft.
+/// Prints tokens a second of greedy decoding, without and with a draft: launched, and as graphs.
 fn generations(model: &Model, config: &ModelConfig, args: &Args) -> Result<(), Box<dyn Error>> {
     let tokenizer = TextTokenizer::from_dir(&args.checkpoint)?;
     let mut prompt = vec![config.bos_token_id];
     prompt.extend(tokenizer.encode(PROMPT)?);
-    let kinds = [(0, false), (0, true), (1, true)];
+    let kinds = [(0, false), (0, true), (1, false), (1, true)];
     let mut rates = vec![Vec::new(); kinds.len()];
-    let mut acceptance = 0.0;
+    let (mut acceptance, mut replays) = (0.0, 0);
     for round in 0..=GENERATIONS {
         for ((drafts, graphs), rates) in kinds.into_iter().zip(&mut rates) {
             let options = GenerateConfig {
@@ -268,14 +268,15 @@ fn generations(model: &Model, config: &ModelConfig, args: &Args) -> Result<(), B
                 rates.push((tokens - 1) as f64 / seconds);
             }
             acceptance = generation.stats().acceptance();
+            replays = generation.replays();
         }
     }
     let rates: Vec<Sorted> = rates.into_iter().map(Sorted::new).collect();
-    let [launched, plain, drafted] = [&rates[0], &rates[1], &rates[2]].map(Sorted::median);
+    let [launched, plain, rounds, cycles] = [0, 1, 2, 3].map(|kind| rates[kind].median());
     println!(
-        "generate: {plain:.1} tokens/s; with --no-graph {launched:.1} tokens/s; with --mtp 1 {drafted:.1} tokens/s ({:.3} times that \
-         without graphs, {:.1} % of drafts accepted)",
-        drafted / launched,
+        "generate: {plain:.1} tokens/s; with --no-graph {launched:.1} tokens/s; with --mtp 1 {cycles:.1} tokens/s ({:.3} times that \
+         without it, {replays} rounds replayed, {:.1} % of drafts accepted); with both {rounds:.1} tokens/s",
+        cycles / plain,
         100.0 * acceptance
     );
     Ok(())

@@ -12,6 +12,8 @@ mod constants;
 mod ring;
 mod step;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::config::{AttentionKind, ModelConfig};
@@ -21,6 +23,13 @@ use constants::Constants;
 pub(crate) use ring::Ring;
 pub use step::Step;
 pub(crate) use step::{CompressedPlaces, CompressedStep, mask};
+
+static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// Unlike that of any other cache of the process before, and of the same one.
+fn new_epoch() -> u64 {
+    NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Why a cache refused a request. The cache is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -213,7 +222,7 @@ pub struct Cache {
     start: Option<Tensor<1, Int>>,
     constants: Constants,
     capacity: usize,
-    /// How often a tensor that steps use has been replaced by another.
+    /// Another whenever a tensor that steps use has been replaced by another.
     epoch: u64,
     /// The step that may be committed.
     open_step: Option<u64>,
@@ -261,7 +270,7 @@ impl Cache {
             constants: Constants::new(config.batch, device),
             layers: Vec::new(),
             capacity,
-            epoch: 0,
+            epoch: new_epoch(),
             open_step: None,
             layout,
             config,
@@ -368,7 +377,7 @@ impl Cache {
         self.reserve(needed);
         self.raise_high_water(count);
         if self.constants.prune() {
-            self.epoch += 1;
+            self.epoch = new_epoch();
         }
         let step = Step::new(self, count);
         self.open_step = Some(step.id());
@@ -407,7 +416,7 @@ impl Cache {
         Ok(self.check_step(count)? <= self.capacity)
     }
 
-    /// Another number whenever a tensor that a recorded step reads or writes has become another one.
+    /// Another number whenever a tensor that a recorded step reads or writes has become another one, and for every cache made.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -450,6 +459,22 @@ impl Cache {
     fn move_start(&mut self, count: i64) {
         let start = self.start.take().expect("lengths are put back");
         self.start = Some(start + count);
+    }
+
+    /// Of the newest `count` positions of every sequence, keeps the first `kept` (`[batch]`): on the device, in place. The host goes
+    /// on counting all of them until it [learns](Self::settle) how many are left.
+    pub(crate) fn keep_first(&mut self, count: usize, kept: Tensor<1, Int>) {
+        self.open_step = None;
+        let start = self.start.take().expect("lengths are put back");
+        let fallen = kept.cast(start.dtype()) - count as i64;
+        self.start = Some(start + fallen);
+    }
+
+    /// Counts `removed` positions fewer of every sequence, which the device has already been told.
+    pub(crate) fn settle(&mut self, removed: usize) {
+        for length in &mut self.lengths {
+            *length -= removed;
+        }
     }
 
     /// Whether the cache's layers are of these kinds.
@@ -533,7 +558,7 @@ impl Cache {
                 TensorData::from(start.as_slice()),
                 &self.device,
             ));
-            self.epoch += 1;
+            self.epoch = new_epoch();
         }
         self.lengths = lengths.to_vec();
         Ok(())
@@ -563,7 +588,7 @@ impl Cache {
         if positions <= self.capacity {
             return;
         }
-        self.epoch += 1;
+        self.epoch = new_epoch();
         let doubled = self.capacity.saturating_mul(2).max(positions);
         self.capacity = doubled
             .checked_next_power_of_two()

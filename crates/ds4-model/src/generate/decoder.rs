@@ -14,10 +14,10 @@ use crate::model::Model;
 use crate::trace::Trace;
 
 /// Steps of which a recording must be of use, as many as it costs twice over.
-const WORTH_RECORDING: usize = 16;
+pub(super) const WORTH_RECORDING: usize = 16;
 /// Steps before a recording. The first copies what it writes, of which the state before is kept; from the second on, each is like all
 /// the others.
-const WARM_UPS: usize = 2;
+pub(super) const WARM_UPS: usize = 2;
 
 /// Decodes one token after the other, without the host in between: the most likely one, or one that is
 /// [drawn](Self::with_sampling).
@@ -387,6 +387,6 @@ impl<'a> Decoder<'a> {
     }
 }
 
-fn failed(refusal: Refusal) -> GenerateError {
+pub(super) fn failed(refusal: Refusal) -> GenerateError {
     device_error(refusal.reason())
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use super::cycle::{Caches, Cycle};
 use super::decoder::Decoder;
 use super::error::GenerateError;
 use super::proposer::MtpProposer;
@@ -37,8 +38,9 @@ pub struct GenerateConfig {
     pub ignore_eos: bool,
     /// Prompt tokens per forward call.
     pub prefill_chunk: usize,
-    /// Whether a step may be recorded and replayed as a graph, which changes no token. It is where that is faster: without drafts, a
-    /// clustered head and a repetition penalty, on a device that has graphs.
+    /// Whether a step, or the verification of drafts and the drafting of others, may be recorded and replayed as a graph, which changes
+    /// no token. It is where that is faster: without a clustered head and a repetition penalty and, with drafts, where the most likely token
+    /// is always taken, on a device that has graphs.
     pub graphs: bool,
 }
 
@@ -95,6 +97,8 @@ pub enum FinishReason {
 /// The end-of-sequence token is not yielded unless [`GenerateConfig::ignore_eos`] is set. After an error the iterator ends.
 #[derive(Debug)]
 pub struct Generation<'a> {
+    /// Its recording goes before the caches of decoder and proposer.
+    cycle: Option<Cycle<'a>>,
     model: &'a Model,
     max_positions: usize,
     eos_token_id: u32,
@@ -169,6 +173,9 @@ impl<'a> Generation<'a> {
         let proposer = (config.drafts > 0)
             .then(|| MtpProposer::new(model, model_config, config.drafts))
             .transpose()?;
+        let cycle = (config.graphs && config.drafts > 0 && config.sampling.is_greedy())
+            .then(|| Cycle::new(model, config.drafts))
+            .flatten();
         let cache = model.new_cache(model_config, options)?;
         let mut decoder = Decoder::new(model, cache, config.graphs)?;
         let on_device = proposer.is_none() && config.sampling.is_memoryless();
@@ -176,6 +183,7 @@ impl<'a> Generation<'a> {
             decoder = decoder.with_sampling(&config.sampling)?;
         }
         Ok(Self {
+            cycle,
             decoder,
             on_device,
             sampler: Sampler::new(config.sampling.clone())?,
@@ -203,7 +211,14 @@ impl<'a> Generation<'a> {
 
     /// Why steps are not replayed as graphs, though they were wanted and the device has them.
     pub fn graph_refusal(&self) -> Option<&str> {
-        self.decoder.refusal()
+        let cycle = self.cycle.as_ref();
+        let refusal = cycle.and_then(Cycle::refusal);
+        refusal.or(self.decoder.refusal())
+    }
+
+    /// Steps, or rounds of drafts, that were replayed as graphs.
+    pub fn replays(&self) -> usize {
+        self.decoder.replays() + self.cycle.as_ref().map_or(0, Cycle::replays)
     }
 
     /// Why the generation ended, once it has.
@@ -266,13 +281,53 @@ impl<'a> Generation<'a> {
 
     /// The next token or the next few.
     fn generate(&mut self) -> Result<(), GenerateError> {
+        if self.cycles()? {
+            return Ok(());
+        }
         if !self.on_device {
             return self.round();
         }
-        let wanted = self.config.max_new_tokens - (self.tokens.len() - self.prompt);
-        let tokens = self.decoder.decode(wanted)?;
+        let tokens = self.decoder.decode(self.wanted())?;
         self.accept(&tokens);
         Ok(())
+    }
+
+    /// A round, or the next few, by a recorded cycle; `false` if there is none, or if fewer drafts are to be made.
+    fn cycles(&mut self) -> Result<bool, GenerateError> {
+        let wanted = self.wanted();
+        let (Some(cycle), Some(proposer)) = (&mut self.cycle, &mut self.proposer) else {
+            return Ok(false);
+        };
+        let Some(&last) = self.tokens.last() else {
+            return Err(GenerateError::EmptyPrompt);
+        };
+        let drafts = cycle.drafts();
+        let verdicts = if cycle.is_worth_recording([self.decoder.cache(), proposer.cache()], wanted)
+        {
+            let drafts = proposer.draft(&self.unseen, drafts)?;
+            self.unseen.clear();
+            cycle.record(
+                Caches {
+                    trunk: self.decoder.cache_mut(),
+                    mtp: proposer.cache_mut(),
+                },
+                last,
+                &drafts,
+            )?
+        } else {
+            let caches = Caches {
+                trunk: self.decoder.cache_mut(),
+                mtp: proposer.cache_mut(),
+            };
+            cycle.replay(caches, wanted)?.into_iter().collect()
+        };
+        for verdict in &verdicts {
+            self.stats.record(drafts, verdict.accepted);
+            self.accept(&verdict.tokens);
+            // The cycle has shown them to the proposer's layer.
+            self.unseen.clear();
+        }
+        Ok(!verdicts.is_empty())
     }
 
     /// One forward call of the trunk, and the tokens that come of it.
@@ -311,18 +366,29 @@ impl<'a> Generation<'a> {
 
     /// Drafts as many tokens as are wanted, can still be yielded, fit the context, and do not make the cache grow before its time.
     fn draft(&mut self) -> Result<Vec<u32>, GenerateError> {
+        let wanted = self.wanted();
         let Some(proposer) = &mut self.proposer else {
             return Ok(Vec::new());
         };
-        let wanted = self.config.max_new_tokens - (self.tokens.len() - self.prompt);
         let room = self.max_positions - self.tokens.len();
         let count = self.config.drafts.min(wanted - 1).min(room);
         let count = count.min(self.decoder.cache().room() - 1);
+        if let Some(cycle) = &mut self.cycle
+            && let Some(mut drafts) = cycle.leave()?
+        {
+            drafts.truncate(count);
+            return Ok(drafts);
+        }
         let drafts = proposer.draft(&self.unseen, count)?;
         if count > 0 {
             self.unseen.clear();
         }
         Ok(drafts)
+    }
+
+    /// Tokens to be generated yet.
+    fn wanted(&self) -> usize {
+        self.config.max_new_tokens - (self.tokens.len() - self.prompt)
     }
 
     fn accept(&mut self, tokens: &[u32]) {

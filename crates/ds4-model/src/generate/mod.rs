@@ -14,6 +14,7 @@
 
 pub mod chat;
 mod choice;
+mod cycle;
 mod decoder;
 mod distribution;
 mod driver;

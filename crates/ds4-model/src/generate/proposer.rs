@@ -38,7 +38,8 @@ impl<'a> MtpProposer<'a> {
             return Err(GenerateError::NoMtpLayer);
         }
         let options = CacheConfig {
-            rollback: Rollback::Bounded(drafts),
+            // Drafts may be made at positions of others that have fallen, before it is known how many have.
+            rollback: Rollback::Bounded(2 * drafts),
             ..CacheConfig::default()
         };
         Ok(Self {
@@ -93,6 +94,16 @@ impl<'a> MtpProposer<'a> {
         }
         self.cache.truncate(count - 1)?;
         Ok(drafts)
+    }
+
+    /// The layer's cache, for cycles that draft by themselves.
+    pub(super) fn cache_mut(&mut self) -> &mut Cache {
+        &mut self.cache
+    }
+
+    /// The layer's cache as it is.
+    pub(super) fn cache(&self) -> &Cache {
+        &self.cache
     }
 
     /// Runs the layer over the oldest pending positions, and returns its streams at the last: `[1, 1, n, d_model]`.

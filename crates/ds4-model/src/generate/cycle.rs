@@ -1,0 +1,347 @@
+//! Speculative decoding as one recorded cycle: verify drafts, keep those that stand, and draft anew, without the host in between.
+//!
+//! A cycle has the same shapes whatever comes of it, and what comes of it stays on the device: the trunk runs over the last token and
+//! all drafts, the MTP layer over as many positions, and both caches then keep the positions whose tokens stand. What the MTP layer
+//! has made of the others lies beyond its length, where the next cycle writes.
+
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, Transaction};
+use burn_ds4_ops::device::forget_scratch;
+use burn_ds4_ops::sampling::{self, Draws, MAX_COLUMNS, Sampling};
+use burn_ds4_ops::topk::{Windows, top_k_ids};
+
+use super::choice::Choice;
+use super::decoder::{WARM_UPS, WORTH_RECORDING, failed};
+use super::driver::ids_tensor;
+use super::error::GenerateError;
+use super::target::{device_error, read_tokens};
+use super::verifier::Verdict;
+use crate::cache::Cache;
+use crate::graph::{Preparation, Recording, Refusal, Window};
+use crate::model::Model;
+use crate::trace::Trace;
+
+/// What a cycle works on, which whoever has the cycle owns: of the trunk, and of the MTP layer. Between cycles they are equally long.
+pub(super) struct Caches<'c> {
+    pub(super) trunk: &'c mut Cache,
+    pub(super) mtp: &'c mut Cache,
+}
+
+impl Caches<'_> {
+    fn epochs(&self) -> [u64; 2] {
+        [self.trunk.epoch(), self.mtp.epoch()]
+    }
+
+    /// Tells the host how many positions a step of each has lost again on the device.
+    fn settle(&mut self, trunk: usize, mtp: usize) {
+        self.trunk.settle(trunk);
+        self.mtp.settle(mtp);
+    }
+}
+
+/// Greedy decoding of one sequence with a fixed number of drafts by the MTP layer.
+#[derive(Debug)]
+pub(super) struct Cycle<'a> {
+    /// Goes before all that it reads and writes.
+    recording: Option<Recording<sampling::Verdict>>,
+    /// Of the caches, when the cycle was recorded.
+    epochs: [u64; 2],
+    model: &'a Model,
+    drafts: usize,
+    /// The last token, which is in no cache yet, and its drafts: `[1, 1 + drafts]`, always in the same place. Taken while they are
+    /// written.
+    inputs: Option<Tensor<2, Int>>,
+    /// Where each of them is written.
+    places: Vec<Tensor<1, Int>>,
+    /// How drafts are chosen.
+    choose: Choice,
+    /// What a greedy choice does not read.
+    draws: Draws,
+    /// Whether the inputs are those that the text goes on from.
+    entered: bool,
+    graphs: bool,
+    refusal: Option<String>,
+    replays: usize,
+    /// Of a cycle whose earlier neighbours gave tokens in the same call.
+    late: Option<GenerateError>,
+}
+
+impl<'a> Cycle<'a> {
+    /// Makes a cycle of `drafts` drafts, of which there is at least one; `None` where a model's drafts are chosen by other means than
+    /// its output matrix, or from too many.
+    pub(super) fn new(model: &'a Model, drafts: usize) -> Option<Self> {
+        let [vocabulary, _] = model.embedding.dims();
+        let mtp = model.mtp.as_ref()?;
+        if model.flash_head.is_some() || mtp.flash_head.is_some() || vocabulary > MAX_COLUMNS {
+            return None;
+        }
+        let device = model.embedding.val().device();
+        let place = |place: usize| Tensor::from_data([place as i32], &device);
+        Some(Self {
+            recording: None,
+            epochs: [0, 0],
+            model,
+            drafts,
+            inputs: None,
+            places: (0..=drafts).map(place).collect(),
+            choose: likeliest,
+            draws: Draws {
+                seeds: Tensor::zeros([1, 2], &device),
+                positions: Tensor::zeros([1], &device),
+            },
+            entered: false,
+            graphs: true,
+            refusal: None,
+            replays: 0,
+            late: None,
+        })
+    }
+
+    /// Drafts a cycle.
+    pub(super) fn drafts(&self) -> usize {
+        self.drafts
+    }
+
+    /// Cycles that were replayed.
+    pub(super) fn replays(&self) -> usize {
+        self.replays
+    }
+
+    /// Why there are no graphs, though the device has them.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    /// Whether a recording can be made now, and be of use for so many tokens.
+    pub(super) fn is_worth_recording(&self, caches: [&Cache; 2], tokens: usize) -> bool {
+        let rooms = caches.map(|cache| cache.capacity() - cache.lengths()[0]);
+        let fewest = rooms.into_iter().fold(tokens, usize::min);
+        self.graphs && !self.entered && fewest >= WORTH_RECORDING * (self.drafts + 1)
+    }
+
+    /// A few cycles from a token and its drafts on, of which the last is recorded and replayed: what comes of each.
+    ///
+    /// It comes of none if recording fails: no tokens are lost, and there will be no more recordings.
+    pub(super) fn record(
+        &mut self,
+        mut caches: Caches,
+        last: u32,
+        drafts: &[u32],
+    ) -> Result<Vec<Verdict>, GenerateError> {
+        let device = self.places[0].device();
+        self.inputs = Some(ids_tensor(&[&[last], drafts].concat(), &device));
+        self.entered = true;
+        // Shares its buffers with what it is of until the next cycle, which thus leaves them alone and writes copies.
+        let before = (
+            caches.trunk.clone(),
+            caches.mtp.clone(),
+            self.inputs.clone(),
+        );
+        let mut verdicts = Vec::with_capacity(WARM_UPS + 1);
+
+        let window = Preparation::new(&device).and_then(|preparation| {
+            for _ in 0..WARM_UPS {
+                match self.launch(&mut caches) {
+                    Ok(verdict) => verdicts.push(verdict),
+                    Err(error) => {
+                        self.late = Some(error);
+                        return Ok(None);
+                    }
+                }
+            }
+            preparation.start().map(Some)
+        });
+        let recorded = match window {
+            Ok(Some(window)) => self.record_in(window, &mut caches),
+            Ok(None) => return self.in_time(verdicts),
+            Err(refusal) => {
+                self.refuse(refusal);
+                return Ok(verdicts);
+            }
+        };
+        match recorded {
+            Ok(recording) => match self.settle_launched(&recording.results, &mut caches) {
+                Ok(verdict) => {
+                    verdicts.push(verdict);
+                    self.recording = Some(recording);
+                }
+                Err(error) => self.late = Some(error),
+            },
+            Err(refusal) => {
+                self.refuse(refusal);
+                // What was to be written counts as failed: on with what there was before.
+                forget_scratch();
+                (*caches.trunk, *caches.mtp, self.inputs) = before;
+                verdicts.clear();
+            }
+        }
+        self.in_time(verdicts)
+    }
+
+    /// Replays the recorded cycle: what comes of it. `None` if that is not possible now, or if it could be more than `tokens`.
+    pub(super) fn replay(
+        &mut self,
+        mut caches: Caches,
+        tokens: usize,
+    ) -> Result<Option<Verdict>, GenerateError> {
+        if let Some(error) = self.late.take() {
+            return Err(error);
+        }
+        let Some(recording) = &self.recording else {
+            return Ok(None);
+        };
+        let [trunk, mtp] = [self.drafts + 1, 2 * self.drafts];
+        // There may be room for fewer drafts where a step is refused.
+        let fits = |cache: &Cache, count| cache.check_replay(count).unwrap_or(false);
+        let fits = tokens > self.drafts && fits(caches.trunk, trunk) && fits(caches.mtp, mtp);
+        if !fits || self.epochs != caches.epochs() || !recording.is_of_this_thread() {
+            return Ok(None);
+        }
+        // Safety: no tensor of the cycle has been replaced, as the epochs say, which no other caches have had: the caches, the model
+        // and this own or borrow them all. None is shared with another thread, and this is the thread of the recording.
+        unsafe { recording.replay() }.map_err(failed)?;
+        caches.trunk.commit_replay(trunk);
+        caches.mtp.commit_replay(mtp);
+        self.replays += 1;
+        let verdict = self.read(&recording.results)?;
+        caches.settle(self.drafts - verdict.accepted, mtp - 1 - verdict.accepted);
+        Ok(Some(verdict))
+    }
+
+    /// Ends the cycles, and what was recorded. If there were any, the drafts that the last has made: the MTP layer has seen all
+    /// tokens before them.
+    pub(super) fn leave(&mut self) -> Result<Option<Vec<u32>>, GenerateError> {
+        self.recording = None;
+        let inputs = self.inputs.take();
+        if !std::mem::take(&mut self.entered) {
+            return Ok(None);
+        }
+        let inputs = inputs.map(read_tokens).transpose()?;
+        Ok(inputs.map(|inputs| inputs[1..].to_vec()))
+    }
+
+    /// One cycle that is launched, and what comes of it.
+    fn launch(&mut self, caches: &mut Caches) -> Result<Verdict, GenerateError> {
+        let verdict = self.step(caches)?;
+        self.settle_launched(&verdict, caches)
+    }
+
+    /// Reads what came of a cycle that the host counts all positions of.
+    fn settle_launched(
+        &self,
+        verdict: &sampling::Verdict,
+        caches: &mut Caches,
+    ) -> Result<Verdict, GenerateError> {
+        let verdict = self.read(verdict)?;
+        let fallen = self.drafts - verdict.accepted;
+        caches.settle(fallen, fallen);
+        Ok(verdict)
+    }
+
+    /// Enqueues one cycle.
+    fn step(&mut self, caches: &mut Caches) -> Result<sampling::Verdict, GenerateError> {
+        let Caches { trunk, mtp } = caches;
+        let (model, trace) = (self.model, &Trace::off());
+        let inputs = self.inputs.clone().expect("they are put back");
+        let dtype = inputs.dtype();
+        let streams = model.forward_streams(inputs.clone(), trunk, trace)?;
+        let verdict = sampling::verify(
+            model.logits(streams.clone()),
+            inputs.narrow(1, 1, self.drafts),
+            &Sampling::default(),
+            self.draws.clone(),
+        )
+        .map_err(device_error)?;
+        let tokens = verdict.tokens.clone().cast(dtype);
+        // Of the last token that stands: as many positions as drafts that stand come before it.
+        let newest = verdict.accepted.clone().cast(dtype);
+        trunk.keep_first(self.drafts, newest.clone());
+        self.put(0, tokens.clone().select(1, newest.clone()));
+
+        let streams = model.forward_mtp(streams, tokens, mtp, trace)?;
+        mtp.keep_first(self.drafts, newest.clone());
+        let mut streams = streams.select(1, newest);
+        for place in 1..=self.drafts {
+            let draft = (self.choose)(model.mtp_logits(streams.clone()));
+            self.put(place, draft.clone());
+            if place < self.drafts {
+                // The layer's own streams stand in for the trunk's, which do not exist yet.
+                streams = model.forward_mtp(streams, draft, mtp, trace)?;
+            }
+        }
+        mtp.truncate(self.drafts - 1)?;
+        Ok(verdict)
+    }
+
+    /// Writes one of the inputs, in place.
+    fn put(&mut self, place: usize, token: Tensor<2, Int>) {
+        let inputs = self.inputs.take().expect("they are put back");
+        let token = token.cast(inputs.dtype());
+        let place = self.places[place].clone();
+        self.inputs = Some(inputs.select_assign(1, place, token, IndexingUpdateOp::Assign));
+    }
+
+    /// Reads what came of a cycle: the only read of it.
+    fn read(&self, verdict: &sampling::Verdict) -> Result<Verdict, GenerateError> {
+        let read = Transaction::default()
+            .register(verdict.accepted.clone())
+            .register(verdict.tokens.clone())
+            .try_execute()
+            .map_err(device_error)?;
+        let mut numbers = read.iter().flat_map(|data| data.iter::<i64>());
+        let accepted = numbers.next().unwrap_or(0) as usize;
+        let tokens = numbers.take(accepted + 1).map(u32::try_from);
+        let [len, _] = self.model.embedding.dims();
+        let tokens = tokens.collect::<Result<_, _>>();
+        Ok(Verdict {
+            accepted,
+            tokens: tokens.map_err(|_| GenerateError::NoCandidate { len })?,
+        })
+    }
+
+    /// Records a cycle, and executes it.
+    fn record_in(
+        &mut self,
+        window: Window,
+        caches: &mut Caches,
+    ) -> Result<Recording<sampling::Verdict>, Refusal> {
+        let verdict = self
+            .step(caches)
+            .map_err(|error| Refusal::Failed(error.to_string()))?;
+        let recording = window.seal(verdict)?;
+        // Safety: this, the caches and the model own or borrow every tensor of the cycle, which has been recorded just now by this
+        // thread.
+        unsafe { recording.replay() }?;
+        self.replays += 1;
+        self.epochs = caches.epochs();
+        Ok(recording)
+    }
+
+    /// Tokens before an error come before it.
+    fn in_time(&mut self, verdicts: Vec<Verdict>) -> Result<Vec<Verdict>, GenerateError> {
+        match self.late.take() {
+            Some(error) if verdicts.is_empty() => Err(error),
+            late => {
+                self.late = late;
+                Ok(verdicts)
+            }
+        }
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        self.graphs = false;
+        if let Refusal::Failed(reason) = refusal {
+            log::warn!("decoding goes on without graphs, a cycle cannot be recorded: {reason}");
+            self.refusal = Some(reason);
+        }
+    }
+}
+
+/// The token of the highest logit, of equal ones the lowest id.
+fn likeliest(logits: Tensor<3>) -> Tensor<2, Int> {
+    let [_, _, vocabulary] = logits.dims();
+    top_k_ids(logits.reshape([1, vocabulary]), Windows::All, 1)
+}
+
+#[cfg(test)]
+#[path = "cycle_tests.rs"]
+mod tests;
