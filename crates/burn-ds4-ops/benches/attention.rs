@@ -171,7 +171,8 @@ fn scores_case(count: usize, rows: usize) -> Case {
             let queries = queries.reshape([1, count, HEADS, INDEX_WIDTH]);
             Prepared::new(
                 move || {
-                    index_scores(queries.clone(), keys.clone(), weights_on_device.clone())
+                    let (queries, keys) = (queries.clone(), keys.clone());
+                    index_scores(queries, keys, weights_on_device.clone(), 1.0, None)
                         .expect("arguments that fit")
                 },
                 move |scores| {

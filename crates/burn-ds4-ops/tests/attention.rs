@@ -1,12 +1,14 @@
 //! Pooling and indexer scores against `f64` oracles and cases worked out by hand.
 
 use super::common::{
-    EXACT, absolute, assert_close, devices, every_dtype, floats, narrow, noise, values,
+    EXACT, absolute, assert_close, devices, every_dtype, floats, integers, narrow, noise, values,
 };
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_ds4_ops::attention::{MASKED, index_scores, pool, rotate};
+use burn_ds4_ops::attention::{MASKED, VisibleBlocks, index_scores, pool, rotate};
 
 const FITS: &str = "arguments that fit";
+/// Of scores.
+const SCALE: f64 = 0.3;
 
 fn pooling_weighs_the_slots_of_every_channel_apart() {
     let ln3 = 3f32.ln();
@@ -65,7 +67,7 @@ fn index_scores_cut_each_head_at_zero_before_its_weight() {
         let queries = floats(&[2.0, 0.0, 0.0, 1.0], [1, 1, 2, 2], device);
         let keys = floats(&[1.0, -3.0, -1.0, 5.0], [1, 2, 2], device);
         let weights = floats(&[10.0, -1.0], [1, 1, 2], device);
-        let actual = values(index_scores(queries, keys, weights).expect(FITS));
+        let actual = values(index_scores(queries, keys, weights, 1.0, None).expect(FITS));
         assert_close(&actual, &[20.0, -5.0], absolute(1e-5), name);
     }
 }
@@ -114,11 +116,14 @@ fn index_scores_agree_with_the_oracle_for_every_dtype_and_width() {
             let keys = rounded(noise(batch * rows * width, 5), [batch, rows, width]);
             let weights = noise(batch * count * heads, 6);
             let read = |tensor: &Tensor<3>| values(tensor.clone().cast(FloatDType::F32));
-            let expected = scores((&read(&queries), &read(&keys), &weights), shape);
+            let scores = scores((&read(&queries), &read(&keys), &weights), shape);
+            let expected: Vec<f64> = scores.iter().map(|score| score * SCALE).collect();
             let actual = index_scores(
                 queries.reshape(shape),
                 keys,
                 floats(&weights, [batch, count, heads], device),
+                SCALE,
+                None,
             )
             .expect(FITS);
             assert_eq!(actual.dtype(), DType::F32);
@@ -139,14 +144,62 @@ fn index_scores_of_a_query_have_the_same_bits_alone() {
             );
             let keys = floats(&noise(rows * width, 8), [1, rows, width], device);
             let weights = floats(&noise(count * heads, 9), [1, count, heads], device);
-            let all = index_scores(queries.clone(), keys.clone(), weights.clone()).expect(FITS);
+            let all = index_scores(queries.clone(), keys.clone(), weights.clone(), 1.0, None)
+                .expect(FITS);
             for (query, together) in values(all).chunks(rows).enumerate() {
                 let one = queries.clone().narrow(1, query, 1);
                 let weights = weights.clone().narrow(1, query, 1);
-                let alone = values(index_scores(one, keys.clone(), weights).expect(FITS));
+                let alone =
+                    values(index_scores(one, keys.clone(), weights, 1.0, None).expect(FITS));
                 let what = format!("{name}, query {query} of {count}");
                 assert_close(together, &alone, EXACT, &what);
             }
+        }
+    }
+}
+
+fn rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold() {
+    let (count, heads, width, rows, ratio) = (3, 2, 8, 200, 2);
+    // Nothing, a row of the first cube, all of it, rows of a later one, everything, and a sequence that is not there.
+    let starts = [0, 2, 127, 150, 900, -5];
+    let batch = starts.len();
+    for (name, device) in devices() {
+        let data = noise(batch * count * heads * width, 1);
+        let queries = floats(&data, [batch, count, heads, width], device);
+        let mut keys = noise(batch * rows * width, 2);
+        let weights = floats(
+            &noise(batch * count * heads, 3),
+            [batch, count, heads],
+            device,
+        );
+        let of_keys = |keys: &[f32]| floats(keys, [batch, rows, width], device);
+        let all = index_scores(
+            queries.clone(),
+            of_keys(&keys),
+            weights.clone(),
+            SCALE,
+            None,
+        );
+        let all = values(all.expect(FITS));
+        let visible = |sequence: usize, query: usize| match usize::try_from(starts[sequence]) {
+            Ok(start) => ((start + query + 1) / ratio).min(rows),
+            Err(_) => 0,
+        };
+        for (sequence, keys) in keys.chunks_mut(rows * width).enumerate() {
+            keys[visible(sequence, count - 1) * width..].fill(f32::NAN);
+        }
+        let seen = VisibleBlocks {
+            start: integers(&starts, [batch], device),
+            ratio,
+        };
+        let actual = index_scores(queries, of_keys(&keys), weights, SCALE, Some(seen));
+        let actual = values(actual.expect(FITS));
+        for (at, (actual, all)) in actual.iter().zip(&all).enumerate() {
+            let (row, query) = (at % rows, at / rows % count);
+            let sequence = at / rows / count;
+            let seen = row < visible(sequence, query);
+            let expected = if seen { *all } else { MASKED };
+            assert_eq!(*actual, expected, "{name}: {sequence} {query} {row}");
         }
     }
 }
@@ -159,6 +212,8 @@ fn a_nan_reaches_the_scores_of_its_query_or_key_only() {
                 floats(queries, [1, count, heads, width], device),
                 floats(keys, [1, rows, width], device),
                 Tensor::ones([1, count, heads], (device, DType::F32)),
+                1.0,
+                None,
             );
             values(scores.expect(FITS))
         };
@@ -234,9 +289,21 @@ fn nothing_gives_nothing() {
         assert_eq!(values(pooled), [0.0; 6], "{name}");
         let pooled = pool(zeros([1, 0, 4, 3]), zeros([1, 0, 4, 3])).expect(FITS);
         assert_eq!(pooled.dims(), [1, 0, 3], "{name}");
-        let scores = index_scores(zeros([1, 2, 0, 4]), keys([1, 3, 4]), keys([1, 2, 0]));
+        let scores = index_scores(
+            zeros([1, 2, 0, 4]),
+            keys([1, 3, 4]),
+            keys([1, 2, 0]),
+            1.0,
+            None,
+        );
         assert_eq!(values(scores.expect(FITS)), [0.0; 6], "{name}");
-        let scores = index_scores(zeros([1, 2, 3, 4]), keys([1, 0, 4]), keys([1, 2, 3]));
+        let scores = index_scores(
+            zeros([1, 2, 3, 4]),
+            keys([1, 0, 4]),
+            keys([1, 2, 3]),
+            1.0,
+            None,
+        );
         assert_eq!(scores.expect(FITS).dims(), [1, 2, 0], "{name}");
         let turned = rotate(zeros([1, 2, 0, 4]), keys([1, 2, 2]), keys([1, 2, 2]));
         assert_eq!(turned.expect(FITS).dims(), [1, 2, 0, 4], "{name}");
@@ -251,6 +318,7 @@ catalogue![
     index_scores_cut_each_head_at_zero_before_its_weight,
     index_scores_agree_with_the_oracle_for_every_dtype_and_width,
     index_scores_of_a_query_have_the_same_bits_alone,
+    rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold,
     a_nan_reaches_the_scores_of_its_query_or_key_only,
     nothing_gives_nothing,
 ];

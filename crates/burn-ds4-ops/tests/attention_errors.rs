@@ -5,8 +5,9 @@ use super::common::devices;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::attention::{
-    CompressedKeys, WindowKeys, index_scores, pool, rotate, rotate_at, sink_attention,
-    sink_probabilities,
+    CachedQueries, CachedRows, CachedWindow, CompressedKeys, NewRows, Positions, RowRounding,
+    VisibleBlocks, WindowKeys, append_rows, cached_attention, index_scores, pool, rotate,
+    rotate_at, sink_attention, sink_probabilities,
 };
 
 fn flex() -> &'static Device {
@@ -139,31 +140,203 @@ fn pool_refuses_what_does_not_fit() {
 #[test]
 fn index_scores_refuse_what_does_not_fit() {
     let queries = || f32s([1, 2, 3, 4]);
+    let visible = |start: &[i32], ratio| {
+        let start = starts(start);
+        Some(VisibleBlocks { start, ratio })
+    };
     let (keys, weights) = (|| f32s([1, 7, 4]), || f32s([1, 2, 3]));
     for (result, message) in [
         (
-            index_scores(floats([1, 2, 3, 4], DType::F64), keys(), weights()),
+            index_scores(
+                floats([1, 2, 3, 4], DType::F64),
+                keys(),
+                weights(),
+                1.0,
+                None,
+            ),
             "`queries` has dtype F64, expected F32, F16 or BF16",
         ),
         (
-            index_scores(queries(), f16s([1, 7, 4]), weights()),
+            index_scores(queries(), f16s([1, 7, 4]), weights(), 1.0, None),
             "`keys` has dtype F16, expected that of `queries`",
         ),
         (
-            index_scores(queries(), keys(), f16s([1, 2, 3])),
+            index_scores(queries(), keys(), f16s([1, 2, 3]), 1.0, None),
             "`weights` has dtype F16, expected F32",
         ),
         (
-            index_scores(queries(), f32s([1, 7, 5]), weights()),
+            index_scores(queries(), f32s([1, 7, 5]), weights(), 1.0, None),
             "`keys` has shape [1, 7, 5], expected [1, 7, 4]",
         ),
         (
-            index_scores(queries(), keys(), f32s([1, 2, 4])),
+            index_scores(queries(), keys(), f32s([1, 2, 4]), 1.0, None),
             "`weights` has shape [1, 2, 4], expected [1, 2, 3]",
+        ),
+        (
+            index_scores(queries(), keys(), weights(), f64::NAN, None),
+            "`scale` is NaN, expected a finite number",
+        ),
+        (
+            index_scores(queries(), keys(), weights(), 1.0, visible(&[0], 0)),
+            "`visible.ratio` is 0, expected at least 1",
+        ),
+        (
+            index_scores(queries(), keys(), weights(), 1.0, visible(&[0, 0], 1)),
+            "`start` has shape [2], expected [1]",
         ),
     ] {
         assert_eq!(refused(result), message);
     }
+}
+
+fn positions(start: &[i32], known: usize, rotated: usize) -> Positions {
+    Positions {
+        angles: f32s([known, rotated]),
+        start: starts(start),
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_a_ring_are_not_appended() {
+    let new = |norm: usize, epsilon: f64, rounding| NewRows {
+        x: f32s([1, 2, 6]),
+        norm: f32s([norm]),
+        epsilon,
+        rounding,
+    };
+    let none = RowRounding::None;
+    for (new, positions, ring, message) in [
+        (
+            new(5, 0.0, none),
+            positions(&[0], 9, 2),
+            f32s([1, 4, 6]),
+            "`norm` has shape [5], expected [6]",
+        ),
+        (
+            new(6, -1.0, none),
+            positions(&[0], 9, 2),
+            f32s([1, 4, 6]),
+            "`epsilon` is -1, expected a number that is not negative",
+        ),
+        (
+            new(6, 0.0, RowRounding::Index),
+            positions(&[0], 9, 2),
+            f32s([1, 4, 6]),
+            "`columns of x` is 6, expected a power of two where rows are rounded as an index",
+        ),
+        (
+            new(6, 0.0, none),
+            positions(&[0], 9, 2),
+            f32s([1, 0, 6]),
+            "`slots of ring` is 0, expected at least 1",
+        ),
+        (
+            new(6, 0.0, none),
+            positions(&[0], 9, 2),
+            f32s([2, 4, 6]),
+            "`ring` has shape [2, 4, 6], expected [1, 4, 6]",
+        ),
+        (
+            new(6, 0.0, none),
+            positions(&[0], 9, 3),
+            f32s([1, 4, 6]),
+            "`number of rotated channels` is 3, expected even and at most 6",
+        ),
+        (
+            new(6, 0.0, none),
+            positions(&[0, 1], 9, 2),
+            f32s([1, 4, 6]),
+            "`start` has shape [2], expected [1]",
+        ),
+        (
+            new(6, 0.0, none),
+            positions(&[8], 9, 2),
+            f32s([1, 4, 6]),
+            "`last position` is 9, expected less than 9, the positions of angles",
+        ),
+    ] {
+        assert_eq!(refused(append_rows(new, positions, ring)), message);
+    }
+}
+
+#[test]
+fn cached_attention_refuses_what_does_not_fit() {
+    let queries = |sinks: usize, epsilon: f64, scale: f64| CachedQueries {
+        x: f32s([1, 2, 3, 6]),
+        epsilon,
+        sinks: f32s([sinks]),
+        scale,
+    };
+    let fit = || queries(3, 0.0, 1.0);
+    let window = |slots: usize, span: usize| CachedWindow {
+        rows: f32s([1, slots, 6]),
+        span,
+    };
+    let blocks = |width: usize, ratio: usize, queries: usize| {
+        Some(CachedRows {
+            rows: f32s([1, 5, width]),
+            ratio,
+            picks: Some(Tensor::zeros([1, queries, 2], flex())),
+        })
+    };
+    for (queries, window, compressed, message) in [
+        (
+            queries(4, 0.0, 1.0),
+            window(5, 4),
+            None,
+            "`queries.sinks` has shape [4], expected [3]",
+        ),
+        (
+            queries(3, f64::NAN, 1.0),
+            window(5, 4),
+            None,
+            "`epsilon` is NaN, expected a number that is not negative",
+        ),
+        (
+            queries(3, 0.0, f64::INFINITY),
+            window(5, 4),
+            None,
+            "`scale` is inf, expected a finite number",
+        ),
+        (
+            fit(),
+            window(4, 4),
+            None,
+            "`window.span` is 4, expected 1 to 3, with 4 slots and 2 queries",
+        ),
+        (
+            fit(),
+            window(4, 0),
+            None,
+            "`window.span` is 0, expected 1 to 3, with 4 slots and 2 queries",
+        ),
+        (
+            fit(),
+            window(5, 4),
+            blocks(7, 1, 2),
+            "`compressed.rows` has shape [1, 5, 7], expected [1, 5, 6]",
+        ),
+        (
+            fit(),
+            window(5, 4),
+            blocks(6, 0, 2),
+            "`compressed.ratio` is 0, expected at least 1",
+        ),
+        (
+            fit(),
+            window(5, 4),
+            blocks(6, 1, 3),
+            "`compressed.picks` has shape [1, 3, 2], expected [1, 2, 2]",
+        ),
+    ] {
+        let output = cached_attention(queries, positions(&[0], 9, 2), window, compressed);
+        assert_eq!(refused(output), message);
+    }
+    let output = cached_attention(fit(), positions(&[8], 9, 2), window(5, 4), None);
+    assert_eq!(
+        refused(output),
+        "`last position` is 9, expected less than 9, the positions of angles"
+    );
 }
 
 /// Arguments that fit, to be spoilt.
@@ -291,7 +464,7 @@ fn tensors_of_other_devices_are_refused() {
     let there = Tensor::<4>::zeros([1, 2, 3, 4], (other, DType::F32));
     assert_eq!(elsewhere(refused(pool(x.clone(), there))), "scores");
     let there = Tensor::<3>::zeros([1, 7, 4], (other, DType::F32));
-    let scores = index_scores(x.clone(), there, f32s([1, 2, 3]));
+    let scores = index_scores(x.clone(), there, f32s([1, 2, 3]), 1.0, None);
     assert_eq!(elsewhere(refused(scores)), "keys");
     let window = WindowKeys {
         rows: f32s([1, 5, 4]),

@@ -6,6 +6,7 @@ mod catalogue;
 pub(crate) mod attending;
 mod attention;
 mod attention_errors;
+mod cached_attention;
 pub(crate) mod common;
 mod compress_rows;
 mod compress_rows_errors;
@@ -84,6 +85,7 @@ type Family = &'static [(&'static str, fn())];
 #[allow(dead_code)]
 pub const CATALOGUE: &[(&str, Family)] = &[
     ("attention", attention::CASES),
+    ("cached_attention", cached_attention::CASES),
     ("compress_rows", compress_rows::CASES),
     ("flash_head", flash_head::CASES),
     ("flash_head_build", flash_head_build::CASES),

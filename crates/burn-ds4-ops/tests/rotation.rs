@@ -156,6 +156,20 @@ pub fn turned_at(x: &[f64], width: usize, rotated: usize, positions: &[usize]) -
     turned
 }
 
+/// Rows turned back, which is what turning does where the channels of each pair change places before and after.
+pub fn turned_back_at(x: &[f64], width: usize, rotated: usize, positions: &[usize]) -> Vec<f64> {
+    let swapped = |mut rows: Vec<f64>| {
+        for row in rows.chunks_mut(width) {
+            for pair in row[width - rotated..].chunks_mut(2) {
+                pair.swap(0, 1);
+            }
+        }
+        rows
+    };
+    let rows = swapped(x.to_vec());
+    swapped(turned_at(&rows, width, rotated, positions))
+}
+
 /// The same rows by [`rotate`], with the angles of every row written out.
 fn spelled_out(x: Tensor<4>, positions: &[usize], rotated: usize, inverse: bool) -> Tensor<4> {
     let [batch, count, _, _] = x.dims();

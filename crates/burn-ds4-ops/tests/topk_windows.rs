@@ -254,6 +254,50 @@ fn lengths_of_sequences_give_each_of_their_last_tokens_a_window() {
     }
 }
 
+fn blocks_are_seen_from_their_last_token_on() {
+    let columns = 130;
+    let rows = Rows::new(columns, rows(DISTRIBUTIONS, columns, 14));
+    let starts = [
+        -7,
+        -1,
+        0,
+        1,
+        2,
+        3,
+        6,
+        127,
+        128,
+        129,
+        130,
+        515,
+        520,
+        530,
+        16_700,
+        i64::from(i32::MAX),
+        i64::from(i32::MIN),
+    ];
+    for (name, device) in devices() {
+        for (ratio, next_n) in [(1, 1), (4, 1), (4, 3), (128, 5), (3, 2)] {
+            for dtype in [IntDType::I32, IntDType::I64] {
+                let ends = starts.iter().flat_map(|&start| {
+                    let first = i128::from(start.max(0)) + 1;
+                    (0..next_n as i128).map(move |j| (first + j) / ratio as i128)
+                });
+                let windows: Vec<_> = ends.map(|end| window(0, end, columns)).collect();
+                let logits = rows.tensor(windows.len(), device);
+                let windows_of = Windows::Blocks {
+                    starts: typed(&starts, [starts.len()], dtype, device),
+                    ratio,
+                    next_n,
+                };
+                let ids = top_k_ids(logits, windows_of, 30);
+                let what = format!("{name} ratio {ratio} next_n {next_n} {dtype:?}");
+                assert_ids(ids, &rows.ids(&windows, 30), &what);
+            }
+        }
+    }
+}
+
 fn lengths_that_32_bits_do_not_hold_are_not_cut_off() {
     let columns = 130;
     let rows = Rows::new(columns, rows(&[NORMAL], columns, 11));
@@ -305,6 +349,7 @@ catalogue![
     windows_about_as_long_as_k_are_right_to_the_column,
     long_rows_take_windows_of_any_length_and_place,
     lengths_of_sequences_give_each_of_their_last_tokens_a_window,
+    blocks_are_seen_from_their_last_token_on,
     lengths_that_32_bits_do_not_hold_are_not_cut_off,
     an_end_for_each_token_is_taken_as_it_is,
 ];

@@ -48,6 +48,83 @@ impl From<Option<CompressedKeys>> for CompressedRows<Dispatch> {
     }
 }
 
+/// The compressed rows of a cache as backends see them, each of a block of `ratio` positions.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum CachedBlocks<B: Backend> {
+    /// There are none.
+    None,
+    /// Queries see all that are complete.
+    All {
+        /// `[batch, rows, width]`.
+        rows: FloatTensor<B>,
+        /// Positions of a block.
+        ratio: usize,
+    },
+    /// Queries see those of their picks that are complete.
+    Picked {
+        /// `[batch, rows, width]`.
+        rows: FloatTensor<B>,
+        /// `[batch, queries, picks]`.
+        picks: IntTensor<B>,
+        /// Positions of a block.
+        ratio: usize,
+    },
+}
+
+/// The queries of [`cached_attention`](super::cached_attention), as backends see them.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Queries<B: Backend> {
+    /// `[batch, count, heads, width]`.
+    pub x: FloatTensor<B>,
+    /// `[positions, rotated]`.
+    pub angles: FloatTensor<B>,
+    /// `[batch]`.
+    pub start: IntTensor<B>,
+    /// `[heads]`.
+    pub sinks: FloatTensor<B>,
+    /// Of the norm.
+    pub epsilon: f64,
+    /// Positions that a query sees in the window.
+    pub span: usize,
+    /// Of the logits.
+    pub scale: f64,
+}
+
+/// What [`append_rows`](super::append_rows) reads, as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct NewRows<B: Backend> {
+    /// `[batch, count, width]`.
+    pub x: FloatTensor<B>,
+    /// `[width]`.
+    pub norm: FloatTensor<B>,
+    /// `[positions, rotated]`.
+    pub angles: FloatTensor<B>,
+    /// `[batch]`.
+    pub start: IntTensor<B>,
+    /// Of the norm.
+    pub epsilon: f64,
+    /// What becomes of a row.
+    pub rounding: RowRounding,
+}
+
+/// Which blocks queries see, as backends know it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum BlockSight<B: Backend> {
+    /// All.
+    All,
+    /// Those of `ratio` positions that are complete at each query's, from the `start` of its sequence on.
+    From {
+        /// `[batch]`.
+        start: IntTensor<B>,
+        /// Positions of a block.
+        ratio: usize,
+    },
+}
+
 /// What [`compress_rows`](super::compress_rows) reads, as backends see it.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
@@ -151,13 +228,34 @@ pub trait AttentionOps: MatmulOps + NormOps {
     }
 
     /// See [`index_scores`](super::index_scores).
-    #[fusion(meta = |queries, keys, _weights| fusion::scores(queries, keys))]
+    #[fusion(meta = |queries, keys, _weights, _scale, _sight| fusion::scores(queries, keys))]
     fn index_scores(
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
         weights: FloatTensor<Self>,
+        scale: f64,
+        #[extension_type] sight: BlockSight<Self>,
     ) -> FloatTensor<Self> {
-        reference::index_scores::<Self>(queries, keys, weights)
+        reference::index_scores::<Self>(queries, keys, weights, scale, sight)
+    }
+
+    /// See [`cached_attention`](super::cached_attention).
+    #[fusion(meta = |queries, _window, _blocks| fusion::like(&queries.x))]
+    fn cached_attention(
+        #[extension_type] queries: Queries<Self>,
+        window: FloatTensor<Self>,
+        #[extension_type] blocks: CachedBlocks<Self>,
+    ) -> FloatTensor<Self> {
+        reference::cached_attention::<Self>(queries, window, blocks)
+    }
+
+    /// See [`append_rows`](super::append_rows).
+    #[fusion(meta = |_new, ring| ring.clone())]
+    fn append_rows(
+        #[extension_type] new: NewRows<Self>,
+        ring: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        reference::append_rows::<Self>(new, ring)
     }
 
     /// See [`pool`](super::pool).
@@ -236,11 +334,33 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
         weights: FloatTensor<Self>,
+        scale: f64,
+        sight: BlockSight<Self>,
     ) -> FloatTensor<Self> {
-        if super::launch::can_score(&queries, &keys) {
-            super::launch::index_scores(queries, keys, weights)
+        if super::launch::can_score(&queries, &keys, &sight) {
+            super::launch::index_scores(queries, keys, weights, scale, sight)
         } else {
-            reference::index_scores::<Self>(queries, keys, weights)
+            reference::index_scores::<Self>(queries, keys, weights, scale, sight)
+        }
+    }
+
+    fn cached_attention(
+        queries: Queries<Self>,
+        window: FloatTensor<Self>,
+        blocks: CachedBlocks<Self>,
+    ) -> FloatTensor<Self> {
+        if super::launch::can_attend_cached(&queries, &window, &blocks) {
+            super::launch::cached_attention(queries, window, blocks)
+        } else {
+            reference::cached_attention::<Self>(queries, window, blocks)
+        }
+    }
+
+    fn append_rows(new: NewRows<Self>, ring: FloatTensor<Self>) -> FloatTensor<Self> {
+        if super::launch::can_append(&new, &ring) {
+            super::launch::append_rows(new, ring)
+        } else {
+            reference::append_rows::<Self>(new, ring)
         }
     }
 

@@ -9,6 +9,7 @@
 //! token behind those that it sees, and [`index_scores`] do not depend on other tokens, however many there are.
 
 mod backend;
+mod cached;
 mod compress;
 #[cfg(feature = "cube")]
 mod kernel;
@@ -22,8 +23,11 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use crate::OpError;
 use crate::matmul::INVARIANT_ROWS;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
-use backend::AttentionOps;
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use backend::{AttentionOps, BlockSight};
+pub use cached::{
+    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, append_rows, cached_attention,
+};
 pub use compress::{
     CONTENT_BLOCK, CompressionInputs, CompressionOptions, CompressorState, RowRounding,
     compress_rows,
@@ -175,18 +179,28 @@ pub fn pool(values: Tensor<4>, scores: Tensor<4>) -> Result<Tensor<3>, OpError> 
     )))
 }
 
-/// Scores of the lightning indexer: `Σ_head weights · relu(queries · key)`.
+/// Blocks of `ratio` positions as queries at positions from `start` on see them: those that are complete there.
+#[derive(Clone, Debug)]
+pub struct VisibleBlocks {
+    /// The position of the first query of each sequence: `[batch]`, i32, i64 or u32. A sequence with a negative one sees nothing.
+    pub start: Tensor<1, Int>,
+    /// Positions of a block.
+    pub ratio: usize,
+}
+
+/// Scores of the lightning indexer: `scale · Σ_head weights · relu(queries · key)`.
 ///
 /// # Shapes and dtypes
 ///
 /// - `queries`: `[batch, queries, heads, width]`, f32 / f16 / bf16
 /// - `keys`: `[batch, rows, width]`, the same dtype
 /// - `weights`: `[batch, queries, heads]`, f32
+/// - `visible`: the rows, each of which is a block, that have a score; the others, which are not looked at, get [`MASKED`]
 /// - output: `[batch, queries, rows]`, f32; products and sums are f32 whatever the dtype of the inputs
 ///
 /// # Errors
 ///
-/// [`OpError`] where a dtype, a shape or a device does not fit.
+/// [`OpError`] where a dtype, a shape or a device does not fit, blocks are of no positions or `scale` is not finite.
 ///
 /// # Source
 ///
@@ -195,8 +209,11 @@ pub fn index_scores(
     queries: Tensor<4>,
     keys: Tensor<3>,
     weights: Tensor<3>,
+    scale: f64,
+    visible: Option<VisibleBlocks>,
 ) -> Result<Tensor<3>, OpError> {
     expect_float("queries", &queries)?;
+    validation::expect_scale(scale)?;
     expect_dtype("keys", "that of `queries`", &keys, &[queries.dtype()])?;
     expect_dtype("weights", "F32", &weights, &[DType::F32])?;
     let [batch, count, heads, width] = queries.dims();
@@ -205,14 +222,29 @@ pub fn index_scores(
     expect_shape("weights", weights.dims(), [batch, count, heads])?;
     expect_device("keys", &keys.device(), "queries", &queries.device())?;
     expect_device("weights", &weights.device(), "queries", &queries.device())?;
+    if let Some(VisibleBlocks { start, ratio }) = &visible {
+        validation::expect_start(start, batch, ("queries", &queries.device()))?;
+        if *ratio == 0 {
+            return Err(invalid("visible.ratio", "at least 1", 0));
+        }
+    }
     let shape = [batch, count, rows];
     if heads == 0 || width == 0 || shape.contains(&0) {
         return Ok(Tensor::zeros(shape, (&queries.device(), DType::F32)));
     }
+    let sight = match visible {
+        None => BlockSight::All,
+        Some(VisibleBlocks { start, ratio }) => BlockSight::From {
+            start: start.into_dispatch(),
+            ratio,
+        },
+    };
     Ok(Tensor::from_dispatch(Dispatch::index_scores(
         queries.into_dispatch(),
         keys.into_dispatch(),
         weights.into_dispatch(),
+        scale,
+        sight,
     )))
 }
 

@@ -31,6 +31,18 @@ pub(super) fn expect_start(
     expect_device("start", &start.device(), other, device)
 }
 
+/// What logits or scores are multiplied by.
+pub(super) fn expect_scale(scale: f64) -> Result<(), OpError> {
+    if scale.is_finite() {
+        return Ok(());
+    }
+    Err(OpError::InvalidFloat {
+        argument: "scale",
+        expected: "a finite number",
+        actual: scale.to_string(),
+    })
+}
+
 /// `count` positions from every start, of which a table must know all; looked at where that costs nothing.
 pub(super) fn expect_known(
     start: &Tensor<1, Int>,
@@ -98,13 +110,7 @@ pub(super) fn check_keys(
     expect_dtype("sinks", "F32", sinks, &[DType::F32])?;
     expect_shape("sinks", sinks.dims(), [heads])?;
     on_device("sinks", sinks.device())?;
-    if !scale.is_finite() {
-        return Err(OpError::InvalidFloat {
-            argument: "scale",
-            expected: "a finite number",
-            actual: scale.to_string(),
-        });
-    }
+    expect_scale(scale)?;
 
     let Some(keys) = compressed else {
         return Ok(None);

@@ -8,7 +8,7 @@ use super::backend::{FlashHeadOps, HeadTensors};
 use crate::matmul::INVARIANT_ROWS;
 use crate::optional::{OptionalFloat, OptionalInt};
 use crate::reference::{bool_dtype, log1p};
-use crate::topk;
+use crate::topk::{self, Tokens};
 
 /// Of ids, clusters and rows.
 const INT: IntDType = IntDType::I32;
@@ -37,9 +37,15 @@ pub(super) fn clusters<B: FlashHeadOps>(
         scores = B::float_add(scaled, gumbel::<B>(uniform));
     }
     if probes <= topk::MAX_K {
-        B::top_k_ids(scores, OptionalInt::None, OptionalInt::None, 1, probes)
+        B::top_k_ids(
+            scores,
+            OptionalInt::None,
+            OptionalInt::None,
+            Tokens::ONE,
+            probes,
+        )
     } else {
-        topk::reference::top_k_ids::<B>(scores, None, None, 1, probes)
+        topk::reference::top_k_ids::<B>(scores, None, None, Tokens::ONE, probes)
     }
 }
 

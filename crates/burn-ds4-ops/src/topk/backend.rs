@@ -2,12 +2,12 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 
-use super::reference;
+use super::{Tokens, reference};
 use crate::optional::OptionalInt;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
 ///
-/// Both ends of a window are given, or only a length for each `next_n` rows, or neither: then all columns take part.
+/// Both ends of a window are given, or only a number for each sequence, which `tokens` explain, or neither: then all columns take part.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -15,15 +15,15 @@ use crate::optional::OptionalInt;
 )]
 pub trait TopkOps: Backend {
     /// See [`top_k_ids`](super::top_k_ids).
-    #[fusion(meta = |logits, _starts, _ends, _next_n, k| fusion::ids(logits, *k))]
+    #[fusion(meta = |logits, _starts, _ends, _tokens, k| fusion::ids(logits, *k))]
     fn top_k_ids(
         logits: FloatTensor<Self>,
         #[extension_type] starts: OptionalInt<Self>,
         #[extension_type] ends: OptionalInt<Self>,
-        next_n: usize,
+        tokens: Tokens,
         k: usize,
     ) -> IntTensor<Self> {
-        reference::top_k_ids::<Self>(logits, starts.into_option(), ends.into_option(), next_n, k)
+        reference::top_k_ids::<Self>(logits, starts.into_option(), ends.into_option(), tokens, k)
     }
 
     /// The values at ascending `ids`, in their order or sorted; see [`top_k`](super::top_k).
@@ -47,14 +47,14 @@ impl TopkOps for burn_cubecl::CubeBackend {
         logits: FloatTensor<Self>,
         starts: OptionalInt<Self>,
         ends: OptionalInt<Self>,
-        next_n: usize,
+        tokens: Tokens,
         k: usize,
     ) -> IntTensor<Self> {
         let (starts, ends) = (starts.into_option(), ends.into_option());
         if super::launch::can_select(&logits, [starts.as_ref(), ends.as_ref()]) {
-            super::launch::top_k_ids(logits, starts, ends, next_n, k)
+            super::launch::top_k_ids(logits, starts, ends, tokens, k)
         } else {
-            reference::top_k_ids::<Self>(logits, starts, ends, next_n, k)
+            reference::top_k_ids::<Self>(logits, starts, ends, tokens, k)
         }
     }
 

@@ -6,9 +6,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use super::Tokens;
 use super::kernel::{
-    LongRowBlueprint, MergeBlueprint, StretchBlueprint, Units, ValuesBlueprint, WholeRowBlueprint,
-    long_row_kernel, merge_kernel, stretch_kernel, values_kernel, whole_row_kernel,
+    LongRowBlueprint, MergeBlueprint, StretchBlueprint, TokensLaunch, Units, ValuesBlueprint,
+    WholeRowBlueprint, long_row_kernel, merge_kernel, stretch_kernel, values_kernel,
+    whole_row_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -76,13 +78,13 @@ pub(super) fn top_k_ids(
     logits: CubeTensor,
     starts: Option<CubeTensor>,
     ends: Option<CubeTensor>,
-    next_n: usize,
+    tokens: Tokens,
     k: usize,
 ) -> CubeTensor {
     let logits = with_contiguous_rows(logits);
     let rows = logits.shape()[0];
     let ids = output(&logits, [rows, k], DType::I32);
-    let problem = Problem::new(logits, starts, ends, next_n, k);
+    let problem = Problem::new(logits, starts, ends, tokens, k);
     if problem.is_whole() {
         problem.launch_whole(&ids);
     } else if rows <= SPLIT_ROWS && problem.can_split() {
@@ -93,13 +95,23 @@ pub(super) fn top_k_ids(
     ids
 }
 
+fn launched(tokens: Tokens, columns: usize) -> TokensLaunch {
+    let most = tokens.most(columns);
+    let Tokens {
+        next_n,
+        counted,
+        ratio,
+    } = tokens;
+    TokensLaunch::new(next_n as u32, counted as u32, ratio as u32, most as u32)
+}
+
 /// What all kernels are launched with.
 struct Problem {
     client: Client,
     logits: CubeTensor,
     starts: Option<CubeTensor>,
     ends: Option<CubeTensor>,
-    next_n: usize,
+    tokens: Tokens,
     k: usize,
     rows: usize,
     columns: usize,
@@ -114,7 +126,7 @@ impl Problem {
         logits: CubeTensor,
         starts: Option<CubeTensor>,
         ends: Option<CubeTensor>,
-        next_n: usize,
+        tokens: Tokens,
         k: usize,
     ) -> Self {
         let client = logits.client.clone();
@@ -127,7 +139,7 @@ impl Problem {
             logits,
             starts: starts.map(into_contiguous),
             ends: ends.map(into_contiguous),
-            next_n,
+            tokens,
             k,
             rows,
             columns,
@@ -199,7 +211,7 @@ impl Problem {
                 self.rows as u32,
                 self.columns as u32,
                 row_vectors,
-                self.next_n as u32,
+                launched(self.tokens, self.columns),
                 self.k as u32,
                 blueprint,
                 dtypes,
@@ -228,7 +240,7 @@ impl Problem {
                 self.rows as u32,
                 self.columns as u32,
                 row_vectors,
-                self.next_n as u32,
+                launched(self.tokens, self.columns),
                 self.k as u32,
                 rank,
                 blueprint,
@@ -305,7 +317,7 @@ impl Problem {
                 counts.clone().into_buffer_arg(),
                 self.columns as u32,
                 row_vectors,
-                self.next_n as u32,
+                launched(self.tokens, self.columns),
                 rank,
                 long.capacity,
                 stretch_blueprint,
@@ -327,7 +339,7 @@ impl Problem {
                 ids.clone().into_buffer_arg(),
                 self.columns as u32,
                 row_vectors,
-                self.next_n as u32,
+                launched(self.tokens, self.columns),
                 self.k as u32,
                 stretches as u32,
                 capacity as u32,

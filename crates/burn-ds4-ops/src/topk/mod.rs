@@ -39,6 +39,8 @@ pub(crate) use backend::TopkOps;
 pub const MAX_K: usize = 4096;
 /// Longest row.
 pub const MAX_COLUMNS: usize = 1 << 23;
+/// Tokens that the columns of [`Windows::Blocks`] stand for at most.
+const MAX_TOKENS: usize = 1 << 30;
 
 /// The columns of each row that take part.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +65,44 @@ pub enum Windows {
         /// Rows per sequence.
         next_n: usize,
     },
+    /// What each of `next_n` new tokens of a sequence sees of columns that stand for `ratio` tokens each: row `b · next_n + j` has the
+    /// columns `0..(starts[b] + j + 1) / ratio`, those of whose tokens none comes after its own. A negative start counts as 0.
+    Blocks {
+        /// Tokens of each sequence before its new ones: `[rows / next_n]`, any integer.
+        starts: Tensor<1, Int>,
+        /// Tokens to a column.
+        ratio: usize,
+        /// Rows per sequence.
+        next_n: usize,
+    },
+}
+
+/// What the tokens of a sequence see by one number for it: the first token sees `number + 1 - counted` tokens, each other one more, and
+/// a column stands for `ratio` of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// Rows of a sequence.
+    pub(crate) next_n: usize,
+    /// Of these, those that the sequence's number counts already.
+    pub(crate) counted: usize,
+    /// Tokens to a column.
+    pub(crate) ratio: usize,
+}
+
+impl Tokens {
+    /// Where a sequence has one row, and the number is the end of its window.
+    pub(crate) const ONE: Self = Self {
+        next_n: 1,
+        counted: 1,
+        ratio: 1,
+    };
+
+    /// A number beyond which a sequence's tokens see all columns. Those that are too many for a device are refused before.
+    pub(crate) fn most(&self, columns: usize) -> usize {
+        columns
+            .saturating_mul(self.ratio)
+            .saturating_add(self.counted)
+    }
 }
 
 /// The order of a row's results.
@@ -141,7 +181,8 @@ pub fn top_k_per_row_decode<const D: usize>(
 ///
 /// # Panics
 ///
-/// As [`top_k_per_row`]; if `next_n` is 0 or does not go with the numbers of lengths and rows.
+/// As [`top_k_per_row`]; if `next_n` is 0 or does not go with the numbers of lengths or starts and rows, or the columns stand for no
+/// tokens or for more than 2^30.
 pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Tensor<2, Int> {
     check(&logits, &windows, k);
     ids_within(logits, windows.into_parts(), k)
@@ -164,8 +205,8 @@ pub fn top_k(
     order: Order,
 ) -> (Tensor<2>, Tensor<2, Int>) {
     check(&logits, &windows, k);
-    let (starts, ends, next_n) = windows.into_parts();
-    let ids = ids_within(logits.clone(), (starts.clone(), ends, next_n), k);
+    let (starts, ends, tokens) = windows.into_parts();
+    let ids = ids_within(logits.clone(), (starts.clone(), ends, tokens), k);
     let (values, ids) = Dispatch::top_k_values(
         logits.into_dispatch(),
         starts.into(),
@@ -201,23 +242,44 @@ pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Tensor<2, Bool> {
         .greater_elem(0)
 }
 
-fn ids_within(logits: Tensor<2>, (starts, ends, next_n): Parts, k: usize) -> Tensor<2, Int> {
+fn ids_within(logits: Tensor<2>, (starts, ends, tokens): Parts, k: usize) -> Tensor<2, Int> {
     let (logits, starts, ends) = (logits.into_dispatch(), starts.into(), ends.into());
-    Tensor::from_dispatch(Dispatch::top_k_ids(logits, starts, ends, next_n, k))
+    Tensor::from_dispatch(Dispatch::top_k_ids(logits, starts, ends, tokens, k))
 }
 
-/// Optional starts and ends or lengths, and rows to a length.
-type Parts = (Option<Tensor<1, Int>>, Option<Tensor<1, Int>>, usize);
+/// Optional starts and ends, or numbers of sequences.
+type Parts = (Option<Tensor<1, Int>>, Option<Tensor<1, Int>>, Tokens);
 
 impl Windows {
     fn into_parts(self) -> Parts {
         match self {
-            Self::All => (None, None, 1),
+            Self::All => (None, None, Tokens::ONE),
             Self::Ranges { starts, ends } if starts.dtype() == ends.dtype() => {
-                (Some(as_wide(starts)), Some(as_wide(ends)), 1)
+                (Some(as_wide(starts)), Some(as_wide(ends)), Tokens::ONE)
             }
-            Self::Ranges { starts, ends } => (Some(as_i32(starts)), Some(as_i32(ends)), 1),
-            Self::Lengths { lengths, next_n } => (None, Some(as_wide(lengths)), next_n),
+            Self::Ranges { starts, ends } => {
+                (Some(as_i32(starts)), Some(as_i32(ends)), Tokens::ONE)
+            }
+            Self::Lengths { lengths, next_n } => {
+                let tokens = Tokens {
+                    next_n,
+                    counted: next_n,
+                    ratio: 1,
+                };
+                (None, Some(as_wide(lengths)), tokens)
+            }
+            Self::Blocks {
+                starts,
+                ratio,
+                next_n,
+            } => {
+                let tokens = Tokens {
+                    next_n,
+                    counted: 0,
+                    ratio,
+                };
+                (None, Some(as_wide(starts)), tokens)
+            }
         }
     }
 }
@@ -264,6 +326,22 @@ fn check(logits: &Tensor<2>, windows: &Windows, k: usize) {
             assert!(
                 *next_n > 0 && entries.checked_mul(*next_n) == Some(rows),
                 "top_k: {entries} lengths with next_n = {next_n} for {rows} rows"
+            );
+        }
+        Windows::Blocks {
+            starts,
+            ratio,
+            next_n,
+        } => {
+            let [entries] = starts.dims();
+            assert!(
+                *next_n > 0 && entries.checked_mul(*next_n) == Some(rows),
+                "top_k: {entries} starts with next_n = {next_n} for {rows} rows"
+            );
+            let most = MAX_TOKENS / columns.max(1);
+            assert!(
+                (1..=most).contains(ratio) && *next_n <= MAX_TOKENS,
+                "top_k: ratio must be in 1..={most} for {columns} columns, got {ratio}"
             );
         }
     }

@@ -4,6 +4,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
 
+use super::Tokens;
 use crate::reference::bool_dtype;
 
 /// Of columns and counts.
@@ -13,7 +14,7 @@ pub(crate) fn top_k_ids<B: Backend>(
     logits: FloatTensor<B>,
     starts: Option<IntTensor<B>>,
     ends: Option<IntTensor<B>>,
-    next_n: usize,
+    tokens: Tokens,
     k: usize,
 ) -> IntTensor<B> {
     let device = logits.device();
@@ -30,7 +31,7 @@ pub(crate) fn top_k_ids<B: Backend>(
         None => B::int_zeros(Shape::new([rows, 1]), &device, INT),
     };
     let ends = match ends {
-        Some(ends) => ends_of::<B>(ends, next_n, columns),
+        Some(ends) => ends_of::<B>(ends, tokens, columns),
         None => B::int_full(Shape::new([rows, 1]), (columns as i64).into(), &device, INT),
     };
     let length = B::int_clamp_min(B::int_sub(ends.clone(), starts.clone()), 0.into());
@@ -84,18 +85,25 @@ fn bounds<B: Backend>(bounds: IntTensor<B>, columns: usize) -> IntTensor<B> {
     B::int_reshape(B::int_cast(bounds, INT), Shape::new([rows, 1]))
 }
 
-/// The ends of the windows of `next_n` rows for each length: `[rows, 1]`. An end is the length of a sequence of one row.
-fn ends_of<B: Backend>(lengths: IntTensor<B>, next_n: usize, columns: usize) -> IntTensor<B> {
-    let (device, batch) = (lengths.device(), lengths.shape()[0]);
+/// The ends of the windows of the rows of each sequence, by its number: `[rows, 1]`.
+fn ends_of<B: Backend>(numbers: IntTensor<B>, tokens: Tokens, columns: usize) -> IntTensor<B> {
+    let (device, batch) = (numbers.device(), numbers.shape()[0]);
+    let Tokens {
+        next_n,
+        counted,
+        ratio,
+    } = tokens;
     let shape = Shape::new([batch, next_n]);
-    let lengths = bounds::<B>(lengths, columns + next_n);
-    let last = 1 - next_n as i64;
-    let token = B::int_arange(last..1, &device, INT);
+    let numbers = bounds::<B>(numbers, tokens.most(columns));
+    let first = 1 - counted as i64;
+    let token = B::int_arange(first..first + next_n as i64, &device, INT);
     let token = B::int_reshape(token, Shape::new([1, next_n]));
-    let ends = B::int_add(
-        B::int_expand(lengths, shape.clone()),
+    let seen = B::int_add(
+        B::int_expand(numbers, shape.clone()),
         B::int_expand(token, shape),
     );
+    let seen = B::int_clamp_min(seen, 0.into());
+    let ends = B::int_div_scalar(seen, (ratio as i64).into());
     bounds::<B>(B::int_reshape(ends, Shape::new([batch * next_n])), columns)
 }
 

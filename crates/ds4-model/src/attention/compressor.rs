@@ -73,13 +73,13 @@ impl Compressor {
     pub(super) fn forward(
         &self,
         projections: Tensor<3>,
-        step: &CompressedStep,
+        step: Option<&CompressedStep>,
         rotation: &Rotation,
         cache: &mut CompressedCache,
         rounding: RowRounding,
     ) {
-        match &step.places {
-            Some(places) => self.append(projections, places, cache, rounding),
+        match step {
+            Some(step) => self.append(projections, &step.places, cache, rounding),
             None => self.append_few(projections, rotation, cache, rounding),
         }
     }

@@ -1,7 +1,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::attention::{CompressedKeys, FEW_TOKENS, RowRounding, index_scores};
+use burn::tensor::{Device, Int, Tensor};
+use burn_ds4_ops::attention::{RowRounding, VisibleBlocks, index_scores};
 use burn_ds4_ops::topk::{self, Windows};
 
 use super::compressor::{Compressor, CompressorConfig, quantize_index};
@@ -80,19 +80,30 @@ pub(super) struct IndexerInput<'a> {
     /// The query's low-rank representation: `[batch, positions, q_lora_rank]`.
     pub(super) query: Tensor<3>,
     pub(super) rotation: &'a Rotation,
-    pub(super) step: &'a CompressedStep,
+    /// Of a step of many positions.
+    pub(super) step: Option<&'a CompressedStep>,
     pub(super) quantized: bool,
 }
 
+/// What a query sees of the compressed rows that are complete.
+#[derive(Clone, Debug)]
+pub(super) enum Picks {
+    /// All.
+    All,
+    /// What this mask leaves: f32 `[batch, positions, rows]`.
+    Masked(Tensor<3>),
+    /// The rows of these numbers: `[batch, positions, picks]`.
+    Some(Tensor<3, Int>),
+}
+
 impl Indexer {
-    /// Stores the new indexer rows and picks among `rows` (`[batch, rows, head_dim]`) for every query.
+    /// Stores the new indexer rows and picks among the compressed rows, of which there are as many, for every query.
     pub(super) fn forward(
         &self,
         input: IndexerInput<'_>,
-        rows: Tensor<3>,
         cache: &mut CompressedCache,
         trace: &Trace,
-    ) -> CompressedKeys {
+    ) -> Picks {
         let IndexerInput {
             projections,
             head_weights,
@@ -110,39 +121,41 @@ impl Indexer {
             .forward(projections, step, rotation, cache, rounding);
 
         let [batch, count, _] = query.dims();
-        let [_, available, _] = rows.dims();
-        let bias = step.bias.clone();
+        let available = cache.rows.slots();
+        let ratio = self.compressor.ratio;
         if available <= self.top_k {
             // Every visible row is picked.
-            return CompressedKeys {
-                rows,
-                bias,
-                picks: None,
-            };
+            return Picks::All;
         }
 
-        let scores = self.scores(head_weights, query, rotation, quantized, cache.rows.all());
+        let visible = step.is_none().then(|| VisibleBlocks {
+            start: rotation.start.clone(),
+            ratio,
+        });
+        let keys = cache.rows.all();
+        let scores = self.scores(head_weights, query, rotation, quantized, keys, visible);
         trace.record("scores", &scores);
-        let scores = (scores + bias.clone()).reshape([batch * count, available]);
-
-        // Fewer rows are touched by gathering each query's picks, or by masking all rows once for all queries. Few queries always
-        // pick: what is masked takes up columns, and in other columns a softmax may round differently.
-        if batch * count > FEW_TOKENS && count * self.top_k > available {
-            let picked = topk::top_k_mask(scores, self.top_k).reshape([batch, count, available]);
-            let unpicked = mask(picked.bool_not());
-            return CompressedKeys {
-                rows,
-                bias: bias + unpicked,
-                picks: None,
+        let Some(step) = step else {
+            let scores = scores.reshape([batch * count, available]);
+            let windows = Windows::Blocks {
+                starts: rotation.start.clone(),
+                ratio,
+                next_n: count,
             };
+            let picks = topk::top_k_ids(scores, windows, self.top_k);
+            trace.record("picks", &picks);
+            return Picks::Some(picks.reshape([batch, count, self.top_k]));
+        };
+
+        // Fewer rows are touched by gathering each query's picks, or by masking all rows once for all queries.
+        let scores = (scores + step.bias.clone()).reshape([batch * count, available]);
+        if count * self.top_k > available {
+            let picked = topk::top_k_mask(scores, self.top_k).reshape([batch, count, available]);
+            return Picks::Masked(mask(picked.bool_not()));
         }
         let picks = topk::top_k_ids(scores, Windows::All, self.top_k);
         trace.record("picks", &picks);
-        CompressedKeys {
-            rows,
-            bias,
-            picks: Some(picks.reshape([batch, count, self.top_k])),
-        }
+        Picks::Some(picks.reshape([batch, count, self.top_k]))
     }
 
     /// Scores of all stored rows, in f32: `[batch, positions, rows]`.
@@ -153,6 +166,7 @@ impl Indexer {
         rotation: &Rotation,
         quantized: bool,
         keys: Tensor<3>,
+        visible: Option<VisibleBlocks>,
     ) -> Tensor<3> {
         let [batch, count, _] = query.dims();
         let queries = self
@@ -166,7 +180,7 @@ impl Indexer {
             queries
         };
         let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
-        let weights = head_weights * scale;
-        index_scores(queries, keys, weights).expect("keys of a cache that was made for the model")
+        index_scores(queries, keys, head_weights, scale, visible)
+            .expect("keys of a cache that was made for the model")
     }
 }

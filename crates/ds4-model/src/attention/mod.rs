@@ -7,11 +7,12 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::attention::{
-    self as ops, CONTENT_BLOCK, CompressedKeys, RowRounding, WindowKeys,
+    self as ops, CONTENT_BLOCK, CachedQueries, CachedRows, CachedWindow, CompressedKeys, NewRows,
+    Positions, RowRounding, WindowKeys,
 };
 use burn_ds4_ops::quant;
 
-use crate::cache::{LayerCache, Step};
+use crate::cache::{CompressedStep, LayerCache, ManyStep, Step};
 use crate::config::AttentionKind;
 use crate::linear::{
     PackedLinear, PackedLinearConfig, WeightStack, project_all_f32, project_f32, random,
@@ -22,7 +23,7 @@ use crate::trace::Trace;
 pub use compressor::{Compressor, CompressorConfig};
 pub use indexer::{Indexer, IndexerConfig};
 
-use indexer::IndexerInput;
+use indexer::{IndexerInput, Picks};
 
 /// Configuration of [`Attention`].
 #[derive(Config, Debug)]
@@ -239,20 +240,125 @@ impl Attention {
             self.heads,
             self.head_dim,
         ]);
-        let queries = rotation.apply(normalize(queries, self.norm_epsilon));
+        let rows = self.key_value.forward(x.clone());
+        let attended = match &step.many {
+            None => {
+                let rotation = rotation.clone();
+                let positions = Positions {
+                    angles: rotation.angles,
+                    start: rotation.start,
+                };
+                let new = NewRows {
+                    x: rows,
+                    norm: self.key_value_norm.weight.val(),
+                    epsilon: self.key_value_norm.epsilon,
+                    rounding: self.rounding(),
+                };
+                let ring = ops::append_rows(new, positions.clone(), cache.window.take())
+                    .expect("a cache that was made for the model");
+                cache.window.put(ring);
+                let picks = self.compress(x, low_rank, step, None, cache, trace);
+                self.attend_few(queries, positions, picks, step, cache, trace)
+            }
+            Some(many) => {
+                let window = self.window_keys(rows, many, step, cache);
+                let many_of_kind = many.compressed(cache.kind);
+                let picks = self.compress(x, low_rank, step, many_of_kind, cache, trace);
+                self.attend_many(queries, window, picks, many, step, cache, trace)
+            }
+        };
+        let output = self.project_output(attended);
+        trace.record("output", &output);
+        output
+    }
 
-        let rows = self
-            .key_value_norm
-            .forward(self.key_value.forward(x.clone()));
-        let rows = rotation
-            .apply(rows.unsqueeze_dim::<4>(2))
-            .squeeze_dim::<3>(2);
+    /// What becomes of key/value rows before they are stored.
+    fn rounding(&self) -> RowRounding {
+        if self.quantized_cache {
+            RowRounding::Content
+        } else {
+            RowRounding::None
+        }
+    }
+
+    fn scale(&self) -> f64 {
+        (self.head_dim as f64).powf(-0.5)
+    }
+
+    /// The part of a step of few positions that is between the projections, but for the rows that it stores.
+    fn attend_few(
+        &self,
+        queries: Tensor<4>,
+        positions: Positions,
+        picks: Option<Picks>,
+        step: &Step,
+        cache: &LayerCache,
+        trace: &Trace,
+    ) -> Tensor<4> {
+        let rows = cache.compressed.as_ref().map(|cache| cache.rows.all());
+        let ratio = cache.kind.ratio().unwrap_or(1);
+        trace.record_with("probabilities", || {
+            let queries = step
+                .rotation(cache.kind)
+                .apply(normalize(queries.clone(), self.norm_epsilon));
+            let (window, bias) = step.look_at_window(&cache.window);
+            let window = WindowKeys {
+                rows: window,
+                bias,
+                span: step.span,
+            };
+            let compressed = rows.clone().map(|rows| CompressedKeys {
+                bias: step.look_at_blocks(ratio, rows.dims()[1]),
+                rows,
+                picks: match picks.clone() {
+                    Some(Picks::Some(picks)) => Some(picks),
+                    _ => None,
+                },
+            });
+            let (sinks, scale) = (self.sinks.val(), self.scale());
+            ops::sink_probabilities(queries, window, compressed, sinks, scale)
+                .expect("what the attention itself takes")
+        });
+        let queries = CachedQueries {
+            x: queries,
+            epsilon: self.norm_epsilon,
+            sinks: self.sinks.val(),
+            scale: self.scale(),
+        };
+        let window = CachedWindow {
+            rows: cache.window.all(),
+            span: step.span,
+        };
+        let compressed = rows.map(|rows| CachedRows {
+            rows,
+            ratio,
+            picks: match picks {
+                Some(Picks::Some(picks)) => Some(picks),
+                _ => None,
+            },
+        });
+        ops::cached_attention(queries, positions, window, compressed)
+            .expect("a step that belongs to the cache")
+    }
+
+    /// Stores the key/value rows of a step of many positions, with those before them as its queries see them.
+    fn window_keys(
+        &self,
+        rows: Tensor<3>,
+        many: &ManyStep,
+        step: &Step,
+        cache: &mut LayerCache,
+    ) -> WindowKeys {
+        let [batch, _, _] = rows.dims();
+        let rotation = step.rotation(cache.kind);
+        let rows = self.key_value_norm.forward(rows).unsqueeze_dim::<4>(2);
+        let rows = rotation.apply(rows).squeeze_dim::<3>(2);
         let rows = if self.quantized_cache {
             quantize_content(rows, self.rotated)
         } else {
             rows
         };
-        let ring = &step.window.ring;
+        let ring = &many.window.ring;
         let earlier =
             cache
                 .window
@@ -261,14 +367,42 @@ impl Attention {
         cache
             .window
             .write(ring.write.clone(), ring.newest(rows.clone()));
-        let window = WindowKeys {
+        WindowKeys {
             rows: Tensor::cat(vec![earlier, rows], 1),
-            bias: step.window.bias.clone(),
-            span: step.window.span,
-        };
+            bias: many.window.bias.clone(),
+            span: step.span,
+        }
+    }
 
-        let compressed = self.compressed_keys(x, low_rank, step, cache, trace);
-        let (sinks, scale) = (self.sinks.val(), (self.head_dim as f64).powf(-0.5));
+    /// The part of a step of many positions that is between the projections, but for the rows that it stores.
+    #[allow(clippy::too_many_arguments)]
+    fn attend_many(
+        &self,
+        queries: Tensor<4>,
+        window: WindowKeys,
+        picks: Option<Picks>,
+        many: &ManyStep,
+        step: &Step,
+        cache: &LayerCache,
+        trace: &Trace,
+    ) -> Tensor<4> {
+        let rotation = step.rotation(cache.kind);
+        let queries = rotation.apply(normalize(queries, self.norm_epsilon));
+        let compressed = cache.compressed.as_ref().zip(picks).map(|(cached, picks)| {
+            let known = many.compressed(cache.kind);
+            let bias = known.expect("a layer with compressed rows").bias.clone();
+            let (bias, picks) = match picks {
+                Picks::All => (bias, None),
+                Picks::Masked(mask) => (bias + mask, None),
+                Picks::Some(picks) => (bias, Some(picks)),
+            };
+            CompressedKeys {
+                rows: cached.rows.all(),
+                bias,
+                picks,
+            }
+        });
+        let (sinks, scale) = (self.sinks.val(), self.scale());
         trace.record_with("probabilities", || {
             let (queries, window, compressed) =
                 (queries.clone(), window.clone(), compressed.clone());
@@ -277,27 +411,21 @@ impl Attention {
         });
         let attended = ops::sink_attention(queries, window, compressed, sinks, scale)
             .expect("a step that belongs to the cache");
-        let output = self.project_output(rotation.apply_inverse(attended));
-        trace.record("output", &output);
-        output
+        rotation.apply_inverse(attended)
     }
 
-    fn compressed_keys(
+    /// Stores what a step adds to the compressed rows, and picks among them. `None` where there are none.
+    fn compress(
         &self,
         x: Tensor<3>,
         low_rank: Tensor<3>,
         step: &Step,
+        many: Option<&CompressedStep>,
         cache: &mut LayerCache,
         trace: &Trace,
-    ) -> Option<CompressedKeys> {
+    ) -> Option<Picks> {
         let compressor = self.compressor.as_ref()?;
         let compressed = cache.compressed.as_mut()?;
-        let compressed_step = step.compressed(cache.kind);
-        let rounding = if self.quantized_cache {
-            RowRounding::Content
-        } else {
-            RowRounding::None
-        };
         let (projections, of_indexer) = match &self.indexer {
             None => (project_f32(x, compressor.projection.val()), None),
             Some(indexer) => {
@@ -313,10 +441,9 @@ impl Attention {
             }
         };
         let rotation = step.rotation(cache.kind);
-        compressor.forward(projections, compressed_step, rotation, compressed, rounding);
-        let rows = compressed.rows.all();
-        trace.record("compressed", &rows);
-        let keys = match (&self.indexer, &mut cache.indexer, of_indexer) {
+        compressor.forward(projections, many, rotation, compressed, self.rounding());
+        trace.record_with("compressed", || compressed.rows.all());
+        let picks = match (&self.indexer, &mut cache.indexer, of_indexer) {
             (Some(indexer), Some(index_cache), Some((projections, head_weights))) => indexer
                 .forward(
                     IndexerInput {
@@ -324,20 +451,15 @@ impl Attention {
                         head_weights,
                         query: low_rank,
                         rotation,
-                        step: compressed_step,
+                        step: many,
                         quantized: self.quantized_cache,
                     },
-                    rows,
                     index_cache,
                     &trace.scope("indexer"),
                 ),
-            _ => CompressedKeys {
-                rows,
-                bias: compressed_step.bias.clone(),
-                picks: None,
-            },
+            _ => Picks::All,
         };
-        Some(keys)
+        Some(picks)
     }
 
     /// The grouped low-rank output projection of `[batch, positions, heads, head_dim]`.

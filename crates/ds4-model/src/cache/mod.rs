@@ -15,6 +15,7 @@ mod step;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::attention::FEW_TOKENS;
 
 use crate::config::{AttentionKind, ModelConfig};
 use crate::rope::{RotaryConfig, RotaryTable};
@@ -22,7 +23,7 @@ use crate::rope::{RotaryConfig, RotaryTable};
 use constants::Constants;
 pub(crate) use ring::Ring;
 pub use step::Step;
-pub(crate) use step::{CompressedPlaces, CompressedStep, mask};
+pub(crate) use step::{CompressedPlaces, CompressedStep, ManyStep, mask};
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -298,7 +299,7 @@ impl Cache {
             ),
         };
         let window = ring(
-            self.slots(step::window_history(self.layout.window)),
+            self.slots(step::window_history(self.layout.window) + FEW_TOKENS),
             self.layout.head_dim,
             self.config.dtype,
         );
@@ -320,7 +321,8 @@ impl Cache {
         }
     }
 
-    /// Slots of a ring from which the newest `history` rows are read.
+    /// Slots of a ring from which the newest `history` rows are read. Those of a window have room for the new rows of few tokens, which
+    /// are written before earlier ones are read.
     fn slots(&self, history: usize) -> usize {
         match self.config.rollback {
             Rollback::Bounded(rollback) => history + rollback,

@@ -4,9 +4,9 @@ use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{FEW_TOKENS, MASKED};
 
 use super::constants::Constants;
-use super::{Cache, CacheLayout};
+use super::{Cache, CacheLayout, Ring};
 use crate::config::AttentionKind;
-use crate::rope::{BlockRotation, Rotation};
+use crate::rope::{BlockRotation, RotaryTable, Rotation};
 use crate::router::Routing;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -50,12 +50,23 @@ pub struct Step {
     id: u64,
     batch: usize,
     count: usize,
-    pub(crate) window: WindowStep,
-    compressed: Vec<(AttentionKind, CompressedStep)>,
+    /// Rows of a window that a query sees, its own included.
+    pub(crate) span: usize,
+    /// First new positions: `[batch]`.
+    start: Tensor<1, Int>,
+    /// Of a step of more than [`FEW_TOKENS`] positions of a sequence. Kernels find out for themselves what fewer of them read and see.
+    pub(crate) many: Option<ManyStep>,
     rotation: Option<Rotation>,
     compressed_rotation: Option<Rotation>,
     /// Of the step's tokens to shared experts.
     pub(crate) to_shared: Routing,
+}
+
+/// Indices and masks of a step of many positions.
+#[derive(Debug)]
+pub(crate) struct ManyStep {
+    pub(crate) window: WindowStep,
+    compressed: Vec<(AttentionKind, CompressedStep)>,
 }
 
 /// Where a step reads and writes window rows.
@@ -64,8 +75,6 @@ pub(crate) struct WindowStep {
     pub(crate) ring: RingStep,
     /// Mask of the history's rows and the step's own: f32 `[batch, history + count]`.
     pub(crate) bias: Tensor<2>,
-    /// Rows that a query sees, its own included.
-    pub(crate) span: usize,
 }
 
 /// Where a step reads and writes a ring of the newest rows.
@@ -86,8 +95,7 @@ pub(crate) struct RingStep {
 pub(crate) struct CompressedStep {
     /// Mask of all compressed rows: f32 `[batch, count, rows]`.
     pub(crate) bias: Tensor<3>,
-    /// Of a step of more than [`FEW_TOKENS`] positions. Those of few are found where the rows are made.
-    pub(crate) places: Option<CompressedPlaces>,
+    pub(crate) places: CompressedPlaces,
 }
 
 /// Where a step reads raw projections and writes compressed rows.
@@ -110,59 +118,21 @@ pub(crate) struct CompressedPlaces {
 
 impl Step {
     pub(super) fn new(cache: &mut Cache, count: usize) -> Self {
-        let batch = cache.config.batch;
-        let start = &cache.start();
-        let constants = &mut cache.constants;
-        let positions = start.clone().unsqueeze_dim::<2>(1) + constants.range(count).unsqueeze();
-
-        let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
-        for layer in &cache.layers {
-            let (Some(rows), Some(table)) = (&layer.compressed, &cache.compressed_rotary) else {
-                continue;
-            };
-            if compressed.iter().any(|(kind, _)| *kind == layer.kind) {
-                continue;
-            }
-            let (ratio, series) = match layer.kind {
-                AttentionKind::CompressedSparse { ratio } => (ratio, 2),
-                AttentionKind::HeavilyCompressed { ratio } => (ratio, 1),
-                AttentionKind::Window => continue,
-            };
-            let geometry = Geometry {
-                ratio,
-                series,
-                slots: rows.raw.slots(),
-                rows: rows.rows.slots(),
-            };
-            let rotation = |blocks| table.at(blocks);
-            let bias = compressed_bias(&positions, &geometry, constants);
-            let places = (count > FEW_TOKENS)
-                .then(|| CompressedPlaces::new(&positions, start, geometry, rotation, constants));
-            let step = CompressedStep { bias, places };
-            compressed.push((layer.kind, step));
-        }
-
-        let history = window_history(cache.layout.window);
-        let slots = cache
-            .layers
-            .first()
-            .map_or(history, |layer| layer.window.slots());
+        let start = cache.start();
+        let rotation = |table: &Option<RotaryTable>| {
+            let table = table.as_ref();
+            table.map(|table| table.from(start.clone()))
+        };
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            batch,
+            batch: cache.config.batch,
             count,
-            window: WindowStep {
-                ring: RingStep::new(start, count, history, slots, constants),
-                bias: window_bias(start, count, history, constants),
-                span: cache.layout.window.max(1),
-            },
-            compressed,
-            to_shared: constants.routing(batch * count),
-            rotation: cache.rotary.as_ref().map(|table| table.from(start.clone())),
-            compressed_rotation: cache
-                .compressed_rotary
-                .as_ref()
-                .map(|table| table.from(start.clone())),
+            span: cache.layout.window.max(1),
+            rotation: rotation(&cache.rotary),
+            compressed_rotation: rotation(&cache.compressed_rotary),
+            to_shared: cache.constants.routing(cache.config.batch * count),
+            many: (count > FEW_TOKENS).then(|| ManyStep::new(cache, &start, count)),
+            start,
         }
     }
 
@@ -195,17 +165,97 @@ impl Step {
             .unwrap_or_else(|| panic!("the cache of this step has no layer of kind {kind:?}"))
     }
 
-    /// The compressed part of a layer's step.
-    ///
-    /// # Panics
-    ///
-    /// If the step's cache has no layer of this kind.
-    pub(crate) fn compressed(&self, kind: AttentionKind) -> &CompressedStep {
-        self.compressed
-            .iter()
+    /// What its queries see of a window that holds their own rows already, computed for nothing but this.
+    pub(crate) fn look_at_window(&self, window: &Ring) -> (Tensor<3>, Tensor<2>) {
+        let mut constants = Constants::new(self.batch, &self.start.device());
+        let history = window_history(self.span);
+        let (start, count) = (&self.start, self.count);
+        let step = WindowStep::new(start, count, history, window.slots(), &mut constants);
+        let rows = |indices: Tensor<1, Int>| {
+            let rows = window.gather(indices);
+            let [all, width] = rows.dims();
+            rows.reshape([self.batch, all / self.batch, width])
+        };
+        let rows = Tensor::cat(vec![rows(step.ring.read), rows(step.ring.write)], 1);
+        (rows, step.bias)
+    }
+
+    /// Mask of so many compressed rows of `ratio` positions each, computed for nothing but this: f32 `[batch, count, rows]`.
+    pub(crate) fn look_at_blocks(&self, ratio: usize, rows: usize) -> Tensor<3> {
+        let mut constants = Constants::new(self.batch, &self.start.device());
+        let positions = positions(&self.start, self.count, &mut constants);
+        compressed_bias(&positions, ratio, rows, &mut constants)
+    }
+}
+
+impl ManyStep {
+    fn new(cache: &mut Cache, start: &Tensor<1, Int>, count: usize) -> Self {
+        let constants = &mut cache.constants;
+        let positions = positions(start, count, constants);
+        let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
+        for layer in &cache.layers {
+            let (Some(rows), Some(table)) = (&layer.compressed, &cache.compressed_rotary) else {
+                continue;
+            };
+            if compressed.iter().any(|(kind, _)| *kind == layer.kind) {
+                continue;
+            }
+            let (ratio, series) = match layer.kind {
+                AttentionKind::CompressedSparse { ratio } => (ratio, 2),
+                AttentionKind::HeavilyCompressed { ratio } => (ratio, 1),
+                AttentionKind::Window => continue,
+            };
+            let geometry = Geometry {
+                ratio,
+                series,
+                slots: rows.raw.slots(),
+                rows: rows.rows.slots(),
+            };
+            let rotation = |blocks| table.at(blocks);
+            let step = CompressedStep {
+                bias: compressed_bias(&positions, ratio, geometry.rows, constants),
+                places: CompressedPlaces::new(&positions, start, geometry, rotation, constants),
+            };
+            compressed.push((layer.kind, step));
+        }
+
+        let history = window_history(cache.layout.window);
+        let slots = cache
+            .layers
+            .first()
+            .map_or(history, |layer| layer.window.slots());
+        Self {
+            window: WindowStep::new(start, count, history, slots, constants),
+            compressed,
+        }
+    }
+
+    /// The compressed part of a layer's step, if the kind of layer has any.
+    pub(crate) fn compressed(&self, kind: AttentionKind) -> Option<&CompressedStep> {
+        let mut parts = self.compressed.iter();
+        parts
             .find(|(known, _)| *known == kind)
             .map(|(_, step)| step)
-            .unwrap_or_else(|| panic!("the cache of this step has no layer of kind {kind:?}"))
+    }
+}
+
+/// New positions of every sequence: `[batch, count]`.
+fn positions(start: &Tensor<1, Int>, count: usize, constants: &mut Constants) -> Tensor<2, Int> {
+    start.clone().unsqueeze_dim::<2>(1) + constants.range(count).unsqueeze()
+}
+
+impl WindowStep {
+    fn new(
+        start: &Tensor<1, Int>,
+        count: usize,
+        history: usize,
+        slots: usize,
+        constants: &mut Constants,
+    ) -> Self {
+        Self {
+            ring: RingStep::new(start, count, history, slots, constants),
+            bias: window_bias(start, count, history, constants),
+        }
     }
 }
 
@@ -312,11 +362,11 @@ impl CompressedPlaces {
 /// Mask of all compressed rows: a row is seen from the last position of its block on.
 fn compressed_bias(
     positions: &Tensor<2, Int>,
-    geometry: &Geometry,
+    ratio: usize,
+    rows: usize,
     constants: &mut Constants,
 ) -> Tensor<3> {
     let [batch, count] = positions.dims();
-    let Geometry { ratio, rows, .. } = *geometry;
     let columns = constants.range(rows).reshape([1, 1, rows]);
     let visible = ((positions.clone() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
     let hidden = columns

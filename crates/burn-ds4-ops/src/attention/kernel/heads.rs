@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::rotate::{Table, turn};
 use super::sink::{SinkBlueprint, Sizes};
 use super::weight;
 use crate::attention::HIDDEN;
@@ -98,6 +99,48 @@ impl<N: Size> Heads<N> {
             heads.totals[h as usize] = 0.0f32;
         }
         heads
+    }
+
+    /// Divides the queries by their root mean square, and turns the pairs of the vectors from `kept` on by the angles at `angle`.
+    pub fn normalize_and_turn(
+        &mut self,
+        angles: &[f32],
+        angle: usize,
+        table: &Table,
+        vectors: u32,
+        epsilon: f32,
+        #[comptime] kept: u32,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let steps = comptime!(blueprint.steps);
+        let width = vectors * N::value() as u32;
+        #[unroll]
+        for h in 0..blueprint.heads {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for step in 0..steps {
+                let query = self.queries[comptime!((h * steps + step) as usize)];
+                #[unroll]
+                for i in 0..N::value() {
+                    sum = fma(query.extract(i), query.extract(i), sum);
+                }
+            }
+            let sum = group_sum(sum, blueprint.plane, blueprint.target);
+            let factor = 1.0f32 / (sum / f32::cast_from(width) + epsilon).sqrt();
+            #[unroll]
+            for step in 0..steps {
+                let at = comptime!((h * steps + step) as usize);
+                let mut query = self.queries[at] * Vector::new(factor);
+                if comptime!((step + 1) * blueprint.plane > kept) {
+                    let vector = UNIT_POS_X + step * blueprint.plane;
+                    if vector >= kept && vector < vectors {
+                        let first = angle + ((vector - kept) * N::value() as u32 / 2) as usize;
+                        query = turn::<N>(query, angles, first, table.pairs, false);
+                    }
+                }
+                self.queries[at] = query;
+            }
+        }
     }
 
     /// Takes the rows of a chunk in.

@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use crate::attention::MASKED;
+
 /// Planes of units that share the heads of a row.
 pub(crate) const SHARES: u32 = 4;
 
@@ -10,14 +12,18 @@ pub(crate) const SHARES: u32 = 4;
 ///
 /// - `queries`, `keys`: vectors of a row follow each other
 /// - `weights`: `[batch, count, heads]`
+/// - `start`: position of the first query of each sequence, if rows are seen from the end of their blocks of `ratio` positions on only
 /// - `scores`: `[batch, count, rows]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn index_kernel<F: Float, N: Size>(
+pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     queries: &[Vector<F, N>],
     keys: &[Vector<F, N>],
     weights: &[f32],
+    start: ComptimeOption<&[P]>,
     scores: &mut [f32],
+    scale: f32,
+    ratio: u32,
     count: u32,
     heads: u32,
     rows: u32,
@@ -28,22 +34,35 @@ pub(crate) fn index_kernel<F: Float, N: Size>(
     key_stride: usize,
     #[comptime] vectors: u32,
     #[comptime] units: u32,
-    #[define(F)] _dtype: ElemType,
+    #[define(F, P)] _dtypes: [ElemType; 2],
 ) {
     let mut shares = Shared::<[f32]>::new_slice(comptime!((SHARES * units) as usize));
     let own = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
     let token = CUBE_POS_Y;
     let sequence = (token / count) as usize;
     let row = min(own, rows - 1) as usize;
+    let mut visible = rows;
+    #[comptime]
+    if let ComptimeOption::Some(start) = start {
+        let given = start[sequence];
+        let there = given >= P::from_int(0);
+        let position = select(there, u32::cast_from(given), 0u32) + token % count;
+        visible = select(there, (position + 1) / ratio, 0u32);
+    }
+    // Rows that are not seen are not read where none of the cube's are.
+    let seen = CUBE_POS_X * CUBE_DIM_X < visible;
     let mut key = Array::<Vector<f32, N>>::new(comptime!(vectors as usize));
     #[unroll]
     for v in 0..comptime!(vectors as usize) {
-        key[v] = Vector::cast_from(keys[sequence * keys_sequence + row * key_stride + v]);
+        key[v] = Vector::new(0.0f32);
+        if seen {
+            key[v] = Vector::cast_from(keys[sequence * keys_sequence + row * key_stride + v]);
+        }
     }
     let query = sequence * queries_sequence + (token % count) as usize * query_stride;
     let mut score = 0.0f32;
     let mut head = UNIT_POS_Y;
-    while head < heads {
+    while head < heads && seen {
         let line = query + head as usize * head_stride;
         let mut sums = Vector::<f32, N>::new(0.0f32);
         #[unroll]
@@ -67,6 +86,7 @@ pub(crate) fn index_kernel<F: Float, N: Size>(
         for share in 1..SHARES {
             score += shares[(share * units + UNIT_POS_X) as usize];
         }
+        let score = select(own < visible, score * scale, MASKED);
         scores[token as usize * rows as usize + own as usize] = score;
     }
 }

@@ -1,25 +1,31 @@
 //! Kernels of attention. No Burn type enters.
 
+mod append;
+mod cached;
 mod compress;
 mod heads;
 mod index;
+mod meeting;
 mod pool;
 mod rotate;
 mod rounding;
+mod row;
 mod sink;
 
 use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, exp};
 
+pub(super) use append::{AppendSizesLaunch, append_kernel};
+pub(super) use cached::{CachedBlueprint, cached_kernel};
 pub(super) use compress::{CompressBlueprint, CompressSizesLaunch, compress_kernel};
 pub(super) use index::{SHARES as INDEX_SHARES, index_kernel};
+pub(super) use meeting::join_kernel;
 use pool::Blocks;
 pub(super) use pool::{BlocksLaunch, pool_kernel};
 pub(super) use rotate::{TableLaunch, rotate_at_kernel, rotate_kernel};
-pub(super) use sink::{
-    STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, join_kernel, sink_kernel,
-};
+pub(super) use row::RowBlueprint;
+pub(super) use sink::{STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, sink_kernel};
 
 /// `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0 far below, on every device. What is hidden
 /// then adds nothing, and a maximum that stays changes nothing, to the last bit.

@@ -71,6 +71,32 @@ impl Table {
     }
 }
 
+/// A vector whose pairs are turned by the angles from `first` on, or back by them.
+#[cube]
+pub(super) fn turn<N: Size>(
+    value: Vector<f32, N>,
+    angles: &[f32],
+    first: usize,
+    pairs: usize,
+    #[comptime] inverse: bool,
+) -> Vector<f32, N> {
+    let mut turned = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for i in 0..N::value() {
+        let pair = first + comptime!(i / 2);
+        let (cos, sin) = (angles[pair], angles[pair + pairs]);
+        // Of an even channel for one direction, of an odd one for the other.
+        let sin = if comptime!((i % 2 == 0) == inverse) {
+            sin
+        } else {
+            -sin
+        };
+        let product = value.extract(comptime!(i ^ 1)) * sin;
+        turned.insert(i, fma(value.extract(i), cos, product));
+    }
+    turned
+}
+
 /// [`rotate_kernel`] by the angles of positions that follow on each other from the `start` of their sequence.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
@@ -102,22 +128,15 @@ pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
         let value = x[from];
         let mut turned = Vector::<f32, N>::cast_from(value);
         if vector >= kept {
-            let wide = Vector::<f32, N>::cast_from(value);
             let first = table.at::<I>(start[sequence], position as u32);
             let first = first + (vector - kept) * size / 2;
-            #[unroll]
-            for i in 0..size {
-                let pair = first + comptime!(i / 2);
-                let (cos, sin) = (angles[pair], angles[pair + table.pairs]);
-                // Of an even channel for one direction, of an odd one for the other.
-                let sin = if comptime!((i % 2 == 0) == inverse) {
-                    sin
-                } else {
-                    -sin
-                };
-                let product = wide.extract(comptime!(i ^ 1)) * sin;
-                turned.insert(i, fma(wide.extract(i), cos, product));
-            }
+            turned = turn::<N>(
+                Vector::cast_from(value),
+                angles,
+                first,
+                table.pairs,
+                inverse,
+            );
         }
         output[own] = Vector::cast_from(turned);
     }

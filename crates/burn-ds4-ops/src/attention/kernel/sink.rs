@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::heads::{CHUNK, Chunk, Heads};
-use super::weight;
-use crate::attention::{MASKED, TINY};
+use super::meeting::meet;
+use crate::attention::MASKED;
 use crate::intrinsics::Target;
 
 /// Compressed rows of a cube.
@@ -151,120 +151,7 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
         first += comptime!(CHUNK * blueprint.planes);
     }
 
-    let cube_heads = comptime!(blueprint.heads);
-    let plane_vectors = comptime!((blueprint.steps * blueprint.plane) as usize);
-    let mut maxima =
-        Shared::<[f32]>::new_slice(comptime!((blueprint.planes * cube_heads) as usize));
-    let mut totals =
-        Shared::<[f32]>::new_slice(comptime!((blueprint.planes * cube_heads) as usize));
-    let mut stage =
-        Shared::<[Vector<f32, N>]>::new_slice(comptime!(blueprint.planes as usize * plane_vectors));
-    if UNIT_POS_X == 0 {
-        #[unroll]
-        for h in 0..cube_heads {
-            maxima[(UNIT_POS_Y * cube_heads + h) as usize] = heads.maxima[h as usize];
-            totals[(UNIT_POS_Y * cube_heads + h) as usize] = heads.totals[h as usize];
-        }
-    }
-    sync_cube();
-    #[unroll]
-    for h in 0..cube_heads {
-        let head = first_head + h;
-        let mut maximum = maxima[h as usize];
-        #[unroll]
-        for plane in 1..blueprint.planes {
-            maximum = max(
-                maximum,
-                maxima[comptime!((plane * cube_heads + h) as usize)],
-            );
-        }
-        let mut total = 0.0f32;
-        #[unroll]
-        for plane in 0..blueprint.planes {
-            let at = comptime!((plane * cube_heads + h) as usize);
-            total += totals[at] * weight(maxima[at] - maximum, blueprint.target);
-        }
-        let share = weight(heads.maxima[h as usize] - maximum, blueprint.target);
-        #[unroll]
-        for step in 0..blueprint.steps {
-            let at = UNIT_POS_Y as usize * plane_vectors
-                + (UNIT_POS_X + step * blueprint.plane) as usize;
-            let sum = heads.sums[comptime!((h * blueprint.steps + step) as usize)];
-            stage[at] = sum * Vector::new(share);
-        }
-        sync_cube();
-        let mut divisor = 1.0f32;
-        let mut own = token * sizes.heads + head;
-        if comptime!(blueprint.split) {
-            let all = CUBE_COUNT_Y * sizes.heads;
-            own += stretch * all;
-            if UNIT_POS == 0 && head < sizes.heads {
-                shares[own as usize] = maximum;
-                shares[(CUBE_COUNT_Z * all + own) as usize] = total;
-            }
-        } else {
-            let sink = sinks[min(head, sizes.heads - 1) as usize];
-            divisor = with_sink(total, sink, maximum, blueprint.target);
-        }
-        let mut vector = UNIT_POS;
-        while vector < sizes.vectors && head < sizes.heads {
-            let mut sum = stage[vector as usize];
-            #[unroll]
-            for plane in 1..comptime!(blueprint.planes as usize) {
-                sum += stage[plane * plane_vectors + vector as usize];
-            }
-            let at = own as usize * sizes.vectors as usize + vector as usize;
-            output[at] = Vector::cast_from(sum / Vector::new(divisor));
-            vector += comptime!(blueprint.planes * blueprint.plane);
-        }
-        if comptime!(h + 1 < cube_heads) {
-            sync_cube();
-        }
-    }
-}
-
-/// The sum of all exponentials relative to `maximum`, the sink's included.
-#[cube]
-fn with_sink(total: f32, sink: f32, maximum: f32, #[comptime] target: Target) -> f32 {
-    max(total + weight(max(sink, MASKED) - maximum, target), TINY)
-}
-
-/// Joins the stretches of [`sink_kernel`], a cube for a head of a query: `output` is `[batch, count, heads, vectors]`.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn join_kernel<O: Float, N: Size>(
-    sums: &[Vector<f32, N>],
-    shares: &[f32],
-    sinks: &[f32],
-    output: &mut [Vector<O, N>],
-    stretches: u32,
-    vectors: u32,
-    #[comptime] target: Target,
-    #[define(O)] _dtype: ElemType,
-) {
-    let head = CUBE_POS_X;
-    let all = CUBE_COUNT_X * CUBE_COUNT_Y;
-    let own = CUBE_POS_Y * CUBE_COUNT_X + head;
-    let mut maximum = shares[own as usize];
-    for stretch in 1..stretches {
-        maximum = max(maximum, shares[(stretch * all + own) as usize]);
-    }
-    let mut total = 0.0f32;
-    for stretch in 0..stretches {
-        let at = stretch * all + own;
-        let share = weight(shares[at as usize] - maximum, target);
-        total += shares[(stretches * all + at) as usize] * share;
-    }
-    let divisor = with_sink(total, sinks[head as usize], maximum, target);
-    let mut vector = UNIT_POS;
-    while vector < vectors {
-        let mut sum = Vector::<f32, N>::new(0.0f32);
-        for stretch in 0..stretches {
-            let at = stretch * all + own;
-            let share = weight(shares[at as usize] - maximum, target);
-            sum += sums[at as usize * vectors as usize + vector as usize] * Vector::new(share);
-        }
-        let at = own as usize * vectors as usize + vector as usize;
-        output[at] = Vector::cast_from(sum / Vector::new(divisor));
-        vector += CUBE_DIM;
-    }
+    meet::<F, O, N>(
+        &heads, sinks, sinks, output, shares, 0usize, 0usize, &sizes, None, blueprint,
+    );
 }

@@ -8,9 +8,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use crate::attention::RowRounding;
 use crate::attention::backend::Compression;
 use crate::attention::kernel::{
-    CompressBlueprint, CompressSizesLaunch, TableLaunch, compress_kernel,
+    CompressBlueprint, CompressSizesLaunch, RowBlueprint, TableLaunch, compress_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -21,27 +22,40 @@ use crate::quant::roundtrip::hadamard_scale;
 use crate::rows::RowCut;
 
 /// Units of a cube that have channels of a row.
-const UNITS: u32 = 512;
+pub(super) const UNITS: u32 = 512;
 /// Bytes of an f32.
-const WORD: usize = 4;
+pub(super) const WORD: usize = 4;
+
+/// How a kernel that stores rows is compiled.
+pub(super) fn row_blueprint(
+    client: &Client,
+    width: usize,
+    rotated: usize,
+    rounding: RowRounding,
+) -> Option<RowBlueprint> {
+    let plane = plane_size(client)?;
+    let cut = RowCut::new(client, plane, width, WORD);
+    let most = client.properties().hardware.max_units_per_cube.min(UNITS) / plane;
+    Some(RowBlueprint {
+        width: width as u32,
+        rotated: rotated as u32,
+        rounding,
+        cut,
+        planes: (width as u32).div_ceil(plane).min(most).max(cut.planes),
+        target: Target::of(client),
+    })
+}
 
 fn blueprint(
     client: &Client,
     inputs: &Compression<CubeBackend>,
     width: usize,
 ) -> Option<CompressBlueprint> {
-    let plane = plane_size(client)?;
-    let cut = RowCut::new(client, plane, width, WORD);
-    let most = client.properties().hardware.max_units_per_cube.min(UNITS) / plane;
+    let rotated = inputs.angles.shape()[1];
     Some(CompressBlueprint {
-        width: width as u32,
-        rotated: inputs.angles.shape()[1] as u32,
+        row: row_blueprint(client, width, rotated, inputs.rounding)?,
         ratio: inputs.ratio as u32,
         overlap: inputs.overlap,
-        rounding: inputs.rounding,
-        cut,
-        planes: (width as u32).div_ceil(plane).min(most).max(cut.planes),
-        target: Target::of(client),
     })
 }
 
@@ -105,7 +119,7 @@ pub(in crate::attention) fn compress_rows(
         compress_kernel::launch_unchecked(
             &client,
             CubeCount::Static(batch as u32, 1, 1),
-            CubeDim::new_2d(blueprint.cut.plane, blueprint.planes),
+            CubeDim::new_2d(blueprint.row.cut.plane, blueprint.row.planes),
             address_type([&projections, &bias, &angles, &raw, &rows]),
             projections.into_buffer_arg(),
             bias.into_buffer_arg(),

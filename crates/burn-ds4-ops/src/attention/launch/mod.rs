@@ -1,3 +1,4 @@
+mod cached;
 mod compress;
 mod rotate;
 
@@ -11,10 +12,10 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::FEW_TOKENS;
-use super::backend::CompressedRows;
+use super::backend::{BlockSight, CompressedRows};
 use super::kernel::{
-    BlocksLaunch, INDEX_SHARES, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, index_kernel,
-    join_kernel, pool_kernel, sink_kernel,
+    BlocksLaunch, INDEX_SHARES, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, TableLaunch,
+    index_kernel, join_kernel, pool_kernel, sink_kernel,
 };
 use super::reference::Problem;
 use crate::intrinsics::Target;
@@ -22,6 +23,7 @@ use crate::launching::{
     MAX_CUBES, address_type, cube_count, is_float, is_wide_int, output, plane_size,
     row_vector_size, with_contiguous_rows, with_vectors,
 };
+pub(super) use cached::{append_rows, cached_attention, can_append, can_attend_cached};
 pub(super) use compress::{can_compress, compress_rows};
 pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};
 
@@ -43,11 +45,17 @@ const JOIN_UNITS: u32 = 128;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
 
-fn blueprint(client: &Client, width: usize, size: usize) -> Option<(SinkBlueprint, usize)> {
+/// How a kernel is compiled for rows of `width` channels, and elements of its vectors: `size`, or fewer, but no fewer than `least`.
+fn blueprint(
+    client: &Client,
+    width: usize,
+    size: usize,
+    least: usize,
+) -> Option<(SinkBlueprint, usize)> {
     let plane = plane_size(client)?;
     // Rather less to a lane than nothing to some.
     let mut size = size;
-    while size > 1 && width / size < plane as usize {
+    while size > least && width / size < plane as usize {
         size /= 2;
     }
     let vectors = width / size;
@@ -83,7 +91,7 @@ pub(super) fn can_attend(problem: &Problem<CubeBackend>) -> bool {
         && i32::try_from(batch * columns.max(rows)).is_ok()
         && is_float(problem.queries.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
-        && blueprint(&problem.queries.client, width, 1).is_some()
+        && blueprint(&problem.queries.client, width, 1, 1).is_some()
 }
 
 pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
@@ -107,58 +115,27 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
         |(rows, bias)| (with_contiguous_rows(rows), into_contiguous(bias)),
     );
 
-    let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
+    let client = queries.client.clone();
     // Which channels a lane has must not depend on where the rows are.
     let size = row_vector_size([&queries, &window, &rows], width);
-    let (blueprint, size) = blueprint(&client, width, size)
-        .or_else(|| blueprint(&client, width, 1))
+    let (blueprint, size) = blueprint(&client, width, size, 1)
+        .or_else(|| blueprint(&client, width, 1, 1))
         .expect("checked by can_attend");
-    let stretches = seen.div_ceil(STRETCH as usize).max(1);
-    let split = stretches > 1;
-    let blueprint = SinkBlueprint { split, ..blueprint };
     let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
     let sinks = into_contiguous(problem.sinks);
-    let result = output(&queries, [batch, count, heads, width], queries.dtype);
-    let sizes = SizesLaunch::new(
-        count as u32,
-        heads as u32,
-        (width / size) as u32,
-        window.shape()[1] as u32,
-        problem.span as u32,
-        rows.shape()[1] as u32,
-        seen as u32,
-    );
-    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
-    let strides = StridesLaunch::new(
-        stride(&queries, 0),
-        stride(&queries, 1),
-        stride(&queries, 2),
-        stride(&window, 0),
-        stride(&window, 1),
-        stride(&rows, 0),
-        stride(&rows, 1),
-    );
-    let shares = output(&queries, [2, stretches, batch, count, heads], DType::F32);
-    let sums = if split {
-        let shape = [stretches, batch, count, heads, width];
-        output(&queries, shape, DType::F32)
-    } else {
-        result.clone()
-    };
+    let launch = SinkLaunch::new(&queries, seen, blueprint);
+    let sizes = launch.sizes(&window, rows.shape()[1], size, problem.span, seen);
+    let strides = strides(&queries, &window, &rows, size);
     let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
-    let dtypes = [queries.dtype, sums.dtype, picks_dtype].map(dtype_to_storage_type);
+    let dtypes = [queries.dtype, launch.sums.dtype, picks_dtype].map(dtype_to_storage_type);
     // SAFETY: heads and vectors past the end are read as others, rows that are none as the first; writes are within the output.
     unsafe {
         sink_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(
-                (heads as u32).div_ceil(HEADS),
-                (batch * count) as u32,
-                stretches as u32,
-            ),
-            CubeDim::new_2d(blueprint.plane, blueprint.planes),
-            address_type([&queries, &window, &rows, &rows_bias, &sums]),
+            launch.cubes(batch * count, heads),
+            launch.dim(),
+            address_type([&queries, &window, &rows, &rows_bias, &launch.sums]),
             size,
             queries.into_buffer_arg(),
             window.into_buffer_arg(),
@@ -167,42 +144,171 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
             rows_bias.into_buffer_arg(),
             picks.map(CubeTensor::into_buffer_arg).into(),
             sinks.clone().into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
-            shares.clone().into_buffer_arg(),
+            launch.sums.clone().into_buffer_arg(),
+            launch.shares.clone().into_buffer_arg(),
             sizes,
             strides,
             problem.scale as f32,
-            blueprint,
+            launch.blueprint,
             dtypes,
         );
     }
-    if split {
-        // SAFETY: there is a cube for each head of a query.
-        unsafe {
-            join_kernel::launch_unchecked(
-                &client,
-                CubeCount::Static(heads as u32, (batch * count) as u32, 1),
-                CubeDim::new_1d(JOIN_UNITS),
-                address_type([&sums, &result]),
-                size,
-                sums.into_buffer_arg(),
-                shares.into_buffer_arg(),
-                sinks.into_buffer_arg(),
-                result.clone().into_buffer_arg(),
-                stretches as u32,
-                (width / size) as u32,
-                blueprint.target,
-                dtype_to_storage_type(result.dtype),
-            );
-        }
-    }
-    result
+    let turn = None;
+    join(launch, JoinInputs { sinks, turn, size })
 }
 
-pub(super) fn can_score(queries: &CubeTensor, keys: &CubeTensor) -> bool {
+/// What both kernels of attention are launched with.
+struct SinkLaunch {
+    blueprint: SinkBlueprint,
+    stretches: usize,
+    result: CubeTensor,
+    /// Of several stretches each one's sums, otherwise the result.
+    sums: CubeTensor,
+    shares: CubeTensor,
+}
+
+impl SinkLaunch {
+    fn new(queries: &CubeTensor, seen: usize, blueprint: SinkBlueprint) -> Self {
+        let [batch, count, heads, width] = queries.shape().dims();
+        let stretches = seen.div_ceil(STRETCH as usize).max(1);
+        let split = stretches > 1;
+        let result = output(queries, [batch, count, heads, width], queries.dtype);
+        let shape = [stretches, batch, count, heads, width];
+        Self {
+            blueprint: SinkBlueprint { split, ..blueprint },
+            stretches,
+            sums: if split {
+                output(queries, shape, DType::F32)
+            } else {
+                result.clone()
+            },
+            shares: output(queries, [2, stretches, batch, count, heads], DType::F32),
+            result,
+        }
+    }
+
+    fn sizes(
+        &self,
+        window: &CubeTensor,
+        rows: usize,
+        size: usize,
+        span: usize,
+        seen: usize,
+    ) -> SizesLaunch {
+        let [_, count, heads, width] = self.result.shape().dims();
+        SizesLaunch::new(
+            count as u32,
+            heads as u32,
+            (width / size) as u32,
+            window.shape()[1] as u32,
+            span as u32,
+            rows as u32,
+            seen as u32,
+        )
+    }
+
+    fn cubes(&self, tokens: usize, heads: usize) -> CubeCount {
+        let shares = (heads as u32).div_ceil(HEADS);
+        CubeCount::Static(shares, tokens as u32, self.stretches as u32)
+    }
+
+    fn dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.blueprint.plane, self.blueprint.planes)
+    }
+}
+
+fn strides(
+    queries: &CubeTensor,
+    window: &CubeTensor,
+    rows: &CubeTensor,
+    size: usize,
+) -> StridesLaunch {
+    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
+    StridesLaunch::new(
+        stride(queries, 0),
+        stride(queries, 1),
+        stride(queries, 2),
+        stride(window, 0),
+        stride(window, 1),
+        stride(rows, 0),
+        stride(rows, 1),
+    )
+}
+
+/// What stretches are joined by.
+struct JoinInputs {
+    sinks: CubeTensor,
+    /// Angles, and starts of sequences, by which results turn back, and the vectors in front that stay.
+    turn: Option<(CubeTensor, CubeTensor, u32)>,
+    /// Elements of a vector.
+    size: usize,
+}
+
+/// The result of all stretches.
+fn join(launch: SinkLaunch, inputs: JoinInputs) -> CubeTensor {
+    if !launch.blueprint.split {
+        return launch.result;
+    }
+    let client = launch.result.client.clone();
+    let [batch, count, heads, width] = launch.result.shape().dims();
+    let (angles, start, kept) = match inputs.turn {
+        None => (None, None, 0),
+        Some((angles, start, kept)) => (Some(angles), Some(start), kept),
+    };
+    let table = angles.as_ref().map_or_else(
+        || TableLaunch::new(0, 0, 0),
+        |angles| {
+            let [known, rotated] = angles.shape().dims();
+            TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2)
+        },
+    );
+    let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
+    let dtypes = [launch.result.dtype, start_dtype].map(dtype_to_storage_type);
+    let address = address_type([
+        &launch.sums,
+        &launch.result,
+        angles.as_ref().unwrap_or(&launch.result),
+    ]);
+    // SAFETY: there is a cube for each head of a query; angles are within the table.
+    unsafe {
+        join_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(heads as u32, (batch * count) as u32, 1),
+            CubeDim::new_1d(JOIN_UNITS),
+            address,
+            inputs.size,
+            launch.sums.into_buffer_arg(),
+            launch.shares.into_buffer_arg(),
+            inputs.sinks.into_buffer_arg(),
+            angles.map(CubeTensor::into_buffer_arg).into(),
+            start.map(CubeTensor::into_buffer_arg).into(),
+            launch.result.clone().into_buffer_arg(),
+            launch.stretches as u32,
+            count as u32,
+            (width / inputs.size) as u32,
+            kept,
+            table,
+            launch.blueprint.target,
+            dtypes,
+        );
+    }
+    launch.result
+}
+
+pub(super) fn can_score(
+    queries: &CubeTensor,
+    keys: &CubeTensor,
+    sight: &BlockSight<CubeBackend>,
+) -> bool {
+    let fits = match sight {
+        BlockSight::All => true,
+        BlockSight::From { start, ratio } => {
+            is_wide_int(start.dtype) && i32::try_from(*ratio).is_ok()
+        }
+    };
     let [batch, count, heads, width] = queries.shape().dims();
     let [_, rows, _] = keys.shape().dims();
-    is_float(queries.dtype)
+    fits && is_float(queries.dtype)
         && width <= MAX_INDEX_WIDTH
         && batch * count <= MAX_CUBES
         && rows.div_ceil(INDEX_UNITS as usize) <= MAX_CUBES
@@ -213,6 +319,8 @@ pub(super) fn index_scores(
     queries: CubeTensor,
     keys: CubeTensor,
     weights: CubeTensor,
+    scale: f64,
+    sight: BlockSight<CubeBackend>,
 ) -> CubeTensor {
     let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
@@ -226,7 +334,12 @@ pub(super) fn index_scores(
         [0, 1, 2].map(|axis| stride(&queries, axis)),
         [0, 1].map(|axis| stride(&keys, axis)),
     );
-    let dtype = dtype_to_storage_type(queries.dtype);
+    let (start, ratio) = match sight {
+        BlockSight::All => (None, 1),
+        BlockSight::From { start, ratio } => (Some(into_contiguous(start)), ratio),
+    };
+    let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
+    let dtypes = [queries.dtype, start_dtype].map(dtype_to_storage_type);
     // SAFETY: rows past the end are read as the last, and not written.
     unsafe {
         index_kernel::launch_unchecked(
@@ -242,7 +355,10 @@ pub(super) fn index_scores(
             queries.into_buffer_arg(),
             keys.into_buffer_arg(),
             into_contiguous(weights).into_buffer_arg(),
+            start.map(CubeTensor::into_buffer_arg).into(),
             result.clone().into_buffer_arg(),
+            scale as f32,
+            ratio as u32,
             count as u32,
             heads as u32,
             rows as u32,
@@ -253,7 +369,7 @@ pub(super) fn index_scores(
             keys_strides[1],
             (width / size) as u32,
             INDEX_UNITS,
-            dtype,
+            dtypes,
         );
     }
     result

@@ -1,16 +1,14 @@
 //! Compressed rows: every index that a step needs is computed here, from the sequences' starts.
 
 use burn::backend::TensorMetadata;
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::tensor::{FloatDType, IndexingUpdateOp, Shape};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::Shape;
 
-use super::{INT, mask, rotation};
+use super::places::{Places, flat, round};
+use super::{mask, rotation};
 use crate::attention::backend::{AttentionOps, Compression};
-use crate::attention::{CONTENT_BLOCK, RowRounding};
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
-use crate::quant::FP4_BLOCK;
-use crate::quant::roundtrip::{E2M1, E4M3, hadamard, roundtrip};
 use crate::reference::{bool_dtype, slice};
 
 pub(in crate::attention) fn compress_rows<B: AttentionOps + NormOps>(
@@ -31,10 +29,7 @@ pub(in crate::attention) fn compress_rows<B: AttentionOps + NormOps>(
 /// New positions of every sequence.
 struct Step<'a, B: AttentionOps> {
     inputs: &'a Compression<B>,
-    /// `[batch, 1]`, in range.
-    start: IntTensor<B>,
-    /// `[batch, 1]`: sequences that are not there.
-    skipped: BoolTensor<B>,
+    places: Places<B>,
     batch: usize,
     count: usize,
     width: usize,
@@ -50,16 +45,10 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
         let [batch, count, _] = inputs.projections.shape().dims();
         let [_, slots, _] = raw.shape().dims();
         let [_, rows, width] = rows.shape().dims();
-        let last = inputs.angles.shape()[0] as i64 - 1;
-        let given = inputs.start.clone();
-        // In its own dtype: another may make one that is out of range one that is not.
-        let start = B::int_clamp(given.clone(), 0.into(), last.into());
-        let skipped = B::int_not_equal(start.clone(), given, bool_dtype::<B>(&start.device()));
-        let single = Shape::new([batch, 1]);
+        let known = inputs.angles.shape()[0];
         Self {
             inputs,
-            start: B::int_reshape(B::int_cast(start, INT), single.clone()),
-            skipped: B::bool_reshape(skipped, single),
+            places: Places::new(inputs.start.clone(), known),
             batch,
             count,
             width,
@@ -76,44 +65,14 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
 
     /// The first of them: `[batch, 1]`.
     fn first(&self) -> IntTensor<B> {
-        B::int_div_scalar(self.start.clone(), (self.inputs.ratio as i64).into())
-    }
-
-    /// `first`, `first + 1`, ... of every sequence: `[batch, count]`.
-    fn from(&self, first: IntTensor<B>, count: usize) -> IntTensor<B> {
-        let shape = Shape::new([self.batch, count]);
-        let steps = B::int_arange(0..count as i64, &first.device(), INT);
-        let steps = B::int_reshape(steps, Shape::new([1, count]));
-        B::int_add(
-            B::int_expand(first, shape.clone()),
-            B::int_expand(steps, shape),
-        )
-    }
-
-    /// Indices into what all sequences have `size` of each, one sequence after the other.
-    fn flat(&self, places: IntTensor<B>, size: usize) -> IntTensor<B> {
-        let [batch, count] = places.shape().dims();
-        let offsets = B::int_arange(0..batch as i64, &places.device(), INT);
-        let offsets = B::int_mul_scalar(offsets, (size as i64).into());
-        let offsets = B::int_reshape(offsets, Shape::new([batch, 1]));
-        let places = B::int_add(places, B::int_expand(offsets, Shape::new([batch, count])));
-        B::int_reshape(places, Shape::new([batch * count]))
+        B::int_div_scalar(self.places.start.clone(), (self.inputs.ratio as i64).into())
     }
 
     /// The slot within its block of every position: `[batch * count]`.
     fn in_block(&self) -> IntTensor<B> {
-        let positions = self.from(self.start.clone(), self.count);
+        let positions = self.places.from(self.places.start.clone(), self.count);
         let ratio = (self.inputs.ratio as i64).into();
-        self.flat(B::int_remainder_scalar(positions, ratio), 0)
-    }
-
-    /// The rows of `[batch, size, width]` at `places`: `[batch, places, width]`.
-    fn at(&self, tensor: FloatTensor<B>, places: IntTensor<B>) -> FloatTensor<B> {
-        let [batch, size, width] = tensor.shape().dims();
-        let [_, count] = places.shape().dims();
-        let tensor = B::float_reshape(tensor, Shape::new([batch * size, width]));
-        let found = B::float_select(tensor, 0, self.flat(places, size));
-        B::float_reshape(found, Shape::new([batch, count, width]))
+        flat::<B>(B::int_remainder_scalar(positions, ratio), 0)
     }
 
     /// Raw rows of the blocks that the step may complete, and of the one before where blocks overlap:
@@ -121,21 +80,22 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
     fn blocks_of(&self, raw: &FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
         let ratio = self.inputs.ratio;
         let history = (self.series * ratio - 1).max(1);
-        // Positions before the first are shifted up by whole turns, which leaves their slots as they are.
-        let turns = history.div_ceil(self.slots) * self.slots;
-        let first = B::int_add_scalar(self.start.clone(), ((turns - history) as i64).into());
-        let read = B::int_remainder_scalar(self.from(first, history), (self.slots as i64).into());
-        let all = B::float_cat(vec![self.at(raw.clone(), read), new], 1);
+        let read = self.places.slots(-(history as i64), history, self.slots);
+        let all = B::float_cat(vec![self.places.at(raw.clone(), read), new], 1);
         // The first new one is at index `history`.
         let blocks = self.blocks() + self.series - 1;
-        let in_block = B::int_remainder_scalar(self.start.clone(), (ratio as i64).into());
+        let in_block = B::int_remainder_scalar(self.places.start.clone(), (ratio as i64).into());
         let before = history as i64 - ((self.series - 1) * ratio) as i64;
         let first = B::int_add_scalar(B::int_neg(in_block), before.into());
         let last = (history + self.count - 1) as i64;
-        let pooled = B::int_clamp(self.from(first, blocks * ratio), 0.into(), last.into());
+        let pooled = B::int_clamp(
+            self.places.from(first, blocks * ratio),
+            0.into(),
+            last.into(),
+        );
         let raw_width = 2 * self.series * self.width;
         let shape = Shape::new([self.batch, blocks, ratio, raw_width]);
-        B::float_reshape(self.at(all, pooled), shape)
+        B::float_reshape(self.places.at(all, pooled), shape)
     }
 
     /// `[batch, blocks, width]`.
@@ -151,7 +111,7 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
         let values = B::float_cat(vec![part(0, 0), part(1, 1)], 2);
         let previous = part(0, 2);
         // There is none before the first of all.
-        let block = self.from(self.first(), blocks);
+        let block = self.places.from(self.first(), blocks);
         let mask_dtype = bool_dtype::<B>(&block.device());
         let bias = mask::<B>(B::int_equal_elem(block, 0.into(), mask_dtype));
         let bias = B::float_reshape(bias, Shape::new([self.batch, blocks, 1, 1]));
@@ -177,7 +137,7 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
         if rotated == 0 {
             return rows;
         }
-        let block = self.from(self.first(), self.blocks());
+        let block = self.places.from(self.first(), self.blocks());
         let positions = B::int_mul_scalar(block, (self.inputs.ratio as i64).into());
         let positions = B::int_clamp_max(positions, (known as i64 - 1).into());
         let (cos, sin) = rotation::<B>(self.inputs.angles.clone(), positions, false);
@@ -188,58 +148,20 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
     }
 
     fn round(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let shape = rows.shape();
         let kept = self.width - self.inputs.angles.shape()[1];
-        let rows = B::float_reshape(rows, self.flat_rows());
-        let rows = match self.inputs.rounding {
-            RowRounding::Content if kept > 0 => {
-                let content = slice::<B>(rows.clone(), 1, 0..kept);
-                let content = roundtrip::<B>(content, CONTENT_BLOCK, &E4M3);
-                B::float_cat(vec![content, slice::<B>(rows, 1, kept..self.width)], 1)
-            }
-            RowRounding::Index => roundtrip::<B>(hadamard::<B>(rows), FP4_BLOCK, &E2M1),
-            RowRounding::Content | RowRounding::None => rows,
-        };
-        B::float_reshape(rows, shape)
-    }
-
-    /// `tensor` (`[batch, size, width]`) with `rows` at `places`, but where a mask `[batch, places]` says that there is nothing new.
-    fn put(
-        &self,
-        tensor: FloatTensor<B>,
-        places: IntTensor<B>,
-        rows: FloatTensor<B>,
-        old: BoolTensor<B>,
-    ) -> FloatTensor<B> {
-        let shape = tensor.shape();
-        let [batch, size, width] = shape.dims();
-        let [_, count] = places.shape().dims();
-        let held = self.at(tensor.clone(), places.clone());
-        let old = B::bool_reshape(old, Shape::new([batch, count, 1]));
-        let rows = B::float_cast(rows, FloatDType::from(tensor.dtype()));
-        let rows = B::float_mask_where(rows, B::bool_expand(old, held.shape()), held);
-        let rows = B::float_reshape(rows, Shape::new([batch * count, width]));
-        let tensor = B::float_reshape(tensor, Shape::new([batch * size, width]));
-        let places = self.flat(places, size);
-        let tensor = B::float_select_assign(tensor, 0, places, rows, IndexingUpdateOp::Assign);
-        B::float_reshape(tensor, shape)
+        round::<B>(rows, kept, self.inputs.rounding)
     }
 
     /// The raw rows with the newest of the new ones.
     fn keep(&self, raw: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
-        let kept = self.count.min(self.slots);
-        let first = self.count - kept;
-        let from = B::int_add_scalar(self.start.clone(), (first as i64).into());
-        let places = B::int_remainder_scalar(self.from(from, kept), (self.slots as i64).into());
-        let old = B::bool_expand(self.skipped.clone(), Shape::new([self.batch, kept]));
-        self.put(raw, places, slice::<B>(new, 1, first..self.count), old)
+        self.places.put_newest(raw, new)
     }
 
     /// The rows with those of the blocks that are complete.
     fn store(&self, mut rows: FloatTensor<B>, compressed: FloatTensor<B>) -> FloatTensor<B> {
         let device = rows.device();
         let mask_dtype = bool_dtype::<B>(&device);
-        let end = B::int_add_scalar(self.start.clone(), (self.count as i64).into());
+        let end = B::int_add_scalar(self.places.start.clone(), (self.count as i64).into());
         let ratio = self.inputs.ratio as i64;
         let complete = B::int_div_scalar(end, ratio.into());
         // One after the other: those that are out of range share a place.
@@ -248,9 +170,9 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
             let place = B::int_clamp_max(number.clone(), (self.rows as i64 - 1).into());
             let out = B::int_not_equal(place.clone(), number.clone(), mask_dtype);
             let partial = B::int_lower_equal(complete.clone(), number, mask_dtype);
-            let old = B::bool_or(B::bool_or(out, partial), self.skipped.clone());
+            let old = B::bool_or(B::bool_or(out, partial), self.places.skipped.clone());
             let row = slice::<B>(compressed.clone(), 1, block..block + 1);
-            rows = self.put(rows, place, row, old);
+            rows = self.places.put(rows, place, row, old);
         }
         rows
     }

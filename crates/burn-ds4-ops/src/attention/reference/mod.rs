@@ -3,7 +3,9 @@
 //! What a kernel does is generic over the backend, as it is the default body of the operators' backend trait. Few tokens go one after
 //! the other: a matrix product or a sum may be cut up differently for more of them, and round differently.
 
+mod cached;
 mod compress;
+mod places;
 
 use std::ops::Range;
 
@@ -11,11 +13,14 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 
-use super::backend::{AttentionOps, CompressedRows};
+use super::backend::{AttentionOps, BlockSight, CompressedRows};
 use super::{FEW_TOKENS, HIDDEN, MASKED, TINY};
 use crate::matmul::MatmulOps;
 use crate::reference::{bool_dtype, ranges, slice};
+use cached::hidden_blocks;
+pub(super) use cached::{append_rows, cached_attention};
 pub(super) use compress::compress_rows;
+use places::Places;
 
 /// Of positions and picks.
 const INT: IntDType = IntDType::I32;
@@ -115,7 +120,26 @@ pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -
     B::float_cast(pooled, dtype.into())
 }
 
-pub(super) fn index_scores<B: MatmulOps>(
+pub(super) fn index_scores<B: AttentionOps>(
+    queries: FloatTensor<B>,
+    keys: FloatTensor<B>,
+    weights: FloatTensor<B>,
+    scale: f64,
+    sight: BlockSight<B>,
+) -> FloatTensor<B> {
+    let scores = all_scores::<B>(queries, keys, weights);
+    let scores = B::float_mul_scalar(scores, scale.into());
+    let BlockSight::From { start, ratio } = sight else {
+        return scores;
+    };
+    let [_, count, rows] = scores.shape().dims();
+    // None is so far on that it is beyond i32.
+    let places = Places::new(start, i32::MAX as usize - count);
+    let hidden = hidden_blocks::<B>(&places, count, rows, ratio);
+    B::float_mask_fill(scores, hidden, MASKED.into())
+}
+
+fn all_scores<B: MatmulOps>(
     queries: FloatTensor<B>,
     keys: FloatTensor<B>,
     weights: FloatTensor<B>,

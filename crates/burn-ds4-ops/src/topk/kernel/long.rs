@@ -6,7 +6,7 @@ use super::map::Map;
 use super::row::{Row, take_all};
 use super::sample::{sampled_vector, threshold};
 use super::search::Search;
-use super::window::Window;
+use super::window::{Tokens, Window};
 
 /// The columns of the `k` largest entries of each row's window, a row to a cube.
 ///
@@ -25,7 +25,7 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
     rows: u32,
     columns: u32,
     row_vectors: usize,
-    next_n: u32,
+    tokens: Tokens,
     k: u32,
     rank: u32,
     #[comptime] blueprint: LongRowBlueprint,
@@ -44,7 +44,7 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
             let vector = sampled_vector(vectors, i, blueprint.sample, units);
             sample[i as usize] = logits[first + vector as usize];
         }
-        let window = Window::of::<I>(starts, ends, index, columns, next_n);
+        let window = Window::of::<I>(starts, ends, index, columns, &tokens);
         let row = Row::<F, N>::new(logits, elements, first, vectors, window);
         let mut search = Search::new(units);
         let mut candidates = Candidates::new(blueprint);

@@ -19,3 +19,4 @@ pub(crate) use search::Units;
 pub(crate) use split::{MergeBlueprint, StretchBlueprint, merge_kernel, stretch_kernel};
 pub(crate) use values::{ValuesBlueprint, values_kernel};
 pub(crate) use whole::{WholeRowBlueprint, whole_row_kernel};
+pub(crate) use window::TokensLaunch;

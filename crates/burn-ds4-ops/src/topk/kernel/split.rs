@@ -9,7 +9,7 @@ use super::map::Map;
 use super::row::{Row, take_all};
 use super::sample::{sampled_vector, threshold};
 use super::search::{Scan, Search, Units};
-use super::window::Window;
+use super::window::{Tokens, Window};
 use crate::intrinsics::has_nan_bits;
 
 /// The bits of no candidate.
@@ -69,7 +69,7 @@ pub(crate) fn stretch_kernel<F: Float, I: Int, N: Size>(
     counts: &mut [u32],
     columns: u32,
     row_vectors: usize,
-    next_n: u32,
+    tokens: Tokens,
     rank: u32,
     room: u32,
     #[comptime] blueprint: StretchBlueprint,
@@ -97,7 +97,7 @@ pub(crate) fn stretch_kernel<F: Float, I: Int, N: Size>(
         let vector = select(vector < vectors, vector, 0u32);
         values[i as usize] = logits[first + vector as usize];
     }
-    let window = Window::of::<I>(starts, ends, index, columns, next_n);
+    let window = Window::of::<I>(starts, ends, index, columns, &tokens);
     let row = Row::<F, N>::new(logits, elements, first, vectors, window);
     let mut search = Search::new(units);
     sync_cube();
@@ -157,7 +157,7 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
     ids: &mut [i32],
     columns: u32,
     row_vectors: usize,
-    next_n: u32,
+    tokens: Tokens,
     k: u32,
     stretches: u32,
     capacity: u32,
@@ -190,7 +190,7 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
         last = last || (mask == 1 && within == comptime!(blueprint.slots - 1));
     }
     let vectors = columns.div_ceil(N::value() as u32);
-    let window = Window::of::<I>(starts, ends, index, columns, next_n);
+    let window = Window::of::<I>(starts, ends, index, columns, &tokens);
     let first = index as usize * row_vectors;
     let row = Row::<F, N>::new(logits, elements, first, vectors, window);
     let mut search = Search::new(units);

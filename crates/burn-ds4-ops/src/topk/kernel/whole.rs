@@ -3,7 +3,7 @@ use cubecl::prelude::*;
 use super::held::{Held, first_vector_of};
 use super::row::take_all;
 use super::search::{Search, Units};
-use super::window::Window;
+use super::window::{Tokens, Window};
 
 /// How [`whole_row_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
     rows: u32,
     columns: u32,
     row_vectors: usize,
-    next_n: u32,
+    tokens: Tokens,
     k: u32,
     #[comptime] blueprint: WholeRowBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
@@ -51,7 +51,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
             let vector = select(vector < vectors, vector, 0u32);
             values[i as usize] = logits[row_first + vector as usize];
         }
-        let window = Window::of::<I>(starts, ends, index, columns, next_n);
+        let window = Window::of::<I>(starts, ends, index, columns, &tokens);
         let mut search = Search::new(units);
         let mut held = Held::new(own, comptime!(length as u32), units);
         #[unroll]

@@ -2,6 +2,19 @@ use cubecl::prelude::*;
 
 use super::key::{NONE, key_of};
 
+/// How many columns the tokens of a sequence see by the sequence's number: each one more than the one before, of so many to a column.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Tokens {
+    /// Rows of a sequence.
+    pub next_n: u32,
+    /// Of these, those that the sequence's number counts already.
+    pub counted: u32,
+    /// Tokens to a column.
+    pub ratio: u32,
+    /// The largest number that makes a difference.
+    pub most: u32,
+}
+
 /// The columns of a row that take part.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Window {
@@ -13,13 +26,13 @@ pub(super) struct Window {
 impl Window {
     /// The window of a row of `columns`; see [`Windows`](crate::topk::Windows).
     ///
-    /// Without `starts`, `ends` are lengths of sequences of `next_n` rows.
+    /// Without `starts`, `ends` are the numbers of sequences that `tokens` are of.
     pub fn of<I: Int>(
         starts: ComptimeOption<&[I]>,
         ends: ComptimeOption<&[I]>,
         row: u32,
         columns: u32,
-        next_n: u32,
+        tokens: &Tokens,
     ) -> Window {
         #[comptime]
         if let ComptimeOption::Some(starts) = starts {
@@ -39,11 +52,13 @@ impl Window {
             }
         } else {
             #[comptime]
-            if let ComptimeOption::Some(lengths) = ends {
+            if let ComptimeOption::Some(numbers) = ends {
                 // Clamped first, so that the sum cannot overflow.
-                let length = Window::bound::<I>(lengths[(row / next_n) as usize], columns + next_n);
-                let end = length + row % next_n + 1;
-                let end = select(end > next_n, end - next_n, 0u32);
+                let number =
+                    Window::bound::<I>(numbers[(row / tokens.next_n) as usize], tokens.most);
+                let seen = number + row % tokens.next_n + 1;
+                let seen = select(seen > tokens.counted, seen - tokens.counted, 0u32);
+                let end = seen / tokens.ratio;
                 Window {
                     start: 0u32.runtime(),
                     end: min(end, columns),

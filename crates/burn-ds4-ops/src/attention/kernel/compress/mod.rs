@@ -1,42 +1,24 @@
 //! Compressed rows: a cube to a sequence.
 
-mod row;
 mod slots;
 
 use cubecl::prelude::*;
 
 use super::rotate::Table;
-use crate::attention::{CONTENT_BLOCK, RowRounding};
-use crate::intrinsics::Target;
-use crate::quant::FP4_BLOCK;
-use crate::quant::roundtrip::{E2M1, E4M3};
-use crate::rows::RowCut;
-use row::{butterflies, norm_factor, normalized, scale_all, store_rounded};
+use super::row::{RowBlueprint, store};
 use slots::pool;
 
 /// How [`compress_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CompressBlueprint {
-    /// Channels of a row, and those at its end that turn.
-    pub width: u32,
-    pub rotated: u32,
+    pub row: RowBlueprint,
     /// Positions of a block.
     pub ratio: u32,
     /// Whether the block before is pooled, too.
     pub overlap: bool,
-    pub rounding: RowRounding,
-    /// Who adds up what of a row.
-    pub cut: RowCut,
-    /// Planes of a cube.
-    pub planes: u32,
-    pub target: Target,
 }
 
 impl CompressBlueprint {
-    const fn units(self) -> u32 {
-        self.cut.plane * self.planes
-    }
-
     const fn series(self) -> u32 {
         if self.overlap { 2 } else { 1 }
     }
@@ -74,8 +56,7 @@ pub(crate) struct CompressSizes {
 /// All barriers are passed whether a block is complete or not, as they would be by a test that not every compiler can see the whole cube
 /// agree on; of a block that is not, no raw row is read and nothing is written.
 #[cube(launch_unchecked, address_type = "dynamic")]
-// What is known at compile time is asked by itself, so that the rest is left out.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
     projections: &[f32],
     bias: &[f32],
@@ -91,10 +72,9 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
     #[comptime] blueprint: CompressBlueprint,
     #[define(R, W, I)] _dtypes: [ElemType; 3],
 ) {
-    let width = comptime!(blueprint.width);
-    let units = comptime!(blueprint.units());
+    let width = comptime!(blueprint.row.width);
+    let units = comptime!(blueprint.row.units());
     let ratio = comptime!(blueprint.ratio);
-    let kept = comptime!(width - blueprint.rotated);
     let mut row = Shared::<[f32]>::new_slice(width as usize);
     let mut other = Shared::<[f32]>::new_slice(width as usize);
 
@@ -130,68 +110,24 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
             row[channel as usize] = pooled;
             channel += units;
         }
-        sync_cube();
 
-        let factor = norm_factor(&row, epsilon, blueprint);
         let angle = table.at::<u32>(block * ratio, 0u32);
         let to = sequence * sizes.rows_sequence
             + select(complete, block, 0u32) as usize * sizes.rows_row;
-
-        let mut channel = UNIT_POS;
-        while channel < width {
-            let mut value = normalized(&row, norm, channel, factor);
-            if channel >= kept {
-                let offset = channel - kept;
-                let across = normalized(&row, norm, kept + (offset ^ 1u32), factor);
-                let pair = angle + (offset / 2) as usize;
-                let sin = angles[pair + table.pairs];
-                let sin = select(offset & 1u32 == 0, -sin, sin);
-                let product = across * sin;
-                value = fma(value, angles[pair], product);
-            }
-            if comptime!(blueprint.rounding == RowRounding::None) {
-                if complete {
-                    rows[to + channel as usize] = R::cast_from(value);
-                }
-            } else {
-                other[channel as usize] = value;
-            }
-            channel += units;
-        }
-        sync_cube();
-
-        if comptime!(blueprint.rounding == RowRounding::Content) {
-            store_rounded(
-                rows,
-                &other,
-                to,
-                complete,
-                kept,
-                comptime!(CONTENT_BLOCK as u32),
-                E4M3,
-                blueprint,
-            );
-            sync_cube();
-        } else if comptime!(blueprint.rounding == RowRounding::Index) {
-            #[unroll]
-            for stage in 0..comptime!(width.ilog2()) {
-                if comptime!(stage % 2 == 0) {
-                    butterflies(&other, &mut row, comptime!(1u32 << stage), blueprint);
-                } else {
-                    butterflies(&row, &mut other, comptime!(1u32 << stage), blueprint);
-                }
-            }
-            if comptime!(width.ilog2() % 2 == 0) {
-                scale_all(&mut other, hadamard_scale, blueprint);
-                let block = comptime!(FP4_BLOCK as u32);
-                store_rounded(rows, &other, to, complete, width, block, E2M1, blueprint);
-            } else {
-                scale_all(&mut row, hadamard_scale, blueprint);
-                let block = comptime!(FP4_BLOCK as u32);
-                store_rounded(rows, &row, to, complete, width, block, E2M1, blueprint);
-            }
-            sync_cube();
-        }
+        store::<R, W>(
+            &mut row,
+            &mut other,
+            norm,
+            angles,
+            rows,
+            angle,
+            &table,
+            to,
+            complete,
+            epsilon,
+            hadamard_scale,
+            blueprint.row,
+        );
     }
 
     if there {

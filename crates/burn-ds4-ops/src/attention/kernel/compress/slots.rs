@@ -109,7 +109,7 @@ pub(super) fn pool(
         for j in 0..chunk {
             let slot = i * comptime!(chunk as u32) + comptime!(j as u32);
             if is_pooled(slot, block, blueprint) {
-                let share = weight(scores[j] - maximum, blueprint.target);
+                let share = weight(scores[j] - maximum, blueprint.row.target);
                 total += share;
                 sum = fma(share, values[j], sum);
             }
@@ -170,7 +170,7 @@ fn read_chunk(
             of = select(previous, block - 1, block);
         }
         let position = of * ratio + own;
-        let at = (series * blueprint.width + channel) as usize;
+        let at = (series * blueprint.row.width + channel) as usize;
         biases[j] = bias[own as usize * sizes.bias_slot + at];
         if position >= begin {
             let token = (position - begin) as usize;

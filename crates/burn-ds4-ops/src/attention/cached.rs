@@ -1,0 +1,287 @@
+//! Attention over what a cache keeps, where it keeps it.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use super::RowRounding;
+use super::backend::{self, AttentionOps};
+use super::validation::{expect_known, expect_rotated, expect_scale, expect_start};
+use crate::OpError;
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
+};
+
+/// Positions of new tokens, those of a sequence one after the other.
+#[derive(Clone, Debug)]
+pub struct Positions {
+    /// The angles of all positions, as [`rotate_at`](super::rotate_at) takes them: f32 `[positions, rotated]`.
+    pub angles: Tensor<2>,
+    /// The position of the first new token of each sequence: `[batch]`, i32, i64 or u32.
+    pub start: Tensor<1, Int>,
+}
+
+/// Rows of new tokens for [`append_rows`].
+#[derive(Clone, Debug)]
+pub struct NewRows {
+    /// The rows as they were projected: `[batch, count, width]`, f32 / f16 / bf16.
+    pub x: Tensor<3>,
+    /// Weight of the norm: `[width]`, f32 / f16 / bf16.
+    pub norm: Tensor<1>,
+    /// Epsilon of the norm.
+    pub epsilon: f64,
+    /// What becomes of a row before it is stored.
+    pub rounding: RowRounding,
+}
+
+/// Key/value rows of a sequence's newest positions, and how many of them a query sees.
+#[derive(Clone, Debug)]
+pub struct CachedWindow {
+    /// The rows, used as keys and as values: `[batch, slots, width]`, that of a position in slot `position % slots`.
+    pub rows: Tensor<3>,
+    /// Positions that a query sees: its own, and those right before it.
+    pub span: usize,
+}
+
+/// Key/value rows that stand for blocks of positions.
+#[derive(Clone, Debug)]
+pub struct CachedRows {
+    /// The rows, used as keys and as values: `[batch, rows, width]`. Row `r` stands for the positions from `ratio · r` on, and is seen from
+    /// the last of them on.
+    pub rows: Tensor<3>,
+    /// Positions of a block.
+    pub ratio: usize,
+    /// The rows that each query sees, if not all: i32, i64 or u32, `[batch, queries, picks]`. One that is out of range, or not to be seen yet,
+    /// is none.
+    pub picks: Option<Tensor<3, Int>>,
+}
+
+/// The new queries for [`cached_attention`].
+#[derive(Clone, Debug)]
+pub struct CachedQueries {
+    /// The queries as they were projected: `[batch, queries, heads, width]`, f32 / f16 / bf16.
+    pub x: Tensor<4>,
+    /// Epsilon of their norm, which has no weight.
+    pub epsilon: f64,
+    /// Sink of each head, in logit units: f32 `[heads]`.
+    pub sinks: Tensor<1>,
+    /// What logits are multiplied by.
+    pub scale: f64,
+}
+
+/// Normalises and turns the key/value rows of new tokens, and stores each in the slot of its position.
+///
+/// A row is normalised ([`rms_norm`](crate::norm::rms_norm)), turned by the angles of its position ([`rotate_at`](super::rotate_at)) and
+/// rounded as `new.rounding` says, in f32 where there is a kernel, and goes to slot `position % slots` of `ring` in the ring's dtype. Of
+/// more new rows than there are slots, the newest are kept.
+///
+/// A sequence with a negative start is one that is not there; its rows do not change. A position beyond the angles is an error where the
+/// device's memory is the host's; elsewhere, a sequence that starts there is one that is not there.
+///
+/// `ring` (`[batch, slots, width]`, f32 / f16 / bf16) is taken by value: what nobody else holds is updated where it is, and what somebody
+/// else holds is copied.
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, a ring without slots, an odd number of rotated channels or more than there
+/// are, a width that is no power of two with [`RowRounding::Index`], an `epsilon` that is negative or NaN and, where the device's memory is
+/// the host's, positions beyond the angles.
+///
+/// # Source
+///
+/// DeepSeek-V4 `inference/model.py`, the window part of `Attention.forward`.
+pub fn append_rows(
+    new: NewRows,
+    positions: Positions,
+    ring: Tensor<3>,
+) -> Result<Tensor<3>, OpError> {
+    let [batch, count, width] = new.x.dims();
+    let [_, slots, _] = ring.dims();
+    expect_float("x", &new.x)?;
+    expect_float("norm", &new.norm)?;
+    expect_float("ring", &ring)?;
+    for (argument, actual) in [("slots of ring", slots), ("columns of x", width)] {
+        if actual == 0 {
+            return Err(invalid(argument, "at least 1", actual));
+        }
+    }
+    expect_shape("norm", new.norm.dims(), [width])?;
+    expect_shape("ring", ring.dims(), [batch, slots, width])?;
+    expect_not_negative("epsilon", new.epsilon)?;
+    if new.rounding == RowRounding::Index && !width.is_power_of_two() {
+        let expected = "a power of two where rows are rounded as an index";
+        return Err(invalid("columns of x", expected, width));
+    }
+    let device = new.x.device();
+    expect_device("norm", &new.norm.device(), "x", &device)?;
+    expect_device("ring", &ring.device(), "x", &device)?;
+    positions.check(batch, count, width, &device)?;
+    if batch == 0 || count == 0 {
+        return Ok(ring);
+    }
+    let new = backend::NewRows {
+        x: new.x.into_dispatch(),
+        norm: new.norm.into_dispatch(),
+        angles: positions.angles.into_dispatch(),
+        start: positions.start.into_dispatch(),
+        epsilon: new.epsilon,
+        rounding: new.rounding,
+    };
+    Ok(Tensor::from_dispatch(Dispatch::append_rows(
+        new,
+        ring.into_dispatch(),
+    )))
+}
+
+/// All of attention between its projections, over rows where a cache keeps them: queries are normalised
+/// ([`rms_norm`](crate::norm::rms_norm), without a weight) and turned by the angles of their positions, attend as in
+/// [`sink_attention`](super::sink_attention), and their results are turned back.
+///
+/// What a query sees is found out where the tensors are: of the window, the `span` positions up to its own, whose rows must have been
+/// [appended](append_rows); of the compressed rows, those of blocks that are complete at its position.
+///
+/// # Shapes and dtypes
+///
+/// - `queries`: as [`CachedQueries`] says
+/// - `window`, `compressed`: rows of both parts have the dtype of the queries
+/// - output: like the queries
+///
+/// A sequence with a negative start is one that is not there: its queries give zeros. A position beyond the angles is an error where the
+/// device's memory is the host's; elsewhere, a sequence that starts there is one that is not there.
+///
+/// # Special values
+///
+/// As [`sink_attention`](super::sink_attention): what is hidden must be finite. Where there is a kernel, compressed rows behind those that are
+/// seen are not read.
+///
+/// # Kernels
+///
+/// On CubeCL devices there is one kernel for [few](super#few-tokens) queries of up to 1024 channels, which keeps queries in f32 once they are
+/// normalised. Elsewhere it is the operators named above, which round to the dtype of the queries in between.
+///
+/// # Errors
+///
+/// [`OpError`] where a dtype, a shape or a device does not fit, the span is none or such that the queries' windows do not fit the slots, blocks
+/// are of no positions, `rotated` is odd or larger than `width`, `epsilon` is negative or NaN, `scale` is not finite and, where the device's
+/// memory is the host's, for positions beyond the angles.
+///
+/// # Source
+///
+/// DeepSeek-V4 `inference/model.py`, `Attention.forward`, and `inference/kernel.py`, `sparse_attn_kernel`.
+pub fn cached_attention(
+    queries: CachedQueries,
+    positions: Positions,
+    window: CachedWindow,
+    compressed: Option<CachedRows>,
+) -> Result<Tensor<4>, OpError> {
+    check(&queries, &window, compressed.as_ref())?;
+    let [batch, count, _, width] = queries.x.dims();
+    positions.check(batch, count, width, &queries.x.device())?;
+    if queries.x.dims().contains(&0) {
+        return Ok(queries.x);
+    }
+    let given = backend::Queries {
+        x: queries.x.into_dispatch(),
+        angles: positions.angles.into_dispatch(),
+        start: positions.start.into_dispatch(),
+        sinks: queries.sinks.into_dispatch(),
+        epsilon: queries.epsilon,
+        span: window.span,
+        scale: queries.scale,
+    };
+    Ok(Tensor::from_dispatch(Dispatch::cached_attention(
+        given,
+        window.rows.into_dispatch(),
+        compressed.into(),
+    )))
+}
+
+fn check(
+    queries: &CachedQueries,
+    window: &CachedWindow,
+    compressed: Option<&CachedRows>,
+) -> Result<(), OpError> {
+    expect_float("queries.x", &queries.x)?;
+    let (dtype, device) = (queries.x.dtype(), &queries.x.device());
+    let [batch, count, heads, width] = queries.x.dims();
+    let like_queries = "that of `queries.x`";
+    let on_device = |argument, actual| expect_device(argument, &actual, "queries.x", device);
+    expect_dtype("queries.sinks", "F32", &queries.sinks, &[DType::F32])?;
+    expect_shape("queries.sinks", queries.sinks.dims(), [heads])?;
+    on_device("queries.sinks", queries.sinks.device())?;
+    expect_not_negative("epsilon", queries.epsilon)?;
+    expect_scale(queries.scale)?;
+
+    let [_, slots, _] = window.rows.dims();
+    expect_dtype("window.rows", like_queries, &window.rows, &[dtype])?;
+    expect_shape("window.rows", window.rows.dims(), [batch, slots, width])?;
+    on_device("window.rows", window.rows.device())?;
+    let longest = (slots + 1).saturating_sub(count);
+    if !(1..=longest).contains(&window.span) {
+        let expected = format!("1 to {longest}, with {slots} slots and {count} queries");
+        return Err(invalid("window.span", expected, window.span));
+    }
+
+    let Some(compressed) = compressed else {
+        return Ok(());
+    };
+    let [_, rows, _] = compressed.rows.dims();
+    let given = &compressed.rows;
+    expect_dtype("compressed.rows", like_queries, given, &[dtype])?;
+    expect_shape("compressed.rows", given.dims(), [batch, rows, width])?;
+    on_device("compressed.rows", given.device())?;
+    if compressed.ratio == 0 {
+        return Err(invalid("compressed.ratio", "at least 1", 0));
+    }
+    if let Some(picks) = &compressed.picks {
+        let [_, _, number] = picks.dims();
+        let accepted = [DType::I32, DType::I64, DType::U32];
+        expect_dtype("compressed.picks", "I32, I64 or U32", picks, &accepted)?;
+        expect_shape("compressed.picks", picks.dims(), [batch, count, number])?;
+        on_device("compressed.picks", picks.device())?;
+    }
+    Ok(())
+}
+
+impl Positions {
+    fn check(
+        &self,
+        batch: usize,
+        count: usize,
+        width: usize,
+        device: &Device,
+    ) -> Result<(), OpError> {
+        let [known, rotated] = self.angles.dims();
+        expect_dtype("angles", "F32", &self.angles, &[DType::F32])?;
+        expect_device("angles", &self.angles.device(), "x", device)?;
+        expect_rotated(rotated, width)?;
+        expect_start(&self.start, batch, ("x", device))?;
+        if batch == 0 || count == 0 {
+            return Ok(());
+        }
+        expect_known(&self.start, count, known)
+    }
+}
+
+impl From<Option<CachedRows>> for backend::CachedBlocks<Dispatch> {
+    fn from(compressed: Option<CachedRows>) -> Self {
+        let Some(CachedRows { rows, ratio, picks }) = compressed else {
+            return Self::None;
+        };
+        // CubeCL devices panic on some operations without elements.
+        let seen = picks
+            .as_ref()
+            .map_or(rows.dims()[1], |picks| picks.dims()[2]);
+        if seen.min(rows.dims()[1]) == 0 {
+            return Self::None;
+        }
+        let rows = rows.into_dispatch();
+        match picks {
+            None => Self::All { rows, ratio },
+            Some(picks) => Self::Picked {
+                rows,
+                picks: picks.into_dispatch(),
+                ratio,
+            },
+        }
+    }
+}

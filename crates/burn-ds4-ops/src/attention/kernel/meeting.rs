@@ -1,0 +1,180 @@
+//! Where the shares of planes meet, and those of stretches.
+
+use cubecl::prelude::*;
+
+use super::heads::Heads;
+use super::rotate::{Table, turn};
+use super::sink::{SinkBlueprint, Sizes};
+use super::weight;
+use crate::attention::{MASKED, TINY};
+use crate::intrinsics::Target;
+
+/// The sum of all exponentials relative to `maximum`, the sink's included.
+#[cube]
+fn with_sink(total: f32, sink: f32, maximum: f32, #[comptime] target: Target) -> f32 {
+    max(total + weight(max(sink, MASKED) - maximum, target), TINY)
+}
+
+/// Brings together what the planes of a cube have of its heads, and writes it as [`sink_kernel`](super::sink_kernel) says. Of vectors from
+/// `kept` on, if they are turned, pairs turn back by the angles at `angle`. All of the cube must be here.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn meet<F: Float, O: Float, N: Size>(
+    heads: &Heads<N>,
+    sinks: &[f32],
+    angles: &[f32],
+    output: &mut [Vector<O, N>],
+    shares: &mut [f32],
+    angle: usize,
+    pairs: usize,
+    sizes: &Sizes,
+    #[comptime] kept: Option<u32>,
+    #[comptime] blueprint: SinkBlueprint,
+) {
+    let token = CUBE_POS_Y;
+    let stretch = CUBE_POS_Z;
+    let first_head = CUBE_POS_X * blueprint.heads;
+    let cube_heads = comptime!(blueprint.heads);
+    let plane_vectors = comptime!((blueprint.steps * blueprint.plane) as usize);
+    let mut maxima =
+        Shared::<[f32]>::new_slice(comptime!((blueprint.planes * cube_heads) as usize));
+    let mut totals =
+        Shared::<[f32]>::new_slice(comptime!((blueprint.planes * cube_heads) as usize));
+    let mut stage =
+        Shared::<[Vector<f32, N>]>::new_slice(comptime!(blueprint.planes as usize * plane_vectors));
+    if UNIT_POS_X == 0 {
+        #[unroll]
+        for h in 0..cube_heads {
+            maxima[(UNIT_POS_Y * cube_heads + h) as usize] = heads.maxima[h as usize];
+            totals[(UNIT_POS_Y * cube_heads + h) as usize] = heads.totals[h as usize];
+        }
+    }
+    sync_cube();
+    #[unroll]
+    for h in 0..cube_heads {
+        let head = first_head + h;
+        let mut maximum = maxima[h as usize];
+        #[unroll]
+        for plane in 1..blueprint.planes {
+            maximum = max(
+                maximum,
+                maxima[comptime!((plane * cube_heads + h) as usize)],
+            );
+        }
+        let mut total = 0.0f32;
+        #[unroll]
+        for plane in 0..blueprint.planes {
+            let at = comptime!((plane * cube_heads + h) as usize);
+            total += totals[at] * weight(maxima[at] - maximum, blueprint.target);
+        }
+        let share = weight(heads.maxima[h as usize] - maximum, blueprint.target);
+        #[unroll]
+        for step in 0..blueprint.steps {
+            let at = UNIT_POS_Y as usize * plane_vectors
+                + (UNIT_POS_X + step * blueprint.plane) as usize;
+            let sum = heads.sums[comptime!((h * blueprint.steps + step) as usize)];
+            stage[at] = sum * Vector::new(share);
+        }
+        sync_cube();
+        let mut divisor = 1.0f32;
+        let mut own = token * sizes.heads + head;
+        if comptime!(blueprint.split) {
+            let all = CUBE_COUNT_Y * sizes.heads;
+            own += stretch * all;
+            if UNIT_POS == 0 && head < sizes.heads {
+                shares[own as usize] = maximum;
+                shares[(CUBE_COUNT_Z * all + own) as usize] = total;
+            }
+        } else {
+            let sink = sinks[min(head, sizes.heads - 1) as usize];
+            divisor = with_sink(total, sink, maximum, blueprint.target);
+        }
+        let mut vector = UNIT_POS;
+        // Nothing is read of a stretch where nothing is seen.
+        let seen = comptime!(!blueprint.split).runtime() || total != 0.0f32;
+        while vector < sizes.vectors && head < sizes.heads && seen {
+            let mut sum = stage[vector as usize];
+            #[unroll]
+            for plane in 1..comptime!(blueprint.planes as usize) {
+                sum += stage[plane * plane_vectors + vector as usize];
+            }
+            let at = own as usize * sizes.vectors as usize + vector as usize;
+            let mut result = sum / Vector::new(divisor);
+            if comptime!(!blueprint.split && kept.is_some()) {
+                let kept = comptime!(kept.unwrap_or(0));
+                if vector >= kept {
+                    let first = angle + ((vector - kept) * N::value() as u32 / 2) as usize;
+                    result = turn::<N>(result, angles, first, pairs, true);
+                }
+            }
+            output[at] = Vector::cast_from(result);
+            vector += comptime!(blueprint.planes * blueprint.plane);
+        }
+        if comptime!(h + 1 < cube_heads) {
+            sync_cube();
+        }
+    }
+}
+
+/// Joins the stretches of [`sink_kernel`](super::sink_kernel), a cube for a head of a query: `output` is `[batch, count, heads, vectors]`.
+/// Where there are angles and starts of sequences of `count` queries, pairs of the vectors from `kept` on turn back by them.
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn join_kernel<O: Float, P: Int, N: Size>(
+    sums: &[Vector<f32, N>],
+    shares: &[f32],
+    sinks: &[f32],
+    angles: ComptimeOption<&[f32]>,
+    start: ComptimeOption<&[P]>,
+    output: &mut [Vector<O, N>],
+    stretches: u32,
+    count: u32,
+    vectors: u32,
+    kept: u32,
+    table: Table,
+    #[comptime] target: Target,
+    #[define(O, P)] _dtypes: [ElemType; 2],
+) {
+    let head = CUBE_POS_X;
+    let token = CUBE_POS_Y;
+    let all = CUBE_COUNT_X * CUBE_COUNT_Y;
+    let own = token * CUBE_COUNT_X + head;
+    let mut maximum = shares[own as usize];
+    for stretch in 1..stretches {
+        maximum = max(maximum, shares[(stretch * all + own) as usize]);
+    }
+    let mut total = 0.0f32;
+    for stretch in 0..stretches {
+        let at = stretch * all + own;
+        let share = weight(shares[at as usize] - maximum, target);
+        total += shares[(stretches * all + at) as usize] * share;
+    }
+    let divisor = with_sink(total, sinks[head as usize], maximum, target);
+    let mut vector = UNIT_POS;
+    while vector < vectors {
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        for stretch in 0..stretches {
+            let at = stretch * all + own;
+            // Nothing was written where nothing was seen.
+            if shares[(stretches * all + at) as usize] != 0.0f32 {
+                let share = weight(shares[at as usize] - maximum, target);
+                sum += sums[at as usize * vectors as usize + vector as usize] * Vector::new(share);
+            }
+        }
+        let at = own as usize * vectors as usize + vector as usize;
+        let mut result = sum / Vector::new(divisor);
+        #[comptime]
+        if let ComptimeOption::Some(angles) = angles {
+            #[comptime]
+            if let ComptimeOption::Some(start) = start {
+                if vector >= kept {
+                    let angle = table.at::<P>(start[(token / count) as usize], token % count);
+                    let first = angle + ((vector - kept) * N::value() as u32 / 2) as usize;
+                    result = turn::<N>(result, angles, first, table.pairs, true);
+                }
+            }
+        }
+        output[at] = Vector::cast_from(result);
+        vector += CUBE_DIM;
+    }
+}

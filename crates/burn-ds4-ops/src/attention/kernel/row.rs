@@ -1,0 +1,210 @@
+//! A row in shared memory, and what becomes of it before it is stored.
+
+use cubecl::prelude::*;
+
+use super::rotate::Table;
+use super::rounding::{rounded, scale_of};
+use crate::attention::{CONTENT_BLOCK, RowRounding};
+use crate::intrinsics::{Target, group_sum};
+use crate::quant::FP4_BLOCK;
+use crate::quant::roundtrip::{E2M1, E4M3, Format};
+use crate::rows::RowCut;
+
+/// How what becomes of a row is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RowBlueprint {
+    /// Channels of a row, and those at its end that turn.
+    pub width: u32,
+    pub rotated: u32,
+    pub rounding: RowRounding,
+    /// Who adds up what of a row.
+    pub cut: RowCut,
+    /// Planes of a cube.
+    pub planes: u32,
+    pub target: Target,
+}
+
+impl RowBlueprint {
+    pub(super) const fn units(self) -> u32 {
+        self.cut.plane * self.planes
+    }
+}
+
+/// Normalises `row`, turns it by the angles at `angle`, rounds it and stores it at `to`, if that is `wanted`. `other` is as long.
+///
+/// All of the cube must be here, and all barriers are passed whether the row is wanted or not: not every compiler can see the whole cube
+/// agree on that.
+#[cube]
+// What is known at compile time is asked by itself, so that the rest is left out.
+#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+pub(super) fn store<R: Float, W: Float>(
+    row: &mut Shared<[f32]>,
+    other: &mut Shared<[f32]>,
+    norm: &[W],
+    angles: &[f32],
+    rows: &mut [R],
+    angle: usize,
+    table: &Table,
+    to: usize,
+    wanted: bool,
+    epsilon: f32,
+    hadamard_scale: f32,
+    #[comptime] blueprint: RowBlueprint,
+) {
+    let width = comptime!(blueprint.width);
+    let units = comptime!(blueprint.units());
+    let kept = comptime!(width - blueprint.rotated);
+    sync_cube();
+    let factor = norm_factor(row, epsilon, blueprint);
+
+    let mut channel = UNIT_POS;
+    while channel < width {
+        let mut value = normalized(row, norm, channel, factor);
+        if channel >= kept {
+            let offset = channel - kept;
+            let across = normalized(row, norm, kept + (offset ^ 1u32), factor);
+            let pair = angle + (offset / 2) as usize;
+            let sin = angles[pair + table.pairs];
+            let sin = select(offset & 1u32 == 0, -sin, sin);
+            let product = across * sin;
+            value = fma(value, angles[pair], product);
+        }
+        if comptime!(blueprint.rounding == RowRounding::None) {
+            if wanted {
+                rows[to + channel as usize] = R::cast_from(value);
+            }
+        } else {
+            other[channel as usize] = value;
+        }
+        channel += units;
+    }
+    sync_cube();
+
+    if comptime!(blueprint.rounding == RowRounding::Content) {
+        let block = comptime!(CONTENT_BLOCK as u32);
+        store_rounded(rows, other, to, wanted, kept, block, E4M3, blueprint);
+        sync_cube();
+    } else if comptime!(blueprint.rounding == RowRounding::Index) {
+        #[unroll]
+        for stage in 0..comptime!(width.ilog2()) {
+            if comptime!(stage % 2 == 0) {
+                butterflies(other, row, comptime!(1u32 << stage), blueprint);
+            } else {
+                butterflies(row, other, comptime!(1u32 << stage), blueprint);
+            }
+        }
+        let block = comptime!(FP4_BLOCK as u32);
+        if comptime!(width.ilog2() % 2 == 0) {
+            scale_all(other, hadamard_scale, blueprint);
+            store_rounded(rows, other, to, wanted, width, block, E2M1, blueprint);
+        } else {
+            scale_all(row, hadamard_scale, blueprint);
+            store_rounded(rows, row, to, wanted, width, block, E2M1, blueprint);
+        }
+        sync_cube();
+    }
+}
+
+/// What the elements of the row are multiplied by, of all of them: the order of additions is that of
+/// [`rms_norm`](crate::norm::rms_norm).
+#[cube]
+fn norm_factor(row: &mut Shared<[f32]>, epsilon: f32, #[comptime] blueprint: RowBlueprint) -> f32 {
+    let cut = comptime!(blueprint.cut);
+    let width = comptime!(blueprint.width);
+    let mut stage = Shared::<[f32]>::new_slice(comptime!(blueprint.planes as usize));
+    let own = UNIT_POS_Y % cut.planes * cut.plane + UNIT_POS_X;
+    let mut sum = 0.0f32;
+    for step in 0..cut.steps {
+        let unit = step * comptime!(cut.planes * cut.plane) + own;
+        #[unroll]
+        for i in 0..cut.unit {
+            let channel = unit * cut.unit + i;
+            if channel < width {
+                let value = row[channel as usize];
+                sum = fma(value, value, sum);
+            }
+        }
+    }
+    let sum = group_sum(sum, cut.plane, blueprint.target);
+    if UNIT_POS_X == 0 {
+        stage[UNIT_POS_Y as usize] = sum;
+    }
+    sync_cube();
+    let mut total = stage[0];
+    #[unroll]
+    for plane in 1..cut.planes {
+        total += stage[plane as usize];
+    }
+    1.0f32 / (total / f32::cast_from(width) + epsilon).sqrt()
+}
+
+#[cube]
+fn normalized<W: Float>(row: &mut Shared<[f32]>, norm: &[W], channel: u32, factor: f32) -> f32 {
+    let scaled = row[channel as usize] * factor;
+    scaled * f32::cast_from(norm[channel as usize])
+}
+
+/// One stage of the Hadamard transform. All of the cube must be here.
+#[cube]
+fn butterflies(
+    from: &mut Shared<[f32]>,
+    to: &mut Shared<[f32]>,
+    #[comptime] stride: u32,
+    #[comptime] blueprint: RowBlueprint,
+) {
+    let mut channel = UNIT_POS;
+    while channel < blueprint.width {
+        let value = from[channel as usize];
+        let across = from[(channel ^ stride) as usize];
+        let low = channel & stride == 0;
+        to[channel as usize] = select(low, value + across, across - value);
+        channel += comptime!(blueprint.units());
+    }
+    sync_cube();
+}
+
+#[cube]
+fn scale_all(row: &mut Shared<[f32]>, scale: f32, #[comptime] blueprint: RowBlueprint) {
+    let mut channel = UNIT_POS;
+    while channel < blueprint.width {
+        row[channel as usize] *= scale;
+        channel += comptime!(blueprint.units());
+    }
+    sync_cube();
+}
+
+/// The row as it is stored at `to`, its first `rounded` channels rounded in blocks of `size`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn store_rounded<R: Float>(
+    rows: &mut [R],
+    row: &mut Shared<[f32]>,
+    to: usize,
+    wanted: bool,
+    #[comptime] count: u32,
+    #[comptime] size: u32,
+    #[comptime] format: Format,
+    #[comptime] blueprint: RowBlueprint,
+) {
+    let size = comptime!(size.min(count.max(1)));
+    let mut channel = UNIT_POS;
+    while channel < blueprint.width {
+        let mut value = row[channel as usize];
+        if channel < count {
+            let first = channel / size * size;
+            let mut largest = 0.0f32;
+            for i in 0..size {
+                let other = first + i;
+                let other = row[select(other < count, other, first) as usize];
+                let bits = u32::reinterpret(other) & 0x7fff_ffffu32;
+                let finite = bits < 0x7f80_0000u32;
+                largest = max(largest, select(finite, f32::reinterpret(bits), 0.0f32));
+            }
+            value = rounded(value, scale_of(largest, format), format);
+        }
+        if wanted {
+            rows[to + channel as usize] = R::cast_from(value);
+        }
+        channel += comptime!(blueprint.units());
+    }
+}

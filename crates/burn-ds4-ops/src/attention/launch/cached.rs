@@ -1,0 +1,210 @@
+//! Attention over a cache, and its new rows: the host side.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::compress::{UNITS, WORD, row_blueprint};
+use super::{JoinInputs, SinkLaunch, blueprint, join};
+use crate::attention::FEW_TOKENS;
+use crate::attention::backend::{CachedBlocks, NewRows, Queries};
+use crate::attention::kernel::{
+    AppendSizesLaunch, CachedBlueprint, STRETCH, SinkBlueprint, TableLaunch, append_kernel,
+    cached_kernel,
+};
+use crate::launching::{
+    MAX_CUBES, address_type, fits_shared, is_float, is_wide_int, row_vector_size,
+    with_contiguous_rows, with_vectors, writable,
+};
+use crate::quant::roundtrip::hadamard_scale;
+
+fn fits(number: Option<usize>) -> bool {
+    number.is_some_and(|number| i32::try_from(number).is_ok())
+}
+
+pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTensor) -> bool {
+    let [batch, count, _] = new.x.shape().dims();
+    let [known, rotated] = new.angles.shape().dims();
+    let [_, slots, width] = ring.shape().dims();
+    rotated > 0
+        && batch <= MAX_CUBES
+        && count <= MAX_CUBES
+        && [new.x.dtype, ring.dtype, new.norm.dtype]
+            .into_iter()
+            .all(is_float)
+        && is_wide_int(new.start.dtype)
+        && fits(Some(slots.max(width)))
+        && fits(known.checked_add(count))
+        && fits_shared(&ring.client, (2 * width + UNITS as usize) * WORD)
+        && row_blueprint(&ring.client, width, rotated, new.rounding).is_some()
+}
+
+pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTensor) -> CubeTensor {
+    let client = ring.client.clone();
+    let [batch, count, width] = new.x.shape().dims();
+    let [known, rotated] = new.angles.shape().dims();
+    let [_, slots, _] = ring.shape().dims();
+    let blueprint =
+        row_blueprint(&client, width, rotated, new.rounding).expect("checked by can_append");
+    let ring = writable(with_contiguous_rows(ring));
+    let x = with_contiguous_rows(new.x);
+    // A table that has grown may have gaps between its rows, and is too large to be copied.
+    let angles = with_contiguous_rows(new.angles);
+    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
+    let kept = count.min(slots);
+    let sizes = AppendSizesLaunch::new(
+        (count - kept) as u32,
+        slots as u32,
+        stride(&x, 0),
+        stride(&x, 1),
+        stride(&ring, 0),
+        stride(&ring, 1),
+    );
+    let table = TableLaunch::new(known as u32, stride(&angles, 0), rotated / 2);
+    let dtypes = [x.dtype, ring.dtype, new.norm.dtype, new.start.dtype].map(dtype_to_storage_type);
+    // SAFETY: there is a cube for each row that is kept; a sequence that is not in the table reads as the first position of it and writes
+    // nothing; slots are taken modulo their number.
+    unsafe {
+        append_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(kept as u32, batch as u32, 1),
+            CubeDim::new_2d(blueprint.cut.plane, blueprint.planes),
+            address_type([&x, &angles, &ring]),
+            x.into_buffer_arg(),
+            into_contiguous(new.norm).into_buffer_arg(),
+            angles.into_buffer_arg(),
+            into_contiguous(new.start).into_buffer_arg(),
+            ring.clone().into_buffer_arg(),
+            sizes,
+            table,
+            new.epsilon as f32,
+            hadamard_scale(width),
+            blueprint,
+            dtypes,
+        );
+    }
+    ring
+}
+
+/// Whether pairs do not fall apart in vectors of so many elements, of which the last `rotated` ones of a row are some.
+fn holds_pairs(size: usize, rotated: usize) -> bool {
+    size.is_multiple_of(2) && rotated.is_multiple_of(size)
+}
+
+/// How the kernel is compiled, and elements of its vectors.
+fn cached_blueprint(
+    queries: &Queries<CubeBackend>,
+    rows: [&CubeTensor; 2],
+) -> Option<(SinkBlueprint, usize)> {
+    let width = queries.x.shape()[3];
+    let rotated = queries.angles.shape()[1];
+    // Which channels a lane has must not depend on where the rows are.
+    let mut size = row_vector_size([&queries.x, rows[0], rows[1]], width);
+    while size > 1 && !holds_pairs(size, rotated) {
+        size /= 2;
+    }
+    blueprint(&queries.x.client, width, size, 2).filter(|(_, size)| holds_pairs(*size, rotated))
+}
+
+/// The compressed rows, if there are any, and a query's picks among them.
+fn parts(blocks: &CachedBlocks<CubeBackend>) -> (Option<&CubeTensor>, Option<&CubeTensor>, usize) {
+    match blocks {
+        CachedBlocks::None => (None, None, 1),
+        CachedBlocks::All { rows, ratio } => (Some(rows), None, *ratio),
+        CachedBlocks::Picked { rows, picks, ratio } => (Some(rows), Some(picks), *ratio),
+    }
+}
+
+pub(in crate::attention) fn can_attend_cached(
+    queries: &Queries<CubeBackend>,
+    window: &CubeTensor,
+    blocks: &CachedBlocks<CubeBackend>,
+) -> bool {
+    let [batch, count, heads, _] = queries.x.shape().dims();
+    let [known, rotated] = queries.angles.shape().dims();
+    let (rows, picks, ratio) = parts(blocks);
+    let available = rows.map_or(0, |rows| rows.shape()[1]);
+    let seen = picks.map_or(available, |picks| picks.shape()[2]);
+    let slots = window.shape()[1];
+    rotated > 0
+        && batch * count <= FEW_TOKENS
+        && heads <= MAX_CUBES
+        && seen.div_ceil(STRETCH as usize) <= MAX_CUBES
+        && fits(Some(available.max(seen).max(ratio)))
+        && fits(slots.checked_mul(2))
+        && fits(known.checked_add(count))
+        && is_float(queries.x.dtype)
+        && is_wide_int(queries.start.dtype)
+        && picks.is_none_or(|picks| is_wide_int(picks.dtype))
+        && cached_blueprint(queries, [window, rows.unwrap_or(window)]).is_some()
+}
+
+pub(in crate::attention) fn cached_attention(
+    queries: Queries<CubeBackend>,
+    window: CubeTensor,
+    blocks: CachedBlocks<CubeBackend>,
+) -> CubeTensor {
+    let (rows, picks, ratio) = parts(&blocks);
+    let seen = picks
+        .or(rows)
+        .map_or(0, |seen| seen.shape()[if picks.is_some() { 2 } else { 1 }]);
+    let picks = picks.cloned().map(into_contiguous);
+    // Where there are no rows, none of these are read.
+    let available = rows.map_or(0, |rows| rows.shape()[1]);
+    let rows = rows.unwrap_or(&window).clone();
+    let (blueprint, size) =
+        cached_blueprint(&queries, [&window, &rows]).expect("checked by can_attend_cached");
+    let client = queries.x.client.clone();
+    let [batch, count, heads, width] = queries.x.shape().dims();
+    let [known, rotated] = queries.angles.shape().dims();
+    let [x, window, rows] = [queries.x, window, rows].map(|rows| with_vectors(rows, size));
+    // A table that has grown may have gaps between its rows, and is too large to be copied.
+    let angles = with_contiguous_rows(queries.angles);
+    let start = into_contiguous(queries.start);
+    let sinks = into_contiguous(queries.sinks);
+    let launch = SinkLaunch::new(&x, seen, blueprint);
+    let sizes = launch.sizes(&window, available, size, queries.span, seen);
+    let strides = super::strides(&x, &window, &rows, size);
+    let table = || TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2);
+    let kept = ((width - rotated) / size) as u32;
+    let blueprint = CachedBlueprint {
+        sink: launch.blueprint,
+        kept,
+    };
+    let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
+    let dtypes = [x.dtype, launch.sums.dtype, picks_dtype, start.dtype].map(dtype_to_storage_type);
+    // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their number, rows that are none or not seen as the
+    // first, angles within the table; writes are within the output.
+    unsafe {
+        cached_kernel::launch_unchecked(
+            &client,
+            launch.cubes(batch * count, heads),
+            launch.dim(),
+            address_type([&x, &window, &rows, &angles, &launch.sums]),
+            size,
+            x.into_buffer_arg(),
+            window.into_buffer_arg(),
+            rows.into_buffer_arg(),
+            picks.map(CubeTensor::into_buffer_arg).into(),
+            sinks.clone().into_buffer_arg(),
+            angles.clone().into_buffer_arg(),
+            start.clone().into_buffer_arg(),
+            launch.sums.clone().into_buffer_arg(),
+            launch.shares.clone().into_buffer_arg(),
+            sizes,
+            strides,
+            table(),
+            ratio as u32,
+            queries.epsilon as f32,
+            queries.scale as f32,
+            blueprint,
+            dtypes,
+        );
+    }
+    let turn = Some((angles.clone(), start, kept));
+    join(launch, JoinInputs { sinks, turn, size })
+}

@@ -1,0 +1,475 @@
+//! Attention over a cache, and the rows that are appended to it, against `f64` oracles and against themselves.
+
+use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
+use burn_ds4_ops::attention::{
+    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, RowRounding, append_rows,
+    cached_attention,
+};
+use burn_ds4_ops::quant::fp8_roundtrip;
+
+use super::attending::{Case, Sizes};
+use super::common::{
+    EXACT, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit, integers,
+    narrow, noise, read, values, wide,
+};
+use super::rotation::{table, turned_at, turned_back_at};
+
+const FITS: &str = "arguments that fit";
+const EPSILON: f64 = 1e-6;
+
+/// A cache of sequences, and queries at the positions after it.
+#[derive(Clone, Copy, Debug)]
+struct Text {
+    /// Queries of a sequence.
+    count: usize,
+    heads: usize,
+    width: usize,
+    rotated: usize,
+    /// Positions that a query sees in the window, and slots of the window.
+    span: usize,
+    slots: usize,
+    /// Positions of a block, and blocks that there is room for.
+    ratio: usize,
+    rows: usize,
+    picks: Option<usize>,
+}
+
+const PLAIN: Text = Text {
+    count: 2,
+    heads: 3,
+    width: 16,
+    rotated: 8,
+    span: 5,
+    slots: 9,
+    ratio: 3,
+    rows: 10,
+    picks: None,
+};
+
+/// Before the first block, around a turn of the ring, and with all blocks.
+const STARTS: [i64; 6] = [0, 1, 4, 9, 17, 28];
+
+/// Sizes that go different ways: heads that no cube divides, widths of one and of several vectors to a lane, several stretches, picks.
+const TEXTS: [Text; 6] = [
+    PLAIN,
+    Text {
+        heads: 1,
+        width: 64,
+        rotated: 64,
+        slots: 6,
+        ..PLAIN
+    },
+    Text {
+        count: 1,
+        width: 6,
+        rotated: 2,
+        span: 1,
+        slots: 1,
+        ..PLAIN
+    },
+    Text {
+        width: 512,
+        rotated: 64,
+        picks: Some(4),
+        ..PLAIN
+    },
+    Text {
+        count: 5,
+        width: 128,
+        rotated: 64,
+        span: 20,
+        slots: 24,
+        ratio: 1,
+        rows: 300,
+        ..PLAIN
+    },
+    Text {
+        width: 32,
+        picks: Some(140),
+        rows: 150,
+        ratio: 1,
+        ..PLAIN
+    },
+];
+
+impl Text {
+    fn positions(&self) -> usize {
+        STARTS[5] as usize + self.count
+    }
+
+    fn norm(&self) -> Vec<f32> {
+        noise(self.width, 3).iter().map(|w| w + 1.5).collect()
+    }
+
+    /// Rows of all positions of sequences as they are projected.
+    fn projected(&self, sequence: usize) -> Vec<f32> {
+        noise(self.positions() * self.width, 50 + sequence as u32)
+    }
+
+    fn compressed(&self, sequences: usize) -> Vec<f32> {
+        noise(sequences * self.rows * self.width, 5)
+    }
+
+    fn queries(&self, sequences: usize) -> Vec<f32> {
+        noise(sequences * self.count * self.heads * self.width, 6)
+    }
+
+    fn sinks(&self) -> Vec<f32> {
+        noise(self.heads, 7)
+    }
+
+    /// Some that are none, and some that are not complete.
+    fn picked(&self, sequences: usize) -> Vec<i64> {
+        let count = sequences * self.count * self.picks.unwrap_or(0);
+        let pick =
+            |v: &f32| (f64::from(*v) * 0.7 * self.rows as f64 + 0.3 * self.rows as f64) as i64;
+        noise(count, 8).iter().map(pick).collect()
+    }
+
+    fn place(&self, starts: &[i64], device: &Device) -> Positions {
+        Positions {
+            angles: table(self.positions(), self.rotated, device),
+            start: integers(starts, [starts.len()], device),
+        }
+    }
+
+    fn new_rows(&self, rows: Tensor<3>, rounding: RowRounding) -> NewRows {
+        let device = rows.device();
+        NewRows {
+            x: rows,
+            norm: floats(&self.norm(), [self.width], &device),
+            epsilon: EPSILON,
+            rounding,
+        }
+    }
+
+    /// The window of sequences up to their last query, appended in several goes.
+    fn window(&self, starts: &[i64], dtype: FloatDType, device: &Device) -> Tensor<3> {
+        let (slots, width) = (self.slots, self.width);
+        let rings = starts.iter().enumerate().map(|(sequence, start)| {
+            let ring = floats(&vec![100.0; slots * width], [1, slots, width], device);
+            let all = floats(
+                &self.projected(sequence),
+                [1, self.positions(), width],
+                device,
+            );
+            let (mut ring, mut from) = (ring.cast(dtype), 0);
+            let end = (*start).max(0) as usize + self.count;
+            while from < end {
+                let count = [3, 1, self.slots + 2][from % 3].min(end - from);
+                let rows = all.clone().narrow(1, from, count).cast(dtype);
+                let new = self.new_rows(rows, RowRounding::None);
+                let positions = self.place(&[from as i64], device);
+                ring = append_rows(new, positions, ring).expect(FITS);
+                from += count;
+            }
+            ring
+        });
+        Tensor::cat(rings.collect(), 0)
+    }
+
+    fn attend(&self, starts: &[i64], dtype: FloatDType, device: &Device) -> Tensor<4> {
+        let sequences = starts.len();
+        let x = floats(
+            &self.queries(sequences),
+            [sequences, self.count, self.heads, self.width],
+            device,
+        );
+        let rows = floats(
+            &self.compressed(sequences),
+            [sequences, self.rows, self.width],
+            device,
+        );
+        let picks = self.picks.map(|picks| {
+            integers(
+                &self.picked(sequences),
+                [sequences, self.count, picks],
+                device,
+            )
+        });
+        self.attend_to(starts, x.cast(dtype), rows.cast(dtype), picks)
+    }
+
+    fn attend_to(
+        &self,
+        starts: &[i64],
+        x: Tensor<4>,
+        rows: Tensor<3>,
+        picks: Option<Tensor<3, Int>>,
+    ) -> Tensor<4> {
+        let device = x.device();
+        let dtype = FloatDType::from(x.dtype());
+        let window = CachedWindow {
+            rows: self.window(starts, dtype, &device),
+            span: self.span,
+        };
+        let compressed = CachedRows {
+            rows,
+            ratio: self.ratio,
+            picks,
+        };
+        let queries = CachedQueries {
+            x,
+            epsilon: EPSILON,
+            sinks: floats(&self.sinks(), [self.heads], &device),
+            scale: 0.8,
+        };
+        cached_attention(
+            queries,
+            self.place(starts, &device),
+            window,
+            Some(compressed),
+        )
+        .expect(FITS)
+    }
+
+    /// Rows normalised and turned, each for all its heads.
+    fn prepared(&self, x: &[f32], norm: Option<&[f32]>, positions: &[usize]) -> Vec<f64> {
+        let mut rows = wide(x);
+        for row in rows.chunks_mut(self.width) {
+            let squares: f64 = row.iter().map(|x| x * x).sum();
+            let factor = 1.0 / (squares / self.width as f64 + EPSILON).sqrt();
+            for (channel, x) in row.iter_mut().enumerate() {
+                *x *= factor * norm.map_or(1.0, |norm| f64::from(norm[channel]));
+            }
+        }
+        turned_at(&rows, self.width, self.rotated, positions)
+    }
+
+    /// What the queries of a sequence give, in `f64`.
+    fn oracle(&self, starts: &[i64], sequence: usize) -> Vec<f64> {
+        let Self {
+            count,
+            heads,
+            width,
+            span,
+            rows,
+            ..
+        } = *self;
+        if starts[sequence] < 0 {
+            return vec![0.0; count * heads * width];
+        }
+        let start = starts[sequence] as usize;
+        let positions: Vec<usize> = (start..start + count).collect();
+        let part =
+            |all: Vec<f32>, size: usize| all[sequence * size..(sequence + 1) * size].to_vec();
+        let queries = part(self.queries(starts.len()), count * heads * width);
+        let queries = self.prepared(&queries, None, &positions);
+        // A row in front that is never seen, as a problem has it.
+        let all: Vec<usize> = (0..self.positions()).collect();
+        let cached = self.prepared(&self.projected(sequence), Some(&self.norm()), &all);
+        let (mut window, mut bias) = (Vec::new(), Vec::new());
+        for column in 0..span + count {
+            let position = (start + column).checked_sub(span);
+            bias.push(if position.is_none() { -1.0 } else { 0.0 });
+            let first = position.unwrap_or(0) * width;
+            window.extend_from_slice(&cached[first..first + width]);
+        }
+        let hidden = |query: usize, row: usize| (row + 1) * self.ratio > start + query + 1;
+        let rows_bias = (0..count).flat_map(|query| {
+            (0..rows).map(move |row| if hidden(query, row) { -1.0 } else { 0.0 })
+        });
+        let problem = Case {
+            sizes: Sizes {
+                batch: 1,
+                count,
+                heads,
+                width,
+                span,
+                rows,
+                picks: self.picks,
+            },
+            scale: 0.8,
+            queries: narrow(&queries),
+            window: narrow(&window),
+            window_bias: bias,
+            rows: part(self.compressed(starts.len()), rows * width),
+            rows_bias: rows_bias.collect(),
+            picks: match self.picks {
+                None => Vec::new(),
+                Some(picks) => {
+                    let size = count * picks;
+                    self.picked(starts.len())[sequence * size..(sequence + 1) * size].to_vec()
+                }
+            },
+            sinks: self.sinks(),
+        };
+        turned_back_at(&problem.oracle().0, width, self.rotated, &positions)
+    }
+}
+
+/// In 16 bits, inputs are rounded, and so are queries and rows once they are prepared.
+fn close(dtype: FloatDType) -> Tolerance {
+    match dtype {
+        FloatDType::F32 => absolute(1e-5),
+        _ => absolute(12.0 * half_unit(dtype)),
+    }
+}
+
+fn queries_see_what_their_positions_say_and_agree_with_the_oracle() {
+    every_dtype(|name, device, dtype| {
+        for text in TEXTS {
+            let mut starts = STARTS.to_vec();
+            starts.push(-1);
+            let actual = read(&text.attend(&starts, dtype, device));
+            let each = text.count * text.heads * text.width;
+            for (sequence, actual) in actual.chunks(each).enumerate() {
+                let expected = narrow(&text.oracle(&starts, sequence));
+                let what = format!("{name} {text:?} from {}", starts[sequence]);
+                assert_close(actual, &expected, close(dtype), &what);
+            }
+        }
+    });
+}
+
+fn a_query_has_the_same_bits_alone_and_in_a_longer_cache() {
+    every_dtype(|name, device, dtype| {
+        for text in TEXTS {
+            for start in [0, 4, 17] {
+                let together = read(&text.attend(&[start], dtype, device));
+                let each = text.heads * text.width;
+                for query in 0..text.count {
+                    let alone = Text { count: 1, ..text };
+                    let x = floats(
+                        &text.queries(1),
+                        [1, text.count, text.heads, text.width],
+                        device,
+                    );
+                    let rows = floats(&text.compressed(1), [1, text.rows, text.width], device);
+                    // More room, which no query sees.
+                    let beyond = Tensor::ones([1, 400, text.width], (device, rows.dtype()));
+                    let rows = Tensor::cat(vec![rows, beyond], 1).cast(dtype);
+                    let picks = text.picks.map(|picks| {
+                        let all = integers(&text.picked(1), [1, text.count, picks], device);
+                        all.narrow(1, query, 1)
+                    });
+                    let alone = alone.attend_to(
+                        &[start + query as i64],
+                        x.narrow(1, query, 1).cast(dtype),
+                        rows,
+                        picks,
+                    );
+                    let what = format!("{name} {text:?} query {query} from {start}");
+                    let of_query = &together[query * each..(query + 1) * each];
+                    // Where there is no kernel, sums over more columns may be cut up differently.
+                    let tolerance = if name.starts_with("flex") {
+                        close(dtype)
+                    } else {
+                        EXACT
+                    };
+                    assert_close(&read(&alone), of_query, tolerance, &what);
+                }
+            }
+        }
+    });
+}
+
+fn rows_go_to_the_slots_of_their_positions() {
+    let text = Text {
+        width: 128,
+        rotated: 64,
+        ..PLAIN
+    };
+    let starts = [0, 7, -3, 12];
+    for (name, device) in devices() {
+        for count in [1, 4, 9, 14] {
+            for integer in [IntDType::I32, IntDType::I64] {
+                if !device.supports_dtype(integer) {
+                    continue;
+                }
+                let all: Vec<f32> = (0..4).flat_map(|s| text.projected(s)).collect();
+                let all = floats(&all, [4, text.positions(), text.width], device);
+                let x = all.narrow(1, 0, count);
+                let old = noise(4 * text.slots * text.width, 9);
+                let ring = floats(&old, [4, text.slots, text.width], device);
+                let kept = ring.clone();
+                let positions = text.place(&starts, device);
+                let positions = Positions {
+                    start: positions.start.cast(integer),
+                    ..positions
+                };
+                let new = text.new_rows(x, RowRounding::None);
+                let actual = values(append_rows(new, positions, ring).expect(FITS));
+                assert_eq!(values(kept), old, "{name}: somebody else's ring");
+                let mut expected = old;
+                for (sequence, start) in starts.iter().enumerate() {
+                    let Ok(start) = usize::try_from(*start) else {
+                        continue;
+                    };
+                    let rows = &text.projected(sequence)[..count * text.width];
+                    let positions: Vec<usize> = (start..start + count).collect();
+                    let rows = narrow(&text.prepared(rows, Some(&text.norm()), &positions));
+                    for (row, position) in rows.chunks(text.width).zip(&positions) {
+                        let at = (sequence * text.slots + position % text.slots) * text.width;
+                        expected[at..at + text.width].copy_from_slice(row);
+                    }
+                }
+                let what = format!("{name} {count} rows {integer:?}");
+                assert_close(&actual, &expected, absolute(2e-6), &what);
+            }
+        }
+    }
+}
+
+fn content_is_rounded_as_by_its_operator() {
+    let text = Text {
+        width: 192,
+        rotated: 64,
+        ..PLAIN
+    };
+    for (name, device) in devices() {
+        let x = floats(
+            &text.projected(0),
+            [1, text.positions(), text.width],
+            device,
+        );
+        let append = |rounding| {
+            let x = x.clone().narrow(1, 0, 4);
+            let ring = Tensor::zeros([1, 4, text.width], (device, x.dtype()));
+            let positions = text.place(&[12], device);
+            append_rows(text.new_rows(x, rounding), positions, ring).expect(FITS)
+        };
+        let (plain, rounded) = (append(RowRounding::None), append(RowRounding::Content));
+        let content = fp8_roundtrip(plain.clone().narrow(2, 0, 128), 64).expect(FITS);
+        let expected = Tensor::cat(vec![content, plain.narrow(2, 128, 64)], 2);
+        assert_eq!(values(rounded), values(expected), "{name}");
+    }
+}
+
+fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
+    let text = Text { heads: 4, ..PLAIN };
+    for (name, device) in devices() {
+        let run = |spoil: bool| {
+            let mut x = text.queries(1);
+            if spoil {
+                x[text.width + 3] = f32::NAN;
+            }
+            let x = floats(&x, [1, text.count, text.heads, text.width], device);
+            let mut rows = text.compressed(1);
+            if spoil {
+                // Block 3 is complete from position 11 on: the second query's.
+                rows[3 * text.width] = f32::NAN;
+            }
+            let rows = floats(&rows, [1, text.rows, text.width], device);
+            values(text.attend_to(&[10], x, rows, None))
+        };
+        let (spoilt, whole) = (run(true), run(false));
+        let each = text.heads * text.width;
+        for (at, (spoilt, whole)) in spoilt.iter().zip(&whole).take(each).enumerate() {
+            let head = at / text.width;
+            // Products of what is hidden with no share are a reference's own.
+            if head != 1 && !name.starts_with("flex") {
+                assert_eq!(spoilt, whole, "{name}: head {head}");
+            }
+        }
+        assert!(spoilt[each..].iter().any(|x| x.is_nan()), "{name}");
+    }
+}
+
+catalogue![
+    queries_see_what_their_positions_say_and_agree_with_the_oracle,
+    a_query_has_the_same_bits_alone_and_in_a_longer_cache,
+    rows_go_to_the_slots_of_their_positions,
+    content_is_rounded_as_by_its_operator,
+    a_nan_reaches_the_head_or_the_queries_that_see_it_only,
+];
