@@ -373,3 +373,35 @@ fn a_full_context_ends_what_runs_ahead_after_its_last_token() {
         assert_eq!(again.to_string(), error.to_string(), "{name}");
     });
 }
+
+#[test]
+fn a_generation_that_ends_while_steps_or_cycles_are_ahead_has_the_text_of_launched_ones() {
+    every_model(|name, fixture| {
+        let run = |eos, drafts, graphs, max_new_tokens| {
+            let mut config = fixture.config.clone();
+            config.eos_token_id = eos;
+            let options = GenerateConfig {
+                max_new_tokens,
+                drafts,
+                graphs,
+                ..GenerateConfig::default()
+            };
+            let prompt = &fixture.prompt[..SHORT];
+            let generation = Generation::new(&fixture.model, &config, options, prompt);
+            let mut generation = generation.expect("valid options");
+            let tokens: Result<Vec<u32>, _> = generation.by_ref().collect();
+            let reason = generation.finish_reason().expect("it has ended");
+            let tokens = tokens.expect("room, and finite logits");
+            (tokens, reason, generation.replays())
+        };
+        let (tokens, ..) = run(u32::MAX, 0, false, 24);
+        let end = (14..24).find(|&end| !tokens[..end].contains(&tokens[end]));
+        let end = end.expect("a token that was not there before");
+        for drafts in [0, 1] {
+            let (actual, reason, replays) = run(tokens[end], drafts, true, 64);
+            assert_eq!(actual, tokens[..end], "{name}, {drafts} drafts");
+            assert_eq!(reason, FinishReason::EndOfSequence, "{name}");
+            assert_eq!(replays > 1, has_graphs(name), "{name}: {replays} replays");
+        }
+    });
+}
