@@ -5,6 +5,7 @@ use std::cell::Cell;
 use burn::module::Param;
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::topk::{Windows, top_k_ids};
+use ds4_model::cache::{CacheConfig, Rollback};
 use ds4_model::generate::{
     Choice, Decoder, FinishReason, GenerateConfig, GenerateError, Generation,
 };
@@ -247,6 +248,160 @@ fn a_step_without_a_number_among_its_logits_chooses_nothing() {
                 matches!(error, GenerateError::NoCandidate { len } if len == expected),
                 "{name}: {error}"
             );
+        }
+    });
+}
+
+/// Runs steps ahead, with and without a recording, as far as `limit` lets it: so many tokens, and whether steps were ahead when they
+/// were all there.
+fn decode_ahead(decoder: &mut Decoder, count: usize, limit: usize) -> (Vec<u32>, bool) {
+    let mut tokens = Vec::new();
+    while tokens.len() < count {
+        let more = decoder.decode(limit - tokens.len());
+        tokens.extend(more.expect("room, and finite logits"));
+    }
+    let logits = decoder.logits().expect("a device that works");
+    (tokens, logits.is_none())
+}
+
+#[test]
+fn tokens_read_late_are_those_of_launched_steps_across_capacities() {
+    every_model(|name, fixture| {
+        let count = match name {
+            _ if name.starts_with("cuda") => 600,
+            _ if has_graphs(name) => 180,
+            _ => 40,
+        };
+        let (tokens, _) = launched(fixture, SHORT, count);
+        // The cache can be rolled back by less than the last of them.
+        for steps in [1, 2, 100] {
+            let mut decoder = decoder(fixture, SHORT, true).with_steps_ahead(steps);
+            let (actual, ahead) = decode_ahead(&mut decoder, count, count);
+            assert!(!ahead, "{name}, {steps}: more steps than tokens");
+            assert_eq!(actual, tokens, "{name}, {steps}");
+            assert_eq!(decoder.positions(), SHORT - 1 + count, "{name}, {steps}");
+        }
+    });
+}
+
+#[test]
+fn steps_that_ran_ahead_in_vain_leave_nothing_behind() {
+    every_model(|name, fixture| {
+        let (tokens, rows) = launched(fixture, SHORT, 20);
+        let mut decoder = decoder(fixture, SHORT, true).with_steps_ahead(2);
+        let (actual, ahead) = decode_ahead(&mut decoder, 9, 100);
+        assert_eq!(actual, tokens[..9], "{name}");
+        assert_eq!(ahead, has_graphs(name), "{name}");
+        assert_eq!(decoder.positions(), SHORT - 1 + 9, "{name}");
+
+        // Another text for a while, then the first again.
+        decoder.set_token(tokens[8] ^ 1);
+        assert_eq!(decoder.positions(), SHORT - 1 + 9, "{name}");
+        decode_ahead(&mut decoder, 1, 100);
+        let back = decoder.truncate(2, tokens[7]);
+        back.expect("as far as the cache can be rolled back");
+        assert_eq!(decoder.positions(), SHORT - 1 + 8, "{name}");
+        let (actual, _) = decode_ahead(&mut decoder, 4, 100);
+        assert_eq!(actual, tokens[8..12], "{name}");
+
+        // The choice of the steps ahead is not that of the tokens to come.
+        let mut decoder = decoder.with_choice(third);
+        assert_eq!(decoder.positions(), SHORT - 1 + 12, "{name}");
+        let other = decoder.decode(1).expect("room");
+        assert_ne!(other, [tokens[12]], "{name}");
+        let logits = decoder.logits().expect("a device that works");
+        assert!(logits.as_deref().map(bits) == rows[12], "{name}: logits");
+    });
+}
+
+/// Not the highest logit.
+fn third(logits: Tensor<3>) -> Tensor<2, Int> {
+    let [_, _, vocabulary] = logits.dims();
+    top_k_ids(logits.reshape([1, vocabulary]), Windows::All, 3).narrow(1, 2, 1)
+}
+
+#[test]
+fn another_thread_takes_over_from_steps_ahead() {
+    every_model(|name, fixture| {
+        let (tokens, _) = launched(fixture, SHORT, 30);
+        let mut decoder = decoder(fixture, SHORT, true).with_steps_ahead(2);
+        let (mut actual, ahead) = decode_ahead(&mut decoder, 6, 100);
+        assert_eq!(ahead, has_graphs(name), "{name}");
+        let rest = std::thread::scope(|scope| {
+            let other = scope.spawn(|| decode_ahead(&mut decoder, 4, 8).0);
+            other.join().expect("it decodes")
+        });
+        actual.extend(rest);
+        // On one thread, a recording of the other is of no use.
+        actual.extend(decode_ahead(&mut decoder, 20, 100).0);
+        assert_eq!(actual, tokens, "{name}");
+        drop(decoder);
+        let mut decoder = self::decoder(fixture, SHORT, true).with_steps_ahead(1);
+        let again = decode_ahead(&mut decoder, 20, 20).0;
+        assert_eq!(again, tokens[..20], "{name}: after steps in flight");
+    });
+}
+
+#[test]
+fn a_full_context_ends_what_runs_ahead_after_its_last_token() {
+    every_model(|name, fixture| {
+        let mut config = fixture.config.clone();
+        config.max_position_embeddings = SHORT + 25;
+        let options = CacheConfig {
+            rollback: Rollback::Bounded(1),
+            ..CacheConfig::default()
+        };
+        let text = |graphs| {
+            let mut cache = fixture.model.new_cache(&config, options).expect("options");
+            let (last, before) = fixture.prompt[..SHORT].split_last().expect("a prompt");
+            fixture.streams(before, &mut cache, &Trace::off());
+            let decoder = Decoder::new(&fixture.model, cache, graphs).expect("one sequence");
+            let mut decoder = decoder.with_steps_ahead(1);
+            decoder.set_token(*last);
+            let mut tokens = Vec::new();
+            loop {
+                match decoder.decode(usize::MAX) {
+                    Ok(more) => tokens.extend(more),
+                    Err(error) => return (tokens, error),
+                }
+            }
+        };
+        let (expected, error) = text(false);
+        assert_eq!(expected.len(), 26, "{name}: {error}");
+        let (tokens, again) = text(true);
+        assert_eq!(tokens, expected, "{name}");
+        assert_eq!(again.to_string(), error.to_string(), "{name}");
+    });
+}
+
+#[test]
+fn a_generation_that_ends_while_steps_or_cycles_are_ahead_has_the_text_of_launched_ones() {
+    every_model(|name, fixture| {
+        let run = |eos, drafts, graphs, max_new_tokens| {
+            let mut config = fixture.config.clone();
+            config.eos_token_id = eos;
+            let options = GenerateConfig {
+                max_new_tokens,
+                drafts,
+                graphs,
+                ..GenerateConfig::default()
+            };
+            let prompt = &fixture.prompt[..SHORT];
+            let generation = Generation::new(&fixture.model, &config, options, prompt);
+            let mut generation = generation.expect("valid options");
+            let tokens: Result<Vec<u32>, _> = generation.by_ref().collect();
+            let reason = generation.finish_reason().expect("it has ended");
+            let tokens = tokens.expect("room, and finite logits");
+            (tokens, reason, generation.replays())
+        };
+        let (tokens, ..) = run(u32::MAX, 0, false, 24);
+        let end = (14..24).find(|&end| !tokens[..end].contains(&tokens[end]));
+        let end = end.expect("a token that was not there before");
+        for drafts in [0, 1] {
+            let (actual, reason, replays) = run(tokens[end], drafts, true, 64);
+            assert_eq!(actual, tokens[..end], "{name}, {drafts} drafts");
+            assert_eq!(reason, FinishReason::EndOfSequence, "{name}");
+            assert_eq!(replays > 1, has_graphs(name), "{name}: {replays} replays");
         }
     });
 }

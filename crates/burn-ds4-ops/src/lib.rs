@@ -18,7 +18,8 @@
 //! | [`topk`] | the largest entries of long rows, each in a window of its own |
 //!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a one-line error where it is
-//! not compiled in or not present. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose the backends.
+//! not compiled in or not present. [`readback`] reads a few numbers back while the device goes on working. Features `flex` (default),
+//! `wgpu`, `cuda` and `cpu` choose the backends.
 
 #[cfg(feature = "cube")]
 mod arrival;
@@ -40,6 +41,7 @@ mod optional;
 mod packed;
 pub mod quant;
 mod random;
+pub mod readback;
 mod reference;
 pub mod router;
 #[cfg(feature = "cube")]

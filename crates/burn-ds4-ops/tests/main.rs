@@ -50,6 +50,7 @@ mod quant_linear;
 mod quant_linear_codes;
 mod quant_roundtrip;
 pub(crate) mod ranking;
+mod readback;
 pub(crate) mod rotation;
 mod router;
 mod router_kernels;
@@ -114,6 +115,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("quant_linear_codes", quant_linear_codes::CASES),
     ("quant_roundtrip", quant_roundtrip::CASES),
     ("rotation", rotation::CASES),
+    ("readback", readback::CASES),
     ("router", router::CASES),
     ("router_kernels", router_kernels::CASES),
     ("sampling", sampling::CASES),

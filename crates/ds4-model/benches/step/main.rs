@@ -175,8 +175,8 @@ fn decoding(
 ) -> Result<(), Box<dyn Error>> {
     let device = model.embedding.val().device();
     let options = CacheConfig {
-        capacity: context + 4 * (samples + FILL),
-        rollback: Rollback::Bounded(0),
+        capacity: context + 5 * (samples + FILL),
+        rollback: Rollback::Bounded(1),
         ..CacheConfig::default()
     };
     let mut cache = model.new_cache(config, options)?;
@@ -227,8 +227,14 @@ fn decoding(
     }
     device.sync()?;
     let replay = start.elapsed().as_secs_f64() * 1e3 / samples as f64;
+    let mut decoder = decoder.with_steps_ahead(1);
+    let start = Instant::now();
+    for sample in 0..samples {
+        decoder.decode(samples - sample)?;
+    }
+    let late = start.elapsed().as_secs_f64() * 1e3 / samples as f64;
     println!(
-        "; one of many replays {replay:.3} ms, of the host {:.1} us a replay",
+        "; with its id read a step late {late:.3} ms; one of many replays {replay:.3} ms, of the host {:.1} us a replay",
         Sorted::new(host).median()
     );
     Ok(())

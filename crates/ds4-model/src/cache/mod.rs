@@ -358,6 +358,14 @@ impl Cache {
         }
     }
 
+    /// How far sequences can be rolled back from their greatest length.
+    pub(crate) fn rollback(&self) -> usize {
+        match self.config.rollback {
+            Rollback::Bounded(rollback) => rollback,
+            Rollback::Unlimited => usize::MAX,
+        }
+    }
+
     /// The caches of the layers, for a [`Step`] of this cache.
     pub fn layers_mut(&mut self) -> &mut [LayerCache] {
         &mut self.layers

@@ -4,8 +4,11 @@
 //! all drafts, the MTP layer over as many positions, and both caches then keep the positions whose tokens stand. What the MTP layer
 //! has made of the others lies beyond its length, where the next cycle writes.
 
-use burn::tensor::{IndexingUpdateOp, Int, Tensor, Transaction};
+use std::collections::VecDeque;
+
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 use burn_ds4_ops::device::forget_scratch;
+use burn_ds4_ops::readback::Readback;
 use burn_ds4_ops::sampling::{self, Draws, MAX_COLUMNS, Sampling};
 use burn_ds4_ops::topk::{Windows, top_k_ids};
 
@@ -19,6 +22,9 @@ use crate::cache::Cache;
 use crate::graph::{Preparation, Recording, Refusal, Window};
 use crate::model::Model;
 use crate::trace::Trace;
+
+/// Cycles that a device has to do yet while the host reads what came of the one before: enough not to keep it waiting.
+const CYCLES_AHEAD: usize = 1;
 
 /// What a cycle works on, which whoever has the cycle owns: of the trunk, and of the MTP layer. Between cycles they are equally long.
 pub(super) struct Caches<'c> {
@@ -61,7 +67,9 @@ pub(super) struct Cycle<'a> {
     graphs: bool,
     refusal: Option<String>,
     replays: usize,
-    /// Of a cycle whose earlier neighbours gave tokens in the same call.
+    /// What came of cycles that were replayed and that the host does not count yet.
+    ahead: VecDeque<Readback>,
+    /// Of a cycle that comes after some whose tokens are to be given out first.
     late: Option<GenerateError>,
 }
 
@@ -92,6 +100,7 @@ impl<'a> Cycle<'a> {
             graphs: true,
             refusal: None,
             replays: 0,
+            ahead: VecDeque::new(),
             late: None,
         })
     }
@@ -177,34 +186,56 @@ impl<'a> Cycle<'a> {
         self.in_time(verdicts)
     }
 
-    /// Replays the recorded cycle: what comes of it. `None` if that is not possible now, or if it could be more than `tokens`.
+    /// Replays the recorded cycle: what comes of it. `None` if that is not possible now, or if it could be more than `tokens`. Where that
+    /// cannot be of two cycles either, the second is replayed before the first is read.
     pub(super) fn replay(
         &mut self,
         mut caches: Caches,
         tokens: usize,
     ) -> Result<Option<Verdict>, GenerateError> {
-        if let Some(error) = self.late.take() {
-            return Err(error);
+        while self.late.is_none() && self.ahead.len() <= CYCLES_AHEAD {
+            match self.run_ahead(&caches, tokens) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => self.late = Some(error),
+            }
         }
-        let Some(recording) = &self.recording else {
-            return Ok(None);
+        let Some(read) = self.ahead.pop_front() else {
+            return self.late.take().map_or(Ok(None), Err);
         };
-        let [trunk, mtp] = [self.drafts + 1, 2 * self.drafts];
+        let verdict = self.arrived(read)?;
+        let [trunk, mtp] = self.written();
+        caches.trunk.commit_replay(trunk);
+        caches.mtp.commit_replay(mtp);
+        caches.settle(self.drafts - verdict.accepted, mtp - 1 - verdict.accepted);
+        Ok(Some(verdict))
+    }
+
+    /// Positions that a cycle writes in each cache.
+    fn written(&self) -> [usize; 2] {
+        [self.drafts + 1, 2 * self.drafts]
+    }
+
+    /// Replays another cycle, and begins to read what comes of it. `false` if that is not possible now, or if all that are ahead could
+    /// be more than `tokens`.
+    fn run_ahead(&mut self, caches: &Caches, tokens: usize) -> Result<bool, GenerateError> {
+        let Some(recording) = &self.recording else {
+            return Ok(false);
+        };
+        let [trunk, mtp] = self.written();
+        let before = self.ahead.len() * trunk;
         // There may be room for fewer drafts where a step is refused.
-        let fits = |cache: &Cache, count| cache.check_replay(count).unwrap_or(false);
-        let fits = tokens > self.drafts && fits(caches.trunk, trunk) && fits(caches.mtp, mtp);
+        let fits = |cache: &Cache, count| cache.check_replay(before + count).unwrap_or(false);
+        let fits = tokens >= before + trunk && fits(caches.trunk, trunk) && fits(caches.mtp, mtp);
         if !fits || self.epochs != caches.epochs() || !recording.is_of_this_thread() {
-            return Ok(None);
+            return Ok(false);
         }
         // Safety: no tensor of the cycle has been replaced, as the epochs say, which no other caches have had: the caches, the model
         // and this own or borrow them all. None is shared with another thread, and this is the thread of the recording.
         unsafe { recording.replay() }.map_err(failed)?;
-        caches.trunk.commit_replay(trunk);
-        caches.mtp.commit_replay(mtp);
         self.replays += 1;
-        let verdict = self.read(&recording.results)?;
-        caches.settle(self.drafts - verdict.accepted, mtp - 1 - verdict.accepted);
-        Ok(Some(verdict))
+        self.ahead.push_back(read(&recording.results));
+        Ok(true)
     }
 
     /// Ends the cycles, and what was recorded. If there were any, the drafts that the last has made: the MTP layer has seen all
@@ -231,7 +262,7 @@ impl<'a> Cycle<'a> {
         verdict: &sampling::Verdict,
         caches: &mut Caches,
     ) -> Result<Verdict, GenerateError> {
-        let verdict = self.read(verdict)?;
+        let verdict = self.arrived(read(verdict))?;
         let fallen = self.drafts - verdict.accepted;
         caches.settle(fallen, fallen);
         Ok(verdict)
@@ -280,18 +311,13 @@ impl<'a> Cycle<'a> {
         self.inputs = Some(inputs.select_assign(1, place, token, IndexingUpdateOp::Assign));
     }
 
-    /// Reads what came of a cycle: the only read of it.
-    fn read(&self, verdict: &sampling::Verdict) -> Result<Verdict, GenerateError> {
-        let read = Transaction::default()
-            .register(verdict.accepted.clone())
-            .register(verdict.tokens.clone())
-            .try_execute()
-            .map_err(device_error)?;
-        let mut numbers = read.iter().flat_map(|data| data.iter::<i64>());
-        let accepted = numbers.next().unwrap_or(0) as usize;
-        let tokens = numbers.take(accepted + 1).map(u32::try_from);
+    /// What came of a cycle.
+    fn arrived(&self, read: Readback) -> Result<Verdict, GenerateError> {
+        let numbers = read.wait().map_err(device_error)?;
+        let accepted = numbers[0] as usize;
+        let tokens = numbers.into_iter().skip(1).take(accepted + 1);
+        let tokens = tokens.map(u32::try_from).collect::<Result<_, _>>();
         let [len, _] = self.model.embedding.dims();
-        let tokens = tokens.collect::<Result<_, _>>();
         Ok(Verdict {
             accepted,
             tokens: tokens.map_err(|_| GenerateError::NoCandidate { len })?,
@@ -334,6 +360,13 @@ impl<'a> Cycle<'a> {
             self.refusal = Some(reason);
         }
     }
+}
+
+/// Begins to read what came of a cycle: the only read of it.
+fn read(verdict: &sampling::Verdict) -> Readback {
+    let tokens = verdict.tokens.clone();
+    let [_, count] = tokens.dims();
+    Readback::begin([verdict.accepted.clone(), tokens.reshape([count])])
 }
 
 /// The token of the highest logit, of equal ones the lowest id.

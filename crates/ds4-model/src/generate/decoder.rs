@@ -1,7 +1,10 @@
 //! Plain decoding: one token a step, each chosen on the device and fed to the next step there.
 
+use std::collections::VecDeque;
+
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 use burn_ds4_ops::device::forget_scratch;
+use burn_ds4_ops::readback::Readback;
 
 use super::choice::{Choice, Chooser};
 use super::driver::ids_tensor;
@@ -69,7 +72,13 @@ pub struct Decoder<'a> {
     graphs: bool,
     refusal: Option<String>,
     replays: usize,
-    /// Of a step whose earlier neighbours gave tokens in the same call.
+    /// How many steps may be replayed before the token of an earlier one is known.
+    steps_ahead: usize,
+    /// Tokens of steps that were replayed and that the host does not count yet.
+    ahead: VecDeque<Readback>,
+    /// The token before them.
+    last: u32,
+    /// Of a step that comes after some whose tokens are to be given out first.
     late: Option<GenerateError>,
 }
 
@@ -100,8 +109,24 @@ impl<'a> Decoder<'a> {
             graphs: graphs && model.flash_head.is_none(),
             refusal: None,
             replays: 0,
+            steps_ahead: 0,
+            ahead: VecDeque::new(),
+            last: 0,
             late: None,
         })
+    }
+
+    /// Lets replays run `steps` ahead of the tokens that are given out, so that the device need not wait while the host reads one:
+    /// one is enough for that. At first it is none.
+    ///
+    /// It never runs farther than the limit of [`decode`](Self::decode) says, nor than the cache can be
+    /// [rolled back](crate::cache::CacheConfig::rollback). Tokens and positions are those of steps one by one: steps ahead that turn out not to be
+    /// wanted are taken back when the decoder is told to go on from elsewhere, which uses up room to roll back like positions that
+    /// were given out and truncated.
+    #[must_use]
+    pub fn with_steps_ahead(mut self, steps: usize) -> Self {
+        self.steps_ahead = steps;
+        self
     }
 
     /// Draws tokens as `sampling` says, in place of the highest logit, of equal ones that of the lowest id.
@@ -114,6 +139,7 @@ impl<'a> Decoder<'a> {
     ///
     /// If a parameter is outside its range, or the repetition penalty is not 1: the tokens before are not looked at.
     pub fn with_sampling(mut self, sampling: &SamplingConfig) -> Result<Self, GenerateError> {
+        self.rewind();
         self.recording = None;
         self.chooser = Chooser::new(sampling, &self.place.device())?;
         Ok(self)
@@ -125,6 +151,7 @@ impl<'a> Decoder<'a> {
     /// when it was recorded.
     #[must_use]
     pub fn with_choice(mut self, choose: Choice) -> Self {
+        self.rewind();
         self.recording = None;
         self.chooser.set_own(choose);
         self
@@ -132,6 +159,7 @@ impl<'a> Decoder<'a> {
 
     /// The token to go on from, which is not in the cache yet.
     pub fn set_token(&mut self, token: u32) {
+        self.rewind();
         self.late = None;
         let ids = ids_tensor(&[token], &self.place.device());
         self.put(ids);
@@ -143,6 +171,7 @@ impl<'a> Decoder<'a> {
     ///
     /// As [`Cache::truncate`].
     pub fn truncate(&mut self, count: usize, token: u32) -> Result<(), CacheError> {
+        self.rewind();
         self.cache.truncate(count)?;
         self.set_token(token);
         Ok(())
@@ -154,11 +183,20 @@ impl<'a> Decoder<'a> {
     ///
     /// If the cache is full, no token can be chosen or the device fails. After the latter, the decoder is not to be used any more.
     pub fn decode(&mut self, limit: usize) -> Result<Vec<u32>, GenerateError> {
+        let most = self.steps_ahead.min(self.cache.rollback());
+        let replays = 1 + limit.saturating_sub(1).min(most);
+        while self.late.is_none() && self.ahead.len() < replays {
+            match self.run_ahead() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => self.late = Some(error),
+            }
+        }
+        if let Some(read) = self.ahead.pop_front() {
+            return Ok(vec![self.arrived(read)?]);
+        }
         if let Some(error) = self.late.take() {
             return Err(error);
-        }
-        if self.replay()? {
-            return Ok(vec![self.token()?]);
         }
         // The memory that it holds on to is needed where the cache grows.
         self.recording = None;
@@ -169,14 +207,38 @@ impl<'a> Decoder<'a> {
         Ok(vec![self.launch()?])
     }
 
-    /// Replays a recorded step without reading the token that it chooses; what that takes of the host is all that it takes. `false`
-    /// if there is nothing to be replayed, which the next call of [`decode`](Self::decode) may change.
+    /// Replays a recorded step without reading the token that it chooses; what that takes of the host is all that it takes. A step that
+    /// was replayed [ahead](Self::with_steps_ahead) counts as it is. `false` if there is nothing to be replayed, which the next call of
+    /// [`decode`](Self::decode) may change.
     ///
     /// # Errors
     ///
     /// As [`decode`](Self::decode).
     pub fn replay(&mut self) -> Result<bool, GenerateError> {
-        let fits = self.cache.check_replay(1)?;
+        if let Some(read) = self.ahead.pop_front() {
+            self.arrived(read)?;
+            return Ok(true);
+        }
+        let replayed = self.replay_another()?;
+        if replayed {
+            self.cache.commit_replay(1);
+        }
+        Ok(replayed)
+    }
+
+    /// Replays another step, and begins to read its token. `false` if there is nothing to be replayed.
+    fn run_ahead(&mut self) -> Result<bool, GenerateError> {
+        let replayed = self.replay_another()?;
+        if replayed {
+            let ids = self.ids.clone().expect("it is put back");
+            self.ahead.push_back(Readback::begin([ids.reshape([1])]));
+        }
+        Ok(replayed)
+    }
+
+    /// Replays a step after all that are ahead. The host does not count it yet.
+    fn replay_another(&mut self) -> Result<bool, GenerateError> {
+        let fits = self.cache.check_replay(self.ahead.len() + 1)?;
         let Some(recording) = &self.recording else {
             return Ok(false);
         };
@@ -186,17 +248,43 @@ impl<'a> Decoder<'a> {
         // Safety: the decoder owns or borrows every tensor of the step. None has been replaced, as the epoch says; it is not shared
         // with another thread, and this is the thread of the recording.
         unsafe { recording.replay() }.map_err(failed)?;
-        self.cache.commit_replay(1);
         self.replays += 1;
         Ok(true)
     }
 
-    /// The logits that the last token was chosen by, if they were computed for all tokens: an entry for each.
+    /// Waits for the token of the first step ahead, which counts from now on.
+    fn arrived(&mut self, read: Readback) -> Result<u32, GenerateError> {
+        self.cache.commit_replay(1);
+        let ids = read.wait().map_err(device_error)?;
+        self.last = ids[0] as u32;
+        self.checked(self.last)
+    }
+
+    /// Takes the steps ahead back: on from the last token that was given out.
+    fn rewind(&mut self) {
+        let steps = self.ahead.len();
+        if steps == 0 {
+            return;
+        }
+        // They read what is written here.
+        self.ahead.clear();
+        self.cache.commit_replay(steps);
+        let back = self.cache.truncate(steps);
+        back.expect("no step runs farther ahead than the cache can be rolled back");
+        let ids = ids_tensor(&[self.last], &self.place.device());
+        self.put(ids);
+    }
+
+    /// The logits that the last token was chosen by, if they were computed for all tokens: an entry for each. While steps run
+    /// [ahead](Self::with_steps_ahead), they are gone.
     ///
     /// # Errors
     ///
     /// If the device fails.
     pub fn logits(&self) -> Result<Option<Vec<f32>>, GenerateError> {
+        if !self.ahead.is_empty() {
+            return Ok(None);
+        }
         let recorded = self.recording.as_ref().map(|recorded| &recorded.results);
         let logits = recorded.unwrap_or(&self.logits).clone();
         logits
@@ -204,7 +292,7 @@ impl<'a> Decoder<'a> {
             .transpose()
     }
 
-    /// Positions in the cache.
+    /// Positions in the cache: all before the last token that was given out.
     pub fn positions(&self) -> usize {
         self.cache.lengths()[0]
     }
@@ -221,6 +309,7 @@ impl<'a> Decoder<'a> {
 
     /// The cache, for what is no plain decoding. It ends what was recorded.
     pub(super) fn cache_mut(&mut self) -> &mut Cache {
+        self.rewind();
         self.recording = None;
         &mut self.cache
     }
@@ -282,10 +371,13 @@ impl<'a> Decoder<'a> {
         self.ids = Some(ids);
     }
 
-    /// Reads the token that the last step has chosen: the only read of a step.
+    /// Reads the token that the last step has chosen.
     fn token(&self) -> Result<u32, GenerateError> {
         let ids = self.ids.clone().expect("it is put back");
-        let token = read_tokens(ids)?[0];
+        self.checked(read_tokens(ids)?[0])
+    }
+
+    fn checked(&self, token: u32) -> Result<u32, GenerateError> {
         if token > i32::MAX as u32 {
             let [len, _] = self.model.embedding.dims();
             return Err(GenerateError::NoCandidate { len });

@@ -16,6 +16,9 @@ use crate::config::ModelConfig;
 use crate::model::Model;
 use crate::trace::Trace;
 
+/// Steps that a device has to do yet while the host reads the token of the one before: enough not to keep it waiting.
+const STEPS_AHEAD: usize = 1;
+
 /// Largest number of drafts per round.
 pub const MAX_DRAFTS: usize = 4;
 
@@ -166,8 +169,14 @@ impl<'a> Generation<'a> {
                 });
             }
         }
+        let on_device = config.drafts == 0 && config.sampling.is_memoryless();
+        let rollback = if on_device {
+            STEPS_AHEAD
+        } else {
+            config.drafts
+        };
         let options = CacheConfig {
-            rollback: Rollback::Bounded(config.drafts),
+            rollback: Rollback::Bounded(rollback),
             ..CacheConfig::default()
         };
         let proposer = (config.drafts > 0)
@@ -178,8 +187,8 @@ impl<'a> Generation<'a> {
             .flatten();
         let cache = model.new_cache(model_config, options)?;
         let mut decoder = Decoder::new(model, cache, config.graphs)?;
-        let on_device = proposer.is_none() && config.sampling.is_memoryless();
         if on_device {
+            decoder = decoder.with_steps_ahead(STEPS_AHEAD);
             decoder = decoder.with_sampling(&config.sampling)?;
         }
         Ok(Self {
