@@ -64,7 +64,7 @@ struct Args {
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
-    /// Only launches one warm step, for a profiler whose output `tools/account` reads, for `flash`.
+    /// Only launches a few steps, the last between marks, for a profiler whose output `ds4-account` reads, for `flash`.
     #[arg(long)]
     account: bool,
     /// Calls of each kind of which the median is taken.

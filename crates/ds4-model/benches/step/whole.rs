@@ -54,7 +54,9 @@ pub fn recorded(
         match depth(model, config, layers, options) {
             Ok(depth) => depths.push(depth),
             Err(error) => {
-                println!("recorded: err: {error}");
+                let error = error.to_string();
+                let lines: Vec<&str> = error.lines().map(str::trim).collect();
+                println!("recorded: err: {}", lines.join(" "));
                 return Ok(());
             }
         }
