@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use ds4_model::cache::{Cache, CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
@@ -334,6 +334,52 @@ fn a_bounded_cache_refuses_what_it_has_forgotten_and_stays_usable() {
         .expect("the empty sequence can always be gone back to");
     let logits = fixture.feed(&text, &mut cache);
     assert_close(&logits, &expected, absolute(TOLERANCE), "from the start");
+}
+
+#[test]
+fn a_cache_filled_at_random_goes_on_from_rows_that_are_seen() {
+    let zeros = Distribution::Uniform(0.0, 0.0);
+    for (name, device) in devices() {
+        let fixture = Fixture::open(device);
+        let feed = |ids: &[&[u32]], cache: &mut Cache| {
+            let logits = fixture.model.forward(fixture.batch(ids), cache);
+            values(logits.expect("the cache has room"))
+        };
+        let after = |distribution| {
+            let mut cache = fixture.cache(2, Rollback::Bounded(3));
+            feed(&[&text(2, 5), &text(3, 5)], &mut cache);
+            cache
+                .fill_random(43, distribution)
+                .expect("the model supports so many");
+            assert_eq!((cache.lengths(), cache.capacity()), (&[43, 43][..], 64));
+            assert!(cache.truncate(4).is_err() && cache.truncate(3).is_ok());
+            feed(&[&text(1, 2), &text(1, 2)], &mut cache)
+        };
+        let of_zeros = after(zeros);
+        let (first, second) = of_zeros.split_at(of_zeros.len() / 2);
+        assert_close(
+            first,
+            second,
+            absolute(TOLERANCE),
+            &format!("two sequences alike, {name}"),
+        );
+        let of_draws = after(Distribution::Normal(0.0, 1.0));
+        assert!(of_draws.iter().all(|logit| logit.is_finite()), "{name}");
+        let far = |(one, other): (&f32, &f32)| (one - other).abs() > 0.1;
+        assert!(
+            of_draws.iter().zip(&of_zeros).any(far),
+            "the rows make no difference, {name}"
+        );
+    }
+    let fixture = Fixture::flex();
+    let mut cache = fixture.cache(1, Rollback::Unlimited);
+    let maximum = fixture.config.max_position_embeddings;
+    let refusal = CacheError::TooLong {
+        requested: maximum + 1,
+        maximum,
+    };
+    assert_eq!(cache.fill_random(maximum + 1, zeros), Err(refusal));
+    assert_eq!(cache.lengths(), [0]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ mod step;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::attention::FEW_TOKENS;
 
 use crate::config::{AttentionKind, ModelConfig};
@@ -571,6 +571,48 @@ impl Cache {
             self.epoch = new_epoch();
         }
         self.lengths = lengths.to_vec();
+        Ok(())
+    }
+
+    /// Makes every sequence `positions` long, with rows drawn from `distribution` that no model has computed; what the cache held is
+    /// lost.
+    ///
+    /// For measurements at a context that would take long to compute. Norms leave rows of variance 1, so `Normal(0, 1)` comes close to
+    /// what a model computes; zeros would not do, as an indexer chooses among equal scores in another time.
+    ///
+    /// # Errors
+    ///
+    /// If the model does not support so many positions. The cache is unchanged then.
+    pub fn fill_random(
+        &mut self,
+        positions: usize,
+        distribution: Distribution,
+    ) -> Result<(), CacheError> {
+        if positions > self.layout.max_positions {
+            return Err(CacheError::TooLong {
+                requested: positions,
+                maximum: self.layout.max_positions,
+            });
+        }
+        self.reserve(positions);
+        for layer in &mut self.layers {
+            let compressed = [&mut layer.compressed, &mut layer.indexer];
+            let compressed = compressed.into_iter().flatten();
+            let rings =
+                compressed.flat_map(|compressed| [&mut compressed.rows, &mut compressed.raw]);
+            for ring in rings.chain([&mut layer.window]) {
+                ring.fill_random(distribution);
+            }
+        }
+        self.lengths.fill(positions);
+        self.high_water.fill(positions);
+        self.start = Some(Tensor::full(
+            [self.config.batch],
+            positions as i64,
+            &self.device,
+        ));
+        self.open_step = None;
+        self.epoch = new_epoch();
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, IndexingUpdateOp, Int, Tensor};
 
 /// Rows of every sequence at fixed slots: `[batch, slots, width]`.
 ///
@@ -63,6 +63,12 @@ impl Ring {
     /// Puts back what was [taken](Self::take).
     pub(crate) fn put(&mut self, rows: Tensor<3>) {
         self.rows = Some(rows);
+    }
+
+    /// Replaces all rows by draws.
+    pub(crate) fn fill_random(&mut self, distribution: Distribution) {
+        let rows = self.take().random_like(distribution);
+        self.put(rows);
     }
 
     /// Adds slots at the end. Rows keep their slots.
