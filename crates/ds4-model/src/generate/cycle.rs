@@ -5,18 +5,16 @@
 //! has made of the others lies beyond its length, where the next cycle writes.
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, Transaction};
-use burn_ds4_ops::device::forget_scratch;
 use burn_ds4_ops::sampling::{self, Draws, MAX_COLUMNS, Sampling};
 use burn_ds4_ops::topk::{Windows, top_k_ids};
 
 use super::choice::Choice;
-use super::decoder::{WARM_UPS, WORTH_RECORDING, failed};
 use super::driver::ids_tensor;
 use super::error::GenerateError;
+use super::recorder::{Outcome, Recorder, WORTH_RECORDING, record};
 use super::target::{device_error, read_tokens};
 use super::verifier::Verdict;
 use crate::cache::Cache;
-use crate::graph::{Preparation, Recording, Refusal, Window};
 use crate::model::Model;
 use crate::trace::Trace;
 
@@ -41,10 +39,8 @@ impl Caches<'_> {
 /// Greedy decoding of one sequence with a fixed number of drafts by the MTP layer.
 #[derive(Debug)]
 pub(super) struct Cycle<'a> {
-    /// Goes before all that it reads and writes.
-    recording: Option<Recording<sampling::Verdict>>,
-    /// Of the caches, when the cycle was recorded.
-    epochs: [u64; 2],
+    /// Its recording goes before all that it reads and writes.
+    recorder: Recorder<sampling::Verdict, [u64; 2]>,
     model: &'a Model,
     drafts: usize,
     /// The last token, which is in no cache yet, and its drafts: `[1, 1 + drafts]`, always in the same place. Taken while they are
@@ -58,11 +54,6 @@ pub(super) struct Cycle<'a> {
     draws: Draws,
     /// Whether the inputs are those that the text goes on from.
     entered: bool,
-    graphs: bool,
-    refusal: Option<String>,
-    replays: usize,
-    /// Of a cycle whose earlier neighbours gave tokens in the same call.
-    late: Option<GenerateError>,
 }
 
 impl<'a> Cycle<'a> {
@@ -77,8 +68,7 @@ impl<'a> Cycle<'a> {
         let device = model.embedding.val().device();
         let place = |place: usize| Tensor::from_data([place as i32], &device);
         Some(Self {
-            recording: None,
-            epochs: [0, 0],
+            recorder: Recorder::new("cycle", true),
             model,
             drafts,
             inputs: None,
@@ -89,10 +79,6 @@ impl<'a> Cycle<'a> {
                 positions: Tensor::zeros([1], &device),
             },
             entered: false,
-            graphs: true,
-            refusal: None,
-            replays: 0,
-            late: None,
         })
     }
 
@@ -103,19 +89,19 @@ impl<'a> Cycle<'a> {
 
     /// Cycles that were replayed.
     pub(super) fn replays(&self) -> usize {
-        self.replays
+        self.recorder.replays()
     }
 
     /// Why there are no graphs, though the device has them.
     pub(super) fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+        self.recorder.refusal()
     }
 
     /// Whether a recording can be made now, and be of use for so many tokens.
     pub(super) fn is_worth_recording(&self, caches: [&Cache; 2], tokens: usize) -> bool {
         let rooms = caches.map(|cache| cache.capacity() - cache.lengths()[0]);
         let fewest = rooms.into_iter().fold(tokens, usize::min);
-        self.graphs && !self.entered && fewest >= WORTH_RECORDING * (self.drafts + 1)
+        self.recorder.is_wanted() && !self.entered && fewest >= WORTH_RECORDING * (self.drafts + 1)
     }
 
     /// A few cycles from a token and its drafts on, of which the last is recorded and replayed: what comes of each.
@@ -123,7 +109,7 @@ impl<'a> Cycle<'a> {
     /// It comes of none if recording fails: no tokens are lost, and there will be no more recordings.
     pub(super) fn record(
         &mut self,
-        mut caches: Caches,
+        caches: Caches,
         last: u32,
         drafts: &[u32],
     ) -> Result<Vec<Verdict>, GenerateError> {
@@ -136,45 +122,36 @@ impl<'a> Cycle<'a> {
             caches.mtp.clone(),
             self.inputs.clone(),
         );
-        let mut verdicts = Vec::with_capacity(WARM_UPS + 1);
-
-        let window = Preparation::new(&device).and_then(|preparation| {
-            for _ in 0..WARM_UPS {
-                match self.launch(&mut caches) {
-                    Ok(verdict) => verdicts.push(verdict),
-                    Err(error) => {
-                        self.late = Some(error);
-                        return Ok(None);
-                    }
-                }
-            }
-            preparation.start().map(Some)
-        });
-        let recorded = match window {
-            Ok(Some(window)) => self.record_in(window, &mut caches),
-            Ok(None) => return self.in_time(verdicts),
-            Err(refusal) => {
-                self.refuse(refusal);
-                return Ok(verdicts);
-            }
+        let mut context = (self, caches);
+        // Safety: this, the caches and the model own or borrow every tensor of the cycle.
+        let (mut verdicts, outcome) = unsafe {
+            record(
+                &device,
+                &mut context,
+                |(cycle, caches)| cycle.launch(caches),
+                |(cycle, caches)| cycle.step(caches),
+            )
         };
-        match recorded {
-            Ok(recording) => match self.settle_launched(&recording.results, &mut caches) {
-                Ok(verdict) => {
-                    verdicts.push(verdict);
-                    self.recording = Some(recording);
-                }
-                Err(error) => self.late = Some(error),
-            },
-            Err(refusal) => {
-                self.refuse(refusal);
-                // What was to be written counts as failed: on with what there was before.
-                forget_scratch();
-                (*caches.trunk, *caches.mtp, self.inputs) = before;
+        let (cycle, mut caches) = context;
+        match outcome {
+            Outcome::Recorded(recording) => {
+                let last = cycle.settle_launched(&recording.results, &mut caches);
+                cycle.recorder.keep(recording, caches.epochs());
+                cycle.recorder.in_time(verdicts, last)
+            }
+            Outcome::Broken(error) => cycle.recorder.in_time(verdicts, Err(error)),
+            Outcome::Refused(refusal) => {
+                cycle.recorder.refuse(&refusal);
+                Ok(verdicts)
+            }
+            Outcome::Spoiled(refusal) => {
+                cycle.recorder.refuse(&refusal);
+                // On with what there was before.
+                (*caches.trunk, *caches.mtp, cycle.inputs) = before;
                 verdicts.clear();
+                Ok(verdicts)
             }
         }
-        self.in_time(verdicts)
     }
 
     /// Replays the recorded cycle: what comes of it. `None` if that is not possible now, or if it could be more than `tokens`.
@@ -183,26 +160,23 @@ impl<'a> Cycle<'a> {
         mut caches: Caches,
         tokens: usize,
     ) -> Result<Option<Verdict>, GenerateError> {
-        if let Some(error) = self.late.take() {
-            return Err(error);
-        }
-        let Some(recording) = &self.recording else {
-            return Ok(None);
-        };
+        self.recorder.late()?;
         let [trunk, mtp] = [self.drafts + 1, 2 * self.drafts];
         // There may be room for fewer drafts where a step is refused.
         let fits = |cache: &Cache, count| cache.check_replay(count).unwrap_or(false);
         let fits = tokens > self.drafts && fits(caches.trunk, trunk) && fits(caches.mtp, mtp);
-        if !fits || self.epochs != caches.epochs() || !recording.is_of_this_thread() {
+        let epochs = caches.epochs();
+        // Safety: no tensor of the cycle has been replaced, as the epochs say, which no other caches have had: the caches, the model
+        // and this own or borrow them all, and none is shared with another thread.
+        if !fits || !unsafe { self.recorder.replay(&epochs) }? {
             return Ok(None);
         }
-        // Safety: no tensor of the cycle has been replaced, as the epochs say, which no other caches have had: the caches, the model
-        // and this own or borrow them all. None is shared with another thread, and this is the thread of the recording.
-        unsafe { recording.replay() }.map_err(failed)?;
         caches.trunk.commit_replay(trunk);
         caches.mtp.commit_replay(mtp);
-        self.replays += 1;
-        let verdict = self.read(&recording.results)?;
+        let Some(verdict) = self.recorder.results() else {
+            return Ok(None);
+        };
+        let verdict = self.read(verdict)?;
         caches.settle(self.drafts - verdict.accepted, mtp - 1 - verdict.accepted);
         Ok(Some(verdict))
     }
@@ -210,7 +184,7 @@ impl<'a> Cycle<'a> {
     /// Ends the cycles, and what was recorded. If there were any, the drafts that the last has made: the MTP layer has seen all
     /// tokens before them.
     pub(super) fn leave(&mut self) -> Result<Option<Vec<u32>>, GenerateError> {
-        self.recording = None;
+        self.recorder.forget();
         let inputs = self.inputs.take();
         if !std::mem::take(&mut self.entered) {
             return Ok(None);
@@ -296,43 +270,6 @@ impl<'a> Cycle<'a> {
             accepted,
             tokens: tokens.map_err(|_| GenerateError::NoCandidate { len })?,
         })
-    }
-
-    /// Records a cycle, and executes it.
-    fn record_in(
-        &mut self,
-        window: Window,
-        caches: &mut Caches,
-    ) -> Result<Recording<sampling::Verdict>, Refusal> {
-        let verdict = self
-            .step(caches)
-            .map_err(|error| Refusal::Failed(error.to_string()))?;
-        let recording = window.seal(verdict)?;
-        // Safety: this, the caches and the model own or borrow every tensor of the cycle, which has been recorded just now by this
-        // thread.
-        unsafe { recording.replay() }?;
-        self.replays += 1;
-        self.epochs = caches.epochs();
-        Ok(recording)
-    }
-
-    /// Tokens before an error come before it.
-    fn in_time(&mut self, verdicts: Vec<Verdict>) -> Result<Vec<Verdict>, GenerateError> {
-        match self.late.take() {
-            Some(error) if verdicts.is_empty() => Err(error),
-            late => {
-                self.late = late;
-                Ok(verdicts)
-            }
-        }
-    }
-
-    fn refuse(&mut self, refusal: Refusal) {
-        self.graphs = false;
-        if let Refusal::Failed(reason) = refusal {
-            log::warn!("decoding goes on without graphs, a cycle cannot be recorded: {reason}");
-            self.refusal = Some(reason);
-        }
     }
 }
 
