@@ -1,6 +1,7 @@
 //! What the device works on: the texts of a batch side by side, one lane each, some of which are vacant.
 
 use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::attention::FEW_TOKENS;
 
 use super::GraphUsage;
 use crate::cache::{Cache, CacheError};
@@ -11,6 +12,10 @@ use crate::generate::recorder::{Outcome, Recorder, WORTH_RECORDING, record, spoi
 use crate::generate::target::{device_error, read_tokens};
 use crate::model::Model;
 use crate::trace::Trace;
+
+/// Lanes of a step that can be recorded. With more, the attention is made of tensor operations, some of which upload: some devices
+/// refuse that, and others count the weights as failed with a recording that fails.
+const RECORDABLE: usize = FEW_TOKENS;
 
 #[derive(Debug)]
 pub(super) struct Lanes<'a> {
@@ -134,7 +139,8 @@ impl<'a> Lanes<'a> {
         let room = self.cache.capacity() - longest;
         // Many short texts are worth it as well.
         let used = wanted.max(self.launched);
-        if self.recorder.is_wanted() && room.min(used) >= WORTH_RECORDING {
+        let is_recordable = self.recorder.is_wanted() && self.cache.batch() <= RECORDABLE;
+        if is_recordable && room.min(used) >= WORTH_RECORDING {
             self.launched = 0;
             return self.record();
         }

@@ -32,7 +32,7 @@ pub struct BatchConfig {
     pub prefill_chunk: usize,
     /// Positions of a sequence that fit before the cache first grows.
     pub capacity: usize,
-    /// Whether a step may be recorded and replayed as a graph, which changes no token.
+    /// Whether a step of up to 16 sequences may be recorded and replayed as a graph, which changes no token.
     pub graphs: bool,
 }
 
@@ -98,7 +98,7 @@ struct Sequence {
 ///
 /// Tokens are chosen and fed to the next step on the device. The host reads them once a step. As by a [`Decoder`](super::Decoder), a
 /// step is recorded as a graph where the device can and replayed until the batch has to grow, and with one warning launched where that
-/// fails, with the same consequences.
+/// fails, with the same consequences. With room for more than 16 sequences, steps are always launched.
 ///
 /// There is room for 1, 2, 4 and so on up to [`MAX_SEQUENCES`] sequences. It doubles when one joins that there is none for, and the cache's
 /// capacity when the longest reaches it; neither shrinks again. A step costs what the room is for: what is vacant is computed, and seen
@@ -110,7 +110,7 @@ struct Sequence {
 /// no more than 16 sequences, they and their logits are those of decoding the text alone, to the bit: by [`Generation`](super::Generation),
 /// given the same [`BatchConfig::prefill_chunk`] and, where there are no kernels, while the cache has the same capacity. With room for more,
 /// general matrix products take over, which round differently: the logits are those of the text alone but for rounding, and the tokens are
-/// but for near-ties. Whether a step is launched or replayed makes no difference.
+/// but for near-ties.
 ///
 /// # Example
 ///
