@@ -83,8 +83,9 @@ struct Joined {
 struct Extent {
     /// Of all sequences.
     tokens: usize,
-    /// At most, of one.
+    /// At most, of one, and of one prompt.
     longest: usize,
+    prompt: usize,
     /// At a time.
     sequences: usize,
 }
@@ -97,16 +98,19 @@ fn sequences_that_join_and_leave_at_random_have_their_texts_alone() {
             _ if name.starts_with("cuda") => Extent {
                 tokens: 1000,
                 longest: 220,
+                prompt: 110,
                 sequences: 16,
             },
             "flex F32" => Extent {
                 tokens: 240,
                 longest: 50,
+                prompt: 40,
                 sequences: 16,
             },
             _ => Extent {
                 tokens: 60,
                 longest: 30,
+                prompt: 20,
                 sequences: 3,
             },
         };
@@ -126,19 +130,24 @@ fn sequences_that_join_and_leave_at_random_have_their_texts_alone() {
             let mut tokens = 0;
             while tokens < extent.tokens {
                 if batch.sequences() < extent.sequences && random.below(3) == 0 {
-                    let start = random.below(80);
-                    let length = 1 + random.below(40);
+                    // The first is the longest, and stays.
+                    let mut limits = [extent.prompt, extent.longest];
+                    if !joined.is_empty() {
+                        limits = limits.map(|limit| 1 + random.below(limit));
+                    }
+                    let [length, count] = limits;
+                    let start = random.below(fixture.prompt.len() - length + 1);
                     let text = Joined {
                         prompt: fixture.prompt[start..start + length].to_vec(),
-                        count: 1 + random.below(extent.longest),
+                        count,
                         seed: random.below(1 << 20) as u64,
                         left: false,
                     };
                     let id = batch.join(&text.prompt, text.count, text.seed);
                     joined.insert(id.expect("valid options"), text);
                 }
-                let any = random.below(joined.len().max(1));
-                if random.below(20) == 0
+                let any = 1 + random.below(joined.len().max(1));
+                if random.below(8) == 0
                     && let Some((id, text)) = joined.iter_mut().nth(any)
                     && batch.positions(*id).is_some()
                 {

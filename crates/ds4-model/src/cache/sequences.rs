@@ -169,5 +169,9 @@ impl Cache {
 
 /// Writes one of `numbers`, in place.
 fn set(numbers: Tensor<1, Int>, index: usize, number: Tensor<1, Int>) -> Tensor<1, Int> {
-    numbers.slice_assign([index..index + 1], number)
+    numbers.slice_assign(index..index + 1, number)
 }
+
+#[cfg(test)]
+#[path = "sequences_tests.rs"]
+mod tests;
