@@ -102,15 +102,15 @@ fn sequences_that_join_and_leave_at_random_have_their_texts_alone() {
                 sequences: 16,
             },
             "flex F32" => Extent {
-                tokens: 240,
-                longest: 50,
+                tokens: 120,
+                longest: 30,
                 prompt: 40,
-                sequences: 16,
+                sequences: 8,
             },
             _ => Extent {
-                tokens: 60,
-                longest: 30,
-                prompt: 20,
+                tokens: 40,
+                longest: 20,
+                prompt: 16,
                 sequences: 3,
             },
         };
