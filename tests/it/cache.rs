@@ -14,18 +14,18 @@ use crate::common::{absolute, assert_close, devices, values};
 use crate::golden::root;
 
 /// Logits of this model are of order ten.
-const TOLERANCE: f64 = 1e-4;
+pub(crate) const TOLERANCE: f64 = 1e-4;
 const LENGTH: usize = 61;
-const VOCABULARY: u32 = 128;
+pub(crate) const VOCABULARY: u32 = 128;
 
-struct Fixture {
-    model: Model,
-    config: ModelConfig,
-    device: Device,
+pub(crate) struct Fixture {
+    pub(crate) model: Model,
+    pub(crate) config: ModelConfig,
+    pub(crate) device: Device,
 }
 
 impl Fixture {
-    fn open(device: &Device) -> Self {
+    pub(crate) fn open(device: &Device) -> Self {
         let checkpoint = Checkpoint::open(&root().join("tests/fixtures/layer-goldens"))
             .expect("the fixture is a checkpoint");
         Self {
@@ -41,7 +41,7 @@ impl Fixture {
         Self::open(&Device::flex())
     }
 
-    fn cache(&self, batch: usize, rollback: Rollback) -> Cache {
+    pub(crate) fn cache(&self, batch: usize, rollback: Rollback) -> Cache {
         let options = CacheConfig {
             batch,
             // Small, so that it grows in the middle of a text.
@@ -58,13 +58,13 @@ impl Fixture {
         self.batch(&[ids])
     }
 
-    fn batch(&self, rows: &[&[u32]]) -> Tensor<2, Int> {
+    pub(crate) fn batch(&self, rows: &[&[u32]]) -> Tensor<2, Int> {
         let ids: Vec<i32> = rows.concat().iter().map(|id| *id as i32).collect();
         let shape = [rows.len(), rows[0].len()];
         Tensor::from_data(TensorData::new(ids, shape), &self.device)
     }
 
-    fn feed(&self, ids: &[u32], cache: &mut Cache) -> Vec<f32> {
+    pub(crate) fn feed(&self, ids: &[u32], cache: &mut Cache) -> Vec<f32> {
         values(
             self.model
                 .forward(self.ids(ids), cache)
@@ -72,13 +72,13 @@ impl Fixture {
         )
     }
 
-    fn one_shot(&self, ids: &[u32]) -> Vec<f32> {
+    pub(crate) fn one_shot(&self, ids: &[u32]) -> Vec<f32> {
         self.feed(ids, &mut self.cache(1, Rollback::Bounded(0)))
     }
 }
 
 /// A text without a pattern.
-fn text(seed: u32, length: usize) -> Vec<u32> {
+pub(crate) fn text(seed: u32, length: usize) -> Vec<u32> {
     (0..length as u32)
         .map(|i| {
             (i.wrapping_mul(2_654_435_761)

@@ -1,5 +1,6 @@
 //! Tests across the crates. One binary, so that one copy of it tests everything on another machine.
 
+mod batch;
 mod cache;
 mod cli;
 mod cli_flash_head;
@@ -14,4 +15,5 @@ mod golden;
 mod layer_goldens;
 mod precision;
 mod sampled;
+mod sequences;
 mod verification;

@@ -10,6 +10,7 @@
 
 mod constants;
 mod ring;
+mod sequences;
 mod step;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,6 +93,36 @@ pub enum CacheError {
         expected: usize,
         /// Number that was given.
         actual: usize,
+    },
+    /// There are not so many sequences.
+    #[error("{argument} is {sequence}, the cache has {batch} sequences")]
+    NoSuchSequence {
+        /// Which one is meant.
+        argument: &'static str,
+        /// Index that was given.
+        sequence: usize,
+        /// Number of sequences of the cache.
+        batch: usize,
+    },
+    /// A cache of one sequence was expected.
+    #[error("{argument} has {batch} sequences, expected 1")]
+    NotOneSequence {
+        /// Which cache is meant.
+        argument: &'static str,
+        /// Number of its sequences.
+        batch: usize,
+    },
+    /// The rows of another cache mean something else.
+    #[error("{argument} has {property} {actual}, the cache has {expected}")]
+    NotAlike {
+        /// Which cache is meant.
+        argument: &'static str,
+        /// Field of [`CacheLayout`] or [`CacheConfig`], or `device`.
+        property: &'static str,
+        /// What the cache has.
+        expected: String,
+        /// What the other has.
+        actual: String,
     },
 }
 
@@ -221,6 +252,10 @@ pub struct Cache {
     high_water: Vec<usize>,
     /// The lengths, on the device: `[batch]`. Taken while they change, so that they change in place.
     start: Option<Tensor<1, Int>>,
+    /// Sequences that steps add no positions to.
+    vacant: Vec<bool>,
+    /// Positions that a step of one adds to each, on the device: `[batch]`, 0 for those that are vacant. Nothing while none ever was.
+    active: Option<Tensor<1, Int>>,
     constants: Constants,
     capacity: usize,
     /// Another whenever a tensor that steps use has been replaced by another.
@@ -268,6 +303,8 @@ impl Cache {
             lengths: vec![0; config.batch],
             high_water: vec![0; config.batch],
             start: Some(Tensor::zeros([config.batch], device)),
+            vacant: vec![false; config.batch],
+            active: None,
             constants: Constants::new(config.batch, device),
             layers: Vec::new(),
             capacity,
@@ -407,7 +444,12 @@ impl Cache {
         // What it has derived from the lengths is not to hold on to them.
         drop(step);
         self.add_positions(count);
-        self.move_start(count as i64);
+        let start = self.start.take().expect("lengths are put back");
+        self.start = Some(match &self.active {
+            None => start + count as i64,
+            Some(active) if count == 1 => start + active.clone(),
+            Some(active) => start + active.clone() * count as i64,
+        });
         Ok(())
     }
 
@@ -455,7 +497,8 @@ impl Cache {
 
     fn add_positions(&mut self, count: usize) {
         self.open_step = None;
-        for length in &mut self.lengths {
+        let lengths = self.lengths.iter_mut().zip(&self.vacant);
+        for (length, _) in lengths.filter(|(_, vacant)| !**vacant) {
             *length += count;
         }
     }
@@ -465,14 +508,8 @@ impl Cache {
         self.start.clone().expect("lengths are put back")
     }
 
-    /// Adds `count` to the lengths on the device, in place.
-    fn move_start(&mut self, count: i64) {
-        let start = self.start.take().expect("lengths are put back");
-        self.start = Some(start + count);
-    }
-
     /// Of the newest `count` positions of every sequence, keeps the first `kept` (`[batch]`): on the device, in place. The host goes
-    /// on counting all of them until it [learns](Self::settle) how many are left.
+    /// on counting all of them until it [learns](Self::settle) how many are left. No sequence may be vacant.
     pub(crate) fn keep_first(&mut self, count: usize, kept: Tensor<1, Int>) {
         self.open_step = None;
         let start = self.start.take().expect("lengths are put back");
@@ -561,7 +598,8 @@ impl Cache {
         let mut removed = self.lengths.iter().zip(lengths).map(|(old, new)| old - new);
         let first = removed.next().unwrap_or(0);
         if removed.all(|other| other == first) {
-            self.move_start(-(first as i64));
+            let start = self.start.take().expect("lengths are put back");
+            self.start = Some(start - first as i64);
         } else {
             let start: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
             self.start = Some(Tensor::from_data(

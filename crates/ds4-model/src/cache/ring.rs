@@ -85,6 +85,30 @@ impl Ring {
         self.slots = slots;
     }
 
+    /// Makes the rows of one sequence those of the only one of `source`, as far as both have slots, and zeros from there on.
+    pub(crate) fn adopt(&mut self, sequence: usize, source: &Self) {
+        let (slots, width) = (self.slots, self.width);
+        let known = slots.min(source.slots);
+        let mut rows = source.all().narrow(1, 0, known);
+        if known < slots {
+            let none = Tensor::zeros([1, slots - known, width], (&rows.device(), rows.dtype()));
+            rows = Tensor::cat(vec![rows, none], 1);
+        }
+        let all = self.take();
+        self.put(all.slice_assign([sequence..sequence + 1, 0..slots, 0..width], rows));
+    }
+
+    /// Adds sequences at the end.
+    pub(crate) fn widen(&mut self, batch: usize) {
+        let all = self.take();
+        let more = Tensor::zeros(
+            [batch - self.batch, self.slots, self.width],
+            (&all.device(), all.dtype()),
+        );
+        self.put(Tensor::cat(vec![all, more], 0));
+        self.batch = batch;
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         let size = self.rows.as_ref().map_or(0, |rows| rows.dtype().size());
         self.batch * self.slots * self.width * size

@@ -1,20 +1,22 @@
-//! How a decoder chooses a token, on the device.
+//! How a decoder chooses tokens, on the device.
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_ds4_ops::sampling::{Draws, Sampling, sample, seed_words};
 
 use super::error::GenerateError;
 use super::sampler::SamplingConfig;
+use super::target::candidate_logits;
+use crate::model::Model;
 
-/// Chooses the next token (`[1, 1]`, negative where there is none) by logits (f32 `[1, 1, vocabulary]`).
+/// Chooses the next token of each sequence (`[batch, 1]`, negative where there is none) by logits (f32 `[batch, 1, vocabulary]`).
 pub type Choice = fn(Tensor<3>) -> Tensor<2, Int>;
 
-/// The choice of all tokens of a text.
+/// The choice of all tokens of a text, or of several.
 #[derive(Clone, Debug)]
 pub(super) struct Chooser {
     sampling: Sampling,
-    /// The words of the seed: `[1, 2]`.
-    seeds: Tensor<2, Int>,
+    /// The words of each sequence's seed: `[batch, 2]`. Taken while they are written, so that they are where they are.
+    seeds: Option<Tensor<2, Int>>,
     /// In place of all that.
     own: Option<Choice>,
 }
@@ -46,9 +48,36 @@ impl Chooser {
     fn of(sampling: Sampling, seed: u64, device: &Device) -> Self {
         Self {
             sampling,
-            seeds: seed_words(&[seed], device),
+            seeds: Some(seed_words(&[seed], device)),
             own: None,
         }
+    }
+
+    /// The same choice for one text of this seed.
+    pub(super) fn with_seed(&self, seed: u64) -> Self {
+        Self {
+            seeds: Some(seed_words(&[seed], &self.seeds().device())),
+            ..self.clone()
+        }
+    }
+
+    /// Sets the seed of one sequence, in place.
+    pub(super) fn set_seed(&mut self, sequence: usize, seed: u64) {
+        let seeds = self.seeds.take().expect("they are put back");
+        let words = seed_words(&[seed], &seeds.device());
+        self.seeds = Some(seeds.slice_assign([sequence..sequence + 1, 0..2], words));
+    }
+
+    /// Adds sequences until there are `batch`.
+    pub(super) fn widen(&mut self, batch: usize) {
+        let seeds = self.seeds();
+        let more = batch - seeds.dims()[0];
+        let none = seed_words(&vec![0; more], &seeds.device());
+        self.seeds = Some(Tensor::cat(vec![seeds, none], 0));
+    }
+
+    fn seeds(&self) -> Tensor<2, Int> {
+        self.seeds.clone().expect("they are put back")
     }
 
     /// Leaves the choice to `choose`.
@@ -57,25 +86,51 @@ impl Chooser {
     }
 
     /// Whether the most likely token is always chosen.
-    pub(super) fn is_greedy(&self) -> bool {
+    fn is_greedy(&self) -> bool {
         self.own.is_none() && self.sampling.temperature == 0.0
     }
 
-    /// The token at `position` (`[1]`) of the text: `[1, 1]`, -1 where no logit is a number above negative infinity.
+    /// The tokens at `positions` (`[batch]`) of the texts, by the model's streams at those before them (`[batch, 1, n, d_model]`), and
+    /// the logits that they were chosen by (f32 `[batch, 1, vocabulary]`) if they were computed for all tokens.
+    ///
+    /// A token is -1 where no logit is a number above negative infinity: `[batch, 1]`.
     pub(super) fn choose(
         &self,
+        model: &Model,
+        streams: Tensor<4>,
+        positions: Tensor<1, Int>,
+    ) -> Result<(Tensor<2, Int>, Option<Tensor<3>>), GenerateError> {
+        let Some(head) = &model.flash_head else {
+            let logits = model.logits(streams);
+            let tokens = self.choose_by(logits.clone(), positions)?;
+            return Ok((tokens, Some(logits)));
+        };
+        let [batch, ..] = streams.dims();
+        let hidden = model.hidden(streams);
+        if self.is_greedy() {
+            return Ok((head.greedy_tokens(hidden)?, None));
+        }
+        let rows = candidate_logits(head, hidden)?.concat();
+        let rows = TensorData::new(rows, [batch, 1, head.head().vocabulary()]);
+        let logits = Tensor::from_data(rows, &positions.device());
+        Ok((self.choose_by(logits, positions)?, None))
+    }
+
+    fn choose_by(
+        &self,
         logits: Tensor<3>,
-        position: Tensor<1, Int>,
+        positions: Tensor<1, Int>,
     ) -> Result<Tensor<2, Int>, GenerateError> {
         if let Some(choose) = self.own {
             return Ok(choose(logits));
         }
-        let [_, _, vocabulary] = logits.dims();
+        let [batch, _, vocabulary] = logits.dims();
         let draws = Draws {
-            seeds: self.seeds.clone(),
-            positions: position,
+            seeds: self.seeds(),
+            positions,
         };
-        let token = sample(logits.reshape([1, vocabulary]), &self.sampling, draws);
-        Ok(token.map_err(GenerateError::Logits)?.reshape([1, 1]))
+        let tokens = sample(logits.reshape([batch, vocabulary]), &self.sampling, draws);
+        let tokens = tokens.map_err(GenerateError::Logits)?;
+        Ok(tokens.reshape([batch, 1]))
     }
 }

@@ -7,19 +7,17 @@
 use std::collections::VecDeque;
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
-use burn_ds4_ops::device::forget_scratch;
 use burn_ds4_ops::readback::Readback;
 use burn_ds4_ops::sampling::{self, Draws, MAX_COLUMNS, Sampling};
 use burn_ds4_ops::topk::{Windows, top_k_ids};
 
 use super::choice::Choice;
-use super::decoder::{WARM_UPS, WORTH_RECORDING, failed};
 use super::driver::ids_tensor;
 use super::error::GenerateError;
+use super::recorder::{Outcome, Recorder, WORTH_RECORDING, record};
 use super::target::{device_error, read_tokens};
 use super::verifier::Verdict;
 use crate::cache::Cache;
-use crate::graph::{Preparation, Recording, Refusal, Window};
 use crate::model::Model;
 use crate::trace::Trace;
 
@@ -47,10 +45,8 @@ impl Caches<'_> {
 /// Greedy decoding of one sequence with a fixed number of drafts by the MTP layer.
 #[derive(Debug)]
 pub(super) struct Cycle<'a> {
-    /// Goes before all that it reads and writes.
-    recording: Option<Recording<sampling::Verdict>>,
-    /// Of the caches, when the cycle was recorded.
-    epochs: [u64; 2],
+    /// Its recording goes before all that it reads and writes.
+    recorder: Recorder<sampling::Verdict, [u64; 2]>,
     model: &'a Model,
     drafts: usize,
     /// The last token, which is in no cache yet, and its drafts: `[1, 1 + drafts]`, always in the same place. Taken while they are
@@ -64,13 +60,8 @@ pub(super) struct Cycle<'a> {
     draws: Draws,
     /// Whether the inputs are those that the text goes on from.
     entered: bool,
-    graphs: bool,
-    refusal: Option<String>,
-    replays: usize,
     /// What came of cycles that were replayed and that the host does not count yet.
     ahead: VecDeque<Readback>,
-    /// Of a cycle that comes after some whose tokens are to be given out first.
-    late: Option<GenerateError>,
 }
 
 impl<'a> Cycle<'a> {
@@ -85,8 +76,7 @@ impl<'a> Cycle<'a> {
         let device = model.embedding.val().device();
         let place = |place: usize| Tensor::from_data([place as i32], &device);
         Some(Self {
-            recording: None,
-            epochs: [0, 0],
+            recorder: Recorder::new("cycle", true),
             model,
             drafts,
             inputs: None,
@@ -97,11 +87,7 @@ impl<'a> Cycle<'a> {
                 positions: Tensor::zeros([1], &device),
             },
             entered: false,
-            graphs: true,
-            refusal: None,
-            replays: 0,
             ahead: VecDeque::new(),
-            late: None,
         })
     }
 
@@ -112,19 +98,19 @@ impl<'a> Cycle<'a> {
 
     /// Cycles that were replayed.
     pub(super) fn replays(&self) -> usize {
-        self.replays
+        self.recorder.replays()
     }
 
     /// Why there are no graphs, though the device has them.
     pub(super) fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+        self.recorder.refusal()
     }
 
     /// Whether a recording can be made now, and be of use for so many tokens.
     pub(super) fn is_worth_recording(&self, caches: [&Cache; 2], tokens: usize) -> bool {
         let rooms = caches.map(|cache| cache.capacity() - cache.lengths()[0]);
         let fewest = rooms.into_iter().fold(tokens, usize::min);
-        self.graphs && !self.entered && fewest >= WORTH_RECORDING * (self.drafts + 1)
+        self.recorder.is_wanted() && !self.entered && fewest >= WORTH_RECORDING * (self.drafts + 1)
     }
 
     /// A few cycles from a token and its drafts on, of which the last is recorded and replayed: what comes of each.
@@ -132,7 +118,7 @@ impl<'a> Cycle<'a> {
     /// It comes of none if recording fails: no tokens are lost, and there will be no more recordings.
     pub(super) fn record(
         &mut self,
-        mut caches: Caches,
+        caches: Caches,
         last: u32,
         drafts: &[u32],
     ) -> Result<Vec<Verdict>, GenerateError> {
@@ -145,45 +131,36 @@ impl<'a> Cycle<'a> {
             caches.mtp.clone(),
             self.inputs.clone(),
         );
-        let mut verdicts = Vec::with_capacity(WARM_UPS + 1);
-
-        let window = Preparation::new(&device).and_then(|preparation| {
-            for _ in 0..WARM_UPS {
-                match self.launch(&mut caches) {
-                    Ok(verdict) => verdicts.push(verdict),
-                    Err(error) => {
-                        self.late = Some(error);
-                        return Ok(None);
-                    }
-                }
-            }
-            preparation.start().map(Some)
-        });
-        let recorded = match window {
-            Ok(Some(window)) => self.record_in(window, &mut caches),
-            Ok(None) => return self.in_time(verdicts),
-            Err(refusal) => {
-                self.refuse(refusal);
-                return Ok(verdicts);
-            }
+        let mut context = (self, caches);
+        // Safety: this, the caches and the model own or borrow every tensor of the cycle.
+        let (mut verdicts, outcome) = unsafe {
+            record(
+                &device,
+                &mut context,
+                |(cycle, caches)| cycle.launch(caches),
+                |(cycle, caches)| cycle.step(caches),
+            )
         };
-        match recorded {
-            Ok(recording) => match self.settle_launched(&recording.results, &mut caches) {
-                Ok(verdict) => {
-                    verdicts.push(verdict);
-                    self.recording = Some(recording);
-                }
-                Err(error) => self.late = Some(error),
-            },
-            Err(refusal) => {
-                self.refuse(refusal);
-                // What was to be written counts as failed: on with what there was before.
-                forget_scratch();
-                (*caches.trunk, *caches.mtp, self.inputs) = before;
+        let (cycle, mut caches) = context;
+        match outcome {
+            Outcome::Recorded(recording) => {
+                let last = cycle.settle_launched(&recording.results, &mut caches);
+                cycle.recorder.keep(recording, caches.epochs());
+                cycle.recorder.in_time(verdicts, last)
+            }
+            Outcome::Broken(error) => cycle.recorder.in_time(verdicts, Err(error)),
+            Outcome::Refused(refusal) => {
+                cycle.recorder.refuse(&refusal);
+                Ok(verdicts)
+            }
+            Outcome::Spoiled(refusal) => {
+                cycle.recorder.refuse(&refusal);
+                // On with what there was before.
+                (*caches.trunk, *caches.mtp, cycle.inputs) = before;
                 verdicts.clear();
+                Ok(verdicts)
             }
         }
-        self.in_time(verdicts)
     }
 
     /// Replays the recorded cycle: what comes of it. `None` if that is not possible now, or if it could be more than `tokens`. Where that
@@ -193,15 +170,15 @@ impl<'a> Cycle<'a> {
         mut caches: Caches,
         tokens: usize,
     ) -> Result<Option<Verdict>, GenerateError> {
-        while self.late.is_none() && self.ahead.len() <= CYCLES_AHEAD {
+        while !self.recorder.is_late() && self.ahead.len() <= CYCLES_AHEAD {
             match self.run_ahead(&caches, tokens) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) => self.late = Some(error),
+                Err(error) => self.recorder.defer(error),
             }
         }
         let Some(read) = self.ahead.pop_front() else {
-            return self.late.take().map_or(Ok(None), Err);
+            return self.recorder.late().map(|()| None);
         };
         let verdict = self.arrived(read)?;
         let [trunk, mtp] = self.written();
@@ -219,29 +196,25 @@ impl<'a> Cycle<'a> {
     /// Replays another cycle, and begins to read what comes of it. `false` if that is not possible now, or if all that are ahead could
     /// be more than `tokens`.
     fn run_ahead(&mut self, caches: &Caches, tokens: usize) -> Result<bool, GenerateError> {
-        let Some(recording) = &self.recording else {
-            return Ok(false);
-        };
         let [trunk, mtp] = self.written();
         let before = self.ahead.len() * trunk;
         // There may be room for fewer drafts where a step is refused.
         let fits = |cache: &Cache, count| cache.check_replay(before + count).unwrap_or(false);
         let fits = tokens >= before + trunk && fits(caches.trunk, trunk) && fits(caches.mtp, mtp);
-        if !fits || self.epochs != caches.epochs() || !recording.is_of_this_thread() {
+        let epochs = caches.epochs();
+        // Safety: no tensor of the cycle has been replaced, as the epochs say, which no other caches have had: the caches, the model
+        // and this own or borrow them all, and none is shared with another thread.
+        if !fits || !unsafe { self.recorder.replay(&epochs) }? {
             return Ok(false);
         }
-        // Safety: no tensor of the cycle has been replaced, as the epochs say, which no other caches have had: the caches, the model
-        // and this own or borrow them all. None is shared with another thread, and this is the thread of the recording.
-        unsafe { recording.replay() }.map_err(failed)?;
-        self.replays += 1;
-        self.ahead.push_back(read(&recording.results));
+        self.ahead.extend(self.recorder.results().map(read));
         Ok(true)
     }
 
     /// Ends the cycles, and what was recorded. If there were any, the drafts that the last has made: the MTP layer has seen all
     /// tokens before them.
     pub(super) fn leave(&mut self) -> Result<Option<Vec<u32>>, GenerateError> {
-        self.recording = None;
+        self.recorder.forget();
         let inputs = self.inputs.take();
         if !std::mem::take(&mut self.entered) {
             return Ok(None);
@@ -322,43 +295,6 @@ impl<'a> Cycle<'a> {
             accepted,
             tokens: tokens.map_err(|_| GenerateError::NoCandidate { len })?,
         })
-    }
-
-    /// Records a cycle, and executes it.
-    fn record_in(
-        &mut self,
-        window: Window,
-        caches: &mut Caches,
-    ) -> Result<Recording<sampling::Verdict>, Refusal> {
-        let verdict = self
-            .step(caches)
-            .map_err(|error| Refusal::Failed(error.to_string()))?;
-        let recording = window.seal(verdict)?;
-        // Safety: this, the caches and the model own or borrow every tensor of the cycle, which has been recorded just now by this
-        // thread.
-        unsafe { recording.replay() }?;
-        self.replays += 1;
-        self.epochs = caches.epochs();
-        Ok(recording)
-    }
-
-    /// Tokens before an error come before it.
-    fn in_time(&mut self, verdicts: Vec<Verdict>) -> Result<Vec<Verdict>, GenerateError> {
-        match self.late.take() {
-            Some(error) if verdicts.is_empty() => Err(error),
-            late => {
-                self.late = late;
-                Ok(verdicts)
-            }
-        }
-    }
-
-    fn refuse(&mut self, refusal: Refusal) {
-        self.graphs = false;
-        if let Refusal::Failed(reason) = refusal {
-            log::warn!("decoding goes on without graphs, a cycle cannot be recorded: {reason}");
-            self.refusal = Some(reason);
-        }
     }
 }
 

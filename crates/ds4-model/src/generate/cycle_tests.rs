@@ -6,6 +6,7 @@ use super::*;
 use crate::cache::{CacheConfig, Rollback};
 use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::generate::MtpProposer;
+use crate::generate::recorder::WARM_UPS;
 use crate::repository;
 
 const DRAFTS: usize = 2;

@@ -2,25 +2,18 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
-use burn_ds4_ops::device::forget_scratch;
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 use burn_ds4_ops::readback::Readback;
 
 use super::choice::{Choice, Chooser};
 use super::driver::ids_tensor;
 use super::error::GenerateError;
+use super::recorder::{Outcome, Recorder, WORTH_RECORDING, record, spoiled};
 use super::sampler::SamplingConfig;
-use super::target::{candidate_logits, device_error, read_tokens};
+use super::target::{device_error, read_tokens};
 use crate::cache::{Cache, CacheError};
-use crate::graph::{Preparation, Recording, Refusal, Window};
 use crate::model::Model;
 use crate::trace::Trace;
-
-/// Steps of which a recording must be of use, as many as it costs twice over.
-pub(super) const WORTH_RECORDING: usize = 16;
-/// Steps before a recording. The first copies what it writes, of which the state before is kept; from the second on, each is like all
-/// the others.
-pub(super) const WARM_UPS: usize = 2;
 
 /// Decodes one token after the other, without the host in between: the most likely one, or one that is
 /// [drawn](Self::with_sampling).
@@ -57,29 +50,22 @@ pub(super) const WARM_UPS: usize = 2;
 /// ```
 #[derive(Debug)]
 pub struct Decoder<'a> {
+    /// Its recording goes before all that it reads and writes. It results in the logits.
+    recorder: Recorder<Option<Tensor<3>>, u64>,
     model: &'a Model,
     chooser: Chooser,
-    /// Goes before all that it reads and writes.
-    recording: Option<Recording<Option<Tensor<3>>>>,
-    /// Of the cache, when the step was recorded.
-    epoch: u64,
     cache: Cache,
     /// The token to go on from: `[1, 1]`, always in the same place. Taken while it is written.
     ids: Option<Tensor<2, Int>>,
     /// Where it is written: a 0.
     place: Tensor<1, Int>,
     logits: Option<Tensor<3>>,
-    graphs: bool,
-    refusal: Option<String>,
-    replays: usize,
     /// How many steps may be replayed before the token of an earlier one is known.
     steps_ahead: usize,
     /// Tokens of steps that were replayed and that the host does not count yet.
     ahead: VecDeque<Readback>,
     /// The token before them.
     last: u32,
-    /// Of a step that comes after some whose tokens are to be given out first.
-    late: Option<GenerateError>,
 }
 
 impl<'a> Decoder<'a> {
@@ -98,21 +84,16 @@ impl<'a> Decoder<'a> {
         }
         let device = model.embedding.val().device();
         Ok(Self {
+            recorder: Recorder::new("step", graphs && model.flash_head.is_none()),
             model,
             chooser: Chooser::greedy(&device),
-            recording: None,
-            epoch: 0,
             cache,
             ids: Some(Tensor::zeros([1, 1], &device)),
             place: Tensor::zeros([1], &device),
             logits: None,
-            graphs: graphs && model.flash_head.is_none(),
-            refusal: None,
-            replays: 0,
             steps_ahead: 0,
             ahead: VecDeque::new(),
             last: 0,
-            late: None,
         })
     }
 
@@ -140,7 +121,7 @@ impl<'a> Decoder<'a> {
     /// If a parameter is outside its range, or the repetition penalty is not 1: the tokens before are not looked at.
     pub fn with_sampling(mut self, sampling: &SamplingConfig) -> Result<Self, GenerateError> {
         self.rewind();
-        self.recording = None;
+        self.recorder.forget();
         self.chooser = Chooser::new(sampling, &self.place.device())?;
         Ok(self)
     }
@@ -152,7 +133,7 @@ impl<'a> Decoder<'a> {
     #[must_use]
     pub fn with_choice(mut self, choose: Choice) -> Self {
         self.rewind();
-        self.recording = None;
+        self.recorder.forget();
         self.chooser.set_own(choose);
         self
     }
@@ -160,7 +141,7 @@ impl<'a> Decoder<'a> {
     /// The token to go on from, which is not in the cache yet.
     pub fn set_token(&mut self, token: u32) {
         self.rewind();
-        self.late = None;
+        self.recorder.forget_late();
         let ids = ids_tensor(&[token], &self.place.device());
         self.put(ids);
     }
@@ -185,23 +166,21 @@ impl<'a> Decoder<'a> {
     pub fn decode(&mut self, limit: usize) -> Result<Vec<u32>, GenerateError> {
         let most = self.steps_ahead.min(self.cache.rollback());
         let replays = 1 + limit.saturating_sub(1).min(most);
-        while self.late.is_none() && self.ahead.len() < replays {
+        while !self.recorder.is_late() && self.ahead.len() < replays {
             match self.run_ahead() {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) => self.late = Some(error),
+                Err(error) => self.recorder.defer(error),
             }
         }
         if let Some(read) = self.ahead.pop_front() {
             return Ok(vec![self.arrived(read)?]);
         }
-        if let Some(error) = self.late.take() {
-            return Err(error);
-        }
+        self.recorder.late()?;
         // The memory that it holds on to is needed where the cache grows.
-        self.recording = None;
+        self.recorder.forget();
         let room = self.cache.capacity() - self.cache.lengths()[0];
-        if self.graphs && room.min(limit) >= WORTH_RECORDING {
+        if self.recorder.is_wanted() && room.min(limit) >= WORTH_RECORDING {
             return self.record();
         }
         Ok(vec![self.launch()?])
@@ -239,17 +218,10 @@ impl<'a> Decoder<'a> {
     /// Replays a step after all that are ahead. The host does not count it yet.
     fn replay_another(&mut self) -> Result<bool, GenerateError> {
         let fits = self.cache.check_replay(self.ahead.len() + 1)?;
-        let Some(recording) = &self.recording else {
-            return Ok(false);
-        };
-        if !fits || self.epoch != self.cache.epoch() || !recording.is_of_this_thread() {
-            return Ok(false);
-        }
-        // Safety: the decoder owns or borrows every tensor of the step. None has been replaced, as the epoch says; it is not shared
-        // with another thread, and this is the thread of the recording.
-        unsafe { recording.replay() }.map_err(failed)?;
-        self.replays += 1;
-        Ok(true)
+        let epoch = self.cache.epoch();
+        // Safety: the decoder owns or borrows every tensor of the step. None has been replaced, as the epoch says, nor is it shared with
+        // another thread.
+        Ok(fits && unsafe { self.recorder.replay(&epoch) }?)
     }
 
     /// Waits for the token of the first step ahead, which counts from now on.
@@ -285,8 +257,7 @@ impl<'a> Decoder<'a> {
         if !self.ahead.is_empty() {
             return Ok(None);
         }
-        let recorded = self.recording.as_ref().map(|recorded| &recorded.results);
-        let logits = recorded.unwrap_or(&self.logits).clone();
+        let logits = self.recorder.results().unwrap_or(&self.logits).clone();
         logits
             .map(|logits| logits.try_into_vec_as::<f32>().map_err(device_error))
             .transpose()
@@ -299,18 +270,18 @@ impl<'a> Decoder<'a> {
 
     /// Steps that were replayed.
     pub fn replays(&self) -> usize {
-        self.replays
+        self.recorder.replays()
     }
 
     /// Why there are no graphs, though they were wanted and the device has them.
     pub fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+        self.recorder.refusal()
     }
 
     /// The cache, for what is no plain decoding. It ends what was recorded.
     pub(super) fn cache_mut(&mut self) -> &mut Cache {
         self.rewind();
-        self.recording = None;
+        self.recorder.forget();
         &mut self.cache
     }
 
@@ -343,23 +314,10 @@ impl<'a> Decoder<'a> {
 
     /// Enqueues the choice of the token that follows on all that is in the cache, by the streams of the last position.
     fn choose_at(&mut self, streams: Tensor<4>) -> Result<(), GenerateError> {
-        let Some(head) = &self.model.flash_head else {
-            let logits = self.model.logits(streams);
-            self.logits = Some(logits.clone());
-            let chosen = self.chooser.choose(logits, self.cache.start())?;
-            self.put(chosen);
-            return Ok(());
-        };
-        let hidden = self.model.hidden(streams);
-        let chosen = if self.chooser.is_greedy() {
-            head.greedy_tokens(hidden)?
-        } else {
-            let row = candidate_logits(head, hidden)?.concat();
-            let row = TensorData::new(row, [1, 1, head.head().vocabulary()]);
-            let logits = Tensor::from_data(row, &self.place.device());
-            self.chooser.choose(logits, self.cache.start())?
-        };
-        self.put(chosen);
+        let positions = self.cache.start();
+        let (token, logits) = self.chooser.choose(self.model, streams, positions)?;
+        self.logits = logits;
+        self.put(token);
         Ok(())
     }
 
@@ -391,94 +349,35 @@ impl<'a> Decoder<'a> {
         let first = self.token()?;
         // Shares its buffers with the cache until the next step, which thus leaves them alone and writes copies.
         let before = self.cache.clone();
-        let mut tokens = Vec::with_capacity(WARM_UPS + 1);
-
-        let window = Preparation::new(&device).and_then(|preparation| {
-            for _ in 0..WARM_UPS {
-                match self.launch() {
-                    Ok(token) => tokens.push(token),
-                    Err(error) => {
-                        self.late = Some(error);
-                        return Ok(None);
-                    }
-                }
+        let work = |decoder: &mut Self| {
+            decoder.step()?;
+            Ok(decoder.logits.take())
+        };
+        // Safety: the decoder owns or borrows every tensor of the step.
+        let (mut tokens, outcome) = unsafe { record(&device, self, Self::launch, work) };
+        match outcome {
+            Outcome::Recorded(recording) => {
+                self.recorder.keep(recording, self.cache.epoch());
+                let token = self.token();
+                self.recorder.in_time(tokens, token)
             }
-            preparation.start().map(Some)
-        });
-        let window = match window {
-            Ok(Some(window)) => window,
-            Ok(None) => return self.in_time(tokens),
-            Err(refusal) => {
-                self.refuse(refusal);
+            Outcome::Broken(error) => self.recorder.in_time(tokens, Err(error)),
+            Outcome::Refused(refusal) => {
+                self.recorder.refuse(&refusal);
                 if tokens.is_empty() {
                     tokens.push(self.launch()?);
                 }
-                return Ok(tokens);
-            }
-        };
-
-        match self.record_in(window) {
-            Ok(()) => {
-                match self.token() {
-                    Ok(token) => tokens.push(token),
-                    Err(error) => self.late = Some(error),
-                }
                 Ok(tokens)
             }
-            Err(refusal) => {
-                let reason = refusal.reason().to_owned();
-                self.refuse(refusal);
-                // What was to be written counts as failed: on with what there was before.
-                self.recording = None;
-                forget_scratch();
+            Outcome::Spoiled(refusal) => {
+                self.recorder.refuse(&refusal);
+                // On with what there was before.
                 self.cache = before;
                 self.ids = Some(Tensor::zeros([1, 1], &device));
                 self.set_token(first);
-                // A device that cannot tell what a kernel only reads counts the weights as failed, too.
-                let launched = self.launch().map_err(|error| {
-                    device_error(format!(
-                        "a step could not be recorded ({reason}), and now none can be launched either ({error}): the model has to be \
-                         loaded again"
-                    ))
-                });
-                Ok(vec![launched?])
+                let launched = self.launch();
+                Ok(vec![launched.map_err(|error| spoiled(&refusal, error))?])
             }
         }
     }
-
-    /// Records a step, and executes it.
-    fn record_in(&mut self, window: Window) -> Result<(), Refusal> {
-        self.step()
-            .map_err(|error| Refusal::Failed(error.to_string()))?;
-        let recording = window.seal(self.logits.take())?;
-        // Safety: the decoder owns or borrows every tensor of the step, which has been recorded just now by this thread.
-        unsafe { recording.replay() }?;
-        self.replays += 1;
-        self.epoch = self.cache.epoch();
-        self.recording = Some(recording);
-        Ok(())
-    }
-
-    /// Tokens before an error come before it.
-    fn in_time(&mut self, tokens: Vec<u32>) -> Result<Vec<u32>, GenerateError> {
-        match self.late.take() {
-            Some(error) if tokens.is_empty() => Err(error),
-            late => {
-                self.late = late;
-                Ok(tokens)
-            }
-        }
-    }
-
-    fn refuse(&mut self, refusal: Refusal) {
-        self.graphs = false;
-        if let Refusal::Failed(reason) = refusal {
-            log::warn!("decoding goes on without graphs, a step cannot be recorded: {reason}");
-            self.refusal = Some(reason);
-        }
-    }
-}
-
-pub(super) fn failed(refusal: Refusal) -> GenerateError {
-    device_error(refusal.reason())
 }

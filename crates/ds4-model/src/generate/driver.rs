@@ -13,6 +13,7 @@ use super::target::Targets;
 use super::verifier::{SpeculativeStats, verify};
 use crate::cache::{CacheConfig, Rollback};
 use crate::config::ModelConfig;
+use crate::flash_head::ProbedHead;
 use crate::model::Model;
 use crate::trace::Trace;
 
@@ -141,34 +142,9 @@ impl<'a> Generation<'a> {
         prompt: &[u32],
     ) -> Result<Self, GenerateError> {
         config.validate()?;
-        if prompt.is_empty() {
-            return Err(GenerateError::EmptyPrompt);
-        }
-        for (index, token) in prompt.iter().enumerate() {
-            if *token as usize >= model_config.vocab_size {
-                return Err(GenerateError::PromptToken {
-                    index,
-                    token: *token,
-                    vocab_size: model_config.vocab_size,
-                });
-            }
-        }
-        if prompt.len() > model_config.max_position_embeddings {
-            return Err(GenerateError::PromptTooLong {
-                tokens: prompt.len(),
-                maximum: model_config.max_position_embeddings,
-            });
-        }
+        check_prompt(prompt, model_config)?;
         let draft_head = model.mtp.iter().filter_map(|mtp| mtp.flash_head.as_ref());
-        for head in model.flash_head.iter().chain(draft_head) {
-            let tokens = head.head().vocabulary();
-            if tokens != model_config.vocab_size {
-                return Err(GenerateError::HeadVocabulary {
-                    tokens,
-                    vocab_size: model_config.vocab_size,
-                });
-            }
-        }
+        check_heads(model.flash_head.iter().chain(draft_head), model_config)?;
         let on_device = config.drafts == 0 && config.sampling.is_memoryless();
         let rollback = if on_device {
             STEPS_AHEAD
@@ -451,6 +427,46 @@ impl Iterator for Generation<'_> {
         self.failed = token.is_err();
         token.transpose()
     }
+}
+
+/// Checks what a text is to begin with.
+pub(super) fn check_prompt(prompt: &[u32], config: &ModelConfig) -> Result<(), GenerateError> {
+    if prompt.is_empty() {
+        return Err(GenerateError::EmptyPrompt);
+    }
+    for (index, token) in prompt.iter().enumerate() {
+        if *token as usize >= config.vocab_size {
+            return Err(GenerateError::PromptToken {
+                index,
+                token: *token,
+                vocab_size: config.vocab_size,
+            });
+        }
+    }
+    if prompt.len() > config.max_position_embeddings {
+        return Err(GenerateError::PromptTooLong {
+            tokens: prompt.len(),
+            maximum: config.max_position_embeddings,
+        });
+    }
+    Ok(())
+}
+
+/// Checks that clustered heads are of the model's vocabulary.
+pub(super) fn check_heads<'h>(
+    heads: impl Iterator<Item = &'h ProbedHead>,
+    config: &ModelConfig,
+) -> Result<(), GenerateError> {
+    for head in heads {
+        let tokens = head.head().vocabulary();
+        if tokens != config.vocab_size {
+            return Err(GenerateError::HeadVocabulary {
+                tokens,
+                vocab_size: config.vocab_size,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Token ids as a batch of one sequence: `[1, ids]`.

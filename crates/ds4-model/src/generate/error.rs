@@ -109,6 +109,18 @@ pub enum GenerateError {
         /// Number of positions.
         positions: usize,
     },
+    /// A batch cannot have more sequences.
+    #[error("the batch has {maximum} sequences already, as many as it can have")]
+    BatchFull {
+        /// Most sequences of a batch.
+        maximum: usize,
+    },
+    /// A sequence that has left the batch, or is of another one.
+    #[error("sequence {sequence} is not in the batch")]
+    UnknownSequence {
+        /// The one that was given.
+        sequence: super::SequenceId,
+    },
     /// The cache refused a step.
     #[error(transparent)]
     Cache(#[from] crate::cache::CacheError),

@@ -6,12 +6,14 @@
 //! * [`chat`]: the DeepSeek-V4 chat encoding and its inverse;
 //! * [`Sampler`] and [`Distribution`]: logits to the processed target distribution, and draws from it;
 //! * [`Decoder`]: decodes on the device, greedily or by seeded draws, one recorded step after the other where the device can;
+//! * [`Batch`]: does so for many texts at once, which join and leave while the others go on;
 //! * [`MtpProposer`]: drafts tokens with the model's multi-token-prediction layer;
 //! * [`verify`]: keeps or corrects speculative drafts without changing the target distribution;
 //! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
 //!
 //! Every failure is a [`GenerateError`].
 
+mod batch;
 pub mod chat;
 mod choice;
 mod cycle;
@@ -20,6 +22,7 @@ mod distribution;
 mod driver;
 mod error;
 mod proposer;
+mod recorder;
 mod sampler;
 mod stop;
 mod target;
@@ -27,6 +30,7 @@ mod text;
 mod tokenizer;
 mod verifier;
 
+pub use batch::{Batch, BatchConfig, BatchToken, GraphUsage, MAX_SEQUENCES, SequenceId};
 pub use chat::{
     ChatOptions, ChatPrompt, Completion, Message, ReasoningEffort, Tool, ToolCall,
     parse_completion, render_chat,

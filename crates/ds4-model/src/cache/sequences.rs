@@ -1,0 +1,177 @@
+//! Sequences that come and go, each on its own, while the others stay where they are.
+
+use burn::tensor::{Int, Tensor};
+
+use super::{Cache, CacheError, Constants, LayerCache, Ring, new_epoch};
+
+impl LayerCache {
+    fn rings(&self) -> impl Iterator<Item = &Ring> {
+        let compressed = [&self.compressed, &self.indexer].into_iter().flatten();
+        let compressed = compressed.flat_map(|cache| [&cache.rows, &cache.raw]);
+        std::iter::once(&self.window).chain(compressed)
+    }
+
+    fn rings_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
+        let compressed = [&mut self.compressed, &mut self.indexer];
+        let compressed = compressed.into_iter().flatten();
+        let compressed = compressed.flat_map(|cache| [&mut cache.rows, &mut cache.raw]);
+        std::iter::once(&mut self.window).chain(compressed)
+    }
+}
+
+impl Cache {
+    /// Makes the sequence at index `sequence` a copy of the one sequence of `source`, growing the cache if need be. Nothing is left of
+    /// what it was before.
+    ///
+    /// The source may have another capacity. The other sequences stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such sequence, or the source has several, was made for another model or dtype, is on another device or can be
+    /// rolled back by another number of positions.
+    pub fn adopt(&mut self, sequence: usize, source: &Cache) -> Result<(), CacheError> {
+        self.check_sequence("sequence", sequence)?;
+        self.check_source(source)?;
+        let length = source.lengths[0];
+        self.reserve(length);
+        self.open_step = None;
+        for (own, source) in self.layers.iter_mut().zip(&source.layers) {
+            for (own, source) in own.rings_mut().zip(source.rings()) {
+                own.adopt(sequence, source);
+            }
+        }
+        let start = self.start.take().expect("lengths are put back");
+        let newest = source.start().cast(start.dtype());
+        self.start = Some(set(start, sequence, newest));
+        self.lengths[sequence] = length;
+        self.high_water[sequence] = source.high_water[0];
+        self.set_vacant(sequence, false);
+        Ok(())
+    }
+
+    /// Makes the sequence at index `sequence` vacant: it has no positions, and steps add none to it, until it
+    /// [adopts](Self::adopt) another.
+    ///
+    /// A step computes something for it all the same, of its row of the tokens alone, which is seen by no other sequence.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such sequence.
+    pub fn vacate(&mut self, sequence: usize) -> Result<(), CacheError> {
+        self.check_sequence("sequence", sequence)?;
+        self.open_step = None;
+        let start = self.start.take().expect("lengths are put back");
+        let none = Tensor::zeros([1], (&self.device, start.dtype()));
+        self.start = Some(set(start, sequence, none));
+        self.lengths[sequence] = 0;
+        self.high_water[sequence] = 0;
+        self.set_vacant(sequence, true);
+        Ok(())
+    }
+
+    /// Adds vacant sequences until there are `batch`.
+    pub(crate) fn widen(&mut self, batch: usize) {
+        let more = batch.saturating_sub(self.config.batch);
+        if more == 0 {
+            return;
+        }
+        self.epoch = new_epoch();
+        self.open_step = None;
+        for ring in self.layers.iter_mut().flat_map(LayerCache::rings_mut) {
+            ring.widen(batch);
+        }
+        let widened = |numbers: Tensor<1, Int>| {
+            let none = Tensor::zeros([more], (&numbers.device(), numbers.dtype()));
+            Tensor::cat(vec![numbers, none], 0)
+        };
+        let active = self.take_active();
+        self.active = Some(widened(active));
+        self.start = self.start.take().map(widened);
+        self.lengths.resize(batch, 0);
+        self.high_water.resize(batch, 0);
+        self.vacant.resize(batch, true);
+        self.constants = Constants::new(batch, &self.device);
+        self.config.batch = batch;
+    }
+
+    fn set_vacant(&mut self, sequence: usize, vacant: bool) {
+        if self.vacant[sequence] == vacant {
+            return;
+        }
+        self.vacant[sequence] = vacant;
+        let active = self.take_active();
+        let now = Tensor::full([1], i64::from(!vacant), (&self.device, active.dtype()));
+        self.active = Some(set(active, sequence, now));
+    }
+
+    /// To be put back.
+    fn take_active(&mut self) -> Tensor<1, Int> {
+        let active = self.active.take();
+        active.unwrap_or_else(|| {
+            // From now on steps read it.
+            self.epoch = new_epoch();
+            let start = self.start();
+            Tensor::ones([self.config.batch], (&self.device, start.dtype()))
+        })
+    }
+
+    fn check_sequence(&self, argument: &'static str, sequence: usize) -> Result<(), CacheError> {
+        let batch = self.config.batch;
+        if sequence < batch {
+            return Ok(());
+        }
+        Err(CacheError::NoSuchSequence {
+            argument,
+            sequence,
+            batch,
+        })
+    }
+
+    fn check_source(&self, source: &Cache) -> Result<(), CacheError> {
+        let argument = "source";
+        if source.config.batch != 1 {
+            return Err(CacheError::NotOneSequence {
+                argument,
+                batch: source.config.batch,
+            });
+        }
+        source.check_layers(self.layout.layers.iter().copied())?;
+        let properties = |cache: &Cache| {
+            let layout = &cache.layout;
+            [
+                ("window", format!("{}", layout.window)),
+                ("head_dim", format!("{}", layout.head_dim)),
+                ("index_head_dim", format!("{}", layout.index_head_dim)),
+                ("rotary", format!("{:?}", layout.rotary)),
+                (
+                    "compressed_rotary",
+                    format!("{:?}", layout.compressed_rotary),
+                ),
+                ("max_positions", format!("{}", layout.max_positions)),
+                ("rollback", format!("{:?}", cache.config.rollback)),
+                ("dtype", format!("{:?}", cache.config.dtype)),
+                ("device", format!("{:?}", cache.device)),
+            ]
+        };
+        let mut pairs = properties(self).into_iter().zip(properties(source));
+        let differing = pairs.find(|((_, own), (_, source))| own != source);
+        match differing {
+            None => Ok(()),
+            Some(((property, expected), (_, actual))) => Err(CacheError::NotAlike {
+                argument,
+                property,
+                expected,
+                actual,
+            }),
+        }
+    }
+}
+
+/// Writes one of `numbers`, in place.
+fn set(numbers: Tensor<1, Int>, index: usize, number: Tensor<1, Int>) -> Tensor<1, Int> {
+    numbers.slice_assign(index..index + 1, number)
+}
+
+#[cfg(test)]
+#[path = "sequences_tests.rs"]
+mod tests;

@@ -1,0 +1,133 @@
+use burn_ds4_ops::device::DeviceSpec;
+
+use super::*;
+use crate::cache::{CacheConfig, CacheLayout, Rollback};
+use crate::config::AttentionKind;
+use crate::rope::RotaryConfig;
+
+const WINDOW: usize = 4;
+
+fn cache(spec: DeviceSpec, batch: usize, capacity: usize) -> Option<Cache> {
+    let rotary = RotaryConfig {
+        dim: 2,
+        theta: 10000.0,
+        yarn: None,
+    };
+    let layout = CacheLayout {
+        layers: vec![
+            AttentionKind::Window,
+            AttentionKind::HeavilyCompressed { ratio: 2 },
+        ],
+        window: WINDOW,
+        head_dim: 3,
+        index_head_dim: 2,
+        rotary: rotary.clone(),
+        compressed_rotary: rotary,
+        max_positions: 64,
+    };
+    let options = CacheConfig {
+        batch,
+        capacity,
+        rollback: Rollback::Bounded(1),
+        ..CacheConfig::default()
+    };
+    let device = spec.init().ok()?;
+    Some(Cache::new(layout, options, &device).unwrap())
+}
+
+fn every_device(test: impl Fn(&dyn Fn(usize, usize) -> Cache)) {
+    for spec in [DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+        if cache(spec, 1, 1).is_some() {
+            test(&|batch, capacity| cache(spec, batch, capacity).unwrap());
+        }
+    }
+}
+
+fn step(cache: &mut Cache, count: usize) {
+    let step = cache.begin(count).unwrap();
+    cache.commit(step).unwrap();
+}
+
+fn starts(cache: &Cache) -> Vec<i64> {
+    cache.start().into_data().iter::<i64>().collect()
+}
+
+/// Fills all rings with a number.
+fn fill(cache: &mut Cache, number: f64) {
+    for ring in cache.layers.iter_mut().flat_map(LayerCache::rings_mut) {
+        let rows = ring.take();
+        ring.put(rows.full_like(number));
+    }
+}
+
+/// Rows of a sequence in each ring, of which all channels are the same.
+fn rows(cache: &Cache, sequence: usize) -> Vec<Vec<f32>> {
+    let rings = cache.layers.iter().flat_map(LayerCache::rings);
+    let rings = rings.map(|ring| {
+        let rows = ring.all().narrow(0, sequence, 1).narrow(2, 0, 1);
+        rows.try_into_vec_as::<f32>().unwrap()
+    });
+    rings.collect()
+}
+
+#[test]
+fn steps_add_no_positions_to_what_is_vacant() {
+    every_device(|cache| {
+        let mut cache = cache(3, 8);
+        cache.vacate(1).unwrap();
+        let epoch = cache.epoch();
+        step(&mut cache, 1);
+        step(&mut cache, 3);
+        assert_eq!(starts(&cache), [4, 0, 4]);
+        assert_eq!(cache.lengths(), [4, 0, 4]);
+        cache.vacate(0).unwrap();
+        step(&mut cache, 1);
+        assert_eq!(starts(&cache), [0, 0, 5]);
+        assert_eq!(cache.lengths(), [0, 0, 5]);
+        // A recorded step goes on as it is.
+        assert_eq!(cache.epoch(), epoch);
+
+        cache.widen(5);
+        assert_ne!(cache.epoch(), epoch);
+        step(&mut cache, 1);
+        assert_eq!(starts(&cache), [0, 0, 6, 0, 0]);
+        assert_eq!(cache.lengths(), [0, 0, 6, 0, 0]);
+        assert_eq!(cache.batch(), 5);
+    });
+}
+
+#[test]
+fn adopting_copies_rows_and_length_and_puts_zeros_where_the_source_has_none() {
+    every_device(|cache| {
+        let (mut small, mut large, mut own) = (cache(1, 4), cache(1, 16), cache(2, 8));
+        fill(&mut small, 1.0);
+        fill(&mut large, 2.0);
+        fill(&mut own, 7.0);
+        step(&mut small, 3);
+        step(&mut large, 8);
+        let before = rows(&own, 0);
+        own.adopt(1, &small).unwrap();
+        assert_eq!(rows(&own, 0), before);
+        assert_eq!((starts(&own), own.lengths()), (vec![0, 3], &[0, 3][..]));
+        // Of the window and the raw projections, there is as much whatever the capacity.
+        let window = vec![1.0; WINDOW];
+        let raw = vec![1.0; 2];
+        let compressed = vec![1.0, 1.0, 0.0, 0.0];
+        assert_eq!(rows(&own, 1), [window.clone(), window, compressed, raw]);
+
+        let epoch = own.epoch();
+        own.adopt(1, &large).unwrap();
+        assert_eq!(own.epoch(), epoch);
+        assert_eq!((starts(&own), own.lengths()), (vec![0, 8], &[0, 8][..]));
+        let all = [WINDOW, WINDOW, 4, 2].map(|slots| vec![2.0; slots]);
+        assert_eq!(rows(&own, 1), all);
+        assert_eq!(rows(&own, 0), before);
+
+        // One position more than there is room for.
+        step(&mut large, 1);
+        own.adopt(0, &large).unwrap();
+        assert_ne!(own.epoch(), epoch);
+        assert_eq!((own.capacity(), own.lengths()), (16, &[9, 8][..]));
+        assert_eq!(rows(&own, 0)[2], vec![2.0; 8]);
+    });
+}
