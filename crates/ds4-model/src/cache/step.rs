@@ -7,7 +7,6 @@ use super::constants::Constants;
 use super::{Cache, CacheLayout};
 use crate::config::AttentionKind;
 use crate::rope::{BlockRotation, Rotation};
-use crate::router::Routing;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -54,8 +53,6 @@ pub struct Step {
     compressed: Vec<(AttentionKind, CompressedStep)>,
     rotation: Option<Rotation>,
     compressed_rotation: Option<Rotation>,
-    /// Of the step's tokens to shared experts.
-    pub(crate) to_shared: Routing,
 }
 
 /// Where a step reads and writes window rows.
@@ -157,7 +154,6 @@ impl Step {
                 span: cache.layout.window.max(1),
             },
             compressed,
-            to_shared: constants.routing(batch * count),
             rotation: cache.rotary.as_ref().map(|table| table.from(start.clone())),
             compressed_rotation: cache
                 .compressed_rotary
