@@ -6,6 +6,7 @@ mod flash_head;
 mod gated_delta;
 mod harness;
 mod moe;
+mod moe_shared;
 mod norm;
 mod quant_linear;
 mod router;
@@ -70,6 +71,7 @@ fn cases() -> Vec<Case> {
         small_m::cases,
         quant_linear::cases,
         moe::cases,
+        moe_shared::cases,
         norm::cases,
         flash_head::cases,
         gated_delta::cases,

@@ -15,13 +15,13 @@ use crate::{
 };
 
 /// Experts per token.
-const K: usize = 6;
-const LIMIT: Option<f64> = Some(10.0);
+pub(crate) const K: usize = 6;
+pub(crate) const LIMIT: Option<f64> = Some(10.0);
 /// Experts, `d_model` and inner width of the released models.
-const FLASH: [usize; 3] = [256, 4096, 2048];
+pub(crate) const FLASH: [usize; 3] = [256, 4096, 2048];
 const PRO: [usize; 3] = [384, 7168, 3072];
 /// For a look at whether everything runs.
-const SMALL: [usize; 3] = [16, 256, 128];
+pub(crate) const SMALL: [usize; 3] = [16, 256, 128];
 const TOKENS: [usize; 9] = [1, 2, 4, 8, 16, 64, 256, 4096, 16384];
 const FP8_TOKENS: [usize; 3] = [1, 8, 4096];
 /// Of the comparison with Burn's own operators.
@@ -29,7 +29,7 @@ const BURN_TOKENS: usize = 4096;
 /// From so many tokens on, arithmetic may be the limit.
 const MANY: usize = 64;
 /// Bytes of an f32 or an i32.
-const WORD: usize = 4;
+pub(crate) const WORD: usize = 4;
 
 /// How the experts are computed.
 #[derive(Clone, Copy, PartialEq)]
@@ -121,7 +121,7 @@ fn case(
 }
 
 /// Bytes that a kernel reads of each expert.
-fn bytes_of_expert(format: Format, [_, d, inner]: [usize; 3]) -> usize {
+pub(crate) fn bytes_of_expert(format: Format, [_, d, inner]: [usize; 3]) -> usize {
     bytes_of_one(format, 2 * inner, d) + bytes_of_one(format.of_down(), d, inner)
 }
 
@@ -133,7 +133,7 @@ thread_local! {
     static LAYER: RefCell<Option<(Key, DrawnExperts)>> = const { RefCell::new(None) };
 }
 
-fn layer(format: Format, shape: [usize; 3], device: &Device) -> DrawnExperts {
+pub(crate) fn layer(format: Format, shape: [usize; 3], device: &Device) -> DrawnExperts {
     let key = (format, shape, format!("{device:?}"));
     LAYER.with_borrow_mut(|last| {
         if last.as_ref().is_none_or(|(of, _)| *of != key) {
@@ -149,13 +149,13 @@ fn layer(format: Format, shape: [usize; 3], device: &Device) -> DrawnExperts {
 }
 
 /// How many experts are in use if all are equally likely.
-fn distinct(tokens: usize, experts: usize) -> usize {
+pub(crate) fn distinct(tokens: usize, experts: usize) -> usize {
     let unused = (1.0 - K as f64 / experts as f64).powi(tokens as i32);
     (experts as f64 * (1.0 - unused)).round() as usize
 }
 
 /// Experts for each token, no two the same, as many in total as [`distinct`] says, for any seed.
-fn routed(tokens: usize, experts: usize, seed: u32) -> Vec<i64> {
+pub(crate) fn routed(tokens: usize, experts: usize, seed: u32) -> Vec<i64> {
     let random = &mut Random::new(u64::from(seed) + 1);
     let mut pool: Vec<usize> = (0..experts).collect();
     let choose = |pool: &mut [usize], count: usize, random: &mut Random| {

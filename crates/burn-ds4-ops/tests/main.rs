@@ -42,6 +42,8 @@ mod moe_errors;
 mod moe_kernels;
 mod moe_large;
 mod moe_routing;
+mod moe_shared;
+mod moe_shared_errors;
 mod norm;
 pub(crate) mod packing;
 pub(crate) mod products;
@@ -59,6 +61,7 @@ mod sampling;
 mod sampling_draws;
 mod sampling_errors;
 mod sampling_verify;
+pub(crate) mod sharing;
 mod sink_attention;
 mod sink_attention_values;
 mod small_m_errors;
@@ -109,6 +112,8 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("moe_kernels", moe_kernels::CASES),
     ("moe_large", moe_large::CASES),
     ("moe_routing", moe_routing::CASES),
+    ("moe_shared", moe_shared::CASES),
+    ("moe_shared_errors", moe_shared_errors::CASES),
     ("norm", norm::CASES),
     ("quant", quant::CASES),
     ("quant_linear", quant_linear::CASES),

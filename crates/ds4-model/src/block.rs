@@ -88,9 +88,7 @@ impl Block {
             .moe_connection
             .forward(streams, &trace.scope("moe_connection"), |x| {
                 let x = self.moe_norm.forward(x);
-                let to_shared = step.to_shared.clone();
-                self.moe
-                    .forward_traced(x, token_ids, to_shared, &trace.scope("moe"))
+                self.moe.forward_traced(x, token_ids, &trace.scope("moe"))
             });
         trace.record("output", &streams);
         streams

@@ -3,7 +3,7 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use burn_ds4_ops::moe::expert_ffn;
+use burn_ds4_ops::moe::{Experts, expert_ffn, moe_ffn};
 
 use crate::linear::{WeightStack, random};
 use crate::router::{Router, RouterConfig, Routing};
@@ -87,40 +87,38 @@ impl MoeLayer {
     ///
     /// If the last dimension of `x` is not `d_model`, or the shapes disagree on the number of tokens.
     pub fn forward(&self, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Tensor<3> {
-        let [batch, positions, _] = x.dims();
-        let to_shared = Routing::to_first(batch * positions, &x.device());
-        self.forward_traced(x, token_ids, to_shared, &Trace::off())
+        self.forward_traced(x, token_ids, &Trace::off())
     }
 
-    /// `to_shared` is what [`Routing::to_first`] gives for all the tokens.
     pub(crate) fn forward_traced(
         &self,
         x: Tensor<3>,
         token_ids: Tensor<2, Int>,
-        to_shared: Routing,
         trace: &Trace,
     ) -> Tensor<3> {
         let [batch, positions, d] = x.dims();
         let tokens = batch * positions;
-        let dtype = x.dtype();
         let x = x.reshape([tokens, d]);
         let Routing { weights, ids } = self.router.forward(
             x.clone(),
             token_ids.reshape([tokens]),
             &trace.scope("router"),
         );
-        let routed = expert_ffn(
-            x.clone(),
-            ids,
-            weights,
-            &self.gate_up.weights(),
-            &self.down.weights(),
-            Some(self.swiglu_limit),
-        )
-        .expect("a router's ids and weights, and tokens that fit the experts");
-        let shared = self.shared.forward_routed(x, to_shared);
-        trace.record("shared", &shared);
-        let output = (routed + shared).cast(dtype);
+        trace.record_with("shared", || self.shared.forward(x.clone()));
+        let (gate_up, down) = (self.gate_up.weights(), self.down.weights());
+        let routed = Experts {
+            gate_up: &gate_up,
+            down: &down,
+            limit: Some(self.swiglu_limit),
+        };
+        let (gate_up, down) = (self.shared.gate_up.weights(), self.shared.down.weights());
+        let shared = Experts {
+            gate_up: &gate_up,
+            down: &down,
+            limit: Some(self.shared.swiglu_limit),
+        };
+        let output = moe_ffn(x, ids, weights, routed, shared)
+            .expect("a router's ids and weights, and tokens that fit the experts");
         trace.record("output", &output);
         output.reshape([batch, positions, d])
     }
@@ -172,11 +170,7 @@ impl SharedExpert {
     ///
     /// If the last dimension of `x` is not `d_model`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let to_first = Routing::to_first(x.dims()[0], &x.device());
-        self.forward_routed(x, to_first)
-    }
-
-    fn forward_routed(&self, x: Tensor<2>, Routing { weights, ids }: Routing) -> Tensor<2> {
+        let Routing { weights, ids } = Routing::to_first(x.dims()[0], &x.device());
         expert_ffn(
             x,
             ids,

@@ -32,6 +32,24 @@ pub trait MoeOps: QuantOps {
     ) -> FloatTensor<Self> {
         reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
     }
+
+    /// See [`moe_ffn`](super::moe_ffn).
+    #[fusion(meta = |x, _ids, _weights, _gate_up, _down, _limit, _shared_gate_up, _shared_down, _shared_limit| x.clone())]
+    #[allow(clippy::too_many_arguments)]
+    fn moe_ffn(
+        x: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        #[extension_type] gate_up: PackedWeights<Self>,
+        #[extension_type] down: PackedWeights<Self>,
+        limit: f64,
+        #[extension_type] shared_gate_up: PackedWeights<Self>,
+        #[extension_type] shared_down: PackedWeights<Self>,
+        shared_limit: f64,
+    ) -> FloatTensor<Self> {
+        let routed = Self::expert_ffn(x.clone(), ids, weights, gate_up, down, limit);
+        reference::add_shared::<Self>(routed, x, shared_gate_up, shared_down, shared_limit)
+    }
 }
 
 #[cfg(feature = "flex")]
@@ -72,6 +90,37 @@ impl MoeOps for burn_cubecl::CubeBackend {
         } else {
             reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
         }
+    }
+
+    fn moe_ffn(
+        x: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: PackedWeights<Self>,
+        down: PackedWeights<Self>,
+        limit: f64,
+        shared_gate_up: PackedWeights<Self>,
+        shared_down: PackedWeights<Self>,
+        shared_limit: f64,
+    ) -> FloatTensor<Self> {
+        let both = super::launch::WithShared {
+            routed: super::launch::Routed {
+                x: x.clone(),
+                ids: ids.clone(),
+                scores: weights.clone(),
+                gate_up: gate_up.clone().into(),
+                down: down.clone().into(),
+                limit,
+            },
+            gate_up: shared_gate_up.clone().into(),
+            down: shared_down.clone().into(),
+            limit: shared_limit,
+        };
+        if both.can_launch() {
+            return both.launch();
+        }
+        let routed = Self::expert_ffn(x.clone(), ids, weights, gate_up, down, limit);
+        reference::add_shared::<Self>(routed, x, shared_gate_up, shared_down, shared_limit)
     }
 }
 

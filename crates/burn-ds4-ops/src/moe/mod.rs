@@ -12,7 +12,7 @@ use crate::OpError;
 use crate::device::is_host;
 use crate::quant::Weights;
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
+    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
 
 use backend::MoeOps;
@@ -81,32 +81,16 @@ pub fn expert_ffn(
     limit: Option<f64>,
 ) -> Result<Tensor<2>, OpError> {
     let ([tokens, d], [_, k]) = (x.dims(), ids.dims());
-    let [experts, rows, _] = gate_up.dims();
-    expect_float("x", &x)?;
-    expect_ids(&ids)?;
-    expect_dtype("weights", "F32", &weights, &[DType::F32])?;
-    expect_shape("ids", ids.dims(), [tokens, k])?;
-    expect_shape("weights", weights.dims(), [tokens, k])?;
-    expect_shape("gate_up", gate_up.dims(), [experts, rows, d])?;
-    if !rows.is_multiple_of(2) {
-        return Err(OpError::InvalidValue {
-            argument: "rows of gate_up",
-            expected: "an even number".into(),
-            actual: rows,
-        });
-    }
-    expect_shape("down", down.dims(), [experts, d, rows / 2])?;
+    let experts = Experts {
+        gate_up,
+        down,
+        limit,
+    };
+    let limit = experts.check(&x, ["gate_up", "rows of gate_up", "down", "limit"])?;
+    let [count, rows, _] = gate_up.dims();
+    check_routing(&x, &ids, &weights, count)?;
     let device = x.device();
-    expect_device("ids", &ids.device(), "x", &device)?;
-    expect_device("weights", &weights.device(), "x", &device)?;
-    expect_device("gate_up", &gate_up.device(), "x", &device)?;
-    expect_device("down", &down.device(), "x", &device)?;
-    let limit = limit.unwrap_or(f64::INFINITY);
-    expect_not_negative("limit", limit)?;
-    if is_host(&device) {
-        check_expert_ids(ids.clone(), experts)?;
-    }
-    if [tokens, d, k, experts, rows].contains(&0) {
+    if [tokens, d, k, count, rows].contains(&0) {
         return Ok(Tensor::zeros([tokens, d], (&device, DType::F32)));
     }
     Ok(Tensor::from_dispatch(Dispatch::expert_ffn(
@@ -117,6 +101,142 @@ pub fn expert_ffn(
         down.clone().into(),
         limit,
     )))
+}
+
+/// Matrices of experts of one kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts<'a> {
+    /// Matrices `[2·inner, d]`, the gate's rows first.
+    pub gate_up: &'a Weights,
+    /// Matrices `[d, inner]`, as many.
+    pub down: &'a Weights,
+    /// Clamp of the SwiGLU inputs, see [`swiglu`].
+    pub limit: Option<f64>,
+}
+
+impl Experts<'_> {
+    /// Checks them, by their names, against their tokens; the limit as backends take it.
+    fn check(
+        &self,
+        x: &Tensor<2>,
+        [gate_up, gate_up_rows, down, limit]: [&'static str; 4],
+    ) -> Result<f64, OpError> {
+        expect_float("x", x)?;
+        let [_, d] = x.dims();
+        let [count, rows, _] = self.gate_up.dims();
+        expect_shape(gate_up, self.gate_up.dims(), [count, rows, d])?;
+        if !rows.is_multiple_of(2) {
+            return Err(invalid(gate_up_rows, "an even number", rows));
+        }
+        expect_shape(down, self.down.dims(), [count, d, rows / 2])?;
+        expect_device(gate_up, &self.gate_up.device(), "x", &x.device())?;
+        expect_device(down, &self.down.device(), "x", &x.device())?;
+        let value = self.limit.unwrap_or(f64::INFINITY);
+        expect_not_negative(limit, value)?;
+        Ok(value)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.gate_up.dims().contains(&0)
+    }
+}
+
+/// A whole mixture of experts: what [`expert_ffn`] gives for `routed`, and the output of an expert that all tokens share, with weight 1.
+///
+/// Several shared experts are one whose inner width is that of all.
+///
+/// # Shapes and dtypes
+///
+/// - `x`, `ids`, `weights`: as for [`expert_ffn`]
+/// - `routed`: the experts that `ids` are of; `shared`: one expert, of any inner width and format
+/// - output: `[tokens, d]` in the dtype of `x`
+///
+/// Sums are f32, the slots' in their order and then the shared expert's, and are rounded once. Everything else is as for [`expert_ffn`],
+/// padding and special values included: a token of nothing but padding has the output of the shared expert.
+///
+/// # Kernels
+///
+/// Up to 16 tokens (of up to 8 slots) by packed and bf16 weights it is two launches on tensor cores: the cubes of the first share the
+/// matrices of all experts out by their bytes, those of the second add everything up. A token's result has the same bits whatever else is in
+/// the batch. Where both have other weights, and on any other device, it is four launches. With more tokens, and where tensor cores
+/// multiply by one only, it is [`expert_ffn`] twice and a sum.
+///
+/// # Source
+///
+/// DeepSeek-V4 `inference/model.py`, `MoE.forward`.
+///
+/// # Errors
+///
+/// As for [`expert_ffn`]; arguments of the shared expert are named so. [`OpError::InvalidValue`] if it is not one matrix of each kind.
+pub fn moe_ffn(
+    x: Tensor<2>,
+    ids: Tensor<2, Int>,
+    weights: Tensor<2>,
+    routed: Experts<'_>,
+    shared: Experts<'_>,
+) -> Result<Tensor<2>, OpError> {
+    let limit = routed.check(&x, ["gate_up", "rows of gate_up", "down", "limit"])?;
+    let shared_limit = shared.check(
+        &x,
+        [
+            "gate_up of the shared expert",
+            "rows of gate_up of the shared expert",
+            "down of the shared expert",
+            "limit of the shared expert",
+        ],
+    )?;
+    let [count, _, _] = shared.gate_up.dims();
+    if count != 1 {
+        return Err(invalid("number of shared experts", "1", count));
+    }
+    let [experts, _, _] = routed.gate_up.dims();
+    check_routing(&x, &ids, &weights, experts)?;
+    let (device, dtype) = (x.device(), x.dtype());
+    let ([tokens, d], [_, k]) = (x.dims(), ids.dims());
+    if tokens == 0 || d == 0 {
+        return Ok(Tensor::zeros([tokens, d], (&device, dtype)));
+    }
+    if k == 0 || routed.is_empty() || shared.is_empty() {
+        // Kernels have something of both.
+        let Experts { gate_up, down, .. } = routed;
+        let own = expert_ffn(x.clone(), ids, weights, gate_up, down, routed.limit)?;
+        let to_first = Tensor::zeros([tokens, 1], (&device, DType::I32));
+        let once = Tensor::ones([tokens, 1], (&device, DType::F32));
+        let Experts { gate_up, down, .. } = shared;
+        let all = expert_ffn(x, to_first, once, gate_up, down, shared.limit)?;
+        return Ok((own + all).cast(dtype));
+    }
+    Ok(Tensor::from_dispatch(Dispatch::moe_ffn(
+        x.into_dispatch(),
+        ids.into_dispatch(),
+        weights.into_dispatch(),
+        routed.gate_up.clone().into(),
+        routed.down.clone().into(),
+        limit,
+        shared.gate_up.clone().into(),
+        shared.down.clone().into(),
+        shared_limit,
+    )))
+}
+
+/// Checks what says which of so many experts a token has.
+fn check_routing(
+    x: &Tensor<2>,
+    ids: &Tensor<2, Int>,
+    weights: &Tensor<2>,
+    experts: usize,
+) -> Result<(), OpError> {
+    let ([tokens, _], [_, k], device) = (x.dims(), ids.dims(), x.device());
+    expect_ids(ids)?;
+    expect_dtype("weights", "F32", weights, &[DType::F32])?;
+    expect_shape("ids", ids.dims(), [tokens, k])?;
+    expect_shape("weights", weights.dims(), [tokens, k])?;
+    expect_device("ids", &ids.device(), "x", &device)?;
+    expect_device("weights", &weights.device(), "x", &device)?;
+    if is_host(&device) {
+        check_expert_ids(ids.clone(), experts)?;
+    }
+    Ok(())
 }
 
 /// Reads expert ids back and refuses the first that is not below `experts`; negative ones are padding.

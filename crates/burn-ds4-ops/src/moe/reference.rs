@@ -6,6 +6,7 @@ use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 #[cfg(feature = "flex")]
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
+use super::backend::MoeOps;
 use crate::quant::{PackedWeights, QuantOps};
 use crate::reference::bool_dtype;
 
@@ -71,6 +72,22 @@ pub(super) fn gathered<B: QuantOps>(
         Shape::new([pairs, d]),
     );
     sum_slots::<B>(B::float_mask_fill(outputs, padding, 0.0.into()), tokens)
+}
+
+/// The shared expert's output added to that of the routed ones, rounded to the dtype of `x`: every token has it with weight 1.
+pub(super) fn add_shared<B: MoeOps>(
+    routed: FloatTensor<B>,
+    x: FloatTensor<B>,
+    gate_up: PackedWeights<B>,
+    down: PackedWeights<B>,
+    limit: f64,
+) -> FloatTensor<B> {
+    let (dtype, device) = (x.dtype().into(), x.device());
+    let [tokens, _] = x.shape().dims();
+    let to_first = B::int_zeros(Shape::new([tokens, 1]), &device, INT);
+    let weights = B::float_ones(Shape::new([tokens, 1]), &device, FloatDType::F32);
+    let shared = B::expert_ffn(x, to_first, weights, gate_up, down, limit);
+    B::float_cast(B::float_add(routed, shared), dtype)
 }
 
 /// The matrix at each of `ids` times the row of `x` in the same place.

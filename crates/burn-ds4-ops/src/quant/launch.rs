@@ -45,6 +45,7 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
             x: &x,
             grouping: &Grouping::One,
             scores: None,
+            addend: None,
             matrices: matrix,
             role: Role::Rows,
             pairs: rows,

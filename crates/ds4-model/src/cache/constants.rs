@@ -2,13 +2,10 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::router::Routing;
-
 /// Tensors of each kind that are kept. A step of one size needs fewer than ten.
 const KEPT: usize = 64;
 
-/// What steps count from and share, made once: a range is an upload, of which a step that is recorded must have none, and what all
-/// layers share need not be made by each.
+/// The integers that steps count from, made once: a range is an upload, of which a step that is recorded must have none.
 #[derive(Clone, Debug)]
 pub(super) struct Constants {
     batch: usize,
@@ -16,7 +13,6 @@ pub(super) struct Constants {
     ranges: BTreeMap<usize, Tensor<1, Int>>,
     /// Of several sequences.
     offsets: BTreeMap<usize, Tensor<2, Int>>,
-    routings: BTreeMap<usize, Routing>,
 }
 
 impl Constants {
@@ -26,7 +22,6 @@ impl Constants {
             device: device.clone(),
             ranges: BTreeMap::new(),
             offsets: BTreeMap::new(),
-            routings: BTreeMap::new(),
         }
     }
 
@@ -35,14 +30,6 @@ impl Constants {
         let range = self.ranges.entry(count);
         range
             .or_insert_with(|| Tensor::arange(0..count as i64, &self.device))
-            .clone()
-    }
-
-    /// What [`Routing::to_first`] gives.
-    pub(super) fn routing(&mut self, tokens: usize) -> Routing {
-        let routing = self.routings.entry(tokens);
-        routing
-            .or_insert_with(|| Routing::to_first(tokens, &self.device))
             .clone()
     }
 
@@ -61,12 +48,11 @@ impl Constants {
 
     /// Forgets everything if it has become much, and says whether it has.
     pub(super) fn prune(&mut self) -> bool {
-        let numbers = [self.ranges.len(), self.offsets.len(), self.routings.len()];
+        let numbers = [self.ranges.len(), self.offsets.len()];
         let full = numbers.into_iter().any(|number| number > KEPT);
         if full {
             self.ranges.clear();
             self.offsets.clear();
-            self.routings.clear();
         }
         full
     }

@@ -7,7 +7,6 @@ use super::constants::Constants;
 use super::{Cache, CacheLayout, Ring};
 use crate::config::AttentionKind;
 use crate::rope::{BlockRotation, RotaryTable, Rotation};
-use crate::router::Routing;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -58,8 +57,6 @@ pub struct Step {
     pub(crate) many: Option<ManyStep>,
     rotation: Option<Rotation>,
     compressed_rotation: Option<Rotation>,
-    /// Of the step's tokens to shared experts.
-    pub(crate) to_shared: Routing,
 }
 
 /// Indices and masks of a step of many positions.
@@ -130,7 +127,6 @@ impl Step {
             span: cache.layout.window.max(1),
             rotation: rotation(&cache.rotary),
             compressed_rotation: rotation(&cache.compressed_rotary),
-            to_shared: cache.constants.routing(cache.config.batch * count),
             many: (count > FEW_TOKENS).then(|| ManyStep::new(cache, &start, count)),
             start,
         }

@@ -1,33 +1,44 @@
 use cubecl::prelude::*;
 
 use super::STEP;
+use super::blueprint::FewBlueprint;
 use super::columns::padded;
-use super::few::{FewBlueprint, add_parts};
+use super::few_rows::{keep_rows, read_rows};
+use super::few_share::add_parts;
 use super::groups::Groups;
-use super::stream::Stream;
+use super::stream::{RING_VECTORS, Stream};
 use super::weights::{Stack, Weights};
 
 /// Multiplies what [`few_kernel`](super::few_kernel) made of every pair by the pair's matrix, and adds up the pairs of a token, slot by
-/// slot.
+/// slot; with a blueprint for it, what [`few_mixture_kernel`](super::few_mixture_kernel) made of every token by the matrix of the shared
+/// expert, which comes last in the sum.
 ///
-/// - `hidden`: `[tokens * slots, parts, columns]`, see [`place`](super::columns::place)
+/// - `hidden`: `[tokens * slots, parts, columns]`, see [`place`](super::columns::place); `shared_hidden`: `[tokens, parts, columns]`
 /// - `ids`: the matrix of every pair
-/// - `words`, `scales`: a stack of matrices
+/// - `words`, `scales`: a stack of matrices; `shared_words`, `shared_scales`: a stack of one
 /// - `output`: `[tokens, rows]`
+///
+/// The shared expert is first in time, since it is known before the pairs are grouped: its first weights come meanwhile, and those of the
+/// first pairs while it is multiplied.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn few_sum_kernel<I: Int, S: Size>(
+pub(crate) fn few_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
     hidden: &[Vector<u32, Const<4>>],
+    shared_hidden: &[Vector<u32, Const<4>>],
     ids: &[I],
     words: &[Vector<u32, Const<4>>],
     scales: &[Vector<u32, S>],
-    output: &mut [f32],
+    shared_words: &[Vector<u32, Const<4>>],
+    shared_scales: &[Vector<u32, T>],
+    output: &mut [Y],
     tokens: u32,
     slots: u32,
     matrices: u32,
     stack: Stack,
+    shared_stack: Stack,
     #[comptime] blueprint: FewBlueprint,
-    #[define(I)] _dtype: ElemType,
+    #[comptime] shared: Option<FewBlueprint>,
+    #[define(I, Y)] _dtypes: [ElemType; 2],
 ) {
     let row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
@@ -36,7 +47,13 @@ pub(crate) fn few_sum_kernel<I: Int, S: Size>(
     let parts = comptime!(blueprint.columns.parts);
     let stretch = comptime!(blueprint.columns.format.stretch());
     let rows = stack.rows;
+    let first_row = CUBE_POS_X * comptime!(16 * blueprint.batch);
+    let pairs = tokens * slots;
+    let staged = comptime!(blueprint.lines > 0);
     let units = (padded(stack.columns, blueprint.columns.format) / 8) as usize;
+    let ring = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
+        (blueprint.cube_planes * RING_VECTORS) as usize
+    ));
     let weights = Weights::<S>::new(
         words,
         scales,
@@ -45,40 +62,110 @@ pub(crate) fn few_sum_kernel<I: Int, S: Size>(
         blueprint.even,
         blueprint.target,
     );
-    let mut stream = Stream::<S>::new(
-        weights,
-        quarter,
-        comptime!(blueprint.planes * blueprint.groups),
+    let mut stream = Stream::<S>::new(weights, quarter, ring.clone());
+
+    // Without a shared expert, none of what is of it is used.
+    let of_shared = comptime!(shared.unwrap_or(blueprint));
+    let its_plane = UNIT_POS_Y % of_shared.planes;
+    let its_side = UNIT_POS_Y / of_shared.planes;
+    let its_stretch = comptime!(of_shared.columns.format.stretch());
+    let its_units = (padded(shared_stack.columns, of_shared.columns.format) / 8) as usize;
+    let its_weights = Weights::<T>::new(
+        shared_words,
+        shared_scales,
+        shared_stack,
+        of_shared.columns.format,
+        of_shared.even,
+        of_shared.target,
     );
-    let pairs = tokens * slots;
-    let groups = Groups::new::<I>(
-        &ComptimeOption::new_Some(ids),
-        pairs,
-        matrices,
-        blueprint.pairs,
-        blueprint.pairing,
+    let mut its_stream = Stream::<T>::new(its_weights, quarter, ring);
+
+    // Ids first, which the most waits for; then what is multiplied; then weights.
+    let expert = Groups::read::<I>(&ComptimeOption::new_Some(ids), pairs, matrices);
+    let stage_units = comptime!(if staged { blueprint.own_units() } else { 0 });
+    let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!((stage_units + 1) as usize));
+    read_rows(
+        hidden,
+        pairs * parts,
+        units,
+        &mut fetched,
+        stage_units,
+        blueprint,
     );
+    let its_stage_units = comptime!(if staged && shared.is_some() {
+        of_shared.own_units()
+    } else {
+        0
+    });
+    let mut its_fetched =
+        Array::<Vector<u32, Const<4>>>::new(comptime!((its_stage_units + 1) as usize));
+    let its_rows = tokens * parts;
+    read_rows(
+        shared_hidden,
+        its_rows,
+        its_units,
+        &mut its_fetched,
+        its_stage_units,
+        of_shared,
+    );
+    let its_pitch = if comptime!(staged) {
+        comptime!(of_shared.pitch() as usize).runtime()
+    } else {
+        its_units
+    };
+    let its_row = first_row + its_side * 16 + row;
+    // A side has one tile at most: there are no fewer sides than tiles.
+    let mut its_steps = 0u32;
+    if comptime!(shared.is_some()) {
+        let passes = (its_rows + 7) / 8;
+        its_steps = select(
+            its_side < blueprint.batch,
+            passes * comptime!(of_shared.rounds),
+            0u32,
+        );
+        if its_steps > 0 {
+            let line = (min(row / parts, tokens - 1) * parts + row % parts) as usize * its_pitch;
+            its_stream.aim(0u32, its_row, its_row + 8, its_plane * its_stretch, line);
+            if comptime!(!staged) {
+                its_stream.fetch_columns(shared_hidden);
+            }
+            its_stream.fetch();
+        }
+    }
+    let groups = Groups::of(expert, pairs, matrices, blueprint.pairs, blueprint.pairing);
     // Sums of every pair and plane, of 16 rows to a tile.
     let tile_sums = comptime!(blueprint.pairs * blueprint.planes * 16);
     let mut stage = Shared::<[f32]>::new_slice(comptime!((tile_sums * blueprint.batch) as usize));
-    let mut lines =
-        Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(if blueprint.lines > 8 {
-            (blueprint.lines * blueprint.pitch()) as usize
+    let its_tile_sums = comptime!(of_shared.pairs * of_shared.planes * 16);
+    let mut its_stage = Shared::<[f32]>::new_slice(comptime!(if shared.is_some() {
+        (its_tile_sums * blueprint.batch) as usize
+    } else {
+        1
+    }));
+    let mut lines = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(if staged {
+        (blueprint.lines * blueprint.pitch()) as usize
+    } else {
+        1
+    }));
+    let mut its_lines =
+        Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(if its_stage_units > 0 {
+            (of_shared.lines * of_shared.pitch()) as usize
         } else {
             1
         }));
-    let staged = comptime!(blueprint.lines > 8);
     let pitch = if comptime!(staged) {
         comptime!(blueprint.pitch() as usize).runtime()
     } else {
         units
     };
     let mut codes = Array::<u32>::new(comptime!(2 * STEP as usize));
-    let first_row = CUBE_POS_X * comptime!(16 * blueprint.batch);
 
     // All tiles of a group, one side each, then the next group.
     let end = groups.count() * blueprint.batch;
     let mut at = side;
+    if comptime!(blueprint.planes * blueprint.groups < blueprint.cube_planes) {
+        at = select(side < blueprint.groups, side, end);
+    }
     let mut start = 0u32;
     let mut count = 0u32;
     if at < end {
@@ -92,32 +179,68 @@ pub(crate) fn few_sum_kernel<I: Int, S: Size>(
         if comptime!(!staged) {
             stream.fetch_columns(hidden);
         }
-    }
-    let stage_units = comptime!(if staged { blueprint.own_units() } else { 0 });
-    let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!((stage_units + 1) as usize));
-    #[unroll]
-    for i in 0..stage_units {
-        let place = UNIT_POS + comptime!(i * blueprint.units_of_cube());
-        let of = min(place / comptime!(blueprint.units()), pairs * parts - 1);
-        let u = place % comptime!(blueprint.units());
-        let inside = (u as usize) < units;
-        fetched[i as usize] = hidden[of as usize * units + select(inside, u, 0u32) as usize];
-    }
-    if at < end {
-        stream.fetch();
-    }
-    #[unroll]
-    for i in 0..stage_units {
-        let place = UNIT_POS + comptime!(i * blueprint.units_of_cube());
-        let of = place / comptime!(blueprint.units());
-        let u = place % comptime!(blueprint.units());
-        if of < blueprint.lines {
-            lines[(of * comptime!(blueprint.pitch()) + u) as usize] = fetched[i as usize];
+        if its_steps == 0 {
+            stream.fetch();
         }
     }
+    keep_rows(&mut lines, &fetched, stage_units, blueprint);
+    keep_rows(&mut its_lines, &its_fetched, its_stage_units, of_shared);
     if comptime!(staged) {
         sync_cube();
     }
+
+    if comptime!(shared.is_some()) {
+        let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+        let mut step = 0u32;
+        while step < its_steps {
+            let x_at = its_stream.x_at;
+            let first = its_stream.first;
+            let own = its_stream.own + 0usize;
+            let its_pass = step / of_shared.rounds * comptime!(8 / parts);
+            let ends = step % of_shared.rounds == comptime!(of_shared.rounds - 1);
+            its_stream.take_scales(&mut codes);
+            step += 1;
+            let goes_on = step < its_steps;
+            if goes_on {
+                let pass = step / of_shared.rounds * comptime!(8 / parts);
+                let token = min(pass + row / parts, tokens - 1);
+                let line = (token * parts + row % parts) as usize * its_pitch;
+                let next = step % of_shared.rounds * comptime!(of_shared.planes) + its_plane;
+                its_stream.aim(0u32, its_row, its_row + 8, next * its_stretch, line);
+                its_stream.fetch();
+            } else if at < end {
+                stream.follow(own);
+                stream.fetch();
+            } else {
+                its_stream.fetch_nothing();
+            }
+            if comptime!(staged) {
+                sum +=
+                    its_stream.products(own, &its_lines[..], x_at, first, &codes, goes_on, false);
+            } else {
+                sum += its_stream.products(own, shared_hidden, x_at, first, &codes, goes_on, true);
+            }
+            if ends {
+                let sums = add_parts(sum, parts, blueprint.target);
+                let writes = comptime!(if parts == 1 { 2u32 } else { 1u32 });
+                #[unroll]
+                for w in 0..writes {
+                    let token = its_pass + (quarter * 2 + w) / parts;
+                    let low = sums.extract(comptime!(w as usize));
+                    let high = sums.extract(comptime!(w as usize + 2));
+                    if quarter * 2 % parts == 0 && token < tokens {
+                        let slot = its_side * its_tile_sums
+                            + (token * of_shared.planes + its_plane) * 16
+                            + row;
+                        its_stage[slot as usize] = low;
+                        its_stage[slot as usize + 8] = high;
+                    }
+                }
+                sum = Vector::new(0.0f32);
+            }
+        }
+    }
+
     let mut pass = 0u32;
     while at < end {
         let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
@@ -186,16 +309,28 @@ pub(crate) fn few_sum_kernel<I: Int, S: Size>(
                 if groups.has_expert(pair) {
                     let slot =
                         own / 16 * tile_sums + pair * comptime!(blueprint.planes * 16) + own % 16;
-                    let mut sum = stage[slot as usize];
-                    #[unroll]
-                    for p in 1..blueprint.planes {
-                        sum += stage[(slot + p * 16) as usize];
-                    }
-                    total += sum;
+                    total += sum_of_planes(&stage[..], slot, blueprint.planes);
                 }
             }
-            output[token as usize * rows as usize + (first_row + own) as usize] = total;
+            if comptime!(shared.is_some()) {
+                let slot =
+                    own / 16 * its_tile_sums + token * comptime!(of_shared.planes * 16) + own % 16;
+                total += sum_of_planes(&its_stage[..], slot, of_shared.planes);
+            }
+            output[token as usize * rows as usize + (first_row + own) as usize] =
+                Y::cast_from(total);
         }
         at += CUBE_DIM;
     }
+}
+
+/// What the planes that share a tile have summed up of a row, in their order.
+#[cube]
+fn sum_of_planes(stage: &[f32], slot: u32, #[comptime] planes: u32) -> f32 {
+    let mut sum = stage[slot as usize];
+    #[unroll]
+    for p in 1..planes {
+        sum += stage[(slot + p * 16) as usize];
+    }
+    sum
 }

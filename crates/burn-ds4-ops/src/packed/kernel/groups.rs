@@ -39,6 +39,32 @@ impl Groups {
         #[comptime] most: u32,
         #[comptime] kind: Pairing,
     ) -> Groups {
+        let own = Groups::read::<I>(ids, pairs, experts);
+        Groups::of(own, pairs, experts, most, kind)
+    }
+
+    /// The expert of the unit's pair.
+    pub fn read<I: Int>(ids: &ComptimeOption<&[I]>, pairs: u32, experts: u32) -> u32 {
+        let mut expert = NONE.runtime();
+        #[comptime]
+        if let ComptimeOption::Some(ids) = ids {
+            if UNIT_POS < pairs {
+                let id = ids[UNIT_POS as usize];
+                let inside = id >= I::from_int(0) && id < I::cast_from(experts);
+                expert = select(inside, u32::cast_from(id), NONE);
+            }
+        }
+        expert
+    }
+
+    /// [`new`](Self::new) of what has been [`read`](Self::read).
+    pub fn of(
+        own: u32,
+        pairs: u32,
+        experts: u32,
+        #[comptime] most: u32,
+        #[comptime] kind: Pairing,
+    ) -> Groups {
         let most = comptime!(if kind == Pairing::Ids {
             most as usize
         } else {
@@ -54,17 +80,8 @@ impl Groups {
             all: experts,
             kind,
         };
-        let mut expert = NONE.runtime();
-        #[comptime]
-        if let ComptimeOption::Some(ids) = ids {
-            if UNIT_POS < pairs {
-                let id = ids[UNIT_POS as usize];
-                let inside = id >= I::from_int(0) && id < I::cast_from(experts);
-                expert = select(inside, u32::cast_from(id), NONE);
-            }
-        }
         if comptime!(kind == Pairing::Ids) {
-            groups.fill(expert, most);
+            groups.fill(own, most);
         }
         groups
     }

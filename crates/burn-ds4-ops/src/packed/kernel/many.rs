@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::activation::swiglu;
 use super::columns::{Columns, padded, part_of, place};
 use super::decode::Format;
-use super::few::add_parts;
+use super::few_share::add_parts;
 use super::many_step::{
     Step, Tiles, any_rare, fetch_columns, fetch_weights, multiply_step, put_columns,
 };

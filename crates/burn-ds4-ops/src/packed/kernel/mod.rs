@@ -1,7 +1,11 @@
 mod activation;
+mod blueprint;
 mod columns;
 mod decode;
 mod few;
+mod few_mixture;
+mod few_rows;
+mod few_share;
 mod few_sum;
 mod groups;
 mod many;
@@ -12,9 +16,11 @@ mod sort;
 mod stream;
 mod weights;
 
+pub(crate) use blueprint::FewBlueprint;
 pub(crate) use columns::{Columns, pair, part_of};
 pub(crate) use decode::Format;
-pub(crate) use few::{FewBlueprint, few_kernel};
+pub(crate) use few::few_kernel;
+pub(crate) use few_mixture::few_mixture_kernel;
 pub(crate) use few_sum::few_sum_kernel;
 pub(crate) use groups::Pairing;
 pub(crate) use many::{ManyBlueprint, many_kernel};

@@ -41,6 +41,7 @@ pub(crate) struct PlainBlueprint {
 ///
 /// - `x`: rows of elements; `share` pairs have one
 /// - `ids`: the matrix of every pair, or all have the first; `scores`: by which a gated pair is multiplied
+/// - `addend`: what is added to the sums, after them: `[tokens, rows]`
 /// - `order`, `starts`: the pairs group by group, where there are too many to group them here
 /// - `words`, `scales`: a stack of matrices; floats have no scales, and read none
 /// - `output`: `[pairs, rows]`, `[pairs, rows / 2]` with gates, `[tokens, rows]` of sums
@@ -50,6 +51,7 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
     x: &[X],
     ids: ComptimeOption<&[I]>,
     scores: ComptimeOption<&[f32]>,
+    addend: ComptimeOption<&[f32]>,
     order: ComptimeOption<&[u32]>,
     starts: ComptimeOption<&[u32]>,
     words: &[W],
@@ -178,8 +180,12 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                         total += stage[(pair * blueprint.planes + own) as usize];
                     }
                 }
-                output[token as usize * outputs as usize + (first + own) as usize] =
-                    Y::cast_from(total);
+                let place = token as usize * outputs as usize + (first + own) as usize;
+                #[comptime]
+                if let ComptimeOption::Some(addend) = &addend {
+                    total += addend[place];
+                }
+                output[place] = Y::cast_from(total);
             }
             at += CUBE_DIM;
         }

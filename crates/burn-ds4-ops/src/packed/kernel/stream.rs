@@ -15,7 +15,7 @@ pub(crate) struct Stream<'a, S: Size> {
     /// For each plane and two stretches, 16 bytes of each lane of every chunk of the lower row, then of the upper one.
     ring: Shared<[Vector<u32, Const<4>>]>,
     /// Where the lane's share of the stretch begins that was fetched last.
-    own: usize,
+    pub own: usize,
     /// FP4: words with the scales of every chunk, of the lower row and then of the upper one. FP8: scales of every second chunk, likewise.
     scales: Array<u32>,
     /// The first chunk of `x`, if that was fetched.
@@ -33,17 +33,24 @@ pub(crate) struct Stream<'a, S: Size> {
 
 /// Vectors of a lane of a stretch.
 const VECTORS: u32 = 2 * STEP;
-/// Bytes of shared memory of a plane's stream.
-pub(crate) const RING_BYTES: usize = 2 * VECTORS as usize * 32 * 16;
+/// Vectors of 16 bytes of shared memory of a plane's stream.
+pub(super) const RING_VECTORS: u32 = 2 * VECTORS * 32;
+/// The same in bytes.
+pub(super) const RING_BYTES: usize = RING_VECTORS as usize * 16;
 
 #[cube]
 impl<'a, S: Size> Stream<'a, S> {
-    pub fn new(weights: Weights<'a, S>, quarter: u32, #[comptime] planes: u32) -> Stream<'a, S> {
+    /// `ring` has [`RING_VECTORS`] for each plane of the cube.
+    pub fn new(
+        weights: Weights<'a, S>,
+        quarter: u32,
+        ring: Shared<[Vector<u32, Const<4>>]>,
+    ) -> Stream<'a, S> {
         let units = comptime!(weights.format.units());
         Stream::<'a, S> {
             weights,
-            ring: Shared::new_slice(comptime!((planes * 2 * VECTORS * 32) as usize)),
-            own: (UNIT_POS_Y * comptime!(2 * VECTORS * 32) + UNIT_POS_X) as usize,
+            ring,
+            own: (UNIT_POS_Y * RING_VECTORS + UNIT_POS_X) as usize,
             scales: Array::new(comptime!(VECTORS as usize)),
             columns: Array::new(comptime!(units as usize)),
             low: 0usize,
@@ -80,8 +87,13 @@ impl<'a, S: Size> Stream<'a, S> {
         self.fetch_scales();
     }
 
+    /// Takes turns with another stream of the same plane, whose last stretch `own` was.
+    pub fn follow(&mut self, own: usize) {
+        self.own = own;
+    }
+
     /// Instead of [`fetch`](Self::fetch), where nothing comes next.
-    fn fetch_nothing(&self) {
+    pub fn fetch_nothing(&self) {
         #[unroll]
         for _ in 0..STEP {
             commit_copies();
@@ -228,6 +240,27 @@ impl<'a, S: Size> Stream<'a, S> {
         goes_on: bool,
         #[comptime] ahead: bool,
     ) -> Vector<f32, Const<4>> {
+        let own = self.own + 0usize;
+        if goes_on {
+            self.fetch();
+        } else {
+            self.fetch_nothing();
+        }
+        self.products(own, x, x_at, first, scales, goes_on, ahead)
+    }
+
+    /// [`multiply`](Self::multiply) for the stretch at `own`, after something has been fetched behind it, or nothing.
+    #[allow(clippy::too_many_arguments)]
+    pub fn products(
+        &mut self,
+        own: usize,
+        x: &[Vector<u32, Const<4>>],
+        x_at: usize,
+        first: u32,
+        scales: &Array<u32>,
+        goes_on: bool,
+        #[comptime] ahead: bool,
+    ) -> Vector<f32, Const<4>> {
         let format = comptime!(self.weights.format);
         let units = comptime!(format.units());
         let mut sums = Array::<Vector<f32, Const<4>>>::new(2usize);
@@ -239,12 +272,6 @@ impl<'a, S: Size> Stream<'a, S> {
             for u in 0..units {
                 columns[u as usize] = self.columns[u as usize];
             }
-        }
-        let own = self.own + 0usize;
-        if goes_on {
-            self.fetch();
-        } else {
-            self.fetch_nothing();
         }
         let mut ordinary = true;
         if comptime!(format == Format::Fp4) {

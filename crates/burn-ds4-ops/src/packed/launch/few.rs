@@ -31,26 +31,49 @@ impl FewBlueprint {
         (rows, pairs): (usize, usize),
         client: &Client,
     ) -> Self {
-        let stretch = matrices.format.stretch() as usize;
-        let stretches = matrices.columns.div_ceil(stretch);
         // The sums of all pairs and of all planes that share a tile have to be kept, where they are added up.
         let sharing = if ordered { SUM_PLANES } else { TILE_PLANES };
+        let blueprint = Self::cut(x, ordered, matrices, (pairs, sharing), client);
+        let of = |lines| Self { lines, ..blueprint };
+        if ordered {
+            let all = of(pairs.next_power_of_two() as u32 * blueprint.columns.parts);
+            let few = all.staged_bytes() <= STAGED_BYTES && all.fits(client);
+            return if few { all } else { blueprint };
+        }
+        let parts = blueprint.columns.parts;
+        let mut lines = (rows.next_power_of_two() as u32 * parts).min(8);
+        while lines > parts && of(lines).staged_bytes() > STAGED_BYTES {
+            lines /= 2;
+        }
+        of(lines)
+    }
+
+    /// For so many planes to a tile at most, without rows of `x`.
+    fn cut(
+        x: DType,
+        ordered: bool,
+        matrices: &Matrices,
+        (pairs, sharing): (usize, usize),
+        client: &Client,
+    ) -> Self {
+        let stretch = matrices.format.stretch() as usize;
+        let stretches = matrices.columns.div_ceil(stretch);
         let rounds = stretches.div_ceil(sharing);
         let planes = stretches.div_ceil(rounds);
         let groups = PLANES / planes;
-        let parts = parts(x);
-        let blueprint = |lines| Self {
+        Self {
             columns: Columns {
                 format: matrices.format,
-                parts,
+                parts: parts(x),
                 ordered,
             },
             pairs: pairs.next_power_of_two().max(8) as u32,
             pairing: Pairing::Ids,
-            lines,
+            lines: 0,
             planes: planes as u32,
             rounds: rounds as u32,
             groups: groups as u32,
+            cube_planes: (planes * groups) as u32,
             batch: if ordered {
                 SUM_TILES
             } else {
@@ -58,28 +81,41 @@ impl FewBlueprint {
             },
             even: matrices.columns == planes * rounds * stretch,
             target: Target::of(client),
-        };
-        if ordered {
-            let all = blueprint((pairs.next_power_of_two() as u32 * parts).max(16));
-            let few = all.staged_bytes() <= STAGED_BYTES && all.fits(client);
-            return if few { all } else { blueprint(8) };
         }
-        let mut lines = (rows.next_power_of_two() as u32 * parts).min(8);
-        while lines > parts && blueprint(lines).staged_bytes() > STAGED_BYTES {
-            lines /= 2;
+    }
+
+    /// For the tokens of a shared expert, of which all are in shared memory. Where the experts of tokens have been added up, as many
+    /// planes as there are multiply by it.
+    pub(super) fn of_shared(x: DType, matrices: &Matrices, tokens: usize, client: &Client) -> Self {
+        let blueprint = Self::cut(x, true, matrices, (tokens, TILE_PLANES), client);
+        Self {
+            lines: tokens.next_power_of_two() as u32 * blueprint.columns.parts,
+            ..blueprint
         }
-        blueprint(lines)
+    }
+
+    /// With as many planes to a cube as the other needs.
+    pub(super) fn side_by_side([one, other]: [Self; 2]) -> [Self; 2] {
+        let cube_planes = one.cube_planes.max(other.cube_planes);
+        [one, other].map(|blueprint| Self {
+            cube_planes,
+            ..blueprint
+        })
     }
 
     /// Whether shared memory is large enough.
     pub fn fits(&self, client: &Client) -> bool {
         let most = client.properties().hardware.max_shared_memory_size;
-        let staged = self.columns.ordered || self.staged_bytes() <= STAGED_BYTES;
-        staged && self.shared_bytes() <= most
+        self.staged_bytes() <= STAGED_BYTES && self.shared_bytes() <= most
     }
 
-    fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(32, self.planes * self.groups)
+    pub(super) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(32, self.cube_planes)
+    }
+
+    /// The cubes that add up the pairs of tokens.
+    pub(super) fn sum_cubes(&self, rows: usize) -> CubeCount {
+        CubeCount::Static(rows.div_ceil(16 * self.batch as usize) as u32, 1, 1)
     }
 
     /// A cube for each multiprocessor, but no more than there are tiles.
@@ -159,7 +195,7 @@ impl Few<'_> {
     }
 }
 
-/// Launches [`few_sum_kernel`].
+/// Launches [`few_sum_kernel`] without a shared expert.
 pub(crate) fn launch_sum(
     hidden: CubeTensor,
     ids: &CubeTensor,
@@ -174,12 +210,16 @@ pub(crate) fn launch_sum(
     unsafe {
         few_sum_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(rows.div_ceil(16 * SUM_TILES as usize) as u32, 1, 1),
+            blueprint.sum_cubes(rows),
             blueprint.cube_dim(),
             AddressType::U64,
             matrices.scale_vector(),
+            matrices.scale_vector(),
+            hidden.clone().into_buffer_arg(),
             hidden.into_buffer_arg(),
             ids.clone().into_buffer_arg(),
+            matrices.words_arg(),
+            matrices.scales_arg(),
             matrices.words_arg(),
             matrices.scales_arg(),
             result.clone().into_buffer_arg(),
@@ -187,8 +227,10 @@ pub(crate) fn launch_sum(
             slots as u32,
             matrices.count as u32,
             matrices.stack(),
+            matrices.stack(),
             blueprint,
-            dtype_to_storage_type(ids.dtype),
+            None,
+            [ids.dtype, result.dtype].map(dtype_to_storage_type),
         );
     }
 }

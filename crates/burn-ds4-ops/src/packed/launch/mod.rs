@@ -2,6 +2,7 @@
 
 mod few;
 mod many;
+mod mixture;
 mod plain;
 
 use burn::tensor::DType;
@@ -18,6 +19,7 @@ use crate::quant::PackedWeights;
 pub(crate) use super::kernel::{FewBlueprint, Pairing, Role};
 pub(crate) use few::{Few, launch_sum};
 pub(crate) use many::{Many, Sorted, many_tiles, sort, sum_slots};
+pub(crate) use mixture::{Mixture, MixtureBlueprint};
 pub(crate) use plain::{Grouping, Plain};
 
 /// Rows of `x` up to which the weights are what counts, and none depends on the others.

@@ -18,10 +18,13 @@ pub(crate) enum Grouping<'a> {
 }
 
 /// A launch of [`plain_kernel`].
+#[derive(Clone, Copy)]
 pub(crate) struct Plain<'a> {
     pub x: &'a CubeTensor,
     pub grouping: &'a Grouping<'a>,
     pub scores: Option<&'a CubeTensor>,
+    /// What is added to the sums of a token's pairs.
+    pub addend: Option<&'a CubeTensor>,
     pub matrices: &'a Matrices,
     pub role: Role,
     pub pairs: usize,
@@ -76,6 +79,7 @@ impl Plain<'_> {
                 self.x.clone().into_buffer_arg(),
                 optional(ids),
                 optional(self.scores),
+                optional(self.addend),
                 optional(sorted.map(|sorted| &sorted.order)),
                 optional(sorted.map(|sorted| &sorted.starts)),
                 matrices.words_arg(),

@@ -1,3 +1,7 @@
+//! The host side: which kernels, and for how many tokens at a time.
+
+mod mixture;
+
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
@@ -10,6 +14,8 @@ use crate::packed::launch::{
     FEW_PAIRS, FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role,
     can_multiply, has_tiles, launch_sum, many_tiles, parts, sort, sum_slots,
 };
+
+pub(super) use mixture::WithShared;
 
 /// Pairs that are multiplied at a time: their sums, one for each pair and column of the output, have to be kept.
 const MAX_PAIRS: usize = 1 << 16;
@@ -35,15 +41,7 @@ impl Routed {
     }
 
     pub(crate) fn launch(self) -> CubeTensor {
-        let x = aligned(self.x);
-        let this = Self {
-            x,
-            ids: into_contiguous(self.ids),
-            scores: into_contiguous(self.scores),
-            gate_up: self.gate_up.contiguous(),
-            down: self.down.contiguous(),
-            ..self
-        };
+        let this = self.prepared();
         let [tokens, slots] = this.ids.shape().dims();
         let tiles = has_tiles(&this.x, [&this.gate_up, &this.down]);
         // Whatever decides must be the same for any few tokens, or a token's result would depend on their number.
@@ -61,7 +59,7 @@ impl Routed {
         };
         let most = blueprints(FEW_ROWS);
         if !tiles {
-            this.plain_few()
+            this.plain_few(None, DType::F32)
         } else if most.0.fits(&client) && most.1.fits(&client) {
             let (blueprint, sum) = blueprints(tokens);
             this.few(blueprint, sum)
@@ -93,19 +91,20 @@ impl Routed {
         sums
     }
 
-    fn plain_few(self) -> CubeTensor {
+    /// With something added to the sums, if there is.
+    fn plain_few(self, addend: Option<&CubeTensor>, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.ids.shape().dims();
-        let sums = output(&self.x, [tokens, self.down.rows], DType::F32);
+        let sums = output(&self.x, [tokens, self.down.rows], dtype);
         let grouping = Grouping::Small(&self.ids);
-        self.plain(&self.x, &self.scores, &grouping, Role::Sum, &sums);
+        let (scores, role) = (&self.scores, Role::Sum);
+        self.plain((&self.x, scores, addend), &grouping, role, &sums);
         sums
     }
 
     /// Both products of some of the tokens by the kernel for any device, the second in `role`.
     fn plain(
         &self,
-        x: &CubeTensor,
-        scores: &CubeTensor,
+        (x, scores, addend): (&CubeTensor, &CubeTensor, Option<&CubeTensor>),
         grouping: &Grouping<'_>,
         role: Role,
         result: &CubeTensor,
@@ -117,6 +116,7 @@ impl Routed {
             x,
             grouping,
             scores: Some(scores),
+            addend: None,
             matrices: &self.gate_up,
             role: Role::Gated,
             pairs,
@@ -129,6 +129,7 @@ impl Routed {
             x: &hidden,
             grouping,
             scores: None,
+            addend,
             matrices: &self.down,
             role,
             pairs,
@@ -198,7 +199,7 @@ impl Routed {
             .launch(&rows_of_pairs);
         } else {
             let grouping = Grouping::Sorted(&sorted);
-            self.plain(&x, &scores, &grouping, Role::Rows, &rows_of_pairs);
+            self.plain((&x, &scores, None), &grouping, Role::Rows, &rows_of_pairs);
         }
         sum_slots(rows_of_pairs, &ids, self.gate_up.count)
     }
