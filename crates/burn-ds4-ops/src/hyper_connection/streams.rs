@@ -9,6 +9,10 @@ use crate::OpError;
 /// [`collapse_norm`](super::collapse_norm) and [`head_norm`](super::head_norm). Whoever needs the tensor asks for it:
 /// [`ready`](Self::ready).
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one of these is moved from block to block"
+)]
 pub enum Streams {
     /// All is done.
     Ready(Tensor<3>),

@@ -11,7 +11,6 @@ use super::target::{candidate_logits, device_error, read_tokens};
 use crate::cache::{Cache, CacheError};
 use crate::graph::{Preparation, Recording, Refusal, Window};
 use crate::model::Model;
-use crate::trace::Trace;
 
 /// Steps of which a recording must be of use, as many as it costs twice over.
 pub(super) const WORTH_RECORDING: usize = 16;
@@ -238,7 +237,7 @@ impl<'a> Decoder<'a> {
 
     /// Goes on from the token that follows on all that is in the cache, given the streams of the last position, and tells it.
     pub(super) fn choose(&mut self, streams: Tensor<4>) -> Result<u32, GenerateError> {
-        self.choose_at(streams)?;
+        self.choose_at(self.model.hidden(streams))?;
         self.token()
     }
 
@@ -246,22 +245,19 @@ impl<'a> Decoder<'a> {
     fn step(&mut self) -> Result<(), GenerateError> {
         self.logits = None;
         let ids = self.ids.clone().expect("it is put back");
-        let streams = self
-            .model
-            .forward_streams(ids, &mut self.cache, &Trace::off())?;
-        self.choose_at(streams)
+        let hidden = self.model.forward_hidden(ids, &mut self.cache)?;
+        self.choose_at(hidden)
     }
 
-    /// Enqueues the choice of the token that follows on all that is in the cache, by the streams of the last position.
-    fn choose_at(&mut self, streams: Tensor<4>) -> Result<(), GenerateError> {
+    /// Enqueues the choice of the token that follows on all that is in the cache, by what the output matrix takes of the last position.
+    fn choose_at(&mut self, hidden: Tensor<3>) -> Result<(), GenerateError> {
         let Some(head) = &self.model.flash_head else {
-            let logits = self.model.logits(streams);
+            let logits = self.model.logits_of(hidden);
             self.logits = Some(logits.clone());
             let chosen = self.chooser.choose(logits, self.cache.start())?;
             self.put(chosen);
             return Ok(());
         };
-        let hidden = self.model.hidden(streams);
         let chosen = if self.chooser.is_greedy() {
             head.greedy_tokens(hidden)?
         } else {
