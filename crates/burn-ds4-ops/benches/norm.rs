@@ -1,7 +1,7 @@
 //! Norms and hyper-connections at the sizes of the released models.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_ds4_ops::hyper_connection::expand;
+use burn_ds4_ops::hyper_connection::{Streams, expand};
 use burn_ds4_ops::norm::rms_norm;
 
 use crate::{
@@ -12,6 +12,8 @@ use crate::{
 
 const EPSILON: f64 = 1e-6;
 const TOKENS: [usize; 4] = [1, 2, 16, 4096];
+/// Tokens of a step, at most those that one launch takes.
+const FEW: [usize; 4] = [1, 2, 5, 16];
 /// `d_model` of the released models.
 const WIDTHS: [usize; 2] = [4096, 7168];
 /// The queries of one token.
@@ -31,13 +33,31 @@ const ROUNDED: Tolerance = Tolerance {
     relative: 1.0 / 256.0,
 };
 
+/// The norm of what has been rounded to bf16, rounded again.
+const TWICE_ROUNDED: Tolerance = Tolerance {
+    absolute: 1e-2,
+    relative: 2.0 / 256.0,
+};
+
 pub fn cases() -> Vec<Case> {
     let sizes = || WIDTHS.map(|width| TOKENS.map(|tokens| (tokens, width)));
     let sizes = || sizes().into_iter().flatten();
     let norms = sizes().chain([QUERIES]).map(norm_case);
     let collapses = sizes().map(collapse_case);
     let expansions = sizes().map(expand_case);
-    norms.chain(collapses).chain(expansions).collect()
+    let ways = [
+        Way::Mix { spread: false },
+        Way::Mix { spread: true },
+        Way::Head,
+    ];
+    let fused = ways
+        .into_iter()
+        .flat_map(|way| FEW.map(|tokens| fused_case(way, tokens, WIDTHS[0])));
+    norms
+        .chain(collapses)
+        .chain(expansions)
+        .chain(fused)
+        .collect()
 }
 
 /// Tokens spread over all: the oracles are slow.
@@ -166,6 +186,88 @@ fn expand_case((tokens, width): (usize, usize)) -> Case {
                 move |expanded| {
                     let expanded = picked(&read(expanded), tokens);
                     assert_close(&expanded, &expected, ROUNDED, "expand");
+                },
+            )
+        }),
+    }
+}
+
+/// How an operator that joins several is called.
+#[derive(Clone, Copy)]
+enum Way {
+    /// Before a sub-layer, with or without the last one's output to be spread.
+    Mix { spread: bool },
+    /// At the end of a model.
+    Head,
+}
+
+fn fused_case(way: Way, tokens: usize, width: usize) -> Case {
+    let spread = !matches!(way, Way::Mix { spread: false });
+    let rows = match way {
+        Way::Mix { .. } => COEFFICIENTS,
+        Way::Head => STREAMS,
+    };
+    let streams = tokens * STREAMS * width * HALF;
+    let row = tokens * width * HALF;
+    let coefficients = tokens * COEFFICIENTS * WORD;
+    let parameters = rows * (STREAMS * width + 2) * WORD + width * WORD;
+    let pending = if spread { row + coefficients } else { 0 };
+    let inputs = streams + pending + parameters;
+    // The head's streams are nobody's.
+    let outputs = match way {
+        Way::Mix { spread: true } => streams + 2 * row + coefficients,
+        Way::Mix { spread: false } => 2 * row + coefficients,
+        Way::Head => row,
+    };
+    Case {
+        op: match way {
+            Way::Mix { .. } => "collapse_norm",
+            Way::Head => "head_norm",
+        },
+        shape: vec![("N", tokens), ("H", width)],
+        variant: if spread { "pending" } else { "ready" },
+        dtype: DType::BF16,
+        bytes: inputs + outputs,
+        flops: Some(2 * (tokens * rows * STREAMS * width) as u64),
+        input_bytes: inputs,
+        build: Box::new(move |device, seed| {
+            let (case, streams) = mixed(tokens, width, seed, device);
+            let parameters = case.parameters(device);
+            let (_, coefficients) = parameters.collapse(streams.clone(), SINKHORN);
+            let output = floats(&noise(tokens * width, !seed), [tokens, width], device);
+            let output = output.cast(FloatDType::BF16);
+            let ready = match spread {
+                true => expand(output.clone(), streams.clone(), &coefficients),
+                false => Ok(streams.clone()),
+            };
+            // What is mixed is what has been rounded.
+            let ready = ready.expect("parts that fit");
+            let mut after = Mixed::new(1, STREAMS, width, 1.0);
+            after.streams = picked(&read(ready), tokens);
+            after.tokens = CHECKED.min(tokens);
+            let collapsed = match way {
+                Way::Mix { .. } => after.oracle(SINKHORN).input,
+                Way::Head => after.headed(EPSILON, EPSILON),
+            };
+            let expected = narrow(&after.normed(&collapsed));
+            Prepared::new(
+                move || {
+                    let streams = match spread {
+                        true => Streams::Pending {
+                            output: output.clone(),
+                            streams: streams.clone(),
+                            coefficients: coefficients.clone(),
+                        },
+                        false => streams.clone().into(),
+                    };
+                    match way {
+                        Way::Mix { .. } => parameters.collapse_norm(streams, SINKHORN).normed,
+                        Way::Head => parameters.head_norm(streams, EPSILON, EPSILON),
+                    }
+                },
+                move |normed| {
+                    let normed = picked(&read(normed), tokens);
+                    assert_close(&normed, &expected, TWICE_ROUNDED, "norm");
                 },
             )
         }),

@@ -90,3 +90,19 @@ pub(crate) fn row_sum(x: f32, #[comptime] cut: RowCut, #[comptime] target: Targe
         total
     }
 }
+
+/// Multiplies piece number `piece` of a vector by its weights.
+#[cube]
+pub(crate) fn multiply_piece<W: Float, N: Size, M: Size>(
+    scaled: &mut Vector<f32, N>,
+    weights: Vector<W, M>,
+    #[comptime] piece: usize,
+) {
+    let size = M::value();
+    #[unroll]
+    for j in 0..size {
+        let at = comptime!(piece * size + j);
+        let product = scaled.extract(at) * f32::cast_from(weights.extract(j));
+        scaled.insert(at, product);
+    }
+}

@@ -33,6 +33,7 @@ mod grouped_linear;
 pub(crate) mod heads;
 mod hyper_connection;
 mod hyper_connection_errors;
+mod hyper_connection_fused;
 mod hyper_connection_kernels;
 pub(crate) mod linear;
 mod matmul;
@@ -105,6 +106,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("grouped_linear", grouped_linear::CASES),
     ("hyper_connection", hyper_connection::CASES),
     ("hyper_connection_errors", hyper_connection_errors::CASES),
+    ("hyper_connection_fused", hyper_connection_fused::CASES),
     ("hyper_connection_kernels", hyper_connection_kernels::CASES),
     ("matmul", matmul::CASES),
     ("moe", moe::CASES),

@@ -1,7 +1,9 @@
 //! What hyper-connections compute, in `f64` and in the order of the released kernel. No tests.
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_ds4_ops::hyper_connection::{Coefficients, Sinkhorn, collapse, head};
+use burn_ds4_ops::hyper_connection::{
+    Coefficients, Collapsed, Norm, Sinkhorn, Streams, collapse, collapse_norm, head, head_norm,
+};
 
 use super::common::{floats, noise, values, wide};
 
@@ -11,6 +13,9 @@ pub const SINKHORN: Sinkhorn = Sinkhorn {
     epsilon: 1e-6,
     norm_epsilon: 1e-6,
 };
+
+/// Epsilon of the norm of what streams are collapsed to: one that shows.
+pub const NORM_EPSILON: f64 = 1e-3;
 
 /// Streams and parameters of one case, all of them arbitrary.
 pub struct Case {
@@ -28,6 +33,7 @@ pub struct Parameters {
     function: Tensor<2>,
     base: Tensor<1>,
     scale: Tensor<1>,
+    weight: Tensor<1>,
 }
 
 impl Parameters {
@@ -35,6 +41,35 @@ impl Parameters {
         let (function, base, scale) =
             (self.function.clone(), self.base.clone(), self.scale.clone());
         collapse(streams, function, base, scale, sinkhorn).expect("arguments that fit")
+    }
+
+    pub fn collapse_norm(&self, streams: Streams, sinkhorn: Sinkhorn) -> Collapsed {
+        let (function, base, scale) =
+            (self.function.clone(), self.base.clone(), self.scale.clone());
+        collapse_norm(streams, function, base, scale, sinkhorn, self.norm())
+            .expect("arguments that fit")
+    }
+
+    /// The operator with the first parameters.
+    pub fn head_norm(&self, streams: Streams, epsilon: f64, norm_epsilon: f64) -> Tensor<2> {
+        let [_, n, d] = streams.dims();
+        head_norm(
+            streams,
+            self.function.clone().slice([0..n, 0..n * d]),
+            self.base.clone().slice(0..n),
+            self.scale.clone().slice(0..1),
+            epsilon,
+            norm_epsilon,
+            self.norm(),
+        )
+        .expect("arguments that fit")
+    }
+
+    fn norm(&self) -> Norm {
+        Norm {
+            weight: self.weight.clone(),
+            epsilon: NORM_EPSILON,
+        }
     }
 }
 
@@ -90,7 +125,25 @@ impl Case {
             function: floats(&self.function, [outputs, self.n * self.d], device),
             base: floats(&self.base, [outputs], device),
             scale: floats(&self.scale, [outputs], device),
+            weight: floats(&self.weight(), [self.d], device),
         }
+    }
+
+    /// Of the norm of what streams are collapsed to.
+    fn weight(&self) -> Vec<f32> {
+        noise(self.d, 61)
+    }
+
+    /// The norm of rows that streams have been collapsed to.
+    pub fn normed(&self, rows: &[f64]) -> Vec<f64> {
+        let weight = self.weight();
+        let rows = rows.chunks(self.d).flat_map(|row| {
+            let mean = row.iter().map(|v| v * v).sum::<f64>() / self.d as f64;
+            let rms = (mean + NORM_EPSILON).sqrt();
+            let scaled = row.iter().zip(&weight);
+            scaled.map(move |(v, weight)| v / rms * f64::from(*weight))
+        });
+        rows.collect()
     }
 
     /// The operator on `streams` and the parameters of this case.

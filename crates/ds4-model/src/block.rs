@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::attention::{Attention, AttentionConfig};
 use crate::cache::{LayerCache, Step};
-use crate::hyper_connection::{HyperConnection, HyperConnectionConfig};
+use crate::hyper_connection::{HyperConnection, HyperConnectionConfig, Streams};
 use crate::moe::{MoeLayer, MoeLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::trace::Trace;
@@ -62,35 +62,55 @@ pub struct Block {
 }
 
 impl Block {
-    /// Applies the block to the new positions of `step`.
+    /// Applies the block to the new positions of `step`. What the mixture of experts makes is left to be mixed into the streams by
+    /// whoever needs them next.
     ///
     /// # Shapes
     ///
-    /// - `streams`: `[batch, positions, n, d_model]`
+    /// - `streams`: `[batch * positions, n, d_model]`
     /// - `token_ids`: `[batch, positions]`, used where the experts are looked up by token id
     /// - output: like `streams`
     pub fn forward(
         &self,
-        streams: Tensor<4>,
+        streams: Streams,
         token_ids: Tensor<2, Int>,
         step: &Step,
         cache: &mut LayerCache,
         trace: &Trace,
-    ) -> Tensor<4> {
-        let streams =
-            self.attention_connection
-                .forward(streams, &trace.scope("attention_connection"), |x| {
-                    let x = self.attention_norm.forward(x);
-                    self.attention
-                        .forward_traced(x, step, cache, &trace.scope("attention"))
-                });
-        let streams = self
-            .moe_connection
-            .forward(streams, &trace.scope("moe_connection"), |x| {
-                let x = self.moe_norm.forward(x);
-                self.moe.forward_traced(x, token_ids, &trace.scope("moe"))
-            });
-        trace.record("output", &streams);
+    ) -> Streams {
+        let positions = token_ids.dims();
+        let streams = self.attention_connection.forward(
+            streams,
+            positions,
+            &self.attention_norm,
+            &trace.scope("attention_connection"),
+            |x| {
+                self.attention
+                    .forward_traced(x, step, cache, &trace.scope("attention"))
+            },
+        );
+        let streams = self.moe_connection.forward(
+            streams,
+            positions,
+            &self.moe_norm,
+            &trace.scope("moe_connection"),
+            |x| self.moe.forward_traced(x, token_ids, &trace.scope("moe")),
+        );
+        trace.record_with("output", || unflattened(streams.clone(), positions));
         streams
     }
+}
+
+/// `[tokens, n, d]` to `[batch, positions, n, d]`, with nothing pending.
+pub(crate) fn unflattened(streams: Streams, [batch, positions]: [usize; 2]) -> Tensor<4> {
+    let [_, n, d] = streams.dims();
+    let streams = streams.ready();
+    let streams = streams.expect("a layer that keeps shape and dtype");
+    streams.reshape([batch, positions, n, d])
+}
+
+/// `[batch, positions, n, d]` to `[tokens, n, d]`.
+pub(crate) fn flattened(streams: Tensor<4>) -> Streams {
+    let [batch, positions, n, d] = streams.dims();
+    streams.reshape([batch * positions, n, d]).into()
 }

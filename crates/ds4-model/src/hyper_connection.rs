@@ -3,9 +3,11 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::hyper_connection::{self as ops, Sinkhorn};
+pub use burn_ds4_ops::hyper_connection::Streams;
+use burn_ds4_ops::hyper_connection::{self as ops, Norm, Sinkhorn};
 
 use crate::linear::random;
+use crate::norm::RmsNorm;
 use crate::trace::Trace;
 
 /// Configuration of [`HyperConnection`] and [`HyperHead`].
@@ -71,24 +73,28 @@ pub struct HyperConnection {
 }
 
 impl HyperConnection {
-    /// Runs `layer` on the collapsed streams and mixes its output back.
+    /// Runs `layer` on the norm of the collapsed streams. Its output is left to be mixed back by whoever needs the streams next:
+    /// another connection or the head does so together with what it does itself.
     ///
     /// # Shapes
     ///
-    /// - `streams` and result: `[batch, positions, n, d]`
+    /// - `streams` and result: `[batch * positions, n, d]`
     /// - input and output of `layer`: `[batch, positions, d]`
+    ///
+    /// # Panics
+    ///
+    /// If the streams are not of `batch * positions` tokens, or `layer` changes shape or device.
     pub fn forward(
         &self,
-        streams: Tensor<4>,
+        streams: Streams,
+        [batch, positions]: [usize; 2],
+        norm: &RmsNorm,
         trace: &Trace,
         layer: impl FnOnce(Tensor<3>) -> Tensor<3>,
-    ) -> Tensor<4> {
-        let [batch, positions, n, d] = streams.dims();
-        let tokens = batch * positions;
-        let streams = streams.reshape([tokens, n, d]);
-
-        let (input, coefficients) = ops::collapse(
-            streams.clone(),
+    ) -> Streams {
+        let [tokens, _, d] = streams.dims();
+        let mixed = ops::collapse_norm(
+            streams,
             self.function.val(),
             self.base.val(),
             self.scale.val(),
@@ -97,17 +103,26 @@ impl HyperConnection {
                 epsilon: self.epsilon,
                 norm_epsilon: self.norm_epsilon,
             },
+            operands(norm),
         )
         .expect("streams that fit the parameters");
-        let input = input.reshape([batch, positions, d]);
-        trace.record_with("post", || coefficients.post());
-        trace.record_with("comb", || coefficients.comb());
-        trace.record("collapsed", &input);
+        trace.record_with("post", || mixed.coefficients.post());
+        trace.record_with("comb", || mixed.coefficients.comb());
+        trace.record_with("collapsed", || mixed.input.reshape([batch, positions, d]));
 
-        let output = layer(input).reshape([tokens, d]);
-        ops::expand(output, streams, &coefficients)
-            .expect("a layer that keeps shape and dtype")
-            .reshape([batch, positions, n, d])
+        let output = layer(mixed.normed.reshape([batch, positions, d]));
+        Streams::Pending {
+            output: output.reshape([tokens, d]),
+            streams: mixed.streams,
+            coefficients: mixed.coefficients,
+        }
+    }
+}
+
+fn operands(norm: &RmsNorm) -> Norm {
+    Norm {
+        weight: norm.weight.val(),
+        epsilon: norm.epsilon,
     }
 }
 
@@ -140,5 +155,19 @@ impl HyperHead {
         )
         .expect("streams that fit the parameters")
         .reshape([batch, positions, d])
+    }
+
+    /// [`forward`](Self::forward) and a norm: of streams `[tokens, n, d]`, with whatever is pending, `[tokens, d]`.
+    pub fn forward_norm(&self, streams: Streams, norm: &RmsNorm) -> Tensor<2> {
+        ops::head_norm(
+            streams,
+            self.function.val(),
+            self.base.val(),
+            self.scale.val(),
+            self.epsilon,
+            self.norm_epsilon,
+            operands(norm),
+        )
+        .expect("streams that fit the parameters")
     }
 }

@@ -4,11 +4,11 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::attention::AttentionConfig;
-use crate::block::{Block, BlockConfig};
+use crate::block::{Block, BlockConfig, flattened, unflattened};
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::{AttentionKind, ModelConfig};
 use crate::flash_head::ProbedHead;
-use crate::hyper_connection::{HyperConnectionConfig, HyperHead};
+use crate::hyper_connection::{HyperConnectionConfig, HyperHead, Streams};
 use crate::linear::{project_f32, random};
 use crate::moe::MoeLayerConfig;
 use crate::mtp::{MtpLayer, MtpLayerConfig};
@@ -169,8 +169,23 @@ impl Model {
         token_ids: Tensor<2, Int>,
         cache: &mut Cache,
     ) -> Result<Tensor<3>, CacheError> {
-        let streams = self.forward_streams(token_ids, cache, &Trace::off())?;
-        Ok(self.logits(streams))
+        let hidden = self.forward_hidden(token_ids, cache)?;
+        Ok(self.logits_of(hidden))
+    }
+
+    /// Runs the trunk like [`forward`](Self::forward), and returns what the output matrix takes: `[batch, positions, d_model]`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn forward_hidden(
+        &self,
+        token_ids: Tensor<2, Int>,
+        cache: &mut Cache,
+    ) -> Result<Tensor<3>, CacheError> {
+        let positions = token_ids.dims();
+        let streams = self.run(token_ids, cache, &Trace::off())?;
+        Ok(self.hidden_of(streams, positions))
     }
 
     /// Runs the trunk like [`forward`](Self::forward), and returns the streams before the head: `[batch, positions, n, d_model]`.
@@ -184,13 +199,26 @@ impl Model {
         cache: &mut Cache,
         trace: &Trace,
     ) -> Result<Tensor<4>, CacheError> {
+        let positions = token_ids.dims();
+        let streams = self.run(token_ids, cache, trace)?;
+        Ok(unflattened(streams, positions))
+    }
+
+    /// The streams before the head: `[batch * positions, n, d_model]`.
+    fn run(
+        &self,
+        token_ids: Tensor<2, Int>,
+        cache: &mut Cache,
+        trace: &Trace,
+    ) -> Result<Streams, CacheError> {
         let [batch, positions] = token_ids.dims();
         check_batch("token_ids", batch, cache)?;
         cache.check_layers(self.layers.iter().map(|layer| layer.attention.kind()))?;
         let step = cache.begin(positions)?;
         let token_ids = self.in_vocabulary(token_ids);
         let embedded = self.embed(token_ids.clone());
-        let mut streams = embedded.unsqueeze_dim::<4>(2).repeat_dim(2, self.streams);
+        let streams = embedded.unsqueeze_dim::<4>(2).repeat_dim(2, self.streams);
+        let mut streams = flattened(streams);
         for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
             let trace = trace.scope(&format!("layer{index}"));
             streams = layer.forward(streams, token_ids.clone(), &step, cache, &trace);
@@ -201,12 +229,24 @@ impl Model {
 
     /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32 `[batch, positions, vocabulary]`.
     pub fn logits(&self, streams: Tensor<4>) -> Tensor<3> {
-        self.project(self.hidden(streams))
+        self.logits_of(self.hidden(streams))
     }
 
     /// What the output matrix takes at streams `[batch, positions, n, d_model]`: `[batch, positions, d_model]`.
     pub fn hidden(&self, streams: Tensor<4>) -> Tensor<3> {
-        self.norm.forward(self.head.forward(streams))
+        let [batch, positions, _, _] = streams.dims();
+        self.hidden_of(flattened(streams), [batch, positions])
+    }
+
+    fn hidden_of(&self, streams: Streams, [batch, positions]: [usize; 2]) -> Tensor<3> {
+        let [_, _, d_model] = streams.dims();
+        let hidden = self.head.forward_norm(streams, &self.norm);
+        hidden.reshape([batch, positions, d_model])
+    }
+
+    /// The output matrix's product with what it takes, `[batch, positions, d_model]`: f32 `[batch, positions, vocabulary]`.
+    pub fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
+        project_f32(hidden, self.output.val())
     }
 
     /// Runs the MTP layer over new positions of every sequence, and returns its streams.
@@ -263,7 +303,7 @@ impl Model {
     /// If the model has no MTP layer.
     pub fn mtp_logits(&self, streams: Tensor<4>) -> Tensor<3> {
         let mtp = self.mtp.as_ref().expect("the model has no MTP layer");
-        self.project(mtp.hidden(streams))
+        self.logits_of(mtp.hidden(streams))
     }
 
     fn in_vocabulary(&self, token_ids: Tensor<2, Int>) -> Tensor<2, Int> {
@@ -279,10 +319,6 @@ impl Model {
             .select(0, token_ids.reshape([batch * positions]));
         let [_, d_model] = embedded.dims();
         embedded.reshape([batch, positions, d_model])
-    }
-
-    fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
-        project_f32(hidden, self.output.val())
     }
 }
 

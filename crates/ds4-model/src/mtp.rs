@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::block::{Block, BlockConfig};
+use crate::block::{Block, BlockConfig, flattened, unflattened};
 use crate::cache::{LayerCache, Step};
 use crate::flash_head::ProbedHead;
 use crate::hyper_connection::HyperHead;
@@ -90,11 +90,16 @@ impl MtpLayer {
             .stream_projection
             .forward(self.stream_norm.forward(streams));
         let streams = streams + embedded.unsqueeze_dim::<4>(2);
-        self.block.forward(streams, token_ids, step, cache, trace)
+        let positions = token_ids.dims();
+        let streams = flattened(streams);
+        let streams = self.block.forward(streams, token_ids, step, cache, trace);
+        unflattened(streams, positions)
     }
 
     /// Collapses and normalises the layer's streams: what the output matrix takes, `[batch, positions, d_model]`.
     pub fn hidden(&self, streams: Tensor<4>) -> Tensor<3> {
-        self.norm.forward(self.head.forward(streams))
+        let [batch, positions, _, d] = streams.dims();
+        let hidden = self.head.forward_norm(flattened(streams), &self.norm);
+        hidden.reshape([batch, positions, d])
     }
 }

@@ -1,9 +1,43 @@
 use burn::backend::tensor::FloatTensor;
 #[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
 use super::{Sinkhorn, reference};
-use crate::matmul::MatmulOps;
+use crate::matmul::SmallMOps;
+use crate::norm::NormOps;
+
+/// What is to be spread over the streams before they are used.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum PendingOutput<B: Backend> {
+    /// Nothing.
+    None,
+    /// A sub-layer's output.
+    Some {
+        /// `[tokens, d]`.
+        output: FloatTensor<B>,
+        /// `[tokens, (2 + n)·n]`.
+        coefficients: FloatTensor<B>,
+    },
+}
+
+/// What [`collapse_norm`](super::collapse_norm) and [`head_norm`](super::head_norm) read, as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Mix<B: Backend> {
+    /// `[tokens, n, d]`.
+    pub streams: FloatTensor<B>,
+    /// `[rows, n·d]`.
+    pub function: FloatTensor<B>,
+    /// f32, of every coefficient.
+    pub base: FloatTensor<B>,
+    /// f32, of every coefficient or of all.
+    pub scale: FloatTensor<B>,
+    /// Of the norm, `[d]`.
+    pub weight: FloatTensor<B>,
+    /// Of the norm.
+    pub epsilon: f64,
+}
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
 ///
@@ -13,7 +47,7 @@ use crate::matmul::MatmulOps;
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait HyperConnectionOps: MatmulOps {
+pub trait HyperConnectionOps: SmallMOps + NormOps {
     /// See [`collapse`](super::collapse). The second result has all coefficients, `[tokens, (2 + n)·n]`.
     #[fusion(meta = |streams, projected, _base, _scale, _sinkhorn| (fusion::collapsed(streams), projected.clone()))]
     fn hyper_collapse(
@@ -47,6 +81,32 @@ pub trait HyperConnectionOps: MatmulOps {
         norm_epsilon: f64,
     ) -> FloatTensor<Self> {
         reference::head::<Self>(streams, projected, base, scale, epsilon, norm_epsilon)
+    }
+
+    /// See [`collapse_norm`](super::collapse_norm): the streams, the input, its norm and all coefficients.
+    #[fusion(meta = |_pending, mix, _sinkhorn| fusion::normed(mix))]
+    fn hyper_collapse_norm(
+        #[extension_type] pending: PendingOutput<Self>,
+        #[extension_type] mix: Mix<Self>,
+        sinkhorn: Sinkhorn,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+    ) {
+        reference::collapse_norm::<Self>(pending, mix, sinkhorn)
+    }
+
+    /// See [`head_norm`](super::head_norm).
+    #[fusion(meta = |_pending, mix, _epsilon, _norm_epsilon| fusion::collapsed(&mix.streams))]
+    fn hyper_head_norm(
+        #[extension_type] pending: PendingOutput<Self>,
+        #[extension_type] mix: Mix<Self>,
+        epsilon: f64,
+        norm_epsilon: f64,
+    ) -> FloatTensor<Self> {
+        reference::head_norm::<Self>(pending, mix, epsilon, norm_epsilon)
     }
 }
 
@@ -95,12 +155,47 @@ impl HyperConnectionOps for burn_cubecl::CubeBackend {
             reference::head::<Self>(streams, projected, base, scale, epsilon, norm_epsilon)
         }
     }
+
+    fn hyper_collapse_norm(
+        pending: PendingOutput<Self>,
+        mix: Mix<Self>,
+        sinkhorn: Sinkhorn,
+    ) -> reference::Collapsed<Self> {
+        if super::launch::can_fuse(&pending, &mix) {
+            super::launch::collapse_norm(pending, mix, sinkhorn)
+        } else {
+            reference::collapse_norm::<Self>(pending, mix, sinkhorn)
+        }
+    }
+
+    fn hyper_head_norm(
+        pending: PendingOutput<Self>,
+        mix: Mix<Self>,
+        epsilon: f64,
+        norm_epsilon: f64,
+    ) -> FloatTensor<Self> {
+        if super::launch::can_fuse(&pending, &mix) {
+            super::launch::head_norm(pending, mix, epsilon, norm_epsilon)
+        } else {
+            reference::head_norm::<Self>(pending, mix, epsilon, norm_epsilon)
+        }
+    }
 }
 
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::DType;
+
+    use super::MixMetadata;
+
+    pub(super) fn normed(mix: &MixMetadata) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+        let (streams, input) = (&mix.streams, collapsed(&mix.streams));
+        let shape = [streams.shape[0], mix.function.shape[0]];
+        let coefficients = TensorSpec::new(shape.into(), DType::F32);
+        (streams.clone(), input.clone(), input, coefficients)
+    }
 
     pub(super) fn collapsed(streams: &TensorSpec) -> TensorSpec {
         let shape = [streams.shape[0], streams.shape[2]];

@@ -4,16 +4,22 @@
 //! is spread over the streams, which are mixed with one another by a doubly stochastic matrix. All coefficients are functions
 //! of the streams themselves.
 //!
+//! [`collapse`], [`expand`] and [`head`] are one of these steps each. A model that takes one after the other is faster with
+//! [`collapse_norm`] and [`head_norm`], which leave the end of a sub-layer to the beginning of the next: [`Streams`] says what is
+//! pending.
+//!
 //! Streams are read and written in their own dtype; whatever is computed is computed in f32, and rounded once. On devices that run the
 //! kernels, a token's result has the same bits with up to [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens as alone.
 
 mod backend;
 mod coefficients;
+mod fused;
 #[cfg(feature = "cube")]
 mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
 mod reference;
+mod streams;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
@@ -21,11 +27,13 @@ use burn::tensor::{DType, Tensor};
 use crate::OpError;
 use crate::matmul::{SmallMOptions, small_m_matmul};
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
+    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
 use backend::HyperConnectionOps;
 
 pub use coefficients::Coefficients;
+pub use fused::{Collapsed, Norm, collapse_norm, head_norm};
+pub use streams::Streams;
 
 /// Constants of the coefficients' computation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,15 +81,7 @@ pub fn collapse(
     let [_, n, _] = streams.dims();
     let count = (2 + n) * n;
     expect_parameters(&streams, &function, (&base, count), (&scale, count))?;
-    expect_not_negative("epsilon", sinkhorn.epsilon)?;
-    expect_not_negative("norm_epsilon", sinkhorn.norm_epsilon)?;
-    if sinkhorn.iterations == 0 {
-        return Err(OpError::InvalidValue {
-            argument: "iterations",
-            expected: "at least 1".into(),
-            actual: 0,
-        });
-    }
+    expect_sinkhorn(sinkhorn)?;
     let projected = project(&streams, function)?;
     if streams.dims()[0] == 0 {
         return Ok((nothing(&streams), Coefficients::from_packed(projected, n)));
@@ -117,22 +117,14 @@ pub fn expand(
     streams: Tensor<3>,
     coefficients: &Coefficients,
 ) -> Result<Tensor<3>, OpError> {
-    let [tokens, n, d] = streams.dims();
-    expect_float("output", &output)?;
-    expect_float("streams", &streams)?;
-    expect_shape("output", output.dims(), [tokens, d])?;
-    coefficients.expect_fit(tokens, n)?;
-    let device = streams.device();
-    expect_device("output", &output.device(), "streams", &device)?;
-    let coefficients = coefficients.packed();
-    expect_device("coefficients", &coefficients.device(), "streams", &device)?;
-    if [tokens, n, d].contains(&0) {
+    expect_output(&output, &streams, coefficients)?;
+    if streams.dims().contains(&0) {
         return Ok(streams);
     }
     Ok(Tensor::from_dispatch(Dispatch::hyper_expand(
         output.into_dispatch(),
         streams.into_dispatch(),
-        coefficients.into_dispatch(),
+        coefficients.packed().into_dispatch(),
     )))
 }
 
@@ -195,6 +187,31 @@ fn nothing(streams: &Tensor<3>) -> Tensor<2> {
     Tensor::zeros([0, d], (&streams.device(), streams.dtype()))
 }
 
+fn expect_output(
+    output: &Tensor<2>,
+    streams: &Tensor<3>,
+    coefficients: &Coefficients,
+) -> Result<(), OpError> {
+    let [tokens, n, d] = streams.dims();
+    expect_float("output", output)?;
+    expect_float("streams", streams)?;
+    expect_shape("output", output.dims(), [tokens, d])?;
+    coefficients.expect_fit(tokens, n)?;
+    let device = streams.device();
+    expect_device("output", &output.device(), "streams", &device)?;
+    let of_coefficients = coefficients.packed().device();
+    expect_device("coefficients", &of_coefficients, "streams", &device)
+}
+
+fn expect_sinkhorn(sinkhorn: Sinkhorn) -> Result<(), OpError> {
+    expect_not_negative("epsilon", sinkhorn.epsilon)?;
+    expect_not_negative("norm_epsilon", sinkhorn.norm_epsilon)?;
+    if sinkhorn.iterations == 0 {
+        return Err(invalid("iterations", "at least 1", 0));
+    }
+    Ok(())
+}
+
 fn expect_parameters(
     streams: &Tensor<3>,
     function: &Tensor<2>,
@@ -207,11 +224,7 @@ fn expect_parameters(
     expect_dtype("base", "F32", base, &[DType::F32])?;
     expect_dtype("scale", "F32", scale, &[DType::F32])?;
     if n * d == 0 {
-        return Err(OpError::InvalidValue {
-            argument: "channels of streams",
-            expected: "at least 1".into(),
-            actual: 0,
-        });
+        return Err(invalid("channels of streams", "at least 1", 0));
     }
     expect_shape("function", function.dims(), [bases, n * d])?;
     expect_shape("base", base.dims(), [bases])?;

@@ -5,7 +5,72 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape};
 
 use super::Sinkhorn;
-use crate::matmul::MatmulOps;
+use super::backend::{HyperConnectionOps, Mix, PendingOutput};
+use crate::matmul::{INVARIANT_ROWS, MatmulOps};
+use crate::optional::OptionalFloat;
+
+/// The streams, the input, its norm and the coefficients.
+pub(super) type Collapsed<B> = (
+    FloatTensor<B>,
+    FloatTensor<B>,
+    FloatTensor<B>,
+    FloatTensor<B>,
+);
+
+pub(super) fn collapse_norm<B: HyperConnectionOps>(
+    pending: PendingOutput<B>,
+    mix: Mix<B>,
+    sinkhorn: Sinkhorn,
+) -> Collapsed<B> {
+    let streams = expanded::<B>(pending, mix.streams);
+    let projected = project::<B>(streams.clone(), mix.function);
+    let (input, coefficients) =
+        B::hyper_collapse(streams.clone(), projected, mix.base, mix.scale, sinkhorn);
+    let weight = OptionalFloat::Some(mix.weight);
+    let normed = B::rms_norm(input.clone(), weight, mix.epsilon);
+    (streams, input, normed, coefficients)
+}
+
+pub(super) fn head_norm<B: HyperConnectionOps>(
+    pending: PendingOutput<B>,
+    mix: Mix<B>,
+    epsilon: f64,
+    norm_epsilon: f64,
+) -> FloatTensor<B> {
+    let streams = expanded::<B>(pending, mix.streams);
+    let projected = project::<B>(streams.clone(), mix.function);
+    let last = B::hyper_head(
+        streams,
+        projected,
+        mix.base,
+        mix.scale,
+        epsilon,
+        norm_epsilon,
+    );
+    B::rms_norm(last, OptionalFloat::Some(mix.weight), mix.epsilon)
+}
+
+fn expanded<B: HyperConnectionOps>(
+    pending: PendingOutput<B>,
+    streams: FloatTensor<B>,
+) -> FloatTensor<B> {
+    match pending {
+        PendingOutput::None => streams,
+        PendingOutput::Some {
+            output,
+            coefficients,
+        } => B::hyper_expand(output, streams, coefficients),
+    }
+}
+
+fn project<B: HyperConnectionOps>(
+    streams: FloatTensor<B>,
+    function: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [tokens, n, d] = streams.shape().dims();
+    let flat = B::float_reshape(streams, Shape::new([tokens, n * d]));
+    B::small_m_matmul(flat, function, FloatDType::F32, INVARIANT_ROWS)
+}
 
 pub(super) fn collapse<B: MatmulOps>(
     streams: FloatTensor<B>,

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::intrinsics::Target;
-use crate::rows::{RowCut, add_squares, row_sum, vector_of};
+use crate::rows::{RowCut, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How [`rms_norm_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,7 +81,7 @@ pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             if comptime!(weight.is_some()) {
                 #[unroll]
                 for piece in 0..pieces {
-                    apply(&mut scaled, weights[comptime!(i * pieces + piece)], piece);
+                    multiply_piece(&mut scaled, weights[comptime!(i * pieces + piece)], piece);
                 }
             }
             if writes && vector < vectors {
@@ -110,7 +110,7 @@ pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
                         #[unroll]
                         for piece in 0..pieces {
                             let own = weight[(vector * share) as usize + piece];
-                            apply(&mut scaled, own, piece);
+                            multiply_piece(&mut scaled, own, piece);
                         }
                     }
                     output[to + vector as usize] = Vector::cast_from(scaled);
@@ -138,20 +138,4 @@ fn read<F: Float, N: Size>(
 fn factor(sum: f32, columns: u32, epsilon: f32, #[comptime] blueprint: RmsNormBlueprint) -> f32 {
     let sum = row_sum(sum, blueprint.cut, blueprint.target);
     1.0f32 / (sum / f32::cast_from(columns) + epsilon).sqrt()
-}
-
-/// Multiplies vector number `piece` of `scaled` by its weights.
-#[cube]
-fn apply<W: Float, N: Size, M: Size>(
-    scaled: &mut Vector<f32, N>,
-    weights: Vector<W, M>,
-    #[comptime] piece: usize,
-) {
-    let size = M::value();
-    #[unroll]
-    for j in 0..size {
-        let at = comptime!(piece * size + j);
-        let product = scaled.extract(at) * f32::cast_from(weights.extract(j));
-        scaled.insert(at, product);
-    }
 }

@@ -90,23 +90,22 @@ impl Chooser {
         self.own.is_none() && self.sampling.temperature == 0.0
     }
 
-    /// The tokens at `positions` (`[batch]`) of the texts, by the model's streams at those before them (`[batch, 1, n, d_model]`), and
-    /// the logits that they were chosen by (f32 `[batch, 1, vocabulary]`) if they were computed for all tokens.
+    /// The tokens at `positions` (`[batch]`) of the texts, by what the output matrix takes at those before them (`[batch, 1, d_model]`),
+    /// and the logits that they were chosen by (f32 `[batch, 1, vocabulary]`) if they were computed for all tokens.
     ///
     /// A token is -1 where no logit is a number above negative infinity: `[batch, 1]`.
     pub(super) fn choose(
         &self,
         model: &Model,
-        streams: Tensor<4>,
+        hidden: Tensor<3>,
         positions: Tensor<1, Int>,
     ) -> Result<(Tensor<2, Int>, Option<Tensor<3>>), GenerateError> {
         let Some(head) = &model.flash_head else {
-            let logits = model.logits(streams);
+            let logits = model.logits_of(hidden);
             let tokens = self.choose_by(logits.clone(), positions)?;
             return Ok((tokens, Some(logits)));
         };
-        let [batch, ..] = streams.dims();
-        let hidden = model.hidden(streams);
+        let [batch, ..] = hidden.dims();
         if self.is_greedy() {
             return Ok((head.greedy_tokens(hidden)?, None));
         }

@@ -13,7 +13,6 @@ use super::sampler::SamplingConfig;
 use super::target::{device_error, read_tokens};
 use crate::cache::{Cache, CacheError};
 use crate::model::Model;
-use crate::trace::Trace;
 
 /// Decodes one token after the other, without the host in between: the most likely one, or one that is
 /// [drawn](Self::with_sampling).
@@ -298,7 +297,7 @@ impl<'a> Decoder<'a> {
 
     /// Goes on from the token that follows on all that is in the cache, given the streams of the last position, and tells it.
     pub(super) fn choose(&mut self, streams: Tensor<4>) -> Result<u32, GenerateError> {
-        self.choose_at(streams)?;
+        self.choose_at(self.model.hidden(streams))?;
         self.token()
     }
 
@@ -306,16 +305,14 @@ impl<'a> Decoder<'a> {
     fn step(&mut self) -> Result<(), GenerateError> {
         self.logits = None;
         let ids = self.ids.clone().expect("it is put back");
-        let streams = self
-            .model
-            .forward_streams(ids, &mut self.cache, &Trace::off())?;
-        self.choose_at(streams)
+        let hidden = self.model.forward_hidden(ids, &mut self.cache)?;
+        self.choose_at(hidden)
     }
 
-    /// Enqueues the choice of the token that follows on all that is in the cache, by the streams of the last position.
-    fn choose_at(&mut self, streams: Tensor<4>) -> Result<(), GenerateError> {
+    /// Enqueues the choice of the token that follows on all that is in the cache, by what the output matrix takes of the last position.
+    fn choose_at(&mut self, hidden: Tensor<3>) -> Result<(), GenerateError> {
         let positions = self.cache.start();
-        let (token, logits) = self.chooser.choose(self.model, streams, positions)?;
+        let (token, logits) = self.chooser.choose(self.model, hidden, positions)?;
         self.logits = logits;
         self.put(token);
         Ok(())

@@ -10,7 +10,6 @@ use cubecl::prelude::*;
 
 use super::compress::{UNITS, WORD, row_blueprint};
 use super::{JoinInputs, SinkLaunch, blueprint, join};
-use crate::attention::FEW_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
     AppendSizesLaunch, CachedBlueprint, STRETCH, SinkBlueprint, TableLaunch, append_kernel,
@@ -131,7 +130,7 @@ pub(in crate::attention) fn can_attend_cached(
     let seen = picks.map_or(available, |picks| picks.shape()[2]);
     let slots = window.shape()[1];
     rotated > 0
-        && batch * count <= FEW_TOKENS
+        && batch * count <= MAX_CUBES
         && heads <= MAX_CUBES
         && seen.div_ceil(STRETCH as usize) <= MAX_CUBES
         && fits(Some(available.max(seen).max(ratio)))

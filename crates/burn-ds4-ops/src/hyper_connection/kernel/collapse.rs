@@ -75,27 +75,41 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
         }
         token.write_sum(&gates, input, output_first);
 
-        // The last plane, whose part of the streams is the smallest.
-        if UNIT_POS_Y == comptime!(blueprint.cut.planes - 1) {
-            let first = comptime!(2 * n as usize);
-            let entries = comptime!((n * n) as usize);
-            let mut matrix = Array::<f32>::new(entries);
+        write_matrix(&stage, coefficients, to, iterations, epsilon, blueprint);
+    }
+}
+
+/// Computes the matrix of a token whose logits and gates are in `stage`, and writes it to its coefficients, which begin at `to`.
+#[cube]
+pub(super) fn write_matrix(
+    stage: &Shared<[f32]>,
+    coefficients: &mut [f32],
+    to: usize,
+    iterations: u32,
+    epsilon: f32,
+    #[comptime] blueprint: TokenBlueprint,
+) {
+    let n = comptime!(blueprint.streams);
+    // The last plane, whose part of the streams is the smallest.
+    if UNIT_POS_Y == comptime!(blueprint.cut.planes - 1) {
+        let first = comptime!(2 * n as usize);
+        let entries = comptime!((n * n) as usize);
+        let mut matrix = Array::<f32>::new(entries);
+        #[unroll]
+        for i in 0..entries {
+            matrix[i] = stage[comptime!(first + i)];
+        }
+        sinkhorn(
+            &mut matrix,
+            iterations,
+            epsilon,
+            comptime!(n as usize),
+            blueprint.target,
+        );
+        if UNIT_POS_X == 0 {
             #[unroll]
             for i in 0..entries {
-                matrix[i] = stage[comptime!(first + i)];
-            }
-            sinkhorn(
-                &mut matrix,
-                iterations,
-                epsilon,
-                comptime!(n as usize),
-                blueprint.target,
-            );
-            if UNIT_POS_X == 0 {
-                #[unroll]
-                for i in 0..entries {
-                    coefficients[to + comptime!(first + i)] = matrix[i];
-                }
+                coefficients[to + comptime!(first + i)] = matrix[i];
             }
         }
     }

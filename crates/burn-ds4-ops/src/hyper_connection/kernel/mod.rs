@@ -1,10 +1,16 @@
-//! Kernels of hyper-connections: one cube to a token, which never depends on another.
+//! Kernels of hyper-connections, in which a token never depends on another. Those that collapse have one cube to a token.
 
 mod collapse;
+mod collapse_norm;
 mod expand;
+mod project;
 mod sinkhorn;
 mod token;
 
 pub(super) use collapse::{collapse_kernel, head_kernel};
+pub(super) use collapse_norm::{
+    EpsilonsLaunch, PartialsBlueprint, collapse_norm_kernel, head_norm_kernel,
+};
 pub(super) use expand::expand_kernel;
+pub(super) use project::{MAX_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel};
 pub(super) use token::{LayoutLaunch, TokenBlueprint};

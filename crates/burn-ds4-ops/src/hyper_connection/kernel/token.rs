@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, exp};
-use crate::rows::{RowCut, add_squares, row_sum, vector_of};
+use crate::rows::{RowCut, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How the kernels that collapse a token's streams are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,10 +124,47 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
                 }
             }
         }
-        let sum = row_sum(sum, cut, blueprint.target);
-        let per_vector = comptime!(size as u32 * blueprint.streams);
+        self.inverse_rms_of(row_sum(sum, cut, blueprint.target), epsilon)
+    }
+
+    /// `1 / sqrt(mean(v²) + epsilon)`, of the sum of squares.
+    pub fn inverse_rms_of(&self, sum: f32, epsilon: f32) -> f32 {
+        let size = N::value();
+        let per_vector = comptime!(size as u32 * self.blueprint.streams);
         let count = f32::cast_from(self.layout.vectors * per_vector);
         1.0f32 / (sum / count + epsilon).sqrt()
+    }
+
+    /// Sum of this lane's vectors `part` of its unit number `step`, each times its gate, where they are kept.
+    fn kept_sum(
+        &self,
+        gates: &Array<f32>,
+        #[comptime] step: usize,
+        #[comptime] part: usize,
+    ) -> Vector<f32, N> {
+        let streams = comptime!(self.blueprint.streams as usize);
+        let size = N::value();
+        let parts = comptime!(self.blueprint.cut.unit as usize / size);
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for stream in 0..streams {
+            let at = comptime!((step * streams + stream) * parts + part);
+            let value = Vector::<f32, N>::cast_from(self.values[at]);
+            sum = fma(Vector::new(gates[stream]), value, sum);
+        }
+        sum
+    }
+
+    /// The same sum of vectors that are read again.
+    fn read_sum(&self, gates: &Array<f32>, vector: u32) -> Vector<f32, N> {
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for stream in 0..comptime!(self.blueprint.streams) {
+            let value = Vector::<f32, N>::cast_from(self.read(stream, vector));
+            let gate = gates[comptime!(stream as usize)];
+            sum = fma(Vector::new(gate), value, sum);
+        }
+        sum
     }
 
     /// Writes the sum of the streams, each times its gate, from vector `to` on.
@@ -141,13 +178,7 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
             for i in 0..comptime!(cut.steps as usize * parts) {
                 let step = comptime!(i / parts);
                 let part = comptime!(i % parts);
-                let mut sum = Vector::<f32, N>::new(0.0f32);
-                #[unroll]
-                for stream in 0..comptime!(blueprint.streams as usize) {
-                    let at = comptime!((step * blueprint.streams as usize + stream) * parts + part);
-                    let value = Vector::<f32, N>::cast_from(self.values[at]);
-                    sum = fma(Vector::new(gates[stream]), value, sum);
-                }
+                let sum = self.kept_sum(gates, step, part);
                 let vector = vector_of(comptime!(step as u32).runtime(), part, size, cut);
                 if vector < self.layout.vectors {
                     output[to + vector as usize] = Vector::cast_from(sum);
@@ -158,15 +189,123 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
                 #[unroll]
                 for part in 0..parts {
                     let vector = vector_of(step, part, size, cut);
-                    let mut sum = Vector::<f32, N>::new(0.0f32);
-                    #[unroll]
-                    for stream in 0..blueprint.streams {
-                        let value = Vector::<f32, N>::cast_from(self.read(stream, vector));
-                        let gate = gates[comptime!(stream as usize)];
-                        sum = fma(Vector::new(gate), value, sum);
-                    }
+                    let sum = self.read_sum(gates, vector);
                     if vector < self.layout.vectors {
                         output[to + vector as usize] = Vector::cast_from(sum);
+                    }
+                }
+            }
+        }
+    }
+
+    /// This lane's part of the weights of a norm, if its part of the streams is kept.
+    pub fn read_weights<W: Float, M: Size>(&self, weight: &[Vector<W, M>]) -> Array<Vector<W, M>> {
+        let blueprint = comptime!(self.blueprint);
+        let size = N::value();
+        let share = M::value();
+        let pieces = comptime!(size / share);
+        let cut = comptime!(blueprint.cut);
+        let parts = comptime!(cut.unit as usize / size);
+        let kept = comptime!(if blueprint.held {
+            cut.steps as usize * parts
+        } else {
+            0
+        });
+        let mut weights = Array::<Vector<W, M>>::new(comptime!((kept * pieces).max(1)));
+        #[unroll]
+        for i in 0..kept {
+            let step = comptime!((i / parts) as u32).runtime();
+            let vector = vector_of(step, comptime!(i % parts), size, cut);
+            let at = select(vector < self.layout.vectors, vector, 0u32) as usize * pieces;
+            #[unroll]
+            for piece in 0..pieces {
+                weights[comptime!(i * pieces + piece)] = weight[at + piece];
+            }
+        }
+        weights
+    }
+
+    /// Writes the sum of the streams, each times its gate, from vector `to` on, and its norm: `x / sqrt(mean(x²) + epsilon)` times the
+    /// weight, `x` being the sum as it is written. `kept` are the weights from [`read_weights`](Self::read_weights). All units of the
+    /// cube must be here.
+    #[allow(clippy::too_many_arguments)]
+    pub fn write_norm<W: Float, M: Size>(
+        &self,
+        gates: &Array<f32>,
+        weight: &[Vector<W, M>],
+        kept: &Array<Vector<W, M>>,
+        output: &mut [Vector<F, N>],
+        normed: &mut [Vector<F, N>],
+        to: usize,
+        epsilon: f32,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let size = N::value();
+        let share = M::value();
+        let pieces = comptime!(size / share);
+        let cut = comptime!(blueprint.cut);
+        let parts = comptime!(cut.unit as usize / size);
+        let vectors = self.layout.vectors;
+        let columns = f32::cast_from(vectors * comptime!(size as u32));
+        let mut squares = 0.0f32;
+        if comptime!(blueprint.held) {
+            let count = comptime!(cut.steps as usize * parts);
+            let mut values = Array::<Vector<F, N>>::new(count);
+            #[unroll]
+            for i in 0..count {
+                let step = comptime!(i / parts);
+                let part = comptime!(i % parts);
+                let value = Vector::<F, N>::cast_from(self.kept_sum(gates, step, part));
+                values[i] = value;
+                squares = add_squares(value, squares);
+                let vector = vector_of(comptime!(step as u32).runtime(), part, size, cut);
+                if vector < vectors {
+                    output[to + vector as usize] = value;
+                }
+            }
+            let sum = row_sum(squares, cut, blueprint.target);
+            let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
+            #[unroll]
+            for i in 0..count {
+                let step = comptime!((i / parts) as u32).runtime();
+                let vector = vector_of(step, comptime!(i % parts), size, cut);
+                let mut scaled = Vector::<f32, N>::cast_from(values[i]) * Vector::new(factor);
+                #[unroll]
+                for piece in 0..pieces {
+                    multiply_piece(&mut scaled, kept[comptime!(i * pieces + piece)], piece);
+                }
+                if vector < vectors {
+                    normed[to + vector as usize] = Vector::cast_from(scaled);
+                }
+            }
+        } else {
+            for step in 0..cut.steps {
+                #[unroll]
+                for part in 0..parts {
+                    let vector = vector_of(step, part, size, cut);
+                    let value = Vector::<F, N>::cast_from(self.read_sum(gates, vector));
+                    squares = add_squares(value, squares);
+                    if vector < vectors {
+                        output[to + vector as usize] = value;
+                    }
+                }
+            }
+            let sum = row_sum(squares, cut, blueprint.target);
+            let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
+            for step in 0..cut.steps {
+                #[unroll]
+                for part in 0..parts {
+                    let vector = vector_of(step, part, size, cut);
+                    if vector < vectors {
+                        // What this lane has written.
+                        let value = output[to + vector as usize];
+                        let mut scaled = Vector::<f32, N>::cast_from(value) * Vector::new(factor);
+                        #[unroll]
+                        for piece in 0..pieces {
+                            let own = weight[vector as usize * pieces + piece];
+                            multiply_piece(&mut scaled, own, piece);
+                        }
+                        normed[to + vector as usize] = Vector::cast_from(scaled);
                     }
                 }
             }

@@ -11,7 +11,6 @@ use crate::generate::error::GenerateError;
 use crate::generate::recorder::{Outcome, Recorder, WORTH_RECORDING, record, spoiled};
 use crate::generate::target::{device_error, read_tokens};
 use crate::model::Model;
-use crate::trace::Trace;
 
 /// Lanes of a step that can be recorded. With more, the attention is made of tensor operations, some of which upload: some devices
 /// refuse that, and others count the weights as failed with a recording that fails.
@@ -184,10 +183,9 @@ impl<'a> Lanes<'a> {
     fn step(&mut self) -> Result<(), GenerateError> {
         self.logits = None;
         let ids = self.ids.clone().expect("they are put back");
-        let trace = Trace::off();
-        let streams = self.model.forward_streams(ids, &mut self.cache, &trace)?;
+        let hidden = self.model.forward_hidden(ids, &mut self.cache)?;
         let positions = self.cache.start();
-        let (tokens, logits) = self.chooser.choose(self.model, streams, positions)?;
+        let (tokens, logits) = self.chooser.choose(self.model, hidden, positions)?;
         self.logits = logits;
         let ids = self.ids.take().expect("they are put back");
         let [lanes, _] = ids.dims();

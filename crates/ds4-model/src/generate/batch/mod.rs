@@ -227,7 +227,8 @@ impl<'a> Batch<'a> {
         let mut text = new_cache(self.lanes.model(), &self.model_config, capacity)?;
         let streams = self.prefill(prompt, &mut text)?;
         let chooser = self.lanes.chooser().with_seed(seed);
-        let (token, _) = chooser.choose(self.lanes.model(), streams, text.start())?;
+        let hidden = self.lanes.model().hidden(streams);
+        let (token, _) = chooser.choose(self.lanes.model(), hidden, text.start())?;
         let id = SequenceId(self.joined);
         let mut sequence = Sequence {
             id,

@@ -1,3 +1,5 @@
+mod fused;
+
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -12,6 +14,8 @@ use crate::launching::{
     address_type, cube_count, is_float, output, plane_size, vector_size, with_contiguous_rows,
 };
 use crate::rows::RowCut;
+
+pub(super) use fused::{can_fuse, collapse_norm, head_norm};
 
 /// Streams whose mixing matrix a lane can keep in registers.
 const MAX_STREAMS: usize = 8;

@@ -1,0 +1,198 @@
+//! A sub-layer's way in as few launches as it takes: the last sub-layer's output is spread together with the projection of what comes
+//! of it, and what the projection gives is used together with the norm that follows.
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use super::backend::{HyperConnectionOps, Mix, PendingOutput};
+use super::{
+    Coefficients, Sinkhorn, Streams, expect_output, expect_parameters, expect_sinkhorn, nothing,
+};
+use crate::OpError;
+use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape};
+
+/// The RMS norm of what streams are collapsed to, see [`rms_norm`](crate::norm::rms_norm).
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// Weight of each channel: `[d]`, f32 / f16 / bf16.
+    pub weight: Tensor<1>,
+    /// Added to the mean square.
+    pub epsilon: f64,
+}
+
+/// What [`collapse_norm`] makes of streams.
+#[derive(Clone, Debug)]
+pub struct Collapsed {
+    /// The streams, with nothing pending: `[tokens, n, d]`.
+    pub streams: Tensor<3>,
+    /// What they are collapsed to: `[tokens, d]`, the dtype of the streams.
+    pub input: Tensor<2>,
+    /// Its norm: `[tokens, d]`, the dtype of the streams.
+    pub normed: Tensor<2>,
+    /// How the output of the sub-layer is to be spread.
+    pub coefficients: Coefficients,
+}
+
+/// [`expand`](super::expand) of what is pending, [`collapse`](super::collapse) and [`rms_norm`](crate::norm::rms_norm), in two launches
+/// where there are kernels and no more than [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens.
+///
+/// Everything is rounded where these three round it: the expanded streams, which the projection reads as they are after that, the
+/// collapsed input, whose norm is taken after that, and the norm. The projection is summed in another order than by [`collapse`](
+/// super::collapse), but in one order for every token.
+///
+/// # Shapes and dtypes
+///
+/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16; what is pending may be of another of these dtypes
+/// - `function`: `[(2 + n)·n, n·d]`, any of these
+/// - `base`, `scale`: `[(2 + n)·n]`, f32, as for [`collapse`](super::collapse)
+/// - `norm`: its weight is `[d]`, any of these
+/// - results: see [`Collapsed`]
+///
+/// # Special values
+///
+/// NaN, infinities, and squares that add up to more than f32 holds reach their own token only.
+///
+/// # Source
+///
+/// DeepSeek-V4 `inference/model.py`, `Block.hc_post`, `Block.hc_pre` and the `RMSNorm` that follows.
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no iterations, and for an epsilon that
+/// is negative or NaN.
+pub fn collapse_norm(
+    streams: Streams,
+    function: Tensor<2>,
+    base: Tensor<1>,
+    scale: Tensor<1>,
+    sinkhorn: Sinkhorn,
+    norm: Norm,
+) -> Result<Collapsed, OpError> {
+    let [tokens, n, _] = streams.dims();
+    let count = (2 + n) * n;
+    expect_parameters(streams.tensor(), &function, (&base, count), (&scale, count))?;
+    expect_sinkhorn(sinkhorn)?;
+    expect_rest(&streams, &norm)?;
+    if tokens == 0 {
+        let streams = streams.ready()?;
+        let coefficients = Tensor::zeros([0, count], &streams.device());
+        return Ok(Collapsed {
+            input: nothing(&streams),
+            normed: nothing(&streams),
+            coefficients: Coefficients::from_packed(coefficients, n),
+            streams,
+        });
+    }
+    let (streams, pending) = split(streams);
+    let mix = mix(streams, function, base, scale, norm);
+    let (streams, input, normed, coefficients) =
+        Dispatch::hyper_collapse_norm(pending, mix, sinkhorn);
+    Ok(Collapsed {
+        streams: Tensor::from_dispatch(streams),
+        input: Tensor::from_dispatch(input),
+        normed: Tensor::from_dispatch(normed),
+        coefficients: Coefficients::from_packed(Tensor::from_dispatch(coefficients), n),
+    })
+}
+
+/// [`expand`](super::expand) of what is pending, [`head`](super::head) and [`rms_norm`](crate::norm::rms_norm): what a model's output
+/// matrix takes, as few launches as [`collapse_norm`] and rounded like it.
+///
+/// # Shapes and dtypes
+///
+/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16; what is pending may be of another of these dtypes
+/// - `function`: `[n, n·d]`, any of these
+/// - `base`: `[n]`, `scale`: `[1]`, f32
+/// - `norm`: its weight is `[d]`, any of these
+/// - output: `[tokens, d]`, the dtype of `streams`
+///
+/// # Special values
+///
+/// As with [`collapse_norm`].
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and for an epsilon that is negative or
+/// NaN.
+pub fn head_norm(
+    streams: Streams,
+    function: Tensor<2>,
+    base: Tensor<1>,
+    scale: Tensor<1>,
+    epsilon: f64,
+    norm_epsilon: f64,
+    norm: Norm,
+) -> Result<Tensor<2>, OpError> {
+    let [tokens, n, _] = streams.dims();
+    expect_parameters(streams.tensor(), &function, (&base, n), (&scale, 1))?;
+    expect_not_negative("epsilon", epsilon)?;
+    expect_not_negative("norm_epsilon", norm_epsilon)?;
+    expect_rest(&streams, &norm)?;
+    if tokens == 0 {
+        return Ok(nothing(streams.tensor()));
+    }
+    let (streams, pending) = split(streams);
+    let mix = mix(streams, function, base, scale, norm);
+    Ok(Tensor::from_dispatch(Dispatch::hyper_head_norm(
+        pending,
+        mix,
+        epsilon,
+        norm_epsilon,
+    )))
+}
+
+/// What is expected of the arguments that the operators have besides those of the operators that they consist of.
+fn expect_rest(streams: &Streams, norm: &Norm) -> Result<(), OpError> {
+    let [_, _, d] = streams.dims();
+    if let Streams::Pending {
+        output,
+        streams,
+        coefficients,
+    } = streams
+    {
+        expect_output(output, streams, coefficients)?;
+    }
+    expect_float("weight", &norm.weight)?;
+    expect_shape("weight", norm.weight.dims(), [d])?;
+    expect_device(
+        "weight",
+        &norm.weight.device(),
+        "streams",
+        &streams.device(),
+    )?;
+    expect_not_negative("the norm's epsilon", norm.epsilon)
+}
+
+fn split(streams: Streams) -> (Tensor<3>, PendingOutput<Dispatch>) {
+    match streams {
+        Streams::Ready(streams) => (streams, PendingOutput::None),
+        Streams::Pending {
+            output,
+            streams,
+            coefficients,
+        } => {
+            let pending = PendingOutput::Some {
+                output: output.into_dispatch(),
+                coefficients: coefficients.packed().into_dispatch(),
+            };
+            (streams, pending)
+        }
+    }
+}
+
+fn mix(
+    streams: Tensor<3>,
+    function: Tensor<2>,
+    base: Tensor<1>,
+    scale: Tensor<1>,
+    norm: Norm,
+) -> Mix<Dispatch> {
+    Mix {
+        streams: streams.into_dispatch(),
+        function: function.into_dispatch(),
+        base: base.into_dispatch(),
+        scale: scale.into_dispatch(),
+        weight: norm.weight.into_dispatch(),
+        epsilon: norm.epsilon,
+    }
+}

@@ -1,0 +1,224 @@
+use cubecl::prelude::*;
+
+use super::collapse::write_matrix;
+use super::token::{Layout, Token, TokenBlueprint, sigmoid};
+use crate::intrinsics::group_sum;
+
+/// How the kernels that go on from partial sums are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PartialsBlueprint {
+    /// What becomes of the streams.
+    pub token: TokenBlueprint,
+    /// Rows of the projection, next to which there is a sum of squares.
+    pub rows: u32,
+    /// Parts of each sum.
+    pub stretches: u32,
+}
+
+impl PartialsBlueprint {
+    fn sums(&self) -> u32 {
+        self.rows + 1
+    }
+}
+
+/// Constants of coefficients and norms.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Epsilons {
+    /// Of gates and matrix.
+    pub gates: f32,
+    /// Of the norm over all streams.
+    pub streams: f32,
+    /// Of the norm of what they are collapsed to.
+    pub input: f32,
+}
+
+/// Computes the coefficients of every token, the input of its sub-layer and that input's norm.
+///
+/// - `streams`: see [`Layout`]
+/// - `partials`: of every token, what its products with the projection's rows and its sum of squares are sums of:
+///   `[tokens, rows + 1, stretches]`
+/// - `base`, `scale`: of every coefficient
+/// - `weight`: of every channel of the norm
+/// - `input`, `normed`: `[tokens, d]`
+/// - `coefficients`: `[tokens, (2 + n)·n]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
+    streams: &[Vector<F, N>],
+    partials: &[f32],
+    base: &[f32],
+    scale: &[f32],
+    weight: &[Vector<W, M>],
+    input: &mut [Vector<F, N>],
+    normed: &mut [Vector<F, N>],
+    coefficients: &mut [f32],
+    layout: Layout,
+    iterations: u32,
+    epsilons: Epsilons,
+    #[comptime] blueprint: PartialsBlueprint,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let index = CUBE_POS as u32;
+    if index < layout.tokens {
+        let of_token = comptime!(blueprint.token);
+        let n = comptime!(of_token.streams);
+        let count = comptime!(blueprint.rows);
+        let rounds = comptime!(count.div_ceil(of_token.units()));
+        let first = index as usize * layout.vectors as usize;
+        // All that does not depend on the partial sums is on its way before they are waited for.
+        let token = Token::<F, N>::new(streams, index, layout, of_token);
+        let weights = token.read_weights(weight);
+        let mut offsets = Array::<f32>::new(comptime!(rounds as usize));
+        let mut scales = Array::<f32>::new(comptime!(rounds as usize));
+        #[unroll]
+        for round in 0..rounds {
+            let at = min(UNIT_POS + round * of_token.units(), count - 1) as usize;
+            let round = comptime!(round as usize);
+            offsets[round] = base[at];
+            scales[round] = scale[at];
+        }
+        let mut stage = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
+        add_partials(partials, index, &mut stage, blueprint);
+        sync_cube();
+
+        let inverse_rms = token.inverse_rms_of(stage[comptime!(count as usize)], epsilons.streams);
+        let to = index as usize * comptime!(count as usize);
+        #[unroll]
+        for round in 0..rounds {
+            let at = UNIT_POS + round * of_token.units();
+            let round = comptime!(round as usize);
+            if at < count {
+                let raw = stage[at as usize];
+                let mix = fma(raw * inverse_rms, scales[round], offsets[round]);
+                let mut value = mix;
+                if at < 2 * n {
+                    let gate = sigmoid(mix, of_token.target);
+                    value = select(at < n, gate + epsilons.gates, 2.0f32 * gate);
+                    coefficients[to + at as usize] = value;
+                }
+                stage[at as usize] = value;
+            }
+        }
+        sync_cube();
+
+        let mut gates = Array::<f32>::new(comptime!(n as usize));
+        #[unroll]
+        for i in 0..comptime!(n as usize) {
+            gates[i] = stage[i];
+        }
+        token.write_norm(
+            &gates,
+            weight,
+            &weights,
+            input,
+            normed,
+            first,
+            epsilons.input,
+        );
+        write_matrix(
+            &stage,
+            coefficients,
+            to,
+            iterations,
+            epsilons.gates,
+            of_token,
+        );
+    }
+}
+
+/// Collapses the streams of every token by gates alone, and writes the norm of that.
+///
+/// - `scale`: of all gates
+/// - `collapsed`, `normed`: `[tokens, d]`
+/// - others: see [`collapse_norm_kernel`]
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
+    streams: &[Vector<F, N>],
+    partials: &[f32],
+    base: &[f32],
+    scale: &[f32],
+    weight: &[Vector<W, M>],
+    collapsed: &mut [Vector<F, N>],
+    normed: &mut [Vector<F, N>],
+    layout: Layout,
+    epsilons: Epsilons,
+    #[comptime] blueprint: PartialsBlueprint,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let index = CUBE_POS as u32;
+    if index < layout.tokens {
+        let of_token = comptime!(blueprint.token);
+        let n = comptime!(of_token.streams as usize);
+        let first = index as usize * layout.vectors as usize;
+        let token = Token::<F, N>::new(streams, index, layout, of_token);
+        let weights = token.read_weights(weight);
+        let factor = scale[0];
+        let mut gates = Array::<f32>::new(n);
+        #[unroll]
+        for i in 0..n {
+            gates[i] = base[i];
+        }
+        let mut stage = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
+        add_partials(partials, index, &mut stage, blueprint);
+        sync_cube();
+
+        let inverse_rms = token.inverse_rms_of(stage[n], epsilons.streams);
+        #[unroll]
+        for i in 0..n {
+            let mix = fma(stage[i] * inverse_rms, factor, gates[i]);
+            gates[i] = sigmoid(mix, of_token.target) + epsilons.gates;
+        }
+        token.write_norm(
+            &gates,
+            weight,
+            &weights,
+            collapsed,
+            normed,
+            first,
+            epsilons.input,
+        );
+    }
+}
+
+/// Adds up the partial sums of a token, for a barrier to show: a plane has a sum at a time, whose parts its lanes take turns by.
+#[cube]
+fn add_partials(
+    partials: &[f32],
+    index: u32,
+    stage: &mut Shared<[f32]>,
+    #[comptime] blueprint: PartialsBlueprint,
+) {
+    let cut = comptime!(blueprint.token.cut);
+    let count = comptime!(blueprint.sums());
+    let stretches = comptime!(blueprint.stretches);
+    let rounds = comptime!(count.div_ceil(cut.planes));
+    let steps = comptime!(stretches.div_ceil(cut.plane));
+    let mut sums = Array::<f32>::new(comptime!(rounds as usize));
+    #[unroll]
+    for round in 0..rounds {
+        let row = min(UNIT_POS_Y + round * cut.planes, count - 1);
+        let first = (index * count + row) as usize * comptime!(stretches as usize);
+        let mut sum = 0.0f32;
+        #[unroll(steps <= UNROLLED)]
+        for step in 0..steps {
+            let at = UNIT_POS_X + step * cut.plane;
+            let inside = at < stretches;
+            let part = partials[first + select(inside, at, 0u32) as usize];
+            sum += select(inside, part, 0.0f32);
+        }
+        sums[comptime!(round as usize)] = sum;
+    }
+    #[unroll]
+    for round in 0..rounds {
+        let row = UNIT_POS_Y + round * cut.planes;
+        let sum = sums[comptime!(round as usize)];
+        let sum = group_sum(sum, cut.plane, blueprint.token.target);
+        if UNIT_POS_X == 0 && row < count {
+            stage[row as usize] = sum;
+        }
+    }
+}
+
+/// Parts of a sum that a lane asks for at once, at most.
+const UNROLLED: u32 = 8;

@@ -1,0 +1,245 @@
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{Tokens, can_collapse, layout};
+use crate::hyper_connection::Sinkhorn;
+use crate::hyper_connection::backend::{Mix, PendingOutput};
+use crate::hyper_connection::kernel::{
+    EpsilonsLaunch, MAX_TOKENS, PartialsBlueprint, ProjectBlueprint, collapse_norm_kernel,
+    expand_project_kernel, head_norm_kernel, project_kernel,
+};
+use crate::intrinsics::Target;
+use crate::launching::{
+    MAX_CUBES, address_type, fits_shared, is_float, output, plane_size, row_vector_size,
+    vector_size, with_vectors,
+};
+
+/// Channels of a stretch of the projection, with a few streams and with more.
+const WIDTH: usize = 64;
+const NARROW_WIDTH: usize = 32;
+const FEW_STREAMS: usize = 4;
+/// Lanes that share a row of the projection: 128 bytes are read at once.
+const LANES: u32 = 8;
+/// Units of a cube that projects, at most.
+const PROJECT_UNITS: u32 = 256;
+/// Elements of a vector of the projection, at most.
+const COLUMNS: usize = 4;
+
+fn width(n: usize) -> usize {
+    if n <= FEW_STREAMS {
+        WIDTH
+    } else {
+        NARROW_WIDTH
+    }
+}
+
+/// Whether there are kernels for that many tokens, and all that is read.
+pub(in super::super) fn can_fuse(
+    pending: &PendingOutput<CubeBackend>,
+    mix: &Mix<CubeBackend>,
+) -> bool {
+    let [tokens, n, d] = mix.streams.shape().dims();
+    let output = match pending {
+        PendingOutput::None => true,
+        PendingOutput::Some { output, .. } => is_float(output.dtype),
+    };
+    let stage = MAX_TOKENS * n * width(n) * size_of::<f32>();
+    output
+        && tokens <= MAX_TOKENS
+        && can_collapse(&mix.streams)
+        && is_float(mix.function.dtype)
+        && is_float(mix.weight.dtype)
+        && i32::try_from(mix.function.shape().num_elements()).is_ok()
+        && d.div_ceil(width(n)) <= MAX_CUBES
+        && fits_shared(&mix.streams.client, stage)
+}
+
+/// The streams with nothing pending, and the parts of their projection: `[tokens, rows + 1, stretches]`.
+fn project(
+    pending: PendingOutput<CubeBackend>,
+    streams: CubeTensor,
+    function: CubeTensor,
+) -> (CubeTensor, CubeTensor) {
+    let client = streams.client.clone();
+    let [tokens, n, d] = streams.shape().dims();
+    let [rows, _] = function.shape().dims();
+    let plane = plane_size(&client).expect("checked by can_collapse");
+    let lanes = LANES.min(plane);
+    let most = PROJECT_UNITS.min(client.properties().hardware.max_units_per_cube);
+    let wanted = (rows as u32 + 1) * lanes;
+    let planes = wanted.div_ceil(plane).min(most / plane);
+    let blueprint = ProjectBlueprint {
+        streams: n as u32,
+        rows: rows as u32,
+        width: width(n) as u32,
+        lanes,
+        groups: planes * plane / lanes,
+        target: Target::of(&client),
+    };
+    let stretches = d.div_ceil(width(n));
+    let count = CubeCount::Static(stretches as u32, 1, 1);
+    let dim = CubeDim::new_2d(plane, planes);
+    let function = into_contiguous(function);
+    let partials = output(&streams, [tokens, rows + 1, stretches], DType::F32);
+    // Vectors by dtype and width alone: other vectors would be added up in another order.
+    let size = match &pending {
+        PendingOutput::None => row_vector_size([&streams], d),
+        PendingOutput::Some { output, .. } => row_vector_size([&streams, output], d),
+    };
+    let columns = row_vector_size([&function], d).min(COLUMNS).min(size);
+    let streams = with_vectors(streams, size);
+    let layout = layout(&streams, size);
+    let PendingOutput::Some {
+        output: own,
+        coefficients,
+    } = pending
+    else {
+        let dtypes = [streams.dtype, function.dtype].map(dtype_to_storage_type);
+        // SAFETY: vectors past the end are read as others, and count as zeros; writes are those of tokens and rows that there are.
+        unsafe {
+            project_kernel::launch_unchecked(
+                &client,
+                count,
+                dim,
+                address_type([&streams, &function, &partials]),
+                size,
+                columns,
+                streams.clone().into_buffer_arg(),
+                function.into_buffer_arg(),
+                partials.clone().into_buffer_arg(),
+                layout,
+                blueprint,
+                dtypes,
+            );
+        }
+        return (streams, partials);
+    };
+    let own = with_vectors(own, size);
+    let expanded = output(&streams, [tokens, n, d], streams.dtype);
+    let dtypes = [streams.dtype, own.dtype, function.dtype].map(dtype_to_storage_type);
+    let own_vectors = own.meta.strides()[0] / size;
+    // SAFETY: as above.
+    unsafe {
+        expand_project_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type([&own, &streams, &function, &expanded, &partials]),
+            size,
+            columns,
+            own.into_buffer_arg(),
+            streams.into_buffer_arg(),
+            into_contiguous(coefficients).into_buffer_arg(),
+            function.into_buffer_arg(),
+            expanded.clone().into_buffer_arg(),
+            partials.clone().into_buffer_arg(),
+            layout,
+            own_vectors,
+            blueprint,
+            dtypes,
+        );
+    }
+    (expanded, partials)
+}
+
+fn blueprint(tokens: &Tokens, partials: &CubeTensor) -> PartialsBlueprint {
+    let [_, sums, stretches] = partials.shape().dims();
+    PartialsBlueprint {
+        token: tokens.blueprint,
+        rows: sums as u32 - 1,
+        stretches: stretches as u32,
+    }
+}
+
+pub(in super::super) fn collapse_norm(
+    pending: PendingOutput<CubeBackend>,
+    mix: Mix<CubeBackend>,
+    sinkhorn: Sinkhorn,
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+    let (streams, partials) = project(pending, mix.streams, mix.function);
+    let tokens = Tokens::new(streams.clone());
+    let client = partials.client.clone();
+    let weight = into_contiguous(mix.weight);
+    let weight_size = vector_size(&weight, tokens.size);
+    let (input, normed) = (tokens.output(), tokens.output());
+    let blueprint = blueprint(&tokens, &partials);
+    let [count, _, _] = streams.shape().dims();
+    let shape = [count, blueprint.rows as usize];
+    let coefficients = output(&partials, shape, DType::F32);
+    let (cubes, dim) = tokens.cubes();
+    let dtypes = [input.dtype, weight.dtype].map(dtype_to_storage_type);
+    // SAFETY: tokens and vectors past the end are read as others, and not written.
+    unsafe {
+        collapse_norm_kernel::launch_unchecked(
+            &client,
+            cubes,
+            dim,
+            address_type([&tokens.streams, &partials]),
+            tokens.size,
+            weight_size,
+            tokens.streams.clone().into_buffer_arg(),
+            partials.into_buffer_arg(),
+            into_contiguous(mix.base).into_buffer_arg(),
+            into_contiguous(mix.scale).into_buffer_arg(),
+            weight.into_buffer_arg(),
+            input.clone().into_buffer_arg(),
+            normed.clone().into_buffer_arg(),
+            coefficients.clone().into_buffer_arg(),
+            layout(&tokens.streams, tokens.size),
+            u32::try_from(sinkhorn.iterations).unwrap_or(u32::MAX),
+            EpsilonsLaunch::new(
+                sinkhorn.epsilon as f32,
+                sinkhorn.norm_epsilon as f32,
+                mix.epsilon as f32,
+            ),
+            blueprint,
+            dtypes,
+        );
+    }
+    (streams, input, normed, coefficients)
+}
+
+pub(in super::super) fn head_norm(
+    pending: PendingOutput<CubeBackend>,
+    mix: Mix<CubeBackend>,
+    epsilon: f64,
+    norm_epsilon: f64,
+) -> CubeTensor {
+    let (streams, partials) = project(pending, mix.streams, mix.function);
+    let tokens = Tokens::new(streams);
+    let client = partials.client.clone();
+    let weight = into_contiguous(mix.weight);
+    let weight_size = vector_size(&weight, tokens.size);
+    let (collapsed, normed) = (tokens.output(), tokens.output());
+    let blueprint = blueprint(&tokens, &partials);
+    let (cubes, dim) = tokens.cubes();
+    let dtypes = [normed.dtype, weight.dtype].map(dtype_to_storage_type);
+    // SAFETY: as above.
+    unsafe {
+        head_norm_kernel::launch_unchecked(
+            &client,
+            cubes,
+            dim,
+            address_type([&tokens.streams, &partials]),
+            tokens.size,
+            weight_size,
+            tokens.streams.clone().into_buffer_arg(),
+            partials.into_buffer_arg(),
+            into_contiguous(mix.base).into_buffer_arg(),
+            into_contiguous(mix.scale).into_buffer_arg(),
+            weight.into_buffer_arg(),
+            collapsed.into_buffer_arg(),
+            normed.clone().into_buffer_arg(),
+            layout(&tokens.streams, tokens.size),
+            EpsilonsLaunch::new(epsilon as f32, norm_epsilon as f32, mix.epsilon as f32),
+            blueprint,
+            dtypes,
+        );
+    }
+    normed
+}
