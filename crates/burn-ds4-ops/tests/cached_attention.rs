@@ -301,7 +301,7 @@ impl Text {
 /// In 16 bits, inputs are rounded, and so are queries and rows once they are prepared.
 fn close(dtype: FloatDType) -> Tolerance {
     match dtype {
-        FloatDType::F32 => absolute(1e-5),
+        FloatDType::F32 => absolute(3e-5),
         _ => absolute(12.0 * half_unit(dtype)),
     }
 }
