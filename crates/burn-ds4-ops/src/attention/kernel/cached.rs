@@ -123,7 +123,7 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     }
 
     let kept = comptime!(Some(blueprint.kept));
-    meet::<F, O, N>(
+    meet::<O, N>(
         &heads,
         sinks,
         angles,

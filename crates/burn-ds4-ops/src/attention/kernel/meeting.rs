@@ -19,7 +19,7 @@ fn with_sink(total: f32, sink: f32, maximum: f32, #[comptime] target: Target) ->
 /// `kept` on, if they are turned, pairs turn back by the angles at `angle`. All of the cube must be here.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn meet<F: Float, O: Float, N: Size>(
+pub(super) fn meet<O: Float, N: Size>(
     heads: &Heads<N>,
     sinks: &[f32],
     angles: &[f32],
@@ -119,7 +119,8 @@ pub(super) fn meet<F: Float, O: Float, N: Size>(
 /// Joins the stretches of [`sink_kernel`](super::sink_kernel), a cube for a head of a query: `output` is `[batch, count, heads, vectors]`.
 /// Where there are angles and starts of sequences of `count` queries, pairs of the vectors from `kept` on turn back by them.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
+// What is known at compile time is asked by itself.
+#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn join_kernel<O: Float, P: Int, N: Size>(
     sums: &[Vector<f32, N>],
     shares: &[f32],

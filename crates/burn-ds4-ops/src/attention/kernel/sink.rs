@@ -151,7 +151,7 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
         first += comptime!(CHUNK * blueprint.planes);
     }
 
-    meet::<F, O, N>(
+    meet::<O, N>(
         &heads, sinks, sinks, output, shares, 0usize, 0usize, &sizes, None, blueprint,
     );
 }
