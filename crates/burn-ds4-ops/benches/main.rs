@@ -1,6 +1,7 @@
 //! Every operator verified and timed, and the tests of `tests/` for machines that get one binary only.
 
 mod attention;
+mod cached_attention;
 mod compress_rows;
 mod flash_head;
 mod gated_delta;
@@ -65,6 +66,7 @@ enum Command {
 fn cases() -> Vec<Case> {
     let families = [
         attention::cases,
+        cached_attention::cases,
         compress_rows::cases,
         router::cases,
         topk::cases,

@@ -1,0 +1,245 @@
+//! Attention over a cache, and the rows that are appended to it, at the sizes of V4-Flash.
+
+use std::{cell::RefCell, rc::Rc};
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn_ds4_ops::attention::{
+    CachedQueries, CachedRows, CachedWindow, CompressedKeys, NewRows, Positions, RowRounding,
+    WindowKeys, append_rows, cached_attention, rotate_at, sink_attention,
+};
+use burn_ds4_ops::norm::rms_norm;
+
+use crate::{
+    harness::{Case, Prepared},
+    tests::common::{
+        Tolerance, absolute, assert_close, floats, integers, narrow, noise, values, wide,
+    },
+    tests::rotation::{table, turned_at},
+};
+
+const QUERIES: [usize; 3] = [1, 2, 5];
+const HEADS: usize = 64;
+const WIDTH: usize = 512;
+const ROTATED: usize = 64;
+const SPAN: usize = 128;
+const SLOTS: usize = SPAN - 1 + 16;
+const EPSILON: f64 = 1e-6;
+/// Bytes of a bf16 and of an f32.
+const HALF: usize = 2;
+const WORD: usize = 4;
+
+/// What a query sees besides the window.
+#[derive(Clone, Copy)]
+enum Blocks {
+    None,
+    /// All that are complete, of so many positions each.
+    All(usize),
+    /// So many of them.
+    Picked(usize, usize),
+}
+
+pub fn cases() -> Vec<Case> {
+    let blocks = [
+        ("window", 4096, Blocks::None),
+        ("csa", 4096, Blocks::Picked(4, 512)),
+        ("csa", 32_768, Blocks::Picked(4, 512)),
+        ("hca", 4096, Blocks::All(128)),
+        ("hca", 32_768, Blocks::All(128)),
+    ];
+    let attention = blocks.into_iter().flat_map(|(variant, context, blocks)| {
+        QUERIES.map(|count| attention_case(count, variant, context, blocks))
+    });
+    attention.chain(QUERIES.map(append_case)).collect()
+}
+
+fn half<const D: usize>(data: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
+    floats(data, shape, device).cast(FloatDType::BF16)
+}
+
+fn attention_case(count: usize, variant: &'static str, context: usize, blocks: Blocks) -> Case {
+    let (ratio, rows, seen) = match blocks {
+        Blocks::None => (1, 0, 0),
+        Blocks::All(ratio) => (ratio, context.div_ceil(ratio), context / ratio),
+        Blocks::Picked(ratio, picks) => (ratio, context.div_ceil(ratio), count * picks),
+    };
+    let picked = match blocks {
+        Blocks::Picked(_, picks) => count * picks,
+        _ => 0,
+    };
+    let channels = count * HEADS * WIDTH;
+    let columns = SPAN - 1 + count;
+    Case {
+        op: "cached_attention",
+        shape: vec![("Q", count), ("H", HEADS), ("D", WIDTH), ("C", context)],
+        variant,
+        dtype: DType::BF16,
+        bytes: (2 * channels + (columns + seen) * WIDTH) * HALF + picked * WORD,
+        flops: None,
+        input_bytes: (channels + (SLOTS + rows) * WIDTH) * HALF + picked * WORD,
+        build: Box::new(move |device, seed| {
+            let start = context - count;
+            let positions = Positions {
+                angles: table(context, ROTATED, device),
+                start: integers(&[start as i64], [1], device),
+            };
+            let data = noise(channels, seed);
+            let x = half(&data, [1, count, HEADS, WIDTH], device);
+            let window = half(&noise(SLOTS * WIDTH, !seed), [1, SLOTS, WIDTH], device);
+            let compressed = (rows > 0).then(|| CachedRows {
+                rows: half(&noise(rows * WIDTH, seed ^ 5), [1, rows, WIDTH], device),
+                ratio,
+                picks: (picked > 0).then(|| {
+                    let of_row = |i: usize| (i * 37 % (start / ratio)) as i64;
+                    let ids: Vec<i64> = (0..picked).map(of_row).collect();
+                    integers(&ids, [1, count, picked / count], device)
+                }),
+            });
+            let sinks = floats(&noise(HEADS, seed ^ 6), [HEADS], device);
+            let held = (x.clone(), positions.clone(), window.clone());
+            let (others, of_heads) = (compressed.clone(), sinks.clone());
+            Prepared::new(
+                move || {
+                    let queries = CachedQueries {
+                        x: x.clone(),
+                        epsilon: EPSILON,
+                        sinks: sinks.clone(),
+                        scale: scale(),
+                    };
+                    let window = CachedWindow {
+                        rows: window.clone(),
+                        span: SPAN,
+                    };
+                    cached_attention(queries, positions.clone(), window, compressed.clone())
+                        .expect("arguments that fit")
+                },
+                move |output| {
+                    let (x, positions, window) = held.clone();
+                    let expected = composed(
+                        x,
+                        positions,
+                        window,
+                        start,
+                        others.clone(),
+                        of_heads.clone(),
+                    );
+                    let tolerance = Tolerance {
+                        absolute: 8e-3,
+                        relative: 2f64.powi(-6),
+                    };
+                    let [actual, expected] =
+                        [output, expected].map(|x| values(x.cast(FloatDType::F32)));
+                    assert_close(&actual, &expected, tolerance, variant);
+                },
+            )
+        }),
+    }
+}
+
+fn scale() -> f64 {
+    (WIDTH as f64).powf(-0.5)
+}
+
+/// The same by the operators that it takes the place of.
+fn composed(
+    x: Tensor<4>,
+    positions: Positions,
+    window: Tensor<3>,
+    start: usize,
+    compressed: Option<CachedRows>,
+    sinks: Tensor<1>,
+) -> Tensor<4> {
+    let device = x.device();
+    let [_, count, _, _] = x.dims();
+    let Positions {
+        angles,
+        start: first,
+    } = positions;
+    let x = rms_norm(x, None, EPSILON).expect("rows");
+    let x = rotate_at(x, angles.clone(), first.clone(), false).expect("positions of the table");
+    let columns = SPAN - 1 + count;
+    let slots: Vec<i64> = (0..columns)
+        .map(|column| ((start + 1 + column - SPAN) % SLOTS) as i64)
+        .collect();
+    let slots: Tensor<1, Int> = integers(&slots, [columns], &device);
+    let window = WindowKeys {
+        rows: window.select(1, slots),
+        bias: Tensor::zeros([1, columns], (&device, DType::F32)),
+        span: SPAN,
+    };
+    let keys = compressed.map(|cached| {
+        let [_, rows, _] = cached.rows.dims();
+        let hidden = |query: usize, row: usize| (row + 1) * cached.ratio > start + query + 1;
+        let bias = (0..count).flat_map(|query| {
+            (0..rows).map(move |row| if hidden(query, row) { -1e30 } else { 0.0 })
+        });
+        let bias: Vec<f32> = bias.collect();
+        CompressedKeys {
+            rows: cached.rows,
+            bias: floats(&bias, [1, count, rows], &device),
+            picks: cached.picks,
+        }
+    });
+    let output = sink_attention(x, window, keys, sinks, scale()).expect("arguments that fit");
+    rotate_at(output, angles, first, true).expect("positions of the table")
+}
+
+fn append_case(count: usize) -> Case {
+    const POSITIONS: usize = 4096;
+    let channels = count * WIDTH;
+    Case {
+        op: "append_rows",
+        shape: vec![("Q", count), ("D", WIDTH)],
+        variant: "window",
+        dtype: DType::BF16,
+        bytes: 2 * channels * HALF + WIDTH * WORD + count * ROTATED * WORD,
+        flops: None,
+        input_bytes: (channels + SLOTS * WIDTH) * HALF + POSITIONS * ROTATED * WORD,
+        build: Box::new(move |device, seed| {
+            let start = POSITIONS - count;
+            let x = half(&noise(channels, seed), [1, count, WIDTH], device);
+            let held = wide(&values(x.clone().cast(FloatDType::F32)));
+            let new = NewRows {
+                x,
+                norm: Tensor::ones([WIDTH], (device, DType::F32)),
+                epsilon: EPSILON,
+                rounding: RowRounding::None,
+            };
+            let positions = Positions {
+                angles: table(POSITIONS, ROTATED, device),
+                start: integers(&[start as i64], [1], device),
+            };
+            let ring = Tensor::<3>::zeros([1, SLOTS, WIDTH], (device, DType::BF16));
+            // Nobody else may hold it, so that it is updated where it is.
+            let state = Rc::new(RefCell::new(Some(ring)));
+            let left = state.clone();
+            Prepared::new(
+                move || {
+                    let ring = state.take().expect("what the last call left");
+                    let ring = append_rows(new.clone(), positions.clone(), ring);
+                    state.replace(Some(ring.expect("arguments that fit")));
+                },
+                move |()| {
+                    let ring = left.borrow().clone().expect("what the last call left");
+                    let positions: Vec<usize> = (start..start + count).collect();
+                    let mut rows = held.clone();
+                    for row in rows.chunks_mut(WIDTH) {
+                        let squares: f64 = row.iter().map(|x| x * x).sum();
+                        let factor = 1.0 / (squares / WIDTH as f64 + EPSILON).sqrt();
+                        row.iter_mut().for_each(|x| *x *= factor);
+                    }
+                    let expected = turned_at(&rows, WIDTH, ROTATED, &positions);
+                    let actual = values(ring.cast(FloatDType::F32));
+                    for (row, position) in expected.chunks(WIDTH).zip(&positions) {
+                        let at = position % SLOTS * WIDTH;
+                        let tolerance = Tolerance {
+                            relative: 2f64.powi(-8),
+                            ..absolute(1e-6)
+                        };
+                        let actual = &actual[at..at + WIDTH];
+                        assert_close(actual, &narrow(row), tolerance, "a new row");
+                    }
+                },
+            )
+        }),
+    }
+}
