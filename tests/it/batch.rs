@@ -1,6 +1,5 @@
 //! Many texts at once: whoever joins and leaves, each has the tokens and the bits that it has alone.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use burn::module::Param;
@@ -14,7 +13,7 @@ use ds4_model::generate::{
 use ds4_model::trace::Trace;
 
 use crate::common::{absolute, assert_close};
-use crate::decoder::{decode, decoder, has_graphs};
+use crate::decoder::{decode, decoder, has_graphs, start_counting, unrecordable};
 use crate::verification::{CAPACITY, Fixture, bits, every_model, plain};
 
 fn config(graphs: bool) -> BatchConfig {
@@ -341,26 +340,6 @@ fn more_sequences_than_have_the_same_bits_differ_by_rounding() {
     });
 }
 
-thread_local! {
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The highest logits, by a function that cannot be recorded when it is called for the third time, which is when it would be.
-fn unrecordable(logits: Tensor<3>) -> Tensor<2, Int> {
-    let device = logits.device();
-    let [batch, _, vocabulary] = logits.dims();
-    let calls = CALLS.get() + 1;
-    CALLS.set(calls);
-    let mut logits = logits.reshape([batch, vocabulary]);
-    if calls == 3 {
-        // No memory was left behind for this, and some devices refuse to upload.
-        let nothing = Tensor::<1>::zeros([1 << 30], &device).narrow(0, 0, 1);
-        let nothing = nothing + Tensor::<1>::from_data([0.0], &device);
-        logits = logits + nothing.unsqueeze();
-    }
-    top_k_ids(logits, Windows::All, 1)
-}
-
 #[test]
 fn a_recording_that_fails_loses_no_tokens_of_any_sequence() {
     every_model(|name, fixture| {
@@ -370,7 +349,7 @@ fn a_recording_that_fails_loses_no_tokens_of_any_sequence() {
             let id = batch.join(&fixture.prompt[..length], 20, 0);
             id.expect("valid options")
         });
-        CALLS.set(0);
+        start_counting();
         if name.starts_with("cuda") {
             // Kernels with assembly are taken to write whatever they are given, and so the model is lost. That is said.
             let error = batch.step().expect_err("the weights count as failed");

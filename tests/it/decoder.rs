@@ -102,13 +102,18 @@ thread_local! {
     static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The highest logit, by a function that cannot be recorded when it is called for the third time, which is when it would be.
-fn unrecordable(logits: Tensor<3>) -> Tensor<2, Int> {
+/// Counts calls of [`unrecordable`] anew.
+pub(crate) fn start_counting() {
+    CALLS.set(0);
+}
+
+/// The highest logits, by a function that cannot be recorded when it is called for the third time, which is when it would be.
+pub(crate) fn unrecordable(logits: Tensor<3>) -> Tensor<2, Int> {
     let device = logits.device();
-    let [_, _, vocabulary] = logits.dims();
+    let [batch, _, vocabulary] = logits.dims();
     let calls = CALLS.get() + 1;
     CALLS.set(calls);
-    let mut logits = logits.reshape([1, vocabulary]);
+    let mut logits = logits.reshape([batch, vocabulary]);
     if calls == 3 {
         // No memory was left behind for this, and some devices refuse to upload.
         let nothing = Tensor::<1>::zeros([1 << 30], &device).narrow(0, 0, 1);
@@ -121,7 +126,7 @@ fn unrecordable(logits: Tensor<3>) -> Tensor<2, Int> {
 #[test]
 fn a_recording_that_fails_leaves_the_text_as_it_is() {
     every_model(|name, fixture| {
-        CALLS.set(0);
+        start_counting();
         let (tokens, rows) = launched(fixture, SHORT, 20);
         let mut decoder = decoder(fixture, SHORT, true).with_choice(unrecordable as Choice);
         if name.starts_with("cuda") {

@@ -302,7 +302,10 @@ impl Text {
 fn close(dtype: FloatDType) -> Tolerance {
     match dtype {
         FloatDType::F32 => absolute(3e-5),
-        _ => absolute(12.0 * half_unit(dtype)),
+        _ => Tolerance {
+            absolute: 12.0 * half_unit(dtype),
+            relative: 4.0 * half_unit(dtype),
+        },
     }
 }
 

@@ -192,6 +192,8 @@ impl<R, E: PartialEq> Recorder<R, E> {
 
 /// Where a device cannot tell what the work would only have read, the weights count as failed with what it would have written.
 pub(super) fn spoiled(refusal: &Refusal, error: GenerateError) -> GenerateError {
+    // What was launched with them counts as failed in turn, and other models share what operators keep between calls.
+    forget_scratch();
     let reason = refusal.reason();
     device_error(format!(
         "a step could not be recorded ({reason}), and now none can be launched either ({error}): the model has to be loaded again"
