@@ -301,6 +301,8 @@ fn steps_that_ran_ahead_in_vain_leave_nothing_behind() {
 
         // Another text for a while, then the first again.
         decoder.set_token(tokens[8] ^ 1);
+        let logits = decoder.logits().expect("a device that works");
+        assert_eq!(logits.is_none(), ahead, "{name}: logits of a step in vain");
         assert_eq!(decoder.positions(), SHORT - 1 + 9, "{name}");
         decode_ahead(&mut decoder, 1, 100);
         let back = decoder.truncate(2, tokens[7]);

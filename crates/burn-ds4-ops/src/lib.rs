@@ -5,12 +5,12 @@
 //!
 //! | module | operators |
 //! |---|---|
-//! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink |
+//! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink, the same over the rows of a cache and what appends them |
 //! | [`flash_head`] | an output head that reads the likely part of the vocabulary: the greedy token, candidates, draws |
 //! | [`gated_delta`] | gated delta rule: recurrent linear attention on a pool of states |
-//! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head |
+//! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head, each with the norm that follows |
 //! | [`matmul`] | products of a few rows that do not depend on each other, of any rows; f32 operands never in TF32 |
-//! | [`moe`] | clamped SwiGLU, experts with dense or packed weights |
+//! | [`moe`] | clamped SwiGLU, experts with dense or packed weights, alone and with a shared one |
 //! | [`norm`] | RMS norm |
 //! | [`quant`] | dense and packed weights, linear maps by them, alone and in groups, FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
 //! | [`router`] | score and hash routing, small top-k |

@@ -41,7 +41,7 @@ enum Reading {
 }
 
 impl Readback {
-    /// Begins to read tensors of one device.
+    /// Begins to read tensors. Those of several devices are read at once.
     pub fn begin<const N: usize>(numbers: [Tensor<1, Int>; N]) -> Self {
         Self(Some(Reading::begin(numbers)))
     }
@@ -122,7 +122,7 @@ mod in_line {
 
     /// `None` where there are no such copies.
     pub(super) fn begin<const N: usize>(numbers: &[Tensor<1, Int>; N]) -> Option<Copies> {
-        let mut client = None;
+        let (mut client, mut device) = (None, None);
         let mut layouts = Vec::with_capacity(N);
         let mut descriptors = Vec::with_capacity(N);
         for tensor in numbers {
@@ -132,6 +132,12 @@ mod in_line {
                 return None;
             }
             let tensor = into_contiguous_aligned(tensor);
+            if device
+                .replace(tensor.device.clone())
+                .is_some_and(|other| other != tensor.device)
+            {
+                return None;
+            }
             client = Some(lasting(&tensor));
             let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
             let size = tensor.dtype.size();

@@ -330,6 +330,72 @@ fn queries_see_what_their_positions_say_and_agree_with_the_oracle() {
     });
 }
 
+fn without_channels_that_turn_queries_and_rows_are_as_they_are_normalised() {
+    let text = Text {
+        rotated: 0,
+        ..PLAIN
+    };
+    let starts = [0, 9, -1];
+    for (name, device) in devices() {
+        let actual = values(text.attend(&starts, FloatDType::F32, device));
+        let each = text.count * text.heads * text.width;
+        for (sequence, actual) in actual.chunks(each).enumerate() {
+            let expected = narrow(&text.oracle(&starts, sequence));
+            let what = format!("{name} from {}", starts[sequence]);
+            assert_close(actual, &expected, close(FloatDType::F32), &what);
+        }
+    }
+}
+
+fn what_starts_beyond_the_angles_is_refused_or_not_there() {
+    let text = PLAIN;
+    let (absent, beyond) = ([4, -1], [4, 1 << 20]);
+    for (name, device) in devices() {
+        let window = text.window(&absent, FloatDType::F32, device);
+        let append = |starts: &[i64]| {
+            let shape = [2, text.count, text.width];
+            let x = floats(&noise(2 * text.count * text.width, 10), shape, device);
+            let new = text.new_rows(x, RowRounding::None);
+            append_rows(new, text.place(starts, device), window.clone())
+        };
+        let attend = |starts: &[i64]| {
+            let shape = [2, text.count, text.heads, text.width];
+            let queries = CachedQueries {
+                x: floats(&text.queries(2), shape, device),
+                epsilon: EPSILON,
+                sinks: floats(&text.sinks(), [text.heads], device),
+                scale: 0.8,
+            };
+            let window = CachedWindow {
+                rows: window.clone(),
+                span: text.span,
+            };
+            let compressed = CachedRows {
+                rows: floats(&text.compressed(2), [2, text.rows, text.width], device),
+                ratio: text.ratio,
+                picks: None,
+            };
+            cached_attention(
+                queries,
+                text.place(starts, device),
+                window,
+                Some(compressed),
+            )
+        };
+        if name == "flex" {
+            for result in [append(&beyond).map(|_| ()), attend(&beyond).map(|_| ())] {
+                let message = result.expect_err(name).to_string();
+                assert!(message.starts_with("`last position` is"), "{message}");
+            }
+            continue;
+        }
+        let rings = [absent, beyond].map(|starts| values(append(&starts).expect(FITS)));
+        assert_eq!(rings[0], rings[1], "{name}");
+        let outputs = [absent, beyond].map(|starts| values(attend(&starts).expect(FITS)));
+        assert_eq!(outputs[0], outputs[1], "{name}");
+    }
+}
+
 fn a_query_has_the_same_bits_alone_and_in_a_longer_cache() {
     every_dtype(|name, device, dtype| {
         for text in TEXTS {
@@ -470,12 +536,16 @@ fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
                 assert_eq!(spoilt, whole, "{name}: head {head}");
             }
         }
-        assert!(spoilt[each..].iter().any(|x| x.is_nan()), "{name}");
+        assert!(spoilt[each..].iter().all(|x| x.is_nan()), "{name}");
+        let own = &spoilt[text.width..2 * text.width];
+        assert!(own.iter().all(|x| x.is_nan()), "{name}: its own head");
     }
 }
 
 catalogue![
     queries_see_what_their_positions_say_and_agree_with_the_oracle,
+    without_channels_that_turn_queries_and_rows_are_as_they_are_normalised,
+    what_starts_beyond_the_angles_is_refused_or_not_there,
     a_query_has_the_same_bits_alone_and_in_a_longer_cache,
     rows_go_to_the_slots_of_their_positions,
     content_is_rounded_as_by_its_operator,

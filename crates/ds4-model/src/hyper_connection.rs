@@ -142,7 +142,16 @@ pub struct HyperHead {
 }
 
 impl HyperHead {
-    /// Collapses `streams` `[batch, positions, n, d]` to `[batch, positions, d]`.
+    /// Collapses the streams.
+    ///
+    /// # Shapes
+    ///
+    /// - `streams`: `[batch, positions, n, d]`
+    /// - output: `[batch, positions, d]`
+    ///
+    /// # Panics
+    ///
+    /// If the streams do not fit the parameters.
     pub fn forward(&self, streams: Tensor<4>) -> Tensor<3> {
         let [batch, positions, n, d] = streams.dims();
         ops::head(
@@ -157,7 +166,16 @@ impl HyperHead {
         .reshape([batch, positions, d])
     }
 
-    /// [`forward`](Self::forward) and a norm: of streams `[tokens, n, d]`, with whatever is pending, `[tokens, d]`.
+    /// Collapses the streams, with whatever is pending, and normalises what comes of it.
+    ///
+    /// # Shapes
+    ///
+    /// - `streams`: `[batch * positions, n, d]`
+    /// - output: `[batch * positions, d]`
+    ///
+    /// # Panics
+    ///
+    /// If the streams do not fit the parameters.
     pub fn forward_norm(&self, streams: Streams, norm: &RmsNorm) -> Tensor<2> {
         ops::head_norm(
             streams,

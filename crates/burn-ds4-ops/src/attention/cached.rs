@@ -155,8 +155,9 @@ pub fn append_rows(
 ///
 /// # Kernels
 ///
-/// On CubeCL devices there is one kernel for [few](super#few-tokens) queries of up to 1024 channels, which keeps queries in f32 once they are
-/// normalised. Elsewhere it is the operators named above, which round to the dtype of the queries in between.
+/// On CubeCL devices there is one kernel for up to [`FEW_TOKENS`](super::FEW_TOKENS) queries of each sequence, of up to 1024 channels, which
+/// keeps queries in f32 once they are normalised. Elsewhere it is the operators named above, which round to the dtype of the queries in
+/// between.
 ///
 /// # Errors
 ///

@@ -195,7 +195,8 @@ pub struct VisibleBlocks {
 /// - `queries`: `[batch, queries, heads, width]`, f32 / f16 / bf16
 /// - `keys`: `[batch, rows, width]`, the same dtype
 /// - `weights`: `[batch, queries, heads]`, f32
-/// - `visible`: the rows, each of which is a block, that have a score; the others, which are not looked at, get [`MASKED`]
+/// - `visible`: the rows, each of which is a block, that have a score; the others, which are not looked at, get [`MASKED`], where there are heads
+///   and channels: without, all scores are 0
 /// - output: `[batch, queries, rows]`, f32; products and sums are f32 whatever the dtype of the inputs
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 //! of it, and what the projection gives is used together with the norm that follows.
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::backend::{HyperConnectionOps, Mix, PendingOutput};
 use super::{
@@ -75,7 +75,7 @@ pub fn collapse_norm(
     expect_rest(&streams, &norm)?;
     if tokens == 0 {
         let streams = streams.ready()?;
-        let coefficients = Tensor::zeros([0, count], &streams.device());
+        let coefficients = Tensor::zeros([0, count], (&streams.device(), DType::F32));
         return Ok(Collapsed {
             input: nothing(&streams),
             normed: nothing(&streams),
@@ -103,6 +103,7 @@ pub fn collapse_norm(
 /// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16; what is pending may be of another of these dtypes
 /// - `function`: `[n, n·d]`, any of these
 /// - `base`: `[n]`, `scale`: `[1]`, f32
+/// - `epsilon`, `norm_epsilon`: as for [`head`](super::head)
 /// - `norm`: its weight is `[d]`, any of these
 /// - output: `[tokens, d]`, the dtype of `streams`
 ///

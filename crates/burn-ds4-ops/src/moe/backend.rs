@@ -7,7 +7,7 @@ use crate::quant::{PackedWeights, QuantOps};
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
 ///
-/// A limit of infinity is none. No tensor that gets to `expert_ffn` is empty.
+/// A limit of infinity is none. No tensor that gets to `expert_ffn` or `moe_ffn` is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),

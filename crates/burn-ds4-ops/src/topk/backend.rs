@@ -2,8 +2,36 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 
-use super::{Tokens, reference};
+use super::reference;
 use crate::optional::OptionalInt;
+
+/// What the tokens of a sequence see by one number for it: the first token sees `number + 1 - counted` tokens, each other one more, and
+/// a column stands for `ratio` of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// Rows of a sequence.
+    pub(crate) next_n: usize,
+    /// Of these, those that the sequence's number counts already.
+    pub(crate) counted: usize,
+    /// Tokens to a column.
+    pub(crate) ratio: usize,
+}
+
+impl Tokens {
+    /// Where a sequence has one row, and the number is the end of its window.
+    pub(crate) const ONE: Self = Self {
+        next_n: 1,
+        counted: 1,
+        ratio: 1,
+    };
+
+    /// A number beyond which a sequence's tokens see all columns. Those that are too many for a device are refused before.
+    pub(crate) fn most(&self, columns: usize) -> usize {
+        columns
+            .saturating_mul(self.ratio)
+            .saturating_add(self.counted)
+    }
+}
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
 ///

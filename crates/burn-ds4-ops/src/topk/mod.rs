@@ -33,7 +33,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, IntDType, Tensor};
 
-pub(crate) use backend::TopkOps;
+pub(crate) use backend::{Tokens, TopkOps};
 
 /// Largest `k` of the operators of this family.
 pub const MAX_K: usize = 4096;
@@ -75,34 +75,6 @@ pub enum Windows {
         /// Rows per sequence.
         next_n: usize,
     },
-}
-
-/// What the tokens of a sequence see by one number for it: the first token sees `number + 1 - counted` tokens, each other one more, and
-/// a column stands for `ratio` of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tokens {
-    /// Rows of a sequence.
-    pub(crate) next_n: usize,
-    /// Of these, those that the sequence's number counts already.
-    pub(crate) counted: usize,
-    /// Tokens to a column.
-    pub(crate) ratio: usize,
-}
-
-impl Tokens {
-    /// Where a sequence has one row, and the number is the end of its window.
-    pub(crate) const ONE: Self = Self {
-        next_n: 1,
-        counted: 1,
-        ratio: 1,
-    };
-
-    /// A number beyond which a sequence's tokens see all columns. Those that are too many for a device are refused before.
-    pub(crate) fn most(&self, columns: usize) -> usize {
-        columns
-            .saturating_mul(self.ratio)
-            .saturating_add(self.counted)
-    }
 }
 
 /// The order of a row's results.
@@ -338,9 +310,13 @@ fn check(logits: &Tensor<2>, windows: &Windows, k: usize) {
                 *next_n > 0 && entries.checked_mul(*next_n) == Some(rows),
                 "top_k: {entries} starts with next_n = {next_n} for {rows} rows"
             );
+            assert!(
+                *next_n <= MAX_TOKENS,
+                "top_k: next_n must be at most {MAX_TOKENS}, got {next_n}"
+            );
             let most = MAX_TOKENS / columns.max(1);
             assert!(
-                (1..=most).contains(ratio) && *next_n <= MAX_TOKENS,
+                (1..=most).contains(ratio),
                 "top_k: ratio must be in 1..={most} for {columns} columns, got {ratio}"
             );
         }

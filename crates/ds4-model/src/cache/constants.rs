@@ -5,7 +5,7 @@ use burn::tensor::{Device, Int, Tensor};
 /// Tensors of each kind that are kept. A step of one size needs fewer than ten.
 const KEPT: usize = 64;
 
-/// The integers that steps count from, made once: a range is an upload, of which a step that is recorded must have none.
+/// The integers that steps of many positions count from, made once for all steps of a size: each is an upload.
 #[derive(Clone, Debug)]
 pub(super) struct Constants {
     batch: usize,

@@ -1,3 +1,4 @@
+use burn_ds4_ops::attention::FEW_TOKENS;
 use burn_ds4_ops::device::DeviceSpec;
 
 use super::*;
@@ -6,6 +7,9 @@ use crate::config::AttentionKind;
 use crate::rope::RotaryConfig;
 
 const WINDOW: usize = 4;
+const ROLLBACK: usize = 1;
+/// Of the rings of window rows.
+const SLOTS: usize = WINDOW - 1 + FEW_TOKENS + ROLLBACK;
 
 fn cache(spec: DeviceSpec, batch: usize, capacity: usize) -> Option<Cache> {
     let rotary = RotaryConfig {
@@ -28,7 +32,7 @@ fn cache(spec: DeviceSpec, batch: usize, capacity: usize) -> Option<Cache> {
     let options = CacheConfig {
         batch,
         capacity,
-        rollback: Rollback::Bounded(1),
+        rollback: Rollback::Bounded(ROLLBACK),
         ..CacheConfig::default()
     };
     let device = spec.init().ok()?;
@@ -110,7 +114,7 @@ fn adopting_copies_rows_and_length_and_puts_zeros_where_the_source_has_none() {
         assert_eq!(rows(&own, 0), before);
         assert_eq!((starts(&own), own.lengths()), (vec![0, 3], &[0, 3][..]));
         // Of the window and the raw projections, there is as much whatever the capacity.
-        let window = vec![1.0; WINDOW];
+        let window = vec![1.0; SLOTS];
         let raw = vec![1.0; 2];
         let compressed = vec![1.0, 1.0, 0.0, 0.0];
         assert_eq!(rows(&own, 1), [window.clone(), window, compressed, raw]);
@@ -119,7 +123,7 @@ fn adopting_copies_rows_and_length_and_puts_zeros_where_the_source_has_none() {
         own.adopt(1, &large).unwrap();
         assert_eq!(own.epoch(), epoch);
         assert_eq!((starts(&own), own.lengths()), (vec![0, 8], &[0, 8][..]));
-        let all = [WINDOW, WINDOW, 4, 2].map(|slots| vec![2.0; slots]);
+        let all = [SLOTS, SLOTS, 4, 2].map(|slots| vec![2.0; slots]);
         assert_eq!(rows(&own, 1), all);
         assert_eq!(rows(&own, 0), before);
 

@@ -14,10 +14,11 @@ use burn_ds4_ops::topk::{Windows, top_k_ids};
 use super::choice::Choice;
 use super::driver::ids_tensor;
 use super::error::GenerateError;
-use super::recorder::{Outcome, Recorder, WORTH_RECORDING, record};
+use super::recorder::{Outcome, Recorder, WORTH_RECORDING, record, spoiled};
 use super::target::{device_error, read_tokens};
 use super::verifier::Verdict;
 use crate::cache::Cache;
+use crate::graph::Refusal;
 use crate::model::Model;
 use crate::trace::Trace;
 
@@ -62,6 +63,8 @@ pub(super) struct Cycle<'a> {
     entered: bool,
     /// What came of cycles that were replayed and that the host does not count yet.
     ahead: VecDeque<Readback>,
+    /// Of a recording that has failed, until a round was launched after it.
+    spoiled: Option<Refusal>,
 }
 
 impl<'a> Cycle<'a> {
@@ -88,6 +91,7 @@ impl<'a> Cycle<'a> {
             },
             entered: false,
             ahead: VecDeque::new(),
+            spoiled: None,
         })
     }
 
@@ -157,6 +161,7 @@ impl<'a> Cycle<'a> {
                 cycle.recorder.refuse(&refusal);
                 // On with what there was before.
                 (*caches.trunk, *caches.mtp, cycle.inputs) = before;
+                cycle.spoiled = Some(refusal);
                 verdicts.clear();
                 Ok(verdicts)
             }
@@ -221,6 +226,17 @@ impl<'a> Cycle<'a> {
         }
         let inputs = inputs.map(read_tokens).transpose()?;
         Ok(inputs.map(|inputs| inputs[1..].to_vec()))
+    }
+
+    /// What came of a round that was launched, which says so where a recording that failed has left it nothing to work with.
+    pub(super) fn explain(
+        &mut self,
+        round: Result<(), GenerateError>,
+    ) -> Result<(), GenerateError> {
+        match self.spoiled.take() {
+            Some(refusal) => round.map_err(|error| spoiled(&refusal, error)),
+            None => round,
+        }
     }
 
     /// One cycle that is launched, and what comes of it.

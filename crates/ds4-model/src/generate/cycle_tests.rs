@@ -60,12 +60,12 @@ fn with_cycle(spec: DeviceSpec, test: impl FnOnce(&Model, &mut Cache, &mut MtpPr
     test(&model, &mut trunk, &mut proposer, cycle);
 }
 
-/// Logits after the last token and its drafts.
-fn logits(model: &Model, trunk: &mut Cache) -> Vec<f32> {
+/// Logits after the last token and its drafts, if the model still works.
+fn logits(model: &Model, trunk: &mut Cache) -> Option<Vec<f32>> {
     let device = model.embedding.val().device();
     let ids = ids_tensor(&[LAST, NEXT[0], NEXT[1]], &device);
     let logits = model.forward(ids, trunk).unwrap();
-    logits.try_into_vec_as::<f32>().unwrap()
+    logits.try_into_vec_as::<f32>().ok()
 }
 
 #[test]
@@ -73,6 +73,7 @@ fn a_recording_that_fails_loses_no_tokens() {
     for spec in [DeviceSpec::Wgpu, DeviceSpec::Cuda(0), DeviceSpec::Flex] {
         with_cycle(spec, |model, trunk, proposer, mut cycle| {
             let expected = logits(model, &mut trunk.clone());
+            assert!(expected.is_some(), "{spec}");
             CALLS.set(0);
             cycle.choose = unrecordable;
             let caches = Caches {
@@ -96,7 +97,19 @@ fn a_recording_that_fails_loses_no_tokens() {
             assert_eq!(cycle.leave().unwrap(), Some(NEXT.to_vec()), "{spec}");
             assert_eq!(trunk.lengths(), [PROMPT.len()], "{spec}");
             assert_eq!(proposer.cache().lengths(), [PROMPT.len()], "{spec}");
-            assert!(logits(model, trunk) == expected, "{spec}: other logits");
+            let after = logits(model, trunk);
+            if matches!(spec, DeviceSpec::Cuda(_)) {
+                // Kernels with assembly are taken to write whatever they are given, and so the model is lost.
+                assert_eq!(after, None, "{spec}: the weights count as failed");
+            } else {
+                assert!(after == expected, "{spec}: other logits");
+            }
+            let mut reason = || {
+                let round = cycle.explain(Err(GenerateError::EmptyPrompt));
+                round.unwrap_err().to_string()
+            };
+            assert!(reason().contains("loaded again"), "{spec}");
+            assert_eq!(reason(), "the prompt is empty", "{spec}: said twice");
         });
     }
 }

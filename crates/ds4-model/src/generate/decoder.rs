@@ -65,6 +65,8 @@ pub struct Decoder<'a> {
     ahead: VecDeque<Readback>,
     /// The token before them.
     last: u32,
+    /// Whether the last step was taken back.
+    rewound: bool,
 }
 
 impl<'a> Decoder<'a> {
@@ -93,6 +95,7 @@ impl<'a> Decoder<'a> {
             steps_ahead: 0,
             ahead: VecDeque::new(),
             last: 0,
+            rewound: false,
         })
     }
 
@@ -220,7 +223,9 @@ impl<'a> Decoder<'a> {
         let epoch = self.cache.epoch();
         // Safety: the decoder owns or borrows every tensor of the step. None has been replaced, as the epoch says, nor is it shared with
         // another thread.
-        Ok(fits && unsafe { self.recorder.replay(&epoch) }?)
+        let replayed = fits && unsafe { self.recorder.replay(&epoch) }?;
+        self.rewound &= !replayed;
+        Ok(replayed)
     }
 
     /// Waits for the token of the first step ahead, which counts from now on.
@@ -237,6 +242,7 @@ impl<'a> Decoder<'a> {
         if steps == 0 {
             return;
         }
+        self.rewound = true;
         // They read what is written here.
         self.ahead.clear();
         self.cache.commit_replay(steps);
@@ -247,13 +253,13 @@ impl<'a> Decoder<'a> {
     }
 
     /// The logits that the last token was chosen by, if they were computed for all tokens: an entry for each. While steps run
-    /// [ahead](Self::with_steps_ahead), they are gone.
+    /// [ahead](Self::with_steps_ahead), and once such steps were taken back, they are gone until the next step.
     ///
     /// # Errors
     ///
     /// If the device fails.
     pub fn logits(&self) -> Result<Option<Vec<f32>>, GenerateError> {
-        if !self.ahead.is_empty() {
+        if self.rewound || !self.ahead.is_empty() {
             return Ok(None);
         }
         let logits = self.recorder.results().unwrap_or(&self.logits).clone();
@@ -314,6 +320,7 @@ impl<'a> Decoder<'a> {
         let positions = self.cache.start();
         let (token, logits) = self.chooser.choose(self.model, hidden, positions)?;
         self.logits = logits;
+        self.rewound = false;
         self.put(token);
         Ok(())
     }

@@ -270,7 +270,11 @@ impl<'a> Generation<'a> {
             return Ok(());
         }
         if !self.on_device {
-            return self.round();
+            let round = self.round();
+            return match &mut self.cycle {
+                Some(cycle) => cycle.explain(round),
+                None => round,
+            };
         }
         let tokens = self.decoder.decode(self.wanted())?;
         self.accept(&tokens);

@@ -115,7 +115,7 @@ pub enum GenerateError {
         /// Most sequences of a batch.
         maximum: usize,
     },
-    /// A sequence that has left the batch, or is of another one.
+    /// A sequence that has left the batch, or never was in it.
     #[error("sequence {sequence} is not in the batch")]
     UnknownSequence {
         /// The one that was given.

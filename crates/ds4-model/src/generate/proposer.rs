@@ -39,7 +39,7 @@ impl<'a> MtpProposer<'a> {
         }
         let options = CacheConfig {
             // Drafts may be made at positions of others that have fallen, before it is known how many have.
-            rollback: Rollback::Bounded(2 * drafts),
+            rollback: Rollback::Bounded(drafts.saturating_mul(2)),
             ..CacheConfig::default()
         };
         Ok(Self {

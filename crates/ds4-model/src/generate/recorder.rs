@@ -1,5 +1,7 @@
 //! Work of the same launches again and again, a step or a round, which is recorded once and replayed where the device can.
 
+use std::cell::Cell;
+
 use burn::tensor::Device;
 use burn_ds4_ops::device::forget_scratch;
 
@@ -12,6 +14,18 @@ pub(super) const WORTH_RECORDING: usize = 16;
 /// Runs before a recording. The first copies what it writes, of which the state before is kept; from the second on, each is like all
 /// the others.
 pub(super) const WARM_UPS: usize = 2;
+
+thread_local! {
+    /// How often this thread has forgotten what operators keep between launches.
+    static FORGOTTEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What operators keep between launches is part of every recording of the thread, whose replays would write to memory that is others' by
+/// then.
+fn forget_what_is_kept() {
+    FORGOTTEN.set(FORGOTTEN.get() + 1);
+    forget_scratch();
+}
 
 /// How an attempt to record ended, after the runs before it.
 pub(super) enum Outcome<R> {
@@ -61,17 +75,25 @@ pub(super) unsafe fn record<C, T, R>(
     match replayed {
         Ok(recording) => (launched, Outcome::Recorded(recording)),
         Err(refusal) => {
-            forget_scratch();
+            forget_what_is_kept();
             (launched, Outcome::Spoiled(refusal))
         }
     }
 }
 
+#[derive(Debug)]
+struct Kept<R, E> {
+    recording: Recording<R>,
+    /// Of what it works on.
+    epoch: E,
+    /// [`FORGOTTEN`] when it was made.
+    forgotten: u64,
+}
+
 /// The recording of whoever decodes, and what became of the attempts to make one.
 #[derive(Debug)]
 pub(super) struct Recorder<R, E> {
-    /// With the epoch of what it works on.
-    recording: Option<(Recording<R>, E)>,
+    recording: Option<Kept<R, E>>,
     /// What is recorded, in one word.
     work: &'static str,
     graphs: bool,
@@ -110,9 +132,8 @@ impl<R, E: PartialEq> Recorder<R, E> {
 
     /// What the recording results in, if there is one.
     pub(super) fn results(&self) -> Option<&R> {
-        self.recording
-            .as_ref()
-            .map(|(recording, _)| &recording.results)
+        let kept = self.recording.as_ref();
+        kept.map(|kept| &kept.recording.results)
     }
 
     /// Drops the recording, with the memory that it holds on to.
@@ -122,20 +143,26 @@ impl<R, E: PartialEq> Recorder<R, E> {
 
     /// Keeps a recording that has been replayed once.
     pub(super) fn keep(&mut self, recording: Recording<R>, epoch: E) {
-        self.recording = Some((recording, epoch));
+        self.recording = Some(Kept {
+            recording,
+            epoch,
+            forgotten: FORGOTTEN.get(),
+        });
         self.replays += 1;
     }
 
-    /// Replays the recording; `false` if there is none of this epoch and thread.
+    /// Replays the recording; `false` if there is none of this epoch and thread, or another has failed since it was made.
     ///
     /// # Safety
     ///
     /// While the epoch is `epoch`, every tensor of the recorded work must be alive, in the same place and not in use by another thread.
     pub(super) unsafe fn replay(&mut self, epoch: &E) -> Result<bool, GenerateError> {
-        let Some((recording, recorded)) = &self.recording else {
+        let Some(kept) = &self.recording else {
             return Ok(false);
         };
-        if recorded != epoch || !recording.is_of_this_thread() {
+        let recording = &kept.recording;
+        let is_current = kept.epoch == *epoch && recording.is_of_this_thread();
+        if !is_current || kept.forgotten != FORGOTTEN.get() {
             return Ok(false);
         }
         // Safety: as the caller promises, and this is the thread of the recording.
@@ -193,7 +220,7 @@ impl<R, E: PartialEq> Recorder<R, E> {
 /// Where a device cannot tell what the work would only have read, the weights count as failed with what it would have written.
 pub(super) fn spoiled(refusal: &Refusal, error: GenerateError) -> GenerateError {
     // What was launched with them counts as failed in turn, and other models share what operators keep between calls.
-    forget_scratch();
+    forget_what_is_kept();
     let reason = refusal.reason();
     device_error(format!(
         "a step could not be recorded ({reason}), and now none can be launched either ({error}): the model has to be loaded again"

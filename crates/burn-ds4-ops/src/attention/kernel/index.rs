@@ -45,7 +45,9 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     #[comptime]
     if let ComptimeOption::Some(start) = start {
         let given = start[sequence];
-        let there = given >= P::from_int(0);
+        // What is beyond 32 bits would be another position.
+        let limit = comptime!(i32::MAX as u32) - count;
+        let there = given >= P::from_int(0) && given < P::cast_from(limit);
         let position = select(there, u32::cast_from(given), 0u32) + token % count;
         visible = select(there, (position + 1) / ratio, 0u32);
     }

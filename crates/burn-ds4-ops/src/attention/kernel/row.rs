@@ -106,7 +106,7 @@ pub(super) fn store<R: Float, W: Float>(
 }
 
 /// What the elements of the row are multiplied by, of all of them: the order of additions is that of
-/// [`rms_norm`](crate::norm::rms_norm).
+/// [`rms_norm`](crate::norm::rms_norm) of an f32 row.
 #[cube]
 fn norm_factor(row: &mut Shared<[f32]>, epsilon: f32, #[comptime] blueprint: RowBlueprint) -> f32 {
     let cut = comptime!(blueprint.cut);

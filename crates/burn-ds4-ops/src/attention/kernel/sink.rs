@@ -15,8 +15,8 @@ pub(crate) const STRETCH: u32 = 128;
 /// A cube has a few heads of one query, and a stretch of its columns: the first stretch is the window and the first [`STRETCH`]
 /// compressed rows, and so many rows are each of the others. Its planes share the columns out in chunks, counted from the stretch's first, and
 /// read every row once, as key and as value, for all heads of the cube; each keeps a softmax of its own, and these meet in shared memory, plane
-/// by plane. Stretches meet in [`join_kernel`]. So nothing but the grid depends on the number of queries, and what is hidden behind all else
-/// changes nothing.
+/// by plane. Stretches meet in [`join_kernel`](super::join_kernel). So nothing but the grid depends on the number of queries, and what is
+/// hidden behind all else changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SinkBlueprint {
     /// Heads of a cube.

@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 
 use super::compress::{UNITS, WORD, row_blueprint};
 use super::{JoinInputs, SinkLaunch, blueprint, join};
+use crate::attention::FEW_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
     AppendSizesLaunch, CachedBlueprint, STRETCH, SinkBlueprint, TableLaunch, append_kernel,
@@ -129,7 +130,9 @@ pub(in crate::attention) fn can_attend_cached(
     let available = rows.map_or(0, |rows| rows.shape()[1]);
     let seen = picks.map_or(available, |picks| picks.shape()[2]);
     let slots = window.shape()[1];
+    // What stretches leave to be joined grows with the queries: for many of a sequence, it would not fit.
     rotated > 0
+        && count <= FEW_TOKENS
         && batch * count <= MAX_CUBES
         && heads <= MAX_CUBES
         && seen.div_ceil(STRETCH as usize) <= MAX_CUBES

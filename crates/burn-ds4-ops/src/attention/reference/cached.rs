@@ -20,7 +20,7 @@ pub(in crate::attention) fn append_rows<B: AttentionOps>(
     let rows = B::float_reshape(new.x, Shape::new([batch * count, width]));
     let rows = B::rms_norm(rows, OptionalFloat::Some(new.norm), new.epsilon);
     let rows = B::float_reshape(rows, Shape::new([batch, count, 1, width]));
-    let rows = B::rotate_at(rows, new.angles, new.start, false);
+    let rows = turned::<B>(rows, new.angles, new.start, false);
     let rows = B::float_reshape(rows, Shape::new([batch, count, width]));
     places.put_newest(ring, round::<B>(rows, width - rotated, new.rounding))
 }
@@ -38,7 +38,7 @@ pub(in crate::attention) fn cached_attention<B: AttentionOps>(
     let rows = B::rms_norm(rows, OptionalFloat::None, queries.epsilon);
     let rows = B::float_reshape(rows, Shape::new([batch, count, heads, width]));
     let (angles, start) = (queries.angles, queries.start);
-    let rows = B::rotate_at(rows, angles.clone(), start.clone(), false);
+    let rows = turned::<B>(rows, angles.clone(), start.clone(), false);
 
     let before = queries.span - 1;
     let columns = before + count;
@@ -71,7 +71,20 @@ pub(in crate::attention) fn cached_attention<B: AttentionOps>(
         queries.span,
         queries.scale,
     );
-    B::rotate_at(output, angles, start, true)
+    turned::<B>(output, angles, start, true)
+}
+
+/// No tensor that gets to an operator is empty: without channels that turn, there is nothing to do.
+fn turned<B: AttentionOps>(
+    x: FloatTensor<B>,
+    angles: FloatTensor<B>,
+    start: IntTensor<B>,
+    inverse: bool,
+) -> FloatTensor<B> {
+    if angles.shape()[1] == 0 {
+        return x;
+    }
+    B::rotate_at(x, angles, start, inverse)
 }
 
 /// Mask of rows that stand for blocks: `[batch, count, rows]`.
@@ -95,7 +108,9 @@ pub(super) fn hidden_blocks<B: AttentionOps>(
     let [batch, _] = position.shape().dims();
     let shape = Shape::new([batch, count, rows]);
     let mask_dtype = bool_dtype::<B>(&position.device());
-    let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), (ratio as i64).into());
+    // No block that is longer than what positions can be is ever complete.
+    let ratio = ratio.min(i32::MAX as usize) as i64;
+    let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), ratio.into());
     let visible = B::int_reshape(visible, Shape::new([batch, count, 1]));
     let row: IntTensor<B> = B::int_arange(0..rows as i64, &visible.device(), INT);
     let row = B::int_reshape(row, Shape::new([1, 1, rows]));

@@ -116,6 +116,7 @@ pub(super) fn round<B: Backend>(
     let [batch, count, width] = shape.dims();
     let rows = B::float_reshape(rows, Shape::new([batch * count, width]));
     let rows = match rounding {
+        RowRounding::Content if kept == width => roundtrip::<B>(rows, CONTENT_BLOCK, &E4M3),
         RowRounding::Content if kept > 0 => {
             let content = slice::<B>(rows.clone(), 1, 0..kept);
             let content = roundtrip::<B>(content, CONTENT_BLOCK, &E4M3);

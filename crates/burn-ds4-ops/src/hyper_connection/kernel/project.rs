@@ -5,9 +5,10 @@ use cubecl::prelude::*;
 
 use super::token::Layout;
 use crate::intrinsics::{Target, group_sum};
+use crate::matmul::INVARIANT_ROWS;
 
-/// Tokens of a launch at most, all of which a cube keeps.
-pub(crate) const MAX_TOKENS: usize = 16;
+/// Tokens of a launch at most, all of which a cube keeps: so many have the same bits as each alone.
+pub(crate) const MAX_TOKENS: usize = INVARIANT_ROWS;
 
 /// How the kernels are compiled. None of it depends on the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

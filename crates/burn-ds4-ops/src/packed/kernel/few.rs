@@ -12,7 +12,7 @@ use super::weights::{Stack, Weights};
 /// - `x`: rows of vectors; pair `p` has row `p / share`
 /// - `ids`: the matrix of every pair, or all have the first; `scores`: by which a gated pair is multiplied
 /// - `words`, `scales`: a stack of matrices
-/// - `output`: `[pairs, rows]`; gated, `[pairs, parts, rows / 2]` in `bf16`, see [`place`]
+/// - `output`: `[pairs, rows]`; gated, `[pairs, parts, rows / 2]` in `bf16`, see [`place`](super::columns::place)
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn few_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size>(
