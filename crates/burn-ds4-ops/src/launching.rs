@@ -56,6 +56,11 @@ pub(crate) fn is_wide_int(dtype: DType) -> bool {
     matches!(dtype, DType::I32 | DType::I64 | DType::U32 | DType::U64)
 }
 
+/// Whether there is such a number, and an `i32` holds it.
+pub(crate) fn fits_i32(number: Option<usize>) -> bool {
+    number.is_some_and(|number| i32::try_from(number).is_ok())
+}
+
 /// A tensor whose rows are contiguous, wherever they start.
 pub(crate) fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
     if tensor.meta.is_tiled() || tensor.meta.strides().last() != Some(&1) {

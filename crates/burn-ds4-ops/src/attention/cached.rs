@@ -5,7 +5,9 @@ use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::RowRounding;
 use super::backend::{self, AttentionOps};
-use super::validation::{expect_known, expect_rotated, expect_scale, expect_start};
+use super::validation::{
+    expect_known, expect_rotated, expect_rounding, expect_scale, expect_start,
+};
 use crate::OpError;
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
@@ -107,10 +109,7 @@ pub fn append_rows(
     expect_shape("norm", new.norm.dims(), [width])?;
     expect_shape("ring", ring.dims(), [batch, slots, width])?;
     expect_not_negative("epsilon", new.epsilon)?;
-    if new.rounding == RowRounding::Index && !width.is_power_of_two() {
-        let expected = "a power of two where rows are rounded as an index";
-        return Err(invalid("columns of x", expected, width));
-    }
+    expect_rounding("columns of x", new.rounding, width)?;
     let device = new.x.device();
     expect_device("norm", &new.norm.device(), "x", &device)?;
     expect_device("ring", &ring.device(), "x", &device)?;

@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use super::backend::{AttentionOps, Compression};
-use super::validation::{expect_known, expect_rotated, expect_start, latest};
+use super::validation::{expect_known, expect_rotated, expect_rounding, expect_start, latest};
 use crate::OpError;
 use crate::device::is_host;
 use crate::validation::{
@@ -176,10 +176,7 @@ fn check(
         let expected = format!("at least {history}, which blocks of {ratio} read back");
         return Err(invalid("slots of raw", expected, slots));
     }
-    if options.rounding == RowRounding::Index && !width.is_power_of_two() {
-        let expected = "a power of two where rows are rounded as an index";
-        return Err(invalid("columns of rows", expected, width));
-    }
+    expect_rounding("columns of rows", options.rounding, width)?;
     expect_not_negative("epsilon", inputs.epsilon)?;
 
     let device = rows.device();

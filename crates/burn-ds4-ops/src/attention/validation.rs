@@ -2,10 +2,10 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::{CompressedKeys, WindowKeys};
+use super::{CompressedKeys, RowRounding, WindowKeys};
 use crate::OpError;
 use crate::device::is_host;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
 /// Channels that are turned in pairs, of so many.
 pub(super) fn expect_rotated(rotated: usize, width: usize) -> Result<(), OpError> {
@@ -29,6 +29,19 @@ pub(super) fn expect_start(
     expect_dtype("start", "I32, I64 or U32", start, &accepted)?;
     expect_shape("start", start.dims(), [batch])?;
     expect_device("start", &start.device(), other, device)
+}
+
+/// Channels of rows that are rounded before they are stored.
+pub(super) fn expect_rounding(
+    argument: &'static str,
+    rounding: RowRounding,
+    width: usize,
+) -> Result<(), OpError> {
+    if rounding != RowRounding::Index || width.is_power_of_two() {
+        return Ok(());
+    }
+    let expected = "a power of two where rows are rounded as an index";
+    Err(invalid(argument, expected, width))
 }
 
 /// What logits or scores are multiplied by.

@@ -296,6 +296,11 @@ impl Attention {
         trace: &Trace,
     ) -> Tensor<4> {
         let rows = cache.compressed.as_ref().map(|cache| cache.rows.all());
+        // Few positions are never masked: all rows are seen, or some are picked.
+        let picks = match picks {
+            Some(Picks::Some(picks)) => Some(picks),
+            _ => None,
+        };
         let ratio = cache.kind.ratio().unwrap_or(1);
         trace.record_with("probabilities", || {
             let queries = step
@@ -310,10 +315,7 @@ impl Attention {
             let compressed = rows.clone().map(|rows| CompressedKeys {
                 bias: step.look_at_blocks(ratio, rows.dims()[1]),
                 rows,
-                picks: match picks.clone() {
-                    Some(Picks::Some(picks)) => Some(picks),
-                    _ => None,
-                },
+                picks: picks.clone(),
             });
             let (sinks, scale) = (self.sinks.val(), self.scale());
             ops::sink_probabilities(queries, window, compressed, sinks, scale)
@@ -329,14 +331,7 @@ impl Attention {
             rows: cache.window.all(),
             span: step.span,
         };
-        let compressed = rows.map(|rows| CachedRows {
-            rows,
-            ratio,
-            picks: match picks {
-                Some(Picks::Some(picks)) => Some(picks),
-                _ => None,
-            },
-        });
+        let compressed = rows.map(|rows| CachedRows { rows, ratio, picks });
         ops::cached_attention(queries, positions, window, compressed)
             .expect("a step that belongs to the cache")
     }

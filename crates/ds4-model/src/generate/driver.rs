@@ -1,6 +1,7 @@
 //! The driver: turns a prompt into tokens, one forward call after the other, with or without drafts.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -11,7 +12,7 @@ use super::proposer::MtpProposer;
 use super::sampler::{Sampler, SamplingConfig};
 use super::target::Targets;
 use super::verifier::{SpeculativeStats, verify};
-use crate::cache::{CacheConfig, Rollback};
+use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::config::ModelConfig;
 use crate::flash_head::ProbedHead;
 use crate::model::Model;
@@ -230,26 +231,16 @@ impl<'a> Generation<'a> {
 
     fn run_prompt(&mut self) -> Result<(), GenerateError> {
         let prompt = self.tokens.clone();
-        let device = self.model.embedding.val().device();
-        let mut last = None;
-        for (index, chunk) in prompt.chunks(self.config.prefill_chunk).enumerate() {
-            let ids = ids_tensor(chunk, &device);
-            let cache = self.decoder.cache_mut();
-            let streams = self.model.forward_streams(ids, cache, &Trace::off())?;
-            let [batch, count, n, d_model] = streams.dims();
-            last = Some(
-                streams
-                    .clone()
-                    .slice([0..batch, count - 1..count, 0..n, 0..d_model]),
-            );
-            if let Some(proposer) = &mut self.proposer {
-                proposer.observe(streams);
-                let start = index * self.config.prefill_chunk;
-                let next = start + 1..(start + 1 + count).min(prompt.len());
-                proposer.advance(&prompt[next])?;
-            }
-        }
-        let streams = last.ok_or(GenerateError::EmptyPrompt)?;
+        let (chunk, cache) = (self.config.prefill_chunk, self.decoder.cache_mut());
+        let proposer = &mut self.proposer;
+        let streams = prefill(self.model, &prompt, chunk, cache, |streams, seen| {
+            let Some(proposer) = proposer else {
+                return Ok(());
+            };
+            proposer.observe(streams);
+            let next = seen.start + 1..(seen.end + 1).min(prompt.len());
+            proposer.advance(&prompt[next])
+        })?;
         let token = if self.on_device {
             self.decoder.choose(streams)?
         } else {
@@ -471,6 +462,27 @@ pub(super) fn check_heads<'h>(
         }
     }
     Ok(())
+}
+
+/// Runs a prompt into the cache of its one sequence, in portions of `chunk` tokens, and gives the streams of its last position. `seen` is
+/// told the streams of each portion, and which positions of the prompt they are of.
+pub(super) fn prefill(
+    model: &Model,
+    prompt: &[u32],
+    chunk: usize,
+    cache: &mut Cache,
+    mut seen: impl FnMut(Tensor<4>, Range<usize>) -> Result<(), GenerateError>,
+) -> Result<Tensor<4>, GenerateError> {
+    let device = model.embedding.val().device();
+    let (mut last, mut start) = (None, 0);
+    for ids in prompt.chunks(chunk) {
+        let streams = model.forward_streams(ids_tensor(ids, &device), cache, &Trace::off())?;
+        last = Some(streams.clone().narrow(1, ids.len() - 1, 1));
+        let end = start + ids.len();
+        seen(streams, start..end)?;
+        start = end;
+    }
+    last.ok_or(GenerateError::EmptyPrompt)
 }
 
 /// Token ids as a batch of one sequence: `[1, ids]`.

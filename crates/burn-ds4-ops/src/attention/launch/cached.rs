@@ -9,22 +9,17 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::compress::{UNITS, WORD, row_blueprint};
-use super::{JoinInputs, SinkLaunch, blueprint, join};
+use super::{JoinInputs, SinkLaunch, blueprint, join, table};
 use crate::attention::FEW_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
-    AppendSizesLaunch, CachedBlueprint, STRETCH, SinkBlueprint, TableLaunch, append_kernel,
-    cached_kernel,
+    AppendSizesLaunch, CachedBlueprint, STRETCH, SinkBlueprint, append_kernel, cached_kernel,
 };
 use crate::launching::{
-    MAX_CUBES, address_type, fits_shared, is_float, is_wide_int, row_vector_size,
+    MAX_CUBES, address_type, fits_i32, fits_shared, is_float, is_wide_int, row_vector_size,
     with_contiguous_rows, with_vectors, writable,
 };
 use crate::quant::roundtrip::hadamard_scale;
-
-fn fits(number: Option<usize>) -> bool {
-    number.is_some_and(|number| i32::try_from(number).is_ok())
-}
 
 pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTensor) -> bool {
     let [batch, count, _] = new.x.shape().dims();
@@ -37,8 +32,8 @@ pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTe
             .into_iter()
             .all(is_float)
         && is_wide_int(new.start.dtype)
-        && fits(Some(slots.max(width)))
-        && fits(known.checked_add(count))
+        && fits_i32(Some(slots.max(width)))
+        && fits_i32(known.checked_add(count))
         && fits_shared(&ring.client, (2 * width + UNITS as usize) * WORD)
         && row_blueprint(&ring.client, width, rotated, new.rounding).is_some()
 }
@@ -46,7 +41,7 @@ pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTe
 pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTensor) -> CubeTensor {
     let client = ring.client.clone();
     let [batch, count, width] = new.x.shape().dims();
-    let [known, rotated] = new.angles.shape().dims();
+    let [_, rotated] = new.angles.shape().dims();
     let [_, slots, _] = ring.shape().dims();
     let blueprint =
         row_blueprint(&client, width, rotated, new.rounding).expect("checked by can_append");
@@ -64,7 +59,7 @@ pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTen
         stride(&ring, 0),
         stride(&ring, 1),
     );
-    let table = TableLaunch::new(known as u32, stride(&angles, 0), rotated / 2);
+    let table = table(&angles);
     let dtypes = [x.dtype, ring.dtype, new.norm.dtype, new.start.dtype].map(dtype_to_storage_type);
     // SAFETY: there is a cube for each row that is kept; a sequence that is not in the table reads as the first position of it and writes
     // nothing; slots are taken modulo their number.
@@ -136,9 +131,9 @@ pub(in crate::attention) fn can_attend_cached(
         && batch * count <= MAX_CUBES
         && heads <= MAX_CUBES
         && seen.div_ceil(STRETCH as usize) <= MAX_CUBES
-        && fits(Some(available.max(seen).max(ratio)))
-        && fits(slots.checked_mul(2))
-        && fits(known.checked_add(count))
+        && fits_i32(Some(available.max(seen).max(ratio)))
+        && fits_i32(slots.checked_mul(2))
+        && fits_i32(known.checked_add(count))
         && is_float(queries.x.dtype)
         && is_wide_int(queries.start.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
@@ -162,7 +157,7 @@ pub(in crate::attention) fn cached_attention(
         cached_blueprint(&queries, [&window, &rows]).expect("checked by can_attend_cached");
     let client = queries.x.client.clone();
     let [batch, count, heads, width] = queries.x.shape().dims();
-    let [known, rotated] = queries.angles.shape().dims();
+    let [_, rotated] = queries.angles.shape().dims();
     let [x, window, rows] = [queries.x, window, rows].map(|rows| with_vectors(rows, size));
     // A table that has grown may have gaps between its rows, and is too large to be copied.
     let angles = with_contiguous_rows(queries.angles);
@@ -171,7 +166,6 @@ pub(in crate::attention) fn cached_attention(
     let launch = SinkLaunch::new(&x, seen, blueprint);
     let sizes = launch.sizes(&window, available, size, queries.span, seen);
     let strides = super::strides(&x, &window, &rows, size);
-    let table = || TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2);
     let kept = ((width - rotated) / size) as u32;
     let blueprint = CachedBlueprint {
         sink: launch.blueprint,
@@ -199,7 +193,7 @@ pub(in crate::attention) fn cached_attention(
             launch.shares.clone().into_buffer_arg(),
             sizes,
             strides,
-            table(),
+            table(&angles),
             ratio as u32,
             queries.epsilon as f32,
             queries.scale as f32,

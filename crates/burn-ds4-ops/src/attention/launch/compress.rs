@@ -8,15 +8,16 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use super::table;
 use crate::attention::RowRounding;
 use crate::attention::backend::Compression;
 use crate::attention::kernel::{
-    CompressBlueprint, CompressSizesLaunch, RowBlueprint, TableLaunch, compress_kernel,
+    CompressBlueprint, CompressSizesLaunch, RowBlueprint, compress_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
-    MAX_CUBES, address_type, fits_shared, is_float, is_wide_int, plane_size, with_contiguous_rows,
-    writable,
+    MAX_CUBES, address_type, fits_i32, fits_shared, is_float, is_wide_int, plane_size,
+    with_contiguous_rows, writable,
 };
 use crate::quant::roundtrip::hadamard_scale;
 use crate::rows::RowCut;
@@ -68,15 +69,14 @@ pub(in crate::attention) fn can_compress(
     let [known, rotated] = inputs.angles.shape().dims();
     let [_, slots, _] = raw.shape().dims();
     let [_, available, width] = rows.shape().dims();
-    let fits = |number: Option<usize>| number.is_some_and(|n| i32::try_from(n).is_ok());
     rotated > 0
         && batch <= MAX_CUBES
         && is_float(rows.dtype)
         && is_float(inputs.norm.dtype)
         && is_wide_int(inputs.start.dtype)
-        && fits(Some(slots.max(available).max(raw_width)))
-        && fits(known.checked_add(count))
-        && fits(inputs.ratio.checked_mul(4))
+        && fits_i32(Some(slots.max(available).max(raw_width)))
+        && fits_i32(known.checked_add(count))
+        && fits_i32(inputs.ratio.checked_mul(4))
         && fits_shared(&rows.client, (2 * width + UNITS as usize) * WORD)
         && blueprint(&rows.client, inputs, width).is_some()
 }
@@ -88,7 +88,6 @@ pub(in crate::attention) fn compress_rows(
 ) -> (CubeTensor, CubeTensor) {
     let client = rows.client.clone();
     let [batch, count, _] = inputs.projections.shape().dims();
-    let [known, rotated] = inputs.angles.shape().dims();
     let [_, slots, _] = raw.shape().dims();
     let [_, available, width] = rows.shape().dims();
     let blueprint = blueprint(&client, &inputs, width).expect("checked by can_compress");
@@ -111,7 +110,7 @@ pub(in crate::attention) fn compress_rows(
         stride(&rows, 0),
         stride(&rows, 1),
     );
-    let table = TableLaunch::new(known as u32, stride(&angles, 0), rotated / 2);
+    let table = table(&angles);
     let dtypes = [rows.dtype, inputs.norm.dtype, inputs.start.dtype].map(dtype_to_storage_type);
     // SAFETY: a sequence that is not in the table reads as the first one of it and writes nothing; of blocks that are not complete or
     // not among the rows nothing is read or written; slots are taken modulo their number.

@@ -45,6 +45,12 @@ const JOIN_UNITS: u32 = 128;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
 
+/// The angles of all positions, in rows that are contiguous.
+fn table(angles: &CubeTensor) -> TableLaunch {
+    let [known, rotated] = angles.shape().dims();
+    TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2)
+}
+
 /// How a kernel is compiled for rows of `width` channels, and elements of its vectors: `size`, or fewer, but no fewer than `least`.
 fn blueprint(
     client: &Client,
@@ -255,13 +261,9 @@ fn join(launch: SinkLaunch, inputs: JoinInputs) -> CubeTensor {
         None => (None, None, 0),
         Some((angles, start, kept)) => (Some(angles), Some(start), kept),
     };
-    let table = angles.as_ref().map_or_else(
-        || TableLaunch::new(0, 0, 0),
-        |angles| {
-            let [known, rotated] = angles.shape().dims();
-            TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2)
-        },
-    );
+    let table = angles
+        .as_ref()
+        .map_or_else(|| TableLaunch::new(0, 0, 0), table);
     let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
     let dtypes = [launch.result.dtype, start_dtype].map(dtype_to_storage_type);
     let address = address_type([

@@ -6,7 +6,8 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use crate::attention::kernel::{BlocksLaunch, TableLaunch, rotate_at_kernel, rotate_kernel};
+use super::table;
+use crate::attention::kernel::{BlocksLaunch, rotate_at_kernel, rotate_kernel};
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows, with_vectors,
 };
@@ -119,13 +120,13 @@ pub(in crate::attention) fn rotate_at(
     inverse: bool,
 ) -> CubeTensor {
     let [_, positions, heads, _] = x.shape().dims();
-    let [known, rotated] = angles.shape().dims();
+    let [_, rotated] = angles.shape().dims();
     // A table that has grown may have gaps between its rows, and is too large to be copied.
     let angles = with_contiguous_rows(angles);
     let rows = Rows::new(x, rotated);
     let (cubes, outputs, strides) = (rows.cubes(), rows.outputs(), rows.strides());
     let client = rows.x.client.clone();
-    let table = TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2);
+    let table = table(&angles);
     let dtypes = [rows.x.dtype, start.dtype].map(dtype_to_storage_type);
     // SAFETY: units past the last vector read and write nothing, positions past the last known one are read as that.
     unsafe {

@@ -20,7 +20,7 @@ use crate::reference::{bool_dtype, ranges, slice};
 use cached::hidden_blocks;
 pub(super) use cached::{append_rows, cached_attention};
 pub(super) use compress::compress_rows;
-use places::Places;
+use places::{Places, flat};
 
 /// Of positions and picks.
 const INT: IntDType = IntDType::I32;
@@ -352,14 +352,8 @@ impl<B: MatmulOps> Problem<B> {
         let missing = B::int_not_equal(known.clone(), picks, bool_dtype::<B>(&device));
         let known = B::int_cast(known, INT);
         let bias = B::float_add(B::float_gather(2, bias, known.clone()), mask::<B>(missing));
-        let first = B::int_arange(0..batch as i64, &device, INT);
-        let first = B::int_mul_scalar(first, (available as i64).into());
-        let first = B::int_reshape(first, Shape::new([batch, 1, 1]));
-        let places = B::int_add(
-            known,
-            B::int_expand(first, Shape::new([batch, count, number])),
-        );
-        let places = B::int_reshape(places, Shape::new([batch * count * number]));
+        let known = B::int_reshape(known, Shape::new([batch, count * number]));
+        let places = flat::<B>(known, available);
         let rows = B::float_reshape(rows, Shape::new([batch * available, width]));
         let rows = B::float_reshape(
             B::float_select(rows, 0, places),

@@ -147,12 +147,54 @@ fn project(
     (expanded, partials)
 }
 
-fn blueprint(tokens: &Tokens, partials: &CubeTensor) -> PartialsBlueprint {
-    let [_, sums, stretches] = partials.shape().dims();
-    PartialsBlueprint {
-        token: tokens.blueprint,
-        rows: sums as u32 - 1,
-        stretches: stretches as u32,
+/// What both kernels that go on from partial sums are launched with.
+struct Partials {
+    partials: CubeTensor,
+    tokens: Tokens,
+    base: CubeTensor,
+    scale: CubeTensor,
+    weight: CubeTensor,
+    /// Elements of a vector of the weight.
+    weight_size: usize,
+    /// Of the norm over all streams.
+    epsilon: f32,
+    collapsed: CubeTensor,
+    normed: CubeTensor,
+    blueprint: PartialsBlueprint,
+}
+
+impl Partials {
+    /// With the streams that have nothing pending.
+    fn new(pending: PendingOutput<CubeBackend>, mix: Mix<CubeBackend>) -> (CubeTensor, Self) {
+        let (streams, partials) = project(pending, mix.streams, mix.function);
+        let tokens = Tokens::new(streams.clone());
+        let weight = into_contiguous(mix.weight);
+        let [_, sums, stretches] = partials.shape().dims();
+        let own = Self {
+            blueprint: PartialsBlueprint {
+                token: tokens.blueprint,
+                rows: sums as u32 - 1,
+                stretches: stretches as u32,
+            },
+            base: into_contiguous(mix.base),
+            scale: into_contiguous(mix.scale),
+            weight_size: vector_size(&weight, tokens.size),
+            epsilon: mix.epsilon as f32,
+            collapsed: tokens.output(),
+            normed: tokens.output(),
+            partials,
+            tokens,
+            weight,
+        };
+        (streams, own)
+    }
+
+    fn address(&self) -> AddressType {
+        address_type([&self.tokens.streams, &self.partials])
+    }
+
+    fn dtypes(&self) -> [ElemType; 2] {
+        [self.normed.dtype, self.weight.dtype].map(dtype_to_storage_type)
     }
 }
 
@@ -161,47 +203,41 @@ pub(in super::super) fn collapse_norm(
     mix: Mix<CubeBackend>,
     sinkhorn: Sinkhorn,
 ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-    let (streams, partials) = project(pending, mix.streams, mix.function);
-    let tokens = Tokens::new(streams.clone());
-    let client = partials.client.clone();
-    let weight = into_contiguous(mix.weight);
-    let weight_size = vector_size(&weight, tokens.size);
-    let (input, normed) = (tokens.output(), tokens.output());
-    let blueprint = blueprint(&tokens, &partials);
+    let (streams, own) = Partials::new(pending, mix);
     let [count, _, _] = streams.shape().dims();
-    let shape = [count, blueprint.rows as usize];
-    let coefficients = output(&partials, shape, DType::F32);
-    let (cubes, dim) = tokens.cubes();
-    let dtypes = [input.dtype, weight.dtype].map(dtype_to_storage_type);
+    let shape = [count, own.blueprint.rows as usize];
+    let coefficients = output(&own.partials, shape, DType::F32);
+    let (cubes, dim) = own.tokens.cubes();
+    let (address, dtypes) = (own.address(), own.dtypes());
     // SAFETY: tokens and vectors past the end are read as others, and not written.
     unsafe {
         collapse_norm_kernel::launch_unchecked(
-            &client,
+            &own.partials.client.clone(),
             cubes,
             dim,
-            address_type([&tokens.streams, &partials]),
-            tokens.size,
-            weight_size,
-            tokens.streams.clone().into_buffer_arg(),
-            partials.into_buffer_arg(),
-            into_contiguous(mix.base).into_buffer_arg(),
-            into_contiguous(mix.scale).into_buffer_arg(),
-            weight.into_buffer_arg(),
-            input.clone().into_buffer_arg(),
-            normed.clone().into_buffer_arg(),
+            address,
+            own.tokens.size,
+            own.weight_size,
+            own.tokens.streams.clone().into_buffer_arg(),
+            own.partials.into_buffer_arg(),
+            own.base.into_buffer_arg(),
+            own.scale.into_buffer_arg(),
+            own.weight.into_buffer_arg(),
+            own.collapsed.clone().into_buffer_arg(),
+            own.normed.clone().into_buffer_arg(),
             coefficients.clone().into_buffer_arg(),
-            layout(&tokens.streams, tokens.size),
+            layout(&own.tokens.streams, own.tokens.size),
             u32::try_from(sinkhorn.iterations).unwrap_or(u32::MAX),
             EpsilonsLaunch::new(
                 sinkhorn.epsilon as f32,
                 sinkhorn.norm_epsilon as f32,
-                mix.epsilon as f32,
+                own.epsilon,
             ),
-            blueprint,
+            own.blueprint,
             dtypes,
         );
     }
-    (streams, input, normed, coefficients)
+    (streams, own.collapsed, own.normed, coefficients)
 }
 
 pub(in super::super) fn head_norm(
@@ -210,36 +246,30 @@ pub(in super::super) fn head_norm(
     epsilon: f64,
     norm_epsilon: f64,
 ) -> CubeTensor {
-    let (streams, partials) = project(pending, mix.streams, mix.function);
-    let tokens = Tokens::new(streams);
-    let client = partials.client.clone();
-    let weight = into_contiguous(mix.weight);
-    let weight_size = vector_size(&weight, tokens.size);
-    let (collapsed, normed) = (tokens.output(), tokens.output());
-    let blueprint = blueprint(&tokens, &partials);
-    let (cubes, dim) = tokens.cubes();
-    let dtypes = [normed.dtype, weight.dtype].map(dtype_to_storage_type);
+    let (_, own) = Partials::new(pending, mix);
+    let (cubes, dim) = own.tokens.cubes();
+    let (address, dtypes) = (own.address(), own.dtypes());
     // SAFETY: as above.
     unsafe {
         head_norm_kernel::launch_unchecked(
-            &client,
+            &own.partials.client.clone(),
             cubes,
             dim,
-            address_type([&tokens.streams, &partials]),
-            tokens.size,
-            weight_size,
-            tokens.streams.clone().into_buffer_arg(),
-            partials.into_buffer_arg(),
-            into_contiguous(mix.base).into_buffer_arg(),
-            into_contiguous(mix.scale).into_buffer_arg(),
-            weight.into_buffer_arg(),
-            collapsed.into_buffer_arg(),
-            normed.clone().into_buffer_arg(),
-            layout(&tokens.streams, tokens.size),
-            EpsilonsLaunch::new(epsilon as f32, norm_epsilon as f32, mix.epsilon as f32),
-            blueprint,
+            address,
+            own.tokens.size,
+            own.weight_size,
+            own.tokens.streams.clone().into_buffer_arg(),
+            own.partials.into_buffer_arg(),
+            own.base.into_buffer_arg(),
+            own.scale.into_buffer_arg(),
+            own.weight.into_buffer_arg(),
+            own.collapsed.into_buffer_arg(),
+            own.normed.clone().into_buffer_arg(),
+            layout(&own.tokens.streams, own.tokens.size),
+            EpsilonsLaunch::new(epsilon as f32, norm_epsilon as f32, own.epsilon),
+            own.blueprint,
             dtypes,
         );
     }
-    normed
+    own.normed
 }

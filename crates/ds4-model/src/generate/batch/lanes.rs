@@ -12,8 +12,8 @@ use crate::generate::recorder::{Outcome, Recorder, WORTH_RECORDING, record, spoi
 use crate::generate::target::{device_error, read_tokens};
 use crate::model::Model;
 
-/// Lanes of a step that can be recorded. With more, the attention is made of tensor operations, some of which upload: some devices
-/// refuse that, and others count the weights as failed with a recording that fails.
+/// Lanes of a step that can be recorded. With more, other operators are used, some of which upload: some devices refuse that, and others
+/// count the weights as failed with a recording that fails.
 const RECORDABLE: usize = FEW_TOKENS;
 
 #[derive(Debug)]

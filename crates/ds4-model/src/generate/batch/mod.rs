@@ -4,17 +4,14 @@ mod lanes;
 
 use std::fmt;
 
-use burn::tensor::Tensor;
-
 use super::choice::{Choice, Chooser};
-use super::driver::{FinishReason, GenerateConfig, check_heads, check_prompt, ids_tensor};
+use super::driver::{FinishReason, GenerateConfig, check_heads, check_prompt, prefill};
 use super::error::GenerateError;
 use super::sampler::SamplingConfig;
 use super::target::read_tokens;
 use crate::cache::{Cache, CacheConfig, CacheError, Rollback};
 use crate::config::ModelConfig;
 use crate::model::Model;
-use crate::trace::Trace;
 
 use lanes::Lanes;
 
@@ -225,7 +222,8 @@ impl<'a> Batch<'a> {
         }
         let capacity = self.config.capacity;
         let mut text = new_cache(self.lanes.model(), &self.model_config, capacity)?;
-        let streams = self.prefill(prompt, &mut text)?;
+        let (model, chunk) = (self.lanes.model(), self.config.prefill_chunk);
+        let streams = prefill(model, prompt, chunk, &mut text, |_, _| Ok(()))?;
         let chooser = self.lanes.chooser().with_seed(seed);
         let hidden = self.lanes.model().hidden(streams);
         let (token, _) = chooser.choose(self.lanes.model(), hidden, text.start())?;
@@ -381,18 +379,6 @@ impl<'a> Batch<'a> {
             self.sequences.resize_with(2 * lanes, || None);
             lanes
         })
-    }
-
-    /// Runs a prompt into a cache of its own: the streams of the last position.
-    fn prefill(&self, prompt: &[u32], text: &mut Cache) -> Result<Tensor<4>, GenerateError> {
-        let model = self.lanes.model();
-        let device = model.embedding.val().device();
-        let mut last = None;
-        for chunk in prompt.chunks(self.config.prefill_chunk) {
-            let streams = model.forward_streams(ids_tensor(chunk, &device), text, &Trace::off())?;
-            last = Some(streams.narrow(1, chunk.len() - 1, 1));
-        }
-        last.ok_or(GenerateError::EmptyPrompt)
     }
 
     /// What is told of a sequence's next token, as the device has it.
