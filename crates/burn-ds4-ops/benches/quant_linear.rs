@@ -1,14 +1,14 @@
 //! Linear layers with packed weights, at the sizes of the released models' projections.
 
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
-use burn_ds4_ops::quant::{FP4_BLOCK, quant_linear};
+use burn_ds4_ops::quant::{FP4_BLOCK, Weights, quant_linear, quant_linear_pair};
 
 use crate::{
     harness::{Case, Prepared},
     tests::common::values,
     tests::drawn::Drawn,
     tests::linear::Input,
-    tests::packing::{FP8, Format, fp8_blocks},
+    tests::packing::{FP8, Format, Packed, fp8_blocks},
 };
 
 /// Outputs and inputs.
@@ -16,6 +16,12 @@ const SIZES: [(usize, usize); 3] = [(4096, 4096), (32768, 1024), (7168, 2048)];
 /// For a look at whether everything runs.
 const SMALL: (usize, usize) = (256, 512);
 const ROWS: [usize; 7] = [1, 2, 4, 8, 16, 64, 4096];
+/// Outputs of both, and inputs: what V4-Flash projects its tokens to, and their low-rank queries.
+const PAIRS: [([usize; 2], usize); 2] = [([1024, 512], 4096), ([32768, 8192], 1024)];
+const SMALL_PAIR: ([usize; 2], usize) = ([128, 64], 512);
+const PAIR_ROWS: [usize; 2] = [1, 2];
+/// Each by itself.
+const APART: &str = "apart";
 /// From so many rows on, arithmetic may be the limit.
 const MANY: usize = 64;
 
@@ -26,7 +32,15 @@ pub fn cases() -> Vec<Case> {
         sizes.flat_map(move |size| ROWS.map(|rows| case(rows, size, format, FloatDType::BF16)))
     });
     let small = case(1, SMALL, ("fp4", Format::Fp4), FloatDType::F32);
-    std::iter::once(small).chain(large).collect()
+    let pairs = PAIRS.into_iter().flat_map(|size| {
+        let variants = ["fp8", APART].into_iter();
+        variants.flat_map(move |variant| {
+            PAIR_ROWS.map(|rows| pair_case(rows, size, variant, FloatDType::BF16))
+        })
+    });
+    let small_pair = pair_case(1, SMALL_PAIR, "fp8", FloatDType::F32);
+    let singles = std::iter::once(small).chain(large);
+    singles.chain([small_pair]).chain(pairs).collect()
 }
 
 fn case(
@@ -52,23 +66,81 @@ fn case(
             let (weights, checked) = (drawn.weights(), x.clone());
             Prepared::new(
                 move || quant_linear(x.clone(), &weights).expect("a matrix"),
-                move |output: Tensor<2>| {
-                    let matrix = drawn.read();
-                    let mut some = vec![0, rows - 1];
-                    some.dedup();
-                    for row in some {
-                        let read = |tensor: &Tensor<2>| {
-                            let row = tensor.clone().slice_dim(0, row..row + 1);
-                            values(row.cast(FloatDType::F32))
-                        };
-                        let x = Input::new([1, inputs], dtype, &read(&checked));
-                        let what = format!("{variant} row {row}");
-                        x.check(&matrix, &read(&output), &what);
+                move |output: Tensor<2>| check(&checked, &drawn.read(), &output, variant),
+            )
+        }),
+    }
+}
+
+/// Compares the first row and the last.
+fn check(x: &Tensor<2>, matrix: &Packed, output: &Tensor<2>, variant: &str) {
+    let [rows, inputs] = x.dims();
+    let mut some = vec![0, rows - 1];
+    some.dedup();
+    for row in some {
+        let read = |tensor: &Tensor<2>| {
+            let row = tensor.clone().slice_dim(0, row..row + 1);
+            values(row.cast(FloatDType::F32))
+        };
+        let x = Input::new([1, inputs], x.dtype().into(), &read(x));
+        x.check(matrix, &read(output), &format!("{variant} row {row}"));
+    }
+}
+
+/// Two FP8 matrices.
+fn pair_case(
+    rows: usize,
+    (outputs, inputs): ([usize; 2], usize),
+    variant: &'static str,
+    dtype: FloatDType,
+) -> Case {
+    let all: usize = outputs.iter().sum();
+    let weights: usize = outputs
+        .map(|out| bytes_of_one(FP8, out, inputs))
+        .iter()
+        .sum();
+    let size = DType::from(dtype).size();
+    Case {
+        op: "quant_linear_pair",
+        shape: vec![
+            ("M", rows),
+            ("N", outputs[0]),
+            ("N2", outputs[1]),
+            ("K", inputs),
+        ],
+        variant,
+        dtype: dtype.into(),
+        bytes: weights + rows * (inputs + all) * size,
+        flops: None,
+        input_bytes: weights + rows * inputs * size,
+        build: Box::new(move |device, seed| {
+            let drawn = [0, 1].map(|of| {
+                let shape = [1, outputs[of], inputs];
+                Drawn::new(FP8, shape, device, 2 * seed + of as u32)
+            });
+            let uniform = Distribution::Uniform(-1.0, 1.0);
+            let x = Tensor::<2>::random([rows, inputs], uniform, (device, DType::F32)).cast(dtype);
+            let (weights, checked) = (drawn.each_ref().map(Drawn::weights), x.clone());
+            Prepared::new(
+                move || run_pair(&x, &weights, variant == APART),
+                move |(first, second): (Tensor<2>, Tensor<2>)| {
+                    for (drawn, output) in drawn.iter().zip([first, second]) {
+                        check(&checked, &drawn.read(), &output, variant);
                     }
                 },
             )
         }),
     }
+}
+
+fn run_pair(x: &Tensor<2>, [first, second]: &[Weights; 2], apart: bool) -> (Tensor<2>, Tensor<2>) {
+    if apart {
+        return [first, second]
+            .map(|weights| quant_linear(x.clone(), weights).expect("a matrix"))
+            .into();
+    }
+    let products = quant_linear_pair(x.clone(), [first, second]);
+    products.expect("matrices").into()
 }
 
 /// Bytes that a kernel reads of a matrix.

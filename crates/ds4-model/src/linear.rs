@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::matmul::{INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-use burn_ds4_ops::quant::{Weights, quant_linear};
+use burn_ds4_ops::quant::{Weights, quant_linear, quant_linear_pair};
 
 /// Configuration of [`PackedLinear`].
 #[derive(Config, Debug)]
@@ -81,6 +81,16 @@ impl PackedLinear {
             WeightStack::Fp8(_) | WeightStack::Fp4(_) => quant_linear(x, &self.weight.weights()),
         }
         .expect("an input that fits the weight")
+    }
+
+    /// [`forward`](Self::forward) by two maps of one input, which are one operator if both are packed.
+    pub(crate) fn forward_both<const D: usize>(x: Tensor<D>, maps: [&Self; 2]) -> [Tensor<D>; 2] {
+        let is_dense = |map: &&Self| matches!(map.weight, WeightStack::Dense(_));
+        if maps.iter().any(is_dense) {
+            return maps.map(|map| map.forward(x.clone()));
+        }
+        let [first, second] = maps.map(|map| map.weight.weights());
+        quant_linear_pair(x, [&first, &second]).expect("an input that fits both weights")
     }
 
     /// The weight `[d_output, d_input]` as floats of the given dtype.

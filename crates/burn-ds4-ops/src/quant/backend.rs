@@ -132,6 +132,16 @@ pub trait QuantOps: SmallMOps {
         reference::quant_linear::<Self>(x, weights)
     }
 
+    /// See [`quant_linear_pair`](super::quant_linear_pair); `x` is `[rows, in]`.
+    #[fusion(meta = |x, first, second| (fusion::product(x, first), fusion::product(x, second)))]
+    fn quant_linear_pair(
+        x: FloatTensor<Self>,
+        #[extension_type] first: PackedWeights<Self>,
+        #[extension_type] second: PackedWeights<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        reference::quant_linear_pair::<Self>(x, first, second)
+    }
+
     /// See [`grouped_linear`](super::grouped_linear); `x` is `[tokens, groups, in]`.
     #[fusion(meta = |x, weights| fusion::products(x, weights))]
     fn grouped_linear(
@@ -163,6 +173,19 @@ impl QuantOps for burn_cubecl::CubeBackend {
             super::launch::multiply_rows(x, matrix)
         } else {
             reference::quant_linear::<Self>(x, weights)
+        }
+    }
+
+    fn quant_linear_pair(
+        x: FloatTensor<Self>,
+        first: PackedWeights<Self>,
+        second: PackedWeights<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let matrices = [first.clone(), second.clone()].map(Into::into);
+        if super::launch::can_multiply_pair(&x, &matrices) {
+            super::launch::multiply_pair(x, matrices)
+        } else {
+            reference::quant_linear_pair::<Self>(x, first, second)
         }
     }
 

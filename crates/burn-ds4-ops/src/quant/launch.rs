@@ -6,8 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::launching::{aligned, narrow, output};
 use crate::packed::kernel::Format;
 use crate::packed::launch::{
-    FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role, can_multiply,
-    has_tiles, many_tiles, parts,
+    FEW_ROWS, Few, FewBlueprint, FewPair, Grouping, Many, Matrices, Pairing, Plain, Role,
+    can_multiply, has_tiles, many_tiles, parts,
 };
 
 /// Rows of `x` of a launch, whose cubes for them are all in one dimension.
@@ -86,6 +86,36 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
         .launch(&result);
     }
     result
+}
+
+/// Whether a few rows' products with two matrices are one launch.
+pub(super) fn can_multiply_pair(x: &CubeTensor, [first, second]: &[Matrices; 2]) -> bool {
+    let [rows, _] = x.shape().dims();
+    let blueprint = FewBlueprint::new(x.dtype, false, first, (FEW_ROWS, FEW_ROWS), &x.client);
+    rows <= FEW_ROWS
+        && first.format != Format::Dense
+        && first.format == second.format
+        && can_multiply(x, [first, second])
+        && has_tiles(x, [first, second])
+        && blueprint.fits(&x.client)
+}
+
+/// `x · Wᵀ` for two matrices of as many columns.
+///
+/// The cut depends on format, columns and `x`, all of which both have in common: each has the bits that [`multiply_rows`] gives.
+pub(super) fn multiply_pair(x: CubeTensor, matrices: [Matrices; 2]) -> (CubeTensor, CubeTensor) {
+    let [first, second] = &matrices.map(Matrices::contiguous);
+    let x = aligned(x);
+    let [rows, _] = x.shape().dims();
+    let results = [first, second].map(|matrix| output(&x, [rows, matrix.rows], x.dtype));
+    FewPair {
+        x: &x,
+        matrices: [first, second],
+        blueprint: FewBlueprint::new(x.dtype, false, first, (rows, rows), &x.client),
+    }
+    .launch(results.each_ref());
+    let [product, other] = results;
+    (product, other)
 }
 
 /// Whether a few tokens' linear maps by groups are one launch.

@@ -14,9 +14,9 @@
 //!
 //! # Exactness
 //!
-//! Every function but [`quant_linear`] and [`grouped_linear`] gives the same bits on every device: code values and E8M0 scales come from tables, scales
-//! of the round trips are found by comparison against powers of two instead of a logarithm, and no result goes through a division.
-//! Nothing is read back to the host. Two things remain a device's own:
+//! Every function but [`quant_linear`], [`quant_linear_pair`] and [`grouped_linear`] gives the same bits on every device: code values and
+//! E8M0 scales come from tables, scales of the round trips are found by comparison against powers of two instead of a logarithm, and no
+//! result goes through a division. Nothing is read back to the host. Two things remain a device's own:
 //!
 //! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes denormals turns into zero; among
 //!   the E8M0 scales that is byte 0, and byte 1 times the code 0.5;
@@ -183,6 +183,53 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
     let x: Tensor<2> = x.reshape([rows, columns]);
     let y = Dispatch::quant_linear(x.into_dispatch(), weights.clone().into());
     Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
+}
+
+/// Linear maps of one `x` by two matrices: what [`quant_linear`] gives for each, with the same bits.
+///
+/// # Shapes and dtypes
+///
+/// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
+/// - `weights`: one matrix each, `[1, out, in]`, each with an `out` and a format of its own
+/// - output: `[.., out]` for each, in the dtype of `x`
+///
+/// # Kernels
+///
+/// Up to 16 rows by two FP8 or two FP4 matrices are one launch wherever tensor cores multiply by either: some of its cubes have the rows of
+/// the one, the rest those of the other. Everything else is [`quant_linear`] twice.
+///
+/// # Errors
+///
+/// [`OpError`] where the dtype of `x` is another, or one of `weights`, which is named by its index, is not one matrix of as many columns as
+/// `x` has, or on another device.
+pub fn quant_linear_pair<const D: usize>(
+    x: Tensor<D>,
+    weights: [&Weights; 2],
+) -> Result<[Tensor<D>; 2], OpError> {
+    expect_float("x", &x)?;
+    let mut shape = x.dims();
+    let columns = shape[D - 1];
+    for (argument, weights) in ["weights[0]", "weights[1]"].into_iter().zip(weights) {
+        let [_, out, _] = weights.dims();
+        expect_shape(argument, weights.dims(), [1, out, columns])?;
+        expect_device(argument, &weights.device(), "x", &x.device())?;
+    }
+    let [first, second] = weights;
+    if shape.contains(&0) || weights.iter().any(|weights| weights.dims()[1] == 0) {
+        return Ok([quant_linear(x.clone(), first)?, quant_linear(x, second)?]);
+    }
+    let rows = shape[..D - 1].iter().product();
+    let x: Tensor<2> = x.reshape([rows, columns]);
+    let (product, other) = Dispatch::quant_linear_pair(
+        x.into_dispatch(),
+        first.clone().into(),
+        second.clone().into(),
+    );
+    Ok([product, other].map(|product| {
+        let product = Tensor::<2>::from_dispatch(product);
+        shape[D - 1] = product.dims()[1];
+        product.reshape(shape)
+    }))
 }
 
 /// Linear maps of several groups of channels, each by its own matrix: `y[.., g, :] = x[.., g, :] · weights[g]ᵀ`.

@@ -78,6 +78,16 @@ pub(super) fn quant_linear<B: QuantOps>(
     B::small_m_matmul(x, weight, dtype, INVARIANT_ROWS)
 }
 
+/// Both linear maps, one after the other.
+pub(super) fn quant_linear_pair<B: QuantOps>(
+    x: FloatTensor<B>,
+    first: PackedWeights<B>,
+    second: PackedWeights<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let product = B::quant_linear(x.clone(), first);
+    (product, B::quant_linear(x, second))
+}
+
 /// The linear maps of groups, one after the other, by `quant_linear`, for which rows do not depend on each other where there are few.
 pub(super) fn grouped_linear<B: QuantOps>(
     x: FloatTensor<B>,

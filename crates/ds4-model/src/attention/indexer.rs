@@ -77,8 +77,8 @@ pub(super) struct IndexerInput<'a> {
     pub(super) projections: Tensor<3>,
     /// The heads' weights: f32 `[batch, positions, heads]`.
     pub(super) head_weights: Tensor<3>,
-    /// The query's low-rank representation: `[batch, positions, q_lora_rank]`.
-    pub(super) query: Tensor<3>,
+    /// The heads' queries, where it [chooses](Indexer::chooses): `[batch, positions, heads, width]`.
+    pub(super) queries: Option<Tensor<4>>,
     pub(super) rotation: &'a Rotation,
     /// Of a step of many positions.
     pub(super) step: Option<&'a CompressedStep>,
@@ -97,6 +97,11 @@ pub(super) enum Picks {
 }
 
 impl Indexer {
+    /// Whether there can be more compressed rows than are picked.
+    pub(super) fn chooses(&self, cache: &CompressedCache) -> bool {
+        cache.rows.slots() > self.top_k
+    }
+
     /// Stores the new indexer rows and picks among the compressed rows, of which there are as many, for every query.
     pub(super) fn forward(
         &self,
@@ -107,7 +112,7 @@ impl Indexer {
         let IndexerInput {
             projections,
             head_weights,
-            query,
+            queries,
             rotation,
             step,
             quantized,
@@ -120,20 +125,20 @@ impl Indexer {
         self.compressor
             .forward(projections, step, rotation, cache, rounding);
 
-        let [batch, count, _] = query.dims();
-        let available = cache.rows.slots();
-        let ratio = self.compressor.ratio;
-        if available <= self.top_k {
+        let Some(queries) = queries else {
             // Every visible row is picked.
             return Picks::All;
-        }
+        };
+        let [batch, count, _, _] = queries.dims();
+        let available = cache.rows.slots();
+        let ratio = self.compressor.ratio;
 
         let visible = step.is_none().then(|| VisibleBlocks {
             start: rotation.start.clone(),
             ratio,
         });
         let keys = cache.rows.all();
-        let scores = self.scores(head_weights, query, rotation, quantized, keys, visible);
+        let scores = self.scores(head_weights, queries, rotation, quantized, keys, visible);
         trace.record("scores", &scores);
         let Some(step) = step else {
             let scores = scores.reshape([batch * count, available]);
@@ -162,17 +167,12 @@ impl Indexer {
     fn scores(
         &self,
         head_weights: Tensor<3>,
-        query: Tensor<3>,
+        queries: Tensor<4>,
         rotation: &Rotation,
         quantized: bool,
         keys: Tensor<3>,
         visible: Option<VisibleBlocks>,
     ) -> Tensor<3> {
-        let [batch, count, _] = query.dims();
-        let queries = self
-            .query
-            .forward(query)
-            .reshape([batch, count, self.heads, self.width]);
         let queries = rotation.apply(queries);
         let queries = if quantized {
             quantize_index(queries)

@@ -230,17 +230,12 @@ impl Attention {
             self.kind(),
             "the cache was made for another kind of attention"
         );
-        let [batch, count, _] = x.dims();
         let rotation = step.rotation(cache.kind);
 
-        let low_rank = self.query_norm.forward(self.query_a.forward(x.clone()));
-        let queries = self.query_b.forward(low_rank.clone()).reshape([
-            batch,
-            count,
-            self.heads,
-            self.head_dim,
-        ]);
-        let rows = self.key_value.forward(x.clone());
+        let [low_rank, rows] =
+            PackedLinear::forward_both(x.clone(), [&self.query_a, &self.key_value]);
+        let low_rank = self.query_norm.forward(low_rank);
+        let (queries, index_queries) = self.project_queries(low_rank, cache);
         let attended = match &step.many {
             None => {
                 let rotation = rotation.clone();
@@ -257,19 +252,42 @@ impl Attention {
                 let ring = ops::append_rows(new, positions.clone(), cache.window.take())
                     .expect("a cache that was made for the model");
                 cache.window.put(ring);
-                let picks = self.compress(x, low_rank, step, None, cache, trace);
+                let picks = self.compress(x, index_queries, step, None, cache, trace);
                 self.attend_few(queries, positions, picks, step, cache, trace)
             }
             Some(many) => {
                 let window = self.window_keys(rows, many, step, cache);
                 let many_of_kind = many.compressed(cache.kind);
-                let picks = self.compress(x, low_rank, step, many_of_kind, cache, trace);
+                let picks = self.compress(x, index_queries, step, many_of_kind, cache, trace);
                 self.attend_many(queries, window, picks, many, step, cache, trace)
             }
         };
         let output = self.project_output(attended);
         trace.record("output", &output);
         output
+    }
+
+    /// Queries of all heads, before norm and rotation: `[batch, positions, heads, head_dim]`. The indexer's own are made with them, if it
+    /// is to [choose](Indexer::chooses).
+    fn project_queries(
+        &self,
+        low_rank: Tensor<3>,
+        cache: &LayerCache,
+    ) -> (Tensor<4>, Option<Tensor<4>>) {
+        let [batch, count, _] = low_rank.dims();
+        let indexer = self.indexer.as_ref().zip(cache.indexer.as_ref());
+        let indexer = indexer.filter(|(indexer, cache)| indexer.chooses(cache));
+        let (queries, index_queries) = match indexer {
+            None => (self.query_b.forward(low_rank), None),
+            Some((indexer, _)) => {
+                let maps = [&self.query_b, &indexer.query];
+                let [queries, index_queries] = PackedLinear::forward_both(low_rank, maps);
+                let shape = [batch, count, indexer.heads, indexer.width];
+                (queries, Some(index_queries.reshape(shape)))
+            }
+        };
+        let shape = [batch, count, self.heads, self.head_dim];
+        (queries.reshape(shape), index_queries)
     }
 
     /// What becomes of key/value rows before they are stored.
@@ -413,7 +431,7 @@ impl Attention {
     fn compress(
         &self,
         x: Tensor<3>,
-        low_rank: Tensor<3>,
+        index_queries: Option<Tensor<4>>,
         step: &Step,
         many: Option<&CompressedStep>,
         cache: &mut LayerCache,
@@ -444,7 +462,7 @@ impl Attention {
                     IndexerInput {
                         projections,
                         head_weights,
-                        query: low_rank,
+                        queries: index_queries,
                         rotation,
                         step: many,
                         quantized: self.quantized_cache,

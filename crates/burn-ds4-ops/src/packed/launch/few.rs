@@ -118,11 +118,24 @@ impl FewBlueprint {
         CubeCount::Static(rows.div_ceil(16 * self.batch as usize) as u32, 1, 1)
     }
 
-    /// A cube for each multiprocessor, but no more than there are tiles.
-    fn cubes(&self, client: &Client, tiles: usize) -> CubeCount {
-        let cubes = processors(client) as usize;
-        CubeCount::Static(cubes.min(tiles) as u32, 1, 1)
+    /// For pairs that find their matrices in this way.
+    pub(super) fn paired(self, pairing: Pairing) -> Self {
+        let pairs = if pairing == Pairing::Ids {
+            self.pairs
+        } else {
+            8
+        };
+        Self {
+            pairs,
+            pairing,
+            ..self
+        }
     }
+}
+
+/// A cube for each multiprocessor, but no more than there are tiles.
+pub(super) fn cubes_of(client: &Client, tiles: usize) -> usize {
+    (processors(client) as usize).min(tiles)
 }
 
 /// A launch of [`few_kernel`].
@@ -144,15 +157,7 @@ impl Few<'_> {
     pub(crate) fn launch(self, result: &CubeTensor) {
         let matrices = self.matrices;
         let pairing = self.pairing;
-        let blueprint = FewBlueprint {
-            pairs: if pairing == Pairing::Ids {
-                self.blueprint.pairs
-            } else {
-                8
-            },
-            pairing,
-            ..self.blueprint
-        };
+        let blueprint = self.blueprint.paired(pairing);
         let client = self.x.client.clone();
         let size = 16 / self.x.elem_size();
         let groups = match pairing {
@@ -169,7 +174,7 @@ impl Few<'_> {
         unsafe {
             few_kernel::launch_unchecked(
                 &client,
-                blueprint.cubes(&client, tiles),
+                CubeCount::Static(cubes_of(&client, tiles) as u32, 1, 1),
                 blueprint.cube_dim(),
                 // Offsets in shared memory that are as wide as addresses are part of the instructions.
                 AddressType::U64,

@@ -4,8 +4,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use super::few::cubes_of;
 use super::{Matrices, parts};
-use crate::launching::{output, processors};
+use crate::launching::output;
 use crate::packed::kernel::{FewBlueprint, few_mixture_kernel, few_sum_kernel};
 
 /// Both launches for a few tokens' experts of their own and the one they share.
@@ -108,7 +109,7 @@ impl Mixture<'_> {
         let groups = (tokens * slots).min(gate_up.count);
         let tiles = tiles(gate_up) * groups + tiles(shared_gate_up);
         // One for each kind of work at least.
-        let cubes = (processors(&client) as usize).min(tiles).max(2);
+        let cubes = cubes_of(&client, tiles).max(2);
         let size = 16 / self.x.elem_size();
         let dtypes = [self.x.dtype, self.ids.dtype, hidden.dtype].map(dtype_to_storage_type);
         let x_vectors = self.x.meta.strides()[0] / size;

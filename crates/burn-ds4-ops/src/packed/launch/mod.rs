@@ -1,6 +1,7 @@
 //! The host side: which kernel, and how it is cut up.
 
 mod few;
+mod few_pair;
 mod many;
 mod mixture;
 mod plain;
@@ -18,6 +19,7 @@ use crate::quant::PackedWeights;
 
 pub(crate) use super::kernel::{FewBlueprint, Pairing, Role};
 pub(crate) use few::{Few, launch_sum};
+pub(crate) use few_pair::FewPair;
 pub(crate) use many::{Many, Sorted, many_tiles, sort, sum_slots};
 pub(crate) use mixture::{Mixture, MixtureBlueprint};
 pub(crate) use plain::{Grouping, Plain};
