@@ -7,6 +7,32 @@ use crate::attention::MASKED;
 /// Planes of units that share the heads of a row.
 pub(crate) const SHARES: u32 = 4;
 
+/// What is scored: rows of a sequence, by the heads of its `count` queries, and from which position on a row is seen.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Sight {
+    /// Positions of the block that a row stands for.
+    pub ratio: u32,
+    pub count: u32,
+    pub heads: u32,
+    pub rows: u32,
+}
+
+/// How many rows a query sees: all of them, or if there are positions of first queries, those whose blocks have ended.
+#[cube]
+pub(super) fn seen_rows<P: Int>(start: &ComptimeOption<&[P]>, sight: &Sight, token: u32) -> u32 {
+    let mut visible = sight.rows;
+    #[comptime]
+    if let ComptimeOption::Some(start) = start {
+        let given = start[(token / sight.count) as usize];
+        // What is beyond 32 bits would be another position.
+        let limit = comptime!(i32::MAX as u32) - sight.count;
+        let there = given >= P::from_int(0) && given < P::cast_from(limit);
+        let position = select(there, u32::cast_from(given), 0u32) + token % sight.count;
+        visible = select(there, (position + 1) / sight.ratio, 0u32);
+    }
+    visible
+}
+
 /// Every unit has a row, and goes through every so manieth head; the sums of a row meet in one order. No score depends on how many others
 /// there are.
 ///
@@ -23,10 +49,7 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     start: ComptimeOption<&[P]>,
     scores: &mut [f32],
     scale: f32,
-    ratio: u32,
-    count: u32,
-    heads: u32,
-    rows: u32,
+    sight: Sight,
     queries_sequence: usize,
     query_stride: usize,
     head_stride: usize,
@@ -39,18 +62,10 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     let mut shares = Shared::<[f32]>::new_slice(comptime!((SHARES * units) as usize));
     let own = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
     let token = CUBE_POS_Y;
+    let (count, heads, rows) = (sight.count, sight.heads, sight.rows);
     let sequence = (token / count) as usize;
     let row = min(own, rows - 1) as usize;
-    let mut visible = rows;
-    #[comptime]
-    if let ComptimeOption::Some(start) = start {
-        let given = start[sequence];
-        // What is beyond 32 bits would be another position.
-        let limit = comptime!(i32::MAX as u32) - count;
-        let there = given >= P::from_int(0) && given < P::cast_from(limit);
-        let position = select(there, u32::cast_from(given), 0u32) + token % count;
-        visible = select(there, (position + 1) / ratio, 0u32);
-    }
+    let visible = seen_rows::<P>(&start, &sight, token);
     // Rows that are not seen are not read where none of the cube's are.
     let seen = CUBE_POS_X * CUBE_DIM_X < visible;
     let mut key = Array::<Vector<f32, N>>::new(comptime!(vectors as usize));

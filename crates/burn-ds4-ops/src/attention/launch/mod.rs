@@ -1,5 +1,6 @@
 mod cached;
 mod compress;
+mod index;
 mod rotate;
 
 use burn::backend::TensorMetadata;
@@ -12,10 +13,10 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::FEW_TOKENS;
-use super::backend::{BlockSight, CompressedRows};
+use super::backend::CompressedRows;
 use super::kernel::{
-    BlocksLaunch, INDEX_SHARES, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, TableLaunch,
-    index_kernel, join_kernel, pool_kernel, sink_kernel,
+    BlocksLaunch, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, TableLaunch, join_kernel,
+    pool_kernel, sink_kernel,
 };
 use super::reference::Problem;
 use crate::intrinsics::Target;
@@ -25,6 +26,7 @@ use crate::launching::{
 };
 pub(super) use cached::{append_rows, cached_attention, can_append, can_attend_cached};
 pub(super) use compress::{can_compress, compress_rows};
+pub(super) use index::{can_score, index_scores};
 pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};
 
 /// Heads that share the rows which a cube reads.
@@ -36,10 +38,6 @@ const MAX_PLANES_WIDTH: usize = 512;
 const MAX_WIDTH: usize = 1024;
 /// Channels of a lane at most, likewise.
 const MAX_LANE_WIDTH: usize = 64;
-/// Widest row of the indexer's kernel: a unit keeps all of it.
-const MAX_INDEX_WIDTH: usize = 256;
-/// Rows of a cube of the indexer's.
-const INDEX_UNITS: u32 = 64;
 /// Units of a cube that joins stretches.
 const JOIN_UNITS: u32 = 128;
 /// Channels of a cube that pools.
@@ -295,86 +293,6 @@ fn join(launch: SinkLaunch, inputs: JoinInputs) -> CubeTensor {
         );
     }
     launch.result
-}
-
-pub(super) fn can_score(
-    queries: &CubeTensor,
-    keys: &CubeTensor,
-    sight: &BlockSight<CubeBackend>,
-) -> bool {
-    let fits = match sight {
-        BlockSight::All => true,
-        BlockSight::From { start, ratio } => {
-            is_wide_int(start.dtype) && i32::try_from(*ratio).is_ok()
-        }
-    };
-    let [batch, count, heads, width] = queries.shape().dims();
-    let [_, rows, _] = keys.shape().dims();
-    fits && is_float(queries.dtype)
-        && width <= MAX_INDEX_WIDTH
-        && batch * count <= MAX_CUBES
-        && rows.div_ceil(INDEX_UNITS as usize) <= MAX_CUBES
-        && u32::try_from(batch * count * heads).is_ok()
-}
-
-pub(super) fn index_scores(
-    queries: CubeTensor,
-    keys: CubeTensor,
-    weights: CubeTensor,
-    scale: f64,
-    sight: BlockSight<CubeBackend>,
-) -> CubeTensor {
-    let client = queries.client.clone();
-    let [batch, count, heads, width] = queries.shape().dims();
-    let [_, rows, _] = keys.shape().dims();
-    // The order of a sum must not depend on where the rows are.
-    let size = row_vector_size([&queries, &keys], width);
-    let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
-    let result = output(&queries, [batch, count, rows], DType::F32);
-    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
-    let (queries_strides, keys_strides) = (
-        [0, 1, 2].map(|axis| stride(&queries, axis)),
-        [0, 1].map(|axis| stride(&keys, axis)),
-    );
-    let (start, ratio) = match sight {
-        BlockSight::All => (None, 1),
-        BlockSight::From { start, ratio } => (Some(into_contiguous(start)), ratio),
-    };
-    let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
-    let dtypes = [queries.dtype, start_dtype].map(dtype_to_storage_type);
-    // SAFETY: rows past the end are read as the last, and not written.
-    unsafe {
-        index_kernel::launch_unchecked(
-            &client,
-            CubeCount::Static(
-                (rows as u32).div_ceil(INDEX_UNITS),
-                (batch * count) as u32,
-                1,
-            ),
-            CubeDim::new_2d(INDEX_UNITS, INDEX_SHARES),
-            address_type([&queries, &keys, &result]),
-            size,
-            queries.into_buffer_arg(),
-            keys.into_buffer_arg(),
-            into_contiguous(weights).into_buffer_arg(),
-            start.map(CubeTensor::into_buffer_arg).into(),
-            result.clone().into_buffer_arg(),
-            scale as f32,
-            ratio as u32,
-            count as u32,
-            heads as u32,
-            rows as u32,
-            queries_strides[0],
-            queries_strides[1],
-            queries_strides[2],
-            keys_strides[0],
-            keys_strides[1],
-            (width / size) as u32,
-            INDEX_UNITS,
-            dtypes,
-        );
-    }
-    result
 }
 
 pub(super) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {

@@ -1,0 +1,132 @@
+//! Scores of the lightning indexer, by tensor cores.
+
+use cubecl::prelude::*;
+
+use super::index::{Sight, seen_rows};
+use crate::attention::MASKED;
+use crate::intrinsics::{Target, multiply_tiles, shuffle_xor};
+
+/// Rows of a cube, and heads that they are multiplied by at a time.
+pub(crate) const TILE_ROWS: u32 = 16;
+const TILE_HEADS: u32 = 8;
+/// Planes that share the heads of a cube's rows.
+pub(crate) const TILE_PLANES: u32 = 4;
+
+/// [`index_kernel`](super::index_kernel) for rows of 16-bit floats whose channels are a multiple of 32. Every plane multiplies all rows of the
+/// cube by every so manieth tile of heads, and what it makes of them is added up: by a lane, by the four lanes of a row, by planes. No score
+/// depends on how many others there are.
+///
+/// `halves` says that they are `f16`, not `bf16`. Four lanes read 64 bytes of a row side by side, and take what they read for what the tile has there: the order of the channels is another
+/// one, but the same for rows and heads.
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
+    queries: &[Vector<F, Const<8>>],
+    keys: &[Vector<F, Const<8>>],
+    weights: &[f32],
+    start: ComptimeOption<&[P]>,
+    scores: &mut [f32],
+    scale: f32,
+    sight: Sight,
+    queries_sequence: usize,
+    query_stride: usize,
+    head_stride: usize,
+    keys_sequence: usize,
+    key_stride: usize,
+    #[comptime] steps: u32,
+    #[comptime] halves: bool,
+    #[comptime] target: Target,
+    #[define(F, P)] _dtypes: [ElemType; 2],
+) {
+    let dtype = comptime!(if halves { "f16" } else { "bf16" });
+    let mut shares = Shared::<[f32]>::new_slice(comptime!((TILE_PLANES * TILE_ROWS) as usize));
+    let (row, quarter) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
+    let first = CUBE_POS_X * TILE_ROWS;
+    let token = CUBE_POS_Y;
+    let sequence = (token / sight.count) as usize;
+    let visible = seen_rows::<P>(&start, &sight, token);
+    // Rows that are not seen are not read where none of the cube's are.
+    let seen = first < visible;
+    let mut low_score = 0.0f32;
+    let mut high_score = 0.0f32;
+    if seen {
+        let mut rows = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * steps as usize));
+        let keys_start = sequence * keys_sequence + quarter as usize;
+        let low = keys_start + min(first + row, sight.rows - 1) as usize * key_stride;
+        let high = keys_start + min(first + row + 8, sight.rows - 1) as usize * key_stride;
+        #[unroll]
+        for step in 0..steps {
+            let ahead = comptime!((4 * step) as usize);
+            rows[comptime!((2 * step) as usize)] =
+                Vector::<u32, Const<4>>::reinterpret(keys[low + ahead]);
+            rows[comptime!((2 * step + 1) as usize)] =
+                Vector::<u32, Const<4>>::reinterpret(keys[high + ahead]);
+        }
+        let query = sequence * queries_sequence
+            + (token % sight.count) as usize * query_stride
+            + quarter as usize;
+        let mut head = UNIT_POS_Y * TILE_HEADS;
+        while head < sight.heads {
+            let line = query + min(head + row, sight.heads - 1) as usize * head_stride;
+            // Two sums, of which one does not wait for the other.
+            let mut sums = Array::<Vector<f32, Const<4>>>::new(2usize);
+            sums[0] = Vector::new(0.0f32);
+            sums[1] = Vector::new(0.0f32);
+            #[unroll]
+            for step in 0..steps {
+                let ahead = comptime!((4 * step) as usize);
+                let own = Vector::<u32, Const<4>>::reinterpret(queries[line + ahead]);
+                let low = rows[comptime!((2 * step) as usize)];
+                let high = rows[comptime!((2 * step + 1) as usize)];
+                #[unroll]
+                for half in 0..2usize {
+                    let (i, j) = comptime!((2 * half, 2 * half + 1));
+                    sums[half] = multiply_tiles(
+                        low.extract(i),
+                        high.extract(i),
+                        low.extract(j),
+                        high.extract(j),
+                        own.extract(i),
+                        own.extract(j),
+                        sums[half],
+                        dtype,
+                    );
+                }
+            }
+            let dots = sums[0] + sums[1];
+            #[unroll]
+            for column in 0..2u32 {
+                let own = head + quarter * 2 + column;
+                if own < sight.heads {
+                    let weight = weights[(token * sight.heads + own) as usize];
+                    let low = dots.extract(comptime!(column as usize));
+                    let high = dots.extract(comptime!(column as usize + 2));
+                    low_score += weight * select(low < 0.0f32, 0.0f32, low);
+                    high_score += weight * select(high < 0.0f32, 0.0f32, high);
+                }
+            }
+            head += comptime!(TILE_PLANES * TILE_HEADS);
+        }
+    }
+    #[unroll]
+    for step in 0..2u32 {
+        low_score += shuffle_xor(low_score, comptime!(1u32 << step), target);
+        high_score += shuffle_xor(high_score, comptime!(1u32 << step), target);
+    }
+    if quarter == 0 {
+        let at = (UNIT_POS_Y * TILE_ROWS + row) as usize;
+        shares[at] = low_score;
+        shares[at + 8] = high_score;
+    }
+    sync_cube();
+    let own = first + UNIT_POS;
+    if UNIT_POS < TILE_ROWS && own < sight.rows {
+        let mut score = shares[UNIT_POS as usize];
+        #[unroll]
+        for plane in 1..TILE_PLANES {
+            score += shares[(plane * TILE_ROWS + UNIT_POS) as usize];
+        }
+        let score = select(own < visible, score * scale, MASKED);
+        scores[token as usize * sight.rows as usize + own as usize] = score;
+    }
+}

@@ -1,0 +1,142 @@
+//! Scores of the indexer.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use crate::attention::backend::BlockSight;
+use crate::attention::kernel::{
+    INDEX_SHARES, SightLaunch, TILE_PLANES, TILE_ROWS, index_kernel, index_tiles_kernel,
+};
+use crate::intrinsics::Target;
+use crate::launching::{
+    MAX_CUBES, address_type, has_tensor_cores, is_float, is_wide_int, output, row_vector_size,
+    with_vectors,
+};
+
+/// Widest row of the kernel: a unit keeps all of it.
+const MAX_INDEX_WIDTH: usize = 256;
+/// Rows of a cube.
+const INDEX_UNITS: u32 = 64;
+/// Channels that four lanes read at a time for tensor cores.
+const TILE_CHANNELS: usize = 32;
+
+pub(in crate::attention) fn can_score(
+    queries: &CubeTensor,
+    keys: &CubeTensor,
+    sight: &BlockSight<CubeBackend>,
+) -> bool {
+    let fits = match sight {
+        BlockSight::All => true,
+        BlockSight::From { start, ratio } => {
+            is_wide_int(start.dtype) && i32::try_from(*ratio).is_ok()
+        }
+    };
+    let [batch, count, heads, width] = queries.shape().dims();
+    let [_, rows, _] = keys.shape().dims();
+    fits && is_float(queries.dtype)
+        && width <= MAX_INDEX_WIDTH
+        && batch * count <= MAX_CUBES
+        && rows.div_ceil(TILE_ROWS as usize) <= MAX_CUBES
+        && u32::try_from(batch * count * heads).is_ok()
+}
+
+pub(in crate::attention) fn index_scores(
+    queries: CubeTensor,
+    keys: CubeTensor,
+    weights: CubeTensor,
+    scale: f64,
+    sight: BlockSight<CubeBackend>,
+) -> CubeTensor {
+    let client = queries.client.clone();
+    let [batch, count, heads, width] = queries.shape().dims();
+    let [_, rows, _] = keys.shape().dims();
+    // The order of a sum must not depend on where the rows are.
+    let size = row_vector_size([&queries, &keys], width);
+    let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
+    let result = output(&queries, [batch, count, rows], DType::F32);
+    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
+    let (queries_strides, keys_strides) = (
+        [0, 1, 2].map(|axis| stride(&queries, axis)),
+        [0, 1].map(|axis| stride(&keys, axis)),
+    );
+    let (start, ratio) = match sight {
+        BlockSight::All => (None, 1),
+        BlockSight::From { start, ratio } => (Some(into_contiguous(start)), ratio),
+    };
+    let sight = SightLaunch::new(ratio as u32, count as u32, heads as u32, rows as u32);
+    let weights = into_contiguous(weights);
+    let tokens = (batch * count) as u32;
+    let cubes = |height| CubeCount::Static((rows as u32).div_ceil(height), tokens, 1);
+    let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
+    let dtypes = [queries.dtype, start_dtype].map(dtype_to_storage_type);
+    let target = Target::of(&client);
+    if has_tiles(&queries, &keys, size) {
+        // SAFETY: rows and heads past the end are read as the last ones, and not counted.
+        unsafe {
+            index_tiles_kernel::launch_unchecked(
+                &client,
+                cubes(TILE_ROWS),
+                CubeDim::new_2d(32, TILE_PLANES),
+                address_type([&queries, &keys, &result]),
+                queries.clone().into_buffer_arg(),
+                keys.into_buffer_arg(),
+                weights.into_buffer_arg(),
+                start.map(CubeTensor::into_buffer_arg).into(),
+                result.clone().into_buffer_arg(),
+                scale as f32,
+                sight,
+                queries_strides[0],
+                queries_strides[1],
+                queries_strides[2],
+                keys_strides[0],
+                keys_strides[1],
+                (width / TILE_CHANNELS) as u32,
+                queries.dtype == DType::F16,
+                target,
+                dtypes,
+            );
+        }
+        return result;
+    }
+    // SAFETY: rows past the end are read as the last, and not written.
+    unsafe {
+        index_kernel::launch_unchecked(
+            &client,
+            cubes(INDEX_UNITS),
+            CubeDim::new_2d(INDEX_UNITS, INDEX_SHARES),
+            address_type([&queries, &keys, &result]),
+            size,
+            queries.into_buffer_arg(),
+            keys.into_buffer_arg(),
+            weights.into_buffer_arg(),
+            start.map(CubeTensor::into_buffer_arg).into(),
+            result.clone().into_buffer_arg(),
+            scale as f32,
+            sight,
+            queries_strides[0],
+            queries_strides[1],
+            queries_strides[2],
+            keys_strides[0],
+            keys_strides[1],
+            (width / size) as u32,
+            INDEX_UNITS,
+            dtypes,
+        );
+    }
+    result
+}
+
+/// Whether tensor cores multiply them: floats of 16 bits in vectors of 16 bytes, of which four lanes have an equal number.
+fn has_tiles(queries: &CubeTensor, keys: &CubeTensor, size: usize) -> bool {
+    let width = queries.shape()[3];
+    let dtypes = [queries.dtype, keys.dtype];
+    (dtypes == [DType::BF16; 2] || dtypes == [DType::F16; 2])
+        && size == 8
+        && width.is_multiple_of(TILE_CHANNELS)
+        && has_tensor_cores(&queries.client)
+}
