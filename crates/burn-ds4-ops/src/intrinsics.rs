@@ -400,6 +400,33 @@ pub(crate) fn pack_bf16(a: f32, b: f32) -> u32 {
     y
 }
 
+/// Two floats as `f16`, to nearest with ties to even: the first in the lower half. Needs PTX.
+#[cube]
+pub(crate) fn pack_halves(a: f32, b: f32) -> u32 {
+    let y: u32;
+    let a = f32::reinterpret(u32::reinterpret(a));
+    let b = f32::reinterpret(u32::reinterpret(b));
+    gpu_asm!(
+        "cvt.rn.f16x2.f32 {y}, {b}, {a};",
+        y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
+    );
+    y
+}
+
+/// Two of the four E4M3 codes of a word as `f16`, which has them all, NaN among them: the lower two of them or the `upper`. Needs PTX and a
+/// processor that has this conversion.
+#[cube]
+pub(crate) fn e4m3_to_halves(word: u32, #[comptime] upper: bool) -> u32 {
+    let y: u32;
+    let word = i32::reinterpret(word);
+    let codes = comptime!(if upper { "h" } else { "l" });
+    gpu_asm!(
+        "{{ .reg .b16 l, h; mov.b32 {{l, h}}, {word}; cvt.rn.f16x2.e4m3x2 {y}, {codes}; }}",
+        y = out(_) y, word = in(_) word, options(pure, nomem)
+    );
+    y
+}
+
 /// Product of a 16x16 and a 16x8 tile, added to `sum`, by the tensor cores: every lane of the plane has its part of each.
 ///
 /// `dtype` is `bf16` or `f16`. Needs PTX. The lane `4 * g + q` has of the left tile, in words of two: row `g` columns `2q`, row

@@ -7,7 +7,7 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::features::AtomicUsage;
-use cubecl::ir::{Type, UIntKind};
+use cubecl::ir::{FloatKind, Type, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
 
@@ -26,6 +26,13 @@ pub(crate) fn plane_size(client: &Client) -> Option<u32> {
 /// Whether kernels can multiply on tensor cores what they copy asynchronously: processors that do that also multiply `bf16`.
 pub(crate) fn has_tensor_cores(client: &Client) -> bool {
     Target::of(client).ptx && client.features().copy_async && plane_size(client) == Some(32)
+}
+
+/// Whether such a processor turns E4M3 codes into `f16` by itself: those that multiply them on tensor cores do.
+pub(crate) fn has_fp8_conversion(client: &Client) -> bool {
+    let e4m3 = ElemType::Float(FloatKind::E4M3);
+    let products = &client.features().matmul.mma;
+    has_tensor_cores(client) && products.iter().any(|product| product.a_type == e4m3)
 }
 
 /// Multiprocessors of the device, one if it does not say.

@@ -6,7 +6,7 @@ use burn_ds4_ops::quant::Weights;
 use super::common::{EXACT, FLOATS, assert_close, devices, every_dtype, skip};
 use super::drawn::bits;
 use super::linear::{Input, linear};
-use super::packing::{FP8, FP8_PAIR, Format, Packed, every_format};
+use super::packing::{FP8, FP8_PAIR, Format, Packed, every_format, fp8_blocks};
 
 const OUTPUTS: [usize; 7] = [1, 7, 15, 16, 17, 130, 257];
 const INPUTS: [usize; 12] = [1, 3, 31, 32, 33, 127, 128, 129, 511, 513, 1000, 4104];
@@ -93,6 +93,34 @@ fn a_long_sum_stays_close() {
                 let x = Input::random([rows, 20_000], dtype, 6);
                 x.check(&weights, &linear(x.on(device), &weights.on(device)), name);
             }
+        }
+    });
+}
+
+/// Where columns of a block have one scale, the largest of them has no weight here.
+fn what_is_small_next_to_what_is_large_counts() {
+    every_dtype(|name, device, dtype| {
+        let (outputs, inputs) = (17, 384);
+        let codes = (0..outputs * inputs).map(|i| if i % 128 == 5 { 0 } else { 0x38 });
+        let scales = vec![1.0; fp8_blocks([1, outputs, inputs], 1).iter().product()];
+        let weights = Packed::fp8([1, outputs, inputs], 1, codes.collect(), scales);
+        let exponents: &[i32] = match dtype {
+            FloatDType::F16 => &[0, 3, -5],
+            _ => &[0, 60, -90],
+        };
+        let values: Vec<f32> = exponents
+            .iter()
+            .flat_map(|&exponent| {
+                let small = 2.0_f32.powi(exponent - 8);
+                let large = small * 2.0_f32.powi(20);
+                (0..inputs).map(move |i| if i % 128 == 5 { large } else { small })
+            })
+            .collect();
+        let x = Input::new([exponents.len(), inputs], dtype, &values);
+        for rows in 1..=exponents.len() {
+            let x = x.rows(exponents.len() - rows..exponents.len());
+            let y = linear(x.on(device), &weights.on(device));
+            x.check_exact(&weights, &y, &format!("{name} {dtype:?} {rows} rows"));
         }
     });
 }
@@ -326,6 +354,7 @@ catalogue![
     dense_products_of_any_shape_are_exact,
     any_weights_times_any_x_are_what_f32_sums_can_be,
     a_long_sum_stays_close,
+    what_is_small_next_to_what_is_large_counts,
     as_many_rows_as_a_long_text_has_tokens,
     weights_may_be_any_view,
     nothing_in_gives_nothing_and_no_inputs_give_zeros,

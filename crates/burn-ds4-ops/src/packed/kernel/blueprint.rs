@@ -1,5 +1,6 @@
 use super::columns::Columns;
 use super::groups::Pairing;
+use super::halves::SCALED_UNITS;
 use super::stream::RING_BYTES;
 use crate::intrinsics::Target;
 
@@ -38,9 +39,15 @@ impl FewBlueprint {
         self.planes * self.rounds * self.columns.format.stretch() / 8
     }
 
-    /// From one row of `x` to the next in shared memory, in units: such that eight lanes that read together meet no bank twice.
+    /// From one row of `x` to the next in shared memory, in units: such that eight lanes that read together meet no bank twice. Scales
+    /// come behind the units.
     pub const fn pitch(self) -> u32 {
-        self.units() + 4
+        let scales = if self.columns.halves {
+            self.units() / SCALED_UNITS
+        } else {
+            0
+        };
+        self.units() + scales.next_multiple_of(8) + 4
     }
 
     /// Columns of `x` in 128 bytes, a line of the cache.

@@ -11,33 +11,43 @@ pub(crate) struct Columns {
     pub parts: u32,
     /// Whether `x` has the right order already, and its parts are rows: see [`place`].
     pub ordered: bool,
+    /// Whether `x` is in `f16` instead, its columns in their own order, with a scale for each [`SCALED`](super::halves::SCALED) of them,
+    /// and the hardware turns FP8 weights into `f16`. No row is `ordered` then.
+    pub halves: bool,
 }
 
 impl Columns {
     /// Vectors of `x` of a unit of 8 columns.
-    const fn vectors(self) -> u32 {
+    pub const fn vectors(self) -> u32 {
         if self.parts == 4 { 2 } else { 1 }
+    }
+
+    /// Of a unit that a lane of a few rows' kernel has read, before it is put into shared memory.
+    pub const fn read_vectors(self) -> u32 {
+        if self.halves { self.vectors() } else { 1 }
     }
 }
 
 /// The bits of `part` of `value`, the upper half of a word: its sum with the other parts is `value`.
 #[cube]
 pub(crate) fn part_of(value: f32, part: u32) -> u32 {
+    part_in(value, part, 0xffff_0000u32)
+}
+
+/// [`part_of`] whose parts have the bits of `digits`, of which three parts have all of an `f32`.
+#[cube]
+pub(super) fn part_in(value: f32, part: u32, #[comptime] digits: u32) -> u32 {
     let bits = u32::reinterpret(value);
     let magnitude = bits & 0x7fff_ffffu32;
     // What makes a NaN one may be in the lower half.
-    let first = select(
-        magnitude > 0x7f80_0000u32,
-        0x7fc0_0000u32,
-        bits & 0xffff_0000u32,
-    );
+    let first = select(magnitude > 0x7f80_0000u32, 0x7fc0_0000u32, bits & digits);
     let rest = select(
         magnitude < 0x7f80_0000u32,
         value - f32::reinterpret(first),
         0.0f32,
     );
-    let second = u32::reinterpret(rest) & 0xffff_0000u32;
-    let third = u32::reinterpret(rest - f32::reinterpret(second)) & 0xffff_0000u32;
+    let second = u32::reinterpret(rest) & digits;
+    let third = u32::reinterpret(rest - f32::reinterpret(second)) & digits;
     let late = select(part == 2u32, third, 0u32);
     select(part == 0u32, first, select(part == 1u32, second, late))
 }

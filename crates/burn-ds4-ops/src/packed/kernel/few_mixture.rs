@@ -4,8 +4,11 @@ use super::blueprint::FewBlueprint;
 use super::decode::Format;
 use super::few_rows::prefetch_rows;
 use super::few_share::{Room, Share, multiply_share};
-use super::groups::{Groups, Pairing};
+use super::groups::Groups;
 use super::weights::{Stack, Weights};
+
+/// Time of 16 bytes of FP8 that become `f16`, as a part of that of other weights: cubes that have them are done so much earlier.
+const WORK_OF_HALVES: f32 = 0.7;
 
 /// [`few_kernel`](super::few_kernel) with gates for the experts of every pair, and for the shared expert of all tokens, which some of the
 /// cubes have, as many as its weights are of all that are read: a cube that had both would begin twice.
@@ -46,15 +49,15 @@ pub(crate) fn few_mixture_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size, T
     let pairs = tokens * slots;
     let groups = Groups::new::<I>(&ids, pairs, matrices, blueprint.pairs, blueprint.pairing);
 
-    let bytes = groups.count() as u64 * gated_bytes(&stack, blueprint);
+    let work = f32::cast_from(groups.count()) * gated_work(&stack, blueprint);
     // Few tokens have an expert in common, but all have this one: it may have to be read more than once.
     let at_once = comptime!(of_shared.pass());
-    let shared_bytes =
-        gated_bytes(&shared_stack, of_shared) * ((tokens + at_once - 1) / at_once) as u64;
-    let all = bytes + shared_bytes;
+    let times = (tokens + comptime!(at_once - 1)) / at_once;
+    let shared_work = f32::cast_from(times) * gated_work(&shared_stack, of_shared);
     let cubes = CUBE_COUNT_X;
-    let shared_cubes = ((cubes as u64 * shared_bytes + all / 2) / all) as u32;
-    let shared_cubes = min(max(shared_cubes, 1u32), cubes - 1);
+    // Every cube comes to the same number.
+    let shared_cubes = f32::cast_from(cubes) * shared_work / (work + shared_work);
+    let shared_cubes = min(max(u32::cast_from(shared_cubes + 0.5f32), 1u32), cubes - 1);
     let first_shared = cubes - shared_cubes;
 
     let mut room = Room::new(blueprint, of_shared);
@@ -100,7 +103,7 @@ pub(crate) fn few_mixture_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size, T
             pairs: 1u32,
         };
         let no_ids = ComptimeOption::<&[I]>::new_None();
-        let all = Groups::new::<I>(&no_ids, tokens, 1u32, 8u32, Pairing::One);
+        let all = Groups::new::<I>(&no_ids, tokens, 1u32, of_shared.pairs, of_shared.pairing);
         let no_scores = ComptimeOption::<&[f32]>::new_None();
         multiply_share::<X, Y, N, T>(
             x,
@@ -118,8 +121,14 @@ pub(crate) fn few_mixture_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size, T
     }
 }
 
-/// Bytes of a matrix, gates and all, in units of 16; its scales are few.
+/// What it takes to multiply by a matrix, gates and all: by its bytes, of which those that the hardware decodes take less.
 #[cube]
-fn gated_bytes(stack: &Stack, #[comptime] blueprint: FewBlueprint) -> u64 {
-    stack.rows as u64 * (stack.columns / blueprint.columns.format.columns()) as u64
+fn gated_work(stack: &Stack, #[comptime] blueprint: FewBlueprint) -> f32 {
+    let vectors = stack.columns / comptime!(blueprint.columns.format.columns());
+    let of_vector = comptime!(if blueprint.columns.halves {
+        WORK_OF_HALVES
+    } else {
+        1.0
+    });
+    f32::cast_from(stack.rows) * f32::cast_from(vectors) * of_vector
 }

@@ -5,7 +5,8 @@ use super::activation::swiglu;
 use super::blueprint::FewBlueprint;
 use super::columns::{padded, part_of, place, slot, unit};
 use super::decode::Format;
-use super::groups::Groups;
+use super::groups::{Groups, Pairing};
+use super::halves::{SCALED_UNITS, read_unit, scale_at, scaled_unit};
 use super::stream::{RING_VECTORS, Stream};
 use super::weights::Weights;
 use crate::intrinsics::{Target, shuffle_xor};
@@ -16,7 +17,7 @@ pub(super) struct Share {
     /// Its place among those that share all tiles, and their number.
     pub index: u32,
     pub count: u32,
-    /// Pairs that have the same row of `x`, one after the other.
+    /// Pairs with [ids](Pairing::Ids) that have the same row of `x`, one after the other.
     pub pairs: u32,
 }
 
@@ -100,7 +101,7 @@ pub(super) fn multiply_share<X: Float, Y: Float, N: Size, S: Size>(
     let stretch = comptime!(blueprint.columns.format.stretch());
     let stride = comptime!(blueprint.groups);
     let (rows, width) = (weights.stack.rows, weights.stack.columns);
-    let mut stream = Stream::<S>::new(weights, quarter, room.ring.clone());
+    let mut stream = Stream::<S>::new(weights, quarter, room.ring.clone(), blueprint);
     let mut codes = Array::<u32>::new(comptime!(2 * STEP as usize));
     let line = (row % blueprint.lines * comptime!(blueprint.pitch())) as usize;
 
@@ -117,13 +118,25 @@ pub(super) fn multiply_share<X: Float, Y: Float, N: Size, S: Size>(
         8u32.runtime()
     };
     let tiles = (outputs + tile_outputs - 1) / tile_outputs;
-    // Cubes have equal shares of all tiles of all groups, whatever their number.
-    let all = groups.count() * tiles;
-    let mut at = (share.index as u64 * all as u64 / share.count as u64) as u32;
-    let end = ((share.index as u64 + 1) * all as u64 / share.count as u64) as u32;
+    // Cubes have equal shares of all tiles of all groups, whatever their number: the first ones a tile more, if need be. Nothing can begin
+    // before that is known, so there are as few divisions as can be.
+    let grouped = comptime!(blueprint.pairing != Pairing::One);
+    let all = if comptime!(grouped) {
+        groups.count() * tiles
+    } else {
+        tiles
+    };
+    let least = all / share.count;
+    let more = all - least * share.count;
+    let mut at = share.index * least + min(share.index, more);
+    let end = at + least + select(share.index < more, 1u32, 0u32);
     while at < end {
-        let group = at / tiles;
-        let first_tile = at % tiles;
+        let group = if comptime!(grouped) {
+            at / tiles
+        } else {
+            0u32.runtime()
+        };
+        let first_tile = at - group * tiles;
         let last_tile = min(first_tile + (end - at), tiles);
         at += last_tile - first_tile;
         let matrix = groups.expert(group);
@@ -138,8 +151,9 @@ pub(super) fn multiply_share<X: Float, Y: Float, N: Size, S: Size>(
         while pass < count {
             let mut item = 0u32;
             // First `x`, which all wait for: it is on its way when the weights follow.
-            let mut fetched =
-                Array::<Vector<u32, Const<4>>>::new(comptime!(blueprint.own_units() as usize));
+            let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!(
+                (blueprint.own_units() * blueprint.columns.read_vectors()) as usize
+            ));
             #[unroll]
             for i in 0..comptime!(blueprint.own_units()) {
                 let at = UNIT_POS + comptime!(i * blueprint.units_of_cube());
@@ -150,15 +164,20 @@ pub(super) fn multiply_share<X: Float, Y: Float, N: Size, S: Size>(
                 let u = at % comptime!(blueprint.units());
                 let pair = groups.pair(start + min(pass + of / parts, count - 1));
                 let inside = u * 8 < width;
-                let source = (pair / share.pairs) as usize * x_vectors;
-                let pairs = unit(
-                    x,
-                    source,
-                    select(inside, u, 0u32),
-                    of % parts,
-                    blueprint.columns,
-                );
-                fetched[i as usize] = select(inside, pairs, Vector::new(0u32));
+                let x_row = if comptime!(blueprint.pairing == Pairing::Ids) {
+                    pair / share.pairs
+                } else {
+                    pair
+                };
+                let source = x_row as usize * x_vectors;
+                let read = select(inside, u, 0u32);
+                let to = comptime!(i * blueprint.columns.read_vectors());
+                if comptime!(blueprint.columns.halves) {
+                    read_unit(x, source, read, &mut fetched, to, blueprint.columns);
+                } else {
+                    let pairs = unit(x, source, read, of % parts, blueprint.columns);
+                    fetched[to as usize] = select(inside, pairs, Vector::new(0u32));
+                }
             }
             if item < items {
                 let own = min((first_tile + side) * tile_outputs + row, outputs - 1);
@@ -170,10 +189,21 @@ pub(super) fn multiply_share<X: Float, Y: Float, N: Size, S: Size>(
                 let at = UNIT_POS + comptime!(i * blueprint.units_of_cube());
                 let of = at / comptime!(blueprint.units());
                 let u = at % comptime!(blueprint.units());
-                if of < blueprint.lines {
-                    let slot = slot(u, blueprint.columns.format);
-                    room.lines[(of * comptime!(blueprint.pitch()) + slot) as usize] =
-                        fetched[i as usize];
+                let slot = slot(u, blueprint.columns.format);
+                let place = (of * comptime!(blueprint.pitch()) + slot) as usize;
+                let from = comptime!(i * blueprint.columns.read_vectors());
+                if comptime!(blueprint.columns.halves) {
+                    let (pairs, scale) =
+                        scaled_unit::<X, N>(&fetched, from, u * 8 < width, of % parts, blueprint);
+                    if of < blueprint.lines {
+                        room.lines[place] = pairs;
+                        if u % SCALED_UNITS == 0 {
+                            room.lines[scale_at(of, u / SCALED_UNITS, blueprint)] =
+                                Vector::new(u32::reinterpret(scale));
+                        }
+                    }
+                } else if of < blueprint.lines {
+                    room.lines[place] = fetched[from as usize];
                 }
             }
             sync_cube();

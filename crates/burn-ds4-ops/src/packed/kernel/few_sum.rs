@@ -62,7 +62,7 @@ pub(crate) fn few_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
         blueprint.even,
         blueprint.target,
     );
-    let mut stream = Stream::<S>::new(weights, quarter, ring.clone());
+    let mut stream = Stream::<S>::new(weights, quarter, ring.clone(), blueprint);
 
     // Without a shared expert, none of what is of it is used.
     let of_shared = comptime!(shared.unwrap_or(blueprint));
@@ -78,7 +78,7 @@ pub(crate) fn few_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
         of_shared.even,
         of_shared.target,
     );
-    let mut its_stream = Stream::<T>::new(its_weights, quarter, ring);
+    let mut its_stream = Stream::<T>::new(its_weights, quarter, ring, of_shared);
 
     // Ids first, which the most waits for; then what is multiplied; then weights.
     let expert = Groups::read::<I>(&ComptimeOption::new_Some(ids), pairs, matrices);

@@ -153,6 +153,7 @@ pub(super) fn multiply_step(
                         comptime!(u as usize),
                         i,
                         format,
+                        false,
                         rare,
                     );
                 }

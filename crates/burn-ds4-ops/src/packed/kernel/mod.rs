@@ -9,6 +9,7 @@ mod few_rows;
 mod few_share;
 mod few_sum;
 mod groups;
+mod halves;
 mod many;
 mod many_step;
 mod pairs;

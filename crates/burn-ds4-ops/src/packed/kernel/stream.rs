@@ -2,8 +2,10 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::STEP;
+use super::blueprint::FewBlueprint;
 use super::decode::Format;
-use super::pairs::{add_scaled, rare_bits, weight_pair};
+use super::halves::scale_at;
+use super::pairs::{add_scaled, rare_bits, unscaled, weight_pair};
 use super::weights::Weights;
 use crate::intrinsics::{await_copies, ballot, byte, commit_copies, multiply_tiles};
 
@@ -29,6 +31,9 @@ pub(crate) struct Stream<'a, S: Size> {
     pub first: u32,
     pub x_at: usize,
     quarter: u32,
+    /// The cut, which says whether `x` is in `f16`.
+    #[cube(comptime)]
+    blueprint: FewBlueprint,
 }
 
 /// Vectors of a lane of a stretch.
@@ -45,6 +50,7 @@ impl<'a, S: Size> Stream<'a, S> {
         weights: Weights<'a, S>,
         quarter: u32,
         ring: Shared<[Vector<u32, Const<4>>]>,
+        #[comptime] blueprint: FewBlueprint,
     ) -> Stream<'a, S> {
         let units = comptime!(weights.format.units());
         Stream::<'a, S> {
@@ -60,6 +66,7 @@ impl<'a, S: Size> Stream<'a, S> {
             first: 0u32,
             x_at: 0usize,
             quarter,
+            blueprint,
         }
     }
 
@@ -262,10 +269,14 @@ impl<'a, S: Size> Stream<'a, S> {
         #[comptime] ahead: bool,
     ) -> Vector<f32, Const<4>> {
         let format = comptime!(self.weights.format);
+        let halves = comptime!(self.blueprint.columns.halves);
         let units = comptime!(format.units());
-        let mut sums = Array::<Vector<f32, Const<4>>>::new(2usize);
-        sums[0] = Vector::new(0.0f32);
-        sums[1] = Vector::new(0.0f32);
+        // Two sums, which take turns, so that a product need not wait for the one before; and FP8, that of the blocks.
+        let mut sums = Array::<Vector<f32, Const<4>>>::new(3usize);
+        #[unroll]
+        for i in 0..3usize {
+            sums[i] = Vector::new(0.0f32);
+        }
         let mut columns = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * units as usize));
         if comptime!(ahead) {
             #[unroll]
@@ -302,39 +313,79 @@ impl<'a, S: Size> Stream<'a, S> {
             }
             let low_scale = scales[c as usize];
             let high_scale = scales[comptime!((STEP + c) as usize)];
-            if comptime!(format == Format::Fp8) {
+            if comptime!(format == Format::Fp8 && !halves) {
                 let rare = rare_bits(low, low_scale, format) | rare_bits(high, high_scale, format);
                 ordinary = ballot(rare != 0, self.weights.target) == 0;
             }
-            if comptime!(format == Format::Dense) {
+            if comptime!(format == Format::Dense || halves) {
                 multiply_chunk(
-                    low, high, low_scale, high_scale, &columns, now, &mut sums, c, format, false,
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, halves,
+                    false,
                 );
             } else if ordinary {
                 multiply_chunk(
-                    low, high, low_scale, high_scale, &columns, now, &mut sums, c, format, false,
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, halves,
+                    false,
                 );
             } else {
                 multiply_chunk(
-                    low, high, low_scale, high_scale, &columns, now, &mut sums, c, format, true,
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, halves,
+                    true,
                 );
             }
             if comptime!(format == Format::Fp8 && c % 2 == 1) {
-                sums[0] = add_scaled(
-                    sums[0],
-                    sums[1],
+                let mut block = sums[0] + sums[1];
+                if comptime!(halves) {
+                    block = self.unscaled(x, block, (first + comptime!(c * format.chunk())) / 128);
+                }
+                sums[2] = add_scaled(
+                    sums[2],
+                    block,
                     f32::reinterpret(scales[comptime!(c as usize - 1)]),
                     f32::reinterpret(scales[comptime!((STEP + c) as usize - 1)]),
                 );
+                sums[0] = Vector::new(0.0f32);
                 sums[1] = Vector::new(0.0f32);
             }
         }
-        sums[0] + sums[1]
+        if comptime!(format == Format::Fp8) {
+            sums[2]
+        } else {
+            sums[0] + sums[1]
+        }
+    }
+
+    /// A block's sums divided by the scales that the columns of `x`, its rows in shared memory, have there.
+    fn unscaled(
+        &self,
+        x: &[Vector<u32, Const<4>>],
+        sums: Vector<f32, Const<4>>,
+        block: u32,
+    ) -> Vector<f32, Const<4>> {
+        let lines = comptime!(self.blueprint.lines);
+        let line = self.quarter * 2 % lines;
+        let first = scale_of(x, line, block, self.blueprint);
+        let second = if comptime!(lines > 1) {
+            scale_of(x, line + 1, block, self.blueprint)
+        } else {
+            first
+        };
+        unscaled(sums, first, second)
     }
 }
 
-/// Adds the products of a chunk, whose units of `x` are `columns` from `first` on: FP8, whose blocks of 128 columns are two chunks, to
-/// the second sum; else to both in turns. `rare` is for what takes longer: FP4 scales above two, FP8 codes that are NaN.
+#[cube]
+fn scale_of(
+    x: &[Vector<u32, Const<4>>],
+    line: u32,
+    block: u32,
+    #[comptime] blueprint: FewBlueprint,
+) -> f32 {
+    f32::reinterpret(x[scale_at(line, block, blueprint)].extract(0usize))
+}
+
+/// Adds the products of a chunk, whose units of `x` are `columns` from `first` on, to two sums in turns. `rare` is for what takes longer:
+/// FP4 scales above two, FP8 codes that are NaN.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn multiply_chunk(
@@ -345,28 +396,25 @@ fn multiply_chunk(
     columns: &Array<Vector<u32, Const<4>>>,
     #[comptime] first: u32,
     sums: &mut Array<Vector<f32, Const<4>>>,
-    #[comptime] c: u32,
     #[comptime] format: Format,
+    #[comptime] halves: bool,
     #[comptime] rare: bool,
 ) {
-    let at = comptime!(if format == Format::Fp8 {
-        1
-    } else {
-        c as usize % 2
-    });
+    let dtype = comptime!(if halves { "f16" } else { "bf16" });
     #[unroll]
     for u in 0..comptime!(format.units() as usize) {
         #[unroll]
         for m in 0..2usize {
-            sums[at] = multiply_tiles(
-                weight_pair(low, low_scale, u, comptime!(2 * m), format, rare),
-                weight_pair(high, high_scale, u, comptime!(2 * m), format, rare),
-                weight_pair(low, low_scale, u, comptime!(2 * m + 1), format, rare),
-                weight_pair(high, high_scale, u, comptime!(2 * m + 1), format, rare),
+            let (i, j) = comptime!((2 * m, 2 * m + 1));
+            sums[m] = multiply_tiles(
+                weight_pair(low, low_scale, u, i, format, halves, rare),
+                weight_pair(high, high_scale, u, i, format, halves, rare),
+                weight_pair(low, low_scale, u, j, format, halves, rare),
+                weight_pair(high, high_scale, u, j, format, halves, rare),
                 columns[comptime!(first as usize + u)].extract(comptime!(2 * m)),
                 columns[comptime!(first as usize + u)].extract(comptime!(2 * m + 1)),
-                sums[at],
-                "bf16",
+                sums[m],
+                dtype,
             );
         }
     }

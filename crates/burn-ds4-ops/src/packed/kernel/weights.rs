@@ -13,7 +13,7 @@ pub(crate) struct Stack {
     pub line_scales: u32,
     /// From one matrix's scales to the next's, in bytes (FP4) or words (FP8).
     pub matrix_scales: usize,
-    /// Rows of a part, whose blocks (FP8) begin anew.
+    /// Rows of a part, with which blocks (FP8) begin anew; 0 where they would without it.
     pub part_rows: u32,
 }
 
@@ -21,12 +21,15 @@ pub(crate) struct Stack {
 impl Stack {
     /// Where the scales of a row begin, counted from those of the matrix.
     pub fn row_scales(&self, row: u32, #[comptime] format: Format) -> usize {
-        let line = if comptime!(format == Format::Fp8) {
-            let part_blocks = (self.part_rows + 127) / 128;
-            row / self.part_rows * part_blocks + row % self.part_rows / 128
-        } else {
-            row
-        };
+        let mut line = row;
+        if comptime!(format == Format::Fp8) {
+            line = row / 128;
+            // Divisions by what is known at run time take longer than decoding what the row has for a lane.
+            if self.part_rows > 0 {
+                let part_blocks = (self.part_rows + 127) / 128;
+                line = row / self.part_rows * part_blocks + row % self.part_rows / 128;
+            }
+        }
         line as usize * self.line_scales as usize
     }
 }

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::{Matrices, optional, parts};
 use crate::intrinsics::Target;
-use crate::launching::processors;
+use crate::launching::{has_fp8_conversion, processors};
 use crate::packed::kernel::{Columns, FewBlueprint, Format, Pairing, few_kernel, few_sum_kernel};
 
 /// Planes of a cube of the few rows' kernels, at most: so many that a unit has no more than 128 registers.
@@ -66,6 +66,7 @@ impl FewBlueprint {
                 format: matrices.format,
                 parts: parts(x),
                 ordered,
+                halves: matrices.format == Format::Fp8 && !ordered && has_fp8_conversion(client),
             },
             pairs: pairs.next_power_of_two().max(8) as u32,
             pairing: Pairing::Ids,

@@ -114,6 +114,7 @@ impl Many<'_> {
                 format: matrices.format,
                 parts,
                 ordered: self.ordered,
+                halves: false,
             },
             tiles: self.columns as u32,
             planes: MANY_PLANES,

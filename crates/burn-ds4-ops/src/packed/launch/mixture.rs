@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::few::cubes_of;
 use super::{Matrices, parts};
 use crate::launching::output;
-use crate::packed::kernel::{FewBlueprint, few_mixture_kernel, few_sum_kernel};
+use crate::packed::kernel::{FewBlueprint, Pairing, few_mixture_kernel, few_sum_kernel};
 
 /// Both launches for a few tokens' experts of their own and the one they share.
 pub(crate) struct Mixture<'a> {
@@ -36,7 +36,8 @@ impl MixtureBlueprint {
         let [shared_gate_up, shared_down] = mixture.shared;
         let gated = [
             FewBlueprint::new(dtype, false, gate_up, counts, client),
-            FewBlueprint::new(dtype, false, shared_gate_up, (tokens, tokens), client),
+            FewBlueprint::new(dtype, false, shared_gate_up, (tokens, tokens), client)
+                .paired(Pairing::One),
         ];
         let sum = [
             FewBlueprint::new(dtype, true, down, counts, client),

@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 use super::kernel::{Format, MAX_SORTED, StackLaunch};
 use crate::launching::{MAX_CUBES, has_counters, has_tensor_cores, is_float, plane_size};
 use crate::matmul::INVARIANT_ROWS;
-use crate::quant::PackedWeights;
+use crate::quant::{FP8_BLOCK, PackedWeights};
 
 pub(crate) use super::kernel::{FewBlueprint, Pairing, Role};
 pub(crate) use few::{Few, launch_sum};
@@ -106,12 +106,15 @@ impl Matrices {
     }
 
     fn stack(&self) -> StackLaunch {
+        let part_rows = self.rows / self.parts;
+        let anew = self.parts > 1 && !part_rows.is_multiple_of(FP8_BLOCK);
+        let part_rows = if anew { part_rows } else { 0 };
         StackLaunch::new(
             self.rows as u32,
             self.columns as u32,
             self.line_scales() as u32,
             self.matrix_scales(),
-            (self.rows / self.parts) as u32,
+            part_rows as u32,
         )
     }
 
