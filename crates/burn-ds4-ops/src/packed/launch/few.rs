@@ -14,7 +14,7 @@ const PLANES: usize = 16;
 /// Planes that share a tile, at most.
 const TILE_PLANES: usize = 8;
 /// Bytes of `x` that those stage, at most.
-const STAGED_BYTES: usize = 68 << 10;
+const STAGED_BYTES: usize = 70 << 10;
 /// Sums of tiles and planes that wait in shared memory: 512 bytes each.
 const WAITING: usize = 48;
 /// Planes that share a tile where the pairs of tokens are added up, at most.
