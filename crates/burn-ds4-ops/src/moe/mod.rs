@@ -62,7 +62,9 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>
 /// # Special values
 ///
 /// A NaN or an infinity in `x` reaches its own row only. Sums of products without the scale of an FP8 block, or of an infinite
-/// weight and one of the parts of an f16 or f32 `x`, may be infinite or NaN where their values as f32 would not be. What is in the matrices of an expert that no slot names has no part.
+/// weight and one of the parts of an f16 or f32 `x`, may be infinite or NaN where their values as f32 would not be. Where hardware decodes
+/// FP8, numbers of a row of `x` below `2^-38` of the largest of their block of 128 columns may count as zero, up to 16 tokens. What is in
+/// the matrices of an expert that no slot names has no part.
 ///
 /// # Source
 ///

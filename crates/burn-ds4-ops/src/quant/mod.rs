@@ -152,7 +152,8 @@ pub fn dequantize_fp4_batched(
 /// # Special values
 ///
 /// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output. As for
-/// [`expert_ffn`](crate::moe::expert_ffn), magnitudes near the end of the f32 range may become infinite on the way.
+/// [`expert_ffn`](crate::moe::expert_ffn), magnitudes near the end of the f32 range may become infinite on the way, and where hardware
+/// decodes FP8, numbers of `x` far below the largest of their block may count as zero.
 ///
 /// # Kernels
 ///

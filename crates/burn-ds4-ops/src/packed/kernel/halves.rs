@@ -1,7 +1,7 @@
-//! Rows of `x` in `f16`, for FP8 weights that the hardware turns into `f16`: one instruction for two of them, where `bf16` takes five.
+//! Rows of `x` in `f16`, for FP8 weights that the hardware turns into `f16`: one instruction for two of them, where `bf16` takes six.
 //!
 //! Such a number has the digits of a `bf16` but not its range. So [`SCALED`] neighbouring columns of a row are multiplied by the power of two
-//! that takes the largest of them up to 2^14, and their sums of products are divided by it. What is 2^-28 of the largest, or more, keeps all of
+//! that takes the largest of them to between 2^14 and 2^15, and their sums of products are divided by it. What is 2^-28 of the largest, or more, keeps all of
 //! its digits; smaller numbers keep those that are no less than 2^-38 of it.
 
 use cubecl::prelude::*;
