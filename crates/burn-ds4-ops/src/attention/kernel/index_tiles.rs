@@ -16,8 +16,8 @@ pub(crate) const TILE_PLANES: u32 = 4;
 /// cube by every so manieth tile of heads, and what it makes of them is added up: by a lane, by the four lanes of a row, by planes. No score
 /// depends on how many others there are.
 ///
-/// `halves` says that they are `f16`, not `bf16`. Four lanes read 64 bytes of a row side by side, and take what they read for what the tile has there: the order of the channels is another
-/// one, but the same for rows and heads.
+/// `halves` says that they are `f16`, not `bf16`. Four lanes read 64 bytes of a row side by side, and take what they read for what the tile has
+/// there: the order of the channels is another one, but the same for rows and heads.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn index_tiles_kernel<F: Float, P: Int>(

@@ -34,14 +34,7 @@ pub(crate) fn few_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size>(
 ) {
     // `x` will be waited for: it may come while the pairs are grouped.
     prefetch_rows(x, pairs / share, stack.columns, x_vectors, blueprint);
-    let weights = Weights::<S>::new(
-        words,
-        scales,
-        stack,
-        blueprint.columns.format,
-        blueprint.even,
-        blueprint.target,
-    );
+    let weights = Weights::<S>::of_few(words, scales, stack, blueprint);
     let groups = Groups::new::<I>(&ids, pairs, matrices, blueprint.pairs, blueprint.pairing);
     let share = Share {
         index: CUBE_POS_X,

@@ -62,14 +62,7 @@ pub(crate) fn few_mixture_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size, T
 
     let mut room = Room::new(blueprint, of_shared);
     if CUBE_POS_X < first_shared {
-        let weights = Weights::<S>::new(
-            words,
-            scales,
-            stack,
-            blueprint.columns.format,
-            blueprint.even,
-            blueprint.target,
-        );
+        let weights = Weights::<S>::of_few(words, scales, stack, blueprint);
         let share = Share {
             index: CUBE_POS_X,
             count: first_shared,
@@ -89,14 +82,7 @@ pub(crate) fn few_mixture_kernel<X: Float, I: Int, Y: Float, N: Size, S: Size, T
             blueprint,
         );
     } else {
-        let weights = Weights::<T>::new(
-            shared_words,
-            shared_scales,
-            shared_stack,
-            of_shared.columns.format,
-            of_shared.even,
-            of_shared.target,
-        );
+        let weights = Weights::<T>::of_few(shared_words, shared_scales, shared_stack, of_shared);
         let share = Share {
             index: CUBE_POS_X - first_shared,
             count: shared_cubes,

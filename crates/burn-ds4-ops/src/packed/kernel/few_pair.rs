@@ -37,14 +37,7 @@ pub(crate) fn few_pair_kernel<X: Float, N: Size, S: Size>(
     let groups = Groups::new::<u32>(&no_ids, x_rows, 1u32, blueprint.pairs, blueprint.pairing);
     let mut room = Room::new(blueprint, blueprint);
     if CUBE_POS_X < first {
-        let weights = Weights::<S>::new(
-            words,
-            scales,
-            stack,
-            blueprint.columns.format,
-            blueprint.even,
-            blueprint.target,
-        );
+        let weights = Weights::<S>::of_few(words, scales, stack, blueprint);
         let share = Share {
             index: CUBE_POS_X,
             count: first,
@@ -64,14 +57,7 @@ pub(crate) fn few_pair_kernel<X: Float, N: Size, S: Size>(
             blueprint,
         );
     } else {
-        let weights = Weights::<S>::new(
-            other_words,
-            other_scales,
-            other_stack,
-            blueprint.columns.format,
-            blueprint.even,
-            blueprint.target,
-        );
+        let weights = Weights::<S>::of_few(other_words, other_scales, other_stack, blueprint);
         let share = Share {
             index: CUBE_POS_X - first,
             count: CUBE_COUNT_X - first,

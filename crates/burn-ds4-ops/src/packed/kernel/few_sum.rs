@@ -54,14 +54,7 @@ pub(crate) fn few_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
     let ring = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
         (blueprint.cube_planes * RING_VECTORS) as usize
     ));
-    let weights = Weights::<S>::new(
-        words,
-        scales,
-        stack,
-        blueprint.columns.format,
-        blueprint.even,
-        blueprint.target,
-    );
+    let weights = Weights::<S>::of_few(words, scales, stack, blueprint);
     let mut stream = Stream::<S>::new(weights, quarter, ring.clone(), blueprint);
 
     // Without a shared expert, none of what is of it is used.
@@ -70,14 +63,7 @@ pub(crate) fn few_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
     let its_side = UNIT_POS_Y / of_shared.planes;
     let its_stretch = comptime!(of_shared.columns.format.stretch());
     let its_units = (padded(shared_stack.columns, of_shared.columns.format) / 8) as usize;
-    let its_weights = Weights::<T>::new(
-        shared_words,
-        shared_scales,
-        shared_stack,
-        of_shared.columns.format,
-        of_shared.even,
-        of_shared.target,
-    );
+    let its_weights = Weights::<T>::of_few(shared_words, shared_scales, shared_stack, of_shared);
     let mut its_stream = Stream::<T>::new(its_weights, quarter, ring, of_shared);
 
     // Ids first, which the most waits for; then what is multiplied; then weights.

@@ -1,5 +1,6 @@
 use cubecl::prelude::*;
 
+use super::blueprint::FewBlueprint;
 use super::decode::Format;
 use crate::intrinsics::Target;
 
@@ -76,6 +77,23 @@ impl<'a, S: Size> Weights<'a, S> {
             even,
             target,
         }
+    }
+
+    /// As kernels for a few rows read them.
+    pub fn of_few(
+        words: &'a [Vector<u32, Const<4>>],
+        scales: &'a [Vector<u32, S>],
+        stack: Stack,
+        #[comptime] blueprint: FewBlueprint,
+    ) -> Weights<'a, S> {
+        Weights::<'a, S>::new(
+            words,
+            scales,
+            stack,
+            blueprint.columns.format,
+            blueprint.even,
+            blueprint.target,
+        )
     }
 
     /// Two rows of a matrix; past the end the last one.
