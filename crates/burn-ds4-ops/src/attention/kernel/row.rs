@@ -54,29 +54,48 @@ pub(super) fn store<R: Float, W: Float>(
     let width = comptime!(blueprint.width);
     let units = comptime!(blueprint.units());
     let kept = comptime!(width - blueprint.rotated);
+    let own = comptime!(width.div_ceil(units) as usize);
+    // Of each of the unit's channels: weights of it and of the other of its pair, cosine and sine. They come while the row does.
+    let mut weights = Array::<Vector<f32, Const<4>>>::new(own);
+    #[unroll]
+    for i in 0..own {
+        let channel = UNIT_POS + comptime!(i as u32 * units);
+        let turns = channel >= kept && channel < width;
+        let offset = select(turns, channel - kept, 0u32);
+        let across = select(turns, kept + (offset ^ 1u32), 0u32);
+        let pair = angle + (offset / 2) as usize;
+        let mut read = Vector::<f32, Const<4>>::new(0.0f32);
+        read.insert(0usize, f32::cast_from(norm[min(channel, width - 1) as usize]));
+        read.insert(1usize, f32::cast_from(norm[across as usize]));
+        read.insert(2usize, angles[pair]);
+        read.insert(3usize, angles[pair + table.pairs]);
+        weights[i] = read;
+    }
     sync_cube();
     let factor = norm_factor(row, epsilon, blueprint);
 
-    let mut channel = UNIT_POS;
-    while channel < width {
-        let mut value = normalized(row, norm, channel, factor);
-        if channel >= kept {
-            let offset = channel - kept;
-            let across = normalized(row, norm, kept + (offset ^ 1u32), factor);
-            let pair = angle + (offset / 2) as usize;
-            let sin = angles[pair + table.pairs];
-            let sin = select(offset & 1u32 == 0, -sin, sin);
-            let product = across * sin;
-            value = fma(value, angles[pair], product);
-        }
-        if comptime!(blueprint.rounding == RowRounding::None) {
-            if wanted {
-                rows[to + channel as usize] = R::cast_from(value);
+    #[unroll]
+    for i in 0..own {
+        let channel = UNIT_POS + comptime!(i as u32 * units);
+        if channel < width {
+            let read = weights[i];
+            let mut value = row[channel as usize] * factor * read.extract(0usize);
+            if channel >= kept {
+                let offset = channel - kept;
+                let across = row[(kept + (offset ^ 1u32)) as usize] * factor * read.extract(1usize);
+                let sin = read.extract(3usize);
+                let sin = select(offset & 1u32 == 0, -sin, sin);
+                let product = across * sin;
+                value = fma(value, read.extract(2usize), product);
             }
-        } else {
-            other[channel as usize] = value;
+            if comptime!(blueprint.rounding == RowRounding::None) {
+                if wanted {
+                    rows[to + channel as usize] = R::cast_from(value);
+                }
+            } else {
+                other[channel as usize] = value;
+            }
         }
-        channel += units;
     }
     sync_cube();
 
@@ -136,12 +155,6 @@ fn norm_factor(row: &mut Shared<[f32]>, epsilon: f32, #[comptime] blueprint: Row
         total += stage[plane as usize];
     }
     1.0f32 / (total / f32::cast_from(width) + epsilon).sqrt()
-}
-
-#[cube]
-fn normalized<W: Float>(row: &mut Shared<[f32]>, norm: &[W], channel: u32, factor: f32) -> f32 {
-    let scaled = row[channel as usize] * factor;
-    scaled * f32::cast_from(norm[channel as usize])
 }
 
 /// One stage of the Hadamard transform. All of the cube must be here.

@@ -7,7 +7,7 @@ use super::columns::{padded, part_of, place, slot, unit};
 use super::decode::Format;
 use super::groups::{Groups, Pairing};
 use super::halves::{SCALED_UNITS, read_unit, scale_at, scaled_unit};
-use super::stream::{RING_VECTORS, Stream};
+use super::stream::{Stream, new_ring};
 use super::weights::Weights;
 use crate::intrinsics::{Target, shuffle_xor};
 
@@ -43,7 +43,7 @@ impl Room {
             other.batch * other.groups * other.planes
         ));
         Room {
-            ring: Shared::new_slice(comptime!((planes * RING_VECTORS) as usize)),
+            ring: new_ring(planes),
             lines: Shared::new_slice(comptime!(lines as usize)),
             stage: Shared::new_slice(comptime!(stage as usize * 32)),
         }

@@ -6,7 +6,7 @@ use super::columns::padded;
 use super::few_rows::{keep_rows, read_rows};
 use super::few_share::add_parts;
 use super::groups::Groups;
-use super::stream::{RING_VECTORS, Stream};
+use super::stream::{Stream, new_ring};
 use super::weights::{Stack, Weights};
 
 /// Multiplies what [`few_kernel`](super::few_kernel) made of every pair by the pair's matrix, and adds up the pairs of a token, slot by
@@ -51,9 +51,7 @@ pub(crate) fn few_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
     let pairs = tokens * slots;
     let staged = comptime!(blueprint.lines > 0);
     let units = (padded(stack.columns, blueprint.columns.format) / 8) as usize;
-    let ring = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
-        (blueprint.cube_planes * RING_VECTORS) as usize
-    ));
+    let ring = new_ring(blueprint.cube_planes);
     let weights = Weights::<S>::of_few(words, scales, stack, blueprint);
     let mut stream = Stream::<S>::new(weights, quarter, ring.clone(), blueprint);
 

@@ -39,13 +39,22 @@ pub(crate) struct Stream<'a, S: Size> {
 /// Vectors of a lane of a stretch.
 const VECTORS: u32 = 2 * STEP;
 /// Vectors of 16 bytes of shared memory of a plane's stream.
-pub(super) const RING_VECTORS: u32 = 2 * VECTORS * 32;
+const RING_VECTORS: u32 = 2 * VECTORS * 32;
 /// The same in bytes.
 pub(super) const RING_BYTES: usize = RING_VECTORS as usize * 16;
+/// Bytes of all banks of shared memory.
+const BANKS_BYTES: usize = 128;
+
+/// Shared memory for a stream of each of so many planes. It begins at the first bank: what eight lanes copy there asynchronously would
+/// else be written as two lines.
+#[cube]
+pub(super) fn new_ring(#[comptime] planes: u32) -> Shared<[Vector<u32, Const<4>>]> {
+    Shared::new_aligned_slice(comptime!((planes * RING_VECTORS) as usize), BANKS_BYTES)
+}
 
 #[cube]
 impl<'a, S: Size> Stream<'a, S> {
-    /// `ring` has [`RING_VECTORS`] for each plane of the cube.
+    /// `ring` is [for](new_ring) all planes of the cube.
     pub fn new(
         weights: Weights<'a, S>,
         quarter: u32,

@@ -53,8 +53,8 @@ pub(crate) struct CompressSizes {
 /// A unit has the same channels of all raw rows, of all series: what it writes where others are read, only it has read. It writes when
 /// all blocks are pooled.
 ///
-/// All barriers are passed whether a block is complete or not, as they would be by a test that not every compiler can see the whole cube
-/// agree on; of a block that is not, no raw row is read and nothing is written.
+/// Where the compiler need not see that the whole cube agrees on a test, blocks that are not complete are left out. Elsewhere all barriers
+/// are passed for them, too, while no raw row is read and nothing is written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
@@ -86,7 +86,11 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
     let projections_at = sequence * sizes.projections_sequence;
     let raw_at = sequence * sizes.raw_sequence;
 
-    for i in 0..sizes.blocks {
+    let mut blocks = sizes.blocks;
+    if comptime!(blueprint.row.target.ptx) {
+        blocks = select(there, end / ratio - begin / ratio, 0u32);
+    }
+    for i in 0..blocks {
         let block = begin / ratio + i;
         let complete = there && (block + 1) * ratio <= end && block < sizes.rows;
 
