@@ -65,7 +65,10 @@ pub(super) fn store<R: Float, W: Float>(
         let across = select(turns, kept + (offset ^ 1u32), 0u32);
         let pair = angle + (offset / 2) as usize;
         let mut read = Vector::<f32, Const<4>>::new(0.0f32);
-        read.insert(0usize, f32::cast_from(norm[min(channel, width - 1) as usize]));
+        read.insert(
+            0usize,
+            f32::cast_from(norm[min(channel, width - 1) as usize]),
+        );
         read.insert(1usize, f32::cast_from(norm[across as usize]));
         read.insert(2usize, angles[pair]);
         read.insert(3usize, angles[pair + table.pairs]);
