@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
@@ -22,6 +22,11 @@ use ds4_model::generate::{
 use ds4_model::model::Model;
 use shared::flash::FlashArgs;
 use shared::{Dtype, Head, finish, load_options, shipped_checkpoint};
+
+/// Tokens of the prompt that a warm-up has, at most: a longer one takes the same kernels.
+const WARM_UP_PROMPT: usize = 64;
+/// Pieces of text after which a warm-up has launched, recorded and replayed a step.
+const WARM_UP_PIECES: usize = 8;
 
 /// Continues a prompt with a DeepSeek-V4 checkpoint.
 #[derive(Debug, Parser)]
@@ -127,6 +132,14 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         choose_heads(args, checkpoint.config(), &mut model)?;
     }
     let loaded = started.elapsed();
+    let warmed_up = warm_up(
+        args,
+        &model,
+        checkpoint.config(),
+        &tokenizer,
+        &config,
+        &prompt,
+    )?;
 
     let mut generation =
         TextGeneration::new(&model, checkpoint.config(), &tokenizer, config, &prompt)?;
@@ -168,14 +181,44 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     } else {
         String::new()
     };
+    let warmed_up = warmed_up.map_or_else(String::new, |time| {
+        format!(", kernels compiled in {:.2} s", time.as_secs_f64())
+    });
     eprintln!(
-        "[{} tokens, {rate:.1} tokens/s{drafts}; prompt {} tokens in {:.2} s, loaded in {:.2} s]",
+        "[{} tokens, {rate:.1} tokens/s{drafts}; prompt {} tokens in {:.2} s, loaded in {:.2} s{warmed_up}]",
         generation.generated(),
         prompt.len(),
         prefilled.as_secs_f64(),
         loaded.as_secs_f64(),
     );
     Ok(())
+}
+
+/// Begins the same generation where kernels are compiled when they are first used, so that the rates do not count it.
+fn warm_up(
+    args: &Args,
+    model: &Model,
+    model_config: &ModelConfig,
+    tokenizer: &TextTokenizer,
+    config: &GenerateConfig,
+    prompt: &[u32],
+) -> Result<Option<Duration>, Box<dyn Error>> {
+    if args.device == DeviceSpec::Flex {
+        return Ok(None);
+    }
+    let started = Instant::now();
+    let prompt = &prompt[..prompt.len().min(WARM_UP_PROMPT)];
+    let mut generation =
+        TextGeneration::new(model, model_config, tokenizer, config.clone(), prompt)?;
+    let mut pieces = 0;
+    generation.stream(|_| {
+        pieces += 1;
+        match pieces < WARM_UP_PIECES {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    })?;
+    Ok(Some(started.elapsed()))
 }
 
 /// Puts the flash head where it is asked for.
