@@ -53,13 +53,13 @@ struct Args {
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(6..))]
     experts: u32,
     /// Size of the vocabulary, for `flash`.
-    #[arg(long, default_value_t = 129_280)]
-    vocabulary: usize,
+    #[arg(long, default_value_t = 129_280, value_parser = clap::value_parser!(u32).range(1..))]
+    vocabulary: u32,
     /// Share of drafts that are taken to stand, for `flash`.
-    #[arg(long, default_value_t = 0.85)]
+    #[arg(long, default_value_t = 0.85, value_parser = share)]
     acceptance: f64,
     /// What a plain copy reaches, in TB/s, for `flash`.
-    #[arg(long, default_value_t = 4.3)]
+    #[arg(long, default_value_t = 4.3, value_parser = positive)]
     copy_rate: f64,
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
@@ -76,6 +76,18 @@ struct Args {
     /// What `cargo bench` adds.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok();
+    let number = number.filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| "not between 0 and 1".to_owned())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok();
+    let number = number.filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "not a rate".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -114,12 +126,12 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     let device = args.device.init()?;
     let context = context(args, 4096);
     let start = Instant::now();
-    let [layers, experts, shrink] =
-        [args.layers, args.experts, args.shrink].map(|number| number as usize);
+    let [layers, experts, vocabulary, shrink] =
+        [args.layers, args.experts, args.vocabulary, args.shrink].map(|number| number as usize);
     if !shrink.is_power_of_two() {
         return Err(format!("--shrink must be 1, 2, 4 or 8, not {shrink}").into());
     }
-    let config = flash::config(layers, experts, args.vocabulary, shrink);
+    let config = flash::config(layers, experts, vocabulary, shrink);
     let model = flash::model(&config, args.dtype.into(), &device);
     device.sync()?;
     println!(
