@@ -23,7 +23,7 @@ use ds4_model::model::Model;
 use shared::flash::FlashArgs;
 use shared::{Dtype, Head, finish, load_options, shipped_checkpoint};
 
-/// Tokens of the prompt that a warm-up has, at most: a longer one takes the same kernels.
+/// Tokens of the prompt that a warm-up has, at most: a longer one takes hardly any other kernels.
 const WARM_UP_PROMPT: usize = 64;
 /// Pieces of text after which a warm-up has launched, recorded and replayed a step.
 const WARM_UP_PIECES: usize = 8;
