@@ -2,16 +2,12 @@
 
 use cubecl::prelude::*;
 
-use super::index::{Sight, seen_rows};
-use crate::attention::MASKED;
+use super::index::{IndexSizes, SHARES, seen_rows, store_score};
 use crate::intrinsics::{Target, multiply_tiles, shuffle_xor};
 
 /// Rows of a cube, and heads that they are multiplied by at a time.
 pub(crate) const TILE_ROWS: u32 = 16;
 const TILE_HEADS: u32 = 8;
-/// Planes that share the heads of a cube's rows.
-pub(crate) const TILE_PLANES: u32 = 4;
-
 /// [`index_kernel`](super::index_kernel) for rows of 16-bit floats whose channels are a multiple of 32. Every plane multiplies all rows of the
 /// cube by every so manieth tile of heads, and what it makes of them is added up: by a lane, by the four lanes of a row, by planes. No score
 /// depends on how many others there are.
@@ -26,34 +22,27 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
     weights: &[f32],
     start: ComptimeOption<&[P]>,
     scores: &mut [f32],
-    scale: f32,
-    sight: Sight,
-    queries_sequence: usize,
-    query_stride: usize,
-    head_stride: usize,
-    keys_sequence: usize,
-    key_stride: usize,
+    sizes: IndexSizes,
     #[comptime] steps: u32,
     #[comptime] halves: bool,
     #[comptime] target: Target,
     #[define(F, P)] _dtypes: [ElemType; 2],
 ) {
     let dtype = comptime!(if halves { "f16" } else { "bf16" });
-    let mut shares = Shared::<[f32]>::new_slice(comptime!((TILE_PLANES * TILE_ROWS) as usize));
+    let mut shares = Shared::<[f32]>::new_slice(comptime!((SHARES * TILE_ROWS) as usize));
     let (row, quarter) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
     let first = CUBE_POS_X * TILE_ROWS;
     let token = CUBE_POS_Y;
-    let sequence = (token / sight.count) as usize;
-    let visible = seen_rows::<P>(&start, &sight, token);
+    let visible = seen_rows::<P>(&start, &sizes, token);
     // Rows that are not seen are not read where none of the cube's are.
     let seen = first < visible;
     let mut low_score = 0.0f32;
     let mut high_score = 0.0f32;
     if seen {
         let mut rows = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * steps as usize));
-        let keys_start = sequence * keys_sequence + quarter as usize;
-        let low = keys_start + min(first + row, sight.rows - 1) as usize * key_stride;
-        let high = keys_start + min(first + row + 8, sight.rows - 1) as usize * key_stride;
+        let keys_start = sizes.keys(token) + quarter as usize;
+        let low = keys_start + min(first + row, sizes.rows - 1) as usize * sizes.keys_row;
+        let high = keys_start + min(first + row + 8, sizes.rows - 1) as usize * sizes.keys_row;
         #[unroll]
         for step in 0..steps {
             let ahead = comptime!((4 * step) as usize);
@@ -62,12 +51,10 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
             rows[comptime!((2 * step + 1) as usize)] =
                 Vector::<u32, Const<4>>::reinterpret(keys[high + ahead]);
         }
-        let query = sequence * queries_sequence
-            + (token % sight.count) as usize * query_stride
-            + quarter as usize;
+        let query = sizes.query(token) + quarter as usize;
         let mut head = UNIT_POS_Y * TILE_HEADS;
-        while head < sight.heads {
-            let line = query + min(head + row, sight.heads - 1) as usize * head_stride;
+        while head < sizes.heads {
+            let line = query + min(head + row, sizes.heads - 1) as usize * sizes.queries_head;
             // Two sums, of which one does not wait for the other.
             let mut sums = Array::<Vector<f32, Const<4>>>::new(2usize);
             sums[0] = Vector::new(0.0f32);
@@ -97,15 +84,15 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
             #[unroll]
             for column in 0..2u32 {
                 let own = head + quarter * 2 + column;
-                if own < sight.heads {
-                    let weight = weights[(token * sight.heads + own) as usize];
+                if own < sizes.heads {
+                    let weight = weights[(token * sizes.heads + own) as usize];
                     let low = dots.extract(comptime!(column as usize));
                     let high = dots.extract(comptime!(column as usize + 2));
                     low_score += weight * select(low < 0.0f32, 0.0f32, low);
                     high_score += weight * select(high < 0.0f32, 0.0f32, high);
                 }
             }
-            head += comptime!(TILE_PLANES * TILE_HEADS);
+            head += comptime!(SHARES * TILE_HEADS);
         }
     }
     #[unroll]
@@ -120,13 +107,16 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
     }
     sync_cube();
     let own = first + UNIT_POS;
-    if UNIT_POS < TILE_ROWS && own < sight.rows {
-        let mut score = shares[UNIT_POS as usize];
-        #[unroll]
-        for plane in 1..TILE_PLANES {
-            score += shares[(plane * TILE_ROWS + UNIT_POS) as usize];
-        }
-        let score = select(own < visible, score * scale, MASKED);
-        scores[token as usize * sight.rows as usize + own as usize] = score;
+    if UNIT_POS < TILE_ROWS && own < sizes.rows {
+        store_score(
+            &shares[..],
+            UNIT_POS,
+            scores,
+            token,
+            own,
+            visible,
+            &sizes,
+            TILE_ROWS,
+        );
     }
 }

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 use crate::attention::backend::BlockSight;
 use crate::attention::kernel::{
-    INDEX_SHARES, SightLaunch, TILE_PLANES, TILE_ROWS, index_kernel, index_tiles_kernel,
+    INDEX_SHARES, IndexSizesLaunch, TILE_ROWS, index_kernel, index_tiles_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -60,15 +60,22 @@ pub(in crate::attention) fn index_scores(
     let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
     let result = output(&queries, [batch, count, rows], DType::F32);
     let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
-    let (queries_strides, keys_strides) = (
-        [0, 1, 2].map(|axis| stride(&queries, axis)),
-        [0, 1].map(|axis| stride(&keys, axis)),
-    );
     let (start, ratio) = match sight {
         BlockSight::All => (None, 1),
         BlockSight::From { start, ratio } => (Some(into_contiguous(start)), ratio),
     };
-    let sight = SightLaunch::new(ratio as u32, count as u32, heads as u32, rows as u32);
+    let sizes = IndexSizesLaunch::new(
+        ratio as u32,
+        count as u32,
+        heads as u32,
+        rows as u32,
+        scale as f32,
+        stride(&queries, 0),
+        stride(&queries, 1),
+        stride(&queries, 2),
+        stride(&keys, 0),
+        stride(&keys, 1),
+    );
     let weights = into_contiguous(weights);
     let tokens = (batch * count) as u32;
     let cubes = |height| CubeCount::Static((rows as u32).div_ceil(height), tokens, 1);
@@ -81,20 +88,14 @@ pub(in crate::attention) fn index_scores(
             index_tiles_kernel::launch_unchecked(
                 &client,
                 cubes(TILE_ROWS),
-                CubeDim::new_2d(32, TILE_PLANES),
+                CubeDim::new_2d(32, INDEX_SHARES),
                 address_type([&queries, &keys, &result]),
                 queries.clone().into_buffer_arg(),
                 keys.into_buffer_arg(),
                 weights.into_buffer_arg(),
                 start.map(CubeTensor::into_buffer_arg).into(),
                 result.clone().into_buffer_arg(),
-                scale as f32,
-                sight,
-                queries_strides[0],
-                queries_strides[1],
-                queries_strides[2],
-                keys_strides[0],
-                keys_strides[1],
+                sizes,
                 (width / TILE_CHANNELS) as u32,
                 queries.dtype == DType::F16,
                 target,
@@ -116,13 +117,7 @@ pub(in crate::attention) fn index_scores(
             weights.into_buffer_arg(),
             start.map(CubeTensor::into_buffer_arg).into(),
             result.clone().into_buffer_arg(),
-            scale as f32,
-            sight,
-            queries_strides[0],
-            queries_strides[1],
-            queries_strides[2],
-            keys_strides[0],
-            keys_strides[1],
+            sizes,
             (width / size) as u32,
             INDEX_UNITS,
             dtypes,
