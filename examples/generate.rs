@@ -194,7 +194,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Begins the same generation where kernels are compiled when they are first used, so that the rates do not count it.
+/// Begins the same generation where kernels are compiled when they are first used, so that the rates do not count it. Rounds of fewer drafts,
+/// as there are before a cache grows, have kernels of their own: these are what a text ends with that is too short for a recording.
 fn warm_up(
     args: &Args,
     model: &Model,
@@ -208,10 +209,19 @@ fn warm_up(
     }
     let started = Instant::now();
     let prompt = &prompt[..prompt.len().min(WARM_UP_PROMPT)];
-    let mut generation =
-        TextGeneration::new(model, model_config, tokenizer, config.clone(), prompt)?;
+    let generation = |max_new_tokens| {
+        let config = GenerateConfig {
+            max_new_tokens,
+            ..config.clone()
+        };
+        TextGeneration::new(model, model_config, tokenizer, config, prompt)
+    };
+    for drafts in 0..config.drafts {
+        // One token comes with the prompt, and a round has one more than it accepts drafts.
+        generation(config.max_new_tokens.min(2 + drafts))?.stream(|_| ControlFlow::Continue(()))?;
+    }
     let mut pieces = 0;
-    generation.stream(|_| {
+    generation(config.max_new_tokens)?.stream(|_| {
         pieces += 1;
         match pieces < WARM_UP_PIECES {
             true => ControlFlow::Continue(()),

@@ -168,8 +168,8 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Replays the recorded cycle: what comes of it. `None` if that is not possible now, or if it could be more than `tokens`. Where that
-    /// cannot be of two cycles either, the second is replayed before the first is read.
+    /// Replays the recorded cycle: what comes of it, which may be more than the `tokens` that are wanted. `None` if that is not possible
+    /// now. Where the cycle cannot be enough for them, another is replayed before it is read.
     pub(super) fn replay(
         &mut self,
         mut caches: Caches,
@@ -198,14 +198,14 @@ impl<'a> Cycle<'a> {
         [self.drafts + 1, 2 * self.drafts]
     }
 
-    /// Replays another cycle, and begins to read what comes of it. `false` if that is not possible now, or if all that are ahead could
-    /// be more than `tokens`.
+    /// Replays another cycle, and begins to read what comes of it. `false` if that is not possible now, or if those that are ahead could
+    /// be enough for `tokens`.
     fn run_ahead(&mut self, caches: &Caches, tokens: usize) -> Result<bool, GenerateError> {
         let [trunk, mtp] = self.written();
         let before = self.ahead.len() * trunk;
         // There may be room for fewer drafts where a step is refused.
         let fits = |cache: &Cache, count| cache.check_replay(before + count).unwrap_or(false);
-        let fits = tokens >= before + trunk && fits(caches.trunk, trunk) && fits(caches.mtp, mtp);
+        let fits = tokens > before && fits(caches.trunk, trunk) && fits(caches.mtp, mtp);
         let epochs = caches.epochs();
         // Safety: no tensor of the cycle has been replaced, as the epochs say, which no other caches have had: the caches, the model
         // and this own or borrow them all, and none is shared with another thread.

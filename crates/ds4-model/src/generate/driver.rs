@@ -272,7 +272,10 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// A round, or the next few, by a recorded cycle; `false` if there is none, or if fewer drafts are to be made.
+    /// A round, or the next few, by a recorded cycle; `false` if there is none, or if there is no room for as many drafts.
+    ///
+    /// A cycle may go on beyond the last token that is wanted: a launched round, which would make fewer drafts, takes longer than what is
+    /// left out of it.
     fn cycles(&mut self) -> Result<bool, GenerateError> {
         let wanted = self.wanted();
         let (Some(cycle), Some(proposer)) = (&mut self.cycle, &mut self.proposer) else {
@@ -302,8 +305,11 @@ impl<'a> Generation<'a> {
             cycle.replay(caches, wanted)?.into_iter().collect()
         };
         for verdict in &verdicts {
-            self.stats.record(drafts, verdict.accepted);
-            self.accept(&verdict.tokens);
+            // What a round of fewer drafts would have come to.
+            let wanted = self.wanted();
+            let drafts = drafts.min(wanted.saturating_sub(1));
+            self.stats.record(drafts, verdict.accepted.min(drafts));
+            self.accept(&verdict.tokens[..verdict.tokens.len().min(wanted)]);
             // The cycle has shown them to the proposer's layer.
             self.unseen.clear();
         }
