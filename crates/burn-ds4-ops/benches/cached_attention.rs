@@ -86,6 +86,7 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
             let compressed = (rows > 0).then(|| CachedRows {
                 rows: half(&noise(rows * WIDTH, seed ^ 5), [1, rows, WIDTH], device),
                 ratio,
+                picking: picked > 0,
                 picks: (picked > 0).then(|| {
                     let of_row = |i: usize| (i * 37 % (start / ratio)) as i64;
                     let ids: Vec<i64> = (0..picked).map(of_row).collect();

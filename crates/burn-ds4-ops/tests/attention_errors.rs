@@ -276,6 +276,7 @@ fn cached_attention_refuses_what_does_not_fit() {
         Some(CachedRows {
             rows: f32s([1, 5, width]),
             ratio,
+            picking: true,
             picks: Some(Tensor::zeros([1, queries, 2], flex())),
         })
     };

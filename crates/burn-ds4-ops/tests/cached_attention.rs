@@ -31,6 +31,7 @@ struct Text {
     /// Positions of a block, and blocks that there is room for.
     ratio: usize,
     rows: usize,
+    /// Rows that a query picks, where it does.
     picks: Option<usize>,
 }
 
@@ -50,7 +51,7 @@ const PLAIN: Text = Text {
 const STARTS: [i64; 6] = [0, 1, 4, 9, 17, 28];
 
 /// Sizes that go different ways: heads that no cube divides, widths of one and of several vectors to a lane, several stretches, picks.
-const TEXTS: [Text; 6] = [
+const TEXTS: [Text; 7] = [
     PLAIN,
     Text {
         heads: 1,
@@ -85,6 +86,18 @@ const TEXTS: [Text; 6] = [
     },
     Text {
         width: 32,
+        picks: Some(140),
+        rows: 150,
+        ratio: 1,
+        ..PLAIN
+    },
+    // Two tiles of heads, of which the second is not full, and fewer channels than planes have slices.
+    Text {
+        heads: 19,
+        width: 128,
+        rotated: 64,
+        span: 20,
+        slots: 24,
         picks: Some(140),
         rows: 150,
         ratio: 1,
@@ -211,6 +224,7 @@ impl Text {
         let compressed = CachedRows {
             rows,
             ratio: self.ratio,
+            picking: self.picks.is_some(),
             picks,
         };
         let queries = CachedQueries {
@@ -373,6 +387,7 @@ fn what_starts_beyond_the_angles_is_refused_or_not_there() {
             let compressed = CachedRows {
                 rows: floats(&text.compressed(2), [2, text.rows, text.width], device),
                 ratio: text.ratio,
+                picking: false,
                 picks: None,
             };
             cached_attention(
@@ -542,7 +557,40 @@ fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
     }
 }
 
+/// Though tensor cores may work on one and not on the other.
+fn all_rows_of_a_layer_that_picks_have_the_bits_of_picks_in_order() {
+    every_dtype(|name, device, dtype| {
+        for text in TEXTS.iter().filter(|text| text.picks.is_some()) {
+            let (count, rows) = (text.count, text.rows);
+            // As an indexer picks: none where there are no more.
+            let given = (0..count).flat_map(|_| (0..rows as i64).chain([-1; 200]));
+            let picks = integers(&given.collect::<Vec<_>>(), [1, count, rows + 200], device);
+            for start in [0, 4, 28] {
+                let attend = |picks| {
+                    let shape = [1, count, text.heads, text.width];
+                    let x = floats(&text.queries(1), shape, device).cast(dtype);
+                    let rows = floats(&text.compressed(1), [1, rows, text.width], device);
+                    read(&text.attend_to(&[start], x, rows.cast(dtype), picks))
+                };
+                let tolerance = if name.starts_with("flex") {
+                    close(dtype)
+                } else {
+                    EXACT
+                };
+                let what = format!("{name} {text:?} from {start}");
+                assert_close(
+                    &attend(None),
+                    &attend(Some(picks.clone())),
+                    tolerance,
+                    &what,
+                );
+            }
+        }
+    });
+}
+
 catalogue![
+    all_rows_of_a_layer_that_picks_have_the_bits_of_picks_in_order,
     queries_see_what_their_positions_say_and_agree_with_the_oracle,
     without_channels_that_turn_queries_and_rows_are_as_they_are_normalised,
     what_starts_beyond_the_angles_is_refused_or_not_there,

@@ -60,6 +60,8 @@ pub enum CachedBlocks<B: Backend> {
         rows: FloatTensor<B>,
         /// Positions of a block.
         ratio: usize,
+        /// Whether queries are to get the bits of picks that are all rows in their order.
+        picking: bool,
     },
     /// Queries see those of their picks that are complete.
     Picked {

@@ -52,8 +52,11 @@ pub struct CachedRows {
     pub rows: Tensor<3>,
     /// Positions of a block.
     pub ratio: usize,
+    /// Whether queries pick among the rows as soon as there are enough of them. What a query gets has the same bits whether it sees all rows, or
+    /// picks all of them in their order.
+    pub picking: bool,
     /// The rows that each query sees, if not all: i32, i64 or u32, `[batch, queries, picks]`. One that is out of range, or not to be seen yet,
-    /// is none.
+    /// is none. With picks, `picking` makes no difference.
     pub picks: Option<Tensor<3, Int>>,
 }
 
@@ -155,8 +158,9 @@ pub fn append_rows(
 /// # Kernels
 ///
 /// On CubeCL devices there is one kernel for up to [`FEW_TOKENS`](super::FEW_TOKENS) queries of each sequence, of up to 1024 channels, which
-/// keeps queries in f32 once they are normalised. Elsewhere it is the operators named above, which round to the dtype of the queries in
-/// between.
+/// keeps queries in f32 once they are normalised. Rows of f16 or bf16 that are picked among, of a multiple of 64 channels up to 512, go through tensor cores
+/// where there are any: queries, and the weights of rows, are rounded to their dtype for that, as by the released kernel. Elsewhere it is the operators
+/// named above, which round to the dtype of the queries in between.
 ///
 /// # Errors
 ///
@@ -264,9 +268,15 @@ impl Positions {
 
 impl From<Option<CachedRows>> for backend::CachedBlocks<Dispatch> {
     fn from(compressed: Option<CachedRows>) -> Self {
-        let Some(CachedRows { rows, ratio, picks }) = compressed else {
+        let Some(compressed) = compressed else {
             return Self::None;
         };
+        let CachedRows {
+            rows,
+            ratio,
+            picking,
+            picks,
+        } = compressed;
         // CubeCL devices panic on some operations without elements.
         let seen = picks
             .as_ref()
@@ -276,7 +286,11 @@ impl From<Option<CachedRows>> for backend::CachedBlocks<Dispatch> {
         }
         let rows = rows.into_dispatch();
         match picks {
-            None => Self::All { rows, ratio },
+            None => Self::All {
+                rows,
+                ratio,
+                picking,
+            },
             Some(picks) => Self::Picked {
                 rows,
                 picks: picks.into_dispatch(),

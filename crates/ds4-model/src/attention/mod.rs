@@ -349,7 +349,12 @@ impl Attention {
             rows: cache.window.all(),
             span: step.span,
         };
-        let compressed = rows.map(|rows| CachedRows { rows, ratio, picks });
+        let compressed = rows.map(|rows| CachedRows {
+            rows,
+            ratio,
+            picking: self.indexer.is_some(),
+            picks,
+        });
         ops::cached_attention(queries, positions, window, compressed)
             .expect("a step that belongs to the cache")
     }

@@ -5,7 +5,8 @@ use cubecl::prelude::*;
 use super::heads::{CHUNK, Chunk, Heads};
 use super::meeting::meet;
 use super::rotate::Table;
-use super::sink::{STRETCH, SinkBlueprint, Sizes, Strides};
+use super::sight::Sight;
+use super::sink::{SinkBlueprint, Sizes, Stretch, Strides};
 use crate::attention::MASKED;
 
 /// How [`cached_kernel`] is compiled: as [`sink_kernel`](super::sink_kernel), of whose queries and results the vectors from `kept` on turn.
@@ -44,47 +45,35 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
 ) {
     let sink = comptime!(blueprint.sink);
     let token = CUBE_POS_Y;
-    let (sequence, query) = (token / sizes.count, token % sizes.count);
     let first_head = CUBE_POS_X * sink.heads;
-    let given = start[sequence as usize];
-    let there = given >= P::from_int(0) && given < P::cast_from(table.known);
-    let position = select(there, u32::cast_from(given), 0u32) + query;
-    // Positions up to the query's own.
-    let known = select(there, position + 1, 0u32);
-    let angle = table.at::<P>(given, query);
-
-    let own = sequence as usize * strides.queries_sequence + query as usize * strides.query;
+    let sight = Sight::new::<P>(start, token, ratio, &sizes, &table);
+    let (sequence, query) = (sight.sequence as usize, sight.query as usize);
+    let own = sequence * strides.queries_sequence + query * strides.query;
     let mut heads =
         Heads::<N>::new::<F>(queries, sinks, own, first_head, &sizes, strides.head, sink);
     heads.normalize_and_turn(
         angles,
-        angle,
+        sight.angle,
         &table,
         sizes.vectors,
         epsilon,
         blueprint.kept,
     );
 
-    let slots = sizes.columns;
-    let own_slot = position % slots;
-    // That of the first position of the window, which may be before the first of all.
-    let first_slot = (own_slot + slots + 1 - sizes.span) % slots;
-    let stretch = CUBE_POS_Z;
-    let span = select(stretch == 0u32, sizes.span, 0u32);
-    let mut first = UNIT_POS_Y * CHUNK;
-    while first < span {
+    let mut seen = sizes.seen;
+    if picks.is_none() {
+        seen = min(seen, sight.visible);
+    }
+    let stretch = Stretch::new(&sizes, seen, sink);
+    let mut first = stretch.first + UNIT_POS_Y * CHUNK;
+    while first < min(stretch.end, sizes.span) {
         let mut chunk = Chunk::new();
         #[unroll]
         for c in 0..CHUNK {
-            let column = first + c;
-            let inside = column < sizes.span && column + known >= sizes.span;
-            let slot = first_slot + column;
-            let slot = select(slot < slots, slot, slot - slots);
-            // What is not seen may be anything; the query's own row is seen.
-            let slot = select(inside, slot, own_slot);
-            chunk.biases[c as usize] = select(inside, 0.0f32, MASKED);
+            let slot = sight.slot(first + c, &sizes) as usize;
+            chunk.biases[c as usize] = select(sight.sees(first + c, &sizes), 0.0f32, MASKED);
             chunk.starts[c as usize] =
-                sequence as usize * strides.window_sequence + slot as usize * strides.window_row;
+                sequence * strides.window_sequence + slot * strides.window_row;
         }
         if chunk.is_seen() {
             heads.attend::<F>(window, &chunk, sizes.vectors, scale);
@@ -92,15 +81,8 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
         first += comptime!(CHUNK * sink.planes);
     }
 
-    let visible = min(known / ratio, sizes.rows);
-    let mut end = sizes.seen;
-    if picks.is_none() {
-        end = min(end, visible);
-    }
-    if comptime!(sink.split) {
-        end = min(end, (stretch + 1) * STRETCH);
-    }
-    let mut first = stretch * STRETCH + UNIT_POS_Y * CHUNK;
+    let end = stretch.row(stretch.end);
+    let mut first = stretch.row(stretch.first) + UNIT_POS_Y * CHUNK;
     while first < end {
         let mut chunk = Chunk::new();
         #[unroll]
@@ -110,11 +92,10 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
             let at = token as usize * sizes.seen as usize + place as usize;
             let picked: ComptimeOption<I> = picks.map(|picks| picks[at]);
             let picked = picked.unwrap_or_else(|| I::cast_from(place));
-            inside = inside && picked >= I::from_int(0) && picked < I::cast_from(visible);
+            inside = inside && picked >= I::from_int(0) && picked < I::cast_from(sight.visible);
             let row = select(inside, u32::cast_from(picked), 0u32) as usize;
             chunk.biases[c as usize] = select(inside, 0.0f32, MASKED);
-            chunk.starts[c as usize] =
-                sequence as usize * strides.rows_sequence + row * strides.row;
+            chunk.starts[c as usize] = sequence * strides.rows_sequence + row * strides.row;
         }
         if chunk.is_seen() {
             heads.attend::<F>(rows, &chunk, sizes.vectors, scale);
@@ -129,7 +110,7 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
         angles,
         output,
         shares,
-        angle,
+        sight.angle,
         table.pairs,
         &sizes,
         kept,

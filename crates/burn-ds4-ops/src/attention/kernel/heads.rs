@@ -9,13 +9,13 @@ use crate::attention::HIDDEN;
 use crate::intrinsics::group_sum;
 
 /// Columns that a plane takes at a time.
-pub(super) const CHUNK: u32 = 4;
+pub(crate) const CHUNK: u32 = 4;
 
 /// What a lane has of the heads of a cube.
 #[derive(CubeType)]
 pub(super) struct Heads<N: Size> {
     /// Its vectors of the queries, and of the weighted sums of rows: `[heads, steps]`.
-    queries: Array<Vector<f32, N>>,
+    pub queries: Array<Vector<f32, N>>,
     pub sums: Array<Vector<f32, N>>,
     /// Largest logit so far, and the sum of exponentials relative to it.
     pub maxima: Array<f32>,

@@ -11,7 +11,7 @@ use crate::intrinsics::Target;
 
 /// The sum of all exponentials relative to `maximum`, the sink's included.
 #[cube]
-fn with_sink(total: f32, sink: f32, maximum: f32, #[comptime] target: Target) -> f32 {
+pub(super) fn with_sink(total: f32, sink: f32, maximum: f32, #[comptime] target: Target) -> f32 {
     max(total + weight(max(sink, MASKED) - maximum, target), TINY)
 }
 
@@ -116,6 +116,9 @@ pub(super) fn meet<O: Float, N: Size>(
     }
 }
 
+/// Stretches whose sums are on their way at the same time.
+const JOINED: usize = 16;
+
 /// Joins the stretches of [`sink_kernel`](super::sink_kernel), a cube for a head of a query: `output` is `[batch, count, heads, vectors]`.
 /// Where there are angles and starts of sequences of `count` queries, pairs of the vectors from `kept` on turn back by them.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -140,28 +143,49 @@ pub(crate) fn join_kernel<O: Float, P: Int, N: Size>(
     let token = CUBE_POS_Y;
     let all = CUBE_COUNT_X * CUBE_COUNT_Y;
     let own = token * CUBE_COUNT_X + head;
-    let mut maximum = shares[own as usize];
-    for stretch in 1..stretches {
-        maximum = max(maximum, shares[(stretch * all + own) as usize]);
-    }
-    let mut total = 0.0f32;
-    for stretch in 0..stretches {
-        let at = stretch * all + own;
-        let share = weight(shares[at as usize] - maximum, target);
-        total += shares[(stretches * all + at) as usize] * share;
-    }
-    let divisor = with_sink(total, sinks[head as usize], maximum, target);
     let mut vector = UNIT_POS;
     while vector < vectors {
+        // As planes do it with columns: relative to the largest so far.
+        let mut maximum = shares[own as usize];
+        let mut total = 0.0f32;
         let mut sum = Vector::<f32, N>::new(0.0f32);
-        for stretch in 0..stretches {
-            let at = stretch * all + own;
-            // Nothing was written where nothing was seen.
-            if shares[(stretches * all + at) as usize] != 0.0f32 {
-                let share = weight(shares[at as usize] - maximum, target);
-                sum += sums[at as usize * vectors as usize + vector as usize] * Vector::new(share);
+        let mut first = 0u32;
+        while first < stretches {
+            let mut maxima = Array::<f32>::new(JOINED);
+            let mut totals = Array::<f32>::new(JOINED);
+            let mut parts = Array::<Vector<f32, N>>::new(JOINED);
+            #[unroll]
+            for i in 0..JOINED {
+                let stretch = first + comptime!(i as u32);
+                let inside = stretch < stretches;
+                let at = select(inside, stretch, 0u32) * all + own;
+                maxima[i] = shares[at as usize];
+                totals[i] = select(inside, shares[(stretches * all + at) as usize], 0.0f32);
             }
+            let before = maximum;
+            #[unroll]
+            for i in 0..JOINED {
+                let mut part = Vector::<f32, N>::new(0.0f32);
+                // Nothing was written where nothing was seen.
+                if totals[i] != 0.0f32 {
+                    let at = (first + comptime!(i as u32)) * all + own;
+                    part = sums[at as usize * vectors as usize + vector as usize];
+                }
+                parts[i] = part;
+                maximum = max(maximum, maxima[i]);
+            }
+            let kept = weight(before - maximum, target);
+            total *= kept;
+            sum *= Vector::new(kept);
+            #[unroll]
+            for i in 0..JOINED {
+                let share = weight(maxima[i] - maximum, target);
+                total = fma(totals[i], share, total);
+                sum += parts[i] * Vector::new(share);
+            }
+            first += comptime!(JOINED as u32);
         }
+        let divisor = with_sink(total, sinks[head as usize], maximum, target);
         let at = own as usize * vectors as usize + vector as usize;
         let mut result = sum / Vector::new(divisor);
         #[comptime]

@@ -7,16 +7,12 @@ use super::meeting::meet;
 use crate::attention::MASKED;
 use crate::intrinsics::Target;
 
-/// Compressed rows of a cube.
-pub(crate) const STRETCH: u32 = 128;
-
 /// How [`sink_kernel`] is compiled.
 ///
-/// A cube has a few heads of one query, and a stretch of its columns: the first stretch is the window and the first [`STRETCH`]
-/// compressed rows, and so many rows are each of the others. Its planes share the columns out in chunks, counted from the stretch's first, and
-/// read every row once, as key and as value, for all heads of the cube; each keeps a softmax of its own, and these meet in shared memory, plane
-/// by plane. Stretches meet in [`join_kernel`](super::join_kernel). So nothing but the grid depends on the number of queries, and what is
-/// hidden behind all else changes nothing.
+/// A cube has a few heads of one query, and a [stretch](Stretch) of its columns. Its planes share the columns out in chunks, counted from the
+/// first of the window and from the first compressed row, and read every row once, as key and as value, for all heads of the cube; each keeps
+/// a softmax of its own, and these meet in shared memory, plane by plane. Stretches meet in [`join_kernel`](super::join_kernel). So nothing but
+/// the grid depends on the number of queries, and what is hidden behind all else changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SinkBlueprint {
     /// Heads of a cube.
@@ -29,6 +25,8 @@ pub(crate) struct SinkBlueprint {
     pub steps: u32,
     /// Whether the lanes' vectors are those of a row, and none beyond.
     pub even: bool,
+    /// Columns of a stretch: a multiple of [`CHUNK`].
+    pub stretch: u32,
     /// Whether there are several stretches.
     pub split: bool,
     /// What the instructions are that the kernel may use.
@@ -62,6 +60,36 @@ pub(crate) struct Strides {
     pub window_row: usize,
     pub rows_sequence: usize,
     pub row: usize,
+}
+
+/// What a cube has of the columns of its query: those of the window, up to a whole chunk, and then the compressed rows, in stretches of one
+/// length.
+#[derive(CubeType)]
+pub(super) struct Stretch {
+    /// The first, and the end.
+    pub first: u32,
+    pub end: u32,
+    /// The first of all that is a compressed row.
+    pub rows: u32,
+}
+
+#[cube]
+impl Stretch {
+    /// The cube's, with `seen` compressed rows.
+    pub fn new(sizes: &Sizes, seen: u32, #[comptime] blueprint: SinkBlueprint) -> Stretch {
+        let rows = (sizes.span + comptime!(CHUNK - 1)) / CHUNK * CHUNK;
+        let first = CUBE_POS_Z * blueprint.stretch;
+        Stretch {
+            first,
+            end: min(first + blueprint.stretch, rows + seen),
+            rows,
+        }
+    }
+
+    /// The number of a column, or that of the first one, among the compressed rows.
+    pub fn row(&self, column: u32) -> u32 {
+        max(column, self.rows) - self.rows
+    }
 }
 
 /// One softmax over the rows of the window, compressed rows and a sink, whose share is dropped.
@@ -104,10 +132,9 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
     );
 
     let first_column = sizes.columns + 1 - sizes.count - sizes.span + query;
-    let stretch = CUBE_POS_Z;
-    let span = select(stretch == 0u32, sizes.span, 0u32);
-    let mut first = UNIT_POS_Y * CHUNK;
-    while first < span {
+    let stretch = Stretch::new(&sizes, sizes.seen, blueprint);
+    let mut first = stretch.first + UNIT_POS_Y * CHUNK;
+    while first < min(stretch.end, sizes.span) {
         let mut chunk = Chunk::new();
         #[unroll]
         for c in 0..CHUNK {
@@ -124,11 +151,8 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
         first += comptime!(CHUNK * blueprint.planes);
     }
 
-    let mut end = sizes.seen;
-    if comptime!(blueprint.split) {
-        end = min(end, (stretch + 1) * STRETCH);
-    }
-    let mut first = stretch * STRETCH + UNIT_POS_Y * CHUNK;
+    let end = stretch.row(stretch.end);
+    let mut first = stretch.row(stretch.first) + UNIT_POS_Y * CHUNK;
     while first < end {
         let mut chunk = Chunk::new();
         #[unroll]

@@ -9,17 +9,22 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::compress::{UNITS, WORD, row_blueprint};
-use super::{JoinInputs, SinkLaunch, blueprint, join, table};
+use super::{HEADS, JoinInputs, SinkLaunch, blueprint, join, stretch, stretches, table};
 use crate::attention::FEW_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
-    AppendSizesLaunch, CachedBlueprint, STRETCH, SinkBlueprint, append_kernel, cached_kernel,
+    AppendSizesLaunch, CachedBlueprint, CachedTilesBlueprint, PLANE_HEADS, SLICE, SinkBlueprint,
+    TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel, cached_tiles_kernel,
 };
+use crate::intrinsics::Target;
 use crate::launching::{
-    MAX_CUBES, address_type, fits_i32, fits_shared, is_float, is_wide_int, row_vector_size,
-    with_contiguous_rows, with_vectors, writable,
+    MAX_CUBES, address_type, fits_i32, fits_shared, has_tensor_cores, is_float, is_wide_int,
+    row_vector_size, with_contiguous_rows, with_vectors, writable,
 };
 use crate::quant::roundtrip::hadamard_scale;
+
+/// Widest row of the kernel of tensor cores: a plane has a slice of it.
+const MAX_TILE_WIDTH: usize = (TILE_PLANES * SLICE) as usize;
 
 pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTensor) -> bool {
     let [batch, count, _] = new.x.shape().dims();
@@ -90,26 +95,74 @@ fn holds_pairs(size: usize, rotated: usize) -> bool {
     size.is_multiple_of(2) && rotated.is_multiple_of(size)
 }
 
-/// How the kernel is compiled, and elements of its vectors.
-fn cached_blueprint(
-    queries: &Queries<CubeBackend>,
-    rows: [&CubeTensor; 2],
-) -> Option<(SinkBlueprint, usize)> {
-    let width = queries.x.shape()[3];
-    let rotated = queries.angles.shape()[1];
-    // Which channels a lane has must not depend on where the rows are.
-    let mut size = row_vector_size([&queries.x, rows[0], rows[1]], width);
-    while size > 1 && !holds_pairs(size, rotated) {
-        size /= 2;
+/// How a kernel is compiled, and elements of its vectors.
+struct CachedPlan {
+    sink: SinkBlueprint,
+    size: usize,
+    /// Whether it is the kernel of tensor cores.
+    tiles: bool,
+}
+
+impl CachedPlan {
+    fn new(
+        queries: &Queries<CubeBackend>,
+        rows: [&CubeTensor; 2],
+        blocks: &CachedBlocks<CubeBackend>,
+    ) -> Option<Self> {
+        // Whether they are picked now must not make a difference.
+        let picked = match blocks {
+            CachedBlocks::None => false,
+            CachedBlocks::All { picking, .. } => *picking,
+            CachedBlocks::Picked { .. } => true,
+        };
+        let width = queries.x.shape()[3];
+        let rotated = queries.angles.shape()[1];
+        let client = &queries.x.client;
+        // Which channels a lane has must not depend on where the rows are.
+        let mut size = row_vector_size([&queries.x, rows[0], rows[1]], width);
+        while size > 1 && !holds_pairs(size, rotated) {
+            size /= 2;
+        }
+        if picked
+            && size == 8
+            && queries.x.dtype != DType::F32
+            && width.is_multiple_of(SLICE as usize)
+            && width <= MAX_TILE_WIDTH
+            && has_tensor_cores(client)
+        {
+            let lanes = 32;
+            let vectors = (width / size) as u32;
+            let sink = SinkBlueprint {
+                heads: PLANE_HEADS,
+                planes: TILE_PLANES,
+                plane: lanes,
+                steps: vectors.div_ceil(lanes),
+                even: vectors.is_multiple_of(lanes),
+                stretch: TILE_COLUMNS,
+                split: false,
+                target: Target::of(client),
+            };
+            return Some(Self {
+                sink,
+                size,
+                tiles: true,
+            });
+        }
+        let (sink, size) = blueprint(client, width, size, 2)?;
+        let stretch = stretch(picked);
+        holds_pairs(size, rotated).then_some(Self {
+            sink: SinkBlueprint { stretch, ..sink },
+            size,
+            tiles: false,
+        })
     }
-    blueprint(&queries.x.client, width, size, 2).filter(|(_, size)| holds_pairs(*size, rotated))
 }
 
 /// The compressed rows, if there are any, and a query's picks among them.
 fn parts(blocks: &CachedBlocks<CubeBackend>) -> (Option<&CubeTensor>, Option<&CubeTensor>, usize) {
     match blocks {
         CachedBlocks::None => (None, None, 1),
-        CachedBlocks::All { rows, ratio } => (Some(rows), None, *ratio),
+        CachedBlocks::All { rows, ratio, .. } => (Some(rows), None, *ratio),
         CachedBlocks::Picked { rows, picks, ratio } => (Some(rows), Some(picks), *ratio),
     }
 }
@@ -130,14 +183,14 @@ pub(in crate::attention) fn can_attend_cached(
         && count <= FEW_TOKENS
         && batch * count <= MAX_CUBES
         && heads <= MAX_CUBES
-        && seen.div_ceil(STRETCH as usize) <= MAX_CUBES
+        && stretches(queries.span, seen, TILE_COLUMNS) <= MAX_CUBES
         && fits_i32(Some(available.max(seen).max(ratio)))
         && fits_i32(slots.checked_mul(2))
         && fits_i32(known.checked_add(count))
         && is_float(queries.x.dtype)
         && is_wide_int(queries.start.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
-        && cached_blueprint(queries, [window, rows.unwrap_or(window)]).is_some()
+        && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks).is_some()
 }
 
 pub(in crate::attention) fn cached_attention(
@@ -153,8 +206,8 @@ pub(in crate::attention) fn cached_attention(
     // Where there are no rows, none of these are read.
     let available = rows.map_or(0, |rows| rows.shape()[1]);
     let rows = rows.unwrap_or(&window).clone();
-    let (blueprint, size) =
-        cached_blueprint(&queries, [&window, &rows]).expect("checked by can_attend_cached");
+    let plan = CachedPlan::new(&queries, [&window, &rows], &blocks);
+    let CachedPlan { sink, size, tiles } = plan.expect("checked by can_attend_cached");
     let client = queries.x.client.clone();
     let [batch, count, heads, width] = queries.x.shape().dims();
     let [_, rotated] = queries.angles.shape().dims();
@@ -163,7 +216,7 @@ pub(in crate::attention) fn cached_attention(
     let angles = with_contiguous_rows(queries.angles);
     let start = into_contiguous(queries.start);
     let sinks = into_contiguous(queries.sinks);
-    let launch = SinkLaunch::new(&x, seen, blueprint);
+    let launch = SinkLaunch::new(&x, queries.span, seen, sink);
     let sizes = launch.sizes(&window, available, size, queries.span, seen);
     let strides = super::strides(&x, &window, &rows, size);
     let kept = ((width - rotated) / size) as u32;
@@ -173,33 +226,65 @@ pub(in crate::attention) fn cached_attention(
     };
     let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
     let dtypes = [x.dtype, launch.sums.dtype, picks_dtype, start.dtype].map(dtype_to_storage_type);
+    let address = address_type([&x, &window, &rows, &angles, &launch.sums]);
     // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their number, rows that are none or not seen as the
-    // first, angles within the table; writes are within the output.
+    // first or as a query's own, angles within the table; writes are within the output.
     unsafe {
-        cached_kernel::launch_unchecked(
-            &client,
-            launch.cubes(batch * count, heads),
-            launch.dim(),
-            address_type([&x, &window, &rows, &angles, &launch.sums]),
-            size,
-            x.into_buffer_arg(),
-            window.into_buffer_arg(),
-            rows.into_buffer_arg(),
-            picks.map(CubeTensor::into_buffer_arg).into(),
-            sinks.clone().into_buffer_arg(),
-            angles.clone().into_buffer_arg(),
-            start.clone().into_buffer_arg(),
-            launch.sums.clone().into_buffer_arg(),
-            launch.shares.clone().into_buffer_arg(),
-            sizes,
-            strides,
-            table(&angles),
-            ratio as u32,
-            queries.epsilon as f32,
-            queries.scale as f32,
-            blueprint,
-            dtypes,
-        );
+        if tiles {
+            let halves = x.dtype == DType::F16;
+            cached_tiles_kernel::launch_unchecked(
+                &client,
+                launch.cubes(batch * count, heads, TILE_HEADS),
+                launch.dim(),
+                address,
+                x.into_buffer_arg(),
+                window.into_buffer_arg(),
+                rows.into_buffer_arg(),
+                picks.map(CubeTensor::into_buffer_arg).into(),
+                sinks.clone().into_buffer_arg(),
+                angles.clone().into_buffer_arg(),
+                start.clone().into_buffer_arg(),
+                launch.sums.clone().into_buffer_arg(),
+                launch.shares.clone().into_buffer_arg(),
+                sizes,
+                strides,
+                table(&angles),
+                ratio as u32,
+                queries.epsilon as f32,
+                queries.scale as f32,
+                CachedTilesBlueprint {
+                    cached: blueprint,
+                    vectors: (width / size) as u32,
+                    halves,
+                },
+                dtypes,
+            );
+        } else {
+            cached_kernel::launch_unchecked(
+                &client,
+                launch.cubes(batch * count, heads, HEADS),
+                launch.dim(),
+                address,
+                size,
+                x.into_buffer_arg(),
+                window.into_buffer_arg(),
+                rows.into_buffer_arg(),
+                picks.map(CubeTensor::into_buffer_arg).into(),
+                sinks.clone().into_buffer_arg(),
+                angles.clone().into_buffer_arg(),
+                start.clone().into_buffer_arg(),
+                launch.sums.clone().into_buffer_arg(),
+                launch.shares.clone().into_buffer_arg(),
+                sizes,
+                strides,
+                table(&angles),
+                ratio as u32,
+                queries.epsilon as f32,
+                queries.scale as f32,
+                blueprint,
+                dtypes,
+            );
+        }
     }
     let turn = Some((angles.clone(), start, kept));
     join(launch, JoinInputs { sinks, turn, size })

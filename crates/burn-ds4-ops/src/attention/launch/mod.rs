@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 use super::FEW_TOKENS;
 use super::backend::CompressedRows;
 use super::kernel::{
-    BlocksLaunch, STRETCH, SinkBlueprint, SizesLaunch, StridesLaunch, TableLaunch, join_kernel,
+    BlocksLaunch, CHUNK, SinkBlueprint, SizesLaunch, StridesLaunch, TableLaunch, join_kernel,
     pool_kernel, sink_kernel,
 };
 use super::reference::Problem;
@@ -38,6 +38,11 @@ const MAX_PLANES_WIDTH: usize = 512;
 const MAX_WIDTH: usize = 1024;
 /// Channels of a lane at most, likewise.
 const MAX_LANE_WIDTH: usize = 64;
+/// Columns of a cube where all compressed rows are seen: one cube reaches far, since most of a cache may be empty. And where they are picked among:
+/// the 128 of a window and the 512 picks of the released models are four cubes' then, for each of 32 pairs of heads, which is as many as an
+/// H200 has multiprocessors.
+const STRETCH: u32 = 192;
+const PICKED_STRETCH: u32 = 160;
 /// Units of a cube that joins stretches.
 const JOIN_UNITS: u32 = 128;
 /// Channels of a cube that pools.
@@ -75,6 +80,7 @@ fn blueprint(
         plane,
         steps: steps as u32,
         even: vectors == steps * plane as usize,
+        stretch: STRETCH,
         split: false,
         target: Target::of(client),
     };
@@ -88,11 +94,12 @@ pub(super) fn can_attend(problem: &Problem<CubeBackend>) -> bool {
         CompressedRows::Shared { rows, .. } => (rows.shape()[1], None),
         CompressedRows::Picked { rows, picks, .. } => (rows.shape()[1], Some(picks)),
     };
+    let seen = picks.map_or(rows, |picks| picks.shape()[2]);
     let columns = problem.window.shape()[1];
     batch * count <= FEW_TOKENS
         && heads <= MAX_CUBES
-        && rows.div_ceil(STRETCH as usize) <= MAX_CUBES
-        && i32::try_from(batch * columns.max(rows)).is_ok()
+        && stretches(problem.span, seen, stretch(picks.is_some())) <= MAX_CUBES
+        && i32::try_from(batch * columns.max(rows).max(seen)).is_ok()
         && is_float(problem.queries.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
         && blueprint(&problem.queries.client, width, 1, 1).is_some()
@@ -128,7 +135,11 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
         .expect("checked by can_attend");
     let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
     let sinks = into_contiguous(problem.sinks);
-    let launch = SinkLaunch::new(&queries, seen, blueprint);
+    let blueprint = SinkBlueprint {
+        stretch: stretch(picks.is_some()),
+        ..blueprint
+    };
+    let launch = SinkLaunch::new(&queries, problem.span, seen, blueprint);
     let sizes = launch.sizes(&window, rows.shape()[1], size, problem.span, seen);
     let strides = strides(&queries, &window, &rows, size);
     let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
@@ -137,7 +148,7 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
     unsafe {
         sink_kernel::launch_unchecked(
             &client,
-            launch.cubes(batch * count, heads),
+            launch.cubes(batch * count, heads, HEADS),
             launch.dim(),
             address_type([&queries, &window, &rows, &rows_bias, &launch.sums]),
             size,
@@ -161,7 +172,18 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
     join(launch, JoinInputs { sinks, turn, size })
 }
 
-/// What both kernels of attention are launched with.
+/// Columns of a cube.
+const fn stretch(picked: bool) -> u32 {
+    if picked { PICKED_STRETCH } else { STRETCH }
+}
+
+/// Cubes of `stretch` columns that share the columns of a query out.
+fn stretches(span: usize, seen: usize, stretch: u32) -> usize {
+    let window = span.next_multiple_of(CHUNK as usize);
+    (window + seen).div_ceil(stretch as usize).max(1)
+}
+
+/// What the kernels of attention are launched with.
 struct SinkLaunch {
     blueprint: SinkBlueprint,
     stretches: usize,
@@ -172,9 +194,10 @@ struct SinkLaunch {
 }
 
 impl SinkLaunch {
-    fn new(queries: &CubeTensor, seen: usize, blueprint: SinkBlueprint) -> Self {
+    /// For queries that see `span` rows of a window and `seen` compressed ones.
+    fn new(queries: &CubeTensor, span: usize, seen: usize, blueprint: SinkBlueprint) -> Self {
         let [batch, count, heads, width] = queries.shape().dims();
-        let stretches = seen.div_ceil(STRETCH as usize).max(1);
+        let stretches = stretches(span, seen, blueprint.stretch);
         let split = stretches > 1;
         let result = output(queries, [batch, count, heads, width], queries.dtype);
         let shape = [stretches, batch, count, heads, width];
@@ -211,8 +234,9 @@ impl SinkLaunch {
         )
     }
 
-    fn cubes(&self, tokens: usize, heads: usize) -> CubeCount {
-        let shares = (heads as u32).div_ceil(HEADS);
+    /// Of cubes of so many heads each.
+    fn cubes(&self, tokens: usize, heads: usize, cube_heads: u32) -> CubeCount {
+        let shares = (heads as u32).div_ceil(cube_heads);
         CubeCount::Static(shares, tokens as u32, self.stretches as u32)
     }
 

@@ -52,7 +52,7 @@ pub(in crate::attention) fn cached_attention<B: AttentionOps>(
 
     let compressed = match blocks {
         CachedBlocks::None => CompressedRows::None,
-        CachedBlocks::All { rows, ratio } => CompressedRows::Shared {
+        CachedBlocks::All { rows, ratio, .. } => CompressedRows::Shared {
             bias: block_bias(&places, count, rows.shape()[1], ratio),
             rows,
         },
