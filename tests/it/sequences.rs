@@ -161,6 +161,10 @@ fn what_cannot_be_adopted_is_named_and_changes_nothing() {
         ..layout
     };
     let error = cache.adopt(0, &made(fewer, FloatDType::F32));
-    assert!(matches!(error, Err(CacheError::LayoutMismatch { .. })));
+    let message = error.expect_err("fewer layers").to_string();
+    assert!(
+        message.starts_with("source has layers [Window], the cache has ["),
+        "{message}"
+    );
     assert_eq!((cache.lengths(), cache.capacity()), (&[0, 0][..], 8));
 }

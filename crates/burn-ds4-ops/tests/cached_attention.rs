@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 use burn_ds4_ops::attention::{
-    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, RowRounding, append_rows,
-    cached_attention,
+    CachedQueries, CachedRows, CachedWindow, FEW_TOKENS, NewRows, Positions, RowRounding,
+    append_rows, cached_attention,
 };
 use burn_ds4_ops::quant::fp8_roundtrip;
 
@@ -216,9 +216,22 @@ impl Text {
         picks: Option<Tensor<3, Int>>,
     ) -> Tensor<4> {
         let device = x.device();
-        let dtype = FloatDType::from(x.dtype());
+        let positions = self.place(starts, &device);
+        self.attend_at(starts, positions, x, rows, picks)
+    }
+
+    /// From `positions`, which are those of `starts`.
+    fn attend_at(
+        &self,
+        starts: &[i64],
+        positions: Positions,
+        x: Tensor<4>,
+        rows: Tensor<3>,
+        picks: Option<Tensor<3, Int>>,
+    ) -> Tensor<4> {
+        let device = x.device();
         let window = CachedWindow {
-            rows: self.window(starts, dtype, &device),
+            rows: self.window(starts, x.dtype().into(), &device),
             span: self.span,
         };
         let compressed = CachedRows {
@@ -233,13 +246,7 @@ impl Text {
             sinks: floats(&self.sinks(), [self.heads], &device),
             scale: self.scale(),
         };
-        cached_attention(
-            queries,
-            self.place(starts, &device),
-            window,
-            Some(compressed),
-        )
-        .expect(FITS)
+        cached_attention(queries, positions, window, Some(compressed)).expect(FITS)
     }
 
     /// Rows normalised and turned, each for all its heads.
@@ -344,11 +351,8 @@ fn queries_see_what_their_positions_say_and_agree_with_the_oracle() {
     });
 }
 
-fn without_channels_that_turn_queries_and_rows_are_as_they_are_normalised() {
-    let text = Text {
-        rotated: 0,
-        ..PLAIN
-    };
+/// In f32.
+fn agrees_with_the_oracle(text: Text) {
     let starts = [0, 9, -1];
     for (name, device) in devices() {
         let actual = values(text.attend(&starts, FloatDType::F32, device));
@@ -359,6 +363,21 @@ fn without_channels_that_turn_queries_and_rows_are_as_they_are_normalised() {
             assert_close(actual, &expected, close(FloatDType::F32), &what);
         }
     }
+}
+
+fn without_channels_that_turn_queries_and_rows_are_as_they_are_normalised() {
+    agrees_with_the_oracle(Text {
+        rotated: 0,
+        ..PLAIN
+    });
+}
+
+fn more_queries_than_a_kernel_takes_agree_with_the_oracle() {
+    agrees_with_the_oracle(Text {
+        count: FEW_TOKENS + 1,
+        slots: FEW_TOKENS + 5,
+        ..PLAIN
+    });
 }
 
 fn what_starts_beyond_the_angles_is_refused_or_not_there() {
@@ -526,35 +545,77 @@ fn content_is_rounded_as_by_its_operator() {
 }
 
 fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
-    let text = Text { heads: 4, ..PLAIN };
-    for (name, device) in devices() {
-        let run = |spoil: bool| {
-            let mut x = text.queries(1);
-            if spoil {
-                x[text.width + 3] = f32::NAN;
+    let plain = Text { heads: 4, ..PLAIN };
+    let picking = Text {
+        width: 64,
+        picks: Some(4),
+        ..plain
+    };
+    every_dtype(|name, device, dtype| {
+        for text in [plain, picking] {
+            let run = |spoil: bool| {
+                let mut x = text.queries(1);
+                if spoil {
+                    x[text.width + 3] = f32::NAN;
+                }
+                let x = floats(&x, [1, text.count, text.heads, text.width], device);
+                let mut rows = text.compressed(1);
+                if spoil {
+                    // Block 3 is complete from position 11 on: the second query's.
+                    rows[3 * text.width] = f32::NAN;
+                }
+                let rows = floats(&rows, [1, text.rows, text.width], device);
+                read(&text.attend_to(&[10], x.cast(dtype), rows.cast(dtype), None))
+            };
+            let (spoilt, whole) = (run(true), run(false));
+            let what = format!("{name} {text:?}");
+            let each = text.heads * text.width;
+            for (at, (spoilt, whole)) in spoilt.iter().zip(&whole).take(each).enumerate() {
+                let head = at / text.width;
+                // Products of what is hidden with no share are a reference's own.
+                if head != 1 && !name.starts_with("flex") {
+                    assert_eq!(spoilt, whole, "{what}: head {head}");
+                }
             }
-            let x = floats(&x, [1, text.count, text.heads, text.width], device);
-            let mut rows = text.compressed(1);
-            if spoil {
-                // Block 3 is complete from position 11 on: the second query's.
-                rows[3 * text.width] = f32::NAN;
-            }
-            let rows = floats(&rows, [1, text.rows, text.width], device);
-            values(text.attend_to(&[10], x, rows, None))
+            assert!(spoilt[each..].iter().all(|x| x.is_nan()), "{what}");
+            let own = &spoilt[text.width..2 * text.width];
+            assert!(own.iter().all(|x| x.is_nan()), "{what}: its own head");
+        }
+    });
+}
+
+fn starts_and_picks_may_have_any_integer_dtype() {
+    let text = Text {
+        width: 64,
+        picks: Some(4),
+        ..PLAIN
+    };
+    let starts = [9, 17];
+    let picked: Vec<i64> = (0..starts.len() * text.count)
+        .flat_map(|i| [0, 2, 3 + i as i64, 9])
+        .collect();
+    every_dtype(|name, device, dtype| {
+        let attend = |integer| {
+            let shape = [starts.len(), text.count, text.heads, text.width];
+            let x = floats(&text.queries(starts.len()), shape, device);
+            let shape = [starts.len(), text.rows, text.width];
+            let rows = floats(&text.compressed(starts.len()), shape, device);
+            let picks = integers(&picked, [starts.len(), text.count, 4], device);
+            let positions = text.place(&starts, device);
+            let positions = Positions {
+                start: positions.start.cast(integer),
+                ..positions
+            };
+            let (x, rows) = (x.cast(dtype), rows.cast(dtype));
+            read(&text.attend_at(&starts, positions, x, rows, Some(picks.cast(integer))))
         };
-        let (spoilt, whole) = (run(true), run(false));
-        let each = text.heads * text.width;
-        for (at, (spoilt, whole)) in spoilt.iter().zip(&whole).take(each).enumerate() {
-            let head = at / text.width;
-            // Products of what is hidden with no share are a reference's own.
-            if head != 1 && !name.starts_with("flex") {
-                assert_eq!(spoilt, whole, "{name}: head {head}");
+        let expected = attend(IntDType::I32);
+        for integer in [IntDType::I64, IntDType::U32] {
+            if device.supports_dtype(integer) {
+                assert_eq!(attend(integer), expected, "{name} {integer:?}");
             }
         }
-        assert!(spoilt[each..].iter().all(|x| x.is_nan()), "{name}");
-        let own = &spoilt[text.width..2 * text.width];
-        assert!(own.iter().all(|x| x.is_nan()), "{name}: its own head");
-    }
+    });
 }
 
 /// Though tensor cores may work on one and not on the other.
@@ -598,4 +659,6 @@ catalogue![
     rows_go_to_the_slots_of_their_positions,
     content_is_rounded_as_by_its_operator,
     a_nan_reaches_the_head_or_the_queries_that_see_it_only,
+    starts_and_picks_may_have_any_integer_dtype,
+    more_queries_than_a_kernel_takes_agree_with_the_oracle,
 ];

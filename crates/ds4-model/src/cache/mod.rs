@@ -612,7 +612,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Makes every sequence `positions` long, with rows drawn from `distribution` that no model has computed; what the cache held is
+    /// Makes every sequence `positions` long, vacant ones too, with rows drawn from `distribution` that no model has computed; what the cache held is
     /// lost.
     ///
     /// For measurements at a context that would take long to compute. Norms leave rows of variance 1, so `Normal(0, 1)` comes close to
@@ -644,6 +644,8 @@ impl Cache {
         }
         self.lengths.fill(positions);
         self.high_water.fill(positions);
+        self.vacant.fill(false);
+        self.active = None;
         self.start = Some(Tensor::full(
             [self.config.batch],
             positions as i64,

@@ -135,10 +135,10 @@ impl Cache {
                 batch: source.config.batch,
             });
         }
-        source.check_layers(self.layout.layers.iter().copied())?;
         let properties = |cache: &Cache| {
             let layout = &cache.layout;
             [
+                ("layers", format!("{:?}", layout.layers)),
                 ("window", format!("{}", layout.window)),
                 ("head_dim", format!("{}", layout.head_dim)),
                 ("index_head_dim", format!("{}", layout.index_head_dim)),

@@ -75,6 +75,22 @@ fn rows(cache: &Cache, sequence: usize) -> Vec<Vec<f32>> {
 }
 
 #[test]
+fn a_cache_filled_at_random_has_no_vacant_sequences() {
+    every_device(|cache| {
+        let mut cache = cache(3, 8);
+        cache.vacate(1).unwrap();
+        let random = burn::tensor::Distribution::Normal(0.0, 1.0);
+        cache.fill_random(6, random).unwrap();
+        step(&mut cache, 2);
+        assert_eq!(starts(&cache), [8, 8, 8]);
+        assert_eq!(cache.lengths(), [8, 8, 8]);
+        cache.vacate(2).unwrap();
+        step(&mut cache, 1);
+        assert_eq!(starts(&cache), [9, 9, 0]);
+    });
+}
+
+#[test]
 fn steps_add_no_positions_to_what_is_vacant() {
     every_device(|cache| {
         let mut cache = cache(3, 8);
