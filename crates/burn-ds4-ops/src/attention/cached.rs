@@ -158,9 +158,9 @@ pub fn append_rows(
 /// # Kernels
 ///
 /// On CubeCL devices there is one kernel for up to [`FEW_TOKENS`](super::FEW_TOKENS) queries of each sequence, of up to 1024 channels, which
-/// keeps queries in f32 once they are normalised. Rows of f16 or bf16 that are picked among, of a multiple of 64 channels up to 512, go through tensor cores
-/// where there are any: queries, and the weights of rows, are rounded to their dtype for that, as by the released kernel. Elsewhere it is the operators
-/// named above, which round to the dtype of the queries in between.
+/// keeps queries in f32 once they are normalised. Rows of f16 or bf16 that are picked among, of a multiple of 64 channels up to 512, go through
+/// tensor cores where there are any: queries, and the weights of rows, are rounded to their dtype for that, as by the released kernel. Elsewhere
+/// it is the operators named above, which round to the dtype of the queries in between.
 ///
 /// # Errors
 ///

@@ -612,8 +612,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Makes every sequence `positions` long, vacant ones too, with rows drawn from `distribution` that no model has computed; what the cache held is
-    /// lost.
+    /// Makes every sequence `positions` long, vacant ones too, with rows drawn from `distribution` that no model has computed; what the cache
+    /// held is lost.
     ///
     /// For measurements at a context that would take long to compute. Norms leave rows of variance 1, so `Normal(0, 1)` comes close to
     /// what a model computes; zeros would not do, as an indexer chooses among equal scores in another time.

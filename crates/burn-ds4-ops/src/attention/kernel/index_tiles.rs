@@ -8,6 +8,7 @@ use crate::intrinsics::{Target, multiply_tiles, shuffle_xor};
 /// Rows of a cube, and heads that they are multiplied by at a time.
 pub(crate) const TILE_ROWS: u32 = 16;
 const TILE_HEADS: u32 = 8;
+
 /// [`index_kernel`](super::index_kernel) for rows of 16-bit floats whose channels are a multiple of 32. Every plane multiplies all rows of the
 /// cube by every so manieth tile of heads, and what it makes of them is added up: by a lane, by the four lanes of a row, by planes. No score
 /// depends on how many others there are.

@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::compress::{UNITS, WORD, row_blueprint};
-use super::{HEADS, JoinInputs, SinkLaunch, blueprint, join, stretch, stretches, table};
+use super::{HEADS, JoinInputs, SinkLaunch, blueprint, join, stretches, table};
 use crate::attention::FEW_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
@@ -148,10 +148,9 @@ impl CachedPlan {
                 tiles: true,
             });
         }
-        let (sink, size) = blueprint(client, width, size, 2)?;
-        let stretch = stretch(picked);
+        let (sink, size) = blueprint(client, width, size, 2, picked)?;
         holds_pairs(size, rotated).then_some(Self {
-            sink: SinkBlueprint { stretch, ..sink },
+            sink,
             size,
             tiles: false,
         })
@@ -183,14 +182,14 @@ pub(in crate::attention) fn can_attend_cached(
         && count <= FEW_TOKENS
         && batch * count <= MAX_CUBES
         && heads <= MAX_CUBES
-        && stretches(queries.span, seen, TILE_COLUMNS) <= MAX_CUBES
         && fits_i32(Some(available.max(seen).max(ratio)))
         && fits_i32(slots.checked_mul(2))
         && fits_i32(known.checked_add(count))
         && is_float(queries.x.dtype)
         && is_wide_int(queries.start.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
-        && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks).is_some()
+        && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks)
+            .is_some_and(|plan| stretches(queries.span, seen, plan.sink.stretch) <= MAX_CUBES)
 }
 
 pub(in crate::attention) fn cached_attention(

@@ -54,12 +54,14 @@ fn table(angles: &CubeTensor) -> TableLaunch {
     TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2)
 }
 
-/// How a kernel is compiled for rows of `width` channels, and elements of its vectors: `size`, or fewer, but no fewer than `least`.
+/// How a kernel is compiled for rows of `width` channels that are picked among or not, and elements of its vectors: `size`, or fewer, but no
+/// fewer than `least`.
 fn blueprint(
     client: &Client,
     width: usize,
     size: usize,
     least: usize,
+    picked: bool,
 ) -> Option<(SinkBlueprint, usize)> {
     let plane = plane_size(client)?;
     // Rather less to a lane than nothing to some.
@@ -80,7 +82,7 @@ fn blueprint(
         plane,
         steps: steps as u32,
         even: vectors == steps * plane as usize,
-        stretch: STRETCH,
+        stretch: if picked { PICKED_STRETCH } else { STRETCH },
         split: false,
         target: Target::of(client),
     };
@@ -96,13 +98,15 @@ pub(super) fn can_attend(problem: &Problem<CubeBackend>) -> bool {
     };
     let seen = picks.map_or(rows, |picks| picks.shape()[2]);
     let columns = problem.window.shape()[1];
+    let blueprint = blueprint(&problem.queries.client, width, 1, 1, picks.is_some());
     batch * count <= FEW_TOKENS
         && heads <= MAX_CUBES
-        && stretches(problem.span, seen, stretch(picks.is_some())) <= MAX_CUBES
         && i32::try_from(batch * columns.max(rows).max(seen)).is_ok()
         && is_float(problem.queries.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
-        && blueprint(&problem.queries.client, width, 1, 1).is_some()
+        && blueprint.is_some_and(|(blueprint, _)| {
+            stretches(problem.span, seen, blueprint.stretch) <= MAX_CUBES
+        })
 }
 
 pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
@@ -130,15 +134,12 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
     let client = queries.client.clone();
     // Which channels a lane has must not depend on where the rows are.
     let size = row_vector_size([&queries, &window, &rows], width);
-    let (blueprint, size) = blueprint(&client, width, size, 1)
-        .or_else(|| blueprint(&client, width, 1, 1))
+    let picked = picks.is_some();
+    let (blueprint, size) = blueprint(&client, width, size, 1, picked)
+        .or_else(|| blueprint(&client, width, 1, 1, picked))
         .expect("checked by can_attend");
     let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
     let sinks = into_contiguous(problem.sinks);
-    let blueprint = SinkBlueprint {
-        stretch: stretch(picks.is_some()),
-        ..blueprint
-    };
     let launch = SinkLaunch::new(&queries, problem.span, seen, blueprint);
     let sizes = launch.sizes(&window, rows.shape()[1], size, problem.span, seen);
     let strides = strides(&queries, &window, &rows, size);
@@ -170,11 +171,6 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
     }
     let turn = None;
     join(launch, JoinInputs { sinks, turn, size })
-}
-
-/// Columns of a cube.
-const fn stretch(picked: bool) -> u32 {
-    if picked { PICKED_STRETCH } else { STRETCH }
 }
 
 /// Cubes of `stretch` columns that share the columns of a query out.
