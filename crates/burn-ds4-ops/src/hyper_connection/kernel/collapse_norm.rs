@@ -32,7 +32,11 @@ pub(crate) struct Epsilons {
     pub input: f32,
 }
 
-/// Computes the coefficients of every token, the input of its sub-layer and that input's norm.
+/// Cubes of a token.
+pub(crate) const TOKEN_CUBES: u32 = 2;
+
+/// Computes the coefficients of every token, the input of its sub-layer and that input's norm, in [`TOKEN_CUBES`] cubes: the first has input and
+/// gates, the second the matrix, whose iterations take as long as all the rest.
 ///
 /// - `streams`: see [`Layout`]
 /// - `partials`: of every token, what its products with the projection's rows and its sum of squares are sums of:
@@ -58,7 +62,8 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     #[comptime] blueprint: PartialsBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
-    let index = CUBE_POS as u32;
+    let index = CUBE_POS_X;
+    let is_first = CUBE_POS_Y == 0;
     if index < layout.tokens {
         let of_token = comptime!(blueprint.token);
         let n = comptime!(of_token.streams);
@@ -94,35 +99,40 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
                 if at < 2 * n {
                     let gate = sigmoid(mix, of_token.target);
                     value = select(at < n, gate + epsilons.gates, 2.0f32 * gate);
-                    coefficients[to + at as usize] = value;
+                    if is_first {
+                        coefficients[to + at as usize] = value;
+                    }
                 }
                 stage[at as usize] = value;
             }
         }
         sync_cube();
 
-        let mut gates = Array::<f32>::new(comptime!(n as usize));
-        #[unroll]
-        for i in 0..comptime!(n as usize) {
-            gates[i] = stage[i];
+        if is_first {
+            let mut gates = Array::<f32>::new(comptime!(n as usize));
+            #[unroll]
+            for i in 0..comptime!(n as usize) {
+                gates[i] = stage[i];
+            }
+            token.write_norm(
+                &gates,
+                weight,
+                &weights,
+                input,
+                normed,
+                first,
+                epsilons.input,
+            );
+        } else {
+            write_matrix(
+                &stage,
+                coefficients,
+                to,
+                iterations,
+                epsilons.gates,
+                of_token,
+            );
         }
-        token.write_norm(
-            &gates,
-            weight,
-            &weights,
-            input,
-            normed,
-            first,
-            epsilons.input,
-        );
-        write_matrix(
-            &stage,
-            coefficients,
-            to,
-            iterations,
-            epsilons.gates,
-            of_token,
-        );
     }
 }
 

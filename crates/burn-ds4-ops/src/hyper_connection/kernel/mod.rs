@@ -9,7 +9,7 @@ mod token;
 
 pub(super) use collapse::{collapse_kernel, head_kernel};
 pub(super) use collapse_norm::{
-    EpsilonsLaunch, PartialsBlueprint, collapse_norm_kernel, head_norm_kernel,
+    EpsilonsLaunch, PartialsBlueprint, TOKEN_CUBES, collapse_norm_kernel, head_norm_kernel,
 };
 pub(super) use expand::expand_kernel;
 pub(super) use project::{MAX_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel};

@@ -10,8 +10,8 @@ use super::{Tokens, can_collapse, layout};
 use crate::hyper_connection::Sinkhorn;
 use crate::hyper_connection::backend::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
-    EpsilonsLaunch, MAX_TOKENS, PartialsBlueprint, ProjectBlueprint, collapse_norm_kernel,
-    expand_project_kernel, head_norm_kernel, project_kernel,
+    EpsilonsLaunch, MAX_TOKENS, PartialsBlueprint, ProjectBlueprint, TOKEN_CUBES,
+    collapse_norm_kernel, expand_project_kernel, head_norm_kernel, project_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -207,9 +207,11 @@ pub(in super::super) fn collapse_norm(
     let [count, _, _] = streams.shape().dims();
     let shape = [count, own.blueprint.rows as usize];
     let coefficients = output(&own.partials, shape, DType::F32);
-    let (cubes, dim) = own.tokens.cubes();
+    let (_, dim) = own.tokens.cubes();
+    // There are no more than `MAX_TOKENS`.
+    let cubes = CubeCount::Static(count as u32, TOKEN_CUBES, 1);
     let (address, dtypes) = (own.address(), own.dtypes());
-    // SAFETY: tokens and vectors past the end are read as others, and not written.
+    // SAFETY: tokens and vectors past the end are read as others, and not written; no two cubes of a token write the same.
     unsafe {
         collapse_norm_kernel::launch_unchecked(
             &own.partials.client.clone(),
