@@ -167,6 +167,48 @@ fn every_intermediate_tensor_of_a_position_has_the_same_bits_alone() {
     });
 }
 
+/// Their streams are several rows to a position.
+#[test]
+fn mtp_streams_of_a_position_have_the_same_bits_alone() {
+    every_model(|name, fixture| {
+        let slow = name.starts_with("wgpu");
+        for count in if slow { vec![5] } else { vec![4, 5, 16] } {
+            let prompt = &fixture.prompt[..if slow { 12 } else { 40 }];
+            let (next, before) = (&prompt[1..], prompt.len() - 1 - count);
+            let mut trunk = fixture.cache(CAPACITY);
+            let streams = fixture.streams(prompt, &mut trunk, &Trace::off());
+            let mut cache = {
+                let cache = fixture
+                    .model
+                    .new_mtp_cache(&fixture.config, CacheConfig::default());
+                cache.expect("the model has an MTP layer")
+            };
+            let run = |cache: &mut Cache, from: usize, count: usize| {
+                let next: Vec<i32> = next[from..from + count]
+                    .iter()
+                    .map(|id| *id as i32)
+                    .collect();
+                let next = Tensor::from_data(TensorData::new(next, [1, count]), &fixture.device);
+                let streams = streams.clone().narrow(1, from, count);
+                let made = fixture
+                    .model
+                    .forward_mtp(streams, next, cache, &Trace::off());
+                values(made.expect("the cache has room"))
+            };
+            run(&mut cache, 0, before);
+            let together = run(&mut cache.clone(), before, count);
+            for position in 0..count {
+                let alone = run(&mut cache, before + position, 1);
+                assert_eq!(
+                    bits(&alone),
+                    bits(&together[position * alone.len()..][..alone.len()]),
+                    "{name}: position {position} of {count}"
+                );
+            }
+        }
+    });
+}
+
 /// Who drafts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Drafts {

@@ -3,6 +3,7 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
+use burn_ds4_ops::matmul::INVARIANT_ROWS;
 
 use crate::block::{Block, BlockConfig, flattened, unflattened};
 use crate::cache::{LayerCache, Step};
@@ -86,14 +87,29 @@ impl MtpLayer {
         let embedded = self
             .embedding_projection
             .forward(self.embedding_norm.forward(embedded));
-        let streams = self
-            .stream_projection
-            .forward(self.stream_norm.forward(streams));
+        let streams = self.project_streams(self.stream_norm.forward(streams));
         let streams = streams + embedded.unsqueeze_dim::<4>(2);
         let positions = token_ids.dims();
         let streams = flattened(streams);
         let streams = self.block.forward(streams, token_ids, step, cache, trace);
         unflattened(streams, positions)
+    }
+
+    /// Few tokens go through the map a few at a time: all of their streams together may be more rows than have the same bits however many
+    /// there are.
+    fn project_streams(&self, streams: Tensor<4>) -> Tensor<4> {
+        let [batch, positions, n, d] = streams.dims();
+        let tokens = batch * positions;
+        if tokens > INVARIANT_ROWS || tokens * n <= INVARIANT_ROWS {
+            return self.stream_projection.forward(streams);
+        }
+        let parts = streams
+            .reshape([tokens, n, d])
+            .split((INVARIANT_ROWS / n).max(1), 0);
+        let projected = parts
+            .into_iter()
+            .map(|part| self.stream_projection.forward(part));
+        Tensor::cat(projected.collect(), 0).reshape([batch, positions, n, d])
     }
 
     /// Collapses and normalises the layer's streams: what the output matrix takes, `[batch, positions, d_model]`.
