@@ -106,15 +106,20 @@ pub(super) fn flat<B: Backend>(places: IntTensor<B>, size: usize) -> IntTensor<B
     B::int_reshape(places, Shape::new([batch * count]))
 }
 
-/// Rows (`[batch, rows, width]`) as they are stored, of which the first `kept` channels do not turn.
+/// Rows (`[batch, rows, width]`) as they are stored, of which the first `kept` channels do not turn. They are rounded in f32, and stay in their
+/// dtype.
 pub(super) fn round<B: Backend>(
     rows: FloatTensor<B>,
     kept: usize,
     rounding: RowRounding,
 ) -> FloatTensor<B> {
-    let shape = rows.shape();
+    if rounding == RowRounding::None {
+        return rows;
+    }
+    let (shape, dtype) = (rows.shape(), rows.dtype());
     let [batch, count, width] = shape.dims();
     let rows = B::float_reshape(rows, Shape::new([batch * count, width]));
+    let rows = B::float_cast(rows, FloatDType::F32);
     let rows = match rounding {
         RowRounding::Content if kept == width => roundtrip::<B>(rows, CONTENT_BLOCK, &E4M3),
         RowRounding::Content if kept > 0 => {
@@ -125,5 +130,5 @@ pub(super) fn round<B: Backend>(
         RowRounding::Index => roundtrip::<B>(hadamard::<B>(rows), FP4_BLOCK, &E2M1),
         RowRounding::Content | RowRounding::None => rows,
     };
-    B::float_reshape(rows, shape)
+    B::float_reshape(B::float_cast(rows, dtype.into()), shape)
 }
