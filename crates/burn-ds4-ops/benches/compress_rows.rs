@@ -13,7 +13,7 @@ use crate::{
     tests::compressing::{Case as Problem, Sizes},
 };
 
-const ROTATED: usize = 64;
+pub const ROTATED: usize = 64;
 /// Positions that may be taken back: all of a step, which is made again and again.
 const ROLLBACK: usize = 5;
 /// Channels that share a scale in the content of a row.
@@ -26,16 +26,16 @@ const WORD: usize = 4;
 
 /// A compressor of the released models.
 #[derive(Clone, Copy)]
-struct Kind {
+pub struct Kind {
     ratio: usize,
     overlap: bool,
     width: usize,
-    rounding: RowRounding,
+    pub rounding: RowRounding,
     /// Names of steps that complete a block and that do not.
-    names: [&'static str; 2],
+    pub names: [&'static str; 2],
 }
 
-const KINDS: [Kind; 3] = [
+pub const KINDS: [Kind; 3] = [
     Kind {
         ratio: 4,
         overlap: true,
@@ -72,30 +72,51 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
+impl Kind {
+    fn series(self) -> usize {
+        1 + usize::from(self.overlap)
+    }
+
+    /// Of steps of so many positions of each sequence.
+    pub fn sizes(self, batch: usize, count: usize) -> Sizes {
+        let series = self.series();
+        Sizes {
+            batch,
+            ratio: self.ratio,
+            overlap: self.overlap,
+            width: self.width,
+            rotated: ROTATED,
+            slots: series * self.ratio - 1 + ROLLBACK,
+            positions: (series + 1) * self.ratio + count,
+        }
+    }
+
+    /// A step's first position: the last of a block that has one before it, or the first of one.
+    pub fn first(self, complete: bool) -> usize {
+        self.series() * self.ratio - usize::from(complete)
+    }
+
+    /// What a step reads and writes, besides weights.
+    pub fn bytes(self, batch: usize, count: usize, complete: bool) -> usize {
+        let step = batch * count * self.sizes(batch, count).raw_width();
+        let pooled = batch * self.series() * self.ratio * 2 * self.width;
+        let done = usize::from(complete);
+        (2 * step + done * pooled) * WORD + done * batch * self.width * HALF
+    }
+}
+
 fn case(kind: Kind, batch: usize, count: usize, complete: bool) -> Case {
-    let series = 1 + usize::from(kind.overlap);
-    let sizes = Sizes {
-        batch,
-        ratio: kind.ratio,
-        overlap: kind.overlap,
-        width: kind.width,
-        rotated: ROTATED,
-        slots: series * kind.ratio - 1 + ROLLBACK,
-        positions: (series + 1) * kind.ratio + count,
-    };
-    // The step's first position is the last of a block that has one before it, or the first of one.
-    let first = series * kind.ratio - usize::from(complete);
+    let sizes = kind.sizes(batch, count);
+    let first = kind.first(complete);
     let raw_width = sizes.raw_width();
     let step = batch * count * raw_width;
-    let pooled = batch * series * kind.ratio * 2 * kind.width;
-    let done = usize::from(complete);
     Case {
         op: "compress_rows",
         shape: vec![("N", batch), ("Q", count), ("D", kind.width)],
-        variant: kind.names[1 - done],
+        variant: kind.names[usize::from(!complete)],
         // Of the rows; raw ones are f32.
         dtype: DType::BF16,
-        bytes: (2 * step + done * pooled) * WORD + done * batch * kind.width * HALF,
+        bytes: kind.bytes(batch, count, complete),
         flops: None,
         input_bytes: (step + batch * sizes.slots * raw_width) * WORD,
         build: Box::new(move |device, seed| prepared(kind, sizes, (first, count), device, seed)),
@@ -113,21 +134,24 @@ fn prepared(
     // As the first positions have left it. It is the same after a step, however often that is made.
     let before = |dtype| {
         let (raw, rows) = problem.empty(dtype, device);
-        let inputs = problem.inputs(&vec![0; sizes.batch], first, device);
+        let starts = vec![0; sizes.batch];
+        let inputs = problem.inputs(&starts, first, device);
+        let positions = problem.positions(&starts, device);
         let options = sizes.options(kind.rounding);
-        compress_rows(inputs, options, raw, rows).expect("arguments that fit")
+        compress_rows(inputs, positions, options, raw, rows).expect("arguments that fit")
     };
     let state = Rc::new(RefCell::new(Some(before(FloatDType::BF16))));
     let left = state.clone();
     let unrounded = before(FloatDType::F32);
     let starts = vec![first as i64; sizes.batch];
     let inputs = problem.inputs(&starts, count, device);
-    let of_check = inputs.clone();
+    let positions = problem.positions(&starts, device);
+    let of_check = (inputs.clone(), positions.clone());
     Prepared::new(
         move || {
             let CompressorState { raw, rows } = state.take().expect("what the last call left");
             let options = sizes.options(kind.rounding);
-            let result = compress_rows(inputs.clone(), options, raw, rows);
+            let result = compress_rows(inputs.clone(), positions.clone(), options, raw, rows);
             state.replace(Some(result.expect("arguments that fit")));
         },
         move |()| {
@@ -138,7 +162,8 @@ fn prepared(
                 rows: rows_before,
             } = unrounded.clone();
             let options = sizes.options(RowRounding::None);
-            let plain = compress_rows(of_check.clone(), options, raw_before, rows_before)
+            let (inputs, positions) = of_check.clone();
+            let plain = compress_rows(inputs, positions, options, raw_before, rows_before)
                 .expect("arguments that fit");
             assert_eq!(values(raw.clone()), values(plain.raw), "raw rows");
             let sequence = sizes.batch - 1;

@@ -13,6 +13,7 @@ mod quant_linear;
 mod router;
 mod sampling;
 mod small_m;
+mod store_step;
 // Only the test harness runs what touches no device.
 #[allow(dead_code, unused_imports)]
 #[path = "../tests/main.rs"]
@@ -68,6 +69,7 @@ fn cases() -> Vec<Case> {
         attention::cases,
         cached_attention::cases,
         compress_rows::cases,
+        store_step::cases,
         router::cases,
         topk::cases,
         small_m::cases,

@@ -69,23 +69,29 @@ pub(crate) fn add_squares<F: Float, N: Size>(values: Vector<F, N>, sum: f32) -> 
     sum
 }
 
-/// Sum over the lanes of a row, in all of them. All units of the cube must be here; where a row has several planes, the cube has one
-/// row.
+/// Sum over the lanes of a row, in all of them, in a cube of `planes` planes, those of this row from plane `first` on. All units of the cube must be
+/// here.
 #[cube]
-pub(crate) fn row_sum(x: f32, #[comptime] cut: RowCut, #[comptime] target: Target) -> f32 {
+pub(crate) fn row_sum(
+    x: f32,
+    first: u32,
+    #[comptime] planes: u32,
+    #[comptime] cut: RowCut,
+    #[comptime] target: Target,
+) -> f32 {
     let sum = group_sum(x, cut.plane, target);
     if comptime!(cut.planes == 1) {
         sum
     } else {
-        let mut stage = Shared::<[f32]>::new_slice(comptime!(cut.planes as usize));
+        let mut stage = Shared::<[f32]>::new_slice(comptime!(planes as usize));
         if UNIT_POS_X == 0 {
             stage[UNIT_POS_Y as usize] = sum;
         }
         sync_cube();
-        let mut total = stage[0];
+        let mut total = stage[first as usize];
         #[unroll]
         for plane in 1..cut.planes {
-            total += stage[plane as usize];
+            total += stage[(first + plane) as usize];
         }
         total
     }

@@ -93,7 +93,8 @@ fn run(
     for count in counts {
         let inputs = case.inputs(&starts, *count, device);
         let options = case.sizes.options(rounding);
-        state = compress_rows(inputs, options, state.raw, state.rows).expect(FITS);
+        let positions = case.positions(&starts, device);
+        state = compress_rows(inputs, positions, options, state.raw, state.rows).expect(FITS);
         for start in &mut starts {
             *start += *count as i64;
         }
@@ -175,7 +176,9 @@ fn rows_have_the_bits_of_the_operators_that_they_are_made_of() {
             let f32s = (FloatDType::F32, device);
             let state = run(&case, starts, &counts, RowRounding::None, f32s);
             let rows = values(state.rows);
-            let inputs = case.inputs(&vec![0; sizes.batch], 1, device);
+            let starts = vec![0; sizes.batch];
+            let inputs = case.inputs(&starts, 1, device);
+            let positions = case.positions(&starts, device);
             for sequence in 0..sizes.batch {
                 for block in 0..sizes.positions / sizes.ratio {
                     let tensors = case.pooled(sequence, block).map(|slots| {
@@ -187,7 +190,7 @@ fn rows_have_the_bits_of_the_operators_that_they_are_made_of() {
                     let row = rms_norm(pooled, Some(inputs.norm.clone()), EPSILON).expect(FITS);
                     let start = integers(&[(block * sizes.ratio) as i64], [1], device);
                     let row = row.unsqueeze_dim::<4>(2);
-                    let row = rotate_at(row, inputs.angles.clone(), start, false).expect(FITS);
+                    let row = rotate_at(row, positions.angles.clone(), start, false).expect(FITS);
                     let actual = part(&rows, [sequence, block], [sizes.rows(), sizes.width]);
                     let what = format!("{name} {sizes:?}, block {block} of {sequence}");
                     // Channels that are no pairs of neighbours are turned by other operators, which round a product before it is added.
@@ -286,8 +289,10 @@ fn what_somebody_else_holds_stays_as_it_is() {
         let (raw, rows) = case.empty(FloatDType::F32, device);
         let held = (raw.clone(), rows.clone());
         let inputs = case.inputs(&[0, 0], 4, device);
+        let positions = case.positions(&[0, 0], device);
         let options = CSA.options(RowRounding::None);
-        let state = compress_rows(inputs.clone(), options, raw, rows).expect(FITS);
+        let state = compress_rows(inputs.clone(), positions.clone(), options, raw, rows);
+        let state = state.expect(FITS);
         assert!(values(held.0).iter().all(|x| *x == 1.0), "{name}");
         assert!(values(held.1).iter().all(|x| *x == 1.0), "{name}");
 
@@ -297,7 +302,8 @@ fn what_somebody_else_holds_stays_as_it_is() {
             let width = tensor.dims()[2];
             Tensor::cat(vec![tensor.clone(), tensor], 2).slice_dim(2, width..2 * width)
         };
-        let of_views = compress_rows(inputs, options, wide(raw), wide(rows)).expect(FITS);
+        let of_views = compress_rows(inputs, positions, options, wide(raw), wide(rows));
+        let of_views = of_views.expect(FITS);
         assert_eq!(values(of_views.raw), values(state.raw), "{name}");
         assert_eq!(values(of_views.rows), values(state.rows), "{name}");
     }
@@ -311,9 +317,9 @@ fn what_lies_beyond_the_tables_is_refused_or_left_out() {
         for starts in [[30, 38], [30, 1 << 20]] {
             let clamped = [30, starts[1].min(36)];
             let (raw, rows) = case.empty(FloatDType::F32, device);
-            let mut inputs = case.inputs(&clamped, 4, device);
-            inputs.start = integers(&starts, [2], device);
-            let result = compress_rows(inputs, options, raw, rows);
+            let inputs = case.inputs(&clamped, 4, device);
+            let positions = case.positions(&starts, device);
+            let result = compress_rows(inputs, positions, options, raw, rows);
             if name == "flex" {
                 let message = result.err().map(|error| error.to_string());
                 let message = message.unwrap_or_default();

@@ -1,7 +1,9 @@
 //! What compressed rows refuse.
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
-use burn_ds4_ops::attention::{CompressionInputs, CompressionOptions, RowRounding, compress_rows};
+use burn_ds4_ops::attention::{
+    CompressionInputs, CompressionOptions, Positions, RowRounding, compress_rows,
+};
 
 use super::common::{devices, floats, integers};
 use super::compressing::{Case, Sizes};
@@ -19,6 +21,7 @@ const SIZES: Sizes = Sizes {
 /// Arguments that fit, to be spoilt.
 struct Arguments {
     inputs: CompressionInputs,
+    positions: Positions,
     options: CompressionOptions,
     raw: Tensor<3>,
     rows: Tensor<3>,
@@ -29,6 +32,7 @@ fn arguments(device: &Device) -> Arguments {
     let (raw, rows) = case.empty(FloatDType::F32, device);
     Arguments {
         inputs: case.inputs(&[0], 2, device),
+        positions: case.positions(&[0], device),
         options: SIZES.options(RowRounding::None),
         raw,
         rows,
@@ -39,11 +43,12 @@ fn arguments(device: &Device) -> Arguments {
 fn refused(arguments: Arguments) -> String {
     let Arguments {
         inputs,
+        positions,
         options,
         raw,
         rows,
     } = arguments;
-    match compress_rows(inputs, options, raw, rows) {
+    match compress_rows(inputs, positions, options, raw, rows) {
         Ok(_) => "accepted".into(),
         Err(error) => error.to_string(),
     }
@@ -70,7 +75,7 @@ fn compressed_rows_refuse_what_does_not_fit() {
             "`bias` has dtype F16, expected F32",
         ),
         (
-            |a| a.inputs.angles = a.inputs.angles.clone().cast(FloatDType::F16),
+            |a| a.positions.angles = a.positions.angles.clone().cast(FloatDType::F16),
             "`angles` has dtype F16, expected F32",
         ),
         (
@@ -82,7 +87,7 @@ fn compressed_rows_refuse_what_does_not_fit() {
             "`rows` has dtype F64, expected F32, F16 or BF16",
         ),
         (
-            |a| a.inputs.start = a.inputs.start.clone().cast(IntDType::I8),
+            |a| a.positions.start = a.positions.start.clone().cast(IntDType::I8),
             "`start` has dtype I8, expected I32, I64 or U32",
         ),
         (
@@ -110,7 +115,7 @@ fn compressed_rows_refuse_what_does_not_fit() {
             "`raw` has shape [2, 7, 24], expected [1, 7, 24]",
         ),
         (
-            |a| a.inputs.angles = zeros([16, 3]),
+            |a| a.positions.angles = zeros([16, 3]),
             "`number of rotated channels` is 3, expected even and at most 6",
         ),
         (
@@ -126,12 +131,12 @@ fn compressed_rows_refuse_what_does_not_fit() {
             "`epsilon` is -1, expected a number that is not negative",
         ),
         (
-            |a| a.inputs.start = integers(&[15], [1], &devices()[0].1),
+            |a| a.positions.start = integers(&[15], [1], &devices()[0].1),
             "`last position` is 16, expected less than 16, the positions of angles",
         ),
         (
             |a| {
-                a.inputs.start = integers(&[7], [1], &devices()[0].1);
+                a.positions.start = integers(&[7], [1], &devices()[0].1);
                 a.rows = zeros([1, 1, 6]);
             },
             "`complete blocks` is 2, expected at most 1, the rows that there are",
@@ -160,12 +165,12 @@ fn compressed_rows_of_tensors_of_other_devices_are_refused() {
         (|a, there| a.inputs.bias = there.inputs.bias.clone(), "bias"),
         (|a, there| a.inputs.norm = there.inputs.norm.clone(), "norm"),
         (
-            |a, there| a.inputs.angles = there.inputs.angles.clone(),
+            |a, there| a.positions.angles = there.positions.angles.clone(),
             "angles",
         ),
         (|a, there| a.raw = there.raw.clone(), "raw"),
         (
-            |a, there| a.inputs.start = there.inputs.start.clone(),
+            |a, there| a.positions.start = there.positions.start.clone(),
             "start",
         ),
     ];
@@ -183,12 +188,14 @@ fn nothing_new_changes_nothing() {
     for (name, device) in devices() {
         let Arguments {
             mut inputs,
+            positions,
             options,
             raw,
             rows,
         } = arguments(device);
         inputs.projections = floats(&[], [1, 0, 24], device);
-        let state = compress_rows(inputs, options, raw, rows).expect("arguments that fit");
+        let state =
+            compress_rows(inputs, positions, options, raw, rows).expect("arguments that fit");
         let ones = |tensor: Tensor<3>| super::common::values(tensor).iter().all(|x| *x == 1.0);
         assert!(ones(state.raw) && ones(state.rows), "{name}");
     }

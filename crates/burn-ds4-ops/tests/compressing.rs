@@ -1,7 +1,7 @@
 //! Problems of compressed rows, and their oracle in `f64`.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_ds4_ops::attention::{CompressionInputs, CompressionOptions, RowRounding};
+use burn_ds4_ops::attention::{CompressionInputs, CompressionOptions, Positions, RowRounding};
 
 use super::common::{floats, integers, noise};
 use super::rotation::{table, turned_at};
@@ -72,7 +72,6 @@ impl Case {
             batch,
             ratio,
             width,
-            rotated,
             positions,
             ..
         } = self.sizes;
@@ -89,8 +88,14 @@ impl Case {
             bias: floats(&self.bias, [ratio, raw_width], device),
             norm: floats(&self.norm, [width], device),
             epsilon: EPSILON,
-            angles: table(positions, rotated, device),
-            start: integers(starts, [batch], device),
+        }
+    }
+
+    /// Where new positions of sequences start, and the angles of all that there may be.
+    pub fn positions(&self, starts: &[i64], device: &Device) -> Positions {
+        Positions {
+            angles: table(self.sizes.positions, self.sizes.rotated, device),
+            start: integers(starts, [starts.len()], device),
         }
     }
 

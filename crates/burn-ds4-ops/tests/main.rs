@@ -72,6 +72,7 @@ mod small_m_layouts;
 mod small_m_matmul;
 mod small_m_rows;
 mod small_m_tiles;
+mod store_step;
 pub(crate) mod sums;
 mod tables;
 pub(crate) mod tokens;
@@ -139,6 +140,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("small_m_matmul", small_m_matmul::CASES),
     ("small_m_rows", small_m_rows::CASES),
     ("small_m_tiles", small_m_tiles::CASES),
+    ("store_step", store_step::CASES),
     ("topk", topk::CASES),
     ("topk_large", topk_large::CASES),
     ("topk_layouts", topk_layouts::CASES),

@@ -151,6 +151,78 @@ pub struct Compression<B: Backend> {
     pub rounding: RowRounding,
 }
 
+/// A compressor of [`StepRows`], where there is one.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalCompression<B: Backend> {
+    /// There is none.
+    None,
+    /// There is one.
+    Some {
+        /// What it reads, of the positions of [`StepRows::new`].
+        #[extension_type]
+        inputs: Compression<B>,
+        /// `[batch, slots, raw width]`.
+        raw: FloatTensor<B>,
+        /// `[batch, rows, width]`.
+        rows: FloatTensor<B>,
+    },
+}
+
+/// What a compressor of [`StepRows`] has updated.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalState<B: Backend> {
+    /// There is none.
+    None,
+    /// There is one.
+    Some {
+        /// `[batch, slots, raw width]`.
+        raw: FloatTensor<B>,
+        /// `[batch, rows, width]`.
+        rows: FloatTensor<B>,
+    },
+}
+
+/// What [`store_step`](super::store_step) reads and updates, as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct StepRows<B: Backend> {
+    /// `[batch, count, rank]`.
+    pub queries: FloatTensor<B>,
+    /// `[rank]`.
+    pub norm: FloatTensor<B>,
+    /// Of the norm.
+    pub epsilon: f64,
+    /// Key/value rows.
+    #[extension_type]
+    pub new: NewRows<B>,
+    /// `[batch, slots, width]`.
+    pub ring: FloatTensor<B>,
+    /// Of key/value rows.
+    #[extension_type]
+    pub compressed: OptionalCompression<B>,
+    /// Of the indexer.
+    #[extension_type]
+    pub indexed: OptionalCompression<B>,
+}
+
+/// What [`store_step`](super::store_step) gives, as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct StoredStep<B: Backend> {
+    /// `[batch, count, rank]`.
+    pub queries: FloatTensor<B>,
+    /// `[batch, slots, width]`.
+    pub ring: FloatTensor<B>,
+    /// Of key/value rows.
+    #[extension_type]
+    pub compressed: OptionalState<B>,
+    /// Of the indexer.
+    #[extension_type]
+    pub indexed: OptionalState<B>,
+}
+
 /// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
 ///
 /// No tensor that gets here is empty.
@@ -275,6 +347,12 @@ pub trait AttentionOps: MatmulOps + NormOps {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         reference::compress_rows::<Self>(inputs, raw, rows)
     }
+
+    /// See [`store_step`](super::store_step).
+    #[fusion(meta = fusion::stored)]
+    fn store_step(#[extension_type] step: StepRows<Self>) -> StoredStep<Self> {
+        reference::store_step::<Self>(step)
+    }
 }
 
 #[cfg(feature = "flex")]
@@ -381,6 +459,14 @@ impl AttentionOps for burn_cubecl::CubeBackend {
             reference::compress_rows::<Self>(inputs, raw, rows)
         }
     }
+
+    fn store_step(step: StepRows<Self>) -> StoredStep<Self> {
+        if super::launch::can_store(&step) {
+            super::launch::store_step(step)
+        } else {
+            reference::store_step::<Self>(step)
+        }
+    }
 }
 
 /// What fusion has to know about the outputs before the operators run.
@@ -388,6 +474,29 @@ impl AttentionOps for burn_cubecl::CubeBackend {
 mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::DType;
+
+    use super::{
+        OptionalCompressionMetadata, OptionalStateMetadata, StepRowsMetadata, StoredStepMetadata,
+    };
+
+    pub(super) fn stored(step: &StepRowsMetadata) -> StoredStepMetadata {
+        StoredStepMetadata {
+            queries: step.queries.clone(),
+            ring: step.ring.clone(),
+            compressed: state(&step.compressed),
+            indexed: state(&step.indexed),
+        }
+    }
+
+    fn state(of: &OptionalCompressionMetadata) -> OptionalStateMetadata {
+        match of {
+            OptionalCompressionMetadata::None => OptionalStateMetadata::None,
+            OptionalCompressionMetadata::Some { raw, rows, .. } => OptionalStateMetadata::Some {
+                raw: raw.clone(),
+                rows: rows.clone(),
+            },
+        }
+    }
 
     pub(super) fn like(queries: &TensorSpec) -> TensorSpec {
         TensorSpec::new(queries.shape.clone(), queries.dtype)

@@ -99,11 +99,26 @@ pub fn append_rows(
     positions: Positions,
     ring: Tensor<3>,
 ) -> Result<Tensor<3>, OpError> {
+    check_append(&new, &positions, &ring)?;
+    if new.x.dims()[..2].contains(&0) {
+        return Ok(ring);
+    }
+    Ok(Tensor::from_dispatch(Dispatch::append_rows(
+        backend::NewRows::new(new, positions),
+        ring.into_dispatch(),
+    )))
+}
+
+pub(super) fn check_append(
+    new: &NewRows,
+    positions: &Positions,
+    ring: &Tensor<3>,
+) -> Result<(), OpError> {
     let [batch, count, width] = new.x.dims();
     let [_, slots, _] = ring.dims();
     expect_float("x", &new.x)?;
     expect_float("norm", &new.norm)?;
-    expect_float("ring", &ring)?;
+    expect_float("ring", ring)?;
     for (argument, actual) in [("slots of ring", slots), ("columns of x", width)] {
         if actual == 0 {
             return Err(invalid(argument, "at least 1", actual));
@@ -116,22 +131,20 @@ pub fn append_rows(
     let device = new.x.device();
     expect_device("norm", &new.norm.device(), "x", &device)?;
     expect_device("ring", &ring.device(), "x", &device)?;
-    positions.check(batch, count, width, &device)?;
-    if batch == 0 || count == 0 {
-        return Ok(ring);
+    positions.check(batch, count, width, ("x", &device))
+}
+
+impl backend::NewRows<Dispatch> {
+    pub(super) fn new(new: NewRows, positions: Positions) -> Self {
+        Self {
+            x: new.x.into_dispatch(),
+            norm: new.norm.into_dispatch(),
+            angles: positions.angles.into_dispatch(),
+            start: positions.start.into_dispatch(),
+            epsilon: new.epsilon,
+            rounding: new.rounding,
+        }
     }
-    let new = backend::NewRows {
-        x: new.x.into_dispatch(),
-        norm: new.norm.into_dispatch(),
-        angles: positions.angles.into_dispatch(),
-        start: positions.start.into_dispatch(),
-        epsilon: new.epsilon,
-        rounding: new.rounding,
-    };
-    Ok(Tensor::from_dispatch(Dispatch::append_rows(
-        new,
-        ring.into_dispatch(),
-    )))
 }
 
 /// All of attention between its projections, over rows where a cache keeps them: queries are normalised
@@ -179,7 +192,7 @@ pub fn cached_attention(
 ) -> Result<Tensor<4>, OpError> {
     check(&queries, &window, compressed.as_ref())?;
     let [batch, count, _, width] = queries.x.dims();
-    positions.check(batch, count, width, &queries.x.device())?;
+    positions.check(batch, count, width, ("x", &queries.x.device()))?;
     if queries.x.dims().contains(&0) {
         return Ok(queries.x);
     }
@@ -247,18 +260,18 @@ fn check(
 }
 
 impl Positions {
-    fn check(
+    pub(super) fn check(
         &self,
         batch: usize,
         count: usize,
         width: usize,
-        device: &Device,
+        (like, device): (&'static str, &Device),
     ) -> Result<(), OpError> {
         let [known, rotated] = self.angles.dims();
         expect_dtype("angles", "F32", &self.angles, &[DType::F32])?;
-        expect_device("angles", &self.angles.device(), "x", device)?;
+        expect_device("angles", &self.angles.device(), like, device)?;
         expect_rotated(rotated, width)?;
-        expect_start(&self.start, batch, ("x", device))?;
+        expect_start(&self.start, batch, (like, device))?;
         if batch == 0 || count == 0 {
             return Ok(());
         }

@@ -1,10 +1,11 @@
 //! Compressed rows, as decoding makes them.
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Tensor};
 
+use super::Positions;
 use super::backend::{AttentionOps, Compression};
-use super::validation::{expect_known, expect_rotated, expect_rounding, expect_start, latest};
+use super::validation::{expect_rounding, latest};
 use crate::OpError;
 use crate::device::is_host;
 use crate::validation::{
@@ -39,10 +40,6 @@ pub struct CompressionInputs {
     pub norm: Tensor<1>,
     /// Epsilon of the norm.
     pub epsilon: f64,
-    /// The angles of all positions, as [`rotate_at`](super::rotate_at) takes them: f32 `[positions, rotated]`.
-    pub angles: Tensor<2>,
-    /// First new position of each sequence: `[batch]`, i32, i64 or u32.
-    pub start: Tensor<1, Int>,
 }
 
 /// How [`compress_rows`] makes a row of a block. Its `ratio`, the number of positions of a block, is that of the bias.
@@ -65,7 +62,7 @@ pub struct CompressorState {
 
 /// Stores the projections of new positions, and a row for every block of positions that they complete.
 ///
-/// For each sequence, whose new positions are `start`, `start + 1`, ...:
+/// For each sequence, whose new positions are `start`, `start + 1`, ..., by `positions`:
 ///
 /// - the raw row of a position is its projection plus the bias of its slot, `position % ratio`, and goes to slot
 ///   `position % slots` of `raw`, which keeps the newest ones;
@@ -101,27 +98,17 @@ pub struct CompressorState {
 /// or the rows.
 pub fn compress_rows(
     inputs: CompressionInputs,
+    positions: Positions,
     options: CompressionOptions,
     raw: Tensor<3>,
     rows: Tensor<3>,
 ) -> Result<CompressorState, OpError> {
-    check(&inputs, options, &raw, &rows)?;
+    check_compress(&inputs, &positions, options, &raw, &rows)?;
     let [batch, count, _] = inputs.projections.dims();
     if batch == 0 || count == 0 {
         return Ok(CompressorState { raw, rows });
     }
-    let [ratio, _] = inputs.bias.dims();
-    let compression = Compression {
-        projections: inputs.projections.into_dispatch(),
-        bias: inputs.bias.into_dispatch(),
-        norm: inputs.norm.into_dispatch(),
-        angles: inputs.angles.into_dispatch(),
-        start: inputs.start.into_dispatch(),
-        epsilon: inputs.epsilon,
-        ratio,
-        overlap: options.overlap,
-        rounding: options.rounding,
-    };
+    let compression = Compression::new(inputs, positions, options);
     let (raw, rows) =
         Dispatch::compress_rows(compression, raw.into_dispatch(), rows.into_dispatch());
     Ok(CompressorState {
@@ -130,8 +117,30 @@ pub fn compress_rows(
     })
 }
 
-fn check(
+impl Compression<Dispatch> {
+    pub(super) fn new(
+        inputs: CompressionInputs,
+        positions: Positions,
+        options: CompressionOptions,
+    ) -> Self {
+        let [ratio, _] = inputs.bias.dims();
+        Self {
+            projections: inputs.projections.into_dispatch(),
+            bias: inputs.bias.into_dispatch(),
+            norm: inputs.norm.into_dispatch(),
+            angles: positions.angles.into_dispatch(),
+            start: positions.start.into_dispatch(),
+            epsilon: inputs.epsilon,
+            ratio,
+            overlap: options.overlap,
+            rounding: options.rounding,
+        }
+    }
+}
+
+pub(super) fn check_compress(
     inputs: &CompressionInputs,
+    positions: &Positions,
     options: CompressionOptions,
     raw: &Tensor<3>,
     rows: &Tensor<3>,
@@ -140,15 +149,12 @@ fn check(
     let [ratio, _] = inputs.bias.dims();
     let [_, slots, _] = raw.dims();
     let [_, available, width] = rows.dims();
-    let [known, rotated] = inputs.angles.dims();
     let series = 1 + usize::from(options.overlap);
 
     for (argument, tensor) in [("projections", &inputs.projections), ("raw", raw)] {
         expect_dtype(argument, "F32", tensor, &[DType::F32])?;
     }
-    for (argument, tensor) in [("bias", &inputs.bias), ("angles", &inputs.angles)] {
-        expect_dtype(argument, "F32", tensor, &[DType::F32])?;
-    }
+    expect_dtype("bias", "F32", &inputs.bias, &[DType::F32])?;
     expect_float("norm", &inputs.norm)?;
     expect_float("rows", rows)?;
 
@@ -170,7 +176,6 @@ fn check(
     expect_shape("norm", inputs.norm.dims(), [width])?;
     expect_shape("raw", raw.dims(), [batch, slots, raw_width])?;
     expect_shape("rows", rows.dims(), [batch, available, width])?;
-    expect_rotated(rotated, width)?;
     let history = (series * ratio - 1).max(1);
     if slots < history {
         let expected = format!("at least {history}, which blocks of {ratio} read back");
@@ -184,19 +189,17 @@ fn check(
         ("projections", inputs.projections.device()),
         ("bias", inputs.bias.device()),
         ("norm", inputs.norm.device()),
-        ("angles", inputs.angles.device()),
         ("raw", raw.device()),
     ] {
         expect_device(argument, &actual, "rows", &device)?;
     }
-    expect_start(&inputs.start, batch, ("rows", &device))?;
+    positions.check(batch, count, width, ("rows", &device))?;
     if batch == 0 || count == 0 {
         return Ok(());
     }
-    expect_known(&inputs.start, count, known)?;
     let complete = |start: usize| (start + count) / ratio;
-    if is_host(&device) && latest(&inputs.start).map_or(0, complete) > available {
-        let blocks = latest(&inputs.start).map_or(0, complete);
+    if is_host(&device) && latest(&positions.start).map_or(0, complete) > available {
+        let blocks = latest(&positions.start).map_or(0, complete);
         let expected = format!("at most {available}, the rows that there are");
         return Err(invalid("complete blocks", expected, blocks));
     }

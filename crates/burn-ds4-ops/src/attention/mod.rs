@@ -16,6 +16,7 @@ mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
 mod reference;
+mod step;
 mod validation;
 
 use burn::backend::Dispatch;
@@ -32,6 +33,7 @@ pub use compress::{
     CONTENT_BLOCK, CompressionInputs, CompressionOptions, CompressorState, RowRounding,
     compress_rows,
 };
+pub use step::{LowRankQueries, StepCompression, StepRows, StoredStep, store_step};
 
 /// Bias of a key that may not be seen. Finite, so that no infinity enters the arithmetic: `exp(MASKED - m)` is 0 for any real
 /// maximum `m`.

@@ -16,6 +16,16 @@ pub(crate) struct RmsNormBlueprint {
     pub target: Target,
 }
 
+/// How much there is, and what is added to mean squares.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct NormSizes {
+    pub rows: u32,
+    pub columns: u32,
+    /// Vectors from a row to the next.
+    pub row_vectors: usize,
+    pub epsilon: f32,
+}
+
 /// `x / sqrt(mean(x²) + epsilon)` of every row, times the weight if there is one.
 ///
 /// - `x`: rows of `columns` elements, `row_vectors` vectors apart
@@ -27,12 +37,22 @@ pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     x: &[Vector<F, N>],
     weight: ComptimeOption<&[Vector<W, M>]>,
     output: &mut [Vector<F, N>],
-    rows: u32,
-    columns: u32,
-    row_vectors: usize,
-    epsilon: f32,
+    sizes: NormSizes,
     #[comptime] blueprint: RmsNormBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    normalize_rows::<F, W, N, M>(x, weight, output, CUBE_POS as u32, &sizes, blueprint);
+}
+
+/// What cube number `cube` does of [`rms_norm_kernel`], all of whose units must be here.
+#[cube]
+pub(crate) fn normalize_rows<F: Float, W: Float, N: Size, M: Size>(
+    x: &[Vector<F, N>],
+    weight: ComptimeOption<&[Vector<W, M>]>,
+    output: &mut [Vector<F, N>],
+    cube: u32,
+    sizes: &NormSizes,
+    #[comptime] blueprint: RmsNormBlueprint,
 ) {
     let cut = comptime!(blueprint.cut);
     let size = N::value();
@@ -40,12 +60,12 @@ pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     let pieces = M::value();
     let pieces = comptime!(size / pieces);
     let parts = comptime!(cut.unit as usize / size);
-    let vectors = columns / size as u32;
-    let row = CUBE_POS as u32 * blueprint.rows + UNIT_POS_Y / cut.planes;
+    let vectors = sizes.columns / size as u32;
+    let row = cube * blueprint.rows + UNIT_POS_Y / cut.planes;
     // Idle planes repeat the last row's work, so that all take part in the sum.
-    let writes = row < rows;
-    let row = min(row, rows - 1);
-    let from = row as usize * row_vectors;
+    let writes = row < sizes.rows;
+    let row = min(row, sizes.rows - 1);
+    let from = row as usize * sizes.row_vectors;
     let to = row as usize * vectors as usize;
 
     if comptime!(blueprint.held) {
@@ -72,7 +92,7 @@ pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
         for i in 0..kept {
             sum = add_squares(values[i], sum);
         }
-        let factor = factor(sum, columns, epsilon, blueprint);
+        let factor = factor(sum, sizes, blueprint);
         #[unroll]
         for i in 0..kept {
             let step = comptime!((i / parts) as u32).runtime();
@@ -97,7 +117,7 @@ pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
                 sum = add_squares(read(x, from, vector, vectors), sum);
             }
         }
-        let factor = factor(sum, columns, epsilon, blueprint);
+        let factor = factor(sum, sizes, blueprint);
         for step in 0..cut.steps {
             #[unroll]
             for part in 0..parts {
@@ -135,7 +155,10 @@ fn read<F: Float, N: Size>(
 
 /// What the elements of a row are multiplied by, of the sum of this lane's squares.
 #[cube]
-fn factor(sum: f32, columns: u32, epsilon: f32, #[comptime] blueprint: RmsNormBlueprint) -> f32 {
-    let sum = row_sum(sum, blueprint.cut, blueprint.target);
-    1.0f32 / (sum / f32::cast_from(columns) + epsilon).sqrt()
+fn factor(sum: f32, sizes: &NormSizes, #[comptime] blueprint: RmsNormBlueprint) -> f32 {
+    let cut = comptime!(blueprint.cut);
+    let first = UNIT_POS_Y / cut.planes * cut.planes;
+    let planes = comptime!(cut.planes * blueprint.rows);
+    let sum = row_sum(sum, first, planes, cut, blueprint.target);
+    1.0f32 / (sum / f32::cast_from(sizes.columns) + sizes.epsilon).sqrt()
 }

@@ -14,6 +14,10 @@ use burn::tensor::Tensor;
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape};
 pub(crate) use backend::NormOps;
+#[cfg(feature = "cube")]
+pub(crate) use kernel::{NormSizes, RmsNormBlueprint, normalize_rows};
+#[cfg(feature = "cube")]
+pub(crate) use launch::Norm;
 
 /// `x / sqrt(mean(x²) + epsilon)` over the last dimension, times `weight` if there is one.
 ///

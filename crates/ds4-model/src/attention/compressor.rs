@@ -1,14 +1,16 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::attention::{self as ops, CompressionInputs, CompressionOptions, RowRounding};
+use burn_ds4_ops::attention::{
+    self as ops, CompressionInputs, CompressionOptions, CompressorState, RowRounding,
+    StepCompression,
+};
 use burn_ds4_ops::quant;
 
 use super::quantize_content;
-use crate::cache::{CompressedCache, CompressedPlaces, CompressedStep};
+use crate::cache::{CompressedCache, CompressedPlaces};
 use crate::linear::random;
 use crate::norm::{RmsNorm, RmsNormConfig};
-use crate::rope::Rotation;
 
 /// Configuration of [`Compressor`].
 #[derive(Config, Debug)]
@@ -68,48 +70,34 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// Pools the blocks that new positions complete, and stores their projections (f32 `[batch, positions, 2 · series · width]`) and
-    /// rows.
-    pub(super) fn forward(
+    /// What [`store_step`](ops::store_step) is to do for few positions, of these projections (f32 `[batch, positions, 2 · series · width]`);
+    /// the cache's tensors are taken for it.
+    pub(super) fn step(
         &self,
         projections: Tensor<3>,
-        step: Option<&CompressedStep>,
-        rotation: &Rotation,
         cache: &mut CompressedCache,
         rounding: RowRounding,
-    ) {
-        match step {
-            Some(step) => self.append(projections, &step.places, cache, rounding),
-            None => self.append_few(projections, rotation, cache, rounding),
+    ) -> StepCompression {
+        StepCompression {
+            inputs: CompressionInputs {
+                projections,
+                bias: self.position_bias.val(),
+                norm: self.norm.weight.val(),
+                epsilon: self.norm.epsilon,
+            },
+            options: CompressionOptions {
+                overlap: self.overlap,
+                rounding,
+            },
+            state: CompressorState {
+                raw: cache.raw.take(),
+                rows: cache.rows.take(),
+            },
         }
     }
 
-    fn append_few(
-        &self,
-        projections: Tensor<3>,
-        rotation: &Rotation,
-        cache: &mut CompressedCache,
-        rounding: RowRounding,
-    ) {
-        let inputs = CompressionInputs {
-            projections,
-            bias: self.position_bias.val(),
-            norm: self.norm.weight.val(),
-            epsilon: self.norm.epsilon,
-            angles: rotation.angles.clone(),
-            start: rotation.start.clone(),
-        };
-        let options = CompressionOptions {
-            overlap: self.overlap,
-            rounding,
-        };
-        let state = ops::compress_rows(inputs, options, cache.raw.take(), cache.rows.take())
-            .expect("a cache that was made for the model and has room for the step");
-        cache.raw.put(state.raw);
-        cache.rows.put(state.rows);
-    }
-
-    fn append(
+    /// Pools the blocks that many new positions complete, and stores their projections (as [`step`](Self::step) takes them) and rows.
+    pub(super) fn append(
         &self,
         projections: Tensor<3>,
         places: &CompressedPlaces,

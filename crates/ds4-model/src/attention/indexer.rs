@@ -73,8 +73,6 @@ pub struct Indexer {
 
 /// What the indexer works on.
 pub(super) struct IndexerInput<'a> {
-    /// The tokens' projections by the indexer's compressor: f32 `[batch, positions, 4 · width]`.
-    pub(super) projections: Tensor<3>,
     /// The heads' weights: f32 `[batch, positions, heads]`.
     pub(super) head_weights: Tensor<3>,
     /// The heads' queries, where it [chooses](Indexer::chooses): `[batch, positions, heads, width]`.
@@ -102,29 +100,29 @@ impl Indexer {
         cache.rows.slots() > self.top_k
     }
 
-    /// Stores the new indexer rows and picks among the compressed rows, of which there are as many, for every query.
-    pub(super) fn forward(
+    /// What becomes of the indexer's rows before they are stored.
+    pub(super) fn rounding(quantized: bool) -> RowRounding {
+        if quantized {
+            RowRounding::Index
+        } else {
+            RowRounding::None
+        }
+    }
+
+    /// Picks among the compressed rows for every query, by the indexer's own rows, of which there are as many.
+    pub(super) fn pick(
         &self,
         input: IndexerInput<'_>,
-        cache: &mut CompressedCache,
+        cache: &CompressedCache,
         trace: &Trace,
     ) -> Picks {
         let IndexerInput {
-            projections,
             head_weights,
             queries,
             rotation,
             step,
             quantized,
         } = input;
-        let rounding = if quantized {
-            RowRounding::Index
-        } else {
-            RowRounding::None
-        };
-        self.compressor
-            .forward(projections, step, rotation, cache, rounding);
-
         let Some(queries) = queries else {
             // Every visible row is picked.
             return Picks::All;

@@ -7,12 +7,12 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::attention::{
-    self as ops, CONTENT_BLOCK, CachedQueries, CachedRows, CachedWindow, CompressedKeys, NewRows,
-    Positions, RowRounding, WindowKeys,
+    self as ops, CONTENT_BLOCK, CachedQueries, CachedRows, CachedWindow, CompressedKeys,
+    LowRankQueries, NewRows, Positions, RowRounding, StepRows, WindowKeys,
 };
 use burn_ds4_ops::quant;
 
-use crate::cache::{CompressedStep, LayerCache, ManyStep, Step};
+use crate::cache::{CompressedPlaces, CompressedStep, LayerCache, ManyStep, Step};
 use crate::config::AttentionKind;
 use crate::linear::{
     PackedLinear, PackedLinearConfig, WeightStack, project_all_f32, project_f32, random,
@@ -190,6 +190,14 @@ pub struct Attention {
     pub quantized_cache: bool,
 }
 
+/// What compressors make rows of.
+struct Compressions {
+    /// For rows that are attended: f32 `[batch, positions, 2 · series · head_dim]`.
+    own: Tensor<3>,
+    /// For the indexer's, and the weights of its heads: f32 `[batch, positions, heads]`.
+    indexer: Option<(Tensor<3>, Tensor<3>)>,
+}
+
 impl Attention {
     /// What is attended besides the window.
     pub fn kind(&self) -> AttentionKind {
@@ -230,35 +238,27 @@ impl Attention {
             self.kind(),
             "the cache was made for another kind of attention"
         );
-        let rotation = step.rotation(cache.kind);
-
         let [low_rank, rows] =
             PackedLinear::forward_both(x.clone(), [&self.query_a, &self.key_value]);
-        let low_rank = self.query_norm.forward(low_rank);
-        let (queries, index_queries) = self.project_queries(low_rank, cache);
+        let compressions = self.project_compressions(x);
         let attended = match &step.many {
-            None => {
-                let rotation = rotation.clone();
-                let positions = Positions {
-                    angles: rotation.angles,
-                    start: rotation.start,
-                };
-                let new = NewRows {
-                    x: rows,
-                    norm: self.key_value_norm.weight.val(),
-                    epsilon: self.key_value_norm.epsilon,
-                    rounding: self.rounding(),
-                };
-                let ring = ops::append_rows(new, positions.clone(), cache.window.take())
-                    .expect("a cache that was made for the model");
-                cache.window.put(ring);
-                let picks = self.compress(x, index_queries, step, None, cache, trace);
-                self.attend_few(queries, positions, picks, step, cache, trace)
-            }
+            None => self.forward_few(low_rank, rows, compressions, step, cache, trace),
             Some(many) => {
+                let low_rank = self.query_norm.forward(low_rank);
+                let (queries, index_queries) = self.project_queries(low_rank, cache);
                 let window = self.window_keys(rows, many, step, cache);
                 let many_of_kind = many.compressed(cache.kind);
-                let picks = self.compress(x, index_queries, step, many_of_kind, cache, trace);
+                let head_weights = compressions
+                    .zip(many_of_kind)
+                    .and_then(|(all, many)| self.compress_many(all, &many.places, cache));
+                let picks = self.pick(
+                    head_weights,
+                    index_queries,
+                    step,
+                    many_of_kind,
+                    cache,
+                    trace,
+                );
                 self.attend_many(queries, window, picks, many, step, cache, trace)
             }
         };
@@ -432,20 +432,14 @@ impl Attention {
         rotation.apply_inverse(attended)
     }
 
-    /// Stores what a step adds to the compressed rows, and picks among them. `None` where there are none.
-    fn compress(
-        &self,
-        x: Tensor<3>,
-        index_queries: Option<Tensor<4>>,
-        step: &Step,
-        many: Option<&CompressedStep>,
-        cache: &mut LayerCache,
-        trace: &Trace,
-    ) -> Option<Picks> {
+    /// What compressors make rows of, where there are any.
+    fn project_compressions(&self, x: Tensor<3>) -> Option<Compressions> {
         let compressor = self.compressor.as_ref()?;
-        let compressed = cache.compressed.as_mut()?;
-        let (projections, of_indexer) = match &self.indexer {
-            None => (project_f32(x, compressor.projection.val()), None),
+        Some(match &self.indexer {
+            None => Compressions {
+                own: project_f32(x, compressor.projection.val()),
+                indexer: None,
+            },
             Some(indexer) => {
                 let [own, projections, head_weights] = project_all_f32(
                     x,
@@ -455,29 +449,120 @@ impl Attention {
                         indexer.head_weights.val(),
                     ],
                 );
-                (own, Some((projections, head_weights)))
+                Compressions {
+                    own,
+                    indexer: Some((projections, head_weights)),
+                }
             }
-        };
+        })
+    }
+
+    /// A step of few positions between the first projections and the last.
+    fn forward_few(
+        &self,
+        low_rank: Tensor<3>,
+        rows: Tensor<3>,
+        compressions: Option<Compressions>,
+        step: &Step,
+        cache: &mut LayerCache,
+        trace: &Trace,
+    ) -> Tensor<4> {
         let rotation = step.rotation(cache.kind);
-        compressor.forward(projections, many, rotation, compressed, self.rounding());
-        trace.record_with("compressed", || compressed.rows.all());
-        let picks = match (&self.indexer, &mut cache.indexer, of_indexer) {
-            (Some(indexer), Some(index_cache), Some((projections, head_weights))) => indexer
-                .forward(
-                    IndexerInput {
-                        projections,
-                        head_weights,
-                        queries: index_queries,
-                        rotation,
-                        step: many,
-                        quantized: self.quantized_cache,
-                    },
-                    index_cache,
-                    &trace.scope("indexer"),
-                ),
-            _ => Picks::All,
+        let positions = Positions {
+            angles: rotation.angles.clone(),
+            start: rotation.start.clone(),
         };
-        Some(picks)
+        let (own, of_indexer) =
+            compressions.map_or((None, None), |all| (Some(all.own), all.indexer));
+        let (index_projections, head_weights) = of_indexer.unzip();
+        let compressed = self.compressor.as_ref().zip(cache.compressed.as_mut());
+        let indexed = self.indexer.as_ref().zip(cache.indexer.as_mut());
+        let step_rows = StepRows {
+            queries: LowRankQueries {
+                x: low_rank,
+                norm: self.query_norm.weight.val(),
+                epsilon: self.query_norm.epsilon,
+            },
+            new: NewRows {
+                x: rows,
+                norm: self.key_value_norm.weight.val(),
+                epsilon: self.key_value_norm.epsilon,
+                rounding: self.rounding(),
+            },
+            ring: cache.window.take(),
+            compressed: compressed
+                .zip(own)
+                .map(|((compressor, cache), projections)| {
+                    compressor.step(projections, cache, self.rounding())
+                }),
+            indexed: indexed
+                .zip(index_projections)
+                .map(|((indexer, cache), projections)| {
+                    let rounding = Indexer::rounding(self.quantized_cache);
+                    indexer.compressor.step(projections, cache, rounding)
+                }),
+        };
+        let stored = ops::store_step(step_rows, positions.clone())
+            .expect("a cache that was made for the model and has room for the step");
+        cache.window.put(stored.ring);
+        for (cache, state) in [
+            (&mut cache.compressed, stored.compressed),
+            (&mut cache.indexer, stored.indexed),
+        ] {
+            if let (Some(cache), Some(state)) = (cache, state) {
+                cache.raw.put(state.raw);
+                cache.rows.put(state.rows);
+            }
+        }
+        let (queries, index_queries) = self.project_queries(stored.queries, cache);
+        let picks = self.pick(head_weights, index_queries, step, None, cache, trace);
+        self.attend_few(queries, positions, picks, step, cache, trace)
+    }
+
+    /// Stores what a step of many positions adds to the compressed rows.
+    fn compress_many(
+        &self,
+        compressions: Compressions,
+        places: &CompressedPlaces,
+        cache: &mut LayerCache,
+    ) -> Option<Tensor<3>> {
+        let (compressor, compressed) = self.compressor.as_ref().zip(cache.compressed.as_mut())?;
+        compressor.append(compressions.own, places, compressed, self.rounding());
+        let (projections, head_weights) = compressions.indexer?;
+        let (indexer, indexed) = self.indexer.as_ref().zip(cache.indexer.as_mut())?;
+        let rounding = Indexer::rounding(self.quantized_cache);
+        indexer
+            .compressor
+            .append(projections, places, indexed, rounding);
+        Some(head_weights)
+    }
+
+    /// Picks among the compressed rows, once all that a step adds to them is stored. `None` where there are none.
+    fn pick(
+        &self,
+        head_weights: Option<Tensor<3>>,
+        queries: Option<Tensor<4>>,
+        step: &Step,
+        many: Option<&CompressedStep>,
+        cache: &LayerCache,
+        trace: &Trace,
+    ) -> Option<Picks> {
+        let compressed = cache.compressed.as_ref()?;
+        trace.record_with("compressed", || compressed.rows.all());
+        let indexer = self.indexer.as_ref().zip(cache.indexer.as_ref());
+        Some(match indexer.zip(head_weights) {
+            None => Picks::All,
+            Some(((indexer, cache), head_weights)) => {
+                let input = IndexerInput {
+                    head_weights,
+                    queries,
+                    rotation: step.rotation(self.kind()),
+                    step: many,
+                    quantized: self.quantized_cache,
+                };
+                indexer.pick(input, cache, &trace.scope("indexer"))
+            }
+        })
     }
 
     /// The grouped low-rank output projection of `[batch, positions, heads, head_dim]`.

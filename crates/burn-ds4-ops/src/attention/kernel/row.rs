@@ -5,10 +5,10 @@ use cubecl::prelude::*;
 use super::rotate::Table;
 use super::rounding::{rounded, scale_of};
 use crate::attention::{CONTENT_BLOCK, RowRounding};
-use crate::intrinsics::{Target, group_sum};
+use crate::intrinsics::Target;
 use crate::quant::FP4_BLOCK;
 use crate::quant::roundtrip::{E2M1, E4M3, Format};
-use crate::rows::RowCut;
+use crate::rows::{RowCut, row_sum};
 
 /// How what becomes of a row is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -133,7 +133,6 @@ pub(super) fn store<R: Float, W: Float>(
 fn norm_factor(row: &mut Shared<[f32]>, epsilon: f32, #[comptime] blueprint: RowBlueprint) -> f32 {
     let cut = comptime!(blueprint.cut);
     let width = comptime!(blueprint.width);
-    let mut stage = Shared::<[f32]>::new_slice(comptime!(blueprint.planes as usize));
     let own = UNIT_POS_Y % cut.planes * cut.plane + UNIT_POS_X;
     let mut sum = 0.0f32;
     for step in 0..cut.steps {
@@ -147,16 +146,8 @@ fn norm_factor(row: &mut Shared<[f32]>, epsilon: f32, #[comptime] blueprint: Row
             }
         }
     }
-    let sum = group_sum(sum, cut.plane, blueprint.target);
-    if UNIT_POS_X == 0 {
-        stage[UNIT_POS_Y as usize] = sum;
-    }
-    sync_cube();
-    let mut total = stage[0];
-    #[unroll]
-    for plane in 1..cut.planes {
-        total += stage[plane as usize];
-    }
+    // Further planes have the sums of the first ones, too.
+    let total = row_sum(sum, 0u32, blueprint.planes, cut, blueprint.target);
     1.0f32 / (total / f32::cast_from(width) + epsilon).sqrt()
 }
 

@@ -13,8 +13,9 @@ use super::{HEADS, JoinInputs, SinkLaunch, blueprint, join, stretches, table};
 use crate::attention::FEW_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
-    AppendSizesLaunch, CachedBlueprint, CachedTilesBlueprint, PLANE_HEADS, SLICE, SinkBlueprint,
-    TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel, cached_tiles_kernel,
+    AppendSizesLaunch, CachedBlueprint, CachedTilesBlueprint, PLANE_HEADS, RowBlueprint, SLICE,
+    SinkBlueprint, TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel,
+    cached_tiles_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -43,47 +44,79 @@ pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTe
         && row_blueprint(&ring.client, width, rotated, new.rounding).is_some()
 }
 
+/// What new rows are stored with.
+pub(super) struct Append {
+    pub blueprint: RowBlueprint,
+    pub sizes: AppendSizesLaunch,
+    /// New rows of a sequence that are stored.
+    pub kept: usize,
+    pub x: CubeTensor,
+    pub norm: CubeTensor,
+    pub angles: CubeTensor,
+    pub start: CubeTensor,
+    pub ring: CubeTensor,
+}
+
+impl Append {
+    /// Of what [`can_append`] takes.
+    pub(super) fn new(new: NewRows<CubeBackend>, ring: CubeTensor) -> Self {
+        let [_, count, width] = new.x.shape().dims();
+        let [_, rotated] = new.angles.shape().dims();
+        let [_, slots, _] = ring.shape().dims();
+        let blueprint = row_blueprint(&ring.client, width, rotated, new.rounding)
+            .expect("checked by can_append");
+        let ring = writable(with_contiguous_rows(ring));
+        let x = with_contiguous_rows(new.x);
+        let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
+        let kept = count.min(slots);
+        let sizes = AppendSizesLaunch::new(
+            (count - kept) as u32,
+            slots as u32,
+            stride(&x, 0),
+            stride(&x, 1),
+            stride(&ring, 0),
+            stride(&ring, 1),
+            new.epsilon as f32,
+            hadamard_scale(width),
+        );
+        Self {
+            blueprint,
+            sizes,
+            kept,
+            x,
+            norm: into_contiguous(new.norm),
+            // A table that has grown may have gaps between its rows, and is too large to be copied.
+            angles: with_contiguous_rows(new.angles),
+            start: into_contiguous(new.start),
+            ring,
+        }
+    }
+}
+
 pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTensor) -> CubeTensor {
+    let append = Append::new(new, ring);
+    let ring = append.ring;
     let client = ring.client.clone();
-    let [batch, count, width] = new.x.shape().dims();
-    let [_, rotated] = new.angles.shape().dims();
-    let [_, slots, _] = ring.shape().dims();
-    let blueprint =
-        row_blueprint(&client, width, rotated, new.rounding).expect("checked by can_append");
-    let ring = writable(with_contiguous_rows(ring));
-    let x = with_contiguous_rows(new.x);
-    // A table that has grown may have gaps between its rows, and is too large to be copied.
-    let angles = with_contiguous_rows(new.angles);
-    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
-    let kept = count.min(slots);
-    let sizes = AppendSizesLaunch::new(
-        (count - kept) as u32,
-        slots as u32,
-        stride(&x, 0),
-        stride(&x, 1),
-        stride(&ring, 0),
-        stride(&ring, 1),
-    );
-    let table = table(&angles);
-    let dtypes = [x.dtype, ring.dtype, new.norm.dtype, new.start.dtype].map(dtype_to_storage_type);
+    let [batch, _, _] = ring.shape().dims();
+    let table = table(&append.angles);
+    let dtypes = [&append.x, &ring, &append.norm, &append.start];
+    let dtypes = dtypes.map(|tensor| dtype_to_storage_type(tensor.dtype));
     // SAFETY: there is a cube for each row that is kept; a sequence that is not in the table reads as the first position of it and writes
     // nothing; slots are taken modulo their number.
     unsafe {
         append_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(kept as u32, batch as u32, 1),
-            CubeDim::new_2d(blueprint.cut.plane, blueprint.planes),
-            address_type([&x, &angles, &ring]),
-            x.into_buffer_arg(),
-            into_contiguous(new.norm).into_buffer_arg(),
-            angles.into_buffer_arg(),
-            into_contiguous(new.start).into_buffer_arg(),
+            CubeCount::Static(append.kept as u32, batch as u32, 1),
+            CubeDim::new_2d(append.blueprint.cut.plane, append.blueprint.planes),
+            address_type([&append.x, &append.angles, &ring]),
+            append.x.into_buffer_arg(),
+            append.norm.into_buffer_arg(),
+            append.angles.into_buffer_arg(),
+            append.start.into_buffer_arg(),
             ring.clone().into_buffer_arg(),
-            sizes,
+            append.sizes,
             table,
-            new.epsilon as f32,
-            hadamard_scale(width),
-            blueprint,
+            append.blueprint,
             dtypes,
         );
     }

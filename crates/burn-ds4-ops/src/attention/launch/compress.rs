@@ -12,7 +12,7 @@ use super::table;
 use crate::attention::RowRounding;
 use crate::attention::backend::Compression;
 use crate::attention::kernel::{
-    CompressBlueprint, CompressSizesLaunch, RowBlueprint, compress_kernel,
+    CompressBlueprint, CompressSizesLaunch, CompressorLaunch, RowBlueprint, compress_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -81,37 +81,92 @@ pub(in crate::attention) fn can_compress(
         && blueprint(&rows.client, inputs, width).is_some()
 }
 
+/// What a compressor is launched with.
+pub(super) struct Compressing {
+    pub blueprint: CompressBlueprint,
+    sizes: CompressSizesLaunch,
+    pub projections: CubeTensor,
+    bias: CubeTensor,
+    norm: CubeTensor,
+    pub raw: CubeTensor,
+    pub rows: CubeTensor,
+}
+
+impl Compressing {
+    /// Of what [`can_compress`] takes.
+    pub(super) fn new(inputs: Compression<CubeBackend>, raw: CubeTensor, rows: CubeTensor) -> Self {
+        let [_, count, _] = inputs.projections.shape().dims();
+        let [_, slots, _] = raw.shape().dims();
+        let [_, available, width] = rows.shape().dims();
+        let blueprint = blueprint(&rows.client, &inputs, width).expect("checked by can_compress");
+        let [raw, rows] = [raw, rows].map(|tensor| writable(with_contiguous_rows(tensor)));
+        let projections = with_contiguous_rows(inputs.projections);
+        let bias = with_contiguous_rows(inputs.bias);
+        let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
+        let sizes = CompressSizesLaunch::new(
+            count as u32,
+            count.div_ceil(inputs.ratio) as u32,
+            slots as u32,
+            available as u32,
+            stride(&projections, 0),
+            stride(&projections, 1),
+            stride(&bias, 0),
+            stride(&raw, 0),
+            stride(&raw, 1),
+            stride(&rows, 0),
+            stride(&rows, 1),
+            inputs.epsilon as f32,
+            hadamard_scale(width),
+        );
+        Self {
+            blueprint,
+            sizes,
+            projections,
+            bias,
+            norm: into_contiguous(inputs.norm),
+            raw,
+            rows,
+        }
+    }
+
+    /// The argument of a kernel, and what it updates.
+    pub(super) fn launch<R: Float, W: Float>(
+        self,
+    ) -> (CompressorLaunch<R, W>, (CubeTensor, CubeTensor)) {
+        let (raw, rows) = (self.raw.clone(), self.rows.clone());
+        let compressor = CompressorLaunch::new(
+            self.projections.into_buffer_arg(),
+            self.bias.into_buffer_arg(),
+            self.norm.into_buffer_arg(),
+            self.raw.into_buffer_arg(),
+            self.rows.into_buffer_arg(),
+            self.sizes,
+        );
+        (compressor, (raw, rows))
+    }
+}
+
 pub(in crate::attention) fn compress_rows(
     inputs: Compression<CubeBackend>,
     raw: CubeTensor,
     rows: CubeTensor,
 ) -> (CubeTensor, CubeTensor) {
     let client = rows.client.clone();
-    let [batch, count, _] = inputs.projections.shape().dims();
-    let [_, slots, _] = raw.shape().dims();
-    let [_, available, width] = rows.shape().dims();
-    let blueprint = blueprint(&client, &inputs, width).expect("checked by can_compress");
-    let [raw, rows] = [raw, rows].map(|tensor| writable(with_contiguous_rows(tensor)));
-    let projections = with_contiguous_rows(inputs.projections);
-    let bias = with_contiguous_rows(inputs.bias);
-    // A table that has grown may have gaps between its rows, and is too large to be copied.
-    let angles = with_contiguous_rows(inputs.angles);
-    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
-    let sizes = CompressSizesLaunch::new(
-        count as u32,
-        count.div_ceil(inputs.ratio) as u32,
-        slots as u32,
-        available as u32,
-        stride(&projections, 0),
-        stride(&projections, 1),
-        stride(&bias, 0),
-        stride(&raw, 0),
-        stride(&raw, 1),
-        stride(&rows, 0),
-        stride(&rows, 1),
-    );
-    let table = table(&angles);
+    let [batch, _, _] = inputs.projections.shape().dims();
     let dtypes = [rows.dtype, inputs.norm.dtype, inputs.start.dtype].map(dtype_to_storage_type);
+    // A table that has grown may have gaps between its rows, and is too large to be copied.
+    let angles = with_contiguous_rows(inputs.angles.clone());
+    let start = into_contiguous(inputs.start.clone());
+    let table = table(&angles);
+    let compressing = Compressing::new(inputs, raw, rows);
+    let blueprint = compressing.blueprint;
+    let address = address_type([
+        &compressing.projections,
+        &angles,
+        &compressing.raw,
+        &compressing.rows,
+    ]);
+    let (compressor, state) = compressing.launch();
     // SAFETY: a sequence that is not in the table reads as the first one of it and writes nothing; of blocks that are not complete or
     // not among the rows nothing is read or written; slots are taken modulo their number.
     unsafe {
@@ -119,21 +174,14 @@ pub(in crate::attention) fn compress_rows(
             &client,
             CubeCount::Static(batch as u32, 1, 1),
             CubeDim::new_2d(blueprint.row.cut.plane, blueprint.row.planes),
-            address_type([&projections, &bias, &angles, &raw, &rows]),
-            projections.into_buffer_arg(),
-            bias.into_buffer_arg(),
-            into_contiguous(inputs.norm).into_buffer_arg(),
+            address,
             angles.into_buffer_arg(),
-            into_contiguous(inputs.start).into_buffer_arg(),
-            raw.clone().into_buffer_arg(),
-            rows.clone().into_buffer_arg(),
-            sizes,
+            start.into_buffer_arg(),
+            compressor,
             table,
-            inputs.epsilon as f32,
-            hadamard_scale(width),
             blueprint,
             dtypes,
         );
     }
-    (raw, rows)
+    state
 }

@@ -2,6 +2,7 @@ mod cached;
 mod compress;
 mod index;
 mod rotate;
+mod step;
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -28,6 +29,7 @@ pub(super) use cached::{append_rows, cached_attention, can_append, can_attend_ca
 pub(super) use compress::{can_compress, compress_rows};
 pub(super) use index::{can_score, index_scores};
 pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};
+pub(super) use step::{can_store, store_step};
 
 /// Heads that share the rows which a cube reads.
 const HEADS: u32 = 2;

@@ -6,6 +6,7 @@
 mod cached;
 mod compress;
 mod places;
+mod step;
 
 use std::ops::Range;
 
@@ -21,6 +22,7 @@ use cached::hidden_blocks;
 pub(super) use cached::{append_rows, cached_attention};
 pub(super) use compress::compress_rows;
 use places::{Places, flat};
+pub(super) use step::store_step;
 
 /// Of positions and picks.
 const INT: IntDType = IntDType::I32;

@@ -124,7 +124,10 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
                 }
             }
         }
-        self.inverse_rms_of(row_sum(sum, cut, blueprint.target), epsilon)
+        self.inverse_rms_of(
+            row_sum(sum, 0u32, cut.planes, cut, blueprint.target),
+            epsilon,
+        )
     }
 
     /// `1 / sqrt(mean(v²) + epsilon)`, of the sum of squares.
@@ -263,7 +266,7 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
                     output[to + vector as usize] = value;
                 }
             }
-            let sum = row_sum(squares, cut, blueprint.target);
+            let sum = row_sum(squares, 0u32, cut.planes, cut, blueprint.target);
             let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
             #[unroll]
             for i in 0..count {
@@ -290,7 +293,7 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
                     }
                 }
             }
-            let sum = row_sum(squares, cut, blueprint.target);
+            let sum = row_sum(squares, 0u32, cut.planes, cut, blueprint.target);
             let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
             for step in 0..cut.steps {
                 #[unroll]

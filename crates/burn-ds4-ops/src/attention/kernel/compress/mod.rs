@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::rotate::Table;
 use super::row::{RowBlueprint, store};
-use slots::pool;
+use slots::{Place, pool};
 
 /// How [`compress_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ impl CompressBlueprint {
     }
 }
 
-/// How much there is, and steps from one to the next.
+/// How much there is, steps from one to the next, and constants.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct CompressSizes {
     /// New positions of a sequence.
@@ -46,31 +46,49 @@ pub(crate) struct CompressSizes {
     pub raw_slot: usize,
     pub rows_sequence: usize,
     pub rows_row: usize,
+    pub epsilon: f32,
+    pub hadamard_scale: f32,
 }
 
-/// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they complete.
+/// What a compressor reads and writes.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Compressor<R: Float, W: Float> {
+    pub projections: Box<[f32]>,
+    pub bias: Box<[f32]>,
+    pub norm: Box<[W]>,
+    pub raw: Box<[f32]>,
+    pub rows: Box<[R]>,
+    pub sizes: CompressSizes,
+}
+
+/// Stores the raw rows of the new positions of sequences, and the rows of the blocks that they complete.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
+    angles: &[f32],
+    start: &[I],
+    mut compressor: Compressor<R, W>,
+    table: Table,
+    #[comptime] blueprint: CompressBlueprint,
+    #[define(R, W, I)] _dtypes: [ElemType; 3],
+) {
+    compress::<R, W, I>(&mut compressor, angles, start, CUBE_POS, &table, blueprint);
+}
+
+/// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they complete. All of the cube must be here.
 ///
 /// A unit has the same channels of all raw rows, of all series: what it writes where others are read, only it has read. It writes when
 /// all blocks are pooled.
 ///
 /// Where the compiler need not see that the whole cube agrees on a test, blocks that are not complete are left out. Elsewhere all barriers
 /// are passed for them, too, while no raw row is read and nothing is written.
-#[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
-    projections: &[f32],
-    bias: &[f32],
-    norm: &[W],
+#[cube]
+pub(super) fn compress<R: Float, W: Float, I: Int>(
+    compressor: &mut Compressor<R, W>,
     angles: &[f32],
     start: &[I],
-    raw: &mut [f32],
-    rows: &mut [R],
-    sizes: CompressSizes,
-    table: Table,
-    epsilon: f32,
-    hadamard_scale: f32,
+    sequence: usize,
+    table: &Table,
     #[comptime] blueprint: CompressBlueprint,
-    #[define(R, W, I)] _dtypes: [ElemType; 3],
 ) {
     let width = comptime!(blueprint.row.width);
     let units = comptime!(blueprint.row.units());
@@ -78,75 +96,76 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
     let mut row = Shared::<[f32]>::new_slice(width as usize);
     let mut other = Shared::<[f32]>::new_slice(width as usize);
 
-    let sequence = CUBE_POS;
     let given = start[sequence];
     let there = given >= I::from_int(0) && given < I::cast_from(table.known);
     let begin = select(there, u32::cast_from(given), 0u32);
-    let end = begin + sizes.count;
-    let projections_at = sequence * sizes.projections_sequence;
-    let raw_at = sequence * sizes.raw_sequence;
+    let end = begin + compressor.sizes.count;
+    let projections_at = sequence * compressor.sizes.projections_sequence;
+    let raw_at = sequence * compressor.sizes.raw_sequence;
 
-    let mut blocks = sizes.blocks;
+    let mut blocks = compressor.sizes.blocks;
     if comptime!(blueprint.row.target.ptx) {
         blocks = select(there, end / ratio - begin / ratio, 0u32);
     }
     for i in 0..blocks {
         let block = begin / ratio + i;
-        let complete = there && (block + 1) * ratio <= end && block < sizes.rows;
+        let complete = there && (block + 1) * ratio <= end && block < compressor.sizes.rows;
 
         let mut channel = UNIT_POS;
         while channel < width {
             let mut pooled = 0.0f32;
             if complete {
-                pooled = pool(
-                    projections,
-                    bias,
-                    raw,
-                    projections_at,
-                    raw_at,
+                let place = Place {
+                    projections: projections_at,
+                    raw: raw_at,
                     channel,
                     block,
                     begin,
-                    &sizes,
-                    blueprint,
-                );
+                };
+                pooled = pool(&*compressor, &place, blueprint);
             }
             row[channel as usize] = pooled;
             channel += units;
         }
 
         let angle = table.at::<u32>(block * ratio, 0u32);
-        let to = sequence * sizes.rows_sequence
-            + select(complete, block, 0u32) as usize * sizes.rows_row;
+        let to = sequence * compressor.sizes.rows_sequence
+            + select(complete, block, 0u32) as usize * compressor.sizes.rows_row;
         store::<R, W>(
             &mut row,
             &mut other,
-            norm,
+            &compressor.norm,
             angles,
-            rows,
+            &mut compressor.rows,
             angle,
-            &table,
+            table,
             to,
             complete,
-            epsilon,
-            hadamard_scale,
+            compressor.sizes.epsilon,
+            compressor.sizes.hadamard_scale,
             blueprint.row,
         );
     }
 
     if there {
-        let first = select(sizes.count > sizes.slots, sizes.count - sizes.slots, 0u32);
-        for token in first..sizes.count {
+        let first = select(
+            compressor.sizes.count > compressor.sizes.slots,
+            compressor.sizes.count - compressor.sizes.slots,
+            0u32,
+        );
+        for token in first..compressor.sizes.count {
             let position = begin + token;
-            let from = projections_at + token as usize * sizes.projections_token;
-            let to = raw_at + (position % sizes.slots) as usize * sizes.raw_slot;
-            let slot = (position % ratio) as usize * sizes.bias_slot;
+            let from = projections_at + token as usize * compressor.sizes.projections_token;
+            let to =
+                raw_at + (position % compressor.sizes.slots) as usize * compressor.sizes.raw_slot;
+            let slot = (position % ratio) as usize * compressor.sizes.bias_slot;
             let mut channel = UNIT_POS;
             while channel < width {
                 #[unroll]
                 for part in 0..comptime!(2 * blueprint.series()) {
                     let at = (channel + comptime!(part * width)) as usize;
-                    raw[to + at] = projections[from + at] + bias[slot + at];
+                    compressor.raw[to + at] =
+                        compressor.projections[from + at] + compressor.bias[slot + at];
                 }
                 channel += units;
             }

@@ -2,25 +2,28 @@
 
 use cubecl::prelude::*;
 
-use super::{CompressBlueprint, CompressSizes};
+use super::{CompressBlueprint, Compressor};
 use crate::attention::kernel::weight;
 
 /// Slots whose raw rows are on their way at the same time.
 const CHUNK: usize = 8;
 
+/// Which channel of which block of a sequence it is, and where the sequence's new projections and its raw rows begin.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    pub projections: usize,
+    pub raw: usize,
+    pub channel: u32,
+    pub block: u32,
+    /// The first new position.
+    pub begin: u32,
+}
+
 /// One channel of a block, of all its slots in their order: [`pool_kernel`](crate::attention::kernel::pool_kernel) where the raw rows are.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn pool(
-    projections: &[f32],
-    bias: &[f32],
-    raw: &mut [f32],
-    projections_at: usize,
-    raw_at: usize,
-    channel: u32,
-    block: u32,
-    begin: u32,
-    sizes: &CompressSizes,
+pub(super) fn pool<R: Float, W: Float>(
+    compressor: &Compressor<R, W>,
+    place: &Place,
     #[comptime] blueprint: CompressBlueprint,
 ) -> f32 {
     let slots = comptime!(blueprint.slots());
@@ -32,41 +35,20 @@ pub(super) fn pool(
     let mut maximum = f32::MIN.runtime();
     for i in 0..chunks {
         read_chunk(
-            projections,
-            bias,
-            raw,
-            projections_at,
-            raw_at,
-            channel,
-            block,
-            begin,
+            compressor,
+            place,
             i * comptime!(chunk as u32),
             comptime!(blueprint.series()),
             &mut scores,
-            sizes,
             blueprint,
         );
         if comptime!(once) {
-            read_chunk(
-                projections,
-                bias,
-                raw,
-                projections_at,
-                raw_at,
-                channel,
-                block,
-                begin,
-                0u32,
-                0u32,
-                &mut values,
-                sizes,
-                blueprint,
-            );
+            read_chunk(compressor, place, 0u32, 0u32, &mut values, blueprint);
         }
         #[unroll]
         for j in 0..chunk {
             let slot = i * comptime!(chunk as u32) + comptime!(j as u32);
-            let seen = is_pooled(slot, block, blueprint);
+            let seen = is_pooled(slot, place.block, blueprint);
             maximum = select(seen, max(maximum, scores[j]), maximum);
         }
     }
@@ -75,40 +57,26 @@ pub(super) fn pool(
     for i in 0..chunks {
         if comptime!(!once) {
             read_chunk(
-                projections,
-                bias,
-                raw,
-                projections_at,
-                raw_at,
-                channel,
-                block,
-                begin,
+                compressor,
+                place,
                 i * comptime!(chunk as u32),
                 comptime!(blueprint.series()),
                 &mut scores,
-                sizes,
                 blueprint,
             );
             read_chunk(
-                projections,
-                bias,
-                raw,
-                projections_at,
-                raw_at,
-                channel,
-                block,
-                begin,
+                compressor,
+                place,
                 i * comptime!(chunk as u32),
                 0u32,
                 &mut values,
-                sizes,
                 blueprint,
             );
         }
         #[unroll]
         for j in 0..chunk {
             let slot = i * comptime!(chunk as u32) + comptime!(j as u32);
-            if is_pooled(slot, block, blueprint) {
+            if is_pooled(slot, place.block, blueprint) {
                 let share = weight(scores[j] - maximum, blueprint.row.target);
                 total += share;
                 sum = fma(share, values[j], sum);
@@ -132,22 +100,15 @@ fn is_pooled(slot: u32, block: u32, #[comptime] blueprint: CompressBlueprint) ->
 /// A channel of the raw rows of some slots of a block, from slot `first` on, in the part of their series after `part` others: new
 /// ones are put together from their projections, earlier ones are read. Of slots that are not pooled, any.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-fn read_chunk(
-    projections: &[f32],
-    bias: &[f32],
-    raw: &mut [f32],
-    projections_at: usize,
-    raw_at: usize,
-    channel: u32,
-    block: u32,
-    begin: u32,
+fn read_chunk<R: Float, W: Float>(
+    compressor: &Compressor<R, W>,
+    place: &Place,
     first: u32,
     #[comptime] part: u32,
     chunk: &mut Array<f32>,
-    sizes: &CompressSizes,
     #[comptime] blueprint: CompressBlueprint,
 ) {
+    let sizes = &compressor.sizes;
     let ratio = comptime!(blueprint.ratio);
     let count = comptime!(CHUNK.min(blueprint.slots() as usize));
     let mut biases = Array::<f32>::new(count);
@@ -156,41 +117,42 @@ fn read_chunk(
     for j in 0..count {
         let slot = first + comptime!(j as u32);
         let slot = select(
-            is_pooled(slot, block, blueprint),
+            is_pooled(slot, place.block, blueprint),
             slot,
             comptime!(blueprint.slots() - 1),
         );
         let mut own = slot;
         let mut series = part.runtime();
-        let mut of = block;
+        let mut of = place.block;
         if comptime!(blueprint.overlap) {
             let previous = slot < ratio;
             own = select(previous, slot, slot - ratio);
             series = select(previous, part, comptime!(part + 1));
-            of = select(previous, block - 1, block);
+            of = select(previous, place.block - 1, place.block);
         }
         let position = of * ratio + own;
-        let at = (series * blueprint.row.width + channel) as usize;
-        biases[j] = bias[own as usize * sizes.bias_slot + at];
-        if position >= begin {
-            let token = (position - begin) as usize;
-            chunk[j] = projections[projections_at + token * sizes.projections_token + at];
+        let at = (series * blueprint.row.width + place.channel) as usize;
+        biases[j] = compressor.bias[own as usize * sizes.bias_slot + at];
+        if position >= place.begin {
+            let token = (position - place.begin) as usize;
+            chunk[j] =
+                compressor.projections[place.projections + token * sizes.projections_token + at];
         } else {
             let slot = (position % sizes.slots) as usize;
-            chunk[j] = raw[raw_at + slot * sizes.raw_slot + at];
+            chunk[j] = compressor.raw[place.raw + slot * sizes.raw_slot + at];
         }
     }
     #[unroll]
     for j in 0..count {
         let slot = first + comptime!(j as u32);
         let slot = select(
-            is_pooled(slot, block, blueprint),
+            is_pooled(slot, place.block, blueprint),
             slot,
             comptime!(blueprint.slots() - 1),
         );
-        let position = block * ratio + slot;
+        let position = place.block * ratio + slot;
         let before = comptime!((blueprint.series() - 1) * ratio);
         let sum = chunk[j] + biases[j];
-        chunk[j] = select(position >= begin + before, sum, chunk[j]);
+        chunk[j] = select(position >= place.begin + before, sum, chunk[j]);
     }
 }

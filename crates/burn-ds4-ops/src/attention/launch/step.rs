@@ -1,0 +1,177 @@
+//! A step's rows in one launch: the host side.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::Shape;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::cached::{Append, can_append};
+use super::compress::{Compressing, UNITS, WORD, can_compress};
+use super::table;
+use crate::attention::backend::{
+    Compression, OptionalCompression, OptionalState, StepRows, StoredStep,
+};
+use crate::attention::kernel::{CompressBlueprint, RowBlueprint, StepBlueprint, step_kernel};
+use crate::launching::{MAX_CUBES, address_type, fits_i32, fits_shared, is_float, plane_size};
+use crate::norm::{Norm, RmsNormBlueprint};
+
+/// Buffers of the kernel, of which two are for what is no tensor, and those of each compressor.
+const BUFFERS: usize = 10;
+const COMPRESSOR_BUFFERS: usize = 5;
+/// Words of shared memory for sums.
+const SUMS: usize = 4 * UNITS as usize;
+
+/// A compressor, and what it updates.
+type Part<'a> = (&'a Compression<CubeBackend>, [&'a CubeTensor; 2]);
+
+fn parts(step: &StepRows<CubeBackend>) -> impl Iterator<Item = Part<'_>> {
+    let given = |part| match part {
+        &OptionalCompression::None => None,
+        OptionalCompression::Some { inputs, raw, rows } => Some((inputs, [raw, rows])),
+    };
+    [&step.compressed, &step.indexed]
+        .into_iter()
+        .filter_map(given)
+}
+
+pub(in crate::attention) fn can_store(step: &StepRows<CubeBackend>) -> bool {
+    let client = &step.ring.client;
+    let hardware = &client.properties().hardware;
+    let [batch, count, rank] = step.queries.shape().dims();
+    let [_, _, width] = step.ring.shape().dims();
+    let new = &step.new;
+    let widths = parts(step).map(|(_, [_, rows])| rows.shape()[2]);
+    let words = 2 * (width + widths.sum::<usize>()) + SUMS;
+    let bindings = BUFFERS + COMPRESSOR_BUFFERS * parts(step).count();
+    is_float(step.queries.dtype)
+        && step.queries.dtype == new.x.dtype
+        && step.norm.dtype == new.norm.dtype
+        && fits_i32((batch * count).checked_mul(rank))
+        && 2 * count + 2 <= MAX_CUBES
+        && bindings <= hardware.max_bindings as usize
+        // So that planes may be rounded up to whole rows of queries.
+        && plane_size(client)
+            .is_some_and(|plane| (hardware.max_units_per_cube / plane).is_power_of_two())
+        && fits_shared(client, words * WORD)
+        && can_append(new, &step.ring)
+        && parts(step).all(|(inputs, [raw, rows])| {
+            rows.dtype == step.ring.dtype
+                && inputs.norm.dtype == new.norm.dtype
+                && can_compress(inputs, raw, rows)
+        })
+}
+
+pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredStep<CubeBackend> {
+    let [batch, count, rank] = step.queries.shape().dims();
+    let queries = CubeBackend::float_reshape(step.queries, Shape::new([batch * count, rank]));
+    let norm = Norm::new(queries, Some(step.norm), step.epsilon);
+    let append = Append::new(step.new, step.ring);
+    let [compressed, indexed] = [step.compressed, step.indexed].map(compressing);
+    let (blueprint, planes) = blueprint(&norm, &append, [&compressed, &indexed]);
+
+    let client = append.ring.client.clone();
+    let rows = (batch * count).div_ceil(blueprint.norm.rows as usize);
+    let cubes = blueprint.compressing() + (append.kept + rows.div_ceil(batch)) as u32;
+    let address = [&compressed, &indexed].map(|part| {
+        let tensors = part
+            .as_ref()
+            .map(|part| [&part.projections, &part.raw, &part.rows]);
+        tensors.map_or_else(Default::default, address_type)
+    });
+    let address = address.into_iter().fold(
+        address_type([&norm.x, &append.x, &append.angles, &append.ring]),
+        Ord::max,
+    );
+    let dtypes = [&append.x, &append.norm, &append.ring, &append.start];
+    let dtypes = dtypes.map(|tensor| dtype_to_storage_type(tensor.dtype));
+    let (table, ring, queries) = (table(&append.angles), append.ring, norm.output);
+    let (compressed, compressed_state) = compressed.map(Compressing::launch).unzip();
+    let (indexed, indexed_state) = indexed.map(Compressing::launch).unzip();
+    // SAFETY: of queries, rows and vectors past the end are read as others and not written; there is a cube for each new row that is kept; a
+    // sequence that is not in the table reads as the first position of it and writes nothing; of blocks that are not complete or not among
+    // the rows nothing is read or written; slots are taken modulo their number.
+    unsafe {
+        step_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(cubes, batch as u32, 1),
+            CubeDim::new_2d(blueprint.append.cut.plane, planes),
+            address,
+            norm.size,
+            norm.weight_size,
+            append.angles.into_buffer_arg(),
+            append.start.into_buffer_arg(),
+            norm.x.into_buffer_arg(),
+            norm.weight.map(CubeTensor::into_buffer_arg).into(),
+            queries.clone().into_buffer_arg(),
+            append.x.into_buffer_arg(),
+            append.norm.into_buffer_arg(),
+            ring.clone().into_buffer_arg(),
+            compressed.into(),
+            indexed.into(),
+            norm.sizes,
+            append.sizes,
+            append.kept as u32,
+            table,
+            blueprint,
+            dtypes,
+        );
+    }
+    StoredStep {
+        queries: CubeBackend::float_reshape(queries, Shape::new([batch, count, rank])),
+        ring,
+        compressed: state(compressed_state),
+        indexed: state(indexed_state),
+    }
+}
+
+fn compressing(part: OptionalCompression<CubeBackend>) -> Option<Compressing> {
+    match part {
+        OptionalCompression::None => None,
+        OptionalCompression::Some { inputs, raw, rows } => {
+            Some(Compressing::new(inputs, raw, rows))
+        }
+    }
+}
+
+fn state(state: Option<(CubeTensor, CubeTensor)>) -> OptionalState<CubeBackend> {
+    state.map_or(OptionalState::None, |(raw, rows)| OptionalState::Some {
+        raw,
+        rows,
+    })
+}
+
+/// How the kernel is compiled, and planes of a cube: as many as the part needs that needs most, and whole rows of queries. Further planes
+/// change no order of additions.
+fn blueprint(
+    norm: &Norm,
+    append: &Append,
+    parts: [&Option<Compressing>; 2],
+) -> (StepBlueprint, u32) {
+    let [compressed, indexed] = parts.map(|part| part.as_ref().map(|part| part.blueprint));
+    let rows = [compressed, indexed].into_iter().flatten();
+    let rows = rows.map(|part| part.row.planes);
+    let most = rows.fold(append.blueprint.planes, u32::max);
+    let planes = most.next_multiple_of(norm.blueprint.cut.planes);
+    let with = |part: Option<CompressBlueprint>| {
+        part.map(|part| CompressBlueprint {
+            row: RowBlueprint { planes, ..part.row },
+            ..part
+        })
+    };
+    let blueprint = StepBlueprint {
+        norm: RmsNormBlueprint {
+            rows: planes / norm.blueprint.cut.planes,
+            ..norm.blueprint
+        },
+        append: RowBlueprint {
+            planes,
+            ..append.blueprint
+        },
+        compressed: with(compressed),
+        indexed: with(indexed),
+    };
+    (blueprint, planes)
+}

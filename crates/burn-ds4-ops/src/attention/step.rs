@@ -1,0 +1,165 @@
+//! What a step of few tokens does to rows before its queries attend.
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use super::backend::{self, AttentionOps, Compression, OptionalCompression, OptionalState};
+use super::cached::check_append;
+use super::compress::check_compress;
+use super::{CompressionInputs, CompressionOptions, CompressorState, NewRows, Positions};
+use crate::OpError;
+use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape, invalid};
+
+/// Low-rank queries of new tokens for [`store_step`].
+#[derive(Clone, Debug)]
+pub struct LowRankQueries {
+    /// The queries as they were projected: `[batch, count, rank]`, f32 / f16 / bf16.
+    pub x: Tensor<3>,
+    /// Weight of their norm: `[rank]`, f32 / f16 / bf16.
+    pub norm: Tensor<1>,
+    /// Epsilon of the norm.
+    pub epsilon: f64,
+}
+
+/// What a compressor does in a step: the arguments of [`compress_rows`](super::compress_rows), but for positions.
+#[derive(Clone, Debug)]
+pub struct StepCompression {
+    /// What it is given for the new positions.
+    pub inputs: CompressionInputs,
+    /// How it makes rows.
+    pub options: CompressionOptions,
+    /// What it updates.
+    pub state: CompressorState,
+}
+
+/// What [`store_step`] is given.
+#[derive(Clone, Debug)]
+pub struct StepRows {
+    /// Queries that are normalised.
+    pub queries: LowRankQueries,
+    /// Key/value rows of the tokens.
+    pub new: NewRows,
+    /// Where those are stored, as [`append_rows`](super::append_rows) takes it.
+    pub ring: Tensor<3>,
+    /// The compressor of key/value rows, where a layer has one.
+    pub compressed: Option<StepCompression>,
+    /// That of its indexer, likewise.
+    pub indexed: Option<StepCompression>,
+}
+
+/// What [`store_step`] gives.
+#[derive(Clone, Debug)]
+pub struct StoredStep {
+    /// The normalised queries: like those given.
+    pub queries: Tensor<3>,
+    /// The ring, updated.
+    pub ring: Tensor<3>,
+    /// What the compressors have updated, of those that were given.
+    pub compressed: Option<CompressorState>,
+    /// Likewise, of the indexer.
+    pub indexed: Option<CompressorState>,
+}
+
+/// Everything that a step does to rows between their projections and the queries': low-rank queries are normalised
+/// ([`rms_norm`](crate::norm::rms_norm)), key/value rows are stored ([`append_rows`](super::append_rows)), and so is what compressors make of
+/// their projections ([`compress_rows`](super::compress_rows)). See these for shapes, special values and sources; the results have their bits.
+///
+/// None of it depends on another part. Where there is a kernel, it is one launch, if rows of all kinds (`ring`, and the rows of compressors) have one
+/// dtype, low-rank queries and new rows another, and all weights of norms a third.
+///
+/// # Errors
+///
+/// [`OpError`] where one of these operators has one, or queries and rows differ in batch, count or device.
+pub fn store_step(step: StepRows, positions: Positions) -> Result<StoredStep, OpError> {
+    check(&step, &positions)?;
+    let StepRows {
+        queries,
+        new,
+        ring,
+        compressed,
+        indexed,
+    } = step;
+    if new.x.dims()[..2].contains(&0) {
+        return Ok(StoredStep {
+            queries: queries.x,
+            ring,
+            compressed: compressed.map(|part| part.state),
+            indexed: indexed.map(|part| part.state),
+        });
+    }
+    let part = |part| OptionalCompression::new(part, &positions);
+    let stored = Dispatch::store_step(backend::StepRows {
+        queries: queries.x.into_dispatch(),
+        norm: queries.norm.into_dispatch(),
+        epsilon: queries.epsilon,
+        compressed: part(compressed),
+        indexed: part(indexed),
+        new: backend::NewRows::new(new, positions),
+        ring: ring.into_dispatch(),
+    });
+    Ok(StoredStep {
+        queries: Tensor::from_dispatch(stored.queries),
+        ring: Tensor::from_dispatch(stored.ring),
+        compressed: stored.compressed.into(),
+        indexed: stored.indexed.into(),
+    })
+}
+
+fn check(step: &StepRows, positions: &Positions) -> Result<(), OpError> {
+    check_append(&step.new, positions, &step.ring)?;
+    let [batch, count, _] = step.new.x.dims();
+    let device = step.new.x.device();
+
+    let queries = &step.queries;
+    let [_, _, rank] = queries.x.dims();
+    expect_float("queries.x", &queries.x)?;
+    expect_float("queries.norm", &queries.norm)?;
+    if rank == 0 {
+        return Err(invalid("columns of queries.x", "at least 1", rank));
+    }
+    expect_shape("queries.x", queries.x.dims(), [batch, count, rank])?;
+    expect_shape("queries.norm", queries.norm.dims(), [rank])?;
+    expect_not_negative("queries.epsilon", queries.epsilon)?;
+    expect_device("queries.x", &queries.x.device(), "x", &device)?;
+    expect_device("queries.norm", &queries.norm.device(), "x", &device)?;
+
+    for part in [&step.compressed, &step.indexed].into_iter().flatten() {
+        let projections = &part.inputs.projections;
+        let [_, _, raw_width] = projections.dims();
+        expect_shape("projections", projections.dims(), [batch, count, raw_width])?;
+        expect_device("projections", &projections.device(), "x", &device)?;
+        let state = &part.state;
+        check_compress(
+            &part.inputs,
+            positions,
+            part.options,
+            &state.raw,
+            &state.rows,
+        )?;
+    }
+    Ok(())
+}
+
+impl OptionalCompression<Dispatch> {
+    fn new(part: Option<StepCompression>, positions: &Positions) -> Self {
+        let Some(part) = part else { return Self::None };
+        let inputs = Compression::new(part.inputs, positions.clone(), part.options);
+        Self::Some {
+            inputs,
+            raw: part.state.raw.into_dispatch(),
+            rows: part.state.rows.into_dispatch(),
+        }
+    }
+}
+
+impl From<OptionalState<Dispatch>> for Option<CompressorState> {
+    fn from(state: OptionalState<Dispatch>) -> Self {
+        match state {
+            OptionalState::None => None,
+            OptionalState::Some { raw, rows } => Some(CompressorState {
+                raw: Tensor::from_dispatch(raw),
+                rows: Tensor::from_dispatch(rows),
+            }),
+        }
+    }
+}
