@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::compress::{UNITS, WORD, row_blueprint};
-use super::{HEADS, JoinInputs, SinkLaunch, blueprint, join, stretches, table};
+use super::{HEADS, JoinInputs, SinkLaunch, blueprint, join, stretches, stride, table};
 use crate::attention::FEW_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
@@ -67,7 +67,6 @@ impl Append {
             .expect("checked by can_append");
         let ring = writable(with_contiguous_rows(ring));
         let x = with_contiguous_rows(new.x);
-        let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
         let kept = count.min(slots);
         let sizes = AppendSizesLaunch::new(
             (count - kept) as u32,

@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::table;
+use super::{stride, table};
 use crate::attention::RowRounding;
 use crate::attention::backend::Compression;
 use crate::attention::kernel::{
@@ -85,11 +85,11 @@ pub(in crate::attention) fn can_compress(
 pub(super) struct Compressing {
     pub blueprint: CompressBlueprint,
     sizes: CompressSizesLaunch,
-    pub projections: CubeTensor,
+    projections: CubeTensor,
     bias: CubeTensor,
     norm: CubeTensor,
-    pub raw: CubeTensor,
-    pub rows: CubeTensor,
+    raw: CubeTensor,
+    rows: CubeTensor,
 }
 
 impl Compressing {
@@ -102,7 +102,6 @@ impl Compressing {
         let [raw, rows] = [raw, rows].map(|tensor| writable(with_contiguous_rows(tensor)));
         let projections = with_contiguous_rows(inputs.projections);
         let bias = with_contiguous_rows(inputs.bias);
-        let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis];
         let sizes = CompressSizesLaunch::new(
             count as u32,
             count.div_ceil(inputs.ratio) as u32,
@@ -127,6 +126,11 @@ impl Compressing {
             raw,
             rows,
         }
+    }
+
+    /// What offsets into its tensors need.
+    pub(super) fn address_type(&self) -> AddressType {
+        address_type([&self.projections, &self.bias, &self.raw, &self.rows])
     }
 
     /// The argument of a kernel, and what it updates.
@@ -160,12 +164,7 @@ pub(in crate::attention) fn compress_rows(
     let table = table(&angles);
     let compressing = Compressing::new(inputs, raw, rows);
     let blueprint = compressing.blueprint;
-    let address = address_type([
-        &compressing.projections,
-        &angles,
-        &compressing.raw,
-        &compressing.rows,
-    ]);
+    let address = compressing.address_type().max(address_type([&angles]));
     let (compressor, state) = compressing.launch();
     // SAFETY: a sequence that is not in the table reads as the first one of it and writes nothing; of blocks that are not complete or
     // not among the rows nothing is read or written; slots are taken modulo their number.

@@ -8,6 +8,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::stride;
 use crate::attention::backend::BlockSight;
 use crate::attention::kernel::{
     INDEX_SHARES, IndexSizesLaunch, TILE_ROWS, index_kernel, index_tiles_kernel,
@@ -59,7 +60,7 @@ pub(in crate::attention) fn index_scores(
     let size = row_vector_size([&queries, &keys], width);
     let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
     let result = output(&queries, [batch, count, rows], DType::F32);
-    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
+    let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / size;
     let (start, ratio) = match sight {
         BlockSight::All => (None, 1),
         BlockSight::From { start, ratio } => (Some(into_contiguous(start)), ratio),
@@ -70,11 +71,11 @@ pub(in crate::attention) fn index_scores(
         heads as u32,
         rows as u32,
         scale as f32,
-        stride(&queries, 0),
-        stride(&queries, 1),
-        stride(&queries, 2),
-        stride(&keys, 0),
-        stride(&keys, 1),
+        vectors(&queries, 0),
+        vectors(&queries, 1),
+        vectors(&queries, 2),
+        vectors(&keys, 0),
+        vectors(&keys, 1),
     );
     let weights = into_contiguous(weights);
     let tokens = (batch * count) as u32;

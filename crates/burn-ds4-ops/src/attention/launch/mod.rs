@@ -53,7 +53,12 @@ const POOL_UNITS: u32 = 64;
 /// The angles of all positions, in rows that are contiguous.
 fn table(angles: &CubeTensor) -> TableLaunch {
     let [known, rotated] = angles.shape().dims();
-    TableLaunch::new(known as u32, angles.meta.strides()[0], rotated / 2)
+    TableLaunch::new(known as u32, stride(angles, 0), rotated / 2)
+}
+
+/// Elements from one place to the next along an axis.
+fn stride(tensor: &CubeTensor, axis: usize) -> usize {
+    tensor.meta.strides()[axis]
 }
 
 /// How a kernel is compiled for rows of `width` channels that are picked among or not, and elements of its vectors: `size`, or fewer, but no
@@ -249,15 +254,15 @@ fn strides(
     rows: &CubeTensor,
     size: usize,
 ) -> StridesLaunch {
-    let stride = |tensor: &CubeTensor, axis: usize| tensor.meta.strides()[axis] / size;
+    let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / size;
     StridesLaunch::new(
-        stride(queries, 0),
-        stride(queries, 1),
-        stride(queries, 2),
-        stride(window, 0),
-        stride(window, 1),
-        stride(rows, 0),
-        stride(rows, 1),
+        vectors(queries, 0),
+        vectors(queries, 1),
+        vectors(queries, 2),
+        vectors(window, 0),
+        vectors(window, 1),
+        vectors(rows, 0),
+        vectors(rows, 1),
     )
 }
 

@@ -75,13 +75,8 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
     let client = append.ring.client.clone();
     let rows = (batch * count).div_ceil(blueprint.norm.rows as usize);
     let cubes = blueprint.compressing() + (append.kept + rows.div_ceil(batch)) as u32;
-    let address = [&compressed, &indexed].map(|part| {
-        let tensors = part
-            .as_ref()
-            .map(|part| [&part.projections, &part.raw, &part.rows]);
-        tensors.map_or_else(Default::default, address_type)
-    });
-    let address = address.into_iter().fold(
+    let address = [&compressed, &indexed].into_iter().flatten();
+    let address = address.map(Compressing::address_type).fold(
         address_type([&norm.x, &append.x, &append.angles, &append.ring]),
         Ord::max,
     );
