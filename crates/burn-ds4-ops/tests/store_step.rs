@@ -289,6 +289,33 @@ fn what_somebody_else_holds_stays_as_it_is() {
     }
 }
 
+fn views_are_like_tensors_of_their_own() {
+    // With gaps between rows, and from another place on than the beginning.
+    fn view(tensor: Tensor<3>) -> Tensor<3> {
+        let width = tensor.dims()[2];
+        Tensor::cat(vec![tensor.clone() - 1.0, tensor], 2).slice_dim(2, width..2 * width)
+    }
+    every_dtype(|name, device, dtype| {
+        for layer in [LAYERS[1], LAYERS[5]] {
+            let state = (Dtypes::all(dtype), device);
+            let (step, positions) = layer.step(state);
+            let expected = store_step(step, positions).expect(FITS);
+            let (mut step, positions) = layer.step(state);
+            step.queries.x = view(step.queries.x);
+            step.new.x = view(step.new.x);
+            step.ring = view(step.ring);
+            for part in [&mut step.compressed, &mut step.indexed] {
+                let part = part.as_mut().expect("both");
+                part.inputs.projections = view(part.inputs.projections.clone());
+                part.state.raw = view(part.state.raw.clone());
+                part.state.rows = view(part.state.rows.clone());
+            }
+            let stored = store_step(step, positions).expect(FITS);
+            expect_equal(&stored, &expected, &format!("{name} {layer:?}"));
+        }
+    });
+}
+
 fn a_nan_reaches_its_own_part_only() {
     for (name, device) in devices() {
         let layer = LAYERS[1];
@@ -396,6 +423,7 @@ catalogue![
     every_part_has_the_bits_of_its_operator,
     nothing_new_changes_nothing,
     parts_may_differ_in_dtype,
+    views_are_like_tensors_of_their_own,
     what_does_not_fit_is_refused,
     what_somebody_else_holds_stays_as_it_is,
 ];
