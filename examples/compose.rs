@@ -1,7 +1,8 @@
-//! A small model of one's own, made of the DeepSeek-V4 mixture of experts and Burn's own layers.
+//! A small model of your own, made of the DeepSeek-V4 mixture of experts and Burn's own layers.
 //!
-//! A [`MoeLayer`] takes the place of a feed-forward layer: the first block looks its experts up by token id, the others choose them
-//! by score. A [`Router`] alone mixes a few output heads. The weights are random; the program shows what the routers do with them.
+//! A [`MoeLayer`] takes the place of a feed-forward layer: the first block looks its experts up by
+//! token id, the others choose them by score. A [`Router`] alone mixes a few output heads. The
+//! weights are random; the program shows what the routers do with them.
 
 mod shared;
 
@@ -114,7 +115,8 @@ fn route(router: &Router, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Routing {
     router.forward(x.flatten(0, 1), token_ids.flatten(0, 1), &Trace::off())
 }
 
-/// Builds a small model of MoE layers, routers and Burn's own layers, and shows how its tokens spread over the experts.
+/// Builds a small model of MoE layers, routers and Burn's own layers, and shows how its tokens
+/// spread over the experts.
 #[derive(Debug, Parser)]
 struct Args {
     /// Tokens to run through the model.

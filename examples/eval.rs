@@ -1,21 +1,26 @@
-//! Measures how well a checkpoint predicts a text: perplexity, and what its multi-token-prediction layer is worth.
+//! Measures how well a checkpoint predicts a text, or token ids: perplexity, and what its
+//! multi-token-prediction layer is worth.
 //!
-//! The text is cut into windows of `--window` tokens. Each begins anew, with the beginning-of-sequence token and empty caches, so that
-//! a token is predicted from at most the tokens of its own window.
+//! The text is split into windows of `--window` tokens. Each begins with the beginning-of-sequence
+//! token and empty caches, so that a token is predicted from at most the tokens of its own window.
 //!
-//! * **Perplexity**: `exp` of the mean negative log-probability of every token of every window, given the true tokens before it. The
-//!   log-softmax is computed in `f64` from the model's `f32` logits.
-//! * **MTP agreement**: how often the MTP layer's best guess of the token at `t + 2`, made at position `t` from the true tokens up to
-//!   `t + 1`, is the trunk's own best guess of that token given the same tokens and `t + 1`'s streams. This is the acceptance of the first
-//!   draft in greedy speculative decoding, but on the given text instead of the model's own.
+//! * **Loss** and **perplexity**: the mean negative log-probability of every token of every window,
+//!   given the true tokens before it, and `exp` of that. The log-softmax is computed in `f64` from
+//!   the model's `f32` logits.
+//! * **MTP agreement**: how often the MTP layer's best guess of the token at `t + 2`, made at
+//!   position `t` from the true tokens up to `t + 1`, is the trunk's own best guess of that token
+//!   given the same tokens and `t + 1`'s streams. This is the acceptance of the first draft in
+//!   greedy speculative decoding, but on the given text instead of the model's own.
 //! * **MTP accuracy**: how often the same guess is the true token.
 //!
 //! With `--flash-head`, also what a clustered head finds, by the number of clusters that it probes:
 //!
-//! * **recall@1**: how often its best token is that of the dense head, in the trunk and in the MTP layer;
-//! * **acceptance**: how often the MTP layer's best guess by the clustered head is the trunk's own best guess by the dense one: the
-//!   MTP agreement with other drafts;
-//! * acceptance and speed of greedy generation, continuing the text from several places, with drafts by either head.
+//! * **recall@1**: how often its best token is that of the dense head, in the trunk and in the MTP
+//!   layer;
+//! * **acceptance**: how often the MTP layer's best guess by the clustered head is the trunk's own
+//!   best guess by the dense one: the MTP agreement with other drafts;
+//! * acceptance and speed of greedy generation, continuing the text from several positions, with
+//!   drafts by either head.
 
 #[path = "eval/heads.rs"]
 mod heads;
@@ -24,7 +29,7 @@ mod shared;
 use std::error::Error;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -32,7 +37,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
 use ds4_model::cache::{CacheConfig, Rollback};
-use ds4_model::checkpoint::{Checkpoint, LoadBar};
+use ds4_model::checkpoint::Checkpoint;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{GenerateConfig, MAX_DRAFTS, TextTokenizer, greedy_token};
 use ds4_model::model::Model;
@@ -41,12 +46,14 @@ use heads::Curve;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use shared::flash::FlashArgs;
+use shared::load_bar::LoadBar;
 use shared::{Dtype, asset, load_options, shipped_checkpoint};
 
-/// Positions per forward call: bounds the logits that are read back at once.
-const CHUNK: usize = 64;
+/// Positions per forward call: limits the logits that are read back at once.
+const POSITIONS_PER_CALL: usize = 64;
 
-/// Measures perplexity and multi-token prediction of a checkpoint on a text, and what a clustered output head is worth.
+/// Measures perplexity and multi-token prediction of a checkpoint on a text, and what a clustered
+/// output head is worth.
 #[derive(Debug, Parser)]
 struct Args {
     /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
@@ -55,10 +62,13 @@ struct Args {
     /// The text, UTF-8.
     #[arg(long, default_value_os_t = asset("sample.txt"))]
     file: PathBuf,
+    /// Token ids in place of a text: a file with a JSON list.
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
+    ids: Option<PathBuf>,
     /// Tokens per window, each of which begins without context.
     #[arg(long, default_value = "256", value_name = "N")]
     window: NonZeroUsize,
-    /// Tokens of the text to use at most.
+    /// Tokens to use at most.
     #[arg(long, value_name = "N")]
     tokens: Option<NonZeroUsize>,
     /// Compares the flash head, which is clustered, with the dense one.
@@ -66,10 +76,11 @@ struct Args {
     flash_head: bool,
     #[command(flatten)]
     flash: FlashArgs,
-    /// Tokens to generate from each of several places of the text, to compare the heads' drafts; 0 for none.
+    /// Tokens to generate from each of several positions of the text, to compare the heads' drafts;
+    /// 0 for none.
     #[arg(long, default_value_t = 64, value_name = "N", requires = "flash_head")]
     generate: usize,
-    /// Tokens to draft per round meanwhile (1 to 4).
+    /// Tokens to draft per step meanwhile (1 to 8).
     #[arg(long, default_value_t = 1, value_name = "K", requires = "flash_head")]
     #[arg(value_parser = value_parser!(u8).range(1..=MAX_DRAFTS as i64))]
     mtp: u8,
@@ -93,14 +104,14 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let device = args.device.init()?;
     let checkpoint = Checkpoint::open(&args.model)?;
     let config = checkpoint.config();
-    let tokens = read_tokens(&args.file, &TextTokenizer::from_dir(&args.model)?, config)?;
+    let tokens = read_tokens(args, config)?;
     let tokens = &tokens[..args
         .tokens
         .map_or(tokens.len(), |n| n.get().min(tokens.len()))];
     let options = load_options(args.device, args.dtype, true);
-    let model = checkpoint.load_with_progress(&options, &device, LoadBar::new())?;
+    let model = checkpoint.load_with_progress(&options, &device, LoadBar::default())?;
     let head = match args.flash_head {
-        true => Some(args.flash.head(&args.model, config, &model)?),
+        true => Some(args.flash.head(&args.model, &model)?),
         false => None,
     };
 
@@ -110,7 +121,6 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let evaluator = Evaluator {
         model: &model,
-        config,
         device,
     };
     let mut score = Score {
@@ -133,7 +143,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     let runs = match &head {
         Some(head) if args.generate > 0 && model.mtp.is_some() => {
-            heads::generate(&model, config, head, tokens, &options)?
+            heads::generate(&model, head, tokens, &options)?
         }
         _ => Vec::new(),
     };
@@ -148,25 +158,25 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn read_tokens(
-    path: &Path,
-    tokenizer: &TextTokenizer,
-    config: &ModelConfig,
-) -> Result<Vec<u32>, Box<dyn Error>> {
+/// The ids to predict, none of which is outside the model's vocabulary.
+fn read_tokens(args: &Args, config: &ModelConfig) -> Result<Vec<u32>, Box<dyn Error>> {
+    let path = args.ids.as_ref().unwrap_or(&args.file);
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{}: cannot be read: {error}", path.display()))?;
-    let tokens = tokenizer.encode_plain(&text)?;
+    let tokens: Vec<u32> = match args.ids {
+        Some(_) => serde_json::from_str(&text)
+            .map_err(|error| format!("{}: not a list of ids: {error}", path.display()))?,
+        None => TextTokenizer::from_dir(&args.model)?.encode_plain(&text)?,
+    };
     if tokens.is_empty() {
         return Err(format!("{}: the text is empty", path.display()).into());
     }
-    match tokens
-        .iter()
-        .find(|token| **token as usize >= config.vocab_size)
-    {
+    let vocabulary = config.vocab_size;
+    match tokens.iter().find(|id| **id as usize >= vocabulary) {
         None => Ok(tokens),
-        Some(token) => Err(format!(
-            "the tokenizer gives token {token}, but the model's vocabulary has {}",
-            config.vocab_size
+        Some(id) => Err(format!(
+            "{}: has token {id}, but the model's vocabulary has {vocabulary}",
+            path.display()
         )
         .into()),
     }
@@ -184,33 +194,36 @@ struct Score {
 }
 
 impl Score {
-    fn report(&self, generation: Vec<heads::Run>) -> Report {
-        let share = |count: usize| count as f64 / self.drafted as f64;
+    fn report(&self, generation: Vec<heads::GenerationRun>) -> Report {
+        let fraction = |count: usize| count as f64 / self.drafted as f64;
+        let loss = self.negative_log_probability / self.predicted as f64;
         Report {
             tokens: self.predicted,
-            perplexity: (self.negative_log_probability / self.predicted as f64).exp(),
-            mtp: (self.drafted > 0).then(|| Drafts {
+            loss,
+            perplexity: loss.exp(),
+            mtp: (self.drafted > 0).then(|| DraftReport {
                 drafts: self.drafted,
-                as_trunk: share(self.agreed),
-                as_text: share(self.correct),
+                as_trunk: fraction(self.agreed),
+                as_text: fraction(self.correct),
             }),
             flash_head: self.curve.as_ref().map(|curve| curve.report(generation)),
         }
     }
 }
 
-/// What is printed.
+/// The printed results.
 #[derive(Debug, Serialize)]
 struct Report {
     tokens: usize,
+    loss: f64,
     perplexity: f64,
-    mtp: Option<Drafts>,
-    flash_head: Option<heads::Report>,
+    mtp: Option<DraftReport>,
+    flash_head: Option<heads::HeadReport>,
 }
 
-/// Drafts of the MTP layer, and the shares of them that are right.
+/// Drafts of the MTP layer, and the fractions of them that are right.
 #[derive(Debug, Serialize)]
-struct Drafts {
+struct DraftReport {
     drafts: usize,
     as_trunk: f64,
     as_text: f64,
@@ -220,8 +233,8 @@ impl Report {
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(
             out,
-            "{} tokens, perplexity {:.3}",
-            self.tokens, self.perplexity
+            "{} tokens, loss {:.3}, perplexity {:.2}",
+            self.tokens, self.loss, self.perplexity
         )?;
         if let Some(mtp) = &self.mtp {
             writeln!(
@@ -241,7 +254,6 @@ impl Report {
 
 struct Evaluator<'a> {
     model: &'a Model,
-    config: &'a ModelConfig,
     device: Device,
 }
 
@@ -252,22 +264,23 @@ impl Evaluator<'_> {
         score: &mut Score,
         bar: &ProgressBar,
     ) -> Result<(), Box<dyn Error>> {
+        let config = self.model.config();
         // Token t + 1 of the sequence is what position t predicts.
-        let sequence = [&[self.config.bos_token_id], tokens].concat();
+        let sequence = [&[config.bos_token_id], tokens].concat();
         let options = CacheConfig {
-            capacity: tokens.len().min(self.config.max_position_embeddings),
+            capacity: tokens.len().min(config.max_position_embeddings),
             rollback: Rollback::Bounded(0),
             ..CacheConfig::default()
         };
-        let mut cache = self.model.new_cache(self.config, options)?;
+        let mut cache = self.model.new_cache(options)?;
         let mut mtp_cache = match self.model.mtp {
-            Some(_) => Some(self.model.new_mtp_cache(self.config, options)?),
+            Some(_) => Some(self.model.new_mtp_cache(options)?),
             None => None,
         };
         let (mut trunk, mut drafts) = (Vec::new(), Vec::new());
         let (mut found, mut found_drafts) = (Vec::new(), Vec::new());
-        for start in (0..tokens.len()).step_by(CHUNK) {
-            let end = (start + CHUNK).min(tokens.len());
+        for start in (0..tokens.len()).step_by(POSITIONS_PER_CALL) {
+            let end = (start + POSITIONS_PER_CALL).min(tokens.len());
             let next = &sequence[start + 1..end + 1];
             let streams = self.model.forward_streams(
                 self.ids(&sequence[start..end]),
@@ -295,7 +308,8 @@ impl Evaluator<'_> {
             bar.inc(next.len() as u64);
         }
         score.predicted += tokens.len();
-        // The draft of position t is for token t + 2, which the trunk predicts at t + 1; the last draft is for a token beyond the window.
+        // The draft of position t is for token t + 2, which the trunk predicts at t + 1; the last
+        // draft is for a token beyond the window.
         for (position, draft) in drafts.iter().take(tokens.len() - 1).enumerate() {
             score.drafted += 1;
             score.agreed += usize::from(*draft == trunk[position + 1]);

@@ -1,6 +1,7 @@
 //! Continues a prompt with a DeepSeek-V4 checkpoint, streaming the text.
 //!
-//! Without arguments it runs the small trained checkpoint that comes with the repository, on the CPU.
+//! Without arguments it runs the small trained checkpoint that comes with the repository, on the
+//! CPU.
 
 mod shared;
 
@@ -13,14 +14,12 @@ use std::time::{Duration, Instant};
 
 use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
-use ds4_model::checkpoint::{Checkpoint, LoadBar, LoadOptions};
-use ds4_model::config::ModelConfig;
-use ds4_model::generate::{
-    ChatOptions, GenerateConfig, MAX_DRAFTS, Message, SamplingConfig, TextGeneration,
-    TextTokenizer, render_chat,
-};
+use ds4_model::checkpoint::LoadOptions;
+use ds4_model::generate::{ChatOptions, GenerateConfig, MAX_DRAFTS, Message, SamplingConfig};
 use ds4_model::model::Model;
+use ds4_model::pipeline::Pipeline;
 use shared::flash::FlashArgs;
+use shared::load_bar::LoadBar;
 use shared::{Dtype, Head, finish, load_options, shipped_checkpoint};
 
 /// Tokens of the prompt that a warm-up has, at most: a longer one takes hardly any other kernels.
@@ -41,31 +40,42 @@ struct Args {
     /// Tokens to generate at most.
     #[arg(short = 'n', long, default_value_t = 128)]
     tokens: usize,
-    /// Sampling temperature; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f32,
+    /// Sampling temperature; 0 always takes the most likely token [default: that of the
+    /// checkpoint's generation_config.json, as for the next four, or 0].
+    #[arg(long)]
+    temperature: Option<f32>,
     /// Samples among this many most likely tokens; 0 for all.
-    #[arg(long, default_value_t = 0)]
-    top_k: usize,
-    /// Samples among the most likely tokens that hold this share of the probability.
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f32,
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Samples among the most likely tokens that hold this fraction of the probability.
+    #[arg(long)]
+    top_p: Option<f32>,
     /// Samples among tokens at least this likely, relative to the most likely.
-    #[arg(long, default_value_t = 0.0)]
-    min_p: f32,
+    #[arg(long)]
+    min_p: Option<f32>,
     /// Divides the logits of tokens that have occurred; 1 for none.
-    #[arg(long, default_value_t = 1.0)]
-    repetition_penalty: f32,
-    /// Seed of the sampling. It gives another text with drafts or a repetition penalty than without.
+    #[arg(long)]
+    repetition_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens that the output has, -2 to 2.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Subtracted from the logit of a token as often as the output has it, -2 to 2.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// Seed of the sampling. The same seed gives the same text, with drafts or without.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Tokens to draft per round with the multi-token-prediction layer (0 to 4).
-    #[arg(long, default_value_t = 0, value_name = "K", value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
+    /// Tokens to draft per step with the multi-token-prediction layer (0 to 8). The text is the
+    /// same.
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    #[arg(value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
     mtp: u8,
-    /// Head that chooses the text. The flash head is approximate: it may choose other tokens than the dense one.
+    /// Head that chooses the text. The flash head is approximate: it may choose other tokens than
+    /// the dense one.
     #[arg(long, value_enum, default_value_t = Head::Dense)]
     head: Head,
-    /// Head that chooses the drafts. The text is the same; with the flash head, fewer drafts may be accepted.
+    /// Head that chooses the drafts. The text is the same; with the flash head, fewer drafts may be
+    /// accepted.
     #[arg(long, value_enum, default_value_t = Head::Dense)]
     draft_head: Head,
     #[command(flatten)]
@@ -95,54 +105,35 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let config = GenerateConfig {
-        max_new_tokens: args.tokens,
-        sampling: SamplingConfig {
-            temperature: args.temperature,
-            top_k: args.top_k,
-            top_p: args.top_p,
-            min_p: args.min_p,
-            repetition_penalty: args.repetition_penalty,
-            seed: args.seed,
-        },
-        drafts: args.mtp.into(),
-        stop_strings: args.stop.clone(),
-        graphs: !args.no_graph,
-        ..GenerateConfig::default()
-    };
-    config.validate()?;
+    // What is wrong with the arguments is told before anything is loaded.
+    config(args, GenerateConfig::default()).validate()?;
     if args.draft_head == Head::Flash && args.mtp == 0 {
-        return Err("--draft-head flash needs drafts, --mtp 1 to 4".into());
+        return Err("--draft-head flash needs drafts, --mtp 1 to 8".into());
     }
     let flash = args.head == Head::Flash || args.draft_head == Head::Flash;
     args.flash
         .check(flash, "--head flash or --draft-head flash")?;
     let device = args.device.init()?;
-    let checkpoint = Checkpoint::open(&args.model)?;
-    let tokenizer = TextTokenizer::from_dir(&args.model)?;
-    let prompt = encode(args, checkpoint.config(), &tokenizer)?;
 
     let started = Instant::now();
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
         ..load_options(args.device, args.dtype, args.mtp > 0)
     };
-    let mut model = checkpoint.load_with_progress(&options, &device, LoadBar::new())?;
+    let bar = LoadBar::default();
+    let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
     if flash {
-        choose_heads(args, checkpoint.config(), &mut model)?;
+        choose_heads(args, &mut pipeline.model)?;
     }
     let loaded = started.elapsed();
-    let warmed_up = warm_up(
-        args,
-        &model,
-        checkpoint.config(),
-        &tokenizer,
-        &config,
-        &prompt,
-    )?;
+    let prompt = match args.chat {
+        true => pipeline.encode_chat(&[Message::user(&args.prompt)], &ChatOptions::default())?,
+        false => pipeline.encode(&args.prompt)?,
+    };
+    let config = config(args, pipeline.defaults.clone());
+    let warmed_up = warm_up(args, &pipeline, &config, &prompt)?;
 
-    let mut generation =
-        TextGeneration::new(&model, checkpoint.config(), &tokenizer, config, &prompt)?;
+    let mut generation = pipeline.generate(config, &prompt)?;
     let started = Instant::now();
     generation.prefill()?;
     let prefilled = started.elapsed();
@@ -185,7 +176,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         format!(", kernels compiled in {:.2} s", time.as_secs_f64())
     });
     eprintln!(
-        "[{} tokens, {rate:.1} tokens/s{drafts}; prompt {} tokens in {:.2} s, loaded in {:.2} s{warmed_up}]",
+        "[{} tokens, {rate:.1} tokens/s{drafts}; prompt {} tokens in {:.2} s, loaded in {:.2} \
+         s{warmed_up}]",
         generation.generated(),
         prompt.len(),
         prefilled.as_secs_f64(),
@@ -194,13 +186,36 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Begins the same generation where kernels are compiled when they are first used, so that the rates do not count it. Rounds of fewer drafts,
-/// as there are before a cache grows, have kernels of their own: these are what a text ends with that is too short for a recording.
+/// How to generate: what the arguments say, and else the checkpoint.
+fn config(args: &Args, defaults: GenerateConfig) -> GenerateConfig {
+    let sampling = defaults.sampling;
+    GenerateConfig {
+        max_new_tokens: args.tokens,
+        sampling: SamplingConfig {
+            temperature: args.temperature.unwrap_or(sampling.temperature),
+            top_k: args.top_k.unwrap_or(sampling.top_k),
+            top_p: args.top_p.unwrap_or(sampling.top_p),
+            min_p: args.min_p.unwrap_or(sampling.min_p),
+            repetition_penalty: args
+                .repetition_penalty
+                .unwrap_or(sampling.repetition_penalty),
+            presence_penalty: args.presence_penalty,
+            frequency_penalty: args.frequency_penalty,
+            seed: args.seed,
+            ..sampling
+        },
+        drafts: args.mtp.into(),
+        stop_strings: args.stop.clone(),
+        graphs: !args.no_graph,
+        ..defaults
+    }
+}
+
+/// Begins the same generation where kernels are compiled at their first use, so that the rates do
+/// not include compilation.
 fn warm_up(
     args: &Args,
-    model: &Model,
-    model_config: &ModelConfig,
-    tokenizer: &TextTokenizer,
+    pipeline: &Pipeline,
     config: &GenerateConfig,
     prompt: &[u32],
 ) -> Result<Option<Duration>, Box<dyn Error>> {
@@ -208,20 +223,16 @@ fn warm_up(
         return Ok(None);
     }
     let started = Instant::now();
+    // Caches of other sizes may have other kernels.
+    let capacity = Some(config.initial_capacity(prompt.len()));
     let prompt = &prompt[..prompt.len().min(WARM_UP_PROMPT)];
-    let generation = |max_new_tokens| {
-        let config = GenerateConfig {
-            max_new_tokens,
-            ..config.clone()
-        };
-        TextGeneration::new(model, model_config, tokenizer, config, prompt)
+    let config = GenerateConfig {
+        capacity,
+        ..config.clone()
     };
-    for drafts in 0..config.drafts {
-        // One token comes with the prompt, and a round has one more than it accepts drafts.
-        generation(config.max_new_tokens.min(2 + drafts))?.stream(|_| ControlFlow::Continue(()))?;
-    }
     let mut pieces = 0;
-    generation(config.max_new_tokens)?.stream(|_| {
+    let mut generation = pipeline.generate(config, prompt)?;
+    generation.stream(|_| {
         pieces += 1;
         match pieces < WARM_UP_PIECES {
             true => ControlFlow::Continue(()),
@@ -231,13 +242,9 @@ fn warm_up(
     Ok(Some(started.elapsed()))
 }
 
-/// Puts the flash head where it is asked for.
-fn choose_heads(
-    args: &Args,
-    config: &ModelConfig,
-    model: &mut Model,
-) -> Result<(), Box<dyn Error>> {
-    let head = args.flash.head(&args.model, config, model)?;
+/// Puts the flash head where the arguments ask for it.
+fn choose_heads(args: &Args, model: &mut Model) -> Result<(), Box<dyn Error>> {
+    let head = args.flash.head(&args.model, model)?;
     if args.head == Head::Flash {
         let (probes, clusters) = (head.probes(), head.head().clusters());
         let kind = match probes == clusters {
@@ -253,18 +260,4 @@ fn choose_heads(
         mtp.flash_head = Some(head);
     }
     Ok(())
-}
-
-fn encode(
-    args: &Args,
-    config: &ModelConfig,
-    tokenizer: &TextTokenizer,
-) -> Result<Vec<u32>, Box<dyn Error>> {
-    if args.chat {
-        let chat = render_chat(&[Message::user(&args.prompt)], &ChatOptions::default())?;
-        return Ok(chat.token_ids(tokenizer)?);
-    }
-    let mut ids = vec![config.bos_token_id];
-    ids.extend(tokenizer.encode(&args.prompt)?);
-    Ok(ids)
 }

@@ -1,10 +1,14 @@
-//! Shows what a checkpoint holds and how much memory it takes, from `config.json` and the headers of the weight files alone.
+//! Shows what a checkpoint holds and how much memory it takes, from `config.json` and the headers
+//! of the weight files alone. A checkpoint whose headers are not those of a model is refused, as it
+//! is when it is loaded.
 //!
-//! * **Parameters** are weights: an FP4 byte counts as two, scales and token-id tables count as none.
-//! * **Memory** is what the model's tensors take on a device, by the rules of `LoadOptions`: packed weights with FP8 scales
-//!   widened to `f32` and matrices that are read in `f32` as they are stored, or every packed weight decoded and those matrices
-//!   widened. The device has the stored dtypes; its allocator and the intermediate tensors of a forward call come on top.
-//! * **Cache** is that of one sequence with room to roll back one draft, trunk and MTP layer together.
+//! * **Parameters** are weights: an FP4 byte counts as two, scales and token-id tables count as
+//!   none.
+//! * **Memory** is what the model's tensors take on a device that has their dtypes, with packed
+//!   weights or with every weight decoded. The device's allocator and the intermediate tensors of a
+//!   forward call come on top.
+//! * **Cache** is that of one sequence that can be rolled back by one draft, trunk and MTP layer
+//!   together.
 
 mod shared;
 
@@ -18,8 +22,8 @@ use std::process::ExitCode;
 use burn::tensor::FloatDType;
 use burn_ds4_ops::device::DeviceSpec;
 use clap::Parser;
-use ds4_model::cache::{Cache, CacheConfig, CacheLayout, Rollback};
-use ds4_model::checkpoint::{Checkpoint, CheckpointTensor, Dtype};
+use ds4_model::cache::{CacheConfig, CacheError, CacheLayout, Rollback};
+use ds4_model::checkpoint::{Checkpoint, CheckpointTensor, Dtype, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
 
 /// Shows configuration, tensors and memory of a checkpoint without loading it.
@@ -39,6 +43,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::open(&args.model)?;
+    let memory = memory(&checkpoint)?;
     let config = checkpoint.config();
     let mut out = BufWriter::new(io::stdout().lock());
     writeln!(out, "{}", args.model.display())?;
@@ -56,16 +61,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     print_totals("part", &checkpoint, by_part, &mut out)?;
 
     writeln!(out, "\nmemory on a device, MTP layer included")?;
-    for (name, expand, dtype) in [
-        ("packed, f32 activations", false, FloatDType::F32),
-        ("packed, bf16 activations", false, FloatDType::BF16),
-        ("expanded to f32", true, FloatDType::F32),
-        ("expanded to bf16", true, FloatDType::BF16),
-    ] {
-        let bytes: usize = checkpoint
-            .tensors()
-            .map(|tensor| device_bytes(&tensor, &checkpoint, expand, dtype))
-            .sum();
+    for (name, bytes) in memory {
         writeln!(
             out,
             "  {name:<26}{:>22} bytes{:>12}",
@@ -84,6 +80,26 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     out.flush()?;
     Ok(())
+}
+
+/// Bytes of the model's tensors, by how it is loaded.
+fn memory(checkpoint: &Checkpoint) -> Result<Vec<(&'static str, usize)>, Box<dyn Error>> {
+    let device = DeviceSpec::Flex.init()?;
+    let kinds = [
+        ("packed, f32 activations", false, FloatDType::F32),
+        ("packed, bf16 activations", false, FloatDType::BF16),
+        ("expanded to f32", true, FloatDType::F32),
+        ("expanded to bf16", true, FloatDType::BF16),
+    ];
+    let bytes = kinds.map(|(name, expand, dtype)| {
+        let options = LoadOptions {
+            dtype,
+            expand,
+            ..LoadOptions::default()
+        };
+        Ok((name, checkpoint.weight_bytes(&options, &device)?))
+    });
+    bytes.into_iter().collect()
 }
 
 fn print_config(config: &ModelConfig, out: &mut impl Write) -> io::Result<()> {
@@ -193,138 +209,22 @@ fn parameters(tensor: &CheckpointTensor<'_>) -> usize {
     }
 }
 
-/// Bytes on the device of what becomes of a tensor.
-fn device_bytes(
-    tensor: &CheckpointTensor<'_>,
-    checkpoint: &Checkpoint,
-    expand: bool,
-    dtype: FloatDType,
-) -> usize {
-    let name = tensor.name;
-    let elements: usize = tensor.shape.iter().product();
-    let rows = tensor.shape.first().copied().unwrap_or(1);
-    let columns = elements.checked_div(rows).unwrap_or(0);
-    let float = match dtype {
-        FloatDType::F32 => 4,
-        _ => 2,
-    };
-    if is_copy(name) {
-        return 0;
-    }
-    let groups = name
-        .contains(".wo_a.")
-        .then(|| GroupBlocks::of(checkpoint.config()));
-    let fp8 =
-        tensor.dtype == Dtype::F8_E4M3 || name.ends_with(".scale") && !scales_fp4(name, checkpoint);
-    let expand = expand || fp8 && groups == Some(GroupBlocks::Decoded);
-    match tensor.dtype {
-        Dtype::I8 if expand => 2 * elements * float,
-        Dtype::F8_E4M3 if expand => elements * float,
-        // Packed rows end at a word.
-        Dtype::I8 | Dtype::F8_E4M3 => rows * columns.next_multiple_of(4),
-        _ if name.ends_with(".scale") => match (expand, scales_fp4(name, checkpoint)) {
-            (true, _) => 0,
-            (false, true) => elements.next_multiple_of(4),
-            (false, false) if groups == Some(GroupBlocks::Repeated) => {
-                4 * columns * checkpoint.config().o_groups
-            }
-            (false, false) => 4 * elements,
-        },
-        Dtype::I64 | Dtype::I32 => 4 * elements,
-        _ if is_read_in_f32(name) => match expand {
-            true => 4 * elements,
-            false => tensor.bytes.len(),
-        },
-        _ if is_f32(name) => 4 * f32_elements(name, elements, checkpoint.config().hc_mult),
-        _ => float * elements,
-    }
-}
-
-fn scales_fp4(name: &str, checkpoint: &Checkpoint) -> bool {
-    let weight = format!("{}.weight", name.trim_end_matches(".scale"));
-    checkpoint
-        .tensor(&weight)
-        .is_some_and(|weight| weight.dtype == Dtype::I8)
-}
-
-/// What becomes of the FP8 scales of the output projection, whose groups are matrices of their own.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum GroupBlocks {
-    /// Every group has whole blocks.
-    Kept,
-    /// Groups that share a row of blocks get one each.
-    Repeated,
-    /// Blocks reach from one group into the next: the projection is not packed.
-    Decoded,
-}
-
-impl GroupBlocks {
-    fn of(config: &ModelConfig) -> Self {
-        let rank = config.o_lora_rank;
-        if config.o_groups == 1 || rank.is_multiple_of(128) {
-            Self::Kept
-        } else if 128_usize.is_multiple_of(rank) {
-            Self::Repeated
-        } else {
-            Self::Decoded
-        }
-    }
-}
-
-/// Whether this is a matrix that products read in f32, whatever its dtype.
-fn is_read_in_f32(name: &str) -> bool {
-    // By name, since the MTP layer has these too.
-    let patterns = [
-        ".compressor.wkv.",
-        ".compressor.wgate.",
-        ".ffn.gate.weight",
-        ".indexer.weights_proj.",
-    ];
-    part(name) == "output matrix" || patterns.iter().any(|pattern| name.contains(pattern))
-}
-
-/// Whether this is f32 on every device.
-fn is_f32(name: &str) -> bool {
-    let patterns = [
-        ".compressor.",
-        ".ffn.gate.",
-        "hc_",
-        ".attn_sink",
-        "norm.weight",
-    ];
-    patterns.iter().any(|pattern| name.contains(pattern))
-}
-
-/// Elements on the device of a tensor that is kept in f32.
-fn f32_elements(name: &str, elements: usize, streams: usize) -> usize {
-    if name.ends_with(".ape") {
-        // Zeros for the values, then the bias for the scores.
-        2 * elements
-    } else if name.ends_with("hc_attn_scale") || name.ends_with("hc_ffn_scale") {
-        // One scale per coefficient instead of three.
-        (2 + streams) * streams
-    } else {
-        elements
-    }
-}
-
 /// Bytes that a cache takes whatever its length, and bytes per token.
-fn cache_bytes(config: &ModelConfig, dtype: FloatDType) -> Result<(usize, usize), Box<dyn Error>> {
-    let device = DeviceSpec::Flex.init()?;
-    let room = |layout: CacheLayout, capacity: usize| {
+fn cache_bytes(config: &ModelConfig, dtype: FloatDType) -> Result<(usize, usize), CacheError> {
+    let bytes_of = |layout: CacheLayout, capacity: usize| {
         let options = CacheConfig {
             capacity,
             rollback: Rollback::Bounded(1),
             dtype,
             ..CacheConfig::default()
         };
-        Cache::new(layout, options, &device).map(|cache| cache.bytes())
+        layout.bytes(options)
     };
-    let both = |capacity: usize| -> Result<usize, Box<dyn Error>> {
-        let trunk = room(CacheLayout::trunk(config), capacity)?;
+    let both = |capacity: usize| -> Result<usize, CacheError> {
+        let trunk = bytes_of(CacheLayout::trunk(config), capacity)?;
         Ok(match config.num_mtp_layers {
             0 => trunk,
-            _ => trunk + room(CacheLayout::mtp(config), capacity)?,
+            _ => trunk + bytes_of(CacheLayout::mtp(config), capacity)?,
         })
     };
     // Two lengths that are whole numbers of compressed rows.

@@ -3,22 +3,25 @@
 #
 #   tools/provide-llvm.sh [TARBALL]
 #
-# Where GitHub can be reached this script is not needed: the build script of `tracel-llvm-bundler` fetches LLVM by itself.
-# That build script first looks in a folder of the user's data directory; this script fills that folder from Debian's
-# packages, through apt and the mirror that this machine already uses. Nothing is installed into the system.
+# Where GitHub can be reached this script is not needed: the build script of `tracel-llvm-bundler`
+# fetches LLVM by itself. That build script first looks in a folder of the user's data directory;
+# this script fills that folder from Debian's packages, through apt and the mirror that this machine
+# already uses. Nothing is installed into the system.
 #
-# TARBALL  if the file exists it is unpacked and nothing is downloaded; if not, the finished folder is written to it, for the
-#          next machine.
+# TARBALL  if the file exists it is unpacked and nothing is downloaded; if not, the finished folder
+#          is written to it, for the next machine.
 #
 # Environment:
 #   XDG_DATA_HOME  the user's data directory (default ~/.local/share); cargo must see the same value
 #   DEBIAN_MIRROR  URL of a Debian mirror, for a machine whose own apt has none (Ubuntu)
 #   CC, CXX        compilers (default gcc, g++)
 #
-# Needs apt, dpkg-deb, gcc, g++ and ar on x86-64 Linux; about 400 MB of disk while it runs and 190 MB afterwards.
+# Needs apt, dpkg-deb, gcc, g++ and ar on x86-64 Linux; about 400 MB of disk while it runs and 190
+# MB afterwards.
 set -euo pipefail
 
-# These two belong together: the release of tracel-llvm-bundler in Cargo.lock, and the LLVM it is built for.
+# These two belong together: the release of tracel-llvm-bundler in Cargo.lock, and the LLVM it is
+# built for.
 bundle=23.1.0-4
 llvm_major=23
 llvm_release=23.1
@@ -38,7 +41,8 @@ die() {
   exit 1
 }
 
-# Make the staged folder visible in one step, so that an interrupted run never leaves a half-filled one behind.
+# Make the staged folder visible in one step, so that an interrupted run never leaves a half-filled
+# one behind.
 publish() {
   rm -rf "$destination"
   mv "$staging" "$destination"
@@ -59,14 +63,16 @@ configure_apt() {
   if [[ -z $mirror ]]; then
     # The format string is apt's own; the shell must not touch it.
     # shellcheck disable=SC2016
-    mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME) $(ORIGIN)' 'Created-By: Packages' |
+    mirror=$(apt-get indextargets \
+      --format '$(REPO_URI) $(CODENAME) $(ORIGIN)' 'Created-By: Packages' |
       awk '$3 == "Debian" && $2 !~ /security/ && !found { print $1; found = 1 }')
   fi
   [[ -n $mirror ]] || die "apt knows no Debian mirror: set DEBIAN_MIRROR"
 
   mkdir -p "$work"/apt/lists/partial "$work"/apt/cache/archives/partial "$work"/packages
   touch "$work/apt/status"
-  # LLVM comes from the newest suites; the two compression libraries from bookworm, whose glibc is old enough for every host.
+  # LLVM comes from the newest suites; the two compression libraries from bookworm, whose glibc is
+  # old enough for every host.
   for suite in sid forky bookworm; do
     printf 'deb [%s] %s %s main\n' "$trust" "$mirror" "$suite"
   done >"$work/apt/sources.list"
@@ -102,7 +108,8 @@ fetch() {
 stage_headers() {
   local list
   mkdir -p "$staging/include"
-  cp -r "$work/llvm/usr/include/llvm-$llvm_major/llvm" "$work/llvm/usr/include/llvm-c-$llvm_major/llvm-c" "$staging/include/"
+  cp -r "$work/llvm/usr/include/llvm-$llvm_major/llvm" \
+    "$work/llvm/usr/include/llvm-c-$llvm_major/llvm-c" "$staging/include/"
   all_targets=$(sed -n 's/^LLVM_TARGET(\(.*\))$/\1/p' "$staging/include/llvm/Config/Targets.def")
   for list in Targets AsmParsers AsmPrinters Disassemblers; do
     sed -i -E "/^LLVM_[A-Z_]+\(/{/\(($targets)\)/!d}" "$staging/include/llvm/Config/$list.def"
@@ -116,7 +123,8 @@ stage_libraries() {
     [[ $target =~ ^($targets)$ ]] || other_targets+=${other_targets:+|}LLVM$target
   done
   local parts='AsmParser|CodeGen|Desc|Disassembler|Info|Utils|TargetMCA|Analysis'
-  local tools='BOLT|Exegesis|Fuzz|LineEditor|HTTP|Debuginfod|CFIVerify|Dlltool|LibDriver|FileCheck|TableGen|OptDriver'
+  local tools='BOLT|Exegesis|Fuzz|LineEditor|HTTP|Debuginfod|CFIVerify|Dlltool|LibDriver'
+  tools+='|FileCheck|TableGen|OptDriver'
   tools+='|Diff|XRay|SupportLSP|InterfaceStub|UBAware|DWP|Extensions'
   mkdir -p "$staging/lib"
   libraries=
@@ -133,8 +141,9 @@ stage_libraries() {
   cp "$("${CXX:-g++}" -print-file-name=libstdc++.a)" "$staging/lib/"
 }
 
-# Debian's objects are built against glibc 2.38 or newer and name its C23 variants of strtol and scanf. On an older glibc
-# they are missing; these forward to the classic functions, and are weak where glibc has them.
+# Debian's objects are built against glibc 2.38 or newer and name its C23 variants of strtol and
+# scanf. On an older glibc they are missing; these forward to the classic functions, and are weak
+# where glibc has them.
 stage_glibc_aliases() {
   cat >"$work/aliases.c" <<'C'
 /* Without _GNU_SOURCE, the headers of every glibc bind the classic names. */
@@ -145,9 +154,15 @@ stage_glibc_aliases() {
 #include <stdlib.h>
 #define WEAK __attribute__((weak))
 WEAK long __isoc23_strtol(const char *s, char **end, int base) { return strtol(s, end, base); }
-WEAK unsigned long __isoc23_strtoul(const char *s, char **end, int base) { return strtoul(s, end, base); }
-WEAK long long __isoc23_strtoll(const char *s, char **end, int base) { return strtoll(s, end, base); }
-WEAK unsigned long long __isoc23_strtoull(const char *s, char **end, int base) { return strtoull(s, end, base); }
+WEAK unsigned long __isoc23_strtoul(const char *s, char **end, int base) {
+  return strtoul(s, end, base);
+}
+WEAK long long __isoc23_strtoll(const char *s, char **end, int base) {
+  return strtoll(s, end, base);
+}
+WEAK unsigned long long __isoc23_strtoull(const char *s, char **end, int base) {
+  return strtoull(s, end, base);
+}
 WEAK int __isoc23_sscanf(const char *s, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
@@ -167,7 +182,8 @@ C
   ar rcs "$staging/lib/libglibcaliases.a" "$work/aliases.o"
 }
 
-# The bundler asks llvm-config for everything. Debian's own answers with the paths and libraries of a system installation.
+# The bundler asks llvm-config for everything. Debian's own answers with the paths and libraries of
+# a system installation.
 stage_llvm_config() {
   local version=$1 defines='-D__STDC_CONSTANT_MACROS -D__STDC_FORMAT_MACROS -D__STDC_LIMIT_MACROS'
   mkdir -p "$staging/bin"
@@ -183,7 +199,10 @@ for option in "\$@"; do
     --libdir) echo "\$prefix/lib" ;;
     --includedir) echo "\$prefix/include" ;;
     --cflags | --cppflags) echo "-I\$prefix/include -D_GNU_SOURCE $defines" ;;
-    --cxxflags) echo "-I\$prefix/include -std=c++17 -fno-exceptions -D_GNU_SOURCE -D_GLIBCXX_USE_CXX11_ABI=1 $defines" ;;
+    --cxxflags)
+      echo "-I\$prefix/include -std=c++17 -fno-exceptions -D_GNU_SOURCE" \
+        "-D_GLIBCXX_USE_CXX11_ABI=1 $defines"
+      ;;
     --libs | --libnames) echo '$libraries' ;;
     --system-libs) echo '-lz -lzstd -lglibcaliases -lrt -ldl -lm' ;;
     --shared-mode) echo static ;;
@@ -194,8 +213,8 @@ SH
   chmod +x "$staging/bin/llvm-config"
 }
 
-# Compile a kernel to PTX and start the JIT with what was staged: a missing library shows here, in seconds, and not at the end
-# of a long cargo build.
+# Compile a kernel to PTX and start the JIT with what was staged: a missing library shows here, in
+# seconds, and not at the end of a long cargo build.
 check() {
   cat >"$work/check.c" <<'C'
 #include <llvm-c/Core.h>
@@ -229,14 +248,18 @@ int main(void) {
   LLVMTargetRef target;
   LLVMMemoryBufferRef ptx;
   LLVMOrcLLJITRef jit;
-  LLVMMemoryBufferRef source = LLVMCreateMemoryBufferWithMemoryRangeCopy(kernel, strlen(kernel), "kernel");
+  LLVMMemoryBufferRef source =
+      LLVMCreateMemoryBufferWithMemoryRangeCopy(kernel, strlen(kernel), "kernel");
   if (LLVMParseIRInContext(LLVMContextCreate(), source, &module, &error)) return fail(error);
   if (LLVMGetTargetFromTriple("nvptx64-nvidia-cuda", &target, &error)) return fail(error);
-  LLVMTargetMachineRef machine = LLVMCreateTargetMachine(target, "nvptx64-nvidia-cuda", "sm_90", "+ptx80",
-                                                         LLVMCodeGenLevelAggressive, LLVMRelocDefault, LLVMCodeModelDefault);
+  LLVMTargetMachineRef machine = LLVMCreateTargetMachine(
+      target, "nvptx64-nvidia-cuda", "sm_90", "+ptx80", LLVMCodeGenLevelAggressive,
+      LLVMRelocDefault, LLVMCodeModelDefault);
   if ((failure = LLVMRunPasses(module, "default<O3>", machine, LLVMCreatePassBuilderOptions())))
     return fail(LLVMGetErrorMessage(failure));
-  if (LLVMTargetMachineEmitToMemoryBuffer(machine, module, LLVMAssemblyFile, &error, &ptx)) return fail(error);
+  if (LLVMTargetMachineEmitToMemoryBuffer(machine, module, LLVMAssemblyFile, &error, &ptx)) {
+    return fail(error);
+  }
   if ((failure = LLVMOrcCreateLLJIT(&jit, NULL))) return fail(LLVMGetErrorMessage(failure));
   return strstr(LLVMGetBufferStart(ptx), "st.global") ? 0 : fail("no store in the PTX");
 }

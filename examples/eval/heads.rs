@@ -1,11 +1,11 @@
-//! The clustered head against the dense one: what it finds, what its drafts are worth, how fast it is.
+//! The clustered head against the dense one: what it finds, what its drafts are worth, how fast it
+//! is.
 
 use std::error::Error;
 use std::io::{self, Write};
 use std::time::Instant;
 
 use burn::tensor::Tensor;
-use ds4_model::config::ModelConfig;
 use ds4_model::flash_head::ProbedHead;
 use ds4_model::generate::{GenerateConfig, Generation};
 use ds4_model::model::Model;
@@ -16,9 +16,9 @@ const PROMPTS: usize = 4;
 /// Tokens of each.
 const PROMPT: usize = 32;
 
-/// What one number of probes finds.
+/// Counts for one number of probes.
 #[derive(Debug, Default)]
-struct Counts {
+struct ProbeCounts {
     recalled: usize,
     drafts_recalled: usize,
     accepted: usize,
@@ -27,21 +27,21 @@ struct Counts {
 /// Counts over a text, for every number of probes.
 #[derive(Debug)]
 pub struct Curve {
-    heads: Vec<(ProbedHead, Counts)>,
+    heads: Vec<(ProbedHead, ProbeCounts)>,
     positions: usize,
     drafts: usize,
     dense_accepted: usize,
 }
 
 impl Curve {
-    /// Of 1, 2, 4, .. and all clusters.
+    /// A curve over 1, 2, 4, .. and all clusters.
     pub fn new(head: &ProbedHead) -> Result<Self, Box<dyn Error>> {
         let clusters = head.head().clusters();
         let powers = std::iter::successors(Some(1), |probes| Some(2 * probes));
         let probes = powers.take_while(|probes| *probes < clusters);
         let heads = probes.chain([clusters]).map(|probes| {
             let head = ProbedHead::new(head.head().clone(), probes)?;
-            Ok((head, Counts::default()))
+            Ok((head, ProbeCounts::default()))
         });
         Ok(Self {
             heads: heads.collect::<Result<_, Box<dyn Error>>>()?,
@@ -69,7 +69,8 @@ impl Curve {
         }
     }
 
-    /// Counts what [`tokens`](Self::tokens) has found where the MTP layer chooses `dense`; the trunk verifies with `trunk`.
+    /// Counts what [`tokens`](Self::tokens) has found where the MTP layer chooses `dense`; the
+    /// trunk verifies with `trunk`.
     pub fn count_drafts(&mut self, found: &[Vec<u32>], dense: &[u32], trunk: &[u32]) {
         let drafts = dense.len().min(trunk.len());
         let (dense, trunk) = (&dense[..drafts], &trunk[..drafts]);
@@ -82,16 +83,16 @@ impl Curve {
     }
 
     /// What was counted.
-    pub fn report(&self, generation: Vec<Run>) -> Report {
+    pub fn report(&self, generation: Vec<GenerationRun>) -> HeadReport {
         let drafts = |count| (self.drafts > 0).then(|| count as f64 / self.drafts as f64);
-        let probes = self.heads.iter().map(|(head, counts)| Probe {
+        let probes = self.heads.iter().map(|(head, counts)| ProbeReport {
             probes: head.probes(),
             recall: counts.recalled as f64 / self.positions as f64,
             draft_recall: drafts(counts.drafts_recalled),
             acceptance: drafts(counts.accepted),
         });
         let (head, _) = &self.heads[0];
-        Report {
+        HeadReport {
             clusters: head.head().clusters(),
             capacity: head.head().capacity(),
             positions: self.positions,
@@ -109,19 +110,19 @@ fn equal(a: &[u32], b: &[u32]) -> usize {
 
 /// The clustered head on a text.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct HeadReport {
     clusters: usize,
     capacity: usize,
     positions: usize,
     drafts: usize,
     dense_acceptance: Option<f64>,
-    probes: Vec<Probe>,
-    generation: Vec<Run>,
+    probes: Vec<ProbeReport>,
+    generation: Vec<GenerationRun>,
 }
 
-/// What one number of probes finds, as shares.
+/// Results for one number of probes, as fractions.
 #[derive(Debug, Serialize)]
-struct Probe {
+struct ProbeReport {
     probes: usize,
     recall: f64,
     draft_recall: Option<f64>,
@@ -130,7 +131,7 @@ struct Probe {
 
 /// Generation with one head for the drafts.
 #[derive(Debug, Serialize)]
-pub struct Run {
+pub struct GenerationRun {
     draft_head: &'static str,
     probes: Option<usize>,
     tokens: usize,
@@ -140,7 +141,7 @@ pub struct Run {
     tokens_per_second: f64,
 }
 
-impl Report {
+impl HeadReport {
     /// Prints tables.
     pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(
@@ -182,26 +183,25 @@ impl Report {
     }
 }
 
-/// As wide as the header of its column.
-fn percent(share: Option<f64>) -> String {
-    match share {
-        Some(share) => format!("{:>6.1} %", 100.0 * share),
+/// A percentage as wide as the header of its column.
+fn percent(fraction: Option<f64>) -> String {
+    match fraction {
+        Some(fraction) => format!("{:>6.1} %", 100.0 * fraction),
         None => format!("{:>8}", "-"),
     }
 }
 
-/// Continues the text from several places, with drafts by either head.
+/// Continues the text from several positions, with drafts by either head.
 pub fn generate(
     model: &Model,
-    config: &ModelConfig,
     head: &ProbedHead,
     text: &[u32],
     options: &GenerateConfig,
-) -> Result<Vec<Run>, Box<dyn Error>> {
+) -> Result<Vec<GenerationRun>, Box<dyn Error>> {
     let stride = (text.len() / PROMPTS).max(1);
     let prompts = text.chunks(stride).take(PROMPTS).map(|part| {
         let part = &part[..part.len().min(PROMPT)];
-        [&[config.bos_token_id], part].concat()
+        [&[model.config().bos_token_id], part].concat()
     });
     let prompts: Vec<Vec<u32>> = prompts.collect();
     let mut model = model.clone();
@@ -210,21 +210,20 @@ pub fn generate(
         if let Some(mtp) = &mut model.mtp {
             mtp.flash_head = head.cloned();
         }
-        runs.push(run(&model, config, &prompts, options, head)?);
+        runs.push(run(&model, &prompts, options, head)?);
     }
     Ok(runs)
 }
 
 fn run(
     model: &Model,
-    config: &ModelConfig,
     prompts: &[Vec<u32>],
     options: &GenerateConfig,
     head: Option<&ProbedHead>,
-) -> Result<Run, Box<dyn Error>> {
+) -> Result<GenerationRun, Box<dyn Error>> {
     // Kernels are compiled when they are first needed.
-    continue_text(model, config, &prompts[0], options)?;
-    let mut total = Run {
+    continue_text(model, &prompts[0], options)?;
+    let mut total = GenerationRun {
         draft_head: if head.is_some() { "flash" } else { "dense" },
         probes: head.map(ProbedHead::probes),
         tokens: 0,
@@ -235,7 +234,7 @@ fn run(
     };
     let mut seconds = 0.0;
     for prompt in prompts {
-        let (tokens, [drafted, accepted], elapsed) = continue_text(model, config, prompt, options)?;
+        let (tokens, [drafted, accepted], elapsed) = continue_text(model, prompt, options)?;
         total.tokens += tokens;
         total.drafted += drafted;
         total.accepted += accepted;
@@ -250,11 +249,10 @@ fn run(
 /// Tokens, drafts made and accepted, and the seconds after the prompt.
 fn continue_text(
     model: &Model,
-    config: &ModelConfig,
     prompt: &[u32],
     options: &GenerateConfig,
 ) -> Result<(usize, [usize; 2], f64), Box<dyn Error>> {
-    let mut generation = Generation::new(model, config, options.clone(), prompt)?;
+    let mut generation = Generation::new(model, options.clone(), prompt)?;
     generation.prefill()?;
     let started = Instant::now();
     let mut tokens = 0;

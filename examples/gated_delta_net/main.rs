@@ -1,11 +1,13 @@
-//! Decoding with a linear-attention layer of one's own, made of the gated delta rule and the products and norms around it.
+//! Decoding with a custom linear-attention layer, made of the gated delta rule and the products and
+//! norms around it.
 //!
 //!     cargo run --release --example gated_delta_net
 //!     cargo run --release --features wgpu --example gated_delta_net -- --device wgpu --tokens 8
 //!
-//! `layer/` is a Burn module, [`GatedDeltaNet`]: the layer that Qwen3-Next and Qwen3.5 have in place of most of their attention. The
-//! weights are random. The program runs some sequences of a batch, all tokens at once and one by one, then lets the layer verify a
-//! draft and accepts a part of it; each time it shows how far the two ways are apart.
+//! `layer/` is a Burn module, [`GatedDeltaNet`]: the layer that Qwen3-Next and Qwen3.5 have in
+//! place of most of their attention. The weights are random. The program runs some sequences of a
+//! batch, all tokens at once and one by one, then lets the layer verify a draft and accepts a part
+//! of it. Each time it shows how far the two ways are apart.
 
 mod layer;
 #[path = "../shared/mod.rs"]
@@ -27,13 +29,15 @@ const SLOTS: usize = 4;
 /// The slots of the sequences; the one in the middle is padding.
 const BATCH: [i64; 3] = [2, -1, 0];
 
-/// Runs a gated delta net on several tokens at once and one by one, and shows that both give the same.
+/// Runs a gated delta net on several tokens at once and one by one, and shows that both give the
+/// same.
 #[derive(Debug, Parser)]
 struct Args {
     /// Tokens of each sequence.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     tokens: u16,
-    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX. Without, the first of cuda, wgpu and flex that is there.
+    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX. Without, the first of cuda, wgpu and flex that
+    /// is there.
     #[arg(long)]
     device: Option<DeviceSpec>,
     /// Of weights and activations; what the recurrence remembers is in f32.
@@ -80,10 +84,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         checksum(together.clone())
     )?;
 
-    // The sequences begin anew, in the same slots.
+    // The sequences start again, in the same slots.
     let mut plain = state.reset(2).reset(0);
     let mut steps = Vec::new();
-    // What a draft of all tokens, of which half are right, must come to.
+    // The draft has all tokens, of which half are right. `halfway` is the state that must result.
     let accepted = tokens.div_ceil(2);
     let begun = plain.clone();
     let mut halfway = plain.clone();

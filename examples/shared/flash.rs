@@ -5,7 +5,6 @@ use std::path::Path;
 
 use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
 use clap::Args;
-use ds4_model::config::ModelConfig;
 use ds4_model::flash_head::{DEFAULT_CAPACITY, FLASH_HEAD_FILE, FlashHeadFile, ProbedHead};
 use ds4_model::model::Model;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -13,7 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Options of the clustered head.
 #[derive(Debug, Args)]
 pub struct FlashArgs {
-    /// Clusters of the flash head to probe; all of them find what the dense head does [default: a sixteenth of them].
+    /// Clusters of the flash head to probe; all of them find what the dense head does [default: a
+    /// sixteenth of them].
     #[arg(long, value_name = "P")]
     pub probes: Option<usize>,
     /// Keeps a flash head that had to be built in flash_head.safetensors, next to the checkpoint.
@@ -22,7 +22,7 @@ pub struct FlashArgs {
 }
 
 impl FlashArgs {
-    /// Refuses options of a head that nothing makes use of; `used_by` are the options that would.
+    /// Refuses options of a head that is not used; `used_by` names the options that would use it.
     pub fn check(&self, used: bool, used_by: &str) -> Result<(), String> {
         let options = [
             ("--probes", self.probes.is_some()),
@@ -35,24 +35,19 @@ impl FlashArgs {
     }
 
     /// The head of a model that was loaded from `directory`.
-    pub fn head(
-        &self,
-        directory: &Path,
-        config: &ModelConfig,
-        model: &Model,
-    ) -> Result<ProbedHead, Box<dyn Error>> {
+    pub fn head(&self, directory: &Path, model: &Model) -> Result<ProbedHead, Box<dyn Error>> {
         let path = directory.join(FLASH_HEAD_FILE);
         let head = if path.try_exists()? {
             FlashHeadFile::open(&path)?.head(model.output.val())?
         } else {
-            let clusters = config.vocab_size.div_ceil(DEFAULT_CAPACITY);
-            // It would be a pity to find out after the clusters are built.
+            let clusters = model.config().vocab_size.div_ceil(DEFAULT_CAPACITY);
+            // Check this before the clusters are built, which may take minutes.
             if let Some(probes) = self.probes {
                 ProbedHead::check_probes(probes, clusters)?;
             }
             let options = BuildOptions {
                 // Without it a text might not end.
-                special_tokens: vec![config.eos_token_id],
+                special_tokens: vec![model.config().eos_token_id],
                 ..BuildOptions::default()
             };
             let head = build(model, clusters, &options)?;

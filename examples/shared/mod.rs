@@ -1,9 +1,11 @@
-//! What the examples share: where the shipped files are, how errors are shown, how a checkpoint is loaded.
+//! What the examples have in common: where the shipped files are, how errors are shown, how a
+//! checkpoint is loaded.
 
 // Every example compiles this module for itself and uses the part that it needs.
 #![allow(dead_code)]
 
 pub mod flash;
+pub mod load_bar;
 
 use std::error::Error;
 use std::io;
@@ -56,8 +58,8 @@ pub fn load_options(device: DeviceSpec, dtype: Dtype, mtp: bool) -> LoadOptions 
     }
 }
 
-/// A file or directory of the repository's `assets`: of the checkout that cargo runs the example in, of the one it was built in, or
-/// under the current directory.
+/// A file or directory of the repository's `assets`: of the checkout that cargo runs the example
+/// in, of the one it was built in, or under the current directory.
 pub fn asset(name: &str) -> PathBuf {
     let running = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -79,7 +81,7 @@ pub fn finish(result: Result<(), Box<dyn Error>>) -> ExitCode {
     };
     let kind = error.downcast_ref().map(io::Error::kind);
     if kind == Some(io::ErrorKind::BrokenPipe) {
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it.
         return ExitCode::SUCCESS;
     }
     let mut message = error.to_string();

@@ -1,11 +1,12 @@
-//! The cache: however a text is fed, rolled back and fed again, the logits are those of one call over the text.
+//! The cache: however a text is fed, rolled back and fed again, the logits are those of one call
+//! over the text.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use ds4_model::cache::{Cache, CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
-use ds4_model::config::{AttentionKind, ModelConfig};
+use ds4_model::config::AttentionKind;
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 use proptest::prelude::*;
@@ -20,7 +21,6 @@ pub(crate) const VOCABULARY: u32 = 128;
 
 pub(crate) struct Fixture {
     pub(crate) model: Model,
-    pub(crate) config: ModelConfig,
     pub(crate) device: Device,
 }
 
@@ -32,7 +32,6 @@ impl Fixture {
             model: checkpoint
                 .load(&LoadOptions::default(), device)
                 .expect("the fixture loads"),
-            config: checkpoint.config().clone(),
             device: device.clone(),
         }
     }
@@ -50,7 +49,7 @@ impl Fixture {
             ..CacheConfig::default()
         };
         self.model
-            .new_cache(&self.config, options)
+            .new_cache(options)
             .expect("the options are valid")
     }
 
@@ -68,7 +67,7 @@ impl Fixture {
         values(
             self.model
                 .forward(self.ids(ids), cache)
-                .expect("the cache has room"),
+                .expect("the text fits the context"),
         )
     }
 
@@ -131,7 +130,9 @@ fn play(fixture: &Fixture, rollback: Rollback, limit: usize, actions: &[Action],
             Action::Reject(count) => {
                 fixture.feed(&self::text(length as u32 + 99, count), &mut cache);
                 high_water = high_water.max(length + count);
-                cache.truncate(count).expect("drafts can be taken back");
+                cache
+                    .remove_newest(count)
+                    .expect("drafts can be taken back");
             }
             Action::Rollback(count) => {
                 let back = length
@@ -139,7 +140,7 @@ fn play(fixture: &Fixture, rollback: Rollback, limit: usize, actions: &[Action],
                     .max(high_water.saturating_sub(limit));
                 cache
                     .truncate_to(&[back.min(length)])
-                    .expect("within the rollback room");
+                    .expect("within the rollback");
                 length = back.min(length);
             }
         }
@@ -182,9 +183,15 @@ fn any_split_with_bounded_rollback_equals_one_shot() {
     });
     runner
         .run(
-            &(1..=5usize).prop_flat_map(|room| (Just(room), actions(room))),
-            |(room, actions)| {
-                play(&fixture, Rollback::Bounded(room), room, &actions, &expected);
+            &(1..=5usize).prop_flat_map(|limit| (Just(limit), actions(limit))),
+            |(limit, actions)| {
+                play(
+                    &fixture,
+                    Rollback::Bounded(limit),
+                    limit,
+                    &actions,
+                    &expected,
+                );
                 Ok(())
             },
         )
@@ -199,7 +206,9 @@ fn one_rollback_across_block_boundaries_equals_one_shot_on_every_device() {
         let expected = fixture.one_shot(&text);
         let mut cache = fixture.cache(1, Rollback::Unlimited);
         fixture.feed(&self::text(7, 13), &mut cache);
-        cache.truncate(13).expect("everything can be taken back");
+        cache
+            .remove_newest(13)
+            .expect("everything can be taken back");
         fixture.feed(&text[..21], &mut cache);
         fixture.feed(&self::text(8, 11), &mut cache);
         // Back over several blocks of both ratios.
@@ -225,7 +234,7 @@ fn sequences_of_different_lengths_share_a_batch() {
     fixture
         .model
         .forward(fixture.batch(&[&long[..33], &padded]), &mut cache)
-        .expect("the cache has room");
+        .expect("the text fits the context");
     cache
         .truncate_to(&[33, short_length])
         .expect("padding can be taken back");
@@ -238,7 +247,7 @@ fn sequences_of_different_lengths_share_a_batch() {
     let logits = fixture
         .model
         .forward(fixture.batch(&next), &mut cache)
-        .expect("the cache has room");
+        .expect("the text fits the context");
     for (sequence, (text, start)) in [(&long, 33), (&short, short_length)]
         .into_iter()
         .enumerate()
@@ -265,7 +274,7 @@ fn a_step_has_the_same_shapes_at_every_position_of_one_capacity() {
     };
     let mut cache = fixture
         .model
-        .new_cache(&fixture.config, options)
+        .new_cache(options)
         .expect("the options are valid");
     let trace = Trace::recording();
     let mut shapes: Option<BTreeMap<String, Vec<usize>>> = None;
@@ -273,7 +282,7 @@ fn a_step_has_the_same_shapes_at_every_position_of_one_capacity() {
         fixture
             .model
             .forward_streams(fixture.ids(&[token]), &mut cache, &trace)
-            .expect("the cache has room");
+            .expect("the text fits the context");
         let now: BTreeMap<String, Vec<usize>> = trace
             .take()
             .into_iter()
@@ -286,28 +295,13 @@ fn a_step_has_the_same_shapes_at_every_position_of_one_capacity() {
 }
 
 #[test]
-fn room_ends_where_the_cache_would_grow() {
-    let fixture = Fixture::flex();
-    let mut cache = fixture.cache(1, Rollback::Unlimited);
-    let text = text(1, 9);
-    assert_eq!((cache.capacity(), cache.room()), (8, 8));
-    fixture.feed(&text[..5], &mut cache);
-    assert_eq!((cache.capacity(), cache.room()), (8, 3));
-    fixture.feed(&text[5..8], &mut cache);
-    // The next position makes it grow, and as many as it has now may come along.
-    assert_eq!((cache.capacity(), cache.room()), (8, 8));
-    fixture.feed(&text[8..], &mut cache);
-    assert_eq!((cache.capacity(), cache.room()), (16, 7));
-}
-
-#[test]
 fn a_bounded_cache_refuses_what_it_has_forgotten_and_stays_usable() {
     let fixture = Fixture::flex();
     let text = text(1, 48);
     let mut cache = fixture.cache(1, Rollback::Bounded(3));
     fixture.feed(&text[..40], &mut cache);
     assert_eq!(
-        cache.truncate(4),
+        cache.remove_newest(4),
         Err(CacheError::RolledOver {
             sequence: 0,
             requested: 36,
@@ -315,10 +309,10 @@ fn a_bounded_cache_refuses_what_it_has_forgotten_and_stays_usable() {
         })
     );
     assert_eq!(cache.lengths(), [40]);
-    cache.truncate(3).expect("as far as it reaches");
+    cache.remove_newest(3).expect("as far as it reaches");
     assert!(
-        cache.truncate(1).is_err(),
-        "room does not come back by truncating"
+        cache.remove_newest(1).is_err(),
+        "truncating restores no rollback"
     );
     let logits = fixture.feed(&text[37..], &mut cache);
     let expected = fixture.one_shot(&text);
@@ -344,7 +338,7 @@ fn a_cache_filled_at_random_goes_on_from_rows_that_are_seen() {
         let fixture = Fixture::open(device);
         let feed = |ids: &[&[u32]], cache: &mut Cache| {
             let logits = fixture.model.forward(fixture.batch(ids), cache);
-            values(logits.expect("the cache has room"))
+            values(logits.expect("the text fits the context"))
         };
         let after = |distribution| {
             let mut cache = fixture.cache(2, Rollback::Bounded(3));
@@ -353,7 +347,7 @@ fn a_cache_filled_at_random_goes_on_from_rows_that_are_seen() {
                 .fill_random(43, distribution)
                 .expect("the model supports so many");
             assert_eq!((cache.lengths(), cache.capacity()), (&[43, 43][..], 64));
-            assert!(cache.truncate(4).is_err() && cache.truncate(3).is_ok());
+            assert!(cache.remove_newest(4).is_err() && cache.remove_newest(3).is_ok());
             feed(&[&text(1, 2), &text(1, 2)], &mut cache)
         };
         let of_zeros = after(zeros);
@@ -374,7 +368,7 @@ fn a_cache_filled_at_random_goes_on_from_rows_that_are_seen() {
     }
     let fixture = Fixture::flex();
     let mut cache = fixture.cache(1, Rollback::Unlimited);
-    let maximum = fixture.config.max_position_embeddings;
+    let maximum = fixture.model.config().max_position_embeddings;
     let refusal = CacheError::TooLong {
         requested: maximum + 1,
         maximum,
@@ -400,7 +394,7 @@ fn impossible_requests_are_typed_errors_and_change_nothing() {
         cache.begin(0).err(),
         Some(CacheError::Zero { argument: "count" })
     );
-    let maximum = fixture.config.max_position_embeddings;
+    let maximum = fixture.model.config().max_position_embeddings;
     for count in [maximum + 1, usize::MAX] {
         assert_eq!(
             cache.begin(count).err(),
@@ -411,10 +405,18 @@ fn impossible_requests_are_typed_errors_and_change_nothing() {
         );
     }
     assert_eq!(
-        cache.truncate(1),
-        Err(CacheError::TruncateBeyondEnd {
+        cache.remove_newest(3),
+        Err(CacheError::RemoveBeyondStart {
             sequence: 0,
-            requested: 0,
+            count: 3,
+            length: 0
+        })
+    );
+    assert_eq!(
+        cache.truncate_to(&[0, 2]),
+        Err(CacheError::TruncateBeyondEnd {
+            sequence: 1,
+            requested: 2,
             length: 0
         })
     );
@@ -433,10 +435,10 @@ fn impossible_requests_are_typed_errors_and_change_nothing() {
         ..CacheConfig::default()
     };
     assert_eq!(
-        fixture.model.new_cache(&fixture.config, empty).err(),
+        fixture.model.new_cache(empty).err(),
         Some(CacheError::Zero { argument: "batch" })
     );
-    let mut layout = CacheLayout::trunk(&fixture.config);
+    let mut layout = CacheLayout::trunk(fixture.model.config());
     layout.layers = vec![AttentionKind::HeavilyCompressed { ratio: 0 }];
     assert_eq!(
         Cache::new(layout, CacheConfig::default(), &fixture.device).err(),
@@ -446,18 +448,15 @@ fn impossible_requests_are_typed_errors_and_change_nothing() {
 
 #[test]
 fn capacity_and_rollback_beyond_the_context_are_cut_to_it() {
-    let fixture = Fixture::flex();
-    let config = ModelConfig {
-        max_position_embeddings: 20,
-        ..fixture.config.clone()
-    };
+    let mut fixture = Fixture::flex();
+    fixture.model.config.max_position_embeddings = 20;
     let options = CacheConfig {
         rollback: Rollback::Bounded(usize::MAX),
         ..CacheConfig::default()
     };
     let mut cache = fixture
         .model
-        .new_cache(&config, options)
+        .new_cache(options)
         .expect("the options are valid");
     assert_eq!(cache.capacity(), 20);
     let text = text(1, 20);
@@ -475,7 +474,7 @@ fn capacity_and_rollback_beyond_the_context_are_cut_to_it() {
             maximum: 20
         })
     ));
-    cache.truncate(20).expect("there is room for all of it");
+    cache.remove_newest(20).expect("all of it is kept");
 }
 
 #[test]
@@ -483,7 +482,7 @@ fn a_cache_of_other_layers_is_refused() {
     let fixture = Fixture::flex();
     let mut mtp = fixture
         .model
-        .new_mtp_cache(&fixture.config, CacheConfig::default())
+        .new_mtp_cache(CacheConfig::default())
         .expect("the options are valid");
     let refused = fixture.model.forward(fixture.ids(&[1]), &mut mtp);
     assert!(matches!(refused, Err(CacheError::LayoutMismatch { .. })));
@@ -502,14 +501,16 @@ fn only_the_last_step_of_the_cache_can_be_committed() {
     let fixture = Fixture::flex();
     let mut cache = fixture.cache(1, Rollback::Unlimited);
     let mut other = fixture.cache(1, Rollback::Unlimited);
-    let step = other.begin(2).expect("the cache has room");
+    let step = other.begin(2).expect("the text fits the context");
     assert_eq!(cache.commit(step), Err(CacheError::StaleStep));
-    let first = cache.begin(2).expect("the cache has room");
-    let second = cache.begin(3).expect("the cache has room");
+    let first = cache.begin(2).expect("the text fits the context");
+    let second = cache.begin(3).expect("the text fits the context");
     assert_eq!(cache.commit(first), Err(CacheError::StaleStep));
     assert_eq!(cache.commit(second), Ok(()));
-    let third = cache.begin(1).expect("the cache has room");
-    cache.truncate(1).expect("there is something to remove");
+    let third = cache.begin(1).expect("the text fits the context");
+    cache
+        .remove_newest(1)
+        .expect("there is something to remove");
     assert_eq!(cache.commit(third), Err(CacheError::StaleStep));
     assert_eq!(cache.lengths(), [2]);
 }
@@ -525,7 +526,7 @@ fn token_ids_outside_the_vocabulary_are_read_as_the_nearest_inside() {
             fixture
                 .model
                 .forward(ids, &mut cache)
-                .expect("the cache has room"),
+                .expect("the text fits the context"),
         );
         let expected = fixture.one_shot(&[0, VOCABULARY - 1, 5]);
         assert_close(&actual, &expected, absolute(TOLERANCE), name);
@@ -538,7 +539,7 @@ fn a_dropped_step_leaves_the_sequence_as_it_was() {
     let text = text(1, 30);
     let mut cache = fixture.cache(1, Rollback::Bounded(4));
     fixture.feed(&text[..20], &mut cache);
-    drop(cache.begin(4).expect("the cache has room"));
+    drop(cache.begin(4).expect("the text fits the context"));
     assert_eq!(cache.lengths(), [20]);
     let logits = fixture.feed(&text[20..], &mut cache);
     let expected = fixture.one_shot(&text);
@@ -550,6 +551,6 @@ fn a_dropped_step_leaves_the_sequence_as_it_was() {
     );
 
     // One that may have overwritten what is still needed is noticed.
-    drop(cache.begin(30).expect("the cache has room"));
+    drop(cache.begin(30).expect("the text fits the context"));
     assert!(matches!(cache.begin(1), Err(CacheError::RolledOver { .. })));
 }

@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::FloatDType;
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::generate::TextTokenizer;
 use serde_json::Value;
 
-use crate::golden::root;
+use crate::golden::{Golden, root};
 
 /// What a program left behind.
 #[derive(Debug)]
@@ -37,8 +36,12 @@ impl Ended {
     }
 }
 
-/// The example next to this test binary, or `None` where it was not built with it.
-fn example(name: &str) -> Option<PathBuf> {
+/// The example next to this test binary.
+///
+/// # Panics
+///
+/// Where it was not built: a test of a program that is not there has tested nothing.
+fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test binary has a path");
     let profile = test
         .parent()
@@ -47,49 +50,44 @@ fn example(name: &str) -> Option<PathBuf> {
     let path = profile
         .join("examples")
         .join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    if path.exists() {
-        return Some(path);
-    }
-    let missing = format!(
-        "no example at {}: build it with `cargo build --examples`",
+    assert!(
+        path.exists(),
+        "no example at {}: `cargo test` without a target builds it, and so does `cargo build \
+         --examples` with the features and the profile of this binary; `--skip cli` leaves these \
+         tests out",
         path.display()
     );
-    let required = std::env::var("DS4_REQUIRE").is_ok_and(|list| !list.trim().is_empty());
-    assert!(!required, "DS4_REQUIRE is set, but there is {missing}");
-    eprintln!("skipped: {missing}");
-    None
+    path
 }
 
 /// Runs an example in the repository's root.
-pub(crate) fn run(name: &str, arguments: &[&str]) -> Option<Ended> {
-    let mut command = Command::new(example(name)?);
+pub(crate) fn run(name: &str, arguments: &[&str]) -> Ended {
+    let mut command = Command::new(example(name));
     let output = command
         .args(arguments)
         .current_dir(root())
         .output()
         .expect("the example starts");
-    Some(Ended {
+    Ended {
         code: output.status.code().unwrap_or(-1),
         stdout: String::from_utf8(output.stdout).expect("UTF-8 on stdout"),
         stderr: String::from_utf8(output.stderr).expect("UTF-8 on stderr"),
-    })
+    }
 }
 
-/// Prompt and greedy continuation of the golden file, as text.
-pub(crate) fn golden_text(prompt: &str) -> (String, String) {
+/// Prompt and greedy continuation of the golden file, as text: the first `count` tokens of 64.
+pub(crate) fn golden_text(prompt: &str, count: usize) -> (String, String) {
     let path = root().join("tests/fixtures/ds4-tiny/golden.json");
     let facts: Value =
         serde_json::from_slice(&std::fs::read(path).expect("a fixture")).expect("JSON");
     let tokenizer = TextTokenizer::from_dir(root().join("assets/ds4-tiny")).expect("an asset");
-    let text = |name: &str| {
-        let ids = facts["prompts"][prompt][name]
-            .as_array()
-            .expect("ids")
-            .iter();
+    let text = |name: &str, count: usize| {
+        let ids = facts["prompts"][prompt][name].as_array().expect("ids");
+        let ids = ids.iter().take(count);
         let ids: Vec<u32> = ids.map(|id| id.as_u64().expect("an id") as u32).collect();
         tokenizer.decode(&ids, true).expect("ids of the vocabulary")
     };
-    (text("input_ids"), text("greedy"))
+    (text("input_ids", usize::MAX), text("greedy", count))
 }
 
 /// The number before `word` in `text`.
@@ -107,9 +105,7 @@ pub(crate) fn number_before(text: &str, word: &str) -> f64 {
 
 #[test]
 fn generate_without_arguments_continues_its_own_prompt_and_ends_with_a_rate() {
-    let Some(ended) = run("generate", &[]).map(Ended::ok) else {
-        return;
-    };
+    let ended = run("generate", &[]).ok();
     let text = ended
         .stdout
         .strip_prefix("And God said,")
@@ -134,24 +130,23 @@ fn generate_without_arguments_continues_its_own_prompt_and_ends_with_a_rate() {
 
 #[test]
 fn generate_prints_the_golden_continuation_with_and_without_drafts() {
-    for prompt in ["short", "medium"] {
-        let (text, continuation) = golden_text(prompt);
+    for (prompt, count) in [("short", "64"), ("medium", "24")] {
+        let tokens: f64 = count.parse().expect("a number");
+        let (text, continuation) = golden_text(prompt, tokens as usize);
         for (drafts, more) in [("0", ""), ("0", "--no-graph"), ("1", ""), ("3", "")] {
-            let arguments = ["-p", &text, "-n", "64", "--mtp", drafts, more];
+            let arguments = ["-p", &text, "-n", count, "--mtp", drafts, more];
             let arguments: Vec<&str> = arguments.into_iter().filter(|a| !a.is_empty()).collect();
-            let Some(ended) = run("generate", &arguments).map(Ended::ok) else {
-                return;
-            };
+            let ended = run("generate", &arguments).ok();
             assert_eq!(
                 ended.stdout,
                 format!("{text}{continuation}\n"),
                 "{prompt}, {drafts} drafts {more}"
             );
             let line = ended.last_line();
-            assert_eq!(number_before(line, " tokens,"), 64.0, "{line}");
+            assert_eq!(number_before(line, " tokens,"), tokens, "{line}");
             if drafts != "0" {
                 let accepted = number_before(line, " (");
-                assert!(accepted > 0.0 && accepted < 64.0, "{line}");
+                assert!(accepted > 0.0 && accepted < tokens, "{line}");
             }
         }
     }
@@ -170,41 +165,33 @@ fn the_same_seed_gives_the_same_sample_and_another_seed_another() {
             "--seed",
             seed,
         ];
-        Some(run("generate", &arguments)?.ok().stdout)
+        run("generate", &arguments).ok().stdout
     };
-    let Some(first) = sample("1") else { return };
-    assert_eq!(sample("1"), Some(first.clone()));
-    assert_ne!(sample("2"), Some(first));
+    let first = sample("1");
+    assert_eq!(sample("1"), first);
+    assert_ne!(sample("2"), first);
 }
 
 #[test]
 fn generate_stops_before_a_stop_string() {
-    let (text, continuation) = golden_text("short");
+    let (text, continuation) = golden_text("short", 64);
     let stop = "Speak unto";
     let (before, _) = continuation
         .split_once(stop)
         .expect("the golden text has it");
-    let Some(ended) = run("generate", &["-p", &text, "-n", "64", "--stop", stop]).map(Ended::ok)
-    else {
-        return;
-    };
+    let ended = run("generate", &["-p", &text, "-n", "64", "--stop", stop]).ok();
     assert_eq!(ended.stdout, format!("{text}{before}\n"));
 }
 
 #[test]
 fn generate_answers_a_chat_without_repeating_the_prompt() {
     let question = "Who made the heaven?";
-    let Some(ended) = run("generate", &["--chat", "-p", question, "-n", "16"]).map(Ended::ok)
-    else {
-        return;
-    };
+    let ended = run("generate", &["--chat", "-p", question, "-n", "16"]).ok();
     assert!(!ended.stdout.contains(question), "{}", ended.stdout);
     assert!(ended.stdout.trim().len() > 10, "{}", ended.stdout);
     // The chat encoding puts special tokens around the question.
     let line = ended.last_line();
-    let plain = run("generate", &["-p", question, "-n", "1"])
-        .expect("the example is there")
-        .ok();
+    let plain = run("generate", &["-p", question, "-n", "1"]).ok();
     assert!(
         number_before(line, " tokens in") > number_before(plain.last_line(), " tokens in"),
         "{line}"
@@ -234,9 +221,7 @@ fn bad_arguments_end_with_one_line_that_names_them() {
         ("gated_delta_net", &["--tokens", "17"], 2, "--tokens"),
     ];
     for (name, arguments, code, named) in cases {
-        let Some(ended) = run(name, arguments) else {
-            return;
-        };
+        let ended = run(name, arguments);
         assert_eq!(ended.code, code, "{name} {arguments:?}: {ended:?}");
         // The command line parser adds a hint where to find help.
         let lines: Vec<&str> = ended
@@ -266,9 +251,7 @@ fn a_device_that_is_not_compiled_in_is_named_with_its_feature() {
         if compiled {
             continue;
         }
-        let Some(ended) = run("generate", &["--device", device]) else {
-            return;
-        };
+        let ended = run("generate", &["--device", device]);
         assert_eq!(ended.code, 1, "{ended:?}");
         assert!(
             ended.stderr.contains(&format!("--features {device}")),
@@ -277,26 +260,9 @@ fn a_device_that_is_not_compiled_in_is_named_with_its_feature() {
     }
 }
 
-/// Bytes of all parameters.
-struct Bytes(usize);
-
-impl ModuleVisitor for Bytes {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        self.0 += tensor.shape().num_elements() * tensor.dtype().size();
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        let tensor = param.val();
-        self.0 += tensor.shape().num_elements() * tensor.dtype().size();
-    }
-}
-
 #[test]
 fn inspect_knows_the_bytes_of_the_loaded_model() {
-    let Some(ended) = run("inspect", &[]).map(Ended::ok) else {
-        return;
-    };
+    let ended = run("inspect", &[]).ok();
     let checkpoint = Checkpoint::open(&root().join("assets/ds4-tiny")).expect("an asset");
     let device = DeviceSpec::Flex.init().expect("Flex is always present");
     for (line, expand, dtype) in [
@@ -310,11 +276,7 @@ fn inspect_knows_the_bytes_of_the_loaded_model() {
             expand,
             ..LoadOptions::default()
         };
-        let mut bytes = Bytes(0);
-        checkpoint
-            .load(&options, &device)
-            .expect("the asset loads")
-            .visit(&mut bytes);
+        let bytes = checkpoint.weight_bytes(&options, &device);
         let printed = ended
             .stdout
             .lines()
@@ -324,15 +286,13 @@ fn inspect_knows_the_bytes_of_the_loaded_model() {
             .unwrap_or_else(|| panic!("no line {line:?} in {}", ended.stdout))
             .split_whitespace()
             .collect();
-        assert_eq!(digits.parse(), Ok(bytes.0), "{line}");
+        assert_eq!(digits.parse(), Ok(bytes.expect("an asset")), "{line}");
     }
 }
 
 #[test]
 fn inspect_lists_every_tensor_on_request() {
-    let Some(ended) = run("inspect", &["--tensors"]).map(Ended::ok) else {
-        return;
-    };
+    let ended = run("inspect", &["--tensors"]).ok();
     let checkpoint = Checkpoint::open(&root().join("assets/ds4-tiny")).expect("an asset");
     let mut lines: Vec<&str> = ended
         .stdout
@@ -357,9 +317,7 @@ fn inspect_lists_every_tensor_on_request() {
 
 #[test]
 fn inspect_ends_quietly_when_nobody_reads_on() {
-    let Some(path) = example("inspect") else {
-        return;
-    };
+    let path = example("inspect");
     let mut child = Command::new(path)
         .arg("--tensors")
         .current_dir(root())
@@ -375,9 +333,7 @@ fn inspect_ends_quietly_when_nobody_reads_on() {
 
 #[test]
 fn eval_is_surer_of_scripture_than_of_the_same_words_shuffled() {
-    let Some(ended) = run("eval", &["--tokens", "300"]).map(Ended::ok) else {
-        return;
-    };
+    let ended = run("eval", &["--tokens", "300"]).ok();
     let perplexity = |ended: &Ended| -> f64 {
         let line = ended.stdout.lines().next().expect("a line");
         line.rsplit(' ')
@@ -403,27 +359,67 @@ fn eval_is_surer_of_scripture_than_of_the_same_words_shuffled() {
     let path = dir.path().join("reversed.txt");
     std::fs::write(&path, words.join(" ")).expect("the directory is writable");
     let path = path.to_str().expect("a UTF-8 path");
-    let ended = run("eval", &["--tokens", "300", "--file", path])
-        .expect("the example is there")
-        .ok();
+    let ended = run("eval", &["--tokens", "300", "--file", path]).ok();
     assert!(perplexity(&ended) > 2.0 * scripture, "{ended:?}");
+}
+
+#[test]
+fn eval_of_token_ids_has_the_perplexity_of_the_golden_logits() {
+    let golden = Golden::open("tests/fixtures/ds4-tiny/golden.safetensors");
+    let ids = golden.get("medium.input_ids").ids();
+    let logits = golden.get("medium.logits").f32();
+    // Row t predicts the token at t + 1. The first token is the beginning-of-sequence token, which
+    // every window begins with.
+    assert_eq!(ids[0], 0);
+    let losses = logits.chunks(1024).zip(&ids[1..]).map(|(row, id)| {
+        let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+        sum.ln() - f64::from(row[*id as usize])
+    });
+    let losses: Vec<f64> = losses.collect();
+    let loss = losses.iter().sum::<f64>() / losses.len() as f64;
+
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("ids.json");
+    let path = path.to_str().expect("a UTF-8 path");
+    let write = |ids: &[i64]| {
+        let ids = serde_json::to_string(ids).expect("numbers");
+        std::fs::write(path, ids).expect("the directory is writable");
+    };
+    write(&ids[1..]);
+    let window = losses.len().to_string();
+    let whole = run("eval", &["--ids", path, "--window", &window]).ok();
+    let expected = format!(
+        "{window} tokens, loss {loss:.3}, perplexity {:.2}\n",
+        loss.exp()
+    );
+    assert!(whole.stdout.starts_with(&expected), "{expected}{whole:?}");
+    // Less is known in shorter windows.
+    let arguments = ["--ids", path, "--window", "8", "--json"];
+    let short = run("eval", &arguments).ok();
+    let short: Value = serde_json::from_str(&short.stdout).expect("JSON");
+    assert!(short["loss"].as_f64() > Some(loss), "{short}");
+
+    write(&[3, 1024]);
+    let refused = run("eval", &["--ids", path]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    let message = format!("error: {path}: has token 1024, but the model's vocabulary has 1024\n");
+    assert_eq!(refused.stderr, message);
+    std::fs::write(path, "3 4").expect("the directory is writable");
+    let refused = run("eval", &["--ids", path]);
+    assert!(refused.stderr.contains("not a list of ids"), "{refused:?}");
 }
 
 #[test]
 fn eval_of_windows_of_one_token_makes_no_drafts() {
     // A draft is for the token after the next, which such a window does not have.
-    let Some(ended) = run("eval", &["--tokens", "20", "--window", "1"]).map(Ended::ok) else {
-        return;
-    };
+    let ended = run("eval", &["--tokens", "20", "--window", "1"]).ok();
     assert!(!ended.stdout.contains("drafts"), "{ended:?}");
     assert_eq!(number_before(&ended.stdout, " tokens,"), 20.0, "{ended:?}");
 }
 
 #[test]
 fn compose_routes_every_token_to_as_many_experts_as_it_should() {
-    let Some(ended) = run("compose", &["--tokens", "100"]).map(Ended::ok) else {
-        return;
-    };
+    let ended = run("compose", &["--tokens", "100"]).ok();
     let loads: Vec<Vec<usize>> = ended
         .stdout
         .lines()
@@ -447,9 +443,7 @@ fn compose_routes_every_token_to_as_many_experts_as_it_should() {
 fn gated_delta_net_gives_the_same_for_drafts_and_single_steps() {
     for arguments in [&[][..], &["--dtype", "bf16", "--tokens", "5"]] {
         let arguments = [&["--device", "flex"], arguments].concat();
-        let Some(ended) = run("gated_delta_net", &arguments).map(Ended::ok) else {
-            return;
-        };
+        let ended = run("gated_delta_net", &arguments).ok();
         let lines = ended
             .stdout
             .lines()

@@ -1,4 +1,5 @@
-//! The trained checkpoint against independent implementations: logits, greedy continuations, multi-token-prediction drafts.
+//! The trained checkpoint against independent implementations: logits, greedy continuations,
+//! multi-token-prediction drafts.
 
 use crate::common::{absolute, assert_close, devices, values};
 use crate::golden::{Golden, root};
@@ -16,7 +17,8 @@ const EXPERTS: usize = 32;
 const LAYERS: usize = 6;
 /// Largest error of a logit.
 const LOGITS: f64 = 1e-3;
-/// A margin or gap below this may be decided by rounding: then, and only then, two implementations may differ.
+/// A margin or gap below this may be decided by rounding: then, and only then, two implementations
+/// may differ.
 const TIE: f64 = 1e-4;
 
 struct Fixture {
@@ -93,22 +95,15 @@ struct Outputs {
 }
 
 /// Trunk and MTP layer over `ids` in one call each.
-fn forward(
-    fixture: &Fixture,
-    model: &Model,
-    ids: &[u32],
-    trace: Trace,
-    device: &Device,
-) -> Outputs {
-    let config = fixture.checkpoint.config();
+fn forward(model: &Model, ids: &[u32], trace: Trace, device: &Device) -> Outputs {
     let mut cache = model
-        .new_cache(config, CacheConfig::default())
+        .new_cache(CacheConfig::default())
         .expect("defaults are valid");
     let streams = model
         .forward_streams(ids_tensor(ids, device), &mut cache, &trace)
-        .expect("the cache has room");
+        .expect("the text fits the context");
     let mut cache = model
-        .new_mtp_cache(config, CacheConfig::default())
+        .new_mtp_cache(CacheConfig::default())
         .expect("defaults are valid");
     let before_last = streams.clone().narrow(1, 0, ids.len() - 1);
     let mtp = model
@@ -118,7 +113,7 @@ fn forward(
             &mut cache,
             &trace,
         )
-        .expect("the cache has room");
+        .expect("the text fits the context");
     Outputs {
         logits: model.logits(streams),
         mtp_logits: model.mtp_logits(mtp),
@@ -132,9 +127,11 @@ fn logits_of_trunk_and_mtp_equal_the_golden() {
     for (name, device) in devices() {
         for expand in [false, true] {
             let model = fixture.load(expand, device);
-            for prompt in PROMPTS {
+            // A software GPU is slow: the dense weights there have to do with the shorter prompts.
+            let all = !expand || name != "wgpu";
+            for &prompt in if all { &PROMPTS[..] } else { &PROMPTS[..2] } {
                 let ids = fixture.prompt(prompt);
-                let outputs = forward(&fixture, &model, &ids, Trace::off(), device);
+                let outputs = forward(&model, &ids, Trace::off(), device);
                 for (output, which) in [
                     (outputs.logits, "logits"),
                     (outputs.mtp_logits, "mtp_logits"),
@@ -161,7 +158,7 @@ fn streams_and_experts_of_every_layer_equal_the_golden() {
     for (name, device) in devices() {
         let model = fixture.load(false, device);
         let ids = fixture.prompt("short");
-        let records = forward(&fixture, &model, &ids, Trace::recording(), device).records;
+        let records = forward(&model, &ids, Trace::recording(), device).records;
         for layer in 0..=LAYERS {
             let ours = if layer < LAYERS {
                 format!("layer{layer}")
@@ -228,14 +225,21 @@ fn assert_tokens(actual: &[u32], expected: &[u32], margins: &[f32], what: &str) 
 fn greedy_continuations_equal_the_golden_with_and_without_drafts() {
     let fixture = Fixture::open();
     for (name, device) in devices() {
-        // A software GPU takes seconds a token: there, the first tokens of the short prompts have to do.
+        // A software GPU takes seconds a token: there, the first tokens of the short prompts have
+        // to do.
         let fast = name == "flex" || name.starts_with("cuda");
         let model = fixture.load(name == "flex", device);
         for prompt in PROMPTS {
             let expected = fixture.greedy(prompt);
             let count = if fast { expected.len() } else { 6 };
             let margins = fixture.golden.get(&format!("{prompt}.greedy_margin")).f32();
-            let drafts: &[usize] = if fast { &[0, 1, 2, 3, 4] } else { &[0, 2] };
+            let drafts: &[usize] = match (fast, prompt) {
+                (true, "short") => &[0, 1, 2, 3, 4],
+                (true, _) => &[0, 1, 4],
+                (false, "short") => &[0, 2],
+                (false, "medium") => &[2],
+                (false, _) => &[0],
+            };
             for drafts in drafts {
                 let config = GenerateConfig {
                     max_new_tokens: count,
@@ -245,8 +249,7 @@ fn greedy_continuations_equal_the_golden_with_and_without_drafts() {
                 };
                 let ids = fixture.prompt(prompt);
                 let mut generation =
-                    Generation::new(&model, fixture.checkpoint.config(), config, &ids)
-                        .expect("the prompt is valid");
+                    Generation::new(&model, config, &ids).expect("the prompt is valid");
                 let actual: Vec<u32> = generation
                     .by_ref()
                     .collect::<Result<_, _>>()
@@ -254,8 +257,8 @@ fn greedy_continuations_equal_the_golden_with_and_without_drafts() {
                 let what = format!("{name}, {drafts} drafts: {prompt}");
                 assert_tokens(&actual, &expected[..count], &margins, &what);
                 if fast && *drafts == 1 {
-                    let rounds = fixture.number(prompt, "spec_rounds_after_first_token") as usize;
-                    assert_eq!(generation.stats().rounds, rounds, "{what}: rounds");
+                    let steps = fixture.number(prompt, "spec_rounds_after_first_token") as usize;
+                    assert_eq!(generation.stats().steps, steps, "{what}: steps");
                 }
             }
         }
@@ -267,17 +270,20 @@ fn every_mtp_draft_and_its_acceptance_equal_the_golden() {
     let fixture = Fixture::open();
     for (name, device) in devices() {
         let model = fixture.load(name == "flex", device);
-        for prompt in PROMPTS {
+        // A software GPU is slow.
+        let count = if name == "wgpu" { 2 } else { 3 };
+        for &prompt in &PROMPTS[..count] {
             let greedy = fixture.greedy(prompt);
             let ids = [fixture.prompt(prompt), greedy.clone()].concat();
-            let outputs = forward(&fixture, &model, &ids, Trace::off(), device);
+            let outputs = forward(&model, &ids, Trace::off(), device);
             let best = |logits: Tensor<3>, start: usize, end: usize| -> Vec<u32> {
                 rows(logits, start, end)
                     .chunks(VOCABULARY)
                     .map(|row| greedy_token(row).expect("finite logits"))
                     .collect()
             };
-            // The row of a position predicts the next token, that of the MTP layer the one after it.
+            // The row of a position predicts the next token, that of the MTP layer the one after
+            // it.
             let first = ids.len() - greedy.len() - 1;
             let next = best(outputs.logits, first, ids.len() - 1);
             assert_eq!(next, greedy, "{name}: {prompt} teacher-forced");

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use safetensors::{Dtype, SafeTensors};
 
-/// The repository's root: as cargo tells or, for a test binary that was copied to another machine, the current directory.
+/// The repository's root: as cargo tells or, for a test binary that was copied to another machine,
+/// the current directory.
 pub fn root() -> PathBuf {
     let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     crate_root.map_or_else(|| PathBuf::from("."), |root| root.join("../.."))

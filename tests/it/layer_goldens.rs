@@ -1,5 +1,5 @@
-//! Every intermediate tensor of every layer of a small random model, against Hugging Face's implementation: in one call, token by
-//! token, and in chunks.
+//! Every intermediate tensor of every layer of a small random model, against Hugging Face's
+//! implementation: in one call, token by token, and in chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +17,9 @@ const LAYERS: usize = 4;
 const WINDOW: usize = 8;
 /// Tolerance where values are of order one.
 const TOLERANCE: f64 = 1e-4;
-/// Tolerance relative to a tensor's largest value, where that is larger: expert outputs of this fixture reach a thousand, at which
-/// two f32 implementations that sum in another order differ by more than 1e-4.
+/// Tolerance relative to a tensor's largest value, where that is larger: expert outputs of this
+/// fixture reach a thousand, at which two f32 implementations that sum in another order differ by
+/// more than 1e-4.
 const RELATIVE: f64 = 1e-5;
 
 #[track_caller]
@@ -94,9 +95,7 @@ fn run(fixture: &Fixture, model: &Model, split: &[usize], device: &Device) -> Ru
         rollback: Rollback::Bounded(0),
         ..CacheConfig::default()
     };
-    let mut cache = model
-        .new_cache(fixture.checkpoint.config(), options)
-        .expect("the options are valid");
+    let mut cache = model.new_cache(options).expect("the options are valid");
     let trace = Trace::recording();
     let mut records = Vec::new();
     let mut streams = Vec::new();
@@ -106,7 +105,7 @@ fn run(fixture: &Fixture, model: &Model, split: &[usize], device: &Device) -> Ru
         streams.push(
             model
                 .forward_streams(ids, &mut cache, &trace)
-                .expect("the cache has room"),
+                .expect("the text fits the context"),
         );
         records.push((start, *count, trace.take()));
         start += count;
@@ -117,7 +116,8 @@ fn run(fixture: &Fixture, model: &Model, split: &[usize], device: &Device) -> Ru
     }
 }
 
-/// Puts the calls' records of a tensor with one row per position together: `[batch, positions, row]`.
+/// Puts the calls' records of a tensor with one row per position together: `[batch, positions,
+/// row]`.
 fn joined(records: &Records, name: &str) -> Vec<f32> {
     let mut rows = vec![Vec::new(); BATCH * LENGTH];
     for (start, count, record) in records {
@@ -191,7 +191,8 @@ fn check_router(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
     assert_golden(&actual, &expected, &format!("{what}: layer{layer} weights"));
 }
 
-/// Ours have the window's columns relative to the query; theirs have a column per position, then one per compressed row.
+/// Ours have the window's columns relative to the query; theirs have a column per position, then
+/// one per compressed row.
 fn check_probabilities(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
     let golden = fixture.golden.get(&format!("layer{layer}.attn.1"));
     let [_, heads, _, columns] = golden.shape[..] else {
@@ -296,6 +297,10 @@ fn every_intermediate_equals_the_golden_one_shot_incremental_and_chunked() {
     for (name, device) in devices() {
         let model = fixture.load(device);
         for (split, counts) in splits() {
+            if name == "wgpu" && split == "prefill and decode" {
+                // The other splits have both, and a software GPU is slow.
+                continue;
+            }
             let what = format!("{name}, {split}");
             let run = run(&fixture, &model, &counts, device);
             check_layers(&fixture, &run, &what);
@@ -334,9 +339,7 @@ fn mtp_streams_and_logits_equal_the_golden_one_shot_and_chunked() {
                 capacity: 16,
                 ..CacheConfig::default()
             };
-            let mut cache = model
-                .new_mtp_cache(fixture.checkpoint.config(), options)
-                .expect("the options are valid");
+            let mut cache = model.new_mtp_cache(options).expect("the options are valid");
             let mut start = 0;
             let mut streams = Vec::new();
             for count in &counts {
@@ -347,7 +350,7 @@ fn mtp_streams_and_logits_equal_the_golden_one_shot_and_chunked() {
                 streams.push(
                     model
                         .forward_mtp(input, next, &mut cache, &Trace::off())
-                        .expect("the cache has room"),
+                        .expect("the text fits the context"),
                 );
                 start += count;
             }

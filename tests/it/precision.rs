@@ -8,16 +8,15 @@ use ds4_model::generate::greedy_token;
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 
-use crate::common::{EXACT, absolute, assert_close, devices, values};
+use crate::common::{EXACT, absolute, assert_close, devices, skip, values};
 use crate::golden::{Golden, root};
 
 const VOCABULARY: usize = 1024;
 
-fn load(options: &LoadOptions, device: &Device) -> (Checkpoint, Model) {
+fn load(options: &LoadOptions, device: &Device) -> Model {
     let checkpoint =
         Checkpoint::open(&root().join("assets/ds4-tiny")).expect("the asset is a checkpoint");
-    let model = checkpoint.load(options, device).expect("the asset loads");
-    (checkpoint, model)
+    checkpoint.load(options, device).expect("the asset loads")
 }
 
 fn prompt() -> (Golden, Vec<i32>) {
@@ -27,23 +26,17 @@ fn prompt() -> (Golden, Vec<i32>) {
 }
 
 /// Logits of the prompt, fed in chunks.
-fn logits(
-    checkpoint: &Checkpoint,
-    model: &Model,
-    ids: &[i32],
-    chunk: usize,
-    trace: &Trace,
-) -> Vec<f32> {
+fn logits(model: &Model, ids: &[i32], chunk: usize, trace: &Trace) -> Vec<f32> {
     let device = model.embedding.val().device();
     let mut cache = model
-        .new_cache(checkpoint.config(), CacheConfig::default())
+        .new_cache(CacheConfig::default())
         .expect("defaults are valid");
     ids.chunks(chunk)
         .flat_map(|ids| {
             let ids = Tensor::from_data(TensorData::new(ids.to_vec(), [1, ids.len()]), &device);
             let streams = model
                 .forward_streams(ids, &mut cache, trace)
-                .expect("the cache has room");
+                .expect("the text fits the context");
             values(model.logits(streams))
         })
         .collect()
@@ -82,7 +75,7 @@ fn bf16_activations_deviate_as_bf16_does() {
     let expected = golden.get("medium.logits").f32();
     for (name, device) in devices() {
         if !device.supports_dtype(DType::BF16) {
-            println!("skipped: bf16 on {name} (not supported by the device)");
+            skip(name, "bf16");
             continue;
         }
         for expand in [false, true] {
@@ -91,12 +84,12 @@ fn bf16_activations_deviate_as_bf16_does() {
                 expand,
                 ..LoadOptions::default()
             };
-            let (checkpoint, model) = load(&options, device);
-            let actual = logits(&checkpoint, &model, &ids, 65, &Trace::off());
+            let model = load(&options, device);
+            let actual = logits(&model, &ids, 65, &Trace::off());
             let deviation = deviation(&actual, &expected);
             println!(
-                "{name}, expand {expand}: bf16 logits deviate from f32 by at most {:.3}, {:.4} on average; {:.1} % of the greedy \
-                 tokens agree",
+                "{name}, expand {expand}: bf16 logits deviate from f32 by at most {:.3}, {:.4} on \
+                 average; {:.1} % of the greedy tokens agree",
                 deviation.largest,
                 deviation.mean,
                 100.0 * deviation.agreement
@@ -143,12 +136,12 @@ fn the_quantized_cache_holds_rounded_rows_and_feeds_in_chunks_alike() {
             expand: name == "flex",
             ..LoadOptions::default()
         };
-        let (checkpoint, model) = load(&options, device);
+        let model = load(&options, device);
         let trace = Trace::recording();
-        let actual = logits(&checkpoint, &model, &ids, 65, &trace);
+        let actual = logits(&model, &ids, 65, &trace);
         let rows = trace.take()["layer1.attention.compressed"].clone();
         let rows = Tensor::<3>::from_data(rows, device);
-        let config = checkpoint.config();
+        let config = model.config();
         let content = rows.narrow(2, 0, config.head_dim - config.rope_head_dim);
         let again = quant::fp8_roundtrip(content.clone(), 64).expect("float rows");
         let content = values(content);
@@ -169,8 +162,9 @@ fn the_quantized_cache_holds_rounded_rows_and_feeds_in_chunks_alike() {
             deviation.agreement
         );
 
-        let chunked = logits(&checkpoint, &model, &ids, 16, &Trace::off());
-        // A value at a rounding boundary may fall to either side; that moves logits by a grid step, not by more.
+        let chunked = logits(&model, &ids, 16, &Trace::off());
+        // A value at a rounding boundary may fall to either side; that moves logits by a grid step,
+        // not by more.
         let close = chunked
             .iter()
             .zip(&actual)

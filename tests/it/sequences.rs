@@ -1,4 +1,5 @@
-//! Sequences of a cache that come from another one and go again: each has the logits of its text alone.
+//! Sequences of a cache that come from another one and go again: each has the logits of its text
+//! alone.
 
 use burn::tensor::FloatDType;
 use ds4_model::cache::{Cache, CacheConfig, CacheError, CacheLayout, Rollback};
@@ -7,14 +8,15 @@ use ds4_model::config::AttentionKind;
 use crate::cache::{Fixture, TOLERANCE, VOCABULARY, text};
 use crate::common::{absolute, assert_close, devices, values};
 
-/// Logits of one more token of each text, at the lengths that the cache has; of what is vacant, none.
+/// Logits of one more token of each text, at the lengths that the cache has; of what is vacant,
+/// none.
 fn step(fixture: &Fixture, texts: &[Option<&[u32]>], cache: &mut Cache) -> Vec<Option<Vec<f32>>> {
     let lengths = cache.lengths().to_vec();
     let next = |(text, length): (&Option<&[u32]>, &usize)| [text.map_or(3, |text| text[*length])];
     let next: Vec<[u32; 1]> = texts.iter().zip(&lengths).map(next).collect();
     let next: Vec<&[u32]> = next.iter().map(<[u32; 1]>::as_slice).collect();
     let logits = fixture.model.forward(fixture.batch(&next), cache);
-    let logits = logits.expect("the cache has room");
+    let logits = logits.expect("the text fits the context");
     let row = |(sequence, text): (usize, &Option<&[u32]>)| {
         text.map(|_| values(logits.clone().narrow(0, sequence, 1)))
     };
@@ -50,7 +52,7 @@ fn alone(fixture: &Fixture, text: &[u32], capacity: usize, rollback: Rollback) -
         rollback,
         ..CacheConfig::default()
     };
-    let cache = fixture.model.new_cache(&fixture.config, options);
+    let cache = fixture.model.new_cache(options);
     let mut cache = cache.expect("the options are valid");
     fixture.feed(text, &mut cache);
     cache
@@ -68,19 +70,23 @@ fn adopted_sequences_go_on_like_their_texts_alone_whatever_was_there_before() {
             // Of a smaller capacity, though it grows, and of a larger one.
             let long = alone(&fixture, &a[..30], 8, rollback);
             let short = alone(&fixture, &b[..5], 64, rollback);
-            cache.adopt(0, &short).expect("a cache of the same model");
+            cache
+                .adopt(0, &short, 0)
+                .expect("a cache of the same model");
             assert_eq!((cache.capacity(), cache.lengths()), (8, &[5, 0, 0][..]));
             cache.vacate(1).expect("there is one");
             cache.vacate(2).expect("there is one");
             check(&fixture, &[Some(&b), None, None], &mut cache, 2, &what);
-            cache.adopt(2, &long).expect("a cache of the same model");
+            cache.adopt(2, &long, 0).expect("a cache of the same model");
             assert_eq!((cache.capacity(), cache.lengths()), (32, &[7, 0, 30][..]));
             check(&fixture, &[Some(&b), None, Some(&a)], &mut cache, 4, &what);
             assert_eq!((cache.capacity(), cache.lengths()), (64, &[11, 0, 34][..]));
             // Where a longer one was, and where none was.
             let other = alone(&fixture, &c[..7], 8, rollback);
-            cache.adopt(2, &other).expect("a cache of the same model");
-            cache.adopt(1, &long).expect("a cache of the same model");
+            cache
+                .adopt(2, &other, 0)
+                .expect("a cache of the same model");
+            cache.adopt(1, &long, 0).expect("a cache of the same model");
             let texts = [Some(&b[..]), Some(&a[..]), Some(&c[..])];
             check(&fixture, &texts, &mut cache, 2, &what);
             cache.vacate(0).expect("there is one");
@@ -96,9 +102,11 @@ fn an_adopted_sequence_can_be_rolled_back_as_far_as_the_one_it_was() {
     let text = text(1, 40);
     let rollback = Rollback::Bounded(3);
     let mut source = alone(&fixture, &text[..30], 8, rollback);
-    source.truncate(2).expect("as far as it reaches");
+    source.remove_newest(2).expect("as far as it reaches");
     let mut cache = fixture.cache(2, rollback);
-    cache.adopt(1, &source).expect("a cache of the same model");
+    cache
+        .adopt(1, &source, 0)
+        .expect("a cache of the same model");
     let error = cache.truncate_to(&[0, 26]).expect_err("one too far");
     let expected = CacheError::RolledOver {
         sequence: 1,
@@ -118,7 +126,7 @@ fn what_cannot_be_adopted_is_named_and_changes_nothing() {
     let rollback = Rollback::Bounded(2);
     let source = alone(&fixture, &text, 16, rollback);
     let mut cache = fixture.cache(2, rollback);
-    let error = cache.adopt(2, &source).expect_err("there is none");
+    let error = cache.adopt(2, &source, 0).expect_err("there is none");
     assert_eq!(
         error.to_string(),
         "sequence is 2, the cache has 2 sequences"
@@ -129,11 +137,11 @@ fn what_cannot_be_adopted_is_named_and_changes_nothing() {
         "sequence is 7, the cache has 2 sequences"
     );
     let several = fixture.cache(3, rollback);
-    let error = cache.adopt(0, &several).expect_err("which one?");
-    assert_eq!(error.to_string(), "source has 3 sequences, expected 1");
+    let error = cache.adopt(0, &several, 3).expect_err("there is none");
+    assert_eq!(error.to_string(), "from is 3, the cache has 3 sequences");
 
     let other = alone(&fixture, &text, 16, Rollback::Bounded(3));
-    let error = cache.adopt(0, &other).expect_err("rows at other slots");
+    let error = cache.adopt(0, &other, 0).expect_err("rows at other slots");
     let expected = "source has rollback Bounded(3), the cache has Bounded(2)";
     assert_eq!(error.to_string(), expected);
 
@@ -145,22 +153,24 @@ fn what_cannot_be_adopted_is_named_and_changes_nothing() {
         };
         Cache::new(layout, options, &fixture.device).expect("the options are valid")
     };
-    let layout = CacheLayout::trunk(&fixture.config);
+    let layout = CacheLayout::trunk(fixture.model.config());
     let other = made(layout.clone(), FloatDType::F16);
-    let error = cache.adopt(0, &other).expect_err("rows of another dtype");
+    let error = cache
+        .adopt(0, &other, 0)
+        .expect_err("rows of another dtype");
     assert_eq!(error.to_string(), "source has dtype F16, the cache has F32");
     let wider = CacheLayout {
         window: 9,
         ..layout.clone()
     };
-    let error = cache.adopt(0, &made(wider, FloatDType::F32));
+    let error = cache.adopt(0, &made(wider, FloatDType::F32), 0);
     let error = error.expect_err("another window");
     assert_eq!(error.to_string(), "source has window 9, the cache has 8");
     let fewer = CacheLayout {
         layers: vec![AttentionKind::Window],
         ..layout
     };
-    let error = cache.adopt(0, &made(fewer, FloatDType::F32));
+    let error = cache.adopt(0, &made(fewer, FloatDType::F32), 0);
     let message = error.expect_err("fewer layers").to_string();
     assert!(
         message.starts_with("source has layers [Window], the cache has ["),

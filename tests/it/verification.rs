@@ -1,94 +1,15 @@
-//! Verification is exact: the logits at a position have the same bits, however many positions a forward call has.
+//! Verification is exact: the logits at a position have the same bits, however many positions a
+//! forward call has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use ds4_model::cache::{Cache, CacheConfig, Rollback};
-use ds4_model::checkpoint::{Checkpoint, LoadOptions};
-use ds4_model::config::ModelConfig;
-use ds4_model::generate::{MAX_DRAFTS, MtpProposer, greedy_token};
-use ds4_model::model::Model;
+use burn::tensor::{Tensor, TensorData};
+use ds4_model::cache::{Cache, CacheConfig};
+use ds4_model::generate::{MAX_DRAFTS, greedy_token};
 use ds4_model::trace::Trace;
 
-use crate::common::{devices, skip, values};
-use crate::golden::{Golden, root};
-
-/// At first; the prompt ends right before, so that the text grows out of it. From then on the indexer picks.
-pub(crate) const CAPACITY: usize = 128;
-/// Enough for the indexer to pick from the beginning.
-const PICKED_CAPACITY: usize = 256;
-const PROMPT: usize = 120;
-
-#[derive(Clone)]
-pub(crate) struct Fixture {
-    pub(crate) model: Model,
-    pub(crate) config: ModelConfig,
-    pub(crate) device: Device,
-    pub(crate) prompt: Vec<u32>,
-}
-
-impl Fixture {
-    fn open(device: &Device, dtype: FloatDType, expand: bool) -> Self {
-        let checkpoint =
-            Checkpoint::open(&root().join("assets/ds4-tiny")).expect("the asset is a checkpoint");
-        let options = LoadOptions {
-            dtype,
-            expand,
-            ..LoadOptions::default()
-        };
-        let golden = Golden::open("tests/fixtures/ds4-tiny/golden.safetensors");
-        let ids = golden.get("long.input_ids").ids();
-        Self {
-            model: checkpoint.load(&options, device).expect("the asset loads"),
-            config: checkpoint.config().clone(),
-            device: device.clone(),
-            prompt: ids[..PROMPT].iter().map(|id| *id as u32).collect(),
-        }
-    }
-
-    pub(crate) fn cache(&self, capacity: usize) -> Cache {
-        let options = CacheConfig {
-            capacity,
-            rollback: Rollback::Bounded(MAX_DRAFTS),
-            ..CacheConfig::default()
-        };
-        let cache = self.model.new_cache(&self.config, options);
-        cache.expect("the options are valid")
-    }
-
-    pub(crate) fn streams(&self, ids: &[u32], cache: &mut Cache, trace: &Trace) -> Tensor<4> {
-        let count = ids.len();
-        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, count]), &self.device);
-        let streams = self.model.forward_streams(ids, cache, trace);
-        streams.expect("the cache has room")
-    }
-
-    /// Logits of each position.
-    pub(crate) fn logits(&self, streams: Tensor<4>) -> Vec<Vec<f32>> {
-        let logits = values(self.model.logits(streams));
-        let rows = logits.chunks(self.config.vocab_size);
-        rows.map(<[f32]>::to_vec).collect()
-    }
-}
-
-/// Runs `test` with every dtype that a device has, and with weights as they are used there.
-pub(crate) fn every_model(test: impl Fn(&str, &Fixture)) {
-    for (name, device) in devices() {
-        for dtype in [FloatDType::F32, FloatDType::BF16] {
-            if !device.supports_dtype(dtype) {
-                skip(name, &format!("{dtype:?}").to_lowercase());
-                continue;
-            }
-            let fixture = Fixture::open(device, dtype, name == "flex");
-            test(&format!("{name} {dtype:?}"), &fixture);
-        }
-    }
-}
-
-pub(crate) fn bits(row: &[f32]) -> Vec<u32> {
-    row.iter().map(|value| value.to_bits()).collect()
-}
+use crate::common::values;
+use crate::two_layers::{CAPACITY, Fixture, PICKED_CAPACITY, bits, every_model, text};
 
 /// In the order in which a layer computes them.
 const STAGES: [&str; 12] = [
@@ -111,7 +32,8 @@ fn every_intermediate_tensor_of_a_position_has_the_same_bits_alone() {
     every_model(|name, fixture| {
         let slow = name.starts_with("wgpu");
         for count in if slow { vec![5] } else { vec![2, 3, 4, 5, 16] } {
-            let prompt = &fixture.prompt[..if slow { 24 } else { 90 }];
+            // More than the indexer picks from, and as many rows as the window has.
+            let prompt = text(48);
             let (prefix, tokens) = prompt.split_at(prompt.len() - count);
             let prefilled = || {
                 let mut cache = fixture.cache(PICKED_CAPACITY);
@@ -137,7 +59,8 @@ fn every_intermediate_tensor_of_a_position_has_the_same_bits_alone() {
                     }
                     let (layer, stage) = tensor.split_once('.').unwrap_or_default();
                     if stage == "attention.indexer.scores" {
-                        // Those of rows that later positions have made, which are hidden afterwards.
+                        // Those of rows that later positions have made, which are hidden
+                        // afterwards.
                         continue;
                     }
                     compared.insert(stage.to_owned());
@@ -173,14 +96,12 @@ fn mtp_streams_of_a_position_have_the_same_bits_alone() {
     every_model(|name, fixture| {
         let slow = name.starts_with("wgpu");
         for count in if slow { vec![5] } else { vec![4, 5, 16] } {
-            let prompt = &fixture.prompt[..if slow { 12 } else { 40 }];
+            let prompt = &fixture.prompt;
             let (next, before) = (&prompt[1..], prompt.len() - 1 - count);
             let mut trunk = fixture.cache(CAPACITY);
             let streams = fixture.streams(prompt, &mut trunk, &Trace::off());
             let mut cache = {
-                let cache = fixture
-                    .model
-                    .new_mtp_cache(&fixture.config, CacheConfig::default());
+                let cache = fixture.model.new_mtp_cache(CacheConfig::default());
                 cache.expect("the model has an MTP layer")
             };
             let run = |cache: &mut Cache, from: usize, count: usize| {
@@ -193,7 +114,7 @@ fn mtp_streams_of_a_position_have_the_same_bits_alone() {
                 let made = fixture
                     .model
                     .forward_mtp(streams, next, cache, &Trace::off());
-                values(made.expect("the cache has room"))
+                values(made.expect("the text fits the context"))
             };
             run(&mut cache, 0, before);
             let together = run(&mut cache.clone(), before, count);
@@ -209,16 +130,34 @@ fn mtp_streams_of_a_position_have_the_same_bits_alone() {
     });
 }
 
-/// Who drafts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Drafts {
-    /// The MTP layer, so many at a time.
-    Mtp(usize),
-    /// Nobody who knows the text: as good as all are rejected.
-    Wrong(usize),
+/// In prefill and decode steps, before and after the indexer picks.
+#[test]
+fn logits_have_the_same_bits_in_a_cache_of_any_capacity() {
+    every_model(|name, fixture| {
+        let run = |capacity: usize| {
+            let mut cache = fixture.cache(capacity);
+            let mut tokens = text(66);
+            let mut rows = Vec::new();
+            for count in [20, 1, 2, 24, 1, 16, 2] {
+                let rest = tokens.split_off(count);
+                let streams = fixture.streams(&tokens, &mut cache, &Trace::off());
+                rows.extend(fixture.logits(streams));
+                tokens = rest;
+            }
+            rows
+        };
+        let expected = run(8);
+        for capacity in [66, 1000] {
+            for (position, (row, expected)) in run(capacity).iter().zip(&expected).enumerate() {
+                let what = format!("{name}, capacity {capacity}, position {position}");
+                assert_eq!(bits(row), bits(expected), "{what}");
+            }
+        }
+    });
 }
 
-/// Greedy generation, one token per forward call: the tokens, and the logits that each was chosen from.
+/// Greedy generation, one token per forward call: the tokens, and the logits that each was chosen
+/// from.
 pub(crate) fn plain(fixture: &Fixture, count: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
     let mut cache = fixture.cache(CAPACITY);
     let streams = fixture.streams(&fixture.prompt, &mut cache, &Trace::off());
@@ -234,104 +173,51 @@ pub(crate) fn plain(fixture: &Fixture, count: usize) -> (Vec<u32>, Vec<Vec<f32>>
     (tokens, rows)
 }
 
-/// The same with drafts, which [`Cache::room`] keeps from making the cache grow before it has to.
-pub(crate) fn speculative(
-    fixture: &Fixture,
-    count: usize,
-    drafts: Drafts,
-) -> (Vec<u32>, Vec<Vec<f32>>, [usize; 2]) {
+/// The same with `wanted` drafts per forward call: tokens of the text, but for every third, which
+/// is wrong.
+fn speculative(fixture: &Fixture, text: &[u32], wanted: usize) -> Vec<Vec<f32>> {
     let mut cache = fixture.cache(CAPACITY);
-    let (wanted, mut proposer) = match drafts {
-        Drafts::Mtp(wanted) => {
-            let proposer = MtpProposer::new(&fixture.model, &fixture.config, wanted);
-            (wanted, Some(proposer.expect("the model has an MTP layer")))
-        }
-        Drafts::Wrong(wanted) => (wanted, None),
-    };
     let streams = fixture.streams(&fixture.prompt, &mut cache, &Trace::off());
     let last = streams.dims()[1] - 1;
-    let mut rows = fixture.logits(streams.clone().narrow(1, last, 1));
-    let mut tokens = vec![greedy_token(&rows[0]).expect("finite logits")];
-    let mut unseen = tokens.clone();
-    if let Some(proposer) = &mut proposer {
-        proposer.observe(streams);
-        let known = proposer.advance(&fixture.prompt[1..]);
-        known.expect("as many tokens as positions, but one");
-    }
-    let mut counts = [0, 0];
-    while tokens.len() < count {
-        let next = tokens[tokens.len() - 1];
-        let number = wanted.min(cache.room() - 1);
-        let guesses = match &mut proposer {
-            Some(proposer) => {
-                let guesses = proposer.draft(&unseen, number).expect("the cache has room");
-                if number > 0 {
-                    unseen.clear();
-                }
-                guesses
-            }
-            None => (0..number as u32)
-                .map(|i| (next * 7 + i + 11) % 1024)
-                .collect(),
-        };
-        let input = [vec![next], guesses.clone()].concat();
+    let mut rows = fixture.logits(streams.narrow(1, last, 1));
+    while rows.len() < text.len() {
+        let known = rows.len();
+        let drafts = (known..known + wanted).map(|index| match text.get(index) {
+            Some(token) if index % 3 != 0 => *token,
+            token => token.copied().unwrap_or_default() ^ 1,
+        });
+        let drafts: Vec<u32> = drafts.collect();
+        let input = [vec![text[known - 1]], drafts.clone()].concat();
         let streams = fixture.streams(&input, &mut cache, &Trace::off());
-        let verified = fixture.logits(streams.clone());
-        let chosen = verified
-            .iter()
-            .map(|row| greedy_token(row).expect("finite logits"));
-        let chosen: Vec<u32> = chosen.collect();
-        let standing = guesses
-            .iter()
-            .zip(&chosen)
-            .take_while(|(a, b)| a == b)
-            .count();
-        counts[0] += standing;
-        counts[1] += guesses.len() - standing;
-        cache
-            .truncate(guesses.len() - standing)
-            .expect("drafts can be taken back");
-        if let Some(proposer) = &mut proposer {
-            proposer.observe(streams.narrow(1, 0, standing + 1));
-        }
-        unseen.extend(&chosen[..=standing]);
-        tokens.extend(&chosen[..=standing]);
-        rows.extend(verified.into_iter().take(standing + 1));
+        let right = drafts.iter().zip(&text[known..]);
+        let accepted = right.take_while(|(draft, token)| draft == token).count();
+        let back = cache.remove_newest(wanted - accepted);
+        back.expect("drafts can be taken back");
+        rows.extend(fixture.logits(streams).into_iter().take(accepted + 1));
     }
-    tokens.truncate(count);
-    rows.truncate(count);
-    (tokens, rows, counts)
+    rows.truncate(text.len());
+    rows
 }
 
 #[test]
 fn speculative_and_plain_greedy_logits_are_equal_to_the_bit() {
     every_model(|name, fixture| {
         let slow = name.starts_with("wgpu");
-        let drafts = if slow {
-            vec![Drafts::Mtp(4), Drafts::Wrong(2)]
-        } else {
-            let all = (1..=MAX_DRAFTS).map(Drafts::Mtp);
-            all.chain([Drafts::Wrong(4)]).collect()
-        };
-        // Past the end of the capacity and, where a token takes no time, of its double.
+        let drafts = if slow { 2..=2 } else { 1..=MAX_DRAFTS };
+        // Past the end of the capacity and, where a token takes little time, of its double.
         let count = match name {
-            "flex F32" => 144,
+            "flex F32" => 48,
             _ if slow || name.starts_with("flex") => 16,
-            _ => 64,
+            _ => 200,
         };
         let (tokens, rows) = plain(fixture, count);
         for drafts in drafts {
-            let what = format!("{name}, {drafts:?}");
-            let (actual, logits, [accepted, rejected]) = speculative(fixture, count, drafts);
+            let logits = speculative(fixture, &tokens, drafts);
             for (index, (actual, expected)) in logits.iter().zip(&rows).enumerate() {
                 let wrong = actual.iter().zip(expected);
                 let wrong = wrong.filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-                assert_eq!(wrong, 0, "{what}: logits of token {index} that differ");
-            }
-            assert_eq!(actual, tokens, "{what}: tokens");
-            assert!(rejected > 0, "{what}: no draft was taken back");
-            if let Drafts::Mtp(_) = drafts {
-                assert!(accepted > 0, "{what}: no draft was accepted");
+                let what = format!("{name}, {drafts} drafts, token {index}");
+                assert_eq!(wrong, 0, "{what}: logits that differ");
             }
         }
     });

@@ -1,4 +1,4 @@
-//! Attention of a few tokens at the sizes of the released models.
+//! Attention of a few tokens, at the sizes of the released models.
 
 use burn::tensor::{DType, FloatDType};
 use burn_ds4_ops::attention::{index_scores, rotate_at, sink_attention};
@@ -16,20 +16,20 @@ const QUERIES: [usize; 4] = [1, 2, 5, 16];
 const HEADS: usize = 64;
 const WIDTH: usize = 512;
 const WINDOW: usize = 128;
-/// Compressed rows of which 512 are picked, or all of which are seen.
+/// Compressed rows of which 512 are picked, and compressed rows that are all attended to.
 const PICKED: (usize, usize) = (8192, 512);
 const SHARED: usize = 2048;
-/// Channels that turn, and positions of the table.
+/// Rotated channels, and positions of the table.
 const ROTATED: usize = 64;
 const POSITIONS: usize = 8192;
 /// Width of an indexer's head.
 const INDEX_WIDTH: usize = 128;
 const INDEX_ROWS: [usize; 2] = [8192, 65536];
-/// Rows between those that are checked.
+/// The distance between rows that are checked.
 const CHECKED: usize = 61;
-/// Bytes of a bf16 and of an f32.
-const HALF: usize = 2;
-const WORD: usize = 4;
+/// Bytes of a bf16, and of an f32.
+const BF16_BYTES: usize = 2;
+const F32_BYTES: usize = 4;
 
 pub fn cases() -> Vec<Case> {
     let attention = QUERIES.into_iter().flat_map(|count| {
@@ -53,15 +53,15 @@ pub fn cases() -> Vec<Case> {
 
 fn rotation_case(count: usize, heads: usize, width: usize) -> Case {
     let channels = count * heads * width;
-    let angles = count * ROTATED * WORD;
+    let angles = count * ROTATED * F32_BYTES;
     Case {
         op: "rotate_at",
         shape: vec![("Q", count), ("H", heads), ("D", width)],
         variant: if heads == 1 { "keys" } else { "queries" },
         dtype: DType::BF16,
-        bytes: 2 * channels * HALF + angles,
+        bytes: 2 * channels * BF16_BYTES + angles,
         flops: None,
-        input_bytes: channels * HALF + POSITIONS * ROTATED * WORD,
+        input_bytes: channels * BF16_BYTES + POSITIONS * ROTATED * F32_BYTES,
         build: Box::new(move |device, seed| {
             let start = POSITIONS - count;
             let x = floats(&noise(channels, seed), [1, count, heads, width], device);
@@ -74,15 +74,15 @@ fn rotation_case(count: usize, heads: usize, width: usize) -> Case {
                     rotate_at(x.clone(), angles.clone(), starts.clone(), false)
                         .expect("arguments that fit")
                 },
-                move |turned| {
+                move |rotated| {
                     let positions: Vec<usize> = (start..start + count).collect();
                     let expected = turned_at(&held, width, ROTATED, &positions);
                     let tolerance = Tolerance {
                         absolute: 1e-6,
                         relative: 2f64.powi(-8),
                     };
-                    let actual = values(turned.cast(FloatDType::F32));
-                    assert_close(&actual, &narrow(&expected), tolerance, "turned rows");
+                    let actual = values(rotated.cast(FloatDType::F32));
+                    assert_close(&actual, &narrow(&expected), tolerance, "rotated rows");
                 },
             )
         }),
@@ -90,12 +90,12 @@ fn rotation_case(count: usize, heads: usize, width: usize) -> Case {
 }
 
 fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Option<usize>) -> Case {
-    let seen = picks.map_or(rows, |picks| count * picks);
+    let selected = picks.map_or(rows, |picks| count * picks);
     let columns = WINDOW - 1 + count;
     let heads = count * HEADS * WIDTH;
-    let bytes = (2 * heads + (columns + seen) * WIDTH) * HALF;
-    let biases = (columns + count * picks.unwrap_or(rows)) * WORD;
-    let ids = count * picks.unwrap_or(0) * WORD;
+    let bytes = (2 * heads + (columns + selected) * WIDTH) * BF16_BYTES;
+    let biases = (columns + count * picks.unwrap_or(rows)) * F32_BYTES;
+    let ids = count * picks.unwrap_or(0) * F32_BYTES;
     Case {
         op: "sink_attention",
         shape: vec![
@@ -108,7 +108,7 @@ fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Optio
         dtype: DType::BF16,
         bytes: bytes + biases + ids,
         flops: Some((4 * heads * (WINDOW + picks.unwrap_or(rows))) as u64),
-        input_bytes: (heads + (columns + rows) * WIDTH) * HALF + count * rows * WORD,
+        input_bytes: (heads + (columns + rows) * WIDTH) * BF16_BYTES + count * rows * F32_BYTES,
         build: Box::new(move |device, seed| {
             let sizes = Sizes {
                 batch: 1,
@@ -132,11 +132,11 @@ fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Optio
                         .expect("arguments that fit")
                 },
                 move |output| {
-                    // The last query: the oracle is slow.
+                    // Check the last query only: the oracle is slow.
                     let (expected, _) = problem.alone(count - 1).oracle();
                     let actual = values(output.cast(FloatDType::F32));
                     let last = &actual[(count - 1) * HEADS * WIDTH..];
-                    // Where there is no kernel, logits and shares are rounded to bf16.
+                    // Without a kernel, logits and weights are rounded to bf16.
                     let tolerance = Tolerance {
                         absolute: 1e-3,
                         relative: 2f64.powi(-8),
@@ -150,21 +150,21 @@ fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Optio
 
 fn scores_case(count: usize, rows: usize) -> Case {
     let queries = count * HEADS * INDEX_WIDTH;
-    let inputs = (queries + rows * INDEX_WIDTH) * HALF + count * HEADS * WORD;
+    let inputs = (queries + rows * INDEX_WIDTH) * BF16_BYTES + count * HEADS * F32_BYTES;
     Case {
         op: "index_scores",
         shape: vec![("Q", count), ("H", HEADS), ("D", INDEX_WIDTH), ("R", rows)],
         variant: "indexer",
         dtype: DType::BF16,
-        bytes: inputs + count * rows * WORD,
+        bytes: inputs + count * rows * F32_BYTES,
         flops: Some((2 * queries * rows) as u64),
         input_bytes: inputs,
         build: Box::new(move |device, seed| {
-            let half = |values: &[f32], shape: [usize; 3]| {
+            let bf16 = |values: &[f32], shape: [usize; 3]| {
                 floats(values, shape, device).cast(FloatDType::BF16)
             };
-            let queries = half(&noise(queries, seed), [count, HEADS, INDEX_WIDTH]);
-            let keys = half(&noise(rows * INDEX_WIDTH, !seed), [1, rows, INDEX_WIDTH]);
+            let queries = bf16(&noise(queries, seed), [count, HEADS, INDEX_WIDTH]);
+            let keys = bf16(&noise(rows * INDEX_WIDTH, !seed), [1, rows, INDEX_WIDTH]);
             let weights = noise(count * HEADS, seed ^ 3);
             let weights_on_device = floats(&weights, [1, count, HEADS], device);
             let checked = (queries.clone(), keys.clone());
@@ -180,7 +180,7 @@ fn scores_case(count: usize, rows: usize) -> Case {
                         wide(&values(tensor.clone().cast(FloatDType::F32)))
                     };
                     let (queries, keys) = (read(&checked.0), read(&checked.1));
-                    // The last query, and some of the rows.
+                    // Check the last query only, and some of the rows.
                     let last = count - 1;
                     let queries = &queries[last * HEADS * INDEX_WIDTH..];
                     let weights = &weights[last * HEADS..];

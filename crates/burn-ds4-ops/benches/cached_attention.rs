@@ -1,4 +1,4 @@
-//! Attention over a cache, and the rows that are appended to it, at the sizes of V4-Flash.
+//! Attention over a cache, and storing its new rows, at the sizes of V4-Flash.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -22,17 +22,17 @@ const ROTATED: usize = 64;
 const SPAN: usize = 128;
 const SLOTS: usize = SPAN - 1 + 16;
 const EPSILON: f64 = 1e-6;
-/// Bytes of a bf16 and of an f32.
-const HALF: usize = 2;
-const WORD: usize = 4;
+/// Bytes of a bf16, and of an f32.
+const BF16_BYTES: usize = 2;
+const F32_BYTES: usize = 4;
 
-/// What a query sees besides the window.
+/// The compressed rows that a query attends to besides the window.
 #[derive(Clone, Copy)]
 enum Blocks {
     None,
-    /// All that are complete, of so many positions each.
+    /// All that are complete, with this number of positions to a block.
     All(usize),
-    /// So many of them.
+    /// Positions of a block, and the number of picks.
     Picked(usize, usize),
 }
 
@@ -50,12 +50,12 @@ pub fn cases() -> Vec<Case> {
     attention.chain(QUERIES.map(append_case)).collect()
 }
 
-fn half<const D: usize>(data: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
+fn bf16<const D: usize>(data: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
     floats(data, shape, device).cast(FloatDType::BF16)
 }
 
 fn attention_case(count: usize, variant: &'static str, context: usize, blocks: Blocks) -> Case {
-    let (ratio, rows, seen) = match blocks {
+    let (ratio, rows, selected) = match blocks {
         Blocks::None => (1, 0, 0),
         Blocks::All(ratio) => (ratio, context.div_ceil(ratio), context / ratio),
         Blocks::Picked(ratio, picks) => (ratio, context.div_ceil(ratio), count * picks),
@@ -71,9 +71,9 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
         shape: vec![("Q", count), ("H", HEADS), ("D", WIDTH), ("C", context)],
         variant,
         dtype: DType::BF16,
-        bytes: (2 * channels + (columns + seen) * WIDTH) * HALF + picked * WORD,
+        bytes: (2 * channels + (columns + selected) * WIDTH) * BF16_BYTES + picked * F32_BYTES,
         flops: None,
-        input_bytes: (channels + (SLOTS + rows) * WIDTH) * HALF + picked * WORD,
+        input_bytes: (channels + (SLOTS + rows) * WIDTH) * BF16_BYTES + picked * F32_BYTES,
         build: Box::new(move |device, seed| {
             let start = context - count;
             let positions = Positions {
@@ -81,10 +81,10 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
                 start: integers(&[start as i64], [1], device),
             };
             let data = noise(channels, seed);
-            let x = half(&data, [1, count, HEADS, WIDTH], device);
-            let window = half(&noise(SLOTS * WIDTH, !seed), [1, SLOTS, WIDTH], device);
+            let x = bf16(&data, [1, count, HEADS, WIDTH], device);
+            let window = bf16(&noise(SLOTS * WIDTH, !seed), [1, SLOTS, WIDTH], device);
             let compressed = (rows > 0).then(|| CachedRows {
-                rows: half(&noise(rows * WIDTH, seed ^ 5), [1, rows, WIDTH], device),
+                rows: bf16(&noise(rows * WIDTH, seed ^ 5), [1, rows, WIDTH], device),
                 ratio,
                 picking: picked > 0,
                 picks: (picked > 0).then(|| {
@@ -138,7 +138,7 @@ fn scale() -> f64 {
     (WIDTH as f64).powf(-0.5)
 }
 
-/// The same by the operators that it takes the place of.
+/// Computes the same by the operators that `cached_attention` replaces.
 fn composed(
     x: Tensor<4>,
     positions: Positions,
@@ -190,12 +190,12 @@ fn append_case(count: usize) -> Case {
         shape: vec![("Q", count), ("D", WIDTH)],
         variant: "window",
         dtype: DType::BF16,
-        bytes: 2 * channels * HALF + WIDTH * WORD + count * ROTATED * WORD,
+        bytes: 2 * channels * BF16_BYTES + WIDTH * F32_BYTES + count * ROTATED * F32_BYTES,
         flops: None,
-        input_bytes: (channels + SLOTS * WIDTH) * HALF + POSITIONS * ROTATED * WORD,
+        input_bytes: (channels + SLOTS * WIDTH) * BF16_BYTES + POSITIONS * ROTATED * F32_BYTES,
         build: Box::new(move |device, seed| {
             let start = POSITIONS - count;
-            let x = half(&noise(channels, seed), [1, count, WIDTH], device);
+            let x = bf16(&noise(channels, seed), [1, count, WIDTH], device);
             let held = wide(&values(x.clone().cast(FloatDType::F32)));
             let new = NewRows {
                 x,
@@ -208,7 +208,7 @@ fn append_case(count: usize) -> Case {
                 start: integers(&[start as i64], [1], device),
             };
             let ring = Tensor::<3>::zeros([1, SLOTS, WIDTH], (device, DType::BF16));
-            // Nobody else may hold it, so that it is updated where it is.
+            // Without another reference, the ring is updated in place.
             let state = Rc::new(RefCell::new(Some(ring)));
             let left = state.clone();
             Prepared::new(
@@ -230,7 +230,7 @@ fn append_case(count: usize) -> Case {
                     let actual = values(ring.cast(FloatDType::F32));
                     for (row, position) in expected.chunks(WIDTH).zip(&positions) {
                         let at = position % SLOTS * WIDTH;
-                        // Where there is no kernel, rows are rounded once they are normalised, too.
+                        // Without a kernel, rows are also rounded once they are normalised.
                         let tolerance = Tolerance {
                             absolute: 1e-2,
                             relative: 2f64.powi(-7),

@@ -1,4 +1,4 @@
-//! Compressed rows of a few tokens at the sizes of the released models.
+//! Compressed rows of a few tokens, at the sizes of the released models.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,15 +14,15 @@ use crate::{
 };
 
 pub const ROTATED: usize = 64;
-/// Positions that may be taken back: all of a step, which is made again and again.
+/// Positions that a rollback may remove: all of a step, which is repeated.
 const ROLLBACK: usize = 5;
-/// Channels that share a scale in the content of a row.
+/// Channels that share a scale in the unrotated part of a row.
 const CONTENT: usize = 64;
-/// Sequences and new positions of each.
+/// Sequences, and new positions of each.
 const STEPS: [(usize, usize); 3] = [(1, 1), (1, 5), (64, 1)];
-/// Bytes of a bf16 and of an f32.
-const HALF: usize = 2;
-const WORD: usize = 4;
+/// Bytes of a bf16, and of an f32.
+const BF16_BYTES: usize = 2;
+const F32_BYTES: usize = 4;
 
 /// A compressor of the released models.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ pub struct Kind {
     overlap: bool,
     width: usize,
     pub rounding: RowRounding,
-    /// Names of steps that complete a block and that do not.
+    /// Names of the steps that complete a block, and of those that do not.
     pub names: [&'static str; 2],
 }
 
@@ -77,7 +77,7 @@ impl Kind {
         1 + usize::from(self.overlap)
     }
 
-    /// Of steps of so many positions of each sequence.
+    /// The sizes of steps of `count` positions of each sequence.
     pub fn sizes(self, batch: usize, count: usize) -> Sizes {
         let series = self.series();
         Sizes {
@@ -91,17 +91,18 @@ impl Kind {
         }
     }
 
-    /// A step's first position: the last of a block that has one before it, or the first of one.
+    /// The first position of a step: the last of a block that has a block before it, or the first
+    /// of a block.
     pub fn first(self, complete: bool) -> usize {
         self.series() * self.ratio - usize::from(complete)
     }
 
-    /// What a step reads and writes, besides weights.
+    /// Bytes that a step reads and writes, without weights.
     pub fn bytes(self, batch: usize, count: usize, complete: bool) -> usize {
         let step = batch * count * self.sizes(batch, count).raw_width();
         let pooled = batch * self.series() * self.ratio * 2 * self.width;
         let done = usize::from(complete);
-        (2 * step + done * pooled) * WORD + done * batch * self.width * HALF
+        (2 * step + done * pooled) * F32_BYTES + done * batch * self.width * BF16_BYTES
     }
 }
 
@@ -114,11 +115,11 @@ fn case(kind: Kind, batch: usize, count: usize, complete: bool) -> Case {
         op: "compress_rows",
         shape: vec![("N", batch), ("Q", count), ("D", kind.width)],
         variant: kind.names[usize::from(!complete)],
-        // Of the rows; raw ones are f32.
+        // The dtype of the rows; raw rows are f32.
         dtype: DType::BF16,
         bytes: kind.bytes(batch, count, complete),
         flops: None,
-        input_bytes: (step + batch * sizes.slots * raw_width) * WORD,
+        input_bytes: (step + batch * sizes.slots * raw_width) * F32_BYTES,
         build: Box::new(move |device, seed| prepared(kind, sizes, (first, count), device, seed)),
     }
 }
@@ -131,7 +132,7 @@ fn prepared(
     seed: u32,
 ) -> Prepared {
     let problem = Problem::new(sizes, seed);
-    // As the first positions have left it. It is the same after a step, however often that is made.
+    // The state after the first positions. Repeating the step does not change it.
     let before = |dtype| {
         let (raw, rows) = problem.empty(dtype, device);
         let starts = vec![0; sizes.batch];
@@ -187,15 +188,16 @@ fn prepared(
     )
 }
 
-/// What a row is stored as.
+/// Rounds a row as it is stored.
 fn round(row: Tensor<3>, kind: Kind) -> Tensor<3> {
     let fits = "a row of floats";
     match kind.rounding {
         RowRounding::None => row,
         RowRounding::Content => {
-            let kept = kind.width - ROTATED;
-            let content = fp8_roundtrip(row.clone().slice_dim(2, 0..kept), CONTENT).expect(fits);
-            Tensor::cat(vec![content, row.slice_dim(2, kept..kind.width)], 2)
+            let unrotated = kind.width - ROTATED;
+            let content =
+                fp8_roundtrip(row.clone().slice_dim(2, 0..unrotated), CONTENT).expect(fits);
+            Tensor::cat(vec![content, row.slice_dim(2, unrotated..kind.width)], 2)
         }
         RowRounding::Index => fp4_roundtrip(hadamard(row).expect(fits), FP4_BLOCK).expect(fits),
     }

@@ -16,10 +16,11 @@ const PROBES: [usize; 4] = [64, 256, 512, 1024];
 /// Rows of a cluster.
 const CAPACITY: usize = 16;
 /// Bytes of a bf16 and of an i32.
-const HALF: usize = 2;
-const WORD: usize = 4;
-/// What two clusters' scores, or two logits, may be off by and still be told apart: of products of standard normal numbers.
-const CLOSE: f64 = 1e-3;
+const BF16_BYTES: usize = 2;
+const I32_BYTES: usize = 4;
+/// The most by which rounding may change a cluster's score or a logit, for products of standard
+/// normal numbers.
+const TOLERANCE: f64 = 1e-3;
 
 pub fn cases() -> Vec<Case> {
     let tokens = || TOKENS.into_iter();
@@ -33,9 +34,9 @@ pub fn cases() -> Vec<Case> {
 
 fn case((vocabulary, width): (usize, usize), tokens: usize, probes: usize) -> Case {
     let clusters = vocabulary / CAPACITY;
-    let coarse = clusters * width * HALF;
-    // Every token's clusters, though some may be those of several.
-    let fine = tokens * probes * CAPACITY * (width * HALF + WORD);
+    let coarse = clusters * width * BF16_BYTES;
+    // Each token counts its own clusters, though several tokens may have some in common.
+    let fine = tokens * probes * CAPACITY * (width * BF16_BYTES + I32_BYTES);
     Case {
         op: "flash_head_argmax",
         shape: vec![
@@ -46,7 +47,7 @@ fn case((vocabulary, width): (usize, usize), tokens: usize, probes: usize) -> Ca
         ],
         variant: "two_stage",
         dtype: DType::BF16,
-        bytes: coarse + fine + tokens * (width * HALF + WORD),
+        bytes: coarse + fine + tokens * (width * BF16_BYTES + I32_BYTES),
         flops: None,
         input_bytes: coarse + fine,
         build: Box::new(move |device, seed| {
@@ -66,7 +67,8 @@ fn prepared(
     let clusters = vocabulary / CAPACITY;
     let rows = Tensor::<2>::random([vocabulary, width], Distribution::Normal(0.0, 1.0), device);
     let rows = rows.cast(FloatDType::BF16);
-    // The clusters' rows are neighbours here; where a row was in the vocabulary makes no difference to what is read.
+    // The rows of a cluster are neighbours in the vocabulary here. Their positions in it make no
+    // difference to what is read.
     let means = rows
         .clone()
         .cast(FloatDType::F32)
@@ -95,7 +97,7 @@ fn prepared(
                 let winner = usize::try_from(winners[token]).expect("an id");
                 let cluster = winner / CAPACITY;
                 assert!(
-                    scores[cluster] >= least - CLOSE,
+                    scores[cluster] >= least - TOLERANCE,
                     "token {token}: {winner} is of a cluster that is not chosen"
                 );
                 let logits = |cluster: usize| {
@@ -105,12 +107,12 @@ fn prepared(
                     logits.collect::<Vec<_>>()
                 };
                 let own = logits(cluster)[winner % CAPACITY];
-                // Clusters between which rounding decides have no say.
-                let sure = (0..clusters).filter(|&cluster| scores[cluster] > least + CLOSE);
+                // Only clusters that are certainly chosen, whatever the rounding.
+                let sure = (0..clusters).filter(|&cluster| scores[cluster] > least + TOLERANCE);
                 for other in sure {
                     let best = logits(other).into_iter().fold(f64::MIN, f64::max);
                     assert!(
-                        own >= best - CLOSE,
+                        own >= best - TOLERANCE,
                         "token {token}: {winner} has {own}, cluster {other} has {best}"
                     );
                 }

@@ -20,10 +20,11 @@ const HEADS: usize = 16;
 /// Rows and columns of a state.
 const WIDTH: usize = 128;
 /// Bytes of a bf16 and of an f32.
-const HALF: usize = 2;
-const WORD: usize = 4;
-/// Makes a head forget whatever it held: what every other head puts out depends on the tokens of the call alone.
-const FORGETFUL: f32 = 60.0;
+const BF16_BYTES: usize = 2;
+const F32_BYTES: usize = 4;
+/// Makes a head forget its state. Every other head has it, so that its outputs depend only on the
+/// tokens of the call.
+const FORGET_GATE: f32 = 60.0;
 
 pub fn cases() -> Vec<Case> {
     let sizes = VALUE_HEADS.into_iter().flat_map(move |heads| {
@@ -33,21 +34,21 @@ pub fn cases() -> Vec<Case> {
     });
     sizes
         .flat_map(|(heads, batch, tokens)| {
-            [false, true].map(|every| case(heads, batch, tokens, every))
+            [false, true].map(|every_state| case(heads, batch, tokens, every_state))
         })
         .collect()
 }
 
-fn case(value_heads: usize, batch: usize, tokens: usize, every: bool) -> Case {
-    let state = batch * value_heads * WIDTH * WIDTH * HALF;
-    let keys = 2 * batch * tokens * HEADS * WIDTH * HALF;
-    let values = batch * tokens * value_heads * WIDTH * HALF;
-    let gates = 2 * batch * tokens * value_heads * HALF + 2 * value_heads * WORD;
-    let written = if every { tokens * state } else { state };
+fn case(value_heads: usize, batch: usize, tokens: usize, every_state: bool) -> Case {
+    let state = batch * value_heads * WIDTH * WIDTH * BF16_BYTES;
+    let keys = 2 * batch * tokens * HEADS * WIDTH * BF16_BYTES;
+    let values = batch * tokens * value_heads * WIDTH * BF16_BYTES;
+    let gates = 2 * batch * tokens * value_heads * BF16_BYTES + 2 * value_heads * F32_BYTES;
+    let written = if every_state { tokens * state } else { state };
     Case {
         op: "gated_delta_rule",
         shape: vec![("HV", value_heads), ("B", batch), ("T", tokens)],
-        variant: if every { "every" } else { "final" },
+        variant: if every_state { "every" } else { "final" },
         dtype: DType::BF16,
         bytes: state + written + keys + 2 * values + gates,
         flops: Some((8 * tokens * batch * value_heads * WIDTH * WIDTH) as u64),
@@ -62,23 +63,23 @@ fn case(value_heads: usize, batch: usize, tokens: usize, every: bool) -> Case {
                 channels: WIDTH,
                 slots: batch,
             };
-            if every {
-                every_state(sizes, seed, device)
+            if every_state {
+                prepare_every_state(sizes, seed, device)
             } else {
-                final_state(sizes, seed, device)
+                prepare_final_state(sizes, seed, device)
             }
         }),
     }
 }
 
-/// Slots whose order is not that of the batch.
+/// Slots in another order than the batch.
 fn slots(problem: &Problem) -> StateSlots {
     let batch = problem.sizes.batch;
     let slots: Vec<i64> = (0..batch as i64).rev().collect();
     StateSlots::in_place(integers(&slots, [batch], &problem.device))
 }
 
-/// A case made on the device: pools are too large to be made on the host.
+/// Makes a case on the device: pools are too large to be made on the host.
 fn problem(sizes: Sizes, seed: u32, device: &Device) -> Problem {
     let Sizes {
         batch,
@@ -109,7 +110,7 @@ fn problem(sizes: Sizes, seed: u32, device: &Device) -> Problem {
         tensor.clone().expand([batch, tokens, value_heads]) * factors(batch).reshape([batch, 1, 1])
     };
     let forgetful: Vec<f32> = (0..value_heads)
-        .map(|head| (head % 2) as f32 * FORGETFUL)
+        .map(|head| (head % 2) as f32 * FORGET_GATE)
         .collect();
     let forgetful = floats(&forgetful, [1, 1, value_heads], device).cast(bf16);
     let inputs = &single.inputs;
@@ -129,7 +130,7 @@ fn problem(sizes: Sizes, seed: u32, device: &Device) -> Problem {
     }
 }
 
-/// The last sequence by itself, with its state as the whole pool.
+/// The last sequence alone, with its state as the whole pool.
 fn alone(problem: &Problem) -> Problem {
     let alone = problem.alone(problem.sizes.batch - 1);
     Problem {
@@ -148,25 +149,25 @@ fn run(problem: &Problem, pool: Tensor<4>, slots: &StateSlots, update: StateUpda
         .expect("arguments that fit")
 }
 
-/// Compares what a call gives for the last sequence.
-fn check(problem: &Problem, out: Tensor<4>, states: Tensor<5>, every: bool) {
+/// Compares the results of a call for the last sequence.
+fn check(problem: &Problem, out: Tensor<4>, states: Tensor<5>, every_state: bool) {
     let alone = alone(problem);
     let expected = oracle(&alone, 0, 0, Rule::of(alone.sizes));
     let bf16 = FloatDType::BF16;
     let close = tolerance(bf16, OUTPUTS);
     assert_close(&last(out), &narrow(&expected.outputs), close, "outputs");
-    let first = if every { 1 } else { alone.sizes.tokens };
+    let first = if every_state { 1 } else { alone.sizes.tokens };
     let expected = narrow(&expected.states[first..].concat());
     assert_close(&read(&states), &expected, tolerance(bf16, STATES), "states");
 }
 
-/// Of the last sequence.
+/// The outputs of the last sequence.
 fn last(out: Tensor<4>) -> Vec<f32> {
     let batch = out.dims()[0];
     read(&out.slice_dim(0, batch - 1..batch))
 }
 
-fn every_state(sizes: Sizes, seed: u32, device: &Device) -> Prepared {
+fn prepare_every_state(sizes: Sizes, seed: u32, device: &Device) -> Prepared {
     let problem = problem(sizes, seed, device);
     let (checked, slots) = (problem.clone(), slots(&problem));
     Prepared::new(
@@ -186,8 +187,8 @@ fn every_state(sizes: Sizes, seed: u32, device: &Device) -> Prepared {
     )
 }
 
-/// Each call goes on from the state that the one before it left, in its place.
-fn final_state(sizes: Sizes, seed: u32, device: &Device) -> Prepared {
+/// Each call continues in place from the state that the previous call left.
+fn prepare_final_state(sizes: Sizes, seed: u32, device: &Device) -> Prepared {
     let problem = problem(sizes, seed, device);
     let (checked, slots) = (problem.clone(), slots(&problem));
     let slots_of_check = slots.clone();
@@ -207,7 +208,8 @@ fn final_state(sizes: Sizes, seed: u32, device: &Device) -> Prepared {
                 &slots_of_check,
                 StateUpdate::Last,
             );
-            // However often it has been called, some heads put out the same.
+            // However often the operator has been called, the heads that forget have the same
+            // outputs.
             let alone = last(result.out.clone());
             let actual = last(out);
             let heads = actual.chunks(WIDTH).zip(alone.chunks(WIDTH)).enumerate();

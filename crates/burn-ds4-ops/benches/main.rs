@@ -1,4 +1,5 @@
-//! Every operator verified and timed, and the tests of `tests/` for machines that get one binary only.
+//! Verifies and times every operator. It also contains the tests of `tests/`, for machines that get
+//! one binary only.
 
 mod attention;
 mod cached_attention;
@@ -14,7 +15,7 @@ mod router;
 mod sampling;
 mod small_m;
 mod store_step;
-// Only the test harness runs what touches no device.
+// Tests that use no device are run by the test harness only.
 #[allow(dead_code, unused_imports)]
 #[path = "../tests/main.rs"]
 mod tests;
@@ -32,7 +33,8 @@ use tests::{
     common::{devices, skip},
 };
 
-/// Verifies and times the operators. Without a command, runs each operator's smallest case once on every device.
+/// Verifies and times the operators. Without a command, runs each operator's smallest case once on
+/// every device.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -41,7 +43,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the tests of every operator on every device; DS4_REQUIRE makes a missing device a failure.
+    /// Run the tests of every operator on every device; DS4_REQUIRE makes a missing device a
+    /// failure.
     Verify {
         /// Part of `family::test`.
         filter: Option<String>,
@@ -50,7 +53,8 @@ enum Command {
     Time {
         /// Part of `op/shape/variant/dtype`.
         filter: Option<String>,
-        /// cuda, cuda:INDEX, wgpu, flex or cpu; the first of these that is present if none is named.
+        /// cuda, cuda:INDEX, wgpu, flex or cpu; the first of these that is present if none is
+        /// named.
         #[arg(long)]
         device: Option<DeviceSpec>,
         /// Also write the results to DIR/<op>.jsonl.
@@ -180,7 +184,7 @@ fn catalogue() -> impl Iterator<Item = (String, fn())> {
 }
 
 fn verify(filter: &str) -> ExitCode {
-    // Before any test, so that a required device that is missing fails once, and by itself.
+    // Before any test, so that a required device that is missing fails once, and not in a test.
     let names = catching(|| {
         let names = devices().iter().map(|(name, _)| name.as_str());
         names.collect::<Vec<_>>().join(", ")
@@ -203,11 +207,12 @@ fn verify(filter: &str) -> ExitCode {
         }
     }
     println!("{passed} passed, {failed} failed");
-    // A filter that nothing matches has verified nothing.
+    // A filter that matches nothing has verified nothing.
     finish(Ok(failed == 0 && passed > 0))
 }
 
-/// Whether all outputs were right, and nothing skipped that must not be. Cases of a dtype that the device lacks are skipped.
+/// Returns whether all outputs were right and nothing was skipped that must not be. Cases of a
+/// dtype that the device lacks are skipped.
 fn time(
     cases: &[Case],
     spec: DeviceSpec,
@@ -215,7 +220,7 @@ fn time(
     effort: Effort,
     json: Option<PathBuf>,
 ) -> io::Result<bool> {
-    // A panic that nobody catches would say nothing: its message is kept for whoever does.
+    // Without `catching`, nobody would print the message of a panic: the panic hook only stores it.
     let copy_gbps = catching(|| copy_rate(device, effort.copy_elements, effort.samples))
         .map_err(io::Error::other)?;
     let codegen = codegen(spec);
@@ -241,7 +246,7 @@ fn time(
     Ok(right)
 }
 
-/// What compiles the kernels of a device.
+/// The compiler of a device's kernels.
 fn codegen(spec: DeviceSpec) -> &'static str {
     match spec {
         DeviceSpec::Flex => "none",
@@ -251,7 +256,7 @@ fn codegen(spec: DeviceSpec) -> &'static str {
     }
 }
 
-/// Each operator's smallest case on every device, for `cargo test`.
+/// Runs each operator's smallest case on every device, for `cargo test`.
 fn smoke() -> ExitCode {
     let mut smallest: BTreeMap<&str, Case> = BTreeMap::new();
     for case in cases() {

@@ -20,20 +20,20 @@ pub(crate) const LIMIT: Option<f64> = Some(10.0);
 /// Experts, `d_model` and inner width of the released models.
 pub(crate) const FLASH: [usize; 3] = [256, 4096, 2048];
 const PRO: [usize; 3] = [384, 7168, 3072];
-/// For a look at whether everything runs.
+/// Small, to see whether everything runs.
 pub(crate) const SMALL: [usize; 3] = [16, 256, 128];
 const TOKENS: [usize; 9] = [1, 2, 4, 8, 16, 64, 256, 4096, 16384];
 const FP8_TOKENS: [usize; 3] = [1, 8, 4096];
-/// Of the comparison with Burn's own operators.
+/// Tokens in the comparison with Burn's own operators.
 const BURN_TOKENS: usize = 4096;
-/// From so many tokens on, arithmetic may be the limit.
-const MANY: usize = 64;
+/// Tokens from which arithmetic may be the bound.
+const ARITHMETIC_TOKENS: usize = 64;
 /// Bytes of an f32 or an i32.
 pub(crate) const WORD: usize = 4;
 
 /// How the experts are computed.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum Method {
     /// By the operator.
     Fused,
     /// Expert by expert with Burn's operators, from matrices that are dequantised each time.
@@ -42,25 +42,25 @@ enum Way {
     Dense,
 }
 
-/// Those of the same weights one after the other.
+/// The cases, those with the same weights one after the other.
 pub fn cases() -> Vec<Case> {
     let (fp4, bf16) = (Format::Fp4, FloatDType::BF16);
-    let small = case(1, SMALL, ("fp4", fp4), FloatDType::F32, Way::Fused);
+    let small = case(1, SMALL, ("fp4", fp4), FloatDType::F32, Method::Fused);
     let of = move |shape| {
         let tokens = TOKENS.into_iter();
-        tokens.map(move |tokens| case(tokens, shape, ("fp4", fp4), bf16, Way::Fused))
+        tokens.map(move |tokens| case(tokens, shape, ("fp4", fp4), bf16, Method::Fused))
     };
     let burn = [
-        case(BURN_TOKENS, FLASH, ("burn", fp4), bf16, Way::Dequantized),
+        case(BURN_TOKENS, FLASH, ("burn", fp4), bf16, Method::Dequantized),
         case(
             BURN_TOKENS,
             FLASH,
             ("burn_dense", Format::Dense(bf16)),
             bf16,
-            Way::Dense,
+            Method::Dense,
         ),
     ];
-    let fp8 = FP8_TOKENS.map(|tokens| case(tokens, FLASH, ("fp8", FP8_PAIR), bf16, Way::Fused));
+    let fp8 = FP8_TOKENS.map(|tokens| case(tokens, FLASH, ("fp8", FP8_PAIR), bf16, Method::Fused));
     let flash = of(FLASH).chain(burn).chain(fp8);
     std::iter::once(small).chain(flash).chain(of(PRO)).collect()
 }
@@ -70,7 +70,7 @@ fn case(
     shape: [usize; 3],
     (variant, format): (&'static str, Format),
     dtype: FloatDType,
-    way: Way,
+    method: Method,
 ) -> Case {
     let [experts, d, inner] = shape;
     let weights = distinct(tokens, experts) * bytes_of_expert(format, shape);
@@ -82,7 +82,7 @@ fn case(
         variant,
         dtype: dtype.into(),
         bytes: weights + x + (2 * pairs + tokens * d) * WORD,
-        flops: (tokens >= MANY).then_some(6 * (pairs * d * inner) as u64),
+        flops: (tokens >= ARITHMETIC_TOKENS).then_some(6 * (pairs * d * inner) as u64),
         // All sets share the weights of the layer; each uses other experts.
         input_bytes: weights + x,
         build: Box::new(move |device, seed| {
@@ -93,9 +93,11 @@ fn case(
             let ids = routed(tokens, experts, seed);
             let random = &mut Random::new(u64::from(!seed));
             let weights: Vec<f32> = (0..pairs).map(|_| random.unit() / 2.0).collect();
-            let run = match way {
-                Way::Fused => fused(&layer, &x, &ids, &weights),
-                Way::Dequantized | Way::Dense => by_expert(&layer, &x, &ids, &weights, way),
+            let run = match method {
+                Method::Fused => fused(&layer, &x, &ids, &weights),
+                Method::Dequantized | Method::Dense => {
+                    by_expert(&layer, &x, &ids, &weights, method)
+                }
             };
             let expected = OnceCell::new();
             Prepared::new(run, move |output: Tensor<2>| {
@@ -125,7 +127,7 @@ pub(crate) fn bytes_of_expert(format: Format, [_, d, inner]: [usize; 3]) -> usiz
     bytes_of_one(format, 2 * inner, d) + bytes_of_one(format.of_down(), d, inner)
 }
 
-/// What tells a layer from another: format, shape and device.
+/// What identifies a layer: format, shape and device.
 type Key = (Format, [usize; 3], String);
 
 thread_local! {
@@ -137,7 +139,7 @@ pub(crate) fn layer(format: Format, shape: [usize; 3], device: &Device) -> Drawn
     let key = (format, shape, format!("{device:?}"));
     LAYER.with_borrow_mut(|last| {
         if last.as_ref().is_none_or(|(of, _)| *of != key) {
-            // Before the next one takes its place.
+            // Free it before the next one is drawn.
             *last = None;
         }
         let (_, layer) = last.get_or_insert_with(|| {
@@ -172,7 +174,7 @@ pub(crate) fn routed(tokens: usize, experts: usize, seed: u32) -> Vec<i64> {
         ids.extend_from_slice(&pool[..K]);
         pool[..K].iter().for_each(|&id| uses[id] += 1);
     }
-    // Who was left out takes the place of one that others have, too.
+    // An expert that was left out replaces one that is in use more than once.
     for id in pool {
         while uses[id] == 0 {
             let pair = random.index(ids.len());
@@ -201,8 +203,8 @@ fn fused(layer: &DrawnExperts, x: &Tensor<2>, ids: &[i64], weights: &[f32]) -> R
     })
 }
 
-/// What one expert computes, prepared on the host.
-struct Group {
+/// The work of one expert, prepared on the host.
+struct ExpertGroup {
     /// Rows of x.
     rows: Tensor<1, Int>,
     /// `[rows, 1]`
@@ -213,7 +215,7 @@ struct Group {
     dense: Option<[Tensor<2>; 2]>,
 }
 
-impl Group {
+impl ExpertGroup {
     fn matrices(&self, dtype: FloatDType) -> [Tensor<2>; 2] {
         self.dense.clone().unwrap_or_else(|| {
             [&self.gate_up, &self.down].map(|stack| {
@@ -235,9 +237,15 @@ impl Group {
     }
 }
 
-/// The best that Burn's operators make of it: one product for each expert. That the ids are sorted beforehand, on the host, is in
-/// their favour.
-fn by_expert(layer: &DrawnExperts, x: &Tensor<2>, ids: &[i64], weights: &[f32], way: Way) -> Run {
+/// The best that Burn's operators make of it: one product for each expert. That the ids are sorted
+/// beforehand, on the host, is in their favour.
+fn by_expert(
+    layer: &DrawnExperts,
+    x: &Tensor<2>,
+    ids: &[i64],
+    weights: &[f32],
+    method: Method,
+) -> Run {
     let ([tokens, d], device) = (x.dims(), x.device());
     let dtype = FloatDType::from(x.dtype());
     let mut order: Vec<usize> = (0..ids.len()).collect();
@@ -246,25 +254,25 @@ fn by_expert(layer: &DrawnExperts, x: &Tensor<2>, ids: &[i64], weights: &[f32], 
         let expert = ids[pairs[0]] as usize;
         let rows: Vec<i64> = pairs.iter().map(|&pair| (pair / K) as i64).collect();
         let weights: Vec<f32> = pairs.iter().map(|&pair| weights[pair]).collect();
-        let mut group = Group {
+        let mut group = ExpertGroup {
             rows: integers(&rows, [rows.len()], &device),
             weights: floats(&weights, [rows.len(), 1], &device),
             gate_up: layer.gate_up.one(expert),
             down: layer.down.one(expert),
             dense: None,
         };
-        group.dense = (way == Way::Dense).then(|| group.matrices(dtype));
+        group.dense = (method == Method::Dense).then(|| group.matrices(dtype));
         group
     });
-    let groups: Vec<Group> = groups.collect();
-    let mut places = vec![0; order.len()];
-    for (place, &pair) in order.iter().enumerate() {
-        places[pair] = place as i64;
+    let groups: Vec<ExpertGroup> = groups.collect();
+    let mut positions = vec![0; order.len()];
+    for (position, &pair) in order.iter().enumerate() {
+        positions[pair] = position as i64;
     }
-    let (places, x) = (integers(&places, [places.len()], &device), x.clone());
+    let (positions, x) = (integers(&positions, [positions.len()], &device), x.clone());
     Box::new(move || {
         let outputs = groups.iter().map(|group| group.run(&x, dtype)).collect();
-        let outputs = Tensor::cat(outputs, 0).select(0, places.clone());
+        let outputs = Tensor::cat(outputs, 0).select(0, positions.clone());
         let outputs: Tensor<3> = outputs.reshape([tokens, K, d]);
         outputs.sum_dim(1).squeeze_dim(1)
     })

@@ -1,4 +1,5 @@
-//! A layer's experts and its shared one at the sizes of a released model, in the fewest launches and apart.
+//! A layer's experts and its shared one at the sizes of a released model, in the fewest launches
+//! and apart.
 
 use std::cell::OnceCell;
 
@@ -16,7 +17,7 @@ use crate::{
 };
 
 const TOKENS: [usize; 3] = [1, 2, 5];
-/// Both kinds by themselves, and their sum.
+/// Both kinds of experts in launches of their own, and their sum.
 const APART: &str = "apart";
 
 pub fn cases() -> Vec<Case> {

@@ -12,8 +12,8 @@ use crate::{
 
 const EPSILON: f64 = 1e-6;
 const TOKENS: [usize; 4] = [1, 2, 16, 4096];
-/// Tokens of a step, at most those that one launch takes.
-const FEW: [usize; 4] = [1, 2, 5, 16];
+/// Tokens of a decode step, at most as many as one launch takes.
+const STEP_TOKENS: [usize; 4] = [1, 2, 5, 16];
 /// `d_model` of the released models.
 const WIDTHS: [usize; 2] = [4096, 7168];
 /// The queries of one token.
@@ -22,18 +22,18 @@ const QUERIES: (usize, usize) = (64, 512);
 const STREAMS: usize = 4;
 /// Coefficients of a token.
 const COEFFICIENTS: usize = (2 + STREAMS) * STREAMS;
-/// Tokens that are checked at most.
+/// Most tokens that are checked.
 const CHECKED: usize = 8;
 /// Bytes of a bf16 and of an f32.
-const HALF: usize = 2;
-const WORD: usize = 4;
-/// One rounding to bf16.
+const BF16_BYTES: usize = 2;
+const F32_BYTES: usize = 4;
+/// Error of one rounding to bf16.
 const ROUNDED: Tolerance = Tolerance {
     absolute: 2e-5,
     relative: 1.0 / 256.0,
 };
 
-/// The norm of what has been rounded to bf16, rounded again.
+/// Error of the norm of values that were rounded to bf16, rounded again.
 const TWICE_ROUNDED: Tolerance = Tolerance {
     absolute: 1e-2,
     relative: 2.0 / 256.0,
@@ -45,14 +45,14 @@ pub fn cases() -> Vec<Case> {
     let norms = sizes().chain([QUERIES]).map(norm_case);
     let collapses = sizes().map(collapse_case);
     let expansions = sizes().map(expand_case);
-    let ways = [
-        Way::Mix { spread: false },
-        Way::Mix { spread: true },
-        Way::Head,
+    let ops = [
+        FusedOp::Mix { pending: false },
+        FusedOp::Mix { pending: true },
+        FusedOp::Head,
     ];
-    let fused = ways
+    let fused = ops
         .into_iter()
-        .flat_map(|way| FEW.map(|tokens| fused_case(way, tokens, WIDTHS[0])));
+        .flat_map(|op| STEP_TOKENS.map(|tokens| fused_case(op, tokens, WIDTHS[0])));
     norms
         .chain(collapses)
         .chain(expansions)
@@ -60,7 +60,7 @@ pub fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// Tokens spread over all: the oracles are slow.
+/// Tokens that are spread evenly, as the oracles are slow.
 fn checked(tokens: usize) -> Vec<usize> {
     let count = CHECKED.min(tokens);
     (0..count).map(|i| i * tokens / count).collect()
@@ -80,13 +80,13 @@ fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn norm_case((rows, columns): (usize, usize)) -> Case {
     // Queries have no weight.
     let weighted = (rows, columns) != QUERIES;
-    let inputs = rows * columns * HALF + if weighted { columns * WORD } else { 0 };
+    let inputs = rows * columns * BF16_BYTES + if weighted { columns * F32_BYTES } else { 0 };
     Case {
         op: "rms_norm",
         shape: vec![("N", rows), ("H", columns)],
         variant: if weighted { "weighted" } else { "plain" },
         dtype: DType::BF16,
-        bytes: inputs + rows * columns * HALF,
+        bytes: inputs + rows * columns * BF16_BYTES,
         flops: None,
         input_bytes: inputs,
         build: Box::new(move |device, seed| {
@@ -118,7 +118,7 @@ fn norm_case((rows, columns): (usize, usize)) -> Case {
     }
 }
 
-/// A case with streams in bf16, and what they are after rounding for the tokens that are checked.
+/// A case with streams in bf16 and, for the tokens that are checked, their values after rounding.
 fn mixed(tokens: usize, width: usize, seed: u32, device: &Device) -> (Mixed, Tensor<3>) {
     let mut case = Mixed::new(1, STREAMS, width, 1.0);
     let shape = [tokens, STREAMS, width];
@@ -130,14 +130,14 @@ fn mixed(tokens: usize, width: usize, seed: u32, device: &Device) -> (Mixed, Ten
 }
 
 fn collapse_case((tokens, width): (usize, usize)) -> Case {
-    let streams = tokens * STREAMS * width * HALF;
-    let parameters = COEFFICIENTS * (STREAMS * width + 2) * WORD;
+    let streams = tokens * STREAMS * width * BF16_BYTES;
+    let parameters = COEFFICIENTS * (STREAMS * width + 2) * F32_BYTES;
     Case {
         op: "collapse",
         shape: vec![("N", tokens), ("H", width)],
         variant: "sinkhorn",
         dtype: DType::BF16,
-        bytes: streams + parameters + tokens * (width * HALF + COEFFICIENTS * WORD),
+        bytes: streams + parameters + tokens * (width * BF16_BYTES + COEFFICIENTS * F32_BYTES),
         flops: Some(2 * (tokens * COEFFICIENTS * STREAMS * width) as u64),
         input_bytes: streams + parameters,
         build: Box::new(move |device, seed| {
@@ -162,8 +162,8 @@ fn collapse_case((tokens, width): (usize, usize)) -> Case {
 }
 
 fn expand_case((tokens, width): (usize, usize)) -> Case {
-    let streams = tokens * STREAMS * width * HALF;
-    let inputs = streams + tokens * (width * HALF + COEFFICIENTS * WORD);
+    let streams = tokens * STREAMS * width * BF16_BYTES;
+    let inputs = streams + tokens * (width * BF16_BYTES + COEFFICIENTS * F32_BYTES);
     Case {
         op: "expand",
         shape: vec![("N", tokens), ("H", width)],
@@ -192,40 +192,41 @@ fn expand_case((tokens, width): (usize, usize)) -> Case {
     }
 }
 
-/// How an operator that joins several is called.
+/// A fused operator and its variants.
 #[derive(Clone, Copy)]
-enum Way {
-    /// Before a sub-layer, with or without the last one's output to be spread.
-    Mix { spread: bool },
+enum FusedOp {
+    /// Before a sub-layer. `pending`: the last sub-layer's output is still to be spread over the
+    /// streams.
+    Mix { pending: bool },
     /// At the end of a model.
     Head,
 }
 
-fn fused_case(way: Way, tokens: usize, width: usize) -> Case {
-    let spread = !matches!(way, Way::Mix { spread: false });
-    let rows = match way {
-        Way::Mix { .. } => COEFFICIENTS,
-        Way::Head => STREAMS,
+fn fused_case(op: FusedOp, tokens: usize, width: usize) -> Case {
+    let pending = !matches!(op, FusedOp::Mix { pending: false });
+    let rows = match op {
+        FusedOp::Mix { .. } => COEFFICIENTS,
+        FusedOp::Head => STREAMS,
     };
-    let streams = tokens * STREAMS * width * HALF;
-    let row = tokens * width * HALF;
-    let coefficients = tokens * COEFFICIENTS * WORD;
-    let parameters = rows * (STREAMS * width + 2) * WORD + width * WORD;
-    let pending = if spread { row + coefficients } else { 0 };
-    let inputs = streams + pending + parameters;
-    // The head's streams are nobody's.
-    let outputs = match way {
-        Way::Mix { spread: true } => streams + 2 * row + coefficients,
-        Way::Mix { spread: false } => 2 * row + coefficients,
-        Way::Head => row,
+    let streams = tokens * STREAMS * width * BF16_BYTES;
+    let row = tokens * width * BF16_BYTES;
+    let coefficients = tokens * COEFFICIENTS * F32_BYTES;
+    let parameters = rows * (STREAMS * width + 2) * F32_BYTES + width * F32_BYTES;
+    let pending_bytes = if pending { row + coefficients } else { 0 };
+    let inputs = streams + pending_bytes + parameters;
+    // The head does not write streams.
+    let outputs = match op {
+        FusedOp::Mix { pending: true } => streams + 2 * row + coefficients,
+        FusedOp::Mix { pending: false } => 2 * row + coefficients,
+        FusedOp::Head => row,
     };
     Case {
-        op: match way {
-            Way::Mix { .. } => "collapse_norm",
-            Way::Head => "head_norm",
+        op: match op {
+            FusedOp::Mix { .. } => "collapse_norm",
+            FusedOp::Head => "head_norm",
         },
         shape: vec![("N", tokens), ("H", width)],
-        variant: if spread { "pending" } else { "ready" },
+        variant: if pending { "pending" } else { "ready" },
         dtype: DType::BF16,
         bytes: inputs + outputs,
         flops: Some(2 * (tokens * rows * STREAMS * width) as u64),
@@ -236,23 +237,23 @@ fn fused_case(way: Way, tokens: usize, width: usize) -> Case {
             let (_, coefficients) = parameters.collapse(streams.clone(), SINKHORN);
             let output = floats(&noise(tokens * width, !seed), [tokens, width], device);
             let output = output.cast(FloatDType::BF16);
-            let ready = match spread {
+            let ready = match pending {
                 true => expand(output.clone(), streams.clone(), &coefficients),
                 false => Ok(streams.clone()),
             };
-            // What is mixed is what has been rounded.
+            // The operator mixes rounded streams.
             let ready = ready.expect("parts that fit");
             let mut after = Mixed::new(1, STREAMS, width, 1.0);
             after.streams = picked(&read(ready), tokens);
             after.tokens = CHECKED.min(tokens);
-            let collapsed = match way {
-                Way::Mix { .. } => after.oracle(SINKHORN).input,
-                Way::Head => after.headed(EPSILON, EPSILON),
+            let collapsed = match op {
+                FusedOp::Mix { .. } => after.oracle(SINKHORN).input,
+                FusedOp::Head => after.headed(EPSILON, EPSILON),
             };
             let expected = narrow(&after.normed(&collapsed));
             Prepared::new(
                 move || {
-                    let streams = match spread {
+                    let streams = match pending {
                         true => Streams::Pending {
                             output: output.clone(),
                             streams: streams.clone(),
@@ -260,9 +261,9 @@ fn fused_case(way: Way, tokens: usize, width: usize) -> Case {
                         },
                         false => streams.clone().into(),
                     };
-                    match way {
-                        Way::Mix { .. } => parameters.collapse_norm(streams, SINKHORN).normed,
-                        Way::Head => parameters.head_norm(streams, EPSILON, EPSILON),
+                    match op {
+                        FusedOp::Mix { .. } => parameters.collapse_norm(streams, SINKHORN).normed,
+                        FusedOp::Head => parameters.head_norm(streams, EPSILON, EPSILON),
                     }
                 },
                 move |normed| {

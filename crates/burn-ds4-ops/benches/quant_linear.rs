@@ -13,17 +13,18 @@ use crate::{
 
 /// Outputs and inputs.
 const SIZES: [(usize, usize); 3] = [(4096, 4096), (32768, 1024), (7168, 2048)];
-/// For a look at whether everything runs.
+/// Small, to see whether everything runs.
 const SMALL: (usize, usize) = (256, 512);
 const ROWS: [usize; 7] = [1, 2, 4, 8, 16, 64, 4096];
-/// Outputs of both, and inputs: what V4-Flash projects its tokens to, and their low-rank queries.
+/// Outputs of both matrices, and inputs: the projections of tokens and of low-rank queries in
+/// V4-Flash.
 const PAIRS: [([usize; 2], usize); 2] = [([1024, 512], 4096), ([32768, 8192], 1024)];
 const SMALL_PAIR: ([usize; 2], usize) = ([128, 64], 512);
 const PAIR_ROWS: [usize; 2] = [1, 2];
-/// Each by itself.
+/// Each product in a launch of its own.
 const APART: &str = "apart";
-/// From so many rows on, arithmetic may be the limit.
-const MANY: usize = 64;
+/// Rows from which arithmetic may be the bound.
+const ARITHMETIC_ROWS: usize = 64;
 
 pub fn cases() -> Vec<Case> {
     let formats = [("fp8", FP8), ("fp4", Format::Fp4)].into_iter();
@@ -57,7 +58,7 @@ fn case(
         variant,
         dtype: dtype.into(),
         bytes: weights + rows * (inputs + outputs) * size,
-        flops: (rows >= MANY).then_some(2 * (rows * outputs * inputs) as u64),
+        flops: (rows >= ARITHMETIC_ROWS).then_some(2 * (rows * outputs * inputs) as u64),
         input_bytes: weights + rows * inputs * size,
         build: Box::new(move |device, seed| {
             let drawn = Drawn::new(format, [1, outputs, inputs], device, seed);

@@ -23,7 +23,7 @@ const GATES: [(&str, FloatDType); 2] = [
     ("fused", FloatDType::BF16),
     ("fused_f32_gate", FloatDType::F32),
 ];
-/// Rows that are checked at most.
+/// Most rows that are checked.
 const CHECKED: usize = 32;
 /// Bytes of an f32 or an i32.
 const WORD: usize = 4;
@@ -76,7 +76,7 @@ fn dense_case(
                     dense_router(x, gate, Some(bias_on_device.clone()), None, K, SCALE)
                 },
                 move |(weights, ids)| {
-                    // Some rows spread over all: the oracle is slow.
+                    // Checks rows that are spread evenly, as the oracle is slow.
                     let rows: Vec<usize> = (0..CHECKED.min(tokens))
                         .map(|i| i * tokens / CHECKED.min(tokens))
                         .collect();
@@ -145,7 +145,7 @@ fn hash_case(tokens: usize, experts: usize) -> Case {
         shape: vec![("N", tokens), ("E", experts)],
         variant: "hash",
         dtype: DType::F32,
-        // Token ids, their rows of the table, the logits these name; weights and ids.
+        // Token ids, their rows of the table, the logits of these experts; weights and ids.
         bytes: tokens * WORD + 4 * gathered,
         flops: None,
         input_bytes: (tokens * (experts + 1) + VOCABULARY * K) * WORD,

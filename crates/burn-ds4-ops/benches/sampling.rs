@@ -1,35 +1,45 @@
-//! Choice of tokens and verification of drafts at the vocabulary of the released models.
+//! Sampling, verification of drafts, penalties and log-probabilities at the vocabulary of the
+//! released models.
+
+use std::cell::RefCell;
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::sampling::{Draws, Sampling, sample, verify};
+use burn_ds4_ops::sampling::{
+    BatchParams, Draws, LaneParams, Penalties, SamplingParams, TokenCounts, apply_penalties,
+    log_probs, sample, sample_lanes, verify,
+};
 
 use crate::{
     harness::{Case, Prepared},
-    tests::common::{integer_values, values},
+    tests::common::{EXACT, absolute, assert_close, integer_values, values},
     tests::tokens::{Oracle, draws, uniform},
 };
 
 const COLUMNS: usize = 129_280;
 const ROWS: [usize; 3] = [1, 16, 64];
-/// Sequences and drafts of each.
+/// Sequences, and drafts of each.
 const DRAFTS: [(usize, usize); 4] = [(1, 1), (1, 4), (16, 1), (64, 1)];
 const DTYPES: [FloatDType; 2] = [FloatDType::F32, FloatDType::BF16];
-const VARIANTS: [(&str, Sampling); 5] = [
+const VARIANTS: [(&str, SamplingParams); 5] = [
     ("greedy", of(0.0, 0, 1.0, 0.0)),
     ("plain", of(1.0, 0, 1.0, 0.0)),
     ("top_k", of(1.0, 50, 1.0, 0.0)),
     ("top_p", of(1.0, 0, 0.95, 0.0)),
     ("all", of(0.7, 50, 0.95, 0.05)),
 ];
-/// Rows that are checked at most.
+/// Most rows that are checked.
 const CHECKED: usize = 4;
-/// Share of all by which rounding may move what a token has.
+/// Fraction of the total weight by which rounding may move a token's bounds.
 const TOLERANCE: f64 = 1e-5;
 /// Bytes of an i32.
 const WORD: usize = 4;
+/// Tokens of a text, in the prompt and in the output.
+const TEXT: u32 = 2000;
+/// The most likely tokens that are listed.
+const TOP: usize = 20;
 
-const fn of(temperature: f32, top_k: usize, top_p: f32, min_p: f32) -> Sampling {
-    Sampling {
+const fn of(temperature: f32, top_k: usize, top_p: f32, min_p: f32) -> SamplingParams {
+    SamplingParams {
         temperature,
         top_k,
         top_p,
@@ -45,10 +55,173 @@ pub fn cases() -> Vec<Case> {
             cases.extend(DRAFTS.map(|size| verify_case(size, variant, sampling, dtype)));
         }
     }
+    let greedy = vec![VARIANTS[0].1];
+    // The slowest first, for one row.
+    let mixed: Vec<SamplingParams> = VARIANTS.iter().rev().map(|variant| variant.1).collect();
+    for rows in ROWS {
+        cases.push(lanes_case(rows, "greedy", greedy.clone()));
+        cases.push(lanes_case(rows, "mixed", mixed.clone()));
+        cases.push(penalties_case(rows, "neutral", Penalties::default()));
+        let penalties = Penalties {
+            repetition: 1.1,
+            presence: 0.5,
+            frequency: 0.1,
+        };
+        cases.push(penalties_case(rows, "penalised", penalties));
+        cases.push(log_probs_case(rows));
+    }
     cases
 }
 
-fn sample_case(rows: usize, variant: &'static str, sampling: Sampling, dtype: FloatDType) -> Case {
+fn batch(rows: usize, device: &Device, params: impl Fn(usize) -> LaneParams) -> BatchParams {
+    let params: Vec<LaneParams> = (0..rows).map(params).collect();
+    BatchParams::new(&params, COLUMNS, device).expect("parameters in range")
+}
+
+/// Lanes that take the parameters in turn.
+fn lanes_case(rows: usize, variant: &'static str, samplings: Vec<SamplingParams>) -> Case {
+    let logits = rows * COLUMNS * DType::F32.size();
+    Case {
+        op: "sample_lanes",
+        shape: vec![("R", rows), ("V", COLUMNS)],
+        variant,
+        dtype: DType::F32,
+        bytes: logits + 2 * rows * WORD,
+        flops: None,
+        input_bytes: logits,
+        build: Box::new(move |device, seed| {
+            let (logits, draws) = inputs(rows, rows, DType::F32, device, seed);
+            let checked = logits.clone();
+            let samplings = samplings.clone();
+            let params = batch(rows, device, |row| LaneParams {
+                sampling: samplings[row % samplings.len()],
+                seed: u64::from(seed),
+                ..LaneParams::default()
+            });
+            Prepared::new(
+                move || {
+                    let (logits, positions) = (logits.clone(), draws.positions.clone());
+                    sample_lanes(logits, &params, positions).expect("arguments that fit")
+                },
+                move |tokens: Tensor<1, Int>| {
+                    for (row, token) in integer_values(tokens).into_iter().enumerate().take(5) {
+                        let sampling = &samplings[row % samplings.len()];
+                        check(&checked, row, token, sampling, seed, row as u32);
+                    }
+                },
+            )
+        }),
+    }
+}
+
+/// Each call penalises what the call before has left, in place.
+fn penalties_case(rows: usize, variant: &'static str, penalties: Penalties) -> Case {
+    let logits = rows * COLUMNS * DType::F32.size();
+    let neutral = penalties == Penalties::default();
+    Case {
+        op: "apply_penalties",
+        shape: vec![("R", rows), ("V", COLUMNS)],
+        variant,
+        dtype: DType::F32,
+        bytes: if neutral { rows * WORD } else { logits },
+        flops: None,
+        input_bytes: 2 * logits,
+        build: Box::new(move |device, seed| {
+            let (logits, _) = inputs(rows, rows, DType::F32, device, seed);
+            let logits = logits.reshape([rows, 1, COLUMNS]);
+            let params = batch(rows, device, |_| LaneParams {
+                penalties,
+                ..LaneParams::default()
+            });
+            let mut counts = TokenCounts::new(rows, COLUMNS, device);
+            let text: Vec<u32> = (0..TEXT).map(|i| i * 61 % COLUMNS as u32).collect();
+            for row in 0..rows {
+                counts.reset_lane(row, &text, &text).expect("a lane");
+            }
+            let drafts: Tensor<2, Int> = Tensor::zeros([rows, 0], device);
+            let penalise = move |logits| {
+                let penalised = apply_penalties(logits, drafts.clone(), &params, &counts);
+                penalised.expect("arguments that fit")
+            };
+            let once = penalise.clone();
+            // Computed, so that nobody else holds it.
+            let state = RefCell::new(Some(logits.clone().mul_scalar(1.0)));
+            Prepared::new(
+                move || {
+                    let held = state.take().expect("what the last call left");
+                    state.replace(Some(penalise(held)));
+                },
+                // Whatever the calls have left, one more has this result.
+                move |()| {
+                    let mut expected = values(logits.clone());
+                    for row in expected.chunks_mut(COLUMNS) {
+                        for &token in &text {
+                            let x = &mut row[token as usize];
+                            let Penalties {
+                                repetition,
+                                presence,
+                                frequency,
+                            } = penalties;
+                            *x = if *x > 0.0 {
+                                *x / repetition
+                            } else {
+                                *x * repetition
+                            };
+                            *x = *x - frequency - presence;
+                        }
+                    }
+                    assert_close(&values(once(logits.clone())), &expected, EXACT, variant);
+                },
+            )
+        }),
+    }
+}
+
+fn log_probs_case(rows: usize) -> Case {
+    let logits = rows * COLUMNS * DType::F32.size();
+    Case {
+        op: "log_probs",
+        shape: vec![("R", rows), ("V", COLUMNS), ("n", TOP)],
+        variant: "top",
+        dtype: DType::F32,
+        bytes: logits + rows * (2 + 2 * TOP) * WORD,
+        flops: None,
+        input_bytes: logits,
+        build: Box::new(move |device, seed| {
+            let (logits, _) = inputs(rows, rows, DType::F32, device, seed);
+            let checked = logits.clone();
+            let tokens: Tensor<1, Int> = Tensor::ones([rows], (device, DType::I32));
+            Prepared::new(
+                move || {
+                    let probs = log_probs(logits.clone(), tokens.clone(), TOP);
+                    let probs = probs.expect("arguments that fit");
+                    (probs.chosen, (probs.top_ids, probs.top))
+                },
+                move |(chosen, (ids, top)): (Tensor<1>, (Tensor<2, Int>, Tensor<2>))| {
+                    let row = values(checked.clone().slice([0..1, 0..COLUMNS]));
+                    let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+                    let prob = |id: usize| (f64::from(row[id]) - total.ln()) as f32;
+                    let mut ranked: Vec<usize> = (0..COLUMNS).collect();
+                    ranked.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+                    let ids = &integer_values(ids)[..TOP];
+                    let expected: Vec<i64> = ranked[..TOP].iter().map(|&id| id as i64).collect();
+                    assert_eq!(ids, expected);
+                    let close = absolute(2e-5);
+                    assert_close(&values(chosen)[..1], &[prob(1)], close, "chosen");
+                    let expected: Vec<f32> = ranked[..TOP].iter().map(|&id| prob(id)).collect();
+                    assert_close(&values(top)[..TOP], &expected, close, "top");
+                },
+            )
+        }),
+    }
+}
+
+fn sample_case(
+    rows: usize,
+    variant: &'static str,
+    sampling: SamplingParams,
+    dtype: FloatDType,
+) -> Case {
     let dtype = DType::from(dtype);
     let logits = rows * COLUMNS * dtype.size();
     Case {
@@ -80,7 +253,7 @@ fn sample_case(rows: usize, variant: &'static str, sampling: Sampling, dtype: Fl
 fn verify_case(
     (sequences, drafts): (usize, usize),
     variant: &'static str,
-    sampling: Sampling,
+    sampling: SamplingParams,
     dtype: FloatDType,
 ) -> Case {
     let dtype = DType::from(dtype);
@@ -98,22 +271,22 @@ fn verify_case(
             let (logits, draws) = inputs(rows, sequences, dtype, device, seed);
             let checked = logits.clone();
             let rows = logits.reshape([sequences, drafts + 1, COLUMNS]);
-            // No draft stands, except by chance.
+            // No draft is accepted, except by chance.
             let guesses: Tensor<2, Int> = Tensor::zeros([sequences, drafts], device);
             Prepared::new(
                 move || {
                     let (rows, guesses) = (rows.clone(), guesses.clone());
-                    let verdict = verify(rows, guesses, &sampling, draws.clone());
-                    let verdict = verdict.expect("arguments that fit");
-                    (verdict.tokens, verdict.accepted)
+                    let verified = verify(rows, guesses, &sampling, draws.clone());
+                    let verified = verified.expect("arguments that fit");
+                    (verified.tokens, verified.accepted)
                 },
                 move |(tokens, accepted): (Tensor<2, Int>, Tensor<1, Int>)| {
                     let (tokens, accepted) = (integer_values(tokens), integer_values(accepted));
                     for (sequence, &accepted) in accepted.iter().enumerate().take(CHECKED) {
                         let first = sequence * (drafts + 1);
                         let tokens = &tokens[first..first + drafts + 1];
-                        let stand = tokens.iter().take(drafts).take_while(|&&id| id == 0);
-                        assert_eq!(accepted, stand.count() as i64);
+                        let matched = tokens.iter().take(drafts).take_while(|&&id| id == 0);
+                        assert_eq!(accepted, matched.count() as i64);
                         check(&checked, first, tokens[0], &sampling, seed, sequence as u32);
                     }
                 },
@@ -122,7 +295,7 @@ fn verify_case(
     }
 }
 
-/// Logits of a peaked distribution, and draws of the sequences.
+/// Logits of a peaked distribution, and the draws of the sequences.
 fn inputs(
     rows: usize,
     sequences: usize,
@@ -141,7 +314,7 @@ fn check(
     logits: &Tensor<2>,
     row: usize,
     token: i64,
-    sampling: &Sampling,
+    sampling: &SamplingParams,
     seed: u32,
     position: u32,
 ) {

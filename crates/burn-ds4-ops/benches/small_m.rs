@@ -21,17 +21,18 @@ const ROWS: [usize; 6] = [1, 2, 3, 4, 8, 16];
 /// Weights that stay f32: hyper-connections, and the router where a table chooses.
 const F32_SIZES: [(usize, usize); 2] = [(24, 16_384), (256, 4096)];
 const F32_ROWS: [usize; 3] = [1, 2, 8];
-/// Where the operator hands over to the matrix product.
-const MANY_ROWS: [usize; 3] = [32, 64, 4096];
-/// The same where each row is to have the bits that it has alone.
+/// Rows for which the operator uses the large-M product.
+const LARGE_M_ROWS: [usize; 3] = [32, 64, 4096];
+/// The same where the result is to be row-invariant.
 const INVARIANT_CASES: [usize; 2] = [32, 64];
-/// Rows of the weights that share a token: query and key/value rows, compressor, the indexer's compressor and head weights.
+/// Rows of the weights that share a token: query and key/value rows, compressor, the indexer's
+/// compressor and head weights.
 const GROUP: [usize; 5] = [1024, 512, 2048, 512, 64];
 const GROUP_COLUMNS: usize = 4096;
 const GROUP_ROWS: [usize; 2] = [1, 2];
-/// From so many rows on, arithmetic may be the limit.
-const MANY: usize = 64;
-/// For a look at whether everything runs.
+/// Rows from which arithmetic may be the bound.
+const ARITHMETIC_ROWS: usize = 64;
+/// Small, to see whether everything runs.
 const SMALL: (usize, usize) = (96, 256);
 
 /// Dtypes of x, of the weights and of the output, and rows that are not to depend on each other.
@@ -74,23 +75,23 @@ const VARIANTS: [Dtypes; 4] = [
 ];
 
 pub fn cases() -> Vec<Case> {
-    let few = VARIANTS.into_iter().flat_map(|dtypes| {
+    let small_m = VARIANTS.into_iter().flat_map(|dtypes| {
         let sizes = SIZES.into_iter();
         sizes.flat_map(move |size| ROWS.map(|rows| case(rows, size, dtypes)))
     });
     let f32 = F32_SIZES.into_iter();
     let f32 = f32.flat_map(|size| F32_ROWS.map(|rows| case(rows, size, ALL_F32)));
-    let many = [SIZES[0], SIZES[2]].into_iter().flat_map(|size| {
-        let handed_over = MANY_ROWS.map(|rows| case(rows, size, ALL_BF16));
+    let large_m = [SIZES[0], SIZES[2]].into_iter().flat_map(|size| {
+        let handed_over = LARGE_M_ROWS.map(|rows| case(rows, size, ALL_BF16));
         let invariant = INVARIANT_CASES.map(|rows| case(rows, size, INVARIANT));
         handed_over.into_iter().chain(invariant)
     });
     let groups = GROUP_ROWS.map(|rows| group_case(rows, ALL_BF16));
     let small = case(1, SMALL, ALL_F32);
     std::iter::once(small)
-        .chain(few)
+        .chain(small_m)
         .chain(f32)
-        .chain(many)
+        .chain(large_m)
         .chain(groups)
         .collect()
 }
@@ -109,7 +110,8 @@ fn options(dtypes: Dtypes) -> SmallMOptions {
     }
 }
 
-/// Values in -1..1, drawn on the device: on the host a matrix of half a gigabyte would take longer than everything else.
+/// Values in -1..1, drawn on the device: on the host a matrix of half a gigabyte would take longer
+/// than everything else.
 fn drawn(shape: [usize; 2], dtype: FloatDType, device: &Device) -> Tensor<2> {
     let uniform = Distribution::Uniform(-1.0, 1.0);
     Tensor::<2>::random(shape, uniform, (device, DType::F32)).cast(dtype)
@@ -123,7 +125,7 @@ fn case(rows: usize, (n, k): (usize, usize), dtypes: Dtypes) -> Case {
         variant: dtypes.name,
         dtype: dtypes.weights.into(),
         bytes,
-        flops: (rows >= MANY).then_some(2 * (rows * n * k) as u64),
+        flops: (rows >= ARITHMETIC_ROWS).then_some(2 * (rows * n * k) as u64),
         input_bytes,
         build: Box::new(move |device, seed| {
             device.seed(u64::from(seed));
@@ -181,25 +183,26 @@ impl Outputs for Products {
     }
 }
 
-/// Checks the first row and the last, at some columns from the first to the last: the oracle is slow, and so is reading all weights.
+/// Checks the first row and the last, at some columns from the first to the last: the oracle is
+/// slow, and so is reading all weights.
 fn check(x: &Tensor<2>, weights: &Tensor<2>, output: &Tensor<2>, dtypes: Dtypes) {
-    /// Columns in a row that are checked, and how many such there are.
-    const STRETCH: usize = 64;
-    const STRETCHES: usize = 16;
+    /// Neighbouring columns that are checked, and number of such spans.
+    const SPAN: usize = 64;
+    const SPANS: usize = 16;
     let [rows, _] = x.dims();
     let [n, _] = weights.dims();
     let read = |tensor: &Tensor<2>, rows: std::ops::Range<usize>, dtype| {
         let part = tensor.clone().slice_dim(0, rows);
         Input::new(part.dims(), dtype, &values(part.cast(F32)))
     };
-    let mut firsts: Vec<usize> = (0..STRETCHES)
-        .map(|i| n.saturating_sub(STRETCH) * i / (STRETCHES - 1))
+    let mut firsts: Vec<usize> = (0..SPANS)
+        .map(|i| n.saturating_sub(SPAN) * i / (SPANS - 1))
         .collect();
     firsts.dedup();
     let mut some = vec![0, rows - 1];
     some.dedup();
     for first in firsts {
-        let columns = first..n.min(first + STRETCH);
+        let columns = first..n.min(first + SPAN);
         let weights = read(weights, columns.clone(), dtypes.weights);
         for &row in &some {
             let product = Product {

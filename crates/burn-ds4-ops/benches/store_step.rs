@@ -22,12 +22,12 @@ const RANK: usize = 1024;
 const WIDTH: usize = 512;
 const SLOTS: usize = 143;
 const EPSILON: f64 = 1e-6;
-/// Positions of the table where there is no compressor, and the first of the step.
+/// Positions of the table without a compressor, and the first position of the step.
 const POSITIONS: usize = 4096;
 const FIRST: usize = 2048;
-/// Bytes of a bf16 and of an f32.
-const HALF: usize = 2;
-const WORD: usize = 4;
+/// Bytes of a bf16, and of an f32.
+const BF16_BYTES: usize = 2;
+const F32_BYTES: usize = 4;
 
 /// The compressors of a layer.
 type Kinds = &'static [Kind];
@@ -67,16 +67,20 @@ fn case(kinds: Kinds, count: usize, complete: bool) -> Case {
             .first()
             .map_or("window", |kind| kind.names[usize::from(!complete)]),
         dtype: DType::BF16,
-        bytes: 2 * rows * HALF + (RANK + WIDTH) * WORD + count * ROTATED * WORD + compressed,
+        bytes: 2 * rows * BF16_BYTES
+            + (RANK + WIDTH) * F32_BYTES
+            + count * ROTATED * F32_BYTES
+            + compressed,
         flops: None,
-        input_bytes: (rows + SLOTS * WIDTH) * HALF + kinds.iter().map(raw).sum::<usize>() * WORD,
+        input_bytes: (rows + SLOTS * WIDTH) * BF16_BYTES
+            + kinds.iter().map(raw).sum::<usize>() * F32_BYTES,
         build: Box::new(move |device, seed| {
             Layer::new(kinds, count, complete, device, seed).prepare()
         }),
     }
 }
 
-/// What a step is given, but for what it updates.
+/// The inputs of a step, without the tensors that it updates.
 #[derive(Clone)]
 struct Layer {
     queries: LowRankQueries,
@@ -128,7 +132,8 @@ impl Layer {
         }
     }
 
-    /// With what the last call has left: nobody else may hold it, so that it is updated where it is.
+    /// Runs a step on the tensors that the last call returned. There is no other reference to them,
+    /// so they are updated in place.
     fn step(&self, last: StoredStep) -> StoredStep {
         let mut states = [last.compressed, last.indexed].into_iter();
         let mut parts = self.compressors.iter().map(|part| StepCompression {
@@ -145,7 +150,7 @@ impl Layer {
         store_step(step, self.positions.clone()).expect("arguments that fit")
     }
 
-    /// The same by the operators for each part.
+    /// Computes the same by the operators for each part.
     fn one_by_one(&self) -> StoredStep {
         let fits = "arguments that fit";
         let mut states = self.compressors.iter().map(|part| {
@@ -169,7 +174,7 @@ impl Layer {
 
     fn prepare(self) -> Prepared {
         let mut states = self.compressors.iter().map(|part| CompressorState {
-            // Copies, since the step's own are kept for the check.
+            // Copies, since the check needs the originals.
             raw: part.state.raw.clone() + 0.0,
             rows: part.state.rows.clone() + 0.0,
         });

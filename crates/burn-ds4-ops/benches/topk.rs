@@ -12,9 +12,9 @@ use crate::{
 const ROWS: [usize; 6] = [1, 8, 32, 64, 256, 2048];
 const COLUMNS: [usize; 3] = [4096, 32768, 129_280];
 const K: [usize; 3] = [512, 1024, 2048];
-/// Rows, columns and k that no peer was measured at.
+/// Rows, columns and k for which no peer was measured.
 const MORE: [(usize, usize, usize); 2] = [(1, 1 << 20, 2048), (64, 1 << 20, 2048)];
-/// Rows that are checked at most.
+/// Most rows that are checked.
 const CHECKED: usize = 16;
 /// Bytes of an i32.
 const WORD: usize = 4;
@@ -42,14 +42,14 @@ fn case(
 ) -> Case {
     let dtype = DType::from(dtype);
     let logits = rows * columns * dtype.size();
-    let seen = windows(rows, columns, variant, 0);
-    let seen: i64 = seen.iter().map(|(start, end)| end - start).sum();
+    let visible = windows(rows, columns, variant, 0);
+    let visible: i64 = visible.iter().map(|(start, end)| end - start).sum();
     Case {
         op: "top_k_per_row",
         shape: vec![("R", rows), ("C", columns), ("k", k)],
         variant,
         dtype,
-        bytes: seen as usize * dtype.size() + (2 + k) * rows * WORD,
+        bytes: visible as usize * dtype.size() + (2 + k) * rows * WORD,
         flops: None,
         input_bytes: logits,
         build: Box::new(move |device, seed| {
@@ -68,7 +68,7 @@ fn case(
                     }
                 },
                 move |ids: Tensor<2, Int>| {
-                    // Some rows spread over all: sorting takes the host longer.
+                    // Checks rows that are spread evenly, as sorting takes the host long.
                     for row in (0..CHECKED.min(rows)).map(|i| i * rows / CHECKED.min(rows)) {
                         let logits = checked.clone().slice([row..row + 1, 0..columns]);
                         let logits = values(logits.cast(FloatDType::F32));
@@ -83,13 +83,14 @@ fn case(
     }
 }
 
-/// Logits as a benchmark of a random model would have them.
+/// Normally distributed logits, as those of a random model.
 fn normal(shape: [usize; 2], device: &Device, seed: u32) -> Tensor<2> {
     device.seed(u64::from(seed));
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), (device, DType::F32))
 }
 
-/// First column and the one after the last of each row: all, or from somewhere in the first quarter to somewhere in the last.
+/// The window of each row: all columns, or from somewhere in the first quarter to somewhere in the
+/// last.
 fn windows(rows: usize, columns: usize, variant: &str, seed: u32) -> Vec<(i64, i64)> {
     if variant == "full" {
         return vec![(0, columns as i64); rows];

@@ -1,4 +1,5 @@
-//! A number on the device that the cubes of a launch count themselves in on, to find out which of them is last.
+//! A counter on the device that the cubes of a launch increment, to find out which of them arrives
+//! last.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,15 +15,16 @@ thread_local! {
     static COUNTERS: RefCell<HashMap<(CubeDevice, StreamId), Handle>> = RefCell::default();
 }
 
-/// Whether a kernel on this device can leave its end to the cube that comes last: it has to see what the others wrote.
+/// Whether a kernel on this device can leave its end to the last-arriving cube, which must see what
+/// the other cubes wrote.
 pub(crate) fn has_last_cube(client: &Client) -> bool {
     client.properties().features.device_memory_scope && has_counters(client)
 }
 
-/// The number of the current stream, 0 between launches: whoever counts on it resets it.
+/// The counter of the current stream. It is 0 between launches: the kernel that uses it resets it.
 ///
-/// One to a stream, because launches of different streams may overlap; those of one stream never do. It stays where it is, so
-/// that a recorded graph finds it again.
+/// Each stream has its own counter, because launches of different streams may overlap; those of one
+/// stream never do. Its address does not change, so that a recorded graph can be replayed.
 pub(crate) fn counter(client: &Client, device: &CubeDevice) -> Handle {
     let key = (device.clone(), StreamId::current());
     COUNTERS.with_borrow_mut(|counters| {
@@ -33,7 +35,7 @@ pub(crate) fn counter(client: &Client, device: &CubeDevice) -> Handle {
     })
 }
 
-/// Has the current thread's numbers made anew when they are needed next.
+/// Drops the current thread's counters, so that they are created again when they are next needed.
 pub(crate) fn forget() {
     COUNTERS.with_borrow_mut(HashMap::clear);
 }

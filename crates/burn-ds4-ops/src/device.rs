@@ -1,7 +1,8 @@
-//! Naming a device, and finding out whether it is there before touching it.
+//! Selects a device by name, and checks that it is present before using it.
 //!
-//! Burn creates a device lazily and panics on first use where the hardware is missing. [`DeviceSpec::init`] asks first, by
-//! enumeration, which loads a driver if there is one and creates no context.
+//! Burn creates a device lazily and panics on first use where the hardware is missing.
+//! [`DeviceSpec::init`] checks first, by enumeration, which loads a driver if there is one and
+//! creates no context.
 //!
 //! ```
 //! use burn_ds4_ops::device::{DeviceError, DeviceSpec};
@@ -32,11 +33,11 @@ pub enum DeviceSpec {
     Cpu,
 }
 
-/// Why there is no such device.
+/// Why a device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// A name that means nothing.
+    /// The name is not that of a device.
     #[error("unknown device `{0}`: expected flex, wgpu, cuda, cuda:INDEX or cpu")]
     Unknown(String),
     /// The build leaves the backend out.
@@ -44,7 +45,7 @@ pub enum DeviceError {
     NotCompiled {
         /// The device asked for.
         device: DeviceSpec,
-        /// The cargo feature that brings it.
+        /// The cargo feature that enables it.
         feature: &'static str,
     },
     /// The machine has no such device.
@@ -57,16 +58,18 @@ pub enum DeviceError {
     },
 }
 
-/// Forgets what kernels keep on devices from one launch of the current thread to the next: they make it anew.
+/// Drops the scratch memory that kernels of the current thread keep on devices between launches.
+/// They create it again.
 ///
-/// For use after a failed recording of device work, with which all that the work would have written counts as failed. A recording that
-/// was made before must not be replayed any more.
+/// Call this after a recording of device work has failed, because nothing that the work would have
+/// written can be relied on. Recordings made before must not be replayed any more.
 pub fn forget_scratch() {
     #[cfg(feature = "cube")]
     crate::arrival::forget();
 }
 
-/// Whether tensors of the device are the host's own memory, so that reading them costs nothing and never waits.
+/// Whether tensors of the device are in the host's own memory, so that reading them costs nothing
+/// and never waits.
 pub(crate) fn is_host(device: &Device) -> bool {
     #[cfg(feature = "flex")]
     {
@@ -90,12 +93,13 @@ impl DeviceSpec {
         }
     }
 
-    /// The Burn device.
+    /// Returns the Burn device.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::NotCompiled`] where the build leaves the backend out, [`DeviceError::NotPresent`] where the machine has
-    /// no such device. It does not panic; what the driver does when the device is first used is another matter.
+    /// [`DeviceError::NotCompiled`] where the build leaves the backend out,
+    /// [`DeviceError::NotPresent`] where the machine has no such device. It does not panic; the
+    /// driver may still fail when the device is first used.
     pub fn init(self) -> Result<Device, DeviceError> {
         match self {
             Self::Flex => self.flex(),

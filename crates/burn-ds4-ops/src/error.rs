@@ -1,6 +1,6 @@
 use burn::tensor::DType;
 
-/// What an operator refuses: the argument by name, and its value.
+/// Why an operator rejects an argument: the argument by name, and its value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {

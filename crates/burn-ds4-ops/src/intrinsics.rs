@@ -1,10 +1,12 @@
-//! Operations that CubeCL has no name for, or lowers to far more than the one instruction that the hardware has.
+//! Operations that CubeCL does not offer, or lowers to far more than the one instruction that the
+//! hardware has.
 
 use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::*;
 
-/// `log1p(t) / t` for `t` in 0..=1 as a polynomial, highest power first; relative error 3e-8 (minimax, by Remez).
+/// `log1p(t) / t` for `t` in 0..=1 as a polynomial, highest power first; relative error 3e-8
+/// (minimax, by Remez).
 pub(crate) const LOG1P: &[f32] = &[
     0.005_232_69,
     -0.029_505_22,
@@ -17,12 +19,12 @@ pub(crate) const LOG1P: &[f32] = &[
     0.999_999_97,
 ];
 
-/// What a kernel may be made of.
+/// The instructions that a kernel may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
-    /// CUDA C++, in which there can be PTX.
+    /// The code generator emits CUDA C++, which can contain PTX.
     pub ptx: bool,
-    /// A plane can wait for its own lanes only.
+    /// A plane can synchronise its own lanes alone.
     pub sync_plane: bool,
 }
 
@@ -35,9 +37,9 @@ impl Target {
     }
 }
 
-/// A polynomial, its coefficients in the order of falling powers.
+/// A polynomial. The coefficients are in the order of falling powers.
 #[cube]
-// Compile-time values are taken by index.
+// Compile-time values must be accessed by index.
 #[allow(clippy::needless_range_loop)]
 pub(crate) fn polynomial(t: f32, #[comptime] coefficients: &[f32]) -> f32 {
     let mut sum = coefficients[0].runtime();
@@ -66,7 +68,7 @@ pub(crate) fn exp(x: f32, #[comptime] target: Target) -> f32 {
 pub(crate) fn sqrt(x: f32, #[comptime] target: Target) -> f32 {
     if target.ptx {
         let y: f32;
-        // A variable would come as its address; a result does not.
+        // A variable would be passed as its address; a result is not.
         let x = f32::reinterpret(u32::reinterpret(x));
         gpu_asm!("sqrt.approx.ftz.f32 {y}, {x};", y = out(_) y, x = in(_) x, options(pure, nomem));
         y
@@ -88,7 +90,7 @@ pub(crate) fn reciprocal(x: f32, #[comptime] target: Target) -> f32 {
     }
 }
 
-/// `x`, or `other` where it is NaN or less. `other` is a number.
+/// `x`, or `other` where `x` is NaN or less. `other` is a number.
 #[cube]
 pub(crate) fn not_nan(x: f32, other: f32, #[comptime] target: Target) -> f32 {
     if target.ptx {
@@ -99,13 +101,13 @@ pub(crate) fn not_nan(x: f32, other: f32, #[comptime] target: Target) -> f32 {
     }
 }
 
-/// The value of the lane whose index differs by `mask`. All lanes of the plane must be here.
+/// The value of the lane whose index differs by `mask`. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn shuffle_xor(x: f32, #[comptime] mask: u32, #[comptime] target: Target) -> f32 {
     if target.ptx {
         let y: u32;
         let x = u32::reinterpret(x);
-        // CubeCL's own shuffle asks for the active lanes each time; here they are known.
+        // CubeCL's own shuffle queries the active lanes each time; here they are known.
         gpu_asm!(
             "shfl.sync.bfly.b32 {y}, {x}, {mask}, 31, -1;",
             y = out(_) y, x = in(_) x, options(nomem)
@@ -116,7 +118,8 @@ pub(crate) fn shuffle_xor(x: f32, #[comptime] mask: u32, #[comptime] target: Tar
     }
 }
 
-/// Sum over each group of `lanes` neighbouring lanes, in all of them. All lanes of the plane must be here.
+/// The sum over each group of `lanes` neighbouring lanes, in all of them. Every lane of the plane
+/// must call this.
 #[cube]
 pub(crate) fn group_sum(x: f32, #[comptime] lanes: u32, #[comptime] target: Target) -> f32 {
     let mut sum = x;
@@ -127,8 +130,8 @@ pub(crate) fn group_sum(x: f32, #[comptime] lanes: u32, #[comptime] target: Targ
     sum
 }
 
-/// Maximum over each group of `lanes` neighbouring lanes, in all of them; none of the values is NaN or -0.0. All lanes of the
-/// plane must be here.
+/// The maximum over each group of `lanes` neighbouring lanes, in all of them. None of the values is
+/// NaN or -0.0. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn group_max(x: f32, #[comptime] lanes: u32, #[comptime] target: Target) -> f32 {
     if comptime!(target.ptx && lanes == 32) {
@@ -146,13 +149,14 @@ pub(crate) fn group_max(x: f32, #[comptime] lanes: u32, #[comptime] target: Targ
     }
 }
 
-/// From the bits of a float to an integer that is in the same order, and back.
+/// Maps the bits of a float to an integer in the same order, and back.
 #[cube]
 fn ordered(bits: i32) -> i32 {
     bits ^ ((bits >> 31) & 0x7fff_ffffi32)
 }
 
-/// Which lanes of the plane, of no more than 32, have `holds`, the first in the lowest bit. All lanes of the plane must be here.
+/// A mask of the lanes for which `holds` is true, with the first lane in the lowest bit. The plane
+/// has no more than 32 lanes. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn ballot(holds: bool, #[comptime] target: Target) -> u32 {
     if target.ptx {
@@ -168,7 +172,8 @@ pub(crate) fn ballot(holds: bool, #[comptime] target: Target) -> u32 {
     }
 }
 
-/// [`ballot`] of the group of `lanes` neighbouring lanes, in a cube whose first dimension is a plane.
+/// [`ballot`] of the group of `lanes` neighbouring lanes, in a cube whose first dimension is a
+/// plane.
 #[cube]
 pub(crate) fn group_ballot(holds: bool, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
     let all = ballot(holds, target);
@@ -180,7 +185,7 @@ pub(crate) fn group_ballot(holds: bool, #[comptime] lanes: u32, #[comptime] targ
     }
 }
 
-/// Sum over the lanes up to this one. All lanes of the plane must be here.
+/// The sum over the lanes up to and including this one. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn plane_running_sum(x: u32, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
     if target.ptx {
@@ -203,7 +208,7 @@ pub(crate) fn plane_running_sum(x: u32, #[comptime] lanes: u32, #[comptime] targ
     }
 }
 
-/// Sum over the plane, in all lanes. All lanes of the plane must be here.
+/// The sum over the plane, in all lanes. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn sum_of_plane(x: u32, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
     if comptime!(target.ptx && lanes == 32) {
@@ -216,7 +221,7 @@ pub(crate) fn sum_of_plane(x: u32, #[comptime] lanes: u32, #[comptime] target: T
     }
 }
 
-/// The value that lane `from` has. All lanes of the plane must be here, with the same `from`.
+/// The value of lane `from`. Every lane of the plane must call this, with the same `from`.
 #[cube]
 pub(crate) fn plane_value(x: u32, from: u32, #[comptime] target: Target) -> u32 {
     if target.ptx {
@@ -233,7 +238,8 @@ pub(crate) fn plane_value(x: u32, from: u32, #[comptime] target: Target) -> u32 
     }
 }
 
-/// Waits until the lanes of the plane see what the others wrote to shared memory. All of the cube must be here.
+/// Waits until the lanes of the plane see what the other lanes wrote to shared memory. Every unit
+/// of the cube must call this.
 #[cube]
 pub(crate) fn sync_group(#[comptime] target: Target) {
     if target.sync_plane {
@@ -243,17 +249,18 @@ pub(crate) fn sync_group(#[comptime] target: Target) {
     }
 }
 
-/// Waits for the other planes of this plane's group, the cube having no more than 15 of `planes` planes each. All of the group must be
-/// here. Needs PTX.
+/// Waits for the other planes of this plane's group. The cube has at most 15 groups of `planes`
+/// planes each. Every unit of the group must call this. Needs PTX.
 #[cube]
 pub(crate) fn sync_planes(group: u32, #[comptime] planes: u32) {
-    // Barrier 0 is that of the cube.
+    // Barrier 0 is the barrier of the cube.
     let barrier = i32::reinterpret(group + 1u32);
     let units = comptime!(32 * planes);
     gpu_asm!("bar.sync {barrier}, {units};", barrier = in(_) barrier);
 }
 
-/// Counts this cube in on `counter`: whether it is the last of `cubes`, which then sees all that the others have written.
+/// Counts this cube on `counter`, and returns whether it is the last of `cubes`. The last cube sees
+/// everything that the other cubes wrote.
 #[cube]
 pub(crate) fn arrives_last(
     counter: &mut [Atomic<u32>],
@@ -262,7 +269,8 @@ pub(crate) fn arrives_last(
 ) -> bool {
     let mut order = Shared::<u32>::new();
     if target.ptx {
-        // One unit's fence hands on what the barrier has gathered, and the barrier hands on what it has received.
+        // One unit's fences suffice: the barrier before makes the cube's writes visible to that
+        // unit, and the barrier after passes on what the unit sees.
         sync_cube();
         if UNIT_POS == 0 {
             gpu_asm!("fence.acq_rel.gpu;");
@@ -280,14 +288,16 @@ pub(crate) fn arrives_last(
     *order == cubes - 1
 }
 
-/// Whether it is NaN. A comparison of floats may take it for granted that there is none.
+/// Whether `x` is NaN. It tests bits, because compilers may assume that comparisons of floats see
+/// no NaN.
 #[cube]
 pub(crate) fn has_nan_bits(x: f32) -> bool {
     u32::reinterpret(x) & 0x7fff_ffffu32 > 0x7f80_0000u32
 }
 
-/// `bits` shifted up by one, and in the lowest bit whether `x` is below `low`, which is not `0.0`, or above `high`, which is not
-/// `-0.0`. It may be found to be neither though it is, but never the other way round; NaN is neither.
+/// `bits` shifted up by one, with the lowest bit set if `x` is below `low`, which is not `0.0`, or
+/// above `high`, which is not `-0.0`. The bit may be clear although `x` is outside, but is never
+/// set if it is not. NaN counts as neither.
 #[cube]
 pub(crate) fn push_outside(
     bits: u32,
@@ -298,7 +308,8 @@ pub(crate) fn push_outside(
 ) -> u32 {
     if target.ptx {
         let y: u32;
-        // The signs of two differences, which do not keep the pipe busy that everything else is done in.
+        // Uses the signs of two differences, because comparisons would use the pipe that the rest
+        // of the work keeps busy.
         let below = i32::reinterpret(x - low);
         let above = i32::reinterpret(high - x);
         let outside = below | above;
@@ -314,8 +325,9 @@ pub(crate) fn push_outside(
     }
 }
 
-/// `bits` shifted up by one, and in the lowest bit whether `x` is below `low`, which is not `0.0`. Very small numbers may be found not
-/// to be though they are, but never the other way round; NaN is not.
+/// `bits` shifted up by one, with the lowest bit set if `x` is below `low`, which is not `0.0`. The
+/// bit may be clear for very small numbers although they are below, but is never set if `x` is not.
+/// NaN counts as not below.
 #[cube]
 pub(crate) fn push_below(bits: u32, x: f32, low: f32, #[comptime] target: Target) -> u32 {
     if target.ptx {
@@ -332,15 +344,17 @@ pub(crate) fn push_below(bits: u32, x: f32, low: f32, #[comptime] target: Target
     }
 }
 
-/// Two floats, cut to half precision, as integers in their order: the first in the lower half. Zeros of either sign and whatever is
-/// cut to them are equal; NaN is `-inf`. Needs PTX.
+/// Two floats truncated to `f16`, as integers in the same order, with the first in the low half of
+/// the word. Zeros of either sign, and everything that is truncated to them, are equal. NaN is
+/// `-inf`. Needs PTX.
 #[cube]
-pub(crate) fn ordered_halves(a: f32, b: f32) -> u32 {
+pub(crate) fn ordered_f16(a: f32, b: f32) -> u32 {
     let y: u32;
     let a = u32::reinterpret(a);
     let b = u32::reinterpret(b);
     gpu_asm!(
-        "{{ .reg .b32 h, s, n; .reg .f32 x, z; mov.b32 x, {a}; mov.b32 z, {b}; cvt.rz.f16x2.f32 h, z, x; ",
+        "{{ .reg .b32 h, s, n; .reg .f32 x, z; mov.b32 x, {a}; mov.b32 z, {b}; \
+        cvt.rz.f16x2.f32 h, z, x; ",
         "mov.b32 n, 0; add.rn.f16x2 h, h, n; mov.b32 n, 0xFC00FC00; max.f16x2 h, h, n; ",
         "prmt.b32 s, h, 0, 0xBB99; or.b32 s, s, 0x80008000; xor.b32 {y}, h, s; }}",
         y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
@@ -348,9 +362,9 @@ pub(crate) fn ordered_halves(a: f32, b: f32) -> u32 {
     y
 }
 
-/// The float of half precision bits. Needs PTX.
+/// The f32 of `f16` bits. Needs PTX.
 #[cube]
-pub(crate) fn half_to_float(bits: u32) -> f32 {
+pub(crate) fn f16_to_f32(bits: u32) -> f32 {
     let y: f32;
     let bits = i32::reinterpret(bits);
     gpu_asm!(
@@ -360,34 +374,38 @@ pub(crate) fn half_to_float(bits: u32) -> f32 {
     y
 }
 
-/// The differences of two pairs of `f16`, one pair to a word; the largest finite number where there is none. Needs PTX.
+/// The differences of two pairs of `f16`, one pair to a word. NaN and infinity become the largest
+/// finite number. Needs PTX.
 #[cube]
-pub(crate) fn half_differences(a: u32, b: u32) -> u32 {
+pub(crate) fn f16_differences(a: u32, b: u32) -> u32 {
     let y: u32;
     let a = i32::reinterpret(a);
     let b = i32::reinterpret(b);
     // Of NaN and a number, the minimum is the number.
     gpu_asm!(
-        "{{ .reg .b32 d, m; sub.rn.f16x2 d, {a}, {b}; mov.b32 m, 0x7bff7bff; min.f16x2 {y}, d, m; }}",
+        "{{ .reg .b32 d, m; sub.rn.f16x2 d, {a}, {b}; mov.b32 m, 0x7bff7bff; \
+        min.f16x2 {y}, d, m; }}",
         y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
     );
     y
 }
 
-/// A pair of `f16` as a pair of `bf16`. Needs PTX.
+/// Converts a pair of `f16` to a pair of `bf16`. Needs PTX.
 #[cube]
-pub(crate) fn halves_to_bf16(pair: u32) -> u32 {
+pub(crate) fn f16_to_bf16(pair: u32) -> u32 {
     let y: u32;
     let pair = i32::reinterpret(pair);
     gpu_asm!(
-        "{{ .reg .b16 h, g; .reg .f32 x, z; mov.b32 {{h, g}}, {pair}; cvt.f32.f16 x, h; cvt.f32.f16 z, g; ",
+        "{{ .reg .b16 h, g; .reg .f32 x, z; mov.b32 {{h, g}}, {pair}; cvt.f32.f16 x, h; \
+        cvt.f32.f16 z, g; ",
         "cvt.rn.bf16x2.f32 {y}, z, x; }}",
         y = out(_) y, pair = in(_) pair, options(pure, nomem)
     );
     y
 }
 
-/// Two floats rounded to `bf16`, to nearest with ties to even: the first in the lower half. Needs PTX.
+/// Rounds two floats to `bf16`, to nearest with ties to even, with the first in the low half of the
+/// word. Needs PTX.
 #[cube]
 pub(crate) fn pack_bf16(a: f32, b: f32) -> u32 {
     let y: u32;
@@ -400,9 +418,10 @@ pub(crate) fn pack_bf16(a: f32, b: f32) -> u32 {
     y
 }
 
-/// Two floats as `f16`, to nearest with ties to even: the first in the lower half. Needs PTX.
+/// Rounds two floats to `f16`, to nearest with ties to even, with the first in the low half of the
+/// word. Needs PTX.
 #[cube]
-pub(crate) fn pack_halves(a: f32, b: f32) -> u32 {
+pub(crate) fn pack_f16(a: f32, b: f32) -> u32 {
     let y: u32;
     let a = f32::reinterpret(u32::reinterpret(a));
     let b = f32::reinterpret(u32::reinterpret(b));
@@ -413,10 +432,10 @@ pub(crate) fn pack_halves(a: f32, b: f32) -> u32 {
     y
 }
 
-/// Two of the four E4M3 codes of a word as `f16`, which has them all, NaN among them: the lower two of them or the `upper`. Needs PTX and a
-/// processor that has this conversion.
+/// Converts two of the four E4M3 codes of a word to `f16`: the lower two, or the `upper` two. `f16`
+/// represents all codes, NaN among them. Needs PTX and a processor that has this conversion.
 #[cube]
-pub(crate) fn e4m3_to_halves(word: u32, #[comptime] upper: bool) -> u32 {
+pub(crate) fn e4m3_to_f16(word: u32, #[comptime] upper: bool) -> u32 {
     let y: u32;
     let word = i32::reinterpret(word);
     let codes = comptime!(if upper { "h" } else { "l" });
@@ -427,11 +446,13 @@ pub(crate) fn e4m3_to_halves(word: u32, #[comptime] upper: bool) -> u32 {
     y
 }
 
-/// Product of a 16x16 and a 16x8 tile, added to `sum`, by the tensor cores: every lane of the plane has its part of each.
+/// Multiplies a 16x16 and a 16x8 tile on tensor cores and adds the product to `sum`. Every lane of
+/// the plane holds its part of each tile.
 ///
-/// `dtype` is `bf16` or `f16`. Needs PTX. The lane `4 * g + q` has of the left tile, in words of two: row `g` columns `2q`, row
-/// `g + 8` the same, then columns `2q + 8` of both; of the right tile rows `2q` and `2q + 8` of column `g`; of the sum columns
-/// `2q` and `2q + 1` of rows `g` and `g + 8`.
+/// `dtype` is `bf16` or `f16`. Needs PTX. Words hold two elements. Lane `4 * g + q` holds of the
+/// left tile: row `g` columns `2q`, row `g + 8` the same, then columns `2q + 8` of both. Of the
+/// right tile it holds rows `2q` and `2q + 8` of column `g`. Of the sum it holds columns `2q` and
+/// `2q + 1` of rows `g` and `g + 8`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn multiply_tiles(
@@ -445,7 +466,7 @@ pub(crate) fn multiply_tiles(
     #[comptime] dtype: &str,
 ) -> Vector<f32, Const<4>> {
     let total: Vector<f32, Const<4>>;
-    // Variables would come as their addresses; results do not.
+    // Variables would be passed as their addresses; results are not.
     let (a0, a1) = (i32::reinterpret(a0), i32::reinterpret(a1));
     let (a2, a3) = (i32::reinterpret(a2), i32::reinterpret(a3));
     let (b0, b1) = (i32::reinterpret(b0), i32::reinterpret(b1));
@@ -460,7 +481,8 @@ pub(crate) fn multiply_tiles(
     total
 }
 
-/// [`multiply_tiles`] of a 16x8 and an 8x8 tile of `bf16`, of which a lane has the first two words and the first.
+/// [`multiply_tiles`] of a 16x8 and an 8x8 tile of `bf16`. A lane holds the first two words of the
+/// left tile and the first word of the right one.
 #[cube]
 pub(crate) fn multiply_half_tiles(
     a0: u32,
@@ -482,13 +504,14 @@ pub(crate) fn multiply_half_tiles(
     total
 }
 
-/// Product of two pairs of `bf16`, one pair to a word. Needs PTX.
+/// Multiplies two pairs of `bf16`, one pair to a word. Needs PTX.
 #[cube]
 pub(crate) fn multiply_pairs(a: u32, b: u32) -> u32 {
     let y: u32;
     let a = i32::reinterpret(a);
     let b = i32::reinterpret(b);
-    // Adding -0 changes nothing; a product alone is an instruction of later processors only.
+    // Adding -0 changes nothing; a product without an addition is an instruction of later
+    // processors only.
     gpu_asm!(
         "{{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 {y}, {a}, {b}, z; }}",
         y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
@@ -496,19 +519,21 @@ pub(crate) fn multiply_pairs(a: u32, b: u32) -> u32 {
     y
 }
 
-/// Ends a group of this unit's asynchronous copies. Needs PTX.
+/// Closes a group of this unit's asynchronous copies. Needs PTX.
 #[cube]
 pub(crate) fn commit_copies() {
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until no more than the last `pending` groups of this unit's asynchronous copies are on their way. Needs PTX.
+/// Waits until at most the last `pending` groups of this unit's asynchronous copies are unfinished.
+/// Needs PTX.
 #[cube]
 pub(crate) fn await_copies(#[comptime] pending: u32) {
     gpu_asm!("cp.async.wait_group {pending};");
 }
 
-/// Asks for the line of device memory that a slice begins in to be brought to the second-level cache. Needs PTX.
+/// Requests that the line of device memory in which a slice begins is brought to the second-level
+/// cache. Needs PTX.
 #[cube]
 pub(crate) fn prefetch<E: CubePrimitive>(slice: &[E]) {
     let line = slice.as_ptr();
@@ -520,7 +545,7 @@ pub(crate) fn prefetch<E: CubePrimitive>(slice: &[E]) {
 pub(crate) fn byte(word: u32, index: u32) -> u32 {
     let y: u32;
     let word = i32::reinterpret(word);
-    // The upper bytes are those of a zero.
+    // The upper bytes come from a zero.
     let selector = i32::reinterpret(index + 0x4440u32);
     gpu_asm!(
         "prmt.b32 {y}, {word}, 0, {selector};",

@@ -1,4 +1,4 @@
-//! What every family's host side asks of tensors and devices before it launches a kernel.
+//! Queries of tensors and devices that all families use on the host before they launch a kernel.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
@@ -13,35 +13,38 @@ use cubecl::server::CubeCountSelection;
 
 use crate::intrinsics::Target;
 
-/// Cubes in a dimension, of any device.
+/// The most cubes in a dimension that every device allows.
 pub(crate) const MAX_CUBES: usize = 65_535;
 
-/// Lanes of a plane, where kernels can rely on the number. They ask who of them agrees in one word, hence 32 at most.
+/// The lanes of a plane, where kernels can rely on the number. At most 32, because kernels hold a
+/// ballot of the lanes in one word.
 pub(crate) fn plane_size(client: &Client) -> Option<u32> {
     let hardware = &client.properties().hardware;
     let size = hardware.plane_size_max;
     (hardware.plane_size_min == size && (4..=32).contains(&size)).then_some(size)
 }
 
-/// Whether kernels can multiply on tensor cores what they copy asynchronously: processors that do that also multiply `bf16`.
+/// Whether kernels can use tensor cores on operands that they copy asynchronously. SMs with
+/// asynchronous copies also multiply `bf16`.
 pub(crate) fn has_tensor_cores(client: &Client) -> bool {
     Target::of(client).ptx && client.features().copy_async && plane_size(client) == Some(32)
 }
 
-/// Whether such a processor turns E4M3 codes into `f16` by itself: those that multiply them on tensor cores do.
+/// Whether an SM converts E4M3 codes to `f16` by an instruction. SMs that multiply E4M3 on tensor
+/// cores do.
 pub(crate) fn has_fp8_conversion(client: &Client) -> bool {
     let e4m3 = ElemType::Float(FloatKind::E4M3);
     let products = &client.features().matmul.mma;
     has_tensor_cores(client) && products.iter().any(|product| product.a_type == e4m3)
 }
 
-/// Multiprocessors of the device, one if it does not say.
+/// The SMs of the device, or one if it does not report them.
 pub(crate) fn processors(client: &Client) -> u32 {
     let processors = client.properties().hardware.num_streaming_multiprocessors;
     processors.unwrap_or(1)
 }
 
-/// Whether a cube can have so many bytes of shared memory, next to what compilers add of their own.
+/// Whether a cube can have `bytes` bytes of shared memory, in addition to what compilers reserve.
 pub(crate) fn fits_shared(client: &Client, bytes: usize) -> bool {
     bytes + 1024 <= client.properties().hardware.max_shared_memory_size
 }
@@ -53,22 +56,23 @@ pub(crate) fn has_counters(client: &Client) -> bool {
     atomics.contains(AtomicUsage::Add)
 }
 
-/// A float dtype that kernels read.
+/// Whether kernels read this float dtype.
 pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// An integer dtype that holds the number of rows or columns of any tensor, to which indices are clamped.
+/// Whether this integer dtype holds the number of rows or columns of any tensor. Indices are
+/// clamped to that number.
 pub(crate) fn is_wide_int(dtype: DType) -> bool {
     matches!(dtype, DType::I32 | DType::I64 | DType::U32 | DType::U64)
 }
 
-/// Whether there is such a number, and an `i32` holds it.
+/// Whether the number exists and fits an `i32`.
 pub(crate) fn fits_i32(number: Option<usize>) -> bool {
     number.is_some_and(|number| i32::try_from(number).is_ok())
 }
 
-/// A tensor whose rows are contiguous, wherever they start.
+/// Returns a tensor whose rows are contiguous, wherever they start.
 pub(crate) fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
     if tensor.meta.is_tiled() || tensor.meta.strides().last() != Some(&1) {
         into_contiguous(tensor)
@@ -77,7 +81,8 @@ pub(crate) fn with_contiguous_rows(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// A tensor that a kernel may write to where it is: itself, if nobody else holds it.
+/// Returns a tensor that a kernel may write to: the tensor itself if nobody else holds it, or else
+/// a copy.
 pub(crate) fn writable(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() && tensor.is_nonoverlapping() {
         tensor
@@ -86,8 +91,8 @@ pub(crate) fn writable(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// Widest vector, of no more than 16 bytes and `most` elements, that divides the contiguous rows of a tensor and all distances between
-/// them.
+/// The widest vector, of at most 16 bytes and `most` elements, that divides the contiguous rows of
+/// a tensor and all distances between them.
 pub(crate) fn vector_size(tensor: &CubeTensor, most: usize) -> usize {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let columns = shape.last().copied().unwrap_or(1);
@@ -100,7 +105,8 @@ pub(crate) fn vector_size(tensor: &CubeTensor, most: usize) -> usize {
     sizes.filter(divides).max().unwrap_or(1)
 }
 
-/// Widest vector, of no more than 16 bytes, that divides rows of so many columns of all of some tensors, wherever the rows are.
+/// The widest vector, of at most 16 bytes, that divides rows of `columns` columns in all of some
+/// tensors, wherever the rows start.
 pub(crate) fn row_vector_size<const N: usize>(tensors: [&CubeTensor; N], columns: usize) -> usize {
     let widest = tensors.map(|tensor| {
         let sizes = tensor.client.io_optimized_vector_sizes(tensor.elem_size());
@@ -110,7 +116,8 @@ pub(crate) fn row_vector_size<const N: usize>(tensors: [&CubeTensor; N], columns
     widest.into_iter().min().unwrap_or(1)
 }
 
-/// A tensor whose rows kernels read in vectors of `size`; a copy if they are where such vectors do not begin.
+/// Returns a tensor whose rows kernels can read in vectors of `size`. Copies it if rows do not
+/// start at multiples of such vectors.
 pub(crate) fn with_vectors(tensor: CubeTensor, size: usize) -> CubeTensor {
     let tensor = with_contiguous_rows(tensor);
     if vector_size(&tensor, usize::MAX) < size {
@@ -120,7 +127,7 @@ pub(crate) fn with_vectors(tensor: CubeTensor, size: usize) -> CubeTensor {
     }
 }
 
-/// A matrix of whose rows kernels for tensor cores read 16 bytes at a time.
+/// Returns a matrix whose rows kernels for tensor cores can read 16 bytes at a time.
 pub(crate) fn aligned(matrix: CubeTensor) -> CubeTensor {
     let size = 16 / matrix.elem_size();
     with_vectors(matrix, size)
@@ -135,7 +142,8 @@ pub(crate) fn narrow(matrix: &CubeTensor, first: usize, count: usize) -> CubeTen
     slice(matrix.clone(), &[first..first + count, 0..columns])
 }
 
-/// Contiguous, as kernels write it; an allocation of Burn's own may have gaps between the rows.
+/// A new contiguous tensor, as kernels write it. An allocation by Burn itself may have gaps between
+/// the rows.
 pub(crate) fn output<const D: usize>(
     like: &CubeTensor,
     shape: [usize; D],
@@ -149,12 +157,12 @@ pub(crate) fn output<const D: usize>(
     )
 }
 
-/// At least so many cubes, in as many dimensions as it takes.
+/// At least `cubes` cubes, in as many dimensions as needed.
 pub(crate) fn cube_count(client: &Client, cubes: usize) -> CubeCount {
     CubeCountSelection::new(client, cubes as u32).cube_count()
 }
 
-/// What the offsets into the largest of the tensors need.
+/// The address type for offsets into the largest of the tensors.
 pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     let types = tensors.map(CubeTensor::required_address_type);
     types.into_iter().max().unwrap_or_default()

@@ -1,25 +1,32 @@
 //! DeepSeek-V4 operators for the [Burn](https://burn.dev) deep-learning framework, inference only.
 //!
-//! Every operator takes and returns Burn tensors and runs on every Burn device. Operators are grouped in families, one module
-//! each; a family's `reference.rs` is its readable truth in plain tensor operations.
+//! Every operator takes and returns Burn tensors and runs on every Burn device. Operators are
+//! grouped in families, one module each. A family's `reference.rs` defines its results in plain
+//! tensor operations.
 //!
-//! | module | operators |
-//! |---|---|
-//! | [`attention`] | partial rotary embedding, pooling of key/value blocks, indexer scores, attention with a sink, the same over the rows of a cache and what appends them |
-//! | [`flash_head`] | an output head that reads the likely part of the vocabulary: the greedy token, candidates, draws |
-//! | [`gated_delta`] | gated delta rule: recurrent linear attention on a pool of states |
-//! | [`hyper_connection`] | coefficients, collapse and expansion of residual streams, the head, each with the norm that follows |
-//! | [`matmul`] | products of a few rows that do not depend on each other, of any rows; f32 operands never in TF32 |
-//! | [`moe`] | clamped SwiGLU, experts with dense or packed weights, alone and with a shared one |
-//! | [`norm`] | RMS norm |
-//! | [`quant`] | dense and packed weights, linear maps by them, alone and in groups, FP8 and FP4 weight decoding, FP8 and FP4 activation round trips, Hadamard transform |
-//! | [`router`] | score and hash routing, small top-k |
-//! | [`sampling`] | tokens from logits: the highest, or a seeded draw after temperature, top-k, top-p and min-p; verification of drafts |
-//! | [`topk`] | the largest entries of long rows, each in a window of its own |
+//! - [`attention`]: partial rotary embedding, pooling of key/value blocks, indexer scores,
+//!   attention with a sink, the same over the rows of a cache and what appends them
+//! - [`flash_head`]: an output head that reads the likely part of the vocabulary: the greedy token,
+//!   candidates, draws
+//! - [`gated_delta`]: gated delta rule: recurrent linear attention on a pool of states
+//! - [`hyper_connection`]: coefficients, collapse and expansion of residual streams, the head, each
+//!   with the norm that follows
+//! - [`matmul`]: small-M products whose rows do not depend on each other, products of any rows; f32
+//!   operands never in TF32
+//! - [`moe`]: clamped SwiGLU, experts with dense or packed weights, alone and with a shared one
+//! - [`norm`]: RMS norm
+//! - [`quant`]: dense and packed weights, linear maps by them, alone and in groups, FP8 and FP4
+//!   weight decoding, FP8 and FP4 activation round trips, Hadamard transform
+//! - [`router`]: score and hash routing, small top-k
+//! - [`sampling`]: tokens from logits: the highest, or a seeded draw after temperature, top-k,
+//!   top-p and min-p; verification of drafts; both by the parameters of each lane; penalties, logit
+//!   bias and log-probabilities
+//! - [`topk`]: the largest entries of long rows, each in a window of its own
 //!
-//! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a one-line error where it is
-//! not compiled in or not present. [`readback`] reads a few numbers back while the device goes on working. Features `flex` (default),
-//! `wgpu`, `cuda` and `cpu` choose the backends.
+//! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a
+//! one-line error where it is not compiled in or not present. [`readback`] reads a few numbers back
+//! while the device continues to work. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose
+//! the backends.
 
 #[cfg(feature = "cube")]
 mod arrival;

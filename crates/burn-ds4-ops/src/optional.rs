@@ -1,10 +1,10 @@
-//! Tensors that an operator can do without. Backend extensions take no `Option`.
+//! Optional tensors of an operator. Backend extensions do not support `Option`.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Bool, Int, Tensor};
 
-/// A float tensor that an operator can do without.
+/// An optional float tensor.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalFloat<B: Backend> {
@@ -14,7 +14,7 @@ pub enum OptionalFloat<B: Backend> {
     Some(FloatTensor<B>),
 }
 
-/// An integer tensor that an operator can do without.
+/// An optional integer tensor.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalInt<B: Backend> {
@@ -24,7 +24,7 @@ pub enum OptionalInt<B: Backend> {
     Some(IntTensor<B>),
 }
 
-/// A mask that an operator can do without.
+/// An optional mask.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalBool<B: Backend> {

@@ -1,14 +1,15 @@
-//! Random numbers that need no state: Philox-4x32-10, by Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+//! Stateless random numbers: Philox-4x32-10, by Salmon et al., "Parallel random numbers: as easy as
+//! 1, 2, 3" (SC 2011).
 
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
-/// What is added to the words of the key after each round.
-const STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+/// Added to the words of the key after each round.
+const KEY_INCREMENTS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
-/// The four words of a key and a counter.
+/// The four random words of a key and a counter.
 pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let [a, b] = [
@@ -21,14 +22,14 @@ pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
             (a >> 32) as u32 ^ counter[3] ^ key[1],
             a as u32,
         ];
-        for (word, step) in key.iter_mut().zip(STEPS) {
-            *word = word.wrapping_add(step);
+        for (word, increment) in key.iter_mut().zip(KEY_INCREMENTS) {
+            *word = word.wrapping_add(increment);
         }
     }
     counter
 }
 
-/// The first two words of [`philox`] for a counter of one word and zeros.
+/// The first two words of [`philox`] for a counter of one word followed by zeros.
 #[cfg(feature = "cube")]
 #[cube]
 pub(crate) fn philox_words(counter: u32, key: (u32, u32)) -> (u32, u32) {
@@ -38,17 +39,20 @@ pub(crate) fn philox_words(counter: u32, key: (u32, u32)) -> (u32, u32) {
     let mut fourth = 0u32;
     #[unroll]
     for round in 0..comptime!(ROUNDS as u32) {
-        let steps = comptime!([round.wrapping_mul(STEPS[0]), round.wrapping_mul(STEPS[1])]);
+        let increments = comptime!([
+            round.wrapping_mul(KEY_INCREMENTS[0]),
+            round.wrapping_mul(KEY_INCREMENTS[1])
+        ]);
         let multipliers = comptime!(MULTIPLIERS);
         let (a, b) = (comptime!(multipliers[0]), comptime!(multipliers[1]));
-        let (step_a, step_b) = (comptime!(steps[0]), comptime!(steps[1]));
+        let (increment_a, increment_b) = (comptime!(increments[0]), comptime!(increments[1]));
         let high_a = first.mul_hi(a.runtime());
         let low_a = first * a;
         let high_b = third.mul_hi(b.runtime());
         let low_b = third * b;
-        first = high_b ^ second ^ (key.0 + step_a);
+        first = high_b ^ second ^ (key.0 + increment_a);
         second = low_b;
-        third = high_a ^ fourth ^ (key.1 + step_b);
+        third = high_a ^ fourth ^ (key.1 + increment_b);
         fourth = low_a;
     }
     (first, second)

@@ -1,17 +1,19 @@
-//! Reading a few numbers of a device back while it goes on working.
+//! Reads a few numbers from a device without making it wait.
 
 use std::fmt;
 
 use burn::backend::ExecutionError;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 
 /// Numbers on their way from a device.
 ///
-/// They are those that the tensors held when the read [began](Self::begin), whatever is written to them since: the copy is in line with
-/// the device's work. So the host can enqueue more work first, and [wait](Self::wait) afterwards, while the device does it.
+/// They are those that the tensors held when the read [began](Self::begin), whatever is written to
+/// them since: the copy runs in the order of the device's work. So the host can enqueue more work
+/// first and [wait](Self::wait) afterwards, while the device does it.
 ///
-/// Where a device has no such copy (Flex, `cpu`, and any with the feature `fusion`), the numbers are read at once. Dropping a read
-/// waits for it: until then, the device writes to the host's memory.
+/// Where a device has no such copy (Flex, `cpu`, and any with the feature `fusion`), the numbers
+/// are read at once. Dropping a read waits for it: until then, the device writes to the host's
+/// memory.
 ///
 /// # Example
 ///
@@ -32,34 +34,60 @@ use burn::tensor::{Int, Tensor};
 /// # }
 /// ```
 #[must_use = "waiting for it is the point of a read"]
-pub struct Readback(Option<Reading>);
+pub struct Readback(Option<PendingRead>);
 
-enum Reading {
-    Read(Result<Vec<i32>, ExecutionError>),
+/// What a [`Readback`] has read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReadNumbers {
+    /// Those of the integer tensors, one after the other.
+    pub ints: Vec<i32>,
+    /// Those of the float tensors, one after the other.
+    pub floats: Vec<f32>,
+}
+
+enum PendingRead {
+    Done(Result<ReadNumbers, ExecutionError>),
     #[cfg(all(feature = "cube", not(feature = "fusion")))]
-    Copied(in_line::Copies),
+    Copied(stream_copies::Copies),
 }
 
 impl Readback {
-    /// Begins to read tensors. Those of several devices are read at once.
-    pub fn begin<const N: usize>(numbers: [Tensor<1, Int>; N]) -> Self {
-        Self(Some(Reading::begin(numbers)))
+    /// Begins to read integers. If the tensors are on several devices, they are read at once.
+    pub fn begin<const N: usize>(ints: [Tensor<1, Int>; N]) -> Self {
+        Self::begin_both(&ints, &[])
     }
 
-    /// The numbers of all tensors, in their order, each of which is to fit an `i32`.
+    /// Begins to read integers and floats together. If the tensors are on several devices, they are
+    /// read at once.
+    pub fn begin_both(ints: &[Tensor<1, Int>], floats: &[Tensor<1>]) -> Self {
+        Self(Some(PendingRead::begin(ints, floats)))
+    }
+
+    /// Waits for the integers of all tensors, in their order. Each must fit in an `i32`.
     ///
     /// # Errors
     ///
-    /// If work that the numbers depend on has failed, or the copy.
-    pub fn wait(mut self) -> Result<Vec<i32>, ExecutionError> {
-        self.0.take().map_or(Ok(Vec::new()), Reading::wait)
+    /// If the copy has failed, or work that the numbers depend on.
+    pub fn wait(self) -> Result<Vec<i32>, ExecutionError> {
+        Ok(self.wait_both()?.ints)
+    }
+
+    /// Waits for the numbers of all tensors. Each integer must fit in an `i32`; floats are
+    /// converted to `f32`.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_both(mut self) -> Result<ReadNumbers, ExecutionError> {
+        let pending = self.0.take();
+        pending.map_or_else(|| Ok(ReadNumbers::default()), PendingRead::wait)
     }
 }
 
 impl Drop for Readback {
     fn drop(&mut self) {
-        // Nobody wants to know what came of it.
-        let _ = self.0.take().map(Reading::wait);
+        // The result is not needed.
+        let _ = self.0.take().map(PendingRead::wait);
     }
 }
 
@@ -69,35 +97,50 @@ impl fmt::Debug for Readback {
     }
 }
 
-impl Reading {
-    fn begin<const N: usize>(numbers: [Tensor<1, Int>; N]) -> Self {
+impl PendingRead {
+    fn begin(ints: &[Tensor<1, Int>], floats: &[Tensor<1>]) -> Self {
         #[cfg(all(feature = "cube", not(feature = "fusion")))]
-        if let Some(copies) = in_line::begin(&numbers) {
+        if let Some(copies) = stream_copies::begin(ints, floats) {
             return Self::Copied(copies);
         }
-        Self::Read(read(numbers))
+        Self::Done(read(ints, floats))
     }
 
-    fn wait(self) -> Result<Vec<i32>, ExecutionError> {
+    fn wait(self) -> Result<ReadNumbers, ExecutionError> {
         match self {
-            Self::Read(numbers) => numbers,
+            Self::Done(numbers) => numbers,
             #[cfg(all(feature = "cube", not(feature = "fusion")))]
             Self::Copied(copies) => copies.wait(),
         }
     }
 }
 
-fn read<const N: usize>(numbers: [Tensor<1, Int>; N]) -> Result<Vec<i32>, ExecutionError> {
-    let mut read = Vec::new();
-    for tensor in numbers {
-        read.extend(tensor.try_into_data()?.iter::<i32>());
+impl ReadNumbers {
+    /// Adds the numbers of a tensor to those of its kind.
+    fn extend(&mut self, data: &TensorData) {
+        if data.dtype().is_float() {
+            self.floats.extend(data.iter::<f32>());
+        } else {
+            self.ints.extend(data.iter::<i32>());
+        }
     }
-    Ok(read)
 }
 
-/// Copies that CubeCL enqueues when they are asked for, which Burn's own reads do not: those copy when their bytes are first looked at.
+fn read(ints: &[Tensor<1, Int>], floats: &[Tensor<1>]) -> Result<ReadNumbers, ExecutionError> {
+    let mut numbers = ReadNumbers::default();
+    for tensor in ints {
+        numbers.extend(&tensor.clone().try_into_data()?);
+    }
+    for tensor in floats {
+        numbers.extend(&tensor.clone().try_into_data()?);
+    }
+    Ok(numbers)
+}
+
+/// Copies that CubeCL enqueues when they are requested. Burn's own reads copy only when their bytes
+/// are first accessed.
 #[cfg(all(feature = "cube", not(feature = "fusion")))]
-mod in_line {
+mod stream_copies {
     use std::collections::HashMap;
     use std::future::Future;
     use std::pin::Pin;
@@ -113,6 +156,8 @@ mod in_line {
     use cubecl::future::block_on;
     use cubecl::server::{CopyDescriptor, ServerError};
 
+    use super::ReadNumbers;
+
     type Arrival = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>;
 
     pub(super) struct Copies {
@@ -120,14 +165,19 @@ mod in_line {
         layouts: Vec<(Shape, DType)>,
     }
 
-    /// `None` where there are no such copies.
-    pub(super) fn begin<const N: usize>(numbers: &[Tensor<1, Int>; N]) -> Option<Copies> {
+    /// Begins the copies, or returns `None` where the device has none.
+    pub(super) fn begin(ints: &[Tensor<1, Int>], floats: &[Tensor<1>]) -> Option<Copies> {
+        let ints = ints
+            .iter()
+            .map(|tensor| tensor.clone().try_into_primitive::<CubeBackend>().ok());
+        let floats = floats
+            .iter()
+            .map(|tensor| tensor.clone().try_into_primitive::<CubeBackend>().ok());
         let (mut client, mut device) = (None, None);
-        let mut layouts = Vec::with_capacity(N);
-        let mut descriptors = Vec::with_capacity(N);
-        for tensor in numbers {
-            let tensor: CubeTensor = tensor.clone().try_into_primitive::<CubeBackend>().ok()?;
-            // What is read from it is its own memory, which later work writes to.
+        let (mut layouts, mut descriptors) = (Vec::new(), Vec::new());
+        for tensor in ints.chain(floats) {
+            let tensor: CubeTensor = tensor?;
+            // A read from this device returns the tensor's own memory, which later work writes to.
             if matches!(tensor.device, CubeDevice::Cpu(_)) {
                 return None;
             }
@@ -138,7 +188,7 @@ mod in_line {
             {
                 return None;
             }
-            client = Some(lasting(&tensor));
+            client = Some(static_client(&tensor));
             let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
             let size = tensor.dtype.size();
             layouts.push((shape.clone(), tensor.dtype));
@@ -150,7 +200,7 @@ mod in_line {
     }
 
     impl Copies {
-        pub(super) fn wait(self) -> Result<Vec<i32>, ExecutionError> {
+        pub(super) fn wait(self) -> Result<ReadNumbers, ExecutionError> {
             let read = block_on(self.arrival).map_err(|error| {
                 let reason = error.to_string();
                 match error.is_device_poisoned() {
@@ -158,16 +208,16 @@ mod in_line {
                     false => ExecutionError::with_context(reason),
                 }
             })?;
-            let mut numbers = Vec::new();
+            let mut numbers = ReadNumbers::default();
             for (bytes, (shape, dtype)) in read.into_iter().zip(self.layouts) {
-                numbers.extend(TensorData::from_bytes(bytes, shape, dtype).iter::<i32>());
+                numbers.extend(&TensorData::from_bytes(bytes, shape, dtype));
             }
             Ok(numbers)
         }
     }
 
-    /// The client of the device, for good: a read may borrow it for as long as it is on its way.
-    fn lasting(tensor: &CubeTensor) -> &'static Client {
+    /// The device's client, which lives as long as the program, as a pending read borrows it.
+    fn static_client(tensor: &CubeTensor) -> &'static Client {
         static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> =
             LazyLock::new(Mutex::default);
         let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +238,7 @@ mod tests {
                 continue;
             };
             let read = Readback::begin([Tensor::from_ints([3], &device)]);
-            let at_once = matches!(read.0, Some(Reading::Read(_)));
+            let at_once = matches!(read.0, Some(PendingRead::Done(_)));
             let expected = spec == DeviceSpec::Flex || cfg!(feature = "fusion");
             assert_eq!(at_once, expected, "{spec}");
             assert_eq!(read.wait().unwrap(), [3], "{spec}");

@@ -1,4 +1,4 @@
-//! What the references of several families share.
+//! Functions that the references of several families share.
 
 use std::ops::Range;
 
@@ -6,18 +6,19 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{BoolDType, Shape, Slice};
 
-/// `log1p(t) / s` as a polynomial in `s²`, highest power first; relative error 1.7e-7 for `t` in 0..=1 (minimax, by Remez).
+/// `log1p(t) / s` as a polynomial in `s²`, highest power first; relative error 1.7e-7 for `t` in
+/// 0..=1 (minimax, by Remez).
 const LOG1P: [f64; 4] = [0.342_260_51, 0.395_894_61, 0.666_760_03, 1.999_999_67];
 
-/// Of the masks that a device's comparisons give.
+/// The dtype of the masks that a device's comparisons give.
 pub(crate) fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
     get_or_init_device_settings::<B>(device).bool_dtype
 }
 
 /// `log(1 + t)` for `t` in 0..=1, in f32.
 ///
-/// Backends compute log1p as ln(1 + t), which has no correct digit left for small t, so take log1p(t) = 2·atanh(s) with
-/// s = t / (2 + t), whose quotient by s is a short polynomial in s².
+/// Backends compute log1p as ln(1 + t), which has no correct digit left for small t. This uses
+/// log1p(t) = 2·atanh(s) with s = t / (2 + t), whose quotient by s is a short polynomial in s².
 pub(crate) fn log1p<B: Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     let s = B::float_div(t.clone(), B::float_add_scalar(t, 2.0.into()));
     let square = B::float_mul(s.clone(), s.clone());
@@ -28,7 +29,7 @@ pub(crate) fn log1p<B: Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mul(s, quotient)
 }
 
-/// A range of one axis, and all of the others.
+/// Slices a range of one axis, and all of the others.
 pub(crate) fn slice<B: Backend>(
     tensor: FloatTensor<B>,
     axis: usize,
@@ -38,7 +39,7 @@ pub(crate) fn slice<B: Backend>(
     B::float_slice(tensor, &ranges)
 }
 
-/// What to slice for a range of one axis, and all of the others.
+/// The slice of a range of one axis, and all of the others.
 pub(crate) fn ranges(shape: &Shape, axis: usize, range: Range<usize>) -> Vec<Slice> {
     let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
     ranges[axis] = range.into();

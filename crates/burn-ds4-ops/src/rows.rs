@@ -1,24 +1,26 @@
-//! How kernels that sum over rows divide them among lanes: by the length of a row alone, and with one order of additions, so that
-//! a row has the same bits whatever other rows there are and wherever it lies.
+//! How kernels that sum over rows divide them among lanes. The partition depends on the length of a
+//! row alone, and additions have one order. So a row has the same bits whatever other rows there
+//! are and wherever it lies.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, group_sum};
 
-/// Bytes of a unit: the widest read.
-const UNIT_BYTES: usize = 16;
-/// Units that a lane has at least before a row gets more planes.
-const STEPS: usize = 2;
-/// Planes of a row at most.
+/// Bytes of a block: the widest read.
+const BLOCK_BYTES: usize = 16;
+/// The fewest blocks of a lane before a row gets more planes.
+const MIN_STEPS: usize = 2;
+/// The most planes of a row.
 const MAX_PLANES: usize = 16;
 
-/// Who has what of a row. Lanes take turns by units of 16 bytes, whether these can be read at once or not.
+/// How a row is divided among lanes. Lanes take blocks of 16 bytes in turn, whether or not a block
+/// can be read at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RowCut {
-    /// Elements of a unit.
-    pub unit: u32,
-    /// Units of a lane.
+pub(crate) struct RowPartition {
+    /// Elements of a block.
+    pub block: u32,
+    /// Blocks of a lane.
     pub steps: u32,
     /// Planes of a row.
     pub planes: u32,
@@ -26,35 +28,38 @@ pub(crate) struct RowCut {
     pub plane: u32,
 }
 
-impl RowCut {
-    /// For rows of `columns` elements of `bytes` bytes each.
+impl RowPartition {
+    /// The partition of rows of `columns` elements of `bytes` bytes each.
     pub(crate) fn new(client: &Client, plane: u32, columns: usize, bytes: usize) -> Self {
         let most = client.properties().hardware.max_units_per_cube / plane;
         let most = MAX_PLANES.min(1 << most.ilog2());
         let lanes = plane as usize;
-        let unit = UNIT_BYTES / bytes;
-        let units = columns.div_ceil(unit);
-        let planes = units.div_ceil(lanes * STEPS).next_power_of_two().min(most);
+        let block = BLOCK_BYTES / bytes;
+        let blocks = columns.div_ceil(block);
+        let planes = blocks
+            .div_ceil(lanes * MIN_STEPS)
+            .next_power_of_two()
+            .min(most);
         Self {
-            unit: unit as u32,
-            steps: units.div_ceil(lanes * planes) as u32,
+            block: block as u32,
+            steps: blocks.div_ceil(lanes * planes) as u32,
             planes: planes as u32,
             plane,
         }
     }
 }
 
-/// Index, in vectors of `size` elements, of vector `part` of this lane's unit number `step`.
+/// The index, in vectors of `size` elements, of vector `part` of this lane's block number `step`.
 #[cube]
 pub(crate) fn vector_of(
     step: u32,
     #[comptime] part: usize,
     #[comptime] size: usize,
-    #[comptime] cut: RowCut,
+    #[comptime] partition: RowPartition,
 ) -> u32 {
-    let own = UNIT_POS_Y % cut.planes * cut.plane + UNIT_POS_X;
-    let unit = step * comptime!(cut.planes * cut.plane) + own;
-    unit * comptime!(cut.unit / size as u32) + comptime!(part as u32)
+    let own = UNIT_POS_Y % partition.planes * partition.plane + UNIT_POS_X;
+    let block = step * comptime!(partition.planes * partition.plane) + own;
+    block * comptime!(partition.block / size as u32) + comptime!(part as u32)
 }
 
 /// `sum` plus the squares of the elements, one after the other.
@@ -69,29 +74,29 @@ pub(crate) fn add_squares<F: Float, N: Size>(values: Vector<F, N>, sum: f32) -> 
     sum
 }
 
-/// Sum over the lanes of a row, in all of them, in a cube of `planes` planes, those of this row from plane `first` on. All units of the cube must be
-/// here.
+/// The sum over the lanes of a row, in all of them. The cube has `planes` planes, and those of this
+/// row begin at plane `first`. Every unit of the cube must call this.
 #[cube]
 pub(crate) fn row_sum(
     x: f32,
     first: u32,
     #[comptime] planes: u32,
-    #[comptime] cut: RowCut,
+    #[comptime] partition: RowPartition,
     #[comptime] target: Target,
 ) -> f32 {
-    let sum = group_sum(x, cut.plane, target);
-    if comptime!(cut.planes == 1) {
+    let sum = group_sum(x, partition.plane, target);
+    if comptime!(partition.planes == 1) {
         sum
     } else {
-        let mut stage = Shared::<[f32]>::new_slice(comptime!(planes as usize));
+        let mut partials = Shared::<[f32]>::new_slice(comptime!(planes as usize));
         if UNIT_POS_X == 0 {
-            stage[UNIT_POS_Y as usize] = sum;
+            partials[UNIT_POS_Y as usize] = sum;
         }
         sync_cube();
-        let mut total = stage[first as usize];
+        let mut total = partials[first as usize];
         #[unroll]
-        for plane in 1..cut.planes {
-            total += stage[(first + plane) as usize];
+        for plane in 1..partition.planes {
+            total += partials[(first + plane) as usize];
         }
         total
     }

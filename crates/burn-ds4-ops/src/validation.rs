@@ -1,10 +1,10 @@
-//! What the operators ask of their arguments, in words that name them.
+//! Checks of the operators' arguments. Their errors name the argument.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, kind::Basic};
 
 use crate::OpError;
 
-/// The error of a number that does not do.
+/// The error of a number outside its range.
 pub(crate) fn invalid(
     argument: &'static str,
     expected: impl Into<String>,

@@ -96,7 +96,8 @@ fn scores(
 }
 
 fn index_scores_agree_with_the_oracle_for_every_dtype_and_width() {
-    // One row, fewer rows than a cube has, and more; widths of whole vectors, odd, and beyond the kernel's; few queries and many.
+    // One row, fewer rows than a cube has, and more; widths of whole vectors, odd, and beyond the
+    // kernel's; few queries and many.
     for (count, heads, width, rows) in [
         (3, 4, 5, 6),
         (1, 1, 1, 1),
@@ -158,9 +159,52 @@ fn index_scores_of_a_query_have_the_same_bits_alone() {
     }
 }
 
+fn index_scores_have_the_same_bits_in_any_capacity_and_beside_any_sequences() {
+    let (count, heads, width, needed) = (16, 4, 32, 8);
+    for (name, device) in devices() {
+        // Of the first sequence, which needs so many rows.
+        let scores = |others: &[i64], first: usize, count: usize, capacity: usize| {
+            let starts = [&[first as i64], others].concat();
+            let batch = starts.len();
+            let of = |data: &[f32], shape: [usize; 3]| floats(data, shape, device);
+            let part = |seed, width| {
+                let all = noise(batch * 16 * width, seed);
+                of(&all, [batch, 16, width]).narrow(1, first, count)
+            };
+            let keys = of(&noise(batch * needed * width, 8), [batch, needed, width]);
+            let beyond = Tensor::ones([batch, capacity - needed, width], (device, keys.dtype()));
+            let seen = VisibleBlocks {
+                start: integers(&starts, [batch], device),
+                ratio: 2,
+            };
+            let scores = index_scores(
+                part(7, heads * width).reshape([batch, count, heads, width]),
+                Tensor::cat(vec![keys, beyond], 1),
+                part(9, heads),
+                SCALE,
+                Some(seen),
+            );
+            let scores = scores.expect(FITS).narrow(0, 0, 1).narrow(2, 0, needed);
+            values(scores)
+        };
+        let alone = (0..count).map(|query| scores(&[], query, 1, needed));
+        let alone: Vec<f32> = alone.collect::<Vec<_>>().concat();
+        for capacity in [needed, 64, 1000] {
+            for others in [&[][..], &[28], &[3, -1, 17]] {
+                for count in [1, 2, 5, count] {
+                    let actual = scores(others, 0, count, capacity);
+                    let what = format!("{name} {capacity} {others:?} {count}");
+                    assert_close(&actual, &alone[..count * needed], EXACT, &what);
+                }
+            }
+        }
+    }
+}
+
 fn rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold() {
     let (count, heads, width, rows, ratio) = (3, 2, 8, 200, 2);
-    // Nothing, a row of the first cube, all of it, rows of a later one, everything, and a sequence that is not there.
+    // Nothing, a row of the first cube, all of it, rows of a later one, everything, and a sequence
+    // that is not there.
     let starts = [0, 2, 127, 150, 900, -5];
     let batch = starts.len();
     for (name, device) in devices() {
@@ -197,9 +241,12 @@ fn rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold() {
         for (at, (actual, all)) in actual.iter().zip(&all).enumerate() {
             let (row, query) = (at % rows, at / rows % count);
             let sequence = at / rows / count;
-            let seen = row < visible(sequence, query);
-            let expected = if seen { *all } else { MASKED };
-            assert_eq!(*actual, expected, "{name}: {sequence} {query} {row}");
+            let what = format!("{name}: {sequence} {query} {row}");
+            if row < visible(sequence, query) {
+                assert_close(&[*actual], &[*all], absolute(1e-6), &what);
+            } else {
+                assert_eq!(*actual, MASKED, "{what}");
+            }
         }
     }
 }
@@ -318,6 +365,7 @@ catalogue![
     index_scores_cut_each_head_at_zero_before_its_weight,
     index_scores_agree_with_the_oracle_for_every_dtype_and_width,
     index_scores_of_a_query_have_the_same_bits_alone,
+    index_scores_have_the_same_bits_in_any_capacity_and_beside_any_sequences,
     rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold,
     a_nan_reaches_the_scores_of_its_query_or_key_only,
     nothing_gives_nothing,

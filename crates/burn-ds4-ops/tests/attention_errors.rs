@@ -1,7 +1,7 @@
 //! What the operators of attention refuse.
 
 use super::attending::{Case, SMALL, Sizes};
-use super::common::devices;
+use super::common::{devices, second_device};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::attention::{
@@ -444,7 +444,7 @@ fn attention_refuses_what_does_not_fit() {
 
 #[test]
 fn tensors_of_other_devices_are_refused() {
-    let Some((name, other)) = devices().get(1) else {
+    let Some((name, other)) = second_device() else {
         return;
     };
     let elsewhere = |message: String| {

@@ -1,4 +1,5 @@
-//! Compressed rows against an `f64` oracle, against the operators that they are made of, and against themselves.
+//! Compressed rows against an `f64` oracle, against the operators that they are made of, and
+//! against themselves.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{CompressorState, RowRounding, compress_rows, pool, rotate_at};
@@ -7,7 +8,7 @@ use burn_ds4_ops::quant::{FP4_BLOCK, fp4_roundtrip, fp8_roundtrip, hadamard};
 
 use super::common::{
     EXACT, Tolerance, assert_close, devices, every_dtype, floats, half_unit, integers, narrow,
-    read, sized, values,
+    read, sized, some_of_half, values,
 };
 use super::compressing::{Case, EPSILON, Sizes};
 
@@ -24,8 +25,9 @@ const CSA: Sizes = Sizes {
     slots: 9,
     positions: 40,
 };
-/// Blocks that overlap and do not, of one position, of more than are read at once and of a number that divides nothing; rows that all
-/// turn, of odd widths and of the released models; raw rows of no more slots than are read back.
+/// Blocks that overlap and do not, of one position, of more than are read at once and of a number
+/// that divides nothing; rows that all turn, of odd widths and of the released models; raw rows of
+/// no more slots than are read back.
 const SIZES: [Sizes; 7] = [
     CSA,
     Sizes {
@@ -127,7 +129,7 @@ fn part(all: &[f32], [sequence, row]: [usize; 2], [rows, width]: [usize; 2]) -> 
 
 fn rows_of_complete_blocks_agree_with_the_oracle() {
     every_dtype(|name, device, dtype| {
-        for sizes in SIZES {
+        for &sizes in some_of_half(name, dtype, &SIZES, 3) {
             let case = Case::new(sizes, 3);
             let what = format!("{name} {sizes:?}");
             let counts = steps(sizes.positions - 1);
@@ -193,7 +195,8 @@ fn rows_have_the_bits_of_the_operators_that_they_are_made_of() {
                     let row = rotate_at(row, positions.angles.clone(), start, false).expect(FITS);
                     let actual = part(&rows, [sequence, block], [sizes.rows(), sizes.width]);
                     let what = format!("{name} {sizes:?}, block {block} of {sequence}");
-                    // Channels that are no pairs of neighbours are turned by other operators, which round a product before it is added.
+                    // Channels that are no pairs of neighbours are turned by other operators, which
+                    // round a product before it is added.
                     let pairs = sizes.width.is_multiple_of(2);
                     let close = if pairs { EXACT } else { ROUNDED };
                     assert_close(actual, &values(row), close, &what);
@@ -215,7 +218,8 @@ fn rows_are_rounded_as_by_the_round_trips() {
                 ..CSA
             };
             let mut case = Case::new(sizes, 5);
-            // Large and small channels, so that blocks have different scales and many values are next to nothing.
+            // Large and small channels, so that blocks have different scales and many values are
+            // next to nothing.
             for (channel, weight) in case.norm.iter_mut().enumerate() {
                 *weight *= 10f32.powi(channel as i32 * 7 % 9 - 5);
             }
@@ -245,7 +249,7 @@ fn rows_are_rounded_as_by_the_round_trips() {
 
 fn positions_at_once_are_positions_one_by_one() {
     every_dtype(|name, device, dtype| {
-        for sizes in SIZES {
+        for &sizes in some_of_half(name, dtype, &SIZES, 3) {
             let case = Case::new(sizes, 6);
             let length = (sizes.positions - sizes.batch).min(30);
             let first = sizes.positions - sizes.batch - length;

@@ -5,7 +5,7 @@ use burn_ds4_ops::attention::{
     CompressionInputs, CompressionOptions, Positions, RowRounding, compress_rows,
 };
 
-use super::common::{devices, floats, integers};
+use super::common::{devices, floats, integers, second_device};
 use super::compressing::{Case, Sizes};
 
 const SIZES: Sizes = Sizes {
@@ -152,7 +152,7 @@ fn compressed_rows_refuse_what_does_not_fit() {
 
 #[test]
 fn compressed_rows_of_tensors_of_other_devices_are_refused() {
-    let Some((name, other)) = devices().get(1) else {
+    let Some((name, other)) = second_device() else {
         return;
     };
     let there = arguments(other);

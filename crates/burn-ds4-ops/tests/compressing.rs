@@ -8,7 +8,7 @@ use super::rotation::{table, turned_at};
 
 pub const EPSILON: f64 = 1e-6;
 
-/// What a compressor is like, and what room there is.
+/// The shape of a compressor, and of the cache that it writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub batch: usize,
@@ -65,8 +65,8 @@ impl Case {
         }
     }
 
-    /// What [`compress_rows`](burn_ds4_ops::attention::compress_rows) is given for `count` positions from each start; those of a
-    /// sequence that is not there are its first ones.
+    /// What [`compress_rows`](burn_ds4_ops::attention::compress_rows) is given for `count`
+    /// positions from each start; those of a sequence that is not there are its first ones.
     pub fn inputs(&self, starts: &[i64], count: usize, device: &Device) -> CompressionInputs {
         let Sizes {
             batch,

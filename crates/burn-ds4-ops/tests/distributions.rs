@@ -1,4 +1,5 @@
-//! Rows that are hard on a selection: ties by the thousand, bits in common, clusters, and periods that mislead a sample.
+//! Rows that are hard on a selection: ties by the thousand, bits in common, clusters, and periods
+//! that mislead a sample.
 
 use burn_ds4_ops::attention::MASKED;
 
@@ -225,7 +226,8 @@ pub const DISTRIBUTIONS: &[Distribution] = &[
     }),
 ];
 
-/// A row that has `run` large values every `period` columns, from column `phase` on, or everywhere else.
+/// A row that has `run` large values every `period` columns, from column `phase` on, or everywhere
+/// else.
 #[derive(Clone, Copy, Debug)]
 pub struct Periodic {
     pub period: usize,

@@ -29,7 +29,8 @@ enum Stored {
 }
 
 impl Drawn {
-    /// Any codes but NaN; FP8 has no odd exponents. The product with a row of -1..1 is some units large.
+    /// Any codes but NaN; FP8 has no odd exponents. The product with a row of -1..1 is some units
+    /// large.
     pub fn new(format: Format, shape: [usize; 3], device: &Device, seed: u32) -> Self {
         device.seed(u64::from(seed));
         let [count, rows, columns] = shape;
@@ -186,7 +187,8 @@ impl DrawnExperts {
         }
     }
 
-    /// The outputs of one token, with the error that is allowed. The slots are worked out side by side: they are large.
+    /// The outputs of one token, with the error that is allowed. The slots are worked out side by
+    /// side: they are large.
     pub fn expected(&self, batch: &Batch, token: usize) -> Vec<(f64, f64)> {
         let x = batch.x.clone().slice_dim(0, token..token + 1);
         let dtype = FloatDType::from(x.dtype());

@@ -1,4 +1,5 @@
-//! A layer of experts with its inputs, worked out in f64, for the tests and the benchmarks of the MoE layer.
+//! A layer of experts with its inputs, worked out in f64, for the tests and the benchmarks of the
+//! MoE layer.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -52,7 +53,8 @@ pub struct Rounding {
     pub dtype: FloatDType,
     /// Whether `dtype` holds the weights as they are.
     pub weights_fit: bool,
-    /// Whether it holds the products of gate and up as they are, so that a device rounds the hidden layer as the oracle does.
+    /// Whether it holds the products of gate and up as they are, so that a device rounds the hidden
+    /// layer as the oracle does.
     pub products_fit: bool,
 }
 
@@ -93,8 +95,9 @@ impl Layer {
         }
     }
 
-    /// Values whose sums and products are exact, but for the hidden layer, which is rounded once. A gate is zero or so far from it
-    /// that its SiLU is itself or nothing. One weight that is left out, or taken twice, shows.
+    /// Values whose sums and products are exact, but for the hidden layer, which is rounded once. A
+    /// gate is zero or so far from it that its SiLU is itself or nothing. One weight that is left
+    /// out, or taken twice, shows.
     pub fn exact(size: Size, format: Format, dtype: FloatDType, seed: u64) -> Self {
         let random = &mut Random::new(seed);
         let mut x = vec![0.0; size.tokens * size.d];

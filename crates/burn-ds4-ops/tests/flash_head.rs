@@ -1,12 +1,18 @@
 //! The clustered head against the dense one and an `f64` oracle, over its shapes and dtypes.
 
+use std::cell::RefCell;
+
+use burn::backend::{Backend, Dispatch};
 use burn::tensor::{FloatDType, Tensor};
 use burn_ds4_ops::flash_head::{
-    FlashHead, FlashHeadOptions, flash_head_argmax, flash_head_candidates,
+    FlashHead, FlashHeadOptions, MAX_TOKENS, flash_head_argmax, flash_head_candidates,
+    flash_head_logits,
 };
 use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul};
 
-use super::common::{devices, every_dtype, floats, integer_values, noise, read, values, wide};
+use super::common::{
+    EXACT, assert_close, devices, every_dtype, floats, integer_values, noise, read, values, wide,
+};
 use super::heads::{Case, Sizes, first_largest, highest, whole};
 
 fn ids_of_all_clusters_are_those_of_the_dense_head() {
@@ -76,7 +82,9 @@ fn candidates_are_those_of_the_clusters_with_the_highest_scores() {
                 .zip(integer_values(result.ids.clone()).chunks(probes * case.head.capacity() + 3))
                 .map(|(logits, ids)| ids[first_largest(&wide(logits)) as usize])
                 .collect();
-            case.check(result, &h, &chosen, &what);
+            case.check(result.clone(), &h, &chosen, &what);
+            let all = flash_head_logits(h.clone(), &case.head, probes);
+            case.check_all(all.expect("arguments that fit"), result, &what);
             let ids = flash_head_argmax(h, &case.head, probes).expect("arguments that fit");
             assert_eq!(integer_values(ids), winners, "{what}");
         }
@@ -194,6 +202,109 @@ fn special_tokens_win_from_outside_of_the_chosen_clusters() {
     }
 }
 
+fn logits_of_the_vocabulary_have_the_table_made_by_hand() {
+    let none = f32::NEG_INFINITY;
+    for (name, device) in devices() {
+        let head = by_hand(&[3, 0], device);
+        let logits = |h: &[f32], probes| {
+            let logits = flash_head_logits(floats(h, [2, 2], device), &head, probes);
+            let logits = logits.expect("arguments that fit");
+            assert_eq!(logits.dims(), [2, 5], "{name}");
+            values(logits)
+        };
+        #[rustfmt::skip]
+        let expected = [
+            2.0, none, 6.0, 5.0, none,
+            -1.0, none, none, -10.0, 12.0,
+        ];
+        assert_eq!(logits(&[2.0, 1.0, -1.0, -2.0], 1), expected, "{name}");
+        #[rustfmt::skip]
+        let expected = [
+            2.0, 1.0, 6.0, 5.0, -12.0,
+            0.0, 0.0, 0.0, 0.0, 0.0,
+        ];
+        assert_eq!(logits(&[2.0, 1.0, 0.0, 0.0], 3), expected, "{name}");
+        let spoilt = logits(&[2.0, f32::NAN, 2.0, 1.0], 3);
+        assert!(spoilt[..5].iter().all(|logit| logit.is_nan()), "{name}");
+        assert_eq!(spoilt[5..], expected[..5], "{name}");
+    }
+}
+
+fn a_hidden_state_has_the_same_bits_alone() {
+    every_dtype(|what, device, dtype| {
+        let (vocabulary, width, clusters) = (200, 48, 25);
+        let sizes = Sizes {
+            vocabulary,
+            width,
+            clusters,
+        };
+        let case = Case::new(&noise(200 * 48, 16), sizes, dtype, &[7, 90], device);
+        let h = floats(&noise(MAX_TOKENS * width, 17), [MAX_TOKENS, width], device).cast(dtype);
+        let run = |first, tokens, probes| {
+            let h = h.clone().narrow(0, first, tokens);
+            let logits = flash_head_logits(h.clone(), &case.head, probes);
+            let ids = flash_head_argmax(h, &case.head, probes);
+            let ids = integer_values(ids.expect("arguments that fit"));
+            (values(logits.expect("arguments that fit")), ids)
+        };
+        for probes in [4, clusters] {
+            let alone = (0..MAX_TOKENS).map(|token| run(token, 1, probes));
+            let (logits, ids): (Vec<_>, Vec<_>) = alone.unzip();
+            for tokens in [2, 5, MAX_TOKENS] {
+                let together = run(0, tokens, probes);
+                let what = format!("{what}, {tokens} tokens, {probes} probes");
+                assert_close(&together.0, &logits[..tokens].concat(), EXACT, &what);
+                assert_eq!(together.1, ids[..tokens].concat(), "{what}");
+            }
+        }
+    });
+}
+
+fn a_recorded_call_reads_the_hidden_states_of_its_replay() {
+    // Fusion does not promise to write in place.
+    if cfg!(feature = "fusion") {
+        return;
+    }
+    // Flex records nothing.
+    for (name, device) in devices().iter().filter(|device| device.0 != "flex") {
+        let head = by_hand(&[3, 0], device);
+        for probes in [1, 3] {
+            let place = RefCell::new(Some(floats(&[2.0, 1.0], [1, 2], device)));
+            let run = || {
+                let h = place.borrow().clone().expect("it is put back");
+                let logits = flash_head_logits(h.clone(), &head, probes);
+                let ids = flash_head_argmax(h, &head, probes);
+                (
+                    logits.expect("arguments that fit"),
+                    ids.expect("arguments that fit"),
+                )
+            };
+            let dispatch = device.as_dispatch();
+            Dispatch::graph_prepare(dispatch).expect("a device that records");
+            // So that there is memory for the recording.
+            for _ in 0..2 {
+                run();
+                Dispatch::sync(dispatch).expect("a device that works");
+            }
+            Dispatch::graph_start_capture(dispatch).expect("a device that records");
+            let (logits, ids) = run();
+            let graph = Dispatch::graph_stop_capture(dispatch).expect("nothing is uploaded");
+            for data in [[2.0, 1.0], [-1.0, -2.0]] {
+                let old = place.borrow_mut().take().expect("it is put back");
+                let new = old.slice_assign([0..1, 0..2], floats(&data, [1, 2], device));
+                *place.borrow_mut() = Some(new.clone());
+                // SAFETY: what the graph reads and writes is alive, and of this thread.
+                unsafe { Dispatch::graph_replay(dispatch, &graph) }.expect("it replays");
+                let expected = flash_head_logits(new.clone(), &head, probes);
+                let expected = values(expected.expect("arguments that fit"));
+                assert_eq!(values(logits.clone()), expected, "{name}");
+                let best = first_largest(&wide(&expected));
+                assert_eq!(integer_values(ids.clone()), [best], "{name}");
+            }
+        }
+    }
+}
+
 fn equal_scores_choose_the_lower_cluster() {
     for (name, device) in devices() {
         let rows: Vec<f32> = (1..=8).flat_map(|x| [x as f32, 0.0]).collect();
@@ -288,13 +399,17 @@ fn logits_of_all_clusters_have_the_bits_of_the_dense_product() {
             let dense = values(dense.expect("arguments that fit"));
             let all = flash_head_candidates(h, &case.head, clusters).expect("arguments that fit");
             let count = clusters * case.head.capacity();
-            let ids = integer_values(all.ids);
-            for (place, (id, logit)) in ids.into_iter().zip(values(all.logits)).enumerate() {
+            let (ids, logits) = (integer_values(all.ids), values(all.logits));
+            assert_eq!((ids.len(), logits.len()), (3 * count, 3 * count), "{what}");
+            let mut compared = 0;
+            for (place, (id, logit)) in ids.into_iter().zip(logits).enumerate() {
                 if let Ok(id) = usize::try_from(id) {
                     let expected = dense[place / count * vocabulary + id];
                     assert_eq!(logit, expected, "{what}, {sizes:?}, id {id}");
+                    compared += 1;
                 }
             }
+            assert_eq!(compared, 3 * vocabulary, "{what}, {sizes:?}");
         }
     });
 }
@@ -305,6 +420,9 @@ catalogue![
     candidates_are_those_of_the_clusters_with_the_highest_scores,
     a_small_head_has_the_tables_made_by_hand,
     candidates_have_the_table_made_by_hand,
+    logits_of_the_vocabulary_have_the_table_made_by_hand,
+    a_hidden_state_has_the_same_bits_alone,
+    a_recorded_call_reads_the_hidden_states_of_its_replay,
     special_tokens_win_from_outside_of_the_chosen_clusters,
     equal_scores_choose_the_lower_cluster,
     one_cluster_and_clusters_of_one_row_are_the_dense_head,

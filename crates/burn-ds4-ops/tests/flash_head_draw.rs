@@ -1,4 +1,5 @@
-//! Clusters that are drawn: without replacement, as often as their probability says, and from the noise alone.
+//! Clusters that are drawn: without replacement, as often as their probability says, and from the
+//! noise alone.
 
 use burn::tensor::{Device, FloatDType};
 use burn_ds4_ops::flash_head::{
@@ -60,6 +61,7 @@ fn centroids_times_norms_are_the_means_of_the_rows() {
             wide(&read(&case.head.centroids())),
             wide(&read(&case.head.norms())),
         );
+        assert_eq!((centroids.len(), norms.len()), (4 * 5, 4), "{name}");
         for (cluster, (centroid, norm)) in centroids.chunks(5).zip(norms).enumerate() {
             let length = dot(centroid, centroid).sqrt();
             assert!((length - 1.0).abs() < 1e-6, "{name}: length {length}");
@@ -71,7 +73,8 @@ fn centroids_times_norms_are_the_means_of_the_rows() {
     }
 }
 
-/// Three clusters of one row, whose probabilities at temperature 1 are 1/2, 1/3 and 1/6 for a hidden state of 1.
+/// Three clusters of one row, whose probabilities at temperature 1 are 1/2, 1/3 and 1/6 for a
+/// hidden state of 1.
 fn three(device: &Device) -> FlashHead {
     let rows: Vec<f32> = [3.0_f32, 2.0, 1.0].iter().map(|w| w.ln()).collect();
     let rows = floats(&rows, [3, 1], device);

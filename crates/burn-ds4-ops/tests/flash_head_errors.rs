@@ -4,10 +4,10 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::flash_head::{
     BuildOptions, FlashHead, FlashHeadOptions, flash_head_argmax, flash_head_candidates,
-    flash_head_draw,
+    flash_head_draw, flash_head_logits,
 };
 
-use super::common::{devices, floats};
+use super::common::{devices, floats, second_device};
 
 fn flex() -> &'static Device {
     &devices()[0].1
@@ -112,7 +112,8 @@ fn parts_of_another_shape_or_dtype_are_named() {
 fn clusters_of_another_size_are_listed() {
     assert_eq!(
         refused(|p| p.assignments = vec![0, 0, 0, 1, 1, 0]),
-        "`assignments` gives 2 clusters a number of rows outside 1 to 2: cluster 0 has 4, cluster 2 has 0"
+        "`assignments` gives 2 clusters a number of rows outside 1 to 2: cluster 0 has 4, \
+         cluster 2 has 0"
     );
     assert_eq!(
         refused(|p| p.assignments[4] = 3),
@@ -173,7 +174,9 @@ fn centroids_and_norms_that_are_no_numbers_are_named() {
 fn hidden_states_that_do_not_fit_are_named() {
     let error = |h: Tensor<2>| {
         let error = flash_head_argmax(h.clone(), &head(), 1).expect_err("a bad h");
-        let same = flash_head_candidates(h, &head(), 1).expect_err("a bad h");
+        let same = flash_head_candidates(h.clone(), &head(), 1).expect_err("a bad h");
+        assert_eq!(error, same);
+        let same = flash_head_logits(h, &head(), 1).expect_err("a bad h");
         assert_eq!(error, same);
         error.to_string()
     };
@@ -294,7 +297,7 @@ fn a_build_that_cannot_be_is_refused() {
 
 #[test]
 fn tensors_on_another_device_are_named() {
-    let Some((_, other)) = devices().get(1) else {
+    let Some((_, other)) = second_device() else {
         return;
     };
     let elsewhere = |shape: [usize; 2]| Tensor::<2>::zeros(shape, (other, DType::F32));

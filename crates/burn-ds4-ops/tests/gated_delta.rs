@@ -6,7 +6,8 @@ use burn_ds4_ops::gated_delta::{GatedDelta, GatedDeltaOptions, StateUpdate};
 use super::common::{FLOATS, assert_close, devices, every_dtype, floats, narrow, noise, values};
 use super::delta::{Case, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance};
 
-/// Compares outputs and written states with the oracle; sequence `i` is read from and written to `slots[i]`.
+/// Compares outputs and written states with the oracle; sequence `i` is read from and written to
+/// `slots[i]`.
 fn check(case: &Case, result: GatedDelta, slots: &[i64], rule: Rule, what: &str) {
     let (size, count) = (case.sizes.state(), case.sizes.outputs());
     assert_eq!(result.out.dims(), case.inputs.v.dims(), "{what}");

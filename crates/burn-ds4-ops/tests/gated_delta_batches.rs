@@ -1,7 +1,8 @@
-//! Many states in one call of the gated delta rule: more than a GPU's kernels begin with, so that they go on from one to the next.
+//! Many states in one call of the gated delta rule: more than a GPU's kernels begin with, so that
+//! they go on from one to the next.
 //!
-//! Every sequence is compared with itself alone, to the bit where one kernel does both: no way to divide the work changes what is added
-//! up in which order.
+//! Every sequence is compared with itself alone, to the bit where one kernel does both: no way to
+//! divide the work changes what is added up in which order.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::gated_delta::{
@@ -40,7 +41,8 @@ fn outputs(result: &GatedDelta, index: usize) -> Vec<u32> {
 
 fn every_sequence_of_a_large_batch_is_as_alone() {
     every_dtype(|name, device, dtype| {
-        // More than four times 132 parts of states, and no multiple of what goes on at the same time.
+        // More than four times 132 parts of states, and no multiple of what goes on at the same
+        // time.
         let sizes = [((128, 128), 19), ((256, 64), 18), ((64, 192), 21)];
         for (shape, batch) in sizes {
             for tokens in [3, 8, 11] {
@@ -150,7 +152,8 @@ fn slots_of_every_kind_mix_in_a_large_batch() {
                 ..sized(name, (128, 128), batch, tokens)
             };
             let mut case = Case::new(sizes, dtype, dtype, device);
-            // Padding, with NaN; states that move, that stay, and that go nowhere; and all numbers of accepted tokens.
+            // Padding, with NaN; states that move, that stay, and that go nowhere; and all numbers
+            // of accepted tokens.
             let read: Vec<i64> = (0..batch as i64)
                 .map(|index| if index % 5 == 2 { -1 } else { index })
                 .collect();
@@ -300,8 +303,9 @@ fn parts_of_one_projection_are_read_where_they_are() {
 
 fn what_is_learned_keeps_its_last_bits() {
     every_dtype(|name, device, dtype| {
-        // One head, unit keys, no decay, and values that replace what was known: the second correction has 18 digits, which the state,
-        // 1 after the first, takes away but for the last. The third learns nothing.
+        // One head, unit keys, no decay, and values that replace what was known: the second
+        // correction has 18 digits, which the state, 1 after the first, takes away but for the
+        // last. The third learns nothing.
         let sizes = Sizes::single(3, 32, 16);
         let mut case = Case::new(sizes, dtype, dtype, device);
         let full = |shape: [usize; 4], value: f32| {

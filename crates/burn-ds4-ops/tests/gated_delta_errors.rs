@@ -6,7 +6,7 @@ use burn_ds4_ops::gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaOptions, StateSlots, StateUpdate, gated_delta_rule,
 };
 
-use super::common::{devices, integers};
+use super::common::{devices, integers, second_device};
 
 fn flex() -> &'static Device {
     &devices()[0].1
@@ -16,7 +16,7 @@ fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::zeros(shape, (flex(), DType::F32))
 }
 
-fn halves<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+fn f16_tensor<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::zeros(shape, (flex(), DType::F16))
 }
 
@@ -28,7 +28,8 @@ pub fn slots(slots: &[i64]) -> Tensor<1, Int> {
     integers(slots, [slots.len()], flex())
 }
 
-/// A call with two sequences of three tokens, 2 heads and 4 of values, width 8 and 6 channels, on a pool of 5 slots.
+/// A call with two sequences of three tokens, 2 heads and 4 of values, width 8 and 6 channels, on a
+/// pool of 5 slots.
 pub struct Call {
     pub inputs: GatedDeltaInputs,
     pub pool: Tensor<4>,
@@ -198,15 +199,15 @@ fn dtypes_that_do_not_fit_are_refused() {
     );
     all_refused(&[
         (
-            |call| call.inputs.k = halves([2, 3, 2, 8]),
+            |call| call.inputs.k = f16_tensor([2, 3, 2, 8]),
             "`k` has dtype F16, expected that of `q`",
         ),
         (
-            |call| call.inputs.v = halves([2, 3, 4, 6]),
+            |call| call.inputs.v = f16_tensor([2, 3, 4, 6]),
             "`v` has dtype F16, expected that of `q`",
         ),
         (
-            |call| call.inputs.a_log = halves([4]),
+            |call| call.inputs.a_log = f16_tensor([4]),
             "`a_log` has dtype F16, expected F32",
         ),
         (
@@ -232,8 +233,7 @@ fn numbers_that_are_none_are_refused() {
 
 #[test]
 fn tensors_on_different_devices_are_refused() {
-    let Some((_, other)) = devices().get(1) else {
-        eprintln!("skipped: a second device");
+    let Some((_, other)) = second_device() else {
         return;
     };
     let elsewhere = |argument: &str| {

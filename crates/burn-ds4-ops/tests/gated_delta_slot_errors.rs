@@ -1,4 +1,5 @@
-//! Which slots and accepted tokens the gated delta rule refuses where the device's memory is the host's.
+//! Which slots and accepted tokens the gated delta rule refuses where the device's memory is the
+//! host's.
 
 use burn_ds4_ops::gated_delta::{GatedDeltaOptions, NegativeSlots, StateSlots, StateUpdate};
 

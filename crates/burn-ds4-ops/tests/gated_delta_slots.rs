@@ -11,7 +11,8 @@ use super::delta::{Case, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance};
 /// Where each sequence's state comes from, and where it goes, with `None` for nowhere.
 type Moves = [(Option<usize>, Option<usize>)];
 
-/// Compares outputs with the oracle, and every slot: those written to with the oracle, the others bit by bit with what they held.
+/// Compares outputs with the oracle, and every slot: those written to with the oracle, the others
+/// bit by bit with what they held.
 fn check(case: &Case, result: &GatedDelta, moves: &Moves, what: &str) {
     let (size, count) = (case.sizes.state(), case.sizes.outputs());
     let (out, before, after) = (read(&result.out), read(&case.pool), read(&result.pool));

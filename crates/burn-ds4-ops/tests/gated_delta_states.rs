@@ -1,4 +1,5 @@
-//! Which states the gated delta rule keeps, and that several tokens at once give what they give one by one.
+//! Which states the gated delta rule keeps, and that several tokens at once give what they give one
+//! by one.
 
 use burn::tensor::FloatDType;
 use burn_ds4_ops::gated_delta::{GatedDeltaOptions, StateUpdate};
@@ -117,7 +118,8 @@ fn single_steps_round_the_state_where_several_tokens_do_not() {
             step.inputs = case.tokens(token..token + 1).inputs;
             step.pool = step.run(&[3, 1], None, &options).pool;
         }
-        // Each of 8 roundings moves a state of less than 4 by half a unit at most, and no step makes an error grow.
+        // Each of 8 roundings moves a state of less than 4 by half a unit at most, and no step
+        // makes an error grow.
         let unit = tolerance(dtype, 0.0).relative - 1e-5;
         let close = tolerance(dtype, 1e-6 + 8.0 * 4.0 * unit);
         assert_close(&read(&step.pool), &whole, close, name);

@@ -1,4 +1,5 @@
-//! What the gated delta rule makes of extreme gates, of ties in rounding, and of values that are no numbers.
+//! What the gated delta rule makes of extreme gates, of ties in rounding, and of values that are no
+//! numbers.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::gated_delta::GatedDeltaOptions;
@@ -6,7 +7,8 @@ use burn_ds4_ops::gated_delta::GatedDeltaOptions;
 use super::common::{EXACT, assert_close, devices, every_dtype, floats, narrow, values};
 use super::delta::{Case, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance};
 
-/// One head with one key of width 2, which is the first unit vector, and no norm: the first column of the state changes.
+/// One head with one key of width 2, which is the first unit vector, and no norm: the first column
+/// of the state changes.
 fn unit(device: &Device) -> (Case, GatedDeltaOptions) {
     let sizes = Sizes::single(1, 2, 4);
     let mut case = Case::f32(sizes, device);
@@ -122,7 +124,8 @@ fn nan_stays_in_its_sequence_and_head() {
         let clean = Case::f32(Sizes::small(2, 2), device);
         let options = GatedDeltaOptions::new();
         let expected = values(clean.run(&[3, 5], None, &options).out);
-        // The value heads of the second sequence that a NaN reaches, for one in its second query or key head, or third value head.
+        // The value heads of the second sequence that a NaN reaches, for one in its second query or
+        // key head, or third value head.
         let nan = |rank: usize| -> Tensor<4> {
             let shape = if rank == 0 {
                 [1, 1, 1, 16]

@@ -1,9 +1,12 @@
-//! Linear maps of groups of channels, each against the product of one group alone, which has tests of its own.
+//! Linear maps of groups of channels, each against the product of one group alone, which has tests
+//! of its own.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::quant::{Weights, grouped_linear};
 
-use super::common::{EXACT, FLOATS, assert_close, devices, every_dtype, is_gpu, values};
+use super::common::{
+    EXACT, FLOATS, assert_close, devices, dtypes, every_dtype, is_gpu, some_of_half, values,
+};
 use super::linear::{Input, linear};
 use super::packing::{FP8, FP8_PAIR, Format, Packed, every_format};
 use super::products::assert_same_bits;
@@ -47,14 +50,10 @@ fn matrix(stack: &Packed, group: usize) -> Packed {
 fn every_group_is_multiplied_by_its_own_matrix() {
     for (name, device) in devices() {
         every_format(name, device, |format| {
-            let dtypes = FLOATS
-                .into_iter()
-                .filter(|&dtype| device.supports_dtype(dtype));
-            for dtype in dtypes {
-                for (i, (groups, [out, columns])) in [(1, [34, 96]), (8, [40, 264]), (16, [6, 40])]
-                    .into_iter()
-                    .enumerate()
-                {
+            for dtype in dtypes(name, device) {
+                let shapes = [(1, [34, 96]), (8, [40, 264]), (16, [6, 40])];
+                let shapes: Vec<_> = shapes.into_iter().enumerate().collect();
+                for &(i, (groups, [out, columns])) in some_of_half(name, dtype, &shapes, 2) {
                     let stack = Packed::exact(format, [groups, out, columns], 0, i as u64);
                     let weights = stack.on(device);
                     for tokens in TOKENS {
@@ -74,7 +73,8 @@ fn every_group_is_multiplied_by_its_own_matrix() {
     }
 }
 
-/// Blocks of rows start anew in every matrix, so that a rank that is no multiple of 128 has a partial one.
+/// Blocks of rows start anew in every matrix, so that a rank that is no multiple of 128 has a
+/// partial one.
 fn blocks_of_fp8_are_those_of_each_matrix() {
     for (name, device) in devices() {
         for out in [1, 64, 100, 128, 129, 300] {
@@ -129,10 +129,7 @@ fn the_groups_of_a_released_layer_come_out() {
         };
         let stack = Packed::exact(FP8, [groups, out, columns], 0, 5);
         let weights = stack.on(device);
-        for dtype in FLOATS
-            .into_iter()
-            .filter(|&dtype| device.supports_dtype(dtype))
-        {
+        for dtype in dtypes(name, device) {
             for tokens in [1, 2, 17] {
                 let x = Input::exact([tokens * groups, columns], dtype, 6);
                 let y = grouped(on(&x, groups, device), &weights);

@@ -4,7 +4,9 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::flash_head::{FlashHead, FlashHeadCandidates, FlashHeadOptions};
 use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul};
 
-use super::common::{floats, integer_values, narrow, noise, read, values, wide};
+use super::common::{
+    EXACT, assert_close, floats, integer_values, narrow, noise, read, values, wide,
+};
 
 /// Scores closer than this may swap places in f32.
 const MARGIN: f64 = 1e-5;
@@ -125,7 +127,8 @@ impl Case {
         ids
     }
 
-    /// Compares candidates with those of the chosen clusters of each hidden state, and their logits with exact ones.
+    /// Compares candidates with those of the chosen clusters of each hidden state, and their logits
+    /// with exact ones.
     pub fn check(
         &self,
         result: FlashHeadCandidates,
@@ -137,6 +140,7 @@ impl Case {
         let (ids, logits) = (integer_values(result.ids), values(result.logits));
         let h = wide(&read(h));
         let count = ids.len() / tokens;
+        assert_eq!(logits.len(), ids.len(), "{what}");
         for token in 0..tokens {
             let ids = &ids[token * count..][..count];
             assert_eq!(ids, self.ids(&chosen[token]), "{what}, ids of {token}");
@@ -152,6 +156,21 @@ impl Case {
                 assert!(error <= 1e-6 * size, "{what}: logit {logit} of {id}");
             }
         }
+    }
+
+    /// Compares logits of the whole vocabulary (`[tokens, vocabulary]`) with those of candidates,
+    /// to the bit.
+    pub fn check_all(&self, all: Tensor<2>, candidates: FlashHeadCandidates, what: &str) {
+        let [tokens, vocabulary] = all.dims();
+        let number = candidates.ids.dims()[1];
+        let mut expected = vec![f32::NEG_INFINITY; tokens * vocabulary];
+        let (ids, logits) = (candidates.ids, values(candidates.logits));
+        for (at, (id, logit)) in integer_values(ids).into_iter().zip(logits).enumerate() {
+            if let Ok(id) = usize::try_from(id) {
+                expected[at / number * vocabulary + id] = logit;
+            }
+        }
+        assert_close(&values(all), &expected, EXACT, what);
     }
 
     /// The greedy token of the dense head on the same device: ties to the smallest id.
@@ -192,7 +211,8 @@ pub fn first_largest(values: &[f64]) -> i64 {
     best.map_or(0, |(index, _)| index as i64)
 }
 
-/// The indices of the `count` highest scores, ascending, which must be clearly apart from the others.
+/// The indices of the `count` highest scores, ascending, which must be clearly apart from the
+/// others.
 pub fn highest(scores: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));

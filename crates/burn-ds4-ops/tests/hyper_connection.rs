@@ -1,4 +1,5 @@
-//! Hyper-connections against an `f64` oracle in the order of the released kernel, and matrices normalised by hand.
+//! Hyper-connections against an `f64` oracle in the order of the released kernel, and matrices
+//! normalised by hand.
 
 use super::common::{absolute, assert_close, devices, floats, narrow, noise, values, wide};
 use super::mixing::{Case, Oracle, SINKHORN, sigmoid};
@@ -59,15 +60,15 @@ fn a_large_epsilon_enters_exactly_where_the_specification_says() {
 
 fn a_matrix_of_two_streams_is_normalised_as_by_hand() {
     let mut case = Case::new(1, 2, 3, 1.0);
-    // Without the projection the coefficients are those of the base: gates of 1/2, 3/4, 1/4, 1/2 and, after the softmax,
-    // rows (3/4, 1/4) and (1/2, 1/2).
+    // Without the projection the coefficients are those of the base: gates of 1/2, 3/4, 1/4, 1/2
+    // and, after the softmax, rows (3/4, 1/4) and (1/2, 1/2).
     let ln3 = 3f32.ln();
     case.function.fill(0.0);
     case.base = vec![0.0, ln3, -ln3, 0.0, ln3, 0.0, 0.0, 0.0];
     let pre = [0.5, 0.75];
     let post = [0.5, 1.0];
-    // Columns sum to 5/4 and 3/4: (3/5, 1/3), (2/5, 2/3). Then rows to 14/15 and 16/15: (9/14, 5/14), (3/8, 5/8). Then
-    // columns to 57/56 and 55/56.
+    // Columns sum to 5/4 and 3/4: (3/5, 1/3), (2/5, 2/3). Then rows to 14/15 and 16/15: (9/14,
+    // 5/14), (3/8, 5/8). Then columns to 57/56 and 55/56.
     let first = [3.0 / 5.0, 1.0 / 3.0, 2.0 / 5.0, 2.0 / 3.0];
     let second = [36.0 / 57.0, 20.0 / 55.0, 21.0 / 57.0, 35.0 / 55.0];
     for (iterations, comb) in [(1, first), (2, second)] {
@@ -165,7 +166,8 @@ fn expand_sums_over_the_first_index_of_the_mix() {
             )
             .unwrap(),
         );
-        // 100 + 0.1·1 + 0.3·10 and 200 + 0.2·1 + 0.4·10; the transposed mix would give 102.1 and 204.3.
+        // 100 + 0.1·1 + 0.3·10 and 200 + 0.2·1 + 0.4·10; the transposed mix would give 102.1 and
+        // 204.3.
         assert_close(
             &values(actual.unwrap()),
             &[103.1, 204.2],

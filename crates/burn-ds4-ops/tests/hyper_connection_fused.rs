@@ -1,4 +1,5 @@
-//! The end of a sub-layer, the mix of the next one and its norm at once, against the `f64` oracle of each of them.
+//! The end of a sub-layer, the mix of the next one and its norm at once, against the `f64` oracle
+//! of each of them.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::OpError;
@@ -8,12 +9,13 @@ use burn_ds4_ops::hyper_connection::{
 
 use super::common::{
     EXACT, FLOATS, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit,
-    is_gpu, narrow, noise, read, rounded, values, wide,
+    is_gpu, narrow, noise, read, rounded, some, some_of_half, values, wide,
 };
 use super::mixing::{Case, SINKHORN};
 
-/// Tokens, streams and width: around the sizes of a vector, a stretch, a plane and of what a lane keeps, on any device; more streams and
-/// more tokens than the kernels take; sizes of the released models.
+/// Tokens, streams and width: around the sizes of a vector, a split, a plane and of what a lane
+/// keeps, on any device; more streams and more tokens than the kernels take; sizes of the released
+/// models.
 const SHAPES: [(usize, usize, usize); 14] = [
     (1, 1, 1),
     (3, 2, 5),
@@ -116,7 +118,7 @@ fn assert_mixed(case: &Case, streams: Streams, spread: &[f64], dtype: FloatDType
 
 fn streams_of_any_size_are_mixed_at_once() {
     every_dtype(|name, device, dtype| {
-        for (tokens, n, d) in SHAPES {
+        for &(tokens, n, d) in some_of_half(name, dtype, &SHAPES, 3) {
             let what = format!("{name} [{tokens}, {n}, {d}]");
             let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
             let streams = case.streams(device).cast(dtype);
@@ -128,7 +130,10 @@ fn streams_of_any_size_are_mixed_at_once() {
 fn outputs_of_any_dtype_are_spread_at_once() {
     every_dtype(|name, device, dtype| {
         for of in FLOATS.into_iter().filter(|of| device.supports_dtype(*of)) {
-            for (tokens, n, d) in SHAPES {
+            // All shapes where nothing is converted.
+            let step = if of == dtype { 1 } else { 5 };
+            let shapes: Vec<_> = some(name, &SHAPES, step).copied().collect();
+            for &(tokens, n, d) in some_of_half(name, dtype, &shapes, 3) {
                 let what = format!("{name} [{tokens}, {n}, {d}], {of:?} output");
                 let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
                 let (output, held) = rounded(&noise(tokens * d, 21), [tokens, d], of, device);
@@ -169,7 +174,8 @@ fn a_function_and_a_weight_may_be_of_any_dtype() {
     });
 }
 
-/// Everything that comes of the streams of some tokens, with or without something pending, each of it token by token.
+/// Everything that comes of the streams of some tokens, with or without something pending, each of
+/// it token by token.
 fn all_of(
     case: &Case,
     tokens: std::ops::Range<usize>,
@@ -207,7 +213,8 @@ fn all_of(
 
 fn a_token_is_mixed_as_if_it_were_alone() {
     every_dtype(|name, device, dtype| {
-        for (n, d) in [(1, 1), (3, 127), (4, 64), (8, 40), (4, 4096)] {
+        let shapes = [(1, 1), (3, 127), (4, 64), (8, 40), (4, 4096)];
+        for &(n, d) in some_of_half(name, dtype, &shapes, 4) {
             for spread in [false, true] {
                 let what = format!("{name} {n} x {d}");
                 let case = Case::new(16, n, d, 1.0);
@@ -231,7 +238,7 @@ fn a_token_is_mixed_as_if_it_were_alone() {
 
 fn what_is_pending_has_the_bits_of_what_is_spread_before() {
     every_dtype(|name, device, dtype| {
-        for (tokens, n, d) in SHAPES {
+        for &(tokens, n, d) in some_of_half(name, dtype, &SHAPES, 3) {
             let what = format!("{name} [{tokens}, {n}, {d}]");
             let case = Case::new(tokens, n, d, 1.0);
             let streams = case.streams(device).cast(dtype);

@@ -1,16 +1,17 @@
-//! Hyper-connections at the sizes, dtypes and layouts that choose between the ways the kernels are built, and every token by itself.
+//! Hyper-connections at the sizes, dtypes and layouts that choose between the ways the kernels are
+//! built, and every token by itself.
 
 use burn::tensor::{Device, FloatDType};
 use burn_ds4_ops::hyper_connection::expand;
 
 use super::common::{
     EXACT, FLOATS, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit,
-    is_gpu, narrow, noise, read, sized, values, wide,
+    is_gpu, narrow, noise, read, sized, some, some_of_half, values, wide,
 };
 use super::mixing::{Case, SINKHORN};
 
-/// Tokens, streams and width: around the sizes of a vector, a unit, a plane and of what a lane keeps, on any device; more streams than
-/// the kernels take; sizes of the released models.
+/// Tokens, streams and width: around the sizes of a vector, a unit, a plane and of what a lane
+/// keeps, on any device; more streams than the kernels take; sizes of the released models.
 const SHAPES: [(usize, usize, usize); 13] = [
     (1, 1, 1),
     (3, 2, 5),
@@ -37,7 +38,7 @@ fn one_rounding(dtype: FloatDType) -> Tolerance {
 
 fn streams_of_any_size_are_collapsed() {
     every_dtype(|name, device, dtype| {
-        for (tokens, n, d) in SHAPES {
+        for &(tokens, n, d) in some_of_half(name, dtype, &SHAPES, 3) {
             let what = format!("{name} [{tokens}, {n}, {d}]");
             let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
             let expected = case.oracle(SINKHORN);
@@ -54,7 +55,7 @@ fn streams_of_any_size_are_collapsed() {
 
 fn streams_of_any_size_are_collapsed_at_the_end() {
     every_dtype(|name, device, dtype| {
-        for (tokens, n, d) in SHAPES {
+        for &(tokens, n, d) in some_of_half(name, dtype, &SHAPES, 3) {
             let what = format!("{name} [{tokens}, {n}, {d}]");
             let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
             let expected = narrow(&case.headed(1e-3, 1e-6));
@@ -68,7 +69,10 @@ fn streams_of_any_size_are_collapsed_at_the_end() {
 fn outputs_of_any_dtype_are_spread_over_streams_of_any_size() {
     every_dtype(|name, device, dtype| {
         for output_dtype in FLOATS.into_iter().filter(|of| device.supports_dtype(*of)) {
-            for (tokens, n, d) in SHAPES {
+            // All shapes where nothing is converted.
+            let step = if output_dtype == dtype { 1 } else { 5 };
+            let shapes: Vec<_> = some(name, &SHAPES, step).copied().collect();
+            for &(tokens, n, d) in some_of_half(name, dtype, &shapes, 3) {
                 let what = format!("{name} [{tokens}, {n}, {d}], {output_dtype:?} output");
                 let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
                 let output = floats(&noise(tokens * d, 21), [tokens, d], device);
@@ -132,7 +136,8 @@ fn views_are_mixed_as_their_copies() {
     }
 }
 
-/// Input, coefficients, expanded streams and the head's result of some of the tokens of a case, each of them token by token.
+/// Input, coefficients, expanded streams and the head's result of some of the tokens of a case,
+/// each of them token by token.
 fn all_of(
     case: &Case,
     tokens: std::ops::Range<usize>,
@@ -161,7 +166,8 @@ fn all_of(
     ]
 }
 
-/// What is equal up to the sign of zeros here has the same bits: no sum of this case is zero by cancelling.
+/// What is equal up to the sign of zeros here has the same bits: no sum of this case is zero by
+/// cancelling.
 #[track_caller]
 fn assert_tokens_equal(
     some: &[(&str, Vec<f32>)],
@@ -179,7 +185,8 @@ fn assert_tokens_equal(
 
 fn a_token_does_not_depend_on_how_many_there_are() {
     every_dtype(|name, device, dtype| {
-        for (n, d) in [(1, 1), (3, 127), (4, 64), (4, 4096), (2, 20_000)] {
+        let shapes = [(1, 1), (3, 127), (4, 64), (4, 4096), (2, 20_000)];
+        for &(n, d) in some_of_half(name, dtype, &shapes, 4) {
             let what = format!("{name} {n} x {d}");
             // The projection is another operator's.
             let case = Case::new(100, n, d, 1.0).exact();

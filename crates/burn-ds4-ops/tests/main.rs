@@ -1,4 +1,5 @@
-//! Every operator, on every device. One binary, so that one copy of it tests everything on another machine.
+//! Every operator, on every device. One binary, so that one copy of it tests everything on another
+//! machine.
 
 #[macro_use]
 mod catalogue;
@@ -62,6 +63,10 @@ pub(crate) mod routing;
 mod sampling;
 mod sampling_draws;
 mod sampling_errors;
+mod sampling_lanes;
+mod sampling_log_probs;
+mod sampling_penalties;
+mod sampling_recorded;
 mod sampling_verify;
 pub(crate) mod sharing;
 mod sink_attention;
@@ -131,6 +136,10 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("sampling", sampling::CASES),
     ("sampling_draws", sampling_draws::CASES),
     ("sampling_errors", sampling_errors::CASES),
+    ("sampling_lanes", sampling_lanes::CASES),
+    ("sampling_log_probs", sampling_log_probs::CASES),
+    ("sampling_penalties", sampling_penalties::CASES),
+    ("sampling_recorded", sampling_recorded::CASES),
     ("sampling_verify", sampling_verify::CASES),
     ("sink_attention", sink_attention::CASES),
     ("sink_attention_values", sink_attention_values::CASES),

@@ -118,7 +118,8 @@ fn on_the_cpu_a_row_of_few_does_not_depend_on_the_others() {
 #[cfg(feature = "flex")]
 #[test]
 #[should_panic(
-    expected = "matmul: lhs [2, 3] and rhs [4, 5] must have equal leading dimensions and a common inner dimension"
+    expected = "matmul: lhs [2, 3] and rhs [4, 5] must have equal leading dimensions and a \
+                common inner dimension"
 )]
 fn inner_dimensions_must_agree() {
     let device = Device::flex();

@@ -91,7 +91,8 @@ impl Case {
         }
     }
 
-    /// Streams and function in small multiples of powers of two: their products have one sum in f32, whatever the order.
+    /// Streams and function in small multiples of powers of two: their products have one sum in
+    /// f32, whatever the order.
     pub fn exact(mut self) -> Self {
         let coarse = |values: &mut [f32], step: f32| {
             values
@@ -258,7 +259,8 @@ pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Specification order: row softmax plus epsilon, columns, then rows and columns in turn; every sum gets the epsilon.
+/// Specification order: row softmax plus epsilon, columns, then rows and columns in turn; every sum
+/// gets the epsilon.
 fn mix(mut matrix: Vec<f64>, n: usize, sinkhorn: Sinkhorn) -> Vec<f64> {
     let epsilon = sinkhorn.epsilon;
     for row in matrix.chunks_mut(n) {

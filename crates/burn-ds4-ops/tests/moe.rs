@@ -155,7 +155,8 @@ fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
 
 fn one_token_and_one_expert_give_the_product_worked_out_by_hand() {
     for (name, device) in devices() {
-        // gate = 1·3 = 3, cut to 2; up = -1·3 = -3, cut to -2; hidden = silu(2)·-2 = -3.523188; times 0.5 and (1, -10).
+        // gate = 1·3 = 3, cut to 2; up = -1·3 = -3, cut to -2; hidden = silu(2)·-2 = -3.523188;
+        // times 0.5 and (1, -10).
         let output = expert_ffn(
             floats(&[3.0], [1, 1], device),
             integers(&[1], [1, 1], device),
@@ -269,14 +270,16 @@ fn a_row_does_not_depend_on_the_other_rows() {
 
 fn a_padded_slot_adds_exactly_nothing() {
     for (name, device) in devices() {
-        // Past the last expert is padding too, but where the ids can be looked at: there it is an error.
+        // Past the last expert is padding too, but where the ids can be looked at: there it is an
+        // error.
         let padding = match name.as_str() {
             "flex" => [-1, -2, i64::from(i32::MIN), -(COUNT as i64)],
             _ => [-1, COUNT as i64, i64::from(i32::MIN), i64::from(i32::MAX)],
         };
         for tokens in [FEW, MANY] {
             let mut case = Case::new(tokens, None);
-            // Experts at which a clamped id would land, and weights, that turn a product with zero into NaN.
+            // Experts at which a clamped id would land, and weights, that turn a product with zero
+            // into NaN.
             let (size, last) = (2 * INNER * D, COUNT - 1);
             case.gate_up[..size].fill(f32::INFINITY);
             case.gate_up[last * size..].fill(f32::NAN);

@@ -1,4 +1,5 @@
-//! Experts at the sizes of the released models, and stacks beyond 4 GiB; cut down where the device is no GPU.
+//! Experts at the sizes of the released models, and stacks beyond 4 GiB; cut down where the device
+//! is no GPU.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_ds4_ops::moe::expert_ffn;
@@ -15,7 +16,8 @@ const SMALL: [usize; 3] = [9, 136, 72];
 const FLASH: [usize; 3] = [256, 4096, 2048];
 const PRO: [usize; 3] = [384, 7168, 3072];
 
-/// Two runs over each batch, some of whose rows are compared with the oracle. The first token has the first and the last expert.
+/// Two runs over each batch, some of whose rows are compared with the oracle. The first token has
+/// the first and the last expert.
 fn check(
     (name, device): (&str, &Device),
     format: Format,

@@ -1,4 +1,5 @@
-//! Stacks of matrices in every format that operators read, packed on the host, with the values that they stand for.
+//! Stacks of matrices in every format that operators read, packed on the host, with the values that
+//! they stand for.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK, Weights};
@@ -50,7 +51,8 @@ pub fn every_format(name: &str, device: &Device, test: impl Fn(Format)) {
 const E2M1_IN_E4M3: [u8; 16] = [
     0x00, 0x30, 0x38, 0x3c, 0x40, 0x44, 0x48, 0x4c, 0x80, 0xb0, 0xb8, 0xbc, 0xc0, 0xc4, 0xc8, 0xcc,
 ];
-/// What fills up the last words of a row. None of it may be seen: the codes are NaN where there is a NaN.
+/// What fills up the last words of a row. None of it may be seen: the codes are NaN where there is
+/// a NaN.
 const FP8_PADDING: u8 = 0x7f;
 const FP4_PADDING: u8 = 0xf;
 const SCALE_PADDING: u8 = 0xff;
@@ -121,8 +123,8 @@ impl Packed {
         packed
     }
 
-    /// All codes but NaN, scales that are no powers of two where the format has such; the product with a row of -1..1 is some
-    /// units large, whatever the number of columns.
+    /// All codes but NaN, scales that are no powers of two where the format has such; the product
+    /// with a row of -1..1 is some units large, whatever the number of columns.
     pub fn random(format: Format, shape: [usize; 3], seed: u64) -> Self {
         let (random, weights) = (&mut Random::new(seed), shape.iter().product::<usize>());
         let spread = (shape[2].max(1) as f32).sqrt();
@@ -150,8 +152,8 @@ impl Packed {
         }
     }
 
-    /// Multiples of `2^(exponent - 1)` up to `12 * 2^exponent`, which every format holds; sums of products with small integers
-    /// are exact in any order.
+    /// Multiples of `2^(exponent - 1)` up to `12 * 2^exponent`, which every format holds; sums of
+    /// products with small integers are exact in any order.
     pub fn exact(format: Format, shape: [usize; 3], exponent: i32, seed: u64) -> Self {
         let (random, weights) = (&mut Random::new(seed), shape.iter().product::<usize>());
         let codes: Vec<usize> = (0..weights).map(|_| random.index(16)).collect();
@@ -296,7 +298,8 @@ fn fp4_scales([count, rows, columns]: [usize; 3]) -> usize {
     count * rows * columns.div_ceil(FP4_BLOCK)
 }
 
-/// Codes of a row side by side, the first in the lowest bits, `per_word` to a word; every row starts a word of its own.
+/// Codes of a row side by side, the first in the lowest bits, `per_word` to a word; every row
+/// starts a word of its own.
 fn words(codes: &[u8], row: usize, per_word: usize, padding: u8) -> Vec<u32> {
     let bits = 32 / per_word;
     let rows = codes.chunks(row.max(1));
@@ -312,7 +315,8 @@ fn integers<const D: usize>(words: Vec<u32>, shape: [usize; D], device: &Device)
     Tensor::from_data(TensorData::new(words, shape), (device, DType::U32))
 }
 
-/// What values of `dtype` hold in place of `values`, rounded on the host: a device may flush what is not normal.
+/// What values of `dtype` hold in place of `values`, rounded on the host: a device may flush what
+/// is not normal.
 pub fn rounded(values: &[f32], dtype: FloatDType) -> Vec<f32> {
     let data = TensorData::new(values.to_vec(), [values.len()]);
     data.convert_dtype(dtype.into()).iter::<f32>().collect()

@@ -10,7 +10,8 @@ use super::linear::Input;
 use super::packing::rounded;
 use super::sums::{Sum, smallest, unit};
 
-/// Of the sum of the magnitudes: what the roundings of an f32 sum of exact products make, in the worst of many thousands.
+/// Of the sum of the magnitudes: what the roundings of an f32 sum of exact products make, in the
+/// worst of many thousands.
 const SUMMED: f64 = 1.0 / (1 << 21) as f64;
 
 /// Dtypes of x and of the weights.

@@ -1,4 +1,5 @@
-//! Weight decoding: all codes against the written-out tables, odd sizes against an `f64` reading of the same bytes.
+//! Weight decoding: all codes against the written-out tables, odd sizes against an `f64` reading of
+//! the same bytes.
 
 use super::common::{EXACT, assert_close, devices, values};
 use super::tables::{E2M1, E4M3, E8M0};
@@ -18,7 +19,8 @@ fn floats<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) ->
     Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
 }
 
-/// Four bytes to a word, little endian, every row padded to a whole word with a byte that must never be seen.
+/// Four bytes to a word, little endian, every row padded to a whole word with a byte that must
+/// never be seen.
 fn pack(bytes: &[u8], row: usize) -> Vec<u32> {
     bytes
         .chunks(row)

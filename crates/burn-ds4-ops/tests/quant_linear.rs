@@ -3,7 +3,9 @@
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::Weights;
 
-use super::common::{EXACT, FLOATS, assert_close, devices, every_dtype, skip};
+use super::common::{
+    EXACT, FLOATS, assert_close, compiles_slowly, devices, dtypes, every_dtype, skip,
+};
 use super::drawn::bits;
 use super::linear::{Input, linear};
 use super::packing::{FP8, FP8_PAIR, Format, Packed, every_format, fp8_blocks};
@@ -28,8 +30,8 @@ fn shapes() -> impl Iterator<Item = (usize, [usize; 3])> {
     })
 }
 
-/// Every pair where `all`, or as many as it takes for every number to be among them; a software driver of wgpu compiles kernels for
-/// longer than they run, and gets fewer.
+/// Every pair where `all`, or as many as it takes for every number to be among them; a software
+/// driver of wgpu compiles kernels for longer than they run, and gets fewer.
 fn products_of_any_shape_are_exact(format: Format, all: bool) {
     for (i, [rows, outputs, inputs]) in shapes() {
         if format == FP8_PAIR && outputs % 2 != 0 {
@@ -37,12 +39,11 @@ fn products_of_any_shape_are_exact(format: Format, all: bool) {
         }
         let weights = Packed::exact(format, [1, outputs, inputs], 0, i as u64);
         for (name, device) in devices() {
-            if i % SOME != 0 && (!all || name == "wgpu") {
+            if i % SOME != 0 && (!all || compiles_slowly(name)) {
                 continue;
             }
             // Every dtype that the device has takes its turn.
-            let dtypes = FLOATS.into_iter().filter(|&d| device.supports_dtype(d));
-            let dtypes: Vec<FloatDType> = dtypes.collect();
+            let dtypes = dtypes(name, device);
             let dtype = dtypes[i % dtypes.len()];
             let x = Input::exact([rows, inputs], dtype, i as u64);
             let y = linear(x.on(device), &weights.on(device));

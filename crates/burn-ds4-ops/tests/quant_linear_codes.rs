@@ -1,4 +1,5 @@
-//! Every code of the packed formats through `quant_linear`: rows of x with a single one give single weights.
+//! Every code of the packed formats through `quant_linear`: rows of x with a single one give single
+//! weights.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_ds4_ops::quant::{Weights, quant_linear};
@@ -12,7 +13,8 @@ const COLUMNS: usize = 512;
 /// Columns at once: one row as in decoding, a few, so many that they are no decoding, all.
 const AT_ONCE: [usize; 4] = [1, 6, 48, COLUMNS];
 
-/// Four in each block of FP8, all together one for each FP4 code: enough where columns come one by one.
+/// Four in each block of FP8, all together one for each FP4 code: enough where columns come one by
+/// one.
 fn some() -> Vec<usize> {
     (0..16).map(|i| i / 4 * 128 + 64 + i).collect()
 }
@@ -27,7 +29,8 @@ fn ones(columns: &[usize], dtype: FloatDType, device: &Device) -> Tensor<2> {
     Tensor::from_data(data, (device, dtype.into()))
 }
 
-/// Picks columns one or several at a time and compares each weight with what `expected` says of it, by row and column.
+/// Picks columns one or several at a time and compares each weight with what `expected` says of it,
+/// by row and column.
 #[track_caller]
 fn check(
     weights: &Weights,
@@ -69,7 +72,8 @@ fn is_denormal(value: f64) -> bool {
 
 fn every_fp4_code_times_every_scale_byte_is_the_product() {
     every_dtype(|name, device, dtype| {
-        // Beyond, a code times its scale leaves the range of normal values of the dtype. A row of infinities has an oracle of its own.
+        // Beyond, a code times its scale leaves the range of normal values of the dtype. A row of
+        // infinities has an oracle of its own.
         let bytes: Vec<u8> = match dtype {
             FloatDType::F16 => (114..=140).collect(),
             _ => (0..=252).collect(),
@@ -136,7 +140,8 @@ fn every_fp8_code_times_any_scale_is_the_product() {
 
 fn the_parts_of_an_fp8_matrix_have_block_rows_of_their_own() {
     every_dtype(|name, device, dtype| {
-        // 150 rows a part: the second one starts in the middle of a block of the first, were it not for the parts.
+        // 150 rows a part: the second one starts in the middle of a block of the first, were it not
+        // for the parts.
         let scales: Vec<f32> = (0..16).map(|block| 0.37 + block as f32 / 7.0).collect();
         // 0x3c is 1.5.
         let codes = vec![0x3c; 300 * COLUMNS];
@@ -202,7 +207,8 @@ fn a_nan_code_or_scale_spoils_its_rows_and_no_other() {
     });
 }
 
-/// 4608 columns are nine times 512: kernels that take 512 at a time, by an even number of planes, have nothing to do for the tenth.
+/// 4608 columns are nine times 512: kernels that take 512 at a time, by an even number of planes,
+/// have nothing to do for the tenth.
 fn a_nan_scale_does_not_reach_the_row_before_it() {
     const WIDE: usize = 4608;
     every_dtype(|name, device, dtype| {

@@ -1,10 +1,13 @@
-//! Linear maps by two matrices at once, each against the product with it alone, which has tests of its own.
+//! Linear maps by two matrices at once, each against the product with it alone, which has tests of
+//! its own.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::quant::{Weights, quant_linear_pair};
 
-use super::common::{EXACT, assert_close, devices, every_dtype, is_gpu, skip, values};
+use super::common::{
+    EXACT, assert_close, devices, every_dtype, is_gpu, skip, some_of_half, values,
+};
 use super::linear::{Input, linear};
 use super::packing::{FP8, FP8_PAIR, Format, Packed};
 use super::products::assert_same_bits;
@@ -52,7 +55,8 @@ fn check<const D: usize>(x: &Tensor<D>, weights: [&Weights; 2], what: &str) {
 fn each_of_two_has_the_bits_that_it_has_alone() {
     every_dtype(|name, device, dtype| {
         for formats in ALIKE {
-            // Fewer rows than a tile has, no whole tiles, and one that is far larger than the other.
+            // Fewer rows than a tile has, no whole tiles, and one that is far larger than the
+            // other.
             for outputs in [[130, 34], [2, 6], [16, 2], [2, 720]] {
                 let columns = 1040;
                 let [first, second] = [0, 1].map(|of| {
@@ -68,11 +72,12 @@ fn each_of_two_has_the_bits_that_it_has_alone() {
     });
 }
 
-fn columns_need_not_be_whole_stretches() {
+fn columns_need_not_be_whole_k_blocks() {
     every_dtype(|name, device, dtype| {
         for format in [FP8, Format::Fp4] {
             // Some are no multiple of what tensor cores read at a time.
-            for columns in [1, 16, 33, 128, 250, 256, 272, 512, 1000, 4128] {
+            let widths = [1, 16, 33, 128, 250, 256, 272, 512, 1000, 4128];
+            for &columns in some_of_half(name, dtype, &widths, 4) {
                 let [first, second] = [7, 21].map(|outputs| {
                     let shape = [1, outputs, columns];
                     Packed::random(format, shape, outputs as u64).on(device)
@@ -128,7 +133,8 @@ fn products_with_both_are_exact() {
     });
 }
 
-/// The widths of a released layer where the device is fast enough: more tiles than cubes, and fewer.
+/// The widths of a released layer where the device is fast enough: more tiles than cubes, and
+/// fewer.
 fn the_pairs_of_a_released_layer_come_out() {
     for (name, device) in devices() {
         for (outputs, columns) in [([1024, 512], 4096), ([32_768, 8192], 1024)] {
@@ -325,7 +331,7 @@ fn a_pair_refuses_weights_on_another_device() {
 
 catalogue![
     each_of_two_has_the_bits_that_it_has_alone,
-    columns_need_not_be_whole_stretches,
+    columns_need_not_be_whole_k_blocks,
     formats_may_differ_and_be_dense,
     products_with_both_are_exact,
     the_pairs_of_a_released_layer_come_out,

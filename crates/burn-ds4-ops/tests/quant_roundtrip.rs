@@ -1,5 +1,5 @@
-//! Activation round trips and the Hadamard transform against `f64` oracles: exhaustive search of the code tables, and the
-//! matrix written out.
+//! Activation round trips and the Hadamard transform against `f64` oracles: exhaustive search of
+//! the code tables, and the matrix written out.
 
 use super::common::{EXACT, absolute, assert_close, devices, skip, values};
 use super::tables::{E2M1, E4M3};
@@ -64,7 +64,8 @@ impl Oracle {
     }
 }
 
-/// A device that flushes denormals gives zero where the result or the input lies below the normal range.
+/// A device that flushes denormals gives zero where the result or the input lies below the normal
+/// range.
 fn forgive_flushed(actual: &mut [f32], expected: &[f32], x: &[f32]) {
     for ((actual, expected), x) in actual.iter_mut().zip(expected).zip(x) {
         if *actual == 0.0 && (expected.abs() < f32::MIN_POSITIVE || x.abs() < f32::MIN_POSITIVE) {
@@ -144,8 +145,9 @@ fn fp4_values_round_to_the_nearest_code_with_ties_to_even() {
 }
 
 fn every_scale_exponent_is_exact_at_and_around_its_boundary() {
-    // One block a row: a maximum at max * 2^e exactly, one ulp below and one above, beside values just above
-    // half of the smallest FP4 and FP8 code: with the scale twice as large they would be zero.
+    // One block a row: a maximum at max * 2^e exactly, one ulp below and one above, beside values
+    // just above half of the smallest FP4 and FP8 code: with the scale twice as large they would be
+    // zero.
     for (max, lowest) in [(448.0_f32, -22), (6.0, -126)] {
         let x: Vec<f32> = (lowest..126)
             .map(|e| max * 2f32.powi(e))
@@ -311,7 +313,11 @@ fn element() -> impl Strategy<Value = f32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     fn any_row_rounds_as_an_exhaustive_search_does(
         x in prop::collection::vec(element(), 1..300),

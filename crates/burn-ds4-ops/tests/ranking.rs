@@ -158,7 +158,8 @@ pub fn ranges(windows: &[Range<usize>], device: &Device) -> Windows {
     }
 }
 
-/// Fails with the number of rows that differ, and for the first of them what is missing and what should not be there.
+/// Fails with the number of rows that differ, and for the first of them what is missing and what
+/// should not be there.
 #[track_caller]
 pub fn assert_ids(actual: Tensor<2, Int>, expected: &[i64], what: &str) {
     let [rows, k] = actual.dims();
@@ -184,8 +185,8 @@ pub fn assert_ids(actual: Tensor<2, Int>, expected: &[i64], what: &str) {
     };
     let (missing, unexpected) = (only_in(expected, actual), only_in(actual, expected));
     panic!(
-        "{what}: {} of {rows} rows differ, first row {row} from slot {slot} on, where {} stands for {}; of its ids {} are \
-         missing: {:?}, {} should not be there: {:?}",
+        "{what}: {} of {rows} rows differ, first row {row} from slot {slot} on, where {} stands \
+         for {}; of its ids {} are missing: {:?}, {} should not be there: {:?}",
         wrong.len(),
         actual[slot],
         expected[slot],

@@ -11,7 +11,8 @@ use super::common::{
 const FITS: &str = "arguments that fit";
 /// Sequences, positions, heads, channels and how many of them turn.
 type Sizes = [usize; 5];
-/// Sizes that vectors of any width divide or do not, all channels or none but the last, and those of the released models.
+/// Sizes that vectors of any width divide or do not, all channels or none but the last, and those
+/// of the released models.
 const SIZES: [Sizes; 8] = [
     [2, 3, 2, 7, 4],
     [2, 3, 2, 10, 4],
@@ -25,7 +26,8 @@ const SIZES: [Sizes; 8] = [
 
 fn a_quarter_turn_maps_each_pair_to_its_perpendicular() {
     for (name, device) in devices() {
-        // (x, y) by angle t is (x cos t - y sin t, x sin t + y cos t); the sign of sin sits at the even channel.
+        // (x, y) by angle t is (x cos t - y sin t, x sin t + y cos t); the sign of sin sits at the
+        // even channel.
         let x = floats(&[3.0, 4.0, 3.0, 4.0], [1, 2, 1, 2], device);
         let cos = floats(&[0.0, 0.0, 0.6, 0.6], [1, 2, 2], device);
         let sin = floats(&[-1.0, 1.0, -0.8, 0.8], [1, 2, 2], device);
@@ -156,7 +158,8 @@ pub fn turned_at(x: &[f64], width: usize, rotated: usize, positions: &[usize]) -
     turned
 }
 
-/// Rows turned back, which is what turning does where the channels of each pair change places before and after.
+/// Rows turned back, which is what turning does where the channels of each pair change places
+/// before and after.
 pub fn turned_back_at(x: &[f64], width: usize, rotated: usize, positions: &[usize]) -> Vec<f64> {
     let swapped = |mut rows: Vec<f64>| {
         for row in rows.chunks_mut(width) {

@@ -58,7 +58,7 @@ fn sqrt_softplus_has_the_values_worked_out_by_hand() {
         (1e10, 1e5),
         (-20.0, 4.539_992_973_909_079e-5),   // e^-10, nearly
         (-100.0, 1.928_749_847_963_918e-22), // e^-50
-        (-174.0, 1.645_811_431_082_274e-38), // e^-87, the last integer above the smallest normal f32
+        (-174.0, 1.645_811_431_082_274e-38), // e^-87, just above the smallest normal f32
     ];
     let x: Vec<f32> = table.iter().map(|row| row.0).collect();
     let expected: Vec<f32> = table.iter().map(|row| row.1 as f32).collect();
@@ -233,7 +233,8 @@ fn the_bias_chooses_but_does_not_weigh() {
 
 fn weights_stay_finite_where_the_activations_underflow() {
     const INF: f32 = f32::INFINITY;
-    // e^-30 is far above the 1e-20 of the denominator, e^-75 = 2.68e-33 far below it: 2.68e-33 / 1e-20 is left.
+    // e^-30 is far above the 1e-20 of the denominator, e^-75 = 2.68e-33 far below it: 2.68e-33 /
+    // 1e-20 is left.
     let logits = [[-60.0_f32; 4], [-150.0; 4], [-1000.0; 4], [-INF; 4]].concat();
     let tiny = (-75f64).exp() / 1e-20;
     let expected = [[0.5; 2], [tiny as f32; 2], [0.0; 2], [0.0; 2]].concat();

@@ -48,7 +48,8 @@ pub fn products(x: &[f64], gate: &[f64], d_model: usize) -> Vec<f64> {
         .collect()
 }
 
-/// That each rank has an expert of its own whose biased score is that rank's, and the weight that goes with it.
+/// That each rank has an expert of its own whose biased score is that rank's, and the weight that
+/// goes with it.
 #[track_caller]
 pub fn assert_routed(
     logits: &[f64],

@@ -1,6 +1,7 @@
-//! Tokens whose logits say which they are: greedy ones, ties, special values, and what each filter leaves.
+//! Tokens whose logits say which they are: greedy ones, ties, special values, and what each filter
+//! leaves.
 
-use burn_ds4_ops::sampling::Sampling;
+use burn_ds4_ops::sampling::SamplingParams;
 
 use super::common::{devices, every_dtype, floats, noise, read};
 use super::tokens::{counts, draws, sampled};
@@ -9,7 +10,7 @@ const INF: f32 = f32::INFINITY;
 const NAN: f32 = f32::NAN;
 
 /// Draws from all.
-const PLAIN: Sampling = Sampling {
+const PLAIN: SamplingParams = SamplingParams {
     temperature: 1.0,
     top_k: 0,
     top_p: 1.0,
@@ -17,7 +18,7 @@ const PLAIN: Sampling = Sampling {
 };
 
 /// The ids that are drawn at all.
-fn drawn(row: &[f32], sampling: &Sampling, device: &burn::tensor::Device) -> Vec<usize> {
+fn drawn(row: &[f32], sampling: &SamplingParams, device: &burn::tensor::Device) -> Vec<usize> {
     let counts = counts(row, sampling, 300, device);
     (0..row.len()).filter(|&id| counts[id] > 0).collect()
 }
@@ -40,7 +41,7 @@ fn greedy_takes_the_lowest_id_of_the_highest_logit() {
         let logits = floats(&data, [rows.len(), 5], device);
         let tokens = sampled(
             logits,
-            &Sampling::default(),
+            &SamplingParams::default(),
             draws(0, 0, rows.len(), device),
         );
         assert_eq!(tokens, expected, "{name}");
@@ -58,7 +59,7 @@ fn greedy_tokens_of_long_rows_are_those_of_a_search() {
                     row.iter().position(|&x| x == highest).expect("a logit") as i64
                 })
                 .collect();
-            let tokens = sampled(logits, &Sampling::default(), draws(0, 0, 3, device));
+            let tokens = sampled(logits, &SamplingParams::default(), draws(0, 0, 3, device));
             assert_eq!(tokens, expected, "{what}, {columns} columns");
         }
     });
@@ -69,12 +70,12 @@ fn rows_without_candidates_have_no_token() {
         let rows = [[NAN, -INF, NAN], [-INF; 3], [NAN; 3], [-INF, 1.0, NAN]];
         for sampling in [
             PLAIN,
-            Sampling { top_k: 2, ..PLAIN },
-            Sampling {
+            SamplingParams { top_k: 2, ..PLAIN },
+            SamplingParams {
                 top_p: 0.5,
                 ..PLAIN
             },
-            Sampling {
+            SamplingParams {
                 min_p: 1.0,
                 ..PLAIN
             },
@@ -91,17 +92,17 @@ fn infinities_share_everything() {
         let row = [3e38, INF, NAN, INF, 0.0, INF, -INF];
         for (sampling, expected) in [
             (PLAIN, vec![1, 3, 5]),
-            (Sampling { top_k: 2, ..PLAIN }, vec![1, 3]),
-            (Sampling { top_k: 6, ..PLAIN }, vec![1, 3, 5]),
+            (SamplingParams { top_k: 2, ..PLAIN }, vec![1, 3]),
+            (SamplingParams { top_k: 6, ..PLAIN }, vec![1, 3, 5]),
             (
-                Sampling {
+                SamplingParams {
                     top_p: 0.5,
                     ..PLAIN
                 },
                 vec![1, 3],
             ),
             (
-                Sampling {
+                SamplingParams {
                     min_p: 1.0,
                     ..PLAIN
                 },
@@ -130,7 +131,7 @@ fn top_k_keeps_the_highest_logits_and_of_equal_ones_the_lower_ids() {
             (8, vec![0, 1, 2, 4, 5, 6, 7]),
             (usize::MAX, vec![0, 1, 2, 4, 5, 6, 7]),
         ] {
-            let sampling = Sampling { top_k, ..PLAIN };
+            let sampling = SamplingParams { top_k, ..PLAIN };
             assert_eq!(drawn(&row, &sampling, device), expected, "{name}, {top_k}");
         }
     }
@@ -141,7 +142,7 @@ fn top_k_tells_neighbouring_floats_apart() {
         let next = |x: f32| f32::from_bits(x.to_bits() + 1);
         let row = [1e-3, next(1e-3), 1e-3, next(next(1e-3)), 1e-3];
         for (top_k, expected) in [(1, vec![3]), (2, vec![1, 3]), (3, vec![0, 1, 3])] {
-            let sampling = Sampling { top_k, ..PLAIN };
+            let sampling = SamplingParams { top_k, ..PLAIN };
             assert_eq!(drawn(&row, &sampling, device), expected, "{name}, {top_k}");
         }
     }
@@ -160,7 +161,7 @@ fn top_p_keeps_as_few_as_reach_it() {
             (0.89, vec![1, 2, 3]),
             (0.91, vec![0, 1, 2, 3]),
         ] {
-            let sampling = Sampling { top_p, ..PLAIN };
+            let sampling = SamplingParams { top_p, ..PLAIN };
             assert_eq!(drawn(&row, &sampling, device), expected, "{name}, {top_p}");
         }
     }
@@ -178,7 +179,7 @@ fn top_p_is_exact_and_keeps_the_lower_ids_of_equal_weights() {
             (0.875, 7),
             (0.876, 8),
         ] {
-            let sampling = Sampling { top_p, ..PLAIN };
+            let sampling = SamplingParams { top_p, ..PLAIN };
             let expected: Vec<usize> = (0..count).collect();
             assert_eq!(drawn(&row, &sampling, device), expected, "{name}, {top_p}");
         }
@@ -196,7 +197,7 @@ fn min_p_is_relative_to_the_most_likely_token() {
             (0.51, vec![1, 3]),
             (1.0, vec![1, 3]),
         ] {
-            let sampling = Sampling { min_p, ..PLAIN };
+            let sampling = SamplingParams { min_p, ..PLAIN };
             assert_eq!(drawn(&row, &sampling, device), expected, "{name}, {min_p}");
         }
     }
@@ -206,16 +207,16 @@ fn top_p_is_a_share_of_what_top_k_leaves_and_min_p_comes_last() {
     for (name, device) in devices() {
         let row = [1.0_f32, 4.0, 2.0, 3.0].map(f32::ln);
         // Of 4 and 3: 4/7 is below 0.6. Of all, 0.4 would be as well, but 0.7 is not below 0.69.
-        let top = Sampling {
+        let top = SamplingParams {
             top_k: 2,
             top_p: 0.56,
             ..PLAIN
         };
         assert_eq!(drawn(&row, &top, device), [1], "{name}");
-        let top = Sampling { top_p: 0.6, ..top };
+        let top = SamplingParams { top_p: 0.6, ..top };
         assert_eq!(drawn(&row, &top, device), [1, 3], "{name}");
         // What min-p drops still counts for top-p.
-        let last = Sampling {
+        let last = SamplingParams {
             top_p: 0.75,
             min_p: 0.6,
             ..PLAIN
@@ -234,7 +235,7 @@ fn extreme_temperatures_and_logits_are_numbers() {
             ([0.0, 100.0, -100.0], 1e30, vec![0, 1, 2]),
             ([-3e38, -3e38, -2e38], f32::MAX, vec![0, 1, 2]),
         ] {
-            let sampling = Sampling {
+            let sampling = SamplingParams {
                 temperature,
                 ..PLAIN
             };

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_ds4_ops::OpError;
-use burn_ds4_ops::sampling::{Draws, MAX_COLUMNS, Sampling, sample, seed_words, verify};
+use burn_ds4_ops::sampling::{Draws, MAX_COLUMNS, SamplingParams, sample, seed_words, verify};
 
 use super::common::{devices, integer_values, integers};
 use super::tokens::draws;
@@ -17,48 +17,48 @@ fn logits(rows: usize, columns: usize, device: &Device) -> Tensor<2> {
 
 fn parameters_out_of_range_are_named() {
     for (name, device) in devices() {
-        let fine = Sampling::default();
+        let fine = SamplingParams::default();
         for (sampling, expected) in [
             (
-                Sampling {
+                SamplingParams {
                     temperature: -1.0,
                     ..fine
                 },
                 "`temperature` is -1",
             ),
             (
-                Sampling {
+                SamplingParams {
                     temperature: f32::NAN,
                     ..fine
                 },
                 "`temperature` is NaN",
             ),
             (
-                Sampling {
+                SamplingParams {
                     temperature: f32::INFINITY,
                     ..fine
                 },
                 "`temperature` is inf",
             ),
-            (Sampling { top_p: 0.0, ..fine }, "`top_p` is 0"),
-            (Sampling { top_p: 1.5, ..fine }, "`top_p` is 1.5"),
+            (SamplingParams { top_p: 0.0, ..fine }, "`top_p` is 0"),
+            (SamplingParams { top_p: 1.5, ..fine }, "`top_p` is 1.5"),
             (
-                Sampling {
+                SamplingParams {
                     top_p: f32::NAN,
                     ..fine
                 },
                 "`top_p` is NaN",
             ),
             (
-                Sampling {
+                SamplingParams {
                     min_p: -0.5,
                     ..fine
                 },
                 "`min_p` is -0.5",
             ),
-            (Sampling { min_p: 2.0, ..fine }, "`min_p` is 2"),
+            (SamplingParams { min_p: 2.0, ..fine }, "`min_p` is 2"),
             (
-                Sampling {
+                SamplingParams {
                     min_p: f32::NAN,
                     ..fine
                 },
@@ -94,7 +94,11 @@ fn seeds_and_positions_of_another_number_are_refused() {
                 "`positions` has shape [3], expected [2]",
             ),
         ] {
-            let message = error(sample(logits(2, 3, device), &Sampling::default(), wrong));
+            let message = error(sample(
+                logits(2, 3, device),
+                &SamplingParams::default(),
+                wrong,
+            ));
             assert!(message.starts_with(expected), "{name}: {message}");
         }
         let drafts: Tensor<2, Int> = Tensor::zeros([2, 2], device);
@@ -102,7 +106,7 @@ fn seeds_and_positions_of_another_number_are_refused() {
         let message = error(verify(
             rows,
             drafts.clone(),
-            &Sampling::default(),
+            &SamplingParams::default(),
             fine.clone(),
         ));
         assert!(
@@ -110,7 +114,7 @@ fn seeds_and_positions_of_another_number_are_refused() {
             "{name}: {message}"
         );
         let rows: Tensor<3> = Tensor::zeros([2, 0, 3], device);
-        let message = error(verify(rows, drafts, &Sampling::default(), fine));
+        let message = error(verify(rows, drafts, &SamplingParams::default(), fine));
         assert!(
             message.starts_with("`rows of a sequence` is 0"),
             "{name}: {message}"
@@ -121,7 +125,11 @@ fn seeds_and_positions_of_another_number_are_refused() {
 fn too_many_columns_are_refused() {
     for (name, device) in devices() {
         let logits = logits(1, 1, device).expand([1, MAX_COLUMNS + 1]);
-        let message = error(sample(logits, &Sampling::default(), draws(0, 0, 1, device)));
+        let message = error(sample(
+            logits,
+            &SamplingParams::default(),
+            draws(0, 0, 1, device),
+        ));
         assert!(
             message.starts_with("`columns` is 1048577"),
             "{name}: {message}"
@@ -134,7 +142,7 @@ fn logits_that_are_no_floats_of_ours_are_refused() {
     let logits: Tensor<2> = Tensor::zeros([1, 3], (&device, DType::F64));
     let message = error(sample(
         logits,
-        &Sampling::default(),
+        &SamplingParams::default(),
         draws(0, 0, 1, &device),
     ));
     assert!(message.starts_with("`logits` has dtype F64"), "{message}");
@@ -142,11 +150,11 @@ fn logits_that_are_no_floats_of_ours_are_refused() {
 
 fn nothing_is_chosen_from_nothing() {
     for (name, device) in devices() {
-        let drawn = Sampling {
+        let drawn = SamplingParams {
             temperature: 1.0,
-            ..Sampling::default()
+            ..SamplingParams::default()
         };
-        for sampling in [Sampling::default(), drawn] {
+        for sampling in [SamplingParams::default(), drawn] {
             let none = sample(logits(0, 3, device), &sampling, draws(0, 0, 0, device));
             assert_eq!(none.expect("arguments that fit").dims(), [0], "{name}");
             let none = sample(logits(2, 0, device), &sampling, draws(0, 0, 2, device));

@@ -1,12 +1,14 @@
 //! Drafts: those that stand, what corrects them, and that the text is the one without them.
 
-use burn::tensor::{Device, Tensor};
-use burn_ds4_ops::sampling::{Draws, Sampling, Verdict, seed_words, verify};
+use burn::tensor::{DType, Device, Tensor};
+use burn_ds4_ops::sampling::{
+    Draws, SamplingParams, VerifiedDrafts, accept_drafts, seed_words, verify,
+};
 
 use super::common::{devices, floats, integer_values, integers, noise};
 use super::tokens::sampled;
 
-const DRAWN: Sampling = Sampling {
+const DRAWN: SamplingParams = SamplingParams {
     temperature: 0.8,
     top_k: 20,
     top_p: 0.95,
@@ -23,7 +25,7 @@ fn draws(positions: &[i64], device: &Device) -> Draws {
     }
 }
 
-fn read(verdict: Verdict) -> (Vec<i64>, Vec<i64>) {
+fn read(verdict: VerifiedDrafts) -> (Vec<i64>, Vec<i64>) {
     (
         integer_values(verdict.tokens),
         integer_values(verdict.accepted),
@@ -52,11 +54,23 @@ fn greedy_drafts_stand_up_to_the_first_that_is_another() {
         let verdict = verify(
             peaks(&highest, 7, device),
             integers(drafts.as_flattened(), [6, 3], device),
-            &Sampling::default(),
+            &SamplingParams::default(),
             draws(&[0; 6], device),
         );
         let (tokens, accepted) = read(verdict.expect("arguments that fit"));
         assert_eq!(accepted, [3, 2, 1, 0, 1, 0], "{name}");
+        // The same for tokens that were chosen by other means.
+        let chosen = integers(
+            highest.map(|row| row.map(|id| id as i64)).as_flattened(),
+            [6, 4],
+            device,
+        );
+        let other = accept_drafts(
+            chosen.cast(DType::I32),
+            integers(drafts.as_flattened(), [6, 3], device),
+        );
+        let other = read(other.expect("arguments that fit"));
+        assert_eq!(other, (tokens.clone(), accepted), "{name}");
         let expected: [[i64; 4]; 6] = [
             [4, 1, 6, 2],
             [4, 1, 6, -1],
@@ -73,7 +87,12 @@ fn without_drafts_there_is_a_token_for_each_sequence() {
     for (name, device) in devices() {
         let drafts = Tensor::zeros([2, 0], device);
         let logits = peaks(&[[2], [5]], 6, device);
-        let verdict = verify(logits, drafts, &Sampling::default(), draws(&[0; 2], device));
+        let verdict = verify(
+            logits,
+            drafts,
+            &SamplingParams::default(),
+            draws(&[0; 2], device),
+        );
         let verdict = verdict.expect("arguments that fit");
         assert_eq!(verdict.tokens.dims(), [2, 1], "{name}");
         assert_eq!(read(verdict), (vec![2, 5], vec![0, 0]), "{name}");
@@ -88,8 +107,8 @@ fn a_row_without_candidates_ends_what_stands() {
             1,
         );
         for sampling in [
-            Sampling::default(),
-            Sampling {
+            SamplingParams::default(),
+            SamplingParams {
                 temperature: 1e-3,
                 ..DRAWN
             },
@@ -169,9 +188,9 @@ fn a_draft_stands_as_often_as_its_token_is_probable() {
         let row = [2.0_f32, 5.0, 3.0].map(f32::ln);
         let sequences = 4000;
         let logits = floats(&row, [1, 1, 3], device).expand([sequences, 2, 3]);
-        let sampling = Sampling {
+        let sampling = SamplingParams {
             temperature: 1.0,
-            ..Sampling::default()
+            ..SamplingParams::default()
         };
         for (draft, probability) in [(0, 0.2), (1, 0.5), (2, 0.3)] {
             let drafts = integers(&vec![draft; sequences], [sequences, 1], device);

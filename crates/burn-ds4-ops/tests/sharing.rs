@@ -1,4 +1,5 @@
-//! A layer of experts next to one that all tokens share, worked out in f64, for the tests of both together.
+//! A layer of experts next to one that all tokens share, worked out in f64, for the tests of both
+//! together.
 
 use burn::tensor::{Device, FloatDType};
 use burn_ds4_ops::moe::{Experts, moe_ffn};
@@ -8,7 +9,8 @@ use super::experts::{Layer, Size, Stacks};
 use super::packing::{Format, Packed, rounded};
 use super::sums::smallest;
 
-/// The arguments of `moe_ffn`, on the host: two layers with the same tokens, the second of one expert that all have.
+/// The arguments of `moe_ffn`, on the host: two layers with the same tokens, the second of one
+/// expert that all have.
 pub struct Both {
     pub own: Layer,
     pub shared: Layer,

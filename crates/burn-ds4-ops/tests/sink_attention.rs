@@ -8,7 +8,8 @@ use burn_ds4_ops::attention::{CompressedKeys, WindowKeys, sink_attention, sink_p
 const FITS: &str = "arguments that fit";
 
 fn the_sink_takes_its_share_of_a_softmax_by_hand() {
-    // Logits ln 2 and ln 3 against a sink of ln 5: shares of 2/10, 3/10 and 5/10. The row in front is out of sight.
+    // Logits ln 2 and ln 3 against a sink of ln 5: shares of 2/10, 3/10 and 5/10. The row in front
+    // is outside the window.
     for (name, device) in devices() {
         let rows = [9.0, 9.0, 2f32.ln() * 2.0, 10.0, 3f32.ln() * 2.0, -20.0];
         let queries = || floats(&[1.0, 0.0], [1, 1, 1, 2], device);
@@ -26,7 +27,8 @@ fn the_sink_takes_its_share_of_a_softmax_by_hand() {
     }
 }
 
-/// Few queries and many; odd numbers of heads, channels and rows, and more of each than a chunk, a plane or a cube has. Rows of several cubes.
+/// Few queries and many; odd numbers of heads, channels and rows, and more of each than a chunk, a
+/// plane or a cube has. Rows of several cubes.
 fn sizes() -> Vec<Sizes> {
     let wide = Sizes {
         batch: 1,

@@ -2,8 +2,8 @@
 
 use burn::tensor::FloatDType;
 
-/// Of the sum of the magnitudes: what thousands of roundings to f32 make, in any order, on tensor cores too. An element that is
-/// left out makes far more.
+/// Of the sum of the magnitudes: what thousands of roundings to f32 make, in any order, on tensor
+/// cores too. An element that is left out makes far more.
 const SUMMED: f64 = 1.0 / (1 << 18) as f64;
 
 /// Half of the distance between neighbours, relative to a value.
@@ -15,7 +15,8 @@ pub fn unit(dtype: FloatDType) -> f64 {
     }
 }
 
-/// Half of the distance between the smallest neighbours, with a device in mind that flushes what is below the range of f32.
+/// Half of the distance between the smallest neighbours, with a device in mind that flushes what is
+/// below the range of f32.
 pub fn smallest(dtype: FloatDType) -> f64 {
     match dtype {
         FloatDType::F16 => 1.0 / (1 << 25) as f64,
@@ -52,7 +53,8 @@ impl Sum {
         SUMMED * self.magnitude + rounding * self.spread()
     }
 
-    /// What independent errors of the terms add up to: six times their standard deviation, or all in one direction.
+    /// What independent errors of the terms add up to: six times their standard deviation, or all
+    /// in one direction.
     pub fn spread(&self) -> f64 {
         self.magnitude.min(4.0 * self.squares.sqrt())
     }

@@ -1,7 +1,7 @@
 //! Which token a row of logits gives, in f64, for the tests and the benchmarks of sampling.
 
 use burn::tensor::{Device, Int, Tensor};
-use burn_ds4_ops::sampling::{Draws, Sampling, sample, seed_words};
+use burn_ds4_ops::sampling::{Draws, SamplingParams, sample, seed_words};
 
 use super::common::{floats, integer_values, integers};
 
@@ -14,7 +14,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    pub fn of(logits: &[f32], sampling: &Sampling) -> Self {
+    pub fn of(logits: &[f32], sampling: &SamplingParams) -> Self {
         let highest = logits
             .iter()
             .copied()
@@ -67,7 +67,8 @@ impl Oracle {
         }
     }
 
-    /// Whether a token may be the one at `u`: rounding may move the ends of its share by `tolerance`.
+    /// Whether a token may be the one at `u`: rounding may move the ends of its share by
+    /// `tolerance`.
     pub fn allows(&self, token: i64, u: f64, tolerance: f64) -> bool {
         let mut before = 0.0;
         for &(id, probability) in &self.kept {
@@ -115,13 +116,13 @@ pub fn repeated(row: &[f32], rows: usize, device: &Device) -> Tensor<2> {
 }
 
 /// What comes out for arguments that fit.
-pub fn sampled(logits: Tensor<2>, sampling: &Sampling, draws: Draws) -> Vec<i64> {
+pub fn sampled(logits: Tensor<2>, sampling: &SamplingParams, draws: Draws) -> Vec<i64> {
     let tokens: Tensor<1, Int> = sample(logits, sampling, draws).expect("arguments that fit");
     integer_values(tokens)
 }
 
 /// How often each id was drawn for a row.
-pub fn counts(row: &[f32], sampling: &Sampling, times: usize, device: &Device) -> Vec<usize> {
+pub fn counts(row: &[f32], sampling: &SamplingParams, times: usize, device: &Device) -> Vec<usize> {
     let mut counts = vec![0; row.len()];
     let draws = draws(7, 0, times, device);
     for token in sampled(repeated(row, times, device), sampling, draws) {

@@ -18,13 +18,15 @@ fn flex() -> &'static Device {
     &devices()[0].1
 }
 
-/// The columns of the largest entries of rows of five, having checked that the ids and the mask agree.
+/// The columns of the largest entries of rows of five, having checked that the ids and the mask
+/// agree.
 fn check_rows<const K: usize>(rows: &[([f32; 5], [i64; K])]) {
     let data: Vec<f32> = rows.iter().flat_map(|row| row.0).collect();
     for (name, device) in devices() {
         let logits = floats(&data, [rows.len(), 5], device);
         let ids = integer_values(top_k_ids(logits.clone(), Windows::All, K));
         let mask = integer_values(top_k_mask(logits, K).int());
+        assert_eq!((ids.len(), mask.len()), (rows.len() * K, rows.len() * 5));
         let results = ids.chunks(K).zip(mask.chunks(5));
         for ((ids, mask), (row, expected)) in results.zip(rows) {
             assert_eq!(ids, expected, "{name}: {row:?}");
@@ -197,8 +199,8 @@ fn a_next_n_that_overflows_is_refused() {
 
 #[test]
 #[should_panic(
-    expected = "top_k_per_row_decode: seq_lens has shape [3], expected [batch] or [batch, next_n] with batch · next_n = 4 (the \
-                number of rows) and next_n = 2"
+    expected = "top_k_per_row_decode: seq_lens has shape [3], expected [batch] or \
+                [batch, next_n] with batch · next_n = 4 (the number of rows) and next_n = 2"
 )]
 fn decode_refuses_lengths_of_another_number() {
     top_k_per_row_decode(logits(4), entries(3), 2, 1);
@@ -206,8 +208,8 @@ fn decode_refuses_lengths_of_another_number() {
 
 #[test]
 #[should_panic(
-    expected = "top_k_per_row_decode: seq_lens has shape [4, 1], expected [batch] or [batch, next_n] with batch · next_n = 4 (the \
-                number of rows) and next_n = 2"
+    expected = "top_k_per_row_decode: seq_lens has shape [4, 1], expected [batch] or \
+                [batch, next_n] with batch · next_n = 4 (the number of rows) and next_n = 2"
 )]
 fn decode_refuses_ends_of_another_shape() {
     top_k_per_row_decode(logits(4), entries(4).reshape([4, 1]), 2, 1);
@@ -215,8 +217,8 @@ fn decode_refuses_ends_of_another_shape() {
 
 #[test]
 #[should_panic(
-    expected = "top_k_per_row_decode: seq_lens has shape [2, 2, 1], expected [batch] or [batch, next_n] with batch · next_n = 4 \
-                (the number of rows) and next_n = 2"
+    expected = "top_k_per_row_decode: seq_lens has shape [2, 2, 1], expected [batch] or \
+                [batch, next_n] with batch · next_n = 4 (the number of rows) and next_n = 2"
 )]
 fn decode_refuses_lengths_of_three_dimensions() {
     top_k_per_row_decode(logits(4), entries(4).reshape([2, 2, 1]), 2, 1);
@@ -224,8 +226,8 @@ fn decode_refuses_lengths_of_three_dimensions() {
 
 #[test]
 #[should_panic(
-    expected = "top_k_per_row_decode: seq_lens has shape [0], expected [batch] or [batch, next_n] with batch · next_n = 0 (the \
-                number of rows) and next_n = 0"
+    expected = "top_k_per_row_decode: seq_lens has shape [0], expected [batch] or \
+                [batch, next_n] with batch · next_n = 0 (the number of rows) and next_n = 0"
 )]
 fn decode_refuses_a_next_n_of_zero() {
     top_k_per_row_decode(logits(0), entries(0), 0, 1);

@@ -1,4 +1,5 @@
-//! Top-k at the sizes that vLLM and FlagGems test, and at the limits; cut down where the device is no GPU.
+//! Top-k at the sizes that vLLM and FlagGems test, and at the limits; cut down where the device is
+//! no GPU.
 
 use std::ops::Range;
 
@@ -11,7 +12,8 @@ use super::ranking::{Rows, assert_ids, int32, ranges, window};
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::topk::{MAX_COLUMNS, MAX_K, Windows, top_k_ids, top_k_per_row_decode};
 
-/// So many rows, of which no more than 37 are distinct: a power of two would hide that rows are mixed up.
+/// So many rows, of which no more than 37 are distinct: a power of two would hide that rows are
+/// mixed up.
 fn some(distribution: Distribution, columns: usize, count: usize, seed: u64) -> Rows {
     let kinds = vec![distribution; count.min(37)];
     Rows::new(columns, rows(&kinds, columns, seed))

@@ -140,7 +140,11 @@ fn check(case: &Case, name: &str, device: &Device) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     // On the first device only: every other shape is another kernel to build on a GPU.
     #[test]

@@ -59,6 +59,7 @@ fn values_come_with_their_columns_in_either_order() {
             let (best, ids) = top_k(logits, Windows::All, 4, order);
             assert_eq!((best.dtype(), ids.dtype()), (DType::F32, DType::I32));
             let (best, ids) = (values(best), integer_values(ids));
+            assert_eq!((best.len(), ids.len()), (4 * cases.len(), 4 * cases.len()));
             let results = best.chunks(4).zip(ids.chunks(4));
             for ((best, ids), (row, by_column, by_value)) in results.zip(&cases) {
                 let (expected, columns) = match order {
@@ -74,7 +75,8 @@ fn values_come_with_their_columns_in_either_order() {
 }
 
 fn unused_slots_come_last_in_either_order() {
-    // Windows of three and of one column, one that begins after the last, one of NaN and -inf, and most of the row.
+    // Windows of three and of one column, one that begins after the last, one of NaN and -inf, and
+    // most of the row.
     let row = [2.0, -INF, 5.0, NAN, 1.0, 3.0];
     let (starts, ends) = ([0, 5, 6, 1, 0], [3, 9, 9, 4, 5]);
     let by_column = (

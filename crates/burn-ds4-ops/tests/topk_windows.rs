@@ -46,7 +46,9 @@ fn columns_are_relative_to_the_start_of_their_window() {
             let logits = floats(&ROW.repeat(count), [count, 10], device);
             let bounds = |bounds: &[i64]| typed(bounds, [count], dtype, device);
             let ids = top_k_per_row(logits, bounds(&starts), bounds(&ends), 4);
-            for (ids, (bounds, expected)) in integer_values(ids).chunks(4).zip(&cases) {
+            let ids = integer_values(ids);
+            assert_eq!(ids.len(), 4 * count, "{name} {dtype:?}");
+            for (ids, (bounds, expected)) in ids.chunks(4).zip(&cases) {
                 assert_eq!(ids, expected, "{name} {dtype:?} {bounds:?}");
             }
         }
@@ -74,7 +76,9 @@ fn bounds_that_32_bits_do_not_hold_are_not_cut_off() {
     for (name, device) in devices() {
         let logits = floats(&ROW.repeat(count), [count, 10], device);
         let ids = top_k_per_row(logits, bounds(false, device), bounds(true, device), 4);
-        for (ids, (bounds, expected)) in integer_values(ids).chunks(4).zip(&cases) {
+        let ids = integer_values(ids);
+        assert_eq!(ids.len(), 4 * count, "{name}");
+        for (ids, (bounds, expected)) in ids.chunks(4).zip(&cases) {
             assert_eq!(ids, expected, "{name} {bounds:?}");
         }
     }

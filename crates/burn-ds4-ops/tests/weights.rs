@@ -1,4 +1,5 @@
-//! Stacks of weights: what they refuse, and that operators read the packed ones as their dequantised values.
+//! Stacks of weights: what they refuse, and that operators read the packed ones as their
+//! dequantised values.
 
 use super::common::{
     EXACT, FLOATS, Tolerance, assert_close, devices, every_dtype, floats, integers, noise, values,

@@ -10,6 +10,7 @@ use crate::hyper_connection::{HyperConnection, HyperConnectionConfig, Streams};
 use crate::moe::{MoeLayer, MoeLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::trace::Trace;
+use crate::weights::{self, WeightSource};
 
 /// Configuration of [`Block`].
 #[derive(Config, Debug)]
@@ -28,19 +29,28 @@ pub struct BlockConfig {
 impl BlockConfig {
     /// Initializes the block with random weights.
     pub fn init(&self, device: &Device) -> Block {
-        let norm = || {
-            RmsNormConfig::new(self.hyper_connection.d_model)
-                .with_epsilon(self.norm_epsilon)
-                .init(device)
-        };
-        Block {
-            attention_connection: self.hyper_connection.init(device),
-            attention_norm: norm(),
-            attention: self.attention.init(device),
-            moe_connection: self.hyper_connection.init(device),
-            moe_norm: norm(),
-            moe: self.moe.init(device),
-        }
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The block of the tensors `{prefix}..`.
+    pub(crate) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<Block> {
+        let name = |name: &str| format!("{prefix}{name}");
+        let connection = &self.hyper_connection;
+        let norm = RmsNormConfig::new(connection.d_model).with_epsilon(self.norm_epsilon);
+        let attention_connection = connection.build(source, &name("hc_attn"));
+        let attention_norm = norm.build(source, &name("attn_norm"));
+        let attention = self.attention.build(source, &name("attn."));
+        let moe_connection = connection.build(source, &name("hc_ffn"));
+        let moe_norm = norm.build(source, &name("ffn_norm"));
+        let moe = self.moe.build(source, &name("ffn."));
+        Some(Block {
+            attention_connection: attention_connection?,
+            attention_norm: attention_norm?,
+            attention: attention?,
+            moe_connection: moe_connection?,
+            moe_norm: moe_norm?,
+            moe: moe?,
+        })
     }
 }
 
@@ -62,8 +72,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Applies the block to the new positions of `step`. What the mixture of experts makes is left to be mixed into the streams by
-    /// whoever needs them next.
+    /// Applies the block to the new positions of `step`. The output of the mixture of experts stays
+    /// pending: whichever module needs the streams next mixes it in.
     ///
     /// # Shapes
     ///
@@ -101,7 +111,7 @@ impl Block {
     }
 }
 
-/// `[tokens, n, d]` to `[batch, positions, n, d]`, with nothing pending.
+/// Mixes in pending output, and reshapes `[tokens, n, d]` to `[batch, positions, n, d]`.
 pub(crate) fn unflattened(streams: Streams, [batch, positions]: [usize; 2]) -> Tensor<4> {
     let [_, n, d] = streams.dims();
     let streams = streams.ready();
@@ -109,7 +119,7 @@ pub(crate) fn unflattened(streams: Streams, [batch, positions]: [usize; 2]) -> T
     streams.reshape([batch, positions, n, d])
 }
 
-/// `[batch, positions, n, d]` to `[tokens, n, d]`.
+/// Reshapes `[batch, positions, n, d]` to `[tokens, n, d]`.
 pub(crate) fn flattened(streams: Tensor<4>) -> Streams {
     let [batch, positions, n, d] = streams.dims();
     streams.reshape([batch * positions, n, d]).into()

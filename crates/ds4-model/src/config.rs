@@ -8,6 +8,7 @@ mod validate;
 mod tests;
 
 pub use error::{ConfigError, ConfigErrorKind};
+pub use json::GenerationDefaults;
 
 use burn::config::Config;
 
@@ -17,12 +18,14 @@ use burn::config::Config;
 pub enum AttentionKind {
     /// Sliding window only (compression ratio 0).
     Window,
-    /// Compressed sparse attention (CSA): overlapping blocks of `ratio` tokens, of which the lightning indexer picks some.
+    /// Compressed sparse attention (CSA): overlapping blocks of `ratio` tokens, of which the
+    /// lightning indexer picks some.
     CompressedSparse {
         /// Tokens per compressed row.
         ratio: usize,
     },
-    /// Heavily compressed attention (HCA): disjoint blocks of `ratio` tokens, all visible ones attended.
+    /// Heavily compressed attention (HCA): disjoint blocks of `ratio` tokens, all visible ones
+    /// attended.
     HeavilyCompressed {
         /// Tokens per compressed row.
         ratio: usize,

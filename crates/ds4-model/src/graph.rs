@@ -1,8 +1,9 @@
-//! Device work recorded once and replayed without the host, where the device can.
+//! Device work that is recorded once and replayed without the host, where the device supports it.
 //!
-//! What is recorded is not executed; a replay executes it. A recording reads and writes the buffers that its work read and wrote, so
-//! whoever has one keeps the tensors of the work alive and where they are. The work may only launch: what it uploads is uploaded
-//! again as it was or, on some devices, refused; and what it allocates must fit the memory that the runs before have left behind.
+//! Recording does not execute the work; a replay does. A recording reads and writes the buffers
+//! that its work read and wrote, so its owner keeps the tensors of the work alive and in place. The
+//! work may only launch kernels: an upload is repeated with the same data or, on some devices,
+//! refused. What the work allocates must fit the memory that the runs before have left behind.
 
 use std::fmt;
 
@@ -12,9 +13,9 @@ use burn::tensor::Device;
 /// Why a recording was not made.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Nothing is recorded at all, on this device or as this crate was built.
+    /// Nothing can be recorded on this device, or with this build of the crate.
     Unsupported(String),
-    /// It failed.
+    /// Recording failed.
     Failed(String),
 }
 
@@ -32,7 +33,8 @@ impl From<ExecutionError> for Refusal {
     }
 }
 
-/// The time before a recording: work that is done now leaves behind the memory that it will need. Dropping it gives up.
+/// The time before a recording: runs of the work leave behind the memory that the recording will
+/// need. Dropping this abandons the recording.
 pub(crate) struct Preparation {
     device: Device,
     closed: bool,
@@ -41,7 +43,8 @@ pub(crate) struct Preparation {
 impl Preparation {
     pub(crate) fn new(device: &Device) -> Result<Self, Refusal> {
         if cfg!(feature = "fusion") {
-            // It chooses where a result goes when it runs a queue of operations, so that work may not end where the next replay begins.
+            // Fusion chooses the buffer of a result when it runs a queue of operations, so a run
+            // may not end in the buffers where the next replay begins.
             let reason = "fusion of operations does not promise to write in place";
             return Err(Refusal::Unsupported(reason.to_owned()));
         }
@@ -52,18 +55,18 @@ impl Preparation {
         })
     }
 
-    /// Begins to record. Where that fails, what was done so far stands.
-    pub(crate) fn start(mut self) -> Result<Window, Refusal> {
+    /// Begins to record. If that fails, the work done so far remains valid.
+    pub(crate) fn start(mut self) -> Result<Capture, Refusal> {
         self.device.sync()?;
         match Dispatch::graph_start_capture(self.device.as_dispatch()) {
             Ok(()) => {
                 self.closed = true;
-                Ok(Window {
+                Ok(Capture {
                     device: self.device.clone(),
                     closed: false,
                 })
             }
-            // The words that Burn and CubeCL have for it, whose error has no kind.
+            // Burn and CubeCL have no kind of error for this, only a message.
             Err(error) => {
                 let reason = error.to_string().to_lowercase();
                 match reason.contains("graph capture is not supported") {
@@ -83,16 +86,17 @@ impl Drop for Preparation {
     }
 }
 
-/// The time of a recording. Dropping it throws the recording away, like a failure to [seal](Self::seal) it: every buffer that the
-/// recorded work would have written then counts as failed, and so does what is computed from it.
-pub(crate) struct Window {
+/// A recording in progress. Dropping it discards the recording, and so does a failure to
+/// [end](Self::end) it: every buffer that the recorded work would have written then counts as
+/// failed, and so does everything that is computed from it.
+pub(crate) struct Capture {
     device: Device,
     closed: bool,
 }
 
-impl Window {
-    /// Ends the recording, in which `results` were made.
-    pub(crate) fn seal<T>(mut self, results: T) -> Result<Recording<T>, Refusal> {
+impl Capture {
+    /// Ends the recording, in which `results` were computed.
+    pub(crate) fn end<T>(mut self, results: T) -> Result<Recording<T>, Refusal> {
         self.closed = true;
         let graph = Dispatch::graph_stop_capture(self.device.as_dispatch())?;
         Ok(Recording {
@@ -104,7 +108,7 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for Capture {
     fn drop(&mut self) {
         if !self.closed {
             close(&self.device);
@@ -112,23 +116,24 @@ impl Drop for Window {
     }
 }
 
-/// A device must not go on recording what comes after.
+/// Ends a recording, so that the device does not record later work.
 fn close(device: &Device) {
-    // There is nothing to be done about an error, and nothing is wanted of the graph.
+    // An error cannot be handled here, and the graph is not wanted.
     let _ = Dispatch::graph_stop_capture(device.as_dispatch());
 }
 
-/// Recorded work, with what it results in.
+/// Recorded work and its results.
 pub(crate) struct Recording<T> {
     graph: BackendGraph<Dispatch>,
     stream: StreamId,
     device: Device,
-    /// Holds its values after a replay.
+    /// Tensors that hold the results after a replay.
     pub(crate) results: T,
 }
 
 impl<T> Recording<T> {
-    /// Whether this thread may replay it: only the one that recorded it orders replays and other work as they come.
+    /// Whether this thread may replay it. Only the thread that recorded it keeps replays and other
+    /// work in order.
     pub(crate) fn is_of_this_thread(&self) -> bool {
         StreamId::current() == self.stream
     }
@@ -137,10 +142,10 @@ impl<T> Recording<T> {
     ///
     /// # Safety
     ///
-    /// Every tensor that the recorded work read or wrote must be alive, in the same place and not in use by another thread, and this
-    /// thread must be that of the recording.
+    /// Every tensor that the recorded work read or wrote must be alive, in the same place and not
+    /// in use by another thread, and this thread must be that of the recording.
     pub(crate) unsafe fn replay(&self) -> Result<(), Refusal> {
-        // Safety: as the caller promises.
+        // Safety: the caller guarantees it.
         Ok(unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }?)
     }
 }
@@ -152,7 +157,7 @@ impl<T> fmt::Debug for Recording<T> {
     }
 }
 
-/// What happened, in one line: errors come wrapped in others, in several lines, and with a backtrace.
+/// An error's message in one line: errors come nested, in several lines, and with a backtrace.
 fn brief(error: &impl ToString) -> String {
     let filler = ["", "Caused by:", "An error happened during execution"];
     let trace = ["Backtrace:", "No backtrace", "0:"];

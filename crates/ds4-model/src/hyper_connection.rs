@@ -1,4 +1,5 @@
-//! Hyper-connections around a sub-layer, and the head that collapses the streams at the end of a model.
+//! Hyper-connections around a sub-layer, and the head that collapses the streams at the end of a
+//! model.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -6,9 +7,9 @@ use burn::tensor::{Device, Tensor};
 pub use burn_ds4_ops::hyper_connection::Streams;
 use burn_ds4_ops::hyper_connection::{self as ops, Norm, Sinkhorn};
 
-use crate::linear::random;
 use crate::norm::RmsNorm;
 use crate::trace::Trace;
+use crate::weights::{self, Initial, WeightSource};
 
 /// Configuration of [`HyperConnection`] and [`HyperHead`].
 #[derive(Config, Debug)]
@@ -32,37 +33,71 @@ pub struct HyperConnectionConfig {
 impl HyperConnectionConfig {
     /// Initializes the connection of one sub-layer.
     pub fn init(&self, device: &Device) -> HyperConnection {
-        let outputs = (2 + self.streams) * self.streams;
-        HyperConnection {
-            function: random([outputs, self.streams * self.d_model], device),
-            base: Param::from_tensor(Tensor::zeros([outputs], device)),
-            scale: Param::from_tensor(Tensor::ones([outputs], device)),
-            sinkhorn_iterations: self.sinkhorn_iterations,
-            epsilon: self.epsilon,
-            norm_epsilon: self.norm_epsilon,
-        }
+        weights::dense(device, |source| self.build(source, ""))
     }
 
     /// Initializes the head at the end of a model.
     pub fn init_head(&self, device: &Device) -> HyperHead {
-        HyperHead {
-            function: random([self.streams, self.streams * self.d_model], device),
-            base: Param::from_tensor(Tensor::zeros([self.streams], device)),
-            scale: Param::from_tensor(Tensor::ones([1], device)),
+        weights::dense(device, |source| self.build_head(source, ""))
+    }
+
+    /// The connection of the tensors `{prefix}_..`.
+    pub(crate) fn build(
+        &self,
+        source: &mut impl WeightSource,
+        prefix: &str,
+    ) -> Option<HyperConnection> {
+        let n = self.streams;
+        let outputs = (2 + n) * n;
+        let projection = [outputs, n * self.d_model];
+        let function = source.float(&format!("{prefix}_fn"), projection, Initial::Random);
+        let base = source.float(&format!("{prefix}_base"), [outputs], Initial::Zeros);
+        let name = format!("{prefix}_scale");
+        let scale = source.arranged(&name, [3], [outputs], Initial::Ones, |scale| {
+            let parts = scale.split(1, 0).into_iter().zip([n, n, n * n]);
+            Tensor::cat(parts.map(|(part, times)| part.expand([times])).collect(), 0)
+        });
+        Some(HyperConnection {
+            function: function?,
+            base: base?,
+            scale: scale?,
+            sinkhorn_iterations: self.sinkhorn_iterations,
             epsilon: self.epsilon,
             norm_epsilon: self.norm_epsilon,
-        }
+        })
+    }
+
+    /// The head of the tensors `{prefix}hc_head_..`.
+    pub(crate) fn build_head(
+        &self,
+        source: &mut impl WeightSource,
+        prefix: &str,
+    ) -> Option<HyperHead> {
+        let n = self.streams;
+        let projection = [n, n * self.d_model];
+        let function = source.float(&format!("{prefix}hc_head_fn"), projection, Initial::Random);
+        let base = source.float(&format!("{prefix}hc_head_base"), [n], Initial::Zeros);
+        let scale = source.float(&format!("{prefix}hc_head_scale"), [1], Initial::Ones);
+        Some(HyperHead {
+            function: function?,
+            base: base?,
+            scale: scale?,
+            epsilon: self.epsilon,
+            norm_epsilon: self.norm_epsilon,
+        })
     }
 }
 
-/// Collapses the streams before a sub-layer and spreads its output after it. All coefficients are computed in f32.
+/// Collapses the streams before a sub-layer and spreads its output after it. All coefficients are
+/// computed in f32.
 #[derive(Module, Debug)]
 pub struct HyperConnection {
     /// Projection of all streams to the coefficients: f32 `[(2 + n)·n, n·d]`.
     pub function: Param<Tensor<2>>,
     /// Offset of each coefficient: f32 `[(2 + n)·n]`.
     pub base: Param<Tensor<1>>,
-    /// Scale of each coefficient: f32 `[(2 + n)·n]` (the three released scales, repeated n, n and n·n times).
+    /// Scale of each coefficient: f32 `[(2 + n)·n]` (the three released scales, repeated n, n and
+    /// n·n times).
     pub scale: Param<Tensor<1>>,
     /// Sinkhorn iterations of the mixing matrix.
     pub sinkhorn_iterations: usize,
@@ -73,8 +108,8 @@ pub struct HyperConnection {
 }
 
 impl HyperConnection {
-    /// Runs `layer` on the norm of the collapsed streams. Its output is left to be mixed back by whoever needs the streams next:
-    /// another connection or the head does so together with what it does itself.
+    /// Runs `layer` on the norm of the collapsed streams. The layer's output stays pending: the
+    /// next connection, or the head, mixes it back together with its own work.
     ///
     /// # Shapes
     ///
@@ -83,7 +118,7 @@ impl HyperConnection {
     ///
     /// # Panics
     ///
-    /// If the streams are not of `batch * positions` tokens, or `layer` changes shape or device.
+    /// If `streams` does not have `batch * positions` tokens, or `layer` changes shape or device.
     pub fn forward(
         &self,
         streams: Streams,
@@ -166,7 +201,7 @@ impl HyperHead {
         .reshape([batch, positions, d])
     }
 
-    /// Collapses the streams, with whatever is pending, and normalises what comes of it.
+    /// Collapses the streams, pending output included, and normalises the result.
     ///
     /// # Shapes
     ///

@@ -1,7 +1,9 @@
 //! DeepSeek-V4 for the [Burn](https://burn.dev) deep-learning framework, inference only.
 //!
-//! Every part of the model is a Burn module of its own, made by a configuration (`XConfig -> init(device) -> X`): compose your own model
-//! from them, or [load](checkpoint::Checkpoint::load) a released checkpoint and [`generate`] text.
+//! Every part of the model is a Burn module with a configuration of its own
+//! (`XConfig -> init(device) -> X`). Compose your own model from these modules, or
+//! [load](checkpoint::Checkpoint::load) a released checkpoint and [`generate`] text. A
+//! [`Pipeline`](pipeline::Pipeline) has all that the latter takes.
 
 pub mod attention;
 pub mod block;
@@ -17,8 +19,15 @@ pub mod model;
 pub mod moe;
 pub mod mtp;
 pub mod norm;
+pub mod pipeline;
 #[cfg(test)]
 mod repository;
 pub mod rope;
 pub mod router;
 pub mod trace;
+mod weights;
+
+/// The programs of the README are run as tests of this crate.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

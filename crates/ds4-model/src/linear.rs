@@ -2,9 +2,11 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::matmul::{INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
 use burn_ds4_ops::quant::{Weights, quant_linear, quant_linear_pair};
+
+use crate::weights::{self, WeightSource};
 
 /// Configuration of [`PackedLinear`].
 #[derive(Config, Debug)]
@@ -18,34 +20,33 @@ pub struct PackedLinearConfig {
 impl PackedLinearConfig {
     /// Initializes a dense map with random weights of standard deviation `d_input^-0.5`.
     pub fn init(&self, device: &Device) -> PackedLinear {
-        PackedLinear {
-            weight: WeightStack::Dense(random([1, self.d_output, self.d_input], device)),
-        }
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The map of the weight `{prefix}`.
+    pub(crate) fn build(
+        &self,
+        source: &mut impl WeightSource,
+        prefix: &str,
+    ) -> Option<PackedLinear> {
+        let weight = source.stack(prefix, None, &[""], [self.d_output, self.d_input])?;
+        Some(PackedLinear { weight })
     }
 }
 
-/// Random parameter of the given shape, its variance being one over the last dimension.
-pub(crate) fn random<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
-    let deviation = (shape[D - 1] as f64).powf(-0.5);
-    Param::from_tensor(Tensor::random(
-        shape,
-        Distribution::Normal(0.0, deviation),
-        device,
-    ))
-}
-
-/// Sums stay in the f32 in which they are made.
+/// Options that keep sums in f32, the type in which they are computed.
 const F32_OUTPUT: SmallMOptions = SmallMOptions {
     f32_output: true,
     invariant_rows: INVARIANT_ROWS,
 };
 
-/// `x · weightᵀ` in f32, over the last dimension of `x`, `weight` being `[out, in]`. Each is read in its own dtype.
+/// `x · weightᵀ` in f32, over the last dimension of `x`; `weight` is `[out, in]`. Each operand is
+/// read in its own dtype.
 pub(crate) fn project_f32<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
     small_m_matmul(x, weight, F32_OUTPUT).expect("a weight as wide as the input")
 }
 
-/// [`project_f32`] by several weights, as few launches as their dtypes allow.
+/// [`project_f32`] with several weights, in as few launches as their dtypes allow.
 pub(crate) fn project_all_f32<const D: usize, const N: usize>(
     x: Tensor<D>,
     weights: [Tensor<2>; N],
@@ -83,7 +84,7 @@ impl PackedLinear {
         .expect("an input that fits the weight")
     }
 
-    /// [`forward`](Self::forward) by two maps of one input, which are one operator if both are packed.
+    /// [`forward`](Self::forward) of two maps on one input; a single operator if both are packed.
     pub(crate) fn forward_both<const D: usize>(x: Tensor<D>, maps: [&Self; 2]) -> [Tensor<D>; 2] {
         let is_dense = |map: &&Self| matches!(map.weight, WeightStack::Dense(_));
         if maps.iter().any(is_dense) {
@@ -99,7 +100,8 @@ impl PackedLinear {
     }
 }
 
-/// Matrices `[matrices, out, in]` of one shape and format: one for a linear map, or the same one of every expert or group.
+/// Matrices `[matrices, out, in]` of one shape and format: one for a linear map, or one per expert
+/// or group.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub enum WeightStack {
@@ -116,7 +118,8 @@ pub enum WeightStack {
 pub struct Fp8Weight {
     /// Four codes a word, along the columns: u32 `[matrices, out, ceil(in / 4)]`.
     pub words: Param<Tensor<3, Int>>,
-    /// Scales of the 128x128 blocks: f32 `[matrices, parts · ceil(out / parts / 128), ceil(in / 128)]`.
+    /// Scales of the 128x128 blocks: f32
+    /// `[matrices, parts · ceil(out / parts / 128), ceil(in / 128)]`.
     pub scales: Param<Tensor<3>>,
     /// Number of row groups whose scale blocks start anew (2 for a gate and an up matrix, stacked).
     pub parts: usize,
@@ -140,7 +143,7 @@ impl WeightStack {
     ///
     /// # Panics
     ///
-    /// If words, scales and sizes do not fit each other, which those of a checkpoint do.
+    /// If words, scales and sizes do not fit each other. Those of a loaded checkpoint always fit.
     pub fn weights(&self) -> Weights {
         match self {
             Self::Dense(values) => Weights::dense(values.val()),

@@ -6,14 +6,16 @@ use burn::tensor::{Device, Int, Tensor};
 use crate::attention::AttentionConfig;
 use crate::block::{Block, BlockConfig, flattened, unflattened};
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
+use crate::checkpoint::load_all;
 use crate::config::{AttentionKind, ModelConfig};
 use crate::flash_head::ProbedHead;
 use crate::hyper_connection::{HyperConnectionConfig, HyperHead, Streams};
-use crate::linear::{project_f32, random};
+use crate::linear::project_f32;
 use crate::moe::MoeLayerConfig;
 use crate::mtp::{MtpLayer, MtpLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::trace::Trace;
+use crate::weights::{Random, WeightSource, all_or_nothing};
 
 impl ModelConfig {
     /// Configuration of a trunk layer.
@@ -75,23 +77,51 @@ impl ModelConfig {
     ///
     /// If the configuration contradicts itself, see [`validate`](Self::validate).
     pub fn init(&self, device: &Device) -> Model {
+        self.init_from(Random::dense(device))
+    }
+
+    pub(crate) fn init_from(&self, mut source: Random) -> Model {
         if let Err(error) = self.validate() {
             panic!("{error}");
         }
-        Model {
-            embedding: random([self.vocab_size, self.hidden_size], device),
-            layers: (0..self.layers.len())
-                .map(|layer| self.block(layer).init(device))
-                .collect(),
-            head: self.hyper_connection().init_head(device),
-            norm: RmsNormConfig::new(self.hidden_size)
-                .with_epsilon(self.rms_norm_eps)
-                .init(device),
-            output: random([self.vocab_size, self.hidden_size], device),
-            mtp: (self.num_mtp_layers > 0).then(|| self.mtp().init(device)),
+        let model = self.build(&mut source, false);
+        model.expect("any weight can be drawn")
+    }
+
+    /// The model of a checkpoint's tensors. `quantized_cache` is that of every
+    /// [attention](AttentionConfig::quantized_cache).
+    pub(crate) fn build(
+        &self,
+        source: &mut impl WeightSource,
+        quantized_cache: bool,
+    ) -> Option<Model> {
+        let matrix = [self.vocab_size, self.hidden_size];
+        let embedding = source.embedding("embed.weight", matrix);
+        let layers = load_all((0..self.layers.len()).map(|layer| {
+            let mut block = self.block(layer);
+            block.attention.quantized_cache = quantized_cache;
+            block.build(source, &format!("layers.{layer}."))
+        }));
+        let head = self.hyper_connection().build_head(source, "");
+        let norm = RmsNormConfig::new(self.hidden_size)
+            .with_epsilon(self.rms_norm_eps)
+            .build(source, "norm");
+        let output = source.stored(&["head.weight".into()], matrix);
+        let mtp = (self.num_mtp_layers > 0).then(|| {
+            let mut mtp = self.mtp();
+            mtp.block.attention.quantized_cache = quantized_cache;
+            mtp.build(source, "mtp.0.")
+        });
+        Some(Model {
+            embedding: embedding?,
+            layers: layers?,
+            head: head?,
+            norm: norm?,
+            output: output?,
+            mtp: all_or_nothing(mtp)?,
             flash_head: None,
-            streams: self.hc_mult,
-        }
+            config: self.clone(),
+        })
     }
 }
 
@@ -110,26 +140,30 @@ pub struct Model {
     pub output: Param<Tensor<2>>,
     /// The multi-token-prediction layer.
     pub mtp: Option<MtpLayer>,
-    /// What [generation](crate::generate) chooses tokens with in place of the output matrix: approximately, unless all clusters are
-    /// probed. It stays on its device, and is no part of the module's parameters, which it has copies of.
+    /// Head that [generation](crate::generate) uses to choose tokens in place of the output matrix.
+    /// It is approximate unless it probes all clusters. It stays on its device and is not among the
+    /// module's parameters, of which it holds copies.
     #[module(skip)]
     pub flash_head: Option<ProbedHead>,
-    /// Number of residual streams.
-    pub streams: usize,
+    /// What the model was made by. Context and end-of-sequence token may be changed; the rest must
+    /// be that of the modules.
+    #[module(skip)]
+    pub config: ModelConfig,
 }
 
 impl Model {
+    /// What the model was made by.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
     /// Makes an empty cache for the trunk, its rows in the dtype of the model's activations.
     ///
     /// # Errors
     ///
     /// As [`Cache::new`].
-    pub fn new_cache(
-        &self,
-        config: &ModelConfig,
-        options: CacheConfig,
-    ) -> Result<Cache, CacheError> {
-        self.cache_of(CacheLayout::trunk(config), options)
+    pub fn new_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
+        self.cache_of(CacheLayout::trunk(&self.config), options)
     }
 
     /// Makes an empty cache for the MTP layer.
@@ -137,12 +171,8 @@ impl Model {
     /// # Errors
     ///
     /// As [`Cache::new`].
-    pub fn new_mtp_cache(
-        &self,
-        config: &ModelConfig,
-        options: CacheConfig,
-    ) -> Result<Cache, CacheError> {
-        self.cache_of(CacheLayout::mtp(config), options)
+    pub fn new_mtp_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
+        self.cache_of(CacheLayout::mtp(&self.config), options)
     }
 
     fn cache_of(&self, layout: CacheLayout, options: CacheConfig) -> Result<Cache, CacheError> {
@@ -154,16 +184,19 @@ impl Model {
         Cache::new(layout, options, &embedding.device())
     }
 
-    /// Runs the trunk over new tokens of every sequence, and returns the logits at each: f32 `[batch, positions, vocabulary]`.
+    /// Runs the trunk over new tokens of every sequence, and returns the logits at each: f32
+    /// `[batch, positions, vocabulary]`.
     ///
     /// # Arguments
     ///
-    /// * `token_ids` - `[batch, positions]`; ids outside the vocabulary are read as the nearest id inside it.
-    /// * `cache` - what came before; the new positions are added to it.
+    /// * `token_ids` - `[batch, positions]`; ids outside the vocabulary are read as the nearest id
+    ///   inside it.
+    /// * `cache` - the positions so far; the new positions are added to it.
     ///
     /// # Errors
     ///
-    /// If batch or layers are not those of the cache, or the cache [cannot take](Cache::begin) the new positions.
+    /// If batch or layers are not those of the cache, or the cache [cannot take](Cache::begin) the
+    /// new positions.
     pub fn forward(
         &self,
         token_ids: Tensor<2, Int>,
@@ -173,7 +206,8 @@ impl Model {
         Ok(self.logits_of(hidden))
     }
 
-    /// Runs the trunk like [`forward`](Self::forward), and returns what the output matrix takes: `[batch, positions, d_model]`.
+    /// Runs the trunk like [`forward`](Self::forward), and returns the hidden states that the
+    /// output matrix multiplies: `[batch, positions, d_model]`.
     ///
     /// # Errors
     ///
@@ -188,7 +222,8 @@ impl Model {
         Ok(self.hidden_of(streams, positions))
     }
 
-    /// Runs the trunk like [`forward`](Self::forward), and returns the streams before the head: `[batch, positions, n, d_model]`.
+    /// Runs the trunk like [`forward`](Self::forward), and returns the streams before the head:
+    /// `[batch, positions, n, d_model]`.
     ///
     /// # Errors
     ///
@@ -217,7 +252,9 @@ impl Model {
         let step = cache.begin(positions)?;
         let token_ids = self.in_vocabulary(token_ids);
         let embedded = self.embed(token_ids.clone());
-        let streams = embedded.unsqueeze_dim::<4>(2).repeat_dim(2, self.streams);
+        let streams = embedded
+            .unsqueeze_dim::<4>(2)
+            .repeat_dim(2, self.config.hc_mult);
         let mut streams = flattened(streams);
         for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
             let trace = trace.scope(&format!("layer{index}"));
@@ -227,12 +264,14 @@ impl Model {
         Ok(streams)
     }
 
-    /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32 `[batch, positions, vocabulary]`.
+    /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32
+    /// `[batch, positions, vocabulary]`.
     pub fn logits(&self, streams: Tensor<4>) -> Tensor<3> {
         self.logits_of(self.hidden(streams))
     }
 
-    /// What the output matrix takes at streams `[batch, positions, n, d_model]`: `[batch, positions, d_model]`.
+    /// The hidden states that the output matrix multiplies, from streams
+    /// `[batch, positions, n, d_model]`: `[batch, positions, d_model]`.
     pub fn hidden(&self, streams: Tensor<4>) -> Tensor<3> {
         let [batch, positions, _, _] = streams.dims();
         self.hidden_of(flattened(streams), [batch, positions])
@@ -244,7 +283,8 @@ impl Model {
         hidden.reshape([batch, positions, d_model])
     }
 
-    /// The output matrix's product with what it takes, `[batch, positions, d_model]`: f32 `[batch, positions, vocabulary]`.
+    /// Multiplies hidden states `[batch, positions, d_model]` by the output matrix: f32
+    /// `[batch, positions, vocabulary]`.
     pub fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
         project_f32(hidden, self.output.val())
     }
@@ -253,9 +293,10 @@ impl Model {
     ///
     /// # Arguments
     ///
-    /// * `streams` - `[batch, positions, n, d_model]`: the trunk's at these positions or, to draft further, the MTP layer's own.
+    /// * `streams` - `[batch, positions, n, d_model]`: the trunk's at these positions or, to draft
+    ///   further, the MTP layer's own.
     /// * `next_ids` - `[batch, positions]`: the token after each position.
-    /// * `cache` - a cache of the MTP layer, as long as the positions before.
+    /// * `cache` - the cache of the MTP layer, which holds all positions before these.
     ///
     /// # Errors
     ///
@@ -296,7 +337,8 @@ impl Model {
         Ok(streams)
     }
 
-    /// The MTP layer's logits at its streams: row t predicts the token at t + 2; f32 `[batch, positions, vocabulary]`.
+    /// The MTP layer's logits at its streams: row t predicts the token at t + 2; f32
+    /// `[batch, positions, vocabulary]`.
     ///
     /// # Panics
     ///

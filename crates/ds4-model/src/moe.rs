@@ -5,9 +5,14 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::moe::{Experts, expert_ffn, moe_ffn};
 
-use crate::linear::{WeightStack, random};
+use crate::linear::WeightStack;
 use crate::router::{Router, RouterConfig, Routing};
 use crate::trace::Trace;
+use crate::weights::{self, WeightSource};
+
+/// Gate above up, as a checkpoint names them.
+const GATE_UP: [&str; 2] = [".w1", ".w3"];
+const DOWN: [&str; 1] = [".w2"];
 
 /// Configuration of [`MoeLayer`].
 #[derive(Config, Debug)]
@@ -40,22 +45,28 @@ impl MoeLayerConfig {
     ///
     /// If `experts_per_token` is 0 or larger than `experts`.
     pub fn init(&self, device: &Device) -> MoeLayer {
-        let router = RouterConfig::new(self.d_model, self.experts, self.experts_per_token)
-            .with_scale(self.scale);
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The layer of the tensors `{prefix}..`.
+    pub(crate) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<MoeLayer> {
         let (d, inner) = (self.d_model, self.d_expert);
-        let shared = inner * self.shared_experts;
-        MoeLayer {
-            router: match self.hash_vocabulary {
-                Some(vocabulary) => router.init_hash(vocabulary, device),
-                None => router.init_score(device),
-            },
-            gate_up: WeightStack::Dense(random([self.experts, 2 * inner, d], device)),
-            down: WeightStack::Dense(random([self.experts, d, inner], device)),
-            shared: SharedExpertConfig::new(d, shared)
-                .with_swiglu_limit(self.swiglu_limit)
-                .init(device),
+        let router = RouterConfig::new(d, self.experts, self.experts_per_token)
+            .with_scale(self.scale)
+            .build(source, &format!("{prefix}gate."), self.hash_vocabulary);
+        let (name, experts) = (format!("{prefix}experts"), Some(self.experts));
+        let gate_up = source.stack(&name, experts, &GATE_UP, [inner, d]);
+        let down = source.stack(&name, experts, &DOWN, [d, inner]);
+        let shared = SharedExpertConfig::new(d, inner * self.shared_experts)
+            .with_swiglu_limit(self.swiglu_limit)
+            .build(source, &format!("{prefix}shared_experts"));
+        Some(MoeLayer {
+            router: router?,
+            gate_up: gate_up?,
+            down: down?,
+            shared: shared?,
             swiglu_limit: self.swiglu_limit.unwrap_or(f64::INFINITY),
-        }
+        })
     }
 }
 
@@ -64,7 +75,8 @@ impl MoeLayerConfig {
 pub struct MoeLayer {
     /// The router.
     pub router: Router,
-    /// Gate and up matrices of the routed experts: `[experts, 2·d_expert, d_model]`, the gate's rows first.
+    /// Gate and up matrices of the routed experts: `[experts, 2·d_expert, d_model]`, the gate's
+    /// rows first.
     pub gate_up: WeightStack,
     /// Down matrices of the routed experts: `[experts, d_model, d_expert]`.
     pub down: WeightStack,
@@ -85,7 +97,8 @@ impl MoeLayer {
     ///
     /// # Panics
     ///
-    /// If the last dimension of `x` is not `d_model`, or the shapes disagree on the number of tokens.
+    /// If the last dimension of `x` is not `d_model`, or the shapes disagree on the number of
+    /// tokens.
     pub fn forward(&self, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Tensor<3> {
         self.forward_traced(x, token_ids, &Trace::off())
     }
@@ -139,11 +152,19 @@ pub struct SharedExpertConfig {
 impl SharedExpertConfig {
     /// Initializes the expert with random weights.
     pub fn init(&self, device: &Device) -> SharedExpert {
-        SharedExpert {
-            gate_up: WeightStack::Dense(random([1, 2 * self.d_inner, self.d_model], device)),
-            down: WeightStack::Dense(random([1, self.d_model, self.d_inner], device)),
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The expert of the tensors `{prefix}..`.
+    fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<SharedExpert> {
+        let (d, inner) = (self.d_model, self.d_inner);
+        let gate_up = source.stack(prefix, None, &GATE_UP, [inner, d]);
+        let down = source.stack(prefix, None, &DOWN, [d, inner]);
+        Some(SharedExpert {
+            gate_up: gate_up?,
+            down: down?,
             swiglu_limit: self.swiglu_limit.unwrap_or(f64::INFINITY),
-        }
+        })
     }
 }
 

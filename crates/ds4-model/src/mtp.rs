@@ -12,6 +12,7 @@ use crate::hyper_connection::HyperHead;
 use crate::linear::{PackedLinear, PackedLinearConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::trace::Trace;
+use crate::weights::{self, WeightSource};
 
 /// Configuration of [`MtpLayer`].
 #[derive(Config, Debug)]
@@ -23,23 +24,33 @@ pub struct MtpLayerConfig {
 impl MtpLayerConfig {
     /// Initializes the layer with random weights.
     pub fn init(&self, device: &Device) -> MtpLayer {
-        let d_model = self.block.hyper_connection.d_model;
-        let linear = || PackedLinearConfig::new(d_model, d_model).init(device);
-        let norm = || {
-            RmsNormConfig::new(d_model)
-                .with_epsilon(self.block.norm_epsilon)
-                .init(device)
-        };
-        MtpLayer {
-            embedding_norm: norm(),
-            embedding_projection: linear(),
-            stream_norm: norm(),
-            stream_projection: linear(),
-            block: self.block.init(device),
-            head: self.block.hyper_connection.init_head(device),
-            norm: norm(),
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The layer of the tensors `{prefix}..`.
+    pub(crate) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<MtpLayer> {
+        let name = |name: &str| format!("{prefix}{name}");
+        let connection = &self.block.hyper_connection;
+        let d = connection.d_model;
+        let linear = PackedLinearConfig::new(d, d);
+        let norm = RmsNormConfig::new(d).with_epsilon(self.block.norm_epsilon);
+        let embedding_norm = norm.build(source, &name("enorm"));
+        let embedding_projection = linear.build(source, &name("e_proj"));
+        let stream_norm = norm.build(source, &name("hnorm"));
+        let stream_projection = linear.build(source, &name("h_proj"));
+        let block = self.block.build(source, prefix);
+        let head = connection.build_head(source, prefix);
+        let norm = norm.build(source, &name("norm"));
+        Some(MtpLayer {
+            embedding_norm: embedding_norm?,
+            embedding_projection: embedding_projection?,
+            stream_norm: stream_norm?,
+            stream_projection: stream_projection?,
+            block: block?,
+            head: head?,
+            norm: norm?,
             flash_head: None,
-        }
+        })
     }
 }
 
@@ -60,8 +71,9 @@ pub struct MtpLayer {
     pub head: HyperHead,
     /// Norm before the output matrix.
     pub norm: RmsNorm,
-    /// What [drafts](crate::generate::MtpProposer) are chosen with in place of the output matrix. Fewer of them may stand; what comes of
-    /// verification is the same. As for [the trunk](crate::model::Model::flash_head), it stays on its device and is no parameter.
+    /// Head that [drafts](crate::generate::EngineConfig::drafts) are chosen with in place of the
+    /// output matrix. Fewer drafts may be accepted; the verified text is the same. As for [the
+    /// trunk](crate::model::Model::flash_head), it stays on its device and is not a parameter.
     #[module(skip)]
     pub flash_head: Option<ProbedHead>,
 }
@@ -71,7 +83,8 @@ impl MtpLayer {
     ///
     /// # Shapes
     ///
-    /// - `streams`: `[batch, positions, n, d_model]`, the trunk's before its head (or this layer's own, to draft further)
+    /// - `streams`: `[batch, positions, n, d_model]`, the trunk's before its head (or this layer's
+    ///   own, to draft further)
     /// - `embedded`: `[batch, positions, d_model]`, embeddings of the token after each position
     /// - `token_ids`: `[batch, positions]`, the ids of these tokens
     /// - output: like `streams`
@@ -95,8 +108,8 @@ impl MtpLayer {
         unflattened(streams, positions)
     }
 
-    /// Few tokens go through the map a few at a time: all of their streams together may be more rows than have the same bits however many
-    /// there are.
+    /// Projects up to [`INVARIANT_ROWS`] tokens in parts: their streams together may be more rows
+    /// than the number up to which products are row-invariant.
     fn project_streams(&self, streams: Tensor<4>) -> Tensor<4> {
         let [batch, positions, n, d] = streams.dims();
         let tokens = batch * positions;
@@ -112,7 +125,8 @@ impl MtpLayer {
         Tensor::cat(projected.collect(), 0).reshape([batch, positions, n, d])
     }
 
-    /// Collapses and normalises the layer's streams: what the output matrix takes, `[batch, positions, d_model]`.
+    /// Collapses and normalises the layer's streams, as input of the output matrix:
+    /// `[batch, positions, d_model]`.
     pub fn hidden(&self, streams: Tensor<4>) -> Tensor<3> {
         let [batch, positions, _, d] = streams.dims();
         let hidden = self.head.forward_norm(flattened(streams), &self.norm);

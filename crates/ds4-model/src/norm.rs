@@ -5,6 +5,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::norm::rms_norm;
 
+use crate::weights::{self, Initial, WeightSource};
+
 /// Configuration of [`RmsNorm`].
 #[derive(Config, Debug)]
 pub struct RmsNormConfig {
@@ -18,17 +20,23 @@ pub struct RmsNormConfig {
 impl RmsNormConfig {
     /// Initializes the norm with unit weights.
     pub fn init(&self, device: &Device) -> RmsNorm {
-        RmsNorm {
-            weight: Param::from_tensor(Tensor::ones([self.d_model], device)),
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The norm of the weight `{prefix}.weight`.
+    pub(crate) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<RmsNorm> {
+        let weight = source.float(&format!("{prefix}.weight"), [self.d_model], Initial::Ones)?;
+        Some(RmsNorm {
+            weight,
             epsilon: self.epsilon,
-        }
+        })
     }
 }
 
 /// `weight · x / sqrt(mean(x²) + epsilon)` over the last dimension.
 ///
-/// Unlike `burn::nn::RmsNorm` it keeps the quotient in f32 until the weight is applied: what the released model does, and visible
-/// in bf16.
+/// Unlike `burn::nn::RmsNorm`, it keeps the quotient in f32 until the weight is applied, as the
+/// released model does. In bf16 the difference is visible.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     /// Weight of each channel: `[d_model]`.

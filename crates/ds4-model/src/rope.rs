@@ -45,8 +45,8 @@ impl RotaryConfig {
 
 /// Cosines and sines of all angles up to some position.
 ///
-/// The angle is the f32 product of position and frequency, as in the released code: at long range its rounding is part of what
-/// the model was trained with.
+/// The angle is the f32 product of position and frequency, as in the released code: at long range
+/// the model was trained with its rounding.
 #[derive(Clone, Debug)]
 pub(crate) struct RotaryTable {
     /// `[positions, dim]`: cosines of all frequencies, then sines.
@@ -79,7 +79,8 @@ impl RotaryTable {
         }
     }
 
-    /// The rotation of the positions from `start` (`[batch]`) on, all below the table's size.
+    /// The rotation of consecutive positions from `start` (`[batch]`) on, all below the table's
+    /// size.
     pub(crate) fn from(&self, start: Tensor<1, Int>) -> Rotation {
         Rotation {
             angles: self.angles.clone(),
@@ -125,10 +126,10 @@ fn angles(frequencies: &[f32], from: usize, to: usize, device: &Device) -> Tenso
     )
 }
 
-/// The rotation of positions that follow on each other, in every sequence from its own first one.
+/// The rotation of consecutive positions, in every sequence from its own first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
-    /// Those of all positions, as [`burn_ds4_ops::attention::rotate_at`] takes them.
+    /// The angles of all positions, as [`burn_ds4_ops::attention::rotate_at`] takes them.
     pub(crate) angles: Tensor<2>,
     /// The first position of each sequence: `[batch]`.
     pub(crate) start: Tensor<1, Int>,
@@ -137,15 +138,15 @@ pub(crate) struct Rotation {
 impl Rotation {
     /// Rotates the trailing channels of `x`: `[batch, count, heads, width]`.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        self.turn(x, false)
+        self.rotate(x, false)
     }
 
     /// Rotates back.
     pub(crate) fn apply_inverse(&self, x: Tensor<4>) -> Tensor<4> {
-        self.turn(x, true)
+        self.rotate(x, true)
     }
 
-    fn turn(&self, x: Tensor<4>, inverse: bool) -> Tensor<4> {
+    fn rotate(&self, x: Tensor<4>, inverse: bool) -> Tensor<4> {
         attention::rotate_at(x, self.angles.clone(), self.start.clone(), inverse)
             .expect("positions of the table, and no more channels than `x` has")
     }

@@ -1,12 +1,13 @@
 //! Routers: which experts a token goes to, and with what weight.
 
 use burn::config::Config;
-use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_ds4_ops::router as ops;
 
-use crate::linear::{project_f32, random};
+use crate::linear::project_f32;
 use crate::trace::Trace;
+use crate::weights::{self, Initial, WeightSource};
 
 /// Configuration of [`Router`].
 #[derive(Config, Debug)]
@@ -29,52 +30,52 @@ impl RouterConfig {
     ///
     /// If `experts_per_token` is 0 or larger than `experts`.
     pub fn init_score(&self, device: &Device) -> Router {
-        self.init(
-            Selection::Score(ScoreSelection {
-                bias: Param::from_tensor(Tensor::zeros([self.experts], device)),
-            }),
-            device,
-        )
+        weights::dense(device, |source| self.build(source, "", None))
     }
 
     /// Initializes a router that looks the experts up by token id.
     ///
-    /// Its table spreads consecutive ids over the experts; a checkpoint brings its own.
+    /// Its table spreads consecutive ids over the experts; a checkpoint has a table of its own.
     ///
     /// # Panics
     ///
     /// If `experts_per_token` is 0 or larger than `experts`.
     pub fn init_hash(&self, vocabulary: usize, device: &Device) -> Router {
-        let k = self.experts_per_token;
-        let table: Vec<i32> = (0..vocabulary)
-            .flat_map(|id| (0..k).map(move |slot| ((id * k + slot) % self.experts) as i32))
-            .collect();
-        let table = Tensor::from_data(TensorData::new(table, [vocabulary, k]), device);
-        self.init(
-            Selection::Hash(HashSelection {
-                table: Param::initialized(ParamId::new(), table),
-            }),
-            device,
-        )
+        weights::dense(device, |source| self.build(source, "", Some(vocabulary)))
     }
 
-    fn init(&self, selection: Selection, device: &Device) -> Router {
+    /// The router of the tensors `{prefix}..`, which looks experts up if there is a vocabulary.
+    pub(crate) fn build(
+        &self,
+        source: &mut impl WeightSource,
+        prefix: &str,
+        vocabulary: Option<usize>,
+    ) -> Option<Router> {
+        let (experts, k) = (self.experts, self.experts_per_token);
         assert!(
-            (1..=self.experts).contains(&self.experts_per_token),
-            "experts_per_token must be in 1..={} (the number of experts), got {}",
-            self.experts,
-            self.experts_per_token
+            (1..=experts).contains(&k),
+            "experts_per_token must be in 1..={experts} (the number of experts), got {k}"
         );
-        Router {
-            gate: random([self.experts, self.d_model], device),
-            selection,
-            experts_per_token: self.experts_per_token,
+        let gate = source.stored(&[format!("{prefix}weight")], [experts, self.d_model]);
+        let selection = match vocabulary {
+            Some(vocabulary) => source
+                .table(&format!("{prefix}tid2eid"), [vocabulary, k], experts)
+                .map(|table| Selection::Hash(HashSelection { table })),
+            None => source
+                .float(&format!("{prefix}bias"), [experts], Initial::Zeros)
+                .map(|bias| Selection::Score(ScoreSelection { bias })),
+        };
+        Some(Router {
+            gate: gate?,
+            selection: selection?,
+            experts_per_token: k,
             scale: self.scale,
-        }
+        })
     }
 }
 
-/// Chooses the experts of every token and weights them by `sqrt(softplus(x · gateᵀ))`, computed in f32.
+/// Chooses the experts of every token and weights them by `sqrt(softplus(x · gateᵀ))`, computed in
+/// f32.
 #[derive(Module, Debug)]
 pub struct Router {
     /// Gate weight: `[experts, d_model]`.
@@ -120,7 +121,7 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// All tokens to the first of the experts, with the weight 1.
+    /// Routes every token to the first expert, with weight 1.
     pub(crate) fn to_first(tokens: usize, device: &Device) -> Self {
         Self {
             weights: Tensor::ones([tokens, 1], (device, DType::F32)),
@@ -132,7 +133,8 @@ impl Routing {
 impl Router {
     /// Routes the tokens `x` (`[tokens, d_model]`), whose ids are `token_ids` (`[tokens]`).
     ///
-    /// A score router does not look at the ids. A hash router takes a negative id for padding (expert ids -1, weights 0).
+    /// A score router ignores the ids. A hash router takes a negative id for padding (expert ids
+    /// -1, weights 0).
     pub fn forward(&self, x: Tensor<2>, token_ids: Tensor<1, Int>, trace: &Trace) -> Routing {
         let gate = self.gate.val();
         let logits = || project_f32(x.clone(), gate.clone());

@@ -1,4 +1,5 @@
-//! Recording of intermediate tensors, for tests against reference implementations and for debugging.
+//! Recording of intermediate tensors, for tests against reference implementations and for
+//! debugging.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +9,8 @@ use burn::tensor::{Tensor, TensorData, kind::Basic};
 
 /// Collects intermediate tensors by name, or does nothing at all.
 ///
-/// A recording trace reads every recorded tensor back to the host, which is slow; one that is [off](Self::off) costs nothing.
+/// A recording trace reads every recorded tensor back to the host, which is slow; one that is
+/// [off](Self::off) costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     records: Option<Rc<RefCell<BTreeMap<String, TensorData>>>>,
@@ -29,7 +31,7 @@ impl Trace {
         }
     }
 
-    /// The same trace, with names put under `name`.
+    /// The same trace, with `name` as a prefix of all names.
     pub fn scope(&self, name: &str) -> Self {
         match &self.records {
             None => Self::off(),
@@ -44,8 +46,8 @@ impl Trace {
     pub fn record<const D: usize, K: Basic>(&self, name: &str, tensor: &Tensor<D, K>) {
         if let Some(records) = &self.records {
             let data = tensor.to_data();
-            // A copy: on a device that shares the host's memory, what is read may be the tensor's own buffer, which a later operation
-            // writes in place.
+            // A copy: on a device that shares the host's memory, the data may be the tensor's own
+            // buffer, which a later operation writes in place.
             let data = TensorData::from_bytes_vec(
                 data.as_bytes().to_vec(),
                 data.shape().clone(),
@@ -57,7 +59,8 @@ impl Trace {
         }
     }
 
-    /// Records as `name` what `tensor` computes, which is not called if nothing is recorded.
+    /// Records as `name` the tensor that `tensor` returns. `tensor` is not called if nothing is
+    /// recorded.
     pub fn record_with<const D: usize, K: Basic>(
         &self,
         name: &str,

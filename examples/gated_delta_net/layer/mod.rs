@@ -12,8 +12,8 @@ use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul, small_m_matmul_group};
 use burn_ds4_ops::norm::rms_norm;
 
 use convolution::{causal, window};
+use state::{BatchSlots, SkippedRows};
 pub use state::{Draft, GatedDeltaNetState};
-use state::{Places, SkippedRows};
 
 /// Configuration of [`GatedDeltaNet`].
 #[derive(Config, Debug)]
@@ -30,7 +30,7 @@ pub struct GatedDeltaNetConfig {
     /// Width of a value.
     #[config(default = 128)]
     pub channels: usize,
-    /// Tokens that the convolution sees, at least 2.
+    /// Tokens that the convolution spans, at least 2.
     #[config(default = 4)]
     pub kernel: usize,
     /// Added to the mean square by the norm of the outputs.
@@ -39,7 +39,8 @@ pub struct GatedDeltaNetConfig {
 }
 
 impl GatedDeltaNetConfig {
-    /// Initializes a layer with random weights, whose slowest heads remember about a thousand tokens and whose fastest ones hardly one.
+    /// Initializes a layer with random weights, whose slowest heads remember about a thousand
+    /// tokens and whose fastest ones hardly one.
     ///
     /// # Panics
     ///
@@ -63,7 +64,7 @@ impl GatedDeltaNetConfig {
             b: random([self.value_heads, self.d_model], device),
             convolution: random([self.convolved(), self.kernel], device),
             a_log: Param::from_tensor(uniform(1.0, 16.0).log()),
-            // What softplus makes `step` of.
+            // Softplus of this is `step`.
             dt_bias: Param::from_tensor(step.exp().sub_scalar(1.0).log()),
             norm: Param::from_tensor(Tensor::ones([self.channels], device)),
             output: random([self.d_model, values], device),
@@ -85,7 +86,8 @@ fn random(shape: [usize; 2], device: &Device) -> Param<Tensor<2>> {
     Param::from_tensor(Tensor::random(shape, distribution, device))
 }
 
-/// Linear attention by the gated delta rule, for decoding: what the sequences remember is in a [`GatedDeltaNetState`], by slot.
+/// Linear attention by the gated delta rule, for decoding. The state of each sequence is in its
+/// slot of a [`GatedDeltaNetState`].
 ///
 /// ```text
 /// q, k, v = silu(convolution(x · qkvᵀ))      each channel over the last `kernel` tokens
@@ -93,9 +95,10 @@ fn random(shape: [usize; 2], device: &Device) -> Param<Tensor<2>> {
 /// y       = (rms_norm(o) * norm * silu(x · gateᵀ)) · outputᵀ
 /// ```
 ///
-/// The weights are as Qwen3.5 has them; Qwen3-Next interleaves the rows of `qkv` and `gate`, and those of `a` and `b`, by head in one
-/// matrix each. They may be f32, f16 or bf16, whatever the dtype of `x`. What is computed between the operators is in f32, and rounded to
-/// the dtype of `x` where an operator takes it.
+/// The weights are as Qwen3.5 has them; Qwen3-Next interleaves the rows of `qkv` and `gate`, and
+/// those of `a` and `b`, by head in one matrix each. They may be f32, f16 or bf16, whatever the
+/// dtype of `x`. What is computed between the operators is in f32, and rounded to the dtype of `x`
+/// where an operator takes it.
 #[derive(Module, Debug)]
 pub struct GatedDeltaNet {
     /// Queries, keys and values: `[convolved, d_model]`; `in_proj_qkv` in Qwen3.5.
@@ -141,10 +144,12 @@ impl GatedDeltaNet {
         }
     }
 
-    /// The next tokens of some sequences: 1 to 16 for each, and each sequence's state is in its slot before and after.
+    /// Processes the next tokens of some sequences, 1 to 16 of each. The state of a sequence is in
+    /// its slot before and after.
     ///
-    /// A negative slot is padding: its outputs are 0, and no state changes. Up to 16 rows, tokens times sequences, each row has the bits
-    /// that it has alone, if the states are not rounded ([`GatedDeltaNetState::zeros`]).
+    /// A negative slot is padding: its outputs are 0, and no state changes. Up to 16 rows (tokens
+    /// times sequences), each row has the bits that it has alone, if the states are not rounded
+    /// ([`GatedDeltaNetState::zeros`]).
     ///
     /// # Shapes
     ///
@@ -163,13 +168,13 @@ impl GatedDeltaNet {
         slots: Tensor<1, Int>,
     ) -> (Tensor<3>, GatedDeltaNetState) {
         let (draft, gate) = self.prepare(x, &state, slots);
-        let skipped = draft.places.skipped_rows();
+        let skipped = draft.slots.skipped_rows();
         let (outputs, state) = state.advance(draft, StateUpdate::Last);
         (self.finish(outputs, gate, skipped), state)
     }
 
     /// [`forward`](Self::forward) of tokens that may be wrong: the states stay as they are until
-    /// [`GatedDeltaNetState::accept`] says how many count.
+    /// [`GatedDeltaNetState::accept`] says how many are accepted.
     pub fn verify(
         &self,
         x: Tensor<3>,
@@ -178,7 +183,7 @@ impl GatedDeltaNet {
     ) -> (Tensor<3>, Draft) {
         let (draft, gate) = self.prepare(x, state, slots);
         let (outputs, _) = state.clone().advance(draft.clone(), StateUpdate::Discard);
-        let skipped = draft.places.skipped_rows();
+        let skipped = draft.slots.skipped_rows();
         (self.finish(outputs, gate, skipped), draft)
     }
 
@@ -197,8 +202,8 @@ impl GatedDeltaNet {
         let projections = projections.expect("an input that fits the weights");
         let [rows, gate, a, b] = projections.try_into().expect("one projection a weight");
 
-        let places = Places::new(slots, state.slots());
-        let window = window(state.history(&places), rows);
+        let slots = BatchSlots::new(slots, state.slots());
+        let window = window(state.history(&slots), rows);
         let convolved = causal(window.clone(), self.convolution.val()).cast(dtype);
         let keys = self.heads * self.width;
         let [_, _, all] = convolved.dims();
@@ -225,7 +230,7 @@ impl GatedDeltaNet {
         let draft = Draft {
             window,
             inputs,
-            places,
+            slots,
         };
         (draft, gate)
     }

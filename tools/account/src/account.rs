@@ -1,22 +1,23 @@
-//! What launches of one kind took together.
+//! Adds up the launches of one step by kernel.
 
 use crate::error::Error;
 use crate::profile::Launch;
 
-/// Which launches are the step.
+/// How the launches of the step are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Span {
-    /// Those between the last two launches of this kernel.
+    /// The launches between the last two launches of this kernel.
     Between(String),
-    /// The last ones.
+    /// The last launches of the profile, this many.
     Last(usize),
 }
 
-/// The launches of the step, and how many were profiled before them.
+/// Returns the launches of the step, and how many were profiled before them.
 ///
 /// # Errors
 ///
-/// If the step is not marked twice, there is nothing between the marks, or there are too few launches.
+/// If the step is not marked twice, there is nothing between the marks, or there are too few
+/// launches.
 pub fn step<'l>(launches: &'l [Launch], span: &Span) -> Result<(&'l [Launch], usize), Error> {
     match span {
         Span::Between(marker) => {
@@ -52,12 +53,12 @@ fn unmarked(marker: &str, found: usize) -> Error {
     }
 }
 
-/// Launches that are one line of the account.
+/// The launches in one line of the account.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     /// Their kernel.
     pub kernel: String,
-    /// How many there are.
+    /// The number of launches.
     pub launches: usize,
     /// Microseconds of all of them.
     pub us: f64,
@@ -81,7 +82,7 @@ impl Line {
         }
     }
 
-    /// All of the lines as one.
+    /// Adds up all lines.
     pub fn total(lines: &[Self]) -> Self {
         lines.iter().fold(Self::of("total"), |total, line| Self {
             launches: total.launches + line.launches,
@@ -92,7 +93,7 @@ impl Line {
     }
 }
 
-/// A line for each run of launches of one kernel, in their order.
+/// Returns a line for each run of neighbouring launches of one kernel, in their order.
 pub fn in_order(launches: &[Launch]) -> Vec<Line> {
     let runs = launches.chunk_by(|one, next| one.kernel == next.kernel);
     runs.map(|run| {
@@ -103,16 +104,16 @@ pub fn in_order(launches: &[Launch]) -> Vec<Line> {
     .collect()
 }
 
-/// A line for each kernel, the one that takes longest first.
+/// Returns a line for each kernel, the one that takes longest first.
 pub fn by_kernel(launches: &[Launch]) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for launch in launches {
         let known = lines.iter().position(|line| line.kernel == launch.kernel);
-        let place = known.unwrap_or(lines.len());
+        let index = known.unwrap_or(lines.len());
         if known.is_none() {
             lines.push(Line::of(&launch.kernel));
         }
-        lines[place].add(launch);
+        lines[index].add(launch);
     }
     lines.sort_by(|one, other| other.us.total_cmp(&one.us));
     lines

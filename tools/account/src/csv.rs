@@ -7,7 +7,7 @@ pub(crate) fn fields(line: &str) -> Option<Vec<String>> {
     let mut characters = line.chars().peekable();
     while let Some(character) = characters.next() {
         match character {
-            // Two are one that does not close.
+            // A doubled quote is a quote character and closes nothing.
             '"' if quoted && characters.peek() == Some(&'"') => {
                 characters.next();
                 push(&mut fields, '"');

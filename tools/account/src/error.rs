@@ -1,4 +1,4 @@
-//! What can be wrong with the input.
+//! Errors of the input.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
-    /// No line names the columns that are needed.
+    /// No line names the required columns.
     #[error(
         "no line names the columns {}: was it printed by `ncu --csv`, and not with `--page raw`?",
         columns.join(", ")
@@ -22,10 +22,10 @@ pub enum Error {
         /// The columns.
         columns: Vec<&'static str>,
     },
-    /// Columns without a launch.
+    /// There are columns but no launch.
     #[error("no launch was profiled")]
     Empty,
-    /// A line is not what it should be.
+    /// A line is malformed.
     #[error("line {line}: {problem}")]
     Malformed {
         /// The line, counted from 1.
@@ -36,7 +36,7 @@ pub enum Error {
     /// A launch lacks a metric.
     #[error("launch {id} ({kernel}) has no {metric}: name it in ncu's --metrics")]
     MissingMetric {
-        /// What ncu calls the launch.
+        /// The launch's id in ncu's output.
         id: String,
         /// Its kernel.
         kernel: String,
@@ -45,7 +45,8 @@ pub enum Error {
     },
     /// The step is not marked.
     #[error(
-        "{found} of 2 launches of {marker} that mark the step: run the program with --account, and profile it to its end"
+        "{found} of 2 launches of {marker} that mark the step: run the program with --account, \
+         and profile it to its end"
     )]
     Unmarked {
         /// The kernel that marks it.

@@ -1,7 +1,8 @@
-//! The account of a decode step: what each of its launches takes, and how much of that the memory needs.
+//! The account of a decode step: the time of each of its launches, and how much of it the memory
+//! needs.
 //!
-//! [`profile`] reads what NVIDIA's `ncu` prints, [`account`] settles on the launches of the step and adds up what neighbours of one kind
-//! took, and [`table`] writes it down.
+//! [`profile`] reads the output of NVIDIA's `ncu`, [`account`] selects the launches of the step and
+//! adds up neighbours of one kernel, and [`table`] prints the result.
 
 pub mod account;
 mod csv;

@@ -10,22 +10,24 @@ use ds4_account::error::Error;
 use ds4_account::profile::parse;
 use ds4_account::table::{Scale, markdown};
 
-/// Prints what the launches of one decode step take, as a Markdown table, from what `ncu --csv` measured.
+/// Prints the times of the launches of one decode step as a Markdown table, from the output of
+/// `ncu --csv`.
 #[derive(Parser)]
 #[command(name = "ds4-account")]
 struct Args {
-    /// What `ncu --csv --metrics gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum` printed
+    /// The output of `ncu --csv --metrics
+    /// gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum`
     profile: PathBuf,
-    /// The kernel whose last two launches the step lies between
+    /// The kernel whose last two launches enclose the step
     #[arg(long, default_value = "prng_kernel")]
     marker: String,
-    /// Takes the last launches instead, this many
+    /// Takes this many of the last launches instead
     #[arg(long, conflicts_with = "marker")]
     last: Option<usize>,
-    /// Divides the figures by so many layers
+    /// Divides the figures by this many layers
     #[arg(long, default_value_t = 1, value_parser = at_least_one)]
     layers: usize,
-    /// What a plain copy reaches, in TB/s
+    /// The rate of a plain copy, in TB/s
     #[arg(long, default_value_t = 4.3, value_parser = positive)]
     copy_rate: f64,
     /// One row for each kernel, the longest first, in place of one for each run of neighbours

@@ -1,4 +1,4 @@
-//! What `ncu --csv` prints: a line for each metric of each launch.
+//! Parses the output of `ncu --csv`: a line for each metric of each launch.
 
 use crate::csv::fields;
 use crate::error::Error;
@@ -21,7 +21,7 @@ const COLUMNS: [&str; 5] = [
 /// One launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The function, without what its kernel was compiled for.
+    /// The function, without the parameters that its kernel was compiled for.
     pub kernel: String,
     /// Microseconds.
     pub us: f64,
@@ -55,11 +55,13 @@ impl Metrics {
     }
 }
 
-/// The launches in their order. What ncu and the program print before the columns is skipped, and so are metrics that are not needed.
+/// Parses the launches in their order. Skips what ncu and the program print before the columns, and
+/// metrics that are not needed.
 ///
 /// # Errors
 ///
-/// If there are no columns or launches, a line is cut off, a value is no number or has another unit, or a launch lacks a metric.
+/// If there are no columns or launches, a line is truncated, a value is no number or has another
+/// unit, or a launch lacks a metric.
 pub fn parse(text: &str) -> Result<Vec<Launch>, Error> {
     let mut lines = (1..).zip(text.lines());
     let columns = lines.find_map(|(_, line)| columns(line));
@@ -69,15 +71,15 @@ pub fn parse(text: &str) -> Result<Vec<Launch>, Error> {
     };
     let mut launches: Vec<Metrics> = Vec::new();
     for (line, text) in lines {
-        // ncu talks in between.
+        // ncu prints messages in between.
         if text.trim().is_empty() || text.starts_with("==") {
             continue;
         }
         let malformed = |problem: String| Error::Malformed { line, problem };
         let fields = fields(text).ok_or_else(|| malformed("a quote is not closed".into()))?;
         let field = |column: usize| {
-            let place = columns[column];
-            let field = fields.get(place).map(String::as_str);
+            let index = columns[column];
+            let field = fields.get(index).map(String::as_str);
             field.ok_or_else(|| malformed(format!("there is no {}", COLUMNS[column])))
         };
         let (id, kernel) = (field(0)?, function_name(field(1)?));
@@ -108,17 +110,17 @@ pub fn parse(text: &str) -> Result<Vec<Launch>, Error> {
     launches.into_iter().map(Metrics::launch).collect()
 }
 
-/// Where the columns are, if the line names them.
+/// The index of each column, if the line names them.
 fn columns(line: &str) -> Option<[usize; 5]> {
     let fields = fields(line)?;
-    let mut places = [0; 5];
-    for (place, column) in places.iter_mut().zip(COLUMNS) {
-        *place = fields.iter().position(|field| field == column)?;
+    let mut indices = [0; 5];
+    for (index, column) in indices.iter_mut().zip(COLUMNS) {
+        *index = fields.iter().position(|field| field == column)?;
     }
-    Some(places)
+    Some(indices)
 }
 
-/// Microseconds of a unit.
+/// Factors that convert a unit to microseconds.
 const TIMES: [(&str, f64); 8] = [
     ("nsecond", 1e-3),
     ("ns", 1e-3),
@@ -149,18 +151,19 @@ fn scaled(value: &str, unit: &str, units: &[(&str, f64)]) -> Result<f64, String>
     }
 }
 
-/// Scalar types as kernel names have them.
+/// Scalar types as they appear in kernel names.
 const TYPES: [&str; 17] = [
     "f16", "bf16", "f32", "flex32", "tf32", "f64", "e4m3", "e5m2", "i8", "i16", "i32", "i64", "u8",
     "u16", "u32", "u64", "bool",
 ];
 
-/// The function of a kernel whose name goes on with what it was compiled for.
+/// The function in a kernel's name, without the parameters that it was compiled for.
 ///
-/// CubeCL appends names and values of generic parameters, and a hash: `rms_norm_kernel_f_f32_w_f32_n_4_1c2d3e4f`. The function ends with
-/// the word `kernel`; where it has none, before the name of the first parameter that is a type.
+/// CubeCL appends names and values of generic parameters, and a hash:
+/// `rms_norm_kernel_f_f32_w_f32_n_4_1c2d3e4f`. The function ends with the word `kernel`. A name
+/// without that word ends before the name of the first parameter that is a type.
 pub fn function_name(kernel: &str) -> &str {
-    // The signature, of kernels by others.
+    // Kernels from other sources have a signature here.
     let kernel = kernel.split(['(', '<']).next().unwrap_or(kernel);
     let is_hash = |word: &str| word.len() == 8 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let named = match kernel.rsplit_once('_') {
@@ -178,7 +181,7 @@ pub fn function_name(kernel: &str) -> &str {
         if TYPES.contains(&word) && before > 0 {
             return &named[..before];
         }
-        // The underscore before the word is no part of what ends there.
+        // The underscore before the word is not part of what ends there.
         before = from.saturating_sub(1);
         end += 1;
     }

@@ -1,19 +1,20 @@
-//! The account as a Markdown table.
+//! Prints the account as a Markdown table.
 
 use std::fmt::Write;
 
 use crate::account::Line;
 
-/// What figures are relative to.
+/// What the figures are relative to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// What a plain copy reaches, in TB/s.
+    /// The rate of a plain copy, in TB/s.
     pub copy_rate: f64,
-    /// Layers that times, bytes and launches are divided by.
+    /// The number of layers that times, bytes and launches are divided by.
     pub layers: usize,
 }
 
-/// A table with a row for each line and one for all of them, and the time that the memory needs for what they moved.
+/// Makes a table with a row for each line and one for all of them, and the time that the memory
+/// needs for the bytes that they moved.
 pub fn markdown(lines: &[Line], scale: Scale) -> String {
     let mut table = String::from(
         "| kernel | launches | us | MB | share of the copy rate |\n|---|---|---|---|---|\n",

@@ -5,16 +5,23 @@ use std::process::{Command, Output};
 use ds4_account::account::{Line, Span, by_kernel, in_order, step};
 use ds4_account::profile::{Launch, function_name, parse};
 
-const HEADER: &str = r#""ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value""#;
+const HEADER: &str = concat!(
+    r#""ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","#,
+    r#""Block Size","Grid Size","Device","CC","#,
+    r#""Section Name","Metric Name","Metric Unit","Metric Value""#
+);
 
 /// A line of a profile.
 fn line(id: usize, kernel: &str, metric: &str, unit: &str, value: &str) -> String {
     format!(
-        r#""{id}","652","step","host","{kernel}","1","7","(128, 1, 1)","(1024, 1, 1)","0","9.0","Command line profiler metrics","{metric}","{unit}","{value}""#
+        "\"{id}\",\"652\",\"step\",\"host\",\"{kernel}\",\"1\",\"7\",\
+         \"(128, 1, 1)\",\"(1024, 1, 1)\",\"0\",\"9.0\",\
+         \"Command line profiler metrics\",\"{metric}\",\"{unit}\",\"{value}\""
     )
 }
 
-/// The lines of a launch: its time, and the bytes that it reads and writes, each a unit and a value.
+/// The lines of a launch: its time, and the bytes that it reads and writes. Each is a unit and a
+/// value.
 fn launch(id: usize, kernel: &str, [time, read, written]: [(&str, &str); 3]) -> String {
     [
         ("dram__bytes_read.sum", read),
@@ -27,7 +34,7 @@ fn launch(id: usize, kernel: &str, [time, read, written]: [(&str, &str); 3]) -> 
 
 const MARK: [(&str, &str); 3] = [("usecond", "1.5"), ("byte", "0"), ("byte", "4")];
 
-/// Two marked steps, of which the second has three launches, two of them of one kernel for different shapes.
+/// Two marked steps. The second has three launches, two of them of one kernel for different shapes.
 fn profile() -> String {
     let matrix = "small_m_kernel_x_bf16_w_bf16_y_f32_n_8_";
     let norm = "rms_norm_kernel_f_f32_w_f32_n_4_1c2d3e4f";
@@ -167,7 +174,7 @@ fn a_kernel_is_named_by_its_function() {
             "rotate_at_kernel",
         ),
         ("split_rows_0badc0de", "split_rows"),
-        ("many_kernel", "many_kernel"),
+        ("large_m_kernel", "large_m_kernel"),
         ("void gemv(float const*, int)", "void gemv"),
         (
             "cut_by_a_word_of_eight_letters",
@@ -180,8 +187,8 @@ fn a_kernel_is_named_by_its_function() {
 
 #[test]
 fn a_profile_that_cannot_be_read_says_why() {
-    let columns = "no line names the columns ID, Kernel Name, Metric Name, Metric Unit, Metric Value: was it printed by \
-                   `ncu --csv`, and not with `--page raw`?";
+    let columns = "no line names the columns ID, Kernel Name, Metric Name, Metric Unit, \
+                   Metric Value: was it printed by `ncu --csv`, and not with `--page raw`?";
     assert_eq!(error(""), columns);
     assert_eq!(error("==ERROR== no permission\n"), columns);
     assert_eq!(error(HEADER), "no launch was profiled");
@@ -259,7 +266,8 @@ fn layers_divide_all_figures_but_the_shares() {
     for expected in [
         "| small_m_kernel | 1.0 | 3.0 | 6.45 | 50 % |",
         "| total | 1.5 | 4.0 | 6.45 | 38 % |",
-        "Floor, the bytes at 4.3 TB/s: 1.5 us; the launches take 2.67 times that, divided by 2 layers.",
+        "Floor, the bytes at 4.3 TB/s: 1.5 us; the launches take 2.67 times that, \
+         divided by 2 layers.",
     ] {
         assert!(printed.lines().any(|line| line == expected), "{printed}");
     }

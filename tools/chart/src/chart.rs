@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::error::{Error, Place};
-use crate::input::{Measurement, Peer, Placed, Shape};
+use crate::error::{Error, Location};
+use crate::input::{Located, Measurement, Peer, Shape};
 
-/// Up to here every combination of the columns beside the x axis has a panel of its own; beyond, one column becomes lines.
+/// The most combinations of the columns beside the x axis that have a panel each. With more, one
+/// column becomes lines.
 const PANELS_PER_VARIANT: usize = 4;
 
 /// One point of the chart and one row of the table.
@@ -47,7 +48,7 @@ pub struct Line {
 pub struct Panel {
     /// The variant shown.
     pub variant: String,
-    /// What tells this panel from the others; empty for a single one.
+    /// The values that distinguish this panel from the others; empty for a single one.
     pub title: String,
     /// The lines, by value.
     pub lines: Vec<Line>,
@@ -72,22 +73,25 @@ pub struct Chart {
     pub codegen: Option<String>,
     /// The shape's column on the x axis.
     pub x_column: String,
-    /// The column that tells the lines of a panel apart, if panels have several.
+    /// The column that distinguishes the lines of a panel, if panels have several.
     pub line_column: Option<String>,
     /// The panels: variants in the order of the measurements, sizes ascending.
     pub panels: Vec<Panel>,
 }
 
 impl Chart {
-    /// Arranges `measurements`, which are of one operator, next to those `peers` that have the same variant and shape.
+    /// Arranges `measurements` of one operator next to the `peers` that have the same variant and
+    /// shape.
     ///
-    /// The column with the most values becomes the x axis (of equals, the one that spans the larger ratio). Every combination of
-    /// the others has a panel, or, if these were many, the column with the most values among them becomes lines (of equals, the
-    /// one that spans the smaller ratio, whose lines lie closest).
+    /// The column with the most values becomes the x axis; of equals, the one that spans the larger
+    /// ratio. Every combination of the other columns has a panel. If there are too many
+    /// combinations, the column with the most values among them becomes lines; of equals, the one
+    /// that spans the smaller ratio, whose lines are closest.
     ///
     /// # Errors
-    /// No measurements, shapes with different columns, or two measurements or two peers for one case.
-    pub fn new(measurements: &Placed<Measurement>, peers: &Placed<Peer>) -> Result<Self, Error> {
+    /// No measurements, shapes with different columns, or two measurements or two peers for one
+    /// case.
+    pub fn new(measurements: &Located<Measurement>, peers: &Located<Peer>) -> Result<Self, Error> {
         let Some((_, first)) = measurements.first() else {
             return Err(Error::NoTimes);
         };
@@ -149,7 +153,7 @@ impl Chart {
     }
 }
 
-fn case(m: &Measurement, peers: &Placed<Peer>) -> Case {
+fn case(m: &Measurement, peers: &Located<Peer>) -> Case {
     let same = |p: &&Peer| p.op == m.op && p.variant == m.variant && p.shape == m.shape;
     Case {
         shape: m.shape.clone(),
@@ -159,7 +163,7 @@ fn case(m: &Measurement, peers: &Placed<Peer>) -> Case {
     }
 }
 
-fn check_columns(measurements: &Placed<Measurement>) -> Result<(), Error> {
+fn check_columns(measurements: &Located<Measurement>) -> Result<(), Error> {
     let names = |shape: &Shape| -> Vec<String> {
         shape
             .sorted()
@@ -168,11 +172,11 @@ fn check_columns(measurements: &Placed<Measurement>) -> Result<(), Error> {
             .collect()
     };
     let expected = names(&measurements[0].1.shape);
-    for (place, m) in measurements {
+    for (location, m) in measurements {
         let found = names(&m.shape);
         if found != expected {
             return Err(Error::Malformed {
-                place: place.clone(),
+                location: location.clone(),
                 problem: format!(
                     "the shape has columns {}, others have {}",
                     found.join(" "),
@@ -185,23 +189,23 @@ fn check_columns(measurements: &Placed<Measurement>) -> Result<(), Error> {
 }
 
 fn check_unique<T>(
-    records: &Placed<T>,
+    records: &Located<T>,
     key: impl Fn(&T) -> (&String, &String, &Shape),
 ) -> Result<(), Error> {
-    let mut seen: BTreeMap<_, &Place> = BTreeMap::new();
-    for (place, record) in records {
+    let mut seen: BTreeMap<_, &Location> = BTreeMap::new();
+    for (location, record) in records {
         let (op, variant, shape) = key(record);
-        if let Some(first) = seen.insert((op, variant, shape.sorted()), place) {
+        if let Some(first) = seen.insert((op, variant, shape.sorted()), location) {
             return Err(Error::Duplicate {
                 first: first.clone(),
-                second: place.clone(),
+                second: location.clone(),
             });
         }
     }
     Ok(())
 }
 
-/// Which column plays which part.
+/// The role of each column.
 struct Axes {
     x: String,
     line: Option<String>,
@@ -209,7 +213,7 @@ struct Axes {
 }
 
 impl Axes {
-    fn new(measurements: &Placed<Measurement>) -> Self {
+    fn new(measurements: &Located<Measurement>) -> Self {
         let shapes: Vec<&Shape> = measurements.iter().map(|(_, m)| &m.shape).collect();
         let columns: Vec<Column> = shapes[0]
             .columns()
@@ -223,7 +227,8 @@ impl Axes {
                 x = column;
             }
         }
-        // A column that goes with the x axis says nothing more, and would tear its lines into single points.
+        // A column that varies with the x axis adds no information, and would break its lines into
+        // single points.
         let mut rest: Vec<&Column> = columns
             .iter()
             .filter(|c| c.distinct() > 1 && !c.goes_with(x))

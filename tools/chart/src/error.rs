@@ -1,18 +1,18 @@
-//! What can be wrong with the input.
+//! Errors of the input.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The line of a file that a record was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The file, as it was named by the caller.
     pub file: PathBuf,
     /// The line, counted from 1.
     pub line: usize,
 }
 
-impl Place {
+impl Location {
     /// Line `line` of `file`.
     pub fn new(file: &Path, line: usize) -> Self {
         Self {
@@ -22,7 +22,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file.display(), self.line)
     }
@@ -47,27 +47,27 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
-    /// A line is not what it should be.
-    #[error("{place}: {problem}")]
+    /// A line is malformed.
+    #[error("{location}: {problem}")]
     Malformed {
         /// The line.
-        place: Place,
+        location: Location,
         /// What is wrong with it.
         problem: String,
     },
     /// A file without a record.
     #[error("nothing in {}", .0.display())]
     Empty(PathBuf),
-    /// A measurement whose result was wrong: its time means nothing.
+    /// The result of a measurement was wrong, so that its time means nothing.
     #[error("{0}: the result was not verified")]
-    Unverified(Place),
-    /// Two lines say something about the same case.
+    Unverified(Location),
+    /// Two lines are about the same case.
     #[error("{second}: the same case as {first}")]
     Duplicate {
         /// The line that came first.
-        first: Place,
+        first: Location,
         /// The one that repeats it.
-        second: Place,
+        second: Location,
     },
     /// The measurements differ in something that a chart has only one of.
     #[error("several values of {field}: {}; {advice}", values.join(", "))]

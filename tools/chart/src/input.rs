@@ -1,4 +1,4 @@
-//! Reading measurements and the figures of peers, one JSON object a line.
+//! Reads measurements and the figures of peers, one JSON object a line.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, de};
 
-use crate::error::{Error, Place};
+use crate::error::{Error, Location};
 
-/// The sizes of a case, named as in the tables of the results; in the order of the file, equal in any order.
+/// The sizes of a case, with the names in the tables of results. They keep the order of the file,
+/// and are equal in any order.
 #[derive(Clone, Debug)]
 pub struct Shape(Vec<(String, u64)>);
 
@@ -51,7 +52,8 @@ impl fmt::Display for Shape {
     }
 }
 
-// By hand, because a derived map would lose the order of the columns or keep the second of two equal names in silence.
+// By hand, because a derived map would lose the order of the columns, or silently keep the second
+// of two equal names.
 impl<'de> Deserialize<'de> for Shape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Columns;
@@ -94,7 +96,7 @@ pub struct Measurement {
     pub op: String,
     /// The sizes.
     pub shape: Shape,
-    /// Which of several modes of the operator.
+    /// The mode of the operator, where it has several.
     pub variant: String,
     /// The element type.
     pub dtype: String,
@@ -104,9 +106,9 @@ pub struct Measurement {
     /// The bandwidth reached, as a share of a plain copy's.
     #[serde(default)]
     pub share_of_copy: Option<f64>,
-    /// Whether the result was found right.
+    /// Whether the result was verified.
     pub verified: bool,
-    /// The code generator the kernel went through.
+    /// The code generator that compiled the kernel.
     #[serde(default)]
     pub codegen: Option<String>,
 }
@@ -118,19 +120,20 @@ pub struct Peer {
     pub op: String,
     /// The sizes.
     pub shape: Shape,
-    /// Which of several modes of the operator.
+    /// The mode of the operator, where it has several.
     pub variant: String,
     /// Microseconds a call.
     #[serde(deserialize_with = "some_time")]
     pub us: f64,
     /// The kernel's name.
     pub peer: String,
-    /// Microseconds that moving the bytes takes at least, where known.
+    /// The least microseconds for moving the bytes, where known.
     #[serde(deserialize_with = "floor")]
     pub floor_us: Option<f64>,
 }
 
-// `deserialize_with` also makes the field mandatory: a line without it is damaged, one with `null` is not.
+// `deserialize_with` also makes the field mandatory: a line without it is damaged, one with `null`
+// is not.
 fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     match Option::deserialize(deserializer)? {
         Some(us) if us <= 0.0 => Err(de::Error::custom(format!("{us} us is not a time"))),
@@ -150,22 +153,22 @@ fn floor<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::E
 }
 
 /// Records with the lines they came from.
-pub type Placed<T> = Vec<(Place, T)>;
+pub type Located<T> = Vec<(Location, T)>;
 
-/// The records of `text`, which was read from `file`. Blank lines are passed over.
+/// Parses the records of `text`, which was read from `file`. Skips blank lines.
 ///
 /// # Errors
 /// A line that is not a record, by file and line.
-pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<Placed<T>, Error> {
+pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<Located<T>, Error> {
     let lines = text.lines().enumerate();
     lines
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(i, line)| {
-            let place = Place::new(file, i + 1);
+            let location = Location::new(file, i + 1);
             match serde_json::from_str(line) {
-                Ok(record) => Ok((place, record)),
+                Ok(record) => Ok((location, record)),
                 Err(error) => Err(Error::Malformed {
-                    place,
+                    location,
                     problem: error.to_string(),
                 }),
             }
@@ -177,7 +180,7 @@ pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<Placed<T>, 
 ///
 /// # Errors
 /// A file that cannot be read or holds nothing, or a line that is not a record.
-pub fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Placed<T>, Error> {
+pub fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Located<T>, Error> {
     let mut records = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(file).map_err(|source| Error::Read {
@@ -185,7 +188,7 @@ pub fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Placed<T>, Error> 
             source,
         })?;
         let found = parse(file, &text)?;
-        // More likely a run that failed than a wish for nothing.
+        // An empty file is more likely a failed run than intended.
         if found.is_empty() {
             return Err(Error::Empty(file.clone()));
         }

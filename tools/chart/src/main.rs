@@ -11,7 +11,8 @@ use ds4_chart::recall::{self, Recall};
 use ds4_chart::select::{Wanted, select};
 use ds4_chart::{input, svg, table};
 
-/// Draws benchmark results of one operator against the best peer and the memory's floor, and prints them as a Markdown table.
+/// Draws benchmark results of one operator against the best peer and the memory's floor, and prints
+/// them as a Markdown table.
 #[derive(Parser)]
 #[command(
     name = "ds4-chart",
@@ -43,9 +44,10 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Draws what a clustered output head finds over the clusters that it probes, and prints it as a Markdown table
+    /// Draws the recall of a clustered output head over the clusters that it probes, and prints it
+    /// as a Markdown table
     Recall {
-        /// What `eval --flash-head --json` printed
+        /// The output of `eval --flash-head --json`
         evaluation: PathBuf,
         /// The SVG to write
         #[arg(long)]
@@ -82,7 +84,7 @@ fn run(args: Args) -> Result<String, Error> {
     };
     let chart = Chart::new(&select(measurements, &wanted)?, &peers)?;
     let drawing = svg::draw(&chart, &args.device)?;
-    // The command line is refused without it.
+    // The command line requires it.
     write(args.out.unwrap_or_default(), drawing)?;
     Ok(table::markdown(&chart))
 }

@@ -1,11 +1,11 @@
-//! Settling on the measurements that one chart shows.
+//! Chooses the measurements that one chart shows.
 
 use std::collections::BTreeSet;
 
 use crate::error::Error;
-use crate::input::{Measurement, Placed};
+use crate::input::{Located, Measurement};
 
-/// What to show where the input leaves a choice.
+/// The values to show where the input has several.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// The code generator.
@@ -14,18 +14,19 @@ pub struct Wanted {
     pub dtype: Option<String>,
 }
 
-/// The measurements of one operator with one code generator and one element type.
+/// Returns the measurements of one operator with one code generator and one element type.
 ///
 /// # Errors
-/// No measurements, one whose result was wrong, several operators, or several code generators or element types without `wanted`
-/// naming one that occurs.
+/// No measurements, one whose result was wrong, several operators, or several code generators or
+/// element types without `wanted` naming one that occurs.
 pub fn select(
-    measurements: Placed<Measurement>,
+    measurements: Located<Measurement>,
     wanted: &Wanted,
-) -> Result<Placed<Measurement>, Error> {
-    // Also those that are not shown: a file with a wrong result in it is not one to publish figures from.
-    if let Some((place, _)) = measurements.iter().find(|(_, m)| !m.verified) {
-        return Err(Error::Unverified(place.clone()));
+) -> Result<Located<Measurement>, Error> {
+    // This includes measurements that are not shown: no figures of a file with a wrong result
+    // should be published.
+    if let Some((location, _)) = measurements.iter().find(|(_, m)| !m.verified) {
+        return Err(Error::Unverified(location.clone()));
     }
     let measurements = keep_one(measurements, "op", None, |m| &m.op)?;
     let measurements = keep_one(measurements, "codegen", wanted.codegen.as_deref(), |m| {
@@ -39,11 +40,11 @@ pub fn select(
 }
 
 fn keep_one(
-    mut measurements: Placed<Measurement>,
+    mut measurements: Located<Measurement>,
     field: &'static str,
     wanted: Option<&str>,
     value: impl Fn(&Measurement) -> &str,
-) -> Result<Placed<Measurement>, Error> {
+) -> Result<Located<Measurement>, Error> {
     let found: BTreeSet<_> = measurements
         .iter()
         .map(|(_, m)| value(m).to_string())

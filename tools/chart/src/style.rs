@@ -2,14 +2,15 @@
 
 use plotters::style::{FontFamily, IntoTextStyle, RGBColor, TextStyle};
 
-/// Width of the drawing; a README shows it at about this width, so that text keeps its size.
+/// Width of the drawing. A README shows it at about this width, so that text keeps its size.
 pub const WIDTH: u32 = 920;
 /// Height of title, subtitle and legend.
 pub const HEADER: u32 = 104;
 /// Height of a row of panels.
 pub const PANEL: u32 = 330;
 
-// From Okabe and Ito's palette: told apart by readers with any of the common colour deficiencies, and in grey by lightness.
+// From Okabe and Ito's palette: readers with any of the common colour deficiencies can tell the
+// colours apart, and so can readers of a grey print, by lightness.
 /// Our times.
 pub const OURS: RGBColor = RGBColor(0, 114, 178);
 /// The best peer's.
@@ -32,7 +33,8 @@ pub fn text(pixels: f64) -> TextStyle<'static> {
         .color(&TEXT)
 }
 
-/// Width of a legend entry: the backend knows no fonts, so this is a wide sans serif's average.
+/// Width of a legend entry. The backend has no font metrics, so this is the average of a wide sans
+/// serif.
 pub fn text_width(text: &str) -> i32 {
     text.chars().count() as i32 * 15 / 2
 }

@@ -1,4 +1,4 @@
-//! The chart as an SVG.
+//! Draws the chart as an SVG.
 
 use std::fmt::Display;
 
@@ -48,7 +48,7 @@ pub fn draw(chart: &Chart, device: &str) -> Result<String, Error> {
     Ok(drawing)
 }
 
-/// Names lines by their colours, and says where more could be named.
+/// Draws a legend of lines by colour. Returns the position at which further entries can follow.
 pub(crate) fn draw_legend(
     area: &Area,
     legend: &[(&str, RGBColor, bool)],
@@ -110,7 +110,7 @@ fn draw_panel(area: &Area, panel: &Panel, chart: &Chart) -> Result<(), Error> {
         xs.first().copied().unwrap_or(1) as f64,
         xs.last().copied().unwrap_or(1) as f64,
     );
-    // Room for the marks at both ends, also where both are one.
+    // A margin for the marks at both ends, also where both are one.
     let margin = (last / first).powf(0.05).max(1.1);
     let (ticks, low, high) = y_ticks(panel);
 
@@ -158,7 +158,8 @@ fn draw_panel(area: &Area, panel: &Panel, chart: &Chart) -> Result<(), Error> {
     let mut floors: Vec<Vec<(f64, f64)>> = Vec::new();
     for line in &panel.lines {
         let floor = points(&line.points, Case::floor);
-        // A floor that the column of the lines has no part in would be drawn once for each of them.
+        // A floor that does not depend on the column of the lines would be drawn once for each of
+        // them.
         if !floors.contains(&floor) {
             let dashes =
                 DashedLineSeries::new(floor.iter().copied(), DASH.0, DASH.1, FLOOR.stroke_width(2));
@@ -193,7 +194,8 @@ fn draw_panel(area: &Area, panel: &Panel, chart: &Chart) -> Result<(), Error> {
     Ok(())
 }
 
-/// The points of one series. A logarithmic axis has no place for a zero, which stands for a floor rounded down.
+/// The points of one series. A logarithmic axis cannot show zero, which stands for a floor rounded
+/// down.
 fn points(line: &[(u64, Case)], value: impl Fn(&Case) -> Option<f64>) -> Vec<(f64, f64)> {
     let points = line
         .iter()
@@ -231,7 +233,8 @@ fn label_subset(xs: &[u64], width: f64) -> Vec<u64> {
     shown
 }
 
-/// Ticks at 1, 2 and 5 times powers of ten around all times of the panel, and the range of the axis.
+/// Ticks at 1, 2 and 5 times powers of ten around all times of the panel, and the range of the
+/// axis.
 fn y_ticks(panel: &Panel) -> (Vec<f64>, f64, f64) {
     let times = panel.cases().flat_map(|case| {
         [
@@ -243,7 +246,7 @@ fn y_ticks(panel: &Panel) -> (Vec<f64>, f64, f64) {
     let times: Vec<f64> = times.flatten().filter(|us| *us > 0.0).collect();
     let low = times.iter().copied().reduce(f64::min).unwrap_or(1.0);
     let high = times.iter().copied().reduce(f64::max).unwrap_or(10.0);
-    // Written as decimals, so that a tick is exactly the number its label says.
+    // Written as decimals, so that a tick is exactly the number in its label.
     let steps: Vec<f64> = (-4..8)
         .flat_map(|e| [1, 2, 5].map(|m| format!("{m}e{e}").parse().unwrap_or(1.0)))
         .collect();

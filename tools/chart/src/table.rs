@@ -1,4 +1,4 @@
-//! The table that goes with a chart.
+//! Prints the table that belongs to a chart.
 
 use std::fmt::Write;
 
@@ -12,7 +12,8 @@ pub fn markdown(chart: &Chart) -> String {
         .iter()
         .any(|panel| Some(&panel.variant) != first);
     let mut table = String::from(
-        "| shape | ours us | best peer us (which) | ratio | floor us | share of copy |\n|---|---|---|---|---|---|\n",
+        "| shape | ours us | best peer us (which) | ratio | floor us | share of copy |\n\
+         |---|---|---|---|---|---|\n",
     );
     for panel in &chart.panels {
         for case in panel.cases() {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use common::{chart, ours, peer};
 use ds4_chart::chart::Chart;
-use ds4_chart::input::{Peer, Placed, read};
+use ds4_chart::input::{Located, Peer, read};
 use ds4_chart::table::markdown;
 
 /// Measurements of all combinations of some columns' values, the last column fastest.
@@ -37,7 +37,7 @@ fn titles(chart: &Chart) -> Vec<&str> {
 }
 
 #[test]
-fn a_measurement_meets_the_peer_of_its_variant_and_shape() {
+fn a_measurement_is_paired_with_the_peer_of_its_variant_and_shape() {
     let lines = [
         ours(r#""N":1,"E":256"#, "a", 2.0),
         ours(r#""N":2,"E":256"#, "a", 3.0),
@@ -222,18 +222,18 @@ fn the_table_names_the_variant_where_there_are_several() {
 
 #[test]
 fn the_peers_kept_here_are_complete_and_never_faster_than_a_tenth_below_their_floor() {
-    // At run time: the test may have been built in another checkout that shares the target directory.
+    // At run time: the test may have been built in another checkout with the same target directory.
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").expect("a test that cargo runs");
     let file = PathBuf::from(manifest).join("../../docs/benchmarks/h200/peers.jsonl");
-    let peers: Placed<Peer> = read(&[file]).unwrap();
+    let peers: Located<Peer> = read(&[file]).unwrap();
     let mut counts = std::collections::BTreeMap::new();
-    for (place, p) in &peers {
+    for (location, p) in &peers {
         *counts
             .entry((p.op.as_str(), p.variant.as_str()))
             .or_insert(0) += 1;
         assert!(
             p.us >= 0.9 * p.floor_us.unwrap_or(0.0),
-            "{place}: {} us",
+            "{location}: {} us",
             p.us
         );
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::{measurements, ours, peer};
 use ds4_chart::error::Error;
-use ds4_chart::input::{Measurement, Peer, Placed, Shape, parse, read};
+use ds4_chart::input::{Located, Measurement, Peer, Shape, parse, read};
 use ds4_chart::select::{Wanted, select};
 
 fn message<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -29,8 +29,8 @@ fn a_line_is_read_with_its_place_and_its_columns_in_order() {
     ];
     let read = measurements(&lines).unwrap();
     assert_eq!(read.len(), 1);
-    let (place, m) = &read[0];
-    assert_eq!(place.to_string(), "ours.jsonl:2");
+    let (location, m) = &read[0];
+    assert_eq!(location.to_string(), "ours.jsonl:2");
     assert_eq!(m.shape.to_string(), "R=8 C=4096 k=512");
     assert_eq!(
         (m.op.as_str(), m.variant.as_str(), m.dtype.as_str()),
@@ -82,7 +82,7 @@ fn a_malformed_line_is_named_by_file_and_line() {
 
 #[test]
 fn a_peer_needs_a_time_and_says_whether_it_has_a_floor() {
-    let peers = |line: String| -> Result<Placed<Peer>, Error> { parse(Path::new("p"), &line) };
+    let peers = |line: String| -> Result<Located<Peer>, Error> { parse(Path::new("p"), &line) };
     let line = peer(r#""N":1"#, "v", 2.0, "null");
     assert_eq!(peers(line.clone()).unwrap()[0].1.floor_us, None);
     assert!(

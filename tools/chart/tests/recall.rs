@@ -12,7 +12,8 @@ const FLOOR: &str = "#5A5A5A";
 /// An evaluation with these probes (the inside of the JSON list) and acceptance of the dense head.
 fn evaluation(probes: &str, dense: &str) -> String {
     format!(
-        r#"{{"tokens":9,"flash_head":{{"clusters":64,"capacity":16,"positions":9,"drafts":8,"dense_acceptance":{dense},"probes":[{probes}],"generation":[]}}}}"#
+        "{{\"tokens\":9,\"flash_head\":{{\"clusters\":64,\"capacity\":16,\"positions\":9,\
+         \"drafts\":8,\"dense_acceptance\":{dense},\"probes\":[{probes}],\"generation\":[]}}}}"
     )
 }
 

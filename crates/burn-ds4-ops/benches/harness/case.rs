@@ -1,4 +1,4 @@
-//! What is measured: an operator at one shape, variant and dtype.
+//! A benchmark case: an operator at one shape, variant and dtype.
 
 use std::any::Any;
 
@@ -13,22 +13,23 @@ pub struct Case {
     pub op: &'static str,
     /// Dimensions by the names that tables of results use.
     pub shape: Vec<(&'static str, usize)>,
-    /// The way the operator is called, where there are several.
+    /// The way in which the operator is called, where there are several.
     pub variant: &'static str,
     /// The dtype of the largest input. A device without it skips the case.
     pub dtype: DType,
-    /// The fewest bytes that the operator must move: what it needs of each input once, each output once.
+    /// The fewest bytes that the operator must move: the part of each input that it needs, once,
+    /// and each output once.
     pub bytes: usize,
     /// Floating-point operations, where they could be the limit.
     pub flops: Option<u64>,
-    /// Bytes of one set of inputs, from which follows how many sets exceed the cache.
+    /// Bytes of one set of inputs. The number of sets that exceed the cache follows from it.
     pub input_bytes: usize,
     /// Draws a set of inputs from a seed and puts it on a device.
     pub build: Box<Build>,
 }
 
 impl Case {
-    /// `op/shape/variant/dtype`, what a filter is matched against.
+    /// `op/shape/variant/dtype`, which filters are matched against.
     pub fn id(&self) -> String {
         let shape: Vec<String> = self.shape.iter().map(|(n, v)| format!("{n}={v}")).collect();
         let (op, variant, dtype) = (self.op, self.variant, self.dtype_name());
@@ -45,7 +46,7 @@ impl Case {
 pub struct Prepared(Box<dyn Set>);
 
 impl Prepared {
-    /// `run` calls the operator and reads nothing back; `check` panics where the outputs are wrong.
+    /// `run` calls the operator and reads nothing back. `check` panics if the outputs are wrong.
     pub fn new<O: Outputs>(run: impl Fn() -> O + 'static, check: impl Fn(O) + 'static) -> Self {
         Self(Box::new(Typed { run, check }))
     }
@@ -55,13 +56,13 @@ impl Prepared {
         self.0.run()
     }
 
-    /// Panics where the outputs of [`run`](Self::run) are wrong.
+    /// Panics if the outputs of [`run`](Self::run) are wrong.
     pub fn check(&self, outputs: Box<dyn Any>) {
         self.0.check(outputs);
     }
 
-    /// Overwrites the outputs of [`run`](Self::run) and frees them. The next call is likely to be given the same memory, so that
-    /// an element it does not write shows.
+    /// Overwrites the outputs of [`run`](Self::run) and frees them. The next call is likely to be
+    /// given the same memory, so that an element that it does not write is noticed.
     pub fn poison(&self, outputs: Box<dyn Any>) {
         self.0.poison(outputs);
     }
@@ -98,7 +99,7 @@ impl<O: Outputs, R: Fn() -> O, C: Fn(O)> Set for Typed<R, C> {
 
 /// What an operator returns.
 pub trait Outputs: 'static {
-    /// Fills the memory with what no operator returns.
+    /// Fills the memory with a value that no operator returns.
     fn poison(self);
 }
 
@@ -115,7 +116,7 @@ impl<const D: usize> Outputs for Tensor<D, Int> {
     }
 }
 
-/// What it updates is kept by the case.
+/// For cases that keep the updated tensors themselves.
 impl Outputs for () {
     fn poison(self) {}
 }

@@ -1,14 +1,15 @@
-//! Carrying on after a failed check.
+//! Continues after a failed check.
 
 use std::{
     panic::{self, AssertUnwindSafe},
     sync::Mutex,
 };
 
-/// Messages of the panics since the last [`catching`], on any thread: a device's own thread may be the one that fails.
+/// Messages of the panics since the last [`catching`], on any thread: a device's own thread may be
+/// the one that fails.
 static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Keeps panics for [`catching`] to return, instead of printing them as they happen.
+/// Stores panic messages for [`catching`] instead of printing them.
 pub fn report_panics_here() {
     panic::set_hook(Box::new(|info| {
         MESSAGES
@@ -18,7 +19,7 @@ pub fn report_panics_here() {
     }));
 }
 
-/// Runs `work`; a panic is an error that carries its message and place.
+/// Runs `work`. A panic becomes an error with its message and location.
 pub fn catching<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let result = panic::catch_unwind(AssertUnwindSafe(work));
     let messages = std::mem::take(

@@ -1,4 +1,4 @@
-//! Verifying a case, then timing it.
+//! Verifies a case, then times it.
 
 use std::any::Any;
 
@@ -9,34 +9,35 @@ use super::{
     timing::{Recording, device_times, host_time, median, microseconds},
 };
 
-/// Sets of inputs, at least: one after itself finds its inputs in the cache.
+/// The fewest sets of inputs: a set used twice in a row would be in the cache.
 const MIN_SETS: usize = 2;
-/// Sets of inputs, at most: beyond, the smallest cases would take their time to build.
+/// The most sets of inputs: with more, the smallest cases would take long to build.
 const MAX_SETS: usize = 4096;
-/// A case that moves less is short: over in a microsecond or so, next to which the start of a replay would count.
+/// A case that moves fewer bytes is short. It takes about a microsecond, so the start of a replay
+/// would count.
 const SHORT: usize = 4 << 20;
-/// Outputs of the calls of one recording are alive together.
+/// The most bytes of outputs of one recording, which are alive together.
 const MAX_OUTPUTS: usize = 16 << 30;
-/// The host may take this long to enqueue the calls of one recording, in microseconds.
+/// The most microseconds that the host may take to enqueue the calls of one recording.
 const MAX_ENQUEUE: f64 = 1e6;
 
-/// How much effort a figure is worth.
+/// The effort that a measurement is worth.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Inputs rotate over more than twice this.
+    /// Half of what the inputs exceed: they rotate over more than twice this.
     pub cache_bytes: usize,
-    /// Calls in one recording, at least.
+    /// The fewest calls in one recording.
     pub calls: usize,
     /// The same for short cases.
     pub short_calls: usize,
-    /// Samples of which the median is taken.
+    /// The number of samples; their median is taken.
     pub samples: usize,
-    /// f32 elements of the copy that gives the copy rate.
+    /// f32 elements of the copy that measures the copy rate.
     pub copy_elements: usize,
 }
 
 impl Effort {
-    /// Enough to see that everything runs.
+    /// Just enough to see that everything runs.
     pub const SMOKE: Self = Self {
         cache_bytes: 0,
         calls: 2,
@@ -49,9 +50,9 @@ impl Effort {
 /// Microseconds of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// Replayed by the device from a recording, if it can record.
+    /// With replay by the device from a recording, if it can record.
     pub replayed: Option<f64>,
-    /// Called one after the other, the host's time included.
+    /// With calls one after the other, including the host's time.
     pub eager: f64,
 }
 
@@ -59,7 +60,7 @@ pub struct Times {
 ///
 /// # Errors
 ///
-/// What the check says about outputs, of a plain call or of a replay, that are wrong.
+/// The message of the check if the outputs of a plain call or of a replay are wrong.
 pub fn measure(case: &Case, device: &Device, effort: Effort) -> Result<Times, String> {
     catching(|| {
         let first = (case.build)(device, 0);
@@ -85,7 +86,8 @@ pub fn measure(case: &Case, device: &Device, effort: Effort) -> Result<Times, St
     })
 }
 
-/// Sets of inputs, and calls in one recording: a multiple, so that every replay goes through all of them.
+/// Returns the number of sets of inputs and of calls in one recording. The latter is a multiple of
+/// the former, so that every replay uses all sets.
 fn plan(case: &Case, effort: Effort, estimate: f64) -> (usize, usize) {
     let at_least = if case.bytes < SHORT {
         effort.short_calls
@@ -122,7 +124,7 @@ fn replayed(
     let (recording, mut outputs) = match Recording::new(device, work, poison) {
         Ok(recorded) => recorded,
         Err(error) => {
-            // Errors of devices carry their whole history, over many lines.
+            // Errors of devices contain their whole history, over many lines.
             let reason = error.to_string().replace('\n', " ");
             let reason: String = reason.chars().take(300).collect();
             println!("{}: no recording: {reason}", case.id());

@@ -1,4 +1,4 @@
-//! What every operator's benchmark shares: cases, timing and reports.
+//! Parts that all operators' benchmarks share: cases, timing and reports.
 
 mod case;
 mod catch;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{Case, measure::Times};
 
-/// One result. Absent numbers, and those that are not finite, are null.
+/// One result. Numbers that are absent or not finite are null.
 #[derive(Serialize)]
 struct Line {
     op: &'static str,
@@ -30,7 +30,7 @@ fn as_map<S: Serializer>(
     serializer.collect_map(pairs.iter().copied())
 }
 
-/// Writes results as they come.
+/// Writes results as they arrive.
 pub struct Report {
     codegen: &'static str,
     copy_gbps: f64,
@@ -43,7 +43,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// Where the folder cannot be made.
+    /// If the folder cannot be created.
     pub fn new(
         codegen: &'static str,
         copy_gbps: f64,
@@ -66,11 +66,11 @@ impl Report {
         })
     }
 
-    /// Adds a row; no `times` are those of a case whose outputs were wrong.
+    /// Adds a row. Without `times`, it is the row of a case whose outputs were wrong.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be written.
+    /// If the file cannot be written.
     pub fn add(&self, case: &Case, times: Option<Times>) -> io::Result<()> {
         let us = times.and_then(|times| times.replayed);
         let eager_us = times.map(|times| times.eager);
@@ -104,7 +104,8 @@ impl Report {
         })
     }
 
-    /// Replaces the line of the same case and code generator, so that several runs fill one file.
+    /// Replaces the line of the same case and code generator, so that several runs can fill one
+    /// file.
     fn append(&self, line: &Line) -> io::Result<()> {
         let Some(folder) = &self.folder else {
             return Ok(());
@@ -133,7 +134,7 @@ fn cell(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{value:.decimals$}"))
 }
 
-/// To four decimals: no figure is better than that.
+/// Rounds to four decimals: no figure is more precise than that.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

@@ -12,23 +12,24 @@ use burn::{
     tensor::{Device, Distribution, Tensor},
 };
 
-/// A wall-clock sample is at least this long, so that the host's part in it is small.
+/// The shortest wall-clock sample: it must be long next to the host's part in it.
 const LONG_ENOUGH: Duration = Duration::from_millis(20);
-/// A first run leaves out what happens once; with fusion, only the second takes the path of all later ones.
+/// Runs before a recording. The first run includes one-time work; with fusion, only the second
+/// takes the path of all later ones.
 const WARM_UPS: usize = 2;
 
-/// Launches recorded once. Whatever they read and wrote must outlive it.
+/// Launches recorded once. Everything they read and wrote must outlive the recording.
 pub struct Recording {
     device: Device,
     graph: BackendGraph<Dispatch>,
 }
 
 impl Recording {
-    /// Records what `work` launches. `discard` is given the results of runs that only warm up.
+    /// Records what `work` launches. `discard` is given the results of warm-up runs.
     ///
     /// # Errors
     ///
-    /// Where the device cannot record, or not this.
+    /// If the device cannot record, or cannot record this work.
     pub fn new<T>(
         device: &Device,
         work: impl Fn() -> T,
@@ -36,8 +37,9 @@ impl Recording {
     ) -> Result<(Self, T), ExecutionError> {
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch)?;
-        // Nothing may be allocated while recording: these runs leave behind all the memory it takes, which is why the results
-        // of one run are alive together here as they will be then.
+        // Nothing may be allocated during the recording. These runs leave enough memory behind for
+        // it, which is why all results of one run are alive together here, as they are in the
+        // recording.
         for _ in 0..WARM_UPS {
             let results = work();
             Dispatch::sync(dispatch)?;
@@ -55,9 +57,10 @@ impl Recording {
     ///
     /// # Safety
     ///
-    /// Every tensor that the recorded work read, and its results, must be alive and not in use by another thread.
+    /// Every tensor that the recorded work read, and its results, must be alive and not in use by
+    /// another thread.
     pub unsafe fn replay(&self) {
-        // Safety: as the caller promises.
+        // Safety: the caller promises it.
         unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }
             .expect("a recording that replays");
     }
@@ -65,8 +68,9 @@ impl Recording {
 
 /// Microseconds of each of `samples` runs of `work`, by the device's clock where it has one.
 ///
-/// All runs are enqueued before any is waited for, after one that is not measured: the device is still busy with one while the
-/// host enqueues the next, so that no sample contains the host's time.
+/// All runs are enqueued before any is waited for, after one run that is not measured. The device
+/// is still busy with one run while the host enqueues the next, so no sample contains the host's
+/// time.
 pub fn device_times(device: &Device, samples: usize, work: impl Fn()) -> Vec<f64> {
     work();
     let windows: Result<Option<Vec<_>>, _> = (0..samples).map(|_| window(device, &work)).collect();
@@ -86,13 +90,13 @@ fn window(device: &Device, work: impl Fn()) -> Result<Option<ProfileDuration>, E
     Dispatch::profile_end(dispatch, token, ProfileOptions::default().flush()).map(Some)
 }
 
-/// `None` where nothing was measured; no work takes no time.
+/// The microseconds of a window. `None` if nothing was measured: no work takes no time.
 fn resolve(window: ProfileDuration) -> Option<f64> {
     let ticks = wait(window.resolve())?;
     Some(microseconds(ticks.duration())).filter(|&time| time > 0.0)
 }
 
-/// Waits for a device's answer. Device futures block inside of `poll` or need no waking.
+/// Waits for a device's answer. Device futures block in `poll` or need no waking.
 fn wait<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {
@@ -104,7 +108,7 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Microseconds of one run of `work` out of as many as it takes for the host's time not to matter.
+/// Microseconds of one run of `work`, averaged over enough runs for the host's time not to matter.
 fn wall_time(device: &Device, work: impl Fn()) -> f64 {
     let mut runs = 1;
     loop {
@@ -116,7 +120,7 @@ fn wall_time(device: &Device, work: impl Fn()) -> f64 {
     }
 }
 
-/// Wall-clock time until the device has finished what `work` enqueues.
+/// Wall-clock time until the device has finished the work that `work` enqueues.
 pub fn host_time(device: &Device, work: impl FnOnce()) -> Duration {
     device.sync().expect("a device that works");
     let start = Instant::now();
@@ -129,7 +133,7 @@ pub fn microseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// The middle value; the mean of both where there are two.
+/// The middle value, or the mean of the two middle ones.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -143,7 +147,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 /// GB/s, read plus written, of a copy of `elements` f32 values.
 pub fn copy_rate(device: &Device, elements: usize, samples: usize) -> f64 {
     let source = Tensor::<1>::random([elements], Distribution::Default, device);
-    // A negation reads and writes what a copy does, and no backend leaves it out.
+    // A negation reads and writes as much as a copy, and no backend removes it.
     let time = median(device_times(device, samples, || drop(source.clone().neg())));
     (2 * size_of::<f32>() * elements) as f64 / time / 1e3
 }

@@ -1,26 +1,31 @@
+#![allow(
+    clippy::large_enum_variant,
+    reason = "a call makes one of these, and backend extensions take no box"
+)]
+
 use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
-use super::reference::{self, Problem};
+use super::reference::{self, SinkInputs};
 use super::{CompressedKeys, RowRounding};
 use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
 
-/// [`CompressedKeys`] as backends see them.
+/// [`CompressedKeys`] as passed to a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum CompressedRows<B: Backend> {
     /// There are none.
     None,
-    /// All queries of a sequence see the same.
+    /// All queries of a sequence attend to the same rows.
     Shared {
         /// `[batch, rows, width]`.
         rows: FloatTensor<B>,
         /// `[batch, queries, rows]`.
         bias: FloatTensor<B>,
     },
-    /// Every query sees some.
+    /// Every query attends to rows of its own.
     Picked {
         /// `[batch, rows, width]`.
         rows: FloatTensor<B>,
@@ -48,22 +53,22 @@ impl From<Option<CompressedKeys>> for CompressedRows<Dispatch> {
     }
 }
 
-/// The compressed rows of a cache as backends see them, each of a block of `ratio` positions.
+/// The compressed rows of a cache as passed to a backend, one for each block of `ratio` positions.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum CachedBlocks<B: Backend> {
     /// There are none.
     None,
-    /// Queries see all that are complete.
+    /// Queries attend to all rows whose blocks are complete.
     All {
         /// `[batch, rows, width]`.
         rows: FloatTensor<B>,
         /// Positions of a block.
         ratio: usize,
-        /// Whether queries are to get the bits of picks that are all rows in their order.
+        /// Whether queries get the same bits as with picks that are all rows in order.
         picking: bool,
     },
-    /// Queries see those of their picks that are complete.
+    /// Queries attend to those of their picks whose blocks are complete.
     Picked {
         /// `[batch, rows, width]`.
         rows: FloatTensor<B>,
@@ -74,7 +79,7 @@ pub enum CachedBlocks<B: Backend> {
     },
 }
 
-/// The queries of [`cached_attention`](super::cached_attention), as backends see them.
+/// The queries of [`cached_attention`](super::cached_attention), as passed to a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Queries<B: Backend> {
@@ -86,15 +91,15 @@ pub struct Queries<B: Backend> {
     pub start: IntTensor<B>,
     /// `[heads]`.
     pub sinks: FloatTensor<B>,
-    /// Of the norm.
+    /// Epsilon of the norm.
     pub epsilon: f64,
-    /// Positions that a query sees in the window.
+    /// Positions of the window that a query attends to.
     pub span: usize,
-    /// Of the logits.
+    /// Factor of the logits.
     pub scale: f64,
 }
 
-/// What [`append_rows`](super::append_rows) reads, as backends see it.
+/// The inputs of [`append_rows`](super::append_rows), as passed to a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct NewRows<B: Backend> {
@@ -106,19 +111,20 @@ pub struct NewRows<B: Backend> {
     pub angles: FloatTensor<B>,
     /// `[batch]`.
     pub start: IntTensor<B>,
-    /// Of the norm.
+    /// Epsilon of the norm.
     pub epsilon: f64,
-    /// What becomes of a row.
+    /// How a row is rounded before it is stored.
     pub rounding: RowRounding,
 }
 
-/// Which blocks queries see, as backends know it.
+/// The blocks that are visible to queries, as passed to a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum BlockSight<B: Backend> {
-    /// All.
+pub enum BlockVisibility<B: Backend> {
+    /// All of them.
     All,
-    /// Those of `ratio` positions that are complete at each query's, from the `start` of its sequence on.
+    /// Blocks of `ratio` positions that are complete at the position of the query. The positions of
+    /// a sequence's queries begin at its `start`.
     From {
         /// `[batch]`.
         start: IntTensor<B>,
@@ -127,7 +133,7 @@ pub enum BlockSight<B: Backend> {
     },
 }
 
-/// What [`compress_rows`](super::compress_rows) reads, as backends see it.
+/// The inputs of [`compress_rows`](super::compress_rows), as passed to a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Compression<B: Backend> {
@@ -141,25 +147,25 @@ pub struct Compression<B: Backend> {
     pub angles: FloatTensor<B>,
     /// `[batch]`.
     pub start: IntTensor<B>,
-    /// Of the norm.
+    /// Epsilon of the norm.
     pub epsilon: f64,
     /// Positions of a block.
     pub ratio: usize,
     /// Whether a row also pools the block before its own.
     pub overlap: bool,
-    /// What becomes of a row.
+    /// How a row is rounded before it is stored.
     pub rounding: RowRounding,
 }
 
-/// A compressor of [`StepRows`], where there is one.
+/// A compressor of [`StepRows`], if the layer has one.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalCompression<B: Backend> {
-    /// There is none.
+    /// The layer has none.
     None,
-    /// There is one.
+    /// The layer has one.
     Some {
-        /// What it reads, of the positions of [`StepRows::new`].
+        /// Its inputs, at the positions of [`StepRows::new`].
         #[extension_type]
         inputs: Compression<B>,
         /// `[batch, slots, raw width]`.
@@ -169,13 +175,13 @@ pub enum OptionalCompression<B: Backend> {
     },
 }
 
-/// What a compressor of [`StepRows`] has updated.
+/// The state that a compressor of [`StepRows`] updated.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalState<B: Backend> {
-    /// There is none.
+    /// There was no compressor.
     None,
-    /// There is one.
+    /// There was one.
     Some {
         /// `[batch, slots, raw width]`.
         raw: FloatTensor<B>,
@@ -184,7 +190,8 @@ pub enum OptionalState<B: Backend> {
     },
 }
 
-/// What [`store_step`](super::store_step) reads and updates, as backends see it.
+/// The inputs of [`store_step`](super::store_step) and the tensors it updates, as passed to a
+/// backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct StepRows<B: Backend> {
@@ -192,22 +199,22 @@ pub struct StepRows<B: Backend> {
     pub queries: FloatTensor<B>,
     /// `[rank]`.
     pub norm: FloatTensor<B>,
-    /// Of the norm.
+    /// Epsilon of the norm.
     pub epsilon: f64,
-    /// Key/value rows.
+    /// The new key/value rows.
     #[extension_type]
     pub new: NewRows<B>,
     /// `[batch, slots, width]`.
     pub ring: FloatTensor<B>,
-    /// Of key/value rows.
+    /// The compressor of key/value rows.
     #[extension_type]
     pub compressed: OptionalCompression<B>,
-    /// Of the indexer.
+    /// The compressor of the indexer.
     #[extension_type]
     pub indexed: OptionalCompression<B>,
 }
 
-/// What [`store_step`](super::store_step) gives, as backends see it.
+/// The results of [`store_step`](super::store_step), as passed by a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct StoredStep<B: Backend> {
@@ -215,17 +222,17 @@ pub struct StoredStep<B: Backend> {
     pub queries: FloatTensor<B>,
     /// `[batch, slots, width]`.
     pub ring: FloatTensor<B>,
-    /// Of key/value rows.
+    /// The state of the compressor of key/value rows.
     #[extension_type]
     pub compressed: OptionalState<B>,
-    /// Of the indexer.
+    /// The state of the indexer's compressor.
     #[extension_type]
     pub indexed: OptionalState<B>,
 }
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// Extends Burn's backends by the operators of this family. The default bodies are the reference.
 ///
-/// No tensor that gets here is empty.
+/// No tensor that is passed to them is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -254,7 +261,10 @@ pub trait AttentionOps: MatmulOps + NormOps {
     }
 
     /// See [`sink_attention`](super::sink_attention).
-    #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, _scale| fusion::like(queries))]
+    #[fusion(
+        meta = |queries, _window, _window_bias, _compressed, _sinks, _span, _scale|
+            fusion::like(queries)
+    )]
     fn sink_attention(
         queries: FloatTensor<Self>,
         window: FloatTensor<Self>,
@@ -264,7 +274,7 @@ pub trait AttentionOps: MatmulOps + NormOps {
         span: usize,
         scale: f64,
     ) -> FloatTensor<Self> {
-        Problem::<Self> {
+        SinkInputs::<Self> {
             queries,
             window,
             window_bias,
@@ -276,8 +286,12 @@ pub trait AttentionOps: MatmulOps + NormOps {
         .output()
     }
 
-    /// See [`sink_probabilities`](super::sink_probabilities): of f32 queries times their scale; `columns` are those of the result.
-    #[fusion(meta = |queries, _window, _window_bias, _compressed, _sinks, _span, columns| fusion::probabilities(queries, *columns))]
+    /// See [`sink_probabilities`](super::sink_probabilities). Takes f32 queries that are already
+    /// multiplied by the scale; `columns` is the number of columns of the result.
+    #[fusion(
+        meta = |queries, _window, _window_bias, _compressed, _sinks, _span, columns|
+            fusion::probabilities(queries, *columns)
+    )]
     fn sink_probabilities(
         queries: FloatTensor<Self>,
         window: FloatTensor<Self>,
@@ -287,7 +301,7 @@ pub trait AttentionOps: MatmulOps + NormOps {
         span: usize,
         columns: usize,
     ) -> FloatTensor<Self> {
-        let probabilities = Problem::<Self> {
+        let probabilities = SinkInputs::<Self> {
             queries,
             window,
             window_bias,
@@ -302,15 +316,15 @@ pub trait AttentionOps: MatmulOps + NormOps {
     }
 
     /// See [`index_scores`](super::index_scores).
-    #[fusion(meta = |queries, keys, _weights, _scale, _sight| fusion::scores(queries, keys))]
+    #[fusion(meta = |queries, keys, _weights, _scale, _visibility| fusion::scores(queries, keys))]
     fn index_scores(
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
         weights: FloatTensor<Self>,
         scale: f64,
-        #[extension_type] sight: BlockSight<Self>,
+        #[extension_type] visibility: BlockVisibility<Self>,
     ) -> FloatTensor<Self> {
-        reference::index_scores::<Self>(queries, keys, weights, scale, sight)
+        reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
     }
 
     /// See [`cached_attention`](super::cached_attention).
@@ -338,7 +352,7 @@ pub trait AttentionOps: MatmulOps + NormOps {
         reference::pool::<Self>(values, scores)
     }
 
-    /// See [`compress_rows`](super::compress_rows): the raw rows, and the rows.
+    /// See [`compress_rows`](super::compress_rows). Returns the raw rows and the compressed rows.
     #[fusion(meta = |_inputs, raw, rows| (raw.clone(), rows.clone()))]
     fn compress_rows(
         #[extension_type] inputs: Compression<Self>,
@@ -356,7 +370,28 @@ pub trait AttentionOps: MatmulOps + NormOps {
 }
 
 #[cfg(feature = "flex")]
-impl AttentionOps for burn::backend::Flex {}
+impl AttentionOps for burn::backend::Flex {
+    /// The positions are in the host's memory: reading them costs nothing, and no row is read that
+    /// its query does not see.
+    fn index_scores(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        weights: FloatTensor<Self>,
+        scale: f64,
+        visibility: BlockVisibility<Self>,
+    ) -> FloatTensor<Self> {
+        reference::index_scores_by_query::<Self>(queries, keys, weights, scale, visibility)
+    }
+
+    /// As [`index_scores`](Self::index_scores).
+    fn cached_attention(
+        queries: Queries<Self>,
+        window: FloatTensor<Self>,
+        blocks: CachedBlocks<Self>,
+    ) -> FloatTensor<Self> {
+        reference::cached_attention_by_query::<Self>(queries, window, blocks)
+    }
+}
 
 #[cfg(feature = "cube")]
 impl AttentionOps for burn_cubecl::CubeBackend {
@@ -394,7 +429,7 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         span: usize,
         scale: f64,
     ) -> FloatTensor<Self> {
-        let problem = Problem::<Self> {
+        let inputs = SinkInputs::<Self> {
             queries,
             window,
             window_bias,
@@ -403,10 +438,10 @@ impl AttentionOps for burn_cubecl::CubeBackend {
             span,
             scale,
         };
-        if super::launch::can_attend(&problem) {
-            super::launch::sink_attention(problem)
+        if super::launch::can_attend(&inputs) {
+            super::launch::sink_attention(inputs)
         } else {
-            problem.output()
+            inputs.output()
         }
     }
 
@@ -415,12 +450,12 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         keys: FloatTensor<Self>,
         weights: FloatTensor<Self>,
         scale: f64,
-        sight: BlockSight<Self>,
+        visibility: BlockVisibility<Self>,
     ) -> FloatTensor<Self> {
-        if super::launch::can_score(&queries, &keys, &sight) {
-            super::launch::index_scores(queries, keys, weights, scale, sight)
+        if super::launch::can_score(&queries, &keys, &visibility) {
+            super::launch::index_scores(queries, keys, weights, scale, visibility)
         } else {
-            reference::index_scores::<Self>(queries, keys, weights, scale, sight)
+            reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
         }
     }
 
@@ -469,7 +504,7 @@ impl AttentionOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// What fusion has to know about the outputs before the operators run.
+/// The shapes and dtypes of outputs, which fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use burn::backend::fusion::custom::TensorSpec;

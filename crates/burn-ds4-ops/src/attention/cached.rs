@@ -1,4 +1,4 @@
-//! Attention over what a cache keeps, where it keeps it.
+//! Attention over the rows of a cache, read where the cache stores them.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -13,10 +13,11 @@ use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
 
-/// Positions of new tokens, those of a sequence one after the other.
+/// Positions of new tokens. Those of a sequence are consecutive.
 #[derive(Clone, Debug)]
 pub struct Positions {
-    /// The angles of all positions, as [`rotate_at`](super::rotate_at) takes them: f32 `[positions, rotated]`.
+    /// The angles of all positions, as [`rotate_at`](super::rotate_at) takes them: f32 `[positions,
+    /// rotated]`.
     pub angles: Tensor<2>,
     /// The position of the first new token of each sequence: `[batch]`, i32, i64 or u32.
     pub start: Tensor<1, Int>,
@@ -31,32 +32,34 @@ pub struct NewRows {
     pub norm: Tensor<1>,
     /// Epsilon of the norm.
     pub epsilon: f64,
-    /// What becomes of a row before it is stored.
+    /// How a row is rounded before it is stored.
     pub rounding: RowRounding,
 }
 
-/// Key/value rows of a sequence's newest positions, and how many of them a query sees.
+/// Key/value rows of a sequence's newest positions, and how many of them a query attends to.
 #[derive(Clone, Debug)]
 pub struct CachedWindow {
-    /// The rows, used as keys and as values: `[batch, slots, width]`, that of a position in slot `position % slots`.
+    /// The rows, used as keys and as values: `[batch, slots, width]`. The row of a position is in
+    /// slot `position % slots`.
     pub rows: Tensor<3>,
-    /// Positions that a query sees: its own, and those right before it.
+    /// Positions that a query attends to: its own, and those right before it.
     pub span: usize,
 }
 
-/// Key/value rows that stand for blocks of positions.
+/// Compressed key/value rows, one for each block of positions.
 #[derive(Clone, Debug)]
 pub struct CachedRows {
-    /// The rows, used as keys and as values: `[batch, rows, width]`. Row `r` stands for the positions from `ratio · r` on, and is seen from
-    /// the last of them on.
+    /// The rows, used as keys and as values: `[batch, rows, width]`. Row `r` stands for the `ratio`
+    /// positions from `ratio · r` on, and is visible from the last of them on.
     pub rows: Tensor<3>,
     /// Positions of a block.
     pub ratio: usize,
-    /// Whether queries pick among the rows as soon as there are enough of them. What a query gets has the same bits whether it sees all rows, or
-    /// picks all of them in their order.
+    /// Whether queries pick among the rows as soon as there are enough of them. A query then gets
+    /// the same bits whether it attends to all rows or picks all of them in order.
     pub picking: bool,
-    /// The rows that each query sees, if not all: i32, i64 or u32, `[batch, queries, picks]`. One that is out of range, or not to be seen yet,
-    /// is none. With picks, `picking` makes no difference.
+    /// The rows that each query attends to, if not all: i32, i64 or u32, `[batch, queries, picks]`.
+    /// A pick that is out of range, or not visible yet, is ignored. With picks, `picking` makes no
+    /// difference.
     pub picks: Option<Tensor<3, Int>>,
 }
 
@@ -69,26 +72,30 @@ pub struct CachedQueries {
     pub epsilon: f64,
     /// Sink of each head, in logit units: f32 `[heads]`.
     pub sinks: Tensor<1>,
-    /// What logits are multiplied by.
+    /// The factor of the logits.
     pub scale: f64,
 }
 
-/// Normalises and turns the key/value rows of new tokens, and stores each in the slot of its position.
+/// Normalises and rotates the key/value rows of new tokens, and stores each in the slot of its
+/// position.
 ///
-/// A row is normalised ([`rms_norm`](crate::norm::rms_norm)), turned by the angles of its position ([`rotate_at`](super::rotate_at)) and
-/// rounded as `new.rounding` says, in f32 where there is a kernel, and goes to slot `position % slots` of `ring` in the ring's dtype. Of
-/// more new rows than there are slots, the newest are kept.
+/// A row is normalised ([`rms_norm`](crate::norm::rms_norm)), rotated by the angles of its position
+/// ([`rotate_at`](super::rotate_at)) and rounded as `new.rounding` says, in f32 where there is a
+/// kernel. It is stored in slot `position % slots` of `ring`, in the dtype of the ring. If there
+/// are more new rows than slots, only the newest are stored.
 ///
-/// A sequence with a negative start is one that is not there; its rows do not change. A position beyond the angles is an error where the
-/// device's memory is the host's; elsewhere, a sequence that starts there is one that is not there.
+/// A sequence with a negative start is vacant: its rows do not change. A position beyond the angles
+/// is an error where the device's memory is the host's; elsewhere, a sequence that starts there
+/// counts as vacant.
 ///
-/// `ring` (`[batch, slots, width]`, f32 / f16 / bf16) is taken by value: what nobody else holds is updated where it is, and what somebody
-/// else holds is copied.
+/// `ring` (`[batch, slots, width]`, f32 / f16 / bf16) is taken by value. It is updated in place if
+/// there is no other reference to it, and copied otherwise.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, a ring without slots, an odd number of rotated channels or more than there
-/// are, a width that is no power of two with [`RowRounding::Index`], an `epsilon` that is negative or NaN and, where the device's memory is
+/// [`OpError`] for a dtype, shape or device that does not fit, a ring without slots, an odd number
+/// of rotated channels or more than there are, a width that is no power of two with
+/// [`RowRounding::Index`], an `epsilon` that is negative or NaN and, where the device's memory is
 /// the host's, positions beyond the angles.
 ///
 /// # Source
@@ -147,12 +154,15 @@ impl backend::NewRows<Dispatch> {
     }
 }
 
-/// All of attention between its projections, over rows where a cache keeps them: queries are normalised
-/// ([`rms_norm`](crate::norm::rms_norm), without a weight) and turned by the angles of their positions, attend as in
-/// [`sink_attention`](super::sink_attention), and their results are turned back.
+/// Computes attention between its projections, over rows where a cache stores them.
 ///
-/// What a query sees is found out where the tensors are: of the window, the `span` positions up to its own, whose rows must have been
-/// [appended](append_rows); of the compressed rows, those of blocks that are complete at its position.
+/// Queries are normalised ([`rms_norm`](crate::norm::rms_norm), without a weight), rotated by the
+/// angles of their positions, and attend as in [`sink_attention`](super::sink_attention). The
+/// results are rotated back.
+///
+/// Visibility is computed on the device, from the positions. Of the window, a query attends to the
+/// `span` positions up to its own, whose rows must have been [appended](append_rows); of the
+/// compressed rows, to those whose blocks are complete at its position.
 ///
 /// # Shapes and dtypes
 ///
@@ -160,30 +170,36 @@ impl backend::NewRows<Dispatch> {
 /// - `window`, `compressed`: rows of both parts have the dtype of the queries
 /// - output: like the queries
 ///
-/// A sequence with a negative start is one that is not there: its queries give zeros. A position beyond the angles is an error where the
-/// device's memory is the host's; elsewhere, a sequence that starts there is one that is not there.
+/// A sequence with a negative start is vacant: its queries give zeros. A position beyond the angles
+/// is an error where the device's memory is the host's; elsewhere, a sequence that starts there
+/// counts as vacant.
 ///
 /// # Special values
 ///
-/// As [`sink_attention`](super::sink_attention): what is hidden must be finite. Where there is a kernel, compressed rows behind those that are
-/// seen are not read.
+/// As [`sink_attention`](super::sink_attention): hidden rows must be finite. The compressed rows
+/// after the visible ones are not read where there is a kernel, nor where the device's memory is
+/// the host's.
 ///
 /// # Kernels
 ///
-/// On CubeCL devices there is one kernel for up to [`FEW_TOKENS`](super::FEW_TOKENS) queries of each sequence, of up to 1024 channels, which
-/// keeps queries in f32 once they are normalised. Rows of f16 or bf16 that are picked among, of a multiple of 64 channels up to 512, go through
-/// tensor cores where there are any: queries, and the weights of rows, are rounded to their dtype for that, as by the released kernel. Elsewhere
-/// it is the operators named above, which round to the dtype of the queries in between.
+/// On CubeCL devices there is one kernel for up to [`DECODE_TOKENS`](super::DECODE_TOKENS) queries
+/// of each sequence, of up to 1024 channels. It keeps queries in f32 once they are normalised. Rows
+/// of f16 or bf16 that queries pick among, with a multiple of 64 channels up to 512, go through
+/// tensor cores if the device has them: queries and the weights of rows are rounded to the dtype of
+/// the rows for that, as in the released kernel. Otherwise the operators named above run one after
+/// the other, and round to the dtype of the queries in between.
 ///
 /// # Errors
 ///
-/// [`OpError`] where a dtype, a shape or a device does not fit, the span is none or such that the queries' windows do not fit the slots, blocks
-/// are of no positions, `rotated` is odd or larger than `width`, `epsilon` is negative or NaN, `scale` is not finite and, where the device's
-/// memory is the host's, for positions beyond the angles.
+/// [`OpError`] where a dtype, a shape or a device does not fit, the span is none or such that the
+/// queries' windows do not fit the slots, blocks are of no positions, `rotated` is odd or larger
+/// than `width`, `epsilon` is negative or NaN, `scale` is not finite and, where the device's memory
+/// is the host's, for positions beyond the angles.
 ///
 /// # Source
 ///
-/// DeepSeek-V4 `inference/model.py`, `Attention.forward`, and `inference/kernel.py`, `sparse_attn_kernel`.
+/// DeepSeek-V4 `inference/model.py`, `Attention.forward`, and `inference/kernel.py`,
+/// `sparse_attn_kernel`.
 pub fn cached_attention(
     queries: CachedQueries,
     positions: Positions,
@@ -290,11 +306,11 @@ impl From<Option<CachedRows>> for backend::CachedBlocks<Dispatch> {
             picking,
             picks,
         } = compressed;
-        // CubeCL devices panic on some operations without elements.
-        let seen = picks
+        // CubeCL devices panic on some operations on empty tensors.
+        let selected = picks
             .as_ref()
             .map_or(rows.dims()[1], |picks| picks.dims()[2]);
-        if seen.min(rows.dims()[1]) == 0 {
+        if selected.min(rows.dims()[1]) == 0 {
             return Self::None;
         }
         let rows = rows.into_dispatch();

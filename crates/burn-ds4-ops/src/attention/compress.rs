@@ -15,26 +15,29 @@ use crate::validation::{
 /// Channels that share a scale in [`RowRounding::Content`].
 pub const CONTENT_BLOCK: usize = 64;
 
-/// What becomes of a compressed row before it is stored.
+/// How a row is rounded before it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowRounding {
-    /// It stays as it is.
+    /// It is not rounded.
     #[default]
     None,
-    /// The channels that are not rotated make an [FP8 round trip](crate::quant::fp8_roundtrip), in blocks of [`CONTENT_BLOCK`].
+    /// The channels that are not rotated go through an [FP8 round
+    /// trip](crate::quant::fp8_roundtrip), in blocks of [`CONTENT_BLOCK`].
     Content,
-    /// All channels go through a [Hadamard transform](crate::quant::hadamard) and make an
-    /// [FP4 round trip](crate::quant::fp4_roundtrip), in blocks of [`FP4_BLOCK`](crate::quant::FP4_BLOCK).
+    /// All channels go through a [Hadamard transform](crate::quant::hadamard) and an [FP4 round
+    /// trip](crate::quant::fp4_roundtrip), in blocks of [`FP4_BLOCK`](crate::quant::FP4_BLOCK).
     Index,
 }
 
-/// What [`compress_rows`] is given for the new positions of every sequence. The width of a row is `width`, that of a raw one
-/// `raw width`: twice that of a row, or four times where blocks overlap.
+/// The inputs of [`compress_rows`] at the new positions of every sequence.
+///
+/// A compressed row has `width` channels. A raw row has `raw width`: twice as many, or four times
+/// as many where blocks overlap.
 #[derive(Clone, Debug)]
 pub struct CompressionInputs {
     /// Projections of the positions, values then scores: f32 `[batch, count, raw width]`.
     pub projections: Tensor<3>,
-    /// Added to them by slot of the block: f32 `[ratio, raw width]`.
+    /// Added to the projections, by slot of the block: f32 `[ratio, raw width]`.
     pub bias: Tensor<2>,
     /// Weight of the norm: `[width]`, f32 / f16 / bf16.
     pub norm: Tensor<1>,
@@ -42,16 +45,17 @@ pub struct CompressionInputs {
     pub epsilon: f64,
 }
 
-/// How [`compress_rows`] makes a row of a block. Its `ratio`, the number of positions of a block, is that of the bias.
+/// How [`compress_rows`] makes a row of a block. The `ratio`, the number of positions of a block,
+/// follows from the bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompressionOptions {
     /// Whether a row also pools the positions of the block before its own.
     pub overlap: bool,
-    /// What becomes of a row before it is stored.
+    /// How a row is rounded before it is stored.
     pub rounding: RowRounding,
 }
 
-/// What [`compress_rows`] gives: the tensors that it was given, updated.
+/// The tensors that [`compress_rows`] takes and returns updated.
 #[derive(Clone, Debug)]
 pub struct CompressorState {
     /// Raw rows of the newest positions: f32 `[batch, slots, raw width]`.
@@ -60,27 +64,31 @@ pub struct CompressorState {
     pub rows: Tensor<3>,
 }
 
-/// Stores the projections of new positions, and a row for every block of positions that they complete.
+/// Stores the projections of new positions, and a row for every block of positions that they
+/// complete.
 ///
 /// For each sequence, whose new positions are `start`, `start + 1`, ..., by `positions`:
 ///
-/// - the raw row of a position is its projection plus the bias of its slot, `position % ratio`, and goes to slot
-///   `position % slots` of `raw`, which keeps the newest ones;
-/// - a block is complete where its last position is one of the new ones. What is then pooled ([`pool`](super::pool)) are the raw rows of
-///   its positions. With overlap there are two series of channels, and a row pools the first series of the block before, if there is
-///   one, and the second of its own: channels of a raw row are the values of the first series, those of the second, the scores of the
-///   first, those of the second;
-/// - the pooled row is normalised ([`rms_norm`](crate::norm::rms_norm)), turned by the angles of the first position of its block
-///   ([`rotate`](super::rotate)) and rounded as `options` say, all in f32, and goes to row `position / ratio` of `rows` in their dtype.
+/// - The raw row of a position is its projection plus the bias of its slot, `position % ratio`. It
+///   is stored in slot `position % slots` of `raw`, which keeps the newest raw rows.
+/// - A block is complete once its last position is one of the new ones. The raw rows of its
+///   positions are then pooled ([`pool`](super::pool)). With overlap, channels form two series. A
+///   row pools the first series of the previous block, if there is one, and the second series of
+///   its own block. The channels of a raw row are the values of the first series, those of the
+///   second, the scores of the first, and those of the second.
+/// - The pooled row is normalised ([`rms_norm`](crate::norm::rms_norm)), rotated by the angles of
+///   the first position of its block ([`rotate`](super::rotate)) and rounded as `options` say, all
+///   in f32. It is stored in row `position / ratio` of `rows`, in their dtype.
 ///
-/// Which blocks are complete is found out where the tensors are. A sequence with a negative start is one that is not there; neither
-/// of its tensors changes. So does, or does not, every row of a block that is not complete.
+/// Which blocks are complete is computed on the device. A sequence with a negative start is vacant:
+/// neither of its tensors changes. Rows of blocks that are not complete do not change either.
 ///
-/// `raw` (f32) and `rows` (f32 / f16 / bf16) are taken by value: what nobody else holds is updated where it is, and what somebody else holds
-/// is copied.
+/// `raw` (f32) and `rows` (f32 / f16 / bf16) are taken by value. Each is updated in place if there
+/// is no other reference to it, and copied otherwise.
 ///
-/// Positions beyond the angles or the rows are an error where the device's memory is the host's. Elsewhere, where telling would take
-/// reading them back, a sequence that starts beyond the angles is one that is not there, and rows that do not fit are left out.
+/// Positions beyond the angles or the rows are an error where the device's memory is the host's.
+/// Elsewhere, where checking would mean to read them back, a sequence that starts beyond the angles
+/// counts as vacant, and rows that do not fit are dropped.
 ///
 /// # Special values
 ///
@@ -92,10 +100,11 @@ pub struct CompressorState {
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, blocks or rows of nothing, fewer slots than a block reads back
-/// (`ratio - 1`, `2 ratio - 1` with overlap, and 1), an odd number of rotated channels or more than there are, a width that is no power of two
-/// with [`RowRounding::Index`], an `epsilon` that is negative or NaN and, where the device's memory is the host's, positions beyond the angles
-/// or the rows.
+/// [`OpError`] for a dtype, shape or device that does not fit, blocks or rows of nothing, fewer
+/// slots than a block reads back (`ratio - 1`, `2 ratio - 1` with overlap, and 1), an odd number of
+/// rotated channels or more than there are, a width that is no power of two with
+/// [`RowRounding::Index`], an `epsilon` that is negative or NaN and, where the device's memory is
+/// the host's, positions beyond the angles or the rows.
 pub fn compress_rows(
     inputs: CompressionInputs,
     positions: Positions,

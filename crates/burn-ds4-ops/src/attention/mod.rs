@@ -1,12 +1,16 @@
-//! Building blocks of DeepSeek-V4's attention: partial rotary embedding, KV pooling, indexer scores and sink attention.
+//! Building blocks of DeepSeek-V4's attention: partial rotary embedding, KV pooling, indexer scores
+//! and sink attention.
 //!
-//! Masks are additive f32 biases: 0 where a key may be seen, [`MASKED`] where it may not.
+//! Masks are additive f32 biases: 0 where a key is visible, [`MASKED`] where it is hidden.
 //!
-//! # Few tokens
+//! # Row invariance
 //!
-//! Up to [`FEW_TOKENS`] tokens of all sequences together, the result of a token has the same bits whatever other tokens there are;
-//! so has that of [`pool`] for every block. Where there is a kernel, it does not depend either on the rows that are hidden from the
-//! token behind those that it sees, and [`index_scores`] do not depend on other tokens, however many there are.
+//! With up to [`DECODE_TOKENS`] tokens in all sequences together, the result of a token has the
+//! same bits whatever other tokens there are; so has that of [`pool`] for every block. Where there
+//! is a kernel, the result does not depend either on rows that are hidden from the token and come
+//! after all visible ones, and [`index_scores`] do not depend on other tokens, however many there
+//! are. Where the device's memory is the host's, the same is true of [`cached_attention`], and of
+//! [`index_scores`] with visible blocks: so a text has the same bits in a cache of any capacity.
 
 mod backend;
 mod cached;
@@ -25,7 +29,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use crate::OpError;
 use crate::matmul::INVARIANT_ROWS;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
-use backend::{AttentionOps, BlockSight};
+use backend::{AttentionOps, BlockVisibility};
 pub use cached::{
     CachedQueries, CachedRows, CachedWindow, NewRows, Positions, append_rows, cached_attention,
 };
@@ -35,26 +39,28 @@ pub use compress::{
 };
 pub use step::{LowRankQueries, StepCompression, StepRows, StoredStep, store_step};
 
-/// Bias of a key that may not be seen. Finite, so that no infinity enters the arithmetic: `exp(MASKED - m)` is 0 for any real
-/// maximum `m`.
+/// Bias of a hidden key. It is finite, so that no infinity enters the arithmetic: `exp(MASKED - m)`
+/// is 0 for any real maximum `m`.
 pub const MASKED: f32 = -1e30;
 
-/// Tokens, all sequences of a batch together, up to which results do not depend on their number.
-pub const FEW_TOKENS: usize = INVARIANT_ROWS;
+/// The most tokens, in all sequences of a batch together, for which results are row-invariant.
+/// Kernels for decoding take up to as many.
+pub const DECODE_TOKENS: usize = INVARIANT_ROWS;
 
-/// What is biased by less is hidden.
-const HIDDEN: f32 = MASKED / 2.0;
-/// Below any sum of a softmax: its largest term is 1.
+/// A key with a bias below this is hidden.
+const HIDDEN_BELOW: f32 = MASKED / 2.0;
+/// Less than any sum of a softmax, whose largest term is 1.
 const TINY: f32 = 1e-30;
 
 /// Keys of the sliding window of [`sink_attention`].
 #[derive(Clone, Debug)]
 pub struct WindowKeys {
-    /// The rows, used as keys and as values: `[batch, columns, width]`. The last of them are those of the queries, in their order.
+    /// The rows, used as keys and as values: `[batch, columns, width]`. The last ones are those of
+    /// the queries, in their order.
     pub rows: Tensor<3>,
-    /// Visibility of each row to every query that has it in its span: f32 `[batch, columns]`.
+    /// Bias of each row, for all queries that have it in their span: f32 `[batch, columns]`.
     pub bias: Tensor<2>,
-    /// Rows that a query sees: its own, and those right before it.
+    /// Rows that a query attends to: its own, and those right before it.
     pub span: usize,
 }
 
@@ -63,15 +69,16 @@ pub struct WindowKeys {
 pub struct CompressedKeys {
     /// The rows, used as keys and as values: `[batch, rows, width]`.
     pub rows: Tensor<3>,
-    /// Visibility of each row to each query: f32 `[batch, queries, rows]`.
+    /// Bias of each row, for each query: f32 `[batch, queries, rows]`.
     pub bias: Tensor<3>,
-    /// The rows that each query sees, if not all: any integer, `[batch, queries, picks]`. One that is out of range is none.
+    /// The rows that each query attends to, if not all: any integer, `[batch, queries, picks]`. A
+    /// pick that is out of range is ignored.
     pub picks: Option<Tensor<3, Int>>,
 }
 
 impl CompressedKeys {
-    /// Rows that a query sees or picks.
-    fn seen(&self) -> usize {
+    /// Rows that a query attends to or picks.
+    fn selected(&self) -> usize {
         match &self.picks {
             None => self.rows.dims()[1],
             Some(picks) => picks.dims()[2],
@@ -79,19 +86,22 @@ impl CompressedKeys {
     }
 }
 
-/// Rotates the trailing channels of `x` by per-position angles, in interleaved pairs `(2i, 2i + 1)`.
+/// Rotates the trailing channels of `x` by per-position angles, in interleaved pairs `(2i, 2i +
+/// 1)`.
 ///
 /// # Shapes and dtypes
 ///
 /// - `x`: `[batch, positions, heads, width]`, f32 / f16 / bf16
-/// - `cos`, `sin`: `[batch, positions, rotated]`, f32, the value of pair `i` at channels `2i` and `2i + 1`, with `sin` negated at `2i`
+/// - `cos`, `sin`: `[batch, positions, rotated]`, f32, the value of pair `i` at channels `2i` and
+///   `2i + 1`, with `sin` negated at `2i`
 /// - output: like `x`, its first `width - rotated` channels unchanged
 ///
 /// Rotation by the opposite angle is the same call with `-sin`.
 ///
 /// # Errors
 ///
-/// [`OpError`] where a dtype, a shape or a device does not fit, or `rotated` is odd or larger than `width`.
+/// [`OpError`] where a dtype, a shape or a device does not fit, or `rotated` is odd or larger than
+/// `width`.
 pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>, OpError> {
     expect_float("x", &x)?;
     let [batch, positions, _, width] = x.dims();
@@ -112,23 +122,28 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>,
     )))
 }
 
-/// [`rotate`] by the angles of positions that follow on each other, which are looked up in a table where `x` is.
+/// [`rotate`] by the angles of consecutive positions, which it looks up in a table on the device of
+/// `x`.
 ///
 /// # Shapes and dtypes
 ///
 /// - `x`: `[batch, count, heads, width]`, f32 / f16 / bf16
-/// - `angles`: `[positions, rotated]`, f32: for each position the cosines of its `rotated / 2` pairs, then their sines
-/// - `start`: the position of the first row of each sequence, `[batch]`, i32, i64 or u32; row `i` is at position `start + i`
-/// - `inverse`: whether pairs turn by the opposite angle
+/// - `angles`: `[positions, rotated]`, f32: for each position the cosines of its `rotated / 2`
+///   pairs, then their sines
+/// - `start`: the position of the first row of each sequence, `[batch]`, i32, i64 or u32; row `i`
+///   is at position `start + i`
+/// - `inverse`: whether pairs are rotated by the opposite angle
 /// - output: like `x`, its first `width - rotated` channels unchanged
 ///
-/// A start that is negative counts as 0; such a sequence is one that is not there. A position beyond the table is an error where the
-/// device's memory is the host's; elsewhere, where telling would take reading it back, it has the angles of the table's last one.
+/// A negative start counts as 0; such a sequence is vacant. A position beyond the table is an error
+/// where the device's memory is the host's; elsewhere, where checking would mean to read it back,
+/// it has the angles of the table's last position.
 ///
 /// # Errors
 ///
-/// [`OpError`] where a dtype, a shape or a device does not fit, `rotated` is odd or larger than `width`, the table has no positions and,
-/// where the device's memory is the host's, for a position beyond it.
+/// [`OpError`] where a dtype, a shape or a device does not fit, `rotated` is odd or larger than
+/// `width`, the table has no positions and, where the device's memory is the host's, for a position
+/// beyond it.
 pub fn rotate_at(
     x: Tensor<4>,
     angles: Tensor<2>,
@@ -155,11 +170,13 @@ pub fn rotate_at(
     )))
 }
 
-/// Pools the slots of each block: `Σ_slot softmax_slot(scores) ⊙ values`, separately for every channel.
+/// Pools the slots of each block: `Σ_slot softmax_slot(scores) ⊙ values`, separately for every
+/// channel.
 ///
 /// # Shapes and dtypes
 ///
-/// - `values`, `scores`: `[batch, blocks, slots, width]`, f32 / f16 / bf16, both the same; the arithmetic is f32
+/// - `values`, `scores`: `[batch, blocks, slots, width]`, f32 / f16 / bf16, both the same; the
+///   arithmetic is f32
 /// - output: `[batch, blocks, width]`, the same dtype; zeros where there are no slots
 ///
 /// # Errors
@@ -181,10 +198,12 @@ pub fn pool(values: Tensor<4>, scores: Tensor<4>) -> Result<Tensor<3>, OpError> 
     )))
 }
 
-/// Blocks of `ratio` positions as queries at positions from `start` on see them: those that are complete there.
+/// Limits the blocks of `ratio` positions that are visible to queries: those that are complete at
+/// the position of the query.
 #[derive(Clone, Debug)]
 pub struct VisibleBlocks {
-    /// The position of the first query of each sequence: `[batch]`, i32, i64 or u32. A sequence with a negative one sees nothing.
+    /// The position of the first query of each sequence: `[batch]`, i32, i64 or u32. Nothing is
+    /// visible to a sequence with a negative one.
     pub start: Tensor<1, Int>,
     /// Positions of a block.
     pub ratio: usize,
@@ -197,13 +216,15 @@ pub struct VisibleBlocks {
 /// - `queries`: `[batch, queries, heads, width]`, f32 / f16 / bf16
 /// - `keys`: `[batch, rows, width]`, the same dtype
 /// - `weights`: `[batch, queries, heads]`, f32
-/// - `visible`: the rows, each of which is a block, that have a score; the others, which are not looked at, get [`MASKED`], where there are heads
-///   and channels: without, all scores are 0
-/// - output: `[batch, queries, rows]`, f32; products and sums are f32 whatever the dtype of the inputs
+/// - `visible`: the rows that get a score, each of which stands for a block. Other rows are not
+///   read and get [`MASKED`]. Without heads or channels, all scores are 0
+/// - output: `[batch, queries, rows]`, f32; products and sums are f32 whatever the dtype of the
+///   inputs
 ///
 /// # Errors
 ///
-/// [`OpError`] where a dtype, a shape or a device does not fit, blocks are of no positions or `scale` is not finite.
+/// [`OpError`] where a dtype, a shape or a device does not fit, blocks are of no positions or
+/// `scale` is not finite.
 ///
 /// # Source
 ///
@@ -235,9 +256,9 @@ pub fn index_scores(
     if heads == 0 || width == 0 || shape.contains(&0) {
         return Ok(Tensor::zeros(shape, (&queries.device(), DType::F32)));
     }
-    let sight = match visible {
-        None => BlockSight::All,
-        Some(VisibleBlocks { start, ratio }) => BlockSight::From {
+    let visibility = match visible {
+        None => BlockVisibility::All,
+        Some(VisibleBlocks { start, ratio }) => BlockVisibility::From {
             start: start.into_dispatch(),
             ratio,
         },
@@ -247,18 +268,20 @@ pub fn index_scores(
         keys.into_dispatch(),
         weights.into_dispatch(),
         scale,
-        sight,
+        visibility,
     )))
 }
 
 /// Attention of all heads over one shared key/value row per position, with a learned sink.
 ///
-/// One softmax runs over the rows of the window, the compressed rows and the sink; the sink's share is dropped.
+/// One softmax runs over the rows of the window, the compressed rows and the sink. The sink takes
+/// weight from the rows, but has no value.
 ///
 /// # Shapes and dtypes
 ///
 /// - `queries`: `[batch, queries, heads, width]`, f32 / f16 / bf16
-/// - `window`: query `i` of a sequence sees `span` rows, the last but `queries - 1 - i` of the sequence's among them
+/// - `window`: query `i` of a sequence attends to `span` rows, which end `queries - 1 - i` rows
+///   before the last
 /// - `compressed`: as [`CompressedKeys`] says; rows of both parts have the dtype of `queries`
 /// - `sinks`: `[heads]`, f32, in logit units
 /// - output: like `queries`
@@ -267,18 +290,20 @@ pub fn index_scores(
 ///
 /// # Special values
 ///
-/// A sink of `-inf` takes no share; what one that is NaN or `inf` does is a device's own. A query that sees nothing gives zeros. A NaN or
-/// an infinity in a query reaches its own head only; one in a row, what sees the row. What is hidden must be finite.
+/// A sink of `-inf` takes no weight; the effect of one that is NaN or `inf` depends on the device.
+/// A query to which nothing is visible gives zeros. A NaN or an infinity in a query reaches its own
+/// head only; one in a row reaches the queries that attend to the row. Hidden rows must be finite.
 ///
 /// # Kernels
 ///
-/// On CubeCL devices there is a kernel for [few](self#few-tokens) queries, of up to 1024 channels. For more queries it is matrix
-/// products, in which f16 and bf16 logits and shares are rounded to these.
+/// On CubeCL devices there is a kernel for up to [`DECODE_TOKENS`] queries in all sequences
+/// together, of up to 1024 channels. More queries take matrix products, in which logits and weights
+/// are rounded to f16 or bf16 if the inputs are.
 ///
 /// # Errors
 ///
-/// [`OpError`] where a dtype, a shape or a device does not fit, the span is none or longer than the rows before the first query allow,
-/// or `scale` is not finite.
+/// [`OpError`] where a dtype, a shape or a device does not fit, the span is none or longer than the
+/// rows before the first query allow, or `scale` is not finite.
 ///
 /// # Source
 ///
@@ -305,10 +330,11 @@ pub fn sink_attention(
     )))
 }
 
-/// The shares by which [`sink_attention`] weighs rows, to look at: computed in f32, in plain tensor operations on every device.
+/// The weights that [`sink_attention`] gives to rows, for inspection: computed in f32, in plain
+/// tensor operations on every device.
 ///
-/// Takes the same arguments. Columns of the output are all rows of the window, then the compressed rows or picks:
-/// f32 `[batch, queries, heads, columns]`.
+/// Takes the same arguments. Columns of the output are all rows of the window, then the compressed
+/// rows or picks: f32 `[batch, queries, heads, columns]`.
 ///
 /// # Errors
 ///
@@ -323,7 +349,7 @@ pub fn sink_probabilities(
     let compressed = validation::check_keys(&queries, &window, compressed, &sinks, scale)?;
     let [batch, count, heads, width] = queries.dims();
     let [_, columns, _] = window.rows.dims();
-    let columns = columns + compressed.as_ref().map_or(0, CompressedKeys::seen);
+    let columns = columns + compressed.as_ref().map_or(0, CompressedKeys::selected);
     let shape = [batch, count, heads, columns];
     if width == 0 || shape.contains(&0) {
         return Ok(Tensor::zeros(shape, (&queries.device(), DType::F32)));

@@ -1,4 +1,4 @@
-//! What a step of few tokens does to rows before its queries attend.
+//! What a decoding step does to rows before its queries attend.
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -21,55 +21,61 @@ pub struct LowRankQueries {
     pub epsilon: f64,
 }
 
-/// What a compressor does in a step: the arguments of [`compress_rows`](super::compress_rows), but for positions.
+/// What a compressor does in a step: the arguments of [`compress_rows`](super::compress_rows),
+/// without positions.
 #[derive(Clone, Debug)]
 pub struct StepCompression {
-    /// What it is given for the new positions.
+    /// Its inputs at the new positions.
     pub inputs: CompressionInputs,
     /// How it makes rows.
     pub options: CompressionOptions,
-    /// What it updates.
+    /// The tensors that it updates.
     pub state: CompressorState,
 }
 
-/// What [`store_step`] is given.
+/// The inputs of [`store_step`].
 #[derive(Clone, Debug)]
 pub struct StepRows {
-    /// Queries that are normalised.
+    /// Queries, which are normalised.
     pub queries: LowRankQueries,
     /// Key/value rows of the tokens.
     pub new: NewRows,
-    /// Where those are stored, as [`append_rows`](super::append_rows) takes it.
+    /// The ring in which they are stored, as [`append_rows`](super::append_rows) takes it.
     pub ring: Tensor<3>,
-    /// The compressor of key/value rows, where a layer has one.
+    /// The compressor of key/value rows, if the layer has one.
     pub compressed: Option<StepCompression>,
-    /// That of its indexer, likewise.
+    /// The compressor of the layer's indexer, if it has one.
     pub indexed: Option<StepCompression>,
 }
 
-/// What [`store_step`] gives.
+/// The results of [`store_step`].
 #[derive(Clone, Debug)]
 pub struct StoredStep {
-    /// The normalised queries: like those given.
+    /// The normalised queries, in the shape and dtype of those given.
     pub queries: Tensor<3>,
     /// The ring, updated.
     pub ring: Tensor<3>,
-    /// What the compressors have updated, of those that were given.
+    /// The updated state of the compressor of key/value rows, if one was given.
     pub compressed: Option<CompressorState>,
-    /// Likewise, of the indexer.
+    /// The updated state of the indexer's compressor, if one was given.
     pub indexed: Option<CompressorState>,
 }
 
-/// Everything that a step does to rows between their projections and the queries': low-rank queries are normalised
-/// ([`rms_norm`](crate::norm::rms_norm)), key/value rows are stored ([`append_rows`](super::append_rows)), and so is what compressors make of
-/// their projections ([`compress_rows`](super::compress_rows)). See these for shapes, special values and sources; the results have their bits.
+/// Normalises and stores everything that a step has to before its queries attend.
 ///
-/// None of it depends on another part. Where there is a kernel, it is one launch, if rows of all kinds (`ring`, and the rows of compressors) have one
-/// dtype, low-rank queries and new rows another, and all weights of norms a third.
+/// Low-rank queries are normalised ([`rms_norm`](crate::norm::rms_norm)), key/value rows are stored
+/// ([`append_rows`](super::append_rows)), and compressors store their rows
+/// ([`compress_rows`](super::compress_rows)). See these operators for shapes, special values and
+/// sources; the results have the same bits.
+///
+/// The parts are independent of each other. Where there is a kernel, they are one launch if all
+/// stored rows (`ring`, and the rows of compressors) have one dtype, low-rank queries and new rows
+/// another, and all weights of norms a third.
 ///
 /// # Errors
 ///
-/// [`OpError`] where one of these operators has one, or queries and rows differ in batch, count or device.
+/// [`OpError`] where one of these operators has one, or queries and rows differ in batch, count or
+/// device.
 pub fn store_step(step: StepRows, positions: Positions) -> Result<StoredStep, OpError> {
     check(&step, &positions)?;
     let StepRows {

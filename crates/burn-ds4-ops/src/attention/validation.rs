@@ -1,4 +1,4 @@
-//! What attention asks of its arguments.
+//! Checks of the arguments of attention.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
@@ -7,7 +7,7 @@ use crate::OpError;
 use crate::device::is_host;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
-/// Channels that are turned in pairs, of so many.
+/// Checks the number of channels that are rotated in pairs, of `width` channels.
 pub(super) fn expect_rotated(rotated: usize, width: usize) -> Result<(), OpError> {
     if rotated.is_multiple_of(2) && rotated <= width {
         return Ok(());
@@ -19,7 +19,7 @@ pub(super) fn expect_rotated(rotated: usize, width: usize) -> Result<(), OpError
     })
 }
 
-/// First positions of sequences, on the device of another argument.
+/// Checks the first positions of sequences, which must be on the device of another argument.
 pub(super) fn expect_start(
     start: &Tensor<1, Int>,
     batch: usize,
@@ -31,7 +31,7 @@ pub(super) fn expect_start(
     expect_device("start", &start.device(), other, device)
 }
 
-/// Channels of rows that are rounded before they are stored.
+/// Checks the channels of rows that are rounded before they are stored.
 pub(super) fn expect_rounding(
     argument: &'static str,
     rounding: RowRounding,
@@ -44,7 +44,7 @@ pub(super) fn expect_rounding(
     Err(invalid(argument, expected, width))
 }
 
-/// What logits or scores are multiplied by.
+/// Checks the factor of logits or scores.
 pub(super) fn expect_scale(scale: f64) -> Result<(), OpError> {
     if scale.is_finite() {
         return Ok(());
@@ -56,7 +56,8 @@ pub(super) fn expect_scale(scale: f64) -> Result<(), OpError> {
     })
 }
 
-/// `count` positions from every start, of which a table must know all; looked at where that costs nothing.
+/// Checks that a table has the angles of `count` positions from every start. Starts are read only
+/// where that costs nothing.
 pub(super) fn expect_known(
     start: &Tensor<1, Int>,
     count: usize,
@@ -90,7 +91,7 @@ pub(super) fn latest(start: &Tensor<1, Int>) -> Option<usize> {
     starts.filter_map(|start| usize::try_from(start).ok()).max()
 }
 
-/// What there is of the compressed keys, where all fits.
+/// Checks all keys, and returns the compressed ones, if there are any.
 pub(super) fn check_keys(
     queries: &Tensor<4>,
     window: &WindowKeys,
@@ -140,6 +141,6 @@ pub(super) fn check_keys(
         expect_shape("compressed.picks", picks.dims(), [batch, count, number])?;
         on_device("compressed.picks", picks.device())?;
     }
-    // CubeCL devices panic on some operations without elements.
-    Ok((rows > 0 && keys.seen() > 0).then_some(keys))
+    // CubeCL devices panic on some operations on empty tensors.
+    Ok((rows > 0 && keys.selected() > 0).then_some(keys))
 }

@@ -9,7 +9,7 @@ use crate::matmul::SmallMOps;
 use crate::optional::{OptionalFloat, OptionalInt};
 use crate::topk::TopkOps;
 
-/// A head as backends see it.
+/// A clustered head as backends see it.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct HeadTensors<B: Backend> {
@@ -19,21 +19,24 @@ pub struct HeadTensors<B: Backend> {
     pub centroids: FloatTensor<B>,
     /// `[clusters]`, f32.
     pub norms: FloatTensor<B>,
-    /// `[clusters, capacity]`, i32; -1 for padding. The first of a cluster is none.
+    /// `[clusters, capacity]`, i32; -1 for padding. The first entry of a cluster is never padding.
     pub ids: IntTensor<B>,
+    /// `[clusters]`, i32: the numbers of all clusters, which need not be uploaded then.
+    pub clusters: IntTensor<B>,
 }
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// The backend operations of this family. The default bodies are the reference.
 ///
-/// No tensor that gets here is empty. Special tokens are given as rows of the weight, `[special]`, i32, by ascending id.
+/// No tensor passed to these methods is empty. Special tokens are given as rows of the weight,
+/// `[special]`, i32, by ascending id.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
 pub trait FlashHeadOps: SmallMOps + TopkOps {
-    /// The clusters to probe, `[tokens, probes]`, i32, ascending. With `uniform`, they are drawn; see
-    /// [`flash_head_draw`](super::flash_head_draw).
+    /// Returns the clusters to probe, `[tokens, probes]`, i32, ascending. With `uniform`, they are
+    /// drawn; see [`flash_head_draw`](super::flash_head_draw).
     #[fusion(meta = |h, _head, _uniform, probes, _temperature| fusion::clusters(h, *probes))]
     fn flash_head_clusters(
         h: FloatTensor<Self>,
@@ -56,7 +59,19 @@ pub trait FlashHeadOps: SmallMOps + TopkOps {
         reference::argmax::<Self>(h, head, special, probes)
     }
 
-    /// Ids and logits of the `chosen` clusters' rows and the special tokens; see
+    /// See [`flash_head_logits`](super::flash_head_logits).
+    #[fusion(meta = |h, _head, _special, _probes, vocabulary| fusion::logits(h, *vocabulary))]
+    fn flash_head_logits(
+        h: FloatTensor<Self>,
+        #[extension_type] head: HeadTensors<Self>,
+        #[extension_type] special: OptionalInt<Self>,
+        probes: usize,
+        vocabulary: usize,
+    ) -> FloatTensor<Self> {
+        reference::logits::<Self>(h, head, special, probes, vocabulary)
+    }
+
+    /// Returns ids and logits of the `chosen` clusters' rows and of the special tokens; see
     /// [`FlashHeadCandidates`](super::FlashHeadCandidates).
     #[fusion(meta = |_h, head, special, chosen| fusion::candidates(head, special, chosen))]
     fn flash_head_candidates(
@@ -88,6 +103,21 @@ impl FlashHeadOps for burn_cubecl::CubeBackend {
         Candidates::new(h, head, special.into_option(), chosen).argmax()
     }
 
+    fn flash_head_logits(
+        h: FloatTensor<Self>,
+        head: HeadTensors<Self>,
+        special: OptionalInt<Self>,
+        probes: usize,
+        vocabulary: usize,
+    ) -> FloatTensor<Self> {
+        if !can_run(&h, &head, probes) {
+            return reference::logits::<Self>(h, head, special, probes, vocabulary);
+        }
+        let none = OptionalFloat::None;
+        let chosen = Self::flash_head_clusters(h.clone(), head.clone(), none, probes, 1.0);
+        Candidates::new(h, head, special.into_option(), chosen).scattered(vocabulary)
+    }
+
     fn flash_head_candidates(
         h: FloatTensor<Self>,
         head: HeadTensors<Self>,
@@ -102,7 +132,7 @@ impl FlashHeadOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// What fusion has to know about the outputs before the operators run.
+/// Output shapes and dtypes that fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use super::HeadTensorsMetadata;
@@ -116,6 +146,10 @@ mod fusion {
 
     pub(super) fn tokens(h: &TensorSpec) -> TensorSpec {
         TensorSpec::new([h.shape[0]].into(), DType::I32)
+    }
+
+    pub(super) fn logits(h: &TensorSpec, vocabulary: usize) -> TensorSpec {
+        TensorSpec::new([h.shape[0], vocabulary].into(), DType::F32)
     }
 
     pub(super) fn candidates(

@@ -1,4 +1,4 @@
-//! The head itself: what is kept of the dense one.
+//! The clustered head, built from the parts of a dense one.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -9,44 +9,50 @@ use crate::OpError;
 
 /// An output head whose rows are in clusters of one size.
 ///
-/// The clusters have `capacity` rows, the number of rows over the number of clusters. If that leaves a remainder, it is rounded up, and
-/// clusters with fewer rows are filled up with padding.
+/// Each cluster has `capacity` rows: the number of rows divided by the number of clusters, rounded
+/// up. Clusters with fewer rows are filled up with padding.
 #[derive(Clone, Debug)]
 pub struct FlashHead {
     weight: Tensor<2>,
     centroids: Tensor<2>,
     norms: Tensor<1>,
     ids: Tensor<2, Int>,
+    /// All of them.
+    cluster_numbers: Tensor<1, Int>,
     special_rows: Option<Tensor<1, Int>>,
     special_tokens: Vec<u32>,
     assignments: Vec<u32>,
 }
 
-/// What [`FlashHead::new`] can be given beyond its parts.
+/// Optional arguments of [`FlashHead::new`].
 #[derive(Clone, Debug, Default)]
 pub struct FlashHeadOptions {
     /// Ids that are always candidates, in any order.
     pub special_tokens: Vec<u32>,
-    /// `[clusters]`, f32: lengths of the means of the clusters' rows. With them, the centroids are taken as they are, each of length 1,
-    /// or 0 for a mean of 0. Without, the centroids are the means themselves.
+    /// `[clusters]`, f32: lengths of the means of the clusters' rows. If they are given, the
+    /// centroids are used unchanged, and each must have length 1, or 0 for a mean of 0. Otherwise
+    /// the centroids are the means themselves.
     pub norms: Option<Tensor<1>>,
 }
 
 impl FlashHead {
-    /// A head from its parts.
+    /// Makes a head from its parts.
     ///
     /// # Shapes and dtypes
     ///
     /// - `lm_head`: `[vocabulary, width]`, f32 / f16 / bf16
-    /// - `assignments`: the cluster of each row. No cluster is empty, and none has more than its share of the rows, rounded up.
-    /// - `centroids`: `[clusters, width]`, f32 / f16 / bf16: the mean of each cluster's rows or, with [`FlashHeadOptions::norms`], its
-    ///   direction. It decides which clusters are probed; nothing asks that it be the mean.
+    /// - `assignments`: the cluster of each row. No cluster is empty, and none has more rows than
+    ///   the number of rows divided by the number of clusters, rounded up.
+    /// - `centroids`: `[clusters, width]`, f32 / f16 / bf16: the mean of each cluster's rows or,
+    ///   with [`FlashHeadOptions::norms`], its direction. It decides which clusters are probed.
+    ///   Another vector than the mean is allowed.
     ///
     /// # Errors
     ///
-    /// [`OpError`] for a dtype, shape or device that does not fit, no rows, columns or clusters at all, clusters of another size, a
-    /// special token that is not in the vocabulary, and centroids or norms that are no finite numbers, negative norms, or centroids
-    /// of another length than the norms ask for.
+    /// [`OpError`] for a dtype, shape or device that does not fit, no rows, columns or clusters at
+    /// all, clusters of another size, a special token that is not in the vocabulary, and centroids
+    /// or norms that are no finite numbers, negative norms, or centroids whose length does not
+    /// match given norms.
     pub fn new(
         lm_head: Tensor<2>,
         assignments: &[u32],
@@ -73,7 +79,7 @@ impl FlashHead {
             }
         };
 
-        let layout = Layout::new(assignments, clusters);
+        let layout = ClusterLayout::new(assignments, clusters);
         let rows: Vec<i32> = layout.ids.iter().map(|&id| id.max(0)).collect();
         let mut weight = lm_head.select(0, integers(rows, &device));
         let ids = integers(layout.ids, &device);
@@ -94,23 +100,26 @@ impl FlashHead {
             centroids: centroids.cast(dtype),
             norms,
             ids: ids.reshape([clusters, layout.capacity]),
+            cluster_numbers: integers((0..clusters as i32).collect(), &device),
             special_rows: (!special_rows.is_empty()).then(|| integers(special_rows, &device)),
             special_tokens,
             assignments: assignments.to_vec(),
         })
     }
 
-    /// The rows of the dense head by cluster, and within a cluster by id, padding last: `[clusters · capacity, width]`.
+    /// The rows of the dense head by cluster, and within a cluster by id, with padding last:
+    /// `[clusters · capacity, width]`.
     pub fn weight(&self) -> Tensor<2> {
         self.weight.clone()
     }
 
-    /// Directions of the clusters, of length 1, in the dtype of the weight: `[clusters, width]`. That of a mean of 0 is 0.
+    /// The directions of the clusters, of length 1, in the dtype of the weight:
+    /// `[clusters, width]`. The direction of a mean of 0 is 0.
     pub fn centroids(&self) -> Tensor<2> {
         self.centroids.clone()
     }
 
-    /// Lengths of the means of the clusters' rows: `[clusters]`, f32.
+    /// The lengths of the means of the clusters' rows: `[clusters]`, f32.
     pub fn norms(&self) -> Tensor<1> {
         self.norms.clone()
     }
@@ -155,7 +164,7 @@ impl FlashHead {
         self.weight.device()
     }
 
-    /// Where the special tokens are in the weight.
+    /// The rows of the special tokens in the weight.
     pub(super) fn special_rows(&self) -> Option<Tensor<1, Int>> {
         self.special_rows.clone()
     }
@@ -166,22 +175,23 @@ impl FlashHead {
             centroids: self.centroids().into_dispatch(),
             norms: self.norms().into_dispatch(),
             ids: self.ids().into_dispatch(),
+            clusters: self.cluster_numbers.clone().into_dispatch(),
         }
     }
 }
 
-/// Which row goes where.
-pub(super) struct Layout {
+/// The row of the weight for each id, and the id of each row.
+pub(super) struct ClusterLayout {
     /// Rows of a cluster.
     pub(super) capacity: usize,
-    /// By cluster, ascending within; -1 for padding, which comes last.
+    /// Ids by cluster, ascending within a cluster; -1 for padding, which comes last.
     pub(super) ids: Vec<i32>,
-    /// Position of each id in `ids`.
+    /// The position of each id in `ids`.
     rows: Vec<i32>,
 }
 
-impl Layout {
-    /// Of no more than `capacity` rows for each cluster.
+impl ClusterLayout {
+    /// Makes the layout of clusters that have no more than `capacity` rows each.
     pub(super) fn new(assignments: &[u32], clusters: usize) -> Self {
         let capacity = assignments.len().div_ceil(clusters);
         let mut ids = vec![-1; clusters * capacity];
@@ -201,7 +211,7 @@ impl Layout {
     }
 }
 
-/// The directions of f32 rows, and their lengths. That of a row of zeros is 0.
+/// The directions of f32 rows, and their lengths. The direction of a row of zeros is 0.
 pub(super) fn unit_rows(rows: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
     let shape = rows.dims();
     let at_least = f32::MIN_POSITIVE;
@@ -213,12 +223,12 @@ pub(super) fn unit_rows(rows: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
     (directions, (norms * largest).reshape([shape[0]]))
 }
 
-/// On the host.
+/// Copies a tensor to the host.
 pub(super) fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// On the device.
+/// Copies integers to the device.
 pub(super) fn integers(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let length = values.len();
     Tensor::from_data(TensorData::new(values, [length]), (device, DType::I32))

@@ -1,22 +1,22 @@
-//! What becomes of the logits of candidates. No Burn type enters.
+//! Kernels that work on the logits of candidates. They use no Burn types.
 
 use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, arrives_last, has_nan_bits};
 
-/// Of padding.
-const NONE: i32 = -1;
-/// The bits of `-inf`, which shader languages have no literal for.
-const NONE_BITS: u32 = 0xff80_0000;
+/// The id of padding.
+const PADDING: i32 = -1;
+/// The bits of `-inf`. Shader languages have no literal for it.
+const NEG_INFINITY_BITS: u32 = 0xff80_0000;
 
-/// How many candidates there are.
+/// The numbers of tokens and candidates.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct CandidateShape {
     pub tokens: u32,
-    /// Clusters of a token, and rows of each.
+    /// Clusters of a token, and rows of each cluster.
     pub probes: u32,
     pub capacity: u32,
-    /// Special tokens.
+    /// The number of special tokens.
     pub special: u32,
 }
 
@@ -27,7 +27,8 @@ pub(crate) struct Special {
     logits: Sequence<Box<[f32]>>,
 }
 
-/// An integer in the order of the floats: zeros of either sign are equal, and NaN comes before all.
+/// An integer in the same order as the floats: zeros of either sign are equal, and NaN comes before
+/// everything else.
 #[cube]
 fn rank(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
@@ -37,48 +38,49 @@ fn rank(x: f32) -> u32 {
     select(has_nan_bits(x), 0u32, rank)
 }
 
-/// Index `candidate` of token `token`'s rows of the weight, of its clusters' only.
+/// The row of the weight of a token's candidate, counted within its clusters.
 #[cube]
-fn row_of(chosen: &[i32], token: u32, candidate: u32, sizes: &Sizes) -> u32 {
-    let probe = token * sizes.probes + candidate / sizes.capacity;
-    u32::cast_from(chosen[probe as usize]) * sizes.capacity + candidate % sizes.capacity
+fn row_of(chosen: &[i32], token: u32, candidate: u32, shape: &CandidateShape) -> u32 {
+    let probe = token * shape.probes + candidate / shape.capacity;
+    u32::cast_from(chosen[probe as usize]) * shape.capacity + candidate % shape.capacity
 }
 
 /// How [`argmax_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ArgmaxBlueprint {
-    /// Units of a cube, and candidates that each of them reads at once.
+    /// Units of a cube, and candidates that each unit reads at once.
     pub units: u32,
-    pub each: u32,
-    /// Whether a token has several cubes, whose winners the last cube of all compares.
+    pub per_unit: u32,
+    /// Whether a token has several cubes, whose winners the last-arriving cube compares.
     pub split: bool,
     pub target: Target,
 }
 
-/// The candidate of every token that wins by (logit descending, id ascending), by one cube or some cubes for each.
+/// Finds the candidate of every token that wins by (logit descending, id ascending). A token has
+/// one cube or several.
 ///
 /// - `logits`: of the clusters' rows, `[tokens, probes, capacity]`
 /// - `chosen`: clusters, `[tokens, probes]`
-/// - `ids`: of all rows of the weight
-/// - `partial`: `[2, tokens, cubes]`, ranks and ids of the cubes' winners
-/// - `counter`: 0 before and after
+/// - `ids`: the ids of all rows of the weight
+/// - `partials`: `[2, tokens, cubes]`, ranks and ids of the cubes' winners
+/// - `counter`: 0 before and after the launch
 #[cube(launch_unchecked, address_type = "dynamic")]
-// What is known at compile time is asked by itself, so that the rest is left out.
+// Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn argmax_kernel(
     logits: &[f32],
     chosen: &[i32],
     ids: &[i32],
     special: Special,
-    partial: &mut [u32],
+    partials: &mut [u32],
     counter: &mut [Atomic<u32>],
     output: &mut [i32],
-    sizes: Sizes,
+    shape: CandidateShape,
     #[comptime] blueprint: ArgmaxBlueprint,
 ) {
     let ArgmaxBlueprint {
         units,
-        each,
+        per_unit,
         split,
         target,
     } = comptime!(blueprint);
@@ -89,41 +91,42 @@ pub(crate) fn argmax_kernel(
     let mut winners = Shared::<[u32]>::new_slice(units as usize);
     let mut best = 0u32;
     let mut winner = u32::MAX.runtime();
-    let count = sizes.probes * sizes.capacity;
+    let count = shape.probes * shape.capacity;
     let mut first = own;
     while first < count {
-        // All of them are read before any is compared: a read waits for the one that tells where.
-        let mut rows = Array::<u32>::new(each as usize);
-        let mut ranks = Array::<u32>::new(each as usize);
-        let mut names = Array::<i32>::new(each as usize);
+        // All candidates are read before any is compared: each id is read through a row that must
+        // be read first.
+        let mut rows = Array::<u32>::new(per_unit as usize);
+        let mut ranks = Array::<u32>::new(per_unit as usize);
+        let mut row_ids = Array::<i32>::new(per_unit as usize);
         #[unroll]
-        for i in 0..each {
-            // The last one may come again, which changes nothing.
+        for i in 0..per_unit {
+            // The last candidate may be read again, which changes nothing.
             let at = min(first + i * all_units, count - 1);
-            rows[i as usize] = row_of(chosen, token, at, &sizes);
+            rows[i as usize] = row_of(chosen, token, at, &shape);
             ranks[i as usize] = rank(logits[(token * count + at) as usize]);
         }
         #[unroll]
-        for i in 0..comptime!(each as usize) {
-            names[i] = ids[rows[i] as usize];
+        for i in 0..comptime!(per_unit as usize) {
+            row_ids[i] = ids[rows[i] as usize];
         }
         #[unroll]
-        for i in 0..comptime!(each as usize) {
-            // Padding is a large number.
-            let (own, id) = (ranks[i], u32::cast_from(names[i]));
+        for i in 0..comptime!(per_unit as usize) {
+            // As an unsigned number, the id of padding is large.
+            let (own, id) = (ranks[i], u32::cast_from(row_ids[i]));
             let wins = id < 0x8000_0000u32 && (own > best || (own == best && id < winner));
             best = select(wins, own, best);
             winner = select(wins, id, winner);
         }
-        first += each * all_units;
+        first += per_unit * all_units;
     }
     if comptime!(special.rows.len() == 1) {
         let rows = special.rows.index(0usize);
         let logits = special.logits.index(0usize);
         let mut at = own;
-        while at < sizes.special {
+        while at < shape.special {
             let id = u32::cast_from(ids[rows[at as usize] as usize]);
-            let own = rank(logits[(token * sizes.special + at) as usize]);
+            let own = rank(logits[(token * shape.special + at) as usize]);
             let wins = own > best || (own == best && id < winner);
             best = select(wins, own, best);
             winner = select(wins, id, winner);
@@ -151,20 +154,20 @@ pub(crate) fn argmax_kernel(
             output[token as usize] = i32::cast_from(winners[0]);
         }
     } else {
-        let cubes = sizes.tokens * CUBE_COUNT_X;
+        let cubes = shape.tokens * CUBE_COUNT_X;
         if UNIT_POS == 0 {
             let at = token * CUBE_COUNT_X + CUBE_POS_X;
-            partial[at as usize] = ranks[0];
-            partial[(cubes + at) as usize] = winners[0];
+            partials[at as usize] = ranks[0];
+            partials[(cubes + at) as usize] = winners[0];
         }
         if arrives_last(counter, cubes, target) {
             let mut token = UNIT_POS;
-            while token < sizes.tokens {
+            while token < shape.tokens {
                 let mut best = 0u32;
                 let mut winner = u32::MAX.runtime();
                 for cube in 0..CUBE_COUNT_X {
                     let at = token * CUBE_COUNT_X + cube;
-                    let (own, id) = (partial[at as usize], partial[(cubes + at) as usize]);
+                    let (own, id) = (partials[at as usize], partials[(cubes + at) as usize]);
                     let wins = own > best || (own == best && id < winner);
                     best = select(wins, own, best);
                     winner = select(wins, id, winner);
@@ -179,10 +182,44 @@ pub(crate) fn argmax_kernel(
     }
 }
 
-/// Ids and logits of all candidates, a unit for each: padding has -1 and `-inf`, and so has a special token that is in a chosen
-/// cluster.
+/// The id and the bits of the logit of a token's candidate. Padding has id -1 and logit `-inf`, and
+/// so does a special token that is in a chosen cluster.
+#[cube]
+fn candidate(
+    logits: &[f32],
+    chosen: &[i32],
+    ids: &[i32],
+    special: &Special,
+    token: u32,
+    candidate: u32,
+    shape: &CandidateShape,
+) -> (i32, u32) {
+    let count = shape.probes * shape.capacity;
+    let mut id = PADDING.runtime();
+    let mut logit = 0.0f32;
+    if candidate < count {
+        id = ids[row_of(chosen, token, candidate, shape) as usize];
+        logit = logits[(token * count + candidate) as usize];
+    } else if comptime!(special.rows.len() == 1) {
+        let index = candidate - count;
+        let row = special.rows.index(0usize)[index as usize];
+        id = ids[row as usize];
+        logit = special.logits.index(0usize)[(token * shape.special + index) as usize];
+        let cluster = row / i32::cast_from(shape.capacity);
+        for probe in 0..shape.probes {
+            if chosen[(token * shape.probes + probe) as usize] == cluster {
+                id = PADDING;
+            }
+        }
+    }
+    let bits = select(id == PADDING, NEG_INFINITY_BITS, u32::reinterpret(logit));
+    (id, bits)
+}
+
+/// Writes ids and logits of all candidates, with one unit for each.
 ///
-/// Arguments are those of [`argmax_kernel`]; `all_ids` and `all_logits`, which are bits, are `[tokens, probes * capacity + special]`.
+/// Arguments are those of [`argmax_kernel`]. `all_ids` and `all_logits`, which holds bits, are
+/// `[tokens, probes * capacity + special]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn candidates_kernel(
@@ -192,32 +229,41 @@ pub(crate) fn candidates_kernel(
     special: Special,
     all_ids: &mut [i32],
     all_logits: &mut [u32],
-    sizes: Sizes,
+    shape: CandidateShape,
 ) {
-    let count = sizes.probes * sizes.capacity;
-    let columns = count + sizes.special;
+    let columns = shape.probes * shape.capacity + shape.special;
     let at = ABSOLUTE_POS;
-    if at < (sizes.tokens * columns) as usize {
-        let token = at as u32 / columns;
-        let candidate = at as u32 % columns;
-        let mut id = NONE.runtime();
-        let mut logit = 0.0f32;
-        if candidate < count {
-            id = ids[row_of(chosen, token, candidate, &sizes) as usize];
-            logit = logits[(token * count + candidate) as usize];
-        } else if comptime!(special.rows.len() == 1) {
-            let index = candidate - count;
-            let row = special.rows.index(0usize)[index as usize];
-            id = ids[row as usize];
-            logit = special.logits.index(0usize)[(token * sizes.special + index) as usize];
-            let cluster = row / i32::cast_from(sizes.capacity);
-            for probe in 0..sizes.probes {
-                if chosen[(token * sizes.probes + probe) as usize] == cluster {
-                    id = NONE;
-                }
-            }
+    if at < (shape.tokens * columns) as usize {
+        let (token, place) = (at as u32 / columns, at as u32 % columns);
+        let found = candidate(logits, chosen, ids, &special, token, place, &shape);
+        all_ids[at] = found.0;
+        all_logits[at] = found.1;
+    }
+}
+
+/// Writes the logit of every candidate to the column of its id, with one unit for each. The other
+/// columns stay as they are.
+///
+/// Arguments are those of [`argmax_kernel`]. `all_logits`, which holds bits, is
+/// `[tokens, vocabulary]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn scatter_kernel(
+    logits: &[f32],
+    chosen: &[i32],
+    ids: &[i32],
+    special: Special,
+    all_logits: &mut [u32],
+    shape: CandidateShape,
+    vocabulary: u32,
+) {
+    let columns = shape.probes * shape.capacity + shape.special;
+    let at = ABSOLUTE_POS;
+    if at < (shape.tokens * columns) as usize {
+        let (token, place) = (at as u32 / columns, at as u32 % columns);
+        let found = candidate(logits, chosen, ids, &special, token, place, &shape);
+        if found.0 >= 0 {
+            all_logits[(token * vocabulary + u32::cast_from(found.0)) as usize] = found.1;
         }
-        all_ids[at] = id;
-        all_logits[at] = select(id == NONE, NONE_BITS, u32::reinterpret(logit));
     }
 }

@@ -1,6 +1,6 @@
 use burn::backend::TensorMetadata;
-use burn::backend::ops::IntTensorOps;
-use burn::tensor::{DType, Shape};
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::tensor::{DType, FloatDType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -8,23 +8,24 @@ use cubecl::prelude::*;
 
 use super::backend::HeadTensors;
 use super::kernel::{
-    ArgmaxBlueprint, SizesLaunch, SpecialLaunch, argmax_kernel, candidates_kernel,
+    ArgmaxBlueprint, CandidateShapeLaunch, SpecialLaunch, argmax_kernel, candidates_kernel,
+    scatter_kernel,
 };
 use crate::arrival;
 use crate::intrinsics::Target;
 use crate::launching::{address_type, cube_count, output};
 use crate::matmul::launch::{can_multiply, product_of_picks};
 
-/// Units of a cube that looks for the winner, at most.
-const UNITS: u32 = 1024;
-/// Candidates that each of them reads at once, at most.
-const EACH: usize = 8;
-/// Cubes of a token, at most: one unit compares their winners.
-const CUBES: usize = 16;
-/// Units of a cube that has one candidate each.
+/// The most units of a cube that searches the winner.
+const ARGMAX_UNITS: u32 = 1024;
+/// The most candidates that each unit reads at once.
+const MAX_CANDIDATES_PER_UNIT: usize = 8;
+/// The most cubes of a token: one unit compares their winners.
+const MAX_ARGMAX_CUBES: usize = 16;
+/// Units of a cube in which each unit has one candidate.
 const CANDIDATE_UNITS: u32 = 256;
 
-/// Logits of the candidates of some tokens.
+/// The logits of the candidates of some tokens.
 pub(super) struct Candidates {
     /// `[tokens, probes * capacity]`, f32.
     logits: CubeTensor,
@@ -39,7 +40,7 @@ pub(super) struct Candidates {
 pub(super) fn can_run(h: &CubeTensor, head: &HeadTensors<CubeBackend>, probes: usize) -> bool {
     let tokens = h.shape()[0];
     let [clusters, capacity] = head.ids.shape().dims();
-    // With room for special tokens, which are rows as well.
+    // Special tokens count too, and there are no more of them than rows.
     let candidates = (clusters + probes) * capacity;
     can_multiply(h) && i32::try_from(tokens * candidates).is_ok()
 }
@@ -72,15 +73,15 @@ impl Candidates {
         }
     }
 
-    fn sizes(&self) -> [usize; 4] {
+    fn dims(&self) -> [usize; 4] {
         let [tokens, probes] = self.chosen.shape().dims();
         let special = self.special.as_ref().map_or(0, |(rows, _)| rows.shape()[0]);
         [tokens, probes, self.ids.shape()[1], special]
     }
 
-    fn sizes_arg(&self) -> SizesLaunch {
-        let [tokens, probes, capacity, special] = self.sizes().map(|size| size as u32);
-        SizesLaunch::new(tokens, probes, capacity, special)
+    fn shape_arg(&self) -> CandidateShapeLaunch {
+        let [tokens, probes, capacity, special] = self.dims().map(|size| size as u32);
+        CandidateShapeLaunch::new(tokens, probes, capacity, special)
     }
 
     fn special_arg(&self) -> SpecialLaunch {
@@ -97,28 +98,33 @@ impl Candidates {
 
     /// The winner of each token: `[tokens]`, i32.
     pub fn argmax(self) -> CubeTensor {
-        let [tokens, probes, capacity, _] = self.sizes();
+        let [tokens, probes, capacity, _] = self.dims();
         let client = self.logits.client.clone();
-        let most = client.properties().hardware.max_units_per_cube.min(UNITS);
+        let most = client
+            .properties()
+            .hardware
+            .max_units_per_cube
+            .min(ARGMAX_UNITS);
         let units = 1 << most.ilog2();
-        let each = (probes * capacity).div_ceil(units as usize);
+        let per_unit = (probes * capacity).div_ceil(units as usize);
         let most = if arrival::has_last_cube(&client) {
-            CUBES
+            MAX_ARGMAX_CUBES
         } else {
             1
         };
-        let cubes = each.div_ceil(EACH).min(most);
+        let cubes = per_unit.div_ceil(MAX_CANDIDATES_PER_UNIT).min(most);
         let blueprint = ArgmaxBlueprint {
             units,
-            each: each.min(EACH).next_power_of_two() as u32,
+            per_unit: per_unit.min(MAX_CANDIDATES_PER_UNIT).next_power_of_two() as u32,
             split: cubes > 1,
             target: Target::of(&client),
         };
-        let partial = output(&self.logits, [2, tokens, cubes], DType::U32);
+        let partials = output(&self.logits, [2, tokens, cubes], DType::U32);
         let counter = arrival::counter(&client, &self.logits.device);
         let winners = output(&self.logits, [tokens], DType::I32);
-        let (sizes, special) = (self.sizes_arg(), self.special_arg());
-        // SAFETY: candidates are rows of the weight, and there are `cubes` cubes for each token.
+        let (shape, special) = (self.shape_arg(), self.special_arg());
+        // SAFETY: candidates are rows of the weight, and there are `cubes` cubes for each
+        // token.
         unsafe {
             argmax_kernel::launch_unchecked(
                 &client,
@@ -129,25 +135,25 @@ impl Candidates {
                 self.chosen.into_buffer_arg(),
                 self.ids.into_buffer_arg(),
                 special,
-                partial.into_buffer_arg(),
+                partials.into_buffer_arg(),
                 BufferArg::from_raw_parts(counter, 1),
                 winners.clone().into_buffer_arg(),
-                sizes,
+                shape,
                 blueprint,
             );
         }
         winners
     }
 
-    /// Ids and logits of all: `[tokens, probes * capacity + special]`.
+    /// Ids and logits of all candidates: `[tokens, probes * capacity + special]`.
     pub fn all(self) -> (CubeTensor, CubeTensor) {
-        let [tokens, probes, capacity, special] = self.sizes();
+        let [tokens, probes, capacity, special] = self.dims();
         let client = self.logits.client.clone();
         let shape = [tokens, probes * capacity + special];
         let all_ids = output(&self.logits, shape, DType::I32);
         let all_logits = output(&self.logits, shape, DType::F32);
         let cubes = (shape[0] * shape[1]).div_ceil(CANDIDATE_UNITS as usize);
-        let (sizes, special) = (self.sizes_arg(), self.special_arg());
+        let (shape, special) = (self.shape_arg(), self.special_arg());
         // SAFETY: as above; units past the end write nothing.
         unsafe {
             candidates_kernel::launch_unchecked(
@@ -161,9 +167,38 @@ impl Candidates {
                 special,
                 all_ids.clone().into_buffer_arg(),
                 all_logits.clone().into_buffer_arg(),
-                sizes,
+                shape,
             );
         }
         (all_ids, all_logits)
+    }
+
+    /// Logits of all ids, `-inf` for those that are no candidates: `[tokens, vocabulary]`, f32.
+    pub fn scattered(self, vocabulary: usize) -> CubeTensor {
+        let [tokens, probes, capacity, special] = self.dims();
+        let client = self.logits.client.clone();
+        // In one dimension, an allocation has no gaps.
+        let all = Shape::new([tokens * vocabulary]);
+        let none = f32::NEG_INFINITY.into();
+        let all = CubeBackend::float_full(all, none, &self.logits.device, FloatDType::F32);
+        let candidates = tokens * (probes * capacity + special);
+        let (shape, special) = (self.shape_arg(), self.special_arg());
+        // SAFETY: as above; ids are columns of the vocabulary, each of one candidate.
+        unsafe {
+            scatter_kernel::launch_unchecked(
+                &client,
+                cube_count(&client, candidates.div_ceil(CANDIDATE_UNITS as usize)),
+                CubeDim::new_1d(CANDIDATE_UNITS),
+                address_type([&self.logits, &self.ids, &all]),
+                self.logits.into_buffer_arg(),
+                self.chosen.into_buffer_arg(),
+                self.ids.into_buffer_arg(),
+                special,
+                all.clone().into_buffer_arg(),
+                shape,
+                vocabulary as u32,
+            );
+        }
+        CubeBackend::float_reshape(all, Shape::new([tokens, vocabulary]))
     }
 }

@@ -1,25 +1,26 @@
-//! Who goes where, if both sides have preferences and one has little room.
+//! Matches rows to clusters of limited capacity, where both sides have preferences.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// The clusters that rows want to be in.
-pub(super) struct Wishes {
+/// The preferred clusters of some rows.
+pub(super) struct Preferences {
     pub(super) rows: Vec<u32>,
-    /// `[rows, each]`: no cluster twice for a row, best first.
+    /// `[rows, per_row]`: no cluster twice for a row, best first.
     pub(super) clusters: Vec<u32>,
     /// Like `clusters`, descending; no NaN.
     pub(super) similarities: Vec<f32>,
-    pub(super) each: usize,
+    pub(super) per_row: usize,
 }
 
-/// A row in a cluster. The order is that in which a cluster turns rows away: the greatest goes first.
+/// A row in a cluster. The order is the one in which a cluster rejects rows: the greatest is
+/// rejected first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Match {
     pub(super) row: u32,
     pub(super) cluster: u32,
     pub(super) similarity: f32,
-    /// In the list of rows.
+    /// The index in the list of rows.
     index: usize,
 }
 
@@ -44,49 +45,57 @@ impl PartialEq for Match {
 
 impl Eq for Match {}
 
-/// Deferred acceptance: each row asks the best cluster that has not turned it down, and each cluster keeps the most similar of those who
-/// ask, of equal ones the smaller, as many as it has room for. Gives the rows that are kept, and those that all their wishes turned down.
+/// Matches rows and clusters by deferred acceptance. Each row asks the best cluster that has not
+/// rejected it yet. Each cluster keeps the most similar of the rows that ask, up to its capacity;
+/// of equally similar rows, the smaller. Returns the matches, and the rows that all their preferred
+/// clusters rejected.
 ///
-/// No row and cluster, one a wish of the other, would both rather have each other than what they get; among all such matchings, this one
-/// is best for every row, whatever the order in which rows ask.
-pub(super) fn accept(wishes: &Wishes, room: &[usize]) -> (Vec<Match>, Vec<u32>) {
-    let mut kept: Vec<BinaryHeap<Match>> = room.iter().map(|_| BinaryHeap::new()).collect();
-    let mut next = vec![0; wishes.rows.len()];
-    let mut turned_away = Vec::new();
-    for index in 0..wishes.rows.len() {
-        let mut asking = Some(index);
-        while let Some(index) = asking {
-            if next[index] == wishes.each {
-                turned_away.push(wishes.rows[index]);
+/// The matching is stable: there is no row with a preferred cluster such that both would rather
+/// have each other than what they get. Among all stable matchings, this one is best for every row,
+/// whatever the order in which rows ask.
+pub(super) fn match_rows(
+    preferences: &Preferences,
+    capacities: &[usize],
+) -> (Vec<Match>, Vec<u32>) {
+    let mut accepted: Vec<BinaryHeap<Match>> =
+        capacities.iter().map(|_| BinaryHeap::new()).collect();
+    let mut next = vec![0; preferences.rows.len()];
+    let mut rejected = Vec::new();
+    for index in 0..preferences.rows.len() {
+        let mut unmatched = Some(index);
+        while let Some(index) = unmatched {
+            if next[index] == preferences.per_row {
+                rejected.push(preferences.rows[index]);
                 break;
             }
-            let wish = index * wishes.each + next[index];
+            let preference = index * preferences.per_row + next[index];
             next[index] += 1;
-            let cluster = wishes.clusters[wish];
-            let kept = &mut kept[cluster as usize];
-            kept.push(Match {
-                row: wishes.rows[index],
+            let cluster = preferences.clusters[preference];
+            let accepted = &mut accepted[cluster as usize];
+            accepted.push(Match {
+                row: preferences.rows[index],
                 cluster,
-                similarity: wishes.similarities[wish],
+                similarity: preferences.similarities[preference],
                 index,
             });
-            asking = None;
-            if kept.len() > room[cluster as usize] {
-                asking = kept.pop().map(|refused| refused.index);
+            unmatched = None;
+            if accepted.len() > capacities[cluster as usize] {
+                unmatched = accepted.pop().map(|rejected_row| rejected_row.index);
             }
         }
     }
-    turned_away.sort_unstable();
-    let kept = kept.into_iter().flat_map(BinaryHeap::into_vec);
-    (kept.collect(), turned_away)
+    rejected.sort_unstable();
+    let accepted = accepted.into_iter().flat_map(BinaryHeap::into_vec);
+    (accepted.collect(), rejected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// All rows want all clusters; similarities are small integers, so that there are ties.
-    fn drawn(rows: usize, clusters: usize, seed: u32) -> (Wishes, Vec<Vec<f32>>) {
+    /// All rows have preferences for all clusters. Similarities are small integers, so that there
+    /// are ties.
+    fn drawn(rows: usize, clusters: usize, seed: u32) -> (Preferences, Vec<Vec<f32>>) {
         let mut state = seed;
         let mut draw = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -95,25 +104,27 @@ mod tests {
         let table: Vec<Vec<f32>> = (0..rows)
             .map(|_| (0..clusters).map(|_| draw()).collect())
             .collect();
-        let mut wishes = Wishes {
+        let mut preferences = Preferences {
             rows: (0..rows as u32).collect(),
             clusters: Vec::new(),
             similarities: Vec::new(),
-            each: clusters,
+            per_row: clusters,
         };
         for row in &table {
             let mut order: Vec<usize> = (0..clusters).collect();
             order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-            wishes.clusters.extend(order.iter().map(|&c| c as u32));
-            wishes.similarities.extend(order.iter().map(|&c| row[c]));
+            preferences.clusters.extend(order.iter().map(|&c| c as u32));
+            preferences
+                .similarities
+                .extend(order.iter().map(|&c| row[c]));
         }
-        (wishes, table)
+        (preferences, table)
     }
 
     fn clusters_of(matches: &[Match], rows: usize) -> Vec<Option<usize>> {
         let mut of = vec![None; rows];
         for found in matches {
-            assert_eq!(of[found.row as usize], None, "a row is kept once");
+            assert_eq!(of[found.row as usize], None, "a row is matched once");
             of[found.row as usize] = Some(found.cluster as usize);
         }
         of
@@ -123,9 +134,9 @@ mod tests {
     fn no_row_and_cluster_would_rather_have_each_other() {
         for seed in 0..50 {
             let (rows, clusters) = (12, 4);
-            let (wishes, table) = drawn(rows, clusters, seed);
-            let (matches, turned_away) = accept(&wishes, &[3; 4]);
-            assert!(turned_away.is_empty(), "there is room for all");
+            let (preferences, table) = drawn(rows, clusters, seed);
+            let (matches, rejected) = match_rows(&preferences, &[3; 4]);
+            assert!(rejected.is_empty(), "the clusters have capacity for all");
             let of = clusters_of(&matches, rows);
             for row in 0..rows {
                 let own = of[row].expect("a cluster");
@@ -147,30 +158,30 @@ mod tests {
 
     #[test]
     fn a_full_cluster_keeps_the_most_similar_rows_and_the_smaller_of_equal_ones() {
-        let wishes = Wishes {
+        let preferences = Preferences {
             rows: vec![4, 7, 9, 2],
             clusters: vec![0; 4],
             similarities: vec![0.5, 0.9, 0.5, 0.5],
-            each: 1,
+            per_row: 1,
         };
-        let (matches, turned_away) = accept(&wishes, &[2]);
+        let (matches, rejected) = match_rows(&preferences, &[2]);
         let mut rows: Vec<u32> = matches.iter().map(|found| found.row).collect();
         rows.sort_unstable();
         assert_eq!(rows, [2, 7]);
-        assert_eq!(turned_away, [4, 9]);
+        assert_eq!(rejected, [4, 9]);
     }
 
     #[test]
-    fn a_cluster_without_room_turns_everyone_down() {
-        let wishes = Wishes {
+    fn a_cluster_without_capacity_rejects_every_row() {
+        let preferences = Preferences {
             rows: vec![0, 1],
             clusters: vec![1, 0, 1, 0],
             similarities: vec![1.0, 0.5, 0.5, 0.25],
-            each: 2,
+            per_row: 2,
         };
-        let (matches, turned_away) = accept(&wishes, &[1, 0]);
+        let (matches, rejected) = match_rows(&preferences, &[1, 0]);
         assert_eq!(matches.len(), 1);
         assert_eq!((matches[0].row, matches[0].cluster), (0, 0));
-        assert_eq!(turned_away, [1]);
+        assert_eq!(rejected, [1]);
     }
 }

@@ -1,18 +1,22 @@
 //! An output head that finds the greedy token without reading the whole vocabulary.
 //!
-//! The rows of the head are divided into clusters of one size, each with a centroid. A hidden state is compared with all centroids, and
-//! then with the rows of the `probes` best clusters alone: with 8080 clusters of 16 rows and 256 probes, that is a tenth of the rows.
-//! What comes out is exact among those candidates, and the dense head's own if all clusters are probed. It suits the drafts of
-//! speculative decoding, where a token that the dense head would not choose costs its acceptance and nothing else.
+//! The rows of the head are divided into clusters of one size, each with a centroid. A hidden state
+//! is compared with all centroids, and then only with the rows of the `probes` best clusters: with
+//! 8080 clusters of 16 rows and 256 probes, that is about a tenth of the rows, centroids included.
+//! Among those candidates the result is exact. If all clusters are probed, it is the dense head's
+//! own. The head suits the drafts of speculative decoding, where a token that the dense head would
+//! not choose only lowers the acceptance.
 //!
 //! # Candidates
 //!
-//! A hidden state's score of a cluster is its product with the centroid in f32. The clusters of the `probes` highest scores are
-//! chosen; of equal scores, that of the lower cluster, and NaN ranks as `-inf`. The rows of the chosen clusters are candidates, and the
-//! special tokens are always. The logit of a candidate is the product of its row in f32, not rounded to the dtype of the head.
+//! The score of a cluster is the product of the hidden state and the centroid in f32. The clusters
+//! of the `probes` highest scores are chosen; of equal scores, the lower cluster, and NaN ranks as
+//! `-inf`. The rows of the chosen clusters are candidates, and the special tokens always are. The
+//! logit of a candidate is the product of its row in f32, not rounded to the dtype of the head.
 //!
-//! A candidate of [`flash_head_argmax`] wins by (logit descending, id ascending): of equal logits, zeros of either sign among them, the
-//! smallest id. NaN never wins over a number; if all logits are NaN, the smallest id among the candidates does. Padding is no candidate.
+//! A candidate of [`flash_head_argmax`] wins by (logit descending, id ascending): of equal logits,
+//! where zeros of either sign are equal, the smallest id. NaN never wins over a number. If all
+//! logits are NaN, the smallest id among the candidates wins. Padding is no candidate.
 //!
 //! # Source
 //!
@@ -39,30 +43,35 @@ use backend::FlashHeadOps;
 pub use build::{BuildOptions, BuildProgress};
 pub use head::{FlashHead, FlashHeadOptions};
 
-/// Hidden states that the operators of this family take at most.
+/// The most hidden states that the operators of this family take.
 pub const MAX_TOKENS: usize = 16;
 
-/// The tokens that a hidden state is compared with.
+/// The candidates of each hidden state, with their logits.
 #[derive(Clone, Debug)]
 pub struct FlashHeadCandidates {
-    /// `[tokens, probes · capacity + special tokens]`, i32: the rows of the chosen clusters by ascending cluster and id, and then the
-    /// special tokens, ascending. -1 is padding, and so is a special token that is in a chosen cluster.
+    /// `[tokens, probes · capacity + special tokens]`, i32: the rows of the chosen clusters by
+    /// ascending cluster and id, and then the special tokens, ascending. Padding is -1, and so is a
+    /// special token that is in a chosen cluster.
     pub ids: Tensor<2, Int>,
     /// Like `ids`, f32; `-inf` for padding.
     pub logits: Tensor<2>,
 }
 
-/// The token of the highest logit among the [candidates](self#candidates) of each hidden state.
+/// Returns the token with the highest logit among the [candidates](self#candidates) of each hidden
+/// state.
 ///
 /// # Shapes and dtypes
 ///
-/// - `h`: `[tokens, width]`, f32 / f16 / bf16, which need not be the dtype of the head; 1 to [`MAX_TOKENS`] tokens
-/// - `probes`: 1 to the number of clusters. With all of them, the result is the argmax of the dense head.
+/// - `h`: `[tokens, width]`, f32 / f16 / bf16, which need not be the dtype of the head; 1 to
+///   [`MAX_TOKENS`] tokens
+/// - `probes`: 1 to the number of clusters. With all of them, the result is the argmax of the dense
+///   head.
 /// - output: `[tokens]`, i32, always an id of the vocabulary
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, and a number of tokens or probes out of range.
+/// [`OpError`] for a dtype, shape or device that does not fit, and a number of tokens or probes out
+/// of range.
 pub fn flash_head_argmax(
     h: Tensor<2>,
     head: &FlashHead,
@@ -77,9 +86,10 @@ pub fn flash_head_argmax(
     )))
 }
 
-/// The [candidates](self#candidates) of each hidden state with their logits, to sample from.
+/// Returns the [candidates](self#candidates) of each hidden state with their logits, to sample
+/// from.
 ///
-/// A NaN logit stays one.
+/// A NaN logit stays NaN.
 ///
 /// # Shapes and dtypes
 ///
@@ -98,20 +108,51 @@ pub fn flash_head_candidates(
     Ok(candidates(h, head, None::<Tensor<2>>.into(), probes, 1.0))
 }
 
-/// Candidates of clusters that are drawn, for sampling in two stages: the clusters by chance, and then a token from
-/// `softmax(logits / temperature)` of their rows.
+/// Returns the logits of the whole vocabulary, `-inf` for ids that are no
+/// [candidates](self#candidates), so that whatever follows a dense head can follow this one.
 ///
-/// The clusters are drawn one after the other without replacement, each from the softmax of `s / temperature` over those that are left,
-/// where `s` is the product with the mean of a cluster's rows: the centroid times its [norm](FlashHead::norms). To that end, the
-/// clusters are chosen whose `s / temperature - ln(-ln(uniform))` is highest, ties as for [candidates](self#candidates). The caller
-/// gives the noise, so that a draw can be repeated.
+/// The result of a hidden state does not depend on the others. On CubeCL devices with kernels, with
+/// up to [`MAX_K`](crate::topk::MAX_K) probes or all clusters, nothing is uploaded or read back, so
+/// that a call can be part of a recorded graph. That is true of [`flash_head_argmax`], too.
+///
+/// # Shapes and dtypes
+///
+/// - `h`, `probes`: as [`flash_head_argmax`]
+/// - output: `[tokens, vocabulary]`, f32; a NaN logit stays NaN
+///
+/// # Errors
+///
+/// As [`flash_head_argmax`].
+pub fn flash_head_logits(
+    h: Tensor<2>,
+    head: &FlashHead,
+    probes: usize,
+) -> Result<Tensor<2>, OpError> {
+    validation::check_call(&h, head, probes)?;
+    Ok(Tensor::from_dispatch(Dispatch::flash_head_logits(
+        h.into_dispatch(),
+        head.tensors(),
+        special(head),
+        probes,
+        head.vocabulary(),
+    )))
+}
+
+/// Draws clusters and returns the candidates of those. This is for sampling in two stages: first
+/// the clusters at random, and then a token from `softmax(logits / temperature)` of their rows.
+///
+/// The clusters are drawn one after the other without replacement, each from the softmax of
+/// `s / temperature` over the remaining clusters. `s` is the product with the mean of a cluster's
+/// rows: the centroid times its [norm](FlashHead::norms). To that end, the clusters with the
+/// highest `s / temperature - ln(-ln(uniform))` are chosen, with ties as for
+/// [candidates](self#candidates). The caller gives the noise, so that a draw can be repeated.
 ///
 /// # Shapes and dtypes
 ///
 /// - `h`, `probes`: as [`flash_head_argmax`]
 /// - `temperature`: a finite number above 0
-/// - `uniform`: `[tokens, clusters]`, f32, independent and uniform in 0..1; 0 counts as the smallest normal number, whatever else is
-///   outside as the nearest number inside
+/// - `uniform`: `[tokens, clusters]`, f32, independent and uniform in 0..1. 0 counts as the
+///   smallest normal number, and anything else outside as the nearest number inside.
 /// - output: see [`FlashHeadCandidates`]
 ///
 /// # Errors

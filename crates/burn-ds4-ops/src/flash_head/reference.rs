@@ -2,15 +2,15 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape};
+use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
 
 use super::backend::{FlashHeadOps, HeadTensors};
 use crate::matmul::INVARIANT_ROWS;
 use crate::optional::{OptionalFloat, OptionalInt};
-use crate::reference::{bool_dtype, log1p};
-use crate::topk::{self, Tokens};
+use crate::reference::{bool_dtype, log1p, slice};
+use crate::topk::{self, CausalWindow};
 
-/// Of ids, clusters and rows.
+/// The dtype of ids, clusters and rows.
 const INT: IntDType = IntDType::I32;
 /// The largest number below 1.
 const BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
@@ -22,11 +22,9 @@ pub(super) fn clusters<B: FlashHeadOps>(
     probes: usize,
     temperature: f64,
 ) -> IntTensor<B> {
-    let device = h.device();
     let (tokens, clusters) = (h.shape()[0], head.ids.shape()[0]);
     if probes == clusters {
-        let all = B::int_arange(0..clusters as i64, &device, INT);
-        let all = B::int_reshape(all, Shape::new([1, clusters]));
+        let all = B::int_reshape(head.clusters, Shape::new([1, clusters]));
         return B::int_expand(all, Shape::new([tokens, clusters]));
     }
     let mut scores = B::small_m_matmul(h, head.centroids, FloatDType::F32, INVARIANT_ROWS);
@@ -41,11 +39,11 @@ pub(super) fn clusters<B: FlashHeadOps>(
             scores,
             OptionalInt::None,
             OptionalInt::None,
-            Tokens::ONE,
+            CausalWindow::ONE,
             probes,
         )
     } else {
-        topk::reference::top_k_ids::<B>(scores, None, None, Tokens::ONE, probes)
+        topk::reference::top_k_ids::<B>(scores, None, None, CausalWindow::ONE, probes)
     }
 }
 
@@ -54,7 +52,8 @@ fn gumbel<B: Backend>(uniform: FloatTensor<B>) -> FloatTensor<B> {
     let mask_dtype = bool_dtype::<B>(&uniform.device());
     let u = B::float_clamp(uniform, f32::MIN_POSITIVE.into(), BELOW_ONE.into());
     let upper = B::float_greater_elem(u.clone(), 0.5.into(), mask_dtype);
-    // A device's logarithm may have no correct digit left close to 1, and even be 0; -ln(u) is also log1p((1 - u) / u).
+    // Close to 1, a device's logarithm may have no correct digit left, and even be 0; -ln(u) is
+    // also log1p((1 - u) / u).
     let left = B::float_add_scalar(B::float_neg(u.clone()), 1.0.into());
     let quotient = B::float_clamp_max(B::float_div(left, u.clone()), 1.0.into());
     let exponential = B::float_neg(B::float_log(u));
@@ -83,11 +82,11 @@ pub(super) fn candidates<B: FlashHeadOps>(
     let shape = Shape::new([tokens, probes, capacity]);
     let first = B::int_mul_scalar(chosen.clone(), (capacity as i64).into());
     let first = B::int_reshape(first, Shape::new([tokens, probes, 1]));
-    let place = B::int_arange(0..capacity as i64, &device, INT);
-    let place = B::int_reshape(place, Shape::new([1, 1, capacity]));
+    let offset = B::int_arange(0..capacity as i64, &device, INT);
+    let offset = B::int_reshape(offset, Shape::new([1, 1, capacity]));
     let rows = B::int_add(
         B::int_expand(first, shape.clone()),
-        B::int_expand(place, shape),
+        B::int_expand(offset, shape),
     );
     let mut rows = B::int_reshape(rows, Shape::new([tokens, probes * capacity]));
     let mut ids = ids_of(rows.clone());
@@ -155,4 +154,36 @@ pub(super) fn argmax<B: FlashHeadOps>(
     let none = B::int_equal_elem(winner.clone(), i32::MAX.into(), mask_dtype);
     let winner = B::int_mask_where(winner, none, smallest(padding));
     B::int_reshape(winner, Shape::new([tokens]))
+}
+
+pub(super) fn logits<B: FlashHeadOps>(
+    h: FloatTensor<B>,
+    head: HeadTensors<B>,
+    special: OptionalInt<B>,
+    probes: usize,
+    vocabulary: usize,
+) -> FloatTensor<B> {
+    let (tokens, device) = (h.shape()[0], h.device());
+    let chosen = B::flash_head_clusters(h.clone(), head.clone(), OptionalFloat::None, probes, 1.0);
+    let (ids, logits) = B::flash_head_candidates(h, head, special, chosen);
+    let number = ids.shape().num_elements();
+    // Padding goes to a column of its own, after those of the vocabulary.
+    let columns = vocabulary + 1;
+    let padding = B::int_lower_elem(ids.clone(), 0.into(), bool_dtype::<B>(&device));
+    let ids = B::int_mask_fill(ids, padding, (vocabulary as i64).into());
+    let first = B::int_arange(0..tokens as i64, &device, INT);
+    let first = B::int_mul_scalar(first, (columns as i64).into());
+    let first = B::int_expand(B::int_reshape(first, Shape::new([tokens, 1])), ids.shape());
+    let places = B::int_reshape(B::int_add(ids, first), Shape::new([number]));
+    let none = f32::NEG_INFINITY.into();
+    let all = B::float_full(
+        Shape::new([tokens * columns]),
+        none,
+        &device,
+        FloatDType::F32,
+    );
+    let logits = B::float_reshape(logits, Shape::new([number]));
+    let all = B::float_select_assign(all, 0, places, logits, IndexingUpdateOp::Assign);
+    let all = B::float_reshape(all, Shape::new([tokens, columns]));
+    slice::<B>(all, 1, 0..vocabulary)
 }

@@ -1,18 +1,20 @@
-//! The rows that clusters grow from: far from each other, as in k-means++, but many at a time.
+//! The rows that clusters start from: far from each other, as in k-means++, but many at a time.
 
 use burn::tensor::Tensor;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use super::build::part;
+use super::build::rows_at_once;
 use super::head::{integers, read};
 use crate::matmul::matmul;
 
-/// How often rows are chosen. Those chosen at once may be close to each other; up to so many clusters, they are chosen one by one.
+/// The number of times that rows are drawn. Rows of one draw may be close to each other. Up to this
+/// many clusters, rows are drawn one by one.
 const ROUNDS: usize = 16;
 
-/// Draws distinct rows, each with a probability in proportion to its distance from those that were there before its round: one minus the
-/// cosine, half the square of the distance of the directions. Rows of length 0 come last.
+/// Draws distinct rows. The probability of a row is proportional to its distance from the rows of
+/// earlier rounds: one minus the cosine, which is half the square of the distance of the
+/// directions. Rows of length 0 come last.
 pub(super) fn seeds(rows: &Tensor<2>, lengths: &[f32], count: usize, seed: u64) -> Vec<i32> {
     let device = rows.device();
     let mut random = ChaCha12Rng::seed_from_u64(seed);
@@ -34,7 +36,8 @@ pub(super) fn seeds(rows: &Tensor<2>, lengths: &[f32], count: usize, seed: u64) 
     chosen
 }
 
-/// `count` rows that are not taken, without replacement, by the exponential of each row's rate that comes first.
+/// Draws `count` rows that are not taken, without replacement: those whose exponential variables,
+/// with the distances as rates, come first.
 fn draw(distances: &[f64], taken: &[i32], count: usize, random: &mut ChaCha12Rng) -> Vec<i32> {
     let mut free = vec![true; distances.len()];
     for &row in taken {
@@ -59,13 +62,13 @@ fn draw(distances: &[f64], taken: &[i32], count: usize, random: &mut ChaCha12Rng
     arrivals.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Takes new seeds into account.
+/// Lowers the distances to take new seeds into account.
 fn shorten(distances: &mut [f64], rows: &Tensor<2>, seeds: Tensor<2>) {
     let [count, width] = seeds.dims();
     let seeds = seeds.transpose();
-    let part = part(count.max(width));
-    for (distances, number) in distances.chunks_mut(part).zip(0..) {
-        let start = number * part;
+    let rows_per_part = rows_at_once(count.max(width));
+    for (distances, number) in distances.chunks_mut(rows_per_part).zip(0..) {
+        let start = number * rows_per_part;
         let rows = rows.clone().slice_dim(0, start..start + distances.len());
         let nearest = read(matmul(rows, seeds.clone()).max_dim(1));
         for (distance, similarity) in distances.iter_mut().zip(nearest) {

@@ -1,4 +1,4 @@
-//! What the operators of this family ask of their arguments.
+//! Checks of the arguments of this family's operators.
 
 use burn::tensor::{DType, Tensor};
 
@@ -7,9 +7,10 @@ use crate::OpError;
 use crate::topk::{MAX_COLUMNS, MAX_K};
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
-/// Clusters of a wrong size that an error lists.
+/// The most clusters of a wrong size that an error lists.
 const LISTED: usize = 8;
-/// By how much the length of a direction may differ from 1: more than rounding to bf16 makes.
+/// The most by which the length of a direction may differ from 1: more than rounding to bf16
+/// causes.
 const LENGTH_TOLERANCE: f32 = 1.0 / 64.0;
 
 pub(super) fn check_call(h: &Tensor<2>, head: &FlashHead, probes: usize) -> Result<(), OpError> {
@@ -34,7 +35,7 @@ pub(super) fn check_draw(
     temperature: f64,
     uniform: &Tensor<2>,
 ) -> Result<(), OpError> {
-    // In f32, as it is used.
+    // Checked in f32, as it is used.
     if !((temperature as f32).is_normal() && temperature > 0.0) {
         return Err(OpError::InvalidFloat {
             argument: "temperature",
@@ -48,7 +49,7 @@ pub(super) fn check_draw(
     expect_device("uniform", &uniform.device(), "head", &head.device())
 }
 
-/// Of a head that is to be clustered.
+/// Checks a dense head that is to be clustered.
 pub(super) fn check_head(
     lm_head: &Tensor<2>,
     clusters: usize,
@@ -81,7 +82,7 @@ pub(super) fn check_head(
     }
 }
 
-/// What a build is told beyond the head.
+/// Checks the options of a build.
 pub(super) fn check_build(options: &BuildOptions) -> Result<(), OpError> {
     if options.iterations == 0 {
         return Err(invalid("iterations", "at least 1", 0));
@@ -152,7 +153,7 @@ fn check_balance(assignments: &[u32], clusters: usize) -> Result<(), OpError> {
     })
 }
 
-/// Lengths of rows.
+/// Checks the lengths of rows.
 pub(super) fn check_lengths(argument: &'static str, lengths: &[f32]) -> Result<(), OpError> {
     check_each(argument, "rows of finite length", lengths, f32::is_finite)
 }
@@ -162,7 +163,7 @@ pub(super) fn check_norms(norms: &[f32]) -> Result<(), OpError> {
     check_each("norms", "finite numbers that are not negative", norms, fits)
 }
 
-/// Lengths of directions.
+/// Checks the lengths of directions.
 pub(super) fn check_unit(lengths: &[f32]) -> Result<(), OpError> {
     let fits = |length: f32| length == 0.0 || (length - 1.0).abs() <= LENGTH_TOLERANCE;
     let expected = "rows of length 1 or 0, as `norms` are given";

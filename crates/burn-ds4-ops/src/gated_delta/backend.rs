@@ -3,11 +3,11 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
 #[cfg(feature = "cube")]
-use super::launch::{Kept, can_run, run};
+use super::launch::{StateOutput, can_run, run};
 use super::reference;
 use crate::optional::OptionalInt;
 
-/// What the recurrence reads, apart from the pool, as backends see it.
+/// The inputs of the recurrence, without the pool, as backends see them.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Recurrence<B: Backend> {
@@ -27,29 +27,31 @@ pub struct Recurrence<B: Backend> {
     pub dt_bias: FloatTensor<B>,
     /// `[batch]`.
     pub read_slots: IntTensor<B>,
-    /// Of the queries.
+    /// The factor of the queries.
     pub scale: f64,
     /// Whether queries and keys are normalised.
     pub l2_norm: bool,
-    /// Above which softplus is the identity.
+    /// The value of `x` above which softplus is the identity.
     pub softplus_threshold: f64,
-    /// Whether a negative slot is slot 0.
+    /// Whether a negative slot means slot 0.
     pub null_slot: bool,
 }
 
-/// Extension of Burn's backends by the operator of this family, in one method for each thing that becomes of the states; the
-/// default bodies are the reference.
+/// The backend operations of this family. There is one method for each way of handling the states.
+/// The default bodies are the reference.
 ///
-/// No tensor that gets here is empty.
+/// No tensor passed to these methods is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
 pub trait GatedDeltaOps: Backend {
-    /// The outputs, and the pool with the last or the accepted state of each sequence. Without `write_slots`, states go back to where
-    /// they are from.
-    #[fusion(meta = |recurrence, pool, _write_slots, _accepted_steps| (fusion::outputs(recurrence), pool.clone()))]
+    /// Returns the outputs, and the pool with the last or the accepted state of each sequence.
+    /// Without `write_slots`, each state goes back to the slot that it was read from.
+    #[fusion(meta = |recurrence, pool, _write_slots, _accepted_steps| {
+        (fusion::outputs(recurrence), pool.clone())
+    })]
     fn gated_delta_rule(
         #[extension_type] recurrence: Recurrence<Self>,
         pool: FloatTensor<Self>,
@@ -64,8 +66,10 @@ pub trait GatedDeltaOps: Backend {
         )
     }
 
-    /// The outputs, and the state after every token.
-    #[fusion(meta = |recurrence, pool| (fusion::outputs(recurrence), fusion::states(recurrence, pool)))]
+    /// Returns the outputs, and the state after every token.
+    #[fusion(meta = |recurrence, pool| {
+        (fusion::outputs(recurrence), fusion::states(recurrence, pool))
+    })]
     fn gated_delta_rule_states(
         #[extension_type] recurrence: Recurrence<Self>,
         pool: FloatTensor<Self>,
@@ -73,7 +77,7 @@ pub trait GatedDeltaOps: Backend {
         reference::states::<Self>(recurrence, pool)
     }
 
-    /// The outputs alone.
+    /// Returns only the outputs.
     #[fusion(meta = |recurrence, _pool| fusion::outputs(recurrence))]
     fn gated_delta_rule_outputs(
         #[extension_type] recurrence: Recurrence<Self>,
@@ -96,7 +100,7 @@ impl GatedDeltaOps for burn_cubecl::CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (slots, accepted) = (write_slots.into_option(), accepted_steps.into_option());
         if can_run(&recurrence, &pool) {
-            let results = run(recurrence, pool, Kept::Written { slots, accepted });
+            let results = run(recurrence, pool, StateOutput::Pool { slots, accepted });
             (results.out, results.pool)
         } else {
             reference::update::<Self>(recurrence, pool, slots, accepted)
@@ -108,7 +112,7 @@ impl GatedDeltaOps for burn_cubecl::CubeBackend {
         pool: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         if can_run(&recurrence, &pool) {
-            let results = run(recurrence, pool, Kept::Every);
+            let results = run(recurrence, pool, StateOutput::EveryState);
             (
                 results.out,
                 results.states.expect("every state was asked for"),
@@ -123,14 +127,14 @@ impl GatedDeltaOps for burn_cubecl::CubeBackend {
         pool: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         if can_run(&recurrence, &pool) {
-            run(recurrence, pool, Kept::None).out
+            run(recurrence, pool, StateOutput::None).out
         } else {
             reference::outputs::<Self>(recurrence, pool)
         }
     }
 }
 
-/// What fusion has to know about the outputs before the operators run.
+/// Output shapes and dtypes that fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use super::RecurrenceMetadata;

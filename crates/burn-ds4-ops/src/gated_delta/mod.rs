@@ -1,4 +1,5 @@
-//! The gated delta rule: linear attention with a state for each sequence and head, kept in a pool.
+//! The gated delta rule: linear attention with one state for each sequence and head, kept in a
+//! pool.
 
 mod backend;
 #[cfg(feature = "cube")]
@@ -16,12 +17,12 @@ use crate::OpError;
 use backend::{GatedDeltaOps, Recurrence};
 pub use options::{GatedDeltaOptions, NegativeSlots, StateUpdate};
 
-/// Tokens of a sequence that [`gated_delta_rule`] takes at most.
+/// The most tokens of a sequence that [`gated_delta_rule`] takes in one call.
 pub const MAX_TOKENS: usize = 16;
 /// Keeps the norm of a row of zeros from dividing by zero.
 const NORM_EPSILON: f32 = 1e-6;
 
-/// What [`gated_delta_rule`] is given for its tokens; the dtypes are f32, f16 or bf16.
+/// The inputs of [`gated_delta_rule`] for its tokens. The dtypes are f32, f16 or bf16.
 #[derive(Clone, Debug)]
 pub struct GatedDeltaInputs {
     /// Queries, `[batch, tokens, heads, width]`.
@@ -30,9 +31,9 @@ pub struct GatedDeltaInputs {
     pub k: Tensor<4>,
     /// Values, `[batch, tokens, value heads, channels]`, in the dtype of `q`.
     pub v: Tensor<4>,
-    /// What decides the decay, `[batch, tokens, value heads]`.
+    /// The input of the decay, `[batch, tokens, value heads]`.
     pub a: Tensor<3>,
-    /// What decides the strength of the update, `[batch, tokens, value heads]`.
+    /// The input of `beta`, the strength of the update: `[batch, tokens, value heads]`.
     pub b: Tensor<3>,
     /// The logarithm of the rate of decay, `[value heads]`, f32.
     pub a_log: Tensor<1>,
@@ -40,17 +41,20 @@ pub struct GatedDeltaInputs {
     pub dt_bias: Tensor<1>,
 }
 
-/// Where in the pool the states of the sequences are, and where they go; both `[batch]`, i32, i64 or u32.
+/// The slots of the pool that states are read from and written to. Both are `[batch]`, i32, i64 or
+/// u32.
 #[derive(Clone, Debug)]
 pub struct StateSlots {
-    /// The slot that each sequence starts from. Several may start from the same one if none writes to it.
+    /// The slot that each sequence starts from. Several sequences may start from the same slot if
+    /// none of them writes to it.
     pub read: Tensor<1, Int>,
-    /// The slot that its state goes to. Without, that is where it came from.
+    /// The slot that each state is written to. Without it, a state goes back to the slot it was
+    /// read from.
     pub write: Option<Tensor<1, Int>>,
 }
 
 impl StateSlots {
-    /// States go back to where they came from.
+    /// Writes each state back to the slot that it was read from.
     pub fn in_place(slots: Tensor<1, Int>) -> Self {
         Self {
             read: slots,
@@ -58,7 +62,7 @@ impl StateSlots {
         }
     }
 
-    /// States go elsewhere; the slots that they came from stay as they are.
+    /// Writes states to other slots. The slots that they were read from stay unchanged.
     pub fn split(read: Tensor<1, Int>, write: Tensor<1, Int>) -> Self {
         Self {
             read,
@@ -67,61 +71,73 @@ impl StateSlots {
     }
 }
 
-/// What [`gated_delta_rule`] gives.
+/// The results of [`gated_delta_rule`].
 #[derive(Clone, Debug)]
 pub struct GatedDelta {
     /// `[batch, tokens, value heads, channels]`, in the dtype of `v`.
     pub out: Tensor<4>,
-    /// The pool, with the states that were written.
+    /// The pool, with the new states written to it.
     pub pool: Tensor<4>,
-    /// With [`StateUpdate::Intermediate`]: `[batch, tokens, value heads, channels, width]`, the state after each token in the dtype of
-    /// the pool, by sequence and not by slot. Zeros for a sequence that is skipped.
+    /// The state after each token, in the dtype of the pool, with [`StateUpdate::Intermediate`]:
+    /// `[batch, tokens, value heads, channels, width]`. It is ordered by sequence and not by slot.
+    /// A skipped sequence has zeros.
     pub intermediate: Option<Tensor<5>>,
 }
 
-/// One to [`MAX_TOKENS`] steps of the gated delta rule for every sequence of a batch, as in decoding and in verifying a draft.
+/// Runs one to [`MAX_TOKENS`] steps of the gated delta rule for every sequence of a batch, as in
+/// decoding and in verifying a draft.
 ///
 /// For each token, and each value head with its state `S`, `[channels, width]`:
 ///
 /// ```text
-/// S    *= exp(-exp(a_log) * softplus(a + dt_bias))      softplus(x) = log(1 + exp(x)), or x beyond the threshold
+/// S    *= exp(-exp(a_log) * softplus(a + dt_bias))
 /// S    += sigmoid(b) * (v - S k) kᵀ
 /// out   = S q
+///
+/// softplus(x) = log(1 + exp(x)), or x beyond the threshold
 /// ```
 ///
-/// with `k / sqrt(sum(k²) + 1e-6)` for `k` and `scale * q / sqrt(sum(q²) + 1e-6)` for `q`, or `k` and `scale * q` without the norm. Value
-/// head `i` has the query and key of head `i / (value heads / heads)`.
+/// With the norm, `k` is divided by `sqrt(sum(k²) + 1e-6)`, and `q` is
+/// `scale * q / sqrt(sum(q²) + 1e-6)`. Without it, they are `k` and `scale * q`. Value head `i`
+/// uses the query and key of head `i / (value heads / heads)`.
 ///
-/// All is computed in f32, and so is the state from token to token: it is rounded, to nearest with ties to even, only where it is
-/// stored. With a pool in f32, several tokens at once therefore give what they give one by one. In 16 bits, which kernel is faster
-/// depends on how many states there are: the last bits of one or two tokens' results may differ between batches of very different size.
+/// Everything is computed in f32. The state also stays in f32 from token to token: it is rounded,
+/// to nearest with ties to even, only where it is stored. With an f32 pool, several tokens in one
+/// call therefore give the same bits as one token at a time. With 16-bit pools, the choice of
+/// kernel depends on the number of states. The last bits of the results of one or two tokens may
+/// then differ between batches of very different size.
 ///
 /// # The pool
 ///
-/// `pool` is `[slots, value heads, channels, width]`, f32, f16 or bf16, whatever the dtype of the values. It is taken by
-/// value: an operation on a pool that nobody else holds may update it where it is, and one on a pool that somebody else holds copies
-/// it. It may be a view of any strides. Slots that no sequence writes to keep their bits.
+/// `pool` is `[slots, value heads, channels, width]`, f32, f16 or bf16, independent of the dtype of
+/// the values. The function takes it by value: if no other tensor shares the pool, the call may
+/// update it in place; otherwise the call copies it. The pool may be a view with any strides. Slots
+/// that no sequence writes to keep their bits.
 ///
-/// A slot that one sequence writes to must be no other's, neither to read nor to write: where that is not an error, it keeps parts of
-/// the states of either, and what the other puts out is of either. Slot 0 is exempt for sequences that get there by a negative slot
-/// ([`NegativeSlots::NullSlot0`]). A slot beyond the pool is an error where the device's memory is the host's; elsewhere, where telling
-/// would take reading it back, the sequence is skipped as if by [`NegativeSlots::Skip`].
+/// A slot that one sequence writes to must not be read or written by another. Where that is not
+/// reported as an error, the slot ends up with parts of both states, and the other sequence's
+/// output is computed from either. Slot 0 is exempt for sequences that get there by a negative slot
+/// ([`NegativeSlots::NullSlot0`]). A slot beyond the pool is an error where the device's memory is
+/// the host's. Elsewhere the check would take a read-back, so the sequence is skipped as if by
+/// [`NegativeSlots::Skip`].
 ///
 /// # Special values
 ///
-/// A NaN or an infinity reaches the outputs of its own sequence only, and there the value heads that read it. What a skipped sequence
-/// is given has no part in anything.
+/// A NaN or an infinity reaches only the outputs of its own sequence, and there only the value
+/// heads that read it. The inputs of a skipped sequence have no effect on anything.
 ///
 /// # Source
 ///
-/// Yang et al., Gated Delta Networks: Improving Mamba2 with Delta Rule, 2024, the recurrent form; Qwen3-Next and Qwen3.5, whose layers
-/// have the norm, the gates and the head mapping.
+/// Yang et al., Gated Delta Networks: Improving Mamba2 with Delta Rule, 2024, the recurrent form;
+/// Qwen3-Next and Qwen3.5, whose layers have the norm, the gates and the head mapping.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, a number of tokens out of range, value heads that are not a multiple
-/// of the heads, no heads, channels, width or slots at all, and a scale or threshold that is NaN. Where the device's memory is the host's,
-/// also for a slot beyond the pool, a slot that a sequence writes to and another one uses, and more accepted tokens than there are.
+/// [`OpError`] for a dtype, shape or device that does not fit, a number of tokens out of range,
+/// value heads that are not a multiple of the heads, no heads, channels, width or slots at all, and
+/// a scale or threshold that is NaN. Where the device's memory is the host's, also for a slot
+/// beyond the pool, a slot that one sequence writes to and another one uses, and more accepted
+/// tokens than there are.
 pub fn gated_delta_rule(
     inputs: GatedDeltaInputs,
     pool: Tensor<4>,

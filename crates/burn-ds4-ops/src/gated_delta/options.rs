@@ -1,6 +1,6 @@
 use burn::tensor::{Int, Tensor};
 
-/// Softplus is the identity beyond this.
+/// The value beyond which softplus is the identity.
 const SOFTPLUS_THRESHOLD: f64 = 20.0;
 
 /// How [`gated_delta_rule`](super::gated_delta_rule) computes, and what it does with the states.
@@ -17,29 +17,31 @@ pub struct GatedDeltaOptions {
 /// What a negative slot means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NegativeSlots {
-    /// The sequence is padding: its output is 0, and nothing is written for it. A negative slot to write to alone leaves the output
-    /// as it is.
+    /// The sequence is padding: its output is 0, and nothing is written for it. If only the slot to
+    /// write to is negative, the output is computed as usual.
     #[default]
     Skip,
-    /// Slot 0, which holds nothing of value: it is read and written. Where several sequences write to it, it keeps parts of the states
-    /// of any of them, and what they put out is that of what they find.
+    /// The slot is slot 0, which holds nothing of value: it is read and written. Where several
+    /// sequences write to it, it keeps parts of the states of any of them, and their outputs are
+    /// computed from whatever they find there.
     NullSlot0,
 }
 
-/// Which states are kept, and where.
+/// Which states are stored, and where.
 #[derive(Clone, Debug, Default)]
 // Tensors are large, and there is one of these per call.
 #[allow(clippy::large_enum_variant)]
 pub enum StateUpdate {
-    /// The one after the last token, in the pool.
+    /// Stores the state after the last token in the pool.
     #[default]
     Last,
-    /// The one after as many tokens as accepted, `[batch]`, in the pool. Of 0 or fewer: as read; of more than there are tokens:
-    /// after the last, where that is not an error.
+    /// Stores the state after the given number of accepted tokens, `[batch]`, in the pool. With 0
+    /// or fewer, that is the state as read. With more than there are tokens, it is the state after
+    /// the last one, where that is not an error.
     Accepted(Tensor<1, Int>),
-    /// All of them, in a tensor of their own. The pool stays as it is.
+    /// Returns all states in a separate tensor. The pool stays unchanged.
     Intermediate,
-    /// None. The pool stays as it is.
+    /// Stores no state. The pool stays unchanged.
     Discard,
 }
 
@@ -56,36 +58,37 @@ impl Default for GatedDeltaOptions {
 }
 
 impl GatedDeltaOptions {
-    /// Queries scaled by `width^-0.5` and normalised like the keys, softplus up to 20, padding skipped, and the last state kept.
+    /// Default options: queries scaled by `width^-0.5` and normalised like the keys, a softplus
+    /// threshold of 20, padding skipped, and the last state stored.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The factor of the queries, in place of `width^-0.5`.
+    /// Sets the factor of the queries, in place of `width^-0.5`.
     pub fn with_scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
         self
     }
 
-    /// Whether queries and keys are divided by `sqrt(sum(x²) + 1e-6)`.
+    /// Sets whether queries and keys are divided by `sqrt(sum(x²) + 1e-6)`.
     pub fn with_l2_norm(mut self, l2_norm: bool) -> Self {
         self.l2_norm = l2_norm;
         self
     }
 
-    /// Beyond which softplus is the identity.
+    /// Sets the value beyond which softplus is the identity.
     pub fn with_softplus_threshold(mut self, threshold: f64) -> Self {
         self.softplus_threshold = threshold;
         self
     }
 
-    /// What a negative slot means.
+    /// Sets what a negative slot means.
     pub fn with_negative_slots(mut self, negative_slots: NegativeSlots) -> Self {
         self.negative_slots = negative_slots;
         self
     }
 
-    /// Which states are kept, and where.
+    /// Sets which states are stored, and where.
     pub fn with_update(mut self, update: StateUpdate) -> Self {
         self.update = update;
         self

@@ -1,7 +1,8 @@
 //! The gated delta rule in plain tensor operations.
 //!
-//! Tokens go one after the other, as the recurrence does, and every operation has the shape that it has for one token: several at
-//! once get the bits that they get one by one, as long as the state is not rounded in between.
+//! Tokens are processed one after the other, as in the recurrence, and every operation has the
+//! shape that it has for one token. So several tokens at once give the same bits as one by one, as
+//! long as the state is not rounded in between.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -11,29 +12,30 @@ use super::NORM_EPSILON;
 use super::backend::Recurrence;
 use crate::reference::{bool_dtype, log1p};
 
-/// Of slots.
+/// The dtype of slots.
 const INT: IntDType = IntDType::I32;
 
-/// Slots that can be read.
+/// Slots clamped to the pool, and which of them are skipped.
 struct Slots<B: Backend> {
     /// `[batch]`, in range.
-    places: IntTensor<B>,
-    /// `[batch]`: of which there is nothing to read or write.
+    indices: IntTensor<B>,
+    /// `[batch]`: true where there is nothing to read or write.
     skipped: BoolTensor<B>,
 }
 
 impl<B: Backend> Slots<B> {
     fn new(slots: IntTensor<B>, count: usize, null_slot: bool) -> Self {
         let mask_dtype = bool_dtype::<B>(&slots.device());
-        // In their own dtype: another may make one that is out of range one that is not.
-        let places = B::int_clamp(slots.clone(), 0.into(), (count as i64 - 1).into());
+        // Clamp in the dtype of the slots: a cast could turn a slot that is out of range into one
+        // that is not.
+        let indices = B::int_clamp(slots.clone(), 0.into(), (count as i64 - 1).into());
         let skipped = if null_slot {
             B::int_greater_equal_elem(slots, (count as i64).into(), mask_dtype)
         } else {
-            B::int_not_equal(places.clone(), slots, mask_dtype)
+            B::int_not_equal(indices.clone(), slots, mask_dtype)
         };
         Self {
-            places: B::int_cast(places, INT),
+            indices: B::int_cast(indices, INT),
             skipped,
         }
     }
@@ -52,16 +54,16 @@ pub(super) fn update<B: Backend>(
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let read = Slots::read(&recurrence, &pool);
     let first = initial::<B>(&pool, &read);
-    let mut kept = first.clone();
+    let mut saved = first.clone();
     let outputs = steps::<B>(&recurrence, first, &read, |token, state| {
-        kept = match &accepted_steps {
+        saved = match &accepted_steps {
             None => state.clone(),
             Some(accepted) => {
                 let mask_dtype = bool_dtype::<B>(&accepted.device());
                 let bound = (token as i64 + 1).into();
                 let reached = B::int_greater_equal_elem(accepted.clone(), bound, mask_dtype);
-                let reached = over::<B>(reached, &state.shape());
-                B::float_mask_where(kept.clone(), reached, state.clone())
+                let reached = expand_mask::<B>(reached, &state.shape());
+                B::float_mask_where(saved.clone(), reached, state.clone())
             }
         };
     });
@@ -73,7 +75,7 @@ pub(super) fn update<B: Backend>(
             write
         }
     };
-    (outputs, written::<B>(pool, kept, write))
+    (outputs, write_states::<B>(pool, saved, write))
 }
 
 pub(super) fn states<B: Backend>(
@@ -85,7 +87,7 @@ pub(super) fn states<B: Backend>(
     let mut states = Vec::new();
     let outputs = steps::<B>(&recurrence, first, &read, |_, state| {
         let [batch, heads, channels, width] = state.shape().dims();
-        let state = dropped::<B>(state.clone(), &read.skipped);
+        let state = mask_skipped::<B>(state.clone(), &read.skipped);
         let state = B::float_cast(state, pool.dtype().into());
         states.push(B::float_reshape(
             state,
@@ -104,11 +106,11 @@ pub(super) fn outputs<B: Backend>(
 }
 
 fn initial<B: Backend>(pool: &FloatTensor<B>, slots: &Slots<B>) -> FloatTensor<B> {
-    let states = B::float_select(pool.clone(), 0, slots.places.clone());
+    let states = B::float_select(pool.clone(), 0, slots.indices.clone());
     B::float_cast(states, FloatDType::F32)
 }
 
-/// The outputs; `after` sees each token and the f32 states `[batch, value heads, channels, width]` after it.
+/// Runs all tokens from an initial state. Calls `after` with each token and the state after it.
 fn steps<B: Backend>(
     recurrence: &Recurrence<B>,
     mut state: FloatTensor<B>,
@@ -121,13 +123,13 @@ fn steps<B: Backend>(
         let output;
         (output, state) = recurrence.step(token, state.clone());
         after(token, &state);
-        B::float_cast(dropped::<B>(output, &slots.skipped), dtype)
+        B::float_cast(mask_skipped::<B>(output, &slots.skipped), dtype)
     });
     B::float_cat(outputs.collect(), 1)
 }
 
 impl<B: Backend> Recurrence<B> {
-    /// The output `[batch, 1, value heads, channels]` and the next state.
+    /// Returns the output `[batch, 1, value heads, channels]` and the next state.
     fn step(&self, token: usize, state: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
         let shape = state.shape();
         let [batch, heads, channels, _] = shape.dims();
@@ -137,7 +139,7 @@ impl<B: Backend> Recurrence<B> {
         ));
         let k = self.of_value_heads(self.normalized(&self.k, token));
         let v = B::float_reshape(
-            one::<B>(&self.v, token),
+            token_slice::<B>(&self.v, token),
             Shape::new([batch, heads, channels, 1]),
         );
         let full = |tensor: FloatTensor<B>| B::float_expand(tensor, shape.clone());
@@ -152,9 +154,9 @@ impl<B: Backend> Recurrence<B> {
         (output, state)
     }
 
-    /// Of queries or keys: `[batch, 1, heads, width]`.
+    /// Queries or keys of one token, normalised if asked for: `[batch, 1, heads, width]`.
     fn normalized(&self, rows: &FloatTensor<B>, token: usize) -> FloatTensor<B> {
-        let rows = one::<B>(rows, token);
+        let rows = token_slice::<B>(rows, token);
         if !self.l2_norm {
             return rows;
         }
@@ -164,7 +166,8 @@ impl<B: Backend> Recurrence<B> {
         B::float_mul(rows, inverse)
     }
 
-    /// `[batch, 1, heads, width]` to `[batch, value heads, 1, width]`: neighbours share a head.
+    /// `[batch, 1, heads, width]` to `[batch, value heads, 1, width]`: neighbouring value heads
+    /// share a head.
     fn of_value_heads(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
         let [batch, _, heads, width] = rows.shape().dims();
         let value_heads = self.v.shape()[2];
@@ -176,7 +179,7 @@ impl<B: Backend> Recurrence<B> {
 
     /// `exp(-exp(a_log) * softplus(a + dt_bias))`: `[batch, value heads, 1, 1]`.
     fn decay(&self, token: usize) -> FloatTensor<B> {
-        let a = one::<B>(&self.a, token);
+        let a = token_slice::<B>(&self.a, token);
         let shape = a.shape();
         let [batch, _, heads] = shape.dims();
         let of_heads = |tensor: &FloatTensor<B>| {
@@ -200,7 +203,7 @@ impl<B: Backend> Recurrence<B> {
 
     /// `1 / (1 + exp(-b))`: `[batch, value heads, 1, 1]`.
     fn beta(&self, token: usize) -> FloatTensor<B> {
-        let b = one::<B>(&self.b, token);
+        let b = token_slice::<B>(&self.b, token);
         let [batch, _, heads] = b.shape().dims();
         let beta = B::float_recip(B::float_add_scalar(
             B::float_exp(B::float_neg(b)),
@@ -210,10 +213,11 @@ impl<B: Backend> Recurrence<B> {
     }
 }
 
-/// The pool with the states where they belong.
+/// Writes the states to their slots of the pool.
 ///
-/// One after the other: a sequence that is skipped puts back what its place holds by then, which may be another's new state.
-fn written<B: Backend>(
+/// Sequences are processed one after the other: a skipped sequence writes back what its slot holds
+/// at that time, which may be the new state of another sequence.
+fn write_states<B: Backend>(
     mut pool: FloatTensor<B>,
     states: FloatTensor<B>,
     slots: Slots<B>,
@@ -225,31 +229,31 @@ fn written<B: Backend>(
         let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
         ranges[0] = own;
         let state = B::float_slice(states.clone(), &ranges);
-        let place = B::int_slice(slots.places.clone(), &[own]);
-        let held = B::float_select(pool.clone(), 0, place.clone());
+        let index = B::int_slice(slots.indices.clone(), &[own]);
+        let held = B::float_select(pool.clone(), 0, index.clone());
         let skipped = B::bool_slice(slots.skipped.clone(), &[own]);
-        let skipped = over::<B>(skipped, &state.shape());
+        let skipped = expand_mask::<B>(skipped, &state.shape());
         let state = B::float_mask_where(state, skipped, held);
-        pool = B::float_select_assign(pool, 0, place, state, IndexingUpdateOp::Assign);
+        pool = B::float_select_assign(pool, 0, index, state, IndexingUpdateOp::Assign);
     }
     pool
 }
 
-/// Zeros in place of the rows of skipped sequences, whatever those hold.
-fn dropped<B: Backend>(rows: FloatTensor<B>, skipped: &BoolTensor<B>) -> FloatTensor<B> {
-    let skipped = over::<B>(skipped.clone(), &rows.shape());
+/// Replaces the rows of skipped sequences by zeros, whatever they hold.
+fn mask_skipped<B: Backend>(rows: FloatTensor<B>, skipped: &BoolTensor<B>) -> FloatTensor<B> {
+    let skipped = expand_mask::<B>(skipped.clone(), &rows.shape());
     B::float_mask_fill(rows, skipped, 0.0.into())
 }
 
-/// A mask of sequences, for each of their elements.
-fn over<B: Backend>(mask: BoolTensor<B>, shape: &Shape) -> BoolTensor<B> {
+/// Expands a mask of sequences to all elements of the shape.
+fn expand_mask<B: Backend>(mask: BoolTensor<B>, shape: &Shape) -> BoolTensor<B> {
     let mut single = vec![1; shape.num_dims()];
     single[0] = shape[0];
     B::bool_expand(B::bool_reshape(mask, Shape::from(single)), shape.clone())
 }
 
-/// The part of one token, in f32.
-fn one<B: Backend>(tensor: &FloatTensor<B>, token: usize) -> FloatTensor<B> {
+/// The slice of one token, in f32.
+fn token_slice<B: Backend>(tensor: &FloatTensor<B>, token: usize) -> FloatTensor<B> {
     let shape = tensor.shape();
     let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
     ranges[1] = (token..token + 1).into();

@@ -1,4 +1,4 @@
-//! What the gated delta rule asks of its arguments.
+//! Checks of the arguments of the gated delta rule.
 
 use std::collections::HashMap;
 
@@ -151,7 +151,7 @@ fn check_host_values(
             } else {
                 "read_slots"
             };
-            expect_own(argument, &read, write.as_ref().unwrap_or(&read), skips)
+            expect_exclusive(argument, &read, write.as_ref().unwrap_or(&read), skips)
         }
         StateUpdate::Intermediate | StateUpdate::Discard => Ok(()),
     }
@@ -173,8 +173,8 @@ fn expect_in_pool(argument: &'static str, slots: &[i64], count: usize) -> Result
     }
 }
 
-/// Refuses a slot that one sequence writes to and another uses.
-fn expect_own(
+/// Rejects a slot that one sequence writes to and another uses.
+fn expect_exclusive(
     argument: &'static str,
     read: &[i64],
     write: &[i64],

@@ -6,7 +6,7 @@ use super::{Sinkhorn, reference};
 use crate::matmul::SmallMOps;
 use crate::norm::NormOps;
 
-/// What is to be spread over the streams before they are used.
+/// The output that is to be spread over the streams before they are used.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum PendingOutput<B: Backend> {
@@ -21,7 +21,8 @@ pub enum PendingOutput<B: Backend> {
     },
 }
 
-/// What [`collapse_norm`](super::collapse_norm) and [`head_norm`](super::head_norm) read, as backends see it.
+/// The inputs of [`collapse_norm`](super::collapse_norm) and [`head_norm`](super::head_norm), as
+/// backends see them.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Mix<B: Backend> {
@@ -29,27 +30,30 @@ pub struct Mix<B: Backend> {
     pub streams: FloatTensor<B>,
     /// `[rows, n·d]`.
     pub function: FloatTensor<B>,
-    /// f32, of every coefficient.
+    /// f32, one value for each coefficient.
     pub base: FloatTensor<B>,
-    /// f32, of every coefficient or of all.
+    /// f32, one value for each coefficient or one for all.
     pub scale: FloatTensor<B>,
-    /// Of the norm, `[d]`.
+    /// The weight of the norm, `[d]`.
     pub weight: FloatTensor<B>,
-    /// Of the norm.
+    /// The epsilon of the norm.
     pub epsilon: f64,
 }
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// The backend operations of this family. The default bodies are the reference.
 ///
-/// No tensor that gets here is empty. `projected` is `function · v` of every token, f32.
+/// No tensor passed to these methods is empty. `projected` is `function · v` of every token, f32.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
 pub trait HyperConnectionOps: SmallMOps + NormOps {
-    /// See [`collapse`](super::collapse). The second result has all coefficients, `[tokens, (2 + n)·n]`.
-    #[fusion(meta = |streams, projected, _base, _scale, _sinkhorn| (fusion::collapsed(streams), projected.clone()))]
+    /// See [`collapse`](super::collapse). The second result has all coefficients,
+    /// `[tokens, (2 + n)·n]`.
+    #[fusion(meta = |streams, projected, _base, _scale, _sinkhorn| {
+        (fusion::collapsed(streams), projected.clone())
+    })]
     fn hyper_collapse(
         streams: FloatTensor<Self>,
         projected: FloatTensor<Self>,
@@ -71,7 +75,9 @@ pub trait HyperConnectionOps: SmallMOps + NormOps {
     }
 
     /// See [`head`](super::head).
-    #[fusion(meta = |streams, _projected, _base, _scale, _epsilon, _norm_epsilon| fusion::collapsed(streams))]
+    #[fusion(meta = |streams, _projected, _base, _scale, _epsilon, _norm_epsilon| {
+        fusion::collapsed(streams)
+    })]
     fn hyper_head(
         streams: FloatTensor<Self>,
         projected: FloatTensor<Self>,
@@ -83,7 +89,8 @@ pub trait HyperConnectionOps: SmallMOps + NormOps {
         reference::head::<Self>(streams, projected, base, scale, epsilon, norm_epsilon)
     }
 
-    /// See [`collapse_norm`](super::collapse_norm): the streams, the input, its norm and all coefficients.
+    /// See [`collapse_norm`](super::collapse_norm). Returns the streams, the input, its norm and
+    /// all coefficients.
     #[fusion(meta = |_pending, mix, _sinkhorn| fusion::normed(mix))]
     fn hyper_collapse_norm(
         #[extension_type] pending: PendingOutput<Self>,
@@ -182,7 +189,7 @@ impl HyperConnectionOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// What fusion has to know about the outputs before the operators run.
+/// Output shapes and dtypes that fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use burn::backend::fusion::custom::TensorSpec;

@@ -3,7 +3,8 @@ use burn::tensor::{DType, Tensor};
 use crate::OpError;
 use crate::validation::{expect_device, expect_dtype, expect_shape};
 
-/// The coefficients of one sub-layer, f32: what [`collapse`](super::collapse) returns and [`expand`](super::expand) takes.
+/// The coefficients of one sub-layer, f32. [`collapse`](super::collapse) returns them, and
+/// [`expand`](super::expand) takes them.
 #[derive(Clone, Debug)]
 pub struct Coefficients {
     values: Tensor<2>,
@@ -11,7 +12,7 @@ pub struct Coefficients {
 }
 
 impl Coefficients {
-    /// Coefficients from elsewhere than [`collapse`](super::collapse).
+    /// Makes coefficients that do not come from [`collapse`](super::collapse).
     ///
     /// # Errors
     ///
@@ -43,7 +44,8 @@ impl Coefficients {
         Self { values, streams }
     }
 
-    /// [`pre`](Self::pre), [`post`](Self::post) and [`comb`](Self::comb) of a token side by side, as they are kept: `[tokens, (2 + n)·n]`.
+    /// [`pre`](Self::pre), [`post`](Self::post) and [`comb`](Self::comb) of a token side by side,
+    /// as they are stored: `[tokens, (2 + n)·n]`.
     pub fn packed(&self) -> Tensor<2> {
         self.values.clone()
     }
@@ -63,7 +65,7 @@ impl Coefficients {
         self.columns(self.streams..2 * self.streams)
     }
 
-    /// Mixing matrix, rows are sources and columns targets: `[tokens, n, n]`.
+    /// Mixing matrix with a row for each source and a column for each target: `[tokens, n, n]`.
     pub fn comb(&self) -> Tensor<3> {
         let n = self.streams;
         let [tokens, _] = self.values.dims();

@@ -1,17 +1,19 @@
-//! A sub-layer's way in as few launches as it takes: the last sub-layer's output is spread together with the projection of what comes
-//! of it, and what the projection gives is used together with the norm that follows.
+//! The work between two sub-layers in as few launches as possible. One launch spreads the last
+//! sub-layer's output and projects the new streams. The next one uses the projection and takes the
+//! norm that follows.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 use super::backend::{HyperConnectionOps, Mix, PendingOutput};
 use super::{
-    Coefficients, Sinkhorn, Streams, expect_output, expect_parameters, expect_sinkhorn, nothing,
+    Coefficients, Sinkhorn, Streams, empty_output, expect_output, expect_parameters,
+    expect_sinkhorn,
 };
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape};
 
-/// The RMS norm of what streams are collapsed to, see [`rms_norm`](crate::norm::rms_norm).
+/// The RMS norm of the collapsed streams, see [`rms_norm`](crate::norm::rms_norm).
 #[derive(Clone, Debug)]
 pub struct Norm {
     /// Weight of each channel: `[d]`, f32 / f16 / bf16.
@@ -20,29 +22,32 @@ pub struct Norm {
     pub epsilon: f64,
 }
 
-/// What [`collapse_norm`] makes of streams.
+/// The results of [`collapse_norm`].
 #[derive(Clone, Debug)]
 pub struct Collapsed {
     /// The streams, with nothing pending: `[tokens, n, d]`.
     pub streams: Tensor<3>,
-    /// What they are collapsed to: `[tokens, d]`, the dtype of the streams.
+    /// The collapsed streams: `[tokens, d]`, the dtype of the streams.
     pub input: Tensor<2>,
-    /// Its norm: `[tokens, d]`, the dtype of the streams.
+    /// The norm of `input`: `[tokens, d]`, the dtype of the streams.
     pub normed: Tensor<2>,
-    /// How the output of the sub-layer is to be spread.
+    /// The coefficients with which the output of the sub-layer is to be spread.
     pub coefficients: Coefficients,
 }
 
-/// [`expand`](super::expand) of what is pending, [`collapse`](super::collapse) and [`rms_norm`](crate::norm::rms_norm), in two launches
-/// where there are kernels and no more than [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens.
+/// Runs [`expand`](super::expand) on a pending output, then [`collapse`](super::collapse) and
+/// [`rms_norm`](crate::norm::rms_norm). Where there are kernels, and for up to
+/// [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens, that takes two launches.
 ///
-/// Everything is rounded where these three round it: the expanded streams, which the projection reads as they are after that, the
-/// collapsed input, whose norm is taken after that, and the norm. The projection is summed in another order than by [`collapse`](
-/// super::collapse), but in one order for every token.
+/// Everything is rounded where these three operators round it. The projection reads the expanded
+/// streams after they are rounded, and the norm is taken of the collapsed input after it is
+/// rounded. The projection is summed in another order than by [`collapse`](super::collapse), but in
+/// the same order for every token.
 ///
 /// # Shapes and dtypes
 ///
-/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16; what is pending may be of another of these dtypes
+/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16; the pending output may have another of these
+///   dtypes
 /// - `function`: `[(2 + n)·n, n·d]`, any of these
 /// - `base`, `scale`: `[(2 + n)·n]`, f32, as for [`collapse`](super::collapse)
 /// - `norm`: its weight is `[d]`, any of these
@@ -54,12 +59,13 @@ pub struct Collapsed {
 ///
 /// # Source
 ///
-/// DeepSeek-V4 `inference/model.py`, `Block.hc_post`, `Block.hc_pre` and the `RMSNorm` that follows.
+/// DeepSeek-V4 `inference/model.py`, `Block.hc_post`, `Block.hc_pre` and the `RMSNorm` that
+/// follows.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no iterations, and for an epsilon that
-/// is negative or NaN.
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no
+/// iterations, and for an epsilon that is negative or NaN.
 pub fn collapse_norm(
     streams: Streams,
     function: Tensor<2>,
@@ -77,8 +83,8 @@ pub fn collapse_norm(
         let streams = streams.ready()?;
         let coefficients = Tensor::zeros([0, count], (&streams.device(), DType::F32));
         return Ok(Collapsed {
-            input: nothing(&streams),
-            normed: nothing(&streams),
+            input: empty_output(&streams),
+            normed: empty_output(&streams),
             coefficients: Coefficients::from_packed(coefficients, n),
             streams,
         });
@@ -95,12 +101,14 @@ pub fn collapse_norm(
     })
 }
 
-/// [`expand`](super::expand) of what is pending, [`head`](super::head) and [`rms_norm`](crate::norm::rms_norm): what a model's output
-/// matrix takes, as few launches as [`collapse_norm`] and rounded like it.
+/// Runs [`expand`](super::expand) on a pending output, then [`head`](super::head) and
+/// [`rms_norm`](crate::norm::rms_norm). The result is the input of a model's output matrix. It
+/// takes as few launches as [`collapse_norm`] and rounds like it.
 ///
 /// # Shapes and dtypes
 ///
-/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16; what is pending may be of another of these dtypes
+/// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16; the pending output may have another of these
+///   dtypes
 /// - `function`: `[n, n·d]`, any of these
 /// - `base`: `[n]`, `scale`: `[1]`, f32
 /// - `epsilon`, `norm_epsilon`: as for [`head`](super::head)
@@ -113,8 +121,8 @@ pub fn collapse_norm(
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and for an epsilon that is negative or
-/// NaN.
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and
+/// for an epsilon that is negative or NaN.
 pub fn head_norm(
     streams: Streams,
     function: Tensor<2>,
@@ -130,7 +138,7 @@ pub fn head_norm(
     expect_not_negative("norm_epsilon", norm_epsilon)?;
     expect_rest(&streams, &norm)?;
     if tokens == 0 {
-        return Ok(nothing(streams.tensor()));
+        return Ok(empty_output(streams.tensor()));
     }
     let (streams, pending) = split(streams);
     let mix = mix(streams, function, base, scale, norm);
@@ -142,7 +150,7 @@ pub fn head_norm(
     )))
 }
 
-/// What is expected of the arguments that the operators have besides those of the operators that they consist of.
+/// Checks the arguments that only the fused operators have.
 fn expect_rest(streams: &Streams, norm: &Norm) -> Result<(), OpError> {
     let [_, _, d] = streams.dims();
     if let Streams::Pending {

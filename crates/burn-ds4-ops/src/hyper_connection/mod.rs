@@ -1,15 +1,17 @@
-//! Manifold-constrained hyper-connections (mHC): several residual streams, mixed around every sub-layer.
+//! Manifold-constrained hyper-connections (mHC): several residual streams, mixed around every
+//! sub-layer.
 //!
-//! A model keeps `n` streams of width `d` per token. Before a sub-layer they are collapsed into one input, after it the output
-//! is spread over the streams, which are mixed with one another by a doubly stochastic matrix. All coefficients are functions
-//! of the streams themselves.
+//! A model keeps `n` streams of width `d` for each token. Before a sub-layer they are collapsed
+//! into one input. After it, the output is spread over the streams, which are mixed with one
+//! another by a doubly stochastic matrix. All coefficients are functions of the streams themselves.
 //!
-//! [`collapse`], [`expand`] and [`head`] are one of these steps each. A model that takes one after the other is faster with
-//! [`collapse_norm`] and [`head_norm`], which leave the end of a sub-layer to the beginning of the next: [`Streams`] says what is
-//! pending.
+//! [`collapse`], [`expand`] and [`head`] are one of these steps each. A model that runs them one
+//! after the other is faster with [`collapse_norm`] and [`head_norm`]. These leave the end of a
+//! sub-layer to the beginning of the next: [`Streams`] holds what is pending.
 //!
-//! Streams are read and written in their own dtype; whatever is computed is computed in f32, and rounded once. On devices that run the
-//! kernels, a token's result has the same bits with up to [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens as alone.
+//! Streams are read and written in their own dtype. All arithmetic is in f32, and each result is
+//! rounded once. On devices that run the kernels, a token's result has the same bits with up to
+//! [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens as alone.
 
 mod backend;
 mod coefficients;
@@ -46,17 +48,20 @@ pub struct Sinkhorn {
     pub norm_epsilon: f64,
 }
 
-/// Computes the coefficients from the streams, and collapses the streams into the input of the sub-layer.
+/// Computes the coefficients from the streams, and collapses the streams into the input of the
+/// sub-layer.
 ///
-/// With `v` all streams of a token side by side and `m = function · v / rms(v)`:
-/// `pre = sigmoid(m[..n]·scale + base) + eps`, `post = 2·sigmoid(..)`, and `comb` is the row softmax of the rest plus `eps`,
-/// normalised over columns and then alternately over rows and columns. The input is `Σ_i pre[i] · streams[i]`.
+/// Let `v` be all streams of a token side by side and `m = function · v / rms(v)`. Then
+/// `pre = sigmoid(m[..n]·scale + base) + eps` and `post = 2·sigmoid(..)`. `comb` is the row softmax
+/// of the rest plus `eps`, normalised over columns and then alternately over rows and columns. The
+/// input is `Σ_i pre[i] · streams[i]`.
 ///
 /// # Shapes and dtypes
 ///
 /// - `streams`: `[tokens, n, d]`, f32 / f16 / bf16
 /// - `function`: `[(2 + n)·n, n·d]`, any of these
-/// - `base`, `scale`: `[(2 + n)·n]`, f32, `scale` being the three released scales repeated n, n and n·n times
+/// - `base`, `scale`: `[(2 + n)·n]`, f32, where `scale` is the three released scales repeated n, n
+///   and n·n times
 /// - input: `[tokens, d]`, the dtype of `streams`
 ///
 /// # Special values
@@ -69,8 +74,8 @@ pub struct Sinkhorn {
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no iterations, and for an epsilon that
-/// is negative or NaN.
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no
+/// iterations, and for an epsilon that is negative or NaN.
 pub fn collapse(
     streams: Tensor<3>,
     function: Tensor<2>,
@@ -84,7 +89,10 @@ pub fn collapse(
     expect_sinkhorn(sinkhorn)?;
     let projected = project(&streams, function)?;
     if streams.dims()[0] == 0 {
-        return Ok((nothing(&streams), Coefficients::from_packed(projected, n)));
+        return Ok((
+            empty_output(&streams),
+            Coefficients::from_packed(projected, n),
+        ));
     }
     let (input, coefficients) = Dispatch::hyper_collapse(
         streams.into_dispatch(),
@@ -128,7 +136,8 @@ pub fn expand(
     )))
 }
 
-/// Collapses the streams at the end of a model: `Σ_i (sigmoid(m[i]·scale + base[i]) + eps) · streams[i]`, `m` as in [`collapse`].
+/// Collapses the streams at the end of a model: `Σ_i (sigmoid(m[i]·scale + base[i]) + eps) ·
+/// streams[i]`, with `m` as in [`collapse`].
 ///
 /// # Shapes and dtypes
 ///
@@ -143,8 +152,8 @@ pub fn expand(
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and for an epsilon that is negative or
-/// NaN.
+/// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and
+/// for an epsilon that is negative or NaN.
 pub fn head(
     streams: Tensor<3>,
     function: Tensor<2>,
@@ -158,7 +167,7 @@ pub fn head(
     expect_not_negative("epsilon", epsilon)?;
     expect_not_negative("norm_epsilon", norm_epsilon)?;
     if tokens == 0 {
-        return Ok(nothing(&streams));
+        return Ok(empty_output(&streams));
     }
     let projected = project(&streams, function)?;
     Ok(Tensor::from_dispatch(Dispatch::hyper_head(
@@ -171,7 +180,7 @@ pub fn head(
     )))
 }
 
-/// `function · v` of every token in f32, `v` being all its streams side by side.
+/// `function · v` of every token in f32, where `v` is all its streams side by side.
 fn project(streams: &Tensor<3>, function: Tensor<2>) -> Result<Tensor<2>, OpError> {
     let [tokens, n, d] = streams.dims();
     let options = SmallMOptions {
@@ -181,8 +190,8 @@ fn project(streams: &Tensor<3>, function: Tensor<2>) -> Result<Tensor<2>, OpErro
     small_m_matmul(streams.clone().reshape([tokens, n * d]), function, options)
 }
 
-/// What no tokens collapse to.
-fn nothing(streams: &Tensor<3>) -> Tensor<2> {
+/// The collapsed streams of no tokens.
+fn empty_output(streams: &Tensor<3>) -> Tensor<2> {
     let [_, _, d] = streams.dims();
     Tensor::zeros([0, d], (&streams.device(), streams.dtype()))
 }

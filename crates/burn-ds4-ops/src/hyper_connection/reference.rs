@@ -1,4 +1,5 @@
-//! Hyper-connections in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
+//! Hyper-connections in plain tensor operations. They are generic over the backend, because they
+//! are the default bodies of the operators' backend trait.
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
@@ -138,7 +139,7 @@ pub(super) fn expand<B: MatmulOps>(
     B::float_cast(B::float_add(mixed, own), dtype.into())
 }
 
-/// `projected / rms(v) · scale + base`, `v` being all streams of a token side by side.
+/// `projected / rms(v) · scale + base`, where `v` is all streams of a token side by side.
 fn mixes<B: MatmulOps>(
     streams: FloatTensor<B>,
     projected: FloatTensor<B>,

@@ -3,26 +3,27 @@ use burn::tensor::{Device, Tensor};
 use super::{Coefficients, expand};
 use crate::OpError;
 
-/// The residual streams of some tokens, `[tokens, n, d]`, as they are between two sub-layers.
+/// The residual streams of some tokens between two sub-layers, `[tokens, n, d]`.
 ///
-/// Whoever needs them next can spread the last sub-layer's output together with what it does itself, see
-/// [`collapse_norm`](super::collapse_norm) and [`head_norm`](super::head_norm). Whoever needs the tensor asks for it:
-/// [`ready`](Self::ready).
+/// The next operator can spread the last sub-layer's output together with its own work, see
+/// [`collapse_norm`](super::collapse_norm) and [`head_norm`](super::head_norm). Code that needs the
+/// tensor itself calls [`ready`](Self::ready).
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "one of these is moved from block to block"
 )]
 pub enum Streams {
-    /// All is done.
+    /// Nothing is pending.
     Ready(Tensor<3>),
-    /// The output of a sub-layer is still to be spread over the streams before it, as [`expand`] does.
+    /// The output of a sub-layer is still to be spread over the streams before it, as [`expand`]
+    /// does.
     Pending {
-        /// What the sub-layer has made of its input: `[tokens, d]`, f32 / f16 / bf16.
+        /// The output of the sub-layer: `[tokens, d]`, f32 / f16 / bf16.
         output: Tensor<2>,
-        /// The streams before it: `[tokens, n, d]`, any of these.
+        /// The streams before the sub-layer: `[tokens, n, d]`, any of these.
         streams: Tensor<3>,
-        /// Their coefficients.
+        /// The coefficients of the sub-layer.
         coefficients: Coefficients,
     },
 }
@@ -33,12 +34,12 @@ impl Streams {
         self.tensor().dims()
     }
 
-    /// Where they are.
+    /// The device of the streams.
     pub fn device(&self) -> Device {
         self.tensor().device()
     }
 
-    /// The streams after the last sub-layer.
+    /// Returns the streams after the last sub-layer. Spreads its output first if that is pending.
     ///
     /// # Errors
     ///
@@ -54,7 +55,7 @@ impl Streams {
         }
     }
 
-    /// The newest that there are, which have the shape, dtype and device of those to come.
+    /// The newest streams that exist. They have the shape, dtype and device of the pending ones.
     pub(super) fn tensor(&self) -> &Tensor<3> {
         match self {
             Self::Ready(streams) | Self::Pending { streams, .. } => streams,

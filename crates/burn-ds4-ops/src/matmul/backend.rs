@@ -27,8 +27,9 @@ pub trait MatmulOps: Backend {
 
 #[cfg(feature = "flex")]
 impl MatmulOps for burn::backend::Flex {
-    /// A few rows one by one, so that none depends on the others. For two or more, the CPU's product first copies all of `rhs` into its
-    /// own layout, which takes longer than streaming `rhs` once for each.
+    /// Multiplies a small number of rows one by one, so that the result is row-invariant. For two
+    /// or more rows, the CPU's product would first copy all of `rhs` into its own layout, which
+    /// takes longer than streaming `rhs` once for each.
     fn precise_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         use burn::backend::ops::FloatTensorOps;
 
@@ -53,7 +54,7 @@ impl MatmulOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// Extension of Burn's backends by products of a few rows; the default body is the reference.
+/// Extension of Burn's backends by small-M products; the default body is the reference.
 ///
 /// No tensor that gets here is empty.
 #[backend_extension(
@@ -73,8 +74,9 @@ pub trait SmallMOps: MatmulOps {
         reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
     }
 
-    /// See [`small_m_matmul_group`](super::small_m_matmul_group), for no more rows than are invariant; the products with each of `weights`,
-    /// which are of one dtype, are where [`group_layout`] says.
+    /// See [`small_m_matmul_group`](super::small_m_matmul_group), for at most as many rows as are
+    /// invariant. The `weights` have one dtype; the products with each are laid out as
+    /// [`group_layout`] says.
     #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
     fn small_m_matmul_group(
         x: FloatTensor<Self>,
@@ -117,7 +119,8 @@ impl SmallMOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// Elements from the beginning of one matrix's products to the next's are a multiple of this: a view of so many of them needs no copy.
+/// The products of each matrix begin at a multiple of this many elements, so that a view of them
+/// needs no copy.
 const GROUP_ALIGNMENT: usize = 256;
 
 /// Where each matrix's products with `rows` rows begin, and the length of all of them.

@@ -1,7 +1,8 @@
 //! Matrix products without a loss of precision.
 //!
-//! Burn multiplies f32 matrices in TF32 (ten bits of mantissa) on GPUs whose tensor cores offer it. That is an error of 1e-3 where
-//! routers and indexers decide by differences of 1e-4, so the model multiplies through this operator instead.
+//! On GPUs whose tensor cores offer it, Burn multiplies f32 matrices in TF32 (ten bits of
+//! mantissa). That is an error of 1e-3 where routers and indexers decide by differences of 1e-4, so
+//! the model multiplies through this operator instead.
 
 mod backend;
 #[cfg(feature = "cube")]
@@ -25,7 +26,8 @@ pub use small_m::{
     INVARIANT_ROWS, MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group,
 };
 
-/// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and summed in f32 on every device.
+/// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and
+/// summed in f32 on every device.
 ///
 /// # Shapes and dtypes
 ///
@@ -41,7 +43,8 @@ pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
     assert!(D >= 2, "matmul: operands must have at least two dimensions");
     assert!(
         left[..D - 2] == right[..D - 2] && left[D - 1] == right[D - 2],
-        "matmul: lhs {left:?} and rhs {right:?} must have equal leading dimensions and a common inner dimension"
+        "matmul: lhs {left:?} and rhs {right:?} must have equal leading dimensions and a common \
+         inner dimension"
     );
     assert_eq!(
         lhs.dtype(),

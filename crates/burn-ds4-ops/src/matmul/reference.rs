@@ -19,13 +19,13 @@ pub(super) fn small_m_matmul<B: MatmulOps>(
     let product = if rows > invariant_rows {
         B::precise_matmul(x, weight)
     } else {
-        // A device's own product may choose the order of its sums by the number of rows.
+        // A device's own product may order its sums by the number of rows.
         one_by_one::<B>(x, |row| B::precise_matmul(row, weight.clone()))
     };
     B::float_cast(product, dtype)
 }
 
-/// What `product` makes of each row of a matrix by itself.
+/// Applies `product` to each row of a matrix by itself.
 pub(super) fn one_by_one<B: Backend>(
     lhs: FloatTensor<B>,
     product: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
@@ -38,7 +38,7 @@ pub(super) fn one_by_one<B: Backend>(
     B::float_cat(products.collect(), 0)
 }
 
-/// The products with each of the weights, each followed by zeros up to where the next begins.
+/// The products with each of the weights, each followed by zeros up to the start of the next.
 pub(super) fn small_m_matmul_group<B: SmallMOps>(
     x: FloatTensor<B>,
     weights: Vec<FloatTensor<B>>,

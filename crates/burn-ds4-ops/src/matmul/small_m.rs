@@ -1,4 +1,4 @@
-//! Products of a few rows, which are bound by reading the weights.
+//! Small-M products: products of so few rows that reading the weights is the bound.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
@@ -9,7 +9,7 @@ use super::weight_group::{MAX_GROUP, WeightGroup};
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_shape};
 
-/// Rows up to which a row's result never depends on how many there are.
+/// Rows up to which a row's result never depends on the number of rows.
 pub const INVARIANT_ROWS: usize = 16;
 /// Largest [`SmallMOptions::invariant_rows`].
 pub const MAX_INVARIANT_ROWS: usize = 64;
@@ -17,11 +17,14 @@ pub const MAX_INVARIANT_ROWS: usize = 64;
 /// Options of [`small_m_matmul`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmallMOptions {
-    /// Whether the result stays in f32, in which the sums are; otherwise it is rounded to the dtype of `x`.
+    /// Whether the result stays in f32, the dtype of the sums; otherwise it is rounded to the dtype
+    /// of `x`.
     pub f32_output: bool,
-    /// Rows up to which a row's result has the same bits whatever other rows there are: [`INVARIANT_ROWS`] to [`MAX_INVARIANT_ROWS`].
+    /// Rows up to which a row's result has the same bits whatever other rows there are:
+    /// [`INVARIANT_ROWS`] to [`MAX_INVARIANT_ROWS`].
     ///
-    /// With more rows, the product is handed over to the fastest one for many rows, whose sums may be in another order.
+    /// With more rows, the fastest large-M product computes the result, whose sums may be in
+    /// another order.
     pub invariant_rows: usize,
 }
 
@@ -34,26 +37,31 @@ impl Default for SmallMOptions {
     }
 }
 
-/// `x · weightᵀ` over the last dimension of `x`, for the few rows of a decode step: the weight is read once for up to 16 of them.
+/// `x · weightᵀ` over the last dimension of `x`, for the small number of rows of a decode step: the
+/// weight is read once for up to 16 of them.
 ///
-/// Up to [`SmallMOptions::invariant_rows`] rows, row `i` of the result has the bits that it has alone: a draft of several tokens can be
-/// verified in one product without changing a token. More rows are handed over to the fastest product of many rows; on NVIDIA GPUs, with
-/// 16-bit weights, that is the same one up to 32 rows.
+/// Up to [`SmallMOptions::invariant_rows`] rows, row `i` of the result has the same bits as that
+/// row alone: a draft of several tokens can be verified in one product without changing a token.
+/// With more rows, the fastest large-M product computes the result; on NVIDIA GPUs, with 16-bit
+/// weights, that is the same product up to 32 rows.
 ///
 /// # Shapes and dtypes
 ///
 /// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
-/// - `weight`: `[out, in]`, `F32`, `F16` or `BF16`, which need not be that of `x`; neither is rounded
+/// - `weight`: `[out, in]`, `F32`, `F16` or `BF16`, which may differ from that of `x`; neither is
+///   rounded
 /// - output: `[.., out]` in the dtype of `x`, or in `F32`; sums in f32. Without columns, zeros.
 ///
 /// # Special values
 ///
-/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output. Where dtypes differ
-/// and one is of 16 bits, that may be a NaN for an infinity, and magnitudes near the end of the f32 range may become infinite on the way.
+/// A NaN or an infinity in `x` affects its own row only; one in a row of the weight, its own column
+/// of the output. Where dtypes differ and one has 16 bits, the result may be NaN instead of
+/// infinite, and magnitudes near the end of the f32 range may overflow to infinity in between.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, and for `invariant_rows` outside its range.
+/// [`OpError`] for a dtype, shape or device that does not fit, and for `invariant_rows` outside its
+/// range.
 pub fn small_m_matmul<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,

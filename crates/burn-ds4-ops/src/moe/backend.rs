@@ -5,9 +5,10 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use super::reference;
 use crate::quant::{PackedWeights, QuantOps};
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// Extension of Burn's backends by the operators of this family; the default bodies are the
+/// reference.
 ///
-/// A limit of infinity is none. No tensor that gets to `expert_ffn` or `moe_ffn` is empty.
+/// A limit of infinity means no limit. No tensor that gets to `expert_ffn` or `moe_ffn` is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -34,7 +35,9 @@ pub trait MoeOps: QuantOps {
     }
 
     /// See [`moe_ffn`](super::moe_ffn).
-    #[fusion(meta = |x, _ids, _weights, _gate_up, _down, _limit, _shared_gate_up, _shared_down, _shared_limit| x.clone())]
+    #[fusion(meta = |
+        x, _ids, _weights, _gate_up, _down, _limit, _shared_gate_up, _shared_down, _shared_limit
+    | x.clone())]
     #[allow(clippy::too_many_arguments)]
     fn moe_ffn(
         x: FloatTensor<Self>,
@@ -54,7 +57,8 @@ pub trait MoeOps: QuantOps {
 
 #[cfg(feature = "flex")]
 impl MoeOps for burn::backend::Flex {
-    /// The ids are in the host's memory: reading them costs nothing, and every matrix in use is decoded once.
+    /// The ids are in the host's memory: reading them costs nothing, and every matrix in use is
+    /// decoded once.
     fn expert_ffn(
         x: FloatTensor<Self>,
         ids: IntTensor<Self>,

@@ -25,7 +25,8 @@ use backend::MoeOps;
 ///
 /// # Source
 ///
-/// DeepSeek-V4 `inference/model.py`, `Expert.forward`: the gate is clamped from above only, before the SiLU.
+/// DeepSeek-V4 `inference/model.py`, `Expert.forward`: the gate is clamped from above only, before
+/// the SiLU.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::swiglu(
         gate.into_dispatch(),
@@ -34,7 +35,8 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>
     ))
 }
 
-/// Experts: for every token, `Σ_slot down(weight · swiglu(gate_up · x))` over its `k` chosen experts.
+/// Experts: for every token, `Σ_slot down(weight · swiglu(gate_up · x))` over its `k` chosen
+/// experts.
 ///
 /// Nothing is read back from a device.
 ///
@@ -42,38 +44,44 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>
 ///
 /// - `x`: `[tokens, d]`, f32 / f16 / bf16
 /// - `ids`: `[tokens, k]`, i32 / i64 / u32; `weights`: `[tokens, k]`, f32
-/// - `gate_up`: matrices `[2·inner, d]`, the gate's rows first; `down`: matrices `[d, inner]`, one of each for every expert
+/// - `gate_up`: matrices `[2·inner, d]`, the gate's rows first; `down`: matrices `[d, inner]`, one
+///   of each for every expert
 /// - `limit`: clamp of the SwiGLU inputs, see [`swiglu`]
 /// - output: `[tokens, d]`, f32
 ///
-/// Sums are f32, those over slots in the order of the slots. The hidden values, `weight · swiglu(..)`, are rounded to the dtype of
-/// `x`. Weights are exact in the kernels; where there is none, they are rounded to the dtype of `x` if that is another.
+/// Sums are f32, those over slots in the order of the slots. The hidden values, `weight ·
+/// swiglu(..)`, are rounded to the dtype of `x`. Weights are exact in the kernels; without a
+/// kernel, weights of another dtype are rounded to that of `x`.
 ///
 /// # Kernels
 ///
-/// Packed and bf16 weights are multiplied on tensor cores by CUDA C++ kernels, any others, and on any other device, row by row. Up to
-/// 16 tokens (of up to 8 slots) it is two launches, and a token's result has the same bits whatever else is in the batch.
+/// CUDA C++ kernels multiply packed and bf16 weights on tensor cores. Other weights, and all
+/// weights on other devices, are multiplied row by row. Up to 16 tokens (of up to 8 slots) it is
+/// two launches, and a token's result has the same bits whatever else is in the batch.
 ///
 /// # Padding
 ///
-/// A slot whose id is negative contributes exactly 0, whatever its weight. So does an id that is no expert's on a device whose
-/// memory is not the host's: telling would take reading it back, which [`check_expert_ids`] does for ids of uncertain origin.
+/// A slot whose id is negative contributes exactly 0, whatever its weight. So does an id that is no
+/// expert's on a device whose memory is not the host's: finding it would take reading the ids back,
+/// which [`check_expert_ids`] does for ids of uncertain origin.
 ///
 /// # Special values
 ///
-/// A NaN or an infinity in `x` reaches its own row only. Sums of products without the scale of an FP8 block, or of an infinite
-/// weight and one of the parts of an f16 or f32 `x`, may be infinite or NaN where their values as f32 would not be. Where hardware decodes
-/// FP8, numbers of a row of `x` below `2^-38` of the largest of their block of 128 columns may count as zero, up to 16 tokens. What is in
-/// the matrices of an expert that no slot names has no part.
+/// A NaN or an infinity in `x` affects its own row only. The sums of an FP8 block before its scale
+/// is applied, and the products of an infinite weight and one term of an f16 or f32 `x`, may be
+/// infinite or NaN where the f32 result would not be. Where the hardware decodes FP8, up to 16
+/// tokens, numbers of a row of `x` below `2^-38` of the largest of their block of 128 columns may
+/// count as zero. The matrices of an expert that no slot names do not affect the result.
 ///
 /// # Source
 ///
-/// DeepSeek-V4 `inference/model.py`, `MoE.forward`: the routing weight is applied before the down projection.
+/// DeepSeek-V4 `inference/model.py`, `MoE.forward`: the routing weight is applied before the down
+/// projection.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, for a `limit` that is negative or NaN, and, where the device's
-/// memory is the host's, for an id that is no expert's.
+/// [`OpError`] for a dtype, shape or device that does not fit, for a `limit` that is negative or
+/// NaN, and, where the device's memory is the host's, for an id that is no expert's.
 pub fn expert_ffn(
     x: Tensor<2>,
     ids: Tensor<2, Int>,
@@ -110,14 +118,15 @@ pub fn expert_ffn(
 pub struct Experts<'a> {
     /// Matrices `[2·inner, d]`, the gate's rows first.
     pub gate_up: &'a Weights,
-    /// Matrices `[d, inner]`, as many.
+    /// Matrices `[d, inner]`, as many as in `gate_up`.
     pub down: &'a Weights,
     /// Clamp of the SwiGLU inputs, see [`swiglu`].
     pub limit: Option<f64>,
 }
 
 impl Experts<'_> {
-    /// Checks them, by their names, against their tokens; the limit as backends take it.
+    /// Checks the matrices, under these argument names, against the tokens. Returns the limit as
+    /// backends take it.
     fn check(
         &self,
         x: &Tensor<2>,
@@ -143,25 +152,28 @@ impl Experts<'_> {
     }
 }
 
-/// A whole mixture of experts: what [`expert_ffn`] gives for `routed`, and the output of an expert that all tokens share, with weight 1.
+/// A whole mixture of experts: the result of [`expert_ffn`] for `routed`, plus the output of an
+/// expert that all tokens share, with weight 1.
 ///
-/// Several shared experts are one whose inner width is that of all.
+/// Several shared experts count as one with the sum of their inner widths.
 ///
 /// # Shapes and dtypes
 ///
 /// - `x`, `ids`, `weights`: as for [`expert_ffn`]
-/// - `routed`: the experts that `ids` are of; `shared`: one expert, of any inner width and format
+/// - `routed`: the experts that `ids` refer to; `shared`: one expert, of any inner width and format
 /// - output: `[tokens, d]` in the dtype of `x`
 ///
-/// Sums are f32, the slots' in their order and then the shared expert's, and are rounded once. Everything else is as for [`expert_ffn`],
-/// padding and special values included: a token of nothing but padding has the output of the shared expert.
+/// Sums are f32, those of the slots in their order and then the shared expert's, and are rounded
+/// once. Everything else is as for [`expert_ffn`], padding and special values included: a token
+/// with nothing but padding has the output of the shared expert.
 ///
 /// # Kernels
 ///
-/// Up to 16 tokens (of up to 8 slots) by packed and bf16 weights it is two launches on tensor cores: the cubes of the first share the
-/// matrices of all experts out by their bytes, those of the second add everything up. A token's result has the same bits whatever else is in
-/// the batch. Where both have other weights, and on any other device, it is four launches. With more tokens, and where tensor cores
-/// multiply by one only, it is [`expert_ffn`] twice and a sum.
+/// Up to 16 tokens (of up to 8 slots) by packed and bf16 weights it is two launches on tensor
+/// cores: the first divides the matrices of all experts among its cubes by their bytes, the second
+/// sums everything. A token's result has the same bits whatever else is in the batch. Where both
+/// kinds of experts have other weights, and on any other device, it is four launches. With more
+/// tokens, and where tensor cores multiply by one kind only, it is [`expert_ffn`] twice and a sum.
 ///
 /// # Source
 ///
@@ -169,7 +181,8 @@ impl Experts<'_> {
 ///
 /// # Errors
 ///
-/// As for [`expert_ffn`]; arguments of the shared expert are named so. [`OpError::InvalidValue`] if it is not one matrix of each kind.
+/// As for [`expert_ffn`]; arguments of the shared expert are named so. [`OpError::InvalidValue`] if
+/// it is not one matrix of each kind.
 pub fn moe_ffn(
     x: Tensor<2>,
     ids: Tensor<2, Int>,
@@ -199,7 +212,7 @@ pub fn moe_ffn(
         return Ok(Tensor::zeros([tokens, d], (&device, dtype)));
     }
     if k == 0 || routed.is_empty() || shared.is_empty() {
-        // Kernels have something of both.
+        // Kernels need something of both kinds.
         let Experts { gate_up, down, .. } = routed;
         let own = expert_ffn(x.clone(), ids, weights, gate_up, down, routed.limit)?;
         let to_first = Tensor::zeros([tokens, 1], (&device, DType::I32));
@@ -221,7 +234,7 @@ pub fn moe_ffn(
     )))
 }
 
-/// Checks what says which of so many experts a token has.
+/// Checks the routing: the ids and weights of the experts of each token.
 fn check_routing(
     x: &Tensor<2>,
     ids: &Tensor<2, Int>,
@@ -241,17 +254,19 @@ fn check_routing(
     Ok(())
 }
 
-/// Reads expert ids back and refuses the first that is not below `experts`; negative ones are padding.
+/// Reads expert ids back and rejects the first that is not below `experts`; negative ones are
+/// padding.
 ///
 /// [`expert_ffn`] does so where it costs nothing. Routers give no such ids.
 ///
 /// # Errors
 ///
-/// [`OpError::InvalidValue`] that names the id, [`OpError::DtypeMismatch`] for a dtype that [`expert_ffn`] does not take.
+/// [`OpError::InvalidValue`] that names the id, [`OpError::DtypeMismatch`] for a dtype that
+/// [`expert_ffn`] does not take.
 ///
 /// # Panics
 ///
-/// If the device fails to give the ids.
+/// If the device fails to return the ids.
 pub fn check_expert_ids(ids: Tensor<2, Int>, experts: usize) -> Result<(), OpError> {
     expect_ids(&ids)?;
     let unknown = |id: &i64| usize::try_from(*id).is_ok_and(|id| id >= experts);

@@ -1,4 +1,5 @@
-//! Experts in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
+//! Experts in plain tensor operations. Generic over the backend, as it is the default body of the
+//! operators' backend trait.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -10,9 +11,9 @@ use super::backend::MoeOps;
 use crate::quant::{PackedWeights, QuantOps};
 use crate::reference::bool_dtype;
 
-/// Pairs of a token and a slot whose matrices are decoded at once: a bound on the memory that takes.
+/// (token, slot) pairs whose matrices are decoded at once: a bound on the memory for them.
 const MAX_GATHERED_PAIRS: usize = 48;
-/// Of ids, pairs and rows.
+/// The dtype of ids, pairs and rows.
 const INT: IntDType = IntDType::I32;
 
 pub(super) fn swiglu<B: Backend>(
@@ -45,8 +46,8 @@ pub(super) fn gathered<B: QuantOps>(
     let [_, k] = ids.shape().dims();
     let [experts, _, _] = gate_up.dims();
     let pairs = tokens * k;
-    // An id out of range is clamped to one that can be read, and its output dropped: as a product with a weight of zero it
-    // would let an infinity through.
+    // An id out of range is clamped to one that can be read, and its output is dropped: as a
+    // product with a weight of zero, it would let an infinity through.
     let known = B::int_clamp(ids.clone(), 0.into(), (experts as i64 - 1).into());
     let padding = B::int_not_equal(known.clone(), ids.clone(), bool_dtype::<B>(&ids.device()));
     let ids = B::int_reshape(B::int_cast(known, INT), Shape::new([pairs]));
@@ -57,10 +58,10 @@ pub(super) fn gathered<B: QuantOps>(
 
     let mut outputs = Vec::new();
     for first in (0..pairs).step_by(MAX_GATHERED_PAIRS) {
-        let chunk: Slice = (first..pairs.min(first + MAX_GATHERED_PAIRS)).into();
-        let ids = B::int_slice(ids.clone(), &[chunk]);
-        let x = B::float_slice(x.clone(), &[chunk, (0..d).into()]);
-        let weights = B::float_slice(weights.clone(), &[chunk, (0..1).into()]);
+        let range: Slice = (first..pairs.min(first + MAX_GATHERED_PAIRS)).into();
+        let ids = B::int_slice(ids.clone(), &[range]);
+        let x = B::float_slice(x.clone(), &[range, (0..d).into()]);
+        let weights = B::float_slice(weights.clone(), &[range, (0..1).into()]);
         let hidden = multiply::<B>(&gate_up, ids.clone(), x.clone());
         let hidden = hidden_layer::<B>(hidden, weights, limit);
         let hidden = B::float_cast(hidden, x.dtype().into());
@@ -74,7 +75,8 @@ pub(super) fn gathered<B: QuantOps>(
     sum_slots::<B>(B::float_mask_fill(outputs, padding, 0.0.into()), tokens)
 }
 
-/// The shared expert's output added to that of the routed ones, rounded to the dtype of `x`: every token has it with weight 1.
+/// Adds the shared expert's output to that of the routed ones, rounded to the dtype of `x`. Every
+/// token has it with weight 1.
 pub(super) fn add_shared<B: MoeOps>(
     routed: FloatTensor<B>,
     x: FloatTensor<B>,
@@ -90,7 +92,7 @@ pub(super) fn add_shared<B: MoeOps>(
     B::float_cast(B::float_add(routed, shared), dtype)
 }
 
-/// The matrix at each of `ids` times the row of `x` in the same place.
+/// Multiplies the matrix at each of `ids` by the corresponding row of `x`.
 fn multiply<B: QuantOps>(
     matrices: &PackedWeights<B>,
     ids: IntTensor<B>,
@@ -104,7 +106,8 @@ fn multiply<B: QuantOps>(
     B::float_reshape(products, Shape::new([pairs, out]))
 }
 
-/// Reads the ids, so that every matrix in use is decoded once, and multiplied by all its rows at once.
+/// Reads the ids, so that every matrix in use is decoded once and multiplied by all its rows at
+/// once.
 #[cfg(feature = "flex")]
 pub(super) fn grouped<B: QuantOps>(
     x: FloatTensor<B>,
@@ -133,7 +136,8 @@ pub(super) fn grouped<B: QuantOps>(
     if order.is_empty() {
         return sum_slots::<B>(nothing, tokens);
     }
-    // The pairs of one expert side by side, so that all experts share every operation but the matrix products.
+    // Bring the pairs of one expert together, so that all experts share every operation but the
+    // matrix products.
     let indices = |indices: Vec<i32>| {
         let length = indices.len();
         B::int_from_data(TensorData::new(indices, [length]), &device)

@@ -5,9 +5,9 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use super::reference;
 use crate::optional::OptionalFloat;
 
-/// Extension of Burn's backends by the operator of this family; the default body is the reference.
+/// Extension of Burn's backends by the operator of this family. The default body is the reference.
 ///
-/// No tensor that gets here is empty.
+/// No tensor that reaches it is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),

@@ -1,32 +1,32 @@
 use cubecl::prelude::*;
 
 use crate::intrinsics::Target;
-use crate::rows::{RowCut, add_squares, multiply_piece, row_sum, vector_of};
+use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How [`rms_norm_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RmsNormBlueprint {
-    /// Who has what of a row.
-    pub cut: RowCut,
-    /// Whether a lane keeps its part of the row in registers, and does not read it again.
-    pub held: bool,
-    /// Rows of a cube.
+    /// How a row is partitioned among lanes and planes.
+    pub partition: RowPartition,
+    /// Whether a lane keeps its part of the row in registers instead of reading it again.
+    pub in_registers: bool,
+    /// Rows of each cube.
     pub rows: u32,
-    /// What the instructions are that the kernel may use.
+    /// Instructions that the kernel may use.
     pub target: Target,
 }
 
-/// How much there is, and what is added to mean squares.
+/// The sizes of a norm, and what is added to mean squares.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct NormSizes {
     pub rows: u32,
     pub columns: u32,
-    /// Vectors from a row to the next.
+    /// Vectors from one row to the next.
     pub row_vectors: usize,
     pub epsilon: f32,
 }
 
-/// `x / sqrt(mean(x²) + epsilon)` of every row, times the weight if there is one.
+/// Computes `x / sqrt(mean(x²) + epsilon)` of every row, times the weight if there is one.
 ///
 /// - `x`: rows of `columns` elements, `row_vectors` vectors apart
 /// - `weight`: one for each column
@@ -44,7 +44,8 @@ pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     normalize_rows::<F, W, N, M>(x, weight, output, CUBE_POS as u32, &sizes, blueprint);
 }
 
-/// What cube number `cube` does of [`rms_norm_kernel`], all of whose units must be here.
+/// Does the work of cube number `cube` of [`rms_norm_kernel`]. Every unit of the cube must call
+/// this.
 #[cube]
 pub(crate) fn normalize_rows<F: Float, W: Float, N: Size, M: Size>(
     x: &[Vector<F, N>],
@@ -54,33 +55,33 @@ pub(crate) fn normalize_rows<F: Float, W: Float, N: Size, M: Size>(
     sizes: &NormSizes,
     #[comptime] blueprint: RmsNormBlueprint,
 ) {
-    let cut = comptime!(blueprint.cut);
+    let partition = comptime!(blueprint.partition);
     let size = N::value();
-    let share = comptime!(size).runtime() as u32 / M::value() as u32;
+    let weight_vectors = comptime!(size).runtime() as u32 / M::value() as u32;
     let pieces = M::value();
     let pieces = comptime!(size / pieces);
-    let parts = comptime!(cut.unit as usize / size);
+    let parts = comptime!(partition.block as usize / size);
     let vectors = sizes.columns / size as u32;
-    let row = cube * blueprint.rows + UNIT_POS_Y / cut.planes;
-    // Idle planes repeat the last row's work, so that all take part in the sum.
+    let row = cube * blueprint.rows + UNIT_POS_Y / partition.planes;
+    // Idle planes repeat the last row, so that all planes take part in the sum.
     let writes = row < sizes.rows;
     let row = min(row, sizes.rows - 1);
     let from = row as usize * sizes.row_vectors;
     let to = row as usize * vectors as usize;
 
-    if comptime!(blueprint.held) {
-        let kept = comptime!(cut.steps as usize * parts);
-        let mut values = Array::<Vector<F, N>>::new(kept);
-        let mut weights = Array::<Vector<W, M>>::new(comptime!(kept * pieces));
+    if comptime!(blueprint.in_registers) {
+        let held = comptime!(partition.steps as usize * parts);
+        let mut values = Array::<Vector<F, N>>::new(held);
+        let mut weights = Array::<Vector<W, M>>::new(comptime!(held * pieces));
         #[unroll]
-        for i in 0..kept {
+        for i in 0..held {
             let step = comptime!((i / parts) as u32).runtime();
-            let vector = vector_of(step, comptime!(i % parts), size, cut);
+            let vector = vector_of(step, comptime!(i % parts), size, partition);
             values[i] = read(x, from, vector, vectors);
-            // On its way before the sum is waited for.
+            // Loaded before waiting for the sum, on which the weight does not depend.
             #[comptime]
             if let ComptimeOption::Some(weight) = weight {
-                let at = select(vector < vectors, vector, 0u32) * share;
+                let at = select(vector < vectors, vector, 0u32) * weight_vectors;
                 #[unroll]
                 for piece in 0..pieces {
                     weights[comptime!(i * pieces + piece)] = weight[at as usize + piece];
@@ -89,14 +90,14 @@ pub(crate) fn normalize_rows<F: Float, W: Float, N: Size, M: Size>(
         }
         let mut sum = 0.0f32;
         #[unroll]
-        for i in 0..kept {
+        for i in 0..held {
             sum = add_squares(values[i], sum);
         }
         let factor = factor(sum, sizes, blueprint);
         #[unroll]
-        for i in 0..kept {
+        for i in 0..held {
             let step = comptime!((i / parts) as u32).runtime();
-            let vector = vector_of(step, comptime!(i % parts), size, cut);
+            let vector = vector_of(step, comptime!(i % parts), size, partition);
             let mut scaled = Vector::<f32, N>::cast_from(values[i]) * Vector::new(factor);
             if comptime!(weight.is_some()) {
                 #[unroll]
@@ -110,18 +111,18 @@ pub(crate) fn normalize_rows<F: Float, W: Float, N: Size, M: Size>(
         }
     } else {
         let mut sum = 0.0f32;
-        for step in 0..cut.steps {
+        for step in 0..partition.steps {
             #[unroll]
             for part in 0..parts {
-                let vector = vector_of(step, part, size, cut);
+                let vector = vector_of(step, part, size, partition);
                 sum = add_squares(read(x, from, vector, vectors), sum);
             }
         }
         let factor = factor(sum, sizes, blueprint);
-        for step in 0..cut.steps {
+        for step in 0..partition.steps {
             #[unroll]
             for part in 0..parts {
-                let vector = vector_of(step, part, size, cut);
+                let vector = vector_of(step, part, size, partition);
                 if writes && vector < vectors {
                     let value = x[from + vector as usize];
                     let mut scaled = Vector::<f32, N>::cast_from(value) * Vector::new(factor);
@@ -129,7 +130,7 @@ pub(crate) fn normalize_rows<F: Float, W: Float, N: Size, M: Size>(
                     if let ComptimeOption::Some(weight) = weight {
                         #[unroll]
                         for piece in 0..pieces {
-                            let own = weight[(vector * share) as usize + piece];
+                            let own = weight[(vector * weight_vectors) as usize + piece];
                             multiply_piece(&mut scaled, own, piece);
                         }
                     }
@@ -140,7 +141,7 @@ pub(crate) fn normalize_rows<F: Float, W: Float, N: Size, M: Size>(
     }
 }
 
-/// A vector of the row that begins at `from`, zeros past its end.
+/// Reads a vector of the row that begins at `from`, or zeros past its end.
 #[cube]
 fn read<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -153,12 +154,12 @@ fn read<F: Float, N: Size>(
     select(inside, value, Vector::new(F::new(0.0)))
 }
 
-/// What the elements of a row are multiplied by, of the sum of this lane's squares.
+/// The factor for the elements of a row, given the sum of this lane's squares.
 #[cube]
 fn factor(sum: f32, sizes: &NormSizes, #[comptime] blueprint: RmsNormBlueprint) -> f32 {
-    let cut = comptime!(blueprint.cut);
-    let first = UNIT_POS_Y / cut.planes * cut.planes;
-    let planes = comptime!(cut.planes * blueprint.rows);
-    let sum = row_sum(sum, first, planes, cut, blueprint.target);
+    let partition = comptime!(blueprint.partition);
+    let first = UNIT_POS_Y / partition.planes * partition.planes;
+    let planes = comptime!(partition.planes * blueprint.rows);
+    let sum = row_sum(sum, first, planes, partition, blueprint.target);
     1.0f32 / (sum / f32::cast_from(sizes.columns) + sizes.epsilon).sqrt()
 }

@@ -10,12 +10,12 @@ use crate::intrinsics::Target;
 use crate::launching::{
     address_type, cube_count, is_float, output, plane_size, vector_size, with_contiguous_rows,
 };
-use crate::rows::RowCut;
+use crate::rows::RowPartition;
 
-/// Rows of a cube, where one plane is enough for a row.
-const ROWS: u32 = 4;
-/// Bytes of a row that a lane keeps in registers at most.
-const HELD_BYTES: usize = 128;
+/// Rows of each cube, where one plane is enough for a row.
+const CUBE_ROWS: u32 = 4;
+/// Most bytes of a row that a lane keeps in registers.
+const REGISTER_BYTES: usize = 128;
 
 pub(super) fn can_normalize(x: &CubeTensor, weight: Option<&CubeTensor>) -> bool {
     let [rows, columns] = x.shape().dims();
@@ -25,34 +25,36 @@ pub(super) fn can_normalize(x: &CubeTensor, weight: Option<&CubeTensor>) -> bool
         && plane_size(&x.client).is_some()
 }
 
-/// What a norm is launched with.
+/// The arguments that a norm is launched with.
 pub(crate) struct Norm {
     pub x: CubeTensor,
     pub weight: Option<CubeTensor>,
     pub output: CubeTensor,
     pub sizes: NormSizesLaunch,
     pub blueprint: RmsNormBlueprint,
-    /// Elements of a vector of `x`, and of one of the weight.
+    /// Elements of a vector of `x`.
     pub size: usize,
+    /// Elements of a vector of the weight.
     pub weight_size: usize,
 }
 
 impl Norm {
-    /// Of what [`can_normalize`] takes.
+    /// Prepares the launch. [`can_normalize`] must hold.
     pub(crate) fn new(x: CubeTensor, weight: Option<CubeTensor>, epsilon: f64) -> Self {
         let x = with_contiguous_rows(x);
         let weight = weight.map(into_contiguous);
         let [rows, columns] = x.shape().dims();
         let plane = plane_size(&x.client).expect("checked by can_normalize");
-        let cut = RowCut::new(&x.client, plane, columns, x.elem_size());
+        let partition = RowPartition::new(&x.client, plane, columns, x.elem_size());
         let size = vector_size(&x, usize::MAX);
         let weight_size = weight
             .as_ref()
             .map_or(size, |weight| vector_size(weight, size));
         let blueprint = RmsNormBlueprint {
-            cut,
-            held: (cut.steps * cut.unit) as usize * x.elem_size() <= HELD_BYTES,
-            rows: if cut.planes == 1 { ROWS } else { 1 },
+            partition,
+            in_registers: (partition.steps * partition.block) as usize * x.elem_size()
+                <= REGISTER_BYTES,
+            rows: if partition.planes == 1 { CUBE_ROWS } else { 1 },
             target: Target::of(&x.client),
         };
         let row_vectors = x.meta.strides()[0] / size;
@@ -73,15 +75,20 @@ pub(super) fn rms_norm(x: CubeTensor, weight: Option<CubeTensor>, epsilon: f64) 
     let (x, weight, normalized) = (norm.x, norm.weight, norm.output);
     let [rows, _] = x.shape().dims();
     let client = x.client.clone();
-    let RmsNormBlueprint { cut, rows: own, .. } = norm.blueprint;
+    let RmsNormBlueprint {
+        partition,
+        rows: cube_rows,
+        ..
+    } = norm.blueprint;
     let weight_dtype = weight.as_ref().map_or(DType::F32, |weight| weight.dtype);
     let dtypes = [x.dtype, weight_dtype].map(dtype_to_storage_type);
-    // SAFETY: rows and vectors past the end are read as others, and not written.
+    // SAFETY: rows past the end are read as the last one, vectors past the end as the first;
+    // neither is written.
     unsafe {
         rms_norm_kernel::launch_unchecked(
             &client,
-            cube_count(&client, rows.div_ceil(own as usize)),
-            CubeDim::new_2d(cut.plane, cut.planes * own),
+            cube_count(&client, rows.div_ceil(cube_rows as usize)),
+            CubeDim::new_2d(partition.plane, partition.planes * cube_rows),
             address_type([&x, &normalized]),
             norm.size,
             norm.weight_size,

@@ -1,5 +1,6 @@
-//! Norms of rows. A row's result has the same bits whatever other rows there are, on every device that runs the kernel: a model
-//! that normalises several positions at once gets what it gets one by one.
+//! Norms of rows. The bits of a row's result do not depend on the other rows, on every device that
+//! runs the kernel: a model that normalises several positions at once gets the same results as one
+//! by one.
 
 mod backend;
 #[cfg(feature = "cube")]
@@ -31,16 +32,19 @@ pub(crate) use launch::Norm;
 ///
 /// # Special values
 ///
-/// NaN, infinities, and squares that add up to more than f32 holds reach their own row only: of a row with an infinity, the finite
-/// elements become 0 and the infinite ones NaN. A row of zeros stays one, unless `epsilon` is 0 in f32: then it becomes NaN.
+/// NaN, infinities, and squares whose sum overflows f32 affect their own row only. In a row with an
+/// infinity, the finite elements become 0 and the infinite ones NaN. A row of zeros stays zero,
+/// unless `epsilon` is 0 in f32: then it becomes NaN.
 ///
 /// # Source
 ///
-/// DeepSeek-V4 `inference/model.py`, `RMSNorm`; without a weight, the norm of the queries in `MLA.forward`.
+/// DeepSeek-V4 `inference/model.py`, `RMSNorm`; without a weight, the norm of the queries in
+/// `MLA.forward`.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, and for an `epsilon` that is negative or NaN.
+/// [`OpError`] for a dtype, shape or device that does not match, and for an `epsilon` that is
+/// negative or NaN.
 pub fn rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Option<Tensor<1>>,

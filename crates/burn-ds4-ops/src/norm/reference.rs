@@ -1,4 +1,5 @@
-//! The norm in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
+//! The norm in plain tensor operations. Generic over the backend, as it is the default body of the
+//! operator's backend trait.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

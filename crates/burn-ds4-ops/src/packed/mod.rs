@@ -1,15 +1,18 @@
-//! What kernels share that multiply by packed weights: reading codes, and products on tensor cores.
+//! Kernels that multiply by packed weights, and what they share: decoding codes, and products on
+//! tensor cores.
 //!
 //! # Products of tiles
 //!
-//! A plane multiplies 16 rows of weights by 8 columns, which are rows of `x`, with `mma`. The lane `4 * g + q` reads 16 bytes at a
-//! time of the rows `g` and `g + 8`, and turns the codes into pairs of `bf16`; the tile's other factor it has from the same columns of row
-//! `g` of `x`. Which column of the weights is which of the tile's makes no difference to the sum, as long as `x` is in the same order:
-//! `Format::order` says how decoding takes the columns apart.
+//! A plane multiplies 16 rows of weights by 8 columns, which are rows of `x`, with `mma`. Lane `4 *
+//! g + q` reads 16 bytes at a time of the rows `g` and `g + 8` and decodes them to pairs of `bf16`;
+//! the other operand comes from the same columns of row `g` of `x`. The order of columns within a
+//! tile does not change the sum if both operands have the same order: `WeightFormat::order` says in
+//! which order decoding leaves the columns.
 //!
-//! Weights are exact in `bf16`, with the scale of a power of two that FP4 has. An FP8 scale is any number: it is multiplied with the sum of its
-//! block. `x` that is not `bf16` becomes two or three of them, whose sum it is, in columns of their own. So products are exact, and sums are made in
-//! f32, whatever the dtypes are.
+//! Weights are exact in `bf16`, including the scale of FP4, which is a power of two. An FP8 scale
+//! is any number: the sum of its block is multiplied by it. An `x` that is not `bf16` is split into
+//! two or three terms in `bf16`, in columns of their own. So products are exact, and sums are made
+//! in f32, whatever the dtypes are.
 
 #[allow(
     clippy::collapsible_if,
@@ -18,7 +21,7 @@
     clippy::manual_div_ceil,
     clippy::manual_is_multiple_of,
     clippy::needless_range_loop,
-    reason = "kernels have neither these methods nor iterators, tell conditions of arguments by their nesting, and copy by computing"
+    reason = "kernels lack these methods and iterators, nest comptime conditions, copy by computing"
 )]
 pub(crate) mod kernel;
 pub(crate) mod launch;

@@ -105,7 +105,8 @@ impl<B: Backend> PackedWeights<B> {
     }
 }
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// Extension of Burn's backends by the operators of this family; the default bodies are the
+/// reference.
 ///
 /// No tensor that gets here is empty.
 #[backend_extension(

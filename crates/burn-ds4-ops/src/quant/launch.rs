@@ -4,18 +4,18 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::launching::{aligned, narrow, output};
-use crate::packed::kernel::Format;
+use crate::packed::kernel::WeightFormat;
 use crate::packed::launch::{
-    FEW_ROWS, Few, FewBlueprint, FewPair, Grouping, Many, Matrices, Pairing, Plain, Role,
-    can_multiply, has_tiles, many_tiles, parts,
+    Grouping, LargeM, Matrices, Pairing, Plain, Role, SMALL_M_ROWS, SmallM, SmallMBlueprint,
+    SmallMPair, can_multiply, has_tiles, large_m_tiles, terms,
 };
 
-/// Rows of `x` of a launch, whose cubes for them are all in one dimension.
+/// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
 
 /// Whether there is a kernel for a product, and the matrix product of floats is not faster.
 pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
-    let faster = matrix.format != Format::Dense || has_tiles(x, [matrix]);
+    let faster = matrix.format != WeightFormat::Dense || has_tiles(x, [matrix]);
     faster && can_multiply(x, [matrix])
 }
 
@@ -39,7 +39,7 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
     let [rows, _] = x.shape().dims();
     let client = x.client.clone();
     let result = output(&x, [rows, matrix.rows], x.dtype);
-    let blueprint = |rows| FewBlueprint::new(x.dtype, false, matrix, (rows, rows), &client);
+    let blueprint = |rows| SmallMBlueprint::new(x.dtype, false, matrix, (rows, rows), &client);
     if !has_tiles(&x, [matrix]) {
         Plain {
             x: &x,
@@ -49,13 +49,13 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
             matrices: matrix,
             role: Role::Rows,
             pairs: rows,
-            share: 1,
+            pairs_per_row: 1,
             slots: 1,
             limit: 0.0,
         }
         .launch(&result);
-    } else if rows <= FEW_ROWS && blueprint(FEW_ROWS).fits(&client) {
-        Few {
+    } else if rows <= SMALL_M_ROWS && blueprint(SMALL_M_ROWS).fits(&client) {
+        SmallM {
             x: &x,
             pairing: Pairing::One,
             ids: None,
@@ -63,23 +63,23 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
             matrices: matrix,
             gated: None,
             pairs: rows,
-            share: 1,
+            pairs_per_row: 1,
             limit: 0.0,
             blueprint: blueprint(rows),
         }
         .launch(&result);
     } else {
-        let columns = many_tiles(rows * parts(x.dtype) as usize);
-        Many {
+        let x_tiles = large_m_tiles(rows * terms(x.dtype) as usize);
+        LargeM {
             x: &x,
             sorted: None,
             scores: None,
             matrices: matrix,
             gated: None,
-            ordered: false,
+            permuted: false,
             pairs: rows,
-            share: 1,
-            columns,
+            pairs_per_row: 1,
+            x_tiles,
             dtype: x.dtype,
             limit: 0.0,
         }
@@ -88,59 +88,68 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
     result
 }
 
-/// Whether a few rows' products with two matrices are one launch.
+/// Whether the products of a small number of rows with two matrices can be one launch.
 pub(super) fn can_multiply_pair(x: &CubeTensor, [first, second]: &[Matrices; 2]) -> bool {
     let [rows, _] = x.shape().dims();
-    let blueprint = FewBlueprint::new(x.dtype, false, first, (FEW_ROWS, FEW_ROWS), &x.client);
-    rows <= FEW_ROWS
-        && first.format != Format::Dense
+    let blueprint = SmallMBlueprint::new(
+        x.dtype,
+        false,
+        first,
+        (SMALL_M_ROWS, SMALL_M_ROWS),
+        &x.client,
+    );
+    rows <= SMALL_M_ROWS
+        && first.format != WeightFormat::Dense
         && first.format == second.format
         && can_multiply(x, [first, second])
         && has_tiles(x, [first, second])
         && blueprint.fits(&x.client)
 }
 
-/// `x · Wᵀ` for two matrices of as many columns.
+/// `x · Wᵀ` for two matrices with the same number of columns.
 ///
-/// The cut depends on format, columns and `x`, all of which both have in common: each has the bits that [`multiply_rows`] gives.
+/// The split of K depends on the format, the columns and `x`, which both products share, so each
+/// has the bits of [`multiply_rows`].
 pub(super) fn multiply_pair(x: CubeTensor, matrices: [Matrices; 2]) -> (CubeTensor, CubeTensor) {
     let [first, second] = &matrices.map(Matrices::contiguous);
     let x = aligned(x);
     let [rows, _] = x.shape().dims();
     let results = [first, second].map(|matrix| output(&x, [rows, matrix.rows], x.dtype));
-    FewPair {
+    SmallMPair {
         x: &x,
         matrices: [first, second],
-        blueprint: FewBlueprint::new(x.dtype, false, first, (rows, rows), &x.client),
+        blueprint: SmallMBlueprint::new(x.dtype, false, first, (rows, rows), &x.client),
     }
     .launch(results.each_ref());
     let [product, other] = results;
     (product, other)
 }
 
-/// Whether a few tokens' linear maps by groups are one launch.
+/// Whether the linear maps by groups of a small number of tokens can be one launch.
 pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
     let [tokens, _, _] = x.shape().dims();
     let fits = |rows| {
         let counts = (rows, rows * matrices.count);
-        FewBlueprint::new(x.dtype, false, matrices, counts, &x.client).fits(&x.client)
+        SmallMBlueprint::new(x.dtype, false, matrices, counts, &x.client).fits(&x.client)
     };
-    tokens <= FEW_ROWS
-        && matrices.format != Format::Dense
+    tokens <= SMALL_M_ROWS
+        && matrices.format != WeightFormat::Dense
         && can_multiply(x, [matrices])
         && has_tiles(x, [matrices])
-        && fits(FEW_ROWS)
+        && fits(SMALL_M_ROWS)
 }
 
-/// Every group's channels of a few tokens, each by its own matrix: `[tokens, groups, out]`.
+/// Multiplies the channels of each group by its own matrix, for a small number of tokens: `[tokens,
+/// groups, out]`.
 pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
     let matrices = &matrices.contiguous();
     let [tokens, groups, columns] = x.shape().dims();
     let pairs = tokens * groups;
     let rows = aligned(CubeBackend::float_reshape(x, [pairs, columns].into()));
     let result = output(&rows, [tokens, groups, matrices.rows], rows.dtype);
-    let blueprint = FewBlueprint::new(rows.dtype, false, matrices, (tokens, pairs), &rows.client);
-    Few {
+    let blueprint =
+        SmallMBlueprint::new(rows.dtype, false, matrices, (tokens, pairs), &rows.client);
+    SmallM {
         x: &rows,
         pairing: Pairing::Every,
         ids: None,
@@ -148,7 +157,7 @@ pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
         matrices,
         gated: None,
         pairs,
-        share: 1,
+        pairs_per_row: 1,
         limit: 0.0,
         blueprint,
     }

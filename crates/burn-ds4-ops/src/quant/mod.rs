@@ -1,31 +1,38 @@
-//! Weights of the released DeepSeek-V4 quantisation, linear maps by them, and round trips of activations.
+//! Weights in the quantisation of the released DeepSeek-V4 models, linear maps by them, and round
+//! trips of activations.
 //!
 //! # Packed weights
 //!
-//! Weights stay packed in `u32` tensors, little endian: the lowest bits of word `w` hold the lowest column.
+//! Weights stay packed in `u32` tensors, little endian: the lowest bits of word `w` hold the lowest
+//! column.
 //!
-//! | format | codes | words of a row of `columns` | scales |
-//! |---|---|---|---|
-//! | FP8 | E4M3 (1-4-3, bias 7, no infinity, NaN at `0x7f` / `0xff`, largest 448, subnormals `m * 2^-9`) | `ceil(columns / 4)` | one `f32` per 128x128 block |
-//! | FP4 | E2M1 (`0, 0.5, 1, 1.5, 2, 3, 4, 6`, bit 3 is the sign) | `ceil(columns / 8)` | one E8M0 byte (`2^(byte - 127)`, 255 is NaN) per row and 32 columns |
+//! - FP8: E4M3 codes (1-4-3, bias 7, no infinity, NaN at `0x7f` / `0xff`, largest 448, subnormals
+//!   `m * 2^-9`); `ceil(columns / 4)` words in a row of `columns`; one `f32` scale per 128x128
+//!   block.
+//! - FP4: E2M1 codes (`0, 0.5, 1, 1.5, 2, 3, 4, 6`, bit 3 is the sign); `ceil(columns / 8)` words
+//!   in a row; one E8M0 scale byte (`2^(byte - 127)`, 255 is NaN) per row and 32 columns.
 //!
-//! The last block of a row or column may be partial. FP4 scale bytes are `[rows, ceil(columns / 32)]`, row-major, four to a
-//! `u32` word, padded to a whole word. Formats: OCP OFP8 1.0 and OCP MX 1.0; layout: the released `model.safetensors` files.
+//! The last block of a row or column may be partial. FP4 scale bytes are `[rows, ceil(columns /
+//! 32)]`, row-major, four to a `u32` word, padded to a whole word. Formats: OCP OFP8 1.0 and OCP MX
+//! 1.0; layout: the released `model.safetensors` files.
 //!
 //! # Exactness
 //!
-//! Every function but [`quant_linear`], [`quant_linear_pair`] and [`grouped_linear`] gives the same bits on every device: code values and
-//! E8M0 scales come from tables, scales of the round trips are found by comparison against powers of two instead of a logarithm, and no
-//! result goes through a division. Nothing is read back to the host. Two things remain a device's own:
+//! Every function except [`quant_linear`], [`quant_linear_pair`] and [`grouped_linear`] gives the
+//! same bits on every device: code values and E8M0 scales come from tables, the scales of round
+//! trips are found by comparison with powers of two instead of a logarithm, and no result goes
+//! through a division. Nothing is read back to the host. Two things depend on the device:
 //!
-//! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes denormals turns into zero; among
-//!   the E8M0 scales that is byte 0, and byte 1 times the code 0.5;
+//! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes
+//!   denormals turns into zero; among the E8M0 scales that is byte 0, and byte 1 times the code
+//!   0.5;
 //! - the sign of a zero and the payload of a NaN.
 //!
 //! # NaN and infinity
 //!
-//! A NaN code or a NaN scale decodes to NaN, and only the values that it covers. A product beyond the range of the output
-//! dtype is infinite. In a round trip, a NaN or infinite element comes out unchanged and has no part in the scale of its block.
+//! A NaN code or a NaN scale decodes to NaN, and only the values that it covers. A product beyond
+//! the range of the output dtype is infinite. In a round trip, a NaN or infinite element comes out
+//! unchanged and does not affect the scale of its block.
 
 mod backend;
 #[cfg(feature = "cube")]
@@ -53,12 +60,13 @@ pub const FP4_BLOCK: usize = 32;
 ///
 /// - `words`: `u32` `[rows, ceil(columns / 4)]`
 /// - `scales`: `f32` `[ceil(rows / 128), ceil(columns / 128)]`
-/// - returns `[rows, columns]` in `dtype`. The product is made in `f32` and cast; with power-of-two scales that is exact for
-///   `F32`, and for `BF16` and `F16` inside their normal range.
+/// - returns `[rows, columns]` in `dtype`. The product is made in `f32` and cast; with power-of-two
+///   scales that is exact for `F32`, and for `BF16` and `F16` inside their normal range.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, and for a `dtype` that the device does not compute in.
+/// [`OpError`] for a dtype, shape or device that does not fit, and for a `dtype` that the device
+/// does not compute in.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -89,11 +97,13 @@ pub fn dequantize_fp8(
     Ok(weights.dequantize(dtype)?.squeeze_dim(0))
 }
 
-/// Decodes a batch of FP8 matrices, one for each expert, laid out as [`Weights::fp8`] says: `[batch, rows, columns]` in `dtype`.
+/// Decodes a batch of FP8 matrices, one for each expert, laid out as [`Weights::fp8`] says:
+/// `[batch, rows, columns]` in `dtype`.
 ///
 /// # Errors
 ///
-/// As [`dequantize_fp8`]; [`OpError::InvalidValue`] where `parts` is zero or does not divide `rows`.
+/// As [`dequantize_fp8`]; [`OpError::InvalidValue`] where `parts` is zero or does not divide
+/// `rows`.
 pub fn dequantize_fp8_batched(
     words: Tensor<3, Int>,
     scales: Tensor<3>,
@@ -107,12 +117,15 @@ pub fn dequantize_fp8_batched(
 /// Decodes an FP4 matrix.
 ///
 /// - `words`: `u32` `[rows, ceil(columns / 8)]`
-/// - `scales`: `u32` `[ceil(rows * ceil(columns / 32) / 4)]`, the E8M0 bytes `[rows, ceil(columns / 32)]` in row-major order
-/// - returns `[rows, columns]` in `dtype`. Exact for `F32`, and for `BF16` and `F16` inside their normal range.
+/// - `scales`: `u32` `[ceil(rows * ceil(columns / 32) / 4)]`, the E8M0 bytes `[rows, ceil(columns /
+///   32)]` in row-major order
+/// - returns `[rows, columns]` in `dtype`. Exact for `F32`, and for `BF16` and `F16` inside their
+///   normal range.
 ///
 /// # Errors
 ///
-/// [`OpError`] for a dtype, shape or device that does not fit, and for a `dtype` that the device does not compute in.
+/// [`OpError`] for a dtype, shape or device that does not fit, and for a `dtype` that the device
+/// does not compute in.
 pub fn dequantize_fp4(
     words: Tensor<2, Int>,
     scales: Tensor<1, Int>,
@@ -127,7 +140,8 @@ pub fn dequantize_fp4(
     Ok(weights.dequantize(dtype)?.squeeze_dim(0))
 }
 
-/// Decodes a batch of FP4 matrices, one for each expert, laid out as [`Weights::fp4`] says: `[batch, rows, columns]` in `dtype`.
+/// Decodes a batch of FP4 matrices, one for each expert, laid out as [`Weights::fp4`] says:
+/// `[batch, rows, columns]` in `dtype`.
 ///
 /// # Errors
 ///
@@ -141,27 +155,31 @@ pub fn dequantize_fp4_batched(
     Weights::fp4(words, scales, columns)?.dequantize(dtype)
 }
 
-/// A linear map by one dense or packed matrix: `x · weightsᵀ` over the last dimension of `x`.
+/// Multiplies by one dense or packed matrix: `x · weightsᵀ` over the last dimension of `x`.
 ///
 /// # Shapes and dtypes
 ///
 /// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
-/// - `weights`: one matrix, `[1, out, in]`; exact in the kernels, and where there is none rounded to the dtype of `x`
+/// - `weights`: one matrix, `[1, out, in]`; exact in the kernels, and without a kernel rounded to
+///   the dtype of `x`
 /// - output: `[.., out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
 ///
 /// # Special values
 ///
-/// A NaN or an infinity in `x` reaches its own row only; one in a row of the weight, its own column of the output. As for
-/// [`expert_ffn`](crate::moe::expert_ffn), magnitudes near the end of the f32 range may become infinite on the way, and where hardware
-/// decodes FP8, numbers of `x` far below the largest of their block may count as zero.
+/// A NaN or an infinity in `x` affects its own row only; one in a row of the weight, its own column
+/// of the output. As for [`expert_ffn`](crate::moe::expert_ffn), magnitudes near the end of the f32
+/// range may overflow to infinity in between, and where the hardware decodes FP8, numbers of `x`
+/// far below the largest of their block may count as zero.
 ///
 /// # Kernels
 ///
-/// As for [`expert_ffn`](crate::moe::expert_ffn); up to 16 rows, a row's result has the same bits whatever other rows there are.
+/// As for [`expert_ffn`](crate::moe::expert_ffn); up to 16 rows, a row's result has the same bits
+/// whatever other rows there are.
 ///
 /// # Errors
 ///
-/// [`OpError`] where the dtype of `x` is another, `weights` are not one matrix of as many columns as `x` has, or on another device.
+/// [`OpError`] where `x` has another dtype, or `weights` are not one matrix with as many columns as
+/// `x`, or are on another device.
 pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     let [count, out, columns] = weights.dims();
@@ -186,23 +204,25 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
     Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
 }
 
-/// Linear maps of one `x` by two matrices: what [`quant_linear`] gives for each, with the same bits.
+/// Multiplies one `x` by two matrices: the results of [`quant_linear`] for each, with the same
+/// bits.
 ///
 /// # Shapes and dtypes
 ///
 /// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
-/// - `weights`: one matrix each, `[1, out, in]`, each with an `out` and a format of its own
+/// - `weights`: one matrix each, `[1, out, in]`, each with its own `out` and format
 /// - output: `[.., out]` for each, in the dtype of `x`
 ///
 /// # Kernels
 ///
-/// Up to 16 rows by two FP8 or two FP4 matrices are one launch wherever tensor cores multiply by either: some of its cubes have the rows of
-/// the one, the rest those of the other. Everything else is [`quant_linear`] twice.
+/// Up to 16 rows by two FP8 or two FP4 matrices are one launch wherever tensor cores multiply by
+/// either: some of its cubes have the rows of one matrix, the rest those of the other. Everything
+/// else is [`quant_linear`] twice.
 ///
 /// # Errors
 ///
-/// [`OpError`] where the dtype of `x` is another, or one of `weights`, which is named by its index, is not one matrix of as many columns as
-/// `x` has, or on another device.
+/// [`OpError`] where `x` has another dtype, or one of `weights`, named by its index, is not one
+/// matrix with as many columns as `x`, or is on another device.
 pub fn quant_linear_pair<const D: usize>(
     x: Tensor<D>,
     weights: [&Weights; 2],
@@ -233,7 +253,8 @@ pub fn quant_linear_pair<const D: usize>(
     }))
 }
 
-/// Linear maps of several groups of channels, each by its own matrix: `y[.., g, :] = x[.., g, :] · weights[g]ᵀ`.
+/// Multiplies several groups of channels, each by its own matrix: `y[.., g, :] = x[.., g, :] ·
+/// weights[g]ᵀ`.
 ///
 /// # Shapes and dtypes
 ///
@@ -241,13 +262,13 @@ pub fn quant_linear_pair<const D: usize>(
 /// - `weights`: `[groups, out, in]`
 /// - output: `[.., groups, out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
 ///
-/// Special values and kernels as for [`quant_linear`]: up to 16 tokens, a token's result has the same bits whatever other tokens there
-/// are.
+/// Special values and kernels are those of [`quant_linear`]: up to 16 tokens, a token's result has
+/// the same bits whatever other tokens there are.
 ///
 /// # Errors
 ///
-/// [`OpError`] where the dtype of `x` is another, or `weights` are not as many matrices as there are groups, of other columns than `x`
-/// has, or on another device.
+/// [`OpError`] where `x` has another dtype, or `weights` are not as many matrices as there are
+/// groups, with as many columns as `x`, or are on another device.
 pub fn grouped_linear<const D: usize>(
     x: Tensor<D>,
     weights: &Weights,
@@ -270,41 +291,45 @@ pub fn grouped_linear<const D: usize>(
     Ok(Tensor::<3>::from_dispatch(y).reshape(shape))
 }
 
-/// Rounds to FP8 and back: what a value becomes in an FP8 cache, or as the input of an FP8 matrix product.
+/// Rounds to FP8 and back: what a value becomes in an FP8 cache, or as the input of an FP8 matrix
+/// product.
 ///
-/// For each `block` elements of the last dimension (the last block may be partial), `s = 2^ceil(log2(max(amax, 1e-4) / 448))`
-/// and `x` becomes `e4m3(x / s) * s`, rounded to the nearest E4M3 value, ties to the even code, subnormals included. The
-/// reference uses blocks of 64 for cache rows and 128 for the inputs of matrix products.
+/// For each `block` elements of the last dimension (the last block may be partial), `s =
+/// 2^ceil(log2(max(amax, 1e-4) / 448))` and `x` becomes `e4m3(x / s) * s`, rounded to the nearest
+/// E4M3 value, ties to the even code, subnormals included. The reference uses blocks of 64 for
+/// cache rows and 128 for the inputs of matrix products.
 ///
-/// `x` is `F32`, `F16` or `BF16`; the rounding is done in `f32`, the result has the dtype and shape of `x`. Magnitudes above
-/// `448 * 2^119` may round to infinity, as in any `f32` arithmetic.
+/// `x` is `F32`, `F16` or `BF16`; the rounding is done in `f32`, the result has the dtype and shape
+/// of `x`. Magnitudes above `448 * 2^119` may round to infinity, as in any `f32` arithmetic.
 ///
 /// # Errors
 ///
 /// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] for a `block` of zero.
 pub fn fp8_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
-    to_and_fro(x, block, &roundtrip::E4M3)
+    roundtrip_blocks(x, block, &roundtrip::E4M3)
 }
 
 /// Rounds to FP4 and back: what an indexer channel becomes in an FP4 cache.
 ///
-/// For each `block` elements of the last dimension (32 in the reference; the last block may be partial),
-/// `s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6))` and `x` becomes `e2m1(x / s) * s`, rounded to the nearest E2M1 value, ties to
-/// the even code.
+/// For each `block` elements of the last dimension (32 in the reference; the last block may be
+/// partial), `s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6))` and `x` becomes `e2m1(x / s) * s`,
+/// rounded to the nearest E2M1 value, ties to the even code.
 ///
 /// Dtypes and errors as [`fp8_roundtrip`].
 pub fn fp4_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
-    to_and_fro(x, block, &roundtrip::E2M1)
+    roundtrip_blocks(x, block, &roundtrip::E2M1)
 }
 
-/// Walsh-Hadamard transform of the last dimension, in Sylvester order, times `n^-0.5`: orthonormal, and its own inverse.
+/// Walsh-Hadamard transform of the last dimension, in Sylvester order, times `n^-0.5`: orthonormal,
+/// and its own inverse.
 ///
-/// `x` is `F32`, `F16` or `BF16`; the sums are made in `f32`, in a fixed order, and the result has the dtype and shape of
-/// `x`. A NaN or an infinity spreads over its row.
+/// `x` is `F32`, `F16` or `BF16`; the sums are made in `f32`, in a fixed order, and the result has
+/// the dtype and shape of `x`. A NaN or an infinity spreads over its row.
 ///
 /// # Errors
 ///
-/// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] where the last dimension is no power of two.
+/// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] where the last dimension
+/// is no power of two.
 pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     let (shape, dtype) = (x.dims(), x.dtype());
@@ -327,7 +352,8 @@ pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
         .cast(FloatDType::from(dtype)))
 }
 
-/// No elements, where adding a dimension is refused: Burn takes a size of zero in a new shape for the one there was.
+/// An empty tensor, for shapes to which no dimension can be added: Burn takes a size of zero in a
+/// new shape to mean the previous size.
 fn empty<const D: usize>(
     shape: [usize; D],
     device: &Device,
@@ -337,10 +363,10 @@ fn empty<const D: usize>(
     Ok(Tensor::empty(shape, (device, dtype.into())))
 }
 
-fn to_and_fro<const D: usize>(
+fn roundtrip_blocks<const D: usize>(
     x: Tensor<D>,
     block: usize,
-    format: &roundtrip::Format,
+    format: &roundtrip::RoundtripFormat,
 ) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     if block == 0 {

@@ -1,4 +1,5 @@
-//! Plain tensor ops: the readable truth of every codec. Arguments are validated by the caller, no dimension is zero.
+//! Codecs in plain tensor operations: the readable truth. Arguments are validated by the caller; no
+//! dimension is zero.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -88,7 +89,8 @@ pub(super) fn quant_linear_pair<B: QuantOps>(
     (product, B::quant_linear(x, second))
 }
 
-/// The linear maps of groups, one after the other, by `quant_linear`, for which rows do not depend on each other where there are few.
+/// The linear maps of the groups, one after the other. They use `quant_linear`, which is
+/// row-invariant for small M.
 pub(super) fn grouped_linear<B: QuantOps>(
     x: FloatTensor<B>,
     weights: PackedWeights<B>,
@@ -160,7 +162,8 @@ fn dequantize_fp4<B: Backend>(
     )
 }
 
-/// Splits every word into codes of `bits` bits, lowest first, keeps the first `columns` of a row and looks them up.
+/// Splits every word into codes of `bits` bits, lowest first, keeps the first `columns` of a row
+/// and looks them up.
 fn decode<B: Backend>(
     words: IntTensor<B>,
     columns: usize,
@@ -171,7 +174,8 @@ fn decode<B: Backend>(
     let [rows, width] = words.shape().dims();
     let per_word = 32 / bits;
     let shape = Shape::new([rows, width, per_word]);
-    // Shifting the unsigned words themselves: through a signed type, the top code of a word would drag its sign along.
+    // Shift the unsigned words themselves: in a signed type, the top code of a word would extend
+    // its sign.
     let shifts = B::int_arange(0..per_word as i64, &device, IntDType::U32);
     let shifts = B::int_mul_scalar(shifts, (bits as u32).into());
     let shifts = B::int_reshape(shifts, Shape::new([1, 1, per_word]));

@@ -1,4 +1,5 @@
-//! Rounding to small formats and back in plain tensor operations. `x` is `[rows, columns]` in f32, and no dimension is zero.
+//! Rounding to small formats and back in plain tensor operations. `x` is `[rows, columns]` in f32,
+//! and no dimension is zero.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -9,7 +10,7 @@ use crate::reference::{bool_dtype, slice};
 
 /// A small float format as a target of rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Format {
+pub(crate) struct RoundtripFormat {
     /// Largest value.
     pub max: f32,
     /// Exponent of the smallest normal value.
@@ -25,7 +26,7 @@ pub(crate) struct Format {
 }
 
 /// FP8 with 1e-4 as the smallest block maximum.
-pub(crate) const E4M3: Format = Format {
+pub(crate) const E4M3: RoundtripFormat = RoundtripFormat {
     max: 448.0,
     min_exponent: -6,
     mantissa_bits: 3,
@@ -35,7 +36,7 @@ pub(crate) const E4M3: Format = Format {
 };
 
 /// FP4 with the smallest normal scale as the smallest scale.
-pub(crate) const E2M1: Format = Format {
+pub(crate) const E2M1: RoundtripFormat = RoundtripFormat {
     max: 6.0,
     min_exponent: 0,
     mantissa_bits: 1,
@@ -51,7 +52,7 @@ const SCALE_STEPS: [i32; 9] = [64, 64, 64, 32, 16, 8, 4, 2, 1];
 pub(crate) fn roundtrip<B: Backend>(
     x: FloatTensor<B>,
     block: usize,
-    format: &Format,
+    format: &RoundtripFormat,
 ) -> FloatTensor<B> {
     let device = x.device();
     let mask_dtype = bool_dtype::<B>(&device);
@@ -82,11 +83,11 @@ pub(crate) fn roundtrip<B: Backend>(
 
 /// The smallest power of two `s >= 2^min_scale_exponent` with `amax <= max * s`, and `1 / s`.
 ///
-/// That is `2^ceil(log2(amax / max))` without a logarithm or a division, which devices round differently. Each step asks
-/// whether the exponent is still at least that many doublings away.
+/// That is `2^ceil(log2(amax / max))` without a logarithm or a division, which devices round
+/// differently. Each step asks whether the exponent is still at least that many doublings away.
 fn block_scale<B: Backend>(
     amax: FloatTensor<B>,
-    format: &Format,
+    format: &RoundtripFormat,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let lowest = power_of_two(format.min_scale_exponent);
     let mut scale = full_like::<B>(&amax, lowest);
@@ -106,9 +107,9 @@ fn block_scale<B: Backend>(
 
 /// Nearest value of the format, ties to even; `0 <= x <= max`.
 ///
-/// Moves every normal value into the lowest normal binade, where neighbours lie as far apart as the subnormal values do, so
-/// that one rounding to integers serves both.
-fn round_magnitude<B: Backend>(x: FloatTensor<B>, format: &Format) -> FloatTensor<B> {
+/// Moves every normal value into the lowest normal binade, where neighbours lie as far apart as the
+/// subnormal values do, so that one rounding to integers serves both.
+fn round_magnitude<B: Backend>(x: FloatTensor<B>, format: &RoundtripFormat) -> FloatTensor<B> {
     let spacing = format.min_exponent - format.mantissa_bits;
     let mask_dtype = bool_dtype::<B>(&x.device());
     let mut unit = full_like::<B>(&x, power_of_two(spacing));

@@ -10,8 +10,8 @@ use crate::validation::{
 
 /// A stack of weight matrices `[count, out, in]`, dense or packed, checked once.
 ///
-/// Operators that take it read the codes as they are, wherever a device has a kernel for that. It refers to tensors; making or
-/// cloning one copies no weight.
+/// Operators that take it read the codes as they are, wherever a device has a kernel for that. It
+/// refers to tensors; making or cloning one copies no weight.
 #[derive(Clone, Debug)]
 pub struct Weights {
     values: Values,
@@ -48,16 +48,17 @@ impl Weights {
 
     /// FP8 matrices.
     ///
-    /// A matrix may be several parts stacked along its rows (gate above up, say), each with block rows of its own: with `parts`
-    /// parts, row `r` of a part of `n = out / parts` rows belongs to block row `part * ceil(n / 128) + floor(r / 128)`.
+    /// A matrix may be several parts stacked along its rows (gate above up, say), each with block
+    /// rows of its own: with `parts` parts, row `r` of a part of `n = out / parts` rows belongs to
+    /// block row `part * ceil(n / 128) + floor(r / 128)`.
     ///
     /// - `words`: `u32` `[count, out, ceil(columns / 4)]`
     /// - `scales`: `f32` `[count, parts * ceil(out / parts / 128), ceil(columns / 128)]`
     ///
     /// # Errors
     ///
-    /// [`OpError`] for a dtype, shape or device that does not fit; [`OpError::InvalidValue`] where `parts` is zero or does not
-    /// divide `out`.
+    /// [`OpError`] for a dtype, shape or device that does not fit; [`OpError::InvalidValue`] where
+    /// `parts` is zero or does not divide `out`.
     pub fn fp8(
         words: Tensor<3, Int>,
         scales: Tensor<3>,
@@ -78,8 +79,8 @@ impl Weights {
     /// FP4 matrices.
     ///
     /// - `words`: `u32` `[count, out, ceil(columns / 8)]`
-    /// - `scales`: `u32` `[count, ceil(out * ceil(columns / 32) / 4)]`, the E8M0 bytes `[out, ceil(columns / 32)]` of each matrix
-    ///   in row-major order, padded to a whole word
+    /// - `scales`: `u32` `[count, ceil(out * ceil(columns / 32) / 4)]`, the E8M0 bytes `[out,
+    ///   ceil(columns / 32)]` of each matrix in row-major order, padded to a whole word
     ///
     /// # Errors
     ///
@@ -118,7 +119,8 @@ impl Weights {
         }
     }
 
-    /// The matrices as floats: `[count, out, in]` in `dtype`. See the [module](super) for what is exact.
+    /// The matrices as floats: `[count, out, in]` in `dtype`. See the [module](super) for what is
+    /// exact.
     ///
     /// # Errors
     ///
@@ -164,7 +166,8 @@ impl From<Weights> for PackedWeights<Dispatch> {
     }
 }
 
-/// Checks the arguments of the FP8 formats, with a stack's dimension or without; the shape of the weight.
+/// Checks the arguments of the FP8 formats, with a stack's dimension or without; the shape of the
+/// weight.
 pub(super) fn check_fp8<const D: usize>(
     words: &Tensor<D, Int>,
     scales: &Tensor<D>,

@@ -6,7 +6,8 @@ use super::reference;
 use crate::matmul::MatmulOps;
 use crate::optional::{OptionalBool, OptionalFloat};
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// Extension of Burn's backends by the operators of this family. The default bodies are the
+/// reference.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -44,7 +45,9 @@ pub trait RouterOps: MatmulOps {
     }
 
     /// See [`hash_route`](super::hash_route).
-    #[fusion(meta = |token_ids, table, _logits, _experts, _scale| fusion::routing(token_ids, table.shape[1]))]
+    #[fusion(meta = |token_ids, table, _logits, _experts, _scale| {
+        fusion::routing(token_ids, table.shape[1])
+    })]
     fn hash_route(
         token_ids: IntTensor<Self>,
         table: IntTensor<Self>,
@@ -131,7 +134,7 @@ impl RouterOps for burn_cubecl::CubeBackend {
             let (bias, padding) = (bias.into_option(), padding.into_option());
             return super::launch::dense_router(x, gate, bias, padding, k, scale);
         }
-        let logits = if super::launch::can_multiply_halves(&x, &gate) {
+        let logits = if super::launch::can_multiply_16_bit(&x, &gate) {
             use burn::backend::ops::FloatTensorOps;
             crate::matmul::launch::half_matmul(
                 x,
@@ -145,7 +148,7 @@ impl RouterOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// What fusion has to know about the outputs before the operators run.
+/// The shapes and dtypes of outputs, which fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use burn::backend::fusion::custom::TensorSpec;

@@ -16,23 +16,24 @@ use crate::launching::{
     with_contiguous_rows,
 };
 
-/// Largest `k` of the kernels. The selection takes `k` rounds.
+/// Largest `k` of the kernels. The selection takes one iteration for each of the `k` ranks.
 const MAX_K: usize = 32;
-/// Widest read of a row that is chosen from, in elements.
+/// Elements of the widest read of a row that is selected from.
 const MAX_VECTOR: usize = 4;
-/// Planes in a cube.
-const PLANES: u32 = 4;
-/// From here on, the rows of the input alone fill the device, and fewer lanes to a row spend fewer instructions on it.
-const MANY_ROWS: usize = 2048;
-/// From here on, even fewer.
-const VERY_MANY_ROWS: usize = 8192;
+/// Planes of a cube that selects from many rows.
+const SELECT_PLANES: u32 = 4;
+/// Rows from which on cubes have several planes, each of which works on two rows. So many rows fill
+/// the device by themselves, and fewer lanes for each spend fewer instructions on it.
+const HALF_PLANE_ROWS: usize = 2048;
+/// Rows from which on a plane works on four rows.
+const QUARTER_PLANE_ROWS: usize = 8192;
 /// Columns up to which the rows of a cube of several planes fit in 24 KiB of shared memory.
-const MANY_COLUMNS: usize = 384;
-const MANY_BYTES: usize = 24 << 10;
-/// Columns of a row that fits in 16 KiB of shared memory.
+const HALF_PLANE_COLUMNS: usize = 384;
+const HALF_PLANE_BYTES: usize = 24 << 10;
+/// Most columns: such a row fits in 16 KiB of shared memory.
 const MAX_COLUMNS: usize = 4096;
-/// Vectors that a lane reads at once at most.
-const CHUNK: u32 = 8;
+/// Most vectors that a lane reads at once.
+const MAX_READ_VECTORS: u32 = 8;
 
 pub(super) fn can_select(scores: &CubeTensor, k: usize) -> bool {
     let [rows, columns] = scores.shape().dims();
@@ -59,7 +60,8 @@ pub(super) fn activation_topk(
     select(logits, bias, padding, k, Some(scale), DType::F32)
 }
 
-/// With a scale, selects by score and returns weights; without, selects by value and returns values.
+/// Selects by score and returns weights if there is a scale. Otherwise selects by value and returns
+/// values.
 fn select(
     rows: CubeTensor,
     bias: Option<CubeTensor>,
@@ -77,25 +79,26 @@ fn select(
     let size = vector_size(&rows, MAX_VECTOR);
     let plane = plane_size(&rows.client).expect("checked by can_select");
     let shared = rows.client.properties().hardware.max_shared_memory_size;
-    let (lanes, planes) = if tokens < MANY_ROWS || columns > MANY_COLUMNS || shared < MANY_BYTES {
-        (plane, 1)
-    } else if tokens < VERY_MANY_ROWS {
-        (plane / 2, PLANES)
-    } else {
-        (plane / 4, PLANES)
-    };
+    let (lanes, planes) =
+        if tokens < HALF_PLANE_ROWS || columns > HALF_PLANE_COLUMNS || shared < HALF_PLANE_BYTES {
+            (plane, 1)
+        } else if tokens < QUARTER_PLANE_ROWS {
+            (plane / 2, SELECT_PLANES)
+        } else {
+            (plane / 4, SELECT_PLANES)
+        };
     let scored = scale.is_some();
     let blueprint = select_blueprint(&rows.client, columns, size, lanes, planes, k, scored);
-    let source = Source {
+    let input = SelectInput {
         row_vectors: rows.meta.strides()[0] / size,
-        part_vectors: 0,
+        partial_vectors: 0,
         rows,
         tokens,
         columns,
         size,
     };
     launch_select(
-        source,
+        input,
         bias,
         padding,
         &outputs,
@@ -105,7 +108,8 @@ fn select(
     outputs
 }
 
-/// For a selection from rows of `columns` elements in vectors of `size` by so many lanes.
+/// The blueprint for rows of `columns` elements in vectors of `size`, with `lanes` lanes for each
+/// row.
 fn select_blueprint(
     client: &Client,
     columns: usize,
@@ -117,28 +121,33 @@ fn select_blueprint(
 ) -> SelectBlueprint {
     let plane = client.properties().hardware.plane_size_max;
     let vectors = (columns / size).div_ceil(lanes as usize) as u32;
-    // Many rows hide the latency of each other's reads; few have to have them all on the way.
-    let most = if lanes * 4 == plane { CHUNK / 2 } else { CHUNK };
-    let chunks = vectors.div_ceil(most);
-    let chunk = vectors.div_ceil(chunks);
-    let vectors = chunks * chunk;
+    // Many rows hide the latency of each other's reads. With fewer rows, all reads of a row have to
+    // be in flight at once.
+    let most = if lanes * 4 == plane {
+        MAX_READ_VECTORS / 2
+    } else {
+        MAX_READ_VECTORS
+    };
+    let iterations = vectors.div_ceil(most);
+    let read_vectors = vectors.div_ceil(iterations);
+    let vectors = iterations * read_vectors;
     SelectBlueprint {
         scored,
         k: k as u32,
         lanes,
         vectors,
-        chunk,
+        read_vectors,
         even: columns == (vectors * lanes) as usize * size,
         depth: if lanes == plane { 3 } else { 4 },
-        parts: 1,
+        partials: 1,
         planes,
         plane,
         target: Target::of(client),
     }
 }
 
-/// What is selected from.
-struct Source {
+/// The rows that are selected from.
+struct SelectInput {
     rows: CubeTensor,
     tokens: usize,
     columns: usize,
@@ -146,12 +155,12 @@ struct Source {
     size: usize,
     /// Vectors from one row to the next.
     row_vectors: usize,
-    /// Vectors from one partial sum of a row to the next.
-    part_vectors: usize,
+    /// Vectors from one partial of a row to the next.
+    partial_vectors: usize,
 }
 
 fn launch_select(
-    source: Source,
+    input: SelectInput,
     bias: Option<CubeTensor>,
     padding: Option<CubeTensor>,
     (values, ids): &(CubeTensor, CubeTensor),
@@ -161,24 +170,24 @@ fn launch_select(
     let client = values.client.clone();
     let per_cube = (blueprint.plane_rows() * blueprint.planes) as usize;
     let padding_dtype = padding.as_ref().map_or(DType::U32, |padding| padding.dtype);
-    let dtypes = [source.rows.dtype, values.dtype, padding_dtype].map(dtype_to_storage_type);
+    let dtypes = [input.rows.dtype, values.dtype, padding_dtype].map(dtype_to_storage_type);
     // SAFETY: reads are within a row of `columns` elements, writes within `[tokens, k]`.
     unsafe {
         select_kernel::launch_unchecked(
             &client,
-            cube_count(&client, source.tokens.div_ceil(per_cube)),
+            cube_count(&client, input.tokens.div_ceil(per_cube)),
             CubeDim::new_2d(blueprint.plane, blueprint.planes),
-            address_type([&source.rows, values]),
-            source.size,
-            source.rows.into_buffer_arg(),
+            address_type([&input.rows, values]),
+            input.size,
+            input.rows.into_buffer_arg(),
             optional(bias),
             optional(padding),
             values.clone().into_buffer_arg(),
             ids.clone().into_buffer_arg(),
-            source.tokens as u32,
-            source.columns as u32,
-            source.row_vectors,
-            source.part_vectors,
+            input.tokens as u32,
+            input.columns as u32,
+            input.row_vectors,
+            input.partial_vectors,
             scale as f32,
             f32::NEG_INFINITY,
             blueprint,
@@ -187,7 +196,7 @@ fn launch_select(
     }
 }
 
-/// A contiguous argument that a kernel can do without.
+/// The buffer of an optional kernel argument, made contiguous.
 fn optional<T: From<Option<BufferArg>>>(tensor: Option<CubeTensor>) -> T {
     tensor
         .map(|tensor| into_contiguous(tensor).into_buffer_arg())
@@ -204,10 +213,10 @@ pub(super) fn can_look_up(token_ids: &CubeTensor, table: &CubeTensor, experts: u
         && plane_size(&table.client).is_some_and(|size| k <= size as usize)
 }
 
-/// Tokens up to which the latency of three dependent reads counts, and not what they read.
-const STAGED_TOKENS: usize = 256;
-/// Experts whose logits are staged at most: 4 KiB of shared memory.
-const STAGED_EXPERTS: usize = 1024;
+/// Tokens up to which the latency of three dependent reads is the bound, and not the bytes read.
+const PREFETCH_TOKENS: usize = 256;
+/// Most experts whose logits are prefetched: 4 KiB of shared memory.
+const PREFETCH_EXPERTS: usize = 1024;
 
 pub(super) fn hash_route(
     token_ids: CubeTensor,
@@ -229,11 +238,11 @@ pub(super) fn hash_route(
     let size = logits
         .as_ref()
         .map_or(1, |logits| vector_size(logits, MAX_VECTOR));
-    let staged = logits.is_some() && tokens <= STAGED_TOKENS && experts <= STAGED_EXPERTS;
+    let prefetches = logits.is_some() && tokens <= PREFETCH_TOKENS && experts <= PREFETCH_EXPERTS;
     let blueprint = HashBlueprint {
         k: k as u32,
         lanes: (k as u32).next_power_of_two(),
-        staged: if staged {
+        prefetch: if prefetches {
             (experts / size).div_ceil(plane as usize) as u32
         } else {
             0
@@ -241,10 +250,14 @@ pub(super) fn hash_route(
         plane,
         target: Target::of(&client),
     };
-    let (planes, per_cube) = if staged {
+    let (planes, per_cube) = if prefetches {
         (1, 1)
     } else {
-        let planes = if tokens < MANY_ROWS { 1 } else { PLANES };
+        let planes = if tokens < HALF_PLANE_ROWS {
+            1
+        } else {
+            SELECT_PLANES
+        };
         (planes, (plane / blueprint.lanes * planes) as usize)
     };
     let logits_dtype = logits.as_ref().map_or(DType::F32, |logits| logits.dtype);
@@ -257,7 +270,8 @@ pub(super) fn hash_route(
         None => address_type([&table, &ids]),
     };
     let dtypes = [token_ids.dtype, table.dtype, logits_dtype].map(dtype_to_storage_type);
-    // SAFETY: token ids are clamped to the table, its entries to the experts; writes are within `[tokens, k]`.
+    // SAFETY: token ids are clamped to the table and its entries to the experts; writes are within
+    // `[tokens, k]`.
     unsafe {
         hash_kernel::launch_unchecked(
             &client,
@@ -283,33 +297,38 @@ pub(super) fn hash_route(
     (weights, ids)
 }
 
-/// Tokens up to which [`dense_router`] is one launch, where cubes can hand results to each other: one cube chooses for all of them.
-/// For more, a second launch with a cube for each is faster.
-const FINISHED_TOKENS: usize = 8;
-/// Tokens up to which it is two launches, with tensor cores and without. Beyond, the matrix product reads `x` and the gate less
-/// often.
+/// Tokens up to which [`dense_router`] is one launch, on devices whose cubes can pass results to
+/// each other. The last-arriving cube then selects for all tokens. For more tokens, a second launch
+/// with a cube for each is faster.
+const LAST_CUBE_TOKENS: usize = 8;
+/// Tokens up to which [`dense_router`] is two launches, with tensor cores and without. Beyond, the
+/// matrix product reads `x` and the gate fewer times.
 const FUSED_TOKENS: (usize, usize) = (2048, 512);
-/// Width of a token up to which the partial sums are few enough to be added in one go.
+/// Largest `d_model` for which the selection adds the partials while it reads them.
 const MAX_MODEL: usize = 1 << 14;
-/// Shared memory of the cube that chooses for several tokens, at most.
-const FINISHED_BYTES: usize = 48 << 10;
-/// Experts up to which a cube can choose for as many tokens at once as it has planes: 32 KiB of shared memory.
-const FINISHED_EXPERTS: usize = 512;
-/// Stretches into which `d_model` is cut. More fill the device better, but are more to add up.
-const STRETCHES: usize = 4;
-/// Steps of a plane at most: all that it reads of the gate is on the way at once, in registers. Without tensor cores and with them.
-const UNIT_STEPS: usize = 2;
-const TILE_STEPS: usize = 4;
-/// Experts of a plane, planes of a cube that divide its experts and that divide its stretch of `d_model`; without tensor cores and
-/// with them.
-const UNIT_CUT: (u32, u32, u32) = (2, 4, 4);
-const TILE_CUT: (u32, u32, u32) = (16, 1, 16);
-/// Tokens of a cube at most.
-const UNIT_TOKENS: u32 = 16;
-const TILE_TOKENS: usize = 64;
+/// Most shared memory of the last-arriving cube.
+const LAST_CUBE_BYTES: usize = 48 << 10;
+/// Experts up to which that cube can select for as many tokens at once as it has planes: 32 KiB of
+/// shared memory.
+const LAST_CUBE_EXPERTS: usize = 512;
+/// Cubes that `d_model` is divided among, or more for a long one. More fill the device better,
+/// but add partials.
+const K_SPLITS: usize = 4;
+/// Most iterations over `d_model` of a plane, without tensor cores and with them. All that the
+/// plane reads of the gate is in flight at once, in registers.
+const SIMT_STEPS: usize = 2;
+const MMA_STEPS: usize = 4;
+/// Experts of a plane, planes of a cube that divide its experts, and planes that divide its part of
+/// `d_model`; without tensor cores and with them.
+const SIMT_PARTITION: (u32, u32, u32) = (2, 4, 4);
+const MMA_PARTITION: (u32, u32, u32) = (16, 1, 16);
+/// Most tokens of a cube, without tensor cores and with them.
+const SIMT_TOKENS: u32 = 16;
+const MMA_TOKENS: usize = 64;
 
-/// The dtype of both, if the tensor cores can multiply them: what they have to be laid out like is what CUDA C++ says it is.
-fn tiles(x: &CubeTensor, gate: &CubeTensor) -> Option<&'static str> {
+/// The dtype of both operands if tensor cores can multiply them. The fragment layout is that of
+/// CUDA.
+fn mma_dtype(x: &CubeTensor, gate: &CubeTensor) -> Option<&'static str> {
     let [_, d_model] = x.shape().dims();
     let possible = Target::of(&x.client).ptx
         && plane_size(&x.client) == Some(32)
@@ -322,8 +341,8 @@ fn tiles(x: &CubeTensor, gate: &CubeTensor) -> Option<&'static str> {
     }
 }
 
-/// Whether the matrix product can take the factors as they are without a loss.
-pub(super) fn can_multiply_halves(x: &CubeTensor, gate: &CubeTensor) -> bool {
+/// Whether the matrix product can take the operands as they are without a loss of precision.
+pub(super) fn can_multiply_16_bit(x: &CubeTensor, gate: &CubeTensor) -> bool {
     let [tokens, d_model] = x.shape().dims();
     tokens > 0
         && d_model > 0
@@ -333,7 +352,7 @@ pub(super) fn can_multiply_halves(x: &CubeTensor, gate: &CubeTensor) -> bool {
 
 pub(super) fn can_fuse(x: &CubeTensor, gate: &CubeTensor, k: usize) -> bool {
     let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
-    let most = match tiles(x, gate) {
+    let most = match mma_dtype(x, gate) {
         Some(_) => FUSED_TOKENS.0,
         None => FUSED_TOKENS.1,
     };
@@ -365,74 +384,74 @@ pub(super) fn dense_router(
         .into_iter()
         .find(|size| experts.is_multiple_of(*size))
         .expect("1 divides everything");
-    let finish = arrival::has_last_cube(&client)
+    let last_cube_selects = arrival::has_last_cube(&client)
         && target.sync_plane
-        && tokens <= FINISHED_TOKENS
-        && experts <= FINISHED_EXPERTS
-        && client.properties().hardware.max_shared_memory_size >= FINISHED_BYTES;
+        && tokens <= LAST_CUBE_TOKENS
+        && experts <= LAST_CUBE_EXPERTS
+        && client.properties().hardware.max_shared_memory_size >= LAST_CUBE_BYTES;
 
     let model_vectors = d_model / size;
-    // A row that starts at an odd place has shorter vectors.
-    let tiles = tiles(&x, &gate).filter(|_| size == 8);
-    let ((plane_experts, expert_planes, model_planes), lanes) = match tiles {
-        Some(_) => (TILE_CUT, 4),
-        None => (UNIT_CUT, plane),
+    // A row that starts at an unaligned offset is read in shorter vectors.
+    let mma_dtype = mma_dtype(&x, &gate).filter(|_| size == 8);
+    let ((plane_experts, expert_planes, model_planes), lanes) = match mma_dtype {
+        Some(_) => (MMA_PARTITION, 4),
+        None => (SIMT_PARTITION, plane),
     };
     let per_step = (model_planes * lanes) as usize;
-    let most = if tiles.is_some() {
-        TILE_STEPS
+    let most = if mma_dtype.is_some() {
+        MMA_STEPS
     } else {
-        UNIT_STEPS
+        SIMT_STEPS
     };
-    let steps = model_vectors.div_ceil(per_step * STRETCHES).min(most) as u32;
-    let stretch = (model_planes * steps * lanes) as usize;
-    let stretches = model_vectors.div_ceil(stretch);
+    let k_steps = model_vectors.div_ceil(per_step * K_SPLITS).min(most) as u32;
+    let split_vectors = (model_planes * k_steps * lanes) as usize;
+    let k_splits = model_vectors.div_ceil(split_vectors);
     let cubes = (experts as u32).div_ceil(plane_experts * expert_planes);
-    let cube_tokens = match tiles {
-        Some(_) => tile_tokens(&client, tokens, cubes as usize * stretches),
-        None => (tokens as u32).next_power_of_two().min(UNIT_TOKENS),
+    let cube_tokens = match mma_dtype {
+        Some(_) => mma_tokens(&client, tokens, cubes as usize * k_splits),
+        None => (tokens as u32).next_power_of_two().min(SIMT_TOKENS),
     };
     let planes = expert_planes * model_planes;
-    let chooser_planes = if finish { planes } else { 1 };
-    let mut choice = select_blueprint(
+    let selecting_planes = if last_cube_selects { planes } else { 1 };
+    let mut selection = select_blueprint(
         &client,
         experts,
         columns_size,
         plane,
-        chooser_planes,
+        selecting_planes,
         k,
         true,
     );
-    choice.parts = stretches as u32;
+    selection.partials = k_splits as u32;
     let blueprint = DenseBlueprint {
         tokens: cube_tokens,
         experts: plane_experts,
         expert_planes,
         model_planes,
-        steps,
-        even: model_vectors == stretches * stretch,
+        k_steps,
+        even: model_vectors == k_splits * split_vectors,
         plane,
-        tiles,
-        finish,
-        select: choice,
+        mma_dtype,
+        last_cube_selects,
+        select: selection,
     };
     let outputs = (
         output(&x, [tokens, k], DType::F32),
         output(&x, [tokens, k], DType::I32),
     );
-    let partial = output(&x, [stretches * tokens, experts], DType::F32);
+    let partials = output(&x, [k_splits * tokens, experts], DType::F32);
     let padding_dtype = padding.as_ref().map_or(DType::U32, |padding| padding.dtype);
     let dtypes = [x.dtype, gate.dtype, padding_dtype].map(dtype_to_storage_type);
     let (x_vectors, gate_vectors) = (x.meta.strides()[0] / size, gate.meta.strides()[0] / size);
     let counter = arrival::counter(&client, &x.device);
-    // SAFETY: tokens, experts and vectors past the end are read as the last or the first; writes are within `partial`, the one
-    // number of the counter, and `[tokens, k]`.
+    // SAFETY: tokens, experts and vectors past the end are read as the last or the first; writes
+    // are within `partials`, the one number of the counter, and `[tokens, k]`.
     unsafe {
         dense_kernel::launch_unchecked(
             &client,
             CubeCount::Static(
                 cubes,
-                stretches as u32,
+                k_splits as u32,
                 (tokens as u32).div_ceil(cube_tokens),
             ),
             CubeDim::new_2d(plane, planes),
@@ -441,7 +460,7 @@ pub(super) fn dense_router(
             columns_size,
             x.into_buffer_arg(),
             gate.into_buffer_arg(),
-            partial.clone().into_buffer_arg(),
+            partials.clone().into_buffer_arg(),
             BufferArg::from_raw_parts(counter, 1),
             optional(bias.clone()),
             optional(padding.clone()),
@@ -458,27 +477,27 @@ pub(super) fn dense_router(
             dtypes,
         );
     }
-    if !finish {
-        let source = Source {
-            rows: partial,
+    if !last_cube_selects {
+        let input = SelectInput {
+            rows: partials,
             tokens,
             columns: experts,
             size: columns_size,
             row_vectors: experts / columns_size,
-            part_vectors: tokens * experts / columns_size,
+            partial_vectors: tokens * experts / columns_size,
         };
-        launch_select(source, bias, padding, &outputs, scale, choice);
+        launch_select(input, bias, padding, &outputs, scale, selection);
     }
     outputs
 }
 
 /// The fewest tokens of a cube for which all cubes run at once.
-fn tile_tokens(client: &Client, tokens: usize, cubes: usize) -> u32 {
+fn mma_tokens(client: &Client, tokens: usize, cubes: usize) -> u32 {
     let processors = client.properties().hardware.num_streaming_multiprocessors;
     let fits = |size: &usize| {
         processors.is_none_or(|processors| tokens.div_ceil(*size) * cubes <= processors as usize)
     };
     let mut sizes = std::iter::successors(Some(8), |size| Some(size * 2));
-    let size = sizes.find(|size| fits(size) || *size >= TILE_TOKENS.min(tokens));
-    size.map_or(TILE_TOKENS as u32, |size| size as u32)
+    let size = sizes.find(|size| fits(size) || *size >= MMA_TOKENS.min(tokens));
+    size.map_or(MMA_TOKENS as u32, |size| size as u32)
 }

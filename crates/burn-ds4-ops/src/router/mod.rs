@@ -1,15 +1,17 @@
 //! Routing of tokens to experts (DeepSeek-V4 `Gate`).
 //!
-//! Both routers weight the chosen experts the same way: `s = sqrt(softplus(logits))`, gathered at the chosen ids,
-//! divided by their sum and multiplied by the routed scaling factor. They differ in how the ids are found.
+//! Both routers compute the weights of the chosen experts in the same way:
+//! `s = sqrt(softplus(logits))`, gathered at the chosen ids, divided by their sum and multiplied by
+//! the routed scaling factor. They differ in how they find the ids.
 //!
-//! [`dense_router`] is the whole score router, [`activation_topk`] its second half. On CubeCL devices each operator is one
-//! kernel; [`dense_router`] is two from 9 tokens on, and for thousands a matrix product and a kernel.
+//! [`dense_router`] is the whole score router, [`activation_topk`] its second half. On CubeCL
+//! devices each operator is one kernel. [`dense_router`] is two kernels from 9 tokens on, and for
+//! thousands of tokens a matrix product and a kernel.
 //!
 //! # Padding
 //!
-//! A row that is marked as padding, or whose token id is negative, gets id -1 and weight 0 in every slot, whatever its other
-//! inputs hold. No row has any influence on another.
+//! A row that is marked as padding, or whose token id is negative, gets id -1 and weight 0 in every
+//! slot, whatever its other inputs hold. No row has any influence on another.
 
 mod backend;
 #[cfg(feature = "cube")]
@@ -23,8 +25,8 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 
 use backend::RouterOps;
 
-/// `sqrt(softplus(x))`, which neither overflows for large `x` nor loses the small values of very negative `x`: where
-/// `exp(x)` underflows, `exp(x / 2)` need not.
+/// `sqrt(softplus(x))`, which neither overflows for large `x` nor loses the small values of very
+/// negative `x`: where `exp(x)` underflows, `exp(x / 2)` need not.
 ///
 /// # Shapes and dtypes
 ///
@@ -38,7 +40,8 @@ pub fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::sqrt_softplus(logits.into_dispatch()))
 }
 
-/// The `k` largest values along the last dimension with their positions, sorted by (value descending, position ascending).
+/// The `k` largest values along the last dimension with their positions, sorted by (value
+/// descending, position ascending).
 ///
 /// Meant for the small `k` of a router; on CubeCL devices there is a kernel for `k` up to 32.
 ///
@@ -49,8 +52,8 @@ pub fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
 ///
 /// # Special values
 ///
-/// `-inf` and NaN rank with the lowest finite value, so that they are taken only when nothing else is left, the lower position
-/// first. Positions are distinct and in range whatever the row holds.
+/// `-inf` and NaN rank with the lowest finite value, so that they are taken only when nothing else
+/// is left, the lower position first. Positions are distinct and in range whatever the row holds.
 ///
 /// # Panics
 ///
@@ -72,7 +75,8 @@ pub fn topk_select<const D: usize>(scores: Tensor<D>, k: usize) -> (Tensor<D>, T
     )
 }
 
-/// The second half of the score router: chooses the `k` experts with the largest `sqrt(softplus(logits)) + bias`.
+/// The second half of the score router: chooses the `k` experts with the largest
+/// `sqrt(softplus(logits)) + bias`.
 ///
 /// The bias takes part in the choice only, never in the weights.
 ///
@@ -81,20 +85,23 @@ pub fn topk_select<const D: usize>(scores: Tensor<D>, k: usize) -> (Tensor<D>, T
 /// - `logits`: `[tokens, experts]`, f32 / f16 / bf16
 /// - `bias`: `[experts]`, f32
 /// - `padding`: `[tokens]`, true where the row is [padding](self#padding)
-/// - output: weights `[tokens, k]`, f32, that sum to `scale`, and ids `[tokens, k]`, i32, in the order of [`topk_select`] of the
-///   biased activations
+/// - output: weights `[tokens, k]`, f32, that sum to `scale`, and ids `[tokens, k]`, i32, in the
+///   order of [`topk_select`] of the biased activations
 ///
-/// Any number of experts and any `k` work; on CubeCL devices there is a kernel for `k` up to 32. Without a bias it chooses by the
-/// logits themselves, whose order is that of their activations, rounding aside.
+/// Any number of experts and any `k` work; on CubeCL devices there is a kernel for `k` up to 32.
+/// Without a bias it chooses by the logits themselves, whose order is that of their activations,
+/// rounding aside.
 ///
 /// # Special values
 ///
-/// Where the chosen activations sum to no more than about 1e-20, the weights sum to less than `scale`, down to 0; they are
-/// finite wherever the chosen logits are. NaN logits are chosen last, and make all weights of their row NaN if they are.
+/// Where the chosen activations sum to no more than about 1e-20, the weights sum to less than
+/// `scale`, down to 0; they are finite wherever the chosen logits are. NaN logits are chosen last.
+/// If one is chosen, all weights of its row are NaN.
 ///
 /// # Source
 ///
-/// DeepSeek-V4 `inference/model.py`, `Gate.forward`; the denominator has 1e-20 added as in Hugging Face's port.
+/// DeepSeek-V4 `inference/model.py`, `Gate.forward`. As in Hugging Face's port, 1e-20 is added to
+/// the denominator.
 ///
 /// # Panics
 ///
@@ -120,18 +127,20 @@ pub fn activation_topk(
 
 /// The score router: `logits = x · gateᵀ` in f32, then [`activation_topk`].
 ///
-/// For a few tokens, CubeCL devices whose cubes can hand results to each other (CUDA, Metal, Vulkan) do all of it in one launch.
-/// The result of a token does not depend on the others in the batch as long as their number stays on one side of that switch.
+/// For up to 8 tokens, CubeCL devices whose cubes can pass results to each other (CUDA, Metal,
+/// Vulkan) do all of it in one launch. The result of a token does not depend on the others in the
+/// batch as long as their number stays on one side of that limit.
 ///
 /// # Shapes and dtypes
 ///
 /// - `x`: `[tokens, d_model]`, f32 / f16 / bf16
-/// - `gate`: `[experts, d_model]`, f32 / f16 / bf16; products and sums are f32 whatever the inputs are
+/// - `gate`: `[experts, d_model]`, f32 / f16 / bf16; products and sums are f32 whatever the inputs
+///   are
 /// - `bias`, `padding` and output: as for [`activation_topk`]
 ///
 /// # Special values
 ///
-/// As for [`activation_topk`]; a NaN or infinity in `x` reaches the logits of its own row only.
+/// As for [`activation_topk`]; a NaN or infinity in `x` affects the logits of its own row only.
 ///
 /// # Source
 ///
@@ -165,14 +174,15 @@ pub fn dense_router(
     (Tensor::from_dispatch(weights), Tensor::from_dispatch(ids))
 }
 
-/// How [`hash_route`] weights the experts that it finds.
+/// How [`hash_route`] weights the experts that it looks up.
 #[derive(Clone, Debug)]
 // A tensor is large, and there is one of these per call.
 #[allow(clippy::large_enum_variant)]
 pub enum HashWeights {
-    /// As DeepSeek-V4 does: like the score router, by these logits (`[tokens, experts]`, f32 / f16 / bf16).
+    /// As DeepSeek-V4 does: like the score router, by these logits (`[tokens, experts]`, f32 / f16
+    /// / bf16).
     Scored(Tensor<2>),
-    /// All alike, for a model of so many experts.
+    /// All the same, for a model of `experts` experts.
     Uniform {
         /// Number of experts.
         experts: usize,
@@ -183,10 +193,12 @@ pub enum HashWeights {
 ///
 /// # Shapes and dtypes
 ///
-/// - `token_ids`: `[tokens]`, any integer; a negative id marks [padding](self#padding), one past the table is read as the last row
-/// - `table`: `[vocabulary, k]`, any integer; an entry that is no expert id is read as the nearest that is
-/// - output: weights `[tokens, k]`, f32, that sum to `scale` (see [`activation_topk`] for activations that underflow), ids
-///   `[tokens, k]`, i32, in the order of the table
+/// - `token_ids`: `[tokens]`, any integer; a negative id marks [padding](self#padding), one past
+///   the table is read as the last row
+/// - `table`: `[vocabulary, k]`, any integer; an entry that is no expert id is read as the nearest
+///   one that is
+/// - output: weights `[tokens, k]`, f32, that sum to `scale` (see [`activation_topk`] for
+///   activations that underflow), ids `[tokens, k]`, i32, in the order of the table
 ///
 /// # Source
 ///
@@ -194,7 +206,8 @@ pub enum HashWeights {
 ///
 /// # Panics
 ///
-/// If `token_ids` and the logits disagree on the number of tokens, or there is no row in `table`, no entry in a row or no expert.
+/// If `token_ids` and the logits disagree on the number of tokens, or there is no row in `table`,
+/// no entry in a row or no expert.
 pub fn hash_route(
     token_ids: Tensor<1, Int>,
     table: Tensor<2, Int>,
@@ -215,7 +228,8 @@ pub fn hash_route(
     };
     assert!(
         vocabulary > 0 && k > 0 && experts > 0,
-        "hash_route: the table is [{vocabulary}, {k}] and there are {experts} experts; none of these may be 0"
+        "hash_route: the table is [{vocabulary}, {k}] and there are {experts} experts; none of \
+         these may be 0"
     );
     let (weights, ids) = Dispatch::hash_route(
         token_ids.into_dispatch(),

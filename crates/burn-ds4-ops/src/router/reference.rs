@@ -1,4 +1,5 @@
-//! The router in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
+//! The router in plain tensor operations. Generic over the backend, as these are the default bodies
+//! of the operators' backend trait.
 
 use crate::matmul::MatmulOps;
 use crate::reference::{bool_dtype, log1p};
@@ -9,7 +10,7 @@ use burn::tensor::{DType, FloatDType, IndexingUpdateOp, IntDType, Shape};
 /// Added to the sum of the chosen activations, which may underflow to zero.
 pub(super) const DENOMINATOR_EPSILON: f64 = 1e-20;
 
-/// Below, `sqrt(softplus(x))` is `exp(x / 2)` to f32 precision.
+/// Below this, `sqrt(softplus(x))` is `exp(x / 2)` to f32 precision.
 const TAIL: f64 = -20.0;
 
 pub(super) fn sqrt_softplus<B: Backend>(logits: FloatTensor<B>) -> FloatTensor<B> {
@@ -21,7 +22,7 @@ pub(super) fn sqrt_softplus<B: Backend>(logits: FloatTensor<B>) -> FloatTensor<B
     let t = B::float_exp(B::float_neg(B::float_abs(logits.clone())));
     let positive = B::float_clamp_min(logits.clone(), 0.0.into());
     let root = B::float_sqrt(B::float_add(positive, log1p::<B>(t)));
-    // Here the square root halves the exponent of a t that would underflow.
+    // The root divides the exponent by two here, as `t` itself would underflow.
     let tail = B::float_lower_elem(
         logits.clone(),
         TAIL.into(),
@@ -57,7 +58,7 @@ pub(super) fn no_rows<B: Backend>(
 fn select_ids<B: Backend>(scores: FloatTensor<B>, k: usize) -> IntTensor<B> {
     let (device, dtype) = (scores.device(), FloatDType::from(scores.dtype()));
     let rows = scores.shape()[0];
-    // A taken column drops to -inf; all others stay above it, so that it cannot be taken twice.
+    // A taken column drops to -inf. All others stay above it, so that no column is taken twice.
     let lowest = dtype.finfo().min;
     let nan = B::float_is_nan(scores.clone(), bool_dtype::<B>(&device));
     let mut remaining = B::float_clamp_min(
@@ -169,7 +170,7 @@ fn weights<B: Backend>(scores: FloatTensor<B>, ids: IntTensor<B>, scale: f64) ->
     B::float_mul_scalar(B::float_div(chosen, sum), scale.into())
 }
 
-/// Weight 0 and id -1 in the rows marked as padding.
+/// Sets weight 0 and id -1 in the rows marked as padding.
 fn blank<B: Backend>(
     weights: FloatTensor<B>,
     ids: IntTensor<B>,

@@ -2,37 +2,79 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 
-use super::{Sampling, reference};
+use super::{SamplingParams, reference};
+use crate::optional::OptionalInt;
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// Extension of Burn's backends by the operators of this family. The default bodies are the
+/// reference.
 ///
-/// No tensor that gets here is empty.
+/// No tensor that reaches them is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
 pub trait SamplingOps: Backend {
-    /// See [`sample`](super::sample): as many rows of logits for each sequence as there are to a seed, at positions that follow each
-    /// other.
+    /// See [`sample`](super::sample). Each sequence has as many rows of logits as there are for
+    /// each seed, at consecutive positions.
     #[fusion(meta = |logits, _seeds, _positions, _sampling| fusion::tokens(logits))]
     fn sample(
         logits: FloatTensor<Self>,
         seeds: IntTensor<Self>,
         positions: IntTensor<Self>,
-        sampling: Sampling,
+        sampling: SamplingParams,
     ) -> IntTensor<Self> {
         reference::sample::<Self>(logits, seeds, positions, sampling)
     }
 
-    /// The tokens of each sequence up to the first that is not its draft, which is one more than there are drafts at most, and how
-    /// many are their drafts; see [`Verdict`](super::Verdict). `tokens` are `[sequences · (drafts + 1)]`, i32.
-    #[fusion(meta = |_tokens, drafts| fusion::verdict(drafts))]
+    /// The tokens of each sequence up to the first that does not match its draft, one more than
+    /// there are drafts at most, and how many match; see [`VerifiedDrafts`](super::VerifiedDrafts).
+    /// `tokens` are `[sequences · (drafts + 1)]`, i32.
+    #[fusion(meta = |_tokens, drafts| fusion::verified(drafts))]
     fn verify_drafts(
         tokens: IntTensor<Self>,
         drafts: IntTensor<Self>,
     ) -> (IntTensor<Self>, IntTensor<Self>) {
         reference::verify::<Self>(tokens, drafts)
+    }
+
+    /// [`sample`](Self::sample) by the parameters of each lane. There are as many lanes as
+    /// positions, and `floats` and `words` are their [tables](super::layout).
+    #[fusion(meta = |logits, _floats, _words, _positions| fusion::tokens(logits))]
+    fn sample_lanes(
+        logits: FloatTensor<Self>,
+        floats: FloatTensor<Self>,
+        words: IntTensor<Self>,
+        positions: IntTensor<Self>,
+    ) -> IntTensor<Self> {
+        reference::sample_lanes::<Self>(logits, floats, words, positions)
+    }
+
+    /// See [`apply_penalties`](super::apply_penalties). `logits` are
+    /// `[lanes · (drafts + 1), vocabulary]`, f32, and `counts` those of
+    /// [`TokenCounts`](super::TokenCounts).
+    #[fusion(meta = |logits, _drafts, _counts, _floats, _words| logits.clone())]
+    fn apply_penalties(
+        logits: FloatTensor<Self>,
+        #[extension_type] drafts: OptionalInt<Self>,
+        counts: IntTensor<Self>,
+        floats: FloatTensor<Self>,
+        words: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        reference::apply_penalties::<Self>(logits, drafts.into_option(), counts, floats, words)
+    }
+
+    /// See [`TokenCounts::count`](super::TokenCounts::count).
+    #[fusion(meta = |counts, _tokens| counts.clone())]
+    fn count_tokens(counts: IntTensor<Self>, tokens: IntTensor<Self>) -> IntTensor<Self> {
+        reference::count_tokens::<Self>(counts, tokens)
+    }
+
+    /// The log-probabilities of some tokens of each row, `[rows, tokens]`, i32; see
+    /// [`log_probs`](super::log_probs()).
+    #[fusion(meta = |_logits, ids| fusion::log_probs(ids))]
+    fn log_probs(logits: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self> {
+        reference::log_probs::<Self>(logits, ids)
     }
 }
 
@@ -45,7 +87,7 @@ impl SamplingOps for burn_cubecl::CubeBackend {
         logits: FloatTensor<Self>,
         seeds: IntTensor<Self>,
         positions: IntTensor<Self>,
-        sampling: Sampling,
+        sampling: SamplingParams,
     ) -> IntTensor<Self> {
         if super::launch::can_sample(&logits, [&seeds, &positions]) {
             super::launch::sample(logits, seeds, positions, sampling)
@@ -64,9 +106,53 @@ impl SamplingOps for burn_cubecl::CubeBackend {
             reference::verify::<Self>(tokens, drafts)
         }
     }
+
+    fn sample_lanes(
+        logits: FloatTensor<Self>,
+        floats: FloatTensor<Self>,
+        words: IntTensor<Self>,
+        positions: IntTensor<Self>,
+    ) -> IntTensor<Self> {
+        if super::launch::can_sample(&logits, [&positions, &words]) {
+            super::launch::sample_lanes(logits, [floats, words], positions)
+        } else {
+            reference::sample_lanes::<Self>(logits, floats, words, positions)
+        }
+    }
+
+    fn apply_penalties(
+        logits: FloatTensor<Self>,
+        drafts: OptionalInt<Self>,
+        counts: IntTensor<Self>,
+        floats: FloatTensor<Self>,
+        words: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let drafts = drafts.into_option();
+        if super::launch::can_penalise(&logits, drafts.as_ref()) {
+            super::launch::apply_penalties(logits, drafts, counts, [floats, words])
+        } else {
+            reference::apply_penalties::<Self>(logits, drafts, counts, floats, words)
+        }
+    }
+
+    fn count_tokens(counts: IntTensor<Self>, tokens: IntTensor<Self>) -> IntTensor<Self> {
+        if super::launch::can_count(&counts, &tokens) {
+            super::launch::count_tokens(counts, tokens)
+        } else {
+            reference::count_tokens::<Self>(counts, tokens)
+        }
+    }
+
+    fn log_probs(logits: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self> {
+        if super::launch::can_have_log_probs(&logits, &ids) {
+            super::launch::log_probs(logits, ids)
+        } else {
+            reference::log_probs::<Self>(logits, ids)
+        }
+    }
 }
 
-/// What fusion has to know about the outputs before the operators run.
+/// The shapes and dtypes of outputs, which fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
@@ -76,7 +162,11 @@ mod fusion {
         TensorSpec::new([logits.shape[0]].into(), DType::I32)
     }
 
-    pub(super) fn verdict(drafts: &TensorSpec) -> (TensorSpec, TensorSpec) {
+    pub(super) fn log_probs(ids: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(ids.shape.clone(), DType::F32)
+    }
+
+    pub(super) fn verified(drafts: &TensorSpec) -> (TensorSpec, TensorSpec) {
         let (sequences, count) = (drafts.shape[0], drafts.shape[1]);
         (
             TensorSpec::new([sequences, count + 1].into(), DType::I32),

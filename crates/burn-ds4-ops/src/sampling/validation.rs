@@ -1,33 +1,148 @@
 use burn::tensor::{DType, Int, Tensor, kind::Basic};
 
-use super::{Draws, MAX_COLUMNS, Sampling};
+use super::{
+    BatchParams, Draws, LaneParams, MAX_COLUMNS, MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, Penalties,
+    SamplingParams, TokenCounts,
+};
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
-/// Logits, of which the last dimension are columns, against everything else.
+/// Checks the logits, whose last dimension is columns, and all other arguments.
 pub(super) fn check<const D: usize>(
     logits: &Tensor<D>,
     sequences: usize,
-    sampling: &Sampling,
+    sampling: &SamplingParams,
     draws: &Draws,
 ) -> Result<(), OpError> {
     check_sampling(sampling)?;
+    check_logits(logits)?;
+    expect_words("seeds", &draws.seeds)?;
+    expect_shape("seeds", draws.seeds.dims(), [sequences, 2])?;
+    expect_device("seeds", &draws.seeds.device(), "logits", &logits.device())?;
+    check_positions(logits, &draws.positions)
+}
+
+fn check_logits<const D: usize>(logits: &Tensor<D>) -> Result<(), OpError> {
     expect_float("logits", logits)?;
     let columns = logits.dims()[D - 1];
     if columns > MAX_COLUMNS {
-        return Err(OpError::InvalidValue {
-            argument: "columns",
-            expected: format!("at most {MAX_COLUMNS}"),
-            actual: columns,
-        });
+        return Err(invalid(
+            "columns",
+            format!("at most {MAX_COLUMNS}"),
+            columns,
+        ));
     }
-    expect_words("seeds", &draws.seeds)?;
-    expect_words("positions", &draws.positions)?;
-    expect_shape("seeds", draws.seeds.dims(), [sequences, 2])?;
-    expect_shape("positions", draws.positions.dims(), [sequences])?;
-    let device = logits.device();
-    expect_device("seeds", &draws.seeds.device(), "logits", &device)?;
-    expect_device("positions", &draws.positions.device(), "logits", &device)
+    Ok(())
+}
+
+/// Checks the positions of the sequences, of which there are as many as in the first dimension of
+/// the logits.
+pub(super) fn check_positions<const D: usize>(
+    logits: &Tensor<D>,
+    positions: &Tensor<1, Int>,
+) -> Result<(), OpError> {
+    expect_words("positions", positions)?;
+    expect_shape("positions", positions.dims(), [logits.dims()[0]])?;
+    expect_device("positions", &positions.device(), "logits", &logits.device())
+}
+
+/// Checks logits, whose first dimension is lanes, and whether the parameters are for them.
+pub(super) fn check_batch<const D: usize>(
+    logits: &Tensor<D>,
+    params: &BatchParams,
+) -> Result<(), OpError> {
+    check_logits(logits)?;
+    let (lanes, columns) = (logits.dims()[0], logits.dims()[D - 1]);
+    expect_shape(
+        "params",
+        [params.lanes(), params.vocabulary()],
+        [lanes, columns],
+    )?;
+    expect_device("params", &params.device(), "logits", &logits.device())
+}
+
+pub(super) fn check_counts(logits: &Tensor<3>, counts: &TokenCounts) -> Result<(), OpError> {
+    let [lanes, _, columns] = logits.dims();
+    expect_shape("counts", counts.dims(), [lanes, columns])?;
+    expect_device(
+        "counts",
+        &counts.words().device(),
+        "logits",
+        &logits.device(),
+    )
+}
+
+pub(super) fn check_tokens(tokens: &Tensor<2, Int>, counts: &TokenCounts) -> Result<(), OpError> {
+    expect_words("tokens", tokens)?;
+    let [lanes, count] = tokens.dims();
+    expect_shape("tokens", [lanes, count], [counts.dims()[0], count])?;
+    expect_device(
+        "tokens",
+        &tokens.device(),
+        "counts",
+        &counts.words().device(),
+    )
+}
+
+pub(super) fn check_log_probs(
+    logits: &Tensor<2>,
+    tokens: &Tensor<1, Int>,
+    top: usize,
+) -> Result<(), OpError> {
+    check_logits(logits)?;
+    expect_dtype("tokens", "I32", tokens, &[DType::I32])?;
+    expect_shape("tokens", tokens.dims(), [logits.dims()[0]])?;
+    expect_device("tokens", &tokens.device(), "logits", &logits.device())?;
+    if top > MAX_TOP_LOG_PROBS {
+        return Err(invalid("top", format!("at most {MAX_TOP_LOG_PROBS}"), top));
+    }
+    Ok(())
+}
+
+pub(super) fn check_lane(lane: usize, lanes: usize) -> Result<(), OpError> {
+    if lane < lanes {
+        return Ok(());
+    }
+    Err(invalid("lane", format!("below {lanes}"), lane))
+}
+
+/// Checks that all tokens are columns.
+pub(super) fn check_ids(
+    argument: &'static str,
+    tokens: &[u32],
+    vocabulary: usize,
+) -> Result<(), OpError> {
+    match tokens.iter().find(|&&token| token as usize >= vocabulary) {
+        Some(&token) => {
+            let expected = format!("tokens below {vocabulary}");
+            Err(invalid(argument, expected, token as usize))
+        }
+        None => Ok(()),
+    }
+}
+
+pub(super) fn check_lane_params(params: &LaneParams, vocabulary: usize) -> Result<(), OpError> {
+    check_sampling(&params.sampling)?;
+    check_penalties(&params.penalties)?;
+    check_logit_bias(&params.logit_bias, vocabulary)
+}
+
+fn check_logit_bias(bias: &[(u32, f32)], vocabulary: usize) -> Result<(), OpError> {
+    if bias.len() > MAX_LOGIT_BIAS {
+        let expected = format!("at most {MAX_LOGIT_BIAS}");
+        return Err(invalid("logit_bias entries", expected, bias.len()));
+    }
+    let mut tokens: Vec<u32> = bias.iter().map(|entry| entry.0).collect();
+    check_ids("logit_bias", &tokens, vocabulary)?;
+    tokens.sort_unstable();
+    if let Some(pair) = tokens.windows(2).find(|pair| pair[0] == pair[1]) {
+        let expected = "each token once";
+        return Err(invalid("logit_bias", expected, pair[0] as usize));
+    }
+    bias.iter().try_for_each(|&(_, value)| {
+        let expected = "a number or -inf";
+        check_float(value < f32::INFINITY, "logit_bias", value, expected)
+    })
 }
 
 pub(super) fn check_drafts(logits: &Tensor<3>, drafts: &Tensor<2, Int>) -> Result<(), OpError> {
@@ -44,6 +159,18 @@ pub(super) fn check_drafts(logits: &Tensor<3>, drafts: &Tensor<2, Int>) -> Resul
     expect_device("drafts", &drafts.device(), "logits", &logits.device())
 }
 
+/// Checks drafts against the tokens that follow them.
+pub(super) fn check_accepted(
+    tokens: &Tensor<2, Int>,
+    drafts: &Tensor<2, Int>,
+) -> Result<(), OpError> {
+    let [sequences, count] = drafts.dims();
+    expect_dtype("tokens", "I32", tokens, &[DType::I32])?;
+    expect_shape("tokens", tokens.dims(), [sequences, count + 1])?;
+    expect_words("drafts", drafts)?;
+    expect_device("drafts", &drafts.device(), "tokens", &tokens.device())
+}
+
 fn expect_words<const D: usize, K: Basic>(
     argument: &'static str,
     tensor: &Tensor<D, K>,
@@ -52,34 +179,70 @@ fn expect_words<const D: usize, K: Basic>(
     expect_dtype(argument, "I32, I64, U32 or U64", tensor, &accepted)
 }
 
-fn check_sampling(sampling: &Sampling) -> Result<(), OpError> {
-    let check = |fits: bool, argument, actual: f32, expected| match fits {
+fn check_float(
+    fits: bool,
+    argument: &'static str,
+    actual: f32,
+    expected: &'static str,
+) -> Result<(), OpError> {
+    match fits {
         true => Ok(()),
         false => Err(OpError::InvalidFloat {
             argument,
             expected,
             actual: actual.to_string(),
         }),
-    };
-    let Sampling {
+    }
+}
+
+fn check_penalties(penalties: &Penalties) -> Result<(), OpError> {
+    let Penalties {
+        repetition,
+        presence,
+        frequency,
+    } = *penalties;
+    check_float(
+        repetition.is_finite() && repetition > 0.0,
+        "repetition_penalty",
+        repetition,
+        "a finite number above 0",
+    )?;
+    let range = -2.0..=2.0;
+    let expected = "between -2 and 2";
+    check_float(
+        range.contains(&presence),
+        "presence_penalty",
+        presence,
+        expected,
+    )?;
+    check_float(
+        range.contains(&frequency),
+        "frequency_penalty",
+        frequency,
+        expected,
+    )
+}
+
+fn check_sampling(sampling: &SamplingParams) -> Result<(), OpError> {
+    let SamplingParams {
         temperature,
         top_k: _,
         top_p,
         min_p,
     } = *sampling;
-    check(
+    check_float(
         temperature.is_finite() && temperature >= 0.0,
         "temperature",
         temperature,
         "a finite number, 0 or above",
     )?;
-    check(
+    check_float(
         top_p > 0.0 && top_p <= 1.0,
         "top_p",
         top_p,
         "above 0 and at most 1",
     )?;
-    check(
+    check_float(
         (0.0..=1.0).contains(&min_p),
         "min_p",
         min_p,

@@ -1,17 +1,21 @@
-//! How likely a token is, as an integer: sums of integers are the same in any order, and so is what is chosen by them.
+//! The weights of tokens as integers. Sums of integers are the same in any order, and so are the
+//! tokens chosen by them.
 
-use super::Sampling;
+use super::SamplingParams;
+use super::layout::{FARTHEST as FARTHEST_COLUMN, MINIMUM, RATE, TOP_K, TOP_P};
 
-/// Binary digits of an exponent after the point.
+/// Fractional bits of an exponent.
 pub(super) const EXPONENT_BITS: u32 = 25;
-/// From this exponent on, a weight is 0.
+/// Exponent from which on a weight is 0.
 pub(super) const FARTHEST: f32 = 43.5;
-/// The weight of the most likely token is two to this power, so that those of [`MAX_COLUMNS`](super::MAX_COLUMNS) fit in 63 bits.
+/// The most likely token has the weight two to this power, so that the sum over
+/// [`MAX_COLUMNS`](super::MAX_COLUMNS) tokens fits in 63 bits.
 pub(super) const WEIGHT_BITS: u32 = 43;
-/// Bits of a power of two that is computed, and how far it is shifted up to be a weight.
+/// Bits of the mantissa of a weight, and how far it is shifted up.
 pub(super) const MANTISSA_BITS: u32 = 31;
 pub(super) const SHIFT: u32 = WEIGHT_BITS - MANTISSA_BITS;
-/// `(1 - 2^-t) / t` as a polynomial in `-t` for `t` in 0..1, constant first, in units of 2^-32: error 6e-9 (Chebyshev interpolation).
+/// Coefficients of a polynomial in `-t` for `(1 - 2^-t) / t` with `t` in 0..1, constant first, in
+/// units of 2^-32: error 6e-9 (Chebyshev interpolation).
 pub(super) const COEFFICIENTS: [u32; 6] = [
     2_977_044_447,
     1_031_763_206,
@@ -21,23 +25,23 @@ pub(super) const COEFFICIENTS: [u32; 6] = [
     493_577,
 ];
 
-/// [`Sampling`] in the units of weights. The temperature is not 0.
+/// [`SamplingParams`] in the units of weights. The temperature is not 0.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Filter {
-    /// What half the distance to the highest logit is multiplied by.
+pub(super) struct WeightFilter {
+    /// Factor for half the distance to the highest logit.
     pub rate: f32,
-    /// Half the distance beyond which a weight is 0.
+    /// Half the distance from which on a weight is 0.
     pub farthest: f32,
-    /// Tokens that are kept, or 0 for all.
+    /// Tokens that top-k keeps, or 0 for all.
     pub top_k: usize,
-    /// The share to be reached, times 2^32; 2^32 keeps all.
+    /// The fraction of the weight that top-p keeps, times 2^32; 2^32 keeps all.
     pub top_p: u64,
-    /// The lowest weight.
+    /// The lowest weight that min-p keeps.
     pub minimum: u64,
 }
 
-impl Filter {
-    pub fn of(sampling: &Sampling, columns: usize) -> Self {
+impl WeightFilter {
+    pub fn of(sampling: &SamplingParams, columns: usize) -> Self {
         let rate = 2.0 * std::f64::consts::LOG2_E / f64::from(sampling.temperature);
         let rate = (rate as f32).clamp(f32::MIN_POSITIVE, f32::MAX);
         let minimum = f64::from(sampling.min_p) * (1u64 << WEIGHT_BITS) as f64;
@@ -54,12 +58,35 @@ impl Filter {
         }
     }
 
-    /// The power of one half that a logit's weight is, in units of 2^-25.
+    /// The filter of a lane by its rows of both tables; none if its temperature is 0.
+    pub fn of_lane(floats: &[f32], words: &[u32]) -> Option<Self> {
+        if floats[RATE] == 0.0 {
+            return None;
+        }
+        let top_p = match words[TOP_P] {
+            0 => 1 << 32,
+            part => u64::from(part),
+        };
+        Some(Self {
+            rate: floats[RATE],
+            farthest: floats[FARTHEST_COLUMN],
+            top_k: words[TOP_K] as usize,
+            top_p,
+            minimum: (u64::from(words[MINIMUM[1]]) << 32) | u64::from(words[MINIMUM[0]]),
+        })
+    }
+
+    /// Whether top-p may drop tokens.
+    pub fn has_top_p(&self) -> bool {
+        self.top_p < 1 << 32
+    }
+
+    /// The power of one half that gives a logit's weight, in units of 2^-25.
     pub fn exponent(&self, logit: f32, highest: f32) -> u32 {
         if logit == highest {
             return 0;
         }
-        // Of halves, so that the difference is finite.
+        // Subtracts half of each, so that the difference is finite.
         let half = highest * 0.5 - logit * 0.5;
         let exponent = if half <= self.farthest {
             (half * self.rate).min(FARTHEST)

@@ -5,37 +5,41 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use super::reference;
 use crate::optional::OptionalInt;
 
-/// What the tokens of a sequence see by one number for it: the first token sees `number + 1 - counted` tokens, each other one more, and
-/// a column stands for `ratio` of them.
+/// How many columns are visible to the tokens of a sequence, which has one length for all of its
+/// rows: its first row sees `length + 1 - counted` tokens, each later row one more, and a column
+/// stands for `ratio` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tokens {
+pub struct CausalWindow {
     /// Rows of a sequence.
     pub(crate) next_n: usize,
-    /// Of these, those that the sequence's number counts already.
+    /// How many of these rows the length already counts.
     pub(crate) counted: usize,
-    /// Tokens to a column.
+    /// Tokens that a column stands for.
     pub(crate) ratio: usize,
 }
 
-impl Tokens {
-    /// Where a sequence has one row, and the number is the end of its window.
+impl CausalWindow {
+    /// One row for each sequence, where the length is the end of its window.
     pub(crate) const ONE: Self = Self {
         next_n: 1,
         counted: 1,
         ratio: 1,
     };
 
-    /// A number beyond which a sequence's tokens see all columns. Those that are too many for a device are refused before.
-    pub(crate) fn most(&self, columns: usize) -> usize {
+    /// A length from which on all columns are visible to a sequence's tokens. The caller has
+    /// checked that it is small enough for a device.
+    pub(crate) fn max_length(&self, columns: usize) -> usize {
         columns
             .saturating_mul(self.ratio)
             .saturating_add(self.counted)
     }
 }
 
-/// Extension of Burn's backends by the operators of this family; the default bodies are the reference.
+/// Extension of Burn's backends by the operators of this family. The default bodies are the
+/// reference.
 ///
-/// Both ends of a window are given, or only a number for each sequence, which `tokens` explain, or neither: then all columns take part.
+/// Windows are given by both ends, by a length for each sequence that `causal` interprets, or by
+/// neither: then all columns take part.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -43,18 +47,19 @@ impl Tokens {
 )]
 pub trait TopkOps: Backend {
     /// See [`top_k_ids`](super::top_k_ids).
-    #[fusion(meta = |logits, _starts, _ends, _tokens, k| fusion::ids(logits, *k))]
+    #[fusion(meta = |logits, _starts, _ends, _causal, k| fusion::ids(logits, *k))]
     fn top_k_ids(
         logits: FloatTensor<Self>,
         #[extension_type] starts: OptionalInt<Self>,
         #[extension_type] ends: OptionalInt<Self>,
-        tokens: Tokens,
+        causal: CausalWindow,
         k: usize,
     ) -> IntTensor<Self> {
-        reference::top_k_ids::<Self>(logits, starts.into_option(), ends.into_option(), tokens, k)
+        reference::top_k_ids::<Self>(logits, starts.into_option(), ends.into_option(), causal, k)
     }
 
-    /// The values at ascending `ids`, in their order or sorted; see [`top_k`](super::top_k).
+    /// Collects the values at ascending `ids`, in their order or sorted; see
+    /// [`top_k`](super::top_k).
     #[fusion(meta = |logits, _starts, ids, _sorted| fusion::values(logits, ids))]
     fn top_k_values(
         logits: FloatTensor<Self>,
@@ -75,14 +80,14 @@ impl TopkOps for burn_cubecl::CubeBackend {
         logits: FloatTensor<Self>,
         starts: OptionalInt<Self>,
         ends: OptionalInt<Self>,
-        tokens: Tokens,
+        causal: CausalWindow,
         k: usize,
     ) -> IntTensor<Self> {
         let (starts, ends) = (starts.into_option(), ends.into_option());
         if super::launch::can_select(&logits, [starts.as_ref(), ends.as_ref()]) {
-            super::launch::top_k_ids(logits, starts, ends, tokens, k)
+            super::launch::top_k_ids(logits, starts, ends, causal, k)
         } else {
-            reference::top_k_ids::<Self>(logits, starts, ends, tokens, k)
+            reference::top_k_ids::<Self>(logits, starts, ends, causal, k)
         }
     }
 
@@ -101,7 +106,7 @@ impl TopkOps for burn_cubecl::CubeBackend {
     }
 }
 
-/// What fusion has to know about the outputs before the operators run.
+/// The shapes and dtypes of outputs, which fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
     use burn::backend::fusion::custom::TensorSpec;

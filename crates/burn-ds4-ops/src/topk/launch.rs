@@ -6,11 +6,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::Tokens;
+use super::CausalWindow;
 use super::kernel::{
-    LongRowBlueprint, MergeBlueprint, StretchBlueprint, TokensLaunch, Units, ValuesBlueprint,
-    WholeRowBlueprint, long_row_kernel, merge_kernel, stretch_kernel, values_kernel,
-    whole_row_kernel,
+    CausalWindowArgsLaunch, CubeUnits, LongRowBlueprint, MergeBlueprint, SegmentBlueprint,
+    ValuesBlueprint, WholeRowBlueprint, long_row_kernel, merge_kernel, segment_kernel,
+    values_kernel, whole_row_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -18,44 +18,49 @@ use crate::launching::{
     with_contiguous_rows,
 };
 
-/// Columns up to which a cube has a whole row in registers.
+/// Columns up to which one cube holds a whole row in registers.
 const WHOLE_COLUMNS: usize = 8192;
-/// Units of such a cube at most: fewer where many rows share the device, as each unit costs the same whatever it holds.
+/// Most units of such a cube, and of a smaller one where there are many rows: each unit costs the
+/// same however little it holds.
 const WHOLE_UNITS: u32 = 512;
-const WHOLE_UNITS_OF_MANY: u32 = 256;
-/// Rows from which on they are many.
-const MANY_ROWS: usize = 1024;
-/// Elements of a unit at most, of a row, a stretch or a sample: each has a bit of a word.
-const MAX_ELEMENTS: usize = 32;
+const WHOLE_UNITS_SMALL: u32 = 256;
+/// Rows from which on cubes that hold whole rows are smaller.
+const SMALL_CUBE_ROWS: usize = 1024;
+/// Most elements that a unit holds of a row, a segment or a sample: each has a bit of a word.
+const MAX_UNIT_ELEMENTS: usize = 32;
 
-/// Rows up to which one is split, so that all of the device works on them.
+/// Rows up to which each is divided into segments, so that all SMs work on them.
 const SPLIT_ROWS: usize = 16;
-/// Elements of a stretch of such a row.
-const STRETCH: usize = 4096;
-/// Units of the cube that brings the candidates of a row together, and slots of a unit at most.
+/// Elements of a segment.
+const SEGMENT_ELEMENTS: usize = 4096;
+/// Units of the cube that merges the candidates of a row.
 const MERGE_UNITS: u32 = 1024;
+/// Most slots of each of these units.
 const MAX_SLOTS: usize = 16;
-/// How much more of the candidates a stretch may have than its share, where windows leave others less.
-const UNEVEN: f64 = 1.4;
+/// How many times the average number of candidates a segment may have, where windows leave other
+/// segments fewer.
+const SEGMENT_IMBALANCE: f64 = 1.4;
 
-/// Units of a cube that works on a long row: more if so few rows leave multiprocessors idle.
+/// Units of a cube that works on a long row, and of a larger one where there are few rows.
 const LONG_UNITS: u32 = 512;
-const LONG_UNITS_OF_FEW: u32 = 1024;
-const FEW_ROWS: usize = 132;
+const LONG_UNITS_LARGE: u32 = 1024;
+/// Rows up to which cubes are larger, as some SMs are idle.
+const LARGE_CUBE_ROWS: usize = 132;
 /// Elements that a unit reads at once.
-const STEP: usize = 16;
-/// A row is that many times as long as its sample, at least.
-const SAMPLED: usize = 30;
-/// Words of the map of chosen columns at most: longer rows are mapped in parts.
-const MAX_WORDS: usize = 8192;
-/// Bytes of shared memory that neither the candidates nor the map can have, and of a candidate.
-const RESERVED: usize = 14 << 10;
-const CANDIDATE: usize = 8;
+const READ_ELEMENTS: usize = 16;
+/// Columns of a row for each element of its sample, at least.
+const COLUMNS_PER_SAMPLE: usize = 30;
+/// Most words of the bitmap of chosen columns. Longer rows are mapped in parts.
+const MAX_BITMAP_WORDS: usize = 8192;
+/// Bytes of shared memory that are used for neither the candidates nor the bitmap.
+const RESERVED_BYTES: usize = 14 << 10;
+/// Bytes of a candidate.
+const CANDIDATE_BYTES: usize = 8;
 
 /// Units of a cube that collects or sorts values.
 const VALUE_UNITS: u32 = 512;
 
-/// Whether kernels can clamp bounds to a number of columns: a narrower integer may not hold it.
+/// Whether kernels can clamp bounds to a number of columns, which a narrower integer may not hold.
 fn are_bounds(bounds: Option<&CubeTensor>) -> bool {
     bounds.is_none_or(|bounds| is_wide_int(bounds.dtype))
 }
@@ -69,7 +74,7 @@ pub(super) fn can_select(logits: &CubeTensor, bounds: [Option<&CubeTensor>; 2]) 
         && is_float(logits.dtype)
         && bounds.into_iter().all(are_bounds)
         && has_counters(&logits.client)
-        && properties.hardware.max_shared_memory_size >= 2 * RESERVED
+        && properties.hardware.max_shared_memory_size >= 2 * RESERVED_BYTES
         && properties.hardware.max_units_per_cube >= 2 * properties.hardware.plane_size_max
         && plane_size(&logits.client).is_some()
 }
@@ -78,40 +83,40 @@ pub(super) fn top_k_ids(
     logits: CubeTensor,
     starts: Option<CubeTensor>,
     ends: Option<CubeTensor>,
-    tokens: Tokens,
+    causal: CausalWindow,
     k: usize,
 ) -> CubeTensor {
     let logits = with_contiguous_rows(logits);
     let rows = logits.shape()[0];
     let ids = output(&logits, [rows, k], DType::I32);
-    let problem = Problem::new(logits, starts, ends, tokens, k);
-    if problem.is_whole() {
-        problem.launch_whole(&ids);
-    } else if rows <= SPLIT_ROWS && problem.can_split() {
-        problem.launch_split(&ids);
+    let launch = TopkLaunch::new(logits, starts, ends, causal, k);
+    if launch.is_whole() {
+        launch.launch_whole(&ids);
+    } else if rows <= SPLIT_ROWS && launch.can_split() {
+        launch.launch_split(&ids);
     } else {
-        problem.launch_long(&ids);
+        launch.launch_long(&ids);
     }
     ids
 }
 
-fn launched(tokens: Tokens, columns: usize) -> TokensLaunch {
-    let most = tokens.most(columns);
-    let Tokens {
+fn causal_args(causal: CausalWindow, columns: usize) -> CausalWindowArgsLaunch {
+    let most = causal.max_length(columns);
+    let CausalWindow {
         next_n,
         counted,
         ratio,
-    } = tokens;
-    TokensLaunch::new(next_n as u32, counted as u32, ratio as u32, most as u32)
+    } = causal;
+    CausalWindowArgsLaunch::new(next_n as u32, counted as u32, ratio as u32, most as u32)
 }
 
-/// What all kernels are launched with.
-struct Problem {
+/// The arguments that all kernels are launched with.
+struct TopkLaunch {
     client: Client,
     logits: CubeTensor,
     starts: Option<CubeTensor>,
     ends: Option<CubeTensor>,
-    tokens: Tokens,
+    causal: CausalWindow,
     k: usize,
     rows: usize,
     columns: usize,
@@ -121,12 +126,12 @@ struct Problem {
     target: Target,
 }
 
-impl Problem {
+impl TopkLaunch {
     fn new(
         logits: CubeTensor,
         starts: Option<CubeTensor>,
         ends: Option<CubeTensor>,
-        tokens: Tokens,
+        causal: CausalWindow,
         k: usize,
     ) -> Self {
         let client = logits.client.clone();
@@ -139,14 +144,14 @@ impl Problem {
             logits,
             starts: starts.map(into_contiguous),
             ends: ends.map(into_contiguous),
-            tokens,
+            causal,
             k,
             rows,
             columns,
         }
     }
 
-    /// Vectors of a row.
+    /// Vectors that hold a row.
     fn vectors(&self) -> usize {
         self.columns.div_ceil(self.size)
     }
@@ -155,11 +160,11 @@ impl Problem {
         self.logits.meta.strides()[0] / self.size
     }
 
-    /// Of a cube that should have `cube` units.
-    fn units(&self, cube: u32) -> Units {
+    /// The configuration of a cube that should have `cube` units.
+    fn units(&self, cube: u32) -> CubeUnits {
         let most = self.client.properties().hardware.max_units_per_cube;
-        Units {
-            // Halves of a power of two stay one, and a multiple of the plane.
+        CubeUnits {
+            // Half a power of two is still one, and still a multiple of the plane.
             cube: cube.min(1 << most.ilog2()),
             plane: self.plane,
             target: self.target,
@@ -171,19 +176,19 @@ impl Problem {
         [self.logits.dtype, bounds].map(dtype_to_storage_type)
     }
 
-    /// The units of a cube that takes a row whole.
-    fn whole_units(&self) -> Units {
-        let most = if self.rows < MANY_ROWS {
+    /// The units of a cube that holds a whole row.
+    fn whole_units(&self) -> CubeUnits {
+        let most = if self.rows < SMALL_CUBE_ROWS {
             WHOLE_UNITS
         } else {
-            WHOLE_UNITS_OF_MANY
+            WHOLE_UNITS_SMALL
         };
         let vectors = self.vectors().next_power_of_two() as u32;
         self.units(vectors.clamp(2 * self.plane, most))
     }
 
     fn is_whole(&self) -> bool {
-        let most = self.whole_units().cube as usize * MAX_ELEMENTS;
+        let most = self.whole_units().cube as usize * MAX_UNIT_ELEMENTS;
         self.columns <= WHOLE_COLUMNS && self.vectors() * self.size <= most
     }
 
@@ -196,7 +201,8 @@ impl Problem {
         };
         let (dtypes, address) = (self.dtypes(), address_type([&self.logits, ids]));
         let (cubes, row_vectors) = (cube_count(&self.client, self.rows), self.row_vectors());
-        // SAFETY: reads are within the vectors of a row, all of which are in the buffer; writes are within `[rows, k]`.
+        // SAFETY: reads are within the vectors of a row, all of which are in the buffer; writes are
+        // within `[rows, k]`.
         unsafe {
             whole_row_kernel::launch_unchecked(
                 &self.client,
@@ -211,7 +217,7 @@ impl Problem {
                 self.rows as u32,
                 self.columns as u32,
                 row_vectors,
-                launched(self.tokens, self.columns),
+                causal_args(self.causal, self.columns),
                 self.k as u32,
                 blueprint,
                 dtypes,
@@ -220,8 +226,8 @@ impl Problem {
     }
 
     fn launch_long(self, ids: &CubeTensor) {
-        let few = self.rows <= FEW_ROWS;
-        let (blueprint, rank) = self.long_row(if few { LONG_UNITS_OF_FEW } else { LONG_UNITS });
+        let large = self.rows <= LARGE_CUBE_ROWS;
+        let (blueprint, rank) = self.long_row(if large { LONG_UNITS_LARGE } else { LONG_UNITS });
         let (dtypes, address) = (self.dtypes(), address_type([&self.logits, ids]));
         let (cubes, row_vectors) = (cube_count(&self.client, self.rows), self.row_vectors());
         // SAFETY: as for whole rows.
@@ -240,7 +246,7 @@ impl Problem {
                 self.rows as u32,
                 self.columns as u32,
                 row_vectors,
-                launched(self.tokens, self.columns),
+                causal_args(self.causal, self.columns),
                 self.k as u32,
                 rank,
                 blueprint,
@@ -249,62 +255,67 @@ impl Problem {
         }
     }
 
-    /// Vectors of a unit that works on a stretch.
-    fn stretch_vectors(&self) -> usize {
+    /// Vectors that each unit of a segment's cube reads.
+    fn segment_vectors(&self) -> usize {
         let (cube, merging) = (self.units(LONG_UNITS), self.units(MERGE_UNITS));
         let (cube, merging) = (cube.cube as usize, merging.cube as usize);
-        // No more stretches than the merging cube has units to ask for their counts.
+        // The merging cube reads the count of each segment with a unit of its own.
         let fewest = self.vectors().div_ceil(cube * merging);
-        let vectors = (STRETCH / self.size / cube).max(fewest);
+        let vectors = (SEGMENT_ELEMENTS / self.size / cube).max(fewest);
         vectors.next_power_of_two()
     }
 
-    /// Whether a cube can hold a stretch.
+    /// Whether a cube can hold a segment in registers.
     fn can_split(&self) -> bool {
-        self.stretch_vectors() * self.size <= MAX_ELEMENTS
+        self.segment_vectors() * self.size <= MAX_UNIT_ELEMENTS
     }
 
-    /// In two launches: stretches of rows, then rows.
+    /// Launches one kernel over the segments of rows and one that merges them, row by row.
     fn launch_split(self, ids: &CubeTensor) {
         let (long, rank) = self.long_row(LONG_UNITS);
         let merging = self.units(MERGE_UNITS);
         let cube = long.units.cube as usize;
-        let vectors = self.stretch_vectors();
-        let stretches = self.vectors().div_ceil(vectors * cube);
+        let vectors = self.segment_vectors();
+        let segments = self.vectors().div_ceil(vectors * cube);
         let capacity = vectors * cube * self.size;
 
         let sampled = cube * long.sample as usize * self.size;
-        let expected = f64::from(rank) * self.columns as f64 / (sampled * stretches) as f64;
-        let uneven = if self.ends.is_some() { UNEVEN } else { 1.0 };
-        // Hardly ever has a stretch more than it has slots if it is like the others. If not, the merge takes longer.
-        let likely = (uneven * expected + 5.0 * expected.sqrt() + 8.0) as usize;
-        let room = MAX_SLOTS * merging.cube as usize / stretches;
-        let slots = likely.next_multiple_of(self.plane as usize).min(room);
-        let stretch_blueprint = StretchBlueprint {
+        let expected = f64::from(rank) * self.columns as f64 / (sampled * segments) as f64;
+        let imbalance = if self.ends.is_some() {
+            SEGMENT_IMBALANCE
+        } else {
+            1.0
+        };
+        // A segment that is like the others hardly ever has more candidates than slots. If it has,
+        // the merge takes longer.
+        let likely = (imbalance * expected + 5.0 * expected.sqrt() + 8.0) as usize;
+        let max_slots = MAX_SLOTS * merging.cube as usize / segments;
+        let slots = likely.next_multiple_of(self.plane as usize).min(max_slots);
+        let segment_blueprint = SegmentBlueprint {
             vectors: vectors as u32,
             sample: long.sample,
             slots: slots as u32,
             units: long.units,
         };
         let merge_blueprint = MergeBlueprint {
-            own: (stretches * slots).div_ceil(merging.cube as usize) as u32,
+            unit_slots: (segments * slots).div_ceil(merging.cube as usize) as u32,
             slots: slots as u32,
             long: LongRowBlueprint {
                 units: merging,
                 ..long
             },
         };
-        let kept = output(&self.logits, [self.rows, stretches, capacity], DType::U32);
-        let places = output(&self.logits, [self.rows, stretches, capacity], DType::U32);
-        let counts = output(&self.logits, [self.rows, stretches], DType::U32);
+        let candidates = output(&self.logits, [self.rows, segments, capacity], DType::U32);
+        let candidate_columns = output(&self.logits, [self.rows, segments, capacity], DType::U32);
+        let counts = output(&self.logits, [self.rows, segments], DType::U32);
         let dtypes = self.dtypes();
-        let address = address_type([&self.logits, ids, &kept]);
+        let address = address_type([&self.logits, ids, &candidates]);
         let row_vectors = self.row_vectors();
-        // SAFETY: as for whole rows; a stretch has room for all of its elements.
+        // SAFETY: as for whole rows; a segment's output has capacity for all of its elements.
         unsafe {
-            stretch_kernel::launch_unchecked(
+            segment_kernel::launch_unchecked(
                 &self.client,
-                CubeCount::Static(stretches as u32, self.rows as u32, 1),
+                CubeCount::Static(segments as u32, self.rows as u32, 1),
                 CubeDim::new_1d(cube as u32),
                 address,
                 self.size,
@@ -312,15 +323,15 @@ impl Problem {
                 self.logits.clone().into_buffer_arg(),
                 self.starts.clone().map(CubeTensor::into_buffer_arg).into(),
                 self.ends.clone().map(CubeTensor::into_buffer_arg).into(),
-                kept.clone().into_buffer_arg(),
-                places.clone().into_buffer_arg(),
+                candidates.clone().into_buffer_arg(),
+                candidate_columns.clone().into_buffer_arg(),
                 counts.clone().into_buffer_arg(),
                 self.columns as u32,
                 row_vectors,
-                launched(self.tokens, self.columns),
+                causal_args(self.causal, self.columns),
                 rank,
                 long.capacity,
-                stretch_blueprint,
+                segment_blueprint,
                 dtypes,
             );
             merge_kernel::launch_unchecked(
@@ -333,15 +344,15 @@ impl Problem {
                 self.logits.into_buffer_arg(),
                 self.starts.map(CubeTensor::into_buffer_arg).into(),
                 self.ends.map(CubeTensor::into_buffer_arg).into(),
-                kept.into_buffer_arg(),
-                places.into_buffer_arg(),
+                candidates.into_buffer_arg(),
+                candidate_columns.into_buffer_arg(),
                 counts.into_buffer_arg(),
                 ids.clone().into_buffer_arg(),
                 self.columns as u32,
                 row_vectors,
-                launched(self.tokens, self.columns),
+                causal_args(self.causal, self.columns),
                 self.k as u32,
-                stretches as u32,
+                segments as u32,
                 capacity as u32,
                 merge_blueprint,
                 dtypes,
@@ -349,29 +360,34 @@ impl Problem {
         }
     }
 
-    /// How a cube of so many units works on a row, and the rank in its sample from which on elements are candidates.
+    /// How a cube of `cube` units works on a row, and the rank in its sample from which on elements
+    /// are candidates.
     fn long_row(&self, cube: u32) -> (LongRowBlueprint, u32) {
         let units = self.units(cube);
         let shared = self.client.properties().hardware.max_shared_memory_size;
-        let room = shared.saturating_sub(RESERVED);
-        // A quarter of the room for the map, which has a word in 32 more than it shows.
-        let words = self.columns.div_ceil(32).next_power_of_two().min(MAX_WORDS);
-        let words = words.min(1 << (room / 16).max(1).ilog2());
+        let available = shared.saturating_sub(RESERVED_BYTES);
+        // The bitmap gets a quarter of what is available, with one word of padding for every 32.
+        let words = self
+            .columns
+            .div_ceil(32)
+            .next_power_of_two()
+            .min(MAX_BITMAP_WORDS);
+        let words = words.min(1 << (available / 16).max(1).ilog2());
         let words = words.max(self.units(MERGE_UNITS).cube as usize);
-        let capacity = room.saturating_sub(words * 33 / 8) / CANDIDATE;
+        let capacity = available.saturating_sub(words * 33 / 8) / CANDIDATE_BYTES;
         let capacity = capacity.min((2 * self.k + 2048).next_multiple_of(1024));
         let once = units.cube as usize * self.size;
         let mut sample = 1;
-        while 2 * sample as usize * self.size <= MAX_ELEMENTS
-            && 2 * sample as usize * once * SAMPLED <= self.columns
+        while 2 * sample as usize * self.size <= MAX_UNIT_ELEMENTS
+            && 2 * sample as usize * once * COLUMNS_PER_SAMPLE <= self.columns
         {
             sample *= 2;
         }
-        // How many of the largest are in the sample is about normally distributed.
+        // The number of the k largest that are in the sample is roughly normally distributed.
         let expected = (self.k * once) as f64 * f64::from(sample) / self.columns as f64;
         let rank = (expected + 4.0 * expected.sqrt() + 4.0).ceil() as u32;
         let blueprint = LongRowBlueprint {
-            vectors: (STEP / self.size) as u32,
+            vectors: (READ_ELEMENTS / self.size) as u32,
             sample,
             capacity: capacity as u32,
             words: words as u32,
@@ -381,7 +397,8 @@ impl Problem {
     }
 }
 
-/// The widest vector of up to 16 bytes that rows begin at, of which the last of the last row does not end after the buffer.
+/// The widest vector of up to 16 bytes at which every row begins, and which does not end after the
+/// buffer in the last row.
 fn vector_size(tensor: &CubeTensor) -> usize {
     let ([rows, columns], stride) = (tensor.shape().dims(), tensor.meta.strides()[0]);
     let elements = tensor.handle.size_in_used() as usize / tensor.elem_size();
@@ -393,7 +410,7 @@ fn vector_size(tensor: &CubeTensor) -> usize {
     sizes.find(fits).unwrap_or(1)
 }
 
-/// Slots that are sorted: the power of two that holds `k`.
+/// Slots that are sorted: the smallest power of two that holds `k`.
 fn sorted_slots(k: usize) -> usize {
     k.next_power_of_two().max(2)
 }
@@ -437,7 +454,8 @@ pub(super) fn top_k_values(
     let dtypes = [logits.dtype, bounds].map(dtype_to_storage_type);
     let address = address_type([&logits, &ids]);
     let row_stride = logits.meta.strides()[0];
-    // SAFETY: ids are within the windows of `[rows, columns]`, or negative; writes are within `[rows, k]`.
+    // SAFETY: ids are within the windows of `[rows, columns]`, or negative; writes are within
+    // `[rows, k]`.
     unsafe {
         values_kernel::launch_unchecked(
             &client,

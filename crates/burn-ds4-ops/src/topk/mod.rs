@@ -1,13 +1,14 @@
 //! The `k` largest entries of long rows, each within a window of its own, for sparse attention.
 //!
-//! All of these operators choose the same entries: those that come first by (value descending, column ascending). So the lower
-//! column wins among equals, and there is one result for an input, on every device and in every run. The logits are read only.
+//! All of these operators choose the same entries: those that come first by (value descending,
+//! column ascending). So the lower column wins among equals, and an input has one result, on every
+//! device and in every run. The logits are only read.
 //!
 //! # Windows
 //!
-//! Of row `r`, the columns `start..end` take part; columns in a result are relative to `start`. Both ends are clamped to the
-//! row, and a window that ends before it starts is empty. Where a window has fewer than `k` columns, the slots that are left over
-//! hold -1, and `-inf` as a value.
+//! Of row `r`, the columns `start..end` take part; columns in a result are relative to `start`.
+//! Both ends are clamped to the row, and a window that ends before it starts is empty. Where a
+//! window has fewer than `k` columns, the slots that are left over hold -1, and `-inf` as a value.
 //!
 //! # Special values
 //!
@@ -15,13 +16,15 @@
 //!
 //! # Speed
 //!
-//! On CubeCL devices, rows are read once, and few long rows are shared out over the whole device. Data of which a sample says little,
-//! such as thousands of equal entries at the k-th place, take several times as long; their result is no other.
+//! On CubeCL devices, rows are read once, and a small number of long rows is divided among all SMs.
+//! Data of which a sample says little, such as thousands of equal entries at the k-th place, take
+//! several times as long; the result is the same.
 //!
 //! # Source
 //!
-//! The contract is that of vLLM's `top_k_per_row_prefill` and `top_k_per_row_decode`, which DeepSeek-V4's lightning indexer needs
-//! with a `k` of 512 and 1024; order and ties, which are arbitrary there, are fixed here.
+//! The contract is that of vLLM's `top_k_per_row_prefill` and `top_k_per_row_decode`, which
+//! DeepSeek-V4's lightning indexer needs with a `k` of 512 and 1024. Order and ties, which are
+//! arbitrary there, are fixed here.
 
 mod backend;
 #[cfg(feature = "cube")]
@@ -33,13 +36,13 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, IntDType, Tensor};
 
-pub(crate) use backend::{Tokens, TopkOps};
+pub(crate) use backend::{CausalWindow, TopkOps};
 
 /// Largest `k` of the operators of this family.
 pub const MAX_K: usize = 4096;
-/// Longest row.
+/// Most columns that a row may have.
 pub const MAX_COLUMNS: usize = 1 << 23;
-/// Tokens that the columns of [`Windows::Blocks`] stand for at most.
+/// Most tokens that the columns of [`Windows::Blocks`] may stand for.
 const MAX_TOKENS: usize = 1 << 30;
 
 /// The columns of each row that take part.
@@ -47,7 +50,7 @@ const MAX_TOKENS: usize = 1 << 30;
 // Tensors are large, and there is one of these per call.
 #[allow(clippy::large_enum_variant)]
 pub enum Windows {
-    /// All.
+    /// All columns.
     #[default]
     All,
     /// `starts[row]..ends[row]`.
@@ -57,20 +60,21 @@ pub enum Windows {
         /// The column after the last: `[rows]`, any integer.
         ends: Tensor<1, Int>,
     },
-    /// What each of the last `next_n` tokens of a sequence sees: row `b · next_n + j` has the columns
-    /// `0..lengths[b] - next_n + j + 1`.
+    /// The columns visible to each of the last `next_n` tokens of a sequence: row `b · next_n + j`
+    /// has the columns `0..lengths[b] - next_n + j + 1`.
     Lengths {
-        /// Length of each sequence, its last `next_n` tokens included: `[rows / next_n]`, any integer.
+        /// Length of each sequence, with its last `next_n` tokens: `[rows / next_n]`, any integer.
         lengths: Tensor<1, Int>,
         /// Rows per sequence.
         next_n: usize,
     },
-    /// What each of `next_n` new tokens of a sequence sees of columns that stand for `ratio` tokens each: row `b · next_n + j` has the
-    /// columns `0..(starts[b] + j + 1) / ratio`, those of whose tokens none comes after its own. A negative start counts as 0.
+    /// The columns visible to each of `next_n` new tokens of a sequence, where a column stands for
+    /// `ratio` tokens: row `b · next_n + j` has the columns `0..(starts[b] + j + 1) / ratio`, those
+    /// whose tokens all come at or before its own. A negative start counts as 0.
     Blocks {
         /// Tokens of each sequence before its new ones: `[rows / next_n]`, any integer.
         starts: Tensor<1, Int>,
-        /// Tokens to a column.
+        /// Tokens that a column stands for.
         ratio: usize,
         /// Rows per sequence.
         next_n: usize,
@@ -93,12 +97,13 @@ pub enum Order {
 ///
 /// - `logits`: `[rows, columns]`, f32 / f16 / bf16
 /// - `row_starts`, `row_ends`: `[rows]`, any integer; see [windows](self#windows)
-/// - output: `[rows, k]`, i32, relative to the row's start. A window of `k` columns or fewer gives all of them, then -1.
+/// - output: `[rows, k]`, i32, relative to the row's start. A window of `k` columns or fewer gives
+///   all of them, then -1.
 ///
 /// # Panics
 ///
-/// If `k` is not in 1..=[`MAX_K`], there are more than [`MAX_COLUMNS`] columns, or `row_starts` or `row_ends` is not of as many
-/// elements as there are rows.
+/// If `k` is not in 1..=[`MAX_K`], there are more than [`MAX_COLUMNS`] columns, or `row_starts` or
+/// `row_ends` does not have one element for each row.
 pub fn top_k_per_row(
     logits: Tensor<2>,
     row_starts: Tensor<1, Int>,
@@ -112,18 +117,19 @@ pub fn top_k_per_row(
     top_k_ids(logits, windows, k)
 }
 
-/// [`top_k_per_row`] for the last tokens of sequences, each of which sees the columns up to its own.
+/// [`top_k_per_row`] for the last tokens of sequences, to each of which the columns up to its own
+/// are visible.
 ///
 /// # Shapes and dtypes
 ///
 /// - `logits`: `[batch · next_n, columns]`, f32 / f16 / bf16
-/// - `seq_lens`: any integer, either `[batch]`, the lengths of the sequences ([`Windows::Lengths`]), or `[batch, next_n]`, the end
-///   of each row's window
+/// - `seq_lens`: any integer, either `[batch]`, the lengths of the sequences
+///   ([`Windows::Lengths`]), or `[batch, next_n]`, the end of each row's window
 /// - output: `[batch · next_n, k]`, i32, as [`top_k_per_row`]
 ///
 /// # Panics
 ///
-/// As [`top_k_per_row`]; if `next_n` is 0, or the shape of `seq_lens` is another.
+/// As [`top_k_per_row`]; also if `next_n` is 0 or `seq_lens` has another shape.
 pub fn top_k_per_row_decode<const D: usize>(
     logits: Tensor<2>,
     seq_lens: Tensor<D, Int>,
@@ -140,11 +146,11 @@ pub fn top_k_per_row_decode<const D: usize>(
         };
     assert!(
         fits,
-        "top_k_per_row_decode: seq_lens has shape {shape:?}, expected [batch] or [batch, next_n] with batch · next_n = {rows} \
-         (the number of rows) and next_n = {next_n}"
+        "top_k_per_row_decode: seq_lens has shape {shape:?}, expected [batch] or \
+         [batch, next_n] with batch · next_n = {rows} (the number of rows) and next_n = {next_n}"
     );
     let lengths = seq_lens.flatten(0, D - 1);
-    // An end is the length of a sequence of one token.
+    // The end of a window is the length of a sequence with one token.
     let next_n = if D == 1 { next_n } else { 1 };
     top_k_ids(logits, Windows::Lengths { lengths, next_n }, k)
 }
@@ -153,11 +159,11 @@ pub fn top_k_per_row_decode<const D: usize>(
 ///
 /// # Panics
 ///
-/// As [`top_k_per_row`]; if `next_n` is 0 or does not go with the numbers of lengths or starts and rows, or the columns stand for no
-/// tokens or for more than 2^30.
+/// As [`top_k_per_row`]; also if `next_n` is 0 or does not match the numbers of rows and of lengths
+/// or starts, or if the columns stand for no tokens or for more than 2^30.
 pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Tensor<2, Int> {
     check(&logits, &windows, k);
-    ids_within(logits, windows.into_parts(), k)
+    ids_within(logits, windows.into_bounds(), k)
 }
 
 /// The `k` largest entries of each row's window, and their columns as [`top_k_ids`].
@@ -165,7 +171,8 @@ pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Tensor<2, Int
 /// # Shapes and dtypes
 ///
 /// - `logits`: `[rows, columns]`, f32 / f16 / bf16
-/// - output: values `[rows, k]` as in `logits` (NaN as NaN), columns `[rows, k]`, i32, both in `order`
+/// - output: values `[rows, k]` as in `logits` (NaN as NaN), columns `[rows, k]`, i32, both in
+///   `order`
 ///
 /// # Panics
 ///
@@ -177,8 +184,8 @@ pub fn top_k(
     order: Order,
 ) -> (Tensor<2>, Tensor<2, Int>) {
     check(&logits, &windows, k);
-    let (starts, ends, tokens) = windows.into_parts();
-    let ids = ids_within(logits.clone(), (starts.clone(), ends, tokens), k);
+    let (starts, ends, causal) = windows.into_bounds();
+    let ids = ids_within(logits.clone(), (starts.clone(), ends, causal), k);
     let (values, ids) = Dispatch::top_k_values(
         logits.into_dispatch(),
         starts.into(),
@@ -193,7 +200,8 @@ pub fn top_k(
 /// # Shapes and dtypes
 ///
 /// - `logits`: `[rows, columns]`, f32 / f16 / bf16
-/// - output: `[rows, columns]`, exactly `min(k, columns)` entries set per row, whatever the row holds
+/// - output: `[rows, columns]`, exactly `min(k, columns)` entries set per row, whatever the row
+///   holds
 ///
 /// # Panics
 ///
@@ -206,7 +214,7 @@ pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Tensor<2, Bool> {
     if rows == 0 || columns == 0 {
         return Tensor::<2, Int>::zeros([rows, columns], &device).equal_elem(1);
     }
-    // The slots that are left over mark a column of their own.
+    // Slots that are left over hold -1 and mark an extra first column.
     let ones = Tensor::<2, Int>::ones([rows, k], (&device, ids.dtype()));
     Tensor::<2, Int>::zeros([rows, columns + 1], (&device, ids.dtype()))
         .scatter(1, ids + 1, ones, IndexingUpdateOp::Add)
@@ -214,49 +222,51 @@ pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Tensor<2, Bool> {
         .greater_elem(0)
 }
 
-fn ids_within(logits: Tensor<2>, (starts, ends, tokens): Parts, k: usize) -> Tensor<2, Int> {
+fn ids_within(logits: Tensor<2>, (starts, ends, causal): WindowBounds, k: usize) -> Tensor<2, Int> {
     let (logits, starts, ends) = (logits.into_dispatch(), starts.into(), ends.into());
-    Tensor::from_dispatch(Dispatch::top_k_ids(logits, starts, ends, tokens, k))
+    Tensor::from_dispatch(Dispatch::top_k_ids(logits, starts, ends, causal, k))
 }
 
-/// Optional starts and ends, or numbers of sequences.
-type Parts = (Option<Tensor<1, Int>>, Option<Tensor<1, Int>>, Tokens);
+/// Starts, ends, and how the ends are computed where they are given for each sequence.
+type WindowBounds = (Option<Tensor<1, Int>>, Option<Tensor<1, Int>>, CausalWindow);
 
 impl Windows {
-    fn into_parts(self) -> Parts {
+    fn into_bounds(self) -> WindowBounds {
         match self {
-            Self::All => (None, None, Tokens::ONE),
-            Self::Ranges { starts, ends } if starts.dtype() == ends.dtype() => {
-                (Some(as_wide(starts)), Some(as_wide(ends)), Tokens::ONE)
-            }
+            Self::All => (None, None, CausalWindow::ONE),
+            Self::Ranges { starts, ends } if starts.dtype() == ends.dtype() => (
+                Some(as_wide(starts)),
+                Some(as_wide(ends)),
+                CausalWindow::ONE,
+            ),
             Self::Ranges { starts, ends } => {
-                (Some(as_i32(starts)), Some(as_i32(ends)), Tokens::ONE)
+                (Some(as_i32(starts)), Some(as_i32(ends)), CausalWindow::ONE)
             }
             Self::Lengths { lengths, next_n } => {
-                let tokens = Tokens {
+                let causal = CausalWindow {
                     next_n,
                     counted: next_n,
                     ratio: 1,
                 };
-                (None, Some(as_wide(lengths)), tokens)
+                (None, Some(as_wide(lengths)), causal)
             }
             Self::Blocks {
                 starts,
                 ratio,
                 next_n,
             } => {
-                let tokens = Tokens {
+                let causal = CausalWindow {
                     next_n,
                     counted: 0,
                     ratio,
                 };
-                (None, Some(as_wide(starts)), tokens)
+                (None, Some(as_wide(starts)), causal)
             }
         }
     }
 }
 
-/// In a dtype that holds the number of columns, to which bounds are clamped.
+/// Casts to a dtype that can hold the number of columns, to which bounds are clamped.
 fn as_wide(bounds: Tensor<1, Int>) -> Tensor<1, Int> {
     if bounds.dtype().size() < 4 {
         bounds.cast(IntDType::I32)
@@ -265,7 +275,7 @@ fn as_wide(bounds: Tensor<1, Int>) -> Tensor<1, Int> {
     }
 }
 
-/// As i32, clamped to what a row can hold.
+/// Casts to i32 after clamping to the longest row.
 fn as_i32(bounds: Tensor<1, Int>) -> Tensor<1, Int> {
     as_wide(bounds)
         .clamp(0, MAX_COLUMNS as i64)

@@ -1,20 +1,21 @@
-//! Top-k of rows in plain tensor operations. Generic over the backend, as it is the default body of the operators' backend trait.
+//! Top-k of rows in plain tensor operations. Generic over the backend, as these are the default
+//! bodies of the operators' backend trait.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
 
-use super::Tokens;
+use super::CausalWindow;
 use crate::reference::bool_dtype;
 
-/// Of columns and counts.
+/// The dtype of columns and counts.
 const INT: IntDType = IntDType::I32;
 
 pub(crate) fn top_k_ids<B: Backend>(
     logits: FloatTensor<B>,
     starts: Option<IntTensor<B>>,
     ends: Option<IntTensor<B>>,
-    tokens: Tokens,
+    causal: CausalWindow,
     k: usize,
 ) -> IntTensor<B> {
     let device = logits.device();
@@ -31,7 +32,7 @@ pub(crate) fn top_k_ids<B: Backend>(
         None => B::int_zeros(Shape::new([rows, 1]), &device, INT),
     };
     let ends = match ends {
-        Some(ends) => ends_of::<B>(ends, tokens, columns),
+        Some(ends) => ends_of::<B>(ends, causal, columns),
         None => B::int_full(Shape::new([rows, 1]), (columns as i64).into(), &device, INT),
     };
     let length = B::int_clamp_min(B::int_sub(ends.clone(), starts.clone()), 0.into());
@@ -48,23 +49,25 @@ pub(crate) fn top_k_ids<B: Backend>(
     let nan = B::float_is_nan(values.clone(), dtype);
     let lowest = f32::NEG_INFINITY;
     let values = B::float_mask_fill(values, nan, lowest.into());
-    // Whatever is left out ranks with the lowest, which leaves the first `count` values of the row as they are.
+    // Elements outside of the window rank with the lowest, which leaves the first `count` values of
+    // the sorted row as they are.
     let values = B::float_mask_fill(values, B::bool_not(inside.clone()), lowest.into());
 
-    // Only the value of the last entry is taken from the sort, whose order among equals is not specified.
+    // Only the value of the last entry is taken from the sort, as its order among equals is not
+    // specified.
     let last = B::int_clamp_min(B::int_sub_scalar(count.clone(), 1.into()), 0.into());
     let sorted = B::float_sort(values.clone(), 1, true);
     let threshold = B::float_expand(B::float_gather(1, sorted, last), shape.clone());
     let above = B::float_greater(values.clone(), threshold.clone(), dtype);
     let equal = B::bool_and(B::float_equal(values, threshold, dtype), inside);
     let ones = |mask: BoolTensor<B>| B::bool_into_int(mask, INT);
-    let room = B::int_sub(count, B::int_sum_dim(ones(above.clone()), 1));
+    let remaining = B::int_sub(count, B::int_sum_dim(ones(above.clone()), 1));
     let rank = B::int_cumsum(ones(equal.clone()), 1);
-    let first = B::int_lower_equal(rank, wide(room), dtype);
+    let first = B::int_lower_equal(rank, wide(remaining), dtype);
     let chosen = ones(B::bool_or(above, B::bool_and(equal, first)));
 
-    // The i-th chosen column of a row goes to slot i; the others add nothing to slot 0. One more than the column, so that a slot
-    // without one becomes -1.
+    // The i-th chosen column of a row goes to slot i; the others add nothing to slot 0. Columns are
+    // stored plus one, so that a slot without one becomes -1.
     let slot = B::int_sub_scalar(B::int_cumsum(chosen.clone(), 1), 1.into());
     let slot = B::int_mul(slot, chosen.clone());
     let relative = B::int_add_scalar(B::int_sub(column, wide(starts)), 1.into());
@@ -78,32 +81,36 @@ pub(crate) fn top_k_ids<B: Backend>(
     B::int_sub_scalar(ids, 1.into())
 }
 
-/// Clamped to a row of so many columns: `[rows, 1]`.
+/// Bounds clamped to a row of `columns` columns: `[rows, 1]`.
 fn bounds<B: Backend>(bounds: IntTensor<B>, columns: usize) -> IntTensor<B> {
     let rows = bounds.shape()[0];
     let bounds = B::int_clamp(bounds, 0.into(), (columns as i64).into());
     B::int_reshape(B::int_cast(bounds, INT), Shape::new([rows, 1]))
 }
 
-/// The ends of the windows of the rows of each sequence, by its number: `[rows, 1]`.
-fn ends_of<B: Backend>(numbers: IntTensor<B>, tokens: Tokens, columns: usize) -> IntTensor<B> {
-    let (device, batch) = (numbers.device(), numbers.shape()[0]);
-    let Tokens {
+/// The ends of the windows of each sequence's rows, by its length: `[rows, 1]`.
+fn ends_of<B: Backend>(
+    lengths: IntTensor<B>,
+    causal: CausalWindow,
+    columns: usize,
+) -> IntTensor<B> {
+    let (device, batch) = (lengths.device(), lengths.shape()[0]);
+    let CausalWindow {
         next_n,
         counted,
         ratio,
-    } = tokens;
+    } = causal;
     let shape = Shape::new([batch, next_n]);
-    let numbers = bounds::<B>(numbers, tokens.most(columns));
+    let lengths = bounds::<B>(lengths, causal.max_length(columns));
     let first = 1 - counted as i64;
     let token = B::int_arange(first..first + next_n as i64, &device, INT);
     let token = B::int_reshape(token, Shape::new([1, next_n]));
-    let seen = B::int_add(
-        B::int_expand(numbers, shape.clone()),
+    let visible = B::int_add(
+        B::int_expand(lengths, shape.clone()),
         B::int_expand(token, shape),
     );
-    let seen = B::int_clamp_min(seen, 0.into());
-    let ends = B::int_div_scalar(seen, (ratio as i64).into());
+    let visible = B::int_clamp_min(visible, 0.into());
+    let ends = B::int_div_scalar(visible, (ratio as i64).into());
     bounds::<B>(B::int_reshape(ends, Shape::new([batch * next_n])), columns)
 }
 
@@ -140,7 +147,7 @@ pub(super) fn top_k_values<B: Backend>(
         (values, ids.clone()),
         B::int_zeros(ids.shape(), &device, INT),
     );
-    // Where each rank's entry is: adding a position to a zero assigns it.
+    // Scatters the position of each rank's entry: adding to zeros assigns it.
     let k = ids.shape()[1];
     let position = B::int_reshape(B::int_arange(0..k as i64, &device, INT), Shape::new([1, k]));
     let position = B::int_expand(position, ids.shape());
@@ -151,8 +158,8 @@ pub(super) fn top_k_values<B: Backend>(
     )
 }
 
-/// How many entries come before each one: those that are larger, and equal ones at lower positions. Slots that hold no entry come
-/// last, being `-inf` at the highest positions.
+/// The number of entries that come before each one: larger ones, and equal ones at lower positions.
+/// Slots without an entry come last, as they are `-inf` at the highest positions.
 fn ranks<B: Backend>(values: FloatTensor<B>) -> IntTensor<B> {
     let device = values.device();
     let [rows, k] = values.shape().dims();
@@ -169,7 +176,7 @@ fn ranks<B: Backend>(values: FloatTensor<B>) -> IntTensor<B> {
         B::int_expand(B::int_reshape(position, Shape::new([k, 1])), shape.clone()),
         bools,
     );
-    // Row by row: k² comparisons of all rows at once may not fit.
+    // Row by row, as k² comparisons of all rows at once may not fit in memory.
     let ranks = (0..rows).map(|row| {
         let row = B::float_slice(values.clone(), &[(row..row + 1).into(), (0..k).into()]);
         let others = B::float_expand(row.clone(), shape.clone());

@@ -1,4 +1,5 @@
-//! What every integration test needs: the devices to run on, and comparisons that say what went wrong.
+//! What every integration test needs: the devices to run on, and comparisons that say what went
+//! wrong.
 
 // Each test binary compiles this module for itself and uses the part that it needs.
 #![allow(dead_code)]
@@ -8,7 +9,8 @@ use std::sync::OnceLock;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::device::DeviceSpec;
 
-/// Names a comma-separated list of devices that must be there; without it a missing device is only reported.
+/// Names a comma-separated list of devices that must be there; without it a missing device is only
+/// reported.
 const REQUIRE: &str = "DS4_REQUIRE";
 /// Names a comma-separated list of `device:capability` that a required device may lack.
 const MAY_LACK: &str = "DS4_MAY_LACK";
@@ -17,7 +19,8 @@ const MAY_LACK: &str = "DS4_MAY_LACK";
 ///
 /// # Panics
 ///
-/// Where `DS4_REQUIRE` names a device that is missing, or something that is no device.
+/// Where `DS4_REQUIRE` names a device that is missing, or something that is no device, and where
+/// there is no device at all.
 pub fn devices() -> &'static [(String, Device)] {
     static DEVICES: OnceLock<Vec<(String, Device)>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -32,8 +35,18 @@ pub fn devices() -> &'static [(String, Device)] {
                 }
             }
         }
+        assert!(!found.is_empty(), "there is no device to test");
         found
     })
+}
+
+/// A device other than the first. Reports where there is none.
+pub fn second_device() -> Option<&'static (String, Device)> {
+    let second = devices().get(1);
+    if second.is_none() {
+        eprintln!("skipped: a second device");
+    }
+    second
 }
 
 fn required() -> Vec<DeviceSpec> {
@@ -54,7 +67,8 @@ fn list(variable: &str) -> Vec<String> {
         .collect()
 }
 
-/// Reports that a device of [`devices`] lacks what a test needs; `capability` is a dtype in lower case or a term such as `planes`.
+/// Reports that a device of [`devices`] lacks what a test needs; `capability` is a dtype in lower
+/// case or a term such as `planes`.
 ///
 /// # Panics
 ///
@@ -67,7 +81,8 @@ pub fn skip(device: &str, capability: &str) {
     });
     assert!(
         allowed || !required().contains(&spec),
-        "{REQUIRE} names {device}, which lacks {capability}; {MAY_LACK}={device}:{capability} allows that"
+        "{REQUIRE} names {device}, which lacks {capability}; \
+         {MAY_LACK}={device}:{capability} allows that"
     );
     eprintln!("skipped: {device} lacks {capability}");
 }
@@ -75,15 +90,23 @@ pub fn skip(device: &str, capability: &str) {
 /// The float dtypes of the operators.
 pub const FLOATS: [FloatDType; 3] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
 
+/// The float dtypes that a device has. Reports the others.
+pub fn dtypes(name: &str, device: &Device) -> Vec<FloatDType> {
+    let has = |dtype: &FloatDType| {
+        let has = device.supports_dtype(*dtype);
+        if !has {
+            skip(name, &format!("{dtype:?}").to_lowercase());
+        }
+        has
+    };
+    FLOATS.into_iter().filter(has).collect()
+}
+
 /// Runs `test` with every float dtype that each device has.
 pub fn every_dtype(test: impl Fn(&str, &Device, FloatDType)) {
     for (name, device) in devices() {
-        for dtype in FLOATS {
-            if device.supports_dtype(dtype) {
-                test(&format!("{name} {dtype:?}"), device, dtype);
-            } else {
-                skip(name, &format!("{dtype:?}").to_lowercase());
-            }
+        for dtype in dtypes(name, device) {
+            test(&format!("{name} {dtype:?}"), device, dtype);
         }
     }
 }
@@ -96,9 +119,38 @@ pub fn sized<S: Copy>(on_gpu: S, elsewhere: S, test: impl Fn(&str, &Device, S)) 
     }
 }
 
-/// Whether a device of that name is a GPU. wgpu may be one, too; where tests run with it, it is a software driver.
+/// Whether a device of that name is a GPU. wgpu may be one, too; where tests run with it, it is a
+/// software driver.
 pub fn is_gpu(name: &str) -> bool {
     name.starts_with("cuda")
+}
+
+/// Whether a device of that name, or of one that begins with it, compiles kernels for longer than
+/// it runs them.
+pub fn compiles_slowly(name: &str) -> bool {
+    name.starts_with("wgpu")
+}
+
+/// What a test takes of its shapes: all of them, or every `step`th where each of them makes another
+/// kernel on a device that compiles slowly. For what another test, or another dtype of the same
+/// one, takes all shapes of.
+pub fn some<'a, T>(
+    name: &str,
+    all: &'a [T],
+    step: usize,
+) -> impl Iterator<Item = &'a T> + use<'a, T> {
+    all.iter()
+        .step_by(if compiles_slowly(name) { step } else { 1 })
+}
+
+/// All shapes of f32, [`some`] of every other dtype.
+pub fn some_of_half<'a, T>(
+    name: &str,
+    dtype: FloatDType,
+    all: &'a [T],
+    step: usize,
+) -> impl Iterator<Item = &'a T> + use<'a, T> {
+    some(name, all, if dtype == FloatDType::F32 { 1 } else { step })
 }
 
 /// The elements of a tensor, read back as `f32`.
@@ -153,7 +205,8 @@ pub const fn absolute(absolute: f64) -> Tolerance {
     }
 }
 
-/// Fails with the number of mismatches, the largest error and its index, and the first few mismatches.
+/// Fails with the number of mismatches, the largest error and its index, and the first few
+/// mismatches.
 #[track_caller]
 pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: Tolerance, what: &str) {
     let allowed =
@@ -161,7 +214,8 @@ pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: Tolerance, what
     assert_within(actual, expected, allowed, what);
 }
 
-/// The same with an allowed error for each element; where that is no finite number, none is allowed.
+/// The same with an allowed error for each element; where that is no finite number, none is
+/// allowed.
 #[track_caller]
 pub fn assert_within(actual: &[f32], expected: &[f32], allowed: impl Fn(usize) -> f64, what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}: number of elements");
@@ -198,7 +252,8 @@ pub fn assert_within(actual: &[f32], expected: &[f32], allowed: impl Fn(usize) -
         .map(|&index| format!("[{index}] {:e} != {:e}", actual[index], expected[index]))
         .collect();
     panic!(
-        "{what}: {} of {} elements differ, largest error {:e} at [{worst}] (allowed {:e}), first: {}",
+        "{what}: {} of {} elements differ, largest error {:e} at [{worst}] (allowed {:e}), \
+         first: {}",
         wrong.len(),
         actual.len(),
         error(worst),

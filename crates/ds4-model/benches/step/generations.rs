@@ -4,25 +4,19 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
-use ds4_model::config::ModelConfig;
 use ds4_model::generate::{GenerateConfig, Generation, TextTokenizer};
 use ds4_model::model::Model;
 
-use crate::calls::Sorted;
+use crate::calls::Timings;
 
 /// Generations of which the median is taken, after one that does not count.
 const GENERATIONS: usize = 5;
 const PROMPT: &str = "And God said,";
 
 /// Prints tokens a second of greedy decoding, without and with a draft: launched, and as graphs.
-pub fn generations(
-    model: &Model,
-    config: &ModelConfig,
-    checkpoint: &Path,
-    tokens: usize,
-) -> Result<(), Box<dyn Error>> {
+pub fn generations(model: &Model, checkpoint: &Path, tokens: usize) -> Result<(), Box<dyn Error>> {
     let tokenizer = TextTokenizer::from_dir(checkpoint)?;
-    let mut prompt = vec![config.bos_token_id];
+    let mut prompt = vec![model.config().bos_token_id];
     prompt.extend(tokenizer.encode(PROMPT)?);
     let kinds = [(0, false), (0, true), (1, false), (1, true)];
     let mut rates = vec![Vec::new(); kinds.len()];
@@ -36,7 +30,7 @@ pub fn generations(
                 ignore_eos: true,
                 ..GenerateConfig::default()
             };
-            let mut generation = Generation::new(model, config, options, &prompt)?;
+            let mut generation = Generation::new(model, options, &prompt)?;
             generation.prefill()?;
             let start = Instant::now();
             let tokens = generation.by_ref().collect::<Result<Vec<_>, _>>()?.len();
@@ -49,12 +43,13 @@ pub fn generations(
             replays = generation.replays();
         }
     }
-    let rates: Vec<Sorted> = rates.into_iter().map(Sorted::new).collect();
-    let [launched, plain, rounds, cycles] = [0, 1, 2, 3].map(|kind| rates[kind].median());
+    let rates: Vec<Timings> = rates.into_iter().map(Timings::new).collect();
+    let [launched, plain, launched_drafts, drafts] = [0, 1, 2, 3].map(|kind| rates[kind].median());
     println!(
-        "generate: {plain:.1} tokens/s; with --no-graph {launched:.1} tokens/s; with --mtp 1 {cycles:.1} tokens/s ({:.3} times that \
-         without it, {replays} rounds replayed, {:.1} % of drafts accepted); with both {rounds:.1} tokens/s",
-        cycles / plain,
+        "generate: {plain:.1} tokens/s; with --no-graph {launched:.1} tokens/s; with --mtp 1 \
+         {drafts:.1} tokens/s ({:.3} times that without it, {replays} steps replayed, {:.1} % of \
+         drafts accepted); with both {launched_drafts:.1} tokens/s",
+        drafts / plain,
         100.0 * acceptance
     );
     Ok(())

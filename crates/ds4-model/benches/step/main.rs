@@ -1,10 +1,10 @@
-//! Whole steps: what a forward call over one token takes, what one over several takes, what is left of it where a step is recorded, and
-//! what speculative decoding makes of it.
+//! Whole steps: the time of a forward call over one token and over several, and of the engine's
+//! steps, with and without drafts, launched and recorded.
 
 mod calls;
+mod decoding;
 mod flash;
 mod generations;
-mod recorded;
 #[path = "../../../../examples/shared/mod.rs"]
 mod shared;
 mod whole;
@@ -22,7 +22,8 @@ use shared::{Dtype, finish, load_options, shipped_checkpoint};
 use calls::Context;
 use whole::Options;
 
-/// Times whole forward calls: over one token, over the 2 to 5 of a verification, and over one token as a recorded graph.
+/// Times whole forward calls, over one token and over the 2 to 5 of a verification, and the steps
+/// of the engine.
 #[derive(Parser)]
 struct Args {
     /// What to run.
@@ -37,16 +38,18 @@ struct Args {
     /// Directory of the checkpoint, for `tiny`.
     #[arg(long, default_value_os_t = shipped_checkpoint())]
     checkpoint: PathBuf,
-    /// Positions in the cache before the first call that is timed [default: 256 for tiny, 4096 for flash].
+    /// Positions in the cache before the first call that is timed [default: 256 for tiny, 4096 for
+    /// flash].
     #[arg(long)]
     context: Option<usize>,
-    /// Sequences, all of the same length. A decoder takes one.
+    /// Sequences, all of the same length.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
     /// First layers of V4-Flash, for `flash`; half of them are timed, too.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=43))]
     layers: u32,
-    /// What widths and numbers of heads are divided by, 1, 2, 4 or 8, for `flash`: to try it where there is little memory or no GPU.
+    /// What widths and numbers of heads are divided by, 1, 2, 4 or 8, for `flash`: to try it where
+    /// there is little memory or no GPU.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
     shrink: u32,
     /// Routed experts of a layer, for `flash`; fewer of them take less memory.
@@ -55,16 +58,23 @@ struct Args {
     /// Size of the vocabulary, for `flash`.
     #[arg(long, default_value_t = 129_280, value_parser = clap::value_parser!(u32).range(1..))]
     vocabulary: u32,
-    /// Share of drafts that are taken to stand, for `flash`.
-    #[arg(long, default_value_t = 0.85, value_parser = share)]
+    /// Fraction of drafts that are taken to be accepted, for `flash`.
+    #[arg(long, default_value_t = 0.85, value_parser = fraction)]
     acceptance: f64,
     /// What a plain copy reaches, in TB/s, for `flash`.
     #[arg(long, default_value_t = 4.3, value_parser = positive)]
     copy_rate: f64,
+    /// Appends a line of JSON for each kind of step to this file, for `flash`.
+    #[arg(long)]
+    jsonl: Option<PathBuf>,
+    /// Tokens that the MTP layer drafts per step.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    drafts: u8,
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
-    /// Only launches a few steps, the last between marks, for a profiler whose output `ds4-account` reads, for `flash`.
+    /// Only launches a few steps, the last between marks, for a profiler whose output `ds4-account`
+    /// reads, for `flash`.
     #[arg(long)]
     account: bool,
     /// Calls of each kind of which the median is taken.
@@ -73,12 +83,12 @@ struct Args {
     /// Tokens to generate with and without drafts, for `tiny`.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
-    /// What `cargo bench` adds.
+    /// Added by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn fraction(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok();
     let number = number.filter(|number| (0.0..=1.0).contains(number));
     number.ok_or_else(|| "not between 0 and 1".to_owned())
@@ -111,15 +121,12 @@ fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let model = checkpoint.load(&load_options(args.device, args.dtype, true), &device)?;
     let context = context(args, 256);
-    let (config, samples) = (checkpoint.config(), args.samples as usize);
-    calls::steps(&model, config, context, samples, &device)?;
+    let samples = args.samples as usize;
+    calls::steps(&model, context, samples, &device)?;
     if args.batch > 1 {
         return Ok(());
     }
-    for graphs in [false, true] {
-        calls::decoding(&model, config, context, samples, graphs)?;
-    }
-    generations::generations(&model, config, &args.checkpoint, args.tokens as usize)
+    generations::generations(&model, &args.checkpoint, args.tokens as usize)
 }
 
 fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
@@ -132,7 +139,9 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         return Err(format!("--shrink must be 1, 2, 4 or 8, not {shrink}").into());
     }
     let config = flash::config(layers, experts, vocabulary, shrink);
-    let model = flash::model(&config, args.dtype.into(), &device);
+    config.validate()?;
+    device.seed(0);
+    let model = config.init_packed(args.dtype.into(), &device);
     device.sync()?;
     println!(
         "{layers} layers and MTP, {experts} experts, weights made in {:.1} s",
@@ -142,28 +151,25 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         batch: context.batch,
         context: context.positions,
         samples: args.samples as usize,
+        drafts: args.drafts.into(),
         acceptance: args.acceptance,
+        jsonl: args.jsonl.clone(),
         copy_rate: args.copy_rate,
     };
     if args.account {
-        return whole::account(&model, &config, &options);
+        return whole::account(&model, &options);
     }
-    whole::recorded(&model, &config, &options)?;
+    whole::decoding(&model, &options)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());
-    if args.batch == 1 {
-        for graphs in [true, false] {
-            calls::decoding(&model, &config, context, options.samples, graphs)?;
-        }
-    }
-    calls::steps(&model, &config, context, options.samples, &device)?;
+    calls::steps(&model, context, options.samples, &device)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());
     if args.prompt > 0 {
-        whole::prefill(&model, &config, &options, args.prompt)?;
+        whole::prefill(&model, &options, args.prompt)?;
     }
     Ok(())
 }
 
-/// What is in the cache, which is printed.
+/// Contents of the cache, which are also printed.
 fn context(args: &Args, default: usize) -> Context {
     let context = Context {
         batch: args.batch as usize,

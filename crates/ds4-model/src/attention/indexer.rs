@@ -6,9 +6,10 @@ use burn_ds4_ops::topk::{self, Windows};
 
 use super::compressor::{Compressor, CompressorConfig, quantize_index};
 use crate::cache::{CompressedCache, CompressedStep, mask};
-use crate::linear::{PackedLinear, PackedLinearConfig, random};
+use crate::linear::{PackedLinear, PackedLinearConfig};
 use crate::rope::Rotation;
 use crate::trace::Trace;
+use crate::weights::{self, WeightSource};
 
 /// Configuration of [`Indexer`].
 #[derive(Config, Debug)]
@@ -35,26 +36,31 @@ pub struct IndexerConfig {
 impl IndexerConfig {
     /// Initializes the indexer with random weights.
     pub fn init(&self, device: &Device) -> Indexer {
-        Indexer {
-            query: PackedLinearConfig::new(self.q_lora_rank, self.heads * self.width).init(device),
-            head_weights: random([self.heads, self.d_model], device),
-            compressor: CompressorConfig::new(
-                self.d_model,
-                self.width,
-                self.rotated,
-                self.ratio,
-                true,
-            )
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The indexer of the tensors `{prefix}..`.
+    pub(super) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<Indexer> {
+        let (heads, width, d) = (self.heads, self.width, self.d_model);
+        let query = PackedLinearConfig::new(self.q_lora_rank, heads * width)
+            .build(source, &format!("{prefix}wq_b"));
+        let head_weights = source.stored(&[format!("{prefix}weights_proj.weight")], [heads, d]);
+        let compressor = CompressorConfig::new(d, width, self.rotated, self.ratio, true)
             .with_norm_epsilon(self.norm_epsilon)
-            .init(device),
-            heads: self.heads,
-            width: self.width,
+            .build(source, &format!("{prefix}compressor."));
+        Some(Indexer {
+            query: query?,
+            head_weights: head_weights?,
+            compressor: compressor?,
+            heads,
+            width,
             top_k: self.top_k,
-        }
+        })
     }
 }
 
-/// The lightning indexer: scores compressed rows with a few narrow heads, and picks the best for each query.
+/// The lightning indexer: scores compressed rows with several narrow heads, and picks the best for
+/// each query.
 #[derive(Module, Debug)]
 pub struct Indexer {
     /// Projection to the heads' queries: `[heads · width, q_lora_rank]`.
@@ -71,36 +77,38 @@ pub struct Indexer {
     pub top_k: usize,
 }
 
-/// What the indexer works on.
+/// Inputs of the indexer.
 pub(super) struct IndexerInput<'a> {
     /// The heads' weights: f32 `[batch, positions, heads]`.
     pub(super) head_weights: Tensor<3>,
-    /// The heads' queries, where it [chooses](Indexer::chooses): `[batch, positions, heads, width]`.
+    /// The heads' queries, if it [has to choose](Indexer::chooses):
+    /// `[batch, positions, heads, width]`.
     pub(super) queries: Option<Tensor<4>>,
     pub(super) rotation: &'a Rotation,
-    /// Of a step of many positions.
+    /// Mask and indices of a prefill step.
     pub(super) step: Option<&'a CompressedStep>,
     pub(super) quantized: bool,
 }
 
-/// What a query sees of the compressed rows that are complete.
+/// The complete compressed rows that a query attends to.
 #[derive(Clone, Debug)]
-pub(super) enum Picks {
-    /// All.
+pub(super) enum PickedRows {
+    /// All of them.
     All,
-    /// What this mask leaves: f32 `[batch, positions, rows]`.
+    /// Those that this mask leaves visible: f32 `[batch, positions, rows]`.
     Masked(Tensor<3>),
-    /// The rows of these numbers: `[batch, positions, picks]`.
+    /// The rows with these indices: `[batch, positions, picks]`.
     Some(Tensor<3, Int>),
 }
 
 impl Indexer {
-    /// Whether there can be more compressed rows than are picked.
-    pub(super) fn chooses(&self, cache: &CompressedCache) -> bool {
-        cache.rows.slots() > self.top_k
+    /// Whether there may be more compressed rows than it picks: in a prefill step, than the step's
+    /// positions may see.
+    pub(super) fn chooses(&self, cache: &CompressedCache, step: Option<&CompressedStep>) -> bool {
+        available(cache, step) > self.top_k
     }
 
-    /// What becomes of the indexer's rows before they are stored.
+    /// How the indexer's rows are rounded before they are stored.
     pub(super) fn rounding(quantized: bool) -> RowRounding {
         if quantized {
             RowRounding::Index
@@ -109,13 +117,14 @@ impl Indexer {
         }
     }
 
-    /// Picks among the compressed rows for every query, by the indexer's own rows, of which there are as many.
+    /// Picks compressed rows for every query by scoring the indexer's own rows, of which there are
+    /// as many.
     pub(super) fn pick(
         &self,
         input: IndexerInput<'_>,
         cache: &CompressedCache,
         trace: &Trace,
-    ) -> Picks {
+    ) -> PickedRows {
         let IndexerInput {
             head_weights,
             queries,
@@ -125,17 +134,17 @@ impl Indexer {
         } = input;
         let Some(queries) = queries else {
             // Every visible row is picked.
-            return Picks::All;
+            return PickedRows::All;
         };
         let [batch, count, _, _] = queries.dims();
-        let available = cache.rows.slots();
+        let available = available(cache, step);
         let ratio = self.compressor.ratio;
 
         let visible = step.is_none().then(|| VisibleBlocks {
             start: rotation.start.clone(),
             ratio,
         });
-        let keys = cache.rows.all();
+        let keys = cache.rows.first(available);
         let scores = self.scores(head_weights, queries, rotation, quantized, keys, visible);
         trace.record("scores", &scores);
         let Some(step) = step else {
@@ -147,21 +156,22 @@ impl Indexer {
             };
             let picks = topk::top_k_ids(scores, windows, self.top_k);
             trace.record("picks", &picks);
-            return Picks::Some(picks.reshape([batch, count, self.top_k]));
+            return PickedRows::Some(picks.reshape([batch, count, self.top_k]));
         };
 
-        // Fewer rows are touched by gathering each query's picks, or by masking all rows once for all queries.
+        // Gather each query's picks, or mask rows once for all queries: whichever touches fewer
+        // rows.
         let scores = (scores + step.bias.clone()).reshape([batch * count, available]);
         if count * self.top_k > available {
             let picked = topk::top_k_mask(scores, self.top_k).reshape([batch, count, available]);
-            return Picks::Masked(mask(picked.bool_not()));
+            return PickedRows::Masked(mask(picked.bool_not()));
         }
         let picks = topk::top_k_ids(scores, Windows::All, self.top_k);
         trace.record("picks", &picks);
-        Picks::Some(picks.reshape([batch, count, self.top_k]))
+        PickedRows::Some(picks.reshape([batch, count, self.top_k]))
     }
 
-    /// Scores of all stored rows, in f32: `[batch, positions, rows]`.
+    /// Scores of the rows `keys`, in f32: `[batch, positions, rows]`.
     fn scores(
         &self,
         head_weights: Tensor<3>,
@@ -181,4 +191,9 @@ impl Indexer {
         index_scores(queries, keys, head_weights, scale, visible)
             .expect("keys of a cache that was made for the model")
     }
+}
+
+/// Rows that queries may pick from.
+fn available(cache: &CompressedCache, step: Option<&CompressedStep>) -> usize {
+    step.map_or(cache.rows.slots(), CompressedStep::rows)
 }

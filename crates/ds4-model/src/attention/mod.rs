@@ -12,18 +12,17 @@ use burn_ds4_ops::attention::{
 };
 use burn_ds4_ops::quant;
 
-use crate::cache::{CompressedPlaces, CompressedStep, LayerCache, ManyStep, Step};
+use crate::cache::{CompressedIndices, CompressedStep, LayerCache, PrefillStep, Step};
 use crate::config::AttentionKind;
-use crate::linear::{
-    PackedLinear, PackedLinearConfig, WeightStack, project_all_f32, project_f32, random,
-};
+use crate::linear::{PackedLinear, PackedLinearConfig, WeightStack, project_all_f32, project_f32};
 use crate::norm::{RmsNorm, RmsNormConfig, normalize};
 use crate::trace::Trace;
+use crate::weights::{self, Initial, WeightSource, all_or_nothing};
 
 pub use compressor::{Compressor, CompressorConfig};
 pub use indexer::{Indexer, IndexerConfig};
 
-use indexer::{IndexerInput, Picks};
+use indexer::{IndexerInput, PickedRows};
 
 /// Configuration of [`Attention`].
 #[derive(Config, Debug)]
@@ -56,8 +55,8 @@ pub struct AttentionConfig {
     /// Epsilon of every norm.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// Whether key/value rows and indexer channels make the round trip through FP8 and FP4 that the released model was trained
-    /// with.
+    /// Whether key/value rows and indexer channels make the round trip through FP8 and FP4 that the
+    /// released model was trained with.
     #[config(default = false)]
     pub quantized_cache: bool,
 }
@@ -67,9 +66,15 @@ impl AttentionConfig {
     ///
     /// # Panics
     ///
-    /// If the heads cannot be divided into `o_groups`, more channels are rotated than a head has, blocks of no tokens are compressed, or
-    /// the cache of an indexer whose width is no power of two is to be quantized.
+    /// If the heads cannot be divided into `o_groups`, more channels are rotated than a head has,
+    /// blocks of no tokens are compressed, or the cache of an indexer whose width is no power of
+    /// two is to be quantized.
     pub fn init(&self, device: &Device) -> Attention {
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The attention of the tensors `{prefix}..`.
+    pub(crate) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<Attention> {
         assert!(
             self.o_groups > 0 && self.heads.is_multiple_of(self.o_groups),
             "heads ({}) must be a multiple of o_groups ({})",
@@ -94,64 +99,69 @@ impl AttentionConfig {
             "index_head_dim ({}) must be a power of two where quantized_cache is set",
             self.index_head_dim
         );
-        let linear = |d_input, d_output| PackedLinearConfig::new(d_input, d_output).init(device);
-        let norm = |width| {
-            RmsNormConfig::new(width)
-                .with_epsilon(self.norm_epsilon)
-                .init(device)
-        };
-        let compressor = |ratio, overlap| {
-            CompressorConfig::new(self.d_model, self.head_dim, self.rotated, ratio, overlap)
-                .with_norm_epsilon(self.norm_epsilon)
-                .init(device)
-        };
-        let (compressor, indexer) = match self.kind {
-            AttentionKind::Window => (None, None),
-            AttentionKind::HeavilyCompressed { ratio } => (Some(compressor(ratio, false)), None),
-            AttentionKind::CompressedSparse { ratio } => {
-                let indexer = IndexerConfig::new(
-                    self.d_model,
-                    self.q_lora_rank,
-                    self.index_heads,
-                    self.index_head_dim,
-                    self.rotated,
-                    ratio,
-                    self.index_top_k,
-                )
-                .with_norm_epsilon(self.norm_epsilon);
-                (Some(compressor(ratio, true)), Some(indexer.init(device)))
-            }
-        };
-        let group_width = self.heads / self.o_groups * self.head_dim;
-        Attention {
-            query_a: linear(self.d_model, self.q_lora_rank),
-            query_norm: norm(self.q_lora_rank),
-            query_b: linear(self.q_lora_rank, self.heads * self.head_dim),
-            key_value: linear(self.d_model, self.head_dim),
-            key_value_norm: norm(self.head_dim),
-            output_a: WeightStack::Dense(random(
-                [self.o_groups, self.o_lora_rank, group_width],
-                device,
-            )),
-            output_b: linear(self.o_groups * self.o_lora_rank, self.d_model),
-            sinks: Param::from_tensor(Tensor::zeros([self.heads], device)),
-            compressor,
-            indexer,
-            heads: self.heads,
-            head_dim: self.head_dim,
-            rotated: self.rotated,
-            o_groups: self.o_groups,
-            o_lora_rank: self.o_lora_rank,
-            norm_epsilon: self.norm_epsilon,
+        let Self {
+            d_model,
+            heads,
+            head_dim,
+            rotated,
+            q_lora_rank,
+            o_groups,
+            o_lora_rank,
+            norm_epsilon,
+            ..
+        } = *self;
+        let name = |name: &str| format!("{prefix}{name}");
+        let linear = |d_input, d_output| PackedLinearConfig::new(d_input, d_output);
+        let norm = |width| RmsNormConfig::new(width).with_epsilon(norm_epsilon);
+        let query_a = linear(d_model, q_lora_rank).build(source, &name("wq_a"));
+        let query_norm = norm(q_lora_rank).build(source, &name("q_norm"));
+        let query_b = linear(q_lora_rank, heads * head_dim).build(source, &name("wq_b"));
+        let key_value = linear(d_model, head_dim).build(source, &name("wkv"));
+        let key_value_norm = norm(head_dim).build(source, &name("kv_norm"));
+        let groups = [o_groups, o_lora_rank, heads / o_groups * head_dim];
+        let output_a = source.groups(&name("wo_a"), groups);
+        let output_b = linear(o_groups * o_lora_rank, d_model).build(source, &name("wo_b"));
+        let sinks = source.float(&name("attn_sink"), [heads], Initial::Zeros);
+        let overlap = matches!(self.kind, AttentionKind::CompressedSparse { .. });
+        let compressor = self.kind.ratio().map(|ratio| {
+            CompressorConfig::new(d_model, head_dim, rotated, ratio, overlap)
+                .with_norm_epsilon(norm_epsilon)
+                .build(source, &name("compressor."))
+        });
+        let indexer = self.kind.ratio().filter(|_| overlap).map(|ratio| {
+            let (heads, width) = (self.index_heads, self.index_head_dim);
+            let top_k = self.index_top_k;
+            IndexerConfig::new(d_model, q_lora_rank, heads, width, rotated, ratio, top_k)
+                .with_norm_epsilon(norm_epsilon)
+                .build(source, &name("indexer."))
+        });
+        Some(Attention {
+            query_a: query_a?,
+            query_norm: query_norm?,
+            query_b: query_b?,
+            key_value: key_value?,
+            key_value_norm: key_value_norm?,
+            output_a: output_a?,
+            output_b: output_b?,
+            sinks: sinks?,
+            compressor: all_or_nothing(compressor)?,
+            indexer: all_or_nothing(indexer)?,
+            heads,
+            head_dim,
+            rotated,
+            o_groups,
+            o_lora_rank,
+            norm_epsilon,
             quantized_cache: self.quantized_cache,
-        }
+        })
     }
 }
 
 /// Attention of many heads over one shared key/value row per position.
 ///
-/// Every query sees the positions of its sliding window and, where there is a compressor, rows that stand for whole blocks of earlier
-/// positions: all complete ones, or those that the indexer picks.
+/// Every query attends to the positions of its sliding window and, where there is a compressor, to
+/// rows that represent whole blocks of earlier positions: all complete ones, or those that the
+/// indexer picks.
 #[derive(Module, Debug)]
 pub struct Attention {
     /// `wq_a`: `[q_lora_rank, d_model]`.
@@ -164,7 +174,8 @@ pub struct Attention {
     pub key_value: PackedLinear,
     /// Norm of the key/value row.
     pub key_value_norm: RmsNorm,
-    /// `wo_a`: a matrix for the heads of each group, `[o_groups, o_lora_rank, heads / o_groups · head_dim]`.
+    /// `wo_a`: a matrix for the heads of each group,
+    /// `[o_groups, o_lora_rank, heads / o_groups · head_dim]`.
     pub output_a: WeightStack,
     /// `wo_b`: `[d_model, o_groups · o_lora_rank]`.
     pub output_b: PackedLinear,
@@ -172,7 +183,7 @@ pub struct Attention {
     pub sinks: Param<Tensor<1>>,
     /// Compressor of the rows beyond the window.
     pub compressor: Option<Compressor>,
-    /// Picks among the compressed rows.
+    /// PickedRows among the compressed rows.
     pub indexer: Option<Indexer>,
     /// Number of heads.
     pub heads: usize,
@@ -190,11 +201,11 @@ pub struct Attention {
     pub quantized_cache: bool,
 }
 
-/// What compressors make rows of.
+/// Projections that compressors pool into rows.
 struct Compressions {
-    /// For rows that are attended: f32 `[batch, positions, 2 · series · head_dim]`.
+    /// Of the rows that are attended to: f32 `[batch, positions, 2 · series · head_dim]`.
     own: Tensor<3>,
-    /// For the indexer's, and the weights of its heads: f32 `[batch, positions, heads]`.
+    /// Of the indexer's rows, and the weights of its heads: f32 `[batch, positions, heads]`.
     indexer: Option<(Tensor<3>, Tensor<3>)>,
 }
 
@@ -221,7 +232,8 @@ impl Attention {
     ///
     /// # Panics
     ///
-    /// If `cache` was made for another kind of attention, or `step` does not belong to the cache that it is a layer of.
+    /// If `cache` was made for another kind of attention, or `step` does not belong to the cache
+    /// that `cache` is a layer of.
     pub fn forward(&self, x: Tensor<3>, step: &Step, cache: &mut LayerCache) -> Tensor<3> {
         self.forward_traced(x, step, cache, &Trace::off())
     }
@@ -241,25 +253,26 @@ impl Attention {
         let [low_rank, rows] =
             PackedLinear::forward_both(x.clone(), [&self.query_a, &self.key_value]);
         let compressions = self.project_compressions(x);
-        let attended = match &step.many {
-            None => self.forward_few(low_rank, rows, compressions, step, cache, trace),
-            Some(many) => {
+        let attended = match &step.prefill {
+            None => self.forward_decode(low_rank, rows, compressions, step, cache, trace),
+            Some(prefill) => {
                 let low_rank = self.query_norm.forward(low_rank);
-                let (queries, index_queries) = self.project_queries(low_rank, cache);
-                let window = self.window_keys(rows, many, step, cache);
-                let many_of_kind = many.compressed(cache.kind);
+                let prefill_of_kind = prefill.compressed(cache.kind);
+                let (queries, index_queries) =
+                    self.project_queries(low_rank, cache, prefill_of_kind);
+                let window = self.window_keys(rows, prefill, step, cache);
                 let head_weights = compressions
-                    .zip(many_of_kind)
-                    .and_then(|(all, many)| self.compress_many(all, &many.places, cache));
+                    .zip(prefill_of_kind)
+                    .and_then(|(all, prefill)| self.compress_prefill(all, &prefill.indices, cache));
                 let picks = self.pick(
                     head_weights,
                     index_queries,
                     step,
-                    many_of_kind,
+                    prefill_of_kind,
                     cache,
                     trace,
                 );
-                self.attend_many(queries, window, picks, many, step, cache, trace)
+                self.attend_prefill(queries, window, picks, prefill, step, cache, trace)
             }
         };
         let output = self.project_output(attended);
@@ -267,16 +280,17 @@ impl Attention {
         output
     }
 
-    /// Queries of all heads, before norm and rotation: `[batch, positions, heads, head_dim]`. The indexer's own are made with them, if it
-    /// is to [choose](Indexer::chooses).
+    /// Queries of all heads, before norm and rotation: `[batch, positions, heads, head_dim]`. With
+    /// them, the indexer's own queries if it has to [choose](Indexer::chooses).
     fn project_queries(
         &self,
         low_rank: Tensor<3>,
         cache: &LayerCache,
+        prefill: Option<&CompressedStep>,
     ) -> (Tensor<4>, Option<Tensor<4>>) {
         let [batch, count, _] = low_rank.dims();
         let indexer = self.indexer.as_ref().zip(cache.indexer.as_ref());
-        let indexer = indexer.filter(|(indexer, cache)| indexer.chooses(cache));
+        let indexer = indexer.filter(|(indexer, cache)| indexer.chooses(cache, prefill));
         let (queries, index_queries) = match indexer {
             None => (self.query_b.forward(low_rank), None),
             Some((indexer, _)) => {
@@ -290,7 +304,7 @@ impl Attention {
         (queries.reshape(shape), index_queries)
     }
 
-    /// What becomes of key/value rows before they are stored.
+    /// How key/value rows are rounded before they are stored.
     fn rounding(&self) -> RowRounding {
         if self.quantized_cache {
             RowRounding::Content
@@ -303,20 +317,20 @@ impl Attention {
         (self.head_dim as f64).powf(-0.5)
     }
 
-    /// The part of a step of few positions that is between the projections, but for the rows that it stores.
-    fn attend_few(
+    /// Attention of a decode step: everything between the projections, except storing its rows.
+    fn attend_decode(
         &self,
         queries: Tensor<4>,
         positions: Positions,
-        picks: Option<Picks>,
+        picks: Option<PickedRows>,
         step: &Step,
         cache: &LayerCache,
         trace: &Trace,
     ) -> Tensor<4> {
         let rows = cache.compressed.as_ref().map(|cache| cache.rows.all());
-        // Few positions are never masked: all rows are seen, or some are picked.
+        // A decode step has no mask: all rows are visible, or some are picked.
         let picks = match picks {
-            Some(Picks::Some(picks)) => Some(picks),
+            Some(PickedRows::Some(picks)) => Some(picks),
             _ => None,
         };
         let ratio = cache.kind.ratio().unwrap_or(1);
@@ -324,14 +338,14 @@ impl Attention {
             let queries = step
                 .rotation(cache.kind)
                 .apply(normalize(queries.clone(), self.norm_epsilon));
-            let (window, bias) = step.look_at_window(&cache.window);
+            let (window, bias) = step.window_rows(&cache.window);
             let window = WindowKeys {
                 rows: window,
                 bias,
                 span: step.span,
             };
             let compressed = rows.clone().map(|rows| CompressedKeys {
-                bias: step.look_at_blocks(ratio, rows.dims()[1]),
+                bias: step.mask_blocks(ratio, rows.dims()[1]),
                 rows,
                 picks: picks.clone(),
             });
@@ -359,11 +373,12 @@ impl Attention {
             .expect("a step that belongs to the cache")
     }
 
-    /// Stores the key/value rows of a step of many positions, with those before them as its queries see them.
+    /// Stores the key/value rows of a prefill step, and returns them with the earlier rows that are
+    /// visible to its queries.
     fn window_keys(
         &self,
         rows: Tensor<3>,
-        many: &ManyStep,
+        prefill: &PrefillStep,
         step: &Step,
         cache: &mut LayerCache,
     ) -> WindowKeys {
@@ -376,7 +391,7 @@ impl Attention {
         } else {
             rows
         };
-        let ring = &many.window.ring;
+        let ring = &prefill.window.ring;
         let earlier =
             cache
                 .window
@@ -387,19 +402,19 @@ impl Attention {
             .write(ring.write.clone(), ring.newest(rows.clone()));
         WindowKeys {
             rows: Tensor::cat(vec![earlier, rows], 1),
-            bias: many.window.bias.clone(),
+            bias: prefill.window.bias.clone(),
             span: step.span,
         }
     }
 
-    /// The part of a step of many positions that is between the projections, but for the rows that it stores.
+    /// Attention of a prefill step: everything between the projections, except storing its rows.
     #[allow(clippy::too_many_arguments)]
-    fn attend_many(
+    fn attend_prefill(
         &self,
         queries: Tensor<4>,
         window: WindowKeys,
-        picks: Option<Picks>,
-        many: &ManyStep,
+        picks: Option<PickedRows>,
+        prefill: &PrefillStep,
         step: &Step,
         cache: &LayerCache,
         trace: &Trace,
@@ -407,15 +422,16 @@ impl Attention {
         let rotation = step.rotation(cache.kind);
         let queries = rotation.apply(normalize(queries, self.norm_epsilon));
         let compressed = cache.compressed.as_ref().zip(picks).map(|(cached, picks)| {
-            let known = many.compressed(cache.kind);
-            let bias = known.expect("a layer with compressed rows").bias.clone();
+            let known = prefill.compressed(cache.kind);
+            let known = known.expect("a layer with compressed rows");
+            let bias = known.bias.clone();
             let (bias, picks) = match picks {
-                Picks::All => (bias, None),
-                Picks::Masked(mask) => (bias + mask, None),
-                Picks::Some(picks) => (bias, Some(picks)),
+                PickedRows::All => (bias, None),
+                PickedRows::Masked(mask) => (bias + mask, None),
+                PickedRows::Some(picks) => (bias, Some(picks)),
             };
             CompressedKeys {
-                rows: cached.rows.all(),
+                rows: cached.rows.first(known.rows()),
                 bias,
                 picks,
             }
@@ -432,7 +448,7 @@ impl Attention {
         rotation.apply_inverse(attended)
     }
 
-    /// What compressors make rows of, where there are any.
+    /// Projections that compressors pool into rows; `None` without a compressor.
     fn project_compressions(&self, x: Tensor<3>) -> Option<Compressions> {
         let compressor = self.compressor.as_ref()?;
         Some(match &self.indexer {
@@ -457,8 +473,8 @@ impl Attention {
         })
     }
 
-    /// A step of few positions between the first projections and the last.
-    fn forward_few(
+    /// A decode step between the first projections and the last.
+    fn forward_decode(
         &self,
         low_rank: Tensor<3>,
         rows: Tensor<3>,
@@ -503,7 +519,7 @@ impl Attention {
                 }),
         };
         let stored = ops::store_step(step_rows, positions.clone())
-            .expect("a cache that was made for the model and has room for the step");
+            .expect("a cache that was made for the model and has capacity for the step");
         cache.window.put(stored.ring);
         for (cache, state) in [
             (&mut cache.compressed, stored.compressed),
@@ -514,50 +530,52 @@ impl Attention {
                 cache.rows.put(state.rows);
             }
         }
-        let (queries, index_queries) = self.project_queries(stored.queries, cache);
+        let (queries, index_queries) = self.project_queries(stored.queries, cache, None);
         let picks = self.pick(head_weights, index_queries, step, None, cache, trace);
-        self.attend_few(queries, positions, picks, step, cache, trace)
+        self.attend_decode(queries, positions, picks, step, cache, trace)
     }
 
-    /// Stores what a step of many positions adds to the compressed rows.
-    fn compress_many(
+    /// Stores what a prefill step adds to the compressed rows, and returns the weights of the
+    /// indexer's heads.
+    fn compress_prefill(
         &self,
         compressions: Compressions,
-        places: &CompressedPlaces,
+        indices: &CompressedIndices,
         cache: &mut LayerCache,
     ) -> Option<Tensor<3>> {
         let (compressor, compressed) = self.compressor.as_ref().zip(cache.compressed.as_mut())?;
-        compressor.append(compressions.own, places, compressed, self.rounding());
+        compressor.append(compressions.own, indices, compressed, self.rounding());
         let (projections, head_weights) = compressions.indexer?;
         let (indexer, indexed) = self.indexer.as_ref().zip(cache.indexer.as_mut())?;
         let rounding = Indexer::rounding(self.quantized_cache);
         indexer
             .compressor
-            .append(projections, places, indexed, rounding);
+            .append(projections, indices, indexed, rounding);
         Some(head_weights)
     }
 
-    /// Picks among the compressed rows, once all that a step adds to them is stored. `None` where there are none.
+    /// PickedRows among the compressed rows, after those of the step are stored. `None` without
+    /// compressed rows.
     fn pick(
         &self,
         head_weights: Option<Tensor<3>>,
         queries: Option<Tensor<4>>,
         step: &Step,
-        many: Option<&CompressedStep>,
+        prefill: Option<&CompressedStep>,
         cache: &LayerCache,
         trace: &Trace,
-    ) -> Option<Picks> {
+    ) -> Option<PickedRows> {
         let compressed = cache.compressed.as_ref()?;
         trace.record_with("compressed", || compressed.rows.all());
         let indexer = self.indexer.as_ref().zip(cache.indexer.as_ref());
         Some(match indexer.zip(head_weights) {
-            None => Picks::All,
+            None => PickedRows::All,
             Some(((indexer, cache), head_weights)) => {
                 let input = IndexerInput {
                     head_weights,
                     queries,
                     rotation: step.rotation(self.kind()),
-                    step: many,
+                    step: prefill,
                     quantized: self.quantized_cache,
                 };
                 indexer.pick(input, cache, &trace.scope("indexer"))
@@ -578,7 +596,7 @@ impl Attention {
     }
 }
 
-/// What a key/value row becomes in the released model's FP8 cache: its rotated channels stay as they are.
+/// Rounds key/value rows as the released model's FP8 cache does; rotated channels stay as they are.
 fn quantize_content(rows: Tensor<3>, rotated: usize) -> Tensor<3> {
     let [batch, count, width] = rows.dims();
     if rotated == width {

@@ -2,16 +2,17 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Int, Tensor};
 
-/// Tensors of each kind that are kept. A step of one size needs fewer than ten.
-const KEPT: usize = 64;
+/// Most tensors of each kind that are held. A step of one size needs fewer than ten.
+const MAX_TENSORS: usize = 64;
 
-/// The integers that steps of many positions count from, made once for all steps of a size: each is an upload.
+/// Integer tensors that prefill steps compute indices from, made once for all steps of a size: each
+/// is an upload.
 #[derive(Clone, Debug)]
 pub(super) struct Constants {
     batch: usize,
     device: Device,
     ranges: BTreeMap<usize, Tensor<1, Int>>,
-    /// Of several sequences.
+    /// Of the rows of several sequences.
     offsets: BTreeMap<usize, Tensor<2, Int>>,
 }
 
@@ -33,7 +34,8 @@ impl Constants {
             .clone()
     }
 
-    /// Row indices `[batch, count]` of every sequence as indices of the flattened `[batch · rows]`: `[batch · count]`.
+    /// Row indices `[batch, count]` of every sequence as indices of the flattened `[batch · rows]`:
+    /// `[batch · count]`.
     pub(super) fn flatten(&mut self, indices: Tensor<2, Int>, rows: usize) -> Tensor<1, Int> {
         let [batch, count] = indices.dims();
         if self.batch == 1 {
@@ -46,10 +48,10 @@ impl Constants {
         (indices + offsets.clone()).reshape([batch * count])
     }
 
-    /// Forgets everything if it has become much, and says whether it has.
+    /// Drops all tensors if there are too many, and returns whether it did.
     pub(super) fn prune(&mut self) -> bool {
         let numbers = [self.ranges.len(), self.offsets.len()];
-        let full = numbers.into_iter().any(|number| number > KEPT);
+        let full = numbers.into_iter().any(|number| number > MAX_TENSORS);
         if full {
             self.ranges.clear();
             self.offsets.clear();

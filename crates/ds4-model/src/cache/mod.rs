@@ -1,14 +1,17 @@
-//! Everything a model remembers of the positions it has seen, kept outside the modules.
+//! State that a model keeps of earlier positions, outside the modules.
 //!
-//! A [`Cache`] holds, for every layer, the key/value rows of the sliding window, the compressed rows, the indexer's rows and the
-//! raw projections from which the next compressed row will be pooled. One forward call is a [`Step`]: [`Cache::begin`] computes
-//! the indices and masks that all layers share, [`Cache::commit`] makes the new positions count.
+//! A [`Cache`] holds, for every layer, the key/value rows of the sliding window, the compressed
+//! rows, the indexer's rows and the raw projections from which the next compressed row will be
+//! pooled. One forward call is a [`Step`]: [`Cache::begin`] computes the indices and masks that all
+//! layers share, [`Cache::commit`] makes the new positions count.
 //!
-//! Every row's place is a function of its position alone, so that rolling back is a matter of forgetting positions. The positions
-//! live in a tensor: inside one capacity, neither the shapes nor the host's branches of a step depend on them. That tensor and
-//! the rows are written in place, so that a recorded step goes on where the last one ended each time it is replayed.
+//! Every row's slot is a function of its position alone, so rolling back only forgets positions.
+//! The positions are in a tensor: within one capacity, neither the shapes nor the host's branches
+//! of a step depend on them. That tensor and the rows are written in place, so that each replay of
+//! a recorded step continues where the last one ended.
 
 mod constants;
+mod mark;
 mod ring;
 mod sequences;
 mod step;
@@ -16,19 +19,20 @@ mod step;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::attention::FEW_TOKENS;
+use burn_ds4_ops::attention::DECODE_TOKENS;
 
 use crate::config::{AttentionKind, ModelConfig};
 use crate::rope::{RotaryConfig, RotaryTable};
 
 use constants::Constants;
+pub(crate) use mark::CacheMark;
 pub(crate) use ring::Ring;
 pub use step::Step;
-pub(crate) use step::{CompressedPlaces, CompressedStep, ManyStep, mask};
+pub(crate) use step::{CompressedIndices, CompressedStep, PrefillStep, mask};
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
-/// Unlike that of any other cache of the process before, and of the same one.
+/// A number that no other cache of the process has had, nor this one before.
 fn new_epoch() -> u64 {
     NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
 }
@@ -51,6 +55,16 @@ pub enum CacheError {
         maximum: usize,
     },
     /// More positions were to be removed than there are.
+    #[error("cannot remove {count} positions of sequence {sequence}, it has {length}")]
+    RemoveBeyondStart {
+        /// Index of the sequence in the batch.
+        sequence: usize,
+        /// Positions that were to be removed.
+        count: usize,
+        /// Length of the sequence.
+        length: usize,
+    },
+    /// A sequence was to be cut to more positions than it has.
     #[error("cannot truncate sequence {sequence} to {requested} positions, it has {length}")]
     TruncateBeyondEnd {
         /// Index of the sequence in the batch.
@@ -62,8 +76,8 @@ pub enum CacheError {
     },
     /// The rows that the shorter sequence needs have been overwritten.
     #[error(
-        "cannot roll sequence {sequence} back to {requested} positions: the cache keeps what is needed from {oldest} on \
-         (raise CacheConfig::rollback)"
+        "cannot roll sequence {sequence} back to {requested} positions: the cache keeps what is \
+         needed from {oldest} on (raise CacheConfig::rollback)"
     )]
     RolledOver {
         /// Index of the sequence in the batch.
@@ -94,7 +108,7 @@ pub enum CacheError {
         /// Number that was given.
         actual: usize,
     },
-    /// There are not so many sequences.
+    /// There is no sequence with this index.
     #[error("{argument} is {sequence}, the cache has {batch} sequences")]
     NoSuchSequence {
         /// Which one is meant.
@@ -104,15 +118,7 @@ pub enum CacheError {
         /// Number of sequences of the cache.
         batch: usize,
     },
-    /// A cache of one sequence was expected.
-    #[error("{argument} has {batch} sequences, expected 1")]
-    NotOneSequence {
-        /// Which cache is meant.
-        argument: &'static str,
-        /// Number of its sequences.
-        batch: usize,
-    },
-    /// The rows of another cache mean something else.
+    /// The other cache differs, so that its rows mean something else.
     #[error("{argument} has {property} {actual}, the cache has {expected}")]
     NotAlike {
         /// Which cache is meant.
@@ -132,8 +138,8 @@ pub enum Rollback {
     /// By any number of positions. Window rows and raw projections of all positions are kept.
     #[default]
     Unlimited,
-    /// By at most this many positions below the greatest length reached (to the empty sequence always).
-    /// Memory per position is then that of the compressed rows alone.
+    /// By at most this many positions below the greatest length reached (to the empty sequence
+    /// always). Memory per position is then that of the compressed rows alone.
     Bounded(usize),
 }
 
@@ -142,7 +148,8 @@ pub enum Rollback {
 pub struct CacheConfig {
     /// Number of sequences.
     pub batch: usize,
-    /// Positions that fit before the cache first grows, at most as many as the model supports; it grows by doubling.
+    /// Positions that fit before the cache first grows, at most as many as the model supports. The
+    /// cache grows by doubling.
     pub capacity: usize,
     /// How far the cache can be rolled back.
     pub rollback: Rollback,
@@ -211,6 +218,55 @@ impl CacheLayout {
         }
     }
 
+    /// Bytes of device memory that a cache takes that is made like this, without making it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::new`].
+    pub fn bytes(&self, config: CacheConfig) -> Result<usize, CacheError> {
+        let (config, capacity) = self.checked(config)?;
+        Ok(self.bytes_at(&config, capacity))
+    }
+
+    /// The options as a cache uses them, and its first capacity.
+    fn checked(&self, config: CacheConfig) -> Result<(CacheConfig, usize), CacheError> {
+        if config.batch == 0 {
+            return Err(CacheError::Zero { argument: "batch" });
+        }
+        if self.layers.iter().any(|kind| kind.ratio() == Some(0)) {
+            return Err(CacheError::Zero { argument: "ratio" });
+        }
+        let config = CacheConfig {
+            // Rolling back by more than all positions is never needed.
+            rollback: match config.rollback {
+                Rollback::Bounded(rollback) => Rollback::Bounded(rollback.min(self.max_positions)),
+                Rollback::Unlimited => Rollback::Unlimited,
+            },
+            ..config
+        };
+        Ok((config, config.capacity.min(self.max_positions).max(1)))
+    }
+
+    fn bytes_at(&self, config: &CacheConfig, capacity: usize) -> usize {
+        let rings = self.layers.iter().map(|kind| {
+            let LayerRings {
+                window,
+                compressed,
+                indexer,
+            } = LayerRings::new(*kind, self, config, capacity);
+            let compressors = [compressed, indexer].into_iter().flatten().flatten();
+            let rings = compressors.chain([window]);
+            rings.map(|ring| config.batch * ring.bytes()).sum::<usize>()
+        });
+        let tables = [
+            (self.has_window_only(), &self.rotary),
+            (self.has_compressed(), &self.compressed_rotary),
+        ];
+        let tables = tables.iter().filter(|(is_used, _)| *is_used);
+        let tables = tables.map(|(_, rotary)| capacity * rotary.dim * DType::F32.size());
+        rings.sum::<usize>() + tables.sum::<usize>()
+    }
+
     fn has_window_only(&self) -> bool {
         self.layers.contains(&AttentionKind::Window)
     }
@@ -220,16 +276,80 @@ impl CacheLayout {
     }
 }
 
+/// Sizes of one sequence's part of a [`Ring`].
+#[derive(Clone, Copy)]
+struct RingSizes {
+    slots: usize,
+    width: usize,
+    dtype: FloatDType,
+}
+
+impl RingSizes {
+    fn bytes(self) -> usize {
+        self.slots * self.width * DType::from(self.dtype).size()
+    }
+}
+
+/// Sizes of a layer's rings at some capacity.
+struct LayerRings {
+    window: RingSizes,
+    /// Rows and raw projections.
+    compressed: Option<[RingSizes; 2]>,
+    indexer: Option<[RingSizes; 2]>,
+}
+
+impl LayerRings {
+    fn new(
+        kind: AttentionKind,
+        layout: &CacheLayout,
+        config: &CacheConfig,
+        capacity: usize,
+    ) -> Self {
+        // Slots of a ring from which the newest `history` rows are read. For a window, that
+        // includes the new rows of a decode step, which are written before earlier ones are read.
+        let slots = |history: usize| match config.rollback {
+            Rollback::Bounded(rollback) => history + rollback,
+            Rollback::Unlimited => capacity.max(history),
+        };
+        let compressor = |series: usize, width: usize| {
+            kind.ratio().map(|ratio| {
+                let rows = RingSizes {
+                    slots: capacity.div_ceil(ratio),
+                    width,
+                    dtype: config.dtype,
+                };
+                let raw = RingSizes {
+                    slots: slots(step::raw_history(ratio, series)),
+                    width: 2 * series * width,
+                    dtype: FloatDType::F32,
+                };
+                [rows, raw]
+            })
+        };
+        let overlap = matches!(kind, AttentionKind::CompressedSparse { .. });
+        Self {
+            window: RingSizes {
+                slots: slots(step::window_history(layout.window) + DECODE_TOKENS),
+                width: layout.head_dim,
+                dtype: config.dtype,
+            },
+            compressed: compressor(1 + usize::from(overlap), layout.head_dim),
+            indexer: compressor(2, layout.index_head_dim).filter(|_| overlap),
+        }
+    }
+}
+
 /// Rows and raw projections of one compressor.
 #[derive(Clone, Debug)]
 pub(crate) struct CompressedCache {
     /// Compressed rows: `[batch, rows, width]`.
     pub(crate) rows: Ring,
-    /// Raw projections of the newest positions, values then scores: f32 `[batch, slots, 2 · series · width]`.
+    /// Raw projections of the newest positions, values then scores: f32
+    /// `[batch, slots, 2 · series · width]`.
     pub(crate) raw: Ring,
 }
 
-/// What one attention layer remembers.
+/// State of one attention layer.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
     pub(crate) kind: AttentionKind,
@@ -239,7 +359,7 @@ pub struct LayerCache {
     pub(crate) indexer: Option<CompressedCache>,
 }
 
-/// Everything a stack of layers remembers of a batch of sequences, which may have different lengths.
+/// State of a stack of layers for a batch of sequences, which may have different lengths.
 #[derive(Clone, Debug)]
 pub struct Cache {
     layout: CacheLayout,
@@ -250,15 +370,17 @@ pub struct Cache {
     lengths: Vec<usize>,
     /// Greatest length whose rows may have been written, per sequence.
     high_water: Vec<usize>,
-    /// The lengths, on the device: `[batch]`. Taken while they change, so that they change in place.
+    /// The lengths, on the device: `[batch]`. Taken while they are updated, so that the update is
+    /// in place.
     start: Option<Tensor<1, Int>>,
-    /// Sequences that steps add no positions to.
+    /// Whether each sequence is vacant: steps add no positions to it.
     vacant: Vec<bool>,
-    /// Positions that a step of one adds to each, on the device: `[batch]`, 0 for those that are vacant. Nothing while none ever was.
+    /// Positions that a step of one position adds to each sequence, on the device: `[batch]`, 0 for
+    /// vacant ones. `None` until a sequence becomes vacant for the first time.
     active: Option<Tensor<1, Int>>,
     constants: Constants,
     capacity: usize,
-    /// Another whenever a tensor that steps use has been replaced by another.
+    /// Changes whenever a tensor that steps use is replaced by another.
     epoch: u64,
     /// The step that may be committed.
     open_step: Option<u64>,
@@ -276,23 +398,7 @@ impl Cache {
         config: CacheConfig,
         device: &Device,
     ) -> Result<Self, CacheError> {
-        if config.batch == 0 {
-            return Err(CacheError::Zero { argument: "batch" });
-        }
-        if layout.layers.iter().any(|kind| kind.ratio() == Some(0)) {
-            return Err(CacheError::Zero { argument: "ratio" });
-        }
-        let config = CacheConfig {
-            // More room than there are positions is never used.
-            rollback: match config.rollback {
-                Rollback::Bounded(rollback) => {
-                    Rollback::Bounded(rollback.min(layout.max_positions))
-                }
-                Rollback::Unlimited => Rollback::Unlimited,
-            },
-            ..config
-        };
-        let capacity = config.capacity.min(layout.max_positions).max(1);
+        let (config, capacity) = layout.checked(config)?;
         let mut cache = Self {
             rotary: layout
                 .has_window_only()
@@ -324,46 +430,24 @@ impl Cache {
     }
 
     fn new_layer(&self, kind: AttentionKind) -> LayerCache {
-        let ring = |slots, width, dtype: FloatDType| {
+        let sizes = LayerRings::new(kind, &self.layout, &self.config, self.capacity);
+        let ring = |sizes: RingSizes| {
+            let RingSizes {
+                slots,
+                width,
+                dtype,
+            } = sizes;
             Ring::new(self.config.batch, slots, width, dtype, &self.device)
         };
-        let compressor = |ratio: usize, series: usize, width: usize| CompressedCache {
-            rows: ring(self.capacity.div_ceil(ratio), width, self.config.dtype),
-            raw: ring(
-                self.slots(step::raw_history(ratio, series)),
-                2 * series * width,
-                FloatDType::F32,
-            ),
-        };
-        let window = ring(
-            self.slots(step::window_history(self.layout.window) + FEW_TOKENS),
-            self.layout.head_dim,
-            self.config.dtype,
-        );
-        let (compressed, indexer) = match kind {
-            AttentionKind::Window => (None, None),
-            AttentionKind::HeavilyCompressed { ratio } => {
-                (Some(compressor(ratio, 1, self.layout.head_dim)), None)
-            }
-            AttentionKind::CompressedSparse { ratio } => (
-                Some(compressor(ratio, 2, self.layout.head_dim)),
-                Some(compressor(ratio, 2, self.layout.index_head_dim)),
-            ),
+        let compressor = |[rows, raw]: [RingSizes; 2]| CompressedCache {
+            rows: ring(rows),
+            raw: ring(raw),
         };
         LayerCache {
             kind,
-            window,
-            compressed,
-            indexer,
-        }
-    }
-
-    /// Slots of a ring from which the newest `history` rows are read. Those of a window have room for the new rows of few tokens, which
-    /// are written before earlier ones are read.
-    fn slots(&self, history: usize) -> usize {
-        match self.config.rollback {
-            Rollback::Bounded(rollback) => history + rollback,
-            Rollback::Unlimited => self.capacity.max(history),
+            window: ring(sizes.window),
+            compressed: sizes.compressed.map(compressor),
+            indexer: sizes.indexer.map(compressor),
         }
     }
 
@@ -382,40 +466,22 @@ impl Cache {
         self.capacity
     }
 
-    /// Positions that a step may have without making the cache grow before a step of one position would.
-    ///
-    /// Sums over another capacity may round differently where there is no kernel, so a speculative step that keeps to it gives the
-    /// bits of single steps.
-    pub fn room(&self) -> usize {
-        let longest = self.lengths.iter().max().copied().unwrap_or(0);
-        match self.capacity - longest {
-            // It grows anyway, and doubles.
-            0 => self.capacity,
-            room => room,
-        }
-    }
-
-    /// How far sequences can be rolled back from their greatest length.
-    pub(crate) fn rollback(&self) -> usize {
-        match self.config.rollback {
-            Rollback::Bounded(rollback) => rollback,
-            Rollback::Unlimited => usize::MAX,
-        }
-    }
-
     /// The caches of the layers, for a [`Step`] of this cache.
     pub fn layers_mut(&mut self) -> &mut [LayerCache] {
         &mut self.layers
     }
 
-    /// Prepares a forward call over `count` new positions of every sequence, growing the cache if need be.
+    /// Prepares a forward call over `count` new positions of every sequence, growing the cache if
+    /// need be.
     ///
-    /// The positions count once the step is [committed](Self::commit); a step that is dropped leaves the lengths as they were,
-    /// but uses up rollback room like one that was committed and truncated.
+    /// The positions count once the step is [committed](Self::commit). A step that is dropped
+    /// leaves the lengths as they were, but uses up rollback like one that was committed and
+    /// truncated.
     ///
     /// # Errors
     ///
-    /// If `count` is 0, a sequence would become too long, or dropped steps have overwritten rows that are still needed.
+    /// If `count` is 0, a sequence would become too long, or dropped steps have overwritten rows
+    /// that are still needed.
     pub fn begin(&mut self, count: usize) -> Result<Step, CacheError> {
         if count == 0 {
             return Err(CacheError::Zero { argument: "count" });
@@ -431,17 +497,18 @@ impl Cache {
         Ok(step)
     }
 
-    /// Makes the positions of `step`, the last one begun, count.
+    /// Adds the positions of `step`, the last one begun, to the lengths.
     ///
     /// # Errors
     ///
-    /// If the step was begun by another cache, or this one has begun another step or was truncated since.
+    /// If the step was begun by another cache, or this one has begun another step or was truncated
+    /// since.
     pub fn commit(&mut self, step: Step) -> Result<(), CacheError> {
         if self.open_step != Some(step.id()) {
             return Err(CacheError::StaleStep);
         }
         let count = step.count();
-        // What it has derived from the lengths is not to hold on to them.
+        // Drop what the step derived from the lengths, so that they are updated in place.
         drop(step);
         self.add_positions(count);
         let start = self.start.take().expect("lengths are put back");
@@ -453,27 +520,20 @@ impl Cache {
         Ok(())
     }
 
-    /// Counts the `count` positions of a recorded step that was replayed, which [may be](Self::check_replay).
+    /// Counts the `count` positions of a recorded step that was replayed, for which there was
+    /// capacity.
     pub(crate) fn commit_replay(&mut self, count: usize) {
         self.raise_high_water(count);
         self.add_positions(count);
     }
 
-    /// Whether a recorded step of `count` positions may be replayed. `false` if the cache has to grow first.
-    ///
-    /// # Errors
-    ///
-    /// As [`begin`](Self::begin).
-    pub(crate) fn check_replay(&self, count: usize) -> Result<bool, CacheError> {
-        Ok(self.check_step(count)? <= self.capacity)
-    }
-
-    /// Another number whenever a tensor that a recorded step reads or writes has become another one, and for every cache made.
+    /// A number that changes whenever a tensor that a recorded step reads or writes is replaced,
+    /// and that differs between caches.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Positions that a step of `count` more needs room for.
+    /// Positions that the cache needs capacity for in a step of `count` more.
     fn check_step(&self, count: usize) -> Result<usize, CacheError> {
         let longest = self.lengths.iter().max().copied().unwrap_or(0);
         let needed = longest
@@ -503,28 +563,44 @@ impl Cache {
         }
     }
 
-    /// The lengths, on the device: `[batch]`. Whoever holds on to them keeps the next step from writing them in place.
+    /// The lengths, on the device: `[batch]`. While the caller holds them, the next step cannot
+    /// update them in place.
     pub(crate) fn start(&self) -> Tensor<1, Int> {
         self.start.clone().expect("lengths are put back")
     }
 
-    /// Of the newest `count` positions of every sequence, keeps the first `kept` (`[batch]`): on the device, in place. The host goes
-    /// on counting all of them until it [learns](Self::settle) how many are left. No sequence may be vacant.
-    pub(crate) fn keep_first(&mut self, count: usize, kept: Tensor<1, Int>) {
+    /// Removes the newest `count` positions of every sequence but the first `kept` (`[batch]`; none
+    /// without it) of them, on the device and in place. The host counts all of them until
+    /// [`settle`](Self::settle) tells it how many are left.
+    pub(crate) fn keep_first(&mut self, count: usize, kept: Option<Tensor<1, Int>>) {
         self.open_step = None;
         let start = self.start.take().expect("lengths are put back");
-        let fallen = kept.cast(start.dtype()) - count as i64;
-        self.start = Some(start + fallen);
+        let count = count as i64;
+        let changed = match (kept, &self.active) {
+            (None, None) => start - count,
+            (None, Some(active)) => start - active.clone() * count,
+            (Some(kept), None) => {
+                let kept = kept.cast(start.dtype());
+                start + (kept - count)
+            }
+            (Some(kept), Some(active)) => {
+                let kept = kept.cast(start.dtype());
+                start + (kept - count) * active.clone()
+            }
+        };
+        self.start = Some(changed);
     }
 
-    /// Counts `removed` positions fewer of every sequence, which the device has already been told.
-    pub(crate) fn settle(&mut self, removed: usize) {
-        for length in &mut self.lengths {
-            *length -= removed;
+    /// Of the newest `count` positions of each sequence, counts the first `kept`; the device has
+    /// already removed the others. Vacant sequences have none.
+    pub(crate) fn settle(&mut self, count: usize, kept: &[usize]) {
+        let lengths = self.lengths.iter_mut().zip(kept).zip(&self.vacant);
+        for ((length, kept), _) in lengths.filter(|(_, vacant)| !**vacant) {
+            *length -= count - kept;
         }
     }
 
-    /// Whether the cache's layers are of these kinds.
+    /// Checks that the cache's layers are of these kinds.
     pub(crate) fn check_layers(
         &self,
         kinds: impl Iterator<Item = AttentionKind>,
@@ -543,8 +619,9 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If a sequence is shorter than `count`, or farther back than [`CacheConfig::rollback`] allows.
-    pub fn truncate(&mut self, count: usize) -> Result<(), CacheError> {
+    /// If a sequence is shorter than `count`, or farther back than [`CacheConfig::rollback`]
+    /// allows.
+    pub fn remove_newest(&mut self, count: usize) -> Result<(), CacheError> {
         let lengths = self
             .lengths
             .iter()
@@ -552,9 +629,9 @@ impl Cache {
             .map(|(sequence, length)| {
                 length
                     .checked_sub(count)
-                    .ok_or(CacheError::TruncateBeyondEnd {
+                    .ok_or(CacheError::RemoveBeyondStart {
                         sequence,
-                        requested: 0,
+                        count,
                         length: *length,
                     })
             })
@@ -566,8 +643,8 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If the number of lengths is not that of the sequences, a length exceeds its sequence's, or is farther back than
-    /// [`CacheConfig::rollback`] allows.
+    /// If the number of lengths is not that of the sequences, a length exceeds its sequence's, or
+    /// is farther back than [`CacheConfig::rollback`] allows.
     pub fn truncate_to(&mut self, lengths: &[usize]) -> Result<(), CacheError> {
         if lengths.len() != self.lengths.len() {
             return Err(CacheError::BatchMismatch {
@@ -612,11 +689,12 @@ impl Cache {
         Ok(())
     }
 
-    /// Makes every sequence `positions` long, vacant ones too, with rows drawn from `distribution` that no model has computed; what the cache
-    /// held is lost.
+    /// Makes every sequence, vacant ones too, `positions` long, with rows drawn from `distribution`
+    /// instead of computed by a model. The previous contents of the cache are lost.
     ///
-    /// For measurements at a context that would take long to compute. Norms leave rows of variance 1, so `Normal(0, 1)` comes close to
-    /// what a model computes; zeros would not do, as an indexer chooses among equal scores in another time.
+    /// For measurements at a context that would take long to compute. Norms leave rows of variance
+    /// 1, so `Normal(0, 1)` comes close to what a model computes. Zeros would not do, because an
+    /// indexer takes another time to choose among equal scores.
     ///
     /// # Errors
     ///
@@ -656,7 +734,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether all rows that a sequence of `length` positions needs are still there.
+    /// Checks that all rows that a sequence of `length` positions needs are still there.
     fn check_reachable(&self, sequence: usize, length: usize) -> Result<(), CacheError> {
         let Rollback::Bounded(rollback) = self.config.rollback else {
             return Ok(());
@@ -675,7 +753,7 @@ impl Cache {
         })
     }
 
-    /// Makes room for `positions` positions, at least doubling the capacity where it has to grow.
+    /// Grows the capacity to at least `positions`. If it has to grow, it at least doubles.
     fn reserve(&mut self, positions: usize) {
         if positions <= self.capacity {
             return;
@@ -693,41 +771,24 @@ impl Cache {
         {
             table.grow(capacity);
         }
-        let unlimited = self.config.rollback == Rollback::Unlimited;
         for layer in &mut self.layers {
-            let ratio = layer.kind.ratio().unwrap_or(1);
-            for compressed in [&mut layer.compressed, &mut layer.indexer]
-                .into_iter()
-                .flatten()
-            {
-                compressed.rows.grow(capacity.div_ceil(ratio));
-                if unlimited {
-                    compressed.raw.grow(capacity);
+            let sizes = LayerRings::new(layer.kind, &self.layout, &self.config, capacity);
+            layer.window.grow(sizes.window.slots);
+            let compressors = [
+                (&mut layer.compressed, sizes.compressed),
+                (&mut layer.indexer, sizes.indexer),
+            ];
+            for (cache, sizes) in compressors {
+                if let (Some(cache), Some([rows, raw])) = (cache, sizes) {
+                    cache.rows.grow(rows.slots);
+                    cache.raw.grow(raw.slots);
                 }
-            }
-            if unlimited {
-                layer.window.grow(capacity);
             }
         }
     }
 
     /// Bytes of device memory that the cache holds.
     pub fn bytes(&self) -> usize {
-        let rings = self.layers.iter().map(|layer| {
-            let compressed = [&layer.compressed, &layer.indexer]
-                .into_iter()
-                .flatten()
-                .map(|compressed| compressed.rows.bytes() + compressed.raw.bytes());
-            layer.window.bytes() + compressed.sum::<usize>()
-        });
-        let tables = [
-            (&self.rotary, &self.layout.rotary),
-            (&self.compressed_rotary, &self.layout.compressed_rotary),
-        ];
-        let tables = tables
-            .iter()
-            .filter(|(table, _)| table.is_some())
-            .map(|(_, config)| self.capacity * config.dim * DType::F32.size());
-        rings.sum::<usize>() + tables.sum::<usize>()
+        self.layout.bytes_at(&self.config, self.capacity)
     }
 }

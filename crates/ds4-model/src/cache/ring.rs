@@ -5,7 +5,7 @@ use burn::tensor::{Device, Distribution, FloatDType, IndexingUpdateOp, Int, Tens
 /// Row indices address the flattened `[batch · slots]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
-    /// Taken while it is being written, so that the write can be in place.
+    /// Taken while they are written, so that the write is in place.
     rows: Option<Tensor<3>>,
     batch: usize,
     slots: usize,
@@ -37,6 +37,14 @@ impl Ring {
         self.rows.clone().expect("rows are put back after a write")
     }
 
+    /// The rows of the first slots: `[batch, slots, width]`.
+    pub(crate) fn first(&self, slots: usize) -> Tensor<3> {
+        if slots == self.slots {
+            return self.all();
+        }
+        self.all().narrow(1, 0, slots)
+    }
+
     /// The rows at `indices`: `[indices, width]`.
     pub(crate) fn gather(&self, indices: Tensor<1, Int>) -> Tensor<2> {
         self.all()
@@ -55,7 +63,8 @@ impl Ring {
         self.put(all);
     }
 
-    /// Takes the rows for an operation that gives them back with [`put`](Self::put), so that it can update them where they are.
+    /// Takes the rows for an operation that returns them through [`put`](Self::put), so that it can
+    /// update them in place.
     pub(crate) fn take(&mut self) -> Tensor<3> {
         self.rows.take().expect("rows are put back after a write")
     }
@@ -65,7 +74,7 @@ impl Ring {
         self.rows = Some(rows);
     }
 
-    /// Replaces all rows by draws.
+    /// Replaces all rows by random ones.
     pub(crate) fn fill_random(&mut self, distribution: Distribution) {
         let rows = self.take().random_like(distribution);
         self.put(rows);
@@ -85,11 +94,12 @@ impl Ring {
         self.slots = slots;
     }
 
-    /// Makes the rows of one sequence those of the only one of `source`, as far as both have slots, and zeros from there on.
-    pub(crate) fn adopt(&mut self, sequence: usize, source: &Self) {
+    /// Copies sequence `from` of `source` to sequence `sequence`, as far as both have slots, and
+    /// sets the other slots to zero.
+    pub(crate) fn adopt(&mut self, sequence: usize, source: &Self, from: usize) {
         let (slots, width) = (self.slots, self.width);
         let known = slots.min(source.slots);
-        let mut rows = source.all().narrow(1, 0, known);
+        let mut rows = source.all().narrow(0, from, 1).narrow(1, 0, known);
         if known < slots {
             let none = Tensor::zeros([1, slots - known, width], (&rows.device(), rows.dtype()));
             rows = Tensor::cat(vec![rows, none], 1);
@@ -109,8 +119,8 @@ impl Ring {
         self.batch = batch;
     }
 
+    /// Bytes of all rows.
     pub(crate) fn bytes(&self) -> usize {
-        let size = self.rows.as_ref().map_or(0, |rows| rows.dtype().size());
-        self.batch * self.slots * self.width * size
+        self.batch * self.slots * self.width * self.all().dtype().size()
     }
 }

@@ -1,4 +1,4 @@
-//! Sequences that come and go, each on its own, while the others stay where they are.
+//! Sequences that join and leave one by one, while the others stay where they are.
 
 use burn::tensor::{Int, Tensor};
 
@@ -20,39 +20,46 @@ impl LayerCache {
 }
 
 impl Cache {
-    /// Makes the sequence at index `sequence` a copy of the one sequence of `source`, growing the cache if need be. Nothing is left of
-    /// what it was before.
+    /// Makes the sequence at index `sequence` a copy of the one at index `from` of `source`,
+    /// growing the cache if need be. Its previous contents are lost.
     ///
     /// The source may have another capacity. The other sequences stay as they are.
     ///
     /// # Errors
     ///
-    /// If there is no such sequence, or the source has several, was made for another model or dtype, is on another device or can be
-    /// rolled back by another number of positions.
-    pub fn adopt(&mut self, sequence: usize, source: &Cache) -> Result<(), CacheError> {
+    /// If there is no such sequence, or the source was made for another model or dtype, is on
+    /// another device or has another rollback.
+    pub fn adopt(
+        &mut self,
+        sequence: usize,
+        source: &Cache,
+        from: usize,
+    ) -> Result<(), CacheError> {
         self.check_sequence("sequence", sequence)?;
+        source.check_sequence("from", from)?;
         self.check_source(source)?;
-        let length = source.lengths[0];
+        let length = source.lengths[from];
         self.reserve(length);
         self.open_step = None;
         for (own, source) in self.layers.iter_mut().zip(&source.layers) {
             for (own, source) in own.rings_mut().zip(source.rings()) {
-                own.adopt(sequence, source);
+                own.adopt(sequence, source, from);
             }
         }
         let start = self.start.take().expect("lengths are put back");
-        let newest = source.start().cast(start.dtype());
+        let newest = source.start().narrow(0, from, 1).cast(start.dtype());
         self.start = Some(set(start, sequence, newest));
         self.lengths[sequence] = length;
-        self.high_water[sequence] = source.high_water[0];
+        self.high_water[sequence] = source.high_water[from];
         self.set_vacant(sequence, false);
         Ok(())
     }
 
-    /// Makes the sequence at index `sequence` vacant: it has no positions, and steps add none to it, until it
-    /// [adopts](Self::adopt) another.
+    /// Makes the sequence at index `sequence` vacant: it has no positions, and steps add none to
+    /// it, until it [adopts](Self::adopt) another.
     ///
-    /// A step computes something for it all the same, of its row of the tokens alone, which is seen by no other sequence.
+    /// A step still computes something for it, from its own row of the tokens. No other sequence
+    /// depends on that.
     ///
     /// # Errors
     ///
@@ -67,6 +74,16 @@ impl Cache {
         self.high_water[sequence] = 0;
         self.set_vacant(sequence, true);
         Ok(())
+    }
+
+    /// Sets the length of the only sequence, whose rows have been put in place.
+    pub(super) fn set_length(&mut self, length: usize) {
+        self.epoch = new_epoch();
+        self.open_step = None;
+        let (device, dtype) = (&self.device, self.start().dtype());
+        self.start = Some(Tensor::full([1], length as i64, (device, dtype)));
+        self.lengths[0] = length;
+        self.high_water[0] = length;
     }
 
     /// Adds vacant sequences until there are `batch`.
@@ -104,7 +121,7 @@ impl Cache {
         self.active = Some(set(active, sequence, now));
     }
 
-    /// To be put back.
+    /// Takes the tensor, which the caller has to put back.
     fn take_active(&mut self) -> Tensor<1, Int> {
         let active = self.active.take();
         active.unwrap_or_else(|| {
@@ -129,12 +146,6 @@ impl Cache {
 
     fn check_source(&self, source: &Cache) -> Result<(), CacheError> {
         let argument = "source";
-        if source.config.batch != 1 {
-            return Err(CacheError::NotOneSequence {
-                argument,
-                batch: source.config.batch,
-            });
-        }
         let properties = |cache: &Cache| {
             let layout = &cache.layout;
             [
@@ -167,7 +178,7 @@ impl Cache {
     }
 }
 
-/// Writes one of `numbers`, in place.
+/// Writes one of `numbers` in place.
 fn set(numbers: Tensor<1, Int>, index: usize, number: Tensor<1, Int>) -> Tensor<1, Int> {
     numbers.slice_assign(index..index + 1, number)
 }

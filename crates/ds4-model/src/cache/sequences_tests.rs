@@ -1,4 +1,4 @@
-use burn_ds4_ops::attention::FEW_TOKENS;
+use burn_ds4_ops::attention::DECODE_TOKENS;
 use burn_ds4_ops::device::DeviceSpec;
 
 use super::*;
@@ -8,8 +8,8 @@ use crate::rope::RotaryConfig;
 
 const WINDOW: usize = 4;
 const ROLLBACK: usize = 1;
-/// Of the rings of window rows.
-const SLOTS: usize = WINDOW - 1 + FEW_TOKENS + ROLLBACK;
+/// Slots of the rings of window rows.
+const SLOTS: usize = WINDOW - 1 + DECODE_TOKENS + ROLLBACK;
 
 fn cache(spec: DeviceSpec, batch: usize, capacity: usize) -> Option<Cache> {
     let rotary = RotaryConfig {
@@ -64,7 +64,7 @@ fn fill(cache: &mut Cache, number: f64) {
     }
 }
 
-/// Rows of a sequence in each ring, of which all channels are the same.
+/// Rows of a sequence in each ring; all channels of a row are the same.
 fn rows(cache: &Cache, sequence: usize) -> Vec<Vec<f32>> {
     let rings = cache.layers.iter().flat_map(LayerCache::rings);
     let rings = rings.map(|ring| {
@@ -104,7 +104,7 @@ fn steps_add_no_positions_to_what_is_vacant() {
         step(&mut cache, 1);
         assert_eq!(starts(&cache), [0, 0, 5]);
         assert_eq!(cache.lengths(), [0, 0, 5]);
-        // A recorded step goes on as it is.
+        // A recorded step remains valid.
         assert_eq!(cache.epoch(), epoch);
 
         cache.widen(5);
@@ -126,26 +126,26 @@ fn adopting_copies_rows_and_length_and_puts_zeros_where_the_source_has_none() {
         step(&mut small, 3);
         step(&mut large, 8);
         let before = rows(&own, 0);
-        own.adopt(1, &small).unwrap();
+        own.adopt(1, &small, 0).unwrap();
         assert_eq!(rows(&own, 0), before);
         assert_eq!((starts(&own), own.lengths()), (vec![0, 3], &[0, 3][..]));
-        // Of the window and the raw projections, there is as much whatever the capacity.
+        // The number of window rows and raw projections does not depend on the capacity.
         let window = vec![1.0; SLOTS];
         let raw = vec![1.0; 2];
         let compressed = vec![1.0, 1.0, 0.0, 0.0];
         assert_eq!(rows(&own, 1), [window.clone(), window, compressed, raw]);
 
         let epoch = own.epoch();
-        own.adopt(1, &large).unwrap();
+        own.adopt(1, &large, 0).unwrap();
         assert_eq!(own.epoch(), epoch);
         assert_eq!((starts(&own), own.lengths()), (vec![0, 8], &[0, 8][..]));
         let all = [SLOTS, SLOTS, 4, 2].map(|slots| vec![2.0; slots]);
         assert_eq!(rows(&own, 1), all);
         assert_eq!(rows(&own, 0), before);
 
-        // One position more than there is room for.
+        // One position more than the capacity.
         step(&mut large, 1);
-        own.adopt(0, &large).unwrap();
+        own.adopt(0, &large, 0).unwrap();
         assert_ne!(own.epoch(), epoch);
         assert_eq!((own.capacity(), own.lengths()), (16, &[9, 8][..]));
         assert_eq!(rows(&own, 0)[2], vec![2.0; 8]);

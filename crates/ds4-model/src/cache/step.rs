@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
-use burn_ds4_ops::attention::{FEW_TOKENS, MASKED};
+use burn_ds4_ops::attention::{DECODE_TOKENS, MASKED};
 
 use super::constants::Constants;
 use super::{Cache, CacheLayout, Ring};
@@ -10,14 +10,14 @@ use crate::rope::{BlockRotation, RotaryTable, Rotation};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// The additive mask of what is hidden, in f32 whatever the device's default.
+/// The additive mask that hides rows, in f32 whatever the device's default dtype.
 pub(crate) fn mask<const D: usize>(hidden: Tensor<D, Bool>) -> Tensor<D> {
     hidden.float().cast(FloatDType::F32) * MASKED
 }
 
 /// Rows before a step's first position that its window reaches.
 ///
-/// At least one, so that no tensor is empty; a window of one position does not see it.
+/// At least one, so that no tensor is empty. In a window of one position, that row is not visible.
 pub(super) fn window_history(window: usize) -> usize {
     window.saturating_sub(1).max(1)
 }
@@ -27,7 +27,7 @@ pub(super) fn raw_history(ratio: usize, series: usize) -> usize {
     (series * ratio - 1).max(1)
 }
 
-/// The shortest history that any ring of the layout is read back over.
+/// The shortest history that any ring of the layout is read over.
 pub(super) fn shortest_history(layout: &CacheLayout) -> usize {
     layout
         .layers
@@ -43,25 +43,27 @@ pub(super) fn shortest_history(layout: &CacheLayout) -> usize {
 }
 
 /// Indices and masks of one forward call, shared by all layers of its [`Cache`].
+///
+/// A decode step has at most [`DECODE_TOKENS`] positions of a sequence, a prefill step has more.
 #[derive(Debug)]
 pub struct Step {
-    /// Unlike that of any other step of the process.
+    /// Differs from that of every other step of the process.
     id: u64,
     batch: usize,
     count: usize,
-    /// Rows of a window that a query sees, its own included.
+    /// Rows of a window that are visible to a query, its own included.
     pub(crate) span: usize,
     /// First new positions: `[batch]`.
     start: Tensor<1, Int>,
-    /// Of a step of more than [`FEW_TOKENS`] positions of a sequence. Kernels find out for themselves what fewer of them read and see.
-    pub(crate) many: Option<ManyStep>,
+    /// Indices and masks of a prefill step. Kernels compute those of a decode step themselves.
+    pub(crate) prefill: Option<PrefillStep>,
     rotation: Option<Rotation>,
     compressed_rotation: Option<Rotation>,
 }
 
-/// Indices and masks of a step of many positions.
+/// Indices and masks of a prefill step.
 #[derive(Debug)]
-pub(crate) struct ManyStep {
+pub(crate) struct PrefillStep {
     pub(crate) window: WindowStep,
     compressed: Vec<(AttentionKind, CompressedStep)>,
 }
@@ -81,31 +83,42 @@ pub(crate) struct RingStep {
     pub(crate) history: usize,
     /// Their row indices: `[batch · history]`.
     pub(crate) read: Tensor<1, Int>,
-    /// The step's newest rows that fit the ring, per sequence.
-    pub(crate) kept: usize,
-    /// Their row indices: `[batch · kept]`.
+    /// Number of the step's newest rows that fit the ring, per sequence.
+    pub(crate) stored: usize,
+    /// Their row indices: `[batch · stored]`.
     pub(crate) write: Tensor<1, Int>,
 }
 
-/// What a step does to compressed rows and sees of them.
+/// Mask and indices of compressed rows in a prefill step.
 #[derive(Clone, Debug)]
 pub(crate) struct CompressedStep {
-    /// Mask of all compressed rows: f32 `[batch, count, rows]`.
+    /// Mask of the compressed rows that some position of the step may see, but of one row at least:
+    /// f32 `[batch, count, rows]`. The number of rows follows from the lengths alone, since sums
+    /// over others may round differently.
     pub(crate) bias: Tensor<3>,
-    pub(crate) places: CompressedPlaces,
+    pub(crate) indices: CompressedIndices,
+}
+
+impl CompressedStep {
+    /// Rows that the step reads.
+    pub(crate) fn rows(&self) -> usize {
+        self.bias.dims()[2]
+    }
 }
 
 /// Where a step reads raw projections and writes compressed rows.
 #[derive(Clone, Debug)]
-pub(crate) struct CompressedPlaces {
+pub(crate) struct CompressedIndices {
     pub(crate) ring: RingStep,
     /// Blocks that may be completed by the step.
     pub(crate) blocks: usize,
-    /// Raw rows of these blocks (and of the one before, where blocks overlap) among history and step: `[batch · rows]`.
+    /// Raw rows of these blocks (and of the one before, where blocks overlap) among history and
+    /// step: `[batch · rows]`.
     pub(crate) pooled: Tensor<1, Int>,
     /// In-block slot of each of the step's positions: `[batch · count]`.
     pub(crate) slots: Tensor<1, Int>,
-    /// Mask of the previous block's slots, which block 0 does not have: f32 `[batch, blocks, 1, 1]`.
+    /// Mask that hides the previous block's slots from block 0, which has none: f32
+    /// `[batch, blocks, 1, 1]`.
     pub(crate) previous_bias: Tensor<4>,
     /// Rotation of the blocks' rows, at their first positions.
     pub(crate) rotation: BlockRotation,
@@ -127,7 +140,7 @@ impl Step {
             span: cache.layout.window.max(1),
             rotation: rotation(&cache.rotary),
             compressed_rotation: rotation(&cache.compressed_rotary),
-            many: (count > FEW_TOKENS).then(|| ManyStep::new(cache, &start, count)),
+            prefill: (count > DECODE_TOKENS).then(|| PrefillStep::new(cache, &start, count)),
             start,
         }
     }
@@ -161,8 +174,9 @@ impl Step {
             .unwrap_or_else(|| panic!("the cache of this step has no layer of kind {kind:?}"))
     }
 
-    /// What its queries see of a window that holds their own rows already, computed for nothing but this.
-    pub(crate) fn look_at_window(&self, window: &Ring) -> (Tensor<3>, Tensor<2>) {
+    /// Window rows that its queries attend to, and their mask. The ring already holds the step's
+    /// own rows. Only a trace needs them.
+    pub(crate) fn window_rows(&self, window: &Ring) -> (Tensor<3>, Tensor<2>) {
         let mut constants = Constants::new(self.batch, &self.start.device());
         let history = window_history(self.span);
         let (start, count) = (&self.start, self.count);
@@ -176,16 +190,18 @@ impl Step {
         (rows, step.bias)
     }
 
-    /// Mask of so many compressed rows of `ratio` positions each, computed for nothing but this: f32 `[batch, count, rows]`.
-    pub(crate) fn look_at_blocks(&self, ratio: usize, rows: usize) -> Tensor<3> {
+    /// Mask of `rows` compressed rows of `ratio` positions each: f32 `[batch, count, rows]`. Only a
+    /// trace needs it.
+    pub(crate) fn mask_blocks(&self, ratio: usize, rows: usize) -> Tensor<3> {
         let mut constants = Constants::new(self.batch, &self.start.device());
         let positions = positions(&self.start, self.count, &mut constants);
-        compressed_bias(&positions, ratio, rows, &mut constants)
+        compressed_bias(&positions, ratio, constants.range(rows))
     }
 }
 
-impl ManyStep {
+impl PrefillStep {
     fn new(cache: &mut Cache, start: &Tensor<1, Int>, count: usize) -> Self {
+        let end = cache.lengths.iter().max().copied().unwrap_or(0) + count;
         let constants = &mut cache.constants;
         let positions = positions(start, count, constants);
         let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
@@ -201,16 +217,18 @@ impl ManyStep {
                 AttentionKind::HeavilyCompressed { ratio } => (ratio, 1),
                 AttentionKind::Window => continue,
             };
-            let geometry = Geometry {
+            let geometry = CompressedGeometry {
                 ratio,
                 series,
                 slots: rows.raw.slots(),
                 rows: rows.rows.slots(),
             };
             let rotation = |blocks| table.at(blocks);
+            let columns = constants.range(geometry.rows);
+            let columns = columns.narrow(0, 0, (end / ratio).max(1));
             let step = CompressedStep {
-                bias: compressed_bias(&positions, ratio, geometry.rows, constants),
-                places: CompressedPlaces::new(&positions, start, geometry, rotation, constants),
+                bias: compressed_bias(&positions, ratio, columns),
+                indices: CompressedIndices::new(&positions, start, geometry, rotation, constants),
             };
             compressed.push((layer.kind, step));
         }
@@ -226,7 +244,7 @@ impl ManyStep {
         }
     }
 
-    /// The compressed part of a layer's step, if the kind of layer has any.
+    /// The compressed part of a layer's step, if layers of this kind have one.
     pub(crate) fn compressed(&self, kind: AttentionKind) -> Option<&CompressedStep> {
         let mut parts = self.compressed.iter();
         parts
@@ -263,28 +281,29 @@ impl RingStep {
         slots: usize,
         constants: &mut Constants,
     ) -> Self {
-        let kept = count.min(slots);
-        // Positions before the first are shifted up by whole turns, which leaves their slots as they are.
-        let turns = history.div_ceil(slots) * slots;
-        let read = start.clone() + (turns as i64 - history as i64);
-        let write = start.clone() + (count - kept) as i64;
+        let stored = count.min(slots);
+        // Adding whole ring lengths makes positions before the first non-negative, and keeps their
+        // slots.
+        let shift = history.div_ceil(slots) * slots;
+        let read = start.clone() + (shift as i64 - history as i64);
+        let write = start.clone() + (count - stored) as i64;
         Self {
             history,
             read: slot_indices(read, history, slots, constants),
-            kept,
-            write: slot_indices(write, kept, slots, constants),
+            stored,
+            write: slot_indices(write, stored, slots, constants),
         }
     }
 
-    /// The rows of the step (`[batch, count, width]`) that fit the ring: `[batch · kept, width]`.
+    /// The rows of the step (`[batch, count, width]`) that fit the ring: `[batch · stored, width]`.
     pub(crate) fn newest(&self, rows: Tensor<3>) -> Tensor<2> {
         let [batch, count, width] = rows.dims();
-        let rows = if self.kept < count {
-            rows.slice([0..batch, count - self.kept..count, 0..width])
+        let rows = if self.stored < count {
+            rows.slice([0..batch, count - self.stored..count, 0..width])
         } else {
             rows
         };
-        rows.reshape([batch * self.kept, width])
+        rows.reshape([batch * self.stored, width])
     }
 }
 
@@ -299,24 +318,24 @@ fn slot_indices(
     constants.flatten(positions.remainder_scalar(slots as i64), slots)
 }
 
-struct Geometry {
+struct CompressedGeometry {
     ratio: usize,
     series: usize,
-    /// Of the ring of raw projections.
+    /// Slots of the ring of raw projections.
     slots: usize,
     rows: usize,
 }
 
-impl CompressedPlaces {
+impl CompressedIndices {
     fn new(
         positions: &Tensor<2, Int>,
         start: &Tensor<1, Int>,
-        geometry: Geometry,
+        geometry: CompressedGeometry,
         rotation: impl FnOnce(Tensor<2, Int>) -> BlockRotation,
         constants: &mut Constants,
     ) -> Self {
         let [batch, count] = positions.dims();
-        let Geometry {
+        let CompressedGeometry {
             ratio,
             series,
             slots,
@@ -325,12 +344,13 @@ impl CompressedPlaces {
         let history = raw_history(ratio, series);
         let ring = RingStep::new(start, count, history, slots, constants);
 
-        // From the block that contains the first new position on; at most this many end inside the step.
+        // From the block of the first new position on; at most this many blocks end inside the
+        // step.
         let blocks = count.div_ceil(ratio);
         let first = (start.clone() / ratio as i64).unsqueeze_dim::<2>(1);
         let block = first.clone() + constants.range(blocks).unsqueeze();
 
-        // Rows of history and step stand side by side, the first new position at index `history`.
+        // Rows of history and step are side by side, the first new position at index `history`.
         let pooled_rows = (blocks + series - 1) * ratio;
         let in_block = start
             .clone()
@@ -355,15 +375,12 @@ impl CompressedPlaces {
     }
 }
 
-/// Mask of all compressed rows: a row is seen from the last position of its block on.
-fn compressed_bias(
-    positions: &Tensor<2, Int>,
-    ratio: usize,
-    rows: usize,
-    constants: &mut Constants,
-) -> Tensor<3> {
+/// Mask of compressed rows by their numbers: a row is visible from the last position of its block
+/// on.
+fn compressed_bias(positions: &Tensor<2, Int>, ratio: usize, numbers: Tensor<1, Int>) -> Tensor<3> {
     let [batch, count] = positions.dims();
-    let columns = constants.range(rows).reshape([1, 1, rows]);
+    let [rows] = numbers.dims();
+    let columns = numbers.reshape([1, 1, rows]);
     let visible = ((positions.clone() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
     let hidden = columns
         .expand([batch, count, rows])
@@ -371,7 +388,7 @@ fn compressed_bias(
     mask(hidden)
 }
 
-/// Mask of history rows and own rows: there is nothing before position 0.
+/// Mask of history rows and own rows, which hides rows before position 0.
 fn window_bias(
     start: &Tensor<1, Int>,
     count: usize,

@@ -1,32 +1,31 @@
-//! From host weights to modules: which tensor goes where, and in which form.
+//! From a checkpoint to modules: which tensor is held in which form, and how many bytes that takes.
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
-use super::{Checkpoint, CheckpointError, HostExperts, LoadProgress, Loader, load_all};
-use crate::attention::{Attention, AttentionConfig, Compressor, CompressorConfig, Indexer};
-use crate::block::{Block, BlockConfig};
-use crate::config::{AttentionKind, ModelConfig};
-use crate::hyper_connection::{HyperConnection, HyperConnectionConfig, HyperHead};
-use crate::linear::{Fp4Weight, Fp8Weight, PackedLinear, WeightStack};
+use super::host::{FP4_BLOCK, FP8_BLOCK, blocks_alike};
+use super::{Checkpoint, CheckpointError, Dtype, HostExperts, LoadProgress, Loader, load_all};
+use crate::config::AttentionKind;
+use crate::linear::{Fp4Weight, Fp8Weight, WeightStack};
 use crate::model::Model;
-use crate::moe::{MoeLayer, MoeLayerConfig, SharedExpert};
-use crate::mtp::{MtpLayer, MtpLayerConfig};
-use crate::norm::RmsNorm;
-use crate::router::{HashSelection, Router, ScoreSelection, Selection};
+use crate::weights::{Initial, WeightSource};
 
 /// How to load a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadOptions {
-    /// Dtype of activations and caches, and of weights that are not packed. What the released model computes in f32 (routers,
-    /// compressors, hyper-connections, the output matrix) is computed in f32 whatever it is, by matrices in the dtype of their files.
+    /// Dtype of activations and caches, and of weights that are not packed. What the released model
+    /// computes in f32 (routers, compressors, hyper-connections, the output matrix) is always
+    /// computed in f32, with matrices in the dtype of their files.
     pub dtype: FloatDType,
-    /// Whether FP8 and FP4 weights are decoded once, at load, to [`dtype`](Self::dtype), and 16-bit matrices that are read in f32 become
-    /// f32: several times the memory, much faster where decoding is slow. Else they stay as they are, and are decoded as they are used.
+    /// Whether to decode FP8 and FP4 weights once, at load, to [`dtype`](Self::dtype), and to widen
+    /// 16-bit matrices that are read in f32 to f32. That takes several times the memory, and is
+    /// much faster where decoding is slow. Otherwise weights stay as they are, and are decoded as
+    /// they are used.
     pub expand: bool,
     /// Whether to load the MTP layer, if there is one.
     pub mtp: bool,
-    /// Whether key/value rows and indexer channels make the FP8 and FP4 round trips that the released model was trained with.
+    /// Whether key/value rows and indexer channels make the FP8 and FP4 round trips that the
+    /// released model was trained with.
     pub quantized_cache: bool,
 }
 
@@ -47,13 +46,13 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If tensors are missing, unexpected, mis-shaped or hold what they must not (all of them, in one error), or the device or the model
-    /// cannot do what `options` ask for.
+    /// If tensors are missing, unexpected, mis-shaped or have invalid contents (all of them, in one
+    /// error), or the device or the model cannot do what `options` ask for.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Model, CheckpointError> {
         self.load_with(Loader::new(self), options, device)
     }
 
-    /// Loads the model like [`load`](Self::load), reporting how far it has come.
+    /// Loads the model like [`load`](Self::load), and reports progress.
     ///
     /// # Errors
     ///
@@ -67,19 +66,46 @@ impl Checkpoint {
         self.load_with(Loader::new(self).with_progress(progress), options, device)
     }
 
+    /// Counts the bytes that the weights of the [loaded](Self::load) model take on `device`, and
+    /// allocates none. Only the headers are read.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load), except for what is wrong with the contents of tensors.
+    pub fn weight_bytes(
+        &self,
+        options: &LoadOptions,
+        device: &Device,
+    ) -> Result<usize, CheckpointError> {
+        self.build(Loader::of_headers(self), options, device, |_, bytes| {
+            Some(bytes)
+        })
+    }
+
     fn load_with(
+        &self,
+        loader: Loader<'_>,
+        options: &LoadOptions,
+        device: &Device,
+    ) -> Result<Model, CheckpointError> {
+        self.build(loader, options, device, |model, _| model)
+    }
+
+    /// Asks the loader for all weights. `result` is given the model and its bytes.
+    fn build<T>(
         &self,
         mut loader: Loader<'_>,
         options: &LoadOptions,
         device: &Device,
-    ) -> Result<Model, CheckpointError> {
+        result: impl FnOnce(Option<Model>, usize) -> Option<T>,
+    ) -> Result<T, CheckpointError> {
         if !device.supports_dtype(DType::from(options.dtype)) {
             return Err(CheckpointError::UnsupportedDtype {
                 dtype: options.dtype,
                 device: format!("{device:?}"),
             });
         }
-        let config = self.config();
+        let mut config = self.config().clone();
         let indexed = config
             .layers
             .iter()
@@ -90,349 +116,88 @@ impl Checkpoint {
             });
         }
         if !options.mtp {
+            config.num_mtp_layers = 0;
             loader.skip_prefix("mtp.");
         }
-        let mut builder = Builder {
-            loader: &mut loader,
+        let mut source = Stored {
+            loader,
             options,
             device,
+            bytes: 0,
         };
-        let model = builder.model(self.config());
-        loader.finish(model)
+        let model = config.build(&mut source, options.quantized_cache);
+        let result = result(model, source.bytes);
+        source.loader.finish(result)
     }
 }
 
-/// Makes modules of a checkpoint's tensors. A method gives `None` once anything was wrong; the loader remembers what.
-///
-/// Every method asks for all its tensors before it gives up, so that the loader's error names all that is wrong.
-struct Builder<'l, 'a> {
-    loader: &'l mut Loader<'a>,
+/// Puts the weights of a checkpoint on a device. If the loader only reads headers, there is no
+/// weight, and their bytes are counted all the same.
+struct Stored<'l, 'a> {
+    loader: Loader<'a>,
     options: &'l LoadOptions,
     device: &'l Device,
+    /// What all weights asked for take on the device.
+    bytes: usize,
 }
 
-impl Builder<'_, '_> {
-    fn model(&mut self, config: &ModelConfig) -> Option<Model> {
-        let matrix = [config.vocab_size, config.hidden_size];
-        let embedding = self.dense("embed.weight", matrix, self.options.dtype);
-        let layers = load_all(
-            (0..config.layers.len())
-                .map(|layer| self.block(&format!("layers.{layer}."), &config.block(layer))),
-        );
-        let head = self.hyper_head("", &config.hyper_connection());
-        let norm = self.norm("norm", config.hidden_size, config.rms_norm_eps);
-        let output = self.stored("head.weight", matrix).map(parameter);
-        let mtp = if self.options.mtp && config.num_mtp_layers > 0 {
-            self.mtp("mtp.0.", &config.mtp()).map(Some)
-        } else {
-            Some(None)
-        };
-        Some(Model {
-            embedding: embedding?,
-            layers: layers?,
-            head: head?,
-            norm: norm?,
-            output: output?,
-            mtp: mtp?,
-            flash_head: None,
-            streams: config.hc_mult,
-        })
+impl WeightSource for Stored<'_, '_> {
+    fn arranged<const D: usize>(
+        &mut self,
+        name: &str,
+        stored: [usize; D],
+        shape: [usize; D],
+        _: Initial,
+        arrange: impl FnOnce(Tensor<D>) -> Tensor<D>,
+    ) -> Option<Param<Tensor<D>>> {
+        self.count(&shape, DType::F32);
+        let data = self.loader.dense(name, &stored)?;
+        Some(parameter(arrange(self.float_tensor(data, FloatDType::F32))))
     }
 
-    fn mtp(&mut self, prefix: &str, config: &MtpLayerConfig) -> Option<MtpLayer> {
-        let connection = &config.block.hyper_connection;
-        let (d, epsilon) = (connection.d_model, config.block.norm_epsilon);
-        let embedding_norm = self.norm(&format!("{prefix}enorm"), d, epsilon);
-        let embedding_projection = self.linear(&format!("{prefix}e_proj"), d, d);
-        let stream_norm = self.norm(&format!("{prefix}hnorm"), d, epsilon);
-        let stream_projection = self.linear(&format!("{prefix}h_proj"), d, d);
-        let block = self.block(prefix, &config.block);
-        let head = self.hyper_head(prefix, connection);
-        let norm = self.norm(&format!("{prefix}norm"), d, epsilon);
-        Some(MtpLayer {
-            embedding_norm: embedding_norm?,
-            embedding_projection: embedding_projection?,
-            stream_norm: stream_norm?,
-            stream_projection: stream_projection?,
-            block: block?,
-            head: head?,
-            norm: norm?,
-            flash_head: None,
-        })
+    fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Option<Param<Tensor<2>>> {
+        self.count(&shape, self.options.dtype.into());
+        let data = self.loader.dense(name, &shape)?;
+        Some(parameter(self.float_tensor(data, self.options.dtype)))
     }
 
-    fn block(&mut self, prefix: &str, config: &BlockConfig) -> Option<Block> {
-        let connection = &config.hyper_connection;
-        let (d, epsilon) = (connection.d_model, config.norm_epsilon);
-        let attention_connection = self.connection(&format!("{prefix}hc_attn"), connection);
-        let attention_norm = self.norm(&format!("{prefix}attn_norm"), d, epsilon);
-        let attention = self.attention(&format!("{prefix}attn."), &config.attention);
-        let moe_connection = self.connection(&format!("{prefix}hc_ffn"), connection);
-        let moe_norm = self.norm(&format!("{prefix}ffn_norm"), d, epsilon);
-        let moe = self.moe(&format!("{prefix}ffn."), &config.moe);
-        Some(Block {
-            attention_connection: attention_connection?,
-            attention_norm: attention_norm?,
-            attention: attention?,
-            moe_connection: moe_connection?,
-            moe_norm: moe_norm?,
-            moe: moe?,
-        })
+    /// The matrices are f32 where the device lacks a dtype of theirs, they have several, or weights
+    /// are to be expanded.
+    fn stored(&mut self, names: &[String], shape: [usize; 2]) -> Option<Param<Tensor<2>>> {
+        let dtype = common(names.iter().map(|name| self.held_dtype(name)));
+        let matrices = names.iter().map(|name| {
+            self.count(&shape, dtype.into());
+            let data = self.loader.dense(name, &shape)?;
+            Some(self.float_tensor(data, dtype))
+        });
+        let mut matrices = load_all(matrices)?;
+        Some(parameter(match matrices.len() {
+            1 => matrices.remove(0),
+            _ => Tensor::cat(matrices, 0),
+        }))
     }
 
-    fn connection(
+    fn stack(
         &mut self,
         prefix: &str,
-        config: &HyperConnectionConfig,
-    ) -> Option<HyperConnection> {
-        let n = config.streams;
-        let outputs = (2 + n) * n;
-        let f32 = FloatDType::F32;
-        let function = self.dense(&format!("{prefix}_fn"), [outputs, n * config.d_model], f32);
-        let base = self.dense(&format!("{prefix}_base"), [outputs], f32);
-        let scale = self.tensor::<1>(&format!("{prefix}_scale"), [3], f32);
-        let scale = scale.map(|scale| {
-            let parts = scale.split(1, 0).into_iter().zip([n, n, n * n]);
-            Tensor::cat(parts.map(|(part, times)| part.expand([times])).collect(), 0)
-        });
-        Some(HyperConnection {
-            function: function?,
-            base: base?,
-            scale: parameter(scale?),
-            sinkhorn_iterations: config.sinkhorn_iterations,
-            epsilon: config.epsilon,
-            norm_epsilon: config.norm_epsilon,
-        })
+        experts: Option<usize>,
+        parts: &[&str],
+        [out, inp]: [usize; 2],
+    ) -> Option<WeightStack> {
+        let matrices = experts.unwrap_or(1);
+        let first = experts.map_or(prefix.to_owned(), |_| format!("{prefix}.0"));
+        let first = format!("{first}{}", parts.first()?);
+        self.count_stack(&first, [matrices, parts.len(), out, inp], false);
+        let host = self.loader.stack(prefix, experts, parts, [out, inp])?;
+        Some(self.weight_stack(host))
     }
 
-    fn hyper_head(&mut self, prefix: &str, config: &HyperConnectionConfig) -> Option<HyperHead> {
-        let n = config.streams;
-        let f32 = FloatDType::F32;
-        let function = self.dense(&format!("{prefix}hc_head_fn"), [n, n * config.d_model], f32);
-        let base = self.dense(&format!("{prefix}hc_head_base"), [n], f32);
-        let scale = self.dense(&format!("{prefix}hc_head_scale"), [1], f32);
-        Some(HyperHead {
-            function: function?,
-            base: base?,
-            scale: scale?,
-            epsilon: config.epsilon,
-            norm_epsilon: config.norm_epsilon,
-        })
-    }
-
-    fn attention(&mut self, prefix: &str, config: &AttentionConfig) -> Option<Attention> {
-        let AttentionConfig {
-            d_model,
-            heads,
-            head_dim,
-            rotated,
-            q_lora_rank,
-            o_groups,
-            o_lora_rank,
-            norm_epsilon,
-            ..
-        } = *config;
-        let group_width = heads / o_groups * head_dim;
-        let query_a = self.linear(&format!("{prefix}wq_a"), q_lora_rank, d_model);
-        let query_norm = self.norm(&format!("{prefix}q_norm"), q_lora_rank, norm_epsilon);
-        let query_b = self.linear(&format!("{prefix}wq_b"), heads * head_dim, q_lora_rank);
-        let key_value = self.linear(&format!("{prefix}wkv"), head_dim, d_model);
-        let key_value_norm = self.norm(&format!("{prefix}kv_norm"), head_dim, norm_epsilon);
-        let output_a = self.groups(
-            &format!("{prefix}wo_a"),
-            [o_groups, o_lora_rank, group_width],
-        );
-        let output_b = self.linear(&format!("{prefix}wo_b"), d_model, o_groups * o_lora_rank);
-        let sinks = self.dense(&format!("{prefix}attn_sink"), [heads], FloatDType::F32);
-
-        let compressor = config.kind.ratio().map(|ratio| {
-            let overlap = matches!(config.kind, AttentionKind::CompressedSparse { .. });
-            let compressor = CompressorConfig::new(d_model, head_dim, rotated, ratio, overlap)
-                .with_norm_epsilon(norm_epsilon);
-            self.compressor(&format!("{prefix}compressor."), &compressor)
-        });
-        let indexer = match config.kind {
-            AttentionKind::CompressedSparse { ratio } => {
-                Some(self.indexer(&format!("{prefix}indexer."), config, ratio))
-            }
-            _ => None,
-        };
-        Some(Attention {
-            query_a: query_a?,
-            query_norm: query_norm?,
-            query_b: query_b?,
-            key_value: key_value?,
-            key_value_norm: key_value_norm?,
-            output_a: output_a?,
-            output_b: output_b?,
-            sinks: sinks?,
-            compressor: all_or_nothing(compressor)?,
-            indexer: all_or_nothing(indexer)?,
-            heads,
-            head_dim,
-            rotated,
-            o_groups,
-            o_lora_rank,
-            norm_epsilon,
-            quantized_cache: self.options.quantized_cache,
-        })
-    }
-
-    fn compressor(&mut self, prefix: &str, config: &CompressorConfig) -> Option<Compressor> {
-        let series = 1 + usize::from(config.overlap);
-        let width = series * config.width;
-        let f32 = FloatDType::F32;
-        let values = self.stored(&format!("{prefix}wkv.weight"), [width, config.d_model]);
-        let scores = self.stored(&format!("{prefix}wgate.weight"), [width, config.d_model]);
-        let bias = self.tensor::<2>(&format!("{prefix}ape"), [config.ratio, width], f32);
-        let norm = self.norm(&format!("{prefix}norm"), config.width, config.norm_epsilon);
-        let bias = bias.map(|bias| Tensor::cat(vec![bias.zeros_like(), bias], 1));
-        Some(Compressor {
-            projection: parameter(above(values?, scores?)),
-            position_bias: parameter(bias?),
-            norm: norm?,
-            rotated: config.rotated,
-            ratio: config.ratio,
-            overlap: config.overlap,
-        })
-    }
-
-    fn indexer(&mut self, prefix: &str, config: &AttentionConfig, ratio: usize) -> Option<Indexer> {
-        let (heads, width) = (config.index_heads, config.index_head_dim);
-        let query = self.linear(&format!("{prefix}wq_b"), heads * width, config.q_lora_rank);
-        let head_weights = self
-            .stored(
-                &format!("{prefix}weights_proj.weight"),
-                [heads, config.d_model],
-            )
-            .map(parameter);
-        let compressor = CompressorConfig::new(config.d_model, width, config.rotated, ratio, true)
-            .with_norm_epsilon(config.norm_epsilon);
-        let compressor = self.compressor(&format!("{prefix}compressor."), &compressor);
-        Some(Indexer {
-            query: query?,
-            head_weights: head_weights?,
-            compressor: compressor?,
-            heads,
-            width,
-            top_k: config.index_top_k,
-        })
-    }
-
-    fn moe(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<MoeLayer> {
-        let MoeLayerConfig {
-            d_model,
-            d_expert,
-            experts,
-            ..
-        } = *config;
-        let router = self.router(&format!("{prefix}gate."), config);
-        let stack = format!("{prefix}experts");
-        let gate_up = self
-            .loader
-            .experts_gate_up(&stack, experts, d_expert, d_model);
-        let gate_up = gate_up.map(|host| self.weight_stack(host));
-        let down = self.loader.experts_down(&stack, experts, d_model, d_expert);
-        let down = down.map(|host| self.weight_stack(host));
-        let shared = self.shared(&format!("{prefix}shared_experts"), config);
-        Some(MoeLayer {
-            router: router?,
-            gate_up: gate_up?,
-            down: down?,
-            shared: shared?,
-            swiglu_limit: config.swiglu_limit.unwrap_or(f64::INFINITY),
-        })
-    }
-
-    fn router(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<Router> {
-        let f32 = FloatDType::F32;
-        let k = config.experts_per_token;
-        let gate = self
-            .stored(&format!("{prefix}weight"), [config.experts, config.d_model])
-            .map(parameter);
-        let selection = match config.hash_vocabulary {
-            Some(vocabulary) => {
-                let table = self.loader.ids(
-                    &format!("{prefix}tid2eid"),
-                    &[vocabulary, k],
-                    config.experts,
-                );
-                table.map(|table| {
-                    let table = TensorData::new(table, [vocabulary, k]);
-                    Selection::Hash(HashSelection {
-                        table: int_parameter(Tensor::from_data(table, self.device)),
-                    })
-                })
-            }
-            None => {
-                let bias = self.dense(&format!("{prefix}bias"), [config.experts], f32);
-                bias.map(|bias| Selection::Score(ScoreSelection { bias }))
-            }
-        };
-        Some(Router {
-            gate: gate?,
-            selection: selection?,
-            experts_per_token: k,
-            scale: config.scale,
-        })
-    }
-
-    fn shared(&mut self, prefix: &str, config: &MoeLayerConfig) -> Option<SharedExpert> {
-        let (d, inner) = (config.d_model, config.d_expert * config.shared_experts);
-        let gate_up = self.loader.expert_gate_up(prefix, inner, d);
-        let gate_up = gate_up.map(|host| self.weight_stack(host));
-        let down = self.loader.linear(&format!("{prefix}.w2"), d, inner);
-        let down = down.map(|host| self.weight_stack(host.into()));
-        Some(SharedExpert {
-            gate_up: gate_up?,
-            down: down?,
-            swiglu_limit: config.swiglu_limit.unwrap_or(f64::INFINITY),
-        })
-    }
-
-    fn norm(&mut self, prefix: &str, width: usize, epsilon: f64) -> Option<RmsNorm> {
-        let weight = self.dense(&format!("{prefix}.weight"), [width], FloatDType::F32)?;
-        Some(RmsNorm { weight, epsilon })
-    }
-
-    fn dense<const D: usize>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        dtype: FloatDType,
-    ) -> Option<Param<Tensor<D>>> {
-        self.tensor(name, shape, dtype).map(parameter)
-    }
-
-    fn tensor<const D: usize>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        dtype: FloatDType,
-    ) -> Option<Tensor<D>> {
-        let data = self.loader.dense(name, &shape)?;
-        Some(self.float_tensor(data, dtype))
-    }
-
-    fn linear(&mut self, prefix: &str, out: usize, inp: usize) -> Option<PackedLinear> {
-        let host = self.loader.linear(prefix, out, inp)?;
-        Some(PackedLinear {
-            weight: self.weight_stack(host.into()),
-        })
-    }
-
-    /// A matrix that the released model reads in f32. Products with it are as exact in the dtype of its file, and read less; where the
-    /// device lacks that dtype, or weights are to be expanded, it is f32.
-    fn stored(&mut self, name: &str, shape: [usize; 2]) -> Option<Tensor<2>> {
-        let data = self.loader.dense(name, &shape)?;
-        let dtype = data.dtype();
-        let held = !self.options.expand && self.device.supports_dtype(dtype);
-        let dtype = if held { dtype.into() } else { FloatDType::F32 };
-        Some(self.float_tensor(data, dtype))
-    }
-
-    /// The linear maps of equal groups of channels, which the file has as one: `[groups, rank, width]`.
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
+        self.count_stack(
+            prefix,
+            [groups, 1, rank, width],
+            !blocks_alike(groups, rank),
+        );
         let host = self.loader.linear(prefix, groups * rank, width)?;
         Some(match host.into_groups(groups) {
             Ok(host) => self.weight_stack(host),
@@ -441,6 +206,62 @@ impl Builder<'_, '_> {
                 WeightStack::Dense(parameter(whole.reshape([groups, rank, width])))
             }
         })
+    }
+
+    fn table(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        experts: usize,
+    ) -> Option<Param<Tensor<2, Int>>> {
+        self.count(&shape, DType::I32);
+        let table = TensorData::new(self.loader.ids(name, &shape, experts)?, shape);
+        Some(int_parameter(Tensor::from_data(table, self.device)))
+    }
+}
+
+impl Stored<'_, '_> {
+    fn count(&mut self, shape: &[usize], dtype: DType) {
+        let bytes = shape
+            .iter()
+            .fold(dtype.size(), |n, size| n.saturating_mul(*size));
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Counts matrices of `parts` linears each, in the format of the linear `first`. FP8 may have
+    /// to be decoded.
+    fn count_stack(&mut self, first: &str, [matrices, parts, out, inp]: [usize; 4], decoded: bool) {
+        let expand = self.options.expand;
+        match self.stored_dtype(&format!("{first}.weight")) {
+            Some(Dtype::F8_E4M3) if !expand && !decoded => {
+                let blocks = [out.div_ceil(FP8_BLOCK), inp.div_ceil(FP8_BLOCK)];
+                self.count(&[matrices, parts, out, inp.div_ceil(4)], DType::U32);
+                self.count(&[matrices, parts, blocks[0], blocks[1]], DType::F32);
+            }
+            Some(Dtype::I8) if !expand => {
+                let scales = (parts * out).saturating_mul(inp.div_ceil(FP4_BLOCK));
+                self.count(&[matrices, parts, out, inp.div_ceil(8)], DType::U32);
+                self.count(&[matrices, scales.div_ceil(4)], DType::U32);
+            }
+            _ => self.count(&[matrices, parts, out, inp], self.options.dtype.into()),
+        }
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<Dtype> {
+        Some(self.loader.checkpoint().tensor(name)?.dtype)
+    }
+
+    /// The dtype that a matrix of the file has on the device, where it is read in f32.
+    fn held_dtype(&self, name: &str) -> FloatDType {
+        let dtype = match self.stored_dtype(name) {
+            Some(Dtype::BF16) => FloatDType::BF16,
+            Some(Dtype::F16) => FloatDType::F16,
+            _ => FloatDType::F32,
+        };
+        match !self.options.expand && self.device.supports_dtype(DType::from(dtype)) {
+            true => dtype,
+            false => FloatDType::F32,
+        }
     }
 
     fn weight_stack(&self, host: HostExperts) -> WeightStack {
@@ -513,7 +334,8 @@ impl Builder<'_, '_> {
     }
 }
 
-/// One row and the shape it is to have: a device may leave gaps between several rows, and kernels would copy them each time.
+/// The data as one row, and the shape it is to have. A device may leave gaps between several rows,
+/// and kernels would copy them at each use.
 fn flat<const D: usize>(data: TensorData) -> (TensorData, [usize; D]) {
     let (shape, dtype) = (data.shape().dims::<D>(), data.dtype());
     let length: usize = shape.iter().product();
@@ -523,14 +345,13 @@ fn flat<const D: usize>(data: TensorData) -> (TensorData, [usize; D]) {
     )
 }
 
-/// Both matrices as one, the rows of `first` above.
-fn above(first: Tensor<2>, second: Tensor<2>) -> Tensor<2> {
-    let (first, second) = if first.dtype() == second.dtype() {
-        (first, second)
-    } else {
-        (first.cast(FloatDType::F32), second.cast(FloatDType::F32))
-    };
-    Tensor::cat(vec![first, second], 0)
+/// The dtype that matrices on top of each other have: f32 where they have several.
+fn common(mut dtypes: impl Iterator<Item = FloatDType>) -> FloatDType {
+    let first = dtypes.next().unwrap_or(FloatDType::F32);
+    match dtypes.all(|dtype| dtype == first) {
+        true => first,
+        false => FloatDType::F32,
+    }
 }
 
 fn parameter<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
@@ -541,7 +362,8 @@ fn int_parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>
     Param::initialized(ParamId::new(), tensor)
 }
 
-/// Starts the bytes of every matrix, packed one after the other four to a word, at a word of their own.
+/// Makes the bytes of every matrix start at a new word. In `words`, they are packed one matrix
+/// after the other, four bytes to a word.
 fn word_aligned(words: Vec<u32>, matrices: usize, bytes: usize) -> Vec<u32> {
     if bytes.is_multiple_of(4) || matrices == 1 {
         return words;
@@ -559,27 +381,16 @@ fn word_aligned(words: Vec<u32>, matrices: usize, bytes: usize) -> Vec<u32> {
         .collect()
 }
 
-/// An optional part: absent, complete, or (`None`) wanted and not loadable.
-fn all_or_nothing<T>(part: Option<Option<T>>) -> Option<Option<T>> {
-    match part {
-        None => Some(None),
-        Some(part) => part.map(Some),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[cfg(feature = "flex")]
     #[test]
     fn matrices_of_two_dtypes_become_f32_and_of_one_stay_as_they_are() {
-        let device = Device::flex();
-        let ones = |dtype: DType| Tensor::<2>::ones([2, 3], (&device, dtype));
-        let both = |first, second| above(ones(first), ones(second));
-        let mixed = both(DType::BF16, DType::F16);
-        assert_eq!((mixed.dims(), mixed.dtype()), ([4, 3], DType::F32));
-        assert_eq!(both(DType::BF16, DType::BF16).dtype(), DType::BF16);
+        let (bf16, f16, f32) = (FloatDType::BF16, FloatDType::F16, FloatDType::F32);
+        assert_eq!(common([bf16, f16].into_iter()), f32);
+        assert_eq!(common([bf16, bf16].into_iter()), bf16);
+        assert_eq!(common([f16].into_iter()), f16);
     }
 
     #[test]

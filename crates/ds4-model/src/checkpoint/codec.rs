@@ -5,7 +5,8 @@ use std::collections::TryReserveError;
 /// The value of an E8M0 code: `2^(code - 127)`, and NaN for 255.
 pub fn e8m0_to_f32(code: u8) -> f32 {
     match code {
-        // 2^-127 is subnormal: the top bit of the mantissa is worth half the smallest normal number.
+        // 2^-127 is subnormal: the top bit of the mantissa is worth half the smallest normal
+        // number.
         0 => f32::from_bits(1 << 22),
         255 => f32::NAN,
         code => f32::from_bits(u32::from(code) << 23),
@@ -21,7 +22,7 @@ pub(super) fn is_e8m0_nan(code: u8) -> bool {
     code == 0xff
 }
 
-/// How many values are bad, and where the first is.
+/// The number of bad values, and the index of the first.
 pub(super) fn count_bad<T: Copy>(
     values: impl Iterator<Item = T> + Clone,
     is_bad: impl Fn(T) -> bool,
@@ -37,14 +38,15 @@ pub(super) fn count_bad<T: Copy>(
         .map(|first| (count, first))
 }
 
-/// A vector with room for exactly that many elements.
+/// An empty vector with capacity for exactly that many elements.
 pub(super) fn reserved<T>(capacity: usize) -> Result<Vec<T>, TryReserveError> {
     let mut values = Vec::new();
     values.try_reserve_exact(capacity)?;
     Ok(values)
 }
 
-/// Stored elements, which have no alignment, as values. Bytes after the last whole element do not count.
+/// Stored elements, which have no alignment, as values. Bytes after the last whole element do not
+/// count.
 pub(super) fn elements<'a, const N: usize, T>(
     bytes: &'a [u8],
     decode: impl Fn([u8; N]) -> T + Clone + 'a,
@@ -90,7 +92,7 @@ impl Words {
         }
     }
 
-    /// Fills an unfinished word up.
+    /// Fills up an unfinished word with `byte`.
     pub(super) fn pad(&mut self, byte: u8) {
         while self.tail_len != 0 {
             self.push_byte(byte);
@@ -109,7 +111,8 @@ impl Words {
         }
     }
 
-    /// As [`push_rows`](Self::push_rows) for rows of nibbles, of which the last byte's high one does not count where their number is odd.
+    /// As [`push_rows`](Self::push_rows), for rows of nibbles. Where their number is odd, the high
+    /// nibble of a row's last byte is ignored.
     pub(super) fn push_nibble_rows(&mut self, bytes: &[u8], row_nibbles: usize) {
         let row_bytes = row_nibbles.div_ceil(2);
         if row_nibbles.is_multiple_of(2) {

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 
-/// Names shown of a longer list; the values hold all.
+/// Most names of a list that are shown; the values hold all.
 const SHOWN: usize = 50;
 
 /// Why a checkpoint cannot be used.
@@ -26,9 +26,10 @@ pub enum CheckpointError {
         /// The device.
         device: String,
     },
-    /// The indexer's FP4 round trip needs a Hadamard transform, which has a power of two of channels.
+    /// The indexer's FP4 round trip needs a Hadamard transform, whose width is a power of two.
     #[error(
-        "`quantized_cache` needs an index_head_dim that is a power of two, the model has {index_head_dim}"
+        "`quantized_cache` needs an index_head_dim that is a power of two, \
+         the model has {index_head_dim}"
     )]
     QuantizedIndexer {
         /// Width of the indexer's rows.
@@ -56,8 +57,11 @@ pub enum CheckpointError {
         /// Its length in bytes.
         length: u64,
     },
-    /// The length that a weight file gives for its header is beyond its end or absurd.
-    #[error("{}: declares a header of {declared} bytes in a file of {length} bytes", path.display())]
+    /// The length of the header that a weight file declares is beyond its end or absurd.
+    #[error(
+        "{}: declares a header of {declared} bytes in a file of {length} bytes",
+        path.display()
+    )]
     HeaderLength {
         /// The file.
         path: PathBuf,
@@ -66,7 +70,8 @@ pub enum CheckpointError {
         /// The length of the file in bytes.
         length: u64,
     },
-    /// The header is not text, not JSON, lists a tensor twice, or has offsets that overlap, leave gaps or do not fit the shapes.
+    /// The header is not text, not JSON, lists a tensor twice, or has offsets that overlap, leave
+    /// gaps or do not fit the shapes.
     #[error("{}: bad safetensors header: {reason}", path.display())]
     Header {
         /// The file.
@@ -75,7 +80,10 @@ pub enum CheckpointError {
         reason: String,
     },
     /// The tensors do not end where the file ends: it was truncated or something was appended.
-    #[error("{}: {actual} bytes of tensors, {expected} expected (truncated or damaged file)", path.display())]
+    #[error(
+        "{}: {actual} bytes of tensors, {expected} expected (truncated or damaged file)",
+        path.display()
+    )]
     DataLength {
         /// The file.
         path: PathBuf,
@@ -252,7 +260,7 @@ pub enum InvalidReason {
         /// The number of valid ids.
         upper_bound: usize,
     },
-    /// A weight of an expert is quantised otherwise than those that it is stacked with.
+    /// A weight of an expert has another format than those that it is stacked with.
     #[error("is {actual}, most of what it is stacked with is {common}")]
     MixedFormats {
         /// Its format.
@@ -265,7 +273,8 @@ pub enum InvalidReason {
     OutOfMemory,
 }
 
-/// Everything in which the tensors of a checkpoint differ from those of the model. Lists are sorted by name.
+/// All differences between the tensors of a checkpoint and those of the model. Lists are sorted by
+/// name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightErrors {
     /// The directory.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::host::{Format, HostExperts, Source};
+use super::host::{HostExperts, StoredLinear, WeightFormat};
 use super::{InvalidReason, Loader};
 
 impl<'a> Loader<'a> {
-    /// `{prefix}.{e}.w1` and `{prefix}.{e}.w3`, `[inter, hidden]` each, as `[experts, 2 * inter, hidden]`: the rows of `w1` (gate), then
-    /// those of `w3` (up).
+    /// `{prefix}.{e}.w1` and `{prefix}.{e}.w3`, `[inter, hidden]` each, as
+    /// `[experts, 2 * inter, hidden]`: the rows of `w1` (gate), then those of `w3` (up).
     pub fn experts_gate_up(
         &mut self,
         prefix: &str,
@@ -15,17 +15,18 @@ impl<'a> Loader<'a> {
         inter: usize,
         hidden: usize,
     ) -> Option<HostExperts> {
-        self.stack(&numbered(prefix, experts), &["w1", "w3"], [inter, hidden])
+        self.stack(prefix, Some(experts), &[".w1", ".w3"], [inter, hidden])
     }
 
-    /// `{prefix}.w1` and `{prefix}.w3` of an expert without a number, such as the shared one, as `[1, 2 * inter, hidden]`.
+    /// `{prefix}.w1` and `{prefix}.w3` of an expert without a number, such as the shared one, as
+    /// `[1, 2 * inter, hidden]`.
     pub fn expert_gate_up(
         &mut self,
         prefix: &str,
         inter: usize,
         hidden: usize,
     ) -> Option<HostExperts> {
-        self.stack(&[prefix.to_string()], &["w1", "w3"], [inter, hidden])
+        self.stack(prefix, None, &[".w1", ".w3"], [inter, hidden])
     }
 
     /// `{prefix}.{e}.w2`, `[hidden, inter]` each, as `[experts, hidden, inter]`.
@@ -36,30 +37,37 @@ impl<'a> Loader<'a> {
         hidden: usize,
         inter: usize,
     ) -> Option<HostExperts> {
-        self.stack(&numbered(prefix, experts), &["w2"], [hidden, inter])
+        self.stack(prefix, Some(experts), &[".w2"], [hidden, inter])
     }
 
-    fn stack(
+    /// The linears `{prefix}{part}`, or `{prefix}.{e}{part}` with a number of experts, as
+    /// `[experts, parts * out, in]`.
+    pub(super) fn stack(
         &mut self,
-        experts: &[String],
-        leaves: &[&str],
+        prefix: &str,
+        experts: Option<usize>,
+        parts: &[&str],
         [out, inp]: [usize; 2],
     ) -> Option<HostExperts> {
-        let linears = experts
+        let prefixes: Vec<String> = match experts {
+            Some(experts) => (0..experts).map(|e| format!("{prefix}.{e}")).collect(),
+            None => vec![prefix.to_owned()],
+        };
+        let linears = prefixes
             .iter()
-            .flat_map(|expert| leaves.iter().map(move |leaf| format!("{expert}.{leaf}")));
-        let sources: Vec<Source<'a>> = linears
+            .flat_map(|prefix| parts.iter().map(move |part| format!("{prefix}{part}")));
+        let sources: Vec<StoredLinear<'a>> = linears
             .filter_map(|linear| self.locate(&linear, out, inp))
             .collect();
         self.check_formats(&sources);
         let stack = self.gather(&sources, [out, inp])?;
-        let shape = [experts.len(), leaves.len().saturating_mul(out), inp];
-        Some(stack.into_experts(shape, leaves.len()))
+        let shape = [prefixes.len(), parts.len().saturating_mul(out), inp];
+        Some(stack.into_experts(shape, parts.len()))
     }
 
-    /// Records the weights whose format is not that of most.
-    fn check_formats(&mut self, sources: &[Source<'a>]) {
-        let mut counts: BTreeMap<Format, usize> = BTreeMap::new();
+    /// Records the weights whose format is not the most common one.
+    fn check_formats(&mut self, sources: &[StoredLinear<'a>]) {
+        let mut counts: BTreeMap<WeightFormat, usize> = BTreeMap::new();
         for source in sources {
             *counts.entry(source.format).or_default() += 1;
         }
@@ -74,10 +82,4 @@ impl<'a> Loader<'a> {
             self.invalid(source.weight.name, reason);
         }
     }
-}
-
-fn numbered(prefix: &str, experts: usize) -> Vec<String> {
-    (0..experts)
-        .map(|expert| format!("{prefix}.{expert}"))
-        .collect()
 }

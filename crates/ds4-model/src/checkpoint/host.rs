@@ -3,17 +3,14 @@
 use std::collections::TryReserveError;
 
 use burn::tensor::TensorData;
+pub(super) use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 use half::{bf16, f16};
 
 use super::codec::{self, Words};
 use super::{CheckpointTensor, Dtype};
 
-/// Side of the square blocks that share an FP8 scale.
-pub(super) const FP8_BLOCK: usize = 128;
-/// Consecutive inputs that share an FP4 scale.
-pub(super) const FP4_BLOCK: usize = 32;
-/// The E8M0 code of 1, in the scales that only fill a word up.
-const UNIT_SCALE: u8 = 127;
+/// The E8M0 code of 1, which fills up the last word of scales.
+const SCALE_ONE: u8 = 127;
 
 /// The weight of a linear layer, `[out, in]` row-major, in the format of its file.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +21,8 @@ pub enum HostLinear {
     Fp8 {
         /// `[out, in]`.
         shape: [usize; 2],
-        /// `[out, ceil(in / 4)]`: byte `j` of a word, the lowest first, is column `4 * word + j`. Padding is zero.
+        /// `[out, ceil(in / 4)]`: byte `j` of a word, the lowest first, is column `4 * word + j`.
+        /// Padding is zero.
         words: Vec<u32>,
         /// `[ceil(out / 128), ceil(in / 128)]`, finite.
         scales: Vec<f32>,
@@ -33,9 +31,11 @@ pub enum HostLinear {
     Fp4 {
         /// `[out, in]`.
         shape: [usize; 2],
-        /// `[out, ceil(in / 8)]`: nibble `j` of a word, the lowest first, is column `8 * word + j`. Padding is zero.
+        /// `[out, ceil(in / 8)]`: nibble `j` of a word, the lowest first, is column `8 * word + j`.
+        /// Padding is zero.
         words: Vec<u32>,
-        /// E8M0 bytes `[out, ceil(in / 32)]`, four to a word, the lowest byte first, the last word filled up with 127. No byte is NaN.
+        /// E8M0 bytes `[out, ceil(in / 32)]`, four to a word, the lowest byte first, the last word
+        /// filled up with 127. No byte is NaN.
         scales: Vec<u32>,
     },
 }
@@ -49,8 +49,9 @@ impl HostLinear {
         }
     }
 
-    /// A matrix for each of `groups` equal groups of rows; the linear as it is where a block of FP8 scales has rows of one group and some
-    /// of another's as well, so that the blocks of the groups are not alike.
+    /// A matrix for each of `groups` equal groups of rows. Returns the linear as it is where a
+    /// block of FP8 scales has rows of one group and some of another's as well, so that the blocks
+    /// of the groups are not alike.
     pub(super) fn into_groups(self, groups: usize) -> Result<HostExperts, Self> {
         let [out, inp] = self.shape();
         let rank = out / groups;
@@ -60,6 +61,7 @@ impl HostLinear {
                 let (bytes, _, dtype) = data.into_parts();
                 HostExperts::Dense(TensorData::from_bytes(bytes, shape, dtype))
             }
+            Self::Fp8 { .. } if !blocks_alike(groups, rank) => return Err(self),
             Self::Fp8 { words, scales, .. } if rank.is_multiple_of(FP8_BLOCK) || groups == 1 => {
                 HostExperts::Fp8 {
                     shape,
@@ -68,12 +70,12 @@ impl HostLinear {
                     scales,
                 }
             }
-            Self::Fp8 { words, scales, .. } if FP8_BLOCK.is_multiple_of(rank) => {
-                // Groups that share a block row get a copy each.
-                let line = inp.div_ceil(FP8_BLOCK);
+            Self::Fp8 { words, scales, .. } => {
+                // Groups with a common block row get a copy of it each.
+                let row_blocks = inp.div_ceil(FP8_BLOCK);
                 let scales = (0..groups).flat_map(|group| {
                     let block = group * rank / FP8_BLOCK;
-                    &scales[block * line..(block + 1) * line]
+                    &scales[block * row_blocks..(block + 1) * row_blocks]
                 });
                 HostExperts::Fp8 {
                     shape,
@@ -82,7 +84,6 @@ impl HostLinear {
                     scales: scales.copied().collect(),
                 }
             }
-            Self::Fp8 { .. } => return Err(self),
             Self::Fp4 { words, scales, .. } => HostExperts::Fp4 {
                 shape,
                 words,
@@ -92,10 +93,17 @@ impl HostLinear {
     }
 }
 
-/// The weights of all experts of a layer, stacked `[experts, out, in]`, in the one format that they share; or those of several groups
-/// of channels.
+/// Whether the blocks of FP8 scales are alike in equal groups of rows: no block has rows of one
+/// group and some of another's as well.
+pub(super) fn blocks_alike(groups: usize, rank: usize) -> bool {
+    groups == 1 || rank.is_multiple_of(FP8_BLOCK) || FP8_BLOCK.is_multiple_of(rank)
+}
+
+/// The weights of all experts of a layer, or of several groups of channels, stacked
+/// `[experts, out, in]` in one format.
 ///
-/// `parts` linears lie on top of each other in the rows of each expert: two for gate and up (`w1` above `w3`), one for down (`w2`).
+/// The rows of each expert are `parts` linears on top of each other: two for gate and up (`w1`
+/// above `w3`), one for down (`w2`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostExperts {
     /// BF16, F16 or F32 elements, `[experts, out, in]`.
@@ -104,7 +112,7 @@ pub enum HostExperts {
     Fp8 {
         /// `[experts, out, in]`.
         shape: [usize; 3],
-        /// Linears in the rows of an expert; the blocks of one do not reach into the next.
+        /// Linears in the rows of an expert; blocks do not reach from one into the next.
         parts: usize,
         /// `[experts, out, ceil(in / 4)]`, packed as in [`HostLinear::Fp8`].
         words: Vec<u32>,
@@ -117,7 +125,8 @@ pub enum HostExperts {
         shape: [usize; 3],
         /// `[experts, out, ceil(in / 8)]`, packed as in [`HostLinear::Fp4`].
         words: Vec<u32>,
-        /// E8M0 bytes `[experts, out, ceil(in / 32)]`, four to a word without gaps between experts, the last word filled up with 127.
+        /// E8M0 bytes `[experts, out, ceil(in / 32)]`, four to a word without gaps between experts,
+        /// the last word filled up with 127.
         scales: Vec<u32>,
     },
 }
@@ -133,7 +142,7 @@ impl HostExperts {
 }
 
 impl From<HostLinear> for HostExperts {
-    /// A stack of one, of one part.
+    /// A stack of one expert, of one part.
     fn from(linear: HostLinear) -> Self {
         let [out, inp] = linear.shape();
         let shape = [1, out, inp];
@@ -157,9 +166,10 @@ impl From<HostLinear> for HostExperts {
     }
 }
 
-/// How a linear weight is stored. The scales' type counts: experts of one layer are made by one tool.
+/// How a linear weight is stored. Scales of different types are different formats: one tool makes
+/// all experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Format {
+pub(super) enum WeightFormat {
     Bf16,
     F16,
     F32,
@@ -168,7 +178,7 @@ pub(super) enum Format {
     Fp4,
 }
 
-impl Format {
+impl WeightFormat {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "BF16",
@@ -180,7 +190,7 @@ impl Format {
         }
     }
 
-    /// Dense formats only.
+    /// The format of a dense dtype, `None` for others.
     pub(super) fn of_dense(dtype: Dtype) -> Option<Self> {
         match dtype {
             Dtype::BF16 => Some(Self::Bf16),
@@ -191,17 +201,17 @@ impl Format {
     }
 }
 
-/// A linear weight in the checkpoint, of checked shape and type.
+/// A linear weight in the checkpoint, with checked shape and type.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Source<'a> {
-    pub(super) format: Format,
+pub(super) struct StoredLinear<'a> {
+    pub(super) format: WeightFormat,
     pub(super) weight: CheckpointTensor<'a>,
     pub(super) scale: Option<CheckpointTensor<'a>>,
 }
 
 /// Linear weights of one format and width, on top of each other.
 #[derive(Debug)]
-pub(super) enum Stack {
+pub(super) enum LinearStack {
     Bf16(Vec<bf16>),
     F16(Vec<f16>),
     F32(Vec<f32>),
@@ -209,20 +219,20 @@ pub(super) enum Stack {
     Fp4 { words: Words, scales: Words },
 }
 
-impl Stack {
-    /// Room for `linears` weights of `[out, inp]`.
+impl LinearStack {
+    /// An empty stack with capacity for `linears` weights of `[out, inp]`.
     pub(super) fn with_capacity(
-        format: Format,
+        format: WeightFormat,
         linears: usize,
         [out, inp]: [usize; 2],
     ) -> Result<Self, TryReserveError> {
         // A product that saturates is a capacity that `reserved` refuses.
         let total = |row: usize| linears.saturating_mul(out).saturating_mul(row);
         Ok(match format {
-            Format::Bf16 => Self::Bf16(codec::reserved(total(inp))?),
-            Format::F16 => Self::F16(codec::reserved(total(inp))?),
-            Format::F32 => Self::F32(codec::reserved(total(inp))?),
-            Format::Fp8ScaledE8m0 | Format::Fp8ScaledF32 => {
+            WeightFormat::Bf16 => Self::Bf16(codec::reserved(total(inp))?),
+            WeightFormat::F16 => Self::F16(codec::reserved(total(inp))?),
+            WeightFormat::F32 => Self::F32(codec::reserved(total(inp))?),
+            WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8ScaledF32 => {
                 let blocks = out
                     .div_ceil(FP8_BLOCK)
                     .saturating_mul(inp.div_ceil(FP8_BLOCK));
@@ -231,7 +241,7 @@ impl Stack {
                     scales: codec::reserved(linears.saturating_mul(blocks))?,
                 }
             }
-            Format::Fp4 => Self::Fp4 {
+            WeightFormat::Fp4 => Self::Fp4 {
                 words: Words::with_capacity(total(inp.div_ceil(8)))?,
                 scales: Words::with_capacity(total(inp.div_ceil(FP4_BLOCK)).div_ceil(4))?,
             },
@@ -239,7 +249,7 @@ impl Stack {
     }
 
     /// Appends a weight of the stack's format.
-    pub(super) fn push(&mut self, source: &Source<'_>, inp: usize) {
+    pub(super) fn push(&mut self, source: &StoredLinear<'_>, inp: usize) {
         let bytes = source.weight.bytes;
         let scale = source.scale.map_or(&[][..], |scale| scale.bytes);
         match self {
@@ -248,7 +258,7 @@ impl Stack {
             Self::F32(values) => values.extend(codec::elements(bytes, f32::from_le_bytes)),
             Self::Fp8 { words, scales } => {
                 words.push_rows(bytes, inp);
-                if source.format == Format::Fp8ScaledF32 {
+                if source.format == WeightFormat::Fp8ScaledF32 {
                     scales.extend(codec::elements(scale, f32::from_le_bytes));
                 } else {
                     scales.extend(scale.iter().map(|&code| codec::e8m0_to_f32(code)));
@@ -261,7 +271,7 @@ impl Stack {
         }
     }
 
-    /// The stack as one linear of that shape.
+    /// The stack as one linear of this shape.
     pub(super) fn into_linear(self, shape: [usize; 2]) -> HostLinear {
         match self {
             Self::Bf16(values) => HostLinear::Dense(TensorData::new(values, shape)),
@@ -275,12 +285,12 @@ impl Stack {
             Self::Fp4 { words, scales } => HostLinear::Fp4 {
                 shape,
                 words: words.finish(0),
-                scales: scales.finish(UNIT_SCALE),
+                scales: scales.finish(SCALE_ONE),
             },
         }
     }
 
-    /// The stack as experts of that shape, each of `parts` linears.
+    /// The stack as experts of this shape, each of `parts` linears.
     pub(super) fn into_experts(self, shape: [usize; 3], parts: usize) -> HostExperts {
         match self {
             Self::Bf16(values) => HostExperts::Dense(TensorData::new(values, shape)),
@@ -295,7 +305,7 @@ impl Stack {
             Self::Fp4 { words, scales } => HostExperts::Fp4 {
                 shape,
                 words: words.finish(0),
-                scales: scales.finish(UNIT_SCALE),
+                scales: scales.finish(SCALE_ONE),
             },
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use burn::tensor::TensorData;
 
 use super::codec;
-use super::host::{FP4_BLOCK, FP8_BLOCK, Format, HostLinear, Source, Stack};
+use super::host::{FP4_BLOCK, FP8_BLOCK, HostLinear, LinearStack, StoredLinear, WeightFormat};
 use super::{
     Checkpoint, CheckpointError, CheckpointTensor, Dtype, InvalidReason, InvalidTensor,
     LoadProgress, MisShapedTensor, MissingTensor, UnexpectedTensor, WeightErrors, names,
@@ -16,10 +16,11 @@ const LINEAR: &str = "F8_E4M3, I8 (FP4), BF16, F16 or F32";
 
 /// Reads the weights of a model from a [`Checkpoint`], one by one.
 ///
-/// A method that cannot give its weight returns `None` and records why; once anything is recorded, every method returns `None`, since
-/// weights are of no use any more, but goes on checking. [`finish`](Self::finish) returns one error with everything.
-/// The lists in it are complete only if everything was asked for: a module asks for all its weights first and unwraps the options
-/// afterwards, and a list of modules is read with [`load_all`].
+/// A method that cannot return its weight returns `None` and records why. Once anything is
+/// recorded, every method returns `None`, since the weights are of no more use, but goes on
+/// checking. [`finish`](Self::finish) returns one error with everything. Its lists are complete
+/// only if everything was asked for: a module asks for all its weights first and unwraps the
+/// options afterwards, and a list of modules is read with [`load_all`].
 ///
 /// ```no_run
 /// # use ds4_model::checkpoint::{Checkpoint, CheckpointError, HostLinear, Loader};
@@ -49,16 +50,18 @@ pub struct Loader<'a> {
     progress: Option<Box<dyn LoadProgress + 'a>>,
     bytes_read: u64,
     bytes_total: u64,
+    /// Whether to look at names, types and shapes alone, and to return no weight.
+    headers_only: bool,
 }
 
-/// All items, or `None` if one is missing; unlike `collect`, it takes every item before it says so.
+/// All items, or `None` if one is missing. Unlike `collect`, it takes every item before it returns.
 pub fn load_all<T>(items: impl IntoIterator<Item = Option<T>>) -> Option<Vec<T>> {
     let items: Vec<Option<T>> = items.into_iter().collect();
     items.into_iter().collect()
 }
 
 impl<'a> Loader<'a> {
-    /// A loader that reports to nobody.
+    /// A loader that reports no progress.
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
         let bytes_total = checkpoint
             .tensors()
@@ -77,10 +80,19 @@ impl<'a> Loader<'a> {
             progress: None,
             bytes_read: 0,
             bytes_total,
+            headers_only: false,
         }
     }
 
-    /// Reports the bytes read so far, as with a [`LoadBar`](super::LoadBar) or a closure.
+    /// A loader that checks names, types and shapes, and returns no weight.
+    pub(super) fn of_headers(checkpoint: &'a Checkpoint) -> Self {
+        Self {
+            headers_only: true,
+            ..Self::new(checkpoint)
+        }
+    }
+
+    /// Reports the bytes read so far to `progress`, for example a closure.
     pub fn with_progress(mut self, progress: impl LoadProgress + 'a) -> Self {
         self.progress = Some(Box::new(progress));
         self
@@ -91,7 +103,8 @@ impl<'a> Loader<'a> {
         self.checkpoint
     }
 
-    /// Declares that tensors whose names begin with `prefix` are left out on purpose, as those of an MTP layer that is not used.
+    /// Declares that tensors whose names begin with `prefix` are left out on purpose, such as those
+    /// of an MTP layer that is not used.
     pub fn skip_prefix(&mut self, prefix: &str) {
         let checkpoint = self.checkpoint;
         let skipped: u64 = checkpoint
@@ -112,13 +125,13 @@ impl<'a> Loader<'a> {
     pub fn dense(&mut self, name: &str, shape: &[usize]) -> Option<TensorData> {
         let tensor = self.find(name, shape)?;
         self.count(&tensor);
-        let Some(format) = Format::of_dense(tensor.dtype) else {
+        let Some(format) = WeightFormat::of_dense(tensor.dtype) else {
             self.invalid_dtype(&tensor, DENSE);
             return None;
         };
         self.check_shape(&tensor, shape).then_some(())?;
         let elements = shape.iter().product();
-        let source = Source {
+        let source = StoredLinear {
             format,
             weight: tensor,
             scale: None,
@@ -164,6 +177,9 @@ impl<'a> Loader<'a> {
         ids: impl ExactSizeIterator<Item = i64> + Clone,
     ) -> Option<Vec<i32>> {
         let fits = self.check_shape(tensor, shape);
+        if self.headers_only {
+            return None;
+        }
         let id_of = |id: i64| {
             i32::try_from(id)
                 .ok()
@@ -198,11 +214,11 @@ impl<'a> Loader<'a> {
         Some(stack.into_linear([out, inp]))
     }
 
-    /// `value`, if it is there and nothing was wrong and every tensor was asked for.
+    /// Returns `value`, if it is there, nothing was wrong and every tensor was asked for.
     ///
     /// # Errors
-    /// [`CheckpointError::Weights`] with all missing, unexpected, mis-shaped and invalid tensors. Its lists are empty only where `value` is
-    /// `None` for a reason of the caller's own.
+    /// [`CheckpointError::Weights`] with all missing, unexpected, mis-shaped and invalid tensors.
+    /// Its lists are empty only where `value` is `None` for a reason of the caller's own.
     pub fn finish<T>(mut self, value: Option<T>) -> Result<T, CheckpointError> {
         if let Some(mut progress) = self.progress.take() {
             progress.finish();
@@ -232,8 +248,9 @@ impl<'a> Loader<'a> {
         names::is_known_copy(name) || self.skipped.iter().any(|prefix| name.starts_with(prefix))
     }
 
-    /// The tensor, which now counts as asked for, or a record that it is missing or empty. Shapes of tensors with elements
-    /// can be multiplied out without overflow: the header's reader has done so.
+    /// Finds the tensor, which then counts as asked for, or records that it is missing or empty.
+    /// Shapes of tensors with elements can be multiplied out without overflow: reading the header
+    /// has checked that.
     fn find(&mut self, name: &str, expected: &[usize]) -> Option<CheckpointTensor<'a>> {
         let Some(tensor) = self.checkpoint.tensor(name) else {
             self.errors.missing.push(MissingTensor {
@@ -285,8 +302,13 @@ impl<'a> Loader<'a> {
         fits
     }
 
-    /// The tensors of a linear weight, their types and shapes checked.
-    pub(super) fn locate(&mut self, prefix: &str, out: usize, inp: usize) -> Option<Source<'a>> {
+    /// Finds the tensors of a linear weight, and checks their types and shapes.
+    pub(super) fn locate(
+        &mut self,
+        prefix: &str,
+        out: usize,
+        inp: usize,
+    ) -> Option<StoredLinear<'a>> {
         let weight = self.find(&format!("{prefix}.weight"), &[out, inp])?;
         let (stored, scales, scale_types) = match weight.dtype {
             Dtype::F8_E4M3 => (
@@ -302,11 +324,11 @@ impl<'a> Loader<'a> {
             _ => ([out, inp], None, DENSE),
         };
         let Some(scales) = scales else {
-            let Some(format) = Format::of_dense(weight.dtype) else {
+            let Some(format) = WeightFormat::of_dense(weight.dtype) else {
                 self.invalid_dtype(&weight, LINEAR);
                 return None;
             };
-            return self.check_shape(&weight, &stored).then_some(Source {
+            return self.check_shape(&weight, &stored).then_some(StoredLinear {
                 format,
                 weight,
                 scale: None,
@@ -316,15 +338,15 @@ impl<'a> Loader<'a> {
         let fits = self.check_shape(&weight, &stored);
         let scale = self.find(&format!("{prefix}.scale"), &scales)?;
         let format = match (weight.dtype, scale.dtype) {
-            (Dtype::F8_E4M3, Dtype::F8_E8M0) => Format::Fp8ScaledE8m0,
-            (Dtype::F8_E4M3, Dtype::F32) => Format::Fp8ScaledF32,
-            (Dtype::I8, Dtype::F8_E8M0) => Format::Fp4,
+            (Dtype::F8_E4M3, Dtype::F8_E8M0) => WeightFormat::Fp8ScaledE8m0,
+            (Dtype::F8_E4M3, Dtype::F32) => WeightFormat::Fp8ScaledF32,
+            (Dtype::I8, Dtype::F8_E8M0) => WeightFormat::Fp4,
             _ => {
                 self.invalid_dtype(&scale, scale_types);
                 return None;
             }
         };
-        let source = Source {
+        let source = StoredLinear {
             format,
             weight,
             scale: Some(scale),
@@ -332,8 +354,8 @@ impl<'a> Loader<'a> {
         (self.check_shape(&scale, &scales) && fits).then_some(source)
     }
 
-    /// Records codes and scales that are no numbers.
-    fn check_contents(&mut self, source: &Source<'a>) {
+    /// Records codes and scales that are not numbers.
+    fn check_contents(&mut self, source: &StoredLinear<'a>) {
         let weight = source.weight;
         if weight.dtype == Dtype::F8_E4M3
             && let Some((count, first)) =
@@ -353,14 +375,22 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Checks the contents of the sources, which have one format and shape, and stacks them unless something was wrong.
-    pub(super) fn gather(&mut self, sources: &[Source<'a>], shape: [usize; 2]) -> Option<Stack> {
+    /// Checks the contents of the sources, which have one format and shape, and stacks them if
+    /// nothing was wrong.
+    pub(super) fn gather(
+        &mut self,
+        sources: &[StoredLinear<'a>],
+        shape: [usize; 2],
+    ) -> Option<LinearStack> {
+        if self.headers_only {
+            return None;
+        }
         let Some(first) = sources.first() else {
-            return (!self.failed()).then(|| Stack::F32(Vec::new()));
+            return (!self.failed()).then(|| LinearStack::F32(Vec::new()));
         };
         let mut stack = None;
         if !self.failed() {
-            stack = Stack::with_capacity(first.format, sources.len(), shape).ok();
+            stack = LinearStack::with_capacity(first.format, sources.len(), shape).ok();
             if stack.is_none() {
                 self.invalid(first.weight.name, InvalidReason::OutOfMemory);
             }

@@ -1,13 +1,16 @@
 //! Released DeepSeek-V4 checkpoints: safetensors in, host weights out.
 //!
-//! [`Checkpoint`] opens a directory and knows every tensor in it; nothing but headers is read. A [`Loader`] hands the
-//! weights out one by one, in the form the device tensors have, and collects what is wrong with them on the way.
+//! [`Checkpoint`] opens a directory and lists every tensor in it; it reads nothing but headers. A
+//! [`Loader`] returns the weights one by one, in the layout of the device tensors, and collects
+//! what is wrong with them.
 //!
 //! # Supported
-//! - `config.json` as [`ModelConfig`] reads it; `model.safetensors`, or `model.safetensors.index.json` with its shards.
+//! - `config.json` as [`ModelConfig`] reads it; `model.safetensors`, or
+//!   `model.safetensors.index.json` with its shards.
 //! - Tensor names of the released files.
-//! - Linear weights in FP4 (`I8`, scales `F8_E8M0` per 32), FP8 (`F8_E4M3`, scales `F8_E8M0` or `F32` per 128x128),
-//!   `BF16`, `F16`, `F32`. The tensors decide, not the configuration, and each linear decides for itself.
+//! - Linear weights in FP4 (`I8`, scales `F8_E8M0` per 32), FP8 (`F8_E4M3`, scales `F8_E8M0` or
+//!   `F32` per 128x128), `BF16`, `F16`, `F32`. The tensors decide, not the configuration, and each
+//!   linear decides for itself.
 //!
 //! # Rejected
 //! - Other architectures, and the DSpark drafter.
@@ -40,7 +43,7 @@ pub use error::{
 };
 pub use host::{HostExperts, HostLinear};
 pub use loader::{Loader, load_all};
-pub use progress::{LoadBar, LoadProgress};
+pub use progress::LoadProgress;
 
 use self::shard::Shard;
 use crate::config::ModelConfig;
@@ -49,7 +52,7 @@ const CONFIG_FILE: &str = "config.json";
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Where a tensor lies.
+/// Where a tensor is stored.
 #[derive(Debug)]
 struct Entry {
     shard: usize,
@@ -75,7 +78,8 @@ pub struct CheckpointTensor<'a> {
     pub shard: &'a Path,
 }
 
-/// An opened checkpoint directory. Its files are memory-mapped and must not be changed while this value lives.
+/// An opened checkpoint directory. Its files are memory-mapped and must not be changed while this
+/// value lives.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -87,8 +91,9 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the checkpoint in `dir`: reads `config.json` and the headers of the weight files.
     ///
-    /// `model.safetensors` is used where it exists, else the shards that `model.safetensors.index.json` lists. Tensors that are in
-    /// a shard but not in the index are kept.
+    /// `model.safetensors` is used where it exists, else the shards that
+    /// `model.safetensors.index.json` lists. Tensors that are in a shard but not in the index are
+    /// kept.
     ///
     /// # Errors
     /// See [`CheckpointError`]; every message names the file.

@@ -22,7 +22,8 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    /// Maps the file and checks its header: afterwards the tensors' offsets are within [`Self::data`] and do not overlap.
+    /// Maps the file and checks its header: afterwards the tensors' offsets are within
+    /// [`Self::data`] and do not overlap.
     pub(super) fn open(path: &Path) -> Result<(Self, Vec<(String, TensorInfo)>), CheckpointError> {
         let read_error = |source| CheckpointError::Read {
             path: path.to_path_buf(),
@@ -36,10 +37,11 @@ impl Shard {
                 length,
             });
         }
-        // SAFETY: the map is read-only and private to this value. That its bytes stay what they are relies on nobody
-        // writing to or truncating the file meanwhile, which no portable call can enforce: `Checkpoint` documents it, as
-        // every reader of mapped checkpoints does. All values in the bytes are checked when they are used, so that a file that
-        // changes gives wrong numbers; a truncated one ends the process (SIGBUS).
+        // SAFETY: the map is read-only and private to this value. That its bytes stay what they are
+        // relies on nobody writing to or truncating the file meanwhile, which no portable call can
+        // enforce: `Checkpoint` documents it, as every reader of mapped checkpoints does. All
+        // values in the bytes are checked when they are used, so that a file that changes gives
+        // wrong numbers; a truncated one ends the process (SIGBUS).
         let map = unsafe { Mmap::map(&file) }.map_err(read_error)?;
         let (metadata, data_start) = read_header(path, &map)?;
         let tensors = metadata
@@ -69,7 +71,8 @@ impl Shard {
 
 /// The checked header and where the data begins.
 ///
-/// `SafeTensors::read_metadata` does the same, but adds up offsets that the header chooses, which overflows for some.
+/// `SafeTensors::read_metadata` does the same, but adds up offsets that the header chooses, which
+/// overflows for some.
 pub(crate) fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), CheckpointError> {
     let Some((declared, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(CheckpointError::NoHeader {

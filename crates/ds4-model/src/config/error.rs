@@ -63,7 +63,8 @@ pub enum ConfigErrorKind {
     Invalid {
         /// Missing keys, sorted.
         missing: Vec<String>,
-        /// One sentence per contradiction or impossible value, naming the keys and the values, sorted.
+        /// One sentence per contradiction or impossible value, naming the keys and the values,
+        /// sorted.
         contradictory: Vec<String>,
     },
 }

@@ -1,15 +1,18 @@
 //! `config.json` of the released checkpoints and of Hugging Face `transformers`.
 //!
-//! The two dialects name the same facts differently, and a file may hold both names. Every fact is therefore read from all the
-//! keys that can hold it: one must be there, and those that are there must agree.
+//! The two dialects name the same facts differently, and a file may hold both names. Every fact is
+//! therefore read from all the keys that can hold it: one must be there, and those that are there
+//! must agree.
 
+mod generation;
 mod keys;
 mod rope;
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+pub use self::generation::GenerationDefaults;
 use self::keys::{BOOL, ID, Keys, REAL, SIZE, SIZES, TEXT, TEXTS};
 use super::{AttentionKind, ConfigError, ConfigErrorKind, ModelConfig};
 
@@ -26,20 +29,20 @@ impl ModelConfig {
     /// Reads `config.json`; see [`from_json_str`](Self::from_json_str).
     ///
     /// # Errors
-    /// Those of [`from_json_str`](Self::from_json_str), and [`ConfigErrorKind::Read`]; the error names the file.
+    /// Those of [`from_json_str`](Self::from_json_str), and [`ConfigErrorKind::Read`]; the error
+    /// names the file.
     pub fn from_json_file(path: &Path) -> Result<Self, ConfigError> {
-        std::fs::read_to_string(path)
-            .map_err(|source| ConfigErrorKind::Read(source).into())
-            .and_then(|text| Self::from_json_str(&text))
-            .map_err(|error| error.at(path))
+        read(path, Self::from_json_str)
     }
 
-    /// Reads the text of a `config.json`, of a released checkpoint (`compress_ratios`, `num_hash_layers`, `rope_scaling`,
-    /// `qk_rope_head_dim`) or of Hugging Face `transformers` (`layer_types`, `compress_rates`, `mlp_layer_types`,
-    /// `rope_parameters`, `partial_rotary_factor`).
+    /// Reads the text of a `config.json`, of a released checkpoint (`compress_ratios`,
+    /// `num_hash_layers`, `rope_scaling`, `qk_rope_head_dim`) or of Hugging Face `transformers`
+    /// (`layer_types`, `compress_rates`, `mlp_layer_types`, `rope_parameters`,
+    /// `partial_rotary_factor`).
     ///
-    /// Keys that do not matter here are ignored. Nothing that changes the result has a default: a key that is not there is an
-    /// error. `swiglu_limit` of zero or less means no clamp, a `rope_scaling` of `null` no YaRN.
+    /// Keys that do not matter here are ignored. Nothing that changes the result has a default: a
+    /// key that is not there is an error. `swiglu_limit` of zero or less means no clamp, a
+    /// `rope_scaling` of `null` no YaRN.
     ///
     /// # Errors
     /// - [`ConfigErrorKind::Json`]: not a JSON object.
@@ -47,8 +50,7 @@ impl ModelConfig {
     /// - [`ConfigErrorKind::DSparkDrafter`]: the checkpoint has a DSpark drafter (`dspark_*` keys).
     /// - [`ConfigErrorKind::Invalid`]: all missing and all contradictory keys.
     pub fn from_json_str(text: &str) -> Result<Self, ConfigError> {
-        let root: serde_json::Map<String, Value> =
-            serde_json::from_str(text).map_err(ConfigErrorKind::Json)?;
+        let root = object(text)?;
         if let Some(model_type) = root.get("model_type").and_then(Value::as_str)
             && model_type != MODEL_TYPE
         {
@@ -77,6 +79,21 @@ impl ModelConfig {
         rope::read(&mut keys, &mut config);
         keys.finish(config)
     }
+}
+
+/// Reads a file; an error names it.
+fn read<T>(
+    path: &Path,
+    parse: impl FnOnce(&str) -> Result<T, ConfigError>,
+) -> Result<T, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|source| ConfigErrorKind::Read(source).into())
+        .and_then(|text| parse(&text))
+        .map_err(|error| error.at(path))
+}
+
+fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
+    Ok(serde_json::from_str(text).map_err(ConfigErrorKind::Json)?)
 }
 
 /// Choices that DeepSeek-V4 has made and the modules have built in.
@@ -259,7 +276,8 @@ fn trunk_ratios(
         keys.contradiction(
             "layers",
             format!(
-                "compress_ratios has {entries} entries for num_hidden_layers {count} and num_nextn_predict_layers {mtp}"
+                "compress_ratios has {entries} entries for num_hidden_layers {count} and \
+                 num_nextn_predict_layers {mtp}"
             ),
         );
         return ratios;
@@ -287,7 +305,8 @@ fn compare_kinds(keys: &mut Keys, ratios: &[usize], types: &[String]) {
         keys.contradiction(
             "layers",
             format!(
-                "compress_ratios[{layer}] is {ratio} but layer_types[{layer}] is `{name}` (and {more} more layers)"
+                "compress_ratios[{layer}] is {ratio} but layer_types[{layer}] is `{name}` (and \
+                 {more} more layers)"
             ),
         );
     }
@@ -309,7 +328,8 @@ fn read_hash_layers(keys: &mut Keys, config: &mut ModelConfig) {
         keys.contradiction(
             "num_hash_layers",
             format!(
-                "mlp_layer_types[{layer}] is `{}`, expected some `{HASH_MOE}` layers and then only `{SCORE_MOE}`",
+                "mlp_layer_types[{layer}] is `{}`, expected some `{HASH_MOE}` layers and then only \
+                 `{SCORE_MOE}`",
                 types[layer]
             ),
         );
@@ -328,7 +348,10 @@ fn read_hash_layers(keys: &mut Keys, config: &mut ModelConfig) {
     {
         keys.contradiction(
             "num_hash_layers",
-            format!("num_hash_layers is {count} but mlp_layer_types begins with {prefix} `{HASH_MOE}` layers"),
+            format!(
+                "num_hash_layers is {count} but mlp_layer_types begins with {prefix} \
+                 `{HASH_MOE}` layers"
+            ),
         );
     }
 }

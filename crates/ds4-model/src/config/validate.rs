@@ -11,15 +11,16 @@ const MAX_LAYERS: usize = 4096;
 const MAX_STREAMS: usize = 64;
 const MAX_SINKHORN_ITERS: usize = 1000;
 
-/// A broken rule. `fields` lets the reader of a file drop the rules that only break because a key is missing.
-pub(super) struct Problem {
+/// A broken rule. `fields` lets the reader of a file drop the rules that only break because a key
+/// is missing.
+pub(super) struct BrokenRule {
     pub(super) fields: &'static [&'static str],
     pub(super) message: String,
 }
 
 #[derive(Default)]
 struct Rules {
-    problems: Vec<Problem>,
+    problems: Vec<BrokenRule>,
 }
 
 impl Rules {
@@ -30,7 +31,7 @@ impl Rules {
         message: impl FnOnce() -> String,
     ) {
         if !holds {
-            self.problems.push(Problem {
+            self.problems.push(BrokenRule {
                 fields,
                 message: message(),
             });
@@ -78,8 +79,8 @@ fn label(field: &str) -> &str {
 }
 
 impl ModelConfig {
-    /// Checks that the configuration describes a model: sizes that are zero, out of proportion or do not divide,
-    /// constants that are not numbers.
+    /// Checks that the configuration describes a model: sizes that are zero, out of proportion or
+    /// do not divide, constants that are not numbers.
     ///
     /// # Errors
     /// [`ConfigErrorKind::Invalid`] with every rule that is broken.
@@ -100,7 +101,7 @@ impl ModelConfig {
         .into())
     }
 
-    pub(super) fn problems(&self) -> Vec<Problem> {
+    pub(super) fn problems(&self) -> Vec<BrokenRule> {
         let mut rules = Rules::default();
         self.sizes(&mut rules);
         self.relations(&mut rules);
@@ -162,7 +163,10 @@ impl ModelConfig {
         });
         if let Some((layer, ratio)) = bad_ratio {
             rules.check(false, &["layers"], || {
-                format!("layer {layer} compresses {ratio} tokens into one row, expected 1 to {MAX_INDEX}")
+                format!(
+                    "layer {layer} compresses {ratio} tokens into one row, expected 1 to \
+                     {MAX_INDEX}"
+                )
             });
         }
     }
@@ -190,7 +194,12 @@ impl ModelConfig {
         rules.check(
             !indexed || rope <= index_head,
             &["rope_head_dim", "index_head_dim", "layers"],
-            || format!("rope_head_dim (qk_rope_head_dim) {rope} is larger than index_head_dim {index_head}"),
+            || {
+                format!(
+                    "rope_head_dim (qk_rope_head_dim) {rope} is larger than index_head_dim \
+                     {index_head}"
+                )
+            },
         );
 
         let (picked, experts) = (self.num_experts_per_tok, self.n_routed_experts);
@@ -206,7 +215,10 @@ impl ModelConfig {
         });
         let mtp = self.num_mtp_layers;
         rules.check(mtp <= 1, &["num_mtp_layers"], || {
-            format!("num_mtp_layers (num_nextn_predict_layers) is {mtp}, at most one multi-token-prediction layer is supported")
+            format!(
+                "num_mtp_layers (num_nextn_predict_layers) is {mtp}, at most one \
+                 multi-token-prediction layer is supported"
+            )
         });
 
         for (fields, id) in [

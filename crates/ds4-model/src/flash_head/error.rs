@@ -9,10 +9,10 @@ use crate::checkpoint::CheckpointError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FlashHeadFileError {
-    /// It cannot be read, or is no safetensors file; the message names it.
+    /// The file cannot be read, or is not a safetensors file; the message names it.
     #[error(transparent)]
     File(#[from] CheckpointError),
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("{}: cannot be written: {source}", path.display())]
     Write {
         /// The file.
@@ -44,7 +44,7 @@ pub enum FlashHeadFileError {
         /// What it is.
         actual: String,
     },
-    /// It was made of another head.
+    /// The file was made of another head.
     #[error("{}: was made of the head {stored}, this one is {actual}", path.display())]
     OtherHead {
         /// The file.
@@ -54,7 +54,7 @@ pub enum FlashHeadFileError {
         /// Fingerprint of the head at hand.
         actual: String,
     },
-    /// Its parts make no head.
+    /// The parts in the file do not make a head.
     #[error("{}: {source}", path.display())]
     Head {
         /// The file.

@@ -1,12 +1,12 @@
-//! What tells a matrix from others.
+//! Fingerprints that tell matrices apart.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_ds4_ops::flash_head::FlashHead;
 
-/// Rows that are looked at, at most: enough to tell checkpoints apart, few enough to read back.
+/// Most rows that are sampled: enough to tell checkpoints apart, few enough to read back.
 const ROWS: usize = 256;
 
-/// The ids whose rows are looked at, from all over the vocabulary.
+/// The ids whose rows are sampled, from all over the vocabulary.
 fn sampled(vocabulary: usize) -> impl Iterator<Item = usize> {
     (0..vocabulary).step_by(vocabulary.div_ceil(ROWS).max(1))
 }
@@ -20,15 +20,15 @@ pub(super) fn of_matrix(lm_head: &Tensor<2>) -> String {
     )
 }
 
-/// The same of the rows of a clustered head.
+/// The fingerprint of the matrix that a clustered head was made of.
 pub(super) fn of_head(head: &FlashHead) -> String {
-    let mut places = vec![0; head.vocabulary()];
-    for (id, place) in head.ids().into_data().iter::<i64>().zip(0..) {
+    let mut row_of = vec![0; head.vocabulary()];
+    for (id, row) in head.ids().into_data().iter::<i64>().zip(0..) {
         if let Ok(id) = usize::try_from(id) {
-            places[id] = place;
+            row_of[id] = row;
         }
     }
-    let rows = sampled(places.len()).map(|id| places[id]);
+    let rows = sampled(row_of.len()).map(|id| row_of[id]);
     fingerprint(
         &head.weight(),
         rows.collect(),
@@ -36,7 +36,8 @@ pub(super) fn of_head(head: &FlashHead) -> String {
     )
 }
 
-/// Shape and hash (FNV-1a, 64 bits) of some rows in f32: a matrix has one fingerprint in every dtype that holds its values.
+/// Shape and hash (FNV-1a, 64 bits) of some rows in f32: a matrix has one fingerprint in every
+/// dtype that holds its values.
 fn fingerprint(matrix: &Tensor<2>, rows: Vec<i32>, shape: [usize; 2]) -> String {
     let [vocabulary, width] = shape;
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;

@@ -1,17 +1,20 @@
-//! A clustered head in place of a model's output matrix, and in a file next to the checkpoint that it was made of.
+//! A clustered head in place of a model's output matrix, and in a file next to the checkpoint that
+//! it was made of.
 //!
-//! A [`ProbedHead`] goes where tokens are chosen: in [`Model::flash_head`](crate::model::Model::flash_head), and then text is continued
-//! by what the head finds, which may be another token than the output matrix has for it; or, for drafts alone, in
-//! [`MtpLayer::flash_head`](crate::mtp::MtpLayer::flash_head), and then the text is the same.
+//! A [`ProbedHead`] chooses tokens. In [`Model::flash_head`](crate::model::Model::flash_head) it
+//! chooses the text, which may then have other tokens than the output matrix would choose. In
+//! [`MtpLayer::flash_head`](crate::mtp::MtpLayer::flash_head) it only chooses drafts, and the text
+//! is the same.
 //!
-//! Building the clusters takes minutes for a large vocabulary, so they are kept. The rows themselves stay in the checkpoint; the file has
-//! the cluster of each row, the centroids and their norms, and a fingerprint that tells the matrix that it belongs to from others.
+//! Building the clusters takes minutes for a large vocabulary, so they can be saved. The rows
+//! themselves stay in the checkpoint. The file has the cluster of each row, the centroids and their
+//! norms, and a fingerprint of the matrix that it belongs to.
 
 mod error;
 mod fingerprint;
 mod probed;
 mod reader;
-#[cfg(test)]
+#[cfg(all(test, feature = "flex"))]
 mod tests;
 mod writer;
 
@@ -41,11 +44,12 @@ const ASSIGNMENTS: &str = "assignments";
 const CENTROIDS: &str = "centroids";
 const NORMS: &str = "norms";
 
-/// What a file says of a clustered head.
+/// Contents of a clustered head's file.
 ///
-/// It is a safetensors file with the tensors `assignments`, `[vocabulary]`, U32 or I32, `centroids`, `[clusters, width]`, F32, F16 or
-/// BF16, of length 1 or 0, and `norms`, `[clusters]`, F32. Its metadata are `flash_head_version` (1), `capacity`, `special_tokens`
-/// (separated by commas), `lm_head` (the fingerprint) and, where it is known, `seed`.
+/// It is a safetensors file with the tensors `assignments`, `[vocabulary]`, U32 or I32,
+/// `centroids`, `[clusters, width]`, F32, F16 or BF16, of length 1 or 0, and `norms`, `[clusters]`,
+/// F32. Its metadata are `flash_head_version` (1), `capacity`, `special_tokens` (separated by
+/// commas), `lm_head` (the fingerprint) and, where it is known, `seed`.
 #[derive(Clone, Debug)]
 pub struct FlashHeadFile {
     path: PathBuf,
@@ -58,7 +62,8 @@ pub struct FlashHeadFile {
 }
 
 impl FlashHeadFile {
-    /// Writes a head to a file, with the seed that its clusters were built from. A file that is there is replaced at once or not at all.
+    /// Writes a head to a file, with the seed that its clusters were built from. An existing file
+    /// is replaced at once or not at all.
     ///
     /// # Errors
     /// [`FlashHeadFileError::Write`].
@@ -78,7 +83,8 @@ impl FlashHeadFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`FlashHeadFileError`] for a file that cannot be read, is damaged, lacks an entry or has one of another form.
+    /// [`FlashHeadFileError`] for a file that cannot be read, is damaged, lacks an entry or has one
+    /// of another form.
     pub fn open(path: &Path) -> Result<Self, FlashHeadFileError> {
         let bytes = fs::read(path).map_err(|source| CheckpointError::Read {
             path: path.to_path_buf(),
@@ -107,10 +113,11 @@ impl FlashHeadFile {
         })
     }
 
-    /// The head that the file says, of the matrix that it was made of, on the device of that matrix.
+    /// The head that the file describes, made of the given matrix and on its device.
     ///
     /// # Errors
-    /// [`FlashHeadFileError::OtherHead`] for another matrix; [`FlashHeadFileError::Head`] for parts that make no head.
+    /// [`FlashHeadFileError::OtherHead`] for another matrix; [`FlashHeadFileError::Head`] for parts
+    /// that make no head.
     pub fn head(&self, lm_head: Tensor<2>) -> Result<FlashHead, FlashHeadFileError> {
         let actual = fingerprint::of_matrix(&lm_head);
         if actual != self.fingerprint {
@@ -144,7 +151,7 @@ impl FlashHeadFile {
         &self.special_tokens
     }
 
-    /// What the clusters were built from, where that is known.
+    /// The seed that the clusters were built from, if it is known.
     pub fn seed(&self) -> Option<u64> {
         self.seed
     }

@@ -2,13 +2,14 @@ use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::flash_head::{
     FlashHead, FlashHeadCandidates, MAX_TOKENS, flash_head_argmax, flash_head_candidates,
+    flash_head_logits,
 };
 
-/// Tokens of a cluster where nothing else is known to be better.
+/// Tokens of a cluster, where no other number is known to be better.
 pub const DEFAULT_CAPACITY: usize = 16;
 
-/// A clustered head and how many of its clusters are probed: what a [`Model`](crate::model::Model) and its
-/// [`MtpLayer`](crate::mtp::MtpLayer) can have in place of the output matrix.
+/// A clustered head and how many of its clusters are probed: what a [`Model`](crate::model::Model)
+/// and its [`MtpLayer`](crate::mtp::MtpLayer) can have in place of the output matrix.
 ///
 /// # Example
 ///
@@ -18,7 +19,7 @@ pub const DEFAULT_CAPACITY: usize = 16;
 /// use ds4_model::flash_head::{DEFAULT_CAPACITY, ProbedHead};
 /// use ds4_model::model::Model;
 ///
-/// /// From now on, drafts are chosen by a sixteenth of the clusters; what is generated stays the same.
+/// /// Chooses drafts by a sixteenth of the clusters. The generated text stays the same.
 /// fn cluster_the_draft_head(model: &mut Model) -> Result<(), OpError> {
 ///     let output = model.output.val();
 ///     let clusters = output.dims()[0].div_ceil(DEFAULT_CAPACITY);
@@ -37,7 +38,7 @@ pub struct ProbedHead {
 }
 
 impl ProbedHead {
-    /// Of a head, `probes` clusters of which are probed.
+    /// A head of which `probes` clusters are probed.
     ///
     /// # Errors
     ///
@@ -47,7 +48,7 @@ impl ProbedHead {
         Ok(Self { head, probes })
     }
 
-    /// Checks a number of probes against the number of clusters, which may be known before the clusters are.
+    /// Checks a number of probes against the number of clusters, before the clusters have to exist.
     ///
     /// # Errors
     ///
@@ -78,11 +79,12 @@ impl ProbedHead {
         self.probes
     }
 
-    /// The token of the highest logit among the candidates, of equal ones that of the lowest id; so too where no logit is a number.
+    /// The candidate with the highest logit, of equal ones the lowest id. Where no logit is a
+    /// number, it is also that of the lowest id.
     ///
     /// # Shapes
     ///
-    /// - `hidden`: `[batch, positions, d_model]`, what the output matrix takes
+    /// - `hidden`: `[batch, positions, d_model]`, the input of the output matrix
     /// - output: `[batch, positions]`
     ///
     /// # Errors
@@ -95,11 +97,29 @@ impl ProbedHead {
         Ok(Tensor::cat(tokens, 0).reshape([batch, positions]))
     }
 
-    /// The candidates with their logits, one row a position.
+    /// The logits of the whole vocabulary in place of the output matrix's, `-inf` for tokens that
+    /// are no candidates; see [`flash_head_logits`].
     ///
     /// # Shapes
     ///
-    /// - `hidden`: `[batch, positions, d_model]`, what the output matrix takes
+    /// - `hidden`: `[batch, positions, d_model]`, the input of the output matrix
+    /// - output: f32 `[batch, positions, vocabulary]`
+    ///
+    /// # Errors
+    ///
+    /// As [`greedy_tokens`](Self::greedy_tokens).
+    pub fn logits(&self, hidden: Tensor<3>) -> Result<Tensor<3>, OpError> {
+        let [batch, positions, _] = hidden.dims();
+        let logits = calls(hidden).map(|h| flash_head_logits(h, &self.head, self.probes));
+        let logits = logits.collect::<Result<_, _>>()?;
+        Ok(Tensor::cat(logits, 0).reshape([batch, positions, self.head.vocabulary()]))
+    }
+
+    /// The candidates with their logits, one row per position.
+    ///
+    /// # Shapes
+    ///
+    /// - `hidden`: `[batch, positions, d_model]`, the input of the output matrix
     /// - output: `[batch · positions, candidates]`, see [`FlashHeadCandidates`]
     ///
     /// # Errors
@@ -119,7 +139,7 @@ impl ProbedHead {
     }
 }
 
-/// As many positions as the operators take at a time.
+/// Splits the positions into as many as the operators take at a time.
 fn calls(hidden: Tensor<3>) -> impl Iterator<Item = Tensor<2>> {
     let [batch, positions, width] = hidden.dims();
     let rows = batch * positions;

@@ -1,4 +1,4 @@
-//! A file as it is read.
+//! Reading of a file.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use safetensors::tensor::Metadata;
 
 use super::{ASSIGNMENTS, CENTROIDS, FlashHeadFileError, NORMS, SEED_KEY, SPECIAL_KEY};
 
-/// Header and data of a file, of which the header was checked.
+/// Header and data of a file; the header has been checked.
 pub(super) struct Reader<'a> {
     pub(super) path: &'a Path,
     pub(super) metadata: &'a Metadata,
@@ -101,7 +101,7 @@ impl Reader<'_> {
         clusters.collect()
     }
 
-    /// And how many.
+    /// The centroids and their number.
     pub(super) fn centroids(&self) -> Result<(TensorData, usize), FlashHeadFileError> {
         let accepted = [Dtype::F32, Dtype::F16, Dtype::BF16];
         let data = self.tensor(CENTROIDS, &accepted, "F32, F16 or BF16")?;

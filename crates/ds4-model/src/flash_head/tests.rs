@@ -181,7 +181,7 @@ impl Parts {
     }
 }
 
-/// What opening says, or making the head, without the name of the file, once a file was changed.
+/// The error of opening a changed file, or of making its head, without the name of the file.
 #[track_caller]
 fn refused(change: impl FnOnce(&mut Parts)) -> String {
     let (_dir, path, lm_head) = saved();

@@ -1,4 +1,4 @@
-//! A file as it is written.
+//! Writing of a file.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -55,7 +55,7 @@ pub(super) fn encode(head: &FlashHead, seed: Option<u64>) -> Result<Vec<u8>, Str
     safetensors::serialize(tensors, Some(metadata)).map_err(|error| error.to_string())
 }
 
-/// Writes a file beside the one that it becomes.
+/// Writes a temporary file beside `path`, and renames it.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}.tmp", std::process::id()));
@@ -67,7 +67,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         })
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // The first error is the one to tell of.
+        // The first error is the one to report.
         let _ = fs::remove_file(&temporary);
     }
     written

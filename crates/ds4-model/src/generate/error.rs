@@ -22,29 +22,21 @@ pub enum GenerateError {
         /// Number of logits.
         len: usize,
     },
-    /// Probabilities that do not form a distribution.
-    #[error("not a probability distribution: {reason}")]
-    Distribution {
-        /// What is wrong with them.
+    /// An entry of the logit bias cannot be used.
+    #[error("`logit_bias[{index}]`: {reason}")]
+    LogitBias {
+        /// Position in the list.
+        index: usize,
+        /// What is wrong with it.
         reason: String,
     },
-    /// A token id of the history lies outside the vocabulary that the logits cover.
-    #[error("`history[{index}]` is token {token}, but there are only {vocab_size} logits")]
-    HistoryToken {
-        /// Position in the history.
-        index: usize,
-        /// The id at that position.
-        token: u32,
-        /// Number of logits.
-        vocab_size: usize,
-    },
-    /// Drafts and their proposal distributions do not pair up.
-    #[error("{drafts} drafts were given with {proposals} proposal distributions")]
-    ProposalCount {
-        /// Number of drafts.
-        drafts: usize,
-        /// Number of proposal distributions.
-        proposals: usize,
+    /// More log-probabilities are wanted than are listed.
+    #[error("`log_probs` is {top}, expected at most {maximum}")]
+    TooManyLogProbs {
+        /// The value that was given.
+        top: usize,
+        /// Largest number that is accepted.
+        maximum: usize,
     },
     /// A stop string without characters would stop before the first token.
     #[error("stop string {index} is empty")]
@@ -101,25 +93,32 @@ pub enum GenerateError {
     /// No token can be chosen from logits of these sizes on the device.
     #[error("a token cannot be chosen from the logits: {0}")]
     Logits(#[source] burn_ds4_ops::OpError),
-    /// The proposer was given more tokens than it has streams for.
-    #[error("{tokens} tokens were given to the proposer, which has observed {positions} positions")]
-    NotObserved {
-        /// Number of tokens.
-        tokens: usize,
-        /// Number of positions.
-        positions: usize,
-    },
-    /// A batch cannot have more sequences.
-    #[error("the batch has {maximum} sequences already, as many as it can have")]
-    BatchFull {
-        /// Most sequences of a batch.
+    /// More texts are wanted at a time than there are lanes.
+    #[error("`lanes` is {lanes}, expected 1..={maximum}")]
+    TooManyLanes {
+        /// The value that was given.
+        lanes: usize,
+        /// Largest number that is accepted.
         maximum: usize,
     },
-    /// A sequence that has left the batch, or never was in it.
-    #[error("sequence {sequence} is not in the batch")]
-    UnknownSequence {
+    /// A request that has ended, or never was one of the engine.
+    #[error("request {request} is not known, or has ended")]
+    UnknownRequest {
         /// The one that was given.
-        sequence: super::SequenceId,
+        request: super::RequestId,
+    },
+    /// A text needs more memory than caches may take, or than others leave.
+    #[error(
+        "a text of {positions} positions needs caches of {needed} bytes, there are {maximum} for \
+         all texts (`cache_bytes`)"
+    )]
+    CacheMemory {
+        /// Positions of the text.
+        positions: usize,
+        /// Bytes that its caches take.
+        needed: usize,
+        /// Bytes that all caches may take.
+        maximum: usize,
     },
     /// The cache refused a step.
     #[error(transparent)]
@@ -192,4 +191,10 @@ pub enum GenerateError {
         /// What was expected, and what was found.
         reason: String,
     },
+}
+
+pub(super) fn device_error(error: impl ToString) -> GenerateError {
+    GenerateError::Device {
+        reason: error.to_string(),
+    }
 }

@@ -13,8 +13,9 @@ pub struct StopStep {
 
 /// Finds the first of several stop strings in text that arrives in pieces.
 ///
-/// The emitted text is everything before the stop string that starts earliest, however the text was cut into pieces:
-/// a suffix that may be the start of a stop string is withheld until it is decided.
+/// The emitted text is everything before the stop string that starts earliest, however the text was
+/// split into pieces: a suffix that may be the start of a stop string is withheld until it is
+/// decided.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
@@ -75,7 +76,7 @@ impl StopStrings {
         }
     }
 
-    /// Ends the text and returns what was withheld, cut at a stop string that it may contain.
+    /// Ends the text and returns what was withheld, up to a stop string that it may contain.
     pub fn finish(&mut self) -> String {
         let mut rest = std::mem::take(&mut self.withheld);
         if let Some(at) = self
@@ -177,12 +178,14 @@ mod tests {
         fn any_cut_of_a_text_emits_what_a_search_of_the_whole_text_gives(
             text in "[abé「]{0,24}",
             stops in prop::collection::vec("[abé「]{1,4}", 0..4),
-            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+            splits in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
         ) {
-            let boundaries: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
-            let mut cuts: Vec<usize> = cuts.iter().map(|cut| *cut.get(&boundaries)).chain([0, text.len()]).collect();
-            cuts.sort_unstable();
-            let pieces = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]);
+            let boundaries = text.char_indices().map(|(at, _)| at).chain([text.len()]);
+            let boundaries: Vec<usize> = boundaries.collect();
+            let splits = splits.iter().map(|split| *split.get(&boundaries));
+            let mut splits: Vec<usize> = splits.chain([0, text.len()]).collect();
+            splits.sort_unstable();
+            let pieces = splits.windows(2).map(|pair| &text[pair[0]..pair[1]]);
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let found = stops.iter().filter_map(|stop| text.find(stop)).min();
             let expected = &text[..found.unwrap_or(text.len())];
@@ -195,16 +198,17 @@ mod tests {
             stops in prop::collection::vec("[abé]{1,4}", 1..4),
         ) {
             let mut matcher = StopStrings::new(stops.clone()).unwrap();
-            let (mut seen, mut emitted) = (String::new(), String::new());
+            let (mut received, mut emitted) = (String::new(), String::new());
             for character in text.chars() {
-                seen.push(character);
+                received.push(character);
                 let step = matcher.push(character.encode_utf8(&mut [0; 4]));
                 emitted += &step.emit;
                 if step.stopped {
                     break;
                 }
-                let withheld = &seen[emitted.len()..];
-                prop_assert!(withheld.is_empty() || stops.iter().any(|stop| stop.starts_with(withheld)));
+                let withheld = &received[emitted.len()..];
+                let is_start = stops.iter().any(|stop| stop.starts_with(withheld));
+                prop_assert!(withheld.is_empty() || is_start);
             }
         }
     }

@@ -2,17 +2,18 @@
 
 use std::ops::ControlFlow;
 
-use super::driver::{FinishReason, GenerateConfig, Generation};
+use super::engine::FinishReason;
 use super::error::GenerateError;
+use super::generation::{GenerateConfig, Generation};
+use super::stats::SpeculativeStats;
 use super::stop::StopStrings;
 use super::tokenizer::{DecodeStream, TextTokenizer};
-use super::verifier::SpeculativeStats;
-use crate::config::ModelConfig;
 use crate::model::Model;
 
 /// A generation in progress: an iterator over pieces of the new text.
 ///
-/// A piece is never empty, holds complete characters only, and nothing that might turn out to be a stop string.
+/// A piece is never empty, holds complete characters only, and nothing that might turn out to be a
+/// stop string.
 #[derive(Debug)]
 pub struct TextGeneration<'a> {
     tokens: Generation<'a>,
@@ -24,22 +25,21 @@ pub struct TextGeneration<'a> {
 }
 
 impl<'a> TextGeneration<'a> {
-    /// Prepares to continue the token ids of `prompt`, as [`Generation::new`]; special tokens are left out of the text.
+    /// Prepares to continue the token ids of `prompt`, as [`Generation::new`].
     ///
     /// # Errors
     ///
     /// As [`Generation::new`], and if a stop string is empty.
     pub fn new(
         model: &'a Model,
-        model_config: &ModelConfig,
         tokenizer: &'a TextTokenizer,
         config: GenerateConfig,
         prompt: &[u32],
     ) -> Result<Self, GenerateError> {
         Ok(Self {
             stops: StopStrings::new(config.stop_strings.clone())?,
-            tokens: Generation::new(model, model_config, config, prompt)?,
-            decoder: tokenizer.decode_stream(true),
+            decoder: tokenizer.decode_stream(config.skip_special_tokens),
+            tokens: Generation::new(model, config, prompt)?,
             generated: 0,
             flushed: false,
         })
@@ -54,7 +54,8 @@ impl<'a> TextGeneration<'a> {
         self.tokens.prefill()
     }
 
-    /// Calls `on_text` with every piece of text until the generation ends or it answers [`ControlFlow::Break`].
+    /// Calls `on_text` with every piece of text until the generation ends or it answers
+    /// [`ControlFlow::Break`].
     ///
     /// # Errors
     ///

@@ -12,13 +12,14 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// A checkpoint's byte-level tokenizer.
 ///
-/// It adds no tokens of its own: whatever the file's post-processor says, a prompt begins with the tokens of its text, and
-/// a beginning-of-sequence token is there only if the caller puts it there.
+/// It adds no tokens of its own: whatever the file's post-processor says, a prompt begins with the
+/// tokens of its text, and a beginning-of-sequence token is there only if the caller puts it there.
 #[derive(Clone, Debug)]
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
-    /// The same tokenizer without the added tokens. Released DeepSeek tokenizers flag only few of theirs as special
-    /// (`<｜User｜>` is not), so the library's own switch for special tokens would let the others through.
+    /// The same tokenizer without the added tokens. Released DeepSeek tokenizers flag only few of
+    /// theirs as special (`<｜User｜>` is not), so the library's own switch for special tokens would
+    /// let the others through.
     plain: Tokenizer,
     added: HashMap<u32, AddedText>,
     vocab_size: usize,
@@ -34,7 +35,8 @@ impl TextTokenizer {
     /// Reads `tokenizer.json` of a checkpoint directory.
     ///
     /// # Errors
-    /// [`GenerateError::TokenizerRead`] and [`GenerateError::TokenizerFormat`], both with the file's path.
+    /// [`GenerateError::TokenizerRead`] and [`GenerateError::TokenizerFormat`], both with the
+    /// file's path.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, GenerateError> {
         let path = dir.as_ref().join(TOKENIZER_FILE);
         let bytes = std::fs::read(&path).map_err(|source| GenerateError::TokenizerRead {
@@ -50,7 +52,7 @@ impl TextTokenizer {
         if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err("the decoder is not `ByteLevel`".into());
         }
-        // Settings of training batches; a prompt is neither cut nor filled up.
+        // Settings of training batches; a prompt is neither truncated nor padded.
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
@@ -98,8 +100,9 @@ impl TextTokenizer {
     /// Encodes text of which no part can become an added token: `<think>` is seven characters here.
     ///
     /// # Errors
-    /// [`GenerateError::Encode`] where the tokenizer refuses the text, [`GenerateError::ReservedToken`] where the
-    /// vocabulary leads back to an added token without naming it as one.
+    /// [`GenerateError::Encode`] where the tokenizer refuses the text,
+    /// [`GenerateError::ReservedToken`] where the vocabulary leads back to an added token without
+    /// naming it as one.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
         let ids = encode(&self.plain, text)?;
         match ids.iter().find_map(|id| self.added.get(id)) {
@@ -110,8 +113,8 @@ impl TextTokenizer {
         }
     }
 
-    /// Decodes ids; bytes that are not UTF-8 become replacement characters. `skip_special` leaves out the tokens that the
-    /// tokenizer file flags as special.
+    /// Decodes ids; bytes that are not UTF-8 become replacement characters. `skip_special` leaves
+    /// out the tokens that the tokenizer file flags as special.
     ///
     /// # Errors
     /// [`GenerateError::UnknownToken`] for an id without a token.
@@ -145,8 +148,8 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateError> 
 
 /// Decodes ids one at a time into whole characters.
 ///
-/// The bytes of a character that is still incomplete are held back, so that the pieces joined are what
-/// [`TextTokenizer::decode`] makes of all ids at once.
+/// The bytes of a character that is still incomplete are held back, so that the pieces joined are
+/// what [`TextTokenizer::decode`] makes of all ids at once.
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a TextTokenizer,
@@ -209,8 +212,8 @@ impl DecodeStream<'_> {
     }
 }
 
-/// The byte that a character of the byte-level alphabet stands for. Printable Latin-1 stands for itself; the other 68
-/// bytes, in order, are the characters from U+0100 on.
+/// The byte that a character of the byte-level alphabet stands for. Printable Latin-1 stands for
+/// itself; the other 68 bytes, in order, are the characters from U+0100 on.
 fn byte_of(character: char) -> Option<u8> {
     match character {
         '!'..='~' | '¡'..='¬' | '®'..='ÿ' => u8::try_from(u32::from(character)).ok(),

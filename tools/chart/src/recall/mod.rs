@@ -1,4 +1,4 @@
-//! What a clustered output head finds, by the number of clusters that it probes.
+//! The recall of a clustered output head, by the number of clusters that it probes.
 
 mod svg;
 
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::{Error, Place};
+use crate::error::{Error, Location};
 pub use svg::draw;
 
-/// What the evaluation program prints as JSON, as far as it is shown here.
+/// The JSON output of the evaluation program, as far as it is shown here.
 #[derive(Deserialize)]
 struct Evaluation {
     flash_head: Option<Recall>,
@@ -27,11 +27,11 @@ pub struct Recall {
     pub positions: u64,
     /// The share of the dense head's drafts that is accepted, if the model makes drafts.
     pub dense_acceptance: Option<f64>,
-    /// By the number of clusters that are probed, ascending.
+    /// Results by the number of probed clusters, ascending.
     pub probes: Vec<Probe>,
 }
 
-/// What one number of probes finds, as shares.
+/// Results of one number of probes, as shares.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Probe {
     /// Clusters that are probed.
@@ -43,14 +43,14 @@ pub struct Probe {
 }
 
 impl Recall {
-    /// Of `text`, which was read from `file`.
+    /// Parses `text`, which was read from `file`.
     ///
     /// # Errors
-    /// A text that is no evaluation of a clustered head, or one whose figures cannot be: shares outside 0..=1, and numbers of probes
-    /// that do not ascend or are more than there are clusters.
+    /// A text that is no evaluation of a clustered head, or one with impossible figures: shares
+    /// outside 0..=1, and numbers of probes that do not ascend or exceed the number of clusters.
     pub fn parse(file: &Path, text: &str) -> Result<Self, Error> {
         let malformed = |line, problem| Error::Malformed {
-            place: Place::new(file, line),
+            location: Location::new(file, line),
             problem,
         };
         let evaluation: Evaluation = serde_json::from_str(text)
@@ -86,7 +86,8 @@ impl Recall {
     /// A Markdown table with a row for each number of probes.
     pub fn markdown(&self) -> String {
         let mut table = String::from(
-            "| clusters probed | of the vocabulary | recall@1 | drafts accepted |\n|---|---|---|---|\n",
+            "| clusters probed | of the vocabulary | recall@1 | drafts accepted |\n\
+             |---|---|---|---|\n",
         );
         for probe in &self.probes {
             let share = probe.probes as f64 / self.clusters as f64;

@@ -46,7 +46,7 @@ fn draw_header(area: &Area, recall: &Recall, model: &str) -> Result<(), Error> {
 fn draw_curves(area: &Area, recall: &Recall) -> Result<(), Error> {
     let xs: Vec<f64> = recall.probes.iter().map(|p| p.probes as f64).collect();
     let (first, last) = (xs[0], xs[xs.len() - 1]);
-    // Room for the marks at both ends, also where both are one.
+    // A margin for the marks at both ends, also where both are one.
     let margin = (last / first).powf(0.05).max(1.1);
     let mut context = ChartBuilder::on(area)
         .margin(12)
@@ -56,7 +56,7 @@ fn draw_curves(area: &Area, recall: &Recall) -> Result<(), Error> {
             (first / margin..last * margin)
                 .log_scale()
                 .with_key_points(xs),
-            // Marks at 100 % are not cut.
+            // Leaves space for the marks at 100 %.
             0.0..104.0,
         )
         .map_err(failed)?;

@@ -1,14 +1,14 @@
-//! New rows of a ring.
+//! Storing new rows in a ring.
 
 use cubecl::prelude::*;
 
-use super::rotate::Table;
+use super::rotate::AngleTable;
 use super::row::{RowBlueprint, store};
 
-/// How much there is, steps from one to the next, and constants.
+/// Dimensions, strides and constants of [`append_kernel`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct AppendSizes {
-    /// New rows of a sequence before those that are kept.
+    /// New rows of a sequence that come before those that are stored.
     pub dropped: u32,
     /// Slots of a sequence.
     pub slots: u32,
@@ -20,7 +20,7 @@ pub(crate) struct AppendSizes {
     pub hadamard_scale: f32,
 }
 
-/// Stores new rows of sequences in the slots of their positions, a cube to a row.
+/// Stores new rows of sequences in the slots of their positions. Each cube stores one row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn append_kernel<X: Float, R: Float, W: Float, I: Int>(
@@ -30,7 +30,7 @@ pub(crate) fn append_kernel<X: Float, R: Float, W: Float, I: Int>(
     start: &[I],
     ring: &mut [R],
     sizes: AppendSizes,
-    table: Table,
+    table: AngleTable,
     #[comptime] blueprint: RowBlueprint,
     #[define(X, R, W, I)] _dtypes: [ElemType; 4],
 ) {
@@ -48,7 +48,8 @@ pub(crate) fn append_kernel<X: Float, R: Float, W: Float, I: Int>(
     );
 }
 
-/// Stores the row of a sequence and its new row, not counting those that are dropped. All of the cube must be here.
+/// Stores row number `index` of a sequence, not counting the dropped rows. Every unit of the cube
+/// must call this.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn append<X: Float, R: Float, W: Float, I: Int>(
@@ -58,18 +59,18 @@ pub(super) fn append<X: Float, R: Float, W: Float, I: Int>(
     start: &[I],
     ring: &mut [R],
     sequence: usize,
-    kept: u32,
+    index: u32,
     sizes: &AppendSizes,
-    table: &Table,
+    table: &AngleTable,
     #[comptime] blueprint: RowBlueprint,
 ) {
     let width = comptime!(blueprint.width);
     let mut row = Shared::<[f32]>::new_slice(width as usize);
-    let mut other = Shared::<[f32]>::new_slice(width as usize);
-    let token = kept + sizes.dropped;
+    let mut scratch = Shared::<[f32]>::new_slice(width as usize);
+    let token = index + sizes.dropped;
     let given = start[sequence];
-    let there = given >= I::from_int(0) && given < I::cast_from(table.known);
-    let position = select(there, u32::cast_from(given), 0u32) + token;
+    let active = given >= I::from_int(0) && given < I::cast_from(table.positions);
+    let position = select(active, u32::cast_from(given), 0u32) + token;
 
     let from = sequence * sizes.x_sequence + token as usize * sizes.x_row;
     let mut channel = UNIT_POS;
@@ -80,14 +81,14 @@ pub(super) fn append<X: Float, R: Float, W: Float, I: Int>(
     let to = sequence * sizes.ring_sequence + (position % sizes.slots) as usize * sizes.ring_slot;
     store::<R, W>(
         &mut row,
-        &mut other,
+        &mut scratch,
         norm,
         angles,
         ring,
         table.at::<I>(given, token),
         table,
         to,
-        there,
+        active,
         sizes.epsilon,
         sizes.hadamard_scale,
         blueprint,

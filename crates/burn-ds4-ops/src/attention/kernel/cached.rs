@@ -1,27 +1,30 @@
-//! Attention with a sink, for few queries, over rows where a cache keeps them.
+//! Attention with a sink, for few queries, over the rows of a cache.
 
 use cubecl::prelude::*;
 
-use super::heads::{CHUNK, Chunk, Heads};
-use super::meeting::meet;
-use super::rotate::Table;
-use super::sight::Sight;
-use super::sink::{SinkBlueprint, Sizes, Stretch, Strides};
+use super::combine::combine_planes;
+use super::heads::{Heads, KV_GROUP, KvGroup};
+use super::rotate::AngleTable;
+use super::sink::{AttentionShape, AttentionStrides, KvSplit, SinkBlueprint};
+use super::visibility::Visibility;
 use crate::attention::MASKED;
 
-/// How [`cached_kernel`] is compiled: as [`sink_kernel`](super::sink_kernel), of whose queries and results the vectors from `kept` on turn.
+/// Compile-time configuration of [`cached_kernel`]: as of [`sink_kernel`](super::sink_kernel), and
+/// the vectors in front of queries and results that are not rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CachedBlueprint {
     pub sink: SinkBlueprint,
-    pub kept: u32,
+    pub unrotated: u32,
 }
 
-/// [`sink_kernel`](super::sink_kernel) of queries as they were projected, over rows that are found, and seen, by positions. The stretches
-/// are the same ones, counted from the first position of a query's window and from the first of all blocks.
+/// Computes [`sink_kernel`](super::sink_kernel) for queries as they were projected, over rows that
+/// are located, and are visible, by position. The KV splits are the same, counted from the first
+/// position of a query's window and from the first block.
 ///
-/// - `window`: that of a position is in slot `position % sizes.columns`
-/// - `rows`: number `r` is seen from position `(r + 1) * ratio - 1` on
-/// - `start`: the first query's position of each sequence; one outside the table is of a sequence that is not there, which sees nothing
+/// - `window`: the row of a position is in slot `position % shape.columns`
+/// - `rows`: row `r` is visible from position `(r + 1) * ratio - 1` on
+/// - `start`: the position of the first query of each sequence. A sequence whose start is outside
+///   the table is vacant: nothing is visible to it
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
@@ -33,10 +36,10 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     angles: &[f32],
     start: &[P],
     output: &mut [Vector<O, N>],
-    shares: &mut [f32],
-    sizes: Sizes,
-    strides: Strides,
-    table: Table,
+    softmax_stats: &mut [f32],
+    shape: AttentionShape,
+    strides: AttentionStrides,
+    table: AngleTable,
     ratio: u32,
     epsilon: f32,
     scale: f32,
@@ -46,74 +49,77 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let sink = comptime!(blueprint.sink);
     let token = CUBE_POS_Y;
     let first_head = CUBE_POS_X * sink.heads;
-    let sight = Sight::new::<P>(start, token, ratio, &sizes, &table);
-    let (sequence, query) = (sight.sequence as usize, sight.query as usize);
+    let visibility = Visibility::new::<P>(start, token, ratio, &shape, &table);
+    let (sequence, query) = (visibility.sequence as usize, visibility.query as usize);
     let own = sequence * strides.queries_sequence + query * strides.query;
     let mut heads =
-        Heads::<N>::new::<F>(queries, sinks, own, first_head, &sizes, strides.head, sink);
-    heads.normalize_and_turn(
+        Heads::<N>::new::<F>(queries, sinks, own, first_head, &shape, strides.head, sink);
+    heads.normalize_and_rotate(
         angles,
-        sight.angle,
+        visibility.angle,
         &table,
-        sizes.vectors,
+        shape.vectors,
         epsilon,
-        blueprint.kept,
+        blueprint.unrotated,
     );
 
-    let mut seen = sizes.seen;
+    let mut selected = shape.selected;
     if picks.is_none() {
-        seen = min(seen, sight.visible);
+        selected = min(selected, visibility.visible_rows);
     }
-    let stretch = Stretch::new(&sizes, seen, sink);
-    let mut first = stretch.first + UNIT_POS_Y * CHUNK;
-    while first < min(stretch.end, sizes.span) {
-        let mut chunk = Chunk::new();
+    let split = KvSplit::new(&shape, selected, sink);
+    let mut first = split.first + UNIT_POS_Y * KV_GROUP;
+    while first < min(split.end, shape.span) {
+        let mut group = KvGroup::new();
         #[unroll]
-        for c in 0..CHUNK {
-            let slot = sight.slot(first + c, &sizes) as usize;
-            chunk.biases[c as usize] = select(sight.sees(first + c, &sizes), 0.0f32, MASKED);
-            chunk.starts[c as usize] =
+        for c in 0..KV_GROUP {
+            let slot = visibility.slot(first + c, &shape) as usize;
+            group.biases[c as usize] =
+                select(visibility.is_visible(first + c, &shape), 0.0f32, MASKED);
+            group.starts[c as usize] =
                 sequence * strides.window_sequence + slot * strides.window_row;
         }
-        if chunk.is_seen() {
-            heads.attend::<F>(window, &chunk, sizes.vectors, scale);
+        if group.is_visible() {
+            heads.attend::<F>(window, &group, shape.vectors, scale);
         }
-        first += comptime!(CHUNK * sink.planes);
+        first += comptime!(KV_GROUP * sink.planes);
     }
 
-    let end = stretch.row(stretch.end);
-    let mut first = stretch.row(stretch.first) + UNIT_POS_Y * CHUNK;
+    let end = split.row(split.end);
+    let mut first = split.row(split.first) + UNIT_POS_Y * KV_GROUP;
     while first < end {
-        let mut chunk = Chunk::new();
+        let mut group = KvGroup::new();
         #[unroll]
-        for c in 0..CHUNK {
+        for c in 0..KV_GROUP {
             let mut inside = first + c < end;
-            let place = select(inside, first + c, first);
-            let at = token as usize * sizes.seen as usize + place as usize;
+            let index = select(inside, first + c, first);
+            let at = token as usize * shape.selected as usize + index as usize;
             let picked: ComptimeOption<I> = picks.map(|picks| picks[at]);
-            let picked = picked.unwrap_or_else(|| I::cast_from(place));
-            inside = inside && picked >= I::from_int(0) && picked < I::cast_from(sight.visible);
+            let picked = picked.unwrap_or_else(|| I::cast_from(index));
+            inside = inside
+                && picked >= I::from_int(0)
+                && picked < I::cast_from(visibility.visible_rows);
             let row = select(inside, u32::cast_from(picked), 0u32) as usize;
-            chunk.biases[c as usize] = select(inside, 0.0f32, MASKED);
-            chunk.starts[c as usize] = sequence * strides.rows_sequence + row * strides.row;
+            group.biases[c as usize] = select(inside, 0.0f32, MASKED);
+            group.starts[c as usize] = sequence * strides.rows_sequence + row * strides.row;
         }
-        if chunk.is_seen() {
-            heads.attend::<F>(rows, &chunk, sizes.vectors, scale);
+        if group.is_visible() {
+            heads.attend::<F>(rows, &group, shape.vectors, scale);
         }
-        first += comptime!(CHUNK * sink.planes);
+        first += comptime!(KV_GROUP * sink.planes);
     }
 
-    let kept = comptime!(Some(blueprint.kept));
-    meet::<O, N>(
+    let unrotated = comptime!(Some(blueprint.unrotated));
+    combine_planes::<O, N>(
         &heads,
         sinks,
         angles,
         output,
-        shares,
-        sight.angle,
+        softmax_stats,
+        visibility.angle,
         table.pairs,
-        &sizes,
-        kept,
+        &shape,
+        unrotated,
         sink,
     );
 }

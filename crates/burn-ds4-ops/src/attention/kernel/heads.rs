@@ -1,53 +1,53 @@
-//! What the lanes of a cube of [`sink_kernel`](super::sink_kernel) work on.
+//! The heads of a cube of [`sink_kernel`](super::sink_kernel), as its lanes hold them.
 
 use cubecl::prelude::*;
 
-use super::rotate::{Table, turn};
-use super::sink::{SinkBlueprint, Sizes};
-use super::weight;
-use crate::attention::HIDDEN;
+use super::rotate::{AngleTable, rotate_vector};
+use super::sink::{AttentionShape, SinkBlueprint};
+use super::softmax_weight;
+use crate::attention::HIDDEN_BELOW;
 use crate::intrinsics::group_sum;
 
-/// Columns that a plane takes at a time.
-pub(crate) const CHUNK: u32 = 4;
+/// Columns that a plane processes together.
+pub(crate) const KV_GROUP: u32 = 4;
 
-/// What a lane has of the heads of a cube.
+/// The part of a cube's heads that a lane holds.
 #[derive(CubeType)]
 pub(super) struct Heads<N: Size> {
-    /// Its vectors of the queries, and of the weighted sums of rows: `[heads, steps]`.
+    /// The lane's vectors of the queries, and of the weighted sums of rows: `[heads, steps]`.
     pub queries: Array<Vector<f32, N>>,
     pub sums: Array<Vector<f32, N>>,
-    /// Largest logit so far, and the sum of exponentials relative to it.
+    /// Softmax statistics: the largest logit so far, and the sum of exponentials relative to it.
     pub maxima: Array<f32>,
     pub totals: Array<f32>,
     #[cube(comptime)]
     blueprint: SinkBlueprint,
 }
 
-/// A few rows: where they start, and how visible they are.
+/// A few key/value rows: their offsets, and their biases.
 #[derive(CubeType)]
-pub(super) struct Chunk {
+pub(super) struct KvGroup {
     pub starts: Array<usize>,
     pub biases: Array<f32>,
 }
 
 #[cube]
-impl Chunk {
-    pub fn new() -> Chunk {
-        Chunk {
-            starts: Array::new(comptime!(CHUNK as usize)),
-            biases: Array::new(comptime!(CHUNK as usize)),
+impl KvGroup {
+    pub fn new() -> KvGroup {
+        KvGroup {
+            starts: Array::new(comptime!(KV_GROUP as usize)),
+            biases: Array::new(comptime!(KV_GROUP as usize)),
         }
     }
 
-    /// Whether there is anything to see.
-    pub fn is_seen(&self) -> bool {
+    /// Whether any of the rows is visible.
+    pub fn is_visible(&self) -> bool {
         let mut best = self.biases[0];
         #[unroll]
-        for c in 1..CHUNK {
+        for c in 1..KV_GROUP {
             best = max(best, self.biases[c as usize]);
         }
-        best > HIDDEN
+        best > HIDDEN_BELOW
     }
 }
 
@@ -58,7 +58,7 @@ impl<N: Size> Heads<N> {
         sinks: &[f32],
         start: usize,
         first_head: u32,
-        sizes: &Sizes,
+        shape: &AttentionShape,
         stride: usize,
         #[comptime] blueprint: SinkBlueprint,
     ) -> Heads<N> {
@@ -72,8 +72,8 @@ impl<N: Size> Heads<N> {
         };
         #[unroll]
         for h in 0..blueprint.heads {
-            // Heads past the end repeat the last, and are not written.
-            let head = min(first_head + h, sizes.heads - 1) as usize;
+            // Heads past the end repeat the last one, and are not written.
+            let head = min(first_head + h, shape.heads - 1) as usize;
             #[unroll]
             for step in 0..blueprint.steps {
                 let vector = UNIT_POS_X + step * blueprint.plane;
@@ -83,11 +83,11 @@ impl<N: Size> Heads<N> {
                     heads.queries[at] =
                         Vector::cast_from(queries[start + head * stride + vector as usize]);
                 } else {
-                    let inside = vector < sizes.vectors;
+                    let inside = vector < shape.vectors;
                     let vector = select(inside, vector, 0u32);
                     let query: Vector<f32, N> =
                         Vector::cast_from(queries[start + head * stride + vector as usize]);
-                    // Zeros, so that what the lane reads of a row instead adds nothing.
+                    // Zeros, so that what the lane reads in place of a row's vector adds nothing.
                     let mut own = Vector::new(0.0f32);
                     if inside {
                         own = query;
@@ -95,21 +95,22 @@ impl<N: Size> Heads<N> {
                     heads.queries[at] = own;
                 }
             }
-            heads.maxima[h as usize] = max(sinks[head], HIDDEN);
+            heads.maxima[h as usize] = max(sinks[head], HIDDEN_BELOW);
             heads.totals[h as usize] = 0.0f32;
         }
         heads
     }
 
-    /// Divides the queries by their root mean square, and turns the pairs of the vectors from `kept` on by the angles at `angle`.
-    pub fn normalize_and_turn(
+    /// Divides the queries by their root mean square, and rotates the pairs of the vectors from
+    /// `unrotated` on by the angles at `angle`.
+    pub fn normalize_and_rotate(
         &mut self,
         angles: &[f32],
         angle: usize,
-        table: &Table,
+        table: &AngleTable,
         vectors: u32,
         epsilon: f32,
-        #[comptime] kept: u32,
+        #[comptime] unrotated: u32,
     ) {
         let blueprint = comptime!(self.blueprint);
         let steps = comptime!(blueprint.steps);
@@ -131,11 +132,11 @@ impl<N: Size> Heads<N> {
             for step in 0..steps {
                 let at = comptime!((h * steps + step) as usize);
                 let mut query = self.queries[at] * Vector::new(factor);
-                if comptime!((step + 1) * blueprint.plane > kept) {
+                if comptime!((step + 1) * blueprint.plane > unrotated) {
                     let vector = UNIT_POS_X + step * blueprint.plane;
-                    if vector >= kept && vector < vectors {
-                        let first = angle + ((vector - kept) * N::value() as u32 / 2) as usize;
-                        query = turn::<N>(query, angles, first, table.pairs, false);
+                    if vector >= unrotated && vector < vectors {
+                        let first = angle + ((vector - unrotated) * N::value() as u32 / 2) as usize;
+                        query = rotate_vector::<N>(query, angles, first, table.pairs, false);
                     }
                 }
                 self.queries[at] = query;
@@ -143,19 +144,19 @@ impl<N: Size> Heads<N> {
         }
     }
 
-    /// Takes the rows of a chunk in.
+    /// Adds the rows of a group to the softmax and to the weighted sums.
     pub fn attend<F: Float>(
         &mut self,
         rows: &[Vector<F, N>],
-        chunk: &Chunk,
+        group: &KvGroup,
         vectors: u32,
         scale: f32,
     ) {
         let blueprint = comptime!(self.blueprint);
         let steps = comptime!(blueprint.steps);
-        let mut keys = Array::<Vector<f32, N>>::new(comptime!((CHUNK * steps) as usize));
+        let mut keys = Array::<Vector<f32, N>>::new(comptime!((KV_GROUP * steps) as usize));
         #[unroll]
-        for c in 0..CHUNK {
+        for c in 0..KV_GROUP {
             #[unroll]
             for step in 0..steps {
                 let mut vector = UNIT_POS_X + step * blueprint.plane;
@@ -163,16 +164,16 @@ impl<N: Size> Heads<N> {
                     vector = select(vector < vectors, vector, 0u32);
                 }
                 keys[comptime!((c * steps + step) as usize)] =
-                    Vector::cast_from(rows[chunk.starts[c as usize] + vector as usize]);
+                    Vector::cast_from(rows[group.starts[c as usize] + vector as usize]);
             }
         }
         #[unroll]
         for h in 0..blueprint.heads {
             let before = self.maxima[h as usize];
             let mut maximum = before;
-            let mut weights = Array::<f32>::new(comptime!(CHUNK as usize));
+            let mut weights = Array::<f32>::new(comptime!(KV_GROUP as usize));
             #[unroll]
-            for c in 0..CHUNK {
+            for c in 0..KV_GROUP {
                 let mut dot = 0.0f32;
                 #[unroll]
                 for step in 0..steps {
@@ -184,26 +185,26 @@ impl<N: Size> Heads<N> {
                     }
                 }
                 let dot = group_sum(dot, blueprint.plane, blueprint.target);
-                let logit = fma(dot, scale, chunk.biases[c as usize]);
+                let logit = fma(dot, scale, group.biases[c as usize]);
                 weights[c as usize] = logit;
                 maximum = max(maximum, logit);
             }
-            let kept = weight(before - maximum, blueprint.target);
-            let mut total = self.totals[h as usize] * kept;
+            let rescale = softmax_weight(before - maximum, blueprint.target);
+            let mut total = self.totals[h as usize] * rescale;
             #[unroll]
-            for c in 0..CHUNK {
-                let share = weight(weights[c as usize] - maximum, blueprint.target);
-                weights[c as usize] = share;
-                total += share;
+            for c in 0..KV_GROUP {
+                let weight = softmax_weight(weights[c as usize] - maximum, blueprint.target);
+                weights[c as usize] = weight;
+                total += weight;
             }
             self.maxima[h as usize] = maximum;
             self.totals[h as usize] = total;
             #[unroll]
             for step in 0..steps {
                 let at = comptime!((h * steps + step) as usize);
-                let mut sum = self.sums[at] * Vector::new(kept);
+                let mut sum = self.sums[at] * Vector::new(rescale);
                 #[unroll]
-                for c in 0..CHUNK {
+                for c in 0..KV_GROUP {
                     let row = keys[comptime!((c * steps + step) as usize)];
                     sum += row * Vector::new(weights[c as usize]);
                 }

@@ -4,19 +4,19 @@ use cubecl::prelude::*;
 
 use crate::attention::MASKED;
 
-/// Planes of units that share the heads of a row.
-pub(crate) const SHARES: u32 = 4;
+/// Planes of a cube, among which the heads are divided.
+pub(crate) const INDEX_PLANES: u32 = 4;
 
-/// What is scored: rows of a sequence, by the heads of its `count` queries; from which position on a row is seen; and steps from one to the
-/// next, in vectors.
+/// Dimensions and strides of the scores: rows of a sequence, by the heads of its `count` queries.
+/// Strides are in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct IndexSizes {
-    /// Positions of the block that a row stands for.
+    /// Positions of the block that a row stands for. It is visible from the end of that block on.
     pub ratio: u32,
     pub count: u32,
     pub heads: u32,
     pub rows: u32,
-    /// What a sum is multiplied by.
+    /// The factor of a score.
     pub scale: f32,
     pub queries_sequence: usize,
     pub queries_query: usize,
@@ -27,21 +27,22 @@ pub(crate) struct IndexSizes {
 
 #[cube]
 impl IndexSizes {
-    /// Where the first head of a query is, of all queries of all sequences.
+    /// The offset of a query's first head, by the query's number among those of all sequences.
     pub fn query(&self, token: u32) -> usize {
         (token / self.count) as usize * self.queries_sequence
             + (token % self.count) as usize * self.queries_query
     }
 
-    /// Where the first row of a query's sequence is.
+    /// The offset of the first row of a query's sequence.
     pub fn keys(&self, token: u32) -> usize {
         (token / self.count) as usize * self.keys_sequence
     }
 }
 
-/// How many rows a query sees: all of them, or if there are positions of first queries, those whose blocks have ended.
+/// The number of rows that are visible to a query: all of them or, if the positions of first
+/// queries are given, those whose blocks are complete.
 #[cube]
-pub(super) fn seen_rows<P: Int>(
+pub(super) fn visible_rows<P: Int>(
     start: &ComptimeOption<&[P]>,
     sizes: &IndexSizes,
     token: u32,
@@ -50,43 +51,46 @@ pub(super) fn seen_rows<P: Int>(
     #[comptime]
     if let ComptimeOption::Some(start) = start {
         let given = start[(token / sizes.count) as usize];
-        // What is beyond 32 bits would be another position.
+        // A start that does not fit 32 bits would be cast to another position.
         let limit = comptime!(i32::MAX as u32) - sizes.count;
-        let there = given >= P::from_int(0) && given < P::cast_from(limit);
-        let position = select(there, u32::cast_from(given), 0u32) + token % sizes.count;
-        visible = select(there, (position + 1) / sizes.ratio, 0u32);
+        let active = given >= P::from_int(0) && given < P::cast_from(limit);
+        let position = select(active, u32::cast_from(given), 0u32) + token % sizes.count;
+        visible = select(active, (position + 1) / sizes.ratio, 0u32);
     }
     visible
 }
 
-/// The score of row `own`: of its `shares`, from `at` on and so far apart, in their order, or that of a row that is not seen.
+/// Stores the score of row `own`: the sum of its `partials`, which are `stride` apart from `at` on,
+/// in their order, or [`MASKED`] if the row is not visible.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn store_score(
-    shares: &[f32],
+    partials: &[f32],
     at: u32,
     scores: &mut [f32],
     token: u32,
     own: u32,
     visible: u32,
     sizes: &IndexSizes,
-    #[comptime] apart: u32,
+    #[comptime] stride: u32,
 ) {
-    let mut score = shares[at as usize];
+    let mut score = partials[at as usize];
     #[unroll]
-    for share in 1..SHARES {
-        score += shares[(at + comptime!(share * apart)) as usize];
+    for plane in 1..INDEX_PLANES {
+        score += partials[(at + comptime!(plane * stride)) as usize];
     }
     let score = select(own < visible, score * sizes.scale, MASKED);
     scores[token as usize * sizes.rows as usize + own as usize] = score;
 }
 
-/// Every unit has a row, and goes through every so manieth head; the sums of a row meet in one order. No score depends on how many others
+/// Computes indexer scores. Every unit has a row, and the planes of a cube take heads in a strided
+/// loop. The partial sums of a row are added in one order, so no score depends on how many others
 /// there are.
 ///
-/// - `queries`, `keys`: vectors of a row follow each other
+/// - `queries`, `keys`: the vectors of a row are contiguous
 /// - `weights`: `[batch, count, heads]`
-/// - `start`: position of the first query of each sequence, if rows are seen from the end of their blocks of `ratio` positions on only
+/// - `start`: the position of the first query of each sequence, if rows are visible only from the
+///   end of their blocks of `ratio` positions on
 /// - `scores`: `[batch, count, rows]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
@@ -101,31 +105,31 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     #[comptime] units: u32,
     #[define(F, P)] _dtypes: [ElemType; 2],
 ) {
-    let mut shares = Shared::<[f32]>::new_slice(comptime!((SHARES * units) as usize));
+    let mut partials = Shared::<[f32]>::new_slice(comptime!((INDEX_PLANES * units) as usize));
     let own = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
     let token = CUBE_POS_Y;
     let (heads, rows) = (sizes.heads, sizes.rows);
     let keys_at = sizes.keys(token) + min(own, rows - 1) as usize * sizes.keys_row;
-    let visible = seen_rows::<P>(&start, &sizes, token);
-    // Rows that are not seen are not read where none of the cube's are.
-    let seen = CUBE_POS_X * CUBE_DIM_X < visible;
+    let visible = visible_rows::<P>(&start, &sizes, token);
+    // If none of the cube's rows is visible, none is read.
+    let any_visible = CUBE_POS_X * CUBE_DIM_X < visible;
     let mut key = Array::<Vector<f32, N>>::new(comptime!(vectors as usize));
     #[unroll]
     for v in 0..comptime!(vectors as usize) {
         key[v] = Vector::new(0.0f32);
-        if seen {
+        if any_visible {
             key[v] = Vector::cast_from(keys[keys_at + v]);
         }
     }
     let query = sizes.query(token);
     let mut score = 0.0f32;
     let mut head = UNIT_POS_Y;
-    while head < heads && seen {
-        let line = query + head as usize * sizes.queries_head;
+    while head < heads && any_visible {
+        let query_head = query + head as usize * sizes.queries_head;
         let mut sums = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for v in 0..comptime!(vectors as usize) {
-            sums += Vector::<f32, N>::cast_from(queries[line + v]) * key[v];
+            sums += Vector::<f32, N>::cast_from(queries[query_head + v]) * key[v];
         }
         let mut dot = sums.extract(0usize);
         #[unroll]
@@ -134,13 +138,13 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
         }
         let weight = weights[(token * heads + head) as usize];
         score += weight * select(dot < 0.0f32, 0.0f32, dot);
-        head += SHARES;
+        head += INDEX_PLANES;
     }
-    shares[(UNIT_POS_Y * units + UNIT_POS_X) as usize] = score;
+    partials[(UNIT_POS_Y * units + UNIT_POS_X) as usize] = score;
     sync_cube();
     if UNIT_POS_Y == 0 && own < rows {
         store_score(
-            &shares[..],
+            &partials[..],
             UNIT_POS_X,
             scores,
             token,

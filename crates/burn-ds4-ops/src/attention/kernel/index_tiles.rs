@@ -1,20 +1,22 @@
-//! Scores of the lightning indexer, by tensor cores.
+//! Scores of the lightning indexer, on tensor cores.
 
 use cubecl::prelude::*;
 
-use super::index::{IndexSizes, SHARES, seen_rows, store_score};
+use super::index::{INDEX_PLANES, IndexSizes, store_score, visible_rows};
 use crate::intrinsics::{Target, multiply_tiles, shuffle_xor};
 
 /// Rows of a cube, and heads that they are multiplied by at a time.
-pub(crate) const TILE_ROWS: u32 = 16;
-const TILE_HEADS: u32 = 8;
+pub(crate) const INDEX_TILE_ROWS: u32 = 16;
+const INDEX_TILE_HEADS: u32 = 8;
 
-/// [`index_kernel`](super::index_kernel) for rows of 16-bit floats whose channels are a multiple of 32. Every plane multiplies all rows of the
-/// cube by every so manieth tile of heads, and what it makes of them is added up: by a lane, by the four lanes of a row, by planes. No score
-/// depends on how many others there are.
+/// Computes [`index_kernel`](super::index_kernel) for rows of 16-bit floats whose channels are a
+/// multiple of 32. Every plane multiplies all rows of the cube by tiles of heads, in a strided
+/// loop. The results are added up within a lane, then over the four lanes of a row, then over
+/// planes. No score depends on how many others there are.
 ///
-/// `halves` says that they are `f16`, not `bf16`. Four lanes read 64 bytes of a row side by side, and take what they read for what the tile has
-/// there: the order of the channels is another one, but the same for rows and heads.
+/// `f16_input` says that rows are `f16` rather than `bf16`. Four lanes read 64 neighbouring bytes
+/// of a row, and use them as the channels that the layout of the tile asks for. That permutes the
+/// channels in the same way for rows and heads.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
@@ -25,23 +27,24 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
     scores: &mut [f32],
     sizes: IndexSizes,
     #[comptime] steps: u32,
-    #[comptime] halves: bool,
+    #[comptime] f16_input: bool,
     #[comptime] target: Target,
     #[define(F, P)] _dtypes: [ElemType; 2],
 ) {
-    let dtype = comptime!(if halves { "f16" } else { "bf16" });
-    let mut shares = Shared::<[f32]>::new_slice(comptime!((SHARES * TILE_ROWS) as usize));
-    let (row, quarter) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
-    let first = CUBE_POS_X * TILE_ROWS;
+    let dtype = comptime!(if f16_input { "f16" } else { "bf16" });
+    let mut partials =
+        Shared::<[f32]>::new_slice(comptime!((INDEX_PLANES * INDEX_TILE_ROWS) as usize));
+    let (row, group_lane) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
+    let first = CUBE_POS_X * INDEX_TILE_ROWS;
     let token = CUBE_POS_Y;
-    let visible = seen_rows::<P>(&start, &sizes, token);
-    // Rows that are not seen are not read where none of the cube's are.
-    let seen = first < visible;
+    let visible = visible_rows::<P>(&start, &sizes, token);
+    // If none of the cube's rows is visible, none is read.
+    let any_visible = first < visible;
     let mut low_score = 0.0f32;
     let mut high_score = 0.0f32;
-    if seen {
+    if any_visible {
         let mut rows = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * steps as usize));
-        let keys_start = sizes.keys(token) + quarter as usize;
+        let keys_start = sizes.keys(token) + group_lane as usize;
         let low = keys_start + min(first + row, sizes.rows - 1) as usize * sizes.keys_row;
         let high = keys_start + min(first + row + 8, sizes.rows - 1) as usize * sizes.keys_row;
         #[unroll]
@@ -52,18 +55,18 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
             rows[comptime!((2 * step + 1) as usize)] =
                 Vector::<u32, Const<4>>::reinterpret(keys[high + ahead]);
         }
-        let query = sizes.query(token) + quarter as usize;
-        let mut head = UNIT_POS_Y * TILE_HEADS;
+        let query = sizes.query(token) + group_lane as usize;
+        let mut head = UNIT_POS_Y * INDEX_TILE_HEADS;
         while head < sizes.heads {
-            let line = query + min(head + row, sizes.heads - 1) as usize * sizes.queries_head;
-            // Two sums, of which one does not wait for the other.
+            let query_head = query + min(head + row, sizes.heads - 1) as usize * sizes.queries_head;
+            // Two sums, so that neighbouring products do not depend on each other.
             let mut sums = Array::<Vector<f32, Const<4>>>::new(2usize);
             sums[0] = Vector::new(0.0f32);
             sums[1] = Vector::new(0.0f32);
             #[unroll]
             for step in 0..steps {
                 let ahead = comptime!((4 * step) as usize);
-                let own = Vector::<u32, Const<4>>::reinterpret(queries[line + ahead]);
+                let own = Vector::<u32, Const<4>>::reinterpret(queries[query_head + ahead]);
                 let low = rows[comptime!((2 * step) as usize)];
                 let high = rows[comptime!((2 * step + 1) as usize)];
                 #[unroll]
@@ -84,7 +87,7 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
             let dots = sums[0] + sums[1];
             #[unroll]
             for column in 0..2u32 {
-                let own = head + quarter * 2 + column;
+                let own = head + group_lane * 2 + column;
                 if own < sizes.heads {
                     let weight = weights[(token * sizes.heads + own) as usize];
                     let low = dots.extract(comptime!(column as usize));
@@ -93,7 +96,7 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
                     high_score += weight * select(high < 0.0f32, 0.0f32, high);
                 }
             }
-            head += comptime!(SHARES * TILE_HEADS);
+            head += comptime!(INDEX_PLANES * INDEX_TILE_HEADS);
         }
     }
     #[unroll]
@@ -101,23 +104,23 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
         low_score += shuffle_xor(low_score, comptime!(1u32 << step), target);
         high_score += shuffle_xor(high_score, comptime!(1u32 << step), target);
     }
-    if quarter == 0 {
-        let at = (UNIT_POS_Y * TILE_ROWS + row) as usize;
-        shares[at] = low_score;
-        shares[at + 8] = high_score;
+    if group_lane == 0 {
+        let at = (UNIT_POS_Y * INDEX_TILE_ROWS + row) as usize;
+        partials[at] = low_score;
+        partials[at + 8] = high_score;
     }
     sync_cube();
     let own = first + UNIT_POS;
-    if UNIT_POS < TILE_ROWS && own < sizes.rows {
+    if UNIT_POS < INDEX_TILE_ROWS && own < sizes.rows {
         store_score(
-            &shares[..],
+            &partials[..],
             UNIT_POS,
             scores,
             token,
             own,
             visible,
             &sizes,
-            TILE_ROWS,
+            INDEX_TILE_ROWS,
         );
     }
 }

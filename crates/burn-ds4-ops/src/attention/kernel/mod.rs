@@ -1,20 +1,20 @@
-//! Kernels of attention. No Burn type enters.
+//! Kernels of attention. They use no type of Burn.
 
 mod append;
 mod cached;
 mod cached_tiles;
+mod combine;
 mod compress;
 mod heads;
 mod index;
 mod index_tiles;
-mod meeting;
 mod pool;
 mod rotate;
 mod rounding;
 mod row;
-mod sight;
 mod sink;
 mod step;
+mod visibility;
 
 use cubecl::prelude::*;
 
@@ -23,27 +23,28 @@ use crate::intrinsics::{Target, exp};
 pub(super) use append::{AppendSizesLaunch, append_kernel};
 pub(super) use cached::{CachedBlueprint, cached_kernel};
 pub(super) use cached_tiles::{
-    CachedTilesBlueprint, PLANE_HEADS, SLICE, TILE_COLUMNS, TILE_HEADS, TILE_PLANES,
+    CachedTilesBlueprint, PLANE_HEADS, SLICE_CHANNELS, TILE_COLUMNS, TILE_HEADS, TILE_PLANES,
     cached_tiles_kernel,
 };
+pub(super) use combine::combine_kernel;
 pub(super) use compress::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, compress_kernel,
 };
-pub(super) use heads::CHUNK;
-pub(super) use index::{IndexSizesLaunch, SHARES as INDEX_SHARES, index_kernel};
-pub(super) use index_tiles::{TILE_ROWS, index_tiles_kernel};
-pub(super) use meeting::join_kernel;
-use pool::Blocks;
-pub(super) use pool::{BlocksLaunch, pool_kernel};
-pub(super) use rotate::{TableLaunch, rotate_at_kernel, rotate_kernel};
+pub(super) use heads::KV_GROUP;
+pub(super) use index::{INDEX_PLANES, IndexSizesLaunch, index_kernel};
+pub(super) use index_tiles::{INDEX_TILE_ROWS, index_tiles_kernel};
+use pool::SlotStrides;
+pub(super) use pool::{SlotStridesLaunch, pool_kernel};
+pub(super) use rotate::{AngleTableLaunch, rotate_at_kernel, rotate_kernel};
 pub(super) use row::RowBlueprint;
-pub(super) use sink::{SinkBlueprint, SizesLaunch, StridesLaunch, sink_kernel};
+pub(super) use sink::{AttentionShapeLaunch, AttentionStridesLaunch, SinkBlueprint, sink_kernel};
 pub(super) use step::{StepBlueprint, step_kernel};
 
-/// `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0 far below, on every device. What is hidden
-/// then adds nothing, and a maximum that stays changes nothing, to the last bit.
+/// Computes `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0
+/// far below, on every device. So a hidden column adds nothing, and a maximum that stays changes
+/// nothing, to the last bit.
 #[cube]
-fn weight(x: f32, #[comptime] target: Target) -> f32 {
+fn softmax_weight(x: f32, #[comptime] target: Target) -> f32 {
     let e = exp(x, target);
     select(x < -100.0f32, 0.0f32, select(x == 0.0f32, 1.0f32, e))
 }

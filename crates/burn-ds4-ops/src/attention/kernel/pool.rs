@@ -2,18 +2,19 @@
 
 use cubecl::prelude::*;
 
-use super::weight;
+use super::softmax_weight;
 use crate::intrinsics::Target;
 
-/// Elements from one to the next.
+/// Strides in elements.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Blocks {
+pub(crate) struct SlotStrides {
     pub sequence: usize,
     pub block: usize,
     pub slot: usize,
 }
 
-/// Every unit has a channel of a block, and goes through the slots in their order.
+/// Pools the slots of blocks. Every unit has a channel of a block, and goes through the slots in
+/// their order.
 ///
 /// - `output`: `[batch, blocks, width]`
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -26,8 +27,8 @@ pub(crate) fn pool_kernel<F: Float>(
     blocks: usize,
     slots: u32,
     width: usize,
-    value_strides: Blocks,
-    score_strides: Blocks,
+    value_strides: SlotStrides,
+    score_strides: SlotStrides,
     #[comptime] target: Target,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -47,10 +48,10 @@ pub(crate) fn pool_kernel<F: Float>(
         let mut sum = 0.0f32;
         for slot in 0..slots {
             let at = score + slot as usize * score_strides.slot;
-            let share = weight(f32::cast_from(scores[at]) - maximum, target);
+            let weight = softmax_weight(f32::cast_from(scores[at]) - maximum, target);
             let at = value + slot as usize * value_strides.slot;
-            total += share;
-            sum = fma(share, f32::cast_from(values[at]), sum);
+            total += weight;
+            sum = fma(weight, f32::cast_from(values[at]), sum);
         }
         output[own] = F::cast_from(sum / total);
     }

@@ -2,12 +2,13 @@
 
 use cubecl::prelude::*;
 
-use super::Blocks;
+use super::SlotStrides;
 
-/// Every unit has a vector of a row, of which it turns the pairs if they are among the last channels, and copies them otherwise.
+/// Rotates the last channels of rows by given angles. Every unit has a vector of a row. It rotates
+/// the vector's pairs if they are among the last channels, and copies them otherwise.
 ///
-/// - `x`: rows of heads of positions of sequences, `strides` vectors apart
-/// - `cos`, `sin`: of each position, for each of the last channels
+/// - `x`: rows of heads of positions of sequences, with `strides` in vectors
+/// - `cos`, `sin`: for each position, the values of each of the last channels
 /// - `output`: `[batch, positions, heads, vectors]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
@@ -20,8 +21,8 @@ pub(crate) fn rotate_kernel<F: Float, N: Size>(
     positions: usize,
     heads: usize,
     vectors: usize,
-    kept: usize,
-    strides: Blocks,
+    unrotated: usize,
+    strides: SlotStrides,
     #[define(F)] _dtype: ElemType,
 ) {
     let size = N::value();
@@ -35,69 +36,71 @@ pub(crate) fn rotate_kernel<F: Float, N: Size>(
             + head * strides.slot
             + vector;
         let value = x[from];
-        let mut turned = Vector::<f32, N>::cast_from(value);
-        if vector >= kept {
-            let first = (token * (vectors - kept) + (vector - kept)) * size;
+        let mut rotated = Vector::<f32, N>::cast_from(value);
+        if vector >= unrotated {
+            let first = (token * (vectors - unrotated) + (vector - unrotated)) * size;
             let wide = Vector::<f32, N>::cast_from(value);
             #[unroll]
             for i in 0..size {
                 let other = wide.extract(comptime!(i ^ 1));
                 let product = other * sin[first + i];
-                turned.insert(i, fma(wide.extract(i), cos[first + i], product));
+                rotated.insert(i, fma(wide.extract(i), cos[first + i], product));
             }
         }
-        output[own] = Vector::cast_from(turned);
+        output[own] = Vector::cast_from(rotated);
     }
 }
 
-/// The table of all positions' angles: cosines of all pairs, then their sines, in rows that are `row` elements apart.
+/// The table of the angles of all positions: the cosines of all pairs, then their sines, in rows
+/// that are `row` elements apart.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Table {
-    /// Positions that it has.
-    pub known: u32,
+pub(crate) struct AngleTable {
+    /// Positions of the table.
+    pub positions: u32,
     pub row: usize,
     pub pairs: usize,
 }
 
 #[cube]
-impl Table {
-    /// Where the angles of position number `i` of a sequence begin: those of the nearest position that there is.
+impl AngleTable {
+    /// The offset of the angles of position `start + i`, or of the nearest position in the table.
     pub fn at<I: Int>(&self, start: I, i: u32) -> usize {
-        let last = self.known - 1;
-        let inside = start < I::cast_from(self.known);
+        let last = self.positions - 1;
+        let inside = start < I::cast_from(self.positions);
         let first = select(inside, u32::cast_from(start), last);
         let first = select(start < I::from_int(0), 0u32, first);
         min(first + i, last) as usize * self.row
     }
 }
 
-/// A vector whose pairs are turned by the angles from `first` on, or back by them.
+/// Rotates the pairs of a vector by the angles from `first` on, or back by them.
 #[cube]
-pub(super) fn turn<N: Size>(
+pub(super) fn rotate_vector<N: Size>(
     value: Vector<f32, N>,
     angles: &[f32],
     first: usize,
     pairs: usize,
     #[comptime] inverse: bool,
 ) -> Vector<f32, N> {
-    let mut turned = Vector::<f32, N>::new(0.0f32);
+    let mut rotated = Vector::<f32, N>::new(0.0f32);
     #[unroll]
     for i in 0..N::value() {
         let pair = first + comptime!(i / 2);
         let (cos, sin) = (angles[pair], angles[pair + pairs]);
-        // Of an even channel for one direction, of an odd one for the other.
+        // A rotation negates the sine for even channels, the inverse rotation for odd ones.
         let sin = if comptime!((i % 2 == 0) == inverse) {
             sin
         } else {
             -sin
         };
         let product = value.extract(comptime!(i ^ 1)) * sin;
-        turned.insert(i, fma(value.extract(i), cos, product));
+        rotated.insert(i, fma(value.extract(i), cos, product));
     }
-    turned
+    rotated
 }
 
-/// [`rotate_kernel`] by the angles of positions that follow on each other from the `start` of their sequence.
+/// Computes [`rotate_kernel`] by the angles of consecutive positions from the `start` of each
+/// sequence.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
@@ -109,9 +112,9 @@ pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
     positions: usize,
     heads: usize,
     vectors: usize,
-    kept: usize,
-    strides: Blocks,
-    table: Table,
+    unrotated: usize,
+    strides: SlotStrides,
+    table: AngleTable,
     #[comptime] inverse: bool,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
@@ -126,11 +129,11 @@ pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
         let from =
             sequence * strides.sequence + position * strides.block + head * strides.slot + vector;
         let value = x[from];
-        let mut turned = Vector::<f32, N>::cast_from(value);
-        if vector >= kept {
+        let mut rotated = Vector::<f32, N>::cast_from(value);
+        if vector >= unrotated {
             let first = table.at::<I>(start[sequence], position as u32);
-            let first = first + (vector - kept) * size / 2;
-            turned = turn::<N>(
+            let first = first + (vector - unrotated) * size / 2;
+            rotated = rotate_vector::<N>(
                 Vector::cast_from(value),
                 angles,
                 first,
@@ -138,6 +141,6 @@ pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
                 inverse,
             );
         }
-        output[own] = Vector::cast_from(turned);
+        output[own] = Vector::cast_from(rotated);
     }
 }

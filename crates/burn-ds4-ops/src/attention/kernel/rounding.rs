@@ -3,9 +3,9 @@
 
 use cubecl::prelude::*;
 
-use crate::quant::roundtrip::Format;
+use crate::quant::roundtrip::RoundtripFormat;
 
-/// Bits of an f32 in front of which its exponent is, and what the exponent is off by.
+/// The bits of an f32's mantissa, and the bias of its exponent.
 const MANTISSA: u32 = 23;
 const BIAS: u32 = 127;
 
@@ -15,10 +15,10 @@ fn power_of_two(exponent: u32) -> f32 {
     f32::reinterpret(exponent << MANTISSA)
 }
 
-/// Biased exponent of the smallest power of two whose product with the format's largest value is no less than the largest magnitude
-/// of a block, which is finite.
+/// The biased exponent of a block's scale: the smallest power of two whose product with the
+/// format's largest value is no less than the block's largest magnitude, which is finite.
 #[cube]
-pub(super) fn scale_of(largest: f32, #[comptime] format: Format) -> u32 {
+pub(super) fn scale_of(largest: f32, #[comptime] format: RoundtripFormat) -> u32 {
     let bits = u32::reinterpret(max(largest, comptime!(format.amax_floor)));
     let limit = comptime!(format.max.to_bits());
     let mantissa = comptime!((1u32 << MANTISSA) - 1);
@@ -27,12 +27,13 @@ pub(super) fn scale_of(largest: f32, #[comptime] format: Format) -> u32 {
     exponent + select(above, 1u32, 0u32)
 }
 
-/// `x` in the nearest value of the format times the scale, ties to even; as it is where it is not finite.
+/// `x` rounded to the nearest value of the format times the scale, ties to even. An `x` that is not
+/// finite stays.
 #[cube]
-pub(super) fn rounded(x: f32, scale: u32, #[comptime] format: Format) -> f32 {
+pub(super) fn rounded(x: f32, scale: u32, #[comptime] format: RoundtripFormat) -> f32 {
     let bits = u32::reinterpret(x) & 0x7fff_ffffu32;
     let scaled = f32::reinterpret(bits) * power_of_two(comptime!(2 * BIAS) - scale);
-    // Values below the normal ones are as far apart as the smallest of these.
+    // Below the normal values, the spacing is that of the smallest normal ones.
     let lowest = comptime!((BIAS as i32 + format.min_exponent) as u32);
     let exponent = max(u32::reinterpret(scaled) >> MANTISSA, lowest);
     let unit = exponent - comptime!(format.mantissa_bits as u32);

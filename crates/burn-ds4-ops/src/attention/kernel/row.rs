@@ -1,24 +1,24 @@
-//! A row in shared memory, and what becomes of it before it is stored.
+//! Normalising, rotating, rounding and storing a row in shared memory.
 
 use cubecl::prelude::*;
 
-use super::rotate::Table;
+use super::rotate::AngleTable;
 use super::rounding::{rounded, scale_of};
 use crate::attention::{CONTENT_BLOCK, RowRounding};
 use crate::intrinsics::Target;
 use crate::quant::FP4_BLOCK;
-use crate::quant::roundtrip::{E2M1, E4M3, Format};
-use crate::rows::{RowCut, row_sum};
+use crate::quant::roundtrip::{E2M1, E4M3, RoundtripFormat};
+use crate::rows::{RowPartition, row_sum};
 
-/// How what becomes of a row is compiled.
+/// Compile-time configuration of [`store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowBlueprint {
-    /// Channels of a row, and those at its end that turn.
+    /// Channels of a row, and the number of them at its end that are rotated.
     pub width: u32,
     pub rotated: u32,
     pub rounding: RowRounding,
-    /// Who adds up what of a row.
-    pub cut: RowCut,
+    /// How the sum over a row is divided among lanes.
+    pub partition: RowPartition,
     /// Planes of a cube.
     pub planes: u32,
     pub target: Target,
@@ -26,50 +26,52 @@ pub(crate) struct RowBlueprint {
 
 impl RowBlueprint {
     pub(super) const fn units(self) -> u32 {
-        self.cut.plane * self.planes
+        self.partition.plane * self.planes
     }
 }
 
-/// Normalises `row`, turns it by the angles at `angle`, rounds it and stores it at `to`, if that is `wanted`. `other` is as long.
+/// Normalises `row`, rotates it by the angles at `angle`, rounds it and, if `write` is true, stores
+/// it at `to`. `scratch` has the length of `row`.
 ///
-/// All of the cube must be here, and all barriers are passed whether the row is wanted or not: not every compiler can see the whole cube
-/// agree on that.
+/// Every unit of the cube must call this. All barriers are passed whether `write` is true or not,
+/// since not every compiler can see that it is the same for the whole cube.
 #[cube]
-// What is known at compile time is asked by itself, so that the rest is left out.
+// A condition on comptime values gets an `if` of its own, so that its branch is not compiled.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(super) fn store<R: Float, W: Float>(
     row: &mut Shared<[f32]>,
-    other: &mut Shared<[f32]>,
+    scratch: &mut Shared<[f32]>,
     norm: &[W],
     angles: &[f32],
     rows: &mut [R],
     angle: usize,
-    table: &Table,
+    table: &AngleTable,
     to: usize,
-    wanted: bool,
+    write: bool,
     epsilon: f32,
     hadamard_scale: f32,
     #[comptime] blueprint: RowBlueprint,
 ) {
     let width = comptime!(blueprint.width);
     let units = comptime!(blueprint.units());
-    let kept = comptime!(width - blueprint.rotated);
-    let own = comptime!(width.div_ceil(units) as usize);
-    // Of each of the unit's channels: weights of it and of the other of its pair, cosine and sine. They come while the row does.
-    let mut weights = Array::<Vector<f32, Const<4>>>::new(own);
+    let unrotated = comptime!(width - blueprint.rotated);
+    let unit_channels = comptime!(width.div_ceil(units) as usize);
+    // For each of the unit's channels: the norm weights of it and of its partner in the pair,
+    // cosine and sine. These loads overlap with the loads of the row.
+    let mut weights = Array::<Vector<f32, Const<4>>>::new(unit_channels);
     #[unroll]
-    for i in 0..own {
+    for i in 0..unit_channels {
         let channel = UNIT_POS + comptime!(i as u32 * units);
-        let turns = channel >= kept && channel < width;
-        let offset = select(turns, channel - kept, 0u32);
-        let across = select(turns, kept + (offset ^ 1u32), 0u32);
+        let rotates = channel >= unrotated && channel < width;
+        let offset = select(rotates, channel - unrotated, 0u32);
+        let partner = select(rotates, unrotated + (offset ^ 1u32), 0u32);
         let pair = angle + (offset / 2) as usize;
         let mut read = Vector::<f32, Const<4>>::new(0.0f32);
         read.insert(
             0usize,
             f32::cast_from(norm[min(channel, width - 1) as usize]),
         );
-        read.insert(1usize, f32::cast_from(norm[across as usize]));
+        read.insert(1usize, f32::cast_from(norm[partner as usize]));
         read.insert(2usize, angles[pair]);
         read.insert(3usize, angles[pair + table.pairs]);
         weights[i] = read;
@@ -78,25 +80,26 @@ pub(super) fn store<R: Float, W: Float>(
     let factor = norm_factor(row, epsilon, blueprint);
 
     #[unroll]
-    for i in 0..own {
+    for i in 0..unit_channels {
         let channel = UNIT_POS + comptime!(i as u32 * units);
         if channel < width {
             let read = weights[i];
             let mut value = row[channel as usize] * factor * read.extract(0usize);
-            if channel >= kept {
-                let offset = channel - kept;
-                let across = row[(kept + (offset ^ 1u32)) as usize] * factor * read.extract(1usize);
+            if channel >= unrotated {
+                let offset = channel - unrotated;
+                let partner =
+                    row[(unrotated + (offset ^ 1u32)) as usize] * factor * read.extract(1usize);
                 let sin = read.extract(3usize);
                 let sin = select(offset & 1u32 == 0, -sin, sin);
-                let product = across * sin;
+                let product = partner * sin;
                 value = fma(value, read.extract(2usize), product);
             }
             if comptime!(blueprint.rounding == RowRounding::None) {
-                if wanted {
+                if write {
                     rows[to + channel as usize] = R::cast_from(value);
                 }
             } else {
-                other[channel as usize] = value;
+                scratch[channel as usize] = value;
             }
         }
     }
@@ -104,54 +107,54 @@ pub(super) fn store<R: Float, W: Float>(
 
     if comptime!(blueprint.rounding == RowRounding::Content) {
         let block = comptime!(CONTENT_BLOCK as u32);
-        store_rounded(rows, other, to, wanted, kept, block, E4M3, blueprint);
+        store_rounded(rows, scratch, to, write, unrotated, block, E4M3, blueprint);
         sync_cube();
     } else if comptime!(blueprint.rounding == RowRounding::Index) {
         #[unroll]
-        for stage in 0..comptime!(width.ilog2()) {
-            if comptime!(stage % 2 == 0) {
-                butterflies(other, row, comptime!(1u32 << stage), blueprint);
+        for level in 0..comptime!(width.ilog2()) {
+            if comptime!(level % 2 == 0) {
+                butterflies(scratch, row, comptime!(1u32 << level), blueprint);
             } else {
-                butterflies(row, other, comptime!(1u32 << stage), blueprint);
+                butterflies(row, scratch, comptime!(1u32 << level), blueprint);
             }
         }
         let block = comptime!(FP4_BLOCK as u32);
         if comptime!(width.ilog2() % 2 == 0) {
-            scale_all(other, hadamard_scale, blueprint);
-            store_rounded(rows, other, to, wanted, width, block, E2M1, blueprint);
+            scale_all(scratch, hadamard_scale, blueprint);
+            store_rounded(rows, scratch, to, write, width, block, E2M1, blueprint);
         } else {
             scale_all(row, hadamard_scale, blueprint);
-            store_rounded(rows, row, to, wanted, width, block, E2M1, blueprint);
+            store_rounded(rows, row, to, write, width, block, E2M1, blueprint);
         }
         sync_cube();
     }
 }
 
-/// What the elements of the row are multiplied by, of all of them: the order of additions is that of
+/// The factor of the norm, from all elements of the row. The order of additions is that of
 /// [`rms_norm`](crate::norm::rms_norm) of an f32 row.
 #[cube]
 fn norm_factor(row: &mut Shared<[f32]>, epsilon: f32, #[comptime] blueprint: RowBlueprint) -> f32 {
-    let cut = comptime!(blueprint.cut);
+    let partition = comptime!(blueprint.partition);
     let width = comptime!(blueprint.width);
-    let own = UNIT_POS_Y % cut.planes * cut.plane + UNIT_POS_X;
+    let own = UNIT_POS_Y % partition.planes * partition.plane + UNIT_POS_X;
     let mut sum = 0.0f32;
-    for step in 0..cut.steps {
-        let unit = step * comptime!(cut.planes * cut.plane) + own;
+    for step in 0..partition.steps {
+        let block = step * comptime!(partition.planes * partition.plane) + own;
         #[unroll]
-        for i in 0..cut.unit {
-            let channel = unit * cut.unit + i;
+        for i in 0..partition.block {
+            let channel = block * partition.block + i;
             if channel < width {
                 let value = row[channel as usize];
                 sum = fma(value, value, sum);
             }
         }
     }
-    // Further planes have the sums of the first ones, too.
-    let total = row_sum(sum, 0u32, blueprint.planes, cut, blueprint.target);
+    // Further planes repeat the sums of the first ones.
+    let total = row_sum(sum, 0u32, blueprint.planes, partition, blueprint.target);
     1.0f32 / (total / f32::cast_from(width) + epsilon).sqrt()
 }
 
-/// One stage of the Hadamard transform. All of the cube must be here.
+/// One pass of the Hadamard transform. Every unit of the cube must call this.
 #[cube]
 fn butterflies(
     from: &mut Shared<[f32]>,
@@ -162,9 +165,9 @@ fn butterflies(
     let mut channel = UNIT_POS;
     while channel < blueprint.width {
         let value = from[channel as usize];
-        let across = from[(channel ^ stride) as usize];
+        let partner = from[(channel ^ stride) as usize];
         let low = channel & stride == 0;
-        to[channel as usize] = select(low, value + across, across - value);
+        to[channel as usize] = select(low, value + partner, partner - value);
         channel += comptime!(blueprint.units());
     }
     sync_cube();
@@ -180,17 +183,17 @@ fn scale_all(row: &mut Shared<[f32]>, scale: f32, #[comptime] blueprint: RowBlue
     sync_cube();
 }
 
-/// The row as it is stored at `to`, its first `rounded` channels rounded in blocks of `size`.
+/// Stores the row at `to`, with its first `count` channels rounded in blocks of `size`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn store_rounded<R: Float>(
     rows: &mut [R],
     row: &mut Shared<[f32]>,
     to: usize,
-    wanted: bool,
+    write: bool,
     #[comptime] count: u32,
     #[comptime] size: u32,
-    #[comptime] format: Format,
+    #[comptime] format: RoundtripFormat,
     #[comptime] blueprint: RowBlueprint,
 ) {
     let size = comptime!(size.min(count.max(1)));
@@ -209,7 +212,7 @@ fn store_rounded<R: Float>(
             }
             value = rounded(value, scale_of(largest, format), format);
         }
-        if wanted {
+        if write {
             rows[to + channel as usize] = R::cast_from(value);
         }
         channel += comptime!(blueprint.units());

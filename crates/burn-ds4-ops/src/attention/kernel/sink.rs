@@ -2,17 +2,21 @@
 
 use cubecl::prelude::*;
 
-use super::heads::{CHUNK, Chunk, Heads};
-use super::meeting::meet;
+use super::combine::combine_planes;
+use super::heads::{Heads, KV_GROUP, KvGroup};
 use crate::attention::MASKED;
 use crate::intrinsics::Target;
 
-/// How [`sink_kernel`] is compiled.
+/// Compile-time configuration of [`sink_kernel`].
 ///
-/// A cube has a few heads of one query, and a [stretch](Stretch) of its columns. Its planes share the columns out in chunks, counted from the
-/// first of the window and from the first compressed row, and read every row once, as key and as value, for all heads of the cube; each keeps
-/// a softmax of its own, and these meet in shared memory, plane by plane. Stretches meet in [`join_kernel`](super::join_kernel). So nothing but
-/// the grid depends on the number of queries, and what is hidden behind all else changes nothing.
+/// A cube has a few heads of one query, and one [KV split](KvSplit) of its columns. Its planes take
+/// the columns in groups, counted from the first of the window and from the first compressed row.
+/// They read every row once, as key and as value, for all heads of the cube. Each plane has a
+/// softmax of its own; these are combined in shared memory, plane by plane.
+/// [`combine_kernel`](super::combine_kernel) combines the KV splits.
+///
+/// So nothing but the grid depends on the number of queries, and hidden rows at the end change no
+/// bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SinkBlueprint {
     /// Heads of a cube.
@@ -21,38 +25,38 @@ pub(crate) struct SinkBlueprint {
     pub planes: u32,
     /// Lanes of a plane.
     pub plane: u32,
-    /// Vectors of a row to a lane.
+    /// Vectors of a row for each lane.
     pub steps: u32,
-    /// Whether the lanes' vectors are those of a row, and none beyond.
+    /// Whether the lanes' vectors cover a row exactly.
     pub even: bool,
-    /// Columns of a stretch: a multiple of [`CHUNK`].
-    pub stretch: u32,
-    /// Whether there are several stretches.
-    pub split: bool,
-    /// What the instructions are that the kernel may use.
+    /// Columns of a KV split: a multiple of [`KV_GROUP`].
+    pub split_columns: u32,
+    /// Whether there are several KV splits.
+    pub multiple_splits: bool,
+    /// The instructions that the kernel may use.
     pub target: Target,
 }
 
-/// How much there is.
+/// Dimensions of the inputs of attention.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct AttentionShape {
     /// Queries of a sequence.
     pub count: u32,
     /// Heads of a query.
     pub heads: u32,
     /// Vectors of a row.
     pub vectors: u32,
-    /// Rows of a sequence's window, and those of them that a query sees.
+    /// Rows of a sequence's window, and the number of them that a query attends to.
     pub columns: u32,
     pub span: u32,
-    /// Compressed rows of a sequence, and those of them that a query sees or picks.
+    /// Compressed rows of a sequence, and the number of them that a query attends to or picks.
     pub rows: u32,
-    pub seen: u32,
+    pub selected: u32,
 }
 
-/// Vectors from one to the next.
+/// Strides in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Strides {
+pub(crate) struct AttentionStrides {
     pub queries_sequence: usize,
     pub query: usize,
     pub head: usize,
@@ -62,43 +66,52 @@ pub(crate) struct Strides {
     pub row: usize,
 }
 
-/// What a cube has of the columns of its query: those of the window, up to a whole chunk, and then the compressed rows, in stretches of one
-/// length.
+/// The part of a query's columns that a cube processes. Columns are those of the window, padded to
+/// a whole group, and then the compressed rows; splits have equal length.
 #[derive(CubeType)]
-pub(super) struct Stretch {
-    /// The first, and the end.
+pub(super) struct KvSplit {
+    /// The first column, and the end.
     pub first: u32,
     pub end: u32,
-    /// The first of all that is a compressed row.
-    pub rows: u32,
+    /// The first column that is a compressed row.
+    pub first_compressed: u32,
 }
 
 #[cube]
-impl Stretch {
-    /// The cube's, with `seen` compressed rows.
-    pub fn new(sizes: &Sizes, seen: u32, #[comptime] blueprint: SinkBlueprint) -> Stretch {
-        let rows = (sizes.span + comptime!(CHUNK - 1)) / CHUNK * CHUNK;
-        let first = CUBE_POS_Z * blueprint.stretch;
-        Stretch {
+impl KvSplit {
+    /// The split of this cube, for `selected` compressed rows.
+    pub fn new(
+        shape: &AttentionShape,
+        selected: u32,
+        #[comptime] blueprint: SinkBlueprint,
+    ) -> KvSplit {
+        let first_compressed = (shape.span + comptime!(KV_GROUP - 1)) / KV_GROUP * KV_GROUP;
+        let first = CUBE_POS_Z * blueprint.split_columns;
+        KvSplit {
             first,
-            end: min(first + blueprint.stretch, rows + seen),
-            rows,
+            end: min(first + blueprint.split_columns, first_compressed + selected),
+            first_compressed,
         }
     }
 
-    /// The number of a column, or that of the first one, among the compressed rows.
+    /// The compressed row of a column, or the first one for a column of the window.
     pub fn row(&self, column: u32) -> u32 {
-        max(column, self.rows) - self.rows
+        max(column, self.first_compressed) - self.first_compressed
     }
 }
 
-/// One softmax over the rows of the window, compressed rows and a sink, whose share is dropped.
+/// Computes one softmax over the rows of the window, compressed rows and a sink, which has no
+/// value.
 ///
-/// - `window`: query `i` of a sequence sees `span` rows, the last but `count - 1 - i` among them
-/// - `rows`: all queries of a sequence see the first `seen`, or each has `seen` of its own in `picks`; a pick that is no row is hidden
+/// - `window`: query `i` of a sequence attends to `span` rows, which end `count - 1 - i` rows
+///   before the last
+/// - `rows`: all queries of a sequence attend to the first `selected`, or each has `selected` of
+///   its own in `picks`; a pick that is out of range is hidden
 /// - `window_bias`, `rows_bias`: `[batch, columns]`, `[batch, count, rows]`
-/// - `output`: `[batch, count, heads, vectors]`; of several stretches, each one's sums relative to its largest logit, in f32
-/// - `shares`: of several stretches, their largest logits and then their sums of exponentials: `[2, stretches, batch, count, heads]`
+/// - `output`: `[batch, count, heads, vectors]`; with several KV splits, the sums of each relative
+///   to its largest logit, in f32
+/// - `softmax_stats`: with several KV splits, their largest logits and then their sums of
+///   exponentials: `[2, splits, batch, count, heads]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
@@ -110,15 +123,15 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
     picks: ComptimeOption<&[I]>,
     sinks: &[f32],
     output: &mut [Vector<O, N>],
-    shares: &mut [f32],
-    sizes: Sizes,
-    strides: Strides,
+    softmax_stats: &mut [f32],
+    shape: AttentionShape,
+    strides: AttentionStrides,
     scale: f32,
     #[comptime] blueprint: SinkBlueprint,
     #[define(F, O, I)] _dtypes: [ElemType; 3],
 ) {
     let token = CUBE_POS_Y;
-    let (sequence, query) = (token / sizes.count, token % sizes.count);
+    let (sequence, query) = (token / shape.count, token % shape.count);
     let first_head = CUBE_POS_X * blueprint.heads;
     let own = sequence as usize * strides.queries_sequence + query as usize * strides.query;
     let mut heads = Heads::<N>::new::<F>(
@@ -126,56 +139,65 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
         sinks,
         own,
         first_head,
-        &sizes,
+        &shape,
         strides.head,
         blueprint,
     );
 
-    let first_column = sizes.columns + 1 - sizes.count - sizes.span + query;
-    let stretch = Stretch::new(&sizes, sizes.seen, blueprint);
-    let mut first = stretch.first + UNIT_POS_Y * CHUNK;
-    while first < min(stretch.end, sizes.span) {
-        let mut chunk = Chunk::new();
+    let first_column = shape.columns + 1 - shape.count - shape.span + query;
+    let split = KvSplit::new(&shape, shape.selected, blueprint);
+    let mut first = split.first + UNIT_POS_Y * KV_GROUP;
+    while first < min(split.end, shape.span) {
+        let mut group = KvGroup::new();
         #[unroll]
-        for c in 0..CHUNK {
-            let inside = first + c < sizes.span;
+        for c in 0..KV_GROUP {
+            let inside = first + c < shape.span;
             let column = first_column + select(inside, first + c, first);
-            let bias = window_bias[(sequence * sizes.columns + column) as usize];
-            chunk.biases[c as usize] = select(inside, bias, MASKED);
-            chunk.starts[c as usize] =
+            let bias = window_bias[(sequence * shape.columns + column) as usize];
+            group.biases[c as usize] = select(inside, bias, MASKED);
+            group.starts[c as usize] =
                 sequence as usize * strides.window_sequence + column as usize * strides.window_row;
         }
-        if chunk.is_seen() {
-            heads.attend::<F>(window, &chunk, sizes.vectors, scale);
+        if group.is_visible() {
+            heads.attend::<F>(window, &group, shape.vectors, scale);
         }
-        first += comptime!(CHUNK * blueprint.planes);
+        first += comptime!(KV_GROUP * blueprint.planes);
     }
 
-    let end = stretch.row(stretch.end);
-    let mut first = stretch.row(stretch.first) + UNIT_POS_Y * CHUNK;
+    let end = split.row(split.end);
+    let mut first = split.row(split.first) + UNIT_POS_Y * KV_GROUP;
     while first < end {
-        let mut chunk = Chunk::new();
+        let mut group = KvGroup::new();
         #[unroll]
-        for c in 0..CHUNK {
+        for c in 0..KV_GROUP {
             let mut inside = first + c < end;
-            let place = select(inside, first + c, first);
-            let at = token as usize * sizes.seen as usize + place as usize;
+            let index = select(inside, first + c, first);
+            let at = token as usize * shape.selected as usize + index as usize;
             let picked: ComptimeOption<I> = picks.map(|picks| picks[at]);
-            let picked = picked.unwrap_or_else(|| I::cast_from(place));
-            inside = inside && picked >= I::from_int(0) && picked < I::cast_from(sizes.rows);
+            let picked = picked.unwrap_or_else(|| I::cast_from(index));
+            inside = inside && picked >= I::from_int(0) && picked < I::cast_from(shape.rows);
             let row = select(inside, u32::cast_from(picked), 0u32) as usize;
-            let bias = rows_bias[token as usize * sizes.rows as usize + row];
-            chunk.biases[c as usize] = select(inside, bias, MASKED);
-            chunk.starts[c as usize] =
+            let bias = rows_bias[token as usize * shape.rows as usize + row];
+            group.biases[c as usize] = select(inside, bias, MASKED);
+            group.starts[c as usize] =
                 sequence as usize * strides.rows_sequence + row * strides.row;
         }
-        if chunk.is_seen() {
-            heads.attend::<F>(rows, &chunk, sizes.vectors, scale);
+        if group.is_visible() {
+            heads.attend::<F>(rows, &group, shape.vectors, scale);
         }
-        first += comptime!(CHUNK * blueprint.planes);
+        first += comptime!(KV_GROUP * blueprint.planes);
     }
 
-    meet::<O, N>(
-        &heads, sinks, sinks, output, shares, 0usize, 0usize, &sizes, None, blueprint,
+    combine_planes::<O, N>(
+        &heads,
+        sinks,
+        sinks,
+        output,
+        softmax_stats,
+        0usize,
+        0usize,
+        &shape,
+        None,
+        blueprint,
     );
 }

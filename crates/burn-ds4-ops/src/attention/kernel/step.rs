@@ -1,14 +1,15 @@
-//! All that a step does to rows before its queries attend, side by side.
+//! Everything that a step does to rows before its queries attend, in one launch.
 
 use cubecl::prelude::*;
 
 use super::append::{AppendSizes, append};
 use super::compress::{CompressBlueprint, Compressor, compress};
-use super::rotate::Table;
+use super::rotate::AngleTable;
 use super::row::RowBlueprint;
 use crate::norm::{NormSizes, RmsNormBlueprint, normalize_rows};
 
-/// How [`step_kernel`] is compiled. Cubes of all parts have as many planes.
+/// Compile-time configuration of [`step_kernel`]. The cubes of all parts have the same number of
+/// planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StepBlueprint {
     pub norm: RmsNormBlueprint,
@@ -18,16 +19,18 @@ pub(crate) struct StepBlueprint {
 }
 
 impl StepBlueprint {
-    /// Cubes of a sequence that compress: the first ones, since they take longest.
-    pub(crate) const fn compressing(self) -> u32 {
+    /// Cubes of a sequence that run compressors. They come first, since they take longest.
+    pub(crate) const fn compressor_cubes(self) -> u32 {
         self.compressed.is_some() as u32 + self.indexed.is_some() as u32
     }
 }
 
-/// Normalises queries, and stores the key/value rows and the compressed rows of sequences. Cubes of a sequence: one for each compressor, one for each
-/// new row that is kept, and as many for queries as all sequences need together, divided by the sequences.
+/// Normalises queries, and stores the key/value rows and the compressed rows of sequences.
+///
+/// A sequence has one cube for each compressor, one for each new row that is stored, and some for
+/// queries: as many as all queries need, divided by the number of sequences.
 #[cube(launch_unchecked, address_type = "dynamic")]
-// What is known at compile time is asked by itself, so that the rest is left out.
+// A condition on comptime values gets an `if` of its own, so that its branch is not compiled.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size>(
     angles: &[f32],
@@ -42,8 +45,8 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
     indexed: ComptimeOption<Compressor<R, W>>,
     norm_sizes: NormSizes,
     append_sizes: AppendSizes,
-    kept: u32,
-    table: Table,
+    stored: u32,
+    table: AngleTable,
     #[comptime] blueprint: StepBlueprint,
     #[define(F, W, R, I)] _dtypes: [ElemType; 4],
 ) {
@@ -55,17 +58,17 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
             compress::<R, W, I>(&mut compressor, angles, start, sequence, &table, own);
         }
     }
-    let compressing = comptime!(blueprint.compressing());
+    let compressor_cubes = comptime!(blueprint.compressor_cubes());
     if comptime!(blueprint.indexed.is_some()) {
-        if CUBE_POS_X == comptime!(compressing - 1) {
+        if CUBE_POS_X == comptime!(compressor_cubes - 1) {
             let mut compressor = indexed.unwrap();
             let own = comptime!(blueprint.indexed.unwrap());
             compress::<R, W, I>(&mut compressor, angles, start, sequence, &table, own);
         }
     }
-    if CUBE_POS_X >= compressing {
-        let cube = CUBE_POS_X - compressing;
-        if cube < kept {
+    if CUBE_POS_X >= compressor_cubes {
+        let cube = CUBE_POS_X - compressor_cubes;
+        if cube < stored {
             append::<F, R, W, I>(
                 x,
                 norm,
@@ -79,12 +82,12 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
                 blueprint.append,
             );
         } else {
-            let of_sequence = CUBE_COUNT_X - compressing - kept;
+            let of_sequence = CUBE_COUNT_X - compressor_cubes - stored;
             normalize_rows::<F, W, N, M>(
                 queries,
                 queries_norm,
                 normed,
-                CUBE_POS_Y * of_sequence + (cube - kept),
+                CUBE_POS_Y * of_sequence + (cube - stored),
                 &norm_sizes,
                 blueprint.norm,
             );

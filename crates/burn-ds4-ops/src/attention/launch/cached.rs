@@ -1,4 +1,4 @@
-//! Attention over a cache, and its new rows: the host side.
+//! Launches of attention over a cache, and of storing its new rows.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -8,14 +8,16 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::compress::{UNITS, WORD, row_blueprint};
-use super::{HEADS, JoinInputs, SinkLaunch, blueprint, join, stretches, stride, table};
-use crate::attention::FEW_TOKENS;
+use super::compress::{F32_BYTES, ROW_UNITS, row_blueprint};
+use super::{
+    CUBE_HEADS, CombineInputs, SinkLaunch, angle_table, blueprint, combine, kv_splits, stride,
+};
+use crate::attention::DECODE_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
-    AppendSizesLaunch, CachedBlueprint, CachedTilesBlueprint, PLANE_HEADS, RowBlueprint, SLICE,
-    SinkBlueprint, TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel,
-    cached_tiles_kernel,
+    AppendSizesLaunch, CachedBlueprint, CachedTilesBlueprint, PLANE_HEADS, RowBlueprint,
+    SLICE_CHANNELS, SinkBlueprint, TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel,
+    cached_kernel, cached_tiles_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -24,8 +26,8 @@ use crate::launching::{
 };
 use crate::quant::roundtrip::hadamard_scale;
 
-/// Widest row of the kernel of tensor cores: a plane has a slice of it.
-const MAX_TILE_WIDTH: usize = (TILE_PLANES * SLICE) as usize;
+/// Widest row of the tensor-core kernel: each plane has a slice of it.
+const MAX_TILE_WIDTH: usize = (TILE_PLANES * SLICE_CHANNELS) as usize;
 
 pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTensor) -> bool {
     let [batch, count, _] = new.x.shape().dims();
@@ -40,16 +42,16 @@ pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTe
         && is_wide_int(new.start.dtype)
         && fits_i32(Some(slots.max(width)))
         && fits_i32(known.checked_add(count))
-        && fits_shared(&ring.client, (2 * width + UNITS as usize) * WORD)
+        && fits_shared(&ring.client, (2 * width + ROW_UNITS as usize) * F32_BYTES)
         && row_blueprint(&ring.client, width, rotated, new.rounding).is_some()
 }
 
-/// What new rows are stored with.
-pub(super) struct Append {
+/// The arguments of the kernels that store new rows.
+pub(super) struct AppendArguments {
     pub blueprint: RowBlueprint,
     pub sizes: AppendSizesLaunch,
     /// New rows of a sequence that are stored.
-    pub kept: usize,
+    pub stored: usize,
     pub x: CubeTensor,
     pub norm: CubeTensor,
     pub angles: CubeTensor,
@@ -57,8 +59,8 @@ pub(super) struct Append {
     pub ring: CubeTensor,
 }
 
-impl Append {
-    /// Of what [`can_append`] takes.
+impl AppendArguments {
+    /// For arguments that [`can_append`] accepts.
     pub(super) fn new(new: NewRows<CubeBackend>, ring: CubeTensor) -> Self {
         let [_, count, width] = new.x.shape().dims();
         let [_, rotated] = new.angles.shape().dims();
@@ -67,9 +69,9 @@ impl Append {
             .expect("checked by can_append");
         let ring = writable(with_contiguous_rows(ring));
         let x = with_contiguous_rows(new.x);
-        let kept = count.min(slots);
+        let stored = count.min(slots);
         let sizes = AppendSizesLaunch::new(
-            (count - kept) as u32,
+            (count - stored) as u32,
             slots as u32,
             stride(&x, 0),
             stride(&x, 1),
@@ -81,10 +83,10 @@ impl Append {
         Self {
             blueprint,
             sizes,
-            kept,
+            stored,
             x,
             norm: into_contiguous(new.norm),
-            // A table that has grown may have gaps between its rows, and is too large to be copied.
+            // A table that has grown may have gaps between its rows, and is too large to copy.
             angles: with_contiguous_rows(new.angles),
             start: into_contiguous(new.start),
             ring,
@@ -93,20 +95,21 @@ impl Append {
 }
 
 pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTensor) -> CubeTensor {
-    let append = Append::new(new, ring);
+    let append = AppendArguments::new(new, ring);
     let ring = append.ring;
     let client = ring.client.clone();
     let [batch, _, _] = ring.shape().dims();
-    let table = table(&append.angles);
+    let table = angle_table(&append.angles);
     let dtypes = [&append.x, &ring, &append.norm, &append.start];
     let dtypes = dtypes.map(|tensor| dtype_to_storage_type(tensor.dtype));
-    // SAFETY: there is a cube for each row that is kept; a sequence that is not in the table reads as the first position of it and writes
-    // nothing; slots are taken modulo their number.
+    // SAFETY: there is a cube for each row that is stored; a vacant sequence, whose start is not in
+    // the table, reads the angles of a position in it and writes nothing; slots are taken modulo
+    // their number.
     unsafe {
         append_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(append.kept as u32, batch as u32, 1),
-            CubeDim::new_2d(append.blueprint.cut.plane, append.blueprint.planes),
+            CubeCount::Static(append.stored as u32, batch as u32, 1),
+            CubeDim::new_2d(append.blueprint.partition.plane, append.blueprint.planes),
             address_type([&append.x, &append.angles, &ring]),
             append.x.into_buffer_arg(),
             append.norm.into_buffer_arg(),
@@ -122,17 +125,17 @@ pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTen
     ring
 }
 
-/// Whether pairs do not fall apart in vectors of so many elements, of which the last `rotated` ones of a row are some.
+/// Whether vectors of `size` elements hold whole pairs, and none both rotated and other channels.
 fn holds_pairs(size: usize, rotated: usize) -> bool {
     size.is_multiple_of(2) && rotated.is_multiple_of(size)
 }
 
-/// How a kernel is compiled, and elements of its vectors.
+/// Configuration of a kernel, and the number of elements of its vectors.
 struct CachedPlan {
     sink: SinkBlueprint,
     size: usize,
-    /// Whether it is the kernel of tensor cores.
-    tiles: bool,
+    /// Whether it is the tensor-core kernel.
+    tensor_cores: bool,
 }
 
 impl CachedPlan {
@@ -141,7 +144,7 @@ impl CachedPlan {
         rows: [&CubeTensor; 2],
         blocks: &CachedBlocks<CubeBackend>,
     ) -> Option<Self> {
-        // Whether they are picked now must not make a difference.
+        // The plan must be the same whether this call has picks or not.
         let picked = match blocks {
             CachedBlocks::None => false,
             CachedBlocks::All { picking, .. } => *picking,
@@ -150,7 +153,7 @@ impl CachedPlan {
         let width = queries.x.shape()[3];
         let rotated = queries.angles.shape()[1];
         let client = &queries.x.client;
-        // Which channels a lane has must not depend on where the rows are.
+        // The channels of a lane must not depend on the layout of the rows.
         let mut size = row_vector_size([&queries.x, rows[0], rows[1]], width);
         while size > 1 && !holds_pairs(size, rotated) {
             size /= 2;
@@ -158,7 +161,7 @@ impl CachedPlan {
         if picked
             && size == 8
             && queries.x.dtype != DType::F32
-            && width.is_multiple_of(SLICE as usize)
+            && width.is_multiple_of(SLICE_CHANNELS as usize)
             && width <= MAX_TILE_WIDTH
             && has_tensor_cores(client)
         {
@@ -170,27 +173,29 @@ impl CachedPlan {
                 plane: lanes,
                 steps: vectors.div_ceil(lanes),
                 even: vectors.is_multiple_of(lanes),
-                stretch: TILE_COLUMNS,
-                split: false,
+                split_columns: TILE_COLUMNS,
+                multiple_splits: false,
                 target: Target::of(client),
             };
             return Some(Self {
                 sink,
                 size,
-                tiles: true,
+                tensor_cores: true,
             });
         }
         let (sink, size) = blueprint(client, width, size, 2, picked)?;
         holds_pairs(size, rotated).then_some(Self {
             sink,
             size,
-            tiles: false,
+            tensor_cores: false,
         })
     }
 }
 
-/// The compressed rows, if there are any, and a query's picks among them.
-fn parts(blocks: &CachedBlocks<CubeBackend>) -> (Option<&CubeTensor>, Option<&CubeTensor>, usize) {
+/// The compressed rows, if there are any, the picks among them, and the positions of a block.
+fn block_tensors(
+    blocks: &CachedBlocks<CubeBackend>,
+) -> (Option<&CubeTensor>, Option<&CubeTensor>, usize) {
     match blocks {
         CachedBlocks::None => (None, None, 1),
         CachedBlocks::All { rows, ratio, .. } => (Some(rows), None, *ratio),
@@ -205,23 +210,24 @@ pub(in crate::attention) fn can_attend_cached(
 ) -> bool {
     let [batch, count, heads, _] = queries.x.shape().dims();
     let [known, rotated] = queries.angles.shape().dims();
-    let (rows, picks, ratio) = parts(blocks);
+    let (rows, picks, ratio) = block_tensors(blocks);
     let available = rows.map_or(0, |rows| rows.shape()[1]);
-    let seen = picks.map_or(available, |picks| picks.shape()[2]);
+    let selected = picks.map_or(available, |picks| picks.shape()[2]);
     let slots = window.shape()[1];
-    // What stretches leave to be joined grows with the queries: for many of a sequence, it would not fit.
+    // The output of KV splits grows with the queries: for many of a sequence, it would not fit.
     rotated > 0
-        && count <= FEW_TOKENS
+        && count <= DECODE_TOKENS
         && batch * count <= MAX_CUBES
         && heads <= MAX_CUBES
-        && fits_i32(Some(available.max(seen).max(ratio)))
+        && fits_i32(Some(available.max(selected).max(ratio)))
         && fits_i32(slots.checked_mul(2))
         && fits_i32(known.checked_add(count))
         && is_float(queries.x.dtype)
         && is_wide_int(queries.start.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
-        && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks)
-            .is_some_and(|plan| stretches(queries.span, seen, plan.sink.stretch) <= MAX_CUBES)
+        && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks).is_some_and(|plan| {
+            kv_splits(queries.span, selected, plan.sink.split_columns) <= MAX_CUBES
+        })
 }
 
 pub(in crate::attention) fn cached_attention(
@@ -229,40 +235,45 @@ pub(in crate::attention) fn cached_attention(
     window: CubeTensor,
     blocks: CachedBlocks<CubeBackend>,
 ) -> CubeTensor {
-    let (rows, picks, ratio) = parts(&blocks);
-    let seen = picks
-        .or(rows)
-        .map_or(0, |seen| seen.shape()[if picks.is_some() { 2 } else { 1 }]);
+    let (rows, picks, ratio) = block_tensors(&blocks);
+    let selected = picks.or(rows).map_or(0, |tensor| {
+        tensor.shape()[if picks.is_some() { 2 } else { 1 }]
+    });
     let picks = picks.cloned().map(into_contiguous);
-    // Where there are no rows, none of these are read.
+    // Without compressed rows, the kernel reads none of these.
     let available = rows.map_or(0, |rows| rows.shape()[1]);
     let rows = rows.unwrap_or(&window).clone();
     let plan = CachedPlan::new(&queries, [&window, &rows], &blocks);
-    let CachedPlan { sink, size, tiles } = plan.expect("checked by can_attend_cached");
+    let CachedPlan {
+        sink,
+        size,
+        tensor_cores,
+    } = plan.expect("checked by can_attend_cached");
     let client = queries.x.client.clone();
     let [batch, count, heads, width] = queries.x.shape().dims();
     let [_, rotated] = queries.angles.shape().dims();
     let [x, window, rows] = [queries.x, window, rows].map(|rows| with_vectors(rows, size));
-    // A table that has grown may have gaps between its rows, and is too large to be copied.
+    // A table that has grown may have gaps between its rows, and is too large to copy.
     let angles = with_contiguous_rows(queries.angles);
     let start = into_contiguous(queries.start);
     let sinks = into_contiguous(queries.sinks);
-    let launch = SinkLaunch::new(&x, queries.span, seen, sink);
-    let sizes = launch.sizes(&window, available, size, queries.span, seen);
+    let launch = SinkLaunch::new(&x, queries.span, selected, sink);
+    let shape = launch.shape(&window, available, size, queries.span, selected);
     let strides = super::strides(&x, &window, &rows, size);
-    let kept = ((width - rotated) / size) as u32;
+    let unrotated = ((width - rotated) / size) as u32;
     let blueprint = CachedBlueprint {
         sink: launch.blueprint,
-        kept,
+        unrotated,
     };
     let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
     let dtypes = [x.dtype, launch.sums.dtype, picks_dtype, start.dtype].map(dtype_to_storage_type);
     let address = address_type([&x, &window, &rows, &angles, &launch.sums]);
-    // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their number, rows that are none or not seen as the
-    // first or as a query's own, angles within the table; writes are within the output.
+    // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their
+    // number; a row that is out of range or hidden is read as the first one or as the query's own;
+    // angles are within the table; writes are within the output.
     unsafe {
-        if tiles {
-            let halves = x.dtype == DType::F16;
+        if tensor_cores {
+            let f16_input = x.dtype == DType::F16;
             cached_tiles_kernel::launch_unchecked(
                 &client,
                 launch.cubes(batch * count, heads, TILE_HEADS),
@@ -276,24 +287,24 @@ pub(in crate::attention) fn cached_attention(
                 angles.clone().into_buffer_arg(),
                 start.clone().into_buffer_arg(),
                 launch.sums.clone().into_buffer_arg(),
-                launch.shares.clone().into_buffer_arg(),
-                sizes,
+                launch.softmax_stats.clone().into_buffer_arg(),
+                shape,
                 strides,
-                table(&angles),
+                angle_table(&angles),
                 ratio as u32,
                 queries.epsilon as f32,
                 queries.scale as f32,
                 CachedTilesBlueprint {
                     cached: blueprint,
                     vectors: (width / size) as u32,
-                    halves,
+                    f16_input,
                 },
                 dtypes,
             );
         } else {
             cached_kernel::launch_unchecked(
                 &client,
-                launch.cubes(batch * count, heads, HEADS),
+                launch.cubes(batch * count, heads, CUBE_HEADS),
                 launch.dim(),
                 address,
                 size,
@@ -305,10 +316,10 @@ pub(in crate::attention) fn cached_attention(
                 angles.clone().into_buffer_arg(),
                 start.clone().into_buffer_arg(),
                 launch.sums.clone().into_buffer_arg(),
-                launch.shares.clone().into_buffer_arg(),
-                sizes,
+                launch.softmax_stats.clone().into_buffer_arg(),
+                shape,
                 strides,
-                table(&angles),
+                angle_table(&angles),
                 ratio as u32,
                 queries.epsilon as f32,
                 queries.scale as f32,
@@ -317,6 +328,13 @@ pub(in crate::attention) fn cached_attention(
             );
         }
     }
-    let turn = Some((angles.clone(), start, kept));
-    join(launch, JoinInputs { sinks, turn, size })
+    let rotation = Some((angles.clone(), start, unrotated));
+    combine(
+        launch,
+        CombineInputs {
+            sinks,
+            rotation,
+            size,
+        },
+    )
 }

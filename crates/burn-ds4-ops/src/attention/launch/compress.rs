@@ -1,4 +1,4 @@
-//! Compressed rows: the host side.
+//! Launches of the compressor.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::{stride, table};
+use super::{angle_table, stride};
 use crate::attention::RowRounding;
 use crate::attention::backend::Compression;
 use crate::attention::kernel::{
@@ -20,14 +20,14 @@ use crate::launching::{
     with_contiguous_rows, writable,
 };
 use crate::quant::roundtrip::hadamard_scale;
-use crate::rows::RowCut;
+use crate::rows::RowPartition;
 
-/// Units of a cube that have channels of a row.
-pub(super) const UNITS: u32 = 512;
+/// The most units of a cube that stores rows.
+pub(super) const ROW_UNITS: u32 = 512;
 /// Bytes of an f32.
-pub(super) const WORD: usize = 4;
+pub(super) const F32_BYTES: usize = 4;
 
-/// How a kernel that stores rows is compiled.
+/// Configuration of a kernel that stores rows.
 pub(super) fn row_blueprint(
     client: &Client,
     width: usize,
@@ -35,14 +35,22 @@ pub(super) fn row_blueprint(
     rounding: RowRounding,
 ) -> Option<RowBlueprint> {
     let plane = plane_size(client)?;
-    let cut = RowCut::new(client, plane, width, WORD);
-    let most = client.properties().hardware.max_units_per_cube.min(UNITS) / plane;
+    let partition = RowPartition::new(client, plane, width, F32_BYTES);
+    let most = client
+        .properties()
+        .hardware
+        .max_units_per_cube
+        .min(ROW_UNITS)
+        / plane;
     Some(RowBlueprint {
         width: width as u32,
         rotated: rotated as u32,
         rounding,
-        cut,
-        planes: (width as u32).div_ceil(plane).min(most).max(cut.planes),
+        partition,
+        planes: (width as u32)
+            .div_ceil(plane)
+            .min(most)
+            .max(partition.planes),
         target: Target::of(client),
     })
 }
@@ -77,12 +85,12 @@ pub(in crate::attention) fn can_compress(
         && fits_i32(Some(slots.max(available).max(raw_width)))
         && fits_i32(known.checked_add(count))
         && fits_i32(inputs.ratio.checked_mul(4))
-        && fits_shared(&rows.client, (2 * width + UNITS as usize) * WORD)
+        && fits_shared(&rows.client, (2 * width + ROW_UNITS as usize) * F32_BYTES)
         && blueprint(&rows.client, inputs, width).is_some()
 }
 
-/// What a compressor is launched with.
-pub(super) struct Compressing {
+/// The arguments of the kernels that run a compressor.
+pub(super) struct CompressArguments {
     pub blueprint: CompressBlueprint,
     sizes: CompressSizesLaunch,
     projections: CubeTensor,
@@ -92,8 +100,8 @@ pub(super) struct Compressing {
     rows: CubeTensor,
 }
 
-impl Compressing {
-    /// Of what [`can_compress`] takes.
+impl CompressArguments {
+    /// For arguments that [`can_compress`] accepts.
     pub(super) fn new(inputs: Compression<CubeBackend>, raw: CubeTensor, rows: CubeTensor) -> Self {
         let [_, count, _] = inputs.projections.shape().dims();
         let [_, slots, _] = raw.shape().dims();
@@ -128,12 +136,12 @@ impl Compressing {
         }
     }
 
-    /// What offsets into its tensors need.
+    /// The type of offsets into its tensors.
     pub(super) fn address_type(&self) -> AddressType {
         address_type([&self.projections, &self.bias, &self.raw, &self.rows])
     }
 
-    /// The argument of a kernel, and what it updates.
+    /// The kernel argument, and the tensors that it updates.
     pub(super) fn launch<R: Float, W: Float>(
         self,
     ) -> (CompressorLaunch<R, W>, (CubeTensor, CubeTensor)) {
@@ -158,21 +166,22 @@ pub(in crate::attention) fn compress_rows(
     let client = rows.client.clone();
     let [batch, _, _] = inputs.projections.shape().dims();
     let dtypes = [rows.dtype, inputs.norm.dtype, inputs.start.dtype].map(dtype_to_storage_type);
-    // A table that has grown may have gaps between its rows, and is too large to be copied.
+    // A table that has grown may have gaps between its rows, and is too large to copy.
     let angles = with_contiguous_rows(inputs.angles.clone());
     let start = into_contiguous(inputs.start.clone());
-    let table = table(&angles);
-    let compressing = Compressing::new(inputs, raw, rows);
-    let blueprint = compressing.blueprint;
-    let address = compressing.address_type().max(address_type([&angles]));
-    let (compressor, state) = compressing.launch();
-    // SAFETY: a sequence that is not in the table reads as the first one of it and writes nothing; of blocks that are not complete or
-    // not among the rows nothing is read or written; slots are taken modulo their number.
+    let table = angle_table(&angles);
+    let arguments = CompressArguments::new(inputs, raw, rows);
+    let blueprint = arguments.blueprint;
+    let address = arguments.address_type().max(address_type([&angles]));
+    let (compressor, state) = arguments.launch();
+    // SAFETY: a vacant sequence, whose start is not in the table, is read as if at the start of it
+    // and writes nothing; for blocks that are not complete or not among the rows, nothing is read
+    // or written; slots are taken modulo their number.
     unsafe {
         compress_kernel::launch_unchecked(
             &client,
             CubeCount::Static(batch as u32, 1, 1),
-            CubeDim::new_2d(blueprint.row.cut.plane, blueprint.row.planes),
+            CubeDim::new_2d(blueprint.row.partition.plane, blueprint.row.planes),
             address,
             angles.into_buffer_arg(),
             start.into_buffer_arg(),

@@ -1,4 +1,4 @@
-//! Scores of the indexer.
+//! Launches of the indexer's scores.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -9,9 +9,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::stride;
-use crate::attention::backend::BlockSight;
+use crate::attention::backend::BlockVisibility;
 use crate::attention::kernel::{
-    INDEX_SHARES, IndexSizesLaunch, TILE_ROWS, index_kernel, index_tiles_kernel,
+    INDEX_PLANES, INDEX_TILE_ROWS, IndexSizesLaunch, index_kernel, index_tiles_kernel,
 };
 use crate::intrinsics::Target;
 use crate::launching::{
@@ -19,21 +19,21 @@ use crate::launching::{
     with_vectors,
 };
 
-/// Widest row of the kernel: a unit keeps all of it.
+/// Widest row of the kernel: a unit holds all of it.
 const MAX_INDEX_WIDTH: usize = 256;
 /// Rows of a cube.
 const INDEX_UNITS: u32 = 64;
-/// Channels that four lanes read at a time for tensor cores.
-const TILE_CHANNELS: usize = 32;
+/// Channels that four lanes load at a time for tensor cores.
+const INDEX_TILE_CHANNELS: usize = 32;
 
 pub(in crate::attention) fn can_score(
     queries: &CubeTensor,
     keys: &CubeTensor,
-    sight: &BlockSight<CubeBackend>,
+    visibility: &BlockVisibility<CubeBackend>,
 ) -> bool {
-    let fits = match sight {
-        BlockSight::All => true,
-        BlockSight::From { start, ratio } => {
+    let fits = match visibility {
+        BlockVisibility::All => true,
+        BlockVisibility::From { start, ratio } => {
             is_wide_int(start.dtype) && i32::try_from(*ratio).is_ok()
         }
     };
@@ -42,7 +42,7 @@ pub(in crate::attention) fn can_score(
     fits && is_float(queries.dtype)
         && width <= MAX_INDEX_WIDTH
         && batch * count <= MAX_CUBES
-        && rows.div_ceil(TILE_ROWS as usize) <= MAX_CUBES
+        && rows.div_ceil(INDEX_TILE_ROWS as usize) <= MAX_CUBES
         && u32::try_from(batch * count * heads).is_ok()
 }
 
@@ -51,19 +51,19 @@ pub(in crate::attention) fn index_scores(
     keys: CubeTensor,
     weights: CubeTensor,
     scale: f64,
-    sight: BlockSight<CubeBackend>,
+    visibility: BlockVisibility<CubeBackend>,
 ) -> CubeTensor {
     let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
     let [_, rows, _] = keys.shape().dims();
-    // The order of a sum must not depend on where the rows are.
+    // The order of a sum must not depend on the layout of the rows.
     let size = row_vector_size([&queries, &keys], width);
     let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
     let result = output(&queries, [batch, count, rows], DType::F32);
     let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / size;
-    let (start, ratio) = match sight {
-        BlockSight::All => (None, 1),
-        BlockSight::From { start, ratio } => (Some(into_contiguous(start)), ratio),
+    let (start, ratio) = match visibility {
+        BlockVisibility::All => (None, 1),
+        BlockVisibility::From { start, ratio } => (Some(into_contiguous(start)), ratio),
     };
     let sizes = IndexSizesLaunch::new(
         ratio as u32,
@@ -88,8 +88,8 @@ pub(in crate::attention) fn index_scores(
         unsafe {
             index_tiles_kernel::launch_unchecked(
                 &client,
-                cubes(TILE_ROWS),
-                CubeDim::new_2d(32, INDEX_SHARES),
+                cubes(INDEX_TILE_ROWS),
+                CubeDim::new_2d(32, INDEX_PLANES),
                 address_type([&queries, &keys, &result]),
                 queries.clone().into_buffer_arg(),
                 keys.into_buffer_arg(),
@@ -97,7 +97,7 @@ pub(in crate::attention) fn index_scores(
                 start.map(CubeTensor::into_buffer_arg).into(),
                 result.clone().into_buffer_arg(),
                 sizes,
-                (width / TILE_CHANNELS) as u32,
+                (width / INDEX_TILE_CHANNELS) as u32,
                 queries.dtype == DType::F16,
                 target,
                 dtypes,
@@ -105,12 +105,12 @@ pub(in crate::attention) fn index_scores(
         }
         return result;
     }
-    // SAFETY: rows past the end are read as the last, and not written.
+    // SAFETY: rows past the end are read as the last one, and not written.
     unsafe {
         index_kernel::launch_unchecked(
             &client,
             cubes(INDEX_UNITS),
-            CubeDim::new_2d(INDEX_UNITS, INDEX_SHARES),
+            CubeDim::new_2d(INDEX_UNITS, INDEX_PLANES),
             address_type([&queries, &keys, &result]),
             size,
             queries.into_buffer_arg(),
@@ -127,12 +127,13 @@ pub(in crate::attention) fn index_scores(
     result
 }
 
-/// Whether tensor cores multiply them: floats of 16 bits in vectors of 16 bytes, of which four lanes have an equal number.
+/// Whether tensor cores can multiply them: floats of 16 bits in vectors of 16 bytes, in equal
+/// numbers for each of four lanes.
 fn has_tiles(queries: &CubeTensor, keys: &CubeTensor, size: usize) -> bool {
     let width = queries.shape()[3];
     let dtypes = [queries.dtype, keys.dtype];
     (dtypes == [DType::BF16; 2] || dtypes == [DType::F16; 2])
         && size == 8
-        && width.is_multiple_of(TILE_CHANNELS)
+        && width.is_multiple_of(INDEX_TILE_CHANNELS)
         && has_tensor_cores(&queries.client)
 }

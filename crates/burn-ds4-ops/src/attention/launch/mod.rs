@@ -13,13 +13,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::FEW_TOKENS;
+use super::DECODE_TOKENS;
 use super::backend::CompressedRows;
 use super::kernel::{
-    BlocksLaunch, CHUNK, SinkBlueprint, SizesLaunch, StridesLaunch, TableLaunch, join_kernel,
-    pool_kernel, sink_kernel,
+    AngleTableLaunch, AttentionShapeLaunch, AttentionStridesLaunch, KV_GROUP, SinkBlueprint,
+    SlotStridesLaunch, combine_kernel, pool_kernel, sink_kernel,
 };
-use super::reference::Problem;
+use super::reference::SinkInputs;
 use crate::intrinsics::Target;
 use crate::launching::{
     MAX_CUBES, address_type, cube_count, is_float, is_wide_int, output, plane_size,
@@ -31,38 +31,43 @@ pub(super) use index::{can_score, index_scores};
 pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};
 pub(super) use step::{can_store, store_step};
 
-/// Heads that share the rows which a cube reads.
-const HEADS: u32 = 2;
-/// Planes of a cube, and channels up to which their sums fit in 16 KiB of shared memory. For more there are half as many.
-const PLANES: u32 = 8;
-const MAX_PLANES_WIDTH: usize = 512;
-/// Widest row of the kernel: a lane keeps its channels of it in registers, and those of a few others.
+/// Heads of a cube. They use the same rows.
+const CUBE_HEADS: u32 = 2;
+/// Planes of a cube, and the widest row of which their partial sums fit in 16 KiB of shared memory.
+/// Wider rows have half as many planes.
+const SINK_PLANES: u32 = 8;
+const MAX_SINK_PLANES_WIDTH: usize = 512;
+/// Widest row of the kernel: a lane holds its channels of it in registers, and those of a few
+/// others.
 const MAX_WIDTH: usize = 1024;
-/// Channels of a lane at most, likewise.
+/// The most channels of a lane, for the same reason.
 const MAX_LANE_WIDTH: usize = 64;
-/// Columns of a cube where all compressed rows are seen: one cube reaches far, since most of a cache may be empty. And where they are picked among:
-/// the 128 of a window and the 512 picks of the released models are four cubes' then, for each of 32 pairs of heads, which is as many as an
-/// H200 has multiprocessors.
-const STRETCH: u32 = 192;
-const PICKED_STRETCH: u32 = 160;
-/// Units of a cube that joins stretches.
-const JOIN_UNITS: u32 = 128;
+/// Columns of a KV split, if queries attend to all compressed rows or pick among them.
+///
+/// With all rows, splits are long, since most of a cache may be empty. With picks, the window of
+/// 128 and the 512 picks of the released models make four splits for each of 32 pairs of heads,
+/// which is about one cube for each SM of an H200.
+const SPLIT_COLUMNS: u32 = 192;
+const PICKED_SPLIT_COLUMNS: u32 = 160;
+/// Units of a cube that combines KV splits.
+const COMBINE_UNITS: u32 = 128;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
 
-/// The angles of all positions, in rows that are contiguous.
-fn table(angles: &CubeTensor) -> TableLaunch {
+/// The table of the angles of all positions. Its rows are contiguous.
+fn angle_table(angles: &CubeTensor) -> AngleTableLaunch {
     let [known, rotated] = angles.shape().dims();
-    TableLaunch::new(known as u32, stride(angles, 0), rotated / 2)
+    AngleTableLaunch::new(known as u32, stride(angles, 0), rotated / 2)
 }
 
-/// Elements from one place to the next along an axis.
+/// The stride of an axis, in elements.
 fn stride(tensor: &CubeTensor, axis: usize) -> usize {
     tensor.meta.strides()[axis]
 }
 
-/// How a kernel is compiled for rows of `width` channels that are picked among or not, and elements of its vectors: `size`, or fewer, but no
-/// fewer than `least`.
+/// Configuration of a kernel for rows of `width` channels, and the number of elements of its
+/// vectors: `size`, or fewer, but no fewer than `least`. `picked` says whether queries pick among
+/// the rows.
 fn blueprint(
     client: &Client,
     width: usize,
@@ -71,67 +76,71 @@ fn blueprint(
     picked: bool,
 ) -> Option<(SinkBlueprint, usize)> {
     let plane = plane_size(client)?;
-    // Rather less to a lane than nothing to some.
+    // Narrower vectors, so that every lane has one.
     let mut size = size;
     while size > least && width / size < plane as usize {
         size /= 2;
     }
     let vectors = width / size;
     let steps = vectors.div_ceil(plane as usize);
-    let planes = if width <= MAX_PLANES_WIDTH {
-        PLANES
+    let planes = if width <= MAX_SINK_PLANES_WIDTH {
+        SINK_PLANES
     } else {
-        PLANES / 2
+        SINK_PLANES / 2
     };
     let blueprint = SinkBlueprint {
-        heads: HEADS,
+        heads: CUBE_HEADS,
         planes,
         plane,
         steps: steps as u32,
         even: vectors == steps * plane as usize,
-        stretch: if picked { PICKED_STRETCH } else { STRETCH },
-        split: false,
+        split_columns: if picked {
+            PICKED_SPLIT_COLUMNS
+        } else {
+            SPLIT_COLUMNS
+        },
+        multiple_splits: false,
         target: Target::of(client),
     };
     (width <= MAX_WIDTH && steps * size <= MAX_LANE_WIDTH).then_some((blueprint, size))
 }
 
-pub(super) fn can_attend(problem: &Problem<CubeBackend>) -> bool {
-    let [batch, count, heads, width] = problem.queries.shape().dims();
-    let (rows, picks) = match &problem.compressed {
+pub(super) fn can_attend(inputs: &SinkInputs<CubeBackend>) -> bool {
+    let [batch, count, heads, width] = inputs.queries.shape().dims();
+    let (rows, picks) = match &inputs.compressed {
         CompressedRows::None => (0, None),
         CompressedRows::Shared { rows, .. } => (rows.shape()[1], None),
         CompressedRows::Picked { rows, picks, .. } => (rows.shape()[1], Some(picks)),
     };
-    let seen = picks.map_or(rows, |picks| picks.shape()[2]);
-    let columns = problem.window.shape()[1];
-    let blueprint = blueprint(&problem.queries.client, width, 1, 1, picks.is_some());
-    batch * count <= FEW_TOKENS
+    let selected = picks.map_or(rows, |picks| picks.shape()[2]);
+    let columns = inputs.window.shape()[1];
+    let blueprint = blueprint(&inputs.queries.client, width, 1, 1, picks.is_some());
+    batch * count <= DECODE_TOKENS
         && heads <= MAX_CUBES
-        && i32::try_from(batch * columns.max(rows).max(seen)).is_ok()
-        && is_float(problem.queries.dtype)
+        && i32::try_from(batch * columns.max(rows).max(selected)).is_ok()
+        && is_float(inputs.queries.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
         && blueprint.is_some_and(|(blueprint, _)| {
-            stretches(problem.span, seen, blueprint.stretch) <= MAX_CUBES
+            kv_splits(inputs.span, selected, blueprint.split_columns) <= MAX_CUBES
         })
 }
 
-pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
-    let queries = with_contiguous_rows(problem.queries);
-    let window = with_contiguous_rows(problem.window);
-    let window_bias = into_contiguous(problem.window_bias);
-    let (compressed, picks) = match problem.compressed {
+pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
+    let queries = with_contiguous_rows(inputs.queries);
+    let window = with_contiguous_rows(inputs.window);
+    let window_bias = into_contiguous(inputs.window_bias);
+    let (compressed, picks) = match inputs.compressed {
         CompressedRows::None => (None, None),
         CompressedRows::Shared { rows, bias } => (Some((rows, bias)), None),
         CompressedRows::Picked { rows, bias, picks } => (Some((rows, bias)), Some(picks)),
     };
     let picks = picks.map(into_contiguous);
-    let seen = match (&compressed, &picks) {
+    let selected = match (&compressed, &picks) {
         (None, _) => 0,
         (Some(_), Some(picks)) => picks.shape()[2],
         (Some((rows, _)), None) => rows.shape()[1],
     };
-    // Where there are no rows, none of these are read.
+    // Without compressed rows, the kernel reads none of these.
     let (rows, rows_bias) = compressed.map_or_else(
         || (window.clone(), window_bias.clone()),
         |(rows, bias)| (with_contiguous_rows(rows), into_contiguous(bias)),
@@ -139,24 +148,25 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
 
     let [batch, count, heads, width] = queries.shape().dims();
     let client = queries.client.clone();
-    // Which channels a lane has must not depend on where the rows are.
+    // The channels of a lane must not depend on the layout of the rows.
     let size = row_vector_size([&queries, &window, &rows], width);
     let picked = picks.is_some();
     let (blueprint, size) = blueprint(&client, width, size, 1, picked)
         .or_else(|| blueprint(&client, width, 1, 1, picked))
         .expect("checked by can_attend");
     let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
-    let sinks = into_contiguous(problem.sinks);
-    let launch = SinkLaunch::new(&queries, problem.span, seen, blueprint);
-    let sizes = launch.sizes(&window, rows.shape()[1], size, problem.span, seen);
+    let sinks = into_contiguous(inputs.sinks);
+    let launch = SinkLaunch::new(&queries, inputs.span, selected, blueprint);
+    let shape = launch.shape(&window, rows.shape()[1], size, inputs.span, selected);
     let strides = strides(&queries, &window, &rows, size);
     let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
     let dtypes = [queries.dtype, launch.sums.dtype, picks_dtype].map(dtype_to_storage_type);
-    // SAFETY: heads and vectors past the end are read as others, rows that are none as the first; writes are within the output.
+    // SAFETY: heads and vectors past the end are read as others, picks that are out of range as the
+    // first row; writes are within the output.
     unsafe {
         sink_kernel::launch_unchecked(
             &client,
-            launch.cubes(batch * count, heads, HEADS),
+            launch.cubes(batch * count, heads, CUBE_HEADS),
             launch.dim(),
             address_type([&queries, &window, &rows, &rows_bias, &launch.sums]),
             size,
@@ -168,79 +178,89 @@ pub(super) fn sink_attention(problem: Problem<CubeBackend>) -> CubeTensor {
             picks.map(CubeTensor::into_buffer_arg).into(),
             sinks.clone().into_buffer_arg(),
             launch.sums.clone().into_buffer_arg(),
-            launch.shares.clone().into_buffer_arg(),
-            sizes,
+            launch.softmax_stats.clone().into_buffer_arg(),
+            shape,
             strides,
-            problem.scale as f32,
+            inputs.scale as f32,
             launch.blueprint,
             dtypes,
         );
     }
-    let turn = None;
-    join(launch, JoinInputs { sinks, turn, size })
+    let rotation = None;
+    combine(
+        launch,
+        CombineInputs {
+            sinks,
+            rotation,
+            size,
+        },
+    )
 }
 
-/// Cubes of `stretch` columns that share the columns of a query out.
-fn stretches(span: usize, seen: usize, stretch: u32) -> usize {
-    let window = span.next_multiple_of(CHUNK as usize);
-    (window + seen).div_ceil(stretch as usize).max(1)
+/// The number of KV splits of `split_columns` columns that a query's columns make.
+fn kv_splits(span: usize, selected: usize, split_columns: u32) -> usize {
+    let window = span.next_multiple_of(KV_GROUP as usize);
+    (window + selected).div_ceil(split_columns as usize).max(1)
 }
 
-/// What the kernels of attention are launched with.
+/// The arguments and results of the attention kernels.
 struct SinkLaunch {
     blueprint: SinkBlueprint,
-    stretches: usize,
+    splits: usize,
     result: CubeTensor,
-    /// Of several stretches each one's sums, otherwise the result.
+    /// With several KV splits, the sums of each one, otherwise the result.
     sums: CubeTensor,
-    shares: CubeTensor,
+    softmax_stats: CubeTensor,
 }
 
 impl SinkLaunch {
-    /// For queries that see `span` rows of a window and `seen` compressed ones.
-    fn new(queries: &CubeTensor, span: usize, seen: usize, blueprint: SinkBlueprint) -> Self {
+    /// For queries that attend to `span` rows of a window and `selected` compressed ones.
+    fn new(queries: &CubeTensor, span: usize, selected: usize, blueprint: SinkBlueprint) -> Self {
         let [batch, count, heads, width] = queries.shape().dims();
-        let stretches = stretches(span, seen, blueprint.stretch);
-        let split = stretches > 1;
+        let splits = kv_splits(span, selected, blueprint.split_columns);
+        let multiple_splits = splits > 1;
         let result = output(queries, [batch, count, heads, width], queries.dtype);
-        let shape = [stretches, batch, count, heads, width];
+        let shape = [splits, batch, count, heads, width];
         Self {
-            blueprint: SinkBlueprint { split, ..blueprint },
-            stretches,
-            sums: if split {
+            blueprint: SinkBlueprint {
+                multiple_splits,
+                ..blueprint
+            },
+            splits,
+            sums: if multiple_splits {
                 output(queries, shape, DType::F32)
             } else {
                 result.clone()
             },
-            shares: output(queries, [2, stretches, batch, count, heads], DType::F32),
+            softmax_stats: output(queries, [2, splits, batch, count, heads], DType::F32),
             result,
         }
     }
 
-    fn sizes(
+    fn shape(
         &self,
         window: &CubeTensor,
         rows: usize,
         size: usize,
         span: usize,
-        seen: usize,
-    ) -> SizesLaunch {
+        selected: usize,
+    ) -> AttentionShapeLaunch {
         let [_, count, heads, width] = self.result.shape().dims();
-        SizesLaunch::new(
+        AttentionShapeLaunch::new(
             count as u32,
             heads as u32,
             (width / size) as u32,
             window.shape()[1] as u32,
             span as u32,
             rows as u32,
-            seen as u32,
+            selected as u32,
         )
     }
 
-    /// Of cubes of so many heads each.
+    /// The grid, for cubes of `cube_heads` heads.
     fn cubes(&self, tokens: usize, heads: usize, cube_heads: u32) -> CubeCount {
-        let shares = (heads as u32).div_ceil(cube_heads);
-        CubeCount::Static(shares, tokens as u32, self.stretches as u32)
+        let head_cubes = (heads as u32).div_ceil(cube_heads);
+        CubeCount::Static(head_cubes, tokens as u32, self.splits as u32)
     }
 
     fn dim(&self) -> CubeDim {
@@ -253,9 +273,9 @@ fn strides(
     window: &CubeTensor,
     rows: &CubeTensor,
     size: usize,
-) -> StridesLaunch {
+) -> AttentionStridesLaunch {
     let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / size;
-    StridesLaunch::new(
+    AttentionStridesLaunch::new(
         vectors(queries, 0),
         vectors(queries, 1),
         vectors(queries, 2),
@@ -266,29 +286,30 @@ fn strides(
     )
 }
 
-/// What stretches are joined by.
-struct JoinInputs {
+/// The arguments that combine KV splits.
+struct CombineInputs {
     sinks: CubeTensor,
-    /// Angles, and starts of sequences, by which results turn back, and the vectors in front that stay.
-    turn: Option<(CubeTensor, CubeTensor, u32)>,
+    /// Angles and starts of sequences, if results are rotated back, and the number of vectors in
+    /// front that are not.
+    rotation: Option<(CubeTensor, CubeTensor, u32)>,
     /// Elements of a vector.
     size: usize,
 }
 
-/// The result of all stretches.
-fn join(launch: SinkLaunch, inputs: JoinInputs) -> CubeTensor {
-    if !launch.blueprint.split {
+/// Combines the KV splits, if there are several.
+fn combine(launch: SinkLaunch, inputs: CombineInputs) -> CubeTensor {
+    if !launch.blueprint.multiple_splits {
         return launch.result;
     }
     let client = launch.result.client.clone();
     let [batch, count, heads, width] = launch.result.shape().dims();
-    let (angles, start, kept) = match inputs.turn {
+    let (angles, start, unrotated) = match inputs.rotation {
         None => (None, None, 0),
-        Some((angles, start, kept)) => (Some(angles), Some(start), kept),
+        Some((angles, start, unrotated)) => (Some(angles), Some(start), unrotated),
     };
     let table = angles
         .as_ref()
-        .map_or_else(|| TableLaunch::new(0, 0, 0), table);
+        .map_or_else(|| AngleTableLaunch::new(0, 0, 0), angle_table);
     let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
     let dtypes = [launch.result.dtype, start_dtype].map(dtype_to_storage_type);
     let address = address_type([
@@ -298,22 +319,22 @@ fn join(launch: SinkLaunch, inputs: JoinInputs) -> CubeTensor {
     ]);
     // SAFETY: there is a cube for each head of a query; angles are within the table.
     unsafe {
-        join_kernel::launch_unchecked(
+        combine_kernel::launch_unchecked(
             &client,
             CubeCount::Static(heads as u32, (batch * count) as u32, 1),
-            CubeDim::new_1d(JOIN_UNITS),
+            CubeDim::new_1d(COMBINE_UNITS),
             address,
             inputs.size,
             launch.sums.into_buffer_arg(),
-            launch.shares.into_buffer_arg(),
+            launch.softmax_stats.into_buffer_arg(),
             inputs.sinks.into_buffer_arg(),
             angles.map(CubeTensor::into_buffer_arg).into(),
             start.map(CubeTensor::into_buffer_arg).into(),
             launch.result.clone().into_buffer_arg(),
-            launch.stretches as u32,
+            launch.splits as u32,
             count as u32,
             (width / inputs.size) as u32,
-            kept,
+            unrotated,
             table,
             launch.blueprint.target,
             dtypes,
@@ -330,7 +351,7 @@ pub(super) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
     let outputs = batch * blocks * width;
     let strides = |tensor: &CubeTensor| {
         let strides = tensor.meta.strides();
-        BlocksLaunch::new(strides[0], strides[1], strides[2])
+        SlotStridesLaunch::new(strides[0], strides[1], strides[2])
     };
     let (value_strides, score_strides) = (strides(&values), strides(&scores));
     let dtype = dtype_to_storage_type(values.dtype);

@@ -1,4 +1,5 @@
-//! Rotary position embedding: the same pairs, by angles that are given or that the kernel looks up.
+//! Launches of the rotary position embedding, by given angles or by angles that the kernel looks
+//! up.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -6,16 +7,17 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::table;
-use crate::attention::kernel::{BlocksLaunch, rotate_at_kernel, rotate_kernel};
+use super::angle_table;
+use crate::attention::kernel::{SlotStridesLaunch, rotate_at_kernel, rotate_kernel};
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows, with_vectors,
 };
 
 /// Vectors of a cube.
-const UNITS: u32 = 128;
+const ROTATE_UNITS: u32 = 128;
 
-/// Elements of the widest vector, of two at least, that divides both the channels that are kept and those that are turned.
+/// The number of elements of the widest vector, of two at least, that divides both the channels
+/// that are rotated and the others.
 fn vector(x: &CubeTensor, rotated: usize) -> Option<usize> {
     let width = x.shape()[3];
     let sizes = x.client.io_optimized_vector_sizes(x.elem_size());
@@ -23,14 +25,14 @@ fn vector(x: &CubeTensor, rotated: usize) -> Option<usize> {
     sizes.filter(divides).max().filter(|&size| size > 1)
 }
 
-fn can_turn(x: &CubeTensor, rotated: usize) -> bool {
+fn can_rotate_rows(x: &CubeTensor, rotated: usize) -> bool {
     is_float(x.dtype)
         && u32::try_from(x.shape().num_elements()).is_ok()
         && vector(x, rotated).is_some()
 }
 
 pub(in crate::attention) fn can_rotate(x: &CubeTensor, cos: &CubeTensor) -> bool {
-    can_turn(x, cos.shape()[2])
+    can_rotate_rows(x, cos.shape()[2])
 }
 
 pub(in crate::attention) fn can_rotate_at(
@@ -39,20 +41,21 @@ pub(in crate::attention) fn can_rotate_at(
     start: &CubeTensor,
 ) -> bool {
     let [known, rotated] = angles.shape().dims();
-    can_turn(x, rotated) && i32::try_from(known).is_ok() && is_wide_int(start.dtype)
+    can_rotate_rows(x, rotated) && i32::try_from(known).is_ok() && is_wide_int(start.dtype)
 }
 
 /// Rows as both kernels read and write them.
-struct Rows {
+struct RotationRows {
     x: CubeTensor,
     result: CubeTensor,
-    /// Elements of a vector, vectors of a row, and those in front that are kept.
+    /// Elements of a vector, vectors of a row, and the number of those in front that are not
+    /// rotated.
     size: usize,
     vectors: usize,
-    kept: usize,
+    unrotated: usize,
 }
 
-impl Rows {
+impl RotationRows {
     fn new(x: CubeTensor, rotated: usize) -> Self {
         let size = vector(&x, rotated).expect("checked by can_rotate");
         let x = with_vectors(x, size);
@@ -63,7 +66,7 @@ impl Rows {
             x,
             size,
             vectors: width / size,
-            kept: (width - rotated) / size,
+            unrotated: (width - rotated) / size,
         }
     }
 
@@ -73,19 +76,22 @@ impl Rows {
     }
 
     fn cubes(&self) -> CubeCount {
-        cube_count(&self.x.client, self.outputs().div_ceil(UNITS as usize))
+        cube_count(
+            &self.x.client,
+            self.outputs().div_ceil(ROTATE_UNITS as usize),
+        )
     }
 
-    fn strides(&self) -> BlocksLaunch {
+    fn strides(&self) -> SlotStridesLaunch {
         let strides = self.x.meta.strides();
         let [sequence, position, head] = [0, 1, 2].map(|axis| strides[axis] / self.size);
-        BlocksLaunch::new(sequence, position, head)
+        SlotStridesLaunch::new(sequence, position, head)
     }
 }
 
 pub(in crate::attention) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
     let [_, positions, heads, _] = x.shape().dims();
-    let rows = Rows::new(x, cos.shape()[2]);
+    let rows = RotationRows::new(x, cos.shape()[2]);
     let (cubes, outputs, strides) = (rows.cubes(), rows.outputs(), rows.strides());
     let client = rows.x.client.clone();
     let dtype = dtype_to_storage_type(rows.x.dtype);
@@ -94,7 +100,7 @@ pub(in crate::attention) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTens
         rotate_kernel::launch_unchecked(
             &client,
             cubes,
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(ROTATE_UNITS),
             address_type([&rows.x, &rows.result]),
             rows.size,
             rows.x.into_buffer_arg(),
@@ -105,7 +111,7 @@ pub(in crate::attention) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTens
             positions,
             heads,
             rows.vectors,
-            rows.kept,
+            rows.unrotated,
             strides,
             dtype,
         );
@@ -121,19 +127,20 @@ pub(in crate::attention) fn rotate_at(
 ) -> CubeTensor {
     let [_, positions, heads, _] = x.shape().dims();
     let [_, rotated] = angles.shape().dims();
-    // A table that has grown may have gaps between its rows, and is too large to be copied.
+    // A table that has grown may have gaps between its rows, and is too large to copy.
     let angles = with_contiguous_rows(angles);
-    let rows = Rows::new(x, rotated);
+    let rows = RotationRows::new(x, rotated);
     let (cubes, outputs, strides) = (rows.cubes(), rows.outputs(), rows.strides());
     let client = rows.x.client.clone();
-    let table = table(&angles);
+    let table = angle_table(&angles);
     let dtypes = [rows.x.dtype, start.dtype].map(dtype_to_storage_type);
-    // SAFETY: units past the last vector read and write nothing, positions past the last known one are read as that.
+    // SAFETY: units past the last vector read and write nothing; positions past the table are read
+    // as its last.
     unsafe {
         rotate_at_kernel::launch_unchecked(
             &client,
             cubes,
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(ROTATE_UNITS),
             address_type([&rows.x, &rows.result, &angles]),
             rows.size,
             rows.x.into_buffer_arg(),
@@ -144,7 +151,7 @@ pub(in crate::attention) fn rotate_at(
             positions,
             heads,
             rows.vectors,
-            rows.kept,
+            rows.unrotated,
             strides,
             table,
             inverse,

@@ -1,4 +1,4 @@
-//! A step's rows in one launch: the host side.
+//! The launch of all that a step stores.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -8,9 +8,9 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::cached::{Append, can_append};
-use super::compress::{Compressing, UNITS, WORD, can_compress};
-use super::table;
+use super::angle_table;
+use super::cached::{AppendArguments, can_append};
+use super::compress::{CompressArguments, F32_BYTES, ROW_UNITS, can_compress};
 use crate::attention::backend::{
     Compression, OptionalCompression, OptionalState, StepRows, StoredStep,
 };
@@ -18,16 +18,17 @@ use crate::attention::kernel::{CompressBlueprint, RowBlueprint, StepBlueprint, s
 use crate::launching::{MAX_CUBES, address_type, fits_i32, fits_shared, is_float, plane_size};
 use crate::norm::{Norm, RmsNormBlueprint};
 
-/// Buffers of the kernel, of which two are for what is no tensor, and those of each compressor.
+/// Buffers of the kernel, two of them for arguments that are no tensors, and the buffers of each
+/// compressor.
 const BUFFERS: usize = 10;
 const COMPRESSOR_BUFFERS: usize = 5;
-/// Words of shared memory for sums.
-const SUMS: usize = 4 * UNITS as usize;
+/// Words of shared memory for the sums of norms.
+const SUMS: usize = 4 * ROW_UNITS as usize;
 
-/// A compressor, and what it updates.
-type Part<'a> = (&'a Compression<CubeBackend>, [&'a CubeTensor; 2]);
+/// The inputs of a compressor, and the raw and compressed rows that it updates.
+type CompressorPart<'a> = (&'a Compression<CubeBackend>, [&'a CubeTensor; 2]);
 
-fn parts(step: &StepRows<CubeBackend>) -> impl Iterator<Item = Part<'_>> {
+fn compressors(step: &StepRows<CubeBackend>) -> impl Iterator<Item = CompressorPart<'_>> {
     let given = |part| match part {
         &OptionalCompression::None => None,
         OptionalCompression::Some { inputs, raw, rows } => Some((inputs, [raw, rows])),
@@ -43,21 +44,21 @@ pub(in crate::attention) fn can_store(step: &StepRows<CubeBackend>) -> bool {
     let [batch, count, rank] = step.queries.shape().dims();
     let [_, _, width] = step.ring.shape().dims();
     let new = &step.new;
-    let widths = parts(step).map(|(_, [_, rows])| rows.shape()[2]);
+    let widths = compressors(step).map(|(_, [_, rows])| rows.shape()[2]);
     let words = 2 * (width + widths.sum::<usize>()) + SUMS;
-    let bindings = BUFFERS + COMPRESSOR_BUFFERS * parts(step).count();
+    let bindings = BUFFERS + COMPRESSOR_BUFFERS * compressors(step).count();
     is_float(step.queries.dtype)
         && step.queries.dtype == new.x.dtype
         && step.norm.dtype == new.norm.dtype
         && fits_i32((batch * count).checked_mul(rank))
         && 2 * count + 2 <= MAX_CUBES
         && bindings <= hardware.max_bindings as usize
-        // So that planes may be rounded up to whole rows of queries.
+        // So that the planes can be rounded up to whole rows of queries.
         && plane_size(client)
             .is_some_and(|plane| (hardware.max_units_per_cube / plane).is_power_of_two())
-        && fits_shared(client, words * WORD)
+        && fits_shared(client, words * F32_BYTES)
         && can_append(new, &step.ring)
-        && parts(step).all(|(inputs, [raw, rows])| {
+        && compressors(step).all(|(inputs, [raw, rows])| {
             rows.dtype == step.ring.dtype
                 && inputs.norm.dtype == new.norm.dtype
                 && can_compress(inputs, raw, rows)
@@ -68,31 +69,32 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
     let [batch, count, rank] = step.queries.shape().dims();
     let queries = CubeBackend::float_reshape(step.queries, Shape::new([batch * count, rank]));
     let norm = Norm::new(queries, Some(step.norm), step.epsilon);
-    let append = Append::new(step.new, step.ring);
-    let [compressed, indexed] = [step.compressed, step.indexed].map(compressing);
+    let append = AppendArguments::new(step.new, step.ring);
+    let [compressed, indexed] = [step.compressed, step.indexed].map(compress_arguments);
     let (blueprint, planes) = blueprint(&norm, &append, [&compressed, &indexed]);
 
     let client = append.ring.client.clone();
     let rows = (batch * count).div_ceil(blueprint.norm.rows as usize);
-    let cubes = blueprint.compressing() + (append.kept + rows.div_ceil(batch)) as u32;
+    let cubes = blueprint.compressor_cubes() + (append.stored + rows.div_ceil(batch)) as u32;
     let address = [&compressed, &indexed].into_iter().flatten();
-    let address = address.map(Compressing::address_type).fold(
+    let address = address.map(CompressArguments::address_type).fold(
         address_type([&norm.x, &append.x, &append.angles, &append.ring]),
         Ord::max,
     );
     let dtypes = [&append.x, &append.norm, &append.ring, &append.start];
     let dtypes = dtypes.map(|tensor| dtype_to_storage_type(tensor.dtype));
-    let (table, ring, queries) = (table(&append.angles), append.ring, norm.output);
-    let (compressed, compressed_state) = compressed.map(Compressing::launch).unzip();
-    let (indexed, indexed_state) = indexed.map(Compressing::launch).unzip();
-    // SAFETY: of queries, rows and vectors past the end are read as others and not written; there is a cube for each new row that is kept; a
-    // sequence that is not in the table reads as the first position of it and writes nothing; of blocks that are not complete or not among
-    // the rows nothing is read or written; slots are taken modulo their number.
+    let (table, ring, queries) = (angle_table(&append.angles), append.ring, norm.output);
+    let (compressed, compressed_state) = compressed.map(CompressArguments::launch).unzip();
+    let (indexed, indexed_state) = indexed.map(CompressArguments::launch).unzip();
+    // SAFETY: rows and vectors of queries past the end are read as others and not written; there is
+    // a cube for each new row that is stored; a vacant sequence, whose start is not in the table,
+    // reads the angles of a position in it and writes nothing; for blocks that are not complete or
+    // not among the rows, nothing is read or written; slots are taken modulo their number.
     unsafe {
         step_kernel::launch_unchecked(
             &client,
             CubeCount::Static(cubes, batch as u32, 1),
-            CubeDim::new_2d(blueprint.append.cut.plane, planes),
+            CubeDim::new_2d(blueprint.append.partition.plane, planes),
             address,
             norm.size,
             norm.weight_size,
@@ -108,7 +110,7 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
             indexed.into(),
             norm.sizes,
             append.sizes,
-            append.kept as u32,
+            append.stored as u32,
             table,
             blueprint,
             dtypes,
@@ -122,11 +124,11 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
     }
 }
 
-fn compressing(part: OptionalCompression<CubeBackend>) -> Option<Compressing> {
+fn compress_arguments(part: OptionalCompression<CubeBackend>) -> Option<CompressArguments> {
     match part {
         OptionalCompression::None => None,
         OptionalCompression::Some { inputs, raw, rows } => {
-            Some(Compressing::new(inputs, raw, rows))
+            Some(CompressArguments::new(inputs, raw, rows))
         }
     }
 }
@@ -138,18 +140,18 @@ fn state(state: Option<(CubeTensor, CubeTensor)>) -> OptionalState<CubeBackend> 
     })
 }
 
-/// How the kernel is compiled, and planes of a cube: as many as the part needs that needs most, and whole rows of queries. Further planes
-/// change no order of additions.
+/// Configuration of the kernel, and the planes of a cube: the most that any part needs, rounded up
+/// to whole rows of queries. Additional planes change no order of additions.
 fn blueprint(
     norm: &Norm,
-    append: &Append,
-    parts: [&Option<Compressing>; 2],
+    append: &AppendArguments,
+    parts: [&Option<CompressArguments>; 2],
 ) -> (StepBlueprint, u32) {
     let [compressed, indexed] = parts.map(|part| part.as_ref().map(|part| part.blueprint));
     let rows = [compressed, indexed].into_iter().flatten();
     let rows = rows.map(|part| part.row.planes);
     let most = rows.fold(append.blueprint.planes, u32::max);
-    let planes = most.next_multiple_of(norm.blueprint.cut.planes);
+    let planes = most.next_multiple_of(norm.blueprint.partition.planes);
     let with = |part: Option<CompressBlueprint>| {
         part.map(|part| CompressBlueprint {
             row: RowBlueprint { planes, ..part.row },
@@ -158,7 +160,7 @@ fn blueprint(
     };
     let blueprint = StepBlueprint {
         norm: RmsNormBlueprint {
-            rows: planes / norm.blueprint.cut.planes,
+            rows: planes / norm.blueprint.partition.planes,
             ..norm.blueprint
         },
         append: RowBlueprint {

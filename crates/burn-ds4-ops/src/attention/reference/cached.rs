@@ -1,11 +1,12 @@
-//! Attention over a cache, and its new rows: every index and mask is computed here, from the sequences' starts.
+//! Attention over a cache, and its new rows. All indices and masks are computed here, from the
+//! starts of the sequences.
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::Shape;
 
-use super::places::{Places, round};
-use super::{INT, mask};
+use super::positions::{NewPositions, round};
+use super::{INT, SinkInputs, mask};
 use crate::attention::backend::{AttentionOps, CachedBlocks, CompressedRows, NewRows, Queries};
 use crate::optional::OptionalFloat;
 use crate::reference::bool_dtype;
@@ -16,13 +17,13 @@ pub(in crate::attention) fn append_rows<B: AttentionOps>(
 ) -> FloatTensor<B> {
     let [batch, count, width] = new.x.shape().dims();
     let [known, rotated] = new.angles.shape().dims();
-    let places = Places::<B>::new(new.start.clone(), known);
+    let positions = NewPositions::<B>::new(new.start.clone(), known);
     let rows = B::float_reshape(new.x, Shape::new([batch * count, width]));
     let rows = B::rms_norm(rows, OptionalFloat::Some(new.norm), new.epsilon);
     let rows = B::float_reshape(rows, Shape::new([batch, count, 1, width]));
-    let rows = turned::<B>(rows, new.angles, new.start, false);
+    let rows = rotate_by_position::<B>(rows, new.angles, new.start, false);
     let rows = B::float_reshape(rows, Shape::new([batch, count, width]));
-    places.put_newest(ring, round::<B>(rows, width - rotated, new.rounding))
+    positions.put_newest(ring, round::<B>(rows, width - rotated, new.rounding))
 }
 
 pub(in crate::attention) fn cached_attention<B: AttentionOps>(
@@ -30,52 +31,92 @@ pub(in crate::attention) fn cached_attention<B: AttentionOps>(
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
 ) -> FloatTensor<B> {
-    let [batch, count, heads, width] = queries.x.shape().dims();
-    let [_, slots, _] = window.shape().dims();
-    let places = Places::<B>::new(queries.start.clone(), queries.angles.shape()[0]);
-
-    let rows = B::float_reshape(queries.x, Shape::new([batch * count * heads, width]));
-    let rows = B::rms_norm(rows, OptionalFloat::None, queries.epsilon);
-    let rows = B::float_reshape(rows, Shape::new([batch, count, heads, width]));
-    let (angles, start) = (queries.angles, queries.start);
-    let rows = turned::<B>(rows, angles.clone(), start.clone(), false);
-
-    let before = queries.span - 1;
-    let columns = before + count;
-    let window = places.at(window, places.slots(-(before as i64), columns, slots));
-    // What is before the first position, or of a sequence that is not there.
-    let position = places.from(places.start.clone(), columns);
-    let mask_dtype = bool_dtype::<B>(&window.device());
-    let hidden = B::int_lower_elem(position, (before as i64).into(), mask_dtype);
-    let skipped = B::bool_expand(places.skipped.clone(), hidden.shape());
-    let window_bias = mask::<B>(B::bool_or(hidden, skipped));
-
+    let prepared = Prepared::new(queries, window);
     let compressed = match blocks {
         CachedBlocks::None => CompressedRows::None,
         CachedBlocks::All { rows, ratio, .. } => CompressedRows::Shared {
-            bias: block_bias(&places, count, rows.shape()[1], ratio),
+            bias: prepared.block_bias(rows.shape()[1], ratio),
             rows,
         },
         CachedBlocks::Picked { rows, picks, ratio } => CompressedRows::Picked {
-            bias: block_bias(&places, count, rows.shape()[1], ratio),
+            bias: prepared.block_bias(rows.shape()[1], ratio),
             rows,
             picks,
         },
     };
-    let output = B::sink_attention(
-        rows,
+    let SinkInputs {
+        queries,
         window,
         window_bias,
-        compressed,
-        queries.sinks,
-        queries.span,
-        queries.scale,
-    );
-    turned::<B>(output, angles, start, true)
+        sinks,
+        span,
+        scale,
+        ..
+    } = prepared.inputs.clone();
+    let output = B::sink_attention(queries, window, window_bias, compressed, sinks, span, scale);
+    prepared.rotate_back(output)
 }
 
-/// No tensor that gets to an operator is empty: without channels that turn, there is nothing to do.
-fn turned<B: AttentionOps>(
+/// Queries that are normalised and rotated, and the rows of their windows.
+pub(super) struct Prepared<B: AttentionOps> {
+    /// Without compressed rows.
+    pub inputs: SinkInputs<B>,
+    positions: NewPositions<B>,
+    angles: FloatTensor<B>,
+    start: IntTensor<B>,
+}
+
+impl<B: AttentionOps> Prepared<B> {
+    pub fn new(queries: Queries<B>, window: FloatTensor<B>) -> Self {
+        let [batch, count, heads, width] = queries.x.shape().dims();
+        let [_, slots, _] = window.shape().dims();
+        let positions = NewPositions::<B>::new(queries.start.clone(), queries.angles.shape()[0]);
+
+        let rows = B::float_reshape(queries.x, Shape::new([batch * count * heads, width]));
+        let rows = B::rms_norm(rows, OptionalFloat::None, queries.epsilon);
+        let rows = B::float_reshape(rows, Shape::new([batch, count, heads, width]));
+        let (angles, start) = (queries.angles, queries.start);
+        let rows = rotate_by_position::<B>(rows, angles.clone(), start.clone(), false);
+
+        let before = queries.span - 1;
+        let columns = before + count;
+        let window = positions.at(window, positions.slots(-(before as i64), columns, slots));
+        // Positions before the first one, and those of vacant sequences, are hidden.
+        let position = positions.from(positions.start.clone(), columns);
+        let mask_dtype = bool_dtype::<B>(&window.device());
+        let hidden = B::int_lower_elem(position, (before as i64).into(), mask_dtype);
+        let vacant = B::bool_expand(positions.vacant.clone(), hidden.shape());
+        Self {
+            inputs: SinkInputs {
+                queries: rows,
+                window,
+                window_bias: mask::<B>(B::bool_or(hidden, vacant)),
+                compressed: CompressedRows::None,
+                sinks: queries.sinks,
+                span: queries.span,
+                scale: queries.scale,
+            },
+            positions,
+            angles,
+            start,
+        }
+    }
+
+    /// Rotates what was attended to back.
+    pub fn rotate_back(self, output: FloatTensor<B>) -> FloatTensor<B> {
+        rotate_by_position::<B>(output, self.angles, self.start, true)
+    }
+
+    /// The mask of compressed rows: `[batch, count, rows]`.
+    fn block_bias(&self, rows: usize, ratio: usize) -> FloatTensor<B> {
+        let count = self.inputs.queries.shape()[1];
+        mask::<B>(hidden_blocks(&self.positions, count, rows, ratio))
+    }
+}
+
+/// Rotates by position. Without rotated channels there is nothing to do, and operators take no
+/// empty tensor.
+fn rotate_by_position<B: AttentionOps>(
     x: FloatTensor<B>,
     angles: FloatTensor<B>,
     start: IntTensor<B>,
@@ -87,28 +128,19 @@ fn turned<B: AttentionOps>(
     B::rotate_at(x, angles, start, inverse)
 }
 
-/// Mask of rows that stand for blocks: `[batch, count, rows]`.
-fn block_bias<B: AttentionOps>(
-    places: &Places<B>,
-    count: usize,
-    rows: usize,
-    ratio: usize,
-) -> FloatTensor<B> {
-    mask::<B>(hidden_blocks(places, count, rows, ratio))
-}
-
-/// Whether rows that stand for blocks of so many positions are hidden from new positions: `[batch, count, rows]`.
+/// Whether compressed rows, of blocks of `ratio` positions, are hidden from new positions: `[batch,
+/// count, rows]`.
 pub(super) fn hidden_blocks<B: AttentionOps>(
-    places: &Places<B>,
+    positions: &NewPositions<B>,
     count: usize,
     rows: usize,
     ratio: usize,
 ) -> BoolTensor<B> {
-    let position = places.from(places.start.clone(), count);
+    let position = positions.from(positions.start.clone(), count);
     let [batch, _] = position.shape().dims();
     let shape = Shape::new([batch, count, rows]);
     let mask_dtype = bool_dtype::<B>(&position.device());
-    // No block that is longer than what positions can be is ever complete.
+    // A block that is longer than the largest position is never complete.
     let ratio = ratio.min(i32::MAX as usize) as i64;
     let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), ratio.into());
     let visible = B::int_reshape(visible, Shape::new([batch, count, 1]));
@@ -119,6 +151,6 @@ pub(super) fn hidden_blocks<B: AttentionOps>(
         B::int_expand(visible, shape.clone()),
         mask_dtype,
     );
-    let skipped = B::bool_reshape(places.skipped.clone(), Shape::new([batch, 1, 1]));
-    B::bool_or(hidden, B::bool_expand(skipped, shape))
+    let vacant = B::bool_reshape(positions.vacant.clone(), Shape::new([batch, 1, 1]));
+    B::bool_or(hidden, B::bool_expand(vacant, shape))
 }

@@ -1,10 +1,11 @@
-//! Compressed rows: every index that a step needs is computed here, from the sequences' starts.
+//! Compressed rows. All indices that a step needs are computed here, from the starts of the
+//! sequences.
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::Shape;
 
-use super::places::{Places, flat, round};
+use super::positions::{NewPositions, flat, round};
 use super::{mask, rotation};
 use crate::attention::backend::{AttentionOps, Compression};
 use crate::norm::NormOps;
@@ -16,31 +17,31 @@ pub(in crate::attention) fn compress_rows<B: AttentionOps + NormOps>(
     raw: FloatTensor<B>,
     rows: FloatTensor<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let step = Step::new(&inputs, &raw, &rows);
+    let step = CompressionStep::new(&inputs, &raw, &rows);
     let [batch, count, raw_width] = inputs.projections.shape().dims();
     let bias = B::float_select(inputs.bias.clone(), 0, step.in_block());
     let bias = B::float_reshape(bias, Shape::new([batch, count, raw_width]));
     let new = B::float_add(inputs.projections.clone(), bias);
     let pooled = step.pool(step.blocks_of(&raw, new.clone()));
-    let compressed = step.round(step.turn(step.normalize(pooled)));
-    (step.keep(raw, new), step.store(rows, compressed))
+    let compressed = step.round(step.rotate(step.normalize(pooled)));
+    (step.store_raw(raw, new), step.store(rows, compressed))
 }
 
 /// New positions of every sequence.
-struct Step<'a, B: AttentionOps> {
+struct CompressionStep<'a, B: AttentionOps> {
     inputs: &'a Compression<B>,
-    places: Places<B>,
+    positions: NewPositions<B>,
     batch: usize,
     count: usize,
     width: usize,
     /// Series of channels.
     series: usize,
-    /// Slots of the raw rows, and rows, of a sequence.
+    /// Slots of a sequence's raw rows, and the number of its compressed rows.
     slots: usize,
     rows: usize,
 }
 
-impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
+impl<'a, B: AttentionOps + NormOps> CompressionStep<'a, B> {
     fn new(inputs: &'a Compression<B>, raw: &FloatTensor<B>, rows: &FloatTensor<B>) -> Self {
         let [batch, count, _] = inputs.projections.shape().dims();
         let [_, slots, _] = raw.shape().dims();
@@ -48,7 +49,7 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
         let known = inputs.angles.shape()[0];
         Self {
             inputs,
-            places: Places::new(inputs.start.clone(), known),
+            positions: NewPositions::new(inputs.start.clone(), known),
             batch,
             count,
             width,
@@ -63,39 +64,44 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
         self.count.div_ceil(self.inputs.ratio)
     }
 
-    /// The first of them: `[batch, 1]`.
+    /// The first of these blocks: `[batch, 1]`.
     fn first(&self) -> IntTensor<B> {
-        B::int_div_scalar(self.places.start.clone(), (self.inputs.ratio as i64).into())
+        B::int_div_scalar(
+            self.positions.start.clone(),
+            (self.inputs.ratio as i64).into(),
+        )
     }
 
     /// The slot within its block of every position: `[batch * count]`.
     fn in_block(&self) -> IntTensor<B> {
-        let positions = self.places.from(self.places.start.clone(), self.count);
+        let positions = self
+            .positions
+            .from(self.positions.start.clone(), self.count);
         let ratio = (self.inputs.ratio as i64).into();
         flat::<B>(B::int_remainder_scalar(positions, ratio), 0)
     }
 
-    /// Raw rows of the blocks that the step may complete, and of the one before where blocks overlap:
-    /// `[batch, blocks + series - 1, ratio, raw width]`.
+    /// Raw rows of the blocks that the step may complete, and of the one before where blocks
+    /// overlap: `[batch, blocks + series - 1, ratio, raw width]`.
     fn blocks_of(&self, raw: &FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
         let ratio = self.inputs.ratio;
         let history = (self.series * ratio - 1).max(1);
-        let read = self.places.slots(-(history as i64), history, self.slots);
-        let all = B::float_cat(vec![self.places.at(raw.clone(), read), new], 1);
-        // The first new one is at index `history`.
+        let read = self.positions.slots(-(history as i64), history, self.slots);
+        let all = B::float_cat(vec![self.positions.at(raw.clone(), read), new], 1);
+        // The first new row is at index `history`.
         let blocks = self.blocks() + self.series - 1;
-        let in_block = B::int_remainder_scalar(self.places.start.clone(), (ratio as i64).into());
+        let in_block = B::int_remainder_scalar(self.positions.start.clone(), (ratio as i64).into());
         let before = history as i64 - ((self.series - 1) * ratio) as i64;
         let first = B::int_add_scalar(B::int_neg(in_block), before.into());
         let last = (history + self.count - 1) as i64;
         let pooled = B::int_clamp(
-            self.places.from(first, blocks * ratio),
+            self.positions.from(first, blocks * ratio),
             0.into(),
             last.into(),
         );
         let raw_width = 2 * self.series * self.width;
         let shape = Shape::new([self.batch, blocks, ratio, raw_width]);
-        B::float_reshape(self.places.at(all, pooled), shape)
+        B::float_reshape(self.positions.at(all, pooled), shape)
     }
 
     /// `[batch, blocks, width]`.
@@ -110,8 +116,8 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
         }
         let values = B::float_cat(vec![part(0, 0), part(1, 1)], 2);
         let previous = part(0, 2);
-        // There is none before the first of all.
-        let block = self.places.from(self.first(), blocks);
+        // The first block has no block before it.
+        let block = self.positions.from(self.first(), blocks);
         let mask_dtype = bool_dtype::<B>(&block.device());
         let bias = mask::<B>(B::int_equal_elem(block, 0.into(), mask_dtype));
         let bias = B::float_reshape(bias, Shape::new([self.batch, blocks, 1, 1]));
@@ -132,47 +138,47 @@ impl<'a, B: AttentionOps + NormOps> Step<'a, B> {
         Shape::new([self.batch * self.blocks(), self.width])
     }
 
-    fn turn(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
+    fn rotate(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
         let [known, rotated] = self.inputs.angles.shape().dims();
         if rotated == 0 {
             return rows;
         }
-        let block = self.places.from(self.first(), self.blocks());
+        let block = self.positions.from(self.first(), self.blocks());
         let positions = B::int_mul_scalar(block, (self.inputs.ratio as i64).into());
         let positions = B::int_clamp_max(positions, (known as i64 - 1).into());
         let (cos, sin) = rotation::<B>(self.inputs.angles.clone(), positions, false);
         let [batch, blocks, width] = rows.shape().dims();
         let rows = B::float_reshape(rows, Shape::new([batch, blocks, 1, width]));
-        let turned = B::rotate(rows, cos, sin);
-        B::float_reshape(turned, Shape::new([batch, blocks, width]))
+        let rows = B::rotate(rows, cos, sin);
+        B::float_reshape(rows, Shape::new([batch, blocks, width]))
     }
 
     fn round(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let kept = self.width - self.inputs.angles.shape()[1];
-        round::<B>(rows, kept, self.inputs.rounding)
+        let unrotated = self.width - self.inputs.angles.shape()[1];
+        round::<B>(rows, unrotated, self.inputs.rounding)
     }
 
-    /// The raw rows with the newest of the new ones.
-    fn keep(&self, raw: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
-        self.places.put_newest(raw, new)
+    /// Stores the newest of the new raw rows.
+    fn store_raw(&self, raw: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
+        self.positions.put_newest(raw, new)
     }
 
-    /// The rows with those of the blocks that are complete.
+    /// Stores the rows of the blocks that are complete.
     fn store(&self, mut rows: FloatTensor<B>, compressed: FloatTensor<B>) -> FloatTensor<B> {
         let device = rows.device();
         let mask_dtype = bool_dtype::<B>(&device);
-        let end = B::int_add_scalar(self.places.start.clone(), (self.count as i64).into());
+        let end = B::int_add_scalar(self.positions.start.clone(), (self.count as i64).into());
         let ratio = self.inputs.ratio as i64;
         let complete = B::int_div_scalar(end, ratio.into());
-        // One after the other: those that are out of range share a place.
+        // One block at a time, since all blocks that are out of range have the same index.
         for block in 0..self.blocks() {
             let number = B::int_add_scalar(self.first(), (block as i64).into());
-            let place = B::int_clamp_max(number.clone(), (self.rows as i64 - 1).into());
-            let out = B::int_not_equal(place.clone(), number.clone(), mask_dtype);
+            let index = B::int_clamp_max(number.clone(), (self.rows as i64 - 1).into());
+            let out = B::int_not_equal(index.clone(), number.clone(), mask_dtype);
             let partial = B::int_lower_equal(complete.clone(), number, mask_dtype);
-            let old = B::bool_or(B::bool_or(out, partial), self.places.skipped.clone());
+            let old = B::bool_or(B::bool_or(out, partial), self.positions.vacant.clone());
             let row = slice::<B>(compressed.clone(), 1, block..block + 1);
-            rows = self.places.put(rows, place, row, old);
+            rows = self.positions.put(rows, index, row, old);
         }
         rows
     }

@@ -1,11 +1,14 @@
 //! Attention in plain tensor operations.
 //!
-//! What a kernel does is generic over the backend, as it is the default body of the operators' backend trait. Few tokens go one after
-//! the other: a matrix product or a sum may be cut up differently for more of them, and round differently.
+//! Everything that has a kernel is generic over the backend, as it is the default body of the
+//! operators' backend trait. Up to [`DECODE_TOKENS`] tokens are computed one at a time, since a
+//! matrix product or a sum of more of them may be partitioned, and rounded, differently.
 
+#[cfg(feature = "flex")]
+mod by_query;
 mod cached;
 mod compress;
-mod places;
+mod positions;
 mod step;
 
 use std::ops::Range;
@@ -14,17 +17,19 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 
-use super::backend::{AttentionOps, BlockSight, CompressedRows};
-use super::{FEW_TOKENS, HIDDEN, MASKED, TINY};
+use super::backend::{AttentionOps, BlockVisibility, CompressedRows};
+use super::{DECODE_TOKENS, HIDDEN_BELOW, MASKED, TINY};
 use crate::matmul::MatmulOps;
 use crate::reference::{bool_dtype, ranges, slice};
+#[cfg(feature = "flex")]
+pub(super) use by_query::{cached_attention_by_query, index_scores_by_query};
 use cached::hidden_blocks;
 pub(super) use cached::{append_rows, cached_attention};
 pub(super) use compress::compress_rows;
-use places::{Places, flat};
+use positions::{NewPositions, flat};
 pub(super) use step::store_step;
 
-/// Of positions and picks.
+/// The dtype of positions and picks.
 const INT: IntDType = IntDType::I32;
 
 pub(super) fn rotate<B: Backend>(
@@ -48,15 +53,15 @@ pub(super) fn rotate<B: Backend>(
         let angles = B::float_reshape(angles, Shape::new([batch, positions, 1, rotated]));
         B::float_expand(angles, shape.clone())
     };
-    let turned = B::float_add(
+    let output = B::float_add(
         B::float_mul(tail, of_heads(cos)),
         B::float_mul(swapped, of_heads(sin)),
     );
-    let turned = B::float_cast(turned, dtype);
+    let output = B::float_cast(output, dtype);
     if rotated == width {
-        return turned;
+        return output;
     }
-    B::float_cat(vec![channels(0..width - rotated), turned], 3)
+    B::float_cat(vec![channels(0..width - rotated), output], 3)
 }
 
 pub(super) fn rotate_at<B: AttentionOps>(
@@ -68,7 +73,7 @@ pub(super) fn rotate_at<B: AttentionOps>(
     let [batch, count, _, _] = x.shape().dims();
     let [known, _] = angles.shape().dims();
     let last = known as i64 - 1;
-    // In its own dtype: another may make one that is out of range one that is not.
+    // Clamped in its own dtype: a cast could bring a start that is out of range into the range.
     let start = B::int_cast(B::int_clamp(start, 0.into(), last.into()), INT);
     let steps = B::int_arange(0..count as i64, &x.device(), INT);
     let shape = Shape::new([batch, count]);
@@ -81,7 +86,8 @@ pub(super) fn rotate_at<B: AttentionOps>(
     B::rotate(x, cos, sin)
 }
 
-/// Cosines and sines of `positions` (`[batch, count]`, all of the table), as [`rotate`] takes them.
+/// Cosines and sines of `positions` (`[batch, count]`, all within the table), as [`rotate`] takes
+/// them.
 fn rotation<B: Backend>(
     angles: FloatTensor<B>,
     positions: IntTensor<B>,
@@ -127,18 +133,22 @@ pub(super) fn index_scores<B: AttentionOps>(
     keys: FloatTensor<B>,
     weights: FloatTensor<B>,
     scale: f64,
-    sight: BlockSight<B>,
+    visibility: BlockVisibility<B>,
 ) -> FloatTensor<B> {
     let scores = all_scores::<B>(queries, keys, weights);
     let scores = B::float_mul_scalar(scores, scale.into());
-    let BlockSight::From { start, ratio } = sight else {
+    let BlockVisibility::From { start, ratio } = visibility else {
         return scores;
     };
     let [_, count, rows] = scores.shape().dims();
-    // None is so far on that it is beyond i32.
-    let places = Places::new(start, i32::MAX as usize - count);
-    let hidden = hidden_blocks::<B>(&places, count, rows, ratio);
+    let positions = NewPositions::new(start, scored_positions(count));
+    let hidden = hidden_blocks::<B>(&positions, count, rows, ratio);
     B::float_mask_fill(scores, hidden, MASKED.into())
+}
+
+/// So many that every position fits i32.
+fn scored_positions(count: usize) -> usize {
+    i32::MAX as usize - count
 }
 
 fn all_scores<B: MatmulOps>(
@@ -149,7 +159,7 @@ fn all_scores<B: MatmulOps>(
     let [batch, count, _, _] = queries.shape().dims();
     let queries = B::float_cast(queries, FloatDType::F32);
     let keys = B::float_swap_dims(B::float_cast(keys, FloatDType::F32), 1, 2);
-    if batch * count > FEW_TOKENS {
+    if batch * count > DECODE_TOKENS {
         return scores_at_once::<B>(queries, keys, weights);
     }
     let scores = (0..count).map(|query| {
@@ -160,7 +170,7 @@ fn all_scores<B: MatmulOps>(
     B::float_cat(scores.collect(), 1)
 }
 
-/// With keys `[batch, width, rows]`.
+/// Scores all queries together, with keys `[batch, width, rows]`.
 fn scores_at_once<B: MatmulOps>(
     queries: FloatTensor<B>,
     keys: FloatTensor<B>,
@@ -176,8 +186,9 @@ fn scores_at_once<B: MatmulOps>(
     B::float_reshape(scores, Shape::new([batch, count, rows]))
 }
 
-/// What [`sink_attention`](super::sink_attention) is called with.
-pub(super) struct Problem<B: Backend> {
+/// The inputs of [`sink_attention`](super::sink_attention).
+#[derive(Clone)]
+pub(super) struct SinkInputs<B: Backend> {
     pub queries: FloatTensor<B>,
     pub window: FloatTensor<B>,
     pub window_bias: FloatTensor<B>,
@@ -187,36 +198,37 @@ pub(super) struct Problem<B: Backend> {
     pub scale: f64,
 }
 
-/// The compressed rows as the queries of a group see them: each of a sequence, or each query its own.
-struct Seen<B: Backend> {
+/// The compressed rows that a group of queries attends to. A group is a sequence, or a single query
+/// with rows of its own.
+struct SelectedRows<B: Backend> {
     /// `[groups, rows, width]`.
     rows: FloatTensor<B>,
     /// `[batch, count, rows]`.
     bias: FloatTensor<B>,
 }
 
-impl<B: MatmulOps> Problem<B> {
+impl<B: MatmulOps> SinkInputs<B> {
     pub(super) fn output(self) -> FloatTensor<B> {
         let [batch, count, _, _] = self.queries.shape().dims();
-        if batch * count > FEW_TOKENS {
+        if batch * count > DECODE_TOKENS {
             return self.attend();
         }
         let outputs = (0..count).map(|query| self.one(query).attend());
         B::float_cat(outputs.collect(), 1)
     }
 
-    /// That of one query of each sequence, with the part of the window that it sees.
+    /// The inputs of one query of each sequence, with the part of the window in its span.
     fn one(&self, query: usize) -> Self {
         let own = query..query + 1;
         let [_, columns, _] = self.window.shape().dims();
         let [_, count, _, _] = self.queries.shape().dims();
         let first = columns + 1 - count - self.span + query;
-        let seen = first..first + self.span;
+        let in_span = first..first + self.span;
         let one = |tensor: &FloatTensor<B>| slice::<B>(tensor.clone(), 1, own.clone());
         Self {
             queries: one(&self.queries),
-            window: slice::<B>(self.window.clone(), 1, seen.clone()),
-            window_bias: slice::<B>(self.window_bias.clone(), 1, seen),
+            window: slice::<B>(self.window.clone(), 1, in_span.clone()),
+            window_bias: slice::<B>(self.window_bias.clone(), 1, in_span),
             compressed: match &self.compressed {
                 CompressedRows::None => CompressedRows::None,
                 CompressedRows::Shared { rows, bias } => CompressedRows::Shared {
@@ -238,8 +250,8 @@ impl<B: MatmulOps> Problem<B> {
         let [batch, count, heads, width] = self.queries.shape().dims();
         let dtype = self.queries.dtype();
         let [_, columns, _] = self.window.shape().dims();
-        let seen = self.seen();
-        let probabilities = self.softmax(&seen);
+        let selected = self.selected();
+        let probabilities = self.softmax(&selected);
         let values = |range: Range<usize>, rows: FloatTensor<B>| {
             let groups = rows.shape()[0];
             let shape = [groups, batch * count / groups * heads, range.len()];
@@ -254,21 +266,22 @@ impl<B: MatmulOps> Problem<B> {
             )
         };
         let output = values(0..columns, self.window.clone());
-        match seen {
+        match selected {
             None => output,
-            Some(seen) => {
-                let more = seen.rows.shape()[1];
-                B::float_add(output, values(columns..columns + more, seen.rows))
+            Some(selected) => {
+                let more = selected.rows.shape()[1];
+                B::float_add(output, values(columns..columns + more, selected.rows))
             }
         }
     }
 
     pub(super) fn probabilities(self) -> FloatTensor<B> {
-        self.softmax(&self.seen())
+        self.softmax(&self.selected())
     }
 
-    /// `[batch, count, heads, columns]`: those of the window, then compressed ones.
-    fn softmax(&self, seen: &Option<Seen<B>>) -> FloatTensor<B> {
+    /// The weights of the window's columns and of the compressed ones: `[batch, count, heads,
+    /// columns]`.
+    fn softmax(&self, selected: &Option<SelectedRows<B>>) -> FloatTensor<B> {
         let [batch, count, heads, _] = self.queries.shape().dims();
         let [_, columns, _] = self.window.shape().dims();
         let bias = B::float_reshape(self.window_bias.clone(), Shape::new([batch, 1, 1, columns]));
@@ -278,7 +291,7 @@ impl<B: MatmulOps> Problem<B> {
             let band = B::float_reshape(self.band(), Shape::new([1, count, 1, columns]));
             all = B::float_add(all.clone(), B::float_expand(band, all.shape()));
         }
-        if let Some(Seen { rows, bias }) = seen {
+        if let Some(SelectedRows { rows, bias }) = selected {
             let logits = self.logits(rows.clone());
             let bias = B::float_reshape(
                 bias.clone(),
@@ -292,7 +305,7 @@ impl<B: MatmulOps> Problem<B> {
         let sinks = B::float_clamp_min(self.sinks.clone(), MASKED.into());
         let sinks = B::float_reshape(sinks, Shape::new([1, 1, heads, 1]));
         let sinks = B::float_expand(sinks, single);
-        let maximum = B::float_clamp_min(B::float_max_dim(all.clone(), 3), HIDDEN.into());
+        let maximum = B::float_clamp_min(B::float_max_dim(all.clone(), 3), HIDDEN_BELOW.into());
         let mask_dtype = bool_dtype::<B>(&all.device());
         let below = B::float_lower(maximum.clone(), sinks.clone(), mask_dtype);
         let maximum = B::float_mask_where(maximum, below, sinks.clone());
@@ -305,7 +318,8 @@ impl<B: MatmulOps> Problem<B> {
         B::float_div(exponentials, B::float_expand(sum, shape))
     }
 
-    /// Of all queries with rows of `[groups, columns, width]`, in f32: `[batch, count, heads, columns]`.
+    /// Logits of all queries with rows of `[groups, columns, width]`, in f32: `[batch, count,
+    /// heads, columns]`.
     fn logits(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
         let [batch, count, heads, width] = self.queries.shape().dims();
         let [groups, columns, _] = rows.shape().dims();
@@ -319,7 +333,7 @@ impl<B: MatmulOps> Problem<B> {
         B::float_mul_scalar(dots, self.scale.into())
     }
 
-    /// Mask of what is not in a query's span: `[count, columns]`.
+    /// The mask of columns outside a query's span: `[count, columns]`.
     fn band(&self) -> FloatTensor<B> {
         let device = self.queries.device();
         let [_, count, _, _] = self.queries.shape().dims();
@@ -340,32 +354,33 @@ impl<B: MatmulOps> Problem<B> {
         mask::<B>(B::bool_or(before, after))
     }
 
-    fn seen(&self) -> Option<Seen<B>> {
+    fn selected(&self) -> Option<SelectedRows<B>> {
         let (rows, bias, picks) = match self.compressed.clone() {
             CompressedRows::None => return None,
-            CompressedRows::Shared { rows, bias } => return Some(Seen { rows, bias }),
+            CompressedRows::Shared { rows, bias } => return Some(SelectedRows { rows, bias }),
             CompressedRows::Picked { rows, bias, picks } => (rows, bias, picks),
         };
         let device = rows.device();
         let [batch, available, width] = rows.shape().dims();
         let [_, count, number] = picks.shape().dims();
-        // In their own dtype: another may make one that is out of range one that is not.
+        // Clamped in their own dtype: a cast could bring a pick that is out of range into the
+        // range.
         let known = B::int_clamp(picks.clone(), 0.into(), (available as i64 - 1).into());
         let missing = B::int_not_equal(known.clone(), picks, bool_dtype::<B>(&device));
         let known = B::int_cast(known, INT);
         let bias = B::float_add(B::float_gather(2, bias, known.clone()), mask::<B>(missing));
         let known = B::int_reshape(known, Shape::new([batch, count * number]));
-        let places = flat::<B>(known, available);
+        let positions = flat::<B>(known, available);
         let rows = B::float_reshape(rows, Shape::new([batch * available, width]));
         let rows = B::float_reshape(
-            B::float_select(rows, 0, places),
+            B::float_select(rows, 0, positions),
             Shape::new([batch * count, number, width]),
         );
-        Some(Seen { rows, bias })
+        Some(SelectedRows { rows, bias })
     }
 }
 
-/// [`MASKED`] where it is hidden.
+/// [`MASKED`] where `hidden` is true, 0 elsewhere.
 fn mask<B: Backend>(hidden: BoolTensor<B>) -> FloatTensor<B> {
     B::float_mul_scalar(B::bool_into_float(hidden, FloatDType::F32), MASKED.into())
 }

@@ -1,4 +1,4 @@
-//! A step's rows, by the operators for each kind of them.
+//! What a step stores, by the operator for each part.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;

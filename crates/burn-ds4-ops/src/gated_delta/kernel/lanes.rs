@@ -1,31 +1,35 @@
 use cubecl::prelude::*;
 
-use super::{Gates, NONE, Numbers, Places, Rule, Sizes, destination_of, inverse_length, slot_of};
+use super::{
+    DeltaScalars, DeltaShape, DeltaStrides, Gates, NO_SLOT, RuleOptions, destination_of,
+    inverse_norm, slot_of,
+};
 use crate::gated_delta::MAX_TOKENS;
 use crate::intrinsics::{Target, shuffle_xor};
 
 /// How [`lanes_kernel`] is compiled.
 ///
-/// A few neighbouring lanes share some rows of a state and keep them in registers while all tokens pass: in f32, but those of a single
-/// token, which are rounded before they are needed again, as they are stored.
+/// A group of neighbouring lanes shares some rows of a state and keeps them in registers for all
+/// tokens. The registers are f32. If there is only one token, they have the dtype of the pool: that
+/// state is rounded for storing before it is needed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LanesBlueprint {
-    /// Lanes that share a row, and vectors of it that each has.
+    /// Lanes that share a row, and vectors of the row in each of them.
     pub lanes: u32,
-    pub steps: u32,
-    /// Rows that they share.
+    pub lane_vectors: u32,
+    /// Rows that a group of lanes shares.
     pub rows: u32,
     /// Whether there is one token.
-    pub single: bool,
+    pub single_token: bool,
     /// Lanes of a plane, and planes of a cube.
     pub plane: u32,
     pub planes: u32,
-    pub rule: Rule,
+    pub rule: RuleOptions,
     pub target: Target,
 }
 
 impl LanesBlueprint {
-    /// Groups of lanes of a cube, and so from one row of a group to its next.
+    /// Groups of lanes in a cube, which is also the distance from one row of a group to its next.
     const fn stride(self) -> u32 {
         self.planes * (self.plane / self.lanes)
     }
@@ -36,9 +40,10 @@ impl LanesBlueprint {
     }
 }
 
-/// Puts each sum over a group of neighbouring lanes in all of them: all sums advance together, since a step waits for the one before.
+/// Puts the sum over a group of neighbouring lanes into all of them, for each of several sums. The
+/// sums advance together, since each step waits for the one before.
 #[cube]
-fn group_sums(
+fn sum_groups(
     sums: &mut Array<f32>,
     #[comptime] count: u32,
     #[comptime] blueprint: LanesBlueprint,
@@ -53,43 +58,44 @@ fn group_sums(
     }
 }
 
-/// The lane's part of a row.
+/// Reads this lane's vectors of a row.
 #[cube]
-fn own_vectors<S: Float, N: Size>(
+fn read_lane_vectors<S: Float, N: Size>(
     rows: &[Vector<S, N>],
     from: usize,
     #[comptime] blueprint: LanesBlueprint,
 ) -> Array<Vector<S, N>> {
-    let mut own = Array::<Vector<S, N>>::new(comptime!(blueprint.steps as usize));
+    let mut own = Array::<Vector<S, N>>::new(comptime!(blueprint.lane_vectors as usize));
     let lane = UNIT_POS_X % blueprint.lanes;
     #[unroll]
-    for i in 0..blueprint.steps {
+    for i in 0..blueprint.lane_vectors {
         let at = from + (lane + comptime!(i * blueprint.lanes)) as usize;
         own[i as usize] = rows[at];
     }
     own
 }
 
-/// What a lane needs of a token, as it was read: nothing is made of it before, which would wait for it.
+/// The inputs of a token that a lane needs, as they were read. They are not converted here: a
+/// conversion would wait for the read.
 #[derive(CubeType)]
-struct Token<Q: Float, N: Size> {
+struct TokenInputs<Q: Float, N: Size> {
     keys: Array<Vector<Q, N>>,
     queries: Array<Vector<Q, N>>,
-    /// Of the rows.
+    /// The values of the group's rows.
     values: Array<Q>,
 }
 
 #[cube]
-impl<Q: Float, N: Size> Token<Q, N> {
-    fn new(#[comptime] blueprint: LanesBlueprint) -> Token<Q, N> {
-        Token::<Q, N> {
-            keys: Array::new(comptime!(blueprint.steps as usize)),
-            queries: Array::new(comptime!(blueprint.steps as usize)),
+impl<Q: Float, N: Size> TokenInputs<Q, N> {
+    fn new(#[comptime] blueprint: LanesBlueprint) -> TokenInputs<Q, N> {
+        TokenInputs::<Q, N> {
+            keys: Array::new(comptime!(blueprint.lane_vectors as usize)),
+            queries: Array::new(comptime!(blueprint.lane_vectors as usize)),
             values: Array::new(comptime!(blueprint.rows as usize)),
         }
     }
 
-    /// Begins to read token `token` of a sequence.
+    /// Starts to read token `token` of a sequence.
     #[allow(clippy::too_many_arguments)]
     fn read(
         &mut self,
@@ -102,17 +108,17 @@ impl<Q: Float, N: Size> Token<Q, N> {
         key_head: u32,
         first_row: u32,
         channels: u32,
-        places: &Places,
+        strides: &DeltaStrides,
         #[comptime] blueprint: LanesBlueprint,
     ) {
-        let keys = own_vectors(k, places.k.of(sequence, token, key_head), blueprint);
-        let queries = own_vectors(q, places.q.of(sequence, token, key_head), blueprint);
+        let keys = read_lane_vectors(k, strides.k.offset(sequence, token, key_head), blueprint);
+        let queries = read_lane_vectors(q, strides.q.offset(sequence, token, key_head), blueprint);
         #[unroll]
-        for i in 0..comptime!(blueprint.steps as usize) {
+        for i in 0..comptime!(blueprint.lane_vectors as usize) {
             self.keys[i] = keys[i];
             self.queries[i] = queries[i];
         }
-        let first = places.v.of(sequence, token, head);
+        let first = strides.v.offset(sequence, token, head);
         #[unroll]
         for r in 0..blueprint.rows {
             let row = first_row + comptime!(r * blueprint.stride());
@@ -131,7 +137,7 @@ fn dot<N: Size>(a: Vector<f32, N>, b: Vector<f32, N>, sum: f32) -> f32 {
     sum
 }
 
-/// The lane's part of the rows that there are goes to a state that begins at `first`.
+/// Stores this lane's part of the rows that exist to a state that begins at `first`.
 #[cube]
 fn store<H: Float, S: Float, N: Size>(
     state: &Array<Vector<H, N>>,
@@ -148,24 +154,26 @@ fn store<H: Float, S: Float, N: Size>(
         let row = first_row + comptime!(r * blueprint.stride());
         if row < channels {
             #[unroll]
-            for i in 0..blueprint.steps {
+            for i in 0..blueprint.lane_vectors {
                 let vector = (lane + comptime!(i * blueprint.lanes)) as usize;
-                let at = comptime!((r * blueprint.steps + i) as usize);
+                let at = comptime!((r * blueprint.lane_vectors + i) as usize);
                 to[first + row as usize * row_vectors + vector] = Vector::cast_from(state[at]);
             }
         }
     }
 }
 
-/// All tokens of some rows of the state of a head of a sequence, one token after the other.
+/// Processes all tokens of some rows of one state, one token after the other.
 ///
-/// - `q`, `k`: rows of vectors; `v`, `a`, `b`: elements; all where `places` says
-/// - `pool`: states where `places` says, read at `read_slots` and written at `write_slots` or, without, where they were read
-/// - `accepted`: the tokens of each sequence after which its state is written; without, all
+/// - `q`, `k`: rows of vectors; `v`, `a`, `b`: elements; all with the strides of `strides`
+/// - `pool`: states with the strides of `strides`, read at `read_slots` and written at
+///   `write_slots` or, without those, where they were read
+/// - `accepted`: the number of tokens of each sequence after which its state is written; without
+///   it, all tokens
 /// - `out`: `[batch, tokens, heads, channels]`
 /// - `states`: `[batch, tokens, heads, channels, vectors]`, the state after every token
 #[cube(launch_unchecked, address_type = "dynamic")]
-// What is known at compile time is asked by itself, so that the rest is left out.
+// Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn lanes_kernel<
     Q: Float,
@@ -192,48 +200,49 @@ pub(crate) fn lanes_kernel<
     accepted: ComptimeOption<&[C]>,
     out: &mut [Q],
     mut states: ComptimeOption<Box<[Vector<S, N>]>>,
-    sizes: Sizes,
-    places: Places,
-    numbers: Numbers,
+    shape: DeltaShape,
+    strides: DeltaStrides,
+    scalars: DeltaScalars,
     #[comptime] blueprint: LanesBlueprint,
     #[define(Q, A, B, D, S, H, R, W, C)] _dtypes: [ElemType; 9],
 ) {
     let LanesBlueprint {
         lanes,
-        steps,
+        lane_vectors,
         rows,
-        single,
+        single_token,
         plane,
         rule,
         ..
     } = comptime!(blueprint);
-    // Divisions by what is known ahead would take registers that others have to have.
-    let blocks = sizes.channels.div_ceil(comptime!(blueprint.cube_rows()));
+    // Divisors precomputed on the host would take registers that other values need.
+    let blocks = shape.channels.div_ceil(comptime!(blueprint.cube_rows()));
     let cube = CUBE_POS as u32;
     let block = cube % blocks;
-    let head = cube / blocks % sizes.heads;
-    let sequence = cube / blocks / sizes.heads;
-    let key_head = head / sizes.sharing;
+    let head = cube / blocks % shape.heads;
+    let sequence = cube / blocks / shape.heads;
+    let key_head = head / shape.heads_per_key;
     // Cubes past the end repeat the last sequence's work up to the barrier.
-    let present = sequence < sizes.batch;
-    let sequence = min(sequence, sizes.batch - 1);
+    let in_batch = sequence < shape.batch;
+    let sequence = min(sequence, shape.batch - 1);
     let lane = UNIT_POS_X % lanes;
     let group = UNIT_POS_Y * comptime!(plane / lanes) + UNIT_POS_X / lanes;
     let stride = comptime!(blueprint.stride());
     let first_row = block * comptime!(blueprint.cube_rows()) + group;
-    let state_vectors = sizes.channels as usize * sizes.vectors as usize;
-    let out_token = sizes.heads as usize * sizes.channels as usize;
-    let first_token = sequence as usize * sizes.tokens as usize;
-    let out_start = first_token * out_token + head as usize * sizes.channels as usize;
-    let states_start = (first_token * sizes.heads as usize + head as usize) * state_vectors;
-    let states_token = sizes.heads as usize * state_vectors;
+    let state_vectors = shape.channels as usize * shape.vectors as usize;
+    let out_token = shape.heads as usize * shape.channels as usize;
+    let first_token = sequence as usize * shape.tokens as usize;
+    let out_start = first_token * out_token + head as usize * shape.channels as usize;
+    let states_start = (first_token * shape.heads as usize + head as usize) * state_vectors;
+    let states_token = shape.heads as usize * state_vectors;
 
-    // All that no slot has to be known for is asked for before the slot is waited for.
+    // Everything that does not depend on the slot is requested before the kernel waits for the
+    // slot.
     let raw_slot = read_slots[sequence as usize];
-    let own_token = min(UNIT_POS, sizes.tokens - 1);
-    let gates = Gates::read(a, b, a_log, dt_bias, sequence, own_token, head, &places);
-    let mut coming = Token::<Q, N>::new(blueprint);
-    coming.read(
+    let own_token = min(UNIT_POS, shape.tokens - 1);
+    let gates = Gates::read(a, b, a_log, dt_bias, sequence, own_token, head, &strides);
+    let mut next_inputs = TokenInputs::<Q, N>::new(blueprint);
+    next_inputs.read(
         q,
         k,
         v,
@@ -242,68 +251,69 @@ pub(crate) fn lanes_kernel<
         head,
         key_head,
         first_row,
-        sizes.channels,
-        &places,
+        shape.channels,
+        &strides,
         blueprint,
     );
-    let slot = slot_of::<R>(raw_slot, sizes.slots, rule);
-    let alive = present && slot != NONE;
-    let mut state = Array::<Vector<H, N>>::new(comptime!((rows * steps) as usize));
-    if alive {
-        let from = slot as usize * places.slot + head as usize * places.pool_head;
+    let slot = slot_of::<R>(raw_slot, shape.slots, rule);
+    let active = in_batch && slot != NO_SLOT;
+    let mut state = Array::<Vector<H, N>>::new(comptime!((rows * lane_vectors) as usize));
+    if active {
+        let from = slot as usize * strides.slot + head as usize * strides.pool_head;
         #[unroll]
         for r in 0..rows {
-            let row = min(first_row + comptime!(r * stride), sizes.channels - 1);
-            let own = own_vectors(&*pool, from + row as usize * places.row, blueprint);
+            let row = min(first_row + comptime!(r * stride), shape.channels - 1);
+            let own = read_lane_vectors(&*pool, from + row as usize * strides.row, blueprint);
             #[unroll]
-            for i in 0..steps {
-                state[comptime!((r * steps + i) as usize)] = Vector::cast_from(own[i as usize]);
+            for i in 0..lane_vectors {
+                state[comptime!((r * lane_vectors + i) as usize)] =
+                    Vector::cast_from(own[i as usize]);
             }
         }
     }
     let mut decays = Shared::<[f32]>::new_slice(MAX_TOKENS);
-    let mut strengths = Shared::<[f32]>::new_slice(MAX_TOKENS);
-    if UNIT_POS < sizes.tokens {
-        decays[own_token as usize] = gates.decay(numbers.threshold);
-        strengths[own_token as usize] = gates.strength();
+    let mut betas = Shared::<[f32]>::new_slice(MAX_TOKENS);
+    if UNIT_POS < shape.tokens {
+        decays[own_token as usize] = gates.decay(scalars.threshold);
+        betas[own_token as usize] = gates.beta();
     }
     sync_cube();
 
-    if alive {
+    if active {
         let destination =
-            destination_of::<W, C>(&write_slots, &accepted, sequence, slot, &sizes, rule);
-        let (target, kept) = (destination.slot, destination.kept);
-        let to = target as usize * places.slot + head as usize * places.pool_head;
-        if comptime!(rule.written && accepted.is_some()) {
-            if kept == 0 && target != NONE && target != slot {
+            destination_of::<W, C>(&write_slots, &accepted, sequence, slot, &shape, rule);
+        let (target, write_after) = (destination.slot, destination.write_after);
+        let to = target as usize * strides.slot + head as usize * strides.pool_head;
+        if comptime!(rule.writes_pool && accepted.is_some()) {
+            if write_after == 0 && target != NO_SLOT && target != slot {
                 store(
                     &state,
                     pool,
                     to,
-                    places.row,
+                    strides.row,
                     first_row,
-                    sizes.channels,
+                    shape.channels,
                     blueprint,
                 );
             }
         }
 
         let mut token = 0u32;
-        while token < sizes.tokens {
-            let mut keys = Array::<Vector<f32, N>>::new(comptime!(steps as usize));
-            let mut queries = Array::<Vector<f32, N>>::new(comptime!(steps as usize));
+        while token < shape.tokens {
+            let mut keys = Array::<Vector<f32, N>>::new(comptime!(lane_vectors as usize));
+            let mut queries = Array::<Vector<f32, N>>::new(comptime!(lane_vectors as usize));
             let mut values = Array::<f32>::new(comptime!(rows as usize));
             #[unroll]
-            for i in 0..comptime!(steps as usize) {
-                keys[i] = Vector::cast_from(coming.keys[i]);
-                queries[i] = Vector::cast_from(coming.queries[i]);
+            for i in 0..comptime!(lane_vectors as usize) {
+                keys[i] = Vector::cast_from(next_inputs.keys[i]);
+                queries[i] = Vector::cast_from(next_inputs.queries[i]);
             }
             #[unroll]
             for r in 0..comptime!(rows as usize) {
-                values[r] = f32::cast_from(coming.values[r]);
+                values[r] = f32::cast_from(next_inputs.values[r]);
             }
-            if comptime!(!single) && token + 1 < sizes.tokens {
-                coming.read(
+            if comptime!(!single_token) && token + 1 < shape.tokens {
+                next_inputs.read(
                     q,
                     k,
                     v,
@@ -312,20 +322,21 @@ pub(crate) fn lanes_kernel<
                     head,
                     key_head,
                     first_row,
-                    sizes.channels,
-                    &places,
+                    shape.channels,
+                    &strides,
                     blueprint,
                 );
             }
 
-            // What key and query find in the state as it is, and in each other: one exchange between the lanes for all of a token.
+            // The products of key and query with the state before the update, and with each other:
+            // the lanes exchange all sums of a token at once.
             let mut sums = Array::<f32>::new(comptime!((3 + 2 * rows) as usize));
             #[unroll]
             for i in 0..comptime!((3 + 2 * rows) as usize) {
                 sums[i] = 0.0f32;
             }
             #[unroll]
-            for i in 0..comptime!(steps as usize) {
+            for i in 0..comptime!(lane_vectors as usize) {
                 sums[0] = dot(keys[i], queries[i], sums[0]);
                 if comptime!(rule.l2_norm) {
                     sums[1] = dot(keys[i], keys[i], sums[1]);
@@ -333,36 +344,38 @@ pub(crate) fn lanes_kernel<
                 }
                 #[unroll]
                 for r in 0..comptime!(rows as usize) {
-                    let own = Vector::<f32, N>::cast_from(state[comptime!(r * steps as usize + i)]);
+                    let own = Vector::<f32, N>::cast_from(
+                        state[comptime!(r * lane_vectors as usize + i)],
+                    );
                     let (of_key, of_query) = comptime!((3 + 2 * r, 4 + 2 * r));
                     sums[of_key] = dot(own, keys[i], sums[of_key]);
                     sums[of_query] = dot(own, queries[i], sums[of_query]);
                 }
             }
-            group_sums(&mut sums, comptime!(3 + 2 * rows), blueprint);
-            let key_factor = inverse_length(sums[1], rule);
-            let query_factor = inverse_length(sums[2], rule) * numbers.scale;
+            sum_groups(&mut sums, comptime!(3 + 2 * rows), blueprint);
+            let key_factor = inverse_norm(sums[1], rule);
+            let query_factor = inverse_norm(sums[2], rule) * scalars.scale;
             let decay = decays[token as usize];
-            let strength = strengths[token as usize];
+            let beta = betas[token as usize];
             #[unroll]
             for r in 0..comptime!(rows as usize) {
-                let found = sums[comptime!(3 + 2 * r)] * decay * key_factor;
-                let learned = (values[r] - found) * strength * key_factor;
+                let recalled = sums[comptime!(3 + 2 * r)] * decay * key_factor;
+                let correction = (values[r] - recalled) * beta * key_factor;
                 #[unroll]
-                for i in 0..comptime!(steps as usize) {
-                    let at = comptime!(r * steps as usize + i);
+                for i in 0..comptime!(lane_vectors as usize) {
+                    let at = comptime!(r * lane_vectors as usize + i);
                     let own = Vector::<f32, N>::cast_from(state[at]);
-                    let own = own * Vector::new(decay) + keys[i] * Vector::new(learned);
+                    let own = own * Vector::new(decay) + keys[i] * Vector::new(correction);
                     state[at] = Vector::cast_from(own);
                 }
-                let output = sums[comptime!(4 + 2 * r)] * decay + sums[0] * learned;
+                let output = sums[comptime!(4 + 2 * r)] * decay + sums[0] * correction;
                 values[r] = output * query_factor;
             }
             let outputs = out_start + token as usize * out_token;
             #[unroll]
             for r in 0..rows {
                 let row = first_row + comptime!(r * stride);
-                if lane == 0 && row < sizes.channels {
+                if lane == 0 && row < shape.channels {
                     out[outputs + row as usize] = Q::cast_from(values[r as usize]);
                 }
             }
@@ -373,43 +386,44 @@ pub(crate) fn lanes_kernel<
                     &state,
                     states,
                     first,
-                    sizes.vectors as usize,
+                    shape.vectors as usize,
                     first_row,
-                    sizes.channels,
+                    shape.channels,
                     blueprint,
                 );
             }
             token += 1;
-            if comptime!(rule.written) {
-                if token == kept && target != NONE {
+            if comptime!(rule.writes_pool) {
+                if token == write_after && target != NO_SLOT {
                     store(
                         &state,
                         pool,
                         to,
-                        places.row,
+                        strides.row,
                         first_row,
-                        sizes.channels,
+                        shape.channels,
                         blueprint,
                     );
                 }
             }
         }
-    } else if present {
+    } else if in_batch {
         let mut token = 0u32;
-        while token < sizes.tokens {
+        while token < shape.tokens {
             let outputs = out_start + token as usize * out_token;
             #[unroll]
             for r in 0..rows {
                 let row = first_row + comptime!(r * stride);
-                if lane == 0 && row < sizes.channels {
+                if lane == 0 && row < shape.channels {
                     out[outputs + row as usize] = Q::from_int(0);
                 }
             }
             #[comptime]
             if let ComptimeOption::Some(states) = states.as_mut() {
-                let mut zeros = Array::<Vector<H, N>>::new(comptime!((rows * steps) as usize));
+                let mut zeros =
+                    Array::<Vector<H, N>>::new(comptime!((rows * lane_vectors) as usize));
                 #[unroll]
-                for i in 0..comptime!((rows * steps) as usize) {
+                for i in 0..comptime!((rows * lane_vectors) as usize) {
                     zeros[i] = Vector::new(H::from_int(0));
                 }
                 let first = states_start + token as usize * states_token;
@@ -417,9 +431,9 @@ pub(crate) fn lanes_kernel<
                     &zeros,
                     states,
                     first,
-                    sizes.vectors as usize,
+                    shape.vectors as usize,
                     first_row,
-                    sizes.channels,
+                    shape.channels,
                     blueprint,
                 );
             }

@@ -1,4 +1,4 @@
-//! Kernels of the gated delta rule. No Burn type enters.
+//! Kernels of the gated delta rule. They use no Burn types.
 
 mod lanes;
 mod tiles;
@@ -10,148 +10,153 @@ use crate::gated_delta::NORM_EPSILON;
 use crate::intrinsics::{LOG1P, polynomial};
 
 pub(super) use lanes::{LanesBlueprint, lanes_kernel};
-pub(super) use tiles::{CHUNK, TILE, TilesBlueprint, tiles_kernel};
+pub(super) use tiles::{COLUMN_BLOCK, TILE_ROWS, TilesBlueprint, tiles_kernel};
 
-/// In place of a slot that there is none of.
-const NONE: u32 = u32::MAX;
+/// Stands for a slot that does not exist.
+const NO_SLOT: u32 = u32::MAX;
 
-/// What all kernels do alike.
+/// Compile-time options that all kernels share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Rule {
+pub(crate) struct RuleOptions {
     /// Whether queries and keys are normalised.
     pub l2_norm: bool,
-    /// Whether a negative slot is slot 0.
+    /// Whether a negative slot means slot 0.
     pub null_slot: bool,
-    /// Whether a state goes to the pool.
-    pub written: bool,
+    /// Whether a state is written to the pool.
+    pub writes_pool: bool,
 }
 
-/// How much there is.
+/// The sizes of a call.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct DeltaShape {
     pub batch: u32,
-    /// Of a sequence.
+    /// Tokens of a sequence.
     pub tokens: u32,
-    /// Heads of the values, and how many of them share a key.
+    /// Heads of the values, and the number of them that share a key.
     pub heads: u32,
-    pub sharing: u32,
+    pub heads_per_key: u32,
     /// Rows of a state, and vectors of a row.
     pub channels: u32,
     pub vectors: u32,
-    /// Of the pool.
+    /// Slots of the pool.
     pub slots: u32,
 }
 
-/// Steps from one to the next, in elements or in vectors of those that are read in vectors.
+/// Strides of a tensor by sequence, token and head. They count elements, or vectors where the
+/// tensor is read in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct TokenStrides {
     pub sequence: usize,
     pub token: usize,
     pub head: usize,
 }
 
-/// Where it all is.
+/// Strides of all tensors of a call.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Places {
-    pub q: Place,
-    pub k: Place,
-    pub v: Place,
-    pub a: Place,
-    pub b: Place,
-    /// Of the pool.
+pub(crate) struct DeltaStrides {
+    pub q: TokenStrides,
+    pub k: TokenStrides,
+    pub v: TokenStrides,
+    pub a: TokenStrides,
+    pub b: TokenStrides,
+    /// Strides of the pool.
     pub slot: usize,
     pub pool_head: usize,
     pub row: usize,
 }
 
-/// What items of work are counted by, as divisors: blocks of rows of a state, heads, and heads that share a key.
+/// Divisors that turn the index of a state block into its position: blocks of rows of a state,
+/// heads, and value heads that share a key.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Counts {
+pub(crate) struct WorkDivisors {
     pub blocks: FastDivmod<u32>,
     pub heads: FastDivmod<u32>,
-    pub sharing: FastDivmod<u32>,
+    pub heads_per_key: FastDivmod<u32>,
 }
 
-/// Numbers of a call.
+/// Scalar arguments of a call.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Numbers {
-    /// Of the queries.
+pub(crate) struct DeltaScalars {
+    /// The factor of the queries.
     pub scale: f32,
-    /// Beyond which softplus is the identity.
+    /// The value beyond which softplus is the identity.
     pub threshold: f32,
 }
 
 #[cube]
-impl Place {
-    fn of(&self, sequence: u32, token: u32, head: u32) -> usize {
+impl TokenStrides {
+    fn offset(&self, sequence: u32, token: u32, head: u32) -> usize {
         sequence as usize * self.sequence + token as usize * self.token + head as usize * self.head
     }
 }
 
-/// The slot that is meant, [`NONE`] if there is none.
+/// The slot to use, or [`NO_SLOT`] if there is none.
 #[cube]
-fn slot_of<I: Int>(slot: I, slots: u32, #[comptime] rule: Rule) -> u32 {
+fn slot_of<I: Int>(slot: I, slots: u32, #[comptime] rule: RuleOptions) -> u32 {
     let negative = slot < I::from_int(0);
     let inside = slot < I::cast_from(slots);
-    let place = u32::cast_from(slot);
+    let index = u32::cast_from(slot);
     if comptime!(rule.null_slot) {
-        select(negative, 0u32, select(inside, place, NONE))
+        select(negative, 0u32, select(inside, index, NO_SLOT))
     } else {
-        select(inside && !negative, place, NONE)
+        select(inside && !negative, index, NO_SLOT)
     }
 }
 
-/// Where a sequence's state goes, [`NONE`] for nowhere, and after how many tokens.
+/// Where the state of a sequence is written, [`NO_SLOT`] for nowhere, and after how many tokens.
 #[derive(CubeType)]
 struct Destination {
     slot: u32,
-    kept: u32,
+    write_after: u32,
 }
 
-/// That of a sequence whose state came from `slot`.
+/// The destination of a sequence whose state was read from `slot`.
 #[cube]
 fn destination_of<W: Int, C: Int>(
     write_slots: &ComptimeOption<&[W]>,
     accepted: &ComptimeOption<&[C]>,
     sequence: u32,
     slot: u32,
-    sizes: &Sizes,
-    #[comptime] rule: Rule,
+    shape: &DeltaShape,
+    #[comptime] rule: RuleOptions,
 ) -> Destination {
     let mut to = slot;
-    let mut kept = sizes.tokens;
+    let mut write_after = shape.tokens;
     #[comptime]
     if let ComptimeOption::Some(write_slots) = write_slots {
-        to = slot_of::<W>(write_slots[sequence as usize], sizes.slots, rule);
+        to = slot_of::<W>(write_slots[sequence as usize], shape.slots, rule);
     }
     #[comptime]
     if let ComptimeOption::Some(accepted) = accepted {
         let steps = accepted[sequence as usize];
-        let past = steps >= C::cast_from(sizes.tokens);
-        kept = select(past, sizes.tokens, u32::cast_from(steps));
-        kept = select(steps <= C::from_int(0), 0u32, kept);
+        let past = steps >= C::cast_from(shape.tokens);
+        write_after = select(past, shape.tokens, u32::cast_from(steps));
+        write_after = select(steps <= C::from_int(0), 0u32, write_after);
     }
-    Destination { slot: to, kept }
+    Destination {
+        slot: to,
+        write_after,
+    }
 }
 
-/// What the state is multiplied by before a token: `exp(-exp(a_log) * softplus(a + dt_bias))`.
+/// The factor of the state before a token: `exp(-exp(a_log) * softplus(a + dt_bias))`.
 #[cube]
 fn decay(a: f32, dt_bias: f32, a_log: f32, threshold: f32) -> f32 {
     let x = a + dt_bias;
     let t = (-x.abs()).exp();
     let softplus = fma(t, polynomial(t, LOG1P), select(x > 0.0f32, x, 0.0f32));
-    // What is not greater may be NaN, and so is softplus of it.
+    // If x is not greater, it may be NaN, and then softplus is NaN too.
     let softplus = select(x > threshold, x, softplus);
     (-(a_log.exp() * softplus)).exp()
 }
 
-/// How much of what a token's value differs by is learned: `1 / (1 + exp(-b))`.
+/// The factor of a token's correction: `1 / (1 + exp(-b))`.
 #[cube]
-fn strength(b: f32) -> f32 {
+fn beta(b: f32) -> f32 {
     1.0f32 / (1.0f32 + (-b).exp())
 }
 
-/// What the gates of a token are made of, as it was read.
+/// The inputs of a token's gates, as they were read.
 #[derive(CubeType)]
 struct Gates<A: Float, B: Float, D: Float> {
     a: A,
@@ -162,7 +167,7 @@ struct Gates<A: Float, B: Float, D: Float> {
 
 #[cube]
 impl<A: Float, B: Float, D: Float> Gates<A, B, D> {
-    /// Begins to read those of token `token` of a sequence.
+    /// Starts to read the inputs of the gates of token `token` of a sequence.
     #[allow(clippy::too_many_arguments)]
     fn read(
         a: &[A],
@@ -172,11 +177,11 @@ impl<A: Float, B: Float, D: Float> Gates<A, B, D> {
         sequence: u32,
         token: u32,
         head: u32,
-        places: &Places,
+        strides: &DeltaStrides,
     ) -> Gates<A, B, D> {
         Gates::<A, B, D> {
-            a: a[places.a.of(sequence, token, head)],
-            b: b[places.b.of(sequence, token, head)],
+            a: a[strides.a.offset(sequence, token, head)],
+            b: b[strides.b.offset(sequence, token, head)],
             a_log: a_log[head as usize],
             dt_bias: dt_bias[head as usize],
         }
@@ -187,14 +192,14 @@ impl<A: Float, B: Float, D: Float> Gates<A, B, D> {
         decay(a, dt_bias, self.a_log, threshold)
     }
 
-    fn strength(&self) -> f32 {
-        strength(f32::cast_from(self.b))
+    fn beta(&self) -> f32 {
+        beta(f32::cast_from(self.b))
     }
 }
 
-/// Reciprocal of the length of a row, of the sum of its squares.
+/// The reciprocal of the norm of a row, from the sum of its squares.
 #[cube]
-fn inverse_length(squares: f32, #[comptime] rule: Rule) -> f32 {
+fn inverse_norm(squares: f32, #[comptime] rule: RuleOptions) -> f32 {
     if comptime!(rule.l2_norm) {
         1.0f32 / (squares + NORM_EPSILON).sqrt()
     } else {

@@ -1,4 +1,4 @@
-//! The kernel for any device.
+//! Launches the kernel that runs on any device.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -12,52 +12,58 @@ use crate::gated_delta::kernel::{LanesBlueprint, lanes_kernel};
 use crate::intrinsics::Target;
 use crate::launching::{address_type, cube_count, plane_size, processors};
 
-/// Elements of a row that a lane has, if there are lanes enough for that, and at most.
-const LANE_WIDTH: usize = 16;
+/// The fewest elements of a row in a lane where there are enough lanes, and the most.
+const MIN_LANE_WIDTH: usize = 16;
 const MAX_LANE_WIDTH: usize = 32;
-/// Registers in which a lane keeps elements of a state, and for few states, which shall be everywhere.
+/// Registers in which a lane keeps elements of a state. A small batch uses fewer, so that it
+/// spreads over all SMs.
 const REGISTERS: usize = 32;
-const FEW_REGISTERS: usize = 16;
-/// Rows to a processor that are few.
-const FEW_ROWS: usize = 64;
-/// Planes of a cube, if its units are as many as there may be tokens.
-const PLANES: u32 = 2;
+const SMALL_BATCH_REGISTERS: usize = 16;
+/// The most rows for each SM of a small batch.
+const SMALL_BATCH_ROWS_PER_SM: usize = 64;
+/// The fewest planes of a cube. There may be more, so that there are as many units as tokens.
+const MIN_CUBE_PLANES: u32 = 2;
 
-/// Lanes that share a row of `width` elements, and vectors of `size` that each has; `None` if that is too much for a lane, because the
-/// row is long or has few factors of two.
-pub(super) fn cut(client: &Client, width: usize, size: usize) -> Option<(usize, usize)> {
+/// Returns the lanes that share a row of `width` elements, and the vectors of `size` in each lane.
+/// Returns `None` if a lane would have too much, because the row is long or has few factors of two.
+pub(super) fn partition(client: &Client, width: usize, size: usize) -> Option<(usize, usize)> {
     let plane = plane_size(client)? as usize;
     let vectors = width / size;
-    // As many as divide the row, but no more than leave a lane a few elements.
-    let most = plane.min((width / LANE_WIDTH).max(1));
+    // As many lanes as divide the row, but not so many that a lane has fewer than a few elements.
+    let most = plane.min((width / MIN_LANE_WIDTH).max(1));
     let lanes = 1 << vectors.trailing_zeros().min(most.ilog2());
-    let steps = vectors / lanes;
-    (steps * size <= MAX_LANE_WIDTH).then_some((lanes, steps))
+    let lane_vectors = vectors / lanes;
+    (lane_vectors * size <= MAX_LANE_WIDTH).then_some((lanes, lane_vectors))
 }
 
 pub(super) fn launch(call: Call) {
     let client = call.pool.client.clone();
     let [batch, tokens, heads, channels, width] = call.dims();
-    let single = tokens == 1;
+    let single_token = tokens == 1;
     let plane = plane_size(&client).expect("checked by can_run");
-    let (lanes, steps) = cut(&client, width, call.size).expect("checked by can_run");
-    let held = if single { call.pool.dtype } else { DType::F32 };
-    let planes = PLANES.max((MAX_TOKENS as u32).div_ceil(plane));
+    let (lanes, lane_vectors) = partition(&client, width, call.size).expect("checked by can_run");
+    let register_dtype = if single_token {
+        call.pool.dtype
+    } else {
+        DType::F32
+    };
+    let planes = MIN_CUBE_PLANES.max((MAX_TOKENS as u32).div_ceil(plane));
     let groups = planes * (plane / lanes as u32);
-    let few = batch * heads * channels <= FEW_ROWS * processors(&client) as usize;
-    let registers = if few && single {
-        FEW_REGISTERS
+    let small_batch =
+        batch * heads * channels <= SMALL_BATCH_ROWS_PER_SM * processors(&client) as usize;
+    let registers = if small_batch && single_token {
+        SMALL_BATCH_REGISTERS
     } else {
         REGISTERS
     };
-    let elements = registers * DType::F32.size() / held.size();
-    let rows = elements / (steps * call.size);
+    let elements = registers * DType::F32.size() / register_dtype.size();
+    let rows = elements / (lane_vectors * call.size);
     let rows = rows.min(channels.div_ceil(groups as usize)).max(1);
     let blueprint = LanesBlueprint {
         lanes: lanes as u32,
-        steps: steps as u32,
+        lane_vectors: lane_vectors as u32,
         rows: rows as u32,
-        single,
+        single_token,
         plane,
         planes,
         rule: call.rule,
@@ -67,14 +73,25 @@ pub(super) fn launch(call: Call) {
     let cubes = batch * heads * blocks;
     let [a, b, dt_bias, read, write, accepted] = call.dtypes();
     let (q, pool) = (call.q.dtype, call.pool.dtype);
-    let dtypes = [q, a, b, dt_bias, pool, held, read, write, accepted];
+    let dtypes = [
+        q,
+        a,
+        b,
+        dt_bias,
+        pool,
+        register_dtype,
+        read,
+        write,
+        accepted,
+    ];
     let tensors = [
         &call.q, &call.k, &call.v, &call.a, &call.b, &call.pool, &call.out,
     ];
     let states = call.states.as_ref().unwrap_or(&call.out);
     let address_type = address_type(tensors).max(address_type([states]));
-    let (sizes, places, numbers) = (call.sizes(), call.places(), call.numbers());
-    // SAFETY: slots that are none are not used, rows past the end are read as others and not written.
+    let (shape, strides, scalars) = (call.shape(), call.strides(), call.scalars());
+    // SAFETY: slots that do not exist are not used; rows past the end repeat other rows and are not
+    // written.
     unsafe {
         lanes_kernel::launch_unchecked(
             &client,
@@ -95,9 +112,9 @@ pub(super) fn launch(call: Call) {
             call.accepted.map(CubeTensor::into_buffer_arg).into(),
             call.out.into_buffer_arg(),
             call.states.map(CubeTensor::into_buffer_arg).into(),
-            sizes,
-            places,
-            numbers,
+            shape,
+            strides,
+            scalars,
             blueprint,
             dtypes.map(dtype_to_storage_type),
         );

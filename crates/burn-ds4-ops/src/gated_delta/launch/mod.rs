@@ -8,25 +8,27 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::Recurrence;
-use super::kernel::{NumbersLaunch, PlaceLaunch, PlacesLaunch, Rule, SizesLaunch};
+use super::kernel::{
+    DeltaScalarsLaunch, DeltaShapeLaunch, DeltaStridesLaunch, RuleOptions, TokenStridesLaunch,
+};
 use crate::launching::{output, row_vector_size, with_vectors, writable};
 
-/// What becomes of the states.
+/// Where the states of a call go.
 // Tensors are large, and there is one of these per call.
 #[allow(clippy::large_enum_variant)]
-pub(super) enum Kept {
-    /// They go to the pool.
-    Written {
+pub(super) enum StateOutput {
+    /// To the pool.
+    Pool {
         slots: Option<CubeTensor>,
         accepted: Option<CubeTensor>,
     },
-    /// All of them go to a tensor of their own.
-    Every,
-    /// None is kept.
+    /// All of them to a separate tensor.
+    EveryState,
+    /// Nowhere.
     None,
 }
 
-/// What a call gives, as far as it was asked for.
+/// The results of a call, as far as they were asked for.
 pub(super) struct Results {
     pub out: CubeTensor,
     pub pool: CubeTensor,
@@ -42,7 +44,7 @@ pub(super) fn can_run(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -
     let size = row_vector_size([&recurrence.q, &recurrence.k, pool], width);
     i32::try_from(slots).is_ok()
         && rows.is_some_and(|rows| i32::try_from(rows).is_ok())
-        && lanes::cut(&pool.client, width, size).is_some()
+        && lanes::partition(&pool.client, width, size).is_some()
 }
 
 /// A call as kernels see it.
@@ -60,9 +62,9 @@ struct Call {
     accepted: Option<CubeTensor>,
     out: CubeTensor,
     states: Option<CubeTensor>,
-    /// Elements of the vectors that queries, keys and states are read in.
+    /// Elements of the vectors in which queries, keys and states are read.
     size: usize,
-    rule: Rule,
+    rule: RuleOptions,
     scale: f32,
     threshold: f32,
 }
@@ -74,47 +76,47 @@ impl Call {
         [batch, tokens, heads, channels, self.pool.shape()[3]]
     }
 
-    /// Heads of values that share a key.
-    fn sharing(&self) -> usize {
+    /// Value heads that share a key.
+    fn heads_per_key(&self) -> usize {
         self.v.shape()[2] / self.q.shape()[2]
     }
 
-    fn sizes(&self) -> SizesLaunch {
+    fn shape(&self) -> DeltaShapeLaunch {
         let [batch, tokens, heads, channels, width] = self.dims();
-        SizesLaunch::new(
+        DeltaShapeLaunch::new(
             batch as u32,
             tokens as u32,
             heads as u32,
-            self.sharing() as u32,
+            self.heads_per_key() as u32,
             channels as u32,
             (width / self.size) as u32,
             self.pool.shape()[0] as u32,
         )
     }
 
-    fn places(&self) -> PlacesLaunch {
-        let place = |tensor: &CubeTensor, size: usize| {
+    fn strides(&self) -> DeltaStridesLaunch {
+        let token_strides = |tensor: &CubeTensor, size: usize| {
             let strides = tensor.meta.strides();
-            PlaceLaunch::new(strides[0] / size, strides[1] / size, strides[2] / size)
+            TokenStridesLaunch::new(strides[0] / size, strides[1] / size, strides[2] / size)
         };
         let strides = self.pool.meta.strides();
-        PlacesLaunch::new(
-            place(&self.q, self.size),
-            place(&self.k, self.size),
-            place(&self.v, 1),
-            place(&self.a, 1),
-            place(&self.b, 1),
+        DeltaStridesLaunch::new(
+            token_strides(&self.q, self.size),
+            token_strides(&self.k, self.size),
+            token_strides(&self.v, 1),
+            token_strides(&self.a, 1),
+            token_strides(&self.b, 1),
             strides[0] / self.size,
             strides[1] / self.size,
             strides[2] / self.size,
         )
     }
 
-    fn numbers(&self) -> NumbersLaunch {
-        NumbersLaunch::new(self.scale, self.threshold)
+    fn scalars(&self) -> DeltaScalarsLaunch {
+        DeltaScalarsLaunch::new(self.scale, self.threshold)
     }
 
-    /// Of the gates, the slots to read, those to write and the accepted steps.
+    /// Dtypes of the gates, the slots to read, the slots to write and the accepted steps.
     fn dtypes(&self) -> [DType; 6] {
         let int = |ints: &Option<CubeTensor>| ints.as_ref().map_or(DType::I32, |ints| ints.dtype);
         [
@@ -128,10 +130,14 @@ impl Call {
     }
 }
 
-pub(super) fn run(recurrence: Recurrence<CubeBackend>, pool: CubeTensor, kept: Kept) -> Results {
+pub(super) fn run(
+    recurrence: Recurrence<CubeBackend>,
+    pool: CubeTensor,
+    state_output: StateOutput,
+) -> Results {
     let [batch, tokens, heads, channels] = recurrence.v.shape().dims();
     let width = pool.shape()[3];
-    let uses_tiles = tiles::is_for(&recurrence, &pool);
+    let uses_tiles = tiles::is_preferred(&recurrence, &pool);
     let size = if uses_tiles {
         tiles::VECTOR
     } else {
@@ -139,19 +145,19 @@ pub(super) fn run(recurrence: Recurrence<CubeBackend>, pool: CubeTensor, kept: K
     };
     let [q, k] = [recurrence.q, recurrence.k].map(|rows| with_vectors(rows, size));
     let mut pool = with_vectors(pool, size);
-    let written = matches!(kept, Kept::Written { .. });
-    if written {
+    let writes_pool = matches!(state_output, StateOutput::Pool { .. });
+    if writes_pool {
         pool = writable(pool);
     }
-    let every = matches!(kept, Kept::Every);
-    let (write_slots, accepted) = match kept {
-        Kept::Written { slots, accepted } => (slots, accepted),
-        Kept::Every | Kept::None => (None, None),
+    let every_state = matches!(state_output, StateOutput::EveryState);
+    let (write_slots, accepted) = match state_output {
+        StateOutput::Pool { slots, accepted } => (slots, accepted),
+        StateOutput::EveryState | StateOutput::None => (None, None),
     };
     let all_states = [batch, tokens, heads, channels, width];
     let call = Call {
         out: output(&q, [batch, tokens, heads, channels], q.dtype),
-        states: every.then(|| output(&pool, all_states, pool.dtype)),
+        states: every_state.then(|| output(&pool, all_states, pool.dtype)),
         q,
         k,
         v: with_vectors(recurrence.v, 1),
@@ -164,10 +170,10 @@ pub(super) fn run(recurrence: Recurrence<CubeBackend>, pool: CubeTensor, kept: K
         write_slots: write_slots.map(into_contiguous),
         accepted: accepted.map(into_contiguous),
         size,
-        rule: Rule {
+        rule: RuleOptions {
             l2_norm: recurrence.l2_norm,
             null_slot: recurrence.null_slot,
-            written,
+            writes_pool,
         },
         scale: recurrence.scale as f32,
         threshold: recurrence.softplus_threshold as f32,

@@ -1,4 +1,4 @@
-//! The kernel for tensor cores.
+//! Launches the kernel for tensor cores.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -9,81 +9,89 @@ use cubecl::prelude::*;
 
 use super::Call;
 use crate::gated_delta::backend::Recurrence;
-use crate::gated_delta::kernel::{CHUNK, CountsLaunch, TILE, TilesBlueprint, tiles_kernel};
+use crate::gated_delta::kernel::{
+    COLUMN_BLOCK, TILE_ROWS, TilesBlueprint, WorkDivisorsLaunch, tiles_kernel,
+};
 use crate::launching::{fits_shared, has_tensor_cores, processors};
 
 /// Elements of 16 bytes.
 pub(super) const VECTOR: usize = 8;
-/// Columns that registers hold at most.
+/// The most columns that fit into registers.
 const MAX_WIDTH: usize = 256;
-/// Columns up to which a plane has two tiles of rows.
-const MAX_WIDTH_OF_TWO: usize = 128;
-/// Tiles to a processor that are few, and up to which those of a single token are not many.
-const FEW_TILES: usize = 4;
-const MANY_TILES: usize = 64;
-/// Tokens that are few.
-const FEW_TOKENS: usize = 4;
+/// The most columns with which a plane has two tiles of rows.
+const MAX_WIDTH_TWO_TILES: usize = 128;
+/// Tiles for each SM of a small batch, and the most for which a single token does not use this
+/// kernel.
+const SMALL_BATCH_TILES_PER_SM: usize = 4;
+const LARGE_BATCH_TILES_PER_SM: usize = 64;
+/// The most tokens with which memory is the bound and not arithmetic.
+const MEMORY_BOUND_TOKENS: usize = 4;
 
-/// Whether the kernel is for such a call, and likely to be faster than the one for any device.
-pub(super) fn is_for(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
+/// Whether the kernel can run the call, and is likely to be faster than the one for any device.
+pub(super) fn is_preferred(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
     let [_, heads, channels, width] = pool.shape().dims();
     let [batch, tokens, _, _] = recurrence.v.shape().dims();
-    let tiles = batch * heads * channels.div_ceil(TILE as usize);
+    let tiles = batch * heads * channels.div_ceil(TILE_ROWS as usize);
     let least = match tokens {
-        1 => MANY_TILES,
-        2 => FEW_TILES,
+        1 => LARGE_BATCH_TILES_PER_SM,
+        2 => SMALL_BATCH_TILES_PER_SM,
         _ => 0,
     };
     has_tensor_cores(&pool.client)
         && pool.dtype == DType::BF16
         && recurrence.q.dtype == DType::BF16
-        && channels.is_multiple_of(TILE as usize)
-        && width.is_multiple_of(CHUNK as usize)
+        && channels.is_multiple_of(TILE_ROWS as usize)
+        && width.is_multiple_of(COLUMN_BLOCK as usize)
         && width <= MAX_WIDTH
         && tiles > least * processors(&pool.client) as usize
 }
 
-/// How the work is divided, among `processors`.
-fn divide(call: &Call, processors: usize) -> TilesBlueprint {
+/// The blueprint that divides the work of a call among `processors` SMs.
+fn blueprint_for(call: &Call, processors: usize) -> TilesBlueprint {
     let client = &call.pool.client;
     let [batch, tokens, heads, channels, width] = call.dims();
-    let tiles_of_state = channels / TILE as usize;
+    let tiles_of_state = channels / TILE_ROWS as usize;
     let tiles = batch * heads * tiles_of_state;
-    let every = call.states.is_some();
-    let few = tiles <= FEW_TILES * processors;
-    // Few tokens leave most of the time to memory, which many small cubes keep busiest, and more tokens to arithmetic, which goes on
-    // while the next state is on its way. Where all states are kept, so much is written that nothing else counts.
-    let (planes, rows, groups, depth) = match (few, every, tokens) {
+    let every_state = call.states.is_some();
+    let small_batch = tiles <= SMALL_BATCH_TILES_PER_SM * processors;
+    // With few tokens, memory takes most of the time, and many small cubes use it best. With more
+    // tokens, arithmetic takes most of it, so it overlaps with the copy of the next state. Where
+    // all states are stored, so much is written that only memory counts.
+    let (planes, rows, groups, depth) = match (small_batch, every_state, tokens) {
         (true, ..) => (1, 1, 1, 1),
-        (_, true, 2..=FEW_TOKENS) => (2, 2, 1, 1),
-        (_, _, 1) | (_, false, ..=FEW_TOKENS) => (1, 2, 1, 1),
+        (_, true, 2..=MEMORY_BOUND_TOKENS) => (2, 2, 1, 1),
+        (_, _, 1) | (_, false, ..=MEMORY_BOUND_TOKENS) => (1, 2, 1, 1),
         (_, true, _) => (2, 1, 1, 1),
         (_, false, _) => (4, 2, 2, 2),
     };
-    let rows = if width <= MAX_WIDTH_OF_TWO { rows } else { 1 };
+    let rows = if width <= MAX_WIDTH_TWO_TILES {
+        rows
+    } else {
+        1
+    };
     let (planes, rows) = [(planes, rows), (2, rows), (1, rows)]
         .into_iter()
         .find(|(planes, rows)| tiles_of_state.is_multiple_of(planes * rows))
         .unwrap_or((1, 1));
     let blueprint = |(groups, depth)| TilesBlueprint {
         tokens: tokens as u32,
-        chunks: (width / CHUNK as usize) as u32,
+        column_blocks: (width / COLUMN_BLOCK as usize) as u32,
         tiles: rows as u32,
         planes: planes as u32,
         groups,
         depth,
         rule: call.rule,
     };
-    let mut ways = [(groups, depth), (2, 1), (1, 1)].into_iter().map(blueprint);
+    let mut candidates = [(groups, depth), (2, 1), (1, 1)].into_iter().map(blueprint);
     let fits = |blueprint: &TilesBlueprint| fits_shared(client, blueprint.shared_bytes());
-    ways.find(fits).expect("a part of a state that fits")
+    candidates.find(fits).expect("a part of a state that fits")
 }
 
 pub(super) fn launch(call: Call) {
     let client = call.pool.client.clone();
     let [batch, _, heads, channels, _] = call.dims();
     let processors = processors(&client) as usize;
-    let blueprint = divide(&call, processors);
+    let blueprint = blueprint_for(&call, processors);
     let blocks = channels / blueprint.group_rows() as usize;
     let items = batch * heads * blocks;
     let cubes = if blueprint.groups == 1 {
@@ -91,17 +99,20 @@ pub(super) fn launch(call: Call) {
     } else {
         processors.min(items)
     };
-    let counts = CountsLaunch::new(blocks as u32, heads as u32, call.sharing() as u32);
+    let divisors =
+        WorkDivisorsLaunch::new(blocks as u32, heads as u32, call.heads_per_key() as u32);
     let [a, b, dt_bias, read, write, accepted] = call.dtypes();
     let dtypes = [call.q.dtype, a, b, dt_bias, read, write, accepted];
-    let (sizes, places, numbers) = (call.sizes(), call.places(), call.numbers());
-    // SAFETY: slots that are none are not used, rows are whole tiles, tokens past the end are zeros.
+    let (shape, strides, scalars) = (call.shape(), call.strides(), call.scalars());
+    // SAFETY: slots that do not exist are not used; rows are whole tiles; tokens past the end are
+    // zeros.
     unsafe {
         tiles_kernel::launch_unchecked(
             &client,
             CubeCount::Static(cubes as u32, 1, 1),
             CubeDim::new_2d(32, blueprint.planes * blueprint.groups),
-            // Offsets in shared memory that are as wide as addresses are part of the instructions.
+            // Offsets in shared memory become part of the instructions only if they are as wide as
+            // addresses.
             AddressType::U64,
             call.q.into_buffer_arg(),
             call.k.into_buffer_arg(),
@@ -116,10 +127,10 @@ pub(super) fn launch(call: Call) {
             call.accepted.map(CubeTensor::into_buffer_arg).into(),
             call.out.into_buffer_arg(),
             call.states.map(CubeTensor::into_buffer_arg).into(),
-            sizes,
-            counts,
-            places,
-            numbers,
+            shape,
+            divisors,
+            strides,
+            scalars,
             blueprint,
             dtypes.map(dtype_to_storage_type),
         );

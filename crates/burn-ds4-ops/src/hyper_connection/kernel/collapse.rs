@@ -1,13 +1,14 @@
 use cubecl::prelude::*;
 
 use super::sinkhorn::sinkhorn;
-use super::token::{Layout, Token, TokenBlueprint, sigmoid};
+use super::token::{StreamsLayout, TokenBlueprint, TokenStreams, sigmoid};
 
-/// Computes the coefficients of every token from its streams and their projection, and the input of its sub-layer.
+/// Computes the coefficients of every token from its streams and their projection, and the input of
+/// its sub-layer.
 ///
-/// - `streams`: see [`Layout`]
+/// - `streams`: see [`StreamsLayout`]
 /// - `projected`: `function · v` of every token, rows `projected_stride` apart
-/// - `base`, `scale`: of every coefficient
+/// - `base`, `scale`: one value for each coefficient
 /// - `input`: `[tokens, d]`
 /// - `coefficients`: `[tokens, (2 + n)·n]`
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -19,7 +20,7 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
     scale: &[f32],
     input: &mut [Vector<F, N>],
     coefficients: &mut [f32],
-    layout: Layout,
+    layout: StreamsLayout,
     projected_stride: usize,
     iterations: u32,
     epsilon: f32,
@@ -32,13 +33,13 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
         let n = comptime!(blueprint.streams);
         let count = comptime!(blueprint.coefficients());
         let output_first = index as usize * layout.vectors as usize;
-        let token = Token::<F, N>::new(streams, index, layout, blueprint);
+        let token = TokenStreams::<F, N>::new(streams, index, layout, blueprint);
         let rounds = comptime!(count.div_ceil(blueprint.units()));
         let mut raw = Array::<f32>::new(comptime!(rounds as usize));
         let mut offsets = Array::<f32>::new(comptime!(rounds as usize));
         let mut scales = Array::<f32>::new(comptime!(rounds as usize));
         let row = index as usize * projected_stride;
-        // On their way before the sum of squares is waited for.
+        // Requested before the kernel waits for the sum of squares.
         #[unroll]
         for round in 0..rounds {
             let at = min(UNIT_POS + round * blueprint.units(), count - 1) as usize;
@@ -49,7 +50,7 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
         }
         let inverse_rms = token.inverse_rms(norm_epsilon);
 
-        let mut stage = Shared::<[f32]>::new_slice(comptime!(count as usize));
+        let mut mixes = Shared::<[f32]>::new_slice(comptime!(count as usize));
         let to = index as usize * comptime!(count as usize);
         #[unroll]
         for round in 0..rounds {
@@ -63,7 +64,7 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
                     value = select(at < n, gate + epsilon, 2.0f32 * gate);
                     coefficients[to + at as usize] = value;
                 }
-                stage[at as usize] = value;
+                mixes[at as usize] = value;
             }
         }
         sync_cube();
@@ -71,18 +72,19 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
         let mut gates = Array::<f32>::new(comptime!(n as usize));
         #[unroll]
         for i in 0..comptime!(n as usize) {
-            gates[i] = stage[i];
+            gates[i] = mixes[i];
         }
         token.write_sum(&gates, input, output_first);
 
-        write_matrix(&stage, coefficients, to, iterations, epsilon, blueprint);
+        write_matrix(&mixes, coefficients, to, iterations, epsilon, blueprint);
     }
 }
 
-/// Computes the matrix of a token whose logits and gates are in `stage`, and writes it to its coefficients, which begin at `to`.
+/// Computes the matrix of a token from the logits in `mixes`, and writes it to the token's
+/// coefficients, which begin at `to`.
 #[cube]
 pub(super) fn write_matrix(
-    stage: &Shared<[f32]>,
+    mixes: &Shared<[f32]>,
     coefficients: &mut [f32],
     to: usize,
     iterations: u32,
@@ -90,14 +92,14 @@ pub(super) fn write_matrix(
     #[comptime] blueprint: TokenBlueprint,
 ) {
     let n = comptime!(blueprint.streams);
-    // The last plane, whose part of the streams is the smallest.
-    if UNIT_POS_Y == comptime!(blueprint.cut.planes - 1) {
+    // The last plane, which has the smallest part of the streams.
+    if UNIT_POS_Y == comptime!(blueprint.partition.planes - 1) {
         let first = comptime!(2 * n as usize);
         let entries = comptime!((n * n) as usize);
         let mut matrix = Array::<f32>::new(entries);
         #[unroll]
         for i in 0..entries {
-            matrix[i] = stage[comptime!(first + i)];
+            matrix[i] = mixes[comptime!(first + i)];
         }
         sinkhorn(
             &mut matrix,
@@ -117,10 +119,10 @@ pub(super) fn write_matrix(
 
 /// Collapses the streams of every token by gates alone.
 ///
-/// - `streams`: see [`Layout`]
+/// - `streams`: see [`StreamsLayout`]
 /// - `projected`: `function · v` of every token, rows `projected_stride` apart
-/// - `base`: of every gate
-/// - `scale`: of all gates
+/// - `base`: one value for each gate
+/// - `scale`: one value for all gates
 /// - `output`: `[tokens, d]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
@@ -130,7 +132,7 @@ pub(crate) fn head_kernel<F: Float, N: Size>(
     base: &[f32],
     scale: &[f32],
     output: &mut [Vector<F, N>],
-    layout: Layout,
+    layout: StreamsLayout,
     projected_stride: usize,
     epsilon: f32,
     norm_epsilon: f32,
@@ -141,7 +143,7 @@ pub(crate) fn head_kernel<F: Float, N: Size>(
     if index < layout.tokens {
         let n = comptime!(blueprint.streams as usize);
         let output_first = index as usize * layout.vectors as usize;
-        let token = Token::<F, N>::new(streams, index, layout, blueprint);
+        let token = TokenStreams::<F, N>::new(streams, index, layout, blueprint);
         let row = index as usize * projected_stride;
         let factor = scale[0];
         let mut gates = Array::<f32>::new(n);

@@ -1,18 +1,18 @@
 use cubecl::prelude::*;
 
 use super::collapse::write_matrix;
-use super::token::{Layout, Token, TokenBlueprint, sigmoid};
+use super::token::{StreamsLayout, TokenBlueprint, TokenStreams, sigmoid};
 use crate::intrinsics::group_sum;
 
-/// How the kernels that go on from partial sums are compiled.
+/// How the kernels that start from partial sums are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PartialsBlueprint {
-    /// What becomes of the streams.
+    /// How the streams are collapsed.
     pub token: TokenBlueprint,
-    /// Rows of the projection, next to which there is a sum of squares.
+    /// Rows of the projection. The sum of squares comes after them.
     pub rows: u32,
-    /// Parts of each sum.
-    pub stretches: u32,
+    /// Partials of each sum.
+    pub splits: u32,
 }
 
 impl PartialsBlueprint {
@@ -24,25 +24,26 @@ impl PartialsBlueprint {
 /// Constants of coefficients and norms.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Epsilons {
-    /// Of gates and matrix.
+    /// For gates and matrix.
     pub gates: f32,
-    /// Of the norm over all streams.
+    /// For the norm over all streams.
     pub streams: f32,
-    /// Of the norm of what they are collapsed to.
+    /// For the norm of the collapsed streams.
     pub input: f32,
 }
 
 /// Cubes of a token.
 pub(crate) const TOKEN_CUBES: u32 = 2;
 
-/// Computes the coefficients of every token, the input of its sub-layer and that input's norm, in [`TOKEN_CUBES`] cubes: the first has input and
-/// gates, the second the matrix, whose iterations take as long as all the rest.
+/// Computes the coefficients of every token, the input of its sub-layer and that input's norm. A
+/// token has [`TOKEN_CUBES`] cubes. The first computes the input and the gates. The second computes
+/// the matrix, whose iterations take as long as everything else.
 ///
-/// - `streams`: see [`Layout`]
-/// - `partials`: of every token, what its products with the projection's rows and its sum of squares are sums of:
-///   `[tokens, rows + 1, stretches]`
-/// - `base`, `scale`: of every coefficient
-/// - `weight`: of every channel of the norm
+/// - `streams`: see [`StreamsLayout`]
+/// - `partials`: the partial sums of every token's products with the projection's rows and of its
+///   sum of squares: `[tokens, rows + 1, splits]`
+/// - `base`, `scale`: one value for each coefficient
+/// - `weight`: one value for each channel of the norm
 /// - `input`, `normed`: `[tokens, d]`
 /// - `coefficients`: `[tokens, (2 + n)·n]`
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -56,7 +57,7 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     input: &mut [Vector<F, N>],
     normed: &mut [Vector<F, N>],
     coefficients: &mut [f32],
-    layout: Layout,
+    layout: StreamsLayout,
     iterations: u32,
     epsilons: Epsilons,
     #[comptime] blueprint: PartialsBlueprint,
@@ -70,8 +71,9 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
         let count = comptime!(blueprint.rows);
         let rounds = comptime!(count.div_ceil(of_token.units()));
         let first = index as usize * layout.vectors as usize;
-        // All that does not depend on the partial sums is on its way before they are waited for.
-        let token = Token::<F, N>::new(streams, index, layout, of_token);
+        // Everything that does not depend on the partial sums is requested before the kernel waits
+        // for them.
+        let token = TokenStreams::<F, N>::new(streams, index, layout, of_token);
         let weights = token.read_weights(weight);
         let mut offsets = Array::<f32>::new(comptime!(rounds as usize));
         let mut scales = Array::<f32>::new(comptime!(rounds as usize));
@@ -82,18 +84,18 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             offsets[round] = base[at];
             scales[round] = scale[at];
         }
-        let mut stage = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
-        add_partials(partials, index, &mut stage, blueprint);
+        let mut sums = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
+        add_partials(partials, index, &mut sums, blueprint);
         sync_cube();
 
-        let inverse_rms = token.inverse_rms_of(stage[comptime!(count as usize)], epsilons.streams);
+        let inverse_rms = token.inverse_rms_of(sums[comptime!(count as usize)], epsilons.streams);
         let to = index as usize * comptime!(count as usize);
         #[unroll]
         for round in 0..rounds {
             let at = UNIT_POS + round * of_token.units();
             let round = comptime!(round as usize);
             if at < count {
-                let raw = stage[at as usize];
+                let raw = sums[at as usize];
                 let mix = fma(raw * inverse_rms, scales[round], offsets[round]);
                 let mut value = mix;
                 if at < 2 * n {
@@ -103,7 +105,7 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
                         coefficients[to + at as usize] = value;
                     }
                 }
-                stage[at as usize] = value;
+                sums[at as usize] = value;
             }
         }
         sync_cube();
@@ -112,7 +114,7 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             let mut gates = Array::<f32>::new(comptime!(n as usize));
             #[unroll]
             for i in 0..comptime!(n as usize) {
-                gates[i] = stage[i];
+                gates[i] = sums[i];
             }
             token.write_norm(
                 &gates,
@@ -125,7 +127,7 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             );
         } else {
             write_matrix(
-                &stage,
+                &sums,
                 coefficients,
                 to,
                 iterations,
@@ -136,9 +138,9 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     }
 }
 
-/// Collapses the streams of every token by gates alone, and writes the norm of that.
+/// Collapses the streams of every token by gates alone, and writes the norm of the result.
 ///
-/// - `scale`: of all gates
+/// - `scale`: one value for all gates
 /// - `collapsed`, `normed`: `[tokens, d]`
 /// - others: see [`collapse_norm_kernel`]
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -151,7 +153,7 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     weight: &[Vector<W, M>],
     collapsed: &mut [Vector<F, N>],
     normed: &mut [Vector<F, N>],
-    layout: Layout,
+    layout: StreamsLayout,
     epsilons: Epsilons,
     #[comptime] blueprint: PartialsBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
@@ -161,7 +163,7 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
         let of_token = comptime!(blueprint.token);
         let n = comptime!(of_token.streams as usize);
         let first = index as usize * layout.vectors as usize;
-        let token = Token::<F, N>::new(streams, index, layout, of_token);
+        let token = TokenStreams::<F, N>::new(streams, index, layout, of_token);
         let weights = token.read_weights(weight);
         let factor = scale[0];
         let mut gates = Array::<f32>::new(n);
@@ -169,14 +171,14 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
         for i in 0..n {
             gates[i] = base[i];
         }
-        let mut stage = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
-        add_partials(partials, index, &mut stage, blueprint);
+        let mut sums = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
+        add_partials(partials, index, &mut sums, blueprint);
         sync_cube();
 
-        let inverse_rms = token.inverse_rms_of(stage[n], epsilons.streams);
+        let inverse_rms = token.inverse_rms_of(sums[n], epsilons.streams);
         #[unroll]
         for i in 0..n {
-            let mix = fma(stage[i] * inverse_rms, factor, gates[i]);
+            let mix = fma(sums[i] * inverse_rms, factor, gates[i]);
             gates[i] = sigmoid(mix, of_token.target) + epsilons.gates;
         }
         token.write_norm(
@@ -191,44 +193,45 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     }
 }
 
-/// Adds up the partial sums of a token, for a barrier to show: a plane has a sum at a time, whose parts its lanes take turns by.
+/// Adds up the partial sums of a token. A plane reduces one sum at a time, and its lanes read the
+/// partials strided. The results are visible after the next barrier.
 #[cube]
 fn add_partials(
     partials: &[f32],
     index: u32,
-    stage: &mut Shared<[f32]>,
+    sums: &mut Shared<[f32]>,
     #[comptime] blueprint: PartialsBlueprint,
 ) {
-    let cut = comptime!(blueprint.token.cut);
+    let partition = comptime!(blueprint.token.partition);
     let count = comptime!(blueprint.sums());
-    let stretches = comptime!(blueprint.stretches);
-    let rounds = comptime!(count.div_ceil(cut.planes));
-    let steps = comptime!(stretches.div_ceil(cut.plane));
-    let mut sums = Array::<f32>::new(comptime!(rounds as usize));
+    let splits = comptime!(blueprint.splits);
+    let rounds = comptime!(count.div_ceil(partition.planes));
+    let steps = comptime!(splits.div_ceil(partition.plane));
+    let mut lane_sums = Array::<f32>::new(comptime!(rounds as usize));
     #[unroll]
     for round in 0..rounds {
-        let row = min(UNIT_POS_Y + round * cut.planes, count - 1);
-        let first = (index * count + row) as usize * comptime!(stretches as usize);
+        let row = min(UNIT_POS_Y + round * partition.planes, count - 1);
+        let first = (index * count + row) as usize * comptime!(splits as usize);
         let mut sum = 0.0f32;
         #[unroll(steps <= UNROLLED)]
         for step in 0..steps {
-            let at = UNIT_POS_X + step * cut.plane;
-            let inside = at < stretches;
+            let at = UNIT_POS_X + step * partition.plane;
+            let inside = at < splits;
             let part = partials[first + select(inside, at, 0u32) as usize];
             sum += select(inside, part, 0.0f32);
         }
-        sums[comptime!(round as usize)] = sum;
+        lane_sums[comptime!(round as usize)] = sum;
     }
     #[unroll]
     for round in 0..rounds {
-        let row = UNIT_POS_Y + round * cut.planes;
-        let sum = sums[comptime!(round as usize)];
-        let sum = group_sum(sum, cut.plane, blueprint.token.target);
+        let row = UNIT_POS_Y + round * partition.planes;
+        let sum = lane_sums[comptime!(round as usize)];
+        let sum = group_sum(sum, partition.plane, blueprint.token.target);
         if UNIT_POS_X == 0 && row < count {
-            stage[row as usize] = sum;
+            sums[row as usize] = sum;
         }
     }
 }
 
-/// Parts of a sum that a lane asks for at once, at most.
+/// The most partials of a sum that a lane requests at once.
 const UNROLLED: u32 = 8;

@@ -1,11 +1,11 @@
 use cubecl::prelude::*;
 
-use super::token::Layout;
+use super::token::StreamsLayout;
 
 /// Spreads a sub-layer's output over the streams: `post[k] · y + Σ_j comb[j, k] · streams[j]`.
 ///
 /// - `output`: rows `output_vectors` vectors apart
-/// - `streams`: see [`Layout`]
+/// - `streams`: see [`StreamsLayout`]
 /// - `coefficients`: `[tokens, (2 + n)·n]`
 /// - `expanded`: `[tokens, n, d]`
 ///
@@ -17,7 +17,7 @@ pub(crate) fn expand_kernel<F: Float, Y: Float, N: Size>(
     streams: &[Vector<F, N>],
     coefficients: &[f32],
     expanded: &mut [Vector<F, N>],
-    layout: Layout,
+    layout: StreamsLayout,
     output_vectors: usize,
     cubes: u32,
     #[comptime] n: usize,

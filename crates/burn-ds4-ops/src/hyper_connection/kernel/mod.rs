@@ -1,4 +1,5 @@
-//! Kernels of hyper-connections, in which a token never depends on another. Those that collapse have one cube to a token.
+//! Kernels of hyper-connections. No token depends on another. Unless a kernel says otherwise, a
+//! kernel that collapses streams has one cube for each token.
 
 mod collapse;
 mod collapse_norm;
@@ -12,5 +13,7 @@ pub(super) use collapse_norm::{
     EpsilonsLaunch, PartialsBlueprint, TOKEN_CUBES, collapse_norm_kernel, head_norm_kernel,
 };
 pub(super) use expand::expand_kernel;
-pub(super) use project::{MAX_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel};
-pub(super) use token::{LayoutLaunch, TokenBlueprint};
+pub(super) use project::{
+    MAX_FUSED_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel,
+};
+pub(super) use token::{StreamsLayoutLaunch, TokenBlueprint};

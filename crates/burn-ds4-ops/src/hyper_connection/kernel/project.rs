@@ -1,14 +1,16 @@
-//! The projection of a few tokens' streams, its columns shared out among cubes: each has a stretch of the channels of all streams,
-//! which is also what spreading an output over them takes.
+//! The projection of the streams of a few tokens, with split-K: its columns are divided among
+//! cubes. Each cube has some channels of all streams, which are also what it needs to spread an
+//! output over them.
 
 use cubecl::prelude::*;
 
-use super::token::Layout;
+use super::token::StreamsLayout;
 use crate::intrinsics::{Target, group_sum};
 use crate::matmul::INVARIANT_ROWS;
 
-/// Tokens of a launch at most, all of which a cube keeps: so many have the same bits as each alone.
-pub(crate) const MAX_TOKENS: usize = INVARIANT_ROWS;
+/// The most tokens of a launch. A cube holds all of them. Up to this number, a token has the same
+/// bits as alone.
+pub(crate) const MAX_FUSED_TOKENS: usize = INVARIANT_ROWS;
 
 /// How the kernels are compiled. None of it depends on the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,13 +19,13 @@ pub(crate) struct ProjectBlueprint {
     pub streams: u32,
     /// Rows of the projection.
     pub rows: u32,
-    /// Channels of a stretch, a power of two.
-    pub width: u32,
+    /// Channels of a split, a power of two.
+    pub channels: u32,
     /// Lanes that share a row.
     pub lanes: u32,
-    /// Rows that a cube has at once.
+    /// Rows that a cube computes at once.
     pub groups: u32,
-    /// What the instructions are that the kernels may use.
+    /// The instructions that the kernels may use.
     pub target: Target,
 }
 
@@ -37,67 +39,70 @@ impl ProjectBlueprint {
         self.sums().div_ceil(self.groups)
     }
 
-    /// Vectors of `size` of all streams of a stretch.
+    /// Vectors of `size` in all streams of a split.
     fn columns(&self, size: usize) -> usize {
-        (self.streams * self.width) as usize / size
+        (self.streams * self.channels) as usize / size
     }
 
-    /// Those of a lane.
-    fn share(&self, size: usize) -> usize {
+    /// Vectors of a split in each lane.
+    fn lane_vectors(&self, size: usize) -> usize {
         self.columns(size) / self.lanes as usize
     }
 }
 
 /// Multiplies the streams of all tokens by the rows of `function`, and by themselves.
 ///
-/// - `streams`: see [`Layout`]
+/// - `streams`: see [`StreamsLayout`]
 /// - `function`: `[rows, n, d]`
-/// - `partials`: what each stretch adds to the products and to the sum of squares, `[tokens, rows + 1, stretches]`
+/// - `partials`: the partials of the products and of the sum of squares for each split,
+///   `[tokens, rows + 1, splits]`
 ///
-/// A cube has a stretch.
+/// Each cube computes one split.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
     streams: &[Vector<F, N>],
     function: &[Vector<W, M>],
     partials: &mut [f32],
-    layout: Layout,
+    layout: StreamsLayout,
     #[comptime] blueprint: ProjectBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
     let n = comptime!(blueprint.streams);
     let size = N::value();
-    let vectors = comptime!(blueprint.width / size as u32);
+    let vectors = comptime!(blueprint.channels / size as u32);
     let piece = M::value();
     let columns = comptime!(blueprint.columns(piece));
-    // On its way before the streams are waited for.
+    // Requested before the kernel waits for the streams.
     let row_vectors = layout.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
-    let mut stage = Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_TOKENS * columns));
-    let mut item = UNIT_POS;
-    while item < layout.tokens * comptime!(n * vectors) {
-        let vector = CUBE_POS_X * vectors + item % vectors;
+    let mut shared_streams =
+        Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_FUSED_TOKENS * columns));
+    let mut index = UNIT_POS;
+    while index < layout.tokens * comptime!(n * vectors) {
+        let vector = CUBE_POS_X * vectors + index % vectors;
         let inside = vector < layout.vectors;
-        let token = item / comptime!(n * vectors);
-        let stream = item / vectors % n;
+        let token = index / comptime!(n * vectors);
+        let stream = index / vectors % n;
         let from = token as usize * layout.token + stream as usize * layout.stream;
         let value = streams[from + select(inside, vector, 0u32) as usize];
         let value = select(inside, value, Vector::new(F::new(0.0)));
-        put(value, item, &mut stage);
-        item += CUBE_DIM;
+        store_shared(value, index, &mut shared_streams);
+        index += CUBE_DIM;
     }
     sync_cube();
     add_products(
         function,
         row_vectors,
         &weights,
-        &stage,
+        &shared_streams,
         partials,
         layout.tokens,
         blueprint,
     );
 }
 
-/// [`project_kernel`] of the streams over which an output has been spread, as by [`expand_kernel`](super::expand_kernel).
+/// Spreads an output over the streams, as [`expand_kernel`](super::expand_kernel) does, and then
+/// multiplies them as [`project_kernel`] does.
 ///
 /// - `output`: rows `output_vectors` vectors apart
 /// - `coefficients`: `[tokens, (2 + n)·n]`
@@ -111,27 +116,28 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
     function: &[Vector<W, M>],
     expanded: &mut [Vector<F, N>],
     partials: &mut [f32],
-    layout: Layout,
+    layout: StreamsLayout,
     output_vectors: usize,
     #[comptime] blueprint: ProjectBlueprint,
     #[define(F, Y, W)] _dtypes: [ElemType; 3],
 ) {
     let n = comptime!(blueprint.streams);
     let size = N::value();
-    let vectors = comptime!(blueprint.width / size as u32);
+    let vectors = comptime!(blueprint.channels / size as u32);
     let piece = M::value();
     let columns = comptime!(blueprint.columns(piece));
-    // On its way before the streams are waited for.
+    // Requested before the kernel waits for the streams.
     let row_vectors = layout.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
-    let mut stage = Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_TOKENS * columns));
-    let mut item = UNIT_POS;
-    while item < layout.tokens * comptime!(n * vectors) {
-        let vector = CUBE_POS_X * vectors + item % vectors;
+    let mut shared_streams =
+        Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_FUSED_TOKENS * columns));
+    let mut index = UNIT_POS;
+    while index < layout.tokens * comptime!(n * vectors) {
+        let vector = CUBE_POS_X * vectors + index % vectors;
         let inside = vector < layout.vectors;
         let at = select(inside, vector, 0u32) as usize;
-        let token = (item / comptime!(n * vectors)) as usize;
-        let target = (item / vectors % n) as usize;
+        let token = (index / comptime!(n * vectors)) as usize;
+        let target = (index / vectors % n) as usize;
         let own = Vector::<f32, N>::cast_from(output[token * output_vectors + at]);
         let first = token * comptime!(((2 + n) * n) as usize);
         let post = coefficients[first + comptime!(n as usize) + target];
@@ -149,27 +155,27 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
             expanded[to * layout.vectors as usize + at] = value;
         }
         let value = select(inside, value, Vector::new(F::new(0.0)));
-        put(value, item, &mut stage);
-        item += CUBE_DIM;
+        store_shared(value, index, &mut shared_streams);
+        index += CUBE_DIM;
     }
     sync_cube();
     add_products(
         function,
         row_vectors,
         &weights,
-        &stage,
+        &shared_streams,
         partials,
         layout.tokens,
         blueprint,
     );
 }
 
-/// Keeps a vector of a stretch, as it has been rounded.
+/// Stores a vector of a split in shared memory, as it has been rounded.
 #[cube]
-fn put<F: Float, N: Size, M: Size>(
+fn store_shared<F: Float, N: Size, M: Size>(
     value: Vector<F, N>,
-    item: u32,
-    stage: &mut Shared<[Vector<f32, M>]>,
+    index: u32,
+    shared_streams: &mut Shared<[Vector<f32, M>]>,
 ) {
     let size = N::value();
     let piece = M::value();
@@ -181,11 +187,12 @@ fn put<F: Float, N: Size, M: Size>(
         for j in 0..piece {
             part.insert(j, f32::cast_from(value.extract(comptime!(i * piece + j))));
         }
-        stage[item as usize * pieces + i] = part;
+        shared_streams[index as usize * pieces + i] = part;
     }
 }
 
-/// A lane's part of a row of `function`, which has streams of `vectors` vectors: those of the stretch by turns.
+/// Reads a lane's vectors of a row of `function`, whose streams have `vectors` vectors. The lanes
+/// of a row read the vectors of the split strided.
 #[cube]
 fn read_weights<W: Float, M: Size>(
     function: &[Vector<W, M>],
@@ -196,21 +203,22 @@ fn read_weights<W: Float, M: Size>(
     let ProjectBlueprint {
         streams,
         rows,
-        width,
+        channels,
         lanes,
         groups,
         ..
     } = comptime!(blueprint);
     let size = M::value();
-    let share = comptime!(blueprint.share(size));
-    let stretch = comptime!(width / size as u32);
+    let lane_vectors = comptime!(blueprint.lane_vectors(size));
+    let split_vectors = comptime!(channels / size as u32);
     let row = min(UNIT_POS / lanes + comptime!(round * groups), rows - 1);
-    let mut weights = Array::<Vector<f32, M>>::new(share);
+    let mut weights = Array::<Vector<f32, M>>::new(lane_vectors);
     #[unroll]
-    for i in 0..share {
+    for i in 0..lane_vectors {
         let first = comptime!(i as u32 * lanes);
-        let stream = row * streams + comptime!(first / stretch);
-        let vector = CUBE_POS_X * stretch + UNIT_POS % lanes + comptime!(first % stretch);
+        let stream = row * streams + comptime!(first / split_vectors);
+        let vector =
+            CUBE_POS_X * split_vectors + UNIT_POS % lanes + comptime!(first % split_vectors);
         let inside = vector < vectors;
         let from = stream as usize * vectors as usize + select(inside, vector, 0u32) as usize;
         let values = Vector::<f32, M>::cast_from(function[from]);
@@ -219,30 +227,31 @@ fn read_weights<W: Float, M: Size>(
     weights
 }
 
-/// Writes the sums of all tokens over a stretch. `weights` are those of the first round. All units of the cube must be here.
+/// Writes the partials of all tokens for one split. `weights` are those of the first round. Every
+/// unit of the cube must call this.
 #[cube]
 fn add_products<W: Float, M: Size>(
     function: &[Vector<W, M>],
     vectors: u32,
     weights: &Array<Vector<f32, M>>,
-    stage: &Shared<[Vector<f32, M>]>,
+    shared_streams: &Shared<[Vector<f32, M>]>,
     partials: &mut [f32],
     tokens: u32,
     #[comptime] blueprint: ProjectBlueprint,
 ) {
-    add_round(weights, stage, partials, tokens, 0u32, blueprint);
+    add_round(weights, shared_streams, partials, tokens, 0u32, blueprint);
     #[unroll]
     for round in 1..comptime!(blueprint.rounds()) {
         let weights = read_weights(function, vectors, round, blueprint);
-        add_round(&weights, stage, partials, tokens, round, blueprint);
+        add_round(&weights, shared_streams, partials, tokens, round, blueprint);
     }
 }
 
-/// Writes the sums of those rows that the cube has in one round.
+/// Writes the partials of the rows that the cube computes in one round.
 #[cube]
 fn add_round<M: Size>(
     weights: &Array<Vector<f32, M>>,
-    stage: &Shared<[Vector<f32, M>]>,
+    shared_streams: &Shared<[Vector<f32, M>]>,
     partials: &mut [f32],
     tokens: u32,
     #[comptime] round: u32,
@@ -250,7 +259,7 @@ fn add_round<M: Size>(
 ) {
     let size = M::value();
     let columns = comptime!(blueprint.columns(size));
-    let share = comptime!(blueprint.share(size));
+    let lane_vectors = comptime!(blueprint.lane_vectors(size));
     let lanes = comptime!(blueprint.lanes);
     let lane = UNIT_POS % lanes;
     let row = UNIT_POS / lanes + comptime!(round * blueprint.groups);
@@ -259,8 +268,8 @@ fn add_round<M: Size>(
         let first = token as usize * columns + lane as usize;
         let mut sums = Vector::<f32, M>::new(0.0f32);
         #[unroll]
-        for i in 0..share {
-            let x = stage[first + comptime!(i * lanes as usize)];
+        for i in 0..lane_vectors {
+            let x = shared_streams[first + comptime!(i * lanes as usize)];
             sums = fma(select(squares, x, weights[i]), x, sums);
         }
         let mut sum = sums.extract(0usize);

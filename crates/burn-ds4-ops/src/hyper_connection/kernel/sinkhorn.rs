@@ -2,10 +2,11 @@ use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, exp, reciprocal};
 
-/// Makes the logits of an `n` x `n` matrix, in the order of rows, doubly stochastic: softmax of the rows plus `epsilon`, then the
-/// columns, then rows and columns in turn.
+/// Turns the logits of an `n` x `n` matrix, stored by rows, into a doubly stochastic matrix:
+/// softmax of the rows plus `epsilon`, then the columns, then rows and columns alternately.
 ///
-/// Every lane does all of it: numbers that neighbours exchange would take longer to come than to compute.
+/// Every lane computes the whole matrix: exchanging numbers with neighbours would take longer than
+/// computing them.
 #[cube]
 pub(super) fn sinkhorn(
     matrix: &mut Array<f32>,
@@ -43,7 +44,8 @@ pub(super) fn sinkhorn(
     }
 }
 
-/// Divides every line by its sum plus `epsilon`. Lines begin `line` apart, their elements are `step` apart.
+/// Divides every line by its sum plus `epsilon`. Lines begin `line` apart, and their elements are
+/// `step` apart.
 #[cube]
 fn normalize(
     matrix: &mut Array<f32>,

@@ -1,89 +1,89 @@
 use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, exp};
-use crate::rows::{RowCut, add_squares, multiply_piece, row_sum, vector_of};
+use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How the kernels that collapse a token's streams are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TokenBlueprint {
     /// Streams of a token.
     pub streams: u32,
-    /// Who has what of each stream.
-    pub cut: RowCut,
-    /// Whether a lane keeps its part of the streams in registers, and does not read it again.
-    pub held: bool,
-    /// What the instructions are that the kernel may use.
+    /// How each stream is divided among lanes.
+    pub partition: RowPartition,
+    /// Whether a lane keeps its part of the streams in registers and does not read it again.
+    pub in_registers: bool,
+    /// The instructions that the kernel may use.
     pub target: Target,
 }
 
 impl TokenBlueprint {
-    /// Gates and the matrix.
+    /// The number of gates and matrix entries.
     pub fn coefficients(&self) -> u32 {
         (2 + self.streams) * self.streams
     }
 
     /// Units of a cube.
     pub fn units(&self) -> u32 {
-        self.cut.plane * self.cut.planes
+        self.partition.plane * self.partition.planes
     }
 }
 
 /// Where the streams of the tokens are, in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Layout {
-    /// Tokens.
+pub(crate) struct StreamsLayout {
+    /// The number of tokens.
     pub tokens: u32,
     /// Vectors of a stream.
     pub vectors: u32,
-    /// From one token to the next.
+    /// The distance from one token to the next.
     pub token: usize,
-    /// From one stream to the next.
+    /// The distance from one stream to the next.
     pub stream: usize,
 }
 
 /// A token's streams, as a lane sees them.
 #[derive(CubeType)]
-pub(super) struct Token<'a, F: Float, N: Size> {
+pub(super) struct TokenStreams<'a, F: Float, N: Size> {
     streams: &'a [Vector<F, N>],
-    /// This lane's part of them, if it is kept.
+    /// This lane's part of them, if it is in registers.
     values: Array<Vector<F, N>>,
-    /// First vector of the token.
+    /// The first vector of the token.
     first: usize,
-    layout: Layout,
+    layout: StreamsLayout,
     #[cube(comptime)]
     blueprint: TokenBlueprint,
 }
 
 #[cube]
-impl<'a, F: Float, N: Size> Token<'a, F, N> {
-    /// Reads what is kept.
+impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
+    /// Reads the lane's part of the streams, if it is kept in registers.
     pub fn new(
         streams: &'a [Vector<F, N>],
         index: u32,
-        layout: Layout,
+        layout: StreamsLayout,
         #[comptime] blueprint: TokenBlueprint,
     ) -> Self {
         let size = N::value();
-        let cut = comptime!(blueprint.cut);
-        let parts = comptime!(cut.unit as usize / size);
-        let kept = comptime!(if blueprint.held {
-            (cut.steps * blueprint.streams) as usize * parts
+        let partition = comptime!(blueprint.partition);
+        let parts = comptime!(partition.block as usize / size);
+        let vectors_held = comptime!(if blueprint.in_registers {
+            (partition.steps * blueprint.streams) as usize * parts
         } else {
             1
         });
-        let mut token = Token::<'a, F, N> {
+        let mut token = TokenStreams::<'a, F, N> {
             streams,
-            values: Array::new(kept),
+            values: Array::new(vectors_held),
             first: index as usize * layout.token,
             layout,
             blueprint,
         };
-        if comptime!(blueprint.held) {
+        if comptime!(blueprint.in_registers) {
             #[unroll]
-            for i in 0..kept {
+            for i in 0..vectors_held {
                 let step = comptime!((i / parts) as u32 / blueprint.streams).runtime();
                 let stream = comptime!((i / parts) as u32 % blueprint.streams);
-                let vector = vector_of(step, comptime!(i % parts), size, cut);
+                let vector = vector_of(step, comptime!(i % parts), size, partition);
                 let value = token.read(stream, vector);
                 token.values[i] = value;
             }
@@ -99,38 +99,39 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
         select(inside, value, Vector::new(F::new(0.0)))
     }
 
-    /// `1 / sqrt(mean(v²) + epsilon)`, `v` being all streams of the token. All units of the cube must be here.
+    /// `1 / sqrt(mean(v²) + epsilon)`, where `v` is all streams of the token. Every unit of the
+    /// cube must call this.
     pub fn inverse_rms(&self, epsilon: f32) -> f32 {
         let blueprint = comptime!(self.blueprint);
         let size = N::value();
-        let cut = comptime!(blueprint.cut);
-        let parts = comptime!(cut.unit as usize / size);
+        let partition = comptime!(blueprint.partition);
+        let parts = comptime!(partition.block as usize / size);
         let mut sum = 0.0f32;
-        if comptime!(blueprint.held) {
-            let kept = comptime!((cut.steps * blueprint.streams) as usize * parts);
+        if comptime!(blueprint.in_registers) {
+            let vectors_held = comptime!((partition.steps * blueprint.streams) as usize * parts);
             #[unroll]
-            for i in 0..kept {
+            for i in 0..vectors_held {
                 sum = add_squares(self.values[i], sum);
             }
         } else {
-            for step in 0..cut.steps {
+            for step in 0..partition.steps {
                 #[unroll]
                 for stream in 0..blueprint.streams {
                     #[unroll]
                     for part in 0..parts {
-                        let vector = vector_of(step, part, size, cut);
+                        let vector = vector_of(step, part, size, partition);
                         sum = add_squares(self.read(stream, vector), sum);
                     }
                 }
             }
         }
         self.inverse_rms_of(
-            row_sum(sum, 0u32, cut.planes, cut, blueprint.target),
+            row_sum(sum, 0u32, partition.planes, partition, blueprint.target),
             epsilon,
         )
     }
 
-    /// `1 / sqrt(mean(v²) + epsilon)`, of the sum of squares.
+    /// `1 / sqrt(mean(v²) + epsilon)`, from the sum of squares.
     pub fn inverse_rms_of(&self, sum: f32, epsilon: f32) -> f32 {
         let size = N::value();
         let per_vector = comptime!(size as u32 * self.blueprint.streams);
@@ -138,8 +139,8 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
         1.0f32 / (sum / count + epsilon).sqrt()
     }
 
-    /// Sum of this lane's vectors `part` of its unit number `step`, each times its gate, where they are kept.
-    fn kept_sum(
+    /// The sum of this lane's vectors `part` of block `step`, each times its gate, from registers.
+    fn register_sum(
         &self,
         gates: &Array<f32>,
         #[comptime] step: usize,
@@ -147,7 +148,7 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
     ) -> Vector<f32, N> {
         let streams = comptime!(self.blueprint.streams as usize);
         let size = N::value();
-        let parts = comptime!(self.blueprint.cut.unit as usize / size);
+        let parts = comptime!(self.blueprint.partition.block as usize / size);
         let mut sum = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for stream in 0..streams {
@@ -159,7 +160,7 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
     }
 
     /// The same sum of vectors that are read again.
-    fn read_sum(&self, gates: &Array<f32>, vector: u32) -> Vector<f32, N> {
+    fn memory_sum(&self, gates: &Array<f32>, vector: u32) -> Vector<f32, N> {
         let mut sum = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for stream in 0..comptime!(self.blueprint.streams) {
@@ -174,25 +175,25 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
     pub fn write_sum(&self, gates: &Array<f32>, output: &mut [Vector<F, N>], to: usize) {
         let blueprint = comptime!(self.blueprint);
         let size = N::value();
-        let cut = comptime!(blueprint.cut);
-        let parts = comptime!(cut.unit as usize / size);
-        if comptime!(blueprint.held) {
+        let partition = comptime!(blueprint.partition);
+        let parts = comptime!(partition.block as usize / size);
+        if comptime!(blueprint.in_registers) {
             #[unroll]
-            for i in 0..comptime!(cut.steps as usize * parts) {
+            for i in 0..comptime!(partition.steps as usize * parts) {
                 let step = comptime!(i / parts);
                 let part = comptime!(i % parts);
-                let sum = self.kept_sum(gates, step, part);
-                let vector = vector_of(comptime!(step as u32).runtime(), part, size, cut);
+                let sum = self.register_sum(gates, step, part);
+                let vector = vector_of(comptime!(step as u32).runtime(), part, size, partition);
                 if vector < self.layout.vectors {
                     output[to + vector as usize] = Vector::cast_from(sum);
                 }
             }
         } else {
-            for step in 0..cut.steps {
+            for step in 0..partition.steps {
                 #[unroll]
                 for part in 0..parts {
-                    let vector = vector_of(step, part, size, cut);
-                    let sum = self.read_sum(gates, vector);
+                    let vector = vector_of(step, part, size, partition);
+                    let sum = self.memory_sum(gates, vector);
                     if vector < self.layout.vectors {
                         output[to + vector as usize] = Vector::cast_from(sum);
                     }
@@ -201,24 +202,24 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
         }
     }
 
-    /// This lane's part of the weights of a norm, if its part of the streams is kept.
+    /// Reads this lane's part of the weights of a norm, if its part of the streams is in registers.
     pub fn read_weights<W: Float, M: Size>(&self, weight: &[Vector<W, M>]) -> Array<Vector<W, M>> {
         let blueprint = comptime!(self.blueprint);
         let size = N::value();
-        let share = M::value();
-        let pieces = comptime!(size / share);
-        let cut = comptime!(blueprint.cut);
-        let parts = comptime!(cut.unit as usize / size);
-        let kept = comptime!(if blueprint.held {
-            cut.steps as usize * parts
+        let weight_size = M::value();
+        let pieces = comptime!(size / weight_size);
+        let partition = comptime!(blueprint.partition);
+        let parts = comptime!(partition.block as usize / size);
+        let vectors_held = comptime!(if blueprint.in_registers {
+            partition.steps as usize * parts
         } else {
             0
         });
-        let mut weights = Array::<Vector<W, M>>::new(comptime!((kept * pieces).max(1)));
+        let mut weights = Array::<Vector<W, M>>::new(comptime!((vectors_held * pieces).max(1)));
         #[unroll]
-        for i in 0..kept {
+        for i in 0..vectors_held {
             let step = comptime!((i / parts) as u32).runtime();
-            let vector = vector_of(step, comptime!(i % parts), size, cut);
+            let vector = vector_of(step, comptime!(i % parts), size, partition);
             let at = select(vector < self.layout.vectors, vector, 0u32) as usize * pieces;
             #[unroll]
             for piece in 0..pieces {
@@ -228,15 +229,16 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
         weights
     }
 
-    /// Writes the sum of the streams, each times its gate, from vector `to` on, and its norm: `x / sqrt(mean(x²) + epsilon)` times the
-    /// weight, `x` being the sum as it is written. `kept` are the weights from [`read_weights`](Self::read_weights). All units of the
-    /// cube must be here.
+    /// Writes the sum of the streams, each times its gate, from vector `to` on, and its norm. The
+    /// norm is `x / sqrt(mean(x²) + epsilon)` times the weight, where `x` is the sum as it is
+    /// written. `weights` come from [`read_weights`](Self::read_weights). Every unit of the cube
+    /// must call this.
     #[allow(clippy::too_many_arguments)]
     pub fn write_norm<W: Float, M: Size>(
         &self,
         gates: &Array<f32>,
         weight: &[Vector<W, M>],
-        kept: &Array<Vector<W, M>>,
+        weights: &Array<Vector<W, M>>,
         output: &mut [Vector<F, N>],
         normed: &mut [Vector<F, N>],
         to: usize,
@@ -244,63 +246,63 @@ impl<'a, F: Float, N: Size> Token<'a, F, N> {
     ) {
         let blueprint = comptime!(self.blueprint);
         let size = N::value();
-        let share = M::value();
-        let pieces = comptime!(size / share);
-        let cut = comptime!(blueprint.cut);
-        let parts = comptime!(cut.unit as usize / size);
+        let weight_size = M::value();
+        let pieces = comptime!(size / weight_size);
+        let partition = comptime!(blueprint.partition);
+        let parts = comptime!(partition.block as usize / size);
         let vectors = self.layout.vectors;
         let columns = f32::cast_from(vectors * comptime!(size as u32));
         let mut squares = 0.0f32;
-        if comptime!(blueprint.held) {
-            let count = comptime!(cut.steps as usize * parts);
+        if comptime!(blueprint.in_registers) {
+            let count = comptime!(partition.steps as usize * parts);
             let mut values = Array::<Vector<F, N>>::new(count);
             #[unroll]
             for i in 0..count {
                 let step = comptime!(i / parts);
                 let part = comptime!(i % parts);
-                let value = Vector::<F, N>::cast_from(self.kept_sum(gates, step, part));
+                let value = Vector::<F, N>::cast_from(self.register_sum(gates, step, part));
                 values[i] = value;
                 squares = add_squares(value, squares);
-                let vector = vector_of(comptime!(step as u32).runtime(), part, size, cut);
+                let vector = vector_of(comptime!(step as u32).runtime(), part, size, partition);
                 if vector < vectors {
                     output[to + vector as usize] = value;
                 }
             }
-            let sum = row_sum(squares, 0u32, cut.planes, cut, blueprint.target);
+            let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
             let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
             #[unroll]
             for i in 0..count {
                 let step = comptime!((i / parts) as u32).runtime();
-                let vector = vector_of(step, comptime!(i % parts), size, cut);
+                let vector = vector_of(step, comptime!(i % parts), size, partition);
                 let mut scaled = Vector::<f32, N>::cast_from(values[i]) * Vector::new(factor);
                 #[unroll]
                 for piece in 0..pieces {
-                    multiply_piece(&mut scaled, kept[comptime!(i * pieces + piece)], piece);
+                    multiply_piece(&mut scaled, weights[comptime!(i * pieces + piece)], piece);
                 }
                 if vector < vectors {
                     normed[to + vector as usize] = Vector::cast_from(scaled);
                 }
             }
         } else {
-            for step in 0..cut.steps {
+            for step in 0..partition.steps {
                 #[unroll]
                 for part in 0..parts {
-                    let vector = vector_of(step, part, size, cut);
-                    let value = Vector::<F, N>::cast_from(self.read_sum(gates, vector));
+                    let vector = vector_of(step, part, size, partition);
+                    let value = Vector::<F, N>::cast_from(self.memory_sum(gates, vector));
                     squares = add_squares(value, squares);
                     if vector < vectors {
                         output[to + vector as usize] = value;
                     }
                 }
             }
-            let sum = row_sum(squares, 0u32, cut.planes, cut, blueprint.target);
+            let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
             let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
-            for step in 0..cut.steps {
+            for step in 0..partition.steps {
                 #[unroll]
                 for part in 0..parts {
-                    let vector = vector_of(step, part, size, cut);
+                    let vector = vector_of(step, part, size, partition);
                     if vector < vectors {
-                        // What this lane has written.
+                        // This lane wrote the value itself.
                         let value = output[to + vector as usize];
                         let mut scaled = Vector::<f32, N>::cast_from(value) * Vector::new(factor);
                         #[unroll]

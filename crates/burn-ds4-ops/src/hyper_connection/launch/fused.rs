@@ -6,11 +6,11 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{Tokens, can_collapse, layout};
+use super::{StreamsInput, can_collapse, layout};
 use crate::hyper_connection::Sinkhorn;
 use crate::hyper_connection::backend::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
-    EpsilonsLaunch, MAX_TOKENS, PartialsBlueprint, ProjectBlueprint, TOKEN_CUBES,
+    EpsilonsLaunch, MAX_FUSED_TOKENS, PartialsBlueprint, ProjectBlueprint, TOKEN_CUBES,
     collapse_norm_kernel, expand_project_kernel, head_norm_kernel, project_kernel,
 };
 use crate::intrinsics::Target;
@@ -19,26 +19,27 @@ use crate::launching::{
     vector_size, with_vectors,
 };
 
-/// Channels of a stretch of the projection, with a few streams and with more.
-const WIDTH: usize = 64;
-const NARROW_WIDTH: usize = 32;
-const FEW_STREAMS: usize = 4;
-/// Lanes that share a row of the projection: 128 bytes are read at once.
-const LANES: u32 = 8;
-/// Units of a cube that projects, at most.
+/// Channels of a split of the projection, and the same with more than [`MAX_STREAMS_WIDE_SPLIT`]
+/// streams.
+const SPLIT_CHANNELS: usize = 64;
+const NARROW_SPLIT_CHANNELS: usize = 32;
+const MAX_STREAMS_WIDE_SPLIT: usize = 4;
+/// Lanes that share a row of the projection: they read 128 bytes at once.
+const LANES_PER_ROW: u32 = 8;
+/// The most units of a cube that projects.
 const PROJECT_UNITS: u32 = 256;
-/// Elements of a vector of the projection, at most.
-const COLUMNS: usize = 4;
+/// The most elements of a vector of the projection.
+const MAX_VECTOR: usize = 4;
 
-fn width(n: usize) -> usize {
-    if n <= FEW_STREAMS {
-        WIDTH
+fn split_channels(n: usize) -> usize {
+    if n <= MAX_STREAMS_WIDE_SPLIT {
+        SPLIT_CHANNELS
     } else {
-        NARROW_WIDTH
+        NARROW_SPLIT_CHANNELS
     }
 }
 
-/// Whether there are kernels for that many tokens, and all that is read.
+/// Whether there are kernels for the number of tokens and for all inputs.
 pub(in super::super) fn can_fuse(
     pending: &PendingOutput<CubeBackend>,
     mix: &Mix<CubeBackend>,
@@ -48,18 +49,19 @@ pub(in super::super) fn can_fuse(
         PendingOutput::None => true,
         PendingOutput::Some { output, .. } => is_float(output.dtype),
     };
-    let stage = MAX_TOKENS * n * width(n) * size_of::<f32>();
+    let shared_bytes = MAX_FUSED_TOKENS * n * split_channels(n) * size_of::<f32>();
     output
-        && tokens <= MAX_TOKENS
+        && tokens <= MAX_FUSED_TOKENS
         && can_collapse(&mix.streams)
         && is_float(mix.function.dtype)
         && is_float(mix.weight.dtype)
         && i32::try_from(mix.function.shape().num_elements()).is_ok()
-        && d.div_ceil(width(n)) <= MAX_CUBES
-        && fits_shared(&mix.streams.client, stage)
+        && d.div_ceil(split_channels(n)) <= MAX_CUBES
+        && fits_shared(&mix.streams.client, shared_bytes)
 }
 
-/// The streams with nothing pending, and the parts of their projection: `[tokens, rows + 1, stretches]`.
+/// Returns the streams with nothing pending, and the partials of their projection:
+/// `[tokens, rows + 1, splits]`.
 fn project(
     pending: PendingOutput<CubeBackend>,
     streams: CubeTensor,
@@ -69,29 +71,30 @@ fn project(
     let [tokens, n, d] = streams.shape().dims();
     let [rows, _] = function.shape().dims();
     let plane = plane_size(&client).expect("checked by can_collapse");
-    let lanes = LANES.min(plane);
+    let lanes = LANES_PER_ROW.min(plane);
     let most = PROJECT_UNITS.min(client.properties().hardware.max_units_per_cube);
     let wanted = (rows as u32 + 1) * lanes;
     let planes = wanted.div_ceil(plane).min(most / plane);
     let blueprint = ProjectBlueprint {
         streams: n as u32,
         rows: rows as u32,
-        width: width(n) as u32,
+        channels: split_channels(n) as u32,
         lanes,
         groups: planes * plane / lanes,
         target: Target::of(&client),
     };
-    let stretches = d.div_ceil(width(n));
-    let count = CubeCount::Static(stretches as u32, 1, 1);
+    let splits = d.div_ceil(split_channels(n));
+    let count = CubeCount::Static(splits as u32, 1, 1);
     let dim = CubeDim::new_2d(plane, planes);
     let function = into_contiguous(function);
-    let partials = output(&streams, [tokens, rows + 1, stretches], DType::F32);
-    // Vectors by dtype and width alone: other vectors would be added up in another order.
+    let partials = output(&streams, [tokens, rows + 1, splits], DType::F32);
+    // The vector size depends on dtype and width alone: other vectors would be added up in another
+    // order.
     let size = match &pending {
         PendingOutput::None => row_vector_size([&streams], d),
         PendingOutput::Some { output, .. } => row_vector_size([&streams, output], d),
     };
-    let columns = row_vector_size([&function], d).min(COLUMNS).min(size);
+    let columns = row_vector_size([&function], d).min(MAX_VECTOR).min(size);
     let streams = with_vectors(streams, size);
     let layout = layout(&streams, size);
     let PendingOutput::Some {
@@ -100,7 +103,8 @@ fn project(
     } = pending
     else {
         let dtypes = [streams.dtype, function.dtype].map(dtype_to_storage_type);
-        // SAFETY: vectors past the end are read as others, and count as zeros; writes are those of tokens and rows that there are.
+        // SAFETY: vectors past the end repeat others and count as zeros; only existing tokens and
+        // rows are written.
         unsafe {
             project_kernel::launch_unchecked(
                 &client,
@@ -147,34 +151,34 @@ fn project(
     (expanded, partials)
 }
 
-/// What both kernels that go on from partial sums are launched with.
-struct Partials {
+/// The arguments of both kernels that start from partial sums.
+struct PartialsInput {
     partials: CubeTensor,
-    tokens: Tokens,
+    tokens: StreamsInput,
     base: CubeTensor,
     scale: CubeTensor,
     weight: CubeTensor,
     /// Elements of a vector of the weight.
     weight_size: usize,
-    /// Of the norm over all streams.
+    /// The epsilon of the norm of the collapsed streams.
     epsilon: f32,
     collapsed: CubeTensor,
     normed: CubeTensor,
     blueprint: PartialsBlueprint,
 }
 
-impl Partials {
-    /// With the streams that have nothing pending.
+impl PartialsInput {
+    /// Projects the streams. Also returns them with nothing pending.
     fn new(pending: PendingOutput<CubeBackend>, mix: Mix<CubeBackend>) -> (CubeTensor, Self) {
         let (streams, partials) = project(pending, mix.streams, mix.function);
-        let tokens = Tokens::new(streams.clone());
+        let tokens = StreamsInput::new(streams.clone());
         let weight = into_contiguous(mix.weight);
-        let [_, sums, stretches] = partials.shape().dims();
+        let [_, sums, splits] = partials.shape().dims();
         let own = Self {
             blueprint: PartialsBlueprint {
                 token: tokens.blueprint,
                 rows: sums as u32 - 1,
-                stretches: stretches as u32,
+                splits: splits as u32,
             },
             base: into_contiguous(mix.base),
             scale: into_contiguous(mix.scale),
@@ -203,15 +207,16 @@ pub(in super::super) fn collapse_norm(
     mix: Mix<CubeBackend>,
     sinkhorn: Sinkhorn,
 ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-    let (streams, own) = Partials::new(pending, mix);
+    let (streams, own) = PartialsInput::new(pending, mix);
     let [count, _, _] = streams.shape().dims();
     let shape = [count, own.blueprint.rows as usize];
     let coefficients = output(&own.partials, shape, DType::F32);
     let (_, dim) = own.tokens.cubes();
-    // There are no more than `MAX_TOKENS`.
+    // There are no more than `MAX_FUSED_TOKENS`.
     let cubes = CubeCount::Static(count as u32, TOKEN_CUBES, 1);
     let (address, dtypes) = (own.address(), own.dtypes());
-    // SAFETY: tokens and vectors past the end are read as others, and not written; no two cubes of a token write the same.
+    // SAFETY: tokens and vectors past the end repeat others and are not written; no two cubes of a
+    // token write the same element.
     unsafe {
         collapse_norm_kernel::launch_unchecked(
             &own.partials.client.clone(),
@@ -248,7 +253,7 @@ pub(in super::super) fn head_norm(
     epsilon: f64,
     norm_epsilon: f64,
 ) -> CubeTensor {
-    let (_, own) = Partials::new(pending, mix);
+    let (_, own) = PartialsInput::new(pending, mix);
     let (cubes, dim) = own.tokens.cubes();
     let (address, dtypes) = (own.address(), own.dtypes());
     // SAFETY: as above.

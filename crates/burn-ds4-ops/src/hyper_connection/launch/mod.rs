@@ -8,19 +8,21 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::Sinkhorn;
-use super::kernel::{LayoutLaunch, TokenBlueprint, collapse_kernel, expand_kernel, head_kernel};
+use super::kernel::{
+    StreamsLayoutLaunch, TokenBlueprint, collapse_kernel, expand_kernel, head_kernel,
+};
 use crate::intrinsics::Target;
 use crate::launching::{
     address_type, cube_count, is_float, output, plane_size, vector_size, with_contiguous_rows,
 };
-use crate::rows::RowCut;
+use crate::rows::RowPartition;
 
 pub(super) use fused::{can_fuse, collapse_norm, head_norm};
 
-/// Streams whose mixing matrix a lane can keep in registers.
+/// The most streams whose mixing matrix a lane can keep in registers.
 const MAX_STREAMS: usize = 8;
-/// Bytes of a token's streams that a lane keeps in registers at most.
-const HELD_BYTES: usize = 256;
+/// The most bytes of a token's streams that a lane keeps in registers.
+const REGISTER_BYTES: usize = 256;
 /// Units of a cube that spreads a token's output.
 const EXPAND_UNITS: u32 = 128;
 
@@ -38,26 +40,26 @@ pub(super) fn can_expand(y: &CubeTensor, streams: &CubeTensor) -> bool {
     fits(streams) && is_float(y.dtype) && units >= EXPAND_UNITS
 }
 
-/// Contiguous streams, and how the kernels read them.
-struct Tokens {
+/// Streams with contiguous rows, and how the kernels read them.
+struct StreamsInput {
     streams: CubeTensor,
     /// Elements of a vector.
     size: usize,
     blueprint: TokenBlueprint,
 }
 
-impl Tokens {
+impl StreamsInput {
     fn new(streams: CubeTensor) -> Self {
         let streams = with_contiguous_rows(streams);
         let [_, n, d] = streams.shape().dims();
         let client = &streams.client;
         let plane = plane_size(client).expect("checked by can_collapse");
-        let cut = RowCut::new(client, plane, d, streams.elem_size());
-        let bytes = n * (cut.steps * cut.unit) as usize * streams.elem_size();
+        let partition = RowPartition::new(client, plane, d, streams.elem_size());
+        let bytes = n * (partition.steps * partition.block) as usize * streams.elem_size();
         let blueprint = TokenBlueprint {
             streams: n as u32,
-            cut,
-            held: bytes <= HELD_BYTES,
+            partition,
+            in_registers: bytes <= REGISTER_BYTES,
             target: Target::of(client),
         };
         let size = vector_size(&streams, usize::MAX);
@@ -70,25 +72,25 @@ impl Tokens {
 
     fn cubes(&self) -> (CubeCount, CubeDim) {
         let [tokens, _, _] = self.streams.shape().dims();
-        let cut = self.blueprint.cut;
+        let partition = self.blueprint.partition;
         (
             cube_count(&self.streams.client, tokens),
-            CubeDim::new_2d(cut.plane, cut.planes),
+            CubeDim::new_2d(partition.plane, partition.planes),
         )
     }
 
-    /// A row for each token, of the streams' dtype.
+    /// An output with a row for each token, in the streams' dtype.
     fn output(&self) -> CubeTensor {
         let [tokens, _, d] = self.streams.shape().dims();
         output(&self.streams, [tokens, d], self.streams.dtype)
     }
 }
 
-/// Of streams in vectors of `size`.
-fn layout(streams: &CubeTensor, size: usize) -> LayoutLaunch {
+/// The layout of streams in vectors of `size`.
+fn layout(streams: &CubeTensor, size: usize) -> StreamsLayoutLaunch {
     let [tokens, _, d] = streams.shape().dims();
     let strides = streams.meta.strides();
-    LayoutLaunch::new(
+    StreamsLayoutLaunch::new(
         tokens as u32,
         (d / size) as u32,
         strides[0] / size,
@@ -103,14 +105,14 @@ pub(super) fn collapse(
     scale: CubeTensor,
     sinkhorn: Sinkhorn,
 ) -> (CubeTensor, CubeTensor) {
-    let tokens = Tokens::new(streams);
+    let tokens = StreamsInput::new(streams);
     let projected = with_contiguous_rows(projected);
     let client = projected.client.clone();
     let input = tokens.output();
     let coefficients = output(&projected, projected.shape().dims::<2>(), DType::F32);
     let (count, dim) = tokens.cubes();
     let projected_stride = projected.meta.strides()[0];
-    // SAFETY: tokens and vectors past the end are read as others, and not written.
+    // SAFETY: tokens and vectors past the end repeat others and are not written.
     unsafe {
         collapse_kernel::launch_unchecked(
             &client,
@@ -144,13 +146,13 @@ pub(super) fn head(
     epsilon: f64,
     norm_epsilon: f64,
 ) -> CubeTensor {
-    let tokens = Tokens::new(streams);
+    let tokens = StreamsInput::new(streams);
     let projected = with_contiguous_rows(projected);
     let client = projected.client.clone();
     let collapsed = tokens.output();
     let (count, dim) = tokens.cubes();
     let projected_stride = projected.meta.strides()[0];
-    // SAFETY: tokens and vectors past the end are read as others, and not written.
+    // SAFETY: tokens and vectors past the end repeat others and are not written.
     unsafe {
         head_kernel::launch_unchecked(
             &client,

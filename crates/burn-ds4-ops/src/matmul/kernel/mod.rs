@@ -1,12 +1,12 @@
-//! Kernels for products of a few rows of `x` by the matrices of a group.
+//! Kernels for products of a small number of rows of `x` by the matrices of a group.
 
-mod group;
-mod parts;
+mod input;
 mod rows;
-mod source;
+mod terms;
+mod tile_rows;
 mod tiles;
 
-pub(super) use group::PicksLaunch;
+pub(super) use input::{InputBlueprint, InputLocation};
 pub(super) use rows::{RowsBlueprint, rows_kernel};
-pub(super) use source::{Place, SourceBlueprint};
-pub(super) use tiles::{STRETCH, TilesBlueprint, tiles_kernel};
+pub(super) use tile_rows::PicksLaunch;
+pub(super) use tiles::{K_BLOCK, TilesBlueprint, tiles_kernel};

@@ -1,22 +1,23 @@
-//! Products of a few rows of `x` by weights of any float dtype, on any device.
+//! Products of a small number of rows of `x` by weights of any float dtype, on any device.
 
 use cubecl::prelude::*;
 
-use super::group::{Located, Picks};
+use super::tile_rows::{Picks, TileRows};
 use crate::intrinsics::{Target, group_sum};
 
 /// How [`rows_kernel`] is compiled.
 ///
-/// The planes of a cube share some rows of weights: lanes multiply by every so manieth vector of columns. That depends on the columns
-/// alone, so a row's result depends neither on the other rows of `x`, nor on other weights.
+/// The planes of a cube split K of some rows of weights: each lane multiplies a strided set of
+/// vectors of columns. The split depends on the number of columns alone, so a row's result depends
+/// neither on the other rows of `x` nor on other weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowsBlueprint {
     /// Rows of `x` of a cube.
-    pub tile: u32,
+    pub x_rows: u32,
     /// Rows of weights of a cube.
     pub height: u32,
-    /// Vectors of each that a lane reads at once.
-    pub chunk: u32,
+    /// Vectors of each row that a lane reads at once.
+    pub reads: u32,
     pub planes: u32,
     pub plane: u32,
     pub target: Target,
@@ -25,9 +26,10 @@ pub(crate) struct RowsBlueprint {
 /// Multiplies rows of `x` by all rows of some matrices.
 ///
 /// - `x`: rows of vectors, `x_vectors` from one to the next
-/// - `words`, `heights`: matrices of rows of as many `vectors` as those of `x`, and their numbers of rows
+/// - `words`, `heights`: matrices whose rows have as many `vectors` as those of `x`, and their
+///   numbers of rows
 /// - `output`: the products with each matrix, `[rows, height]`, at `starts`
-/// - `picks`: if there are any, `output` is the products with the rows picked, of the one matrix
+/// - `picks`: if there are any, `output` has the products with the picked rows of the one matrix
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
@@ -37,7 +39,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
     rows: u32,
     x_vectors: usize,
     vectors: u32,
-    all: u32,
+    tiles: u32,
     heights: &Sequence<u32>,
     starts: &Sequence<usize>,
     picks: &Picks,
@@ -45,19 +47,19 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
     #[define(X, W, Y)] _dtypes: [ElemType; 3],
 ) {
     let RowsBlueprint {
-        tile,
+        x_rows,
         height,
         planes,
         plane,
         ..
     } = comptime!(blueprint);
-    let count = comptime!((tile * height) as usize);
-    let mut stage = Shared::<[f32]>::new_slice(comptime!(planes as usize * count));
+    let count = comptime!((x_rows * height) as usize);
+    let mut partials = Shared::<[f32]>::new_slice(comptime!(planes as usize * count));
     let own = CUBE_POS_X + CUBE_POS_Y * CUBE_COUNT_X;
-    if own < all {
-        let located = Located::new(own, picks.read(own, height), heights, picks, height);
+    if own < tiles {
+        let tile_rows = TileRows::new(own, picks.read(own, height), heights, picks, height);
         // With picks, a cube has one row of `x`.
-        let first = CUBE_POS_Z * tile + located.of;
+        let first = CUBE_POS_Z * x_rows + tile_rows.x_row;
         let mut sums = Array::<f32>::new(count);
         #[unroll]
         for i in 0..count {
@@ -65,7 +67,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
         }
         #[unroll]
         for i in 0..words.len() {
-            if comptime!(words.len() == 1) || located.which == comptime!(i as u32) {
+            if comptime!(words.len() == 1) || tile_rows.matrix == comptime!(i as u32) {
                 add_products(
                     x,
                     &words.index(i)[..],
@@ -73,7 +75,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
                     rows,
                     x_vectors,
                     vectors,
-                    &located,
+                    &tile_rows,
                     &mut sums,
                     blueprint,
                 );
@@ -83,21 +85,21 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
         for i in 0..count {
             let sum = group_sum(sums[i], plane, blueprint.target);
             if UNIT_POS_X == 0 {
-                stage[UNIT_POS_Y as usize * count + i] = sum;
+                partials[UNIT_POS_Y as usize * count + i] = sum;
             }
         }
         sync_cube();
         let mut at = UNIT_POS;
         while at < comptime!(count as u32) {
-            let mut total = stage[at as usize];
+            let mut total = partials[at as usize];
             #[unroll]
             for p in 1..planes {
-                total += stage[(at + comptime!(p * count as u32)) as usize];
+                total += partials[(at + comptime!(p * count as u32)) as usize];
             }
-            let of = first + at / height;
-            let row = located.row + at % height;
-            if located.has(of, rows, row, picks) {
-                let to = located.place(of, row, starts, picks);
+            let x_row = first + at / height;
+            let row = tile_rows.row + at % height;
+            if tile_rows.contains(x_row, rows, row, picks) {
+                let to = tile_rows.output_index(x_row, row, starts, picks);
                 output[to] = Y::cast_from(total);
             }
             at += CUBE_DIM;
@@ -115,30 +117,30 @@ fn add_products<X: Float, W: Float, N: Size>(
     rows: u32,
     x_vectors: usize,
     vectors: u32,
-    located: &Located,
+    tile_rows: &TileRows,
     sums: &mut Array<f32>,
     #[comptime] blueprint: RowsBlueprint,
 ) {
     let RowsBlueprint {
-        tile,
+        x_rows,
         height,
-        chunk,
+        reads,
         planes,
         plane,
         ..
     } = comptime!(blueprint);
     let size = N::value();
-    let step = comptime!(plane * planes);
+    let stride = comptime!(plane * planes);
     let mut at = UNIT_POS_Y * plane + UNIT_POS_X;
     while at < vectors {
-        let mut weights = Array::<Vector<f32, N>>::new(comptime!((chunk * height) as usize));
+        let mut weights = Array::<Vector<f32, N>>::new(comptime!((reads * height) as usize));
         #[unroll]
-        for c in 0..chunk {
-            let vector = at + comptime!(c * step);
+        for c in 0..reads {
+            let vector = at + comptime!(c * stride);
             let inside = vector < vectors;
             #[unroll]
             for r in 0..height {
-                let row = min(located.row + r, located.rows - 1);
+                let row = min(tile_rows.row + r, tile_rows.rows - 1);
                 let from = row as usize * vectors as usize + select(inside, vector, 0u32) as usize;
                 let values = Vector::<f32, N>::cast_from(words[from]);
                 weights[comptime!((c * height + r) as usize)] =
@@ -146,11 +148,11 @@ fn add_products<X: Float, W: Float, N: Size>(
             }
         }
         #[unroll]
-        for c in 0..chunk {
-            let vector = at + comptime!(c * step);
+        for c in 0..reads {
+            let vector = at + comptime!(c * stride);
             let inside = vector < vectors;
             #[unroll]
-            for t in 0..tile {
+            for t in 0..x_rows {
                 let row = min(first + t, rows - 1);
                 let from = row as usize * x_vectors + select(inside, vector, 0u32) as usize;
                 let values = Vector::<f32, N>::cast_from(x[from]);
@@ -162,12 +164,13 @@ fn add_products<X: Float, W: Float, N: Size>(
                     let weights = weights[comptime!((c * height + r) as usize)];
                     #[unroll]
                     for j in 0..size {
-                        // A product and a sum of their own could be rounded differently in another kernel.
+                        // A separate multiplication and addition could be rounded differently in
+                        // another kernel.
                         sums[to] = fma(weights.extract(j), values.extract(j), sums[to]);
                     }
                 }
             }
         }
-        at += comptime!(chunk * step);
+        at += comptime!(reads * stride);
     }
 }

@@ -8,7 +8,7 @@ use cubek::matmul::multi_level;
 use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
 
-/// Multiplies with the kernel that uses no tensor cores: the only ones that keep f32 operands as they are.
+/// Multiplies with a kernel that uses no tensor cores: only those keep f32 operands as they are.
 pub(in crate::matmul) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
     let f32 = dtype_to_storage_type(DType::F32);
     let output = init_matmul_output(&lhs, &rhs, DType::F32);
@@ -30,13 +30,14 @@ pub(in crate::matmul) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTen
     output
 }
 
-/// Multiplies f16 or bf16 matrices of one dtype, on tensor cores where there are any; the f32 sums become `out`.
+/// Multiplies f16 or bf16 matrices of one dtype, on tensor cores if there are any; the f32 sums
+/// become `out`.
 pub(crate) fn half_matmul(lhs: CubeTensor, rhs: CubeTensor, out: DType) -> CubeTensor {
     let dtype = dtype_to_storage_type(lhs.dtype);
     let output = init_matmul_output(&lhs, &rhs, out);
     let out = dtype_to_storage_type(out);
     let client = output.client.clone();
-    // Fastest first. What a device or a shape rules out is refused before anything is launched.
+    // Fastest first. A strategy that the device or the shape rules out fails before it launches.
     let strategies = [
         Strategy::MultiLevel(multi_level::Strategy::SpecializedTmaMma(Default::default())),
         Strategy::MultiLevel(multi_level::Strategy::DoubleCyclicMma(Default::default())),

@@ -1,7 +1,7 @@
-//! The host side: which kernel, and how it is cut up.
+//! The host side: which kernel, and how the work is divided.
 
-mod few;
 mod large;
+mod small_m;
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
@@ -12,13 +12,13 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::launching::output;
 use crate::matmul::backend::group_layout;
-use few::{Group, Picks};
+use small_m::{MatrixGroup, PickedBlocks};
 
-pub(crate) use few::can_multiply;
 pub(super) use large::f32_matmul;
 pub(crate) use large::half_matmul;
+pub(crate) use small_m::can_multiply;
 
-/// `x · weightᵀ` in `dtype`; up to `invariant_rows`, a row does not depend on the others.
+/// `x · weightᵀ` in `dtype`, row-invariant up to `invariant_rows`.
 pub(super) fn small_m_matmul(
     x: CubeTensor,
     weight: CubeTensor,
@@ -27,21 +27,21 @@ pub(super) fn small_m_matmul(
 ) -> CubeTensor {
     let [rows, _] = x.shape().dims();
     let [height, _] = weight.shape().dims();
-    let group = Group {
+    let group = MatrixGroup {
         weights: std::slice::from_ref(&weight),
         starts: &[0],
         picks: None,
     };
     if rows > invariant_rows && !group.streams(&x) {
-        return multiply_many(x, weight, dtype);
+        return large_m_matmul(x, weight, dtype);
     }
     let result = output(&x, [rows, height], dtype);
     group.launch(x, &result);
     result
 }
 
-/// The fastest product of many rows.
-fn multiply_many(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
+/// The fastest product for large M.
+fn large_m_matmul(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
     let same = x.dtype == weight.dtype;
     if same && x.dtype != DType::F32 {
         return half_matmul(x, CubeBackend::float_transpose(weight), dtype);
@@ -51,7 +51,7 @@ fn multiply_many(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor 
     CubeBackend::float_cast(product, dtype.into())
 }
 
-/// The products of `x` with each of some weights of one dtype, where [`group_layout`] says.
+/// The products of `x` with each of some weights of one dtype, laid out as [`group_layout`] says.
 pub(super) fn small_m_matmul_group(
     x: CubeTensor,
     weights: &[CubeTensor],
@@ -60,7 +60,7 @@ pub(super) fn small_m_matmul_group(
     let [rows, _] = x.shape().dims();
     let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
     let result = output(&x, [length], dtype);
-    let group = Group {
+    let group = MatrixGroup {
         weights,
         starts: &starts,
         picks: None,
@@ -69,8 +69,9 @@ pub(super) fn small_m_matmul_group(
     result
 }
 
-/// The products of each of a few rows of `x` with the blocks of `height` rows of `weight` that it has picked: `[rows, count * height]` in
-/// f32, of the bits that those with all rows have. `picks` is `[rows, count]`, i32; a block that there is none of counts as the last.
+/// The products of each row of `x` with the blocks of `height` rows of `weight` that the row has
+/// picked: `[rows, count * height]` in f32, with the bits of the products with all rows. `picks` is
+/// `[rows, count]`, i32; a block out of range counts as the last.
 pub(crate) fn product_of_picks(
     x: CubeTensor,
     weight: CubeTensor,
@@ -80,10 +81,10 @@ pub(crate) fn product_of_picks(
     let [rows, count] = picks.shape().dims();
     let blocks = into_contiguous(picks);
     let result = output(&x, [rows, count * height], DType::F32);
-    let group = Group {
+    let group = MatrixGroup {
         weights: std::slice::from_ref(&weight),
         starts: &[0],
-        picks: Some(Picks {
+        picks: Some(PickedBlocks {
             blocks: &blocks,
             height,
         }),

@@ -6,11 +6,12 @@ use burn_cubecl::tensor::CubeTensor;
 use super::Routed;
 use crate::launching::{aligned, output};
 use crate::packed::launch::{
-    FEW_PAIRS, FEW_ROWS, Grouping, Matrices, Mixture, MixtureBlueprint, Plain, Role, can_multiply,
-    has_tiles,
+    Grouping, Matrices, Mixture, MixtureBlueprint, Plain, Role, SMALL_M_PAIRS, SMALL_M_ROWS,
+    can_multiply, has_tiles,
 };
 
-/// What a few tokens' experts are called with, those they are routed to and the one they share.
+/// Arguments of a mixture of experts for a small number of tokens: the routed experts and the
+/// shared one.
 pub(crate) struct WithShared {
     pub routed: Routed,
     pub gate_up: Matrices,
@@ -19,22 +20,23 @@ pub(crate) struct WithShared {
 }
 
 impl WithShared {
-    /// No decision depends on how many tokens there are, as long as they are few: a token's result would.
+    /// For small M, no decision depends on the number of tokens, because a token's result would
+    /// then depend on it.
     pub fn can_launch(&self) -> bool {
         let [tokens, slots] = self.routed.ids.shape().dims();
         let x = &self.routed.x;
-        let few = tokens <= FEW_ROWS && FEW_ROWS * slots <= FEW_PAIRS;
-        if !few || !self.routed.can_launch() || !can_multiply(x, [&self.gate_up, &self.down]) {
+        let small = tokens <= SMALL_M_ROWS && SMALL_M_ROWS * slots <= SMALL_M_PAIRS;
+        if !small || !self.routed.can_launch() || !can_multiply(x, [&self.gate_up, &self.down]) {
             return false;
         }
         match self.tiles() {
-            [true, true] => MixtureBlueprint::new(&self.mixture(), FEW_ROWS, slots).is_some(),
+            [true, true] => MixtureBlueprint::new(&self.mixture(), SMALL_M_ROWS, slots).is_some(),
             [false, false] => true,
             _ => false,
         }
     }
 
-    /// Whether tensor cores multiply by the experts, and by the shared one.
+    /// Whether tensor cores multiply by the routed experts, and by the shared one.
     fn tiles(&self) -> [bool; 2] {
         let x = &self.routed.x;
         [
@@ -72,7 +74,8 @@ impl WithShared {
         mixture.launch(blueprint.expect("fewer than fit"), dtype)
     }
 
-    /// By the kernel for any device: both products of the shared expert, then those of the others, to which they are added.
+    /// Uses the kernel for any device: both products of the shared expert, then those of the routed
+    /// ones, whose sums are added to it.
     fn plain(self, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.routed.ids.shape().dims();
         let x = &self.routed.x;
@@ -86,7 +89,7 @@ impl WithShared {
             matrices: &self.gate_up,
             role: Role::Gated,
             pairs: tokens,
-            share: 1,
+            pairs_per_row: 1,
             slots: 1,
             limit: self.limit,
         };
@@ -98,12 +101,12 @@ impl WithShared {
             ..gated
         };
         down.launch(&shared);
-        self.routed.plain_few(Some(&shared), dtype)
+        self.routed.plain_small_m(Some(&shared), dtype)
     }
 }
 
 impl Routed {
-    /// As kernels read it.
+    /// The arguments as kernels read them.
     pub(super) fn prepared(self) -> Self {
         Self {
             x: aligned(self.x),

@@ -11,18 +11,19 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::launching::{aligned, is_wide_int, narrow, output};
 use crate::packed::launch::{
-    FEW_PAIRS, FEW_ROWS, Few, FewBlueprint, Grouping, Many, Matrices, Pairing, Plain, Role,
-    can_multiply, has_tiles, launch_sum, many_tiles, parts, sort, sum_slots,
+    Grouping, LargeM, Matrices, Pairing, Plain, Role, SMALL_M_PAIRS, SMALL_M_ROWS, SmallM,
+    SmallMBlueprint, can_multiply, has_tiles, large_m_tiles, launch_sum, sort, sum_slots, terms,
 };
 
 pub(super) use mixture::WithShared;
 
-/// Pairs that are multiplied at a time: their sums, one for each pair and column of the output, have to be kept.
+/// Pairs that are multiplied at a time: the sums of every pair and column of the output are in
+/// memory.
 const MAX_PAIRS: usize = 1 << 16;
-/// Bytes of the sums, likewise.
+/// Bytes of those sums, at most.
 const MAX_SUMS: usize = 1 << 30;
 
-/// What the routed experts are called with.
+/// Arguments of the routed experts.
 pub(crate) struct Routed {
     pub x: CubeTensor,
     pub ids: CubeTensor,
@@ -36,7 +37,7 @@ impl Routed {
     pub(crate) fn can_launch(&self) -> bool {
         let [_, slots] = self.ids.shape().dims();
         is_wide_int(self.ids.dtype)
-            && slots <= FEW_PAIRS
+            && slots <= SMALL_M_PAIRS
             && can_multiply(&self.x, [&self.gate_up, &self.down])
     }
 
@@ -44,36 +45,41 @@ impl Routed {
         let this = self.prepared();
         let [tokens, slots] = this.ids.shape().dims();
         let tiles = has_tiles(&this.x, [&this.gate_up, &this.down]);
-        // Whatever decides must be the same for any few tokens, or a token's result would depend on their number.
-        if tokens > FEW_ROWS || FEW_ROWS * slots > FEW_PAIRS {
-            return this.many(tiles);
+        // For small M, no decision depends on the number of tokens, because a token's result would
+        // then depend on it.
+        if tokens > SMALL_M_ROWS || SMALL_M_ROWS * slots > SMALL_M_PAIRS {
+            return this.large_m(tiles);
         }
         let client = this.x.client.clone();
         let blueprints = |rows| {
             let counts = (rows, rows * slots);
             let dtype = this.x.dtype;
             (
-                FewBlueprint::new(dtype, false, &this.gate_up, counts, &client),
-                FewBlueprint::new(dtype, true, &this.down, counts, &client),
+                SmallMBlueprint::new(dtype, false, &this.gate_up, counts, &client),
+                SmallMBlueprint::new(dtype, true, &this.down, counts, &client),
             )
         };
-        let most = blueprints(FEW_ROWS);
+        let most = blueprints(SMALL_M_ROWS);
         if !tiles {
-            this.plain_few(None, DType::F32)
+            this.plain_small_m(None, DType::F32)
         } else if most.0.fits(&client) && most.1.fits(&client) {
             let (blueprint, sum) = blueprints(tokens);
-            this.few(blueprint, sum)
+            this.small_m(blueprint, sum)
         } else {
-            this.many(tiles)
+            this.large_m(tiles)
         }
     }
 
-    fn few(self, blueprint: FewBlueprint, sum: FewBlueprint) -> CubeTensor {
+    fn small_m(self, blueprint: SmallMBlueprint, sum: SmallMBlueprint) -> CubeTensor {
         let [tokens, slots] = self.ids.shape().dims();
         let pairs = tokens * slots;
-        let lines = pairs * parts(self.x.dtype) as usize;
-        let hidden = output(&self.x, [lines, self.down.padded_columns()], DType::BF16);
-        Few {
+        let term_rows = pairs * terms(self.x.dtype) as usize;
+        let hidden = output(
+            &self.x,
+            [term_rows, self.down.padded_columns()],
+            DType::BF16,
+        );
+        SmallM {
             x: &self.x,
             pairing: Pairing::Ids,
             ids: Some(&self.ids),
@@ -81,7 +87,7 @@ impl Routed {
             matrices: &self.gate_up,
             gated: Some(self.down.format),
             pairs,
-            share: slots,
+            pairs_per_row: slots,
             limit: self.limit,
             blueprint,
         }
@@ -91,8 +97,9 @@ impl Routed {
         sums
     }
 
-    /// With something added to the sums, if there is.
-    fn plain_few(self, addend: Option<&CubeTensor>, dtype: DType) -> CubeTensor {
+    /// Uses the kernel for any device, for a small number of tokens; adds `addend` to the sums, if
+    /// there is one.
+    fn plain_small_m(self, addend: Option<&CubeTensor>, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.ids.shape().dims();
         let sums = output(&self.x, [tokens, self.down.rows], dtype);
         let grouping = Grouping::Small(&self.ids);
@@ -120,7 +127,7 @@ impl Routed {
             matrices: &self.gate_up,
             role: Role::Gated,
             pairs,
-            share: slots,
+            pairs_per_row: slots,
             slots,
             limit: self.limit,
         }
@@ -133,66 +140,66 @@ impl Routed {
             matrices: &self.down,
             role,
             pairs,
-            share: 1,
+            pairs_per_row: 1,
             slots,
             limit: self.limit,
         }
         .launch(result);
     }
 
-    /// A part of the tokens at a time, if they are very many.
-    fn many(self, tiles: bool) -> CubeTensor {
+    /// Computes a part of the tokens at a time if their sums would take too much memory.
+    fn large_m(self, tiles: bool) -> CubeTensor {
         let [tokens, slots] = self.ids.shape().dims();
         let rows = self.down.rows;
         let most = (MAX_PAIRS / slots)
             .min(MAX_SUMS / (slots * rows * 4))
             .max(1);
         if tokens <= most {
-            return self.many_of(0, tokens, tiles);
+            return self.large_m_range(0, tokens, tiles);
         }
         let firsts = (0..tokens).step_by(most);
-        let sums = firsts.map(|first| self.many_of(first, most.min(tokens - first), tiles));
+        let sums = firsts.map(|first| self.large_m_range(first, most.min(tokens - first), tiles));
         CubeBackend::float_cat(sums.collect(), 0)
     }
 
-    fn many_of(&self, first: usize, tokens: usize, tiles: bool) -> CubeTensor {
+    fn large_m_range(&self, first: usize, tokens: usize, tiles: bool) -> CubeTensor {
         let [_, slots] = self.ids.shape().dims();
         let pairs = tokens * slots;
         let x = aligned(narrow(&self.x, first, tokens));
         let ids = into_contiguous(narrow(&self.ids, first, tokens));
         let scores = into_contiguous(narrow(&self.scores, first, tokens));
         let rows = self.down.rows;
-        let parts = parts(x.dtype) as usize;
-        let columns = many_tiles((pairs * parts).div_ceil(self.gate_up.count));
-        let sorted = sort(&ids, self.gate_up.count, 8 * columns / parts);
+        let terms = terms(x.dtype) as usize;
+        let x_tiles = large_m_tiles((pairs * terms).div_ceil(self.gate_up.count));
+        let sorted = sort(&ids, self.gate_up.count, 8 * x_tiles / terms);
         // A row for every pair.
         let rows_of_pairs = output(&x, [pairs, rows], DType::F32);
         if tiles {
-            let hidden = output(&x, [pairs * parts, self.down.padded_columns()], DType::BF16);
-            Many {
+            let hidden = output(&x, [pairs * terms, self.down.padded_columns()], DType::BF16);
+            LargeM {
                 x: &x,
                 sorted: Some(&sorted),
                 scores: Some(&scores),
                 matrices: &self.gate_up,
                 gated: Some(self.down.format),
-                ordered: false,
+                permuted: false,
                 pairs,
-                share: slots,
-                columns,
+                pairs_per_row: slots,
+                x_tiles,
                 dtype: x.dtype,
                 limit: self.limit,
             }
             .launch(&hidden);
-            Many {
+            LargeM {
                 x: &hidden,
                 sorted: Some(&sorted),
                 scores: None,
                 matrices: &self.down,
                 gated: None,
-                ordered: true,
+                permuted: true,
                 pairs,
-                share: 1,
-                columns,
+                pairs_per_row: 1,
+                x_tiles,
                 dtype: x.dtype,
                 limit: self.limit,
             }

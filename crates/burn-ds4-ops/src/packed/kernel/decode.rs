@@ -1,21 +1,21 @@
 use cubecl::prelude::*;
 
-use super::STEP;
+use super::K_STEPS;
 use crate::intrinsics::multiply_pairs;
 
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Format {
+pub(crate) enum WeightFormat {
     /// E2M1 codes, an E8M0 scale for every 32 columns of a row.
     Fp4,
     /// E4M3 codes, an f32 scale for every 128 rows and columns.
     Fp8,
-    /// Floats; for tensor cores, `bf16`.
+    /// Floats; `bf16` for tensor cores.
     Dense,
 }
 
-impl Format {
-    /// Columns of 16 bytes, which a lane reads at once for tensor cores.
+impl WeightFormat {
+    /// Columns in 16 bytes, which a lane reads at once for tensor cores.
     pub const fn columns(self) -> u32 {
         match self {
             Self::Fp4 => 32,
@@ -24,17 +24,17 @@ impl Format {
         }
     }
 
-    /// Columns that four lanes read at once.
-    pub const fn chunk(self) -> u32 {
+    /// Columns of a K-step, which four lanes read at once.
+    pub const fn k_step(self) -> u32 {
         4 * self.columns()
     }
 
-    /// Columns that a plane of a few rows' kernel multiplies at a time.
-    pub const fn stretch(self) -> u32 {
-        STEP * self.chunk()
+    /// Columns of a K-block of the small-M kernels.
+    pub const fn k_block(self) -> u32 {
+        K_STEPS * self.k_step()
     }
 
-    /// Columns of a word; floats are words of their own.
+    /// Columns in a word; a float counts as a word.
     pub const fn codes(self) -> u32 {
         match self {
             Self::Fp4 => 8,
@@ -43,12 +43,12 @@ impl Format {
         }
     }
 
-    /// Units of 8 columns in the 16 bytes of a lane.
-    pub const fn units(self) -> u32 {
+    /// vec8s in the 16 bytes of a lane.
+    pub const fn vec8s(self) -> u32 {
         self.columns() / 8
     }
 
-    /// Where decoding puts the columns of a unit: pair `i` has the columns `order()[i]`.
+    /// Where decoding puts the columns of a vec8: pair `i` has the columns `order()[i]`.
     pub const fn order(self) -> [(u32, u32); 4] {
         match self {
             Self::Fp4 => [(0, 4), (1, 5), (2, 6), (3, 7)],
@@ -58,11 +58,12 @@ impl Format {
     }
 }
 
-/// Two of the eight weights of a word, in `bf16`, times `2^-126`: pair `i` of [`Format::order`].
+/// Two of the eight weights of a word, in `bf16` and times `2^-126`: pair `i` of
+/// [`WeightFormat::order`].
 #[cube]
 pub(super) fn fp4_pair(word: u32, #[comptime] i: usize) -> u32 {
-    // Sign and magnitude of a code, four bits, go to the sign bit and to where the subnormal values meet the normal ones: what the code
-    // says of its own subnormal is then right.
+    // The sign of a code goes to the sign bit, its magnitude across the border between exponent and
+    // mantissa. The code's own subnormal is then a subnormal `bf16` of the right value.
     let word = if comptime!(i >= 2) { word >> 8 } else { word };
     let spread = if comptime!(i % 2 == 0) {
         (word & 0x000f_000fu32) * 0x1040u32
@@ -83,7 +84,7 @@ pub(super) fn fp8_pair(word: u32, #[comptime] i: usize) -> u32 {
     (sign & 0x8000_8000u32) | (magnitude & 0x07f0_07f0u32)
 }
 
-/// [`fp8_pair`] times `2^120`, its NaN codes NaN.
+/// [`fp8_pair`] times `2^120`; NaN codes become NaN.
 #[cube]
 pub(super) fn fp8_pair_with_nan(word: u32, #[comptime] i: usize) -> u32 {
     let pair = fp8_pair(word, i);
@@ -94,13 +95,14 @@ pub(super) fn fp8_pair_with_nan(word: u32, #[comptime] i: usize) -> u32 {
         | select(high, 0x7fc0_0000u32, 0u32)
 }
 
-/// Bits of which one is set if one of the four codes is NaN.
+/// A word that is not 0 if one of the four codes is NaN.
 #[cube]
 pub(super) fn fp8_nan(word: u32) -> u32 {
     ((word & 0x7f7f_7f7fu32) + 0x0101_0101u32) & 0x8080_8080u32
 }
 
-/// What [`fp4_pair`] is to be multiplied by for the scale, in both halves. For scales of more than two, [`fp4_second_factor`] as well.
+/// The factor of [`fp4_pair`] for a scale, twice in a word. A scale of more than two takes
+/// [`fp4_first_factor`] and [`fp4_second_factor`] instead.
 #[cube]
 pub(super) fn fp4_factor(scale: u32) -> u32 {
     scale * 0x0080_0080u32 + 0x3f00_3f00u32
@@ -112,7 +114,7 @@ pub(super) fn fp4_first_factor(scale: u32) -> u32 {
     fp4_factor(min(scale, 128u32))
 }
 
-/// What is left of a scale above two; NaN for the code that is NaN.
+/// The rest of a scale of more than two; NaN for the code that is NaN.
 #[cube]
 pub(super) fn fp4_second_factor(scale: u32) -> u32 {
     let exponent = max(scale, 128u32) - 1;
@@ -124,7 +126,7 @@ pub(super) fn fp4_second_factor(scale: u32) -> u32 {
 pub(crate) fn fp4_value(code: u32) -> f32 {
     let magnitude =
         f32::reinterpret(((code & 7u32) << 22) + select(code & 6u32 == 0, 0u32, 0x3f00_0000u32));
-    // 0.5 is the only one that is subnormal: its bits alone would be tiny.
+    // 0.5 is the only subnormal: as the bits of an f32, it would be tiny.
     let magnitude = select(code & 7u32 == 1, 0.5f32, magnitude);
     select(code & 8u32 != 0, -magnitude, magnitude)
 }

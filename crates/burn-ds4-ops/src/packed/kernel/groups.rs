@@ -1,19 +1,20 @@
 use cubecl::prelude::*;
 
-/// Of a pair without an expert.
+/// The expert of a pair that has none.
 const NONE: u32 = 0xffff_ffff;
 
-/// (token, slot) pairs by expert, worked out by every cube for itself: of so few that all can be compared with all.
+/// (token, slot) pairs grouped by expert. Every cube computes this for itself, from so few pairs
+/// that each can be compared with all others.
 #[derive(CubeType)]
 pub(crate) struct Groups {
-    /// For every pair the first one with the same expert.
+    /// For every pair, the first one with the same expert.
     leaders: Shared<[u32]>,
     experts: Shared<[u32]>,
     starts: Shared<[u32]>,
     order: Shared<[u32]>,
     count: Shared<u32>,
     pairs: u32,
-    all: u32,
+    all_experts: u32,
     #[cube(comptime)]
     kind: Pairing,
 }
@@ -23,27 +24,28 @@ pub(crate) struct Groups {
 pub(crate) enum Pairing {
     /// By ids.
     Ids,
-    /// All are of expert 0.
+    /// All have expert 0.
     One,
-    /// Each token has a pair with every expert, in their order.
+    /// Each token has a pair with every expert, in the order of experts.
     Every,
 }
 
 #[cube]
 impl Groups {
-    /// All of the cube must be here; so must be, with ids, as many units as there are pairs.
+    /// Groups the pairs. Every unit of the cube must call this; with ids, the cube must have at
+    /// least as many units as there are pairs.
     pub fn new<I: Int>(
         ids: &ComptimeOption<&[I]>,
         pairs: u32,
         experts: u32,
-        #[comptime] most: u32,
+        #[comptime] max_pairs: u32,
         #[comptime] kind: Pairing,
     ) -> Groups {
         let own = Groups::read::<I>(ids, pairs, experts);
-        Groups::of(own, pairs, experts, most, kind)
+        Groups::of(own, pairs, experts, max_pairs, kind)
     }
 
-    /// The expert of the unit's pair.
+    /// Reads the expert of this unit's pair.
     pub fn read<I: Int>(ids: &ComptimeOption<&[I]>, pairs: u32, experts: u32) -> u32 {
         let mut expert = NONE.runtime();
         #[comptime]
@@ -57,39 +59,39 @@ impl Groups {
         expert
     }
 
-    /// [`new`](Self::new) of what has been [`read`](Self::read).
+    /// [`new`](Self::new) from the expert that each unit has [`read`](Self::read).
     pub fn of(
         own: u32,
         pairs: u32,
         experts: u32,
-        #[comptime] most: u32,
+        #[comptime] max_pairs: u32,
         #[comptime] kind: Pairing,
     ) -> Groups {
-        let most = comptime!(if kind == Pairing::Ids {
-            most as usize
+        let max_pairs = comptime!(if kind == Pairing::Ids {
+            max_pairs as usize
         } else {
             1
         });
         let mut groups = Groups {
-            leaders: Shared::new_slice(most),
-            experts: Shared::new_slice(most),
-            starts: Shared::new_slice(comptime!(most + 1)),
-            order: Shared::new_slice(most),
+            leaders: Shared::new_slice(max_pairs),
+            experts: Shared::new_slice(max_pairs),
+            starts: Shared::new_slice(comptime!(max_pairs + 1)),
+            order: Shared::new_slice(max_pairs),
             count: Shared::new(),
             pairs,
-            all: experts,
+            all_experts: experts,
             kind,
         };
         if comptime!(kind == Pairing::Ids) {
-            groups.fill(own, most);
+            groups.fill(own, max_pairs);
         }
         groups
     }
 
-    /// Every unit that is a pair's comes with its expert.
-    fn fill(&mut self, own: u32, #[comptime] most: usize) {
+    /// Groups the pairs; `own` is the expert of this unit's pair.
+    fn fill(&mut self, own: u32, #[comptime] max_pairs: usize) {
         let pairs = self.pairs;
-        let mut chosen = Shared::<[u32]>::new_slice(most);
+        let mut chosen = Shared::<[u32]>::new_slice(max_pairs);
         let pair = UNIT_POS;
         if pair < pairs {
             chosen[pair as usize] = own;
@@ -115,13 +117,13 @@ impl Groups {
             let mut count = 0u32;
             let mut total = 0u32;
             for other in 0..pairs {
-                let its = self.leaders[other as usize];
-                let leads = its == other;
-                before += select(its < leader, 1u32, 0u32);
-                within += select(its == leader && other < pair, 1u32, 0u32);
+                let other_leader = self.leaders[other as usize];
+                let leads = other_leader == other;
+                before += select(other_leader < leader, 1u32, 0u32);
+                within += select(other_leader == leader && other < pair, 1u32, 0u32);
                 rank += select(leads && other < leader, 1u32, 0u32);
                 count += select(leads, 1u32, 0u32);
-                total += select(its == NONE, 0u32, 1u32);
+                total += select(other_leader == NONE, 0u32, 1u32);
             }
             if leader != NONE {
                 self.order[(before + within) as usize] = pair;
@@ -143,10 +145,11 @@ impl Groups {
         match comptime!(self.kind) {
             Pairing::Ids => *self.count,
             Pairing::One => 1u32.runtime(),
-            Pairing::Every => self.all,
+            Pairing::Every => self.all_experts,
         }
     }
 
+    /// The expert of a group.
     pub fn expert(&self, group: u32) -> u32 {
         match comptime!(self.kind) {
             Pairing::Ids => self.experts[group as usize],
@@ -155,23 +158,23 @@ impl Groups {
         }
     }
 
-    /// Where a group's pairs begin.
+    /// The position of a group's first pair.
     pub fn start(&self, group: u32) -> u32 {
         match comptime!(self.kind) {
             Pairing::Ids => self.starts[group as usize],
             Pairing::One => group * self.pairs,
-            Pairing::Every => group * (self.pairs / self.all),
+            Pairing::Every => group * (self.pairs / self.all_experts),
         }
     }
 
-    /// The pairs, group by group.
+    /// The pair at a position in the order of groups.
     pub fn pair(&self, position: u32) -> u32 {
         match comptime!(self.kind) {
             Pairing::Ids => self.order[position as usize],
             Pairing::One => position,
             Pairing::Every => {
-                let tokens = self.pairs / self.all;
-                position % tokens * self.all + position / tokens
+                let tokens = self.pairs / self.all_experts;
+                position % tokens * self.all_experts + position / tokens
             }
         }
     }

@@ -1,34 +1,36 @@
-//! A kernel for any device and any float dtype: a plane multiplies rows of weights by a few columns at a time.
+//! A kernel for any device and any float dtype: a plane multiplies a row of weights by a few rows
+//! of `x` at a time.
 
 use cubecl::prelude::*;
 
 use super::activation::swiglu;
-use super::decode::{Format, fp4_value, fp8_value, scale_value};
+use super::decode::{WeightFormat, fp4_value, fp8_value, scale_value};
 use super::groups::{Groups, Pairing};
 use super::weights::Stack;
 use crate::intrinsics::{Target, group_sum};
 
 /// Rows of `x` that are multiplied at a time.
-const COLUMNS: u32 = 4;
+const X_ROWS: u32 = 4;
 
 /// Rows of `x` of a cube, where all are multiplied by one matrix.
-pub(crate) const CUBE_ROWS: u32 = 1024;
+pub(crate) const CUBE_X_ROWS: u32 = 1024;
 
-/// What becomes of a row's products.
+/// What happens to the products of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// Half of the rows are a gate: its activation is multiplied with the other half, and with the pair's score.
+    /// Half of the rows are a gate: its activation is multiplied by the other half and by the
+    /// pair's score.
     Gated,
     /// They are the result.
     Rows,
-    /// Those of a token's pairs are added up, slot by slot.
+    /// Those of a token's pairs are summed in the order of slots.
     Sum,
 }
 
-/// How [`plain_kernel`] is compiled. No result depends on how many rows of `x` there are.
+/// How [`plain_kernel`] is compiled. No result depends on the number of rows of `x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PlainBlueprint {
-    pub format: Format,
+    pub format: WeightFormat,
     pub role: Role,
     /// Pairs at most, where each cube groups them for itself.
     pub pairs: Option<u32>,
@@ -37,13 +39,15 @@ pub(crate) struct PlainBlueprint {
     pub target: Target,
 }
 
-/// Multiplies rows of `x` by the rows of their matrices. Every plane has a row of weights, or a row and its gate.
+/// Multiplies rows of `x` by the rows of their matrices. Every plane has a row of weights, or a row
+/// and its gate.
 ///
-/// - `x`: rows of elements; `share` pairs have one
-/// - `ids`: the matrix of every pair, or all have the first; `scores`: by which a gated pair is multiplied
-/// - `addend`: what is added to the sums, after them: `[tokens, rows]`
+/// - `x`: rows of elements; `pairs_per_row` pairs have the same row
+/// - `ids`: the matrix of every pair; without ids all pairs have the first
+/// - `scores`: factors of gated pairs
+/// - `addend`: what is added to the sums at the end: `[tokens, rows]`
 /// - `order`, `starts`: the pairs group by group, where there are too many to group them here
-/// - `words`, `scales`: a stack of matrices; floats have no scales, and read none
+/// - `words`, `scales`: a stack of matrices; the scales of floats are not read
 /// - `output`: `[pairs, rows]`, `[pairs, rows / 2]` with gates, `[tokens, rows]` of sums
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
@@ -58,7 +62,7 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
     scales: &[u32],
     output: &mut [Y],
     pairs: u32,
-    share: u32,
+    pairs_per_row: u32,
     slots: u32,
     matrices: u32,
     x_stride: usize,
@@ -76,17 +80,17 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
     };
     let own = CUBE_POS_X * blueprint.planes + UNIT_POS_Y;
     let row = min(own, outputs - 1);
-    let most = comptime!(blueprint.pairs.unwrap_or(1));
-    let mut stage = Shared::<[f32]>::new_slice(comptime!(if blueprint.role == Role::Sum {
-        (most * blueprint.planes) as usize
+    let max_pairs = comptime!(blueprint.pairs.unwrap_or(1));
+    let mut pair_sums = Shared::<[f32]>::new_slice(comptime!(if blueprint.role == Role::Sum {
+        (max_pairs * blueprint.planes) as usize
     } else {
         1
     }));
     let no_ids = ComptimeOption::<&[I]>::new_None();
     let groups = if comptime!(small) {
-        Groups::new::<I>(&ids, pairs, matrices, most, Pairing::Ids)
+        Groups::new::<I>(&ids, pairs, matrices, max_pairs, Pairing::Ids)
     } else {
-        Groups::new::<I>(&no_ids, 0u32, matrices, most, Pairing::One)
+        Groups::new::<I>(&no_ids, 0u32, matrices, max_pairs, Pairing::One)
     };
 
     let mut group = CUBE_POS_Y;
@@ -98,35 +102,35 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
         last = min(last, groups.count());
     }
     while group < last {
-        // Where there is one matrix, each cube has some of the rows of `x`.
+        // With one matrix, each cube has some of the rows of `x`.
         let from: ComptimeOption<u32> = starts.map(|starts| starts[group as usize]);
         let to: ComptimeOption<u32> = starts.map(|starts| starts[group as usize + 1]);
         let which: ComptimeOption<u32> = starts.map(|_starts| group);
         let mut matrix = which.unwrap_or_else(|| 0u32);
-        let mut start = from.unwrap_or_else(|| group * CUBE_ROWS);
-        let mut end = to.unwrap_or_else(|| min((group + 1) * CUBE_ROWS, pairs));
+        let mut start = from.unwrap_or_else(|| group * CUBE_X_ROWS);
+        let mut end = to.unwrap_or_else(|| min((group + 1) * CUBE_X_ROWS, pairs));
         if comptime!(small) {
             matrix = groups.expert(group);
             start = groups.start(group);
             end = groups.start(group + 1);
         }
         while start < end {
-            let mut places = Array::<u32>::new(comptime!(COLUMNS as usize));
-            let mut rows = Array::<usize>::new(comptime!(COLUMNS as usize));
+            let mut x_pairs = Array::<u32>::new(comptime!(X_ROWS as usize));
+            let mut rows = Array::<usize>::new(comptime!(X_ROWS as usize));
             #[unroll]
-            for t in 0..COLUMNS {
+            for t in 0..X_ROWS {
                 let at = min(start + t, end - 1);
                 let listed: ComptimeOption<u32> = order.map(|order| order[at as usize]);
                 let mut pair = listed.unwrap_or_else(|| at);
                 if comptime!(small) {
                     pair = groups.pair(at);
                 }
-                places[t as usize] = pair;
-                rows[t as usize] = (pair / share) as usize * x_stride;
+                x_pairs[t as usize] = pair;
+                rows[t as usize] = (pair / pairs_per_row) as usize * x_stride;
             }
-            let mut sums = Array::<f32>::new(comptime!(2 * COLUMNS as usize));
+            let mut sums = Array::<f32>::new(comptime!(2 * X_ROWS as usize));
             #[unroll]
-            for i in 0..comptime!(2 * COLUMNS as usize) {
+            for i in 0..comptime!(2 * X_ROWS as usize) {
                 sums[i] = 0.0f32;
             }
             add_products(
@@ -135,16 +139,16 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
             if comptime!(gated) {
                 let other = row + outputs;
                 add_products(
-                    x, words, scales, &rows, matrix, other, COLUMNS, &stack, &mut sums, blueprint,
+                    x, words, scales, &rows, matrix, other, X_ROWS, &stack, &mut sums, blueprint,
                 );
             }
             #[unroll]
-            for t in 0..COLUMNS {
+            for t in 0..X_ROWS {
                 let low = group_sum(sums[t as usize], blueprint.plane, blueprint.target);
-                let pair = places[t as usize];
+                let pair = x_pairs[t as usize];
                 let mut value = low;
                 if comptime!(gated) {
-                    let up = sums[comptime!((t + COLUMNS) as usize)];
+                    let up = sums[comptime!((t + X_ROWS) as usize)];
                     let up = group_sum(up, blueprint.plane, blueprint.target);
                     let score: ComptimeOption<f32> = scores.map(|scores| scores[pair as usize]);
                     let score = score.unwrap_or_else(|| 1.0f32);
@@ -152,14 +156,14 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                 }
                 if UNIT_POS_X == 0 && start + t < end {
                     if comptime!(blueprint.role == Role::Sum) {
-                        stage[(pair * blueprint.planes + UNIT_POS_Y) as usize] = value;
+                        pair_sums[(pair * blueprint.planes + UNIT_POS_Y) as usize] = value;
                     } else if own < outputs {
                         output[pair as usize * outputs as usize + own as usize] =
                             Y::cast_from(value);
                     }
                 }
             }
-            start += COLUMNS;
+            start += X_ROWS;
         }
         group += 1;
     }
@@ -177,22 +181,23 @@ pub(crate) fn plain_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                 for slot in 0..slots {
                     let pair = token * slots + slot;
                     if groups.has_expert(pair) {
-                        total += stage[(pair * blueprint.planes + own) as usize];
+                        total += pair_sums[(pair * blueprint.planes + own) as usize];
                     }
                 }
-                let place = token as usize * outputs as usize + (first + own) as usize;
+                let offset = token as usize * outputs as usize + (first + own) as usize;
                 #[comptime]
                 if let ComptimeOption::Some(addend) = &addend {
-                    total += addend[place];
+                    total += addend[offset];
                 }
-                output[place] = Y::cast_from(total);
+                output[offset] = Y::cast_from(total);
             }
             at += CUBE_DIM;
         }
     }
 }
 
-/// Adds a lane's products of a row of weights with a few rows of `x`, from `first` on in `sums`.
+/// Adds a lane's products of a row of weights and a few rows of `x` to `sums`, from index `first`
+/// on.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn add_products<X: Float, W: Numeric>(
@@ -210,31 +215,32 @@ fn add_products<X: Float, W: Numeric>(
     let format = comptime!(blueprint.format);
     let per_word = comptime!(format.codes());
     let row_words = (stack.columns + comptime!(per_word - 1)) / per_word;
-    let line = (matrix as usize * stack.rows as usize + row as usize) * row_words as usize;
-    let scale_line = matrix as usize * stack.matrix_scales + stack.row_scales(row, format);
+    let row_start = (matrix as usize * stack.rows as usize + row as usize) * row_words as usize;
+    let scale_start =
+        matrix as usize * stack.scales_per_matrix + stack.scale_row_start(row, format);
     let mut at = UNIT_POS_X;
     while at < row_words {
-        let word = words[line + at as usize];
+        let word = words[row_start + at as usize];
         let column = at * per_word;
         let mut scale = 1.0f32;
-        if comptime!(format == Format::Fp4) {
-            let place = scale_line + (column / 32) as usize;
-            let code = (scales[place / 4] >> ((place % 4) as u32 * 8)) & 255;
+        if comptime!(format == WeightFormat::Fp4) {
+            let offset = scale_start + (column / 32) as usize;
+            let code = (scales[offset / 4] >> ((offset % 4) as u32 * 8)) & 255;
             scale = scale_value(code);
         }
-        if comptime!(format == Format::Fp8) {
-            scale = f32::reinterpret(scales[scale_line + (column / 128) as usize]);
+        if comptime!(format == WeightFormat::Fp8) {
+            scale = f32::reinterpret(scales[scale_start + (column / 128) as usize]);
         }
         #[unroll]
         for code in 0..per_word {
             if column + code < stack.columns {
                 let weight = match comptime!(format) {
-                    Format::Fp4 => fp4_value(u32::cast_from(word) >> (code * 4)) * scale,
-                    Format::Fp8 => fp8_value(u32::cast_from(word) >> (code * 8)) * scale,
-                    Format::Dense => f32::cast_from(word),
+                    WeightFormat::Fp4 => fp4_value(u32::cast_from(word) >> (code * 4)) * scale,
+                    WeightFormat::Fp8 => fp8_value(u32::cast_from(word) >> (code * 8)) * scale,
+                    WeightFormat::Dense => f32::cast_from(word),
                 };
                 #[unroll]
-                for t in 0..COLUMNS {
+                for t in 0..X_ROWS {
                     let value = f32::cast_from(x[rows[t as usize] + (column + code) as usize]);
                     sums[comptime!((first + t) as usize)] += weight * value;
                 }

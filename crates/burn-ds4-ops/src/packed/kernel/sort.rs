@@ -1,39 +1,43 @@
-//! Kernels around the many rows' ones: pairs into groups, groups into work, and the sum over a token's slots.
+//! Kernels around the large-M kernel: they sort pairs into groups, divide groups into problems, and
+//! sum over the slots of a token.
 
 use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, plane_running_sum, plane_value};
 
-/// Most experts whose pairs are counted in shared memory.
+/// Experts whose pairs are counted in shared memory, at most.
 pub(crate) const MAX_SORTED: usize = 4096;
 
 /// How [`sort_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SortBlueprint {
-    /// Experts, a multiple of a plane's lanes.
+    /// Experts, rounded up to a multiple of a plane's lanes.
     pub experts: u32,
-    /// Pairs of one piece of work, at most.
-    pub most: u32,
+    /// Pairs of a problem, at most.
+    pub problem_pairs: u32,
     pub lanes: u32,
     pub planes: u32,
     pub target: Target,
 }
 
-/// Brings (token, slot) pairs into groups of one expert, and cuts the groups into pieces of work. One cube.
+/// Sorts (token, slot) pairs into groups of one expert, and divides the groups into problems. One
+/// cube.
 ///
-/// - `ids`: an expert for every pair; a pair with none, or one there is not, is in no group
-/// - `order`: the pairs of groups, one after the other
-/// - `starts`: where each expert's group begins, and where the last one ends
-/// - `work`: expert, first place and number of places of each piece; `work[3 * pieces]` is their number. There is room for `pieces`
+/// - `ids`: the expert of every pair; a pair whose id is negative or no expert's is in no group
+/// - `order`: the pairs, group by group
+/// - `starts`: the position in `order` where each expert's group begins, and the end of the last
+///   one
+/// - `problems`: expert, first position and number of positions of each problem;
+///   `problems[3 * max_problems]` is the number of problems
 #[cube(launch_unchecked)]
 pub(crate) fn sort_kernel<I: Int>(
     ids: &[I],
     order: &mut [u32],
     starts: &mut [u32],
-    work: &mut [u32],
+    problems: &mut [u32],
     pairs: u32,
     experts: u32,
-    pieces: u32,
+    max_problems: u32,
     #[comptime] blueprint: SortBlueprint,
     #[define(I)] _dtype: ElemType,
 ) {
@@ -55,35 +59,36 @@ pub(crate) fn sort_kernel<I: Int>(
     sync_cube();
     if UNIT_POS_Y == 0 {
         let mut start = 0u32;
-        let mut piece = 0u32;
+        let mut problem = 0u32;
         #[unroll(false)]
-        for step in 0..comptime!(blueprint.experts / blueprint.lanes) {
-            let expert = step * blueprint.lanes + UNIT_POS_X;
+        for block in 0..comptime!(blueprint.experts / blueprint.lanes) {
+            let expert = block * blueprint.lanes + UNIT_POS_X;
             let count = counts[expert as usize].load();
             let after = plane_running_sum(count, blueprint.lanes, blueprint.target);
-            let own_pieces = (count + comptime!(blueprint.most - 1)) / blueprint.most;
-            let pieces_after = plane_running_sum(own_pieces, blueprint.lanes, blueprint.target);
+            let own_problems =
+                (count + comptime!(blueprint.problem_pairs - 1)) / blueprint.problem_pairs;
+            let problems_after = plane_running_sum(own_problems, blueprint.lanes, blueprint.target);
             let first = start + after - count;
             counts[expert as usize].store(first);
             if expert < experts {
                 starts[expert as usize] = first;
             }
             let mut own = 0u32;
-            while own < own_pieces {
-                let entry = (piece + pieces_after - own_pieces + own) as usize * 3;
-                let done = own * blueprint.most;
-                work[entry] = expert;
-                work[entry + 1] = first + done;
-                work[entry + 2] = min(count - done, blueprint.most);
+            while own < own_problems {
+                let entry = (problem + problems_after - own_problems + own) as usize * 3;
+                let done = own * blueprint.problem_pairs;
+                problems[entry] = expert;
+                problems[entry + 1] = first + done;
+                problems[entry + 2] = min(count - done, blueprint.problem_pairs);
                 own += 1;
             }
             let last = comptime!(blueprint.lanes - 1);
             start += plane_value(after, last, blueprint.target);
-            piece += plane_value(pieces_after, last, blueprint.target);
+            problem += plane_value(problems_after, last, blueprint.target);
         }
         if UNIT_POS_X == 0 {
             starts[experts as usize] = start;
-            work[pieces as usize * 3] = piece;
+            problems[max_problems as usize * 3] = problem;
         }
     }
     sync_cube();
@@ -91,15 +96,15 @@ pub(crate) fn sort_kernel<I: Int>(
     while pair < pairs {
         let id = ids[pair as usize];
         if id >= I::from_int(0) && id < I::cast_from(experts) {
-            // Whatever place a pair has in its group, its result is the same.
-            let place = counts[u32::cast_from(id) as usize].fetch_add(1u32);
-            order[place as usize] = pair;
+            // The result of a pair does not depend on its position in the group.
+            let position = counts[u32::cast_from(id) as usize].fetch_add(1u32);
+            order[position as usize] = pair;
         }
         pair += CUBE_DIM;
     }
 }
 
-/// Adds up the rows of a token's pairs, slot by slot, without those that have no expert.
+/// Sums the rows of a token's pairs in the order of slots, leaving out pairs without an expert.
 ///
 /// - `rows`: `[tokens * slots, columns]`, in vectors
 /// - `ids`: `[tokens * slots]`

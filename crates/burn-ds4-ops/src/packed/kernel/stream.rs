@@ -1,29 +1,31 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::STEP;
-use super::blueprint::FewBlueprint;
-use super::decode::Format;
-use super::halves::scale_at;
-use super::pairs::{add_scaled, rare_bits, unscaled, weight_pair};
-use super::weights::Weights;
+use super::K_STEPS;
+use super::blueprint::SmallMBlueprint;
+use super::decode::WeightFormat;
+use super::f16_input::scale_index;
+use super::weight_pairs::{add_scaled, rare_bits, unscaled, weight_pair};
+use super::weights::WeightReader;
 use crate::intrinsics::{await_copies, ballot, byte, commit_copies, multiply_tiles};
 
-/// Weights on their way to a plane of a few rows' kernel, through shared memory: while it multiplies a stretch of two rows to a lane, the
-/// next stretch comes.
+/// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
+/// multiplies a K-block of two rows to a lane, the next one is fetched.
 #[derive(CubeType)]
 pub(crate) struct Stream<'a, S: Size> {
-    weights: Weights<'a, S>,
-    /// For each plane and two stretches, 16 bytes of each lane of every chunk of the lower row, then of the upper one.
+    weights: WeightReader<'a, S>,
+    /// For each plane and stage, 16 bytes of each lane for every K-step of the lower row, then of
+    /// the upper one.
     ring: Shared<[Vector<u32, Const<4>>]>,
-    /// Where the lane's share of the stretch begins that was fetched last.
-    pub own: usize,
-    /// FP4: words with the scales of every chunk, of the lower row and then of the upper one. FP8: scales of every second chunk, likewise.
+    /// The lane's first vector in the stage that was fetched last.
+    pub stage_offset: usize,
+    /// FP4: words with the scales of every K-step, of the lower row and then of the upper one. FP8:
+    /// scales of every second K-step, likewise.
     scales: Array<u32>,
-    /// The first chunk of `x`, if that was fetched.
-    columns: Array<Vector<u32, Const<4>>>,
-    /// Where the lane's share of the stretch starts, in each row: in words, in scales, which are those of whole rows; its first
-    /// column; and its unit in `x`.
+    /// The `x` of the first K-step, if it was prefetched.
+    x_vec8s: Array<Vector<u32, Const<4>>>,
+    /// Where the lane's part of the K-block starts in each row, in vectors of words; where the
+    /// scales of those rows start; its first column; and its first vec8 in `x`.
     low: usize,
     high: usize,
     low_scale: usize,
@@ -31,22 +33,22 @@ pub(crate) struct Stream<'a, S: Size> {
     pub first: u32,
     pub x_at: usize,
     quarter: u32,
-    /// The cut, which says whether `x` is in `f16`.
+    /// Says whether `x` is in `f16`.
     #[cube(comptime)]
-    blueprint: FewBlueprint,
+    blueprint: SmallMBlueprint,
 }
 
-/// Vectors of a lane of a stretch.
-const VECTORS: u32 = 2 * STEP;
-/// Vectors of 16 bytes of shared memory of a plane's stream.
-const RING_VECTORS: u32 = 2 * VECTORS * 32;
+/// Vectors of a lane in a K-block.
+const LANE_VECTORS: u32 = 2 * K_STEPS;
+/// Vectors of 16 bytes of shared memory in a plane's pipeline.
+const RING_VECTORS: u32 = 2 * LANE_VECTORS * 32;
 /// The same in bytes.
 pub(super) const RING_BYTES: usize = RING_VECTORS as usize * 16;
 /// Bytes of all banks of shared memory.
 const BANKS_BYTES: usize = 128;
 
-/// Shared memory for a stream of each of so many planes. It begins at the first bank: what eight lanes copy there asynchronously would
-/// else be written as two lines.
+/// Shared memory for the pipelines of a number of planes. It begins at the first bank: what eight
+/// lanes copy asynchronously would otherwise lie in two lines of banks.
 #[cube]
 pub(super) fn new_ring(#[comptime] planes: u32) -> Shared<[Vector<u32, Const<4>>]> {
     Shared::new_aligned_slice(comptime!((planes * RING_VECTORS) as usize), BANKS_BYTES)
@@ -54,20 +56,20 @@ pub(super) fn new_ring(#[comptime] planes: u32) -> Shared<[Vector<u32, Const<4>>
 
 #[cube]
 impl<'a, S: Size> Stream<'a, S> {
-    /// `ring` is [for](new_ring) all planes of the cube.
+    /// `ring` is [allocated](new_ring) for all planes of the cube.
     pub fn new(
-        weights: Weights<'a, S>,
+        weights: WeightReader<'a, S>,
         quarter: u32,
         ring: Shared<[Vector<u32, Const<4>>]>,
-        #[comptime] blueprint: FewBlueprint,
+        #[comptime] blueprint: SmallMBlueprint,
     ) -> Stream<'a, S> {
-        let units = comptime!(weights.format.units());
+        let vec8s = comptime!(weights.format.vec8s());
         Stream::<'a, S> {
             weights,
             ring,
-            own: (UNIT_POS_Y * RING_VECTORS + UNIT_POS_X) as usize,
-            scales: Array::new(comptime!(VECTORS as usize)),
-            columns: Array::new(comptime!(units as usize)),
+            stage_offset: (UNIT_POS_Y * RING_VECTORS + UNIT_POS_X) as usize,
+            scales: Array::new(comptime!(LANE_VECTORS as usize)),
+            x_vec8s: Array::new(comptime!(vec8s as usize)),
             low: 0usize,
             high: 0usize,
             low_scale: 0usize,
@@ -79,56 +81,58 @@ impl<'a, S: Size> Stream<'a, S> {
         }
     }
 
-    /// Chooses the stretch that comes next: of two rows of a matrix, from column `first` on, and a row of `x` in units.
-    pub fn aim(&mut self, matrix: u32, low: u32, high: u32, first: u32, x_row: usize) {
+    /// Chooses the K-block to fetch next: that of two rows of a matrix, from column `first` on, and
+    /// of a row of `x` at vec8 `x_row`.
+    pub fn seek(&mut self, matrix: u32, low: u32, high: u32, first: u32, x_row: usize) {
         let format = comptime!(self.weights.format);
-        let tile = self.weights.tile(matrix, low, high);
+        let rows = self.weights.row_pair(matrix, low, high);
         let at = (first / comptime!(format.columns()) + self.quarter) as usize;
-        self.low = tile.low + at;
-        self.high = tile.high + at;
-        self.low_scale = tile.low_scale;
-        self.high_scale = tile.high_scale;
+        self.low = rows.low + at;
+        self.high = rows.high + at;
+        self.low_scale = rows.low_scale;
+        self.high_scale = rows.high_scale;
         self.first = first + self.quarter * comptime!(format.columns());
         self.x_at = x_row + (first / 8 + self.quarter) as usize;
     }
 
-    /// Begins to read its weights.
+    /// Begins to fetch the weights of the chosen K-block.
     pub fn fetch(&mut self) {
-        self.own ^= comptime!((VECTORS * 32) as usize);
+        self.stage_offset ^= comptime!((LANE_VECTORS * 32) as usize);
         #[unroll]
-        for c in 0..STEP {
-            self.fetch_chunk(c);
+        for c in 0..K_STEPS {
+            self.fetch_k_step(c);
             commit_copies();
         }
         self.fetch_scales();
     }
 
-    /// Takes turns with another stream of the same plane, whose last stretch `own` was.
-    pub fn follow(&mut self, own: usize) {
-        self.own = own;
+    /// Continues after another stream of the same plane, whose last stage was at `stage_offset`.
+    /// The two alternate in one ring.
+    pub fn continue_after(&mut self, stage_offset: usize) {
+        self.stage_offset = stage_offset;
     }
 
-    /// Instead of [`fetch`](Self::fetch), where nothing comes next.
-    pub fn fetch_nothing(&self) {
+    /// Takes the place of [`fetch`](Self::fetch) where no K-block follows.
+    pub fn commit_empty_groups(&self) {
         #[unroll]
-        for _ in 0..STEP {
+        for _ in 0..K_STEPS {
             commit_copies();
         }
     }
 
-    fn fetch_chunk(&mut self, #[comptime] c: u32) {
+    fn fetch_k_step(&mut self, #[comptime] c: u32) {
         let ahead = comptime!((c * 4) as usize);
         let mut low = self.low + ahead;
         let mut high = self.high + ahead;
-        if comptime!(!self.weights.even) {
-            // Past the end, what is read is not used.
+        if comptime!(!self.weights.k_aligned) {
+            // What is read past the end is not used.
             let format = comptime!(self.weights.format);
-            let inside = self.first + comptime!(c * format.chunk()) < self.weights.stack.columns;
+            let inside = self.first + comptime!(c * format.k_step()) < self.weights.stack.columns;
             low = select(inside, low, 0usize);
             high = select(inside, high, 0usize);
         }
-        let to = self.own + comptime!((c * 32) as usize);
-        let next = to + comptime!((STEP * 32) as usize);
+        let to = self.stage_offset + comptime!((c * 32) as usize);
+        let next = to + comptime!((K_STEPS * 32) as usize);
         copy_async(
             &self.weights.words[low..low + 1],
             &mut self.ring[to..to + 1],
@@ -141,13 +145,18 @@ impl<'a, S: Size> Stream<'a, S> {
         );
     }
 
-    /// What has come of a row's chunk, zeros past the end.
-    fn take(&self, own: usize, first: u32, #[comptime] vector: u32) -> Vector<u32, Const<4>> {
-        let words = self.ring[own + comptime!((vector * 32) as usize)];
-        if comptime!(self.weights.even) {
+    /// Takes a lane's vector from a stage; zeros past the end.
+    fn staged_vector(
+        &self,
+        stage_offset: usize,
+        first: u32,
+        #[comptime] vector: u32,
+    ) -> Vector<u32, Const<4>> {
+        let words = self.ring[stage_offset + comptime!((vector * 32) as usize)];
+        if comptime!(self.weights.k_aligned) {
             words
         } else {
-            let column = first + comptime!(vector % STEP * self.weights.format.chunk());
+            let column = first + comptime!(vector % K_STEPS * self.weights.format.k_step());
             select(
                 column < self.weights.stack.columns,
                 words,
@@ -158,54 +167,55 @@ impl<'a, S: Size> Stream<'a, S> {
 
     fn fetch_scales(&mut self) {
         let format = comptime!(self.weights.format);
-        if comptime!(format == Format::Fp4) {
+        if comptime!(format == WeightFormat::Fp4) {
             let size = S::value();
             if comptime!(size == 4) {
                 let mut at = self.first / 512;
-                if comptime!(!self.weights.even) {
+                if comptime!(!self.weights.k_aligned) {
                     at = min(at, self.weights.stack.columns / 512 - 1);
                 }
                 let at = at as usize;
                 let low = self.weights.scales[self.low_scale / 16 + at];
                 let high = self.weights.scales[self.high_scale / 16 + at];
                 #[unroll]
-                for c in 0..STEP {
+                for c in 0..K_STEPS {
                     self.scales[c as usize] = low.extract(comptime!(c as usize));
-                    self.scales[comptime!((STEP + c) as usize)] =
+                    self.scales[comptime!((K_STEPS + c) as usize)] =
                         high.extract(comptime!(c as usize));
                 }
             } else {
                 #[unroll]
-                for c in 0..STEP {
+                for c in 0..K_STEPS {
                     let column = self.first + comptime!(c * 128);
                     self.scales[c as usize] = self.weights.scale_word(self.low_scale, column);
-                    self.scales[comptime!((STEP + c) as usize)] =
+                    self.scales[comptime!((K_STEPS + c) as usize)] =
                         self.weights.scale_word(self.high_scale, column);
                 }
             }
         }
-        if comptime!(format == Format::Fp8) {
+        if comptime!(format == WeightFormat::Fp8) {
             #[unroll]
-            for c in 0..comptime!(STEP / 2) {
+            for c in 0..comptime!(K_STEPS / 2) {
                 let column = self.first + comptime!(c * 128);
                 self.scales[comptime!(2 * c as usize)] =
                     u32::reinterpret(self.weights.scale(self.low_scale, column));
-                self.scales[comptime!((STEP + 2 * c) as usize)] =
+                self.scales[comptime!((K_STEPS + 2 * c) as usize)] =
                     u32::reinterpret(self.weights.scale(self.high_scale, column));
             }
         }
     }
 
-    /// Reads the first chunk of its `x`.
-    pub fn fetch_columns(&mut self, x: &[Vector<u32, Const<4>>]) {
+    /// Reads the `x` of the first K-step.
+    pub fn prefetch_x(&mut self, x: &[Vector<u32, Const<4>>]) {
         #[unroll]
-        for u in 0..comptime!(self.weights.format.units()) {
-            self.columns[u as usize] = self.unit(x, self.x_at, self.first, u);
+        for u in 0..comptime!(self.weights.format.vec8s()) {
+            self.x_vec8s[u as usize] = self.x_vec8(x, self.x_at, self.first, u);
         }
     }
 
-    /// Unit `u` of the lane's 16 bytes of a chunk that starts at unit `at` of `x` and at `column` of the weights; zeros past the end.
-    fn unit(
+    /// Reads vec8 `u` of the lane's 16 bytes in the K-step that starts at vec8 `at` of `x` and at
+    /// `column` of the weights; zeros past the end.
+    fn x_vec8(
         &self,
         x: &[Vector<u32, Const<4>>],
         at: usize,
@@ -213,7 +223,7 @@ impl<'a, S: Size> Stream<'a, S> {
         #[comptime] u: u32,
     ) -> Vector<u32, Const<4>> {
         let at = at + comptime!((u * 4) as usize);
-        if comptime!(self.weights.even) {
+        if comptime!(self.weights.k_aligned) {
             x[at]
         } else {
             let inside = column + comptime!(u * 8) < self.weights.stack.columns;
@@ -221,161 +231,166 @@ impl<'a, S: Size> Stream<'a, S> {
         }
     }
 
-    /// The scales of the stretch that was read, as codes (FP4).
-    pub fn take_scales(&self, scales: &mut Array<u32>) {
+    /// Copies the scales of the K-block that was fetched, as codes (FP4).
+    pub fn load_scales(&self, scales: &mut Array<u32>) {
         let size = S::value();
         #[unroll]
-        for c in 0..STEP {
+        for c in 0..K_STEPS {
             let low = self.scales[c as usize];
-            let high = self.scales[comptime!((STEP + c) as usize)];
-            if comptime!(self.weights.format != Format::Fp4) {
+            let high = self.scales[comptime!((K_STEPS + c) as usize)];
+            if comptime!(self.weights.format != WeightFormat::Fp4) {
                 scales[c as usize] = low;
-                scales[comptime!((STEP + c) as usize)] = high;
+                scales[comptime!((K_STEPS + c) as usize)] = high;
             } else if comptime!(size == 4) {
                 scales[c as usize] = byte(low, self.quarter);
-                scales[comptime!((STEP + c) as usize)] = byte(high, self.quarter);
+                scales[comptime!((K_STEPS + c) as usize)] = byte(high, self.quarter);
             } else {
                 let column = self.first + comptime!(c * 128);
                 let low_byte = self.weights.scale_byte(self.low_scale, column) % 4;
                 let high_byte = self.weights.scale_byte(self.high_scale, column) % 4;
                 scales[c as usize] = byte(low, low_byte as u32);
-                scales[comptime!((STEP + c) as usize)] = byte(high, high_byte as u32);
+                scales[comptime!((K_STEPS + c) as usize)] = byte(high, high_byte as u32);
             }
         }
     }
 
-    /// Products of the stretch that was fetched, which started at `first` and at the unit `x_at` of `x`; meanwhile fetches the one that
-    /// was aimed at, if there is one. `ahead`, `x` is read a chunk before it is needed, as is the first chunk of the next. Every lane has
-    /// four sums of 16 rows by 8 columns. All lanes of the plane must be here.
+    /// Multiplies the K-block that was fetched, which starts at column `first` and at vec8 `x_at`
+    /// of `x`, and meanwhile fetches the chosen one, if `has_next`. With `ahead`, `x` is read one
+    /// K-step before it is needed, including that of the next K-block. Every lane gets four sums of
+    /// 16 rows by 8 columns. Every lane of the plane must call this.
     pub fn multiply(
         &mut self,
         x: &[Vector<u32, Const<4>>],
         x_at: usize,
         first: u32,
         scales: &Array<u32>,
-        goes_on: bool,
+        has_next: bool,
         #[comptime] ahead: bool,
     ) -> Vector<f32, Const<4>> {
-        let own = self.own + 0usize;
-        if goes_on {
+        let stage_offset = self.stage_offset + 0usize;
+        if has_next {
             self.fetch();
         } else {
-            self.fetch_nothing();
+            self.commit_empty_groups();
         }
-        self.products(own, x, x_at, first, scales, goes_on, ahead)
+        self.multiply_staged(stage_offset, x, x_at, first, scales, has_next, ahead)
     }
 
-    /// [`multiply`](Self::multiply) for the stretch at `own`, after something has been fetched behind it, or nothing.
+    /// [`multiply`](Self::multiply) for the K-block in the stage at `stage_offset`. The caller has
+    /// called [`fetch`](Self::fetch) or [`commit_empty_groups`](Self::commit_empty_groups) for what
+    /// follows.
     #[allow(clippy::too_many_arguments)]
-    pub fn products(
+    pub fn multiply_staged(
         &mut self,
-        own: usize,
+        stage_offset: usize,
         x: &[Vector<u32, Const<4>>],
         x_at: usize,
         first: u32,
         scales: &Array<u32>,
-        goes_on: bool,
+        has_next: bool,
         #[comptime] ahead: bool,
     ) -> Vector<f32, Const<4>> {
         let format = comptime!(self.weights.format);
-        let halves = comptime!(self.blueprint.columns.halves);
-        let units = comptime!(format.units());
-        // Two sums, which take turns, so that a product need not wait for the one before; and FP8, that of the blocks.
+        let f16_input = comptime!(self.blueprint.input.f16_input);
+        let vec8s = comptime!(format.vec8s());
+        // Two alternating accumulators, so that a product need not wait for the one before; and a
+        // third for FP8, which sums the scaled blocks.
         let mut sums = Array::<Vector<f32, Const<4>>>::new(3usize);
         #[unroll]
         for i in 0..3usize {
             sums[i] = Vector::new(0.0f32);
         }
-        let mut columns = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * units as usize));
+        let mut columns = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * vec8s as usize));
         if comptime!(ahead) {
             #[unroll]
-            for u in 0..units {
-                columns[u as usize] = self.columns[u as usize];
+            for u in 0..vec8s {
+                columns[u as usize] = self.x_vec8s[u as usize];
             }
         }
         let mut ordinary = true;
-        if comptime!(format == Format::Fp4) {
+        if comptime!(format == WeightFormat::Fp4) {
             let mut rare = 0u32;
             #[unroll]
-            for i in 0..comptime!(VECTORS as usize) {
+            for i in 0..comptime!(LANE_VECTORS as usize) {
                 rare |= scales[i];
             }
             ordinary = ballot(rare & 0x80u32 != 0, self.weights.target) == 0;
         }
         #[unroll]
-        for c in 0..STEP {
-            await_copies(comptime!(2 * STEP - 1 - c));
-            let low = self.take(own, first, c);
-            let high = self.take(own, first, comptime!(STEP + c));
-            let now = comptime!(if ahead { c % 2 * units } else { 0 });
+        for c in 0..K_STEPS {
+            await_copies(comptime!(2 * K_STEPS - 1 - c));
+            let low = self.staged_vector(stage_offset, first, c);
+            let high = self.staged_vector(stage_offset, first, comptime!(K_STEPS + c));
+            let now = comptime!(if ahead { c % 2 * vec8s } else { 0 });
             let wanted = comptime!(if ahead { c + 1 } else { c });
-            if comptime!(wanted < STEP) {
-                let at = x_at + comptime!((wanted * 4 * units) as usize);
-                let column = first + comptime!(wanted * format.chunk());
-                let to = comptime!(if ahead { units - now } else { 0 });
+            if comptime!(wanted < K_STEPS) {
+                let at = x_at + comptime!((wanted * 4 * vec8s) as usize);
+                let column = first + comptime!(wanted * format.k_step());
+                let to = comptime!(if ahead { vec8s - now } else { 0 });
                 #[unroll]
-                for u in 0..units {
-                    columns[comptime!((to + u) as usize)] = self.unit(x, at, column, u);
+                for u in 0..vec8s {
+                    columns[comptime!((to + u) as usize)] = self.x_vec8(x, at, column, u);
                 }
-            } else if goes_on {
-                self.fetch_columns(x);
+            } else if has_next {
+                self.prefetch_x(x);
             }
             let low_scale = scales[c as usize];
-            let high_scale = scales[comptime!((STEP + c) as usize)];
-            if comptime!(format == Format::Fp8 && !halves) {
+            let high_scale = scales[comptime!((K_STEPS + c) as usize)];
+            if comptime!(format == WeightFormat::Fp8 && !f16_input) {
                 let rare = rare_bits(low, low_scale, format) | rare_bits(high, high_scale, format);
                 ordinary = ballot(rare != 0, self.weights.target) == 0;
             }
-            if comptime!(format == Format::Dense || halves) {
-                multiply_chunk(
-                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, halves,
+            if comptime!(format == WeightFormat::Dense || f16_input) {
+                multiply_k_step(
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, f16_input,
                     false,
                 );
             } else if ordinary {
-                multiply_chunk(
-                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, halves,
+                multiply_k_step(
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, f16_input,
                     false,
                 );
             } else {
-                multiply_chunk(
-                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, halves,
+                multiply_k_step(
+                    low, high, low_scale, high_scale, &columns, now, &mut sums, format, f16_input,
                     true,
                 );
             }
-            if comptime!(format == Format::Fp8 && c % 2 == 1) {
+            if comptime!(format == WeightFormat::Fp8 && c % 2 == 1) {
                 let mut block = sums[0] + sums[1];
-                if comptime!(halves) {
-                    block = self.unscaled(x, block, (first + comptime!(c * format.chunk())) / 128);
+                if comptime!(f16_input) {
+                    block = self.unscaled(x, block, (first + comptime!(c * format.k_step())) / 128);
                 }
                 sums[2] = add_scaled(
                     sums[2],
                     block,
                     f32::reinterpret(scales[comptime!(c as usize - 1)]),
-                    f32::reinterpret(scales[comptime!((STEP + c) as usize - 1)]),
+                    f32::reinterpret(scales[comptime!((K_STEPS + c) as usize - 1)]),
                 );
                 sums[0] = Vector::new(0.0f32);
                 sums[1] = Vector::new(0.0f32);
             }
         }
-        if comptime!(format == Format::Fp8) {
+        if comptime!(format == WeightFormat::Fp8) {
             sums[2]
         } else {
             sums[0] + sums[1]
         }
     }
 
-    /// A block's sums divided by the scales that the columns of `x`, its rows in shared memory, have there.
+    /// Undoes the scaling of `x` in a block's sums, by the factors that are stored with its rows in
+    /// shared memory.
     fn unscaled(
         &self,
         x: &[Vector<u32, Const<4>>],
         sums: Vector<f32, Const<4>>,
         block: u32,
     ) -> Vector<f32, Const<4>> {
-        let lines = comptime!(self.blueprint.lines);
-        let line = self.quarter * 2 % lines;
-        let first = scale_of(x, line, block, self.blueprint);
-        let second = if comptime!(lines > 1) {
-            scale_of(x, line + 1, block, self.blueprint)
+        let x_rows = comptime!(self.blueprint.x_rows);
+        let x_row = self.quarter * 2 % x_rows;
+        let first = x_scale(x, x_row, block, self.blueprint);
+        let second = if comptime!(x_rows > 1) {
+            x_scale(x, x_row + 1, block, self.blueprint)
         } else {
             first
         };
@@ -384,20 +399,20 @@ impl<'a, S: Size> Stream<'a, S> {
 }
 
 #[cube]
-fn scale_of(
+fn x_scale(
     x: &[Vector<u32, Const<4>>],
-    line: u32,
+    x_row: u32,
     block: u32,
-    #[comptime] blueprint: FewBlueprint,
+    #[comptime] blueprint: SmallMBlueprint,
 ) -> f32 {
-    f32::reinterpret(x[scale_at(line, block, blueprint)].extract(0usize))
+    f32::reinterpret(x[scale_index(x_row, block, blueprint)].extract(0usize))
 }
 
-/// Adds the products of a chunk, whose units of `x` are `columns` from `first` on, to two sums in turns. `rare` is for what takes longer:
-/// FP4 scales above two, FP8 codes that are NaN.
+/// Adds the products of a K-step to two alternating accumulators; the vec8s of `x` are in `columns`
+/// from `first` on. `rare` is the slow path: FP4 scales above two, FP8 codes that are NaN.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn multiply_chunk(
+fn multiply_k_step(
     low: Vector<u32, Const<4>>,
     high: Vector<u32, Const<4>>,
     low_scale: u32,
@@ -405,21 +420,21 @@ fn multiply_chunk(
     columns: &Array<Vector<u32, Const<4>>>,
     #[comptime] first: u32,
     sums: &mut Array<Vector<f32, Const<4>>>,
-    #[comptime] format: Format,
-    #[comptime] halves: bool,
+    #[comptime] format: WeightFormat,
+    #[comptime] f16_input: bool,
     #[comptime] rare: bool,
 ) {
-    let dtype = comptime!(if halves { "f16" } else { "bf16" });
+    let dtype = comptime!(if f16_input { "f16" } else { "bf16" });
     #[unroll]
-    for u in 0..comptime!(format.units() as usize) {
+    for u in 0..comptime!(format.vec8s() as usize) {
         #[unroll]
         for m in 0..2usize {
             let (i, j) = comptime!((2 * m, 2 * m + 1));
             sums[m] = multiply_tiles(
-                weight_pair(low, low_scale, u, i, format, halves, rare),
-                weight_pair(high, high_scale, u, i, format, halves, rare),
-                weight_pair(low, low_scale, u, j, format, halves, rare),
-                weight_pair(high, high_scale, u, j, format, halves, rare),
+                weight_pair(low, low_scale, u, i, format, f16_input, rare),
+                weight_pair(high, high_scale, u, i, format, f16_input, rare),
+                weight_pair(low, low_scale, u, j, format, f16_input, rare),
+                weight_pair(high, high_scale, u, j, format, f16_input, rare),
                 columns[comptime!(first as usize + u)].extract(comptime!(2 * m)),
                 columns[comptime!(first as usize + u)].extract(comptime!(2 * m + 1)),
                 sums[m],

@@ -1,58 +1,60 @@
 use cubecl::prelude::*;
 
-use super::blueprint::FewBlueprint;
-use super::decode::Format;
+use super::blueprint::SmallMBlueprint;
+use super::decode::WeightFormat;
 use crate::intrinsics::Target;
 
-/// Sizes of a stack of matrices.
+/// Shape and strides of a stack of matrices.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Stack {
     /// Rows and columns of a matrix.
     pub rows: u32,
     pub columns: u32,
     /// Scales of a row (FP4), or of a row of blocks (FP8).
-    pub line_scales: u32,
-    /// From one matrix's scales to the next's, in bytes (FP4) or words (FP8).
-    pub matrix_scales: usize,
-    /// Rows of a part, with which blocks (FP8) begin anew; 0 where they would without it.
+    pub scales_per_row: u32,
+    /// Distance between the scales of neighbouring matrices, in bytes (FP4) or words (FP8).
+    pub scales_per_matrix: usize,
+    /// Rows of a part, at whose start a new block (FP8) begins; 0 if parts are whole blocks anyway.
     pub part_rows: u32,
 }
 
 #[cube]
 impl Stack {
-    /// Where the scales of a row begin, counted from those of the matrix.
-    pub fn row_scales(&self, row: u32, #[comptime] format: Format) -> usize {
-        let mut line = row;
-        if comptime!(format == Format::Fp8) {
-            line = row / 128;
-            // Divisions by what is known at run time take longer than decoding what the row has for a lane.
+    /// The first scale of a row, relative to the first one of the matrix.
+    pub fn scale_row_start(&self, row: u32, #[comptime] format: WeightFormat) -> usize {
+        let mut scale_row = row;
+        if comptime!(format == WeightFormat::Fp8) {
+            scale_row = row / 128;
+            // Divisions by numbers known only at run time take longer than decoding a lane's part
+            // of the row.
             if self.part_rows > 0 {
                 let part_blocks = (self.part_rows + 127) / 128;
-                line = row / self.part_rows * part_blocks + row % self.part_rows / 128;
+                scale_row = row / self.part_rows * part_blocks + row % self.part_rows / 128;
             }
         }
-        line as usize * self.line_scales as usize
+        scale_row as usize * self.scales_per_row as usize
     }
 }
 
-/// The weights of a stack of matrices, as kernels for tensor cores read them.
+/// Reads the weights of a stack of matrices for tensor cores.
 #[derive(CubeType)]
-pub(crate) struct Weights<'a, S: Size> {
+pub(crate) struct WeightReader<'a, S: Size> {
     pub words: &'a [Vector<u32, Const<4>>],
     pub scales: &'a [Vector<u32, S>],
     pub stack: Stack,
     #[cube(comptime)]
-    pub format: Format,
-    /// Whether the columns are a multiple of a stretch, or whatever is read at a time.
+    pub format: WeightFormat,
+    /// Whether K is a multiple of the K-block, or of whatever is read at a time.
     #[cube(comptime)]
-    pub even: bool,
+    pub k_aligned: bool,
     #[cube(comptime)]
     pub target: Target,
 }
 
-/// Where the two rows of a lane start: in vectors of words; in bytes (FP4) or words (FP8) of scales.
+/// Where the two rows of a lane start: in vectors of words, and in bytes (FP4) or words (FP8) of
+/// scales.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct Tile {
+pub(crate) struct RowPair {
     pub low: usize,
     pub high: usize,
     pub low_scale: usize,
@@ -60,61 +62,61 @@ pub(crate) struct Tile {
 }
 
 #[cube]
-impl<'a, S: Size> Weights<'a, S> {
+impl<'a, S: Size> WeightReader<'a, S> {
     pub fn new(
         words: &'a [Vector<u32, Const<4>>],
         scales: &'a [Vector<u32, S>],
         stack: Stack,
-        #[comptime] format: Format,
-        #[comptime] even: bool,
+        #[comptime] format: WeightFormat,
+        #[comptime] k_aligned: bool,
         #[comptime] target: Target,
-    ) -> Weights<'a, S> {
-        Weights::<'a, S> {
+    ) -> WeightReader<'a, S> {
+        WeightReader::<'a, S> {
             words,
             scales,
             stack,
             format,
-            even,
+            k_aligned,
             target,
         }
     }
 
-    /// As kernels for a few rows read them.
-    pub fn of_few(
+    /// A reader for the small-M kernels.
+    pub fn for_small_m(
         words: &'a [Vector<u32, Const<4>>],
         scales: &'a [Vector<u32, S>],
         stack: Stack,
-        #[comptime] blueprint: FewBlueprint,
-    ) -> Weights<'a, S> {
-        Weights::<'a, S>::new(
+        #[comptime] blueprint: SmallMBlueprint,
+    ) -> WeightReader<'a, S> {
+        WeightReader::<'a, S>::new(
             words,
             scales,
             stack,
-            blueprint.columns.format,
-            blueprint.even,
+            blueprint.input.format,
+            blueprint.k_aligned,
             blueprint.target,
         )
     }
 
-    /// Two rows of a matrix; past the end the last one.
-    pub fn tile(&self, matrix: u32, low: u32, high: u32) -> Tile {
+    /// The offsets of two rows of a matrix. A row past the end counts as the last one.
+    pub fn row_pair(&self, matrix: u32, low: u32, high: u32) -> RowPair {
         let low = min(low, self.stack.rows - 1);
         let high = min(high, self.stack.rows - 1);
         let vectors = (self.stack.columns / comptime!(self.format.columns())) as usize;
         let first = matrix as usize * self.stack.rows as usize;
-        let scales = matrix as usize * self.stack.matrix_scales;
-        Tile {
+        let scales = matrix as usize * self.stack.scales_per_matrix;
+        RowPair {
             low: (first + low as usize) * vectors,
             high: (first + high as usize) * vectors,
-            low_scale: scales + self.stack.row_scales(low, self.format),
-            high_scale: scales + self.stack.row_scales(high, self.format),
+            low_scale: scales + self.stack.scale_row_start(low, self.format),
+            high_scale: scales + self.stack.scale_row_start(high, self.format),
         }
     }
 
-    /// The 16 bytes of a row at `column`; zeros past the end.
+    /// Reads the 16 bytes of a row at `column`; zeros past the end.
     pub fn vector(&self, row: usize, column: u32) -> Vector<u32, Const<4>> {
         let vector = column / comptime!(self.format.columns());
-        if comptime!(self.even) {
+        if comptime!(self.k_aligned) {
             self.words[row + vector as usize]
         } else {
             let inside = column < self.stack.columns;
@@ -123,9 +125,10 @@ impl<'a, S: Size> Weights<'a, S> {
         }
     }
 
-    /// FP4: the byte with the scale of the 32 columns at `column`, a multiple of them; past the end that of the last ones.
+    /// FP4: the index of the byte with the scale of the 32 columns at `column`, a multiple of 32.
+    /// Past the end, that of the last columns.
     pub fn scale_byte(&self, row: usize, column: u32) -> usize {
-        if comptime!(self.even) {
+        if comptime!(self.k_aligned) {
             row + (column / 32) as usize
         } else {
             let last = (self.stack.columns + 31) / 32 - 1;
@@ -133,17 +136,18 @@ impl<'a, S: Size> Weights<'a, S> {
         }
     }
 
-    /// The word that has it, where words are read.
+    /// Reads the word that has that byte, where scales are read by words.
     pub fn scale_word(&self, row: usize, column: u32) -> u32 {
         self.scales[self.scale_byte(row, column) / 4].extract(0usize)
     }
 
-    /// Where the word has it.
+    /// The position of that byte in its word, in bits.
     pub fn scale_shift(&self, row: usize, column: u32) -> u32 {
         (self.scale_byte(row, column) % 4) as u32 * 8
     }
 
-    /// FP8: the scale of the 128 columns that `column` is one of; past the end that of the last ones.
+    /// FP8: reads the scale of the block of 128 columns that has `column`. Past the end, that of
+    /// the last block.
     pub fn scale(&self, row: usize, column: u32) -> f32 {
         let last = (self.stack.columns + 127) / 128 - 1;
         f32::reinterpret(self.scales[row + min(column / 128, last) as usize].extract(0usize))

@@ -4,15 +4,16 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::few::cubes_of;
-use super::{Matrices, parts};
+use super::small_m::cubes_of;
+use super::{Matrices, terms};
 use crate::launching::output;
-use crate::packed::kernel::{FewBlueprint, Pairing, few_mixture_kernel, few_sum_kernel};
+use crate::packed::kernel::{Pairing, SmallMBlueprint, small_m_mixture_kernel, small_m_sum_kernel};
 
-/// Both launches for a few tokens' experts of their own and the one they share.
+/// Both launches of a mixture of experts for a small number of tokens: the routed experts and the
+/// shared one.
 pub(crate) struct Mixture<'a> {
     pub x: &'a CubeTensor,
-    /// `[tokens, slots]`, both.
+    /// Both are `[tokens, slots]`.
     pub ids: &'a CubeTensor,
     pub scores: &'a CubeTensor,
     /// `[gate and up, down]` of the experts, and of the shared one.
@@ -21,10 +22,10 @@ pub(crate) struct Mixture<'a> {
     pub limits: [f64; 2],
 }
 
-/// How the launches are compiled, each for the experts and the shared one.
+/// How both launches are compiled, each for the routed experts and the shared one.
 pub(crate) struct MixtureBlueprint {
-    gated: [FewBlueprint; 2],
-    sum: [FewBlueprint; 2],
+    gated: [SmallMBlueprint; 2],
+    sum: [SmallMBlueprint; 2],
 }
 
 impl MixtureBlueprint {
@@ -35,24 +36,24 @@ impl MixtureBlueprint {
         let [gate_up, down] = mixture.experts;
         let [shared_gate_up, shared_down] = mixture.shared;
         let gated = [
-            FewBlueprint::new(dtype, false, gate_up, counts, client),
-            FewBlueprint::new(dtype, false, shared_gate_up, (tokens, tokens), client)
+            SmallMBlueprint::new(dtype, false, gate_up, counts, client),
+            SmallMBlueprint::new(dtype, false, shared_gate_up, (tokens, tokens), client)
                 .paired(Pairing::One),
         ];
         let sum = [
-            FewBlueprint::new(dtype, true, down, counts, client),
-            FewBlueprint::of_shared(dtype, shared_down, tokens, client),
+            SmallMBlueprint::new(dtype, true, down, counts, client),
+            SmallMBlueprint::for_shared_expert(dtype, shared_down, tokens, client),
         ];
-        let gated = FewBlueprint::side_by_side(gated);
-        let sum = FewBlueprint::side_by_side(sum);
-        // Of the tokens' rows, either all are in shared memory or none.
-        let all = sum.iter().all(|blueprint| blueprint.lines > 0);
-        let staged = all && fits(bytes_of_sum(&sum), client);
-        let sum = if staged {
+        let gated = SmallMBlueprint::with_common_planes(gated);
+        let sum = SmallMBlueprint::with_common_planes(sum);
+        // The second launch has the rows of all tokens in shared memory, or none.
+        let all = sum.iter().all(|blueprint| blueprint.x_rows > 0);
+        let x_in_shared = all && fits(bytes_of_sum(&sum), client);
+        let sum = if x_in_shared {
             sum
         } else {
-            sum.map(|blueprint| FewBlueprint {
-                lines: 0,
+            sum.map(|blueprint| SmallMBlueprint {
+                x_rows: 0,
                 ..blueprint
             })
         };
@@ -67,18 +68,18 @@ fn fits(bytes: usize, client: &Client) -> bool {
     bytes <= client.properties().hardware.max_shared_memory_size
 }
 
-/// Cubes have one of the two kinds of work.
-fn bytes_of_gated([experts, shared]: &[FewBlueprint; 2]) -> usize {
-    let waiting = experts.waiting_bytes().max(shared.waiting_bytes());
-    let staged = experts.staged_bytes().max(shared.staged_bytes());
-    experts.other_bytes() + waiting + staged
+/// A cube of the first launch has one of the two kinds of work.
+fn bytes_of_gated([experts, shared]: &[SmallMBlueprint; 2]) -> usize {
+    let partials = experts.partial_bytes().max(shared.partial_bytes());
+    let x_rows = experts.x_bytes().max(shared.x_bytes());
+    experts.other_bytes() + partials + x_rows
 }
 
-/// Cubes have both.
-fn bytes_of_sum([experts, shared]: &[FewBlueprint; 2]) -> usize {
-    let waiting = experts.waiting_bytes() + shared.waiting_bytes();
-    let staged = experts.staged_bytes() + shared.staged_bytes();
-    experts.other_bytes() + waiting + staged
+/// A cube of the second launch has both.
+fn bytes_of_sum([experts, shared]: &[SmallMBlueprint; 2]) -> usize {
+    let partials = experts.partial_bytes() + shared.partial_bytes();
+    let x_rows = experts.x_bytes() + shared.x_bytes();
+    experts.other_bytes() + partials + x_rows
 }
 
 impl Mixture<'_> {
@@ -87,9 +88,17 @@ impl Mixture<'_> {
         let [tokens, slots] = [self.ids.meta.shape()[0], self.ids.meta.shape()[1]];
         let [_, down] = self.experts;
         let [_, shared_down] = self.shared;
-        let lines = tokens * parts(self.x.dtype) as usize;
-        let hidden = output(self.x, [lines * slots, down.padded_columns()], DType::BF16);
-        let shared_hidden = output(self.x, [lines, shared_down.padded_columns()], DType::BF16);
+        let term_rows = tokens * terms(self.x.dtype) as usize;
+        let hidden = output(
+            self.x,
+            [term_rows * slots, down.padded_columns()],
+            DType::BF16,
+        );
+        let shared_hidden = output(
+            self.x,
+            [term_rows, shared_down.padded_columns()],
+            DType::BF16,
+        );
         self.launch_gated(&hidden, &shared_hidden, blueprint.gated);
         let sums = output(self.x, [tokens, down.rows], dtype);
         self.launch_sum(hidden, shared_hidden, blueprint.sum, &sums);
@@ -100,7 +109,7 @@ impl Mixture<'_> {
         &self,
         hidden: &CubeTensor,
         shared_hidden: &CubeTensor,
-        blueprints: [FewBlueprint; 2],
+        blueprints: [SmallMBlueprint; 2],
     ) {
         let client = self.x.client.clone();
         let [tokens, slots] = [self.ids.meta.shape()[0], self.ids.meta.shape()[1]];
@@ -109,19 +118,20 @@ impl Mixture<'_> {
         let tiles = |matrices: &Matrices| (matrices.rows / 2).div_ceil(8);
         let groups = (tokens * slots).min(gate_up.count);
         let tiles = tiles(gate_up) * groups + tiles(shared_gate_up);
-        // One for each kind of work at least.
+        // At least one cube for each kind of work.
         let cubes = cubes_of(&client, tiles).max(2);
         let size = 16 / self.x.elem_size();
         let dtypes = [self.x.dtype, self.ids.dtype, hidden.dtype].map(dtype_to_storage_type);
         let x_vectors = self.x.meta.strides()[0] / size;
-        // SAFETY: rows and columns past the end are read as others, and not used; ids are those of matrices; writes are within the
-        // outputs.
+        // SAFETY: rows and columns past the end are read as others, and not used; ids are those of
+        // matrices; writes are within the outputs.
         unsafe {
-            few_mixture_kernel::launch_unchecked(
+            small_m_mixture_kernel::launch_unchecked(
                 &client,
                 CubeCount::Static(cubes as u32, 1, 1),
                 blueprints[0].cube_dim(),
-                // Offsets in shared memory that are as wide as addresses are part of the instructions.
+                // Offsets in shared memory that are as wide as addresses are part of the
+                // instructions.
                 AddressType::U64,
                 size,
                 gate_up.scale_vector(),
@@ -154,7 +164,7 @@ impl Mixture<'_> {
         &self,
         hidden: CubeTensor,
         shared_hidden: CubeTensor,
-        [blueprint, shared]: [FewBlueprint; 2],
+        [blueprint, shared]: [SmallMBlueprint; 2],
         result: &CubeTensor,
     ) {
         let client = hidden.client.clone();
@@ -163,7 +173,7 @@ impl Mixture<'_> {
         let [_, shared_down] = self.shared;
         // SAFETY: as above.
         unsafe {
-            few_sum_kernel::launch_unchecked(
+            small_m_sum_kernel::launch_unchecked(
                 &client,
                 blueprint.sum_cubes(down.rows),
                 blueprint.cube_dim(),

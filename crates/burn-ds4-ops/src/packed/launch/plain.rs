@@ -3,16 +3,17 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{Matrices, PLAIN_PLANES, Sorted, optional};
+use super::{Matrices, PLAIN_PLANES, SortedPairs, optional};
 use crate::intrinsics::Target;
 use crate::launching::{address_type, plane_size};
-use crate::packed::kernel::{CUBE_ROWS, PlainBlueprint, Role, plain_kernel};
+use crate::packed::kernel::{CUBE_X_ROWS, PlainBlueprint, Role, plain_kernel};
 
-/// Who groups pairs.
+/// How pairs are grouped.
 pub(crate) enum Grouping<'a> {
-    /// Every cube for itself, from the ids.
+    /// By every cube for itself, from the ids.
     Small(&'a CubeTensor),
-    Sorted(&'a Sorted),
+    /// Beforehand, by [`sort`](super::sort).
+    Sorted(&'a SortedPairs),
     /// There is one group.
     One,
 }
@@ -28,7 +29,7 @@ pub(crate) struct Plain<'a> {
     pub matrices: &'a Matrices,
     pub role: Role,
     pub pairs: usize,
-    pub share: usize,
+    pub pairs_per_row: usize,
     pub slots: usize,
     pub limit: f64,
 }
@@ -44,7 +45,7 @@ impl Plain<'_> {
             Grouping::Sorted(sorted) => (None, Some(*sorted)),
             Grouping::One => (None, None),
         };
-        // Where every cube groups the pairs, it needs a unit for each.
+        // A cube that groups the pairs needs a unit for each.
         let planes = match ids {
             Some(_) => PLAIN_PLANES.max(small as u32 / plane),
             None => PLAIN_PLANES,
@@ -63,13 +64,14 @@ impl Plain<'_> {
         };
         let groups = match (self.role, self.grouping) {
             (Role::Sum, _) => 1,
-            (_, Grouping::One) => self.pairs.div_ceil(CUBE_ROWS as usize),
+            (_, Grouping::One) => self.pairs.div_ceil(CUBE_X_ROWS as usize),
             (_, Grouping::Small(_)) => self.pairs.min(matrices.count),
             (_, Grouping::Sorted(_)) => matrices.count,
         };
         let ids_dtype = ids.map_or(DType::U32, |ids| ids.dtype);
         let dtypes = [self.x.dtype, matrices.element(), ids_dtype, result.dtype];
-        // SAFETY: rows past the end are read as the last, ids are those of matrices, writes are within the output.
+        // SAFETY: rows past the end are read as the last, ids are those of matrices, writes are
+        // within the output.
         unsafe {
             plain_kernel::launch_unchecked(
                 &client,
@@ -86,7 +88,7 @@ impl Plain<'_> {
                 matrices.scales_arg(),
                 result.clone().into_buffer_arg(),
                 self.pairs as u32,
-                self.share as u32,
+                self.pairs_per_row as u32,
                 self.slots as u32,
                 matrices.count as u32,
                 self.x.meta.strides()[0],

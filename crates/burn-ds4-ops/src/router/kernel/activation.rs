@@ -2,7 +2,7 @@ use cubecl::prelude::*;
 
 use crate::intrinsics::{LOG1P, Target, exp, polynomial, sqrt};
 
-/// As [`LOG1P`], to a relative error of 2e-7.
+/// As [`LOG1P`], with a relative error of 2e-7.
 const SHORT_LOG1P: &[f32] = &[
     -0.008_539_198,
     0.044_089_59,
@@ -17,10 +17,11 @@ const SHORT_LOG1P: &[f32] = &[
 /// Added to the sum of the chosen activations, which may underflow to zero.
 pub(super) const EPSILON: f32 = 1e-20;
 
-/// `sqrt(softplus(x))` without a logarithm, and without a case for very negative `x`.
+/// `sqrt(softplus(x))` without a logarithm and without a separate case for very negative `x`.
 ///
-/// With `u = exp(-|x| / 2)` and `P(t) = log1p(t) / t`, softplus is `x + u² P(u²)` for positive `x` and `u² P(u²)` for the others,
-/// whose root is `u sqrt(P(u²))`: it underflows with `u`, not with `u²`.
+/// With `u = exp(-|x| / 2)` and `P(t) = log1p(t) / t`, softplus is `x + u² P(u²)` for positive `x`
+/// and `u² P(u²)` otherwise. The root of the latter is `u sqrt(P(u²))`, which underflows with `u`,
+/// not with `u²`.
 #[cube]
 pub(super) fn sqrt_softplus(x: f32, #[comptime] target: Target) -> f32 {
     let u = exp(x.abs() * -0.5f32, target);
@@ -31,8 +32,9 @@ pub(super) fn sqrt_softplus(x: f32, #[comptime] target: Target) -> f32 {
     select(positive, root, root * u)
 }
 
-/// `sqrt(softplus(x)) + bias`, for the choice only: it takes a row longer than all the rest, and what underflows below 1e-19 makes
-/// no difference next to a bias.
+/// `sqrt(softplus(x)) + bias`, for the selection only. Computing it takes longer than the rest of
+/// the work on a row, so it is short: a value that underflows below 1e-19 makes no difference next
+/// to a bias.
 #[cube]
 pub(super) fn biased_score(x: f32, bias: f32, #[comptime] target: Target) -> f32 {
     let t = exp(-x.abs(), target);
@@ -40,7 +42,7 @@ pub(super) fn biased_score(x: f32, bias: f32, #[comptime] target: Target) -> f32
     sqrt(fma(t, p, max(x, 0.0f32)), target) + bias
 }
 
-/// The element `index` of `vector`, where an index past its size wraps around.
+/// The element `index` of `vector`. An index past its size wraps around.
 #[cube]
 pub(super) fn element<N: Size>(vector: Vector<f32, N>, index: u32) -> f32 {
     let size = N::value() as u32;

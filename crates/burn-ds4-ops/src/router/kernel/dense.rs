@@ -1,34 +1,36 @@
 use cubecl::prelude::*;
 
-use super::select::{Row, SelectBlueprint};
+use super::select::{RouterRow, SelectBlueprint};
 use crate::intrinsics::{arrives_last, multiply_tiles, shuffle_xor, sync_group};
 
 /// How [`dense_kernel`] is compiled.
 ///
-/// A cube owns `expert_planes * experts` experts and a stretch of `d_model`, both cut up among its planes. Every plane multiplies
-/// its experts' stretch of the gate by that of all tokens; the planes' sums meet in shared memory, the cubes' in device memory.
-/// The cut does not depend on the number of tokens, so that a token's sums do not either.
+/// A cube has `expert_planes * experts` experts and a part of `d_model`, both partitioned among its
+/// planes. Every plane multiplies its experts' part of the gate by that of all tokens. The planes'
+/// sums are reduced in shared memory, those of the cubes in device memory. The partition does not
+/// depend on the number of tokens, so that a token's sums do not either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DenseBlueprint {
-    /// Tokens of a cube, a power of two.
+    /// Tokens of each cube, a power of two.
     pub tokens: u32,
-    /// Experts of a plane, a power of two.
+    /// Experts of each plane, a power of two.
     pub experts: u32,
     /// Planes of a cube that divide its experts.
     pub expert_planes: u32,
-    /// Planes of a cube that divide its stretch of `d_model`.
+    /// Planes of a cube that divide its part of `d_model`.
     pub model_planes: u32,
-    /// Vectors of a row to a lane, or with tensor cores to four.
-    pub steps: u32,
-    /// Whether the cubes' stretches are all full.
+    /// Vectors of a row that each lane multiplies, or with tensor cores each four lanes.
+    pub k_steps: u32,
+    /// Whether no cube's part of `d_model` reaches beyond its end.
     pub even: bool,
     /// Lanes of a plane.
     pub plane: u32,
-    /// Where the tensor cores multiply, the name of the dtype of both factors.
-    pub tiles: Option<&'static str>,
-    /// The cube that comes last chooses the experts. Needs cubes that can hand results to each other.
-    pub finish: bool,
-    /// How the experts are chosen.
+    /// Where tensor cores multiply, the name of the dtype of both operands.
+    pub mma_dtype: Option<&'static str>,
+    /// Whether the last-arriving cube selects the experts. Needs cubes that can pass results to
+    /// each other.
+    pub last_cube_selects: bool,
+    /// How the experts are selected.
     pub select: SelectBlueprint,
 }
 
@@ -43,34 +45,37 @@ impl DenseBlueprint {
         self.experts * self.tokens
     }
 
-    /// Sums that a lane is left with when the plane has added its lanes up.
-    fn left(&self) -> u32 {
+    /// Sums that a lane holds after the plane has reduced them over its lanes.
+    fn lane_sums(&self) -> u32 {
         self.sums().div_ceil(self.plane)
     }
 
-    /// Steps of adding the plane's lanes up in which each lane hands half of its sums over, instead of adding all of them.
+    /// Steps of the reduction over lanes in which each lane sends half of its sums, instead of all
+    /// of them.
     fn halvings(&self) -> u32 {
         self.sums().min(self.plane).ilog2()
     }
 }
 
-/// What is multiplied.
+/// The operands of the product.
 #[derive(CubeType)]
-struct Factors<'a, X: Float, G: Float, N: Size> {
+struct RouterOperands<'a, X: Float, G: Float, N: Size> {
     x: &'a [Vector<X, N>],
     gate: &'a [Vector<G, N>],
     tokens: u32,
     experts: u32,
-    /// Vectors of a row, and from one row to the next.
+    /// Vectors of a row.
     model_vectors: u32,
+    /// Vectors from one row of `x` to the next.
     x_vectors: usize,
+    /// Vectors from one row of the gate to the next.
     gate_vectors: usize,
     #[cube(comptime)]
     blueprint: DenseBlueprint,
 }
 
 #[cube]
-impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
+impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
     #[allow(clippy::too_many_arguments)]
     fn new(
         x: &'a [Vector<X, N>],
@@ -82,7 +87,7 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
         gate_vectors: usize,
         #[comptime] blueprint: DenseBlueprint,
     ) -> Self {
-        Factors::<'a, X, G, N> {
+        RouterOperands::<'a, X, G, N> {
             x,
             gate,
             tokens,
@@ -94,8 +99,9 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
         }
     }
 
-    /// Sums of this plane, lane by lane. `stage` is `[model_planes, expert_planes, experts, tokens]`.
-    fn multiply(&self, stage: &mut Shared<[f32]>) {
+    /// Multiplies without tensor cores. `shared_partials` is
+    /// `[model_planes, expert_planes, experts, tokens]`.
+    fn multiply(&self, shared_partials: &mut Shared<[f32]>) {
         let blueprint = comptime!(self.blueprint);
         let lane = UNIT_POS_X;
         let expert_plane = UNIT_POS_Y % blueprint.expert_planes;
@@ -104,14 +110,14 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
         let first_expert = CUBE_POS_X * cube_experts + expert_plane * blueprint.experts;
         let first_token = CUBE_POS_Z * blueprint.tokens;
         let first_vector = (CUBE_POS_Y * blueprint.model_planes + model_plane)
-            * comptime!(blueprint.steps * blueprint.plane)
+            * comptime!(blueprint.k_steps * blueprint.plane)
             + lane;
 
-        // All of the gate first: it comes from furthest away.
+        // Reads all of the gate first, as it takes longest to arrive.
         let mut gates =
-            Array::<Vector<G, N>>::new(comptime!((blueprint.steps * blueprint.experts) as usize));
+            Array::<Vector<G, N>>::new(comptime!((blueprint.k_steps * blueprint.experts) as usize));
         #[unroll]
-        for step in 0..blueprint.steps {
+        for step in 0..blueprint.k_steps {
             let vector = first_vector + step * blueprint.plane;
             let inside = vector < self.model_vectors;
             let vector = if comptime!(blueprint.even) {
@@ -132,7 +138,7 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
             sums[i as usize] = 0.0f32;
         }
         #[unroll]
-        for step in 0..blueprint.steps {
+        for step in 0..blueprint.k_steps {
             let vector = first_vector + step * blueprint.plane;
             let inside = vector < self.model_vectors;
             let vector = if comptime!(blueprint.even) {
@@ -166,7 +172,8 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
             }
         }
 
-        // The lanes' sums become the plane's: as long as a lane holds several, it hands over half of them for the other half.
+        // Reduces the sums over lanes. As long as a lane holds several sums, it exchanges half of
+        // them for the partner's other half.
         let mut first = 0u32;
         let mut spare = false;
         #[unroll]
@@ -178,9 +185,9 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
                 #[unroll]
                 for i in 0..half {
                     let (low, high) = (sums[i as usize], sums[(i + half) as usize]);
-                    let given = select(upper, low, high);
-                    let kept = select(upper, high, low);
-                    sums[i as usize] = kept + shuffle_xor(given, mask, blueprint.select.target);
+                    let sent = select(upper, low, high);
+                    let own = select(upper, high, low);
+                    sums[i as usize] = own + shuffle_xor(sent, mask, blueprint.select.target);
                 }
                 first += select(upper, half, 0u32);
             } else {
@@ -191,17 +198,18 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
         let plane_sums = comptime!(blueprint.sums());
         if !spare {
             #[unroll]
-            for i in 0..comptime!(blueprint.left()) {
-                stage[(UNIT_POS_Y * plane_sums + first + i) as usize] = sums[i as usize];
+            for i in 0..comptime!(blueprint.lane_sums()) {
+                shared_partials[(UNIT_POS_Y * plane_sums + first + i) as usize] = sums[i as usize];
             }
         }
     }
 
-    /// Sums of this plane by the tensor cores: tiles of 16 experts by 8 tokens, two at a time from 32 columns of which each lane
-    /// has eight in a row of `x` and of the gate. Which column is which makes no difference to the sum.
-    fn multiply_tiles(&self, stage: &mut Shared<[f32]>) {
+    /// Multiplies with tensor cores: tiles of 16 experts by 8 tokens, two from each 32 columns.
+    /// Each lane holds eight columns of a row of `x` and of the gate. Both have the same columns in
+    /// the same order, so it makes no difference to the sum which they are.
+    fn multiply_mma(&self, shared_partials: &mut Shared<[f32]>) {
         let blueprint = comptime!(self.blueprint);
-        let dtype = comptime!(blueprint.tiles.unwrap_or_default());
+        let dtype = comptime!(blueprint.mma_dtype.unwrap_or_default());
         let row = UNIT_POS_X / 4;
         let quarter = UNIT_POS_X % 4;
         let first_expert = CUBE_POS_X * 16;
@@ -209,14 +217,14 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
         let low = min(first_expert + row, self.experts - 1) as usize * self.gate_vectors;
         let high = min(first_expert + row + 8, self.experts - 1) as usize * self.gate_vectors;
         let first_vector = (CUBE_POS_Y * blueprint.model_planes + UNIT_POS_Y)
-            * comptime!(blueprint.steps * 4)
+            * comptime!(blueprint.k_steps * 4)
             + quarter;
 
-        // All of the gate first: it comes from furthest away.
+        // Reads all of the gate first, as it takes longest to arrive.
         let mut gates =
-            Array::<Vector<u32, Const<4>>>::new(comptime!(2 * blueprint.steps as usize));
+            Array::<Vector<u32, Const<4>>>::new(comptime!(2 * blueprint.k_steps as usize));
         #[unroll]
-        for step in 0..blueprint.steps {
+        for step in 0..blueprint.k_steps {
             let vector = first_vector + step * 4;
             gates[comptime!(2 * step as usize)] = self.words(self.gate, low, vector);
             gates[comptime!(2 * step as usize + 1)] = self.words(self.gate, high, vector);
@@ -228,7 +236,7 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
             sums[group as usize] = Vector::new(0.0f32);
         }
         #[unroll]
-        for step in 0..blueprint.steps {
+        for step in 0..blueprint.k_steps {
             let vector = first_vector + step * 4;
             let low = gates[comptime!(2 * step as usize)];
             let high = gates[comptime!(2 * step as usize + 1)];
@@ -258,14 +266,14 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
             #[unroll]
             for i in 0..4u32 {
                 let expert = row + comptime!(i / 2 * 8);
-                let place = expert * blueprint.tokens + token + comptime!(i % 2);
-                stage[(plane + place) as usize] =
+                let index = expert * blueprint.tokens + token + comptime!(i % 2);
+                shared_partials[(plane + index) as usize] =
                     sums[group as usize].extract(comptime!(i as usize));
             }
         }
     }
 
-    /// A vector of eight 16-bit values as words, zeros past the end of the row.
+    /// Reads a vector of eight 16-bit values as words, or zeros past the end of the row.
     fn words<E: Float>(
         &self,
         matrix: &[Vector<E, N>],
@@ -283,19 +291,19 @@ impl<'a, X: Float, G: Float, N: Size> Factors<'a, X, G, N> {
     }
 }
 
-/// Multiplies a few tokens by the gate in partial sums, and routes them.
+/// Multiplies tokens by the gate in partial sums. With `last_cube_selects`, also routes them.
 ///
 /// - `x`: `[tokens, d_model]`, `gate`: `[experts, d_model]`, rows of vectors
-/// - `partial`: `[stretches, tokens, experts]`, scratch
+/// - `partials`: `[k_splits, tokens, experts]`, scratch
 /// - `arrived`: one number that is 0 between launches
-/// - the rest as for `select_kernel`
+/// - all others as for `select_kernel`
 #[cube(launch_unchecked, address_type = "dynamic")]
-// One condition is the kernel's, the other the argument's: CubeCL tells them apart by their nesting.
+// CubeCL tells the condition on the blueprint from the one on the argument by their nesting.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
     x: &[Vector<X, N>],
     gate: &[Vector<G, N>],
-    partial: &mut [Vector<f32, M>],
+    partials: &mut [Vector<f32, M>],
     arrived: &mut [Atomic<u32>],
     bias: ComptimeOption<&[Vector<f32, M>]>,
     padding: ComptimeOption<&[P]>,
@@ -313,25 +321,27 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
 ) {
     let cube_experts = comptime!(blueprint.cube_experts());
     let cube_sums = comptime!(cube_experts * blueprint.tokens);
-    let mut stage =
+    let mut shared_partials =
         Shared::<[f32]>::new_slice(comptime!((cube_sums * blueprint.model_planes) as usize));
-    // The cube that comes last would otherwise wait for the bias, which comes from as far away as the gate.
-    let mut bias_stage = Shared::<[Vector<f32, M>]>::new_slice(comptime!(if blueprint.finish {
-        blueprint.select.row_vectors() as usize
-    } else {
-        1
-    }));
+    // Loads the bias early, as the last-arriving cube would otherwise wait as long for it as for
+    // the gate.
+    let mut shared_bias =
+        Shared::<[Vector<f32, M>]>::new_slice(comptime!(if blueprint.last_cube_selects {
+            blueprint.select.row_vectors() as usize
+        } else {
+            1
+        }));
     #[comptime]
     if let ComptimeOption::Some(bias) = bias {
-        if comptime!(blueprint.finish) {
+        if comptime!(blueprint.last_cube_selects) {
             let mut vector = UNIT_POS;
             while vector < experts / M::value() as u32 {
-                bias_stage[vector as usize] = bias[vector as usize];
+                shared_bias[vector as usize] = bias[vector as usize];
                 vector += CUBE_DIM;
             }
         }
     }
-    let factors = Factors::<X, G, N>::new(
+    let factors = RouterOperands::<X, G, N>::new(
         x,
         gate,
         tokens,
@@ -341,14 +351,14 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
         gate_vectors,
         blueprint,
     );
-    if comptime!(blueprint.tiles.is_some()) {
-        factors.multiply_tiles(&mut stage);
+    if comptime!(blueprint.mma_dtype.is_some()) {
+        factors.multiply_mma(&mut shared_partials);
     } else {
-        factors.multiply(&mut stage);
+        factors.multiply(&mut shared_partials);
     }
     sync_cube();
 
-    // The planes' sums become the cube's.
+    // Reduces the planes' sums.
     let size = M::value() as u32;
     let columns = experts / size;
     let mut at = UNIT_POS;
@@ -358,11 +368,11 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
         let mut total = Vector::<f32, M>::new(0.0f32);
         #[unroll]
         for i in 0..M::value() {
-            let place = (expert + i as u32) * blueprint.tokens + token;
-            let mut sum = stage[place as usize];
+            let index = (expert + i as u32) * blueprint.tokens + token;
+            let mut sum = shared_partials[index as usize];
             #[unroll]
             for plane in 1..blueprint.model_planes {
-                sum += stage[(plane * cube_sums + place) as usize];
+                sum += shared_partials[(plane * cube_sums + index) as usize];
             }
             total.insert(i, sum);
         }
@@ -370,13 +380,13 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
         let token = CUBE_POS_Z * blueprint.tokens + token;
         if token < tokens && column < columns {
             let row = (CUBE_POS_Y * tokens + token) as usize;
-            partial[row * columns as usize + column as usize] = total;
+            partials[row * columns as usize + column as usize] = total;
         }
         at += CUBE_DIM;
     }
 
-    if comptime!(blueprint.finish) {
-        let near: ComptimeOption<&[Vector<f32, M>]> = bias.map(|_far| &bias_stage[..]);
+    if comptime!(blueprint.last_cube_selects) {
+        let bias_read: ComptimeOption<&[Vector<f32, M>]> = bias.map(|_far| &shared_bias[..]);
         if arrives_last(arrived, CUBE_COUNT as u32, blueprint.select.target) {
             if UNIT_POS == 0 {
                 arrived[0].store(0u32);
@@ -384,12 +394,12 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
             let mut token = UNIT_POS_Y;
             while token < tokens {
                 let at = token as usize * columns as usize;
-                let part_vectors = tokens as usize * columns as usize;
-                let row = Row::<f32, M>::new(
-                    &*partial,
-                    near,
+                let partial_vectors = tokens as usize * columns as usize;
+                let row = RouterRow::<f32, M>::new(
+                    &*partials,
+                    bias_read,
                     at,
-                    part_vectors,
+                    partial_vectors,
                     columns,
                     UNIT_POS_X,
                     none,
@@ -400,7 +410,7 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
                 let padded = padded.unwrap_or_else(|| false);
                 let first = token as usize * blueprint.select.k as usize;
                 row.write(weights, ids, first, scale, padded, true);
-                // The next row takes this one's place in shared memory.
+                // The next row overwrites this one's scores in shared memory.
                 sync_group(blueprint.select.target);
                 token += CUBE_DIM_Y;
             }

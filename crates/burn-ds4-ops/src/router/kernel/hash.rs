@@ -6,23 +6,23 @@ use crate::intrinsics::{Target, group_sum, reciprocal};
 /// How [`hash_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HashBlueprint {
-    /// Entries in a row of the table.
+    /// Entries in each row of the table.
     pub k: u32,
-    /// Lanes to a token: the power of two that holds `k`.
+    /// Lanes for each token: the smallest power of two that holds `k`.
     pub lanes: u32,
-    /// Where not 0, a token has a cube of one plane, each lane of which brings so many vectors of its logits into shared memory
-    /// while the ids are being looked up.
-    pub staged: u32,
+    /// If not 0, a token has a cube of one plane, and each lane loads this many vectors of its
+    /// logits into shared memory while the ids are looked up.
+    pub prefetch: u32,
     /// Lanes of a plane.
     pub plane: u32,
-    /// What the instructions are that the kernel may use.
+    /// Instructions that the kernel may use.
     pub target: Target,
 }
 
-/// Looks the experts of each token up and weights them.
+/// Looks the experts of each token up and computes their weights.
 ///
 /// - `table`: rows `table_stride` apart
-/// - `logits`: rows of `row_vectors` vectors, or nothing for equal weights
+/// - `logits`: rows of `row_vectors` vectors, or none for equal weights
 /// - `weights`, `ids`: `[tokens, k]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
@@ -43,28 +43,29 @@ pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
 ) {
     let lane = UNIT_POS_X % blueprint.lanes;
     let mut per_plane = CUBE_DIM_X / blueprint.lanes;
-    if comptime!(blueprint.staged > 0) {
+    if comptime!(blueprint.prefetch > 0) {
         per_plane = 1u32;
     }
     let group = UNIT_POS_X / blueprint.lanes;
     let token = (CUBE_POS as u32 * CUBE_DIM_Y + UNIT_POS_Y) * per_plane + group % per_plane;
     let writes = token < tokens && group < per_plane && lane < blueprint.k;
-    // Idle lanes repeat others' work, so that all take part in the sum.
+    // Idle lanes repeat the work of others, so that all lanes take part in the sum.
     let token = select(token < tokens, token, tokens - 1);
     let slot = select(lane < blueprint.k, lane, 0u32);
 
     let raw = token_ids[token as usize];
-    // A token's logits do not depend on its expert ids, so they travel while the ids are looked up.
+    // A token's logits do not depend on its expert ids, so they are loaded while the ids are looked
+    // up.
     let row = token as usize * row_vectors;
     let vectors = experts / N::value() as u32;
-    let mut staged = Array::<Vector<f32, N>>::new(comptime!(blueprint.staged as usize));
+    let mut prefetched = Array::<Vector<f32, N>>::new(comptime!(blueprint.prefetch as usize));
     #[comptime]
     if let ComptimeOption::Some(logits) = logits {
         #[unroll]
-        for i in 0..blueprint.staged {
+        for i in 0..blueprint.prefetch {
             let vector = i * CUBE_DIM_X + UNIT_POS_X;
             let vector = select(vector < vectors, vector, 0u32);
-            staged[i as usize] = Vector::cast_from(logits[row + vector as usize]);
+            prefetched[i as usize] = Vector::cast_from(logits[row + vector as usize]);
         }
     }
 
@@ -84,15 +85,15 @@ pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
     #[comptime]
     let weight = match logits {
         ComptimeOption::Some(logits) => {
-            let value = if comptime!(blueprint.staged > 0) {
-                let size = comptime!((blueprint.staged * blueprint.plane) as usize);
-                let mut stage = Shared::<[Vector<f32, N>]>::new_slice(size);
+            let value = if comptime!(blueprint.prefetch > 0) {
+                let size = comptime!((blueprint.prefetch * blueprint.plane) as usize);
+                let mut shared_logits = Shared::<[Vector<f32, N>]>::new_slice(size);
                 #[unroll]
-                for i in 0..blueprint.staged {
-                    stage[(i * CUBE_DIM_X + UNIT_POS_X) as usize] = staged[i as usize];
+                for i in 0..blueprint.prefetch {
+                    shared_logits[(i * CUBE_DIM_X + UNIT_POS_X) as usize] = prefetched[i as usize];
                 }
                 sync_cube();
-                element(stage[vector], id)
+                element(shared_logits[vector], id)
             } else {
                 element(Vector::<f32, N>::cast_from(logits[row + vector]), id)
             };

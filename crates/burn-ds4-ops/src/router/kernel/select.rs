@@ -5,38 +5,41 @@ use crate::intrinsics::{
     Target, group_ballot, group_max, group_sum, not_nan, reciprocal, sync_group,
 };
 
-/// Logits below make no difference to each other, but all rank above NaN, which takes the place of the lowest f32.
+/// Lower logits are raised to this one, which ranks above NaN: NaN becomes the lowest f32.
 const LOWEST_LOGIT: f32 = -1e38;
 
 /// How [`select_kernel`] is compiled.
 ///
-/// A group of `lanes` neighbouring lanes shares a row. Each lane goes through its part of the row once, leaves the scores in shared
-/// memory and keeps the best `depth` of them, without their ids; then `k` times the best head of the group's lists wins. Equal
-/// scores make no difference up to here. Last, the lane of each rank looks its score up to find the id: in the winner's part, or,
-/// where several elements have that score, in the whole row, the lower id first.
+/// A group of `lanes` neighbouring lanes works on a row. Each lane reads its part of the row once,
+/// writes the scores to shared memory and keeps a list of its best `depth` scores, without ids.
+/// Then the best head of the group's lists is taken, `k` times. Up to here equal scores need no
+/// distinction. Finally the lane of each rank finds the id of its score: in the part of the lane
+/// that the score came from or, where several elements have that score, in the whole row, the lower
+/// id first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SelectBlueprint {
-    /// Selects by `sqrt(softplus(x)) + bias` and returns weights, or selects by value and returns values.
+    /// Whether to select by `sqrt(softplus(x)) + bias` and return weights, or to select by value
+    /// and return values.
     pub scored: bool,
     /// Elements to select.
     pub k: u32,
-    /// Lanes to a row: a power of two that divides the plane.
+    /// Lanes for each row: a power of two that divides the plane.
     pub lanes: u32,
-    /// Vectors of a row to a lane, rounded up to whole chunks.
+    /// Vectors of a row for each lane, rounded up to a multiple of `read_vectors`.
     pub vectors: u32,
     /// Vectors that a lane reads at once.
-    pub chunk: u32,
-    /// Whether all lanes have so many.
+    pub read_vectors: u32,
+    /// Whether no lane's part reaches beyond the row.
     pub even: bool,
     /// Elements in a lane's list.
     pub depth: u32,
     /// Partial sums of which an element is the sum.
-    pub parts: u32,
+    pub partials: u32,
     /// Planes of a cube.
     pub planes: u32,
     /// Lanes of a plane.
     pub plane: u32,
-    /// What the instructions are that the kernel may use.
+    /// Instructions that the kernel may use.
     pub target: Target,
 }
 
@@ -56,62 +59,63 @@ impl SelectBlueprint {
         self.plane / self.lanes
     }
 
-    /// Vectors in shared memory.
-    pub fn staged_vectors(&self) -> u32 {
+    /// Vectors of a cube in shared memory.
+    pub fn shared_vectors(&self) -> u32 {
         self.row_vectors() * self.plane_rows() * self.planes
     }
 }
 
-/// A row, as a lane sees it.
+/// A row and the position of a lane in it.
 #[derive(CubeType)]
-pub(super) struct Row<'a, 'b, F: Float, N: Size> {
+pub(super) struct RouterRow<'a, 'b, F: Float, N: Size> {
     rows: &'a [Vector<F, N>],
     bias: ComptimeOption<&'b [Vector<f32, N>]>,
     /// First vector of the row.
     first: usize,
-    /// Vectors from one partial sum to the next.
-    part_vectors: usize,
+    /// Vectors from one partial to the next.
+    partial_vectors: usize,
     /// Vectors of the row.
     vectors: u32,
     lane: u32,
-    /// -inf: ranks below every element.
+    /// -inf, which ranks below every element.
     none: f32,
     #[cube(comptime)]
     blueprint: SelectBlueprint,
 }
 
-/// A lane's best scores in descending order, and how far they have been used up.
+/// A lane's best scores in descending order, and how many were taken from the list.
 #[derive(CubeType)]
-struct Best {
+struct BestScores {
     scores: Array<f32>,
-    /// The last that won, and how many equal ones have.
+    /// The last score that was taken.
     last: f32,
-    won: u32,
-    /// Nothing comes after the list.
-    complete: bool,
+    /// How many scores equal to it were taken.
+    taken: u32,
+    /// Whether the lane's part has no elements after the list.
+    exhausted: bool,
 }
 
-/// What a lane knows of the ranks that it looks up.
+/// The ranks whose ids a lane looks up.
 #[derive(CubeType)]
 struct Ranks {
     scores: Array<f32>,
     /// Lane whose part the score is from.
     owners: Array<u32>,
-    /// Ranks before with the same score.
+    /// Number of earlier ranks with the same score.
     equals: Array<u32>,
     ids: Array<u32>,
 }
 
 #[cube]
-impl Best {
-    /// Puts a score into its place, and the last one out.
+impl BestScores {
+    /// Inserts a score in order and drops the last one.
     fn insert(&mut self, score: f32, #[comptime] depth: u32) {
         let mut rest = score;
         #[unroll]
         for d in 0..depth {
-            let here = self.scores[d as usize];
-            self.scores[d as usize] = max(here, rest);
-            rest = min(here, rest);
+            let current = self.scores[d as usize];
+            self.scores[d as usize] = max(current, rest);
+            rest = min(current, rest);
         }
     }
 
@@ -122,10 +126,10 @@ impl Best {
         }
     }
 
-    /// Takes the first out.
+    /// Takes the first score from the list.
     fn pop(&mut self, none: f32, #[comptime] depth: u32) {
         let score = self.scores[0];
-        self.won = select(score == self.last, self.won + 1, 1u32);
+        self.taken = select(score == self.last, self.taken + 1, 1u32);
         self.last = score;
         #[unroll]
         for d in 1..depth {
@@ -136,23 +140,23 @@ impl Best {
 }
 
 #[cube]
-impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
+impl<'a, 'b, F: Float, N: Size> RouterRow<'a, 'b, F, N> {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         rows: &'a [Vector<F, N>],
         bias: ComptimeOption<&'b [Vector<f32, N>]>,
         first: usize,
-        part_vectors: usize,
+        partial_vectors: usize,
         vectors: u32,
         lane: u32,
         none: f32,
         #[comptime] blueprint: SelectBlueprint,
     ) -> Self {
-        Row::<'a, 'b, F, N> {
+        RouterRow::<'a, 'b, F, N> {
             rows,
             bias,
             first,
-            part_vectors,
+            partial_vectors,
             vectors,
             lane,
             none,
@@ -164,26 +168,32 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
         let first = self.first + vector as usize;
         let mut values = Vector::<f32, N>::cast_from(self.rows[first]);
         #[unroll]
-        for part in 1..comptime!(self.blueprint.parts as usize) {
-            values += Vector::<f32, N>::cast_from(self.rows[first + part * self.part_vectors]);
+        for partial in 1..comptime!(self.blueprint.partials as usize) {
+            values +=
+                Vector::<f32, N>::cast_from(self.rows[first + partial * self.partial_vectors]);
         }
         values
     }
 
-    /// Goes through the lane's part.
-    fn collect(&self, best: &mut Best, stage: &mut Shared<[Vector<f32, N>]>, at: u32) {
+    /// Reads the lane's part of the row, writes its scores to shared memory and lists the best.
+    fn collect(
+        &self,
+        best: &mut BestScores,
+        row_scores: &mut Shared<[Vector<f32, N>]>,
+        offset: u32,
+    ) {
         let blueprint = comptime!(self.blueprint);
         best.clear(self.none, blueprint.depth);
-        let mut values = Array::<Vector<f32, N>>::new(comptime!(blueprint.chunk as usize));
-        let mut biases = Array::<Vector<f32, N>>::new(comptime!(blueprint.chunk as usize));
-        // A number that the compiler does not know, lest it unrolls what the blueprint cut into chunks.
-        let chunk_vectors = comptime!(blueprint.chunk * blueprint.lanes);
-        let chunks = self.vectors.div_ceil(chunk_vectors);
-        for chunk in 0..chunks {
-            let first = chunk * chunk_vectors + self.lane;
-            // All that has to be waited for at once.
+        let mut values = Array::<Vector<f32, N>>::new(comptime!(blueprint.read_vectors as usize));
+        let mut biases = Array::<Vector<f32, N>>::new(comptime!(blueprint.read_vectors as usize));
+        // Divides a runtime number, so that the compiler does not unroll the loop.
+        let iteration_vectors = comptime!(blueprint.read_vectors * blueprint.lanes);
+        let iterations = self.vectors.div_ceil(iteration_vectors);
+        for iteration in 0..iterations {
+            let first = iteration * iteration_vectors + self.lane;
+            // All reads that are in flight at once.
             #[unroll]
-            for i in 0..blueprint.chunk {
+            for i in 0..blueprint.read_vectors {
                 let vector = first + i * blueprint.lanes;
                 let vector = if comptime!(blueprint.even) {
                     vector
@@ -197,21 +207,21 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
                 }
             }
             #[unroll]
-            for i in 0..blueprint.chunk {
+            for i in 0..blueprint.read_vectors {
                 let vector = first + i * blueprint.lanes;
                 let scores = self.scores(values[i as usize], biases[i as usize], vector, best);
-                stage[(at + vector) as usize] = scores;
+                row_scores[(offset + vector) as usize] = scores;
             }
         }
     }
 
-    /// The scores of a vector, which take part in the selection.
+    /// The scores of a vector, each of which is also inserted into the list.
     fn scores(
         &self,
         values: Vector<f32, N>,
         bias: Vector<f32, N>,
         vector: u32,
-        best: &mut Best,
+        best: &mut BestScores,
     ) -> Vector<f32, N> {
         let blueprint = comptime!(self.blueprint);
         let biased = self.bias.is_some();
@@ -222,10 +232,11 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
             let score = if comptime!(biased) {
                 biased_score(value, bias.extract(j), blueprint.target)
             } else {
-                // Without a bias the activations are in the order of the logits. Zeros of either sign are equal.
+                // Without a bias the activations are in the order of the logits. Zeros of either
+                // sign are equal.
                 let value = select(value == 0.0f32, 0.0f32, value);
                 if comptime!(blueprint.scored) {
-                    // The activation of -inf is a number, which that of NaN is not.
+                    // The activation of -inf is a number, but that of NaN is not.
                     select(value < LOWEST_LOGIT, LOWEST_LOGIT, value)
                 } else {
                     value
@@ -241,44 +252,50 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
         scores
     }
 
-    /// Goes through the lane's part again for what comes after its last winner.
-    fn collect_again(&self, best: &mut Best, stage: &Shared<[Vector<f32, N>]>, at: u32) {
+    /// Lists the best scores of the lane's part that come after the last one taken.
+    fn collect_again(
+        &self,
+        best: &mut BestScores,
+        row_scores: &Shared<[Vector<f32, N>]>,
+        offset: u32,
+    ) {
         let blueprint = comptime!(self.blueprint);
         best.clear(self.none, blueprint.depth);
         let mut equal = 0u32;
         for i in 0..blueprint.vectors {
-            let scores = stage[(at + i * blueprint.lanes + self.lane) as usize];
+            let scores = row_scores[(offset + i * blueprint.lanes + self.lane) as usize];
             #[unroll]
             for j in 0..N::value() {
                 let score = scores.extract(j);
-                let is_last = score == best.last && best.won > 0;
-                let after = best.won == 0 || score < best.last || (is_last && equal >= best.won);
+                let is_last = score == best.last && best.taken > 0;
+                let after =
+                    best.taken == 0 || score < best.last || (is_last && equal >= best.taken);
                 equal += select(is_last, 1u32, 0u32);
                 best.insert(select(after, score, self.none), blueprint.depth);
             }
         }
-        best.complete = best.scores[0] == self.none;
+        best.exhausted = best.scores[0] == self.none;
     }
 
-    /// The ids of the `k` best of the row: that of rank `slot * lanes + lane` in `ids[slot]`.
+    /// Finds the ids of the `k` best of the row: that of rank `slot * lanes + lane` in `ids[slot]`.
     fn choose(&self, ranks: &mut Ranks) {
         let blueprint = comptime!(self.blueprint);
         let slots = comptime!(blueprint.slots());
         let size = N::value();
         let whole = comptime!(blueprint.vectors as usize * size <= blueprint.depth as usize);
-        let mut stage =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(blueprint.staged_vectors() as usize));
+        let mut row_scores =
+            Shared::<[Vector<f32, N>]>::new_slice(comptime!(blueprint.shared_vectors() as usize));
         let group = UNIT_POS_X / blueprint.lanes;
-        let at = (UNIT_POS_Y * comptime!(blueprint.plane_rows()) + group)
+        let offset = (UNIT_POS_Y * comptime!(blueprint.plane_rows()) + group)
             * comptime!(blueprint.row_vectors());
-        let mut best = Best {
+        let mut best = BestScores {
             scores: Array::new(comptime!(blueprint.depth as usize)),
             last: self.none,
-            won: 0u32,
-            complete: false,
+            taken: 0u32,
+            exhausted: false,
         };
-        self.collect(&mut best, &mut stage, at);
-        best.complete = best.scores[0] == self.none;
+        self.collect(&mut best, &mut row_scores, offset);
+        best.exhausted = best.scores[0] == self.none;
 
         #[unroll]
         for slot in 0..slots {
@@ -291,9 +308,10 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
         let mut previous = self.none;
         for rank in 0..blueprint.k {
             if !whole {
-                // All lanes or none, so that the plane stays together; a list that is not empty comes out as it was.
-                if plane_any(best.scores[0] == self.none && !best.complete) {
-                    self.collect_again(&mut best, &stage, at);
+                // All lanes call it or none, so that the plane stays converged. It leaves a list
+                // that is not empty as it was.
+                if plane_any(best.scores[0] == self.none && !best.exhausted) {
+                    self.collect_again(&mut best, &row_scores, offset);
                 }
             }
             let score = group_max(best.scores[0], blueprint.lanes, blueprint.target);
@@ -317,14 +335,19 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
 
         sync_group(blueprint.target);
         if plane_any(tied) {
-            self.look_up_in_row(ranks, &stage, at);
+            self.look_up_in_row(ranks, &row_scores, offset);
         } else {
-            self.look_up_in_part(ranks, &stage, at);
+            self.look_up_in_lane(ranks, &row_scores, offset);
         }
     }
 
-    /// Each rank's score is the only such score of its row that can have won.
-    fn look_up_in_part(&self, ranks: &mut Ranks, stage: &Shared<[Vector<f32, N>]>, at: u32) {
+    /// Looks ids up where no two elements that could be taken have the same score.
+    fn look_up_in_lane(
+        &self,
+        ranks: &mut Ranks,
+        row_scores: &Shared<[Vector<f32, N>]>,
+        offset: u32,
+    ) {
         let blueprint = comptime!(self.blueprint);
         let length = N::value();
         let size = length as u32;
@@ -332,10 +355,11 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
         for slot in 0..comptime!(blueprint.slots() as usize) {
             let (score, owner) = (ranks.scores[slot], ranks.owners[slot]);
             let mut id = 0u32;
-            // Backwards: the owner may hold an equal score of a higher id that has not won.
+            // From the last to the first: the lane may also hold an equal score of a higher id that
+            // was not taken.
             for i in 0..blueprint.vectors {
                 let vector = (blueprint.vectors - 1 - i) * blueprint.lanes + owner;
-                let scores = stage[(at + vector) as usize];
+                let scores = row_scores[(offset + vector) as usize];
                 #[unroll]
                 for j in 0..N::value() {
                     let j = comptime!(length - 1 - j);
@@ -346,28 +370,33 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
         }
     }
 
-    /// Of equal scores, the lower ids are the earlier ranks'.
-    fn look_up_in_row(&self, ranks: &mut Ranks, stage: &Shared<[Vector<f32, N>]>, at: u32) {
+    /// Looks ids up in the whole row. Of equal scores, the lower ids have the earlier ranks.
+    fn look_up_in_row(
+        &self,
+        ranks: &mut Ranks,
+        row_scores: &Shared<[Vector<f32, N>]>,
+        offset: u32,
+    ) {
         let size = N::value() as u32;
         #[unroll]
         for slot in 0..comptime!(self.blueprint.slots() as usize) {
             let (score, equals) = (ranks.scores[slot], ranks.equals[slot]);
             let mut id = 0u32;
-            let mut seen = 0u32;
+            let mut matched = 0u32;
             for vector in 0..self.vectors {
-                let scores = stage[(at + vector) as usize];
+                let scores = row_scores[(offset + vector) as usize];
                 #[unroll]
                 for j in 0..N::value() {
                     let equal = scores.extract(j) == score;
-                    id = select(equal && seen == equals, vector * size + j as u32, id);
-                    seen += select(equal, 1u32, 0u32);
+                    id = select(equal && matched == equals, vector * size + j as u32, id);
+                    matched += select(equal, 1u32, 0u32);
                 }
             }
             ranks.ids[slot] = id;
         }
     }
 
-    /// Writes the `k` best of the row from `first` on.
+    /// Writes the `k` best of the row, from `first` on.
     pub(super) fn write<O: Float>(
         &self,
         values: &mut [O],
@@ -410,9 +439,10 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
         for slot in 0..slots {
             let rank = slot * blueprint.lanes + self.lane;
             if writes && rank < blueprint.k {
-                let at = first + rank as usize;
-                values[at] = O::cast_from(select(padded, 0.0f32, outputs[slot as usize] * factor));
-                ids[at] = select(padded, -1i32, ranks.ids[slot as usize] as i32);
+                let offset = first + rank as usize;
+                values[offset] =
+                    O::cast_from(select(padded, 0.0f32, outputs[slot as usize] * factor));
+                ids[offset] = select(padded, -1i32, ranks.ids[slot as usize] as i32);
             }
         }
     }
@@ -420,7 +450,8 @@ impl<'a, 'b, F: Float, N: Size> Row<'a, 'b, F, N> {
 
 /// Selects `k` elements of each row.
 ///
-/// - `rows`: rows of `columns` elements, `row_vectors` vectors apart; each in partial sums that are `part_vectors` apart
+/// - `rows`: rows of `columns` elements, `row_vectors` vectors apart; each as partial sums that are
+///   `partial_vectors` apart
 /// - `bias`: one per column
 /// - `padding`: non-zero where the row is padding
 /// - `values`: `[tokens, k]`, the weights or the elements; `ids`: `[tokens, k]`
@@ -435,7 +466,7 @@ pub(crate) fn select_kernel<F: Float, O: Float, P: Int, N: Size>(
     tokens: u32,
     columns: u32,
     row_vectors: usize,
-    part_vectors: usize,
+    partial_vectors: usize,
     scale: f32,
     none: f32,
     #[comptime] blueprint: SelectBlueprint,
@@ -446,17 +477,17 @@ pub(crate) fn select_kernel<F: Float, O: Float, P: Int, N: Size>(
         * comptime!(blueprint.plane_rows())
         + UNIT_POS_X / blueprint.lanes;
     let writes = token < tokens;
-    // Idle groups repeat the last row, so that all lanes take part in what a plane does together.
+    // Idle groups repeat the last row, so that all lanes take part in the operations of the plane.
     let token = select(writes, token, tokens - 1);
 
     let padded: ComptimeOption<bool> =
         padding.map(|padding| padding[token as usize] != P::from_int(0));
     let padded = padded.unwrap_or_else(|| false);
-    let row = Row::<F, N>::new(
+    let row = RouterRow::<F, N>::new(
         rows,
         bias,
         token as usize * row_vectors,
-        part_vectors,
+        partial_vectors,
         columns / N::value() as u32,
         lane,
         none,

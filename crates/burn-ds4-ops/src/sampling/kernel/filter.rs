@@ -1,4 +1,4 @@
-//! Which elements of a row are kept, and their weights.
+//! Which elements of a row the filters keep, and their weights.
 
 use cubecl::prelude::*;
 
@@ -9,24 +9,25 @@ use crate::topk::kernel::key::{LOWEST, key_of};
 /// The key of `+inf`.
 const INFINITE: u32 = 0x8000_0000 + 0x7f80_0000;
 
-/// Something of the elements of a row that is added up or looked for.
+/// What is summed or searched for over the elements of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Measure {
     /// One for each candidate, in the order of the logits.
     Logits,
-    /// One for each of the lowest logit that top-k keeps.
+    /// One for each element with the lowest logit that top-k keeps.
     EqualLogits,
-    /// The weights of what top-k keeps, in their order.
+    /// The weights of the elements that top-k keeps, in the order of weights.
     Weights,
-    /// Those of the lowest weight that top-p keeps.
+    /// The weights of elements with the lowest weight that top-p keeps.
     EqualWeights,
-    /// The weights of what is kept.
-    Kept,
+    /// The weights of all elements that are kept.
+    KeptWeights,
 }
 
-/// The bounds of what is kept. Each is that of the lowest, and of equal ones the last id.
+/// The bounds of the elements that are kept: the lowest logit and the lowest weight, and for
+/// elements that are equal to it the last id.
 #[derive(CubeType)]
-pub(super) struct Kept {
+pub(super) struct FilterBounds {
     pub highest: f32,
     pub highest_key: u32,
     pub rate: f32,
@@ -39,10 +40,16 @@ pub(super) struct Kept {
 }
 
 #[cube]
-impl Kept {
-    /// All candidates, given the highest logit.
-    pub fn new(highest: f32, highest_key: u32, rate: f32, farthest: f32, minimum: Wide) -> Kept {
-        Kept {
+impl FilterBounds {
+    /// The bounds that keep all candidates, given the highest logit.
+    pub fn new(
+        highest: f32,
+        highest_key: u32,
+        rate: f32,
+        farthest: f32,
+        minimum: Wide,
+    ) -> FilterBounds {
+        FilterBounds {
             highest,
             highest_key,
             rate,
@@ -60,7 +67,7 @@ impl Kept {
     }
 
     fn exponent_of(&self, x: f32, key: u32) -> u32 {
-        // Of halves, so that the difference is finite.
+        // Subtracts half of each, so that the difference is finite.
         let half = self.highest * 0.5f32 - x * 0.5f32;
         let near = min(half * self.rate, FARTHEST);
         let exponent = select(half <= self.farthest, near, FARTHEST);
@@ -68,7 +75,7 @@ impl Kept {
         select(key == self.highest_key, 0u32, exponent)
     }
 
-    /// What an element is looked for by, larger for those that are kept first.
+    /// The key by which an element is searched for: larger for elements that are kept first.
     pub fn rank(&self, x: f32, #[comptime] measure: Measure) -> u32 {
         let key = key_of(x);
         if comptime!(measure == Measure::Logits) {
@@ -83,7 +90,7 @@ impl Kept {
         self.among_logits(key_of(x), id)
     }
 
-    /// What an element adds to a sum.
+    /// The amount that an element adds to a sum.
     pub fn amount(&self, x: f32, id: u32, #[comptime] measure: Measure) -> Wide {
         let key = key_of(x);
         if comptime!(measure == Measure::EqualLogits) {
@@ -94,12 +101,13 @@ impl Kept {
                 let exponent = self.exponent_of(x, key);
                 let equal = exponent == self.exponent;
                 let mut taken = equal;
-                if comptime!(measure == Measure::Kept) {
+                if comptime!(measure == Measure::KeptWeights) {
                     taken = exponent < self.exponent || (equal && id <= self.exponent_id);
                 }
                 if taken {
                     let weight = weight_of(exponent);
-                    let low = comptime!(measure == Measure::Kept) && weight.is_below(&self.minimum);
+                    let low = comptime!(measure == Measure::KeptWeights)
+                        && weight.is_below(&self.minimum);
                     if !low {
                         amount.add(&weight);
                     }
@@ -125,7 +133,7 @@ pub(super) fn weight_of(exponent: u32) -> Wide {
     let left = SHIFT - min(whole, SHIFT);
     let right = max(whole, SHIFT) - SHIFT;
     Wide {
-        // No shift is by 32.
+        // No shift is by 32, which would be undefined.
         high: (mantissa >> 1) >> (31 - left),
         low: (mantissa << left) >> right,
     }

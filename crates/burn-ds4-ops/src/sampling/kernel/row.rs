@@ -1,47 +1,62 @@
 use cubecl::prelude::*;
 
-use super::filter::{Kept, Measure, weight_of};
-use super::scan::Scanner;
-use super::search::Search;
+use super::super::layout::SEED;
+use super::filter::{FilterBounds, Measure, weight_of};
+use super::lanes::LaneTables;
+use super::radix_select::WeightedRadixSelect;
+use super::scan::WideScanner;
 use super::wide::Wide;
 use crate::random::philox_words;
 use crate::topk::kernel::key::{LOWEST, float_of, key_of};
 
-/// Of a row without candidates.
+/// The token of a row without candidates.
 const NONE: i32 = -1;
-/// Units that share a strip of a row.
+/// Units that work on the same strip of a row.
 const STRIP_UNITS: u32 = 32;
 
 /// How [`sample_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SampleBlueprint {
-    /// Takes the highest logit.
+    /// Whether all rows take the highest logit.
     pub greedy: bool,
-    /// Keeps some logits only.
+    /// Whether top-k may drop candidates of any row.
     pub top_k: bool,
-    /// Keeps some of the weight only.
+    /// Whether top-p may drop candidates of any row.
     pub top_p: bool,
-    /// Units of a cube: a power of two, and no fewer than share a strip.
+    /// Units of a cube: a power of two, and at least the units of a strip.
     pub units: u32,
-    /// Binary logarithm of the number of bins of a search, which are no fewer than the units.
+    /// Binary logarithm of the number of bins of a search. There are at least as many bins as
+    /// units.
     pub log2_bins: u32,
 }
 
-/// Which logits are kept, in the units of weights.
+/// [`WeightFilter`](crate::sampling::weight::WeightFilter) as kernel arguments.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Filter {
+pub(crate) struct FilterArgs {
     pub rate: f32,
     pub farthest: f32,
+    /// 0 keeps all.
     pub top_k: u32,
-    /// In units of 2^-32.
+    /// In units of 2^-32; 0 keeps all.
     pub top_p: u32,
     pub minimum_high: u32,
     pub minimum_low: u32,
 }
 
+/// The rows of logits.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct RowShape {
+    pub rows: u32,
+    /// Vectors of a row, and from one row to the next.
+    pub vectors: u32,
+    pub row_vectors: usize,
+    /// Rows of a sequence.
+    pub sequence_rows: u32,
+}
+
 /// A row of logits.
 #[derive(CubeType)]
-pub(super) struct Row<'a, F: Float, N: Size> {
+pub(super) struct SamplingRow<'a, F: Float, N: Size> {
     logits: &'a [Vector<F, N>],
     first: usize,
     pub vectors: u32,
@@ -50,14 +65,14 @@ pub(super) struct Row<'a, F: Float, N: Size> {
 }
 
 #[cube]
-impl<'a, F: Float, N: Size> Row<'a, F, N> {
+impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
     fn new(
         logits: &'a [Vector<F, N>],
         first: usize,
         vectors: u32,
         #[comptime] units: u32,
-    ) -> Row<'a, F, N> {
-        Row::<'a, F, N> {
+    ) -> SamplingRow<'a, F, N> {
+        SamplingRow::<'a, F, N> {
             logits,
             first,
             vectors,
@@ -69,21 +84,21 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
         self.logits[self.first + vector as usize]
     }
 
-    /// What the elements of a vector add to a sum.
-    fn sum(&self, vector: u32, kept: &Kept, #[comptime] measure: Measure) -> Wide {
+    /// Sums what the elements of a vector add.
+    fn sum(&self, vector: u32, bounds: &FilterBounds, #[comptime] measure: Measure) -> Wide {
         let values = self.read(vector);
         let mut sum = Wide::new(0u32, 0u32);
         #[unroll]
         for i in 0..N::value() {
             let id = vector * N::value() as u32 + i as u32;
-            let amount = kept.amount(f32::cast_from(values.extract(i)), id, measure);
+            let amount = bounds.amount(f32::cast_from(values.extract(i)), id, measure);
             sum.add(&amount);
         }
         sum
     }
 
-    /// The key of the highest logit, and its lowest id. All of the cube must be here.
-    fn highest(&self, scanner: &mut Scanner) -> Wide {
+    /// The key of the highest logit, and its lowest id. Every unit of the cube must call this.
+    fn highest(&self, scanner: &mut WideScanner) -> Wide {
         let mut key = 0u32;
         let mut id = u32::MAX.runtime();
         let mut at = UNIT_POS;
@@ -103,15 +118,96 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
         scanner.first_highest(key, id)
     }
 
-    /// The first id up to which the sum is above `target`; where `is_share`, above that share of the whole, in units of 2^-64. All of
-    /// the cube must be here, and the sum must be above it.
+    /// Draws a token by `drawn`, a fraction in units of 2^-64, given the highest logit. Every unit
+    /// of the cube must call this.
+    fn draw(
+        &self,
+        highest: &Wide,
+        filter: &FilterArgs,
+        drawn: &Wide,
+        scanner: &mut WideScanner,
+        #[comptime] blueprint: SampleBlueprint,
+    ) -> u32 {
+        let mut bounds = FilterBounds::new(
+            float_of(highest.high),
+            highest.high,
+            filter.rate,
+            filter.farthest,
+            Wide::new(filter.minimum_high, filter.minimum_low),
+        );
+        let mut found = Shared::<[u32]>::new_slice(4usize);
+        let one = Wide::new(0u32, 1u32);
+        if comptime!(blueprint.top_k || blueprint.top_p) {
+            let mut search = WeightedRadixSelect::new(blueprint.log2_bins, blueprint.units);
+            if comptime!(blueprint.top_k) {
+                let count = filter.top_k;
+                if count > 0 {
+                    let last =
+                        search.find::<F, N>(self, &bounds, scanner, count, 0u32, Measure::Logits);
+                    if last.exists {
+                        bounds.key = last.rank;
+                        if last.needed.is_below(&last.equal) {
+                            let target = last.needed.minus(&one);
+                            bounds.key_id = self.locate(
+                                &target,
+                                &bounds,
+                                scanner,
+                                &mut found,
+                                false,
+                                Measure::EqualLogits,
+                            );
+                        }
+                    }
+                }
+            }
+            if comptime!(blueprint.top_p) {
+                let fraction = filter.top_p;
+                if fraction > 0 {
+                    let last = search.find::<F, N>(
+                        self,
+                        &bounds,
+                        scanner,
+                        0u32,
+                        fraction,
+                        Measure::Weights,
+                    );
+                    bounds.exponent = !last.rank;
+                    // If the equal ones without the last are not enough, all of them are kept.
+                    let others = last.equal.minus(&weight_of(!last.rank));
+                    if !others.is_below(&last.needed) {
+                        let target = last.needed.minus(&one);
+                        bounds.exponent_id = self.locate(
+                            &target,
+                            &bounds,
+                            scanner,
+                            &mut found,
+                            false,
+                            Measure::EqualWeights,
+                        );
+                    }
+                }
+            }
+        }
+        self.locate(
+            drawn,
+            &bounds,
+            scanner,
+            &mut found,
+            true,
+            Measure::KeptWeights,
+        )
+    }
+
+    /// The first id at which the running sum exceeds `target`. With `is_fraction`, `target` is a
+    /// fraction of the total in units of 2^-64. Every unit of the cube must call this, and the
+    /// total must exceed the target.
     fn locate(
         &self,
         target: &Wide,
-        kept: &Kept,
-        scanner: &mut Scanner,
+        bounds: &FilterBounds,
+        scanner: &mut WideScanner,
         found: &mut Shared<[u32]>,
-        #[comptime] is_share: bool,
+        #[comptime] is_fraction: bool,
         #[comptime] measure: Measure,
     ) -> u32 {
         let strips = comptime!(self.units / STRIP_UNITS);
@@ -122,13 +218,13 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
         let mut sum = Wide::new(0u32, 0u32);
         let mut at = strip * length + lane;
         while at < end {
-            let own = self.sum(at, kept, measure);
+            let own = self.sum(at, bounds, measure);
             sum.add(&own);
             at += STRIP_UNITS;
         }
         let scan = scanner.scan(&sum);
         let mut left = Wide::new(0u32, 0u32);
-        if comptime!(is_share) {
+        if comptime!(is_fraction) {
             left.add(&target.high_product(&scan.total));
         } else {
             left.add(target);
@@ -156,7 +252,7 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
         let end = min(first + own, end);
         let mut sum = Wide::new(0u32, 0u32);
         for at in first..end {
-            let own = self.sum(at, kept, measure);
+            let own = self.sum(at, bounds, measure);
             sum.add(&own);
         }
         let scan = scanner.scan(&sum);
@@ -171,7 +267,7 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
                 #[unroll]
                 for i in 0..N::value() {
                     let id = at * N::value() as u32 + i as u32;
-                    let amount = kept.amount(f32::cast_from(values.extract(i)), id, measure);
+                    let amount = bounds.amount(f32::cast_from(values.extract(i)), id, measure);
                     let is_before = target.is_below(&before);
                     before.add(&amount);
                     if !is_before && target.is_below(&before) {
@@ -185,10 +281,17 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
     }
 }
 
+/// The random number of a position, in units of 2^-64.
+#[cube]
+fn random_number(position: u32, seed_low: u32, seed_high: u32) -> Wide {
+    let words = philox_words(position, (seed_low, seed_high));
+    Wide::new(words.1, words.0)
+}
+
 /// Chooses a token for each row.
 ///
-/// - `logits`: rows of `vectors` vectors, `row_vectors` apart
-/// - `seeds`, `positions`: of each sequence, which has `of_sequence` rows
+/// - `logits`: rows of vectors
+/// - `seeds`, `positions`: for each sequence
 /// - `tokens`: `[rows]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
@@ -197,98 +300,78 @@ pub(crate) fn sample_kernel<F: Float, I: Int, J: Int, N: Size>(
     seeds: &[I],
     positions: &[J],
     tokens: &mut [i32],
-    rows: u32,
-    vectors: u32,
-    row_vectors: usize,
-    of_sequence: u32,
-    filter: Filter,
+    shape: RowShape,
+    filter: FilterArgs,
     #[comptime] blueprint: SampleBlueprint,
     #[define(F, I, J)] _dtypes: [ElemType; 3],
 ) {
-    // Cubes too many repeat others' work.
-    let index = min(CUBE_POS as u32, rows - 1);
-    let row = Row::<F, N>::new(
+    // Cubes beyond the rows repeat the work of the last one.
+    let index = min(CUBE_POS as u32, shape.rows - 1);
+    let row = SamplingRow::<F, N>::new(
         logits,
-        index as usize * row_vectors,
-        vectors,
+        index as usize * shape.row_vectors,
+        shape.vectors,
         blueprint.units,
     );
-    let mut scanner = Scanner::new(blueprint.units);
+    let mut scanner = WideScanner::new(blueprint.units);
     let highest = row.highest(&mut scanner);
     let mut token = NONE.runtime();
     if highest.high > LOWEST {
         if comptime!(blueprint.greedy) {
             token = highest.low as i32;
         } else {
-            let mut kept = Kept::new(
-                float_of(highest.high),
-                highest.high,
-                filter.rate,
-                filter.farthest,
-                Wide::new(filter.minimum_high, filter.minimum_low),
-            );
-            let mut found = Shared::<[u32]>::new_slice(4usize);
-            let one = Wide::new(0u32, 1u32);
-            if comptime!(blueprint.top_k || blueprint.top_p) {
-                let mut search = Search::new(blueprint.log2_bins, blueprint.units);
-                if comptime!(blueprint.top_k) {
-                    let last = search.find::<F, N>(
-                        &row,
-                        &kept,
-                        &mut scanner,
-                        filter.top_k,
-                        0u32,
-                        Measure::Logits,
-                    );
-                    if last.exists {
-                        kept.key = last.rank;
-                        if last.needed.is_below(&last.equal) {
-                            let target = last.needed.minus(&one);
-                            kept.key_id = row.locate(
-                                &target,
-                                &kept,
-                                &mut scanner,
-                                &mut found,
-                                false,
-                                Measure::EqualLogits,
-                            );
-                        }
-                    }
-                }
-                if comptime!(blueprint.top_p) {
-                    let last = search.find::<F, N>(
-                        &row,
-                        &kept,
-                        &mut scanner,
-                        0u32,
-                        filter.top_p,
-                        Measure::Weights,
-                    );
-                    kept.exponent = !last.rank;
-                    // Without the last of the equal ones, the others are not enough.
-                    let others = last.equal.minus(&weight_of(!last.rank));
-                    if !others.is_below(&last.needed) {
-                        let target = last.needed.minus(&one);
-                        kept.exponent_id = row.locate(
-                            &target,
-                            &kept,
-                            &mut scanner,
-                            &mut found,
-                            false,
-                            Measure::EqualWeights,
-                        );
-                    }
-                }
-            }
-            let sequence = (index / of_sequence) as usize;
-            let position = u32::cast_from(positions[sequence]) + index % of_sequence;
-            let seed = (
+            let sequence = (index / shape.sequence_rows) as usize;
+            let position = u32::cast_from(positions[sequence]) + index % shape.sequence_rows;
+            let drawn = random_number(
+                position,
                 u32::cast_from(seeds[2 * sequence]),
                 u32::cast_from(seeds[2 * sequence + 1]),
             );
-            let words = philox_words(position, seed);
-            let drawn = Wide::new(words.1, words.0);
-            token = row.locate(&drawn, &kept, &mut scanner, &mut found, true, Measure::Kept) as i32;
+            token = row.draw(&highest, &filter, &drawn, &mut scanner, blueprint) as i32;
+        }
+    }
+    if UNIT_POS == 0 {
+        tokens[index as usize] = token;
+    }
+}
+
+/// Chooses a token for each row by the parameters of its lane. The blueprint is for any parameters.
+///
+/// - `logits`: rows of vectors
+/// - `positions`: for each lane
+/// - `tokens`: `[rows]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn sample_lanes_kernel<F: Float, J: Int, N: Size>(
+    logits: &[Vector<F, N>],
+    tables: LaneTables,
+    positions: &[J],
+    tokens: &mut [i32],
+    shape: RowShape,
+    #[comptime] blueprint: SampleBlueprint,
+    #[define(F, J)] _dtypes: [ElemType; 2],
+) {
+    let index = min(CUBE_POS as u32, shape.rows - 1);
+    let row = SamplingRow::<F, N>::new(
+        logits,
+        index as usize * shape.row_vectors,
+        shape.vectors,
+        blueprint.units,
+    );
+    let mut scanner = WideScanner::new(blueprint.units);
+    let highest = row.highest(&mut scanner);
+    let mut token = NONE.runtime();
+    if highest.high > LOWEST {
+        token = highest.low as i32;
+        let lane = index / shape.sequence_rows;
+        let filter = tables.filter(lane);
+        if filter.rate > 0.0f32 {
+            let position = u32::cast_from(positions[lane as usize]) + index % shape.sequence_rows;
+            let drawn = random_number(
+                position,
+                tables.word(lane, comptime!(SEED[0])),
+                tables.word(lane, comptime!(SEED[1])),
+            );
+            token = row.draw(&highest, &filter, &drawn, &mut scanner, blueprint) as i32;
         }
     }
     if UNIT_POS == 0 {

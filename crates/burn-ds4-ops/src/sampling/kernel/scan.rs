@@ -1,19 +1,19 @@
-//! Sums over the units of a cube.
+//! Sums over the units of a cube, in 64 bits.
 
 use cubecl::prelude::*;
 
 use super::wide::Wide;
 
-/// A sum over the units before this one, and over all.
+/// A sum over the preceding units, and over all.
 #[derive(CubeType)]
-pub(super) struct Scan {
+pub(super) struct WideScan {
     pub before: Wide,
     pub total: Wide,
 }
 
-/// Sums in shared memory: after a scan, each unit's own and all before it.
+/// Shared memory for sums. After a scan it holds, for each unit, the sum up to and including it.
 #[derive(CubeType)]
-pub(super) struct Scanner {
+pub(super) struct WideScanner {
     high: Shared<[u32]>,
     low: Shared<[u32]>,
     #[cube(comptime)]
@@ -21,9 +21,9 @@ pub(super) struct Scanner {
 }
 
 #[cube]
-impl Scanner {
-    pub fn new(#[comptime] units: u32) -> Scanner {
-        Scanner {
+impl WideScanner {
+    pub fn new(#[comptime] units: u32) -> WideScanner {
+        WideScanner {
             high: Shared::new_slice(units as usize),
             low: Shared::new_slice(units as usize),
             units,
@@ -39,8 +39,9 @@ impl Scanner {
         self.low[UNIT_POS as usize] = low;
     }
 
-    /// All of the cube must be here, and be done with what the last one left.
-    pub fn scan(&mut self, own: &Wide) -> Scan {
+    /// Sums over the units. Every unit of the cube must call this, after it has read the results of
+    /// the previous call.
+    pub fn scan(&mut self, own: &Wide) -> WideScan {
         let units = comptime!(self.units);
         self.set(own.high, own.low);
         sync_cube();
@@ -55,13 +56,14 @@ impl Scanner {
             self.set(sum.high, sum.low);
             sync_cube();
         }
-        Scan {
+        WideScan {
             before: self.sum_at(UNIT_POS).minus(own),
             total: self.sum_at(comptime!(units - 1)),
         }
     }
 
-    /// The highest of all keys, and the lowest id that has it: as the high and the low half. All of the cube must be here.
+    /// The highest of all keys in the high half and the lowest id that has it in the low half.
+    /// Every unit of the cube must call this.
     pub fn first_highest(&mut self, key: u32, id: u32) -> Wide {
         let units = comptime!(self.units);
         self.set(key, id);

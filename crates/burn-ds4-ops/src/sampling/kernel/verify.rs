@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
-/// How many of a sequence's tokens are its drafts, and its tokens up to the first that is not; a unit to a sequence.
+/// Counts the tokens of each sequence that match its drafts and writes its tokens up to the first
+/// that does not, with one unit for each sequence.
 ///
 /// - `tokens`, `verified`: `[sequences, count + 1]`
 /// - `drafts`: `[sequences, count]`
@@ -17,20 +18,21 @@ pub(crate) fn verify_kernel<I: Int>(
 ) {
     let sequence = CUBE_POS as u32 * CUBE_DIM + UNIT_POS;
     if sequence < sequences {
-        let mut stand = 0u32;
+        let mut matched = 0u32;
         let first = sequence * (count + 1);
         for i in 0..count + 1 {
             let at = (first + i) as usize;
             let token = tokens[at];
-            verified[at] = select(stand == i, token, -1i32);
-            if stand == i && i < count && token >= 0 {
-                // Wider integers may be out of range of a token.
+            verified[at] = select(matched == i, token, -1i32);
+            if matched == i && i < count && token >= 0 {
+                // Compared in the dtype of the drafts, as a wider integer may be out of the range
+                // of a token.
                 let draft = drafts[(sequence * count + i) as usize];
                 if draft == I::cast_from(token) {
-                    stand += 1;
+                    matched += 1;
                 }
             }
         }
-        accepted[sequence as usize] = i32::cast_from(stand);
+        accepted[sequence as usize] = i32::cast_from(matched);
     }
 }

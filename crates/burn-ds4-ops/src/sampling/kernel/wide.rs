@@ -1,4 +1,4 @@
-//! Integers of 64 bits, for shader languages that have none.
+//! 64-bit integers, for shader languages that have none.
 
 use cubecl::prelude::*;
 
@@ -40,12 +40,12 @@ impl Wide {
     }
 
     /// The product with `factor`, divided by 2^32 and rounded up.
-    pub fn share(&self, factor: u32) -> Wide {
+    pub fn fraction(&self, factor: u32) -> Wide {
         let low = Wide::product(self.low, factor);
-        let mut share = Wide::product(self.high, factor);
-        share.add(&Wide::new(0u32, low.high));
-        share.add(&Wide::new(0u32, select(low.low > 0, 1u32, 0u32)));
-        share
+        let mut fraction = Wide::product(self.high, factor);
+        fraction.add(&Wide::new(0u32, low.high));
+        fraction.add(&Wide::new(0u32, select(low.low > 0, 1u32, 0u32)));
+        fraction
     }
 
     /// The product with `other`, divided by 2^64 and rounded down.

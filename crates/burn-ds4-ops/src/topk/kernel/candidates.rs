@@ -2,25 +2,25 @@
 
 use cubecl::prelude::*;
 
+use super::bitmap::ColumnBitmap;
 use super::key::{NONE, key_of, key_of_column, lower_bound_of};
-use super::map::Map;
-use super::row::Row;
-use super::search::{Search, Units};
+use super::radix_select::{CubeUnits, RadixSelect};
+use super::row::TopkRow;
 use crate::intrinsics::{ballot, plane_running_sum, plane_value, push_below};
 
-/// How rows are worked on that no cube can hold.
+/// How [`long_row_kernel`](super::long_row_kernel) is compiled, for rows that no cube can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LongRowBlueprint {
     /// Vectors that a unit reads at once.
     pub vectors: u32,
-    /// Vectors of the sample to a unit.
+    /// Vectors of the sample that each unit reads.
     pub sample: u32,
-    /// Candidates that there is room for.
+    /// Most candidates that shared memory holds.
     pub capacity: u32,
-    /// Words of the map of chosen columns: a power of two, and at least one to a unit.
+    /// Words of the bitmap of chosen columns: a power of two, and at least one for each unit.
     pub words: u32,
     /// The units of a cube.
-    pub units: Units,
+    pub units: CubeUnits,
 }
 
 /// Candidates in shared memory, in no particular order.
@@ -36,7 +36,7 @@ pub(super) struct Candidates {
 
 #[cube]
 impl Candidates {
-    /// All of the cube must wait for each other before the first is added.
+    /// Creates an empty list. The cube must synchronise before the first candidate is added.
     pub fn new(#[comptime] blueprint: LongRowBlueprint) -> Candidates {
         let candidates = Candidates {
             values: Shared::new_slice(comptime!(blueprint.capacity as usize)),
@@ -50,15 +50,16 @@ impl Candidates {
         candidates
     }
 
-    /// How many there are, those that there was no room for included.
+    /// The number of candidates, including those beyond the capacity, which are dropped.
     pub fn count(&self) -> u32 {
         self.count[0usize].load()
     }
 
-    /// Adds what is not below `threshold` in the vectors `from..end` of a row. All of the cube must be here.
+    /// Adds the elements of the vectors `from..end` that are not below `threshold`. Every unit of
+    /// the cube must call this.
     pub fn collect<F: Float, N: Size>(
         &mut self,
-        row: &Row<'_, F, N>,
+        row: &TopkRow<'_, F, N>,
         from: u32,
         end: u32,
         threshold: u32,
@@ -68,7 +69,7 @@ impl Candidates {
         let count = comptime!(blueprint.vectors as usize);
         let length = N::value();
         let size = N::value() as u32;
-        // A comparison that rounds very small numbers to zero lets in more, never less.
+        // A comparison that rounds very small numbers to zero adds more candidates, never fewer.
         let lowest = lower_bound_of(threshold);
         let step = comptime!(units.cube * blueprint.vectors);
         let mut at = from;
@@ -79,7 +80,7 @@ impl Candidates {
                 let vector = at + UNIT_POS + comptime!(i as u32 * units.cube);
                 values[i] = row.read(min(vector, end - 1));
             }
-            // The first element in the highest bit.
+            // The first element is in the highest bit.
             let mut below = 0u32;
             #[unroll]
             for i in 0..count {
@@ -91,7 +92,7 @@ impl Candidates {
                 }
             }
             let mut hits = below ^ comptime!(((1u64 << (count * length)) - 1) as u32);
-            // Where the window begins or ends within a vector, or the vectors within a step.
+            // The window begins or ends within a vector, or the vectors end within this iteration.
             let whole = at * size >= row.window.start && (at + step) * size <= row.window.end;
             if !whole || at + step > end {
                 #[unroll]
@@ -114,23 +115,24 @@ impl Candidates {
                 if UNIT_POS % units.plane == last {
                     base = self.count[0usize].fetch_add(sum);
                 }
-                let mut place = plane_value(base, last, units.target) + sum - own;
-                // Few lanes have more than one.
+                let mut slot = plane_value(base, last, units.target) + sum - own;
+                // Few lanes have more than one hit.
                 while hits != 0 {
                     let bit = hits.trailing_zeros();
                     let hit = comptime!((count * length) as u32 - 1) - bit;
-                    // Not a remainder: WGSL's of one is not 0 on every driver.
+                    // Shift and mask, as in WGSL a remainder of a division by 1 is not 0 on every
+                    // driver.
                     let (i, j) = (
                         hit >> comptime!(length.ilog2()),
                         hit & comptime!(length as u32 - 1),
                     );
                     let column = (at + UNIT_POS + i * units.cube) * size + j;
-                    if place < blueprint.capacity {
-                        // Still in a cache, which costs less than to find it in a register.
-                        self.values[place as usize] = row.value(column);
-                        self.columns[place as usize] = column - row.window.start;
+                    if slot < blueprint.capacity {
+                        // Reading it again from the cache costs less than finding it in a register.
+                        self.values[slot as usize] = row.value(column);
+                        self.columns[slot as usize] = column - row.window.start;
                     }
-                    place += 1;
+                    slot += 1;
                     hits &= hits - 1;
                 }
             }
@@ -138,12 +140,13 @@ impl Candidates {
         }
     }
 
-    /// Writes the columns of the `k` largest of the first `count`, ascending. All of the cube must be here.
+    /// Writes the columns of the `k` largest of the first `count`, ascending. Every unit of the
+    /// cube must call this.
     #[allow(clippy::too_many_arguments)]
     pub fn choose(
         &self,
-        search: &mut Search,
-        map: &mut Map,
+        search: &mut RadixSelect,
+        bitmap: &mut ColumnBitmap,
         count: u32,
         length: u32,
         ids: &mut [i32],
@@ -152,29 +155,29 @@ impl Candidates {
     ) {
         let units = comptime!(self.blueprint.units);
         search.begin(k);
-        while search.goes_on() {
+        while search.needs_pass() {
             let mut i = UNIT_POS;
             while i < count {
                 let x = self.values[i as usize];
                 if search.whole {
-                    search.add_first(x, x, true, false);
-                } else if search.may_hold(x) {
+                    search.add_pair(x, x, true, false);
+                } else if search.may_contain(x) {
                     search.add_key(key_of(x), 1u32);
                 }
                 i += units.cube;
             }
             search.advance();
         }
-        let choice = search.choice();
+        let selection = search.selection();
         let mut last = NONE.runtime();
-        if choice.equals > 0 {
+        if selection.equals > 0 {
             let (first, end) = (key_of_column(length - 1), key_of_column(0u32));
             let (needed, inside) = (search.needed, search.inside);
-            search.begin_within(needed, inside, first, end);
-            while search.goes_on() {
+            search.begin_in(needed, inside, first, end);
+            while search.needs_pass() {
                 let mut i = UNIT_POS;
                 while i < count {
-                    if key_of(self.values[i as usize]) == choice.equal {
+                    if key_of(self.values[i as usize]) == selection.equal {
                         search.add_key(key_of_column(self.columns[i as usize]), 1u32);
                     }
                     i += units.cube;
@@ -191,13 +194,13 @@ impl Candidates {
             while i < count {
                 let key = key_of(self.values[i as usize]);
                 let column = self.columns[i as usize];
-                let equal = choice.equals > 0 && key == choice.equal;
-                if key >= choice.lowest || (equal && key_of_column(column) >= last) {
-                    map.mark(column, first);
+                let equal = selection.equals > 0 && key == selection.equal;
+                if key >= selection.lowest || (equal && key_of_column(column) >= last) {
+                    bitmap.mark(column, first);
                 }
                 i += units.cube;
             }
-            taken += map.write(&mut search.scanner, first, ids, out + taken as usize);
+            taken += bitmap.write(&mut search.scanner, first, ids, out + taken as usize);
             first += comptime!(self.blueprint.words * 32);
         }
     }

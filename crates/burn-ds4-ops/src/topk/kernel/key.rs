@@ -1,14 +1,15 @@
-//! Integers in the order of the floats they stand for, and a first, coarse division of them into bins.
+//! Integer keys in the order of the floats that they stand for, and their bins in the first pass of
+//! a search.
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, half_to_float, ordered_halves};
+use crate::intrinsics::{Target, f16_to_f32, ordered_f16};
 
-/// The key of zero. A number's key differs from it by its magnitude's bits.
+/// The key of zero. The key of a number differs from it by the bits of its magnitude.
 const ZERO: u32 = 0x8000_0000;
-/// The key of `-inf`, and of NaN. Every element has at least this.
+/// The key of `-inf` and of NaN. No element has a lower one.
 pub(crate) const LOWEST: u32 = ZERO - INFINITY;
-/// No element.
+/// The key of no element.
 pub(super) const NONE: u32 = 0;
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
@@ -22,66 +23,70 @@ const MAX_COLUMN: u32 = (1 << 23) - 1;
 /// Binary logarithm of the number of bins.
 pub(super) const LOG2_BINS: u32 = 11;
 pub(super) const BINS: u32 = 1 << LOG2_BINS;
-/// Magnitudes from here on, for 32 powers of two, have bins of a 32nd of a power of two each. What is smaller shares a bin, as does
-/// what is larger with the last of its sign.
+/// Magnitudes from here on, over 32 powers of two, have bins that are a 32nd of a power of two
+/// wide. All smaller ones share a bin; larger ones share the last bin of their sign.
 const FIRST: u32 = (127 - 16) << 23;
 const LOG2_WIDTH: u32 = 18;
-/// Keys of either sign that have bins of that width.
+/// Number of keys of either sign that have bins of that width.
 const RANGE: u32 = 32 << 23;
-/// The lowest of the negative and of the positive ones.
+/// The lowest such key among the negative numbers and among the positive ones.
 const NEGATIVE: u32 = ZERO - FIRST - RANGE + 1;
 const POSITIVE: u32 = ZERO + FIRST;
-/// Of half precision, bits that make no difference to the bin.
-const HALF_SHIFT: u32 = 5;
-/// The bin of zero, and as many bins further that of infinity.
-const HALF_ZERO: u32 = BINS / 2;
-const HALF_INFINITY: u32 = 0x7c00 >> HALF_SHIFT;
-/// The bits of the lowest magnitude that is not cut to zero.
-const HALF_LOWEST: u32 = (127 - 24) << 23;
+/// Low bits of an f16 that make no difference to the bin.
+const F16_SHIFT: u32 = 5;
+/// The bin of zero, and the number of bins from there to that of infinity.
+const F16_ZERO: u32 = BINS / 2;
+const F16_INFINITY: u32 = 0x7c00 >> F16_SHIFT;
+/// The bits of the smallest magnitude that is not truncated to zero.
+const F16_LOWEST: u32 = (127 - 24) << 23;
 
-/// Larger for larger numbers, the same for zeros of either sign.
+/// The key of a float: larger for larger numbers, and the same for zeros of either sign.
 #[cube]
 pub(crate) fn key_of(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
     let magnitude = bits & MAGNITUDE;
     let signed = select(bits > MAGNITUDE, !magnitude + 1, magnitude);
-    // A comparison of floats may take it for granted that there is no NaN.
+    // Comparisons of the bits, as the compiler may assume that floats it compares are not NaN.
     select(magnitude > INFINITY, LOWEST, signed + ZERO)
 }
 
-/// The float of a key, or the first that is one.
+/// The float of a key, or `-inf` if the key is lower than that of any float.
 #[cube]
 pub(crate) fn float_of(key: u32) -> f32 {
     let key = max(key, LOWEST);
     f32::reinterpret(select(key < ZERO, 0u32 - key, key - ZERO))
 }
 
-/// The float of a key from which an element that is not lower is subtracted without a change to the sign: zero is negative, as
-/// `-0.0 - 0.0` is, but not `-0.0 - -0.0`.
+/// The float of a key, to be subtracted from elements: the sign bit of the difference is set only
+/// if the element is lower. Zero becomes `-0.0`, as the bit is set in `-0.0 - 0.0`, but not in
+/// `-0.0 - -0.0`.
 #[cube]
 pub(super) fn lower_bound_of(key: u32) -> f32 {
     f32::reinterpret(select(key == ZERO, SIGN, u32::reinterpret(float_of(key))))
 }
 
-/// Whether a comparison of floats finds the same keys to be lower as one of keys, even if it rounds the smallest to zero.
+/// Whether comparing floats finds the same elements below a key as comparing keys does, even if the
+/// comparison rounds the smallest numbers to zero.
 #[cube]
 pub(super) fn is_comparable(key: u32) -> bool {
     let magnitude = select(key < ZERO, ZERO - key, key - ZERO);
     magnitude - NORMAL < INFINITY - NORMAL
 }
 
-/// In the order of a row, reversed: for a second search among columns whose keys are equal.
+/// A key that is larger for lower columns, for a second search among columns whose elements are
+/// equal.
 #[cube]
 pub(super) fn key_of_column(column: u32) -> u32 {
     comptime!(MAX_COLUMN + 1) - column
 }
 
-/// The bins of two floats, the first in the lower half: larger or the same for larger floats.
+/// The bins of two floats, the first in the low half of the word. Larger floats have larger bins or
+/// the same.
 #[cube]
 pub(super) fn bins_of(a: f32, b: f32, #[comptime] target: Target) -> u32 {
     if target.ptx {
-        // Both halves have to be cut off what they get of the other.
-        (ordered_halves(a, b) >> HALF_SHIFT) & comptime!(((BINS - 1) << 16) | (BINS - 1))
+        // Clears the bits that the shift moves from one half of the word into the other.
+        (ordered_f16(a, b) >> F16_SHIFT) & comptime!(((BINS - 1) << 16) | (BINS - 1))
     } else {
         bin_of(key_of(a)) | (bin_of(key_of(b)) << 16)
     }
@@ -94,19 +99,19 @@ fn bin_of(key: u32) -> u32 {
     (negative + positive) >> LOG2_WIDTH
 }
 
-/// The lowest key of a bin; of the bin after the last, one more than that of `+inf`.
+/// The lowest key of a bin. For the bin after the last, one more than the key of `+inf`.
 #[cube]
 pub(super) fn first_key(bin: u32, #[comptime] target: Target) -> u32 {
     let after = comptime!(ZERO + INFINITY + 1);
     if target.ptx {
         // A negative bin ends where that of the next magnitude begins.
-        let negative = bin < HALF_ZERO;
-        let magnitude = select(negative, HALF_ZERO - bin, bin - HALF_ZERO);
-        let bits = u32::reinterpret(half_to_float(magnitude << HALF_SHIFT));
+        let negative = bin < F16_ZERO;
+        let magnitude = select(negative, F16_ZERO - bin, bin - F16_ZERO);
+        let bits = u32::reinterpret(f16_to_f32(magnitude << F16_SHIFT));
         let key = select(negative, comptime!(ZERO + 1) - bits, ZERO + bits);
-        let key = select(bin == HALF_ZERO, comptime!(ZERO - HALF_LOWEST + 1), key);
+        let key = select(bin == F16_ZERO, comptime!(ZERO - F16_LOWEST + 1), key);
         let infinite = select(negative, comptime!(NONE + 1), after);
-        select(magnitude > HALF_INFINITY, infinite, key)
+        select(magnitude > F16_INFINITY, infinite, key)
     } else {
         let position = bin << LOG2_WIDTH;
         let negative = NEGATIVE + position;

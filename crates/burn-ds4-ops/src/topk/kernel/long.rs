@@ -1,19 +1,20 @@
 use cubecl::prelude::*;
 
+use super::bitmap::ColumnBitmap;
 use super::candidates::{Candidates, LongRowBlueprint};
 use super::key::NONE;
-use super::map::Map;
-use super::row::{Row, take_all};
+use super::radix_select::RadixSelect;
+use super::row::{TopkRow, write_all_columns};
 use super::sample::{sampled_vector, threshold};
-use super::search::Search;
-use super::window::{Tokens, Window};
+use super::window::{CausalWindowArgs, Window};
 
-/// The columns of the `k` largest entries of each row's window, a row to a cube.
+/// Selects the columns of the `k` largest entries of each row's window, with one cube for each row.
 ///
-/// - `logits`: rows of `columns` elements, `row_vectors` vectors apart, all of whose vectors can be read; `elements`: the same
+/// - `logits`: rows of `columns` elements, `row_vectors` vectors apart, all of whose vectors can be
+///   read; `elements`: the same, element by element
 /// - `starts`, `ends`: see [`Window::of`]
 /// - `ids`: `[rows, k]`
-/// - `rank`: the place in a sample of the row from which on elements are candidates
+/// - `rank`: the rank in a sample of the row from which on elements are candidates
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
@@ -25,7 +26,7 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
     rows: u32,
     columns: u32,
     row_vectors: usize,
-    tokens: Tokens,
+    causal: CausalWindowArgs,
     k: u32,
     rank: u32,
     #[comptime] blueprint: LongRowBlueprint,
@@ -37,23 +38,24 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
         let vectors = columns.div_ceil(N::value() as u32);
         let first = index as usize * row_vectors;
         let out = index as usize * k as usize;
-        // The window is not waited for, only afterwards is what it leaves out dropped.
+        // The sample is read without waiting for the window. Elements outside of it are dropped
+        // later.
         let mut sample = Array::<Vector<F, N>>::new(comptime!(blueprint.sample as usize));
         #[unroll]
         for i in 0..blueprint.sample {
             let vector = sampled_vector(vectors, i, blueprint.sample, units);
             sample[i as usize] = logits[first + vector as usize];
         }
-        let window = Window::of::<I>(starts, ends, index, columns, &tokens);
-        let row = Row::<F, N>::new(logits, elements, first, vectors, window);
-        let mut search = Search::new(units);
+        let window = Window::of::<I>(starts, ends, index, columns, &causal);
+        let row = TopkRow::<F, N>::new(logits, elements, first, vectors, window);
+        let mut search = RadixSelect::new(units);
         let mut candidates = Candidates::new(blueprint);
-        let mut map = Map::new(blueprint.words, units);
+        let mut bitmap = ColumnBitmap::new(blueprint.words, units);
         sync_cube();
 
         let length = row.window.length();
         if length <= k {
-            take_all(ids, out, length, k, units);
+            write_all_columns(ids, out, length, k, units);
         } else {
             let mut lowest = NONE.runtime();
             if length > blueprint.capacity && k <= blueprint.capacity {
@@ -66,9 +68,9 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
                 count = candidates.count();
             }
             if count >= k && count <= blueprint.capacity {
-                candidates.choose(&mut search, &mut map, count, length, ids, out, k);
+                candidates.choose(&mut search, &mut bitmap, count, length, ids, out, k);
             } else {
-                row.choose_from_all(&mut search, ids, out, k, units);
+                row.choose_by_passes(&mut search, ids, out, k, units);
             }
         }
     }

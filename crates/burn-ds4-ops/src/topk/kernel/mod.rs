@@ -1,13 +1,14 @@
-//! Selection of the largest entries of rows, a row to a cube or, where rows are few and long, to several.
+//! Selection of the largest entries of rows. A row has one cube or, where rows are few and long,
+//! several.
 
+mod bitmap;
 mod candidates;
-mod held;
 pub(crate) mod key;
 mod long;
-mod map;
+mod radix_select;
+mod registers;
 mod row;
 mod sample;
-mod search;
 mod split;
 mod values;
 mod whole;
@@ -15,8 +16,8 @@ mod window;
 
 pub(crate) use candidates::LongRowBlueprint;
 pub(crate) use long::long_row_kernel;
-pub(crate) use search::Units;
-pub(crate) use split::{MergeBlueprint, StretchBlueprint, merge_kernel, stretch_kernel};
+pub(crate) use radix_select::CubeUnits;
+pub(crate) use split::{MergeBlueprint, SegmentBlueprint, merge_kernel, segment_kernel};
 pub(crate) use values::{ValuesBlueprint, values_kernel};
 pub(crate) use whole::{WholeRowBlueprint, whole_row_kernel};
-pub(crate) use window::TokensLaunch;
+pub(crate) use window::CausalWindowArgsLaunch;

@@ -1,32 +1,32 @@
 use cubecl::prelude::*;
 
-use super::search::{Choice, Search, Units};
+use super::radix_select::{CubeUnits, RadixSelect, TopkSelection};
 use super::window::Window;
 use crate::intrinsics::{ballot, plane_value};
 
 /// A row of logits.
 #[derive(CubeType)]
-pub(super) struct Row<'a, F: Float, N: Size> {
+pub(super) struct TopkRow<'a, F: Float, N: Size> {
     logits: &'a [Vector<F, N>],
     /// The same, element by element.
     elements: &'a [F],
-    /// Its first vector.
+    /// Vector that the row begins with.
     first: usize,
-    /// Its vectors, of which the last may reach beyond it.
+    /// Vectors of the row, of which the last may reach beyond it.
     pub vectors: u32,
     pub window: Window,
 }
 
 #[cube]
-impl<'a, F: Float, N: Size> Row<'a, F, N> {
+impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
     pub fn new(
         logits: &'a [Vector<F, N>],
         elements: &'a [F],
         first: usize,
         vectors: u32,
         window: Window,
-    ) -> Row<'a, F, N> {
-        Row::<'a, F, N> {
+    ) -> TopkRow<'a, F, N> {
+        TopkRow::<'a, F, N> {
             logits,
             elements,
             first,
@@ -39,40 +39,42 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
         self.logits[self.first + vector as usize]
     }
 
-    /// What is at a column.
+    /// The element at a column.
     pub fn value(&self, column: u32) -> f32 {
         f32::cast_from(self.elements[self.first * N::value() + column as usize])
     }
 
-    /// The key of what is at a column, if that takes part.
+    /// The key of the element at a column, or [`NONE`](super::key::NONE) if it does not take part.
     pub fn key(&self, value: F, column: u32) -> u32 {
         self.window.key::<F>(value, column)
     }
 
-    /// The first vector of the window, and the one after the last.
+    /// The first vector of the window.
     pub fn first_vector(&self) -> u32 {
         self.window.start / N::value() as u32
     }
 
+    /// The vector after the last of the window.
     pub fn end_vector(&self) -> u32 {
         self.window.end.div_ceil(N::value() as u32)
     }
 
-    /// Writes the `k` largest of a window of more columns, whatever it holds: reads the row again and again.
-    pub fn choose_from_all(
+    /// Writes the `k` largest of a window that has more columns, whatever it holds. Reads the row
+    /// once for each pass. Every unit of the cube must call this.
+    pub fn choose_by_passes(
         &self,
-        search: &mut Search,
+        search: &mut RadixSelect,
         ids: &mut [i32],
         out: usize,
         k: u32,
-        #[comptime] units: Units,
+        #[comptime] units: CubeUnits,
     ) {
         let length = N::value();
         let size = N::value() as u32;
         let lane = UNIT_POS % units.plane;
         let (first, end) = (self.first_vector(), self.end_vector());
         search.begin(k);
-        while search.goes_on() {
+        while search.needs_pass() {
             let mut at = first;
             while at < end {
                 let vector = at + UNIT_POS;
@@ -82,7 +84,8 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
                 for j in 0..length {
                     keys[j] = self.key(values.extract(j), vector * size + j as u32);
                 }
-                // Equal keys, which may be all there are, would queue for the same counter.
+                // Counts equal keys with one addition: units of a plane that all have the same key
+                // would otherwise queue for the same counter.
                 let leader = plane_value(keys[0usize], 0u32, units.target);
                 let mut same = true;
                 #[unroll]
@@ -104,7 +107,7 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
             }
             search.advance();
         }
-        let choice = search.choice();
+        let selection = search.selection();
 
         let mut taken = 0u32;
         let mut equals = 0u32;
@@ -116,15 +119,15 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
             #[unroll]
             for j in 0..length {
                 let key = self.key(values.extract(j), vector * size + j as u32);
-                count += choice.count(key);
+                count += selection.count(key);
             }
-            // What earlier vectors have left of the equal ones.
-            let rest = Choice {
-                lowest: choice.lowest,
-                equal: choice.equal,
-                equals: choice.equals - min(equals, choice.equals),
-                as_floats: choice.as_floats,
-                lowest_float: choice.lowest_float,
+            // The selection with as many equal keys as earlier vectors have left to take.
+            let rest = TopkSelection {
+                lowest: selection.lowest,
+                equal: selection.equal,
+                equals: selection.equals - min(equals, selection.equals),
+                as_floats: selection.as_floats,
+                lowest_float: selection.lowest_float,
             };
             let scan = search.scanner.scan(count);
             let mut rank = rest.rank(scan.before);
@@ -148,7 +151,13 @@ impl<'a, F: Float, N: Size> Row<'a, F, N> {
 
 /// Writes all columns of a window that has no more than `k`.
 #[cube]
-pub(super) fn take_all(ids: &mut [i32], out: usize, length: u32, k: u32, #[comptime] units: Units) {
+pub(super) fn write_all_columns(
+    ids: &mut [i32],
+    out: usize,
+    length: u32,
+    k: u32,
+    #[comptime] units: CubeUnits,
+) {
     let mut at = UNIT_POS;
     while at < length {
         ids[out + at as usize] = at as i32;
@@ -157,9 +166,9 @@ pub(super) fn take_all(ids: &mut [i32], out: usize, length: u32, k: u32, #[compt
     fill(ids, out, length, k, units);
 }
 
-/// -1 in the slots that a window of so many columns leaves over.
+/// Writes -1 to the slots that a window of `length` columns leaves over.
 #[cube]
-fn fill(ids: &mut [i32], out: usize, length: u32, k: u32, #[comptime] units: Units) {
+fn fill(ids: &mut [i32], out: usize, length: u32, k: u32, #[comptime] units: CubeUnits) {
     let mut at = length + UNIT_POS;
     while at < k {
         ids[out + at as usize] = -1i32;

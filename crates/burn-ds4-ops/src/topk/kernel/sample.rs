@@ -1,49 +1,52 @@
-//! What a few elements of a row say about all.
+//! What a few elements of a row say about all of them.
 
 use cubecl::prelude::*;
 
-use super::held::Held;
-use super::row::Row;
-use super::search::{Search, Units};
+use super::radix_select::{CubeUnits, RadixSelect};
+use super::registers::RowRegisters;
+use super::row::TopkRow;
 
-/// A key that about `rank` elements of a sample of the row, and so its largest elements for sure or nearly so, are not below; below
-/// all where the window holds too little of the sample. All of the cube must be here.
+/// A key that about `rank` elements of a sample of the row are not below, so that almost certainly
+/// none of its largest elements are below it either. It is below all keys where the window holds
+/// too little of the sample. Every unit of the cube must call this.
 #[cube]
 pub(super) fn threshold<F: Float, N: Size>(
-    row: &Row<'_, F, N>,
+    row: &TopkRow<'_, F, N>,
     sample: &Array<Vector<F, N>>,
-    search: &mut Search,
+    search: &mut RadixSelect,
     rank: u32,
     #[comptime] sample_vectors: u32,
-    #[comptime] units: Units,
+    #[comptime] units: CubeUnits,
 ) -> u32 {
     let length = N::value();
     let size = N::value() as u32;
-    let mut held = Held::new(sample_vectors, comptime!(length as u32), units);
+    let mut registers = RowRegisters::new(sample_vectors, comptime!(length as u32), units);
     #[unroll]
     for i in 0..sample_vectors {
         let vector = sampled_vector(row.vectors, i, sample_vectors, units);
         let mask = row.window.mask(vector * size, comptime!(length as u32));
-        held.set::<F, N>(i, sample[i as usize], mask);
+        registers.set::<F, N>(i, sample[i as usize], mask);
     }
     search.begin(rank);
-    let mut goes_on = true;
-    while goes_on {
-        held.add_to(search);
+    let mut needs_pass = true;
+    while needs_pass {
+        registers.add_to(search);
         search.advance();
-        // Another division is worth it only if it leaves out much.
-        goes_on = search.goes_on() && !search.whole && search.inside - search.needed > rank / 8 + 4;
+        // Another pass is worth it only if it leaves out many elements.
+        needs_pass =
+            search.needs_pass() && !search.whole && search.inside - search.needed > rank / 8 + 4;
     }
     search.low
 }
 
-/// The vectors of a sample: as many at once as a plane has lanes, at even distances.
+/// A vector of the sample. Each plane reads as many neighbouring vectors as it has lanes; the
+/// planes' reads are spread evenly over the row.
 #[cube]
 pub(super) fn sampled_vector(
     vectors: u32,
     i: u32,
     #[comptime] sample: u32,
-    #[comptime] units: Units,
+    #[comptime] units: CubeUnits,
 ) -> u32 {
     let plane = comptime!(units.plane);
     let groups = comptime!(units.cube / plane * sample);

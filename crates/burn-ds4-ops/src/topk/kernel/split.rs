@@ -1,21 +1,22 @@
-//! A row in several stretches, a cube to each, whose candidates another cube brings together.
+//! Rows that are divided into segments: one cube finds the candidates of each segment, another
+//! merges those of a row.
 
 use cubecl::prelude::*;
 
+use super::bitmap::ColumnBitmap;
 use super::candidates::{Candidates, LongRowBlueprint};
-use super::held::{Held, first_vector_of};
 use super::key::{NONE, lower_bound_of};
-use super::map::Map;
-use super::row::{Row, take_all};
+use super::radix_select::{CubeUnits, RadixSelect, Scan};
+use super::registers::{RowRegisters, first_vector_of};
+use super::row::{TopkRow, write_all_columns};
 use super::sample::{sampled_vector, threshold};
-use super::search::{Scan, Search, Units};
-use super::window::{Tokens, Window};
+use super::window::{CausalWindowArgs, Window};
 use crate::intrinsics::has_nan_bits;
 
-/// The bits of no candidate.
+/// Bits in a slot that holds no candidate.
 const NO_BITS: u32 = u32::MAX;
 
-/// A candidate's bits, which are those of a number for NaN, too.
+/// The bits of a candidate. Those of NaN become those of `-inf`.
 #[cube]
 fn bits_of(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
@@ -26,53 +27,55 @@ fn bits_of(x: f32) -> u32 {
     )
 }
 
-/// How [`stretch_kernel`] is compiled.
+/// How [`segment_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct StretchBlueprint {
-    /// Vectors of a unit: all units together have the whole stretch.
+pub(crate) struct SegmentBlueprint {
+    /// Vectors of each unit. All units together hold the whole segment.
     pub vectors: u32,
-    /// Vectors of the sample to a unit.
+    /// Vectors of the sample that each unit reads.
     pub sample: u32,
-    /// Candidates that the other cube takes without asking for their number.
+    /// Candidates that [`merge_kernel`] reads without reading their number first.
     pub slots: u32,
     /// The units of a cube.
-    pub units: Units,
+    pub units: CubeUnits,
 }
 
 /// How [`merge_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MergeBlueprint {
-    /// Slots of a unit.
-    pub own: u32,
-    /// Slots of a stretch.
+    /// Slots that each unit holds.
+    pub unit_slots: u32,
+    /// Slots of each segment.
     pub slots: u32,
-    /// Where a stretch has more candidates than slots.
+    /// The configuration for rows in which a segment has more candidates than slots.
     pub long: LongRowBlueprint,
 }
 
-/// The candidates of each stretch of each row, in the order of their columns.
+/// Writes the candidates of each segment of each row, in the order of their columns.
 ///
 /// - `logits`, `elements`, `starts`, `ends`: as in `long_row_kernel`
-/// - `kept`, `places`: `[rows, stretches, capacity]`, the candidates' bits and their columns, relative to the window; there is room
-///   for all. Of the first `slots`, those that are left over have no candidate's bits.
-/// - `counts`: `[rows, stretches]`
-/// - `room`: candidates of a row of which no sample is taken
+/// - `candidates`, `candidate_columns`: `[rows, segments, capacity]`, the bits of the candidates
+///   and their columns, relative to the window, with capacity for all. Of the first `slots`, those
+///   that are left over hold [`NO_BITS`].
+/// - `counts`: `[rows, segments]`, the numbers of candidates
+/// - `max_unsampled`: length of a window up to which no sample is used and all elements are
+///   candidates
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn stretch_kernel<F: Float, I: Int, N: Size>(
+pub(crate) fn segment_kernel<F: Float, I: Int, N: Size>(
     logits: &[Vector<F, N>],
     elements: &[F],
     starts: ComptimeOption<&[I]>,
     ends: ComptimeOption<&[I]>,
-    kept: &mut [u32],
-    places: &mut [u32],
+    candidates: &mut [u32],
+    candidate_columns: &mut [u32],
     counts: &mut [u32],
     columns: u32,
     row_vectors: usize,
-    tokens: Tokens,
+    causal: CausalWindowArgs,
     rank: u32,
-    room: u32,
-    #[comptime] blueprint: StretchBlueprint,
+    max_unsampled: u32,
+    #[comptime] blueprint: SegmentBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
     let units = comptime!(blueprint.units);
@@ -82,7 +85,7 @@ pub(crate) fn stretch_kernel<F: Float, I: Int, N: Size>(
     let index = CUBE_POS_Y;
     let vectors = columns.div_ceil(size);
     let first = index as usize * row_vectors;
-    // Neither waits for the other, nor for the window.
+    // The reads of the sample and of the segment wait neither for each other nor for the window.
     let mut sample = Array::<Vector<F, N>>::new(comptime!(blueprint.sample as usize));
     #[unroll]
     for i in 0..blueprint.sample {
@@ -97,26 +100,26 @@ pub(crate) fn stretch_kernel<F: Float, I: Int, N: Size>(
         let vector = select(vector < vectors, vector, 0u32);
         values[i as usize] = logits[first + vector as usize];
     }
-    let window = Window::of::<I>(starts, ends, index, columns, &tokens);
-    let row = Row::<F, N>::new(logits, elements, first, vectors, window);
-    let mut search = Search::new(units);
+    let window = Window::of::<I>(starts, ends, index, columns, &causal);
+    let row = TopkRow::<F, N>::new(logits, elements, first, vectors, window);
+    let mut search = RadixSelect::new(units);
     sync_cube();
 
     let mut lowest = NONE.runtime();
-    if row.window.length() > room {
+    if row.window.length() > max_unsampled {
         lowest = threshold(&row, &sample, &mut search, rank, blueprint.sample, units);
     }
-    let mut held = Held::new(own, comptime!(length as u32), units);
+    let mut registers = RowRegisters::new(own, comptime!(length as u32), units);
     #[unroll]
     for i in 0..own {
         let column = (own_first + i * units.plane) * size;
         let mask = row.window.mask(column, comptime!(length as u32));
-        held.set::<F, N>(i, values[i as usize], mask);
+        registers.set::<F, N>(i, values[i as usize], mask);
     }
-    let hits = held.from(lower_bound_of(lowest));
-    let found = held.in_order(hits, 0u32, &mut search.scanner);
-    let part = index * CUBE_COUNT_X + CUBE_POS_X;
-    let out = part as usize * comptime!((units.cube * own) as usize) * length;
+    let hits = registers.at_least(lower_bound_of(lowest));
+    let found = registers.in_order(hits, 0u32, &mut search.scanner);
+    let segment = index * CUBE_COUNT_X + CUBE_POS_X;
+    let out = segment as usize * comptime!((units.cube * own) as usize) * length;
     #[unroll]
     for i in 0..own {
         let mut at = out + found.before[i as usize] as usize;
@@ -124,26 +127,29 @@ pub(crate) fn stretch_kernel<F: Float, I: Int, N: Size>(
         for j in 0..length {
             let e = comptime!(i as usize * length + j);
             if hits & comptime!(1u32 << e) != 0 {
-                kept[at] = bits_of(held.values[e]);
-                places[at] = (own_first + i * units.plane) * size + j as u32 - row.window.start;
+                candidates[at] = bits_of(registers.values[e]);
+                candidate_columns[at] =
+                    (own_first + i * units.plane) * size + j as u32 - row.window.start;
                 at += 1;
             }
         }
     }
     let mut slot = found.total + UNIT_POS;
     while slot < blueprint.slots {
-        kept[out + slot as usize] = NO_BITS;
+        candidates[out + slot as usize] = NO_BITS;
         slot += units.cube;
     }
     if UNIT_POS == 0 {
-        counts[part as usize] = found.total;
+        counts[segment as usize] = found.total;
     }
 }
 
-/// The columns of the `k` largest entries of each row's window, from the candidates of its stretches, a row to a cube.
+/// Selects the columns of the `k` largest entries of each row's window from the candidates of its
+/// segments, with one cube for each row.
 ///
-/// - `kept`, `places`, `counts`: what [`stretch_kernel`] wrote of `stretches` stretches a row, with their `capacity`
-/// - the others as in `long_row_kernel`
+/// - `candidates`, `candidate_columns`, `counts`: what [`segment_kernel`] wrote for `segments`
+///   segments of each row, each with `capacity` elements
+/// - all others as in `long_row_kernel`
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
@@ -151,49 +157,49 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
     elements: &[F],
     starts: ComptimeOption<&[I]>,
     ends: ComptimeOption<&[I]>,
-    kept: &[u32],
-    places: &[u32],
+    candidates: &[u32],
+    candidate_columns: &[u32],
     counts: &[u32],
     ids: &mut [i32],
     columns: u32,
     row_vectors: usize,
-    tokens: Tokens,
+    causal: CausalWindowArgs,
     k: u32,
-    stretches: u32,
+    segments: u32,
     capacity: u32,
     #[comptime] blueprint: MergeBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
     let units = comptime!(blueprint.long.units);
-    let own = comptime!(blueprint.own as usize);
+    let own = comptime!(blueprint.unit_slots as usize);
     let index = CUBE_POS_X;
-    let part = index * stretches;
-    let mut held = Held::new(blueprint.own, 1u32, units);
-    let mut own_places = Array::<u32>::new(own);
-    // A last slot that is taken may not be the last candidate.
-    let mut last = false;
+    let first_segment = index * segments;
+    let mut registers = RowRegisters::new(blueprint.unit_slots, 1u32, units);
+    let mut own_columns = Array::<u32>::new(own);
+    // If the last slot of a segment is taken, there may be more candidates than slots.
+    let mut is_full = false;
     #[unroll]
-    for i in 0..blueprint.own {
-        let slot = first_vector_of(blueprint.own, units) + i * units.plane;
-        let stretch = slot / blueprint.slots;
-        let within = slot - stretch * blueprint.slots;
-        let here = stretch < stretches;
-        let from = (part + select(here, stretch, 0u32)) as usize * capacity as usize;
-        let bits = select(here, kept[from + within as usize], NO_BITS);
-        own_places[i as usize] = places[from + within as usize];
+    for i in 0..blueprint.unit_slots {
+        let slot = first_vector_of(blueprint.unit_slots, units) + i * units.plane;
+        let segment = slot / blueprint.slots;
+        let within = slot - segment * blueprint.slots;
+        let inside = segment < segments;
+        let from = (first_segment + select(inside, segment, 0u32)) as usize * capacity as usize;
+        let bits = select(inside, candidates[from + within as usize], NO_BITS);
+        own_columns[i as usize] = candidate_columns[from + within as usize];
         let mask = select(bits == NO_BITS, 0u32, 1u32);
-        held.set::<f32, Const<1>>(
+        registers.set::<f32, Const<1>>(
             i,
             Vector::<f32, Const<1>>::new(f32::reinterpret(bits)),
             mask,
         );
-        last = last || (mask == 1 && within == comptime!(blueprint.slots - 1));
+        is_full = is_full || (mask == 1 && within == comptime!(blueprint.slots - 1));
     }
     let vectors = columns.div_ceil(N::value() as u32);
-    let window = Window::of::<I>(starts, ends, index, columns, &tokens);
+    let window = Window::of::<I>(starts, ends, index, columns, &causal);
     let first = index as usize * row_vectors;
-    let row = Row::<F, N>::new(logits, elements, first, vectors, window);
-    let mut search = Search::new(units);
+    let row = TopkRow::<F, N>::new(logits, elements, first, vectors, window);
+    let mut search = RadixSelect::new(units);
     let mut full = Shared::<[u32]>::new_slice(1usize);
     if UNIT_POS == 0 {
         full[0usize] = 0u32;
@@ -203,101 +209,101 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
     let out = index as usize * k as usize;
     let length = row.window.length();
     if length <= k {
-        take_all(ids, out, length, k, units);
+        write_all_columns(ids, out, length, k, units);
     } else {
-        if last {
+        if is_full {
             full[0usize] = 1u32;
         }
         search.begin(k);
-        held.add_to(&mut search);
+        registers.add_to(&mut search);
         search.advance();
         if full[0usize] == 0 && !search.whole {
-            while search.goes_on() {
-                held.add_to(&mut search);
+            while search.needs_pass() {
+                registers.add_to(&mut search);
                 search.advance();
             }
-            let choice = search.choice();
-            let taken = held.taken(&choice, &mut search.scanner);
+            let selection = search.selection();
+            let taken = registers.taken(&selection, &mut search.scanner);
             #[unroll]
-            for i in 0..blueprint.own {
-                let mut rank = choice.rank(taken.before[i as usize]);
+            for i in 0..blueprint.unit_slots {
+                let mut rank = selection.rank(taken.before[i as usize]);
                 let equal = taken.equal & comptime!(1u32 << i) != 0;
                 if (equal || taken.above & comptime!(1u32 << i) != 0)
-                    && choice.takes_next(equal, &mut rank)
+                    && selection.takes_next(equal, &mut rank)
                 {
-                    ids[out + rank.taken as usize - 1] = own_places[i as usize] as i32;
+                    ids[out + rank.taken as usize - 1] = own_columns[i as usize] as i32;
                 }
             }
         } else {
             let mut own_count = 0u32;
-            if UNIT_POS < stretches {
-                own_count = counts[(part + UNIT_POS) as usize];
+            if UNIT_POS < segments {
+                own_count = counts[(first_segment + UNIT_POS) as usize];
             }
             let scan = search.scanner.scan(own_count);
             if scan.total >= k && scan.total <= blueprint.long.capacity {
                 merge_lists(
-                    kept,
-                    places,
+                    candidates,
+                    candidate_columns,
                     &mut search,
                     &scan,
                     ids,
                     out,
                     length,
                     k,
-                    part,
-                    stretches,
+                    first_segment,
+                    segments,
                     capacity,
                     own_count,
                     blueprint.long,
                 );
             } else {
                 sync_cube();
-                row.choose_from_all(&mut search, ids, out, k, units);
+                row.choose_by_passes(&mut search, ids, out, k, units);
             }
         }
     }
 }
 
-/// Chooses from all candidates of all stretches.
+/// Chooses from all candidates of all segments. Every unit of the cube must call this.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn merge_lists(
-    kept: &[u32],
-    places: &[u32],
-    search: &mut Search,
+    candidates: &[u32],
+    candidate_columns: &[u32],
+    search: &mut RadixSelect,
     scan: &Scan,
     ids: &mut [i32],
     out: usize,
     length: u32,
     k: u32,
-    part: u32,
-    stretches: u32,
+    first_segment: u32,
+    segments: u32,
     capacity: u32,
     own_count: u32,
     #[comptime] blueprint: LongRowBlueprint,
 ) {
     let units = comptime!(blueprint.units);
     let mut found = Candidates::new(blueprint);
-    let mut map = Map::new(blueprint.words, units);
+    let mut bitmap = ColumnBitmap::new(blueprint.words, units);
     let mut ends = Shared::<[u32]>::new_slice(comptime!(units.cube as usize));
     ends[UNIT_POS as usize] = scan.before + own_count;
     sync_cube();
-    let mut stretch = UNIT_POS / units.plane;
-    while stretch < stretches {
+    let mut segment = UNIT_POS / units.plane;
+    while segment < segments {
         let mut at = 0u32;
-        if stretch > 0 {
-            at = ends[(stretch - 1) as usize];
+        if segment > 0 {
+            at = ends[(segment - 1) as usize];
         }
-        let size = ends[stretch as usize] - at;
-        let from = (part + stretch) as usize * capacity as usize;
+        let size = ends[segment as usize] - at;
+        let from = (first_segment + segment) as usize * capacity as usize;
         let mut i = UNIT_POS % units.plane;
         while i < size {
-            found.values[(at + i) as usize] = f32::reinterpret(kept[from + i as usize]);
-            found.columns[(at + i) as usize] = places[from + i as usize];
+            found.values[(at + i) as usize] = f32::reinterpret(candidates[from + i as usize]);
+            found.columns[(at + i) as usize] = candidate_columns[from + i as usize];
             i += units.plane;
         }
-        stretch += comptime!(units.cube / units.plane);
+        segment += comptime!(units.cube / units.plane);
     }
     sync_cube();
-    found.choose(search, &mut map, scan.total, length, ids, out, k);
+    found.choose(search, &mut bitmap, scan.total, length, ids, out, k);
 }

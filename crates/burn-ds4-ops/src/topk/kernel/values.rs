@@ -12,11 +12,13 @@ pub(crate) struct ValuesBlueprint {
     pub units: u32,
 }
 
-/// The values at the columns of each row, a row to a cube; sorted by (value descending, column ascending) if so asked.
+/// Collects the values at the columns of each row, with one cube for each row; sorted by (value
+/// descending, column ascending) if `sorted` is not 0.
 ///
 /// - `logits`: rows of `columns` elements, `row_stride` apart
 /// - `starts`: see [`Window::of`]
-/// - `ids`: `[rows, k]`, relative to the start, -1 where there is none; `values` and `sorted_ids`: the same shape
+/// - `ids`: `[rows, k]`, relative to the start, -1 in slots without an entry; `values` and
+///   `sorted_ids`: the same shape
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn values_kernel<F: Float, I: Int>(
@@ -40,7 +42,8 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
         if let ComptimeOption::Some(starts) = starts {
             start = Window::bound::<I>(starts[row as usize], columns);
         }
-        // A window that begins at the end has no ids; what is read instead has to exist, too.
+        // A window that begins at the end of the row has no ids. The element that is read instead
+        // has to exist, too.
         let first = row as usize * row_stride + min(start, columns - 1) as usize;
         let out = row as usize * k as usize;
         if comptime!(blueprint.sorted == 0) {
@@ -53,7 +56,7 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
             }
         } else {
             let mut keys = Shared::<[u32]>::new_slice(comptime!(blueprint.sorted as usize));
-            let mut places = Shared::<[i32]>::new_slice(comptime!(blueprint.sorted as usize));
+            let mut slot_ids = Shared::<[i32]>::new_slice(comptime!(blueprint.sorted as usize));
             let mut slot = UNIT_POS;
             while slot < blueprint.sorted {
                 let id = if slot < k {
@@ -64,14 +67,14 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
                 let key = key_of(f32::cast_from(value_of(logits, first, id, none)));
                 // Slots without an entry come last.
                 keys[slot as usize] = select(id < 0, NONE, key);
-                places[slot as usize] = id;
+                slot_ids[slot as usize] = id;
                 slot += blueprint.units;
             }
             sync_cube();
-            sort(&mut keys, &mut places, blueprint);
+            sort(&mut keys, &mut slot_ids, blueprint);
             let mut slot = UNIT_POS;
             while slot < k {
-                let id = places[slot as usize];
+                let id = slot_ids[slot as usize];
                 values[out + slot as usize] = value_of(logits, first, id, none);
                 sorted_ids[out + slot as usize] = id;
                 slot += blueprint.units;
@@ -86,11 +89,11 @@ fn value_of<F: Float>(logits: &[F], first: usize, id: i32, none: f32) -> F {
     select(id < 0, F::cast_from(none), value)
 }
 
-/// Bitonic sort.
+/// Sorts slots by (key descending, column ascending) with a bitonic sort.
 #[cube]
 fn sort(
     keys: &mut Shared<[u32]>,
-    places: &mut Shared<[i32]>,
+    slot_ids: &mut Shared<[i32]>,
     #[comptime] blueprint: ValuesBlueprint,
 ) {
     let mut run = 2u32;
@@ -102,15 +105,15 @@ fn sort(
                 let a = pair / distance * distance * 2 + (pair & (distance - 1));
                 let b = a + distance;
                 let (key_a, key_b) = (keys[a as usize], keys[b as usize]);
-                let (place_a, place_b) = (places[a as usize], places[b as usize]);
-                let ordered = key_a > key_b || (key_a == key_b && place_a <= place_b);
-                // Every other run is the other way round, except the last.
+                let (id_a, id_b) = (slot_ids[a as usize], slot_ids[b as usize]);
+                let ordered = key_a > key_b || (key_a == key_b && id_a <= id_b);
+                // Runs alternate between descending and ascending. The last one is descending.
                 let descending = a & run == 0;
                 if (descending && !ordered) || (!descending && ordered) {
                     keys[a as usize] = key_b;
                     keys[b as usize] = key_a;
-                    places[a as usize] = place_b;
-                    places[b as usize] = place_a;
+                    slot_ids[a as usize] = id_b;
+                    slot_ids[b as usize] = id_a;
                 }
                 pair += blueprint.units;
             }

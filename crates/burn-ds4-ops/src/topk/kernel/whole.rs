@@ -1,22 +1,24 @@
 use cubecl::prelude::*;
 
-use super::held::{Held, first_vector_of};
-use super::row::take_all;
-use super::search::{Search, Units};
-use super::window::{Tokens, Window};
+use super::radix_select::{CubeUnits, RadixSelect};
+use super::registers::{RowRegisters, first_vector_of};
+use super::row::write_all_columns;
+use super::window::{CausalWindowArgs, Window};
 
 /// How [`whole_row_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WholeRowBlueprint {
-    /// Vectors of a unit, a power of two: all units together have the whole row.
+    /// Vectors of each unit, a power of two. All units together hold the whole row.
     pub vectors: u32,
     /// The units of a cube.
-    pub units: Units,
+    pub units: CubeUnits,
 }
 
-/// The columns of the `k` largest entries of each row's window, where a row fits into the registers of a cube.
+/// Selects the columns of the `k` largest entries of each row's window, where a row fits into the
+/// registers of a cube.
 ///
-/// - `logits`: rows of `columns` elements, `row_vectors` vectors apart, all of whose vectors can be read
+/// - `logits`: rows of `columns` elements, `row_vectors` vectors apart, all of whose vectors can be
+///   read
 /// - `starts`, `ends`: see [`Window::of`]
 /// - `ids`: `[rows, k]`
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -29,7 +31,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
     rows: u32,
     columns: u32,
     row_vectors: usize,
-    tokens: Tokens,
+    causal: CausalWindowArgs,
     k: u32,
     #[comptime] blueprint: WholeRowBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
@@ -41,7 +43,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
         let length = N::value();
         let own = blueprint.vectors;
         let first = first_vector_of(own, units);
-        // The window is not waited for, only afterwards is what it leaves out dropped.
+        // The row is read without waiting for the window. Elements outside of it are dropped later.
         let mut values = Array::<Vector<F, N>>::new(comptime!(own as usize));
         let row_first = index as usize * row_vectors;
         let vectors = columns.div_ceil(size);
@@ -51,29 +53,29 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
             let vector = select(vector < vectors, vector, 0u32);
             values[i as usize] = logits[row_first + vector as usize];
         }
-        let window = Window::of::<I>(starts, ends, index, columns, &tokens);
-        let mut search = Search::new(units);
-        let mut held = Held::new(own, comptime!(length as u32), units);
+        let window = Window::of::<I>(starts, ends, index, columns, &causal);
+        let mut search = RadixSelect::new(units);
+        let mut registers = RowRegisters::new(own, comptime!(length as u32), units);
         #[unroll]
         for i in 0..own {
             let mask = window.mask((first + i * units.plane) * size, comptime!(length as u32));
-            held.set::<F, N>(i, values[i as usize], mask);
+            registers.set::<F, N>(i, values[i as usize], mask);
         }
-        // Nothing is counted before the counters are zero.
+        // The counters must be zero before anything is counted.
         sync_cube();
 
         let out = index as usize * k as usize;
         if window.length() <= k {
-            take_all(ids, out, window.length(), k, units);
+            write_all_columns(ids, out, window.length(), k, units);
         } else {
             search.begin(k);
-            while search.goes_on() {
-                held.add_to(&mut search);
+            while search.needs_pass() {
+                registers.add_to(&mut search);
                 search.advance();
             }
-            let choice = search.choice();
-            let taken = held.taken(&choice, &mut search.scanner);
-            if choice.as_floats {
+            let selection = search.selection();
+            let taken = registers.taken(&selection, &mut search.scanner);
+            if selection.as_floats {
                 #[unroll]
                 for i in 0..own {
                     let mut at = out + taken.before[i as usize] as usize;
@@ -91,7 +93,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
             }
             #[unroll]
             for i in 0..own {
-                let mut rank = choice.rank(taken.before[i as usize]);
+                let mut rank = selection.rank(taken.before[i as usize]);
                 let shift = comptime!(i * length as u32);
                 let bits = comptime!(((1u64 << length) - 1) as u32);
                 let equal = (taken.equal >> shift) & bits;
@@ -99,7 +101,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
                 let column = (first + i * units.plane) * size - window.start;
                 while rest != 0 {
                     let j = rest.trailing_zeros();
-                    if choice.takes_next((equal >> j) & 1 == 1, &mut rank) {
+                    if selection.takes_next((equal >> j) & 1 == 1, &mut rank) {
                         ids[out + rank.taken as usize - 1] = (column + j) as i32;
                     }
                     rest &= rest - 1;

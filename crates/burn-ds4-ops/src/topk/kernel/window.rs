@@ -2,17 +2,18 @@ use cubecl::prelude::*;
 
 use super::key::{NONE, key_of};
 
-/// How many columns the tokens of a sequence see by the sequence's number: each one more than the one before, of so many to a column.
+/// How the ends of the windows of a sequence's rows follow from its length: each row has one more
+/// visible token than the one before, and a column stands for `ratio` tokens.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Tokens {
+pub(crate) struct CausalWindowArgs {
     /// Rows of a sequence.
     pub next_n: u32,
-    /// Of these, those that the sequence's number counts already.
+    /// How many of these rows the length already counts.
     pub counted: u32,
-    /// Tokens to a column.
+    /// Tokens that a column stands for.
     pub ratio: u32,
-    /// The largest number that makes a difference.
-    pub most: u32,
+    /// The largest length that makes a difference.
+    pub max_length: u32,
 }
 
 /// The columns of a row that take part.
@@ -26,13 +27,14 @@ pub(super) struct Window {
 impl Window {
     /// The window of a row of `columns`; see [`Windows`](crate::topk::Windows).
     ///
-    /// Without `starts`, `ends` are the numbers of sequences that `tokens` are of.
+    /// Without `starts`, `ends` are the lengths of sequences, from which `causal` computes the
+    /// ends.
     pub fn of<I: Int>(
         starts: ComptimeOption<&[I]>,
         ends: ComptimeOption<&[I]>,
         row: u32,
         columns: u32,
-        tokens: &Tokens,
+        causal: &CausalWindowArgs,
     ) -> Window {
         #[comptime]
         if let ComptimeOption::Some(starts) = starts {
@@ -52,13 +54,13 @@ impl Window {
             }
         } else {
             #[comptime]
-            if let ComptimeOption::Some(numbers) = ends {
+            if let ComptimeOption::Some(lengths) = ends {
                 // Clamped first, so that the sum cannot overflow.
-                let number =
-                    Window::bound::<I>(numbers[(row / tokens.next_n) as usize], tokens.most);
-                let seen = number + row % tokens.next_n + 1;
-                let seen = select(seen > tokens.counted, seen - tokens.counted, 0u32);
-                let end = seen / tokens.ratio;
+                let length =
+                    Window::bound::<I>(lengths[(row / causal.next_n) as usize], causal.max_length);
+                let visible = length + row % causal.next_n + 1;
+                let visible = select(visible > causal.counted, visible - causal.counted, 0u32);
+                let end = visible / causal.ratio;
                 Window {
                     start: 0u32.runtime(),
                     end: min(end, columns),
@@ -72,7 +74,7 @@ impl Window {
         }
     }
 
-    /// A bound clamped to `0..=most`, which the integer can hold.
+    /// Clamps a bound to `0..=most`, which the integer can hold.
     pub fn bound<I: Int>(value: I, most: u32) -> u32 {
         u32::cast_from(clamp(value, I::from_int(0), I::cast_from(most)))
     }
@@ -81,12 +83,13 @@ impl Window {
         self.end - self.start
     }
 
-    /// The key of what is at a column, if that takes part.
+    /// The key of the element at a column, or [`NONE`] if it does not take part.
     pub fn key<F: Float>(&self, value: F, column: u32) -> u32 {
         select(self.holds(column), key_of(f32::cast_from(value)), NONE)
     }
 
-    /// Which of the columns `first..first + count` take part: the first in the lowest bit, of 32 at most.
+    /// Which of the columns `first..first + count` take part, the first in the lowest bit. `count`
+    /// is 32 at most.
     pub fn mask(&self, first: u32, #[comptime] count: u32) -> u32 {
         let from = clamp(self.start, first, first + count) - first;
         let end = clamp(self.end, first, first + count) - first;
@@ -100,6 +103,6 @@ impl Window {
 
 #[cube]
 fn bits_below(bit: u32) -> u32 {
-    // A shift by 32 has no meaning.
+    // A shift by 32 is undefined.
     select(bit < 32, (1u32 << (bit & 31)) - 1, u32::MAX)
 }

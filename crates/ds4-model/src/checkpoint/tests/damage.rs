@@ -42,7 +42,10 @@ fn the_undamaged_file_loads() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(256)
+    })]
 
     #[test]
     fn no_truncation_panics_or_loads(fraction in 0.0f64..1.0) {
@@ -52,7 +55,9 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_header_panics(flips in prop::collection::vec((any::<prop::sample::Index>(), 1u8..), 1..6)) {
+    fn no_damaged_header_panics(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), 1u8..), 1..6),
+    ) {
         let mut file = file();
         let header = file.len() - DATA_BYTES;
         for (index, flip) in flips {
@@ -62,9 +67,12 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_digit_panics(changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..4)) {
+    fn no_damaged_digit_panics(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..4),
+    ) {
         let mut file = file();
-        let digits: Vec<usize> = (8..file.len() - DATA_BYTES).filter(|&at| file[at].is_ascii_digit()).collect();
+        let digits = (8..file.len() - DATA_BYTES).filter(|&at| file[at].is_ascii_digit());
+        let digits: Vec<usize> = digits.collect();
         for (index, digit) in changes {
             file[digits[index.index(digits.len())]] = digit;
         }

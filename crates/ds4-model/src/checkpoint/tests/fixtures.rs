@@ -178,9 +178,11 @@ fn the_trained_checkpoint_loads_in_the_released_formats() {
             assert_eq!(experts.shape(), shape);
         }
         let query = &weights[&format!("{layer}.attn.wq_b")];
-        assert!(
-            matches!(query, Weight::Linear(HostLinear::Fp8 { shape: [512, 128], scales, .. }) if scales.len() == 4)
-        );
+        assert!(matches!(
+            query,
+            Weight::Linear(HostLinear::Fp8 { shape: [512, 128], scales, .. })
+                if scales.len() == 4
+        ));
     }
     let Weight::Ids(ids) = &weights["layers.1.ffn.gate.tid2eid"] else {
         panic!("no ids");

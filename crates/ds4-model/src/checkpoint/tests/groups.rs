@@ -13,7 +13,8 @@ fn fp8(shape: [usize; 2], scales: &[f32]) -> HostLinear {
     }
 }
 
-/// Splits an FP8 weight, whose words must stay as they are, into groups with the scales that are given back.
+/// Splits an FP8 weight, whose words must not change, into groups, and returns their shape and
+/// scales.
 #[track_caller]
 fn grouped_scales(weight: HostLinear, groups: usize) -> ([usize; 3], Vec<f32>) {
     let HostLinear::Fp8 { words, .. } = weight.clone() else {
@@ -23,10 +24,10 @@ fn grouped_scales(weight: HostLinear, groups: usize) -> ([usize; 3], Vec<f32>) {
         Ok(HostExperts::Fp8 {
             shape,
             parts: 1,
-            words: kept,
+            words: grouped,
             scales,
         }) => {
-            assert!(kept == words, "other words");
+            assert!(grouped == words, "other words");
             (shape, scales)
         }
         other => panic!("{other:?}"),
@@ -62,7 +63,7 @@ fn blocks_that_reach_into_the_next_group_stay_in_one_linear() {
 }
 
 #[test]
-fn floats_and_fp4_are_cut_between_any_rows() {
+fn floats_and_fp4_are_split_between_any_rows() {
     let data = TensorData::new((0..24).map(|i| i as f32).collect::<Vec<_>>(), [6, 4]);
     let grouped = HostLinear::Dense(data.clone()).into_groups(2);
     let Ok(HostExperts::Dense(dense)) = grouped else {

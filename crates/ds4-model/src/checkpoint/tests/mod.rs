@@ -14,15 +14,15 @@ use crate::repository;
 
 /// One tensor of a file made by hand.
 #[derive(Clone, Debug)]
-struct Stored {
+struct StoredTensor {
     name: String,
     dtype: &'static str,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
-fn stored(name: &str, dtype: &'static str, shape: &[usize], bytes: &[u8]) -> Stored {
-    Stored {
+fn stored(name: &str, dtype: &'static str, shape: &[usize], bytes: &[u8]) -> StoredTensor {
+    StoredTensor {
         name: name.to_string(),
         dtype,
         shape: shape.to_vec(),
@@ -30,7 +30,7 @@ fn stored(name: &str, dtype: &'static str, shape: &[usize], bytes: &[u8]) -> Sto
     }
 }
 
-fn stored_f32(name: &str, shape: &[usize], values: &[f32]) -> Stored {
+fn stored_f32(name: &str, shape: &[usize], values: &[f32]) -> StoredTensor {
     let bytes: Vec<u8> = values
         .iter()
         .flat_map(|value| value.to_le_bytes())
@@ -39,7 +39,7 @@ fn stored_f32(name: &str, shape: &[usize], values: &[f32]) -> Stored {
 }
 
 /// A safetensors file, its format written out here independently of the reader.
-fn safetensors(tensors: &[Stored]) -> Vec<u8> {
+fn safetensors(tensors: &[StoredTensor]) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut data = Vec::new();
     for tensor in tensors {
@@ -77,8 +77,9 @@ fn checkpoint_of_bytes(file: &[u8]) -> TempDir {
     dir
 }
 
-/// A checkpoint of the given tensors, opened; the directory must outlive it only for its files' names.
-fn checkpoint_of(tensors: &[Stored]) -> Checkpoint {
+/// A checkpoint of the given tensors, opened; the directory must outlive it only for its files'
+/// names.
+fn checkpoint_of(tensors: &[StoredTensor]) -> Checkpoint {
     let dir = checkpoint_of_bytes(&safetensors(tensors));
     Checkpoint::open(dir.path()).unwrap()
 }

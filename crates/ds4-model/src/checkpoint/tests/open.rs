@@ -81,7 +81,7 @@ fn a_directory_in_place_of_the_weight_file_is_refused() {
 }
 
 #[test]
-fn a_file_without_room_for_a_header_is_refused() {
+fn a_file_too_short_for_a_header_is_refused() {
     for length in 0..8 {
         let error = refused(&vec![1; length]);
         assert!(matches!(error, CheckpointError::NoHeader { .. }), "{error}");
@@ -95,7 +95,10 @@ fn a_header_length_beyond_the_file_is_refused() {
         file.extend_from_slice(b"{}");
         let error = refused(&file);
         assert!(
-            matches!(error, CheckpointError::HeaderLength { declared: d, length: 10, .. } if d == declared),
+            matches!(
+                error,
+                CheckpointError::HeaderLength { declared: d, length: 10, .. } if d == declared
+            ),
             "{error}"
         );
     }

@@ -1,12 +1,12 @@
 use burn::tensor::{DType, TensorData};
 use half::{bf16, f16};
 
-use crate::checkpoint::host::{Format, Stack};
+use crate::checkpoint::host::{LinearStack, WeightFormat};
 use crate::checkpoint::{HostExperts, HostLinear, Loader, e8m0_to_f32};
 
-use super::{Stored, checkpoint_of, stored, stored_f32};
+use super::{StoredTensor, checkpoint_of, stored, stored_f32};
 
-fn linear(tensors: &[Stored], out: usize, inp: usize) -> HostLinear {
+fn linear(tensors: &[StoredTensor], out: usize, inp: usize) -> HostLinear {
     let checkpoint = checkpoint_of(tensors);
     let mut loader = Loader::new(&checkpoint);
     let linear = loader.linear("w", out, inp);
@@ -16,7 +16,8 @@ fn linear(tensors: &[Stored], out: usize, inp: usize) -> HostLinear {
 #[test]
 fn e8m0_codes_are_powers_of_two_and_255_is_nan() {
     for code in 0..=254u8 {
-        // Every such power is an f32, the smallest a subnormal one, so that the conversion is exact.
+        // Every such power is an f32, the smallest a subnormal one, so that the conversion is
+        // exact.
         let exact = 2f64.powi(i32::from(code) - 127);
         assert_eq!(f64::from(e8m0_to_f32(code)), exact, "code {code}");
     }
@@ -210,7 +211,7 @@ fn ids_of_both_widths_become_i32() {
 }
 
 /// Two experts of width 2 in, 3 inner, their elements numbered.
-fn dense_experts() -> Vec<Stored> {
+fn dense_experts() -> Vec<StoredTensor> {
     let six = |first: u8| (0..6).map(|i| f32::from(first + i)).collect::<Vec<_>>();
     vec![
         stored_f32("ffn.experts.0.w1.weight", &[3, 2], &six(0)),
@@ -223,7 +224,7 @@ fn dense_experts() -> Vec<Stored> {
 }
 
 fn experts(
-    tensors: &[Stored],
+    tensors: &[StoredTensor],
     experts: usize,
     inter: usize,
     hidden: usize,
@@ -423,15 +424,15 @@ fn fp4_scales_of_experts_follow_each_other_without_gaps() {
 #[test]
 fn a_stack_that_memory_cannot_hold_is_an_error() {
     for format in [
-        Format::Bf16,
-        Format::F16,
-        Format::F32,
-        Format::Fp8ScaledE8m0,
-        Format::Fp8ScaledF32,
-        Format::Fp4,
+        WeightFormat::Bf16,
+        WeightFormat::F16,
+        WeightFormat::F32,
+        WeightFormat::Fp8ScaledE8m0,
+        WeightFormat::Fp8ScaledF32,
+        WeightFormat::Fp4,
     ] {
         for side in [1 << 30, usize::MAX] {
-            assert!(Stack::with_capacity(format, 1 << 20, [side, side]).is_err());
+            assert!(LinearStack::with_capacity(format, 1 << 20, [side, side]).is_err());
         }
     }
 }

@@ -1,10 +1,4 @@
-use std::io;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use indicatif::{ProgressDrawTarget, TermLike};
-
-use crate::checkpoint::{LoadBar, LoadProgress, Loader};
+use crate::checkpoint::Loader;
 
 use super::{checkpoint_of, stored, stored_f32};
 
@@ -30,79 +24,4 @@ fn bytes_are_reported_up_to_the_total() {
     let all = all();
     loader.finish(all).unwrap();
     assert_eq!(reports, [(8, 23), (14, 23), (15, 23), (23, 23)]);
-}
-
-#[derive(Clone, Debug, Default)]
-struct Screen(Arc<Mutex<String>>);
-
-impl Screen {
-    fn write(&self, text: &str) -> io::Result<()> {
-        self.0.lock().unwrap().push_str(text);
-        Ok(())
-    }
-
-    fn text(&self) -> String {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-impl TermLike for Screen {
-    fn width(&self) -> u16 {
-        100
-    }
-    fn move_cursor_up(&self, _: usize) -> io::Result<()> {
-        Ok(())
-    }
-    fn move_cursor_down(&self, _: usize) -> io::Result<()> {
-        Ok(())
-    }
-    fn move_cursor_right(&self, _: usize) -> io::Result<()> {
-        Ok(())
-    }
-    fn move_cursor_left(&self, _: usize) -> io::Result<()> {
-        Ok(())
-    }
-    fn write_line(&self, text: &str) -> io::Result<()> {
-        self.write(text)
-    }
-    fn write_str(&self, text: &str) -> io::Result<()> {
-        self.write(text)
-    }
-    fn clear_line(&self) -> io::Result<()> {
-        self.write("<clear>")
-    }
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn bar(delay: Duration) -> (LoadBar, Screen) {
-    let screen = Screen::default();
-    let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
-    (LoadBar::with_target(delay, target), screen)
-}
-
-#[test]
-fn the_bar_stays_hidden_until_its_delay_is_over() {
-    let (mut bar, screen) = bar(Duration::from_secs(3600));
-    bar.update(1, 10);
-    bar.update(10, 10);
-    bar.finish();
-    assert_eq!(screen.text(), "");
-}
-
-#[test]
-fn the_bar_shows_the_bytes_and_is_cleared_at_the_end() {
-    let (mut bar, screen) = bar(Duration::ZERO);
-    std::thread::sleep(Duration::from_millis(2));
-    bar.update(512, 1024);
-    bar.update(1024, 1024);
-    assert!(
-        screen.text().contains("Loading weights"),
-        "{}",
-        screen.text()
-    );
-    assert!(screen.text().contains("1.00 KiB"), "{}", screen.text());
-    bar.finish();
-    assert!(screen.text().ends_with("<clear>"), "{}", screen.text());
 }

@@ -5,9 +5,12 @@ use crate::checkpoint::{
     UnexpectedTensor, WeightErrors, load_all,
 };
 
-use super::{Stored, checkpoint_of, stored, stored_f32};
+use super::{StoredTensor, checkpoint_of, stored, stored_f32};
 
-fn report<T>(tensors: &[Stored], load: impl FnOnce(&mut Loader<'_>) -> Option<T>) -> WeightErrors {
+fn report<T>(
+    tensors: &[StoredTensor],
+    load: impl FnOnce(&mut Loader<'_>) -> Option<T>,
+) -> WeightErrors {
     let checkpoint = checkpoint_of(tensors);
     let mut loader = Loader::new(&checkpoint);
     let value = load(&mut loader);

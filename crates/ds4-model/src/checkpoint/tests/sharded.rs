@@ -4,7 +4,7 @@ use std::path::Path;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
 use super::fixtures::load_model;
-use super::{Stored, empty_checkpoint, repository, safetensors, stored_f32};
+use super::{StoredTensor, empty_checkpoint, repository, safetensors, stored_f32};
 
 fn write_index(dir: &Path, entries: &[(&str, &str)]) {
     let entries: Vec<String> = entries
@@ -18,25 +18,25 @@ fn write_index(dir: &Path, entries: &[(&str, &str)]) {
     std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
 }
 
-fn write_shard(dir: &Path, shard: &str, tensors: &[Stored]) {
+fn write_shard(dir: &Path, shard: &str, tensors: &[StoredTensor]) {
     std::fs::write(dir.join(shard), safetensors(tensors)).unwrap();
 }
 
-fn one(name: &str) -> Stored {
+fn one(name: &str) -> StoredTensor {
     stored_f32(name, &[1], &[1.0])
 }
 
 #[test]
 fn three_shards_give_the_weights_of_the_single_file() {
     let single = Checkpoint::open(&repository::path("assets/ds4-tiny")).unwrap();
-    let mut shards: [Vec<Stored>; 3] = Default::default();
+    let mut shards: [Vec<StoredTensor>; 3] = Default::default();
     let mut entries: Vec<(String, String)> = Vec::new();
     for (i, tensor) in single.tensors().enumerate() {
         entries.push((
             tensor.name.to_string(),
             format!("model-{}.safetensors", i % 3),
         ));
-        shards[i % 3].push(Stored {
+        shards[i % 3].push(StoredTensor {
             name: tensor.name.to_string(),
             dtype: match tensor.dtype.to_string().as_str() {
                 "BF16" => "BF16",
@@ -63,10 +63,10 @@ fn three_shards_give_the_weights_of_the_single_file() {
 
     let sharded = Checkpoint::open(dir.path()).unwrap();
     assert_eq!(sharded.tensors().len(), single.tensors().len());
-    let places: BTreeMap<&str, &str> = entries.into_iter().collect();
+    let shard_of: BTreeMap<&str, &str> = entries.into_iter().collect();
     for tensor in sharded.tensors() {
         let shard = tensor.shard.file_name().unwrap().to_str().unwrap();
-        assert_eq!(shard, places[tensor.name]);
+        assert_eq!(shard, shard_of[tensor.name]);
     }
     assert_eq!(load_model(&sharded), load_model(&single));
 }

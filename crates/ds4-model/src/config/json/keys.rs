@@ -8,37 +8,37 @@ use serde_json::{Map, Value};
 use crate::config::{ConfigError, ConfigErrorKind, ModelConfig};
 
 /// How a value is read, and what to call it where it cannot be.
-pub(super) struct Kind<T> {
+pub(super) struct ValueKind<T> {
     read: fn(&Value) -> Option<T>,
     expected: &'static str,
 }
 
 // Not derived: a derive would ask for `T: Copy`.
-impl<T> Clone for Kind<T> {
+impl<T> Clone for ValueKind<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Kind<T> {}
+impl<T> Copy for ValueKind<T> {}
 
-pub(super) const SIZE: Kind<usize> = Kind {
+pub(super) const SIZE: ValueKind<usize> = ValueKind {
     read: size,
     expected: "a non-negative integer",
 };
-pub(super) const SIZES: Kind<Vec<usize>> = Kind {
+pub(super) const SIZES: ValueKind<Vec<usize>> = ValueKind {
     read: |value| value.as_array()?.iter().map(size).collect(),
     expected: "a list of non-negative integers",
 };
-pub(super) const REAL: Kind<f64> = Kind {
+pub(super) const REAL: ValueKind<f64> = ValueKind {
     read: Value::as_f64,
     expected: "a number",
 };
-pub(super) const TEXT: Kind<String> = Kind {
+pub(super) const TEXT: ValueKind<String> = ValueKind {
     read: |value| value.as_str().map(str::to_string),
     expected: "a string",
 };
-pub(super) const TEXTS: Kind<Vec<String>> = Kind {
+pub(super) const TEXTS: ValueKind<Vec<String>> = ValueKind {
     read: |value| {
         let entries = value.as_array()?.iter();
         entries
@@ -47,12 +47,12 @@ pub(super) const TEXTS: Kind<Vec<String>> = Kind {
     },
     expected: "a list of strings",
 };
-pub(super) const BOOL: Kind<bool> = Kind {
+pub(super) const BOOL: ValueKind<bool> = ValueKind {
     read: Value::as_bool,
     expected: "true or false",
 };
 /// A token id; `transformers` writes some of them as a list.
-pub(super) const ID: Kind<u32> = Kind {
+pub(super) const ID: ValueKind<u32> = ValueKind {
     read: |value| {
         let id = match value.as_array() {
             Some(list) if list.len() == 1 => &list[0],
@@ -105,7 +105,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A value that is read and judged elsewhere.
-    pub(super) fn peek<T>(&self, path: &str, kind: Kind<T>) -> Option<T> {
+    pub(super) fn peek<T>(&self, path: &str, kind: ValueKind<T>) -> Option<T> {
         self.lookup(path).and_then(kind.read)
     }
 
@@ -136,7 +136,7 @@ impl<'a> Keys<'a> {
         &mut self,
         field: &'static str,
         paths: &[&str],
-        kind: Kind<T>,
+        kind: ValueKind<T>,
     ) -> Option<T> {
         let mut found: Option<(&str, T)> = None;
         for &path in paths {
@@ -168,7 +168,7 @@ impl<'a> Keys<'a> {
         &mut self,
         field: &'static str,
         paths: &[&str],
-        kind: Kind<T>,
+        kind: ValueKind<T>,
     ) -> Option<T> {
         self.need(field, paths);
         self.optional(field, paths, kind)
@@ -179,7 +179,7 @@ impl<'a> Keys<'a> {
         target: &mut T,
         field: &'static str,
         paths: &[&str],
-        kind: Kind<T>,
+        kind: ValueKind<T>,
     ) {
         if let Some(value) = self.required(field, paths, kind) {
             *target = value;
@@ -190,7 +190,7 @@ impl<'a> Keys<'a> {
     pub(super) fn expect<T: PartialEq + Debug>(
         &mut self,
         path: &'static str,
-        kind: Kind<T>,
+        kind: ValueKind<T>,
         supported: T,
         required: bool,
     ) {
@@ -216,8 +216,13 @@ impl<'a> Keys<'a> {
                 self.contradictory.insert(problem.message);
             }
         }
+        self.judge(config)
+    }
+
+    /// The result, if nothing was wrong with the keys.
+    pub(super) fn judge<T>(self, result: T) -> Result<T, ConfigError> {
         if self.missing.is_empty() && self.contradictory.is_empty() {
-            return Ok(config);
+            return Ok(result);
         }
         Err(ConfigErrorKind::Invalid {
             missing: self.missing.into_iter().collect(),

@@ -23,7 +23,7 @@ pub(super) fn read(keys: &mut Keys, config: &mut ModelConfig) {
         "default".to_string(),
         false,
     );
-    // The softmax scale of the model leaves no room for YaRN's own temperature.
+    // The model's fixed softmax scale does not allow for YaRN's own temperature.
     keys.expect(
         "rope_parameters.compress.attention_factor",
         REAL,
@@ -65,7 +65,10 @@ fn read_dims(keys: &mut Keys, config: &mut ModelConfig) {
         let dims = config.rope_head_dim;
         keys.contradiction(
             FIELD,
-            format!("qk_rope_head_dim is {dims} but partial_rotary_factor {factor} of head_dim {head} is {rounded}"),
+            format!(
+                "qk_rope_head_dim is {dims} but partial_rotary_factor {factor} of head_dim \
+                 {head} is {rounded}"
+            ),
         );
     } else {
         config.rope_head_dim = rounded;

@@ -1,5 +1,5 @@
-//! JSON that keeps the order of keys and prints as the reference encoder does (Python's `json.dumps` without ASCII escapes):
-//! the model has seen tool schemas in that form only.
+//! JSON that keeps the order of keys and prints as the reference encoder does (Python's
+//! `json.dumps` without ASCII escapes): the model was trained on tool schemas in that form only.
 
 use std::fmt;
 

@@ -1,29 +1,32 @@
 //! The chat encoding of DeepSeek-V4, and its inverse.
 //!
-//! A conversation is [`Message`]s; [`render_chat`] lays it out as a [`ChatPrompt`], which turns into text or token ids; what
-//! the model answers is taken apart by [`parse_completion`].
+//! A conversation is [`Message`]s; [`render_chat`] lays it out as a [`ChatPrompt`], which turns
+//! into text or token ids. [`parse_completion`] takes the model's answer apart.
 //!
 //! ```text
-//! <｜begin▁of▁sentence｜>{system}<｜User｜>{user}<｜Assistant｜></think>{answer}<｜end▁of▁sentence｜><｜User｜>...
+//! <｜begin▁of▁sentence｜>{system}<｜User｜>{user}<｜Assistant｜></think>{answer}<｜end▁of▁sentence｜>...
 //! ```
 //!
-//! * In thinking mode the assistant's turn starts with `<think>`, and reasoning stands before `</think>`; in chat mode the
-//!   turn starts with `</think>` at once. There are no line breaks between the parts.
-//! * Reasoning of turns before the last user message is left out, unless tools are declared. Developer messages before the
-//!   last user message are left out together with it.
-//! * Tools are declared at the end of the system or developer message. Calls are blocks of `<｜DSML｜tool_calls>`; their
-//!   results stand as `<tool_result>` in a user turn, in the order of the calls. Neighbouring user messages and results
-//!   form one turn, separated by empty lines.
-//! * Maximum effort is a fixed text right after the beginning-of-sequence token, in thinking mode only.
+//! * In thinking mode the assistant's turn starts with `<think>`, and reasoning stands before
+//!   `</think>`; in chat mode the turn starts with `</think>` at once. There are no line breaks
+//!   between the parts.
+//! * Reasoning of turns before the last user message is left out, unless tools are declared.
+//!   Developer messages before the last user message are left out together with it.
+//! * Tools are declared at the end of the system or developer message. Calls are blocks of
+//!   `<｜DSML｜tool_calls>`; their results stand as `<tool_result>` in a user turn, in the order of
+//!   the calls. Neighbouring user messages and results form one turn, separated by empty lines.
+//! * Maximum effort is a fixed text right after the beginning-of-sequence token, in thinking mode
+//!   only.
 //!
-//! The fixed texts (tool instructions, response format, effort) are those of the reference encoder that is released with
-//! the weights, to the letter, because the model was trained on them.
+//! The fixed texts (tool instructions, response format, effort) are those of the reference encoder
+//! that is released with the weights, to the letter, because the model was trained on them.
 //!
 //! # Injection
-//! Only the encoder itself writes control tokens. [`ChatPrompt::token_ids`] encodes everything that comes from messages,
-//! tool schemas and tool calls as plain text, so a user who types `<｜Assistant｜>` does not open an assistant turn.
-//! [`ChatPrompt::text`] cannot make that difference; encode it only if the content is trusted. Markup that is
-//! not a control token, such as `</tool_result>`, is not escaped; the reference encoder has no escape for it.
+//! Only the encoder itself writes control tokens. [`ChatPrompt::token_ids`] encodes everything that
+//! comes from messages, tool schemas and tool calls as plain text, so a user who types
+//! `<｜Assistant｜>` does not open an assistant turn. [`ChatPrompt::text`] cannot make that
+//! difference; encode it only if the content is trusted. Markup that is not a control token, such
+//! as `</tool_result>`, is not escaped; the reference encoder has no escape for it.
 
 mod json;
 mod parse;
@@ -143,8 +146,8 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// Reads a function declaration (`name`, `description`, `parameters`), bare or as the `function` of an object whose
-    /// `type` is `function`. Keys keep their order.
+    /// Reads a function declaration (`name`, `description`, `parameters`), bare or as the
+    /// `function` of an object whose `type` is `function`. Keys keep their order.
     ///
     /// # Errors
     /// [`GenerateError::ChatJson`] for text that is not JSON or not an object with a `name`.
@@ -190,7 +193,8 @@ pub struct ChatOptions {
     pub thinking: bool,
     /// How much; without effect unless `thinking`.
     pub effort: ReasoningEffort,
-    /// Whether reasoning before the last user message is left out; without effect where tools are declared.
+    /// Whether reasoning before the last user message is left out; without effect where tools are
+    /// declared.
     pub drop_thinking: bool,
     /// Whether the prompt starts with the beginning-of-sequence token.
     pub add_bos: bool,

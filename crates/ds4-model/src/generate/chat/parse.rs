@@ -39,13 +39,15 @@ impl From<Completion> for Message {
     }
 }
 
-/// Takes apart the text that continues a prompt of [`render_chat`](super::render_chat), decoded with its special tokens.
+/// Takes apart the text that continues a prompt of [`render_chat`](super::render_chat), decoded
+/// with its special tokens.
 ///
 /// `thinking` is the mode of the prompt. The end-of-sequence token may be there or not.
 ///
 /// # Errors
-/// [`GenerateError::Completion`] where the text leaves the encoding: reasoning without end, tool calls that are cut off
-/// or malformed, text after the tool calls or after the end, a control token where only text may stand.
+/// [`GenerateError::Completion`] where the text leaves the encoding: reasoning without end, tool
+/// calls that are truncated or malformed, text after the tool calls or after the end, a control
+/// token where only text may stand.
 pub fn parse_completion(text: &str, thinking: bool) -> Result<Completion, GenerateError> {
     let text = match text.split_once(EOS_TOKEN) {
         Some((text, "")) => text,

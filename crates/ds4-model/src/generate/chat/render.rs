@@ -12,10 +12,12 @@ use crate::generate::tokenizer::TextTokenizer;
 
 const MAX_EFFORT: &str = "\
 Reasoning Effort: Absolute maximum with no shortcuts permitted.
-You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the root cause, rigorously \
-stress-testing your logic against all potential paths, edge cases, and adversarial scenarios.
-Explicitly write out your entire deliberation process, documenting every intermediate step, considered alternative, and \
-rejected hypothesis to ensure absolutely no assumption is left unchecked.
+You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve \
+the root cause, rigorously stress-testing your logic against all potential paths, edge cases, and \
+adversarial scenarios.
+Explicitly write out your entire deliberation process, documenting every intermediate step, \
+considered alternative, and rejected hypothesis to ensure absolutely no assumption is left \
+unchecked.
 
 ";
 
@@ -26,8 +28,8 @@ const RESPONSE_FORMAT: &str =
 const TOOLS_BEFORE: &str = "\
 ## Tools
 
-You have access to a set of tools to help answer the user's question. You can invoke tools by writing a \
-\"<｜DSML｜tool_calls>\" block like the following:
+You have access to a set of tools to help answer the user's question. You can invoke tools by \
+writing a \"<｜DSML｜tool_calls>\" block like the following:
 
 <｜DSML｜tool_calls>
 <｜DSML｜invoke name=\"$TOOL_NAME\">
@@ -39,11 +41,11 @@ You have access to a set of tools to help answer the user's question. You can in
 </｜DSML｜invoke>
 </｜DSML｜tool_calls>
 
-String parameters should be specified as is and set `string=\"true\"`. For all other types (numbers, booleans, arrays, \
-objects), pass the value in JSON format and set `string=\"false\"`.
+String parameters should be specified as is and set `string=\"true\"`. For all other types \
+(numbers, booleans, arrays, objects), pass the value in JSON format and set `string=\"false\"`.
 
-If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside <think>...</think> \
-BEFORE any tool calls or final response.
+If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside \
+<think>...</think> BEFORE any tool calls or final response.
 
 Otherwise, output directly after </think> with tool calls or final response.
 
@@ -51,7 +53,8 @@ Otherwise, output directly after </think> with tool calls or final response.
 
 ";
 
-const TOOLS_AFTER: &str = "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n";
+const TOOLS_AFTER: &str = "\n\nYou MUST strictly follow the above defined tool name and parameter \
+schemas to invoke tool calls.\n";
 
 /// A run of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +84,8 @@ impl ChatPrompt {
     /// The prompt as token ids; content cannot become a control token.
     ///
     /// # Errors
-    /// [`GenerateError::MissingSpecialToken`] for a control token that the tokenizer lacks, and those of
-    /// [`TextTokenizer::encode_plain`].
+    /// [`GenerateError::MissingSpecialToken`] for a control token that the tokenizer lacks, and
+    /// those of [`TextTokenizer::encode_plain`].
     pub fn token_ids(&self, tokenizer: &TextTokenizer) -> Result<Vec<u32>, GenerateError> {
         let mut ids = Vec::new();
         for segment in &self.segments {
@@ -102,7 +105,8 @@ impl ChatPrompt {
         self.segments.push(Segment::Control(token));
     }
 
-    /// Appends plain text. Neighbouring runs are joined, so that words merge across them as in one string.
+    /// Appends plain text. Neighbouring runs are joined, so that words merge across them as in one
+    /// string.
     fn text_run(&mut self, text: &str) {
         match self.segments.last_mut() {
             Some(Segment::Text(last)) => last.push_str(text),
@@ -127,7 +131,7 @@ impl ChatPrompt {
     }
 }
 
-/// A message as the encoding sees it: user messages and tool results in one turn.
+/// A message as the encoding represents it: user messages and tool results in one turn.
 enum Turn<'a> {
     System(&'a str, &'a [Tool], Option<Json>),
     Developer(&'a str, &'a [Tool], Option<Json>),
@@ -148,15 +152,18 @@ impl Turn<'_> {
     }
 
     fn declares_tools(&self) -> bool {
-        matches!(self, Self::System(_, tools, _) | Self::Developer(_, tools, _) if !tools.is_empty())
+        matches!(
+            self,
+            Self::System(_, tools, _) | Self::Developer(_, tools, _) if !tools.is_empty()
+        )
     }
 }
 
 /// Renders a conversation up to the point where the assistant continues.
 ///
 /// # Errors
-/// [`GenerateError::EmptyPrompt`] without messages, [`GenerateError::ChatMessage`] for a developer message without
-/// content, [`GenerateError::ChatJson`] for a response format that is not JSON.
+/// [`GenerateError::EmptyPrompt`] without messages, [`GenerateError::ChatMessage`] for a developer
+/// message without content, [`GenerateError::ChatJson`] for a response format that is not JSON.
 pub fn render_chat(
     messages: &[Message],
     options: &ChatOptions,
@@ -277,7 +284,8 @@ fn response_schema(text: &Option<String>) -> Result<Option<Json>, GenerateError>
     text.as_ref().map(parse).transpose()
 }
 
-/// Brings the results of one turn into the order of the calls, whatever order the tools finished in.
+/// Brings the results of one turn into the order of the calls, whatever order the tools finished
+/// in.
 fn sort_tool_results(turns: &mut [Turn]) {
     let mut order: HashMap<&str, usize> = HashMap::new();
     for turn in turns {
@@ -298,17 +306,17 @@ fn sort_tool_results(turns: &mut [Turn]) {
                     }
                     Block::Text(_) => None,
                 };
-                let places: Vec<usize> = (0..blocks.len())
+                let slots: Vec<usize> = (0..blocks.len())
                     .filter(|&at| rank(&blocks[at]).is_some())
                     .collect();
                 let (mut results, mut texts): (Vec<Block>, Vec<Block>) = std::mem::take(blocks)
                     .into_iter()
                     .partition(|block| rank(block).is_some());
                 results.sort_by_key(|block| rank(block));
-                // Texts stay where they are; results fill the places of results.
+                // Texts stay where they are; results fill the slots of results.
                 let total = results.len() + texts.len();
                 let (mut results, mut texts) = (results.drain(..), texts.drain(..));
-                let merged = (0..total).filter_map(|at| match places.binary_search(&at) {
+                let merged = (0..total).filter_map(|at| match slots.binary_search(&at) {
                     Ok(_) => results.next(),
                     Err(_) => texts.next(),
                 });
@@ -382,7 +390,8 @@ fn render_calls(prompt: &mut ChatPrompt, calls: &[ToolCall]) {
         prompt.template("<｜DSML｜invoke name=\"");
         prompt.text_run(&call.name);
         prompt.text_run("\">\n");
-        // Arguments that are not an object are passed on as they are, as the one parameter `arguments`.
+        // Arguments that are not an object are passed on as they are, as the one parameter
+        // `arguments`.
         let arguments = match Json::parse(&call.arguments) {
             Ok(Json::Object(entries)) => entries,
             _ => vec![("arguments".into(), Json::String(call.arguments.clone()))],

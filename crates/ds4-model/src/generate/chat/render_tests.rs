@@ -1,7 +1,8 @@
 use super::*;
 use crate::repository;
 
-const WEATHER: &str = r#"{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "b": 1, "a": 2}}}"#;
+const WEATHER: &str = r#"{"type": "function", "function":
+    {"name": "weather", "parameters": {"type": "object", "b": 1, "a": 2}}}"#;
 
 fn tiny() -> TextTokenizer {
     TextTokenizer::from_dir(repository::path("assets/ds4-tiny")).unwrap()
@@ -90,7 +91,8 @@ fn earlier_turns_end_with_the_end_token() {
     ];
     assert_eq!(
         text(&messages, ChatOptions::default()),
-        "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜></think>b<｜end▁of▁sentence｜><｜User｜>c<｜Assistant｜></think>"
+        "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜></think>b<｜end▁of▁sentence｜>\
+         <｜User｜>c<｜Assistant｜></think>"
     );
 }
 
@@ -118,7 +120,8 @@ fn reasoning_is_kept_on_request() {
     };
     assert_eq!(
         text(&messages, options),
-        "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜><think>r1</think>b<｜end▁of▁sentence｜><｜User｜>c<｜Assistant｜><think>"
+        "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜><think>r1</think>b<｜end▁of▁sentence｜>\
+         <｜User｜>c<｜Assistant｜><think>"
     );
 }
 
@@ -141,10 +144,12 @@ fn maximum_effort_is_a_prefix_in_thinking_mode_only() {
     assert_eq!(
         text(&messages, options),
         "<｜begin▁of▁sentence｜>Reasoning Effort: Absolute maximum with no shortcuts permitted.\n\
-         You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the root cause, \
-         rigorously stress-testing your logic against all potential paths, edge cases, and adversarial scenarios.\n\
-         Explicitly write out your entire deliberation process, documenting every intermediate step, considered \
-         alternative, and rejected hypothesis to ensure absolutely no assumption is left unchecked.\n\n\
+         You MUST be very thorough in your thinking and comprehensively decompose the problem to \
+         resolve the root cause, rigorously stress-testing your logic against all potential paths, \
+         edge cases, and adversarial scenarios.\n\
+         Explicitly write out your entire deliberation process, documenting every intermediate \
+         step, considered alternative, and rejected hypothesis to ensure absolutely no assumption \
+         is left unchecked.\n\n\
          S<｜User｜>Hi<｜Assistant｜><think>"
     );
     let chat = ChatOptions {
@@ -174,7 +179,8 @@ fn tools_are_declared_after_the_system_message() {
 
 ## Tools
 
-You have access to a set of tools to help answer the user's question. You can invoke tools by writing a \"<｜DSML｜tool_calls>\" block like the following:
+You have access to a set of tools to help answer the user's question. You can invoke tools by \
+writing a \"<｜DSML｜tool_calls>\" block like the following:
 
 <｜DSML｜tool_calls>
 <｜DSML｜invoke name=\"$TOOL_NAME\">
@@ -186,9 +192,11 @@ You have access to a set of tools to help answer the user's question. You can in
 </｜DSML｜invoke>
 </｜DSML｜tool_calls>
 
-String parameters should be specified as is and set `string=\"true\"`. For all other types (numbers, booleans, arrays, objects), pass the value in JSON format and set `string=\"false\"`.
+String parameters should be specified as is and set `string=\"true\"`. For all other types \
+(numbers, booleans, arrays, objects), pass the value in JSON format and set `string=\"false\"`.
 
-If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside <think>...</think> BEFORE any tool calls or final response.
+If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside \
+<think>...</think> BEFORE any tool calls or final response.
 
 Otherwise, output directly after </think> with tool calls or final response.
 
@@ -219,7 +227,9 @@ fn a_bare_function_declaration_is_the_same_tool() {
 #[test]
 fn a_response_format_follows_the_message_it_belongs_to() {
     let format = Some(r#"{"type":"object"}"#.to_string());
-    let expected = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n{\"type\": \"object\"}";
+    let expected = "\n\n## Response Format:\n\n\
+                    You MUST strictly adhere to the following schema to reply:\n\
+                    {\"type\": \"object\"}";
     let system = Message::System {
         content: "S".into(),
         tools: Vec::new(),
@@ -321,7 +331,8 @@ fn results_are_sorted_by_call_and_texts_keep_their_places() {
     let rendered = text(&messages, ChatOptions::default());
     assert_eq!(
         &rendered[rendered.find("<｜User｜>").unwrap()..],
-        "<｜User｜><tool_result>1</tool_result>\n\nnote\n\n<tool_result>2</tool_result>\n\n<tool_result>3</tool_result>\
+        "<｜User｜><tool_result>1</tool_result>\n\nnote\n\n\
+         <tool_result>2</tool_result>\n\n<tool_result>3</tool_result>\
          <｜Assistant｜></think>"
     );
 }
@@ -354,7 +365,8 @@ fn earlier_developer_messages_go_with_their_reasoning() {
     );
     assert_eq!(
         text(&messages, ChatOptions::default()),
-        "<｜begin▁of▁sentence｜><｜User｜>task<｜Assistant｜></think>done<｜end▁of▁sentence｜><｜User｜>next<｜Assistant｜></think>"
+        "<｜begin▁of▁sentence｜><｜User｜>task<｜Assistant｜></think>done<｜end▁of▁sentence｜>\
+         <｜User｜>next<｜Assistant｜></think>"
     );
     assert_eq!(
         text(&[developer()], thinking()),
@@ -452,7 +464,10 @@ fn a_control_token_that_the_tokenizer_lacks_is_named() {
             .unwrap()
             .token_ids(&tokenizer);
         assert!(
-            matches!(&result, Err(GenerateError::MissingSpecialToken { token }) if *token == expected),
+            matches!(
+                &result,
+                Err(GenerateError::MissingSpecialToken { token }) if *token == expected
+            ),
             "{result:?}"
         );
     }

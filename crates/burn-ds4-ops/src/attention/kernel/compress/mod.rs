@@ -1,20 +1,20 @@
-//! Compressed rows: a cube to a sequence.
+//! Compressed rows. Each sequence has a cube.
 
 mod slots;
 
 use cubecl::prelude::*;
 
-use super::rotate::Table;
+use super::rotate::AngleTable;
 use super::row::{RowBlueprint, store};
-use slots::{Place, pool};
+use slots::{PoolSource, pool};
 
-/// How [`compress_kernel`] is compiled.
+/// Compile-time configuration of [`compress_kernel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CompressBlueprint {
     pub row: RowBlueprint,
     /// Positions of a block.
     pub ratio: u32,
-    /// Whether the block before is pooled, too.
+    /// Whether a row also pools the block before its own.
     pub overlap: bool,
 }
 
@@ -23,20 +23,20 @@ impl CompressBlueprint {
         if self.overlap { 2 } else { 1 }
     }
 
-    /// Slots that are pooled.
+    /// Slots that a row pools.
     const fn slots(self) -> u32 {
         self.series() * self.ratio
     }
 }
 
-/// How much there is, steps from one to the next, and constants.
+/// Dimensions, strides and constants of a compressor.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct CompressSizes {
     /// New positions of a sequence.
     pub count: u32,
     /// Blocks that they may complete.
     pub blocks: u32,
-    /// Slots of the raw rows of a sequence, and its rows.
+    /// Slots of a sequence's raw rows, and the number of its compressed rows.
     pub slots: u32,
     pub rows: u32,
     pub projections_sequence: usize,
@@ -50,7 +50,7 @@ pub(crate) struct CompressSizes {
     pub hadamard_scale: f32,
 }
 
-/// What a compressor reads and writes.
+/// The tensors that a compressor reads and writes.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Compressor<R: Float, W: Float> {
     pub projections: Box<[f32]>,
@@ -61,68 +61,71 @@ pub(crate) struct Compressor<R: Float, W: Float> {
     pub sizes: CompressSizes,
 }
 
-/// Stores the raw rows of the new positions of sequences, and the rows of the blocks that they complete.
+/// Stores the raw rows of the new positions of sequences, and the rows of the blocks that they
+/// complete.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
     angles: &[f32],
     start: &[I],
     mut compressor: Compressor<R, W>,
-    table: Table,
+    table: AngleTable,
     #[comptime] blueprint: CompressBlueprint,
     #[define(R, W, I)] _dtypes: [ElemType; 3],
 ) {
     compress::<R, W, I>(&mut compressor, angles, start, CUBE_POS, &table, blueprint);
 }
 
-/// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they complete. All of the cube must be here.
+/// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they
+/// complete. Every unit of the cube must call this.
 ///
-/// A unit has the same channels of all raw rows, of all series: what it writes where others are read, only it has read. It writes when
-/// all blocks are pooled.
+/// A unit has the same channels of all raw rows and of all series, so it overwrites only what it
+/// alone reads. It writes raw rows after all blocks are pooled.
 ///
-/// Where the compiler need not see that the whole cube agrees on a test, blocks that are not complete are left out. Elsewhere all barriers
-/// are passed for them, too, while no raw row is read and nothing is written.
+/// With PTX, blocks that are not complete are skipped. Other compilers may not see that the
+/// condition is the same for the whole cube. There, all barriers are passed for these blocks too,
+/// while no raw row is read and nothing is written.
 #[cube]
 pub(super) fn compress<R: Float, W: Float, I: Int>(
     compressor: &mut Compressor<R, W>,
     angles: &[f32],
     start: &[I],
     sequence: usize,
-    table: &Table,
+    table: &AngleTable,
     #[comptime] blueprint: CompressBlueprint,
 ) {
     let width = comptime!(blueprint.row.width);
     let units = comptime!(blueprint.row.units());
     let ratio = comptime!(blueprint.ratio);
     let mut row = Shared::<[f32]>::new_slice(width as usize);
-    let mut other = Shared::<[f32]>::new_slice(width as usize);
+    let mut scratch = Shared::<[f32]>::new_slice(width as usize);
 
     let given = start[sequence];
-    let there = given >= I::from_int(0) && given < I::cast_from(table.known);
-    let begin = select(there, u32::cast_from(given), 0u32);
+    let active = given >= I::from_int(0) && given < I::cast_from(table.positions);
+    let begin = select(active, u32::cast_from(given), 0u32);
     let end = begin + compressor.sizes.count;
     let projections_at = sequence * compressor.sizes.projections_sequence;
     let raw_at = sequence * compressor.sizes.raw_sequence;
 
     let mut blocks = compressor.sizes.blocks;
     if comptime!(blueprint.row.target.ptx) {
-        blocks = select(there, end / ratio - begin / ratio, 0u32);
+        blocks = select(active, end / ratio - begin / ratio, 0u32);
     }
     for i in 0..blocks {
         let block = begin / ratio + i;
-        let complete = there && (block + 1) * ratio <= end && block < compressor.sizes.rows;
+        let complete = active && (block + 1) * ratio <= end && block < compressor.sizes.rows;
 
         let mut channel = UNIT_POS;
         while channel < width {
             let mut pooled = 0.0f32;
             if complete {
-                let place = Place {
+                let source = PoolSource {
                     projections: projections_at,
                     raw: raw_at,
                     channel,
                     block,
                     begin,
                 };
-                pooled = pool(&*compressor, &place, blueprint);
+                pooled = pool(&*compressor, &source, blueprint);
             }
             row[channel as usize] = pooled;
             channel += units;
@@ -133,7 +136,7 @@ pub(super) fn compress<R: Float, W: Float, I: Int>(
             + select(complete, block, 0u32) as usize * compressor.sizes.rows_row;
         store::<R, W>(
             &mut row,
-            &mut other,
+            &mut scratch,
             &compressor.norm,
             angles,
             &mut compressor.rows,
@@ -147,7 +150,7 @@ pub(super) fn compress<R: Float, W: Float, I: Int>(
         );
     }
 
-    if there {
+    if active {
         let first = select(
             compressor.sizes.count > compressor.sizes.slots,
             compressor.sizes.count - compressor.sizes.slots,

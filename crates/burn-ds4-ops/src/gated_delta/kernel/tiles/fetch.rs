@@ -1,24 +1,26 @@
-//! What comes from memory in whole rows, and goes there.
+//! Copies of whole rows between device memory and shared memory.
 
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::TilesBlueprint;
-use crate::gated_delta::kernel::{Counts, NONE, Places};
+use crate::gated_delta::kernel::{DeltaStrides, NO_SLOT, WorkDivisors};
 
-/// Vector number `vector` of row number `row` in shared memory. Where rows are odd, halves of 128 bytes change places, so that lanes which
-/// read 64 bytes of each of eight rows meet no bank twice.
+/// The index in shared memory of vector `vector` of row `row`. In odd rows, the two 64-byte parts
+/// of every 128 bytes are swapped, so that lanes that read 64 bytes of each of eight rows have no
+/// bank conflicts.
 #[cube]
-pub(super) fn fetched_at(row: u32, vector: u32, #[comptime] blueprint: TilesBlueprint) -> u32 {
-    let turn = if comptime!(blueprint.chunks.is_multiple_of(2)) {
+pub(super) fn fetched_index(row: u32, vector: u32, #[comptime] blueprint: TilesBlueprint) -> u32 {
+    let swizzle = if comptime!(blueprint.column_blocks.is_multiple_of(2)) {
         row % 2 * 4
     } else {
         0u32.runtime()
     };
-    row * comptime!(blueprint.row_vectors()) + (vector ^ turn)
+    row * comptime!(blueprint.row_vectors()) + (vector ^ swizzle)
 }
 
-/// Begins to copy `rows` rows to shared memory, where they are from row `to` on; `unit` is one of `units` that share the work.
+/// Starts to copy `rows` rows to shared memory, from row `to` on. `unit` is one of `units` that
+/// divide the work.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn fetch(
@@ -36,12 +38,14 @@ fn fetch(
     let (row, vector) = (unit / vectors, unit % vectors);
     let mut from_at = first + row as usize * row_vectors + vector as usize;
     if comptime!(units.is_multiple_of(2 * vectors)) {
-        // Rows that a unit copies are odd or even alike.
-        let to_at = fetched_at(to + row, vector, blueprint) as usize;
-        let lines = comptime!(units / vectors);
+        // All rows that a unit copies are odd, or all are even.
+        let to_at = fetched_index(to + row, vector, blueprint) as usize;
+        let rows_at_once = comptime!(units / vectors);
         #[unroll]
-        for i in 0..comptime!(rows.div_ceil(lines)) {
-            if comptime!(rows.is_multiple_of(lines)) || row + comptime!(i * lines) < rows {
+        for i in 0..comptime!(rows.div_ceil(rows_at_once)) {
+            if comptime!(rows.is_multiple_of(rows_at_once))
+                || row + comptime!(i * rows_at_once) < rows
+            {
                 let to_at = to_at + comptime!((i * units) as usize);
                 copy_async(
                     &from[from_at..from_at + 1],
@@ -49,7 +53,7 @@ fn fetch(
                     4u32,
                 );
             }
-            from_at += lines as usize * row_vectors;
+            from_at += rows_at_once as usize * row_vectors;
         }
     } else {
         #[unroll]
@@ -58,7 +62,7 @@ fn fetch(
             if at < comptime!(rows * vectors) {
                 let (row, vector) = (at / vectors, at % vectors);
                 let from_at = first + row as usize * row_vectors + vector as usize;
-                let to_at = fetched_at(to + row, vector, blueprint) as usize;
+                let to_at = fetched_index(to + row, vector, blueprint) as usize;
                 copy_async(
                     &from[from_at..from_at + 1],
                     &mut fetched[to_at..to_at + 1],
@@ -69,28 +73,33 @@ fn fetch(
     }
 }
 
-/// Rows of a state of a head of a sequence.
+/// A block of rows of a state: one sequence, one head and the rows of one group of planes.
 #[derive(CubeType)]
-pub(super) struct Item {
+pub(super) struct StateBlock {
     pub sequence: u32,
     pub head: u32,
-    /// First of a group's rows.
+    /// The first of the group's rows.
     pub row: u32,
 }
 
 #[cube]
-impl Item {
-    pub fn new(index: u32, counts: &Counts, #[comptime] blueprint: TilesBlueprint) -> Item {
-        let (state, block) = counts.blocks.div_mod(index);
-        let (sequence, head) = counts.heads.div_mod(state);
-        Item {
+impl StateBlock {
+    pub fn new(
+        index: u32,
+        divisors: &WorkDivisors,
+        #[comptime] blueprint: TilesBlueprint,
+    ) -> StateBlock {
+        let (state, block) = divisors.blocks.div_mod(index);
+        let (sequence, head) = divisors.heads.div_mod(state);
+        StateBlock {
             sequence,
             head,
             row: block * comptime!(blueprint.group_rows()),
         }
     }
 
-    /// Begins to copy the keys, the queries and, if there is a slot, the plane's rows to where `first` of the fetched rows is.
+    /// Starts to copy the keys, the queries and, if there is a slot, the plane's rows of the state
+    /// to the fetched rows from `first` on.
     #[allow(clippy::too_many_arguments)]
     pub fn fetch(
         &self,
@@ -100,20 +109,20 @@ impl Item {
         fetched: &mut Shared<[Vector<u32, Const<4>>]>,
         first: u32,
         slot: u32,
-        counts: &Counts,
-        places: &Places,
+        divisors: &WorkDivisors,
+        strides: &DeltaStrides,
         #[comptime] blueprint: TilesBlueprint,
     ) {
         let plane = UNIT_POS_Y % blueprint.planes;
         let unit = plane * 32 + UNIT_POS_X;
         let (tokens, units) = comptime!((blueprint.tokens, blueprint.group_units()));
         let to = first + comptime!(blueprint.group_rows());
-        let key_head = counts.sharing.div(self.head);
-        let from = places.k.of(self.sequence, 0u32, key_head);
+        let key_head = divisors.heads_per_key.div(self.head);
+        let from = strides.k.offset(self.sequence, 0u32, key_head);
         fetch(
             k,
             from,
-            places.k.token,
+            strides.k.token,
             fetched,
             to,
             unit,
@@ -122,11 +131,11 @@ impl Item {
             blueprint,
         );
         let to = to + comptime!(blueprint.padded());
-        let from = places.q.of(self.sequence, 0u32, key_head);
+        let from = strides.q.offset(self.sequence, 0u32, key_head);
         fetch(
             q,
             from,
-            places.q.token,
+            strides.q.token,
             fetched,
             to,
             unit,
@@ -134,17 +143,17 @@ impl Item {
             units,
             blueprint,
         );
-        if slot != NONE {
+        if slot != NO_SLOT {
             let rows = comptime!(blueprint.plane_rows());
             let row = plane * rows;
-            let from = slot as usize * places.slot
-                + self.head as usize * places.pool_head
-                + (self.row + row) as usize * places.row;
+            let from = slot as usize * strides.slot
+                + self.head as usize * strides.pool_head
+                + (self.row + row) as usize * strides.row;
             let unit = UNIT_POS_X;
             fetch(
                 pool,
                 from,
-                places.row,
+                strides.row,
                 fetched,
                 first + row,
                 unit,
@@ -156,9 +165,9 @@ impl Item {
     }
 }
 
-/// Keys of two tokens side by side, column by column, in shared memory.
+/// Writes the keys to shared memory column by column, with two tokens to a word.
 #[cube]
-pub(super) fn stage_keys(
+pub(super) fn interleave_keys(
     fetched: &Shared<[Vector<u32, Const<4>>]>,
     keys: &mut Shared<[u32]>,
     first_row: u32,
@@ -173,9 +182,9 @@ pub(super) fn stage_keys(
         let vector = at % vectors;
         let pair = at / vectors;
         let low_row = first_row + 2 * pair;
-        let low = fetched[fetched_at(low_row, vector, blueprint) as usize];
-        let high = fetched[fetched_at(low_row + 1, vector, blueprint) as usize];
-        let to = first_word + vector * comptime!(blueprint.words(8)) + pair;
+        let low = fetched[fetched_index(low_row, vector, blueprint) as usize];
+        let high = fetched[fetched_index(low_row + 1, vector, blueprint) as usize];
+        let to = first_word + vector * comptime!(blueprint.column_offset(8)) + pair;
         #[unroll]
         for i in 0..4u32 {
             let (low, high) = (low.extract(i as usize), high.extract(i as usize));
@@ -188,7 +197,7 @@ pub(super) fn stage_keys(
     }
 }
 
-/// Writes a plane's rows from shared memory to where they belong, whole lines at a time.
+/// Writes a plane's rows from shared memory to a state, whole rows at a time.
 #[cube]
 pub(super) fn write_rows(
     fetched: &Shared<[Vector<u32, Const<4>>]>,
@@ -200,22 +209,26 @@ pub(super) fn write_rows(
 ) {
     sync_plane();
     let vectors = comptime!(blueprint.row_vectors());
-    let all = comptime!(blueprint.plane_rows() * vectors);
+    let vector_count = comptime!(blueprint.plane_rows() * vectors);
     let (row, vector) = (UNIT_POS_X / vectors, UNIT_POS_X % vectors);
     if comptime!(32 % vectors == 0) {
-        let lines = comptime!(32 / vectors);
+        let rows_at_once = comptime!(32 / vectors);
         let mut to_at = first + row as usize * row_vectors + vector as usize;
         #[unroll]
-        for i in 0..comptime!(all / 32) {
-            let at = fetched_at(first_row + row + comptime!(i * lines), vector, blueprint);
+        for i in 0..comptime!(vector_count / 32) {
+            let at = fetched_index(
+                first_row + row + comptime!(i * rows_at_once),
+                vector,
+                blueprint,
+            );
             to[to_at] = fetched[at as usize];
-            to_at += lines as usize * row_vectors;
+            to_at += rows_at_once as usize * row_vectors;
         }
     } else {
         let mut at = UNIT_POS_X;
-        while at < all {
+        while at < vector_count {
             let (row, vector) = (at / vectors, at % vectors);
-            let from = fetched_at(first_row + row, vector, blueprint) as usize;
+            let from = fetched_index(first_row + row, vector, blueprint) as usize;
             to[first + row as usize * row_vectors + vector as usize] = fetched[from];
             at += 32;
         }

@@ -1,56 +1,61 @@
 //! The gated delta rule on tensor cores, for states in `bf16`.
 
-mod ahead;
-mod block;
 mod fetch;
+mod prefetched;
+mod products;
 mod state;
 
 use cubecl::prelude::*;
 
-use super::{Counts, NONE, Numbers, Places, Rule, Sizes, decay, destination_of, slot_of, strength};
+use super::{
+    DeltaScalars, DeltaShape, DeltaStrides, NO_SLOT, RuleOptions, WorkDivisors, beta, decay,
+    destination_of, slot_of,
+};
 use crate::intrinsics::{await_copies, commit_copies, sync_planes};
-use ahead::Ahead;
-use block::{Grams, Products, Staged};
-use fetch::{Item, fetched_at, stage_keys, write_rows};
+use fetch::{StateBlock, fetched_index, interleave_keys, write_rows};
+use prefetched::Prefetched;
+use products::{CorrectionTerms, Grams, Products};
 use state::State;
 
-/// Columns of a chunk: a quad of lanes reads 64 bytes of a row.
-pub(crate) const CHUNK: u32 = 32;
+/// Columns of a column block: four lanes read 64 bytes of a row.
+pub(crate) const COLUMN_BLOCK: u32 = 32;
 /// Rows of a tile.
-pub(crate) const TILE: u32 = 16;
-/// Parts of an f32 in `bf16`.
-const PARTS: u32 = 3;
+pub(crate) const TILE_ROWS: u32 = 16;
+/// The number of `bf16` terms of an f32.
+const TERMS: u32 = 3;
 
-/// How [`tiles_kernel`] is compiled, which needs PTX.
+/// How [`tiles_kernel`] is compiled. It needs PTX.
 ///
-/// A plane has some rows of a state in registers, as it was read. What all keys and queries find in it are products of tiles; from
-/// these, and from the products of keys and queries with each other, each lane gets what one row learns and puts out, token by token, and
-/// the state afterwards is again a product of tiles. Meanwhile the next state is on its way to shared memory.
+/// A plane keeps some rows of a state in registers, as they were read. The products of all keys and
+/// queries with the state are products of tiles. From these, and from the products of keys and
+/// queries with each other, each lane computes the corrections and outputs of one row, token by
+/// token. The state afterwards is again a product of tiles. Meanwhile the next state is copied to
+/// shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TilesBlueprint {
     /// Tokens of a sequence.
     pub tokens: u32,
-    /// Chunks of 32 columns.
-    pub chunks: u32,
-    /// Tiles of 16 rows of a plane: one or two.
+    /// Column blocks of a row, 32 columns each.
+    pub column_blocks: u32,
+    /// Tiles of 16 rows in a plane: one or two.
     pub tiles: u32,
-    /// Planes that share a state or a part of it, and so many groups of them that are a cube.
+    /// Planes of a group, which share a state or a part of it, and groups of a cube.
     pub planes: u32,
     pub groups: u32,
-    /// States of a group that are on their way or being read.
+    /// Stages of a group's pipeline: states that are being copied or read.
     pub depth: u32,
-    pub rule: Rule,
+    pub rule: RuleOptions,
 }
 
 impl TilesBlueprint {
     /// Tiles of 8 tokens.
-    const fn sides(self) -> u32 {
+    const fn token_tiles(self) -> u32 {
         self.tokens.div_ceil(8)
     }
 
-    /// Tokens of whole tiles.
+    /// The number of tokens, rounded up to whole tiles.
     const fn padded(self) -> u32 {
-        8 * self.sides()
+        8 * self.token_tiles()
     }
 
     /// Pairs of tokens: one or two, or those of whole tiles.
@@ -58,18 +63,19 @@ impl TilesBlueprint {
         match self.tokens {
             1 | 2 => 1,
             3 | 4 => 2,
-            _ => 4 * self.sides(),
+            _ => 4 * self.token_tiles(),
         }
     }
 
-    /// Words of what a row has learned: of every part the pairs of tokens, in whole tiles of four.
-    const fn slots(self) -> u32 {
-        (PARTS * self.pairs()).next_multiple_of(4)
+    /// Words of the corrections of a row: the pairs of tokens for every term, rounded up to whole
+    /// tiles of four.
+    const fn correction_words(self) -> u32 {
+        (TERMS * self.pairs()).next_multiple_of(4)
     }
 
     /// Rows of a plane.
     const fn plane_rows(self) -> u32 {
-        TILE * self.tiles
+        TILE_ROWS * self.tiles
     }
 
     /// Rows of a group.
@@ -84,39 +90,40 @@ impl TilesBlueprint {
 
     /// Vectors of a row of the state, a key or a query.
     const fn row_vectors(self) -> u32 {
-        4 * self.chunks
+        4 * self.column_blocks
     }
 
-    /// Rows of a group that are fetched: of the state, the keys and the queries.
+    /// Rows that are fetched for a group: of the state, the keys and the queries.
     const fn fetched_rows(self) -> u32 {
         self.group_rows() + 2 * self.padded()
     }
 
-    /// Where in shared memory a column begins of whose elements each pair of tokens has a word: such that lanes that read together
-    /// meet no bank twice, if there is one tile of tokens.
-    const fn words(self, column: u32) -> u32 {
+    /// The offset in shared memory of a column of keys, which has one word for each pair of tokens.
+    /// With one tile of tokens, lanes that read together have no bank conflicts.
+    const fn column_offset(self, column: u32) -> u32 {
         column * (self.padded() / 2) + column / 8 * 8
     }
 
-    /// Words of a group.
-    const fn all_words(self) -> u32 {
-        self.words(CHUNK * self.chunks)
+    /// Words of the keys of a group.
+    const fn group_words(self) -> u32 {
+        self.column_offset(COLUMN_BLOCK * self.column_blocks)
     }
 
-    /// Bytes of shared memory.
+    /// Bytes of shared memory of a cube.
     pub const fn shared_bytes(self) -> usize {
         let fetched = self.depth * self.fetched_rows() * self.row_vectors() * 16;
-        let rows = self.group_rows() * (self.product_pitch() + self.learned_pitch()) * 4;
+        let rows = self.group_rows() * (self.product_pitch() + self.correction_pitch()) * 4;
         let grams = 2 * self.padded() * (self.padded() + 2) * 4;
-        (self.groups * (fetched + rows + grams + self.all_words() * 4)) as usize
+        (self.groups * (fetched + rows + grams + self.group_words() * 4)) as usize
     }
 }
 
-/// All tokens of some rows of the `bf16` state of a head of a sequence at once, on tensor cores.
+/// Processes all tokens of some rows of a `bf16` state at once, on tensor cores.
 ///
-/// Arguments are those of [`lanes_kernel`](super::lanes_kernel); `q`, `k` and states are in vectors of 16 bytes.
+/// Arguments are those of [`lanes_kernel`](super::lanes_kernel); `q`, `k` and states are in vectors
+/// of 16 bytes.
 #[cube(launch_unchecked, address_type = "dynamic")]
-// What is known at compile time is asked by itself, so that the rest is left out.
+// Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
 pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: Int, C: Int>(
     q: &[Vector<u32, Const<4>>],
@@ -132,16 +139,16 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
     accepted: ComptimeOption<&[C]>,
     out: &mut [Q],
     mut states: ComptimeOption<Box<[Vector<u32, Const<4>>]>>,
-    sizes: Sizes,
-    counts: Counts,
-    places: Places,
-    numbers: Numbers,
+    shape: DeltaShape,
+    divisors: WorkDivisors,
+    strides: DeltaStrides,
+    scalars: DeltaScalars,
     #[comptime] blueprint: TilesBlueprint,
     #[define(Q, A, B, D, R, W, C)] _dtypes: [ElemType; 7],
 ) {
     let TilesBlueprint {
         tokens,
-        chunks,
+        column_blocks,
         tiles,
         planes,
         groups,
@@ -152,61 +159,62 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
     let padded = comptime!(blueprint.padded());
     let group_rows = comptime!(blueprint.group_rows());
     let units = comptime!(blueprint.group_units());
-    let side = UNIT_POS_Y / planes;
+    let plane_group = UNIT_POS_Y / planes;
     let plane = UNIT_POS_Y % planes;
     let unit = plane * 32 + UNIT_POS_X;
-    // Which token's gates are this unit's; most repeat the last one's.
+    // The token whose gates this unit computes. Most units repeat the last token.
     let gate = min(unit, comptime!(tokens - 1));
-    let (group, quarter) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
+    let (quad, quad_lane) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
     let own_row =
         plane * comptime!(blueprint.plane_rows()) + UNIT_POS_X % comptime!(blueprint.plane_rows());
-    // Where there are half as many rows as lanes, both halves have the same.
+    // With 16 rows in a plane, lanes 16 to 31 have the same rows as lanes 0 to 15 and do not write.
     let writes = UNIT_POS_X < comptime!(blueprint.plane_rows());
 
     let mut fetched = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
         (groups * depth * blueprint.fetched_rows() * blueprint.row_vectors()) as usize
     ));
-    let mut keys = Shared::<[u32]>::new_slice(comptime!((groups * blueprint.all_words()) as usize));
+    let mut keys =
+        Shared::<[u32]>::new_slice(comptime!((groups * blueprint.group_words()) as usize));
     let mut decays = Shared::<[f32]>::new_slice(comptime!((groups * padded) as usize));
-    let mut strengths = Shared::<[f32]>::new_slice(comptime!((groups * padded) as usize));
+    let mut betas = Shared::<[f32]>::new_slice(comptime!((groups * padded) as usize));
     let mut grams = Grams::new(blueprint);
     let mut products = Products::new(blueprint);
-    let mut learned = Staged::new(blueprint);
-    let first_fetched = side * comptime!(depth * blueprint.fetched_rows());
-    let first_word = side * comptime!(blueprint.all_words());
-    let first_gate = side * padded;
-    let all = sizes.batch * sizes.heads * (sizes.channels / group_rows);
-    let last = all - 1;
+    let mut correction_terms = CorrectionTerms::new(blueprint);
+    let first_fetched = plane_group * comptime!(depth * blueprint.fetched_rows());
+    let first_word = plane_group * comptime!(blueprint.group_words());
+    let first_gate = plane_group * padded;
+    let block_count = shape.batch * shape.heads * (shape.channels / group_rows);
+    let last_block = block_count - 1;
     let step = CUBE_COUNT as u32 * groups;
-    let mut index = side * CUBE_COUNT as u32 + CUBE_POS as u32;
+    let mut index = plane_group * CUBE_COUNT as u32 + CUBE_POS as u32;
 
-    // What is known of items ahead of time: of those that are fetched before the first is computed with, and the slot of the next.
+    // Start to read the inputs of the first `depth` blocks, and the slots of these and of the next.
     let mut raw_slots = Array::<R>::new(comptime!(depth as usize + 1));
-    let mut ahead = Ahead::<Q, A, B, D>::new(depth, tokens);
-    let next = Item::new(min(index + step * depth, last), &counts, blueprint);
+    let mut prefetched = Prefetched::<Q, A, B, D>::new(depth, tokens);
+    let next = StateBlock::new(min(index + step * depth, last_block), &divisors, blueprint);
     raw_slots[depth as usize] = read_slots[next.sequence as usize];
     #[unroll]
     for i in 0..depth {
-        let item = Item::new(min(index + step * i, last), &counts, blueprint);
-        raw_slots[i as usize] = read_slots[item.sequence as usize];
-        ahead.load(i, v, a, b, a_log, dt_bias, &item, own_row, gate, &places);
+        let block = StateBlock::new(min(index + step * i, last_block), &divisors, blueprint);
+        raw_slots[i as usize] = read_slots[block.sequence as usize];
+        prefetched.load(i, v, a, b, a_log, dt_bias, &block, own_row, gate, &strides);
     }
 
     let mut slots = Array::<u32>::new(comptime!(depth as usize));
     #[unroll]
     for i in 0..depth {
-        slots[i as usize] = slot_of::<R>(raw_slots[i as usize], sizes.slots, rule);
-        let coming = index + step * i;
-        if coming < all {
-            Item::new(coming, &counts, blueprint).fetch(
+        slots[i as usize] = slot_of::<R>(raw_slots[i as usize], shape.slots, rule);
+        let prefetch_index = index + step * i;
+        if prefetch_index < block_count {
+            StateBlock::new(prefetch_index, &divisors, blueprint).fetch(
                 q,
                 k,
                 &*pool,
                 &mut fetched,
                 first_fetched + comptime!(i * blueprint.fetched_rows()),
                 slots[i as usize],
-                &counts,
-                &places,
+                &divisors,
+                &strides,
                 blueprint,
             );
         }
@@ -214,136 +222,142 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
     }
     let mut raw_slot = raw_slots[depth as usize];
 
-    // Tokens that there are none of stay zeros.
-    let rows_of_tokens = comptime!(2 * padded);
+    // Rows of tokens past the last one stay zero.
+    let token_rows = comptime!(2 * padded);
     let mut at = unit;
-    while at < comptime!(depth * rows_of_tokens * blueprint.row_vectors()) {
+    while at < comptime!(depth * token_rows * blueprint.row_vectors()) {
         let row = at / comptime!(blueprint.row_vectors());
         let vector = at % comptime!(blueprint.row_vectors());
         if row % padded >= tokens {
-            let buffer = row / rows_of_tokens * comptime!(blueprint.fetched_rows());
-            let to = first_fetched + buffer + group_rows + row % rows_of_tokens;
-            fetched[fetched_at(to, vector, blueprint) as usize] = Vector::new(0u32);
+            let buffer = row / token_rows * comptime!(blueprint.fetched_rows());
+            let to = first_fetched + buffer + group_rows + row % token_rows;
+            fetched[fetched_index(to, vector, blueprint) as usize] = Vector::new(0u32);
         }
         at += units;
     }
     let mut at = unit;
-    while at < comptime!(blueprint.all_words()) {
+    while at < comptime!(blueprint.group_words()) {
         keys[(first_word + at) as usize] = 0u32;
         at += units;
     }
 
     let mut buffer = first_fetched;
-    while index < all {
-        let item = Item::new(index, &counts, blueprint);
-        let first_row = item.row + plane * comptime!(blueprint.plane_rows());
+    while index < block_count {
+        let block = StateBlock::new(index, &divisors, blueprint);
+        let first_row = block.row + plane * comptime!(blueprint.plane_rows());
         let slot = slots[0];
-        let alive = slot != NONE;
+        let active = slot != NO_SLOT;
         let key_rows = buffer + group_rows;
         let query_rows = key_rows + padded;
         let plane_rows = buffer + plane * comptime!(blueprint.plane_rows());
         let destination =
-            destination_of::<W, C>(&write_slots, &accepted, item.sequence, slot, &sizes, rule);
-        let (target, kept) = (destination.slot, destination.kept);
+            destination_of::<W, C>(&write_slots, &accepted, block.sequence, slot, &shape, rule);
+        let (target, write_after) = (destination.slot, destination.write_after);
         await_copies(comptime!(depth - 1));
-        sync_planes(side, planes);
+        sync_planes(plane_group, planes);
         if unit < tokens {
-            let x = (f32::cast_from(ahead.a[0]), f32::cast_from(ahead.dt_bias[0]));
+            let x = (
+                f32::cast_from(prefetched.a[0]),
+                f32::cast_from(prefetched.dt_bias[0]),
+            );
             let at = (first_gate + unit) as usize;
-            decays[at] = decay(x.0, x.1, ahead.a_log[0], numbers.threshold);
-            strengths[at] = strength(f32::cast_from(ahead.b[0]));
+            decays[at] = decay(x.0, x.1, prefetched.a_log[0], scalars.threshold);
+            betas[at] = beta(f32::cast_from(prefetched.b[0]));
         }
         let mut values = Array::<f32>::new(comptime!(tokens as usize));
         #[unroll]
         for token in 0..comptime!(tokens as usize) {
-            values[token] = f32::cast_from(ahead.values[token]);
+            values[token] = f32::cast_from(prefetched.values[token]);
         }
         let mut state = State {
-            words: Array::new(comptime!((2 * tiles * chunks) as usize)),
+            words: Array::new(comptime!((2 * tiles * column_blocks) as usize)),
             blueprint,
         };
         #[unroll]
-        for line in 0..comptime!(2 * tiles) {
+        for half_tile in 0..comptime!(2 * tiles) {
             #[unroll]
-            for chunk in 0..chunks {
-                let row = plane_rows + comptime!(8 * line) + group;
-                let at = fetched_at(row, comptime!(4 * chunk) + quarter, blueprint);
-                state.words[comptime!((line * chunks + chunk) as usize)] = fetched[at as usize];
+            for column_block in 0..column_blocks {
+                let row = plane_rows + comptime!(8 * half_tile) + quad;
+                let at = fetched_index(row, comptime!(4 * column_block) + quad_lane, blueprint);
+                state.words[comptime!((half_tile * column_blocks + column_block) as usize)] =
+                    fetched[at as usize];
             }
         }
-        stage_keys(&fetched, &mut keys, key_rows, first_word, unit, blueprint);
+        interleave_keys(&fetched, &mut keys, key_rows, first_word, unit, blueprint);
         products.multiply(
             &state,
             &fetched,
             key_rows,
             query_rows,
             &mut grams,
-            side,
-            numbers.scale,
+            plane_group,
+            scalars.scale,
         );
-        sync_planes(side, planes);
+        sync_planes(plane_group, planes);
 
         #[unroll]
         for i in 1..depth {
             slots[comptime!(i as usize - 1)] = slots[i as usize];
         }
-        let coming_slot = slot_of::<R>(raw_slot, sizes.slots, rule);
-        slots[comptime!(depth as usize - 1)] = coming_slot;
-        let coming = index + step * depth;
-        let item_coming = Item::new(min(coming, last), &counts, blueprint);
-        // Before any rows that it would come after.
-        ahead.shift();
+        let prefetch_slot = slot_of::<R>(raw_slot, shape.slots, rule);
+        slots[comptime!(depth as usize - 1)] = prefetch_slot;
+        let prefetch_index = index + step * depth;
+        let prefetch_block = StateBlock::new(min(prefetch_index, last_block), &divisors, blueprint);
+        // Before the rows of the next state are requested, which these reads would otherwise wait
+        // behind.
+        prefetched.shift();
         let newest = comptime!(depth - 1);
-        ahead.load(
+        prefetched.load(
             newest,
             v,
             a,
             b,
             a_log,
             dt_bias,
-            &item_coming,
+            &prefetch_block,
             own_row,
             gate,
-            &places,
+            &strides,
         );
-        let after = Item::new(min(coming + step, last), &counts, blueprint);
-        raw_slot = read_slots[after.sequence as usize];
+        let slot_block =
+            StateBlock::new(min(prefetch_index + step, last_block), &divisors, blueprint);
+        raw_slot = read_slots[slot_block.sequence as usize];
 
-        let out_token = sizes.heads as usize * sizes.channels as usize;
-        let first_token = item.sequence as usize * sizes.tokens as usize;
+        let out_token = shape.heads as usize * shape.channels as usize;
+        let first_token = block.sequence as usize * shape.tokens as usize;
         let out_start = first_token * out_token
-            + item.head as usize * sizes.channels as usize
-            + (item.row + own_row) as usize;
-        let state_vectors = sizes.channels as usize * sizes.vectors as usize;
-        let states_start = (first_token * sizes.heads as usize + item.head as usize)
+            + block.head as usize * shape.channels as usize
+            + (block.row + own_row) as usize;
+        let state_vectors = shape.channels as usize * shape.vectors as usize;
+        let states_start = (first_token * shape.heads as usize + block.head as usize)
             * state_vectors
-            + first_row as usize * sizes.vectors as usize;
-        let states_token = sizes.heads as usize * state_vectors;
-        if alive {
-            let to = target as usize * places.slot
-                + item.head as usize * places.pool_head
-                + first_row as usize * places.row;
-            if comptime!(rule.written && accepted.is_some()) {
-                if kept == 0 && target != NONE && target != slot {
-                    write_rows(&fetched, plane_rows, pool, to, places.row, blueprint);
+            + first_row as usize * shape.vectors as usize;
+        let states_token = shape.heads as usize * state_vectors;
+        if active {
+            let to = target as usize * strides.slot
+                + block.head as usize * strides.pool_head
+                + first_row as usize * strides.row;
+            if comptime!(rule.writes_pool && accepted.is_some()) {
+                if write_after == 0 && target != NO_SLOT && target != slot {
+                    write_rows(&fetched, plane_rows, pool, to, strides.row, blueprint);
                 }
             }
-            let mut kept_carried = 1.0f32;
+            let mut write_decay = 1.0f32;
             let mut corrections = Array::<f32>::new(comptime!(tokens as usize));
-            let mut carried = 1.0f32;
+            let mut total_decay = 1.0f32;
             #[unroll]
             for token in 0..tokens {
                 let at = (first_gate + token) as usize;
                 let decay = decays[at];
-                carried *= decay;
+                total_decay *= decay;
                 let output = products.step(
                     &grams,
                     &mut corrections,
                     values[token as usize],
                     decay,
-                    carried,
-                    strengths[at],
-                    side,
+                    total_decay,
+                    betas[at],
+                    plane_group,
                     token,
                 );
                 if writes {
@@ -353,12 +367,12 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
                 let after = comptime!(token + 1);
                 #[comptime]
                 if let ComptimeOption::Some(states) = states.as_mut() {
-                    learned.put(&corrections, after);
+                    correction_terms.store(&corrections, after);
                     let after = after.runtime();
                     let first = states_start + comptime!(token as usize) * states_token;
                     state.store(
-                        carried,
-                        &learned,
+                        total_decay,
+                        &correction_terms,
                         &keys,
                         first_word,
                         after,
@@ -366,30 +380,30 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
                         plane_rows,
                         states,
                         first,
-                        sizes.vectors as usize,
+                        shape.vectors as usize,
                         true,
                     );
                 }
-                if comptime!(rule.written && (accepted.is_some() || after == tokens)) {
-                    if kept == after {
-                        learned.put(&corrections, after);
-                        kept_carried = carried;
+                if comptime!(rule.writes_pool && (accepted.is_some() || after == tokens)) {
+                    if write_after == after {
+                        correction_terms.store(&corrections, after);
+                        write_decay = total_decay;
                     }
                 }
             }
-            if comptime!(rule.written) {
-                if kept > 0 && target != NONE {
+            if comptime!(rule.writes_pool) {
+                if write_after > 0 && target != NO_SLOT {
                     state.store(
-                        kept_carried,
-                        &learned,
+                        write_decay,
+                        &correction_terms,
                         &keys,
                         first_word,
-                        kept,
+                        write_after,
                         &mut fetched,
                         plane_rows,
                         pool,
                         to,
-                        places.row,
+                        strides.row,
                         false,
                     );
                 }
@@ -404,29 +418,30 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
                 #[comptime]
                 if let ComptimeOption::Some(states) = states.as_mut() {
                     let first = states_start + comptime!(token as usize) * states_token;
-                    let lane = group as usize * sizes.vectors as usize + quarter as usize;
+                    let lane = quad as usize * shape.vectors as usize + quad_lane as usize;
                     #[unroll]
-                    for line in 0..comptime!(2 * tiles as usize) {
+                    for half_tile in 0..comptime!(2 * tiles as usize) {
                         #[unroll]
-                        for chunk in 0..comptime!(chunks as usize) {
-                            let at = first + comptime!(8 * line) * sizes.vectors as usize + lane;
-                            states[at + comptime!(4 * chunk)] = Vector::new(0u32);
+                        for column_block in 0..comptime!(column_blocks as usize) {
+                            let at =
+                                first + comptime!(8 * half_tile) * shape.vectors as usize + lane;
+                            states[at + comptime!(4 * column_block)] = Vector::new(0u32);
                         }
                     }
                 }
             }
         }
-        // While others are computed with, this one's place is filled.
-        if coming < all {
-            item_coming.fetch(
+        // Refill the stage of this block while the other stages are processed.
+        if prefetch_index < block_count {
+            prefetch_block.fetch(
                 q,
                 k,
                 &*pool,
                 &mut fetched,
                 buffer,
-                coming_slot,
-                &counts,
-                &places,
+                prefetch_slot,
+                &divisors,
+                &strides,
                 blueprint,
             );
         }

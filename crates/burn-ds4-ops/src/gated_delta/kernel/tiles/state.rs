@@ -1,13 +1,14 @@
-//! A plane's rows of a state, and what becomes of them.
+//! A plane's rows of a state, and their update.
 
 use cubecl::prelude::*;
 
-use super::block::Staged;
-use super::fetch::{fetched_at, write_rows};
-use super::{CHUNK, TilesBlueprint};
+use super::fetch::{fetched_index, write_rows};
+use super::products::CorrectionTerms;
+use super::{COLUMN_BLOCK, TilesBlueprint};
 use crate::intrinsics::{multiply_half_tiles, pack_bf16};
 
-/// The lane's part of a plane's rows, 16 bytes at a time: chunk by chunk of the rows `group` and `group + 8` of every tile.
+/// This lane's part of a plane's rows, in vectors of 16 bytes: by column block, of rows `quad` and
+/// `quad + 8` of every tile.
 #[derive(CubeType)]
 pub(super) struct State {
     pub words: Array<Vector<u32, Const<4>>>,
@@ -17,20 +18,28 @@ pub(super) struct State {
 
 #[cube]
 impl State {
-    pub fn at(&self, #[comptime] line: u32, #[comptime] chunk: u32) -> Vector<u32, Const<4>> {
-        self.words[comptime!((self.blueprint.chunks * line + chunk) as usize)]
+    pub fn at(
+        &self,
+        #[comptime] half_tile: u32,
+        #[comptime] column_block: u32,
+    ) -> Vector<u32, Const<4>> {
+        self.words[comptime!((self.blueprint.column_blocks * half_tile + column_block) as usize)]
     }
 
-    /// The state after `kept` tokens, of `carried` times this one and what the plane's rows have learned, goes to where they begin:
-    /// directly, or in whole lines by way of the place that the rows were fetched to, which takes longer and less of the memory's time.
+    /// Stores the state after `token_count` tokens: `total_decay` times this state plus the
+    /// corrections times the keys.
+    ///
+    /// With `direct`, lanes store it straight from registers. Otherwise it goes through the shared
+    /// memory that the rows were fetched to, and leaves in whole rows. That takes longer, but less
+    /// of the memory's time.
     #[allow(clippy::too_many_arguments)]
     pub fn store(
         &self,
-        carried: f32,
-        learned: &Staged,
+        total_decay: f32,
+        correction_terms: &CorrectionTerms,
         keys: &Shared<[u32]>,
         first_word: u32,
-        kept: u32,
+        token_count: u32,
         fetched: &mut Shared<[Vector<u32, Const<4>>]>,
         first_row: u32,
         to: &mut [Vector<u32, Const<4>>],
@@ -39,63 +48,76 @@ impl State {
         #[comptime] direct: bool,
     ) {
         let blueprint = comptime!(self.blueprint);
-        let TilesBlueprint { chunks, tiles, .. } = blueprint;
-        let sides = comptime!(blueprint.sides());
-        let group = UNIT_POS_X / 4;
-        let quarter = UNIT_POS_X % 4;
-        let tiles_of_slots = comptime!(blueprint.slots() / 4);
-        let mut parts = Array::<u32>::new(comptime!((2 * tiles * tiles_of_slots) as usize));
+        let TilesBlueprint {
+            column_blocks,
+            tiles,
+            ..
+        } = blueprint;
+        let token_tiles = comptime!(blueprint.token_tiles());
+        let quad = UNIT_POS_X / 4;
+        let quad_lane = UNIT_POS_X % 4;
+        let word_tiles = comptime!(blueprint.correction_words() / 4);
+        let mut terms = Array::<u32>::new(comptime!((2 * tiles * word_tiles) as usize));
         #[unroll]
-        for line in 0..comptime!(2 * tiles) {
+        for half_tile in 0..comptime!(2 * tiles) {
             #[unroll]
-            for i in 0..tiles_of_slots {
-                let slot = comptime!(4 * i) + quarter;
-                parts[comptime!((line * tiles_of_slots + i) as usize)] =
-                    learned.word(comptime!(8 * line) + group, slot);
+            for i in 0..word_tiles {
+                let word = comptime!(4 * i) + quad_lane;
+                terms[comptime!((half_tile * word_tiles + i) as usize)] =
+                    correction_terms.word(comptime!(8 * half_tile) + quad, word);
             }
         }
-        // Of the pairs of tokens that the quad's lanes have of a tile, those that count: keys of later tokens may be NaN, of which
-        // nothing is nothing only if they are not there.
-        let pair = quarter % comptime!(blueprint.pairs());
-        let mut masks = Array::<u32>::new(comptime!(sides as usize));
+        // Masks for the pairs of tokens that the four lanes have of a tile. Keys of later tokens
+        // may be NaN, so they must be removed and not only multiplied by zero.
+        let pair = quad_lane % comptime!(blueprint.pairs());
+        let mut masks = Array::<u32>::new(comptime!(token_tiles as usize));
         #[unroll]
-        for side in 0..sides {
-            let token = comptime!(8 * side) + pair * 2;
-            let low = select(token < kept, 0x0000_ffffu32, 0u32);
-            let high = select(token + 1 < kept, 0xffff_0000u32, 0u32);
-            masks[side as usize] = low | high;
+        for token_tile in 0..token_tiles {
+            let token = comptime!(8 * token_tile) + pair * 2;
+            let low = select(token < token_count, 0x0000_ffffu32, 0u32);
+            let high = select(token + 1 < token_count, 0xffff_0000u32, 0u32);
+            masks[token_tile as usize] = low | high;
         }
         #[unroll]
-        for chunk in 0..chunks {
+        for column_block in 0..column_blocks {
             let mut stored = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * tiles as usize));
             #[unroll]
-            for line in 0..comptime!(2 * tiles as usize) {
-                stored[line] = Vector::new(0u32);
+            for half_tile in 0..comptime!(2 * tiles as usize) {
+                stored[half_tile] = Vector::new(0u32);
             }
             #[unroll]
             for j in 0..4u32 {
-                // The columns of a tile of the product are those of which lanes have the state.
-                let column = comptime!(CHUNK * chunk + 2 * j) + group / 2 * 8 + group % 2;
+                // The columns of a tile of the product are those columns of the state that the
+                // lanes have.
+                let column =
+                    comptime!(COLUMN_BLOCK * column_block + 2 * j) + quad / 2 * 8 + quad % 2;
                 let first_word =
                     first_word + column * comptime!(blueprint.padded() / 2) + column / 8 * 8 + pair;
-                let mut key_words = Array::<u32>::new(comptime!(sides as usize));
+                let mut key_words = Array::<u32>::new(comptime!(token_tiles as usize));
                 #[unroll]
-                for side in 0..sides {
-                    let word = keys[(first_word + comptime!(4 * side)) as usize];
-                    key_words[side as usize] = word & masks[side as usize];
+                for token_tile in 0..token_tiles {
+                    let word = keys[(first_word + comptime!(4 * token_tile)) as usize];
+                    key_words[token_tile as usize] = word & masks[token_tile as usize];
                 }
                 #[unroll]
                 for tile in 0..tiles {
-                    let low = self.at(comptime!(2 * tile), chunk).extract(j as usize);
-                    let high = self.at(comptime!(2 * tile + 1), chunk).extract(j as usize);
+                    let low = self
+                        .at(comptime!(2 * tile), column_block)
+                        .extract(j as usize);
+                    let high = self
+                        .at(comptime!(2 * tile + 1), column_block)
+                        .extract(j as usize);
                     let mut start = Vector::<f32, Const<4>>::new(0.0f32);
-                    start.insert(0usize, f32::reinterpret(low << 16) * carried);
-                    start.insert(1usize, f32::reinterpret(low & 0xffff_0000u32) * carried);
-                    start.insert(2usize, f32::reinterpret(high << 16) * carried);
-                    start.insert(3usize, f32::reinterpret(high & 0xffff_0000u32) * carried);
+                    start.insert(0usize, f32::reinterpret(low << 16) * total_decay);
+                    start.insert(1usize, f32::reinterpret(low & 0xffff_0000u32) * total_decay);
+                    start.insert(2usize, f32::reinterpret(high << 16) * total_decay);
+                    start.insert(
+                        3usize,
+                        f32::reinterpret(high & 0xffff_0000u32) * total_decay,
+                    );
                     let mut sums = Array::<Vector<f32, Const<4>>>::new(1usize);
                     sums[0] = start;
-                    add_learned(&mut sums, &parts, &key_words, tile, blueprint);
+                    add_corrections(&mut sums, &terms, &key_words, tile, blueprint);
                     let sum = sums[0];
                     set(
                         &mut stored,
@@ -112,19 +134,19 @@ impl State {
                 }
             }
             #[unroll]
-            for line in 0..comptime!(2 * tiles as usize) {
-                let row = comptime!(8 * line as u32) + group;
-                let vector = comptime!(4 * chunk) + quarter;
+            for half_tile in 0..comptime!(2 * tiles as usize) {
+                let row = comptime!(8 * half_tile as u32) + quad;
+                let vector = comptime!(4 * column_block) + quad_lane;
                 if direct {
-                    to[first + row as usize * row_vectors + vector as usize] = stored[line];
+                    to[first + row as usize * row_vectors + vector as usize] = stored[half_tile];
                 } else {
-                    let at = fetched_at(first_row + row, vector, blueprint);
-                    fetched[at as usize] = stored[line];
+                    let at = fetched_index(first_row + row, vector, blueprint);
+                    fetched[at as usize] = stored[half_tile];
                 }
             }
         }
         if direct {
-            // The plane may put what it learns next in the place of what this was made of.
+            // The plane may overwrite the corrections next, from which this state was computed.
             sync_plane();
         } else {
             write_rows(&*fetched, first_row, to, first, row_vectors, blueprint);
@@ -132,7 +154,7 @@ impl State {
     }
 }
 
-/// Changes one word of one of some vectors.
+/// Sets one word of one of the vectors.
 #[cube]
 fn set(
     vectors: &mut Array<Vector<u32, Const<4>>>,
@@ -145,24 +167,24 @@ fn set(
     vectors[index] = vector;
 }
 
-/// Adds the product of what rows have learned of each token, in parts, and the tokens' keys to the one sum.
+/// Adds the product of the rows' corrections, in terms, and the keys of the tokens to the one sum.
 #[cube]
-fn add_learned(
+fn add_corrections(
     sums: &mut Array<Vector<f32, Const<4>>>,
-    parts: &Array<u32>,
+    terms: &Array<u32>,
     words: &Array<u32>,
     #[comptime] tile: u32,
     #[comptime] blueprint: TilesBlueprint,
 ) {
-    let count = comptime!((blueprint.slots() / 4) as usize);
-    let sides = comptime!(blueprint.sides() as usize);
+    let count = comptime!((blueprint.correction_words() / 4) as usize);
+    let token_tiles = comptime!(blueprint.token_tiles() as usize);
     let first = comptime!(2 * tile as usize * count);
     #[unroll]
     for i in 0..count {
         sums[0] = multiply_half_tiles(
-            parts[comptime!(first + i)],
-            parts[comptime!(first + count + i)],
-            words[comptime!(i % sides)],
+            terms[comptime!(first + i)],
+            terms[comptime!(first + count + i)],
+            words[comptime!(i % token_tiles)],
             sums[0],
         );
     }

@@ -1,0 +1,66 @@
+//! Which rows of a cache are visible to a query.
+
+use cubecl::prelude::*;
+
+use super::rotate::AngleTable;
+use super::sink::AttentionShape;
+
+/// What is visible to a query, by its position.
+#[derive(CubeType)]
+pub(super) struct Visibility {
+    pub sequence: u32,
+    /// The query's number among those of its sequence.
+    pub query: u32,
+    /// The offset of its angles.
+    pub angle: usize,
+    /// Positions up to its own, or 0 for a vacant sequence.
+    pub visible_positions: u32,
+    /// Compressed rows whose blocks are complete.
+    pub visible_rows: u32,
+    /// The query's slot, and the slot of the first position of its window. That position may be
+    /// before the start of the sequence.
+    own_slot: u32,
+    first_slot: u32,
+}
+
+#[cube]
+impl Visibility {
+    /// For query number `token` of all sequences.
+    pub fn new<P: Int>(
+        start: &[P],
+        token: u32,
+        ratio: u32,
+        shape: &AttentionShape,
+        table: &AngleTable,
+    ) -> Visibility {
+        let (sequence, query) = (token / shape.count, token % shape.count);
+        let given = start[sequence as usize];
+        let active = given >= P::from_int(0) && given < P::cast_from(table.positions);
+        let position = select(active, u32::cast_from(given), 0u32) + query;
+        let visible_positions = select(active, position + 1, 0u32);
+        let slots = shape.columns;
+        let own_slot = position % slots;
+        Visibility {
+            sequence,
+            query,
+            angle: table.at::<P>(given, query),
+            visible_positions,
+            visible_rows: min(visible_positions / ratio, shape.rows),
+            own_slot,
+            first_slot: (own_slot + slots + 1 - shape.span) % slots,
+        }
+    }
+
+    /// Whether a column of the window is visible.
+    pub fn is_visible(&self, column: u32, shape: &AttentionShape) -> bool {
+        column < shape.span && column + self.visible_positions >= shape.span
+    }
+
+    /// The slot of a column of the window. For a column that is not visible, it is the query's own
+    /// slot, since hidden rows may hold anything.
+    pub fn slot(&self, column: u32, shape: &AttentionShape) -> u32 {
+        let slot = self.first_slot + column;
+        let slot = select(slot < shape.columns, slot, slot - shape.columns);
+        select(self.is_visible(column, shape), slot, self.own_slot)
+    }
+}

@@ -1,0 +1,167 @@
+//! Attention of decode steps where the device's memory is the host's, so that reading positions and
+//! picks costs nothing. Every query has sums of its own, over the rows that it sees: its bits
+//! depend neither on the other queries nor on how many rows there is memory for.
+
+use std::ops::Range;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, Shape, Slice, TensorData, read_sync};
+
+use super::cached::Prepared;
+use super::{SinkInputs, index_scores, scored_positions};
+use crate::attention::MASKED;
+use crate::attention::backend::{
+    AttentionOps, BlockVisibility, CachedBlocks, CompressedRows, Queries,
+};
+use crate::matmul::MatmulOps;
+use crate::reference::slice;
+
+/// See [`cached_attention`](crate::attention::cached_attention).
+pub(in crate::attention) fn cached_attention_by_query<B: AttentionOps>(
+    queries: Queries<B>,
+    window: FloatTensor<B>,
+    blocks: CachedBlocks<B>,
+) -> FloatTensor<B> {
+    let shape = queries.x.shape();
+    let [batch, count, _, _] = shape.dims();
+    let known = queries.angles.shape()[0];
+    let seen = SeenRows::new(blocks, queries.start.clone(), known, count);
+    let prepared = Prepared::new(queries, window);
+    let outputs = (0..batch * count).map(|query| {
+        let sequence = query / count;
+        let own = prepared.inputs.sequence(sequence).one(query % count);
+        let compressed = seen.of_query(sequence, query);
+        SinkInputs { compressed, ..own }.attend()
+    });
+    let output = B::float_reshape(B::float_cat(outputs.collect(), 0), shape);
+    prepared.rotate_back(output)
+}
+
+/// See [`index_scores`](crate::attention::index_scores).
+pub(in crate::attention) fn index_scores_by_query<B: AttentionOps>(
+    queries: FloatTensor<B>,
+    keys: FloatTensor<B>,
+    weights: FloatTensor<B>,
+    scale: f64,
+    visibility: BlockVisibility<B>,
+) -> FloatTensor<B> {
+    let BlockVisibility::From { start, ratio } = visibility else {
+        return index_scores::<B>(queries, keys, weights, scale, visibility);
+    };
+    let [batch, count, _, _] = queries.shape().dims();
+    let [_, rows, _] = keys.shape().dims();
+    let visible = visible_blocks::<B>(start, scored_positions(count), count, rows, ratio);
+    let shape = Shape::new([batch, count, rows]);
+    let mut scores = B::float_full(shape, MASKED.into(), &keys.device(), FloatDType::F32);
+    for (at, visible) in visible.into_iter().enumerate().filter(|(_, n)| *n > 0) {
+        let (sequence, query) = (at / count, at % count);
+        let sequence = sequence..sequence + 1;
+        let own = |tensor: &FloatTensor<B>, rows: Range<usize>| {
+            slice::<B>(slice::<B>(tensor.clone(), 0, sequence.clone()), 1, rows)
+        };
+        let query = query..query + 1;
+        let seen = index_scores::<B>(
+            own(&queries, query.clone()),
+            own(&keys, 0..visible),
+            own(&weights, query.clone()),
+            scale,
+            BlockVisibility::All,
+        );
+        let place = [sequence.clone(), query, 0..visible].map(Slice::from);
+        scores = B::float_slice_assign(scores, &place, seen);
+    }
+    scores
+}
+
+impl<B: MatmulOps> SinkInputs<B> {
+    /// The inputs of one sequence, without compressed rows.
+    fn sequence(&self, sequence: usize) -> Self {
+        let own = |tensor: &FloatTensor<B>| slice::<B>(tensor.clone(), 0, sequence..sequence + 1);
+        Self {
+            queries: own(&self.queries),
+            window: own(&self.window),
+            window_bias: own(&self.window_bias),
+            compressed: CompressedRows::None,
+            sinks: self.sinks.clone(),
+            ..*self
+        }
+    }
+}
+
+/// The compressed rows that each query sees, known to the host.
+struct SeenRows<B: AttentionOps> {
+    /// `[batch, rows, width]`, if there are any.
+    rows: Option<FloatTensor<B>>,
+    /// Visible rows of each query.
+    visible: Vec<usize>,
+    /// Those that each query picks, in their order, if not all.
+    picks: Option<Vec<i64>>,
+}
+
+impl<B: AttentionOps> SeenRows<B> {
+    fn new(blocks: CachedBlocks<B>, start: IntTensor<B>, known: usize, count: usize) -> Self {
+        let (rows, picks, ratio) = match blocks {
+            CachedBlocks::None => (None, None, 1),
+            CachedBlocks::All { rows, ratio, .. } => (Some(rows), None, ratio),
+            CachedBlocks::Picked { rows, picks, ratio } => (Some(rows), Some(picks), ratio),
+        };
+        let available = rows.as_ref().map_or(0, |rows| rows.shape()[1]);
+        Self {
+            rows,
+            visible: visible_blocks::<B>(start, known, count, available, ratio),
+            picks: picks.map(|picks| {
+                let picks = read_sync(B::int_into_data(picks)).expect("picks that can be read");
+                picks.iter::<i64>().collect()
+            }),
+        }
+    }
+
+    /// For the query number `query` of all sequences, which is of `sequence`.
+    fn of_query(&self, sequence: usize, query: usize) -> CompressedRows<B> {
+        let visible = self.visible[query];
+        let Some(rows) = self.rows.clone().filter(|_| visible > 0) else {
+            return CompressedRows::None;
+        };
+        let rows = slice::<B>(rows, 0, sequence..sequence + 1);
+        let rows = slice::<B>(rows, 1, 0..visible);
+        let rows = match &self.picks {
+            None => rows,
+            Some(picks) => {
+                let number = picks.len() / self.visible.len();
+                let picks = &picks[query * number..(query + 1) * number];
+                let range = 0..visible as i64;
+                let picks = picks.iter().filter(|pick| range.contains(pick));
+                let picks: Vec<i32> = picks.map(|pick| *pick as i32).collect();
+                if picks.is_empty() {
+                    return CompressedRows::None;
+                }
+                let number = picks.len();
+                let picks = B::int_from_data(TensorData::new(picks, [number]), &rows.device());
+                B::float_select(rows, 1, picks)
+            }
+        };
+        let shape = Shape::new([1, 1, rows.shape()[1]]);
+        let bias = B::float_zeros(shape, &rows.device(), FloatDType::F32);
+        CompressedRows::Shared { rows, bias }
+    }
+}
+
+/// How many of `rows` compressed rows, of blocks of `ratio` positions, are visible to each of
+/// `count` queries of every sequence. A start that is none of the `known` positions is that of a
+/// vacant sequence.
+fn visible_blocks<B: Backend>(
+    start: IntTensor<B>,
+    known: usize,
+    count: usize,
+    rows: usize,
+    ratio: usize,
+) -> Vec<usize> {
+    let starts = read_sync(B::int_into_data(start)).expect("starts that can be read");
+    let starts = starts.iter::<i64>().flat_map(|start| {
+        let start = usize::try_from(start).ok().filter(|start| *start < known);
+        (0..count)
+            .map(move |query| start.map_or(0, |start| ((start + query + 1) / ratio).min(rows)))
+    });
+    starts.collect()
+}

@@ -1,0 +1,138 @@
+//! New positions, and their slots in the tensors of a cache.
+
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IndexingUpdateOp, Shape};
+
+use super::INT;
+use crate::attention::{CONTENT_BLOCK, RowRounding};
+use crate::quant::FP4_BLOCK;
+use crate::quant::roundtrip::{E2M1, E4M3, hadamard, roundtrip};
+use crate::reference::{bool_dtype, slice};
+
+/// The new positions of every sequence, from its start on.
+pub(super) struct NewPositions<B: Backend> {
+    /// Starts within the known positions: `[batch, 1]`.
+    pub start: IntTensor<B>,
+    /// Whether sequences are vacant: `[batch, 1]`.
+    pub vacant: BoolTensor<B>,
+    batch: usize,
+}
+
+impl<B: Backend> NewPositions<B> {
+    /// For starts that are one of the `known` positions, or else of a vacant sequence.
+    pub fn new(given: IntTensor<B>, known: usize) -> Self {
+        let [batch] = given.shape().dims();
+        // Clamped in its own dtype: a cast could bring a start that is out of range into the range.
+        let start = B::int_clamp(given.clone(), 0.into(), (known as i64 - 1).into());
+        let vacant = B::int_not_equal(start.clone(), given, bool_dtype::<B>(&start.device()));
+        let single = Shape::new([batch, 1]);
+        Self {
+            start: B::int_reshape(B::int_cast(start, INT), single.clone()),
+            vacant: B::bool_reshape(vacant, single),
+            batch,
+        }
+    }
+
+    /// `first`, `first + 1`, ... of every sequence: `[batch, count]`.
+    pub fn from(&self, first: IntTensor<B>, count: usize) -> IntTensor<B> {
+        let shape = Shape::new([self.batch, count]);
+        let steps = B::int_arange(0..count as i64, &first.device(), INT);
+        let steps = B::int_reshape(steps, Shape::new([1, count]));
+        B::int_add(
+            B::int_expand(first, shape.clone()),
+            B::int_expand(steps, shape),
+        )
+    }
+
+    /// The slots of `count` positions from `offset` after the start on: the positions modulo
+    /// `slots`.
+    pub fn slots(&self, offset: i64, count: usize, slots: usize) -> IntTensor<B> {
+        // Adding a multiple of the slots makes earlier positions non-negative and keeps their
+        // slots.
+        let shift = offset.min(0).unsigned_abs().div_ceil(slots as u64) * slots as u64;
+        let from = B::int_add_scalar(self.start.clone(), (offset + shift as i64).into());
+        B::int_remainder_scalar(self.from(from, count), (slots as i64).into())
+    }
+
+    /// The rows of `[batch, size, width]` at `indices` (`[batch, count]`): `[batch, count, width]`.
+    pub fn at(&self, tensor: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
+        let [batch, size, width] = tensor.shape().dims();
+        let [_, count] = indices.shape().dims();
+        let tensor = B::float_reshape(tensor, Shape::new([batch * size, width]));
+        let found = B::float_select(tensor, 0, flat::<B>(indices, size));
+        B::float_reshape(found, Shape::new([batch, count, width]))
+    }
+
+    /// `tensor` (`[batch, size, width]`) with `rows` at `indices` (`[batch, count]`). Where the
+    /// mask `old` (`[batch, count]`) is true, the row stays as it is.
+    pub fn put(
+        &self,
+        tensor: FloatTensor<B>,
+        indices: IntTensor<B>,
+        rows: FloatTensor<B>,
+        old: BoolTensor<B>,
+    ) -> FloatTensor<B> {
+        let shape = tensor.shape();
+        let [batch, size, width] = shape.dims();
+        let [_, count] = indices.shape().dims();
+        let held = self.at(tensor.clone(), indices.clone());
+        let old = B::bool_reshape(old, Shape::new([batch, count, 1]));
+        let rows = B::float_cast(rows, FloatDType::from(tensor.dtype()));
+        let rows = B::float_mask_where(rows, B::bool_expand(old, held.shape()), held);
+        let rows = B::float_reshape(rows, Shape::new([batch * count, width]));
+        let tensor = B::float_reshape(tensor, Shape::new([batch * size, width]));
+        let indices = flat::<B>(indices, size);
+        let tensor = B::float_select_assign(tensor, 0, indices, rows, IndexingUpdateOp::Assign);
+        B::float_reshape(tensor, shape)
+    }
+
+    /// Stores the newest of `new` (`[batch, count, width]`) in a ring of rows (`[batch, slots,
+    /// width]`).
+    pub fn put_newest(&self, ring: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
+        let [_, slots, _] = ring.shape().dims();
+        let [_, count, _] = new.shape().dims();
+        let stored = count.min(slots);
+        let first = count - stored;
+        let indices = self.slots(first as i64, stored, slots);
+        let old = B::bool_expand(self.vacant.clone(), Shape::new([self.batch, stored]));
+        self.put(ring, indices, slice::<B>(new, 1, first..count), old)
+    }
+}
+
+/// Indices into the rows of all sequences, `size` of each, one sequence after the other.
+pub(super) fn flat<B: Backend>(indices: IntTensor<B>, size: usize) -> IntTensor<B> {
+    let [batch, count] = indices.shape().dims();
+    let offsets = B::int_arange(0..batch as i64, &indices.device(), INT);
+    let offsets = B::int_mul_scalar(offsets, (size as i64).into());
+    let offsets = B::int_reshape(offsets, Shape::new([batch, 1]));
+    let indices = B::int_add(indices, B::int_expand(offsets, Shape::new([batch, count])));
+    B::int_reshape(indices, Shape::new([batch * count]))
+}
+
+/// Rounds rows (`[batch, rows, width]`) as they are stored. Their first `unrotated` channels are
+/// not rotated. They are rounded in f32, and stay in their dtype.
+pub(super) fn round<B: Backend>(
+    rows: FloatTensor<B>,
+    unrotated: usize,
+    rounding: RowRounding,
+) -> FloatTensor<B> {
+    if rounding == RowRounding::None {
+        return rows;
+    }
+    let (shape, dtype) = (rows.shape(), rows.dtype());
+    let [batch, count, width] = shape.dims();
+    let rows = B::float_reshape(rows, Shape::new([batch * count, width]));
+    let rows = B::float_cast(rows, FloatDType::F32);
+    let rows = match rounding {
+        RowRounding::Content if unrotated == width => roundtrip::<B>(rows, CONTENT_BLOCK, &E4M3),
+        RowRounding::Content if unrotated > 0 => {
+            let content = slice::<B>(rows.clone(), 1, 0..unrotated);
+            let content = roundtrip::<B>(content, CONTENT_BLOCK, &E4M3);
+            B::float_cat(vec![content, slice::<B>(rows, 1, unrotated..width)], 1)
+        }
+        RowRounding::Index => roundtrip::<B>(hadamard::<B>(rows), FP4_BLOCK, &E2M1),
+        RowRounding::Content | RowRounding::None => rows,
+    };
+    B::float_reshape(B::float_cast(rows, dtype.into()), shape)
+}

@@ -1,0 +1,366 @@
+use cubecl::prelude::*;
+
+use super::K_STEPS;
+use super::blueprint::SmallMBlueprint;
+use super::groups::Groups;
+use super::input_layout::padded_columns;
+use super::small_m_tiles::add_terms;
+use super::stream::{Stream, new_ring};
+use super::weights::{Stack, WeightReader};
+use super::x_rows::{read_rows, store_rows};
+
+/// Multiplies the output of [`small_m_kernel`](super::small_m_kernel) for every pair by the pair's
+/// matrix, and sums the pairs of a token in the order of slots. With a `shared` blueprint, it also
+/// multiplies the shared output of [`small_m_mixture_kernel`](super::small_m_mixture_kernel) for
+/// every token by the matrix of the shared expert, which comes last in the sum.
+///
+/// - `hidden`: `[tokens * slots, terms, columns]`, `shared_hidden`: `[tokens, terms, columns]`,
+///   both in the order of [`permuted_column`](super::input_layout::permuted_column)
+/// - `ids`: the matrix of every pair
+/// - `words`, `scales`: a stack of matrices; `shared_words`, `shared_scales`: a stack of one
+/// - `output`: `[tokens, rows]`
+///
+/// The shared expert is multiplied first, because it is known before the pairs are grouped: its
+/// first weights are fetched meanwhile, and those of the first pairs while it is multiplied.
+#[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
+    hidden: &[Vector<u32, Const<4>>],
+    shared_hidden: &[Vector<u32, Const<4>>],
+    ids: &[I],
+    words: &[Vector<u32, Const<4>>],
+    scales: &[Vector<u32, S>],
+    shared_words: &[Vector<u32, Const<4>>],
+    shared_scales: &[Vector<u32, T>],
+    output: &mut [Y],
+    tokens: u32,
+    slots: u32,
+    matrices: u32,
+    stack: Stack,
+    shared_stack: Stack,
+    #[comptime] blueprint: SmallMBlueprint,
+    #[comptime] shared: Option<SmallMBlueprint>,
+    #[define(I, Y)] _dtypes: [ElemType; 2],
+) {
+    let row = UNIT_POS_X / 4;
+    let quarter = UNIT_POS_X % 4;
+    let plane = UNIT_POS_Y % blueprint.planes;
+    let plane_group = UNIT_POS_Y / blueprint.planes;
+    let terms = comptime!(blueprint.input.terms);
+    let k_block = comptime!(blueprint.input.format.k_block());
+    let rows = stack.rows;
+    let first_row = CUBE_POS_X * comptime!(16 * blueprint.partial_tiles);
+    let pairs = tokens * slots;
+    let x_in_shared = comptime!(blueprint.x_rows > 0);
+    let vec8s = (padded_columns(stack.columns, blueprint.input.format) / 8) as usize;
+    let ring = new_ring(blueprint.cube_planes);
+    let weights = WeightReader::<S>::for_small_m(words, scales, stack, blueprint);
+    let mut stream = Stream::<S>::new(weights, quarter, ring.clone(), blueprint);
+
+    // Without a shared expert, nothing of the following is used.
+    let shared_blueprint = comptime!(shared.unwrap_or(blueprint));
+    let shared_plane = UNIT_POS_Y % shared_blueprint.planes;
+    let shared_plane_group = UNIT_POS_Y / shared_blueprint.planes;
+    let shared_k_block = comptime!(shared_blueprint.input.format.k_block());
+    let shared_vec8s =
+        (padded_columns(shared_stack.columns, shared_blueprint.input.format) / 8) as usize;
+    let shared_weights =
+        WeightReader::<T>::for_small_m(shared_words, shared_scales, shared_stack, shared_blueprint);
+    let mut shared_stream = Stream::<T>::new(shared_weights, quarter, ring, shared_blueprint);
+
+    // Read the ids first, which most of the work waits for; then `x`; then weights.
+    let expert = Groups::read::<I>(&ComptimeOption::new_Some(ids), pairs, matrices);
+    let own_vec8s = comptime!(if x_in_shared {
+        blueprint.unit_vec8s()
+    } else {
+        0
+    });
+    let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!((own_vec8s + 1) as usize));
+    read_rows(
+        hidden,
+        pairs * terms,
+        vec8s,
+        &mut fetched,
+        own_vec8s,
+        blueprint,
+    );
+    let shared_own_vec8s = comptime!(if x_in_shared && shared.is_some() {
+        shared_blueprint.unit_vec8s()
+    } else {
+        0
+    });
+    let mut shared_fetched =
+        Array::<Vector<u32, Const<4>>>::new(comptime!((shared_own_vec8s + 1) as usize));
+    let shared_rows = tokens * terms;
+    read_rows(
+        shared_hidden,
+        shared_rows,
+        shared_vec8s,
+        &mut shared_fetched,
+        shared_own_vec8s,
+        shared_blueprint,
+    );
+    let shared_pitch = if comptime!(x_in_shared) {
+        comptime!(shared_blueprint.row_pitch() as usize).runtime()
+    } else {
+        shared_vec8s
+    };
+    let shared_row = first_row + shared_plane_group * 16 + row;
+    // There are at least as many groups of planes as tiles, so a group has one tile at most.
+    let mut shared_k_blocks = 0u32;
+    if comptime!(shared.is_some()) {
+        let passes = (shared_rows + 7) / 8;
+        shared_k_blocks = select(
+            shared_plane_group < blueprint.partial_tiles,
+            passes * comptime!(shared_blueprint.plane_k_blocks),
+            0u32,
+        );
+        if shared_k_blocks > 0 {
+            let x_row =
+                (min(row / terms, tokens - 1) * terms + row % terms) as usize * shared_pitch;
+            shared_stream.seek(
+                0u32,
+                shared_row,
+                shared_row + 8,
+                shared_plane * shared_k_block,
+                x_row,
+            );
+            if comptime!(!x_in_shared) {
+                shared_stream.prefetch_x(shared_hidden);
+            }
+            shared_stream.fetch();
+        }
+    }
+    let groups = Groups::of(expert, pairs, matrices, blueprint.pairs, blueprint.pairing);
+    // Partials of every pair and plane, 16 rows for each tile.
+    let tile_sums = comptime!(blueprint.pairs * blueprint.planes * 16);
+    let mut partials =
+        Shared::<[f32]>::new_slice(comptime!((tile_sums * blueprint.partial_tiles) as usize));
+    let shared_tile_sums = comptime!(shared_blueprint.pairs * shared_blueprint.planes * 16);
+    let mut shared_partials = Shared::<[f32]>::new_slice(comptime!(if shared.is_some() {
+        (shared_tile_sums * blueprint.partial_tiles) as usize
+    } else {
+        1
+    }));
+    let mut x_rows = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(if x_in_shared {
+        (blueprint.x_rows * blueprint.row_pitch()) as usize
+    } else {
+        1
+    }));
+    let mut shared_x_rows =
+        Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(if shared_own_vec8s > 0 {
+            (shared_blueprint.x_rows * shared_blueprint.row_pitch()) as usize
+        } else {
+            1
+        }));
+    let pitch = if comptime!(x_in_shared) {
+        comptime!(blueprint.row_pitch() as usize).runtime()
+    } else {
+        vec8s
+    };
+    let mut codes = Array::<u32>::new(comptime!(2 * K_STEPS as usize));
+
+    // The groups of planes multiply all tiles of a group of pairs, then those of the next one.
+    let end = groups.count() * blueprint.partial_tiles;
+    let mut at = plane_group;
+    if comptime!(blueprint.planes * blueprint.plane_groups < blueprint.cube_planes) {
+        at = select(plane_group < blueprint.plane_groups, plane_group, end);
+    }
+    let mut start = 0u32;
+    let mut count = 0u32;
+    if at < end {
+        let group = at / blueprint.partial_tiles;
+        start = groups.start(group);
+        count = groups.start(group + 1) - start;
+        let pair = groups.pair(start + min(row / terms, count - 1));
+        let x_row = (pair * terms + row % terms) as usize * pitch;
+        let own = first_row + at % blueprint.partial_tiles * 16 + row;
+        stream.seek(groups.expert(group), own, own + 8, plane * k_block, x_row);
+        if comptime!(!x_in_shared) {
+            stream.prefetch_x(hidden);
+        }
+        if shared_k_blocks == 0 {
+            stream.fetch();
+        }
+    }
+    store_rows(&mut x_rows, &fetched, own_vec8s, blueprint);
+    store_rows(
+        &mut shared_x_rows,
+        &shared_fetched,
+        shared_own_vec8s,
+        shared_blueprint,
+    );
+    if comptime!(x_in_shared) {
+        sync_cube();
+    }
+
+    if comptime!(shared.is_some()) {
+        let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+        let mut taken = 0u32;
+        while taken < shared_k_blocks {
+            let x_at = shared_stream.x_at;
+            let first = shared_stream.first;
+            let stage_offset = shared_stream.stage_offset + 0usize;
+            let shared_pass = taken / shared_blueprint.plane_k_blocks * comptime!(8 / terms);
+            let ends_pass = taken % shared_blueprint.plane_k_blocks
+                == comptime!(shared_blueprint.plane_k_blocks - 1);
+            shared_stream.load_scales(&mut codes);
+            taken += 1;
+            let has_next = taken < shared_k_blocks;
+            if has_next {
+                let pass = taken / shared_blueprint.plane_k_blocks * comptime!(8 / terms);
+                let token = min(pass + row / terms, tokens - 1);
+                let x_row = (token * terms + row % terms) as usize * shared_pitch;
+                let next = taken % shared_blueprint.plane_k_blocks
+                    * comptime!(shared_blueprint.planes)
+                    + shared_plane;
+                shared_stream.seek(
+                    0u32,
+                    shared_row,
+                    shared_row + 8,
+                    next * shared_k_block,
+                    x_row,
+                );
+                shared_stream.fetch();
+            } else if at < end {
+                stream.continue_after(stage_offset);
+                stream.fetch();
+            } else {
+                shared_stream.commit_empty_groups();
+            }
+            if comptime!(x_in_shared) {
+                sum += shared_stream.multiply_staged(
+                    stage_offset,
+                    &shared_x_rows[..],
+                    x_at,
+                    first,
+                    &codes,
+                    has_next,
+                    false,
+                );
+            } else {
+                sum += shared_stream.multiply_staged(
+                    stage_offset,
+                    shared_hidden,
+                    x_at,
+                    first,
+                    &codes,
+                    has_next,
+                    true,
+                );
+            }
+            if ends_pass {
+                let sums = add_terms(sum, terms, blueprint.target);
+                let lane_columns = comptime!(if terms == 1 { 2u32 } else { 1u32 });
+                #[unroll]
+                for w in 0..lane_columns {
+                    let token = shared_pass + (quarter * 2 + w) / terms;
+                    let low = sums.extract(comptime!(w as usize));
+                    let high = sums.extract(comptime!(w as usize + 2));
+                    if quarter * 2 % terms == 0 && token < tokens {
+                        let slot = shared_plane_group * shared_tile_sums
+                            + (token * shared_blueprint.planes + shared_plane) * 16
+                            + row;
+                        shared_partials[slot as usize] = low;
+                        shared_partials[slot as usize + 8] = high;
+                    }
+                }
+                sum = Vector::new(0.0f32);
+            }
+        }
+    }
+
+    let mut pass = 0u32;
+    while at < end {
+        let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+        let current_start = start;
+        let current_count = count;
+        let current_pass = pass;
+        let current_tile = at % blueprint.partial_tiles;
+        for block in 0..blueprint.plane_k_blocks {
+            let x_at = stream.x_at;
+            let first = stream.first;
+            stream.load_scales(&mut codes);
+            let mut next = block + 1;
+            if next == blueprint.plane_k_blocks {
+                next = 0u32;
+                pass += comptime!(8 / terms);
+                if pass >= count {
+                    pass = 0u32;
+                    at += blueprint.plane_groups;
+                    if at < end {
+                        start = groups.start(at / blueprint.partial_tiles);
+                        count = groups.start(at / blueprint.partial_tiles + 1) - start;
+                    }
+                }
+            }
+            let has_next = at < end;
+            if has_next {
+                let pair = groups.pair(start + min(pass + row / terms, count - 1));
+                let x_row = (pair * terms + row % terms) as usize * pitch;
+                let own = first_row + at % blueprint.partial_tiles * 16 + row;
+                let first = (next * blueprint.planes + plane) * k_block;
+                let matrix = groups.expert(at / blueprint.partial_tiles);
+                stream.seek(matrix, own, own + 8, first, x_row);
+            }
+            if comptime!(x_in_shared) {
+                sum += stream.multiply(&x_rows[..], x_at, first, &codes, has_next, false);
+            } else {
+                sum += stream.multiply(hidden, x_at, first, &codes, has_next, true);
+            }
+        }
+        let sum = add_terms(sum, terms, blueprint.target);
+        let lane_columns = comptime!(if terms == 1 { 2u32 } else { 1u32 });
+        #[unroll]
+        for w in 0..lane_columns {
+            let of = (quarter * 2 + w) / terms;
+            let low = sum.extract(comptime!(w as usize));
+            let high = sum.extract(comptime!(w as usize + 2));
+            if quarter * 2 % terms == 0 && current_pass + of < current_count {
+                let pair = groups.pair(current_start + current_pass + of);
+                let slot = current_tile * tile_sums + (pair * blueprint.planes + plane) * 16 + row;
+                partials[slot as usize] = low;
+                partials[slot as usize + 8] = high;
+            }
+        }
+    }
+    sync_cube();
+
+    let cube_rows = comptime!(16 * blueprint.partial_tiles);
+    let mut at = UNIT_POS;
+    while at < tokens * cube_rows {
+        let token = at / cube_rows;
+        let own = at % cube_rows;
+        if first_row + own < rows {
+            let mut total = 0.0f32;
+            for s in 0..slots {
+                let pair = token * slots + s;
+                if groups.has_expert(pair) {
+                    let slot =
+                        own / 16 * tile_sums + pair * comptime!(blueprint.planes * 16) + own % 16;
+                    total += reduce_planes(&partials[..], slot, blueprint.planes);
+                }
+            }
+            if comptime!(shared.is_some()) {
+                let slot = own / 16 * shared_tile_sums
+                    + token * comptime!(shared_blueprint.planes * 16)
+                    + own % 16;
+                total += reduce_planes(&shared_partials[..], slot, shared_blueprint.planes);
+            }
+            output[token as usize * rows as usize + (first_row + own) as usize] =
+                Y::cast_from(total);
+        }
+        at += CUBE_DIM;
+    }
+}
+
+/// Reduces the partials of a row of a tile in the order of planes.
+#[cube]
+fn reduce_planes(partials: &[f32], slot: u32, #[comptime] planes: u32) -> f32 {
+    let mut sum = partials[slot as usize];
+    #[unroll]
+    for p in 1..planes {
+        sum += partials[(slot + p * 16) as usize];
+    }
+    sum
+}

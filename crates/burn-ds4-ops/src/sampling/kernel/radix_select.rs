@@ -1,0 +1,174 @@
+//! A radix select over weighted elements: finds the last element, in descending order, with which a
+//! given sum is reached, digit by digit of its rank.
+
+use cubecl::prelude::*;
+
+use super::filter::{FilterBounds, Measure};
+use super::row::SamplingRow;
+use super::scan::WideScanner;
+use super::wide::Wide;
+
+/// The element that was found.
+#[derive(CubeType)]
+pub(super) struct Found {
+    /// Whether the sum over all elements reaches the target.
+    pub exists: bool,
+    pub rank: u32,
+    /// The part of the target that elements with this rank must add.
+    pub needed: Wide,
+    /// The sum over all elements with this rank.
+    pub equal: Wide,
+}
+
+/// Sums of the elements by a digit of their ranks.
+#[derive(CubeType)]
+pub(super) struct WeightedRadixSelect {
+    high: Shared<[Atomic<u32>]>,
+    low: Shared<[Atomic<u32>]>,
+    found: Shared<[u32]>,
+    #[cube(comptime)]
+    log2_bins: u32,
+    #[cube(comptime)]
+    units: u32,
+}
+
+#[cube]
+impl WeightedRadixSelect {
+    pub fn new(#[comptime] log2_bins: u32, #[comptime] units: u32) -> WeightedRadixSelect {
+        let bins = comptime!(1usize << log2_bins);
+        let search = WeightedRadixSelect {
+            high: Shared::new_slice(bins),
+            low: Shared::new_slice(bins),
+            found: Shared::new_slice(5usize),
+            log2_bins,
+            units,
+        };
+        #[unroll]
+        for i in 0..comptime!(bins as u32 / units) {
+            let bin = (UNIT_POS + i * units) as usize;
+            search.high[bin].store(0u32);
+            search.low[bin].store(0u32);
+        }
+        sync_cube();
+        search
+    }
+
+    /// Finds where a sum is reached: `count` for logits, and for weights `fraction` of their total
+    /// in units of 2^-32. Every unit of the cube must call this.
+    pub fn find<F: Float, N: Size>(
+        &mut self,
+        row: &SamplingRow<'_, F, N>,
+        bounds: &FilterBounds,
+        scanner: &mut WideScanner,
+        count: u32,
+        fraction: u32,
+        #[comptime] measure: Measure,
+    ) -> Found {
+        let counts = comptime!(measure == Measure::Logits);
+        let mut found = Found {
+            exists: true.runtime(),
+            rank: 0u32,
+            needed: Wide::new(0u32, count),
+            equal: Wide::new(0u32, 0u32),
+        };
+        let log2_bins = comptime!(self.log2_bins);
+        for step in 0..comptime!(32u32.div_ceil(log2_bins)) {
+            let upper = 32 - step * log2_bins;
+            let shift = max(upper, log2_bins) - log2_bins;
+            let mut at = UNIT_POS;
+            while at < row.vectors {
+                let vector = row.read(at);
+                #[unroll]
+                for i in 0..N::value() {
+                    let x = f32::cast_from(vector.extract(i));
+                    let id = at * N::value() as u32 + i as u32;
+                    let rank = bounds.rank(x, measure);
+                    // No shift is by 32, which would be undefined.
+                    let other = ((rank ^ found.rank) >> (upper - 1)) >> 1;
+                    let inside = bounds.is_searched(x, id) && other == 0;
+                    if inside {
+                        self.add(rank, shift, measure);
+                    }
+                }
+                at += comptime!(self.units);
+            }
+            sync_cube();
+            self.advance(&mut found, scanner, fraction, shift, step == 0, counts);
+        }
+        found
+    }
+
+    fn add(&mut self, rank: u32, shift: u32, #[comptime] measure: Measure) {
+        let mask = comptime!((1u32 << self.log2_bins) - 1);
+        let bin = ((rank >> shift) & mask) as usize;
+        if comptime!(measure == Measure::Logits) {
+            self.low[bin].fetch_add(1u32);
+        } else {
+            let weight = super::filter::weight_of(!rank);
+            let before = self.low[bin].fetch_add(weight.low);
+            let after = before + weight.low;
+            let carry = select(after < before, 1u32, 0u32);
+            self.high[bin].fetch_add(weight.high + carry);
+        }
+    }
+
+    fn bin(&self, index: u32) -> Wide {
+        Wide::new(
+            self.high[index as usize].load(),
+            self.low[index as usize].load(),
+        )
+    }
+
+    /// Narrows the search to the bin in which the sum is reached, and clears all bins.
+    fn advance(
+        &mut self,
+        found: &mut Found,
+        scanner: &mut WideScanner,
+        fraction: u32,
+        shift: u32,
+        is_first: bool,
+        #[comptime] counts: bool,
+    ) {
+        let own = comptime!((1u32 << self.log2_bins) / self.units);
+        let last = comptime!((1u32 << self.log2_bins) - 1);
+        let mut sum = Wide::new(0u32, 0u32);
+        for i in 0..own {
+            let bin = self.bin(last - (UNIT_POS * own + i));
+            sum.add(&bin);
+        }
+        let scan = scanner.scan(&sum);
+        if is_first {
+            if comptime!(!counts) {
+                let needed = scan.total.fraction(fraction);
+                found.needed.high = needed.high;
+                found.needed.low = needed.low;
+            }
+            found.exists = !scan.total.is_below(&found.needed);
+        }
+        let mut before = Wide::new(0u32, 0u32);
+        before.add(&scan.before);
+        for i in 0..own {
+            let index = last - (UNIT_POS * own + i);
+            let bin = self.bin(index);
+            self.high[index as usize].store(0u32);
+            self.low[index as usize].store(0u32);
+            let reaches = before.is_below(&found.needed);
+            let above = found.needed.minus(&before);
+            before.add(&bin);
+            if reaches && !before.is_below(&found.needed) {
+                self.found[0usize] = index;
+                self.found[1usize] = above.high;
+                self.found[2usize] = above.low;
+                self.found[3usize] = bin.high;
+                self.found[4usize] = bin.low;
+            }
+        }
+        sync_cube();
+        found.rank |= self.found[0usize] << shift;
+        found.needed.high = self.found[1usize];
+        found.needed.low = self.found[2usize];
+        found.equal.high = self.found[3usize];
+        found.equal.low = self.found[4usize];
+        sync_cube();
+    }
+}

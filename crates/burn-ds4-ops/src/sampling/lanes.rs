@@ -1,0 +1,235 @@
+//! Parameters that differ from lane to lane, as data on the device.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::backend::SamplingOps;
+use super::layout::{
+    BIAS, BIAS_ID, BIASES, FARTHEST, FREQUENCY, MINIMUM, PENALISED, PRESENCE, RATE, REPETITION,
+    SEED, TOP_K, TOP_P, WIDTH,
+};
+use super::weight::WeightFilter;
+use super::{SamplingParams, VerifiedDrafts, validation, verdict};
+use crate::OpError;
+
+/// Most entries of a lane's logit bias: as many as OpenAI's interface takes.
+pub const MAX_LOGIT_BIAS: usize = 300;
+
+/// How logits change with the tokens before, as vLLM defines it. The default changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    /// Divides positive logits and multiplies the others, of tokens in prompt or output; above 0.
+    pub repetition: f32,
+    /// Subtracted from the logits of tokens in the output; -2 to 2.
+    pub presence: f32,
+    /// Subtracted from the logit of a token as often as the output has the token; -2 to 2.
+    pub frequency: f32,
+}
+
+impl Default for Penalties {
+    fn default() -> Self {
+        Self {
+            repetition: 1.0,
+            presence: 0.0,
+            frequency: 0.0,
+        }
+    }
+}
+
+/// How the tokens of one lane are chosen. The default is greedy.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LaneParams {
+    /// Temperature and filters.
+    pub sampling: SamplingParams,
+    /// Changes to the logits of tokens that have occurred.
+    pub penalties: Penalties,
+    /// Tokens, each once, and what is added to their logits, before the penalties: numbers, or
+    /// `-inf` for a token that must not be chosen. At most [`MAX_LOGIT_BIAS`].
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Selects the random numbers.
+    pub seed: u64,
+}
+
+/// The parameters of all lanes of a batch, on the device.
+///
+/// Their size does not depend on their values, and no launch does. So steps that are recorded in a
+/// graph see the values that [`set_lane`](Self::set_lane) writes, unless there is a clone: then the
+/// next write copies the parameters.
+#[derive(Clone, Debug)]
+pub struct BatchParams {
+    lanes: usize,
+    vocabulary: usize,
+    /// Taken while they are written, so that they stay in place.
+    tables: Option<LaneTables>,
+}
+
+/// The tables of all lanes, one lane after the other; see [`layout`](super::layout).
+#[derive(Clone, Debug)]
+pub(super) struct LaneTables {
+    pub floats: Tensor<1>,
+    pub words: Tensor<1, Int>,
+}
+
+impl LaneTables {
+    fn of(rows: &[([f32; WIDTH], [i32; WIDTH])], device: &Device) -> Self {
+        let (floats, words): (Vec<_>, Vec<_>) = rows.iter().copied().unzip();
+        let size = [rows.len() * WIDTH];
+        Self {
+            floats: Tensor::from_data(TensorData::new(floats.concat(), size), (device, DType::F32)),
+            words: Tensor::from_data(TensorData::new(words.concat(), size), (device, DType::I32)),
+        }
+    }
+}
+
+impl BatchParams {
+    /// The parameters of as many lanes as there are `lanes`, for logits of `vocabulary` columns.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] for the first parameter that is out of range.
+    pub fn new(lanes: &[LaneParams], vocabulary: usize, device: &Device) -> Result<Self, OpError> {
+        let rows = lanes.iter().map(|params| row(params, vocabulary));
+        let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
+        Ok(Self {
+            lanes: lanes.len(),
+            vocabulary,
+            tables: Some(LaneTables::of(&rows, device)),
+        })
+    }
+
+    /// Sets the parameters of one lane, in place.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] for a parameter that is out of range, and for a lane that does not exist.
+    pub fn set_lane(&mut self, lane: usize, params: &LaneParams) -> Result<(), OpError> {
+        validation::check_lane(lane, self.lanes)?;
+        let row = row(params, self.vocabulary)?;
+        let LaneTables { floats, words } = self.tables.take().expect("they are put back");
+        let own = LaneTables::of(&[row], &floats.device());
+        let columns = lane * WIDTH..(lane + 1) * WIDTH;
+        self.tables = Some(LaneTables {
+            floats: floats.slice_assign([columns.clone()], own.floats),
+            words: words.slice_assign([columns], own.words),
+        });
+        Ok(())
+    }
+
+    /// The number of lanes.
+    pub fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// The number of columns that the logits have.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.tables().floats.device()
+    }
+
+    pub(super) fn tables(&self) -> LaneTables {
+        self.tables.clone().expect("they are put back")
+    }
+}
+
+/// A lane's row of both tables.
+fn row(params: &LaneParams, vocabulary: usize) -> Result<([f32; WIDTH], [i32; WIDTH]), OpError> {
+    validation::check_lane_params(params, vocabulary)?;
+    let LaneParams {
+        sampling,
+        penalties,
+        logit_bias,
+        seed,
+    } = params;
+    let (mut floats, mut words) = ([0.0; WIDTH], [0; WIDTH]);
+    floats[REPETITION] = penalties.repetition;
+    floats[PRESENCE] = penalties.presence;
+    floats[FREQUENCY] = penalties.frequency;
+    words[PENALISED] = i32::from(*penalties != Penalties::default());
+    words[SEED[0]] = *seed as i32;
+    words[SEED[1]] = (seed >> 32) as i32;
+    if sampling.temperature > 0.0 {
+        let filter = WeightFilter::of(sampling, vocabulary);
+        floats[RATE] = filter.rate;
+        floats[FARTHEST] = filter.farthest;
+        words[TOP_K] = filter.top_k as i32;
+        words[TOP_P] = filter.top_p as i32;
+        words[MINIMUM[0]] = filter.minimum as i32;
+        words[MINIMUM[1]] = (filter.minimum >> 32) as i32;
+    }
+    words[BIASES] = logit_bias.len() as i32;
+    words[BIAS_ID..].fill(-1);
+    for (entry, &(token, bias)) in logit_bias.iter().enumerate() {
+        words[BIAS_ID + entry] = token as i32;
+        floats[BIAS + entry] = bias;
+    }
+    Ok((floats, words))
+}
+
+/// Chooses a token for each lane by its own parameters: the one that [`sample`](super::sample)
+/// chooses by the same parameters, seed and position. Greedy lanes and others may be side by side.
+///
+/// Penalties and logit bias are not applied: see [`apply_penalties`](super::apply_penalties).
+///
+/// # Shapes and dtypes
+///
+/// - `logits`: `[lanes, vocabulary]`, f32 / f16 / bf16
+/// - `positions`: `[lanes]`, as in [`Draws`](super::Draws)
+/// - output: `[lanes]`, i32; -1 for a row without candidates
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not match, and more than
+/// [`MAX_COLUMNS`](super::MAX_COLUMNS) columns.
+pub fn sample_lanes(
+    logits: Tensor<2>,
+    params: &BatchParams,
+    positions: Tensor<1, Int>,
+) -> Result<Tensor<1, Int>, OpError> {
+    validation::check_batch(&logits, params)?;
+    validation::check_positions(&logits, &positions)?;
+    Ok(chosen(logits, params, positions))
+}
+
+/// Verifies the drafts of each lane by its own parameters, as [`verify`](super::verify) does by the
+/// same parameters, seed and position.
+///
+/// # Shapes and dtypes
+///
+/// - `logits`: `[lanes, drafts + 1, vocabulary]`, `drafts`: `[lanes, drafts]`, both as in
+///   [`verify`](super::verify)
+/// - `positions`: `[lanes]`: row `i` draws at its lane's position plus `i`
+///
+/// # Errors
+///
+/// As [`sample_lanes`].
+pub fn verify_lanes(
+    logits: Tensor<3>,
+    drafts: Tensor<2, Int>,
+    params: &BatchParams,
+    positions: Tensor<1, Int>,
+) -> Result<VerifiedDrafts, OpError> {
+    validation::check_batch(&logits, params)?;
+    validation::check_positions(&logits, &positions)?;
+    validation::check_drafts(&logits, &drafts)?;
+    let [lanes, rows, columns] = logits.dims();
+    let tokens = chosen(logits.reshape([lanes * rows, columns]), params, positions);
+    Ok(verdict(tokens, drafts))
+}
+
+/// Chooses a token for each row, given valid arguments.
+fn chosen(logits: Tensor<2>, params: &BatchParams, positions: Tensor<1, Int>) -> Tensor<1, Int> {
+    let [rows, columns] = logits.dims();
+    if rows == 0 || columns == 0 {
+        return Tensor::full([rows], -1, (&logits.device(), DType::I32));
+    }
+    let LaneTables { floats, words } = params.tables();
+    Tensor::from_dispatch(Dispatch::sample_lanes(
+        logits.into_dispatch(),
+        floats.into_dispatch(),
+        words.into_dispatch(),
+        positions.into_dispatch(),
+    ))
+}

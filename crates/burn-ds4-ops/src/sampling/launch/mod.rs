@@ -1,0 +1,230 @@
+mod log_probs;
+mod penalties;
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::kernel::{
+    FilterArgsLaunch, LaneTablesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel,
+    sample_lanes_kernel, verify_kernel,
+};
+use super::weight::WeightFilter;
+use super::{MAX_COLUMNS, SamplingParams};
+use crate::launching::{
+    address_type, cube_count, fits_shared, has_counters, is_float, is_wide_int, output,
+    vector_size, with_contiguous_rows,
+};
+
+pub(super) use log_probs::{can_have_log_probs, log_probs};
+pub(super) use penalties::{apply_penalties, can_count, can_penalise, count_tokens};
+
+/// Most and fewest units of a cube.
+const MAX_UNITS: u32 = 1024;
+const MIN_UNITS: u32 = 64;
+/// Fewest vectors of each unit, unless that leaves too few units.
+const MIN_UNIT_VECTORS: usize = 4;
+/// Elements of the widest read: a unit may have to search a vector element by element.
+const MAX_VECTOR: usize = 4;
+/// Binary logarithms of the number of bins, with enough shared memory and with less.
+const LOG2_BINS: u32 = 11;
+const SMALL_LOG2_BINS: u32 = 9;
+/// Binary logarithm of the most bins of a unit. Each bin is cleared and summed, however short the
+/// row.
+const LOG2_UNIT_BINS: u32 = 3;
+/// Bytes of a bin, and of a unit's sum.
+const WIDE_BYTES: usize = 8;
+/// Bytes of shared memory for the results of a search.
+const FOUND_BYTES: usize = 64;
+/// Units of a cube that verifies drafts.
+const VERIFY_UNITS: u32 = 64;
+
+/// Units of a cube and binary logarithm of the number of bins, if they fit in shared memory.
+fn units_and_bins(logits: &CubeTensor) -> Option<(u32, u32)> {
+    let [_, columns] = logits.shape().dims();
+    let most = logits.client.properties().hardware.max_units_per_cube;
+    if most < MIN_UNITS {
+        return None;
+    }
+    let most = (1 << most.ilog2()).min(MAX_UNITS);
+    let wanted = columns
+        .div_ceil(MAX_VECTOR * MIN_UNIT_VECTORS)
+        .next_power_of_two() as u32;
+    let fits = |&(units, log2_bins): &(u32, u32)| {
+        fits_shared(
+            &logits.client,
+            WIDE_BYTES * (units as usize + (1 << log2_bins)) + FOUND_BYTES,
+        )
+    };
+    let sizes = [
+        (most, LOG2_BINS),
+        (most.min(1 << SMALL_LOG2_BINS), SMALL_LOG2_BINS),
+    ];
+    let (most, log2_bins) = sizes.into_iter().find(fits)?;
+    // Rounded to a power of four, so that there are fewer kernels.
+    let wanted = 1 << wanted.ilog2().next_multiple_of(2);
+    let units = wanted.clamp(MIN_UNITS, most);
+    Some((units, log2_bins.min(units.ilog2() + LOG2_UNIT_BINS)))
+}
+
+pub(super) fn can_sample(logits: &CubeTensor, words: [&CubeTensor; 2]) -> bool {
+    let [rows, columns] = logits.shape().dims();
+    rows > 0
+        && (1..=MAX_COLUMNS).contains(&columns)
+        && i32::try_from(rows).is_ok()
+        && is_float(logits.dtype)
+        && words.iter().all(|words| is_wide_int(words.dtype))
+        && has_counters(&logits.client)
+        && units_and_bins(logits).is_some()
+}
+
+pub(super) fn sample(
+    logits: CubeTensor,
+    seeds: CubeTensor,
+    positions: CubeTensor,
+    sampling: SamplingParams,
+) -> CubeTensor {
+    let logits = with_contiguous_rows(logits);
+    let (seeds, positions) = (into_contiguous(seeds), into_contiguous(positions));
+    let [rows, columns] = logits.shape().dims();
+    let client = logits.client.clone();
+    let tokens = output(&logits, [rows], DType::I32);
+    let size = vector_size(&logits, MAX_VECTOR);
+    let (units, log2_bins) = units_and_bins(&logits).expect("checked by can_sample");
+    let filter = WeightFilter::of(&sampling, columns);
+    let blueprint = SampleBlueprint {
+        greedy: sampling.temperature == 0.0,
+        top_k: filter.top_k > 0,
+        top_p: sampling.top_p < 1.0,
+        units,
+        log2_bins,
+    };
+    let filter = FilterArgsLaunch::new(
+        filter.rate,
+        filter.farthest,
+        filter.top_k as u32,
+        filter.top_p as u32,
+        (filter.minimum >> 32) as u32,
+        filter.minimum as u32,
+    );
+    let dtypes = [logits.dtype, seeds.dtype, positions.dtype].map(dtype_to_storage_type);
+    let address = address_type([&logits, &seeds, &positions]);
+    let shape = row_shape(&logits, size, positions.shape()[0]);
+    // SAFETY: reads are of vectors of the rows, and of the seed and position of a row's sequence; a
+    // cube writes its row's token.
+    unsafe {
+        sample_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, rows),
+            CubeDim::new_1d(units),
+            address,
+            size,
+            logits.into_buffer_arg(),
+            seeds.into_buffer_arg(),
+            positions.into_buffer_arg(),
+            tokens.clone().into_buffer_arg(),
+            shape,
+            filter,
+            blueprint,
+            dtypes,
+        );
+    }
+    tokens
+}
+
+/// The rows of the logits of some sequences, in vectors of `size`.
+fn row_shape(logits: &CubeTensor, size: usize, sequences: usize) -> RowShapeLaunch {
+    let [rows, columns] = logits.shape().dims();
+    RowShapeLaunch::new(
+        rows as u32,
+        (columns / size) as u32,
+        logits.meta.strides()[0] / size,
+        (rows / sequences) as u32,
+    )
+}
+
+/// The tables of all lanes as a kernel argument.
+fn tables_arg([floats, words]: [CubeTensor; 2]) -> LaneTablesLaunch {
+    let [floats, words] = [floats, words].map(into_contiguous);
+    LaneTablesLaunch::new(floats.into_buffer_arg(), words.into_buffer_arg())
+}
+
+pub(super) fn sample_lanes(
+    logits: CubeTensor,
+    tables: [CubeTensor; 2],
+    positions: CubeTensor,
+) -> CubeTensor {
+    let logits = with_contiguous_rows(logits);
+    let positions = into_contiguous(positions);
+    let [rows, _] = logits.shape().dims();
+    let client = logits.client.clone();
+    let tokens = output(&logits, [rows], DType::I32);
+    let size = vector_size(&logits, MAX_VECTOR);
+    let (units, log2_bins) = units_and_bins(&logits).expect("checked by can_sample");
+    let blueprint = SampleBlueprint {
+        greedy: false,
+        top_k: true,
+        top_p: true,
+        units,
+        log2_bins,
+    };
+    let dtypes = [logits.dtype, positions.dtype].map(dtype_to_storage_type);
+    let address = address_type([&logits, &positions, &tables[0]]);
+    let shape = row_shape(&logits, size, positions.shape()[0]);
+    // SAFETY: reads are of vectors of the rows, and of the parameters and position of a row's lane;
+    // a cube writes its row's token.
+    unsafe {
+        sample_lanes_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, rows),
+            CubeDim::new_1d(units),
+            address,
+            size,
+            logits.into_buffer_arg(),
+            tables_arg(tables),
+            positions.into_buffer_arg(),
+            tokens.clone().into_buffer_arg(),
+            shape,
+            blueprint,
+            dtypes,
+        );
+    }
+    tokens
+}
+
+pub(super) fn can_verify(tokens: &CubeTensor, drafts: &CubeTensor) -> bool {
+    tokens.dtype == DType::I32
+        && is_wide_int(drafts.dtype)
+        && i32::try_from(tokens.shape()[0]).is_ok()
+}
+
+pub(super) fn verify(tokens: CubeTensor, drafts: CubeTensor) -> (CubeTensor, CubeTensor) {
+    let (tokens, drafts) = (into_contiguous(tokens), into_contiguous(drafts));
+    let [sequences, count] = drafts.shape().dims();
+    let client = tokens.client.clone();
+    let verified = output(&tokens, [sequences, count + 1], DType::I32);
+    let accepted = output(&tokens, [sequences], DType::I32);
+    let cubes = sequences.div_ceil(VERIFY_UNITS as usize);
+    let dtype = dtype_to_storage_type(drafts.dtype);
+    let address = address_type([&tokens, &drafts]);
+    // SAFETY: each unit reads and writes within its sequence.
+    unsafe {
+        verify_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, cubes),
+            CubeDim::new_1d(VERIFY_UNITS),
+            address,
+            tokens.into_buffer_arg(),
+            drafts.into_buffer_arg(),
+            verified.clone().into_buffer_arg(),
+            accepted.clone().into_buffer_arg(),
+            sequences as u32,
+            count as u32,
+            dtype,
+        );
+    }
+    (verified, accepted)
+}

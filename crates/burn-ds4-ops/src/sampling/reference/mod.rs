@@ -1,0 +1,197 @@
+//! The choice of tokens on the host, which waits for the device: tensor operations cannot express
+//! exact sums in the order of a row. The other operators are tensor operations.
+
+mod log_probs;
+mod penalties;
+
+use std::cmp::Reverse;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IntDType, Shape, TensorData, read_sync};
+
+use super::SamplingParams;
+use super::layout::{SEED, WIDTH};
+use super::weight::{WeightFilter, weight};
+use crate::random::philox;
+use crate::reference::bool_dtype;
+
+pub(super) use log_probs::log_probs;
+pub(super) use penalties::{apply_penalties, count_tokens};
+
+/// The dtype of tokens and counts.
+const INT: IntDType = IntDType::I32;
+/// The token of a row without candidates.
+const NONE: i32 = -1;
+
+pub(super) fn sample<B: Backend>(
+    logits: FloatTensor<B>,
+    seeds: IntTensor<B>,
+    positions: IntTensor<B>,
+    sampling: SamplingParams,
+) -> IntTensor<B> {
+    let [_, columns] = logits.shape().dims();
+    let filter = (sampling.temperature > 0.0).then(|| WeightFilter::of(&sampling, columns));
+    let seeds = read_words::<B>(seeds);
+    choose_all::<B>(logits, positions, |sequence| {
+        (filter, [seeds[2 * sequence], seeds[2 * sequence + 1]])
+    })
+}
+
+pub(super) fn sample_lanes<B: Backend>(
+    logits: FloatTensor<B>,
+    floats: FloatTensor<B>,
+    words: IntTensor<B>,
+    positions: IntTensor<B>,
+) -> IntTensor<B> {
+    let (floats, words) = (read_floats::<B>(floats), read_words::<B>(words));
+    choose_all::<B>(logits, positions, |lane| {
+        let columns = lane * WIDTH..(lane + 1) * WIDTH;
+        let words = &words[columns.clone()];
+        let filter = WeightFilter::of_lane(&floats[columns], words);
+        (filter, SEED.map(|column| words[column]))
+    })
+}
+
+fn read_floats<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
+    let data = B::float_into_data(B::float_cast(tensor, FloatDType::F32));
+    let data = read_sync(data).expect("floats that can be read");
+    data.iter().collect()
+}
+
+/// The low words of integers.
+fn read_words<B: Backend>(tensor: IntTensor<B>) -> Vec<u32> {
+    let data = read_sync(B::int_into_data(tensor)).expect("integers that can be read");
+    data.iter::<i64>().map(|word| word as u32).collect()
+}
+
+/// Chooses a token for each row by the filter (none for the highest logit) and the seed of its
+/// sequence.
+fn choose_all<B: Backend>(
+    logits: FloatTensor<B>,
+    positions: IntTensor<B>,
+    choice: impl Fn(usize) -> (Option<WeightFilter>, [u32; 2]),
+) -> IntTensor<B> {
+    let device = logits.device();
+    let [rows, columns] = logits.shape().dims();
+    let (logits, positions) = (read_floats::<B>(logits), read_words::<B>(positions));
+    let sequence_rows = rows / positions.len();
+    let tokens = logits.chunks(columns).enumerate().map(|(row, logits)| {
+        let sequence = row / sequence_rows;
+        let position = positions[sequence].wrapping_add((row % sequence_rows) as u32);
+        let (filter, seed) = choice(sequence);
+        choose(logits, filter, position, seed).map_or(NONE, |token| token as i32)
+    });
+    let tokens = TensorData::new(tokens.collect::<Vec<i32>>(), [rows]);
+    B::int_from_data(tokens, &device)
+}
+
+/// A token and its distance to the most likely one.
+struct Candidate {
+    id: usize,
+    logit: f32,
+    exponent: u32,
+}
+
+fn choose(
+    logits: &[f32],
+    filter: Option<WeightFilter>,
+    position: u32,
+    seed: [u32; 2],
+) -> Option<usize> {
+    // NaN is not larger than anything.
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if highest == f32::NEG_INFINITY {
+        return None;
+    }
+    let Some(filter) = filter else {
+        return logits.iter().position(|&logit| logit == highest);
+    };
+    let mut candidates: Vec<Candidate> = logits
+        .iter()
+        .enumerate()
+        .filter(|(_, logit)| {
+            **logit > f32::NEG_INFINITY && (highest.is_finite() || **logit == highest)
+        })
+        .map(|(id, &logit)| Candidate {
+            id,
+            logit,
+            exponent: filter.exponent(logit, highest),
+        })
+        .collect();
+    if filter.top_k > 0 {
+        let rank = |c: &Candidate, d: &Candidate| {
+            d.logit
+                .partial_cmp(&c.logit)
+                .expect("no NaN")
+                .then(c.id.cmp(&d.id))
+        };
+        candidates.sort_unstable_by(rank);
+        candidates.truncate(filter.top_k);
+    }
+    if filter.has_top_p() {
+        candidates.sort_unstable_by_key(|candidate| (candidate.exponent, candidate.id));
+        let total = total(&candidates);
+        let target = (u128::from(total) * u128::from(filter.top_p)).div_ceil(1 << 32) as u64;
+        let mut mass = 0;
+        let kept = candidates.iter().take_while(|candidate| {
+            let is_kept = mass < target;
+            mass += weight(candidate.exponent);
+            is_kept
+        });
+        let kept = kept.count();
+        candidates.truncate(kept);
+    }
+    candidates.retain(|candidate| weight(candidate.exponent) >= filter.minimum);
+    candidates.sort_unstable_by_key(|candidate| Reverse(candidate.id));
+
+    let [low, high, ..] = philox([position, 0, 0, 0], seed);
+    let drawn = (u64::from(high) << 32) | u64::from(low);
+    let mut left = ((u128::from(drawn) * u128::from(total(&candidates))) >> 64) as u64;
+    while let Some(candidate) = candidates.pop() {
+        match left.checked_sub(weight(candidate.exponent)) {
+            Some(rest) => left = rest,
+            None => return Some(candidate.id),
+        }
+    }
+    None
+}
+
+fn total(candidates: &[Candidate]) -> u64 {
+    let weights = candidates
+        .iter()
+        .map(|candidate| weight(candidate.exponent));
+    weights.sum()
+}
+
+pub(super) fn verify<B: Backend>(
+    tokens: IntTensor<B>,
+    drafts: IntTensor<B>,
+) -> (IntTensor<B>, IntTensor<B>) {
+    let device = tokens.device();
+    let [sequences, count] = drafts.shape().dims();
+    let dtype = bool_dtype::<B>(&device);
+    let tokens = B::int_cast(tokens, INT);
+    let tokens = B::int_reshape(tokens, Shape::new([sequences, count + 1]));
+    let compared = B::int_slice(tokens.clone(), &[(0..sequences).into(), (0..count).into()]);
+    // Compared in the dtype of the drafts, as a wider integer may be out of the range of a token.
+    let wide = B::int_cast(compared.clone(), drafts.dtype().into());
+    let matches = B::bool_and(
+        B::int_equal(wide, drafts, dtype),
+        B::int_greater_equal_elem(compared, 0.into(), dtype),
+    );
+    let mismatches = B::bool_into_int(B::bool_not(matches), INT);
+    let rejected = B::int_cumsum(mismatches, 1);
+    let accepted_prefix = B::bool_into_int(B::int_equal_elem(rejected, 0.into(), dtype), INT);
+    let accepted = B::int_sum_dim(accepted_prefix, 1);
+    let column = B::int_arange(0..count as i64 + 1, &device, INT);
+    let column = B::int_reshape(column, Shape::new([1, count + 1]));
+    let shape = Shape::new([sequences, count + 1]);
+    let surplus = B::int_greater(
+        B::int_expand(column, shape.clone()),
+        B::int_expand(accepted.clone(), shape),
+        dtype,
+    );
+    let tokens = B::int_mask_fill(tokens, surplus, i64::from(NONE).into());
+    (tokens, B::int_reshape(accepted, Shape::new([sequences])))
+}

@@ -1,0 +1,143 @@
+//! Penalties and counts in plain tensor operations.
+
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice};
+
+use super::super::MAX_LOGIT_BIAS;
+use super::super::layout::{BIAS, BIAS_ID, FREQUENCY, PRESENCE, PROMPT, REPETITION, WIDTH};
+use super::INT;
+use crate::reference::bool_dtype;
+
+pub(in super::super) fn apply_penalties<B: Backend>(
+    logits: FloatTensor<B>,
+    drafts: Option<IntTensor<B>>,
+    counts: IntTensor<B>,
+    floats: FloatTensor<B>,
+    words: IntTensor<B>,
+) -> FloatTensor<B> {
+    let dtype = bool_dtype::<B>(&logits.device());
+    let ([rows, columns], [lanes, _]) = (logits.shape().dims(), counts.shape().dims());
+    let shape = Shape::new([lanes, rows / lanes, columns]);
+    let logits = B::float_reshape(logits, shape.clone());
+    let floats = B::float_reshape(floats, Shape::new([lanes, WIDTH]));
+    let parameter = |column: usize| {
+        let value = B::float_slice(floats.clone(), &columns_of(lanes, column, 1));
+        B::float_expand(
+            B::float_reshape(value, Shape::new([lanes, 1, 1])),
+            shape.clone(),
+        )
+    };
+    let logits = add_bias::<B>(logits, floats.clone(), words);
+
+    let prompt = B::int_greater_equal_elem(counts.clone(), i64::from(PROMPT).into(), dtype);
+    let prompt = B::bool_expand(
+        B::bool_reshape(prompt, Shape::new([lanes, 1, columns])),
+        shape.clone(),
+    );
+    let counts = B::bitwise_and_scalar(counts, i64::from(PROMPT - 1).into());
+    let counts = output_counts::<B>(counts, drafts, &shape);
+    let output = B::int_greater_elem(counts.clone(), 0.into(), dtype);
+
+    let repetition = parameter(REPETITION);
+    let penalised = B::float_mask_where(
+        B::float_mul(logits.clone(), repetition.clone()),
+        B::float_greater_elem(logits.clone(), 0.0.into(), dtype),
+        B::float_div(logits.clone(), repetition),
+    );
+    let seen = B::bool_or(prompt, output.clone());
+    let logits = B::float_mask_where(logits, seen, penalised);
+    let frequency = B::float_mul(
+        B::int_into_float(counts, FloatDType::F32),
+        parameter(FREQUENCY),
+    );
+    let less = B::float_sub(B::float_sub(logits.clone(), frequency), parameter(PRESENCE));
+    let logits = B::float_mask_where(logits, output, less);
+    B::float_reshape(logits, Shape::new([rows, columns]))
+}
+
+/// The slice of some columns of a matrix.
+fn columns_of(rows: usize, first: usize, count: usize) -> [Slice; 2] {
+    [(0..rows).into(), (first..first + count).into()]
+}
+
+/// Adds the bias of each lane to the logits of its tokens, and leaves the others as they are.
+fn add_bias<B: Backend>(
+    logits: FloatTensor<B>,
+    floats: FloatTensor<B>,
+    words: IntTensor<B>,
+) -> FloatTensor<B> {
+    let device = logits.device();
+    let shape = logits.shape();
+    let [lanes, _, columns] = shape.dims();
+    let words = B::int_reshape(words, Shape::new([lanes, WIDTH]));
+    let ids = B::int_slice(words, &columns_of(lanes, BIAS_ID, MAX_LOGIT_BIAS));
+    let values = B::float_slice(floats, &columns_of(lanes, BIAS, MAX_LOGIT_BIAS));
+    let (slots, used) = slots::<B>(ids, columns);
+    let wide = Shape::new([lanes, columns + 1]);
+    let add = IndexingUpdateOp::Add;
+    let zeros = B::float_zeros(wide.clone(), &device, FloatDType::F32);
+    let bias = B::float_scatter(1, zeros, slots.clone(), values, add);
+    let used = B::int_scatter(1, B::int_zeros(wide, &device, INT), slots, used, add);
+    let used = B::int_slice(used, &columns_of(lanes, 0, columns));
+    let used = B::int_greater_elem(used, 0.into(), bool_dtype::<B>(&device));
+    let bias = B::float_slice(bias, &columns_of(lanes, 0, columns));
+    let one = Shape::new([lanes, 1, columns]);
+    let used = B::bool_expand(B::bool_reshape(used, one.clone()), shape.clone());
+    let bias = B::float_expand(B::float_reshape(bias, one), shape);
+    let biased = B::float_add(logits.clone(), bias);
+    B::float_mask_where(logits, used, biased)
+}
+
+/// The columns of tokens, where one that is no column has a column after the last; and 1 or, for
+/// those, 0.
+fn slots<B: Backend>(ids: IntTensor<B>, columns: usize) -> (IntTensor<B>, IntTensor<B>) {
+    let inside = are_columns::<B>(ids.clone(), columns);
+    let outside = B::bool_not(inside.clone());
+    let slots = B::int_mask_fill(ids, outside, (columns as i64).into());
+    (B::int_cast(slots, INT), B::bool_into_int(inside, INT))
+}
+
+fn are_columns<B: Backend>(ids: IntTensor<B>, columns: usize) -> BoolTensor<B> {
+    let dtype = bool_dtype::<B>(&ids.device());
+    B::bool_and(
+        B::int_greater_equal_elem(ids.clone(), 0.into(), dtype),
+        B::int_lower_elem(ids, (columns as i64).into(), dtype),
+    )
+}
+
+/// Counts of each row's output: `counts`, and the drafts before the row.
+fn output_counts<B: Backend>(
+    counts: IntTensor<B>,
+    drafts: Option<IntTensor<B>>,
+    shape: &Shape,
+) -> IntTensor<B> {
+    let [lanes, rows, columns] = shape.dims();
+    let mut all = vec![counts];
+    for row in 1..rows {
+        let drafts = drafts
+            .clone()
+            .expect("drafts where there are rows for them");
+        let draft = B::int_slice(drafts, &columns_of(lanes, row - 1, 1));
+        all.push(count_tokens::<B>(all[row - 1].clone(), draft));
+    }
+    let one = Shape::new([lanes, 1, columns]);
+    let all = all.into_iter();
+    B::int_cat(
+        all.map(|counts| B::int_reshape(counts, one.clone()))
+            .collect(),
+        1,
+    )
+}
+
+pub(in super::super) fn count_tokens<B: Backend>(
+    counts: IntTensor<B>,
+    tokens: IntTensor<B>,
+) -> IntTensor<B> {
+    let [lanes, columns] = counts.shape().dims();
+    let (slots, ones) = slots::<B>(tokens, columns);
+    let after = B::int_zeros(Shape::new([lanes, 1]), &counts.device(), INT);
+    let wide = B::int_cat(vec![counts, after], 1);
+    let counted = B::int_scatter(1, wide, slots, ones, IndexingUpdateOp::Add);
+    B::int_slice(counted, &columns_of(lanes, 0, columns))
+}

@@ -1,0 +1,357 @@
+//! Finds the interval of the k-th largest of a multiset of keys. Each pass divides the interval
+//! into bins and continues with one of them.
+
+use cubecl::prelude::*;
+
+use super::key::{
+    BINS, LOG2_BINS, NONE, bins_of, first_key, float_of, is_comparable, lower_bound_of,
+};
+use crate::intrinsics::{
+    Target, has_nan_bits, plane_running_sum, plane_value, push_outside, sum_of_plane,
+};
+
+/// The units of a cube.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CubeUnits {
+    /// Number of units: a power of two.
+    pub cube: u32,
+    /// Lanes of a plane.
+    pub plane: u32,
+    /// Instructions that the kernel may use.
+    pub target: Target,
+}
+
+impl CubeUnits {
+    fn planes(&self) -> u32 {
+        self.cube / self.plane
+    }
+}
+
+/// Passes after which an interval is a single key, at the latest, with some to spare.
+const MAX_PASSES: u32 = 8;
+
+/// Which keys are among the k largest: those that are at least `lowest`, and the first `equals` of
+/// those that are `equal`.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct TopkSelection {
+    pub lowest: u32,
+    pub equal: u32,
+    pub equals: u32,
+    /// Whether exactly the elements that are at least `lowest_float` are taken. Set only where the
+    /// compiler does not assume that there is no NaN.
+    pub as_floats: bool,
+    pub lowest_float: f32,
+}
+
+/// How many of the preceding keys have been taken, and how many were equal to the k-th largest.
+#[derive(CubeType)]
+pub(super) struct Rank {
+    pub taken: u32,
+    equals: u32,
+}
+
+#[cube]
+impl TopkSelection {
+    /// What a key adds to a sum that [`rank`](Self::rank) unpacks. The sum is over fewer than 2^16
+    /// keys.
+    pub fn count(&self, key: u32) -> u32 {
+        let equal = select(key == self.equal && key != NONE, 1u32 << 16, 0u32);
+        select(key >= self.lowest, 1u32, equal)
+    }
+
+    pub fn rank(&self, counts: u32) -> Rank {
+        let equals = counts >> 16;
+        Rank {
+            taken: (counts & 0xffff) + min(equals, self.equals),
+            equals,
+        }
+    }
+
+    /// Whether the next key, in the order of columns, is taken.
+    pub fn takes(&self, key: u32, rank: &mut Rank) -> bool {
+        let equal = key == self.equal && key != NONE;
+        (key >= self.lowest || equal) && self.takes_next(equal, rank)
+    }
+
+    /// As [`takes`](Self::takes), for a key that is known to be large enough or equal to the k-th
+    /// largest.
+    pub fn takes_next(&self, equal: bool, rank: &mut Rank) -> bool {
+        let takes = !equal || rank.equals < self.equals;
+        rank.equals += select(equal, 1u32, 0u32);
+        rank.taken += select(takes, 1u32, 0u32);
+        takes
+    }
+}
+
+/// A sum over the preceding units, and over all.
+#[derive(CubeType)]
+pub(super) struct Scan {
+    pub before: u32,
+    pub total: u32,
+}
+
+/// Prefix sums over the units of a cube, and their shared memory.
+#[derive(CubeType)]
+pub(super) struct Scanner {
+    planes: Shared<[u32]>,
+    #[cube(comptime)]
+    units: CubeUnits,
+}
+
+#[cube]
+impl Scanner {
+    pub fn new(#[comptime] units: CubeUnits) -> Scanner {
+        Scanner {
+            planes: Shared::new_slice(comptime!(units.planes() as usize)),
+            units,
+        }
+    }
+
+    /// Sums `x` over the units. Every unit of the cube must call this, and the cube must
+    /// synchronise between two calls.
+    pub fn scan(&mut self, x: u32) -> Scan {
+        let units = comptime!(self.units);
+        let sum = plane_running_sum(x, units.plane, units.target);
+        let last = comptime!(units.plane - 1);
+        let all = self.scan_planes(plane_value(sum, last, units.target));
+        Scan {
+            before: all.before + sum - x,
+            total: all.total,
+        }
+    }
+
+    /// Sums over the planes, where all lanes of a plane have the same value. Same conditions as
+    /// [`scan`](Self::scan).
+    pub fn scan_planes(&mut self, sum: u32) -> Scan {
+        let units = comptime!(self.units);
+        let count = comptime!(units.planes());
+        let lane = UNIT_POS % units.plane;
+        let plane = UNIT_POS / units.plane;
+        if lane == 0 {
+            self.planes[plane as usize] = sum;
+        }
+        sync_cube();
+        let mut before = 0u32;
+        let mut total = 0u32;
+        #[unroll]
+        for i in 0..comptime!(count.div_ceil(units.plane)) {
+            let other = i * units.plane + lane;
+            let mut sum = 0u32;
+            if comptime!(count % units.plane == 0) || other < count {
+                sum = self.planes[other as usize];
+            }
+            before += select(other < plane, sum, 0u32);
+            total += sum;
+        }
+        Scan {
+            before: sum_of_plane(before, units.plane, units.target),
+            total: sum_of_plane(total, units.plane, units.target),
+        }
+    }
+}
+
+/// A radix select: the interval of keys that holds the k-th largest, and the counts of its bins.
+#[derive(CubeType)]
+pub(super) struct RadixSelect {
+    bins: Shared<[Atomic<u32>]>,
+    /// The bin found, and the numbers of keys above it and in it.
+    found: Shared<[u32]>,
+    pub scanner: Scanner,
+    /// The interval, both ends included.
+    pub low: u32,
+    pub high: u32,
+    /// The ends of the interval as floats.
+    low_float: f32,
+    high_float: f32,
+    /// How many of the interval's keys are among the k largest, and how many keys it has.
+    pub needed: u32,
+    pub inside: u32,
+    /// Binary logarithm of the width of a bin.
+    shift: u32,
+    /// Passes so far.
+    passes: u32,
+    /// Whether the interval is that of all keys, whose bins have different widths.
+    pub whole: bool,
+    #[cube(comptime)]
+    units: CubeUnits,
+}
+
+#[cube]
+impl RadixSelect {
+    pub fn new(#[comptime] units: CubeUnits) -> RadixSelect {
+        let mut search = RadixSelect {
+            bins: Shared::new_slice(comptime!(BINS as usize)),
+            found: Shared::new_slice(3usize),
+            scanner: Scanner::new(units),
+            low: NONE + 1,
+            high: u32::MAX,
+            low_float: 0.0f32,
+            high_float: 0.0f32,
+            needed: 0u32,
+            inside: 0u32,
+            shift: 0u32,
+            passes: 0u32,
+            whole: true,
+            units,
+        };
+        search.clear();
+        search
+    }
+
+    fn clear(&mut self) {
+        let units = comptime!(self.units);
+        #[unroll]
+        for i in 0..comptime!(BINS / units.cube) {
+            self.bins[(UNIT_POS + i * units.cube) as usize].store(0u32);
+        }
+    }
+
+    /// Begins with the interval of all keys. If there are fewer than `needed` keys, it stays as it
+    /// is.
+    pub fn begin(&mut self, needed: u32) {
+        self.passes = 0u32;
+        self.needed = needed;
+        self.low = NONE + 1;
+        self.high = u32::MAX;
+        self.inside = u32::MAX;
+        self.shift = 0u32;
+        self.whole = true;
+    }
+
+    /// Begins with a given interval, which must not be that of all keys.
+    pub fn begin_in(&mut self, needed: u32, inside: u32, low: u32, high: u32) {
+        self.passes = 0u32;
+        self.needed = needed;
+        self.inside = inside;
+        self.narrow(low, high);
+    }
+
+    fn narrow(&mut self, low: u32, high: u32) {
+        self.low = low;
+        self.high = high;
+        self.low_float = lower_bound_of(low);
+        self.high_float = float_of(high);
+        let bits = 32u32 - (high - low).leading_zeros();
+        self.shift = select(bits > LOG2_BINS, bits - LOG2_BINS, 0u32);
+        self.whole = false;
+    }
+
+    /// Whether another pass is needed to tell which keys are larger than the k-th largest.
+    pub fn needs_pass(&self) -> bool {
+        // The number of passes ends the search where there are fewer keys than the caller says.
+        self.inside != self.needed && self.low != self.high && self.passes < MAX_PASSES
+    }
+
+    /// Which keys are among the k largest. Valid once no pass is needed.
+    pub fn selection(&self) -> TopkSelection {
+        let ties = self.inside > self.needed;
+        TopkSelection {
+            lowest: select(ties, self.high + 1, self.low),
+            equal: select(ties, self.high, NONE),
+            equals: select(ties, self.needed, 0u32),
+            as_floats: comptime!(self.units.target.ptx) && !ties && is_comparable(self.low),
+            lowest_float: self.low_float,
+        }
+    }
+
+    /// Counts two elements in the first pass of a search over all keys, if they take part.
+    pub fn add_pair(&mut self, a: f32, b: f32, has_a: bool, has_b: bool) {
+        let reversed = comptime!(((BINS - 1) << 16) | (BINS - 1))
+            - bins_of(a, b, comptime!(self.units.target));
+        if has_a {
+            self.bins[(reversed & 0xffff) as usize].fetch_add(1u32);
+        }
+        if has_b {
+            self.bins[(reversed >> 16) as usize].fetch_add(1u32);
+        }
+    }
+
+    /// Whether an element is in the interval, or may be: NaN, and whatever a comparison of floats
+    /// rounds to zero.
+    pub fn may_contain(&self, x: f32) -> bool {
+        !(x < self.low_float || x > self.high_float) || has_nan_bits(x)
+    }
+
+    /// Shifts `bits` up by one and sets the lowest bit if an element is certainly outside of the
+    /// interval.
+    pub fn push_outside(&self, bits: u32, x: f32) -> u32 {
+        push_outside(
+            bits,
+            x,
+            self.low_float,
+            self.high_float,
+            comptime!(self.units.target),
+        )
+    }
+
+    /// Counts a key `count` times, if it is in the interval and belongs to an element.
+    pub fn add_key(&mut self, key: u32, count: u32) {
+        // The subtraction wraps to a very large number for keys below the interval.
+        let offset = key - self.low;
+        if offset <= self.high - self.low {
+            let mut bin = offset >> self.shift;
+            if self.whole {
+                let x = float_of(key);
+                bin = bins_of(x, x, comptime!(self.units.target)) & 0xffff;
+            }
+            self.bins[(comptime!(BINS - 1) - bin) as usize].fetch_add(count);
+        }
+    }
+
+    /// Ends a pass, after all keys were added: narrows the interval to the bin of the k-th largest.
+    /// Every unit of the cube must call this.
+    pub fn advance(&mut self) {
+        let units = comptime!(self.units);
+        // Each plane has a contiguous part of the bins, in rows of one bin for each lane, largest
+        // first.
+        let rows = comptime!(BINS / units.cube);
+        let first = UNIT_POS / units.plane * comptime!(rows * units.plane) + UNIT_POS % units.plane;
+        self.passes += 1;
+        sync_cube();
+        let mut counts = Array::<u32>::new(comptime!(rows as usize));
+        let mut sum = 0u32;
+        #[unroll]
+        for i in 0..rows {
+            let index = (first + i * units.plane) as usize;
+            let count = self.bins[index].load();
+            self.bins[index].store(0u32);
+            counts[i as usize] = count;
+            sum += count;
+        }
+        let plane = sum_of_plane(sum, units.plane, units.target);
+        let scan = self.scanner.scan_planes(plane);
+        // The condition is the same for all lanes of a plane.
+        if scan.before < self.needed && scan.before + plane >= self.needed {
+            let mut before = scan.before;
+            #[unroll]
+            for i in 0..rows {
+                let count = counts[i as usize];
+                let row = sum_of_plane(count, units.plane, units.target);
+                if before < self.needed && before + row >= self.needed {
+                    let running = plane_running_sum(count, units.plane, units.target);
+                    let above = before + running - count;
+                    if above < self.needed && above + count >= self.needed {
+                        self.found[0usize] = comptime!(BINS - 1) - (first + i * units.plane);
+                        self.found[1usize] = above;
+                        self.found[2usize] = count;
+                    }
+                }
+                before += row;
+            }
+        }
+        sync_cube();
+        if scan.total >= self.needed && self.needed > 0 {
+            let bin = self.found[0usize];
+            self.needed -= self.found[1usize];
+            self.inside = self.found[2usize];
+            if self.whole {
+                let target = comptime!(self.units.target);
+                self.narrow(first_key(bin, target), first_key(bin + 1, target) - 1);
+            } else {
+                let low = self.low + (bin << self.shift);
+                let high = low + ((1u32 << self.shift) - 1);
+                self.narrow(low, min(high, self.high));
+            }
+        }
+    }
+}

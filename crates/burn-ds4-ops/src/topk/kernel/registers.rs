@@ -1,0 +1,216 @@
+use cubecl::prelude::*;
+
+use super::key::key_of;
+use super::radix_select::{CubeUnits, RadixSelect, Scanner, TopkSelection};
+use crate::intrinsics::{ballot, plane_running_sum, plane_value, push_below};
+
+/// Elements of a row that the units of a cube hold in registers.
+///
+/// Each plane holds a contiguous part of them. It reads one vector for each lane at a time, so that
+/// what a plane reads at once is contiguous.
+#[derive(CubeType)]
+pub(super) struct RowRegisters {
+    /// The unit's elements, vector by vector: 32 at most.
+    pub values: Array<f32>,
+    /// Which of them take part, the first in the lowest bit.
+    pub mask: u32,
+    #[cube(comptime)]
+    vectors: u32,
+    /// Elements of a vector.
+    #[cube(comptime)]
+    length: u32,
+    #[cube(comptime)]
+    units: CubeUnits,
+}
+
+/// The unit's first vector, where every unit has `vectors` of them. Each of the others follows at a
+/// distance of one plane.
+#[cube]
+pub(super) fn first_vector_of(#[comptime] vectors: u32, #[comptime] units: CubeUnits) -> u32 {
+    UNIT_POS / units.plane * comptime!(vectors * units.plane) + UNIT_POS % units.plane
+}
+
+/// Which elements of a unit are among the largest, and where in the result those of each vector
+/// begin.
+#[derive(CubeType)]
+pub(super) struct Taken {
+    /// Elements that are larger than the k-th largest, the first in the lowest bit.
+    pub above: u32,
+    /// Elements that are equal to the k-th largest. The first of them in the row are taken, as many
+    /// as are still needed.
+    pub equal: u32,
+    /// Numbers of elements before each vector, packed as [`TopkSelection::rank`] expects them.
+    pub before: Array<u32>,
+    /// Numbers of all elements of the cube, packed in the same way.
+    pub total: u32,
+}
+
+#[cube]
+impl RowRegisters {
+    pub fn new(
+        #[comptime] vectors: u32,
+        #[comptime] length: u32,
+        #[comptime] units: CubeUnits,
+    ) -> RowRegisters {
+        comptime!(assert!(vectors * length <= 32, "a bit to an element"));
+        RowRegisters {
+            values: Array::new(comptime!((vectors * length) as usize)),
+            mask: 0u32,
+            vectors,
+            length,
+            units,
+        }
+    }
+
+    /// Stores vector number `index` of the unit, of which the elements in `mask` take part.
+    pub fn set<F: Float, N: Size>(
+        &mut self,
+        #[comptime] index: u32,
+        vector: Vector<F, N>,
+        mask: u32,
+    ) {
+        let first = comptime!(index * self.length);
+        self.mask |= mask << first;
+        #[unroll]
+        for j in 0..comptime!(self.length as usize) {
+            self.values[comptime!(first as usize + j)] = f32::cast_from(vector.extract(j));
+        }
+    }
+
+    /// Counts the elements in a pass of a search.
+    pub fn add_to(&self, search: &mut RadixSelect) {
+        let count = comptime!(self.vectors * self.length);
+        if search.whole {
+            #[unroll]
+            for pair in 0..comptime!(count.div_ceil(2)) {
+                let (a, b) = comptime!((2 * pair, (2 * pair + 1).min(count - 1)));
+                let has_a = self.mask & comptime!(1u32 << a) != 0;
+                let mut has_b = false;
+                if comptime!(b > a) {
+                    has_b = self.mask & comptime!(1u32 << b) != 0;
+                }
+                search.add_pair(
+                    self.values[a as usize],
+                    self.values[b as usize],
+                    has_a,
+                    has_b,
+                );
+            }
+        } else {
+            // From the last to the first, so that the first ends up in the lowest bit.
+            let mut outside = 0u32;
+            #[unroll]
+            for e in 0..count {
+                let x = self.values[comptime!((count - 1 - e) as usize)];
+                outside = search.push_outside(outside, x);
+            }
+            let mut inside = !outside;
+            inside &= self.mask;
+            // A plane seldom has more than a few of them.
+            while inside != 0 {
+                let x = value_at(
+                    &self.values,
+                    inside.trailing_zeros(),
+                    comptime!(count as usize),
+                );
+                search.add_key(key_of(x), 1u32);
+                inside &= inside - 1;
+            }
+        }
+    }
+
+    /// Which elements are not below a threshold. NaN ranks as -inf, which can be the threshold.
+    pub fn at_least(&self, threshold: f32) -> u32 {
+        let (count, units) = comptime!((self.vectors * self.length, self.units));
+        let mut below = 0u32;
+        #[unroll]
+        for e in 0..count {
+            let x = self.values[comptime!((count - 1 - e) as usize)];
+            below = push_below(below, x, threshold, units.target);
+        }
+        !below & self.mask
+    }
+
+    /// Which elements are among the largest. Every unit of the cube must call this.
+    pub fn taken(&self, selection: &TopkSelection, scanner: &mut Scanner) -> Taken {
+        let count = comptime!(self.vectors * self.length);
+        let mut above = 0u32;
+        let mut equal = 0u32;
+        if selection.as_floats {
+            #[unroll]
+            for e in 0..count {
+                let bit = comptime!(1u32 << e);
+                above |= select(self.values[e as usize] >= selection.lowest_float, bit, 0u32);
+            }
+        } else {
+            #[unroll]
+            for e in 0..count {
+                let bit = comptime!(1u32 << e);
+                let key = key_of(self.values[e as usize]);
+                above |= select(key >= selection.lowest, bit, 0u32);
+                equal |= select(key == selection.equal, bit, 0u32);
+            }
+        }
+        self.in_order(above & self.mask, equal & self.mask, scanner)
+    }
+
+    /// Counts the elements before each vector, in the order of the row. Every unit of the cube must
+    /// call this.
+    pub fn in_order(&self, above: u32, equal: u32, scanner: &mut Scanner) -> Taken {
+        let (vectors, units) = comptime!((self.vectors, self.units));
+        let lane = UNIT_POS % units.plane;
+        let mut before = Array::<u32>::new(comptime!(vectors as usize));
+        let mut total = 0u32;
+        #[unroll]
+        for index in 0..vectors {
+            let bits = comptime!((((1u64 << self.length) - 1) as u32) << (index * self.length));
+            // Both counts fit in one word, as there are fewer than 2^16 elements.
+            if comptime!(self.length == 1) {
+                let above = ballot(above & bits != 0, units.target);
+                let equal = ballot(equal & bits != 0, units.target);
+                let first = (1u32 << lane) - 1;
+                before[index as usize] =
+                    total + (above & first).count_ones() + ((equal & first).count_ones() << 16);
+                total += above.count_ones() + (equal.count_ones() << 16);
+            } else {
+                let own = (above & bits).count_ones() + ((equal & bits).count_ones() << 16);
+                let sum = plane_running_sum(own, units.plane, units.target);
+                before[index as usize] = total + sum - own;
+                total += plane_value(sum, comptime!(units.plane - 1), units.target);
+            }
+        }
+        let planes = scanner.scan_planes(total);
+        #[unroll]
+        for index in 0..vectors {
+            before[index as usize] += planes.before;
+        }
+        Taken {
+            above,
+            equal,
+            before,
+            total: planes.total,
+        }
+    }
+}
+
+/// The value at `index`. Arrays in registers cannot be indexed, so this selects it bit by bit of
+/// the index.
+#[cube]
+fn value_at(values: &Array<f32>, index: u32, #[comptime] count: usize) -> f32 {
+    let last = comptime!(count - 1);
+    let count = comptime!(count.next_power_of_two());
+    let mut rest = Array::<f32>::new(count);
+    #[unroll]
+    for e in 0..count {
+        rest[e] = values[comptime!(e.min(last))];
+    }
+    #[unroll]
+    for bit in 0..comptime!(count.ilog2()) {
+        let odd = (index >> bit) & 1 == 1;
+        #[unroll]
+        for e in 0..comptime!(count >> (bit + 1)) {
+            rest[e] = select(odd, rest[comptime!(2 * e + 1)], rest[comptime!(2 * e)]);
+        }
+    }
+    rest[0usize]
+}

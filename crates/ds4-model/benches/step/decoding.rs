@@ -1,0 +1,164 @@
+//! Decoding by the engine, at a context that nobody has computed: its steps as users get them.
+
+use std::error::Error;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use ds4_model::generate::{Engine, EngineConfig, Request};
+use ds4_model::model::Model;
+use serde_json::json;
+
+use crate::calls::Timings;
+
+/// Steps until all texts have a lane and, where it can be, a step is recorded.
+const MOST_WARM_UPS: usize = 200;
+/// Series of steps that are timed, of which the median is taken.
+const SERIES: usize = 3;
+/// Steps that the device has to do while the host reads the one before, where that is timed.
+const AHEAD: usize = 1;
+/// Selects which drafts are taken to be right.
+const SEED: u64 = 7;
+
+/// What is decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Texts, all of the same length.
+    pub batch: usize,
+    /// Positions before the first step.
+    pub context: usize,
+    /// Tokens that the MTP layer drafts per step.
+    pub drafts: usize,
+    /// Fraction of drafts that are taken to be right; `None` for those that are.
+    pub acceptance: Option<f64>,
+    /// Whether a step is recorded.
+    pub graphs: bool,
+    /// Steps that are timed.
+    pub samples: usize,
+}
+
+/// Times of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Milliseconds of one step in a series.
+    pub ms: f64,
+    /// Microseconds that the host is busy with one; `None` where steps are launched.
+    pub host: Option<f64>,
+    /// Tokens of all texts that a step yields.
+    pub tokens: f64,
+}
+
+impl Workload {
+    /// What a step is called in tables.
+    pub fn name(&self) -> String {
+        let kind = if self.graphs { "recorded" } else { "launched" };
+        match self.drafts {
+            0 => format!("{kind}, 1 token"),
+            drafts => format!("{kind}, {} tokens and MTP", 1 + drafts),
+        }
+    }
+
+    /// An engine whose texts are all being decoded, by a recorded step if that is wanted.
+    pub fn engine<'a>(
+        &self,
+        model: &'a Model,
+        steps_ahead: usize,
+    ) -> Result<Engine<'a>, Box<dyn Error>> {
+        let steps = MOST_WARM_UPS + (SERIES + 1) * (self.samples + steps_ahead);
+        let tokens = steps * (1 + self.drafts);
+        let config = EngineConfig {
+            lanes: self.batch,
+            drafts: self.drafts,
+            capacity: self.context + tokens + 2 * (1 + self.drafts),
+            graphs: self.graphs,
+            steps_ahead,
+            prefill_chunk: usize::MAX,
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::new(model, config)?.with_random_contexts();
+        if let Some(rate) = self.acceptance {
+            engine = engine.with_acceptance(rate, SEED);
+        }
+        let vocabulary = model.config().vocab_size;
+        let prompt = (0..=self.context).map(|position| (position * 7919 % vocabulary) as u32);
+        let prompt: Vec<u32> = prompt.collect();
+        for _ in 0..self.batch {
+            engine.add(Request {
+                ignore_eos: true,
+                ..Request::new(&prompt, tokens)
+            })?;
+        }
+        for _ in 0..MOST_WARM_UPS {
+            for output in engine.step()? {
+                output.token?;
+            }
+            let all = engine.running() == self.batch;
+            if all && (!self.graphs || engine.graphs().recordings > 0) {
+                return Ok(engine);
+            }
+        }
+        let reason = engine.graph_refusal().unwrap_or("the device has no graphs");
+        Err(format!("no step is recorded: {reason}").into())
+    }
+
+    /// Times steps, whose outcome is read while the next one runs.
+    pub fn measure(&self, model: &Model) -> Result<Measured, Box<dyn Error>> {
+        let device = model.embedding.val().device();
+        let mut engine = self.engine(model, if self.graphs { AHEAD } else { 0 })?;
+        let (mut times, mut tokens) = (Vec::with_capacity(SERIES), 0);
+        for _ in 0..SERIES {
+            let start = Instant::now();
+            for _ in 0..self.samples {
+                tokens += engine.step()?.len();
+            }
+            times.push(start.elapsed().as_secs_f64() * 1e3 / self.samples as f64);
+        }
+        drop(engine);
+        let host = self.graphs.then(|| {
+            // Far enough ahead that the host never waits for what it reads.
+            let mut engine = self.engine(model, self.samples)?;
+            engine.step()?;
+            device.sync()?;
+            let mut host = Vec::with_capacity(self.samples);
+            for _ in 0..self.samples / 2 {
+                let start = Instant::now();
+                engine.step()?;
+                host.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            Ok::<_, Box<dyn Error>>(Timings::new(host).median())
+        });
+        Ok(Measured {
+            ms: Timings::new(times).median(),
+            host: host.transpose()?,
+            tokens: tokens as f64 / (SERIES * self.samples) as f64,
+        })
+    }
+
+    /// Appends what was measured to a file, as a line of JSON.
+    pub fn append(
+        &self,
+        file: &Path,
+        model: &Model,
+        measured: &Measured,
+        layer_us: Option<f64>,
+    ) -> Result<(), Box<dyn Error>> {
+        let config = model.config();
+        let line = json!({
+            "model": "flash",
+            "layers": config.layers.len(),
+            "experts": config.n_routed_experts,
+            "context": self.context,
+            "batch": self.batch,
+            "drafts": self.drafts,
+            "kind": if self.graphs { "recorded" } else { "launched" },
+            "ms": measured.ms,
+            "us_per_layer": layer_us,
+            "host_us": measured.host,
+            "tokens_per_step": measured.tokens,
+            "acceptance": self.acceptance,
+        });
+        let mut file = OpenOptions::new().create(true).append(true).open(file)?;
+        Ok(writeln!(file, "{line}")?)
+    }
+}

@@ -1,0 +1,45 @@
+//! Lengths that a sequence can go back to however far it has gone since.
+
+use super::{Cache, LayerCache, Ring};
+
+/// The rows of a cache of one sequence that later positions overwrite, as they are at some length.
+#[derive(Clone, Debug)]
+pub(crate) struct CacheMark {
+    length: usize,
+    rings: Vec<Ring>,
+}
+
+impl CacheMark {
+    pub(crate) fn bytes(&self) -> usize {
+        self.rings.iter().map(Ring::bytes).sum()
+    }
+}
+
+impl LayerCache {
+    /// The rings that wrap around. Compressed rows stay in place.
+    fn wrapping(&mut self) -> impl Iterator<Item = &mut Ring> {
+        let compressed = [&mut self.compressed, &mut self.indexer];
+        let compressed = compressed.into_iter().flatten();
+        std::iter::once(&mut self.window).chain(compressed.map(|cache| &mut cache.raw))
+    }
+}
+
+impl Cache {
+    /// Marks the length of the only sequence. The next step copies what it writes.
+    pub(crate) fn mark(&mut self) -> CacheMark {
+        let rings = self.layers.iter_mut().flat_map(LayerCache::wrapping);
+        CacheMark {
+            length: self.lengths[0],
+            rings: rings.map(|ring| ring.clone()).collect(),
+        }
+    }
+
+    /// Goes back to a length that the only sequence has had.
+    pub(crate) fn return_to(&mut self, mark: &CacheMark) {
+        let rings = self.layers.iter_mut().flat_map(LayerCache::wrapping);
+        for (ring, marked) in rings.zip(&mark.rings) {
+            *ring = marked.clone();
+        }
+        self.set_length(mark.length);
+    }
+}

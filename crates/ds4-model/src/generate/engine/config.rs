@@ -1,0 +1,165 @@
+//! What an engine is made with, and what it is asked for.
+
+use burn_ds4_ops::sampling::{MAX_TOP_LOG_PROBS, SamplingParams};
+
+use crate::cache::CacheError;
+use crate::config::ModelConfig;
+use crate::generate::error::GenerateError;
+use crate::generate::sampling::SamplingConfig;
+
+/// Most texts that an engine decodes at a time.
+pub const MAX_LANES: usize = 64;
+
+/// Most tokens that are drafted per step.
+pub const MAX_DRAFTS: usize = 8;
+
+/// How an [`Engine`](super::Engine) decodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Most texts at a time, 1 to [`MAX_LANES`]; others wait.
+    pub lanes: usize,
+    /// Tokens that are drafted per step, 0 (none) to [`MAX_DRAFTS`]. They change no token.
+    pub drafts: usize,
+    /// Prompt tokens per forward call. Between two of them, the texts that are already being
+    /// continued go on by a step.
+    pub prefill_chunk: usize,
+    /// Positions of a text that there is memory for at first. A text that needs more moves to lanes
+    /// of four times as many, and so on.
+    pub capacity: usize,
+    /// Most bytes that the caches of lanes and of prompts in progress take. A text waits until
+    /// there is memory for it. Copies come on top while lanes are added or a step is recorded, and
+    /// what is kept of prompts.
+    pub cache_bytes: Option<usize>,
+    /// Bytes that the engine keeps of prompts, the least recently used going first, so that a
+    /// prompt that begins like one before need not be processed again. 0 keeps none.
+    pub prefix_bytes: usize,
+    /// Whether a kept prompt is used only as far as it was processed in chunks that the new prompt
+    /// would have too: its text is then the same to the bit. Otherwise it is the same up to
+    /// rounding.
+    pub exact_prefix: bool,
+    /// Whether steps of up to 16 tokens may be recorded and replayed as a graph where the device
+    /// can, which changes no token.
+    pub graphs: bool,
+    /// Steps that may be replayed before the host reads the one before: 1 is enough for the device
+    /// not to wait.
+    pub steps_ahead: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            lanes: MAX_LANES,
+            drafts: 0,
+            prefill_chunk: 256,
+            capacity: 1024,
+            cache_bytes: None,
+            prefix_bytes: 0,
+            exact_prefix: false,
+            graphs: true,
+            steps_ahead: 1,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// If a field is outside its range.
+    pub fn validate(&self) -> Result<(), GenerateError> {
+        let zero = |argument| Err(CacheError::Zero { argument }.into());
+        if self.lanes > MAX_LANES {
+            return Err(GenerateError::TooManyLanes {
+                lanes: self.lanes,
+                maximum: MAX_LANES,
+            });
+        }
+        if self.drafts > MAX_DRAFTS {
+            return Err(GenerateError::TooManyDrafts {
+                drafts: self.drafts,
+                maximum: MAX_DRAFTS,
+            });
+        }
+        match (self.lanes, self.prefill_chunk, self.capacity) {
+            (0, ..) => zero("lanes"),
+            (_, 0, _) => Err(GenerateError::EmptyPrefillChunk),
+            (.., 0) => zero("capacity"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A text that an [`Engine`](super::Engine) is to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Token ids of the text so far.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most.
+    pub max_new_tokens: usize,
+    /// How a token is chosen.
+    pub sampling: SamplingConfig,
+    /// Tokens that end the text, besides the model's end-of-sequence token.
+    pub stop_tokens: Vec<u32>,
+    /// Whether the end-of-sequence token does not end the text.
+    pub ignore_eos: bool,
+    /// Wants the log-probability of each token, and of so many of the most likely ones.
+    pub log_probs: Option<usize>,
+}
+
+impl Request {
+    /// Continues `prompt` by at most `max_new_tokens` tokens, greedily.
+    pub fn new(prompt: &[u32], max_new_tokens: usize) -> Self {
+        Self {
+            prompt: prompt.to_vec(),
+            max_new_tokens,
+            sampling: SamplingConfig::default(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            log_probs: None,
+        }
+    }
+
+    /// Checks every field against the model's configuration.
+    ///
+    /// # Errors
+    ///
+    /// If a field is outside its range.
+    pub fn validate(&self, config: &ModelConfig) -> Result<(), GenerateError> {
+        let vocab_size = config.vocab_size;
+        if self.prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        let beyond = |token: &u32| *token as usize >= vocab_size;
+        if let Some(index) = self.prompt.iter().position(beyond) {
+            return Err(GenerateError::PromptToken {
+                index,
+                token: self.prompt[index],
+                vocab_size,
+            });
+        }
+        if self.prompt.len() > config.max_position_embeddings {
+            return Err(GenerateError::PromptTooLong {
+                tokens: self.prompt.len(),
+                maximum: config.max_position_embeddings,
+            });
+        }
+        if self.max_new_tokens == 0 {
+            let argument = "max_new_tokens";
+            return Err(CacheError::Zero { argument }.into());
+        }
+        if let Some(top) = self.log_probs.filter(|top| *top > MAX_TOP_LOG_PROBS) {
+            return Err(GenerateError::TooManyLogProbs {
+                top,
+                maximum: MAX_TOP_LOG_PROBS,
+            });
+        }
+        self.sampling.validate(vocab_size)
+    }
+
+    /// Whether the most likely token is always chosen, whatever came before.
+    pub(super) fn is_greedy(&self) -> bool {
+        let SamplingParams { temperature, .. } = self.sampling.filters();
+        temperature == 0.0 && !self.sampling.changes_logits()
+    }
+}

@@ -1,0 +1,809 @@
+//! A group of lanes: texts side by side on the device, some lanes of which are vacant, and the one
+//! step that decodes all of them.
+//!
+//! A step runs the trunk over the last token of each text and its drafts, chooses the token after
+//! each, keeps the positions up to the first draft that differs, and drafts again. Its shapes do
+//! not depend on the outcome, which stays on the device for the next step and reaches the host
+//! later.
+
+use std::collections::VecDeque;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_ds4_ops::readback::Readback;
+use burn_ds4_ops::sampling::{
+    BatchParams, LaneParams, LogProbs, TokenCounts, accept_drafts, apply_penalties, log_probs,
+    sample_lanes, verify_lanes,
+};
+
+use super::config::EngineConfig;
+use super::drafter::{Drafter, Verified};
+use super::recorder::{self, Recorder, WORTH_RECORDING};
+use crate::cache::{Cache, CacheConfig, CacheLayout, Rollback};
+use crate::generate::error::{GenerateError, device_error};
+use crate::graph::Refusal;
+use crate::model::Model;
+use crate::trace::Trace;
+
+/// Tokens of a step that can be recorded. With more, other operators are used, some of which
+/// upload: some devices refuse that, and others count the weights as failed with a recording that
+/// fails.
+const RECORDABLE: usize = burn_ds4_ops::matmul::INVARIANT_ROWS;
+
+/// Changes logits (f32 `[lanes, 1 + drafts, vocabulary]`) before anything else does.
+///
+/// It may only launch device work: a read, an upload or much memory makes recording fail, or is
+/// part of every replay as it was when it was recorded.
+pub type LogitsProcessor = fn(Tensor<3>) -> Tensor<3>;
+
+/// What all groups of lanes share.
+#[derive(Debug)]
+pub(super) struct Setup<'a> {
+    pub(super) model: &'a Model,
+    pub(super) config: EngineConfig,
+    pub(super) drafter: Option<Box<dyn Drafter + 'a>>,
+    pub(super) processor: Option<LogitsProcessor>,
+    /// Accepted drafts at each position, in place of those that are right.
+    pub(super) oracle: Option<Tensor<1, Int>>,
+    /// Whether prompts are not processed, but drawn at random.
+    pub(super) random_contexts: bool,
+}
+
+impl Setup<'_> {
+    pub(super) fn device(&self) -> Device {
+        self.model.embedding.val().device()
+    }
+
+    /// Token ids on the device: `[1, ids]`.
+    pub(super) fn ids(&self, ids: impl Iterator<Item = i32>) -> Tensor<2, Int> {
+        let ids: Vec<i32> = ids.collect();
+        let count = ids.len();
+        Tensor::from_data(TensorData::new(ids, [1, count]), &self.device())
+    }
+
+    /// Positions that a step of so many drafts needs at most, in any cache.
+    pub(super) fn positions(&self, drafts: usize) -> usize {
+        let drafter = self.drafter.as_ref();
+        drafter.map_or(1, |drafter| drafter.positions(drafts))
+    }
+
+    fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {
+        // The host counts steps later than the device, and a text may end before them.
+        let steps = self
+            .config
+            .steps_ahead
+            .saturating_add(recorder::WARM_UPS + 1);
+        let positions = self.positions(self.config.drafts);
+        CacheConfig {
+            batch,
+            capacity,
+            rollback: Rollback::Bounded(positions.saturating_mul(steps)),
+            dtype: self.model.embedding.val().dtype().into(),
+        }
+    }
+
+    /// Bytes that the caches of one lane of so many positions take.
+    pub(super) fn bytes(&self, capacity: usize) -> Result<usize, GenerateError> {
+        let (model, options) = (self.model.config(), self.cache_config(1, capacity));
+        let drafter = self.drafter.as_ref();
+        let draft = drafter.map(|drafter| drafter.layout(model).bytes(options));
+        let trunk = CacheLayout::trunk(model).bytes(options)?;
+        Ok(trunk.saturating_add(draft.transpose()?.unwrap_or(0)))
+    }
+
+    /// Empty caches of trunk and drafter.
+    pub(super) fn new_caches(
+        &self,
+        batch: usize,
+        capacity: usize,
+    ) -> Result<Caches, GenerateError> {
+        let options = self.cache_config(batch, capacity);
+        let drafter = self.drafter.as_ref();
+        Ok(Caches {
+            trunk: self.model.new_cache(options)?,
+            draft: drafter
+                .map(|drafter| drafter.new_cache(options))
+                .transpose()?,
+        })
+    }
+}
+
+/// The caches of the trunk and of the drafter, which are equally long between steps.
+#[derive(Clone, Debug)]
+pub(super) struct Caches {
+    pub(super) trunk: Cache,
+    pub(super) draft: Option<Cache>,
+}
+
+impl Caches {
+    pub(super) fn both(&self) -> impl Iterator<Item = &Cache> {
+        std::iter::once(&self.trunk).chain(&self.draft)
+    }
+
+    pub(super) fn both_mut(&mut self) -> impl Iterator<Item = &mut Cache> {
+        std::iter::once(&mut self.trunk).chain(&mut self.draft)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.both().map(Cache::bytes).sum()
+    }
+
+    /// Positions of the longest text.
+    fn longest(&self) -> usize {
+        let lengths = self.both().flat_map(Cache::lengths);
+        lengths.max().copied().unwrap_or(0)
+    }
+
+    fn capacity(&self) -> usize {
+        self.trunk.capacity()
+    }
+
+    /// Makes lane `lane` a copy of lane `from` of others.
+    pub(super) fn adopt(
+        &mut self,
+        lane: usize,
+        source: &Self,
+        from: usize,
+    ) -> Result<(), GenerateError> {
+        for (own, source) in self.both_mut().zip(source.both()) {
+            own.adopt(lane, source, from)?;
+        }
+        Ok(())
+    }
+}
+
+/// A text's place in a group of lanes, as it enters.
+pub(super) struct Entry<'t> {
+    pub(super) caches: &'t Caches,
+    /// The lane of the caches that has the text.
+    pub(super) from: usize,
+    /// Its last token and drafts: `[1, 1 + drafts]`.
+    pub(super) inputs: Tensor<2, Int>,
+}
+
+/// What decides which work a step launches, besides its shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct StepKind {
+    /// Whether all lanes take the most likely token.
+    pub(super) greedy: bool,
+    /// Whether a lane has penalties or a logit bias.
+    pub(super) penalties: bool,
+    /// The most likely tokens that are listed, if a lane wants log-probabilities.
+    pub(super) log_probs: Option<usize>,
+}
+
+/// Results of a step on the device.
+#[derive(Debug)]
+struct StepResults {
+    /// `[lanes, rows]`
+    tokens: Tensor<2, Int>,
+    /// `[lanes]`; `None` without drafts.
+    accepted: Option<Tensor<1, Int>>,
+    /// f32 `[lanes, rows, vocabulary]`, if computed for all tokens.
+    logits: Option<Tensor<3>>,
+    log_probs: Option<LogProbs>,
+}
+
+/// A step that the host has not counted yet.
+#[derive(Debug)]
+struct Pending {
+    read: Readback,
+    rows: usize,
+    log_probs: Option<usize>,
+}
+
+/// What the host learns of a step.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// Drafts of each lane that were verified.
+    pub(super) drafts: usize,
+    accepted: Vec<usize>,
+    tokens: Vec<i32>,
+    log_probs: Option<ListedLogProbs>,
+}
+
+/// Log-probabilities of all rows of a step.
+#[derive(Debug)]
+struct ListedLogProbs {
+    top: usize,
+    ids: Vec<i32>,
+    chosen: Vec<f32>,
+    listed: Vec<f32>,
+}
+
+impl Outcome {
+    /// Accepted drafts of a lane.
+    pub(super) fn accepted(&self, lane: usize) -> usize {
+        self.accepted[lane]
+    }
+
+    /// The tokens that a lane has gained, negative where there is none to choose.
+    pub(super) fn tokens(&self, lane: usize) -> &[i32] {
+        let first = lane * (1 + self.drafts);
+        &self.tokens[first..=first + self.accepted[lane]]
+    }
+
+    /// The log-probability of a lane's token, and the most likely ones with theirs.
+    pub(super) fn log_probs(&self, lane: usize, token: usize) -> Option<(f32, Vec<(u32, f32)>)> {
+        let log_probs = self.log_probs.as_ref()?;
+        let row = lane * (1 + self.drafts) + token;
+        let rows = row * log_probs.top..(row + 1) * log_probs.top;
+        let listed = log_probs.ids[rows.clone()].iter();
+        let listed = listed.zip(&log_probs.listed[rows]);
+        let listed = listed.filter_map(|(id, value)| Some((u32::try_from(*id).ok()?, *value)));
+        Some((log_probs.chosen[row], listed.collect()))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Lanes {
+    /// Its recording goes before all that it reads and writes.
+    recorder: Recorder<StepResults, (Vec<u64>, StepKind)>,
+    caches: Caches,
+    params: BatchParams,
+    counts: Option<TokenCounts>,
+    /// The last token of each text, which is in no cache yet, and its drafts, -1 where there is
+    /// none: `[lanes, 1 + drafts]`, always in the same buffer. Taken while they are written.
+    inputs: Option<Tensor<2, Int>>,
+    kind: StepKind,
+    /// The logits of the last step, if it was launched.
+    logits: Option<Tensor<3>>,
+    /// Steps that were launched where none could be replayed.
+    launched: usize,
+    ahead: VecDeque<Pending>,
+    /// Of a step after those that are ahead.
+    late: Option<GenerateError>,
+    /// Why a recording has failed, until a step was launched after it.
+    spoiled: Option<Refusal>,
+    /// Bytes by which the device's memory grew when the step was recorded.
+    graph_bytes: Option<u64>,
+}
+
+impl Lanes {
+    /// Vacant lanes.
+    pub(super) fn new(setup: &Setup, lanes: usize, capacity: usize) -> Result<Self, GenerateError> {
+        let mut caches = setup.new_caches(lanes, capacity)?;
+        for cache in caches.both_mut() {
+            for lane in 0..lanes {
+                cache.vacate(lane)?;
+            }
+        }
+        let device = setup.device();
+        let params = vec![LaneParams::default(); lanes];
+        let vocabulary = setup.model.config().vocab_size;
+        let params = BatchParams::new(&params, vocabulary, &device);
+        Ok(Self {
+            recorder: Recorder::new(setup.config.graphs),
+            caches,
+            params: params.map_err(GenerateError::Logits)?,
+            counts: None,
+            inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], &device)),
+            kind: StepKind::default(),
+            logits: None,
+            launched: 0,
+            ahead: VecDeque::new(),
+            late: None,
+            spoiled: None,
+            graph_bytes: None,
+        })
+    }
+
+    pub(super) fn lanes(&self) -> usize {
+        self.caches.trunk.batch()
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.caches.capacity()
+    }
+
+    /// Positions of each lane, counted on the host; at most as many more as steps ahead may add.
+    pub(super) fn lengths(&self) -> &[usize] {
+        self.caches.trunk.lengths()
+    }
+
+    pub(super) fn caches(&self) -> &Caches {
+        &self.caches
+    }
+
+    /// Steps that were replayed.
+    pub(super) fn replays(&self) -> usize {
+        self.recorder.replays()
+    }
+
+    /// Why there are no recordings, though they were wanted and the device has them.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.recorder.refusal()
+    }
+
+    /// Whether a step is recorded.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.recorder.results().is_some()
+    }
+
+    /// Bytes by which the device's memory grew for what is recorded.
+    pub(super) fn graph_bytes(&self) -> Option<u64> {
+        self.graph_bytes
+    }
+
+    /// Whether the host has counted all steps.
+    pub(super) fn is_settled(&self) -> bool {
+        self.ahead.is_empty()
+    }
+
+    /// Sets what the next step does. No step may be ahead. Returns whether the parameters of all
+    /// lanes have to be set again.
+    pub(super) fn set_kind(&mut self, setup: &Setup, kind: StepKind) -> bool {
+        self.kind = kind;
+        // Counts that nobody needs any more are kept, because a recording may use them.
+        let is_new = kind.penalties && self.counts.is_none();
+        if is_new {
+            self.forget();
+            let vocabulary = self.params.vocabulary();
+            self.counts = Some(TokenCounts::new(self.lanes(), vocabulary, &setup.device()));
+        }
+        is_new
+    }
+
+    /// The last token of a lane and its drafts.
+    pub(super) fn input(&self, lane: usize) -> Tensor<2, Int> {
+        self.inputs().narrow(0, lane, 1)
+    }
+
+    /// Adds vacant lanes until there are `lanes`. No step may be ahead. The parameters of all
+    /// others have to be set again.
+    pub(super) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
+        // The memory that the recording holds is needed.
+        self.forget();
+        let (known, device) = (self.lanes(), setup.device());
+        self.caches.both_mut().for_each(|cache| cache.widen(lanes));
+        let params = vec![LaneParams::default(); lanes];
+        let params = BatchParams::new(&params, self.params.vocabulary(), &device);
+        self.params = params.map_err(GenerateError::Logits)?;
+        self.counts = None;
+        let inputs = self.inputs.take().expect("they are put back");
+        let [_, columns] = inputs.dims();
+        let more = Tensor::zeros([lanes - known, columns], (&device, inputs.dtype()));
+        self.inputs = Some(Tensor::cat(vec![inputs, more], 0));
+        Ok(())
+    }
+
+    /// Sets how the tokens of a lane are chosen.
+    pub(super) fn set_params(
+        &mut self,
+        lane: usize,
+        params: &LaneParams,
+        history: Option<[&[u32]; 2]>,
+    ) -> Result<(), GenerateError> {
+        let set = self.params.set_lane(lane, params);
+        set.map_err(GenerateError::Logits)?;
+        if let (Some(counts), Some([prompt, output])) = (&mut self.counts, history) {
+            let reset = counts.reset_lane(lane, prompt, output);
+            reset.map_err(GenerateError::Logits)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a text into a vacant lane. No step may be ahead.
+    pub(super) fn enter(&mut self, lane: usize, entry: Entry) -> Result<(), GenerateError> {
+        self.caches.adopt(lane, entry.caches, entry.from)?;
+        let inputs = self.inputs.take().expect("they are put back");
+        let [_, columns] = inputs.dims();
+        let own = entry.inputs.cast(inputs.dtype());
+        self.inputs = Some(inputs.slice_assign([lane..lane + 1, 0..columns], own));
+        Ok(())
+    }
+
+    /// Makes a lane vacant. No step may be ahead.
+    pub(super) fn vacate(&mut self, lane: usize) -> Result<(), GenerateError> {
+        for cache in self.caches.both_mut() {
+            cache.vacate(lane)?;
+        }
+        Ok(())
+    }
+
+    /// The outcome of the oldest step that the host has not counted, of which there is one: the
+    /// lanes want up to `wanted` tokens yet.
+    pub(super) fn advance(
+        &mut self,
+        setup: &Setup,
+        wanted: usize,
+    ) -> Result<Outcome, GenerateError> {
+        self.run_ahead(setup, wanted);
+        if self.ahead.is_empty() {
+            self.late.take().map_or(Ok(()), Err)?;
+            self.begin(setup, wanted)?;
+        }
+        self.settle(setup)
+    }
+
+    /// The outcome of a step that is ahead, if there is one.
+    pub(super) fn drain(&mut self, setup: &Setup) -> Result<Option<Outcome>, GenerateError> {
+        match self.ahead.is_empty() {
+            true => Ok(None),
+            false => self.settle(setup).map(Some),
+        }
+    }
+
+    /// The logits that a lane's last token was chosen by, if no step is ahead and they were
+    /// computed for all tokens; `row` is that token's.
+    pub(super) fn logits(
+        &self,
+        lane: usize,
+        row: usize,
+    ) -> Result<Option<Vec<f32>>, GenerateError> {
+        if !self.ahead.is_empty() {
+            return Ok(None);
+        }
+        let recorded = self.recorder.results().map(|results| &results.logits);
+        let logits = recorded.unwrap_or(&self.logits).clone();
+        let logits = logits.map(|logits| logits.narrow(0, lane, 1).narrow(1, row, 1));
+        logits
+            .map(|logits| logits.try_into_vec_as::<f32>().map_err(device_error))
+            .transpose()
+    }
+
+    /// Drops the recording, with the memory that it holds.
+    fn forget(&mut self) {
+        self.recorder.forget();
+        self.logits = None;
+    }
+
+    fn inputs(&self) -> Tensor<2, Int> {
+        self.inputs.clone().expect("they are put back")
+    }
+
+    /// Replays as many steps as may be ahead.
+    fn run_ahead(&mut self, setup: &Setup, wanted: usize) {
+        while self.late.is_none()
+            && self.ahead.len() <= setup.config.steps_ahead
+            && self.ahead.len() < wanted
+        {
+            match self.replay(setup) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => self.late = Some(error),
+            }
+        }
+    }
+
+    /// What the recording depends on.
+    fn epoch(&self) -> (Vec<u64>, StepKind) {
+        (self.caches.both().map(Cache::epoch).collect(), self.kind)
+    }
+
+    /// Replays the recorded step; `false` if that is not possible now.
+    fn replay(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
+        let drafts = setup.config.drafts;
+        let fits = self.caches.longest() + setup.positions(drafts) <= self.capacity();
+        let epoch = self.epoch();
+        // Safety: this, the setup and the model own or borrow every tensor of the step. None has
+        // been replaced, as the epoch says, nor is it shared with another thread.
+        if !fits || !unsafe { self.recorder.replay(&epoch) }? {
+            return Ok(false);
+        }
+        self.caches.trunk.commit_replay(1 + drafts);
+        if let Some(cache) = &mut self.caches.draft {
+            cache.commit_replay(setup.positions(drafts));
+        }
+        self.read_recorded();
+        Ok(true)
+    }
+
+    fn read_recorded(&mut self) {
+        let results = self.recorder.results().map(Pending::of);
+        self.ahead.extend(results);
+    }
+
+    /// Launches a step, or records one. No step is ahead.
+    fn begin(&mut self, setup: &Setup, wanted: usize) -> Result<(), GenerateError> {
+        // The memory that the recording holds is needed.
+        self.forget();
+        let free = self.capacity() - self.caches.longest().min(self.capacity());
+        let all = setup.config.drafts;
+        // Near the end of the model's context there may be no positions for all drafts.
+        let fitting = (0..=all)
+            .rev()
+            .find(|drafts| setup.positions(*drafts) <= free);
+        let drafts = fitting.unwrap_or(0);
+        let rows = 1 + drafts;
+        // Recording is worth it for many short texts as well.
+        let used = wanted.max(self.launched * rows);
+        let recordable = drafts == all && self.lanes() * rows <= RECORDABLE;
+        let wanted = self.recorder.is_wanted();
+        if wanted && recordable && free.min(used) >= WORTH_RECORDING * rows {
+            self.launched = 0;
+            return self.record(setup);
+        }
+        self.launched += 1;
+        self.launch(setup, drafts)
+    }
+
+    /// Launches a step and begins to read its outcome.
+    fn launch(&mut self, setup: &Setup, drafts: usize) -> Result<(), GenerateError> {
+        self.logits = None;
+        let results = self.enqueue(setup, drafts)?;
+        self.ahead.push_back(Pending::of(&results));
+        self.logits = results.logits;
+        Ok(())
+    }
+
+    /// A few steps, of which the last is recorded and replayed.
+    fn record(&mut self, setup: &Setup) -> Result<(), GenerateError> {
+        let device = setup.device();
+        let drafts = setup.config.drafts;
+        let reserved = || device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+        let reserved_before = reserved();
+        // The clones share buffers with their originals until the next step, which therefore leaves
+        // them alone and writes copies.
+        let before = (
+            self.caches.clone(),
+            self.inputs.clone(),
+            self.counts.clone(),
+        );
+        let launch = |lanes: &mut Self| lanes.launch(setup, drafts);
+        let work = |lanes: &mut Self| {
+            lanes.logits = None;
+            lanes.enqueue(setup, drafts)
+        };
+        // Safety: this, the setup and the model own or borrow every tensor of the step.
+        match unsafe { recorder::record(&device, self, launch, work) } {
+            recorder::Outcome::Recorded(recording) => {
+                let epoch = self.epoch();
+                self.recorder.keep(recording, epoch);
+                let grown = reserved().zip(reserved_before);
+                self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
+                self.read_recorded();
+                Ok(())
+            }
+            recorder::Outcome::Broken(error) if self.ahead.is_empty() => Err(error),
+            recorder::Outcome::Broken(error) => {
+                self.late = Some(error);
+                Ok(())
+            }
+            recorder::Outcome::Refused(refusal) => {
+                self.recorder.refuse(&refusal);
+                match self.ahead.is_empty() {
+                    true => self.launch(setup, drafts),
+                    false => Ok(()),
+                }
+            }
+            recorder::Outcome::Spoiled(refusal) => {
+                self.recorder.refuse(&refusal);
+                self.ahead.clear();
+                // Continue from the state before.
+                (self.caches, self.inputs, self.counts) = before;
+                self.spoiled = Some(refusal);
+                let launched = self.launch(setup, drafts);
+                launched.map_err(|error| self.explained(error))
+            }
+        }
+    }
+
+    /// The error of a step that a failed recording may have left nothing to work with.
+    fn explained(&mut self, error: GenerateError) -> GenerateError {
+        match self.spoiled.take() {
+            Some(refusal) => recorder::spoiled(&refusal, error),
+            None => error,
+        }
+    }
+
+    /// Waits for the oldest step that is ahead, and counts its positions.
+    fn settle(&mut self, setup: &Setup) -> Result<Outcome, GenerateError> {
+        let pending = self.ahead.pop_front().expect("a step is ahead");
+        let outcome = pending.wait(self.lanes());
+        let outcome = outcome.map_err(|error| self.explained(error))?;
+        self.spoiled = None;
+        let kept: Vec<usize> = outcome.accepted.iter().map(|count| 1 + count).collect();
+        self.caches.trunk.settle(1 + outcome.drafts, &kept);
+        if let Some(cache) = &mut self.caches.draft {
+            cache.settle(setup.positions(outcome.drafts), &kept);
+        }
+        Ok(outcome)
+    }
+
+    /// Enqueues one step.
+    fn enqueue(&mut self, setup: &Setup, drafts: usize) -> Result<StepResults, GenerateError> {
+        let (model, lanes, rows) = (setup.model, self.lanes(), 1 + drafts);
+        let inputs = self.inputs().narrow(1, 0, rows);
+        let (device, dtype) = (inputs.device(), inputs.dtype());
+        let drafted = match drafts {
+            0 => Tensor::zeros([lanes, 0], (&device, dtype)),
+            _ => inputs.clone().narrow(1, 1, drafts),
+        };
+        // Nobody else may hold the inputs when they are written.
+        let streams = model.forward_streams(inputs, &mut self.caches.trunk, &Trace::off())?;
+        let hidden = model.hidden(streams.clone());
+        let mut results = self.choose(setup, hidden, drafted.clone())?;
+        if let (Some(oracle), Some(accepted)) = (&setup.oracle, &mut results.accepted) {
+            let positions = self.caches.trunk.start() - drafts as i64;
+            *accepted = oracle.clone().select(0, positions).cast(accepted.dtype());
+            let first = results.tokens.clone().narrow(1, 0, 1);
+            // The first step of a text has none.
+            let drafted = drafted.clone().clamp_min(0).cast(first.dtype());
+            results.tokens = Tensor::cat(vec![drafted, first], 1);
+        }
+        drop(drafted);
+        if let Some(counts) = self.counts.as_mut().filter(|_| self.kind.penalties) {
+            let counted = counts.count(results.tokens.clone());
+            counted.map_err(GenerateError::Logits)?;
+        }
+        let tokens = results.tokens.clone().cast(dtype);
+        let (next, accepted, newest) = match &results.accepted {
+            None => (tokens.clone(), None, None),
+            Some(accepted) => {
+                let accepted = accepted.clone().cast(dtype);
+                self.caches.trunk.keep_first(drafts, Some(accepted.clone()));
+                let newest = match lanes {
+                    1 => accepted.clone(),
+                    _ => {
+                        let first = Tensor::<1, Int>::arange(0..lanes as i64, (&device, dtype));
+                        accepted.clone() + first * rows as i64
+                    }
+                };
+                let all = tokens.clone().reshape([lanes * rows]);
+                let next = all.select(0, newest.clone()).reshape([lanes, 1]);
+                (next, Some(accepted), Some(newest))
+            }
+        };
+        let mut columns = vec![next];
+        if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut self.caches.draft) {
+            let none = || Tensor::zeros([lanes], (&device, dtype));
+            let verified = Verified {
+                streams,
+                tokens,
+                accepted: accepted.unwrap_or_else(none),
+                newest: newest.unwrap_or_else(none),
+            };
+            let new = drafter.draft(verified, cache, drafts)?;
+            columns.extend(new.map(|new| new.cast(dtype)));
+            let missing = setup.config.drafts - drafts;
+            if missing > 0 {
+                columns.push(Tensor::full([lanes, missing], -1, (&device, dtype)));
+            }
+        }
+        let columns = match columns.len() {
+            1 => columns.remove(0),
+            _ => Tensor::cat(columns, 1),
+        };
+        let inputs = self.inputs.take().expect("they are put back");
+        let [_, width] = inputs.dims();
+        self.inputs = Some(inputs.slice_assign([0..lanes, 0..width], columns));
+        Ok(results)
+    }
+
+    /// Chooses the token after each row, and verifies the drafts.
+    fn choose(
+        &self,
+        setup: &Setup,
+        hidden: Tensor<3>,
+        drafts: Tensor<2, Int>,
+    ) -> Result<StepResults, GenerateError> {
+        let model = setup.model;
+        let [lanes, rows, _] = hidden.dims();
+        let logits = match &model.flash_head {
+            None => model.logits_of(hidden),
+            Some(head) if self.is_plainly_greedy(setup) => {
+                return StepResults::of_greedy(head.greedy_tokens(hidden)?, drafts);
+            }
+            Some(head) => head.logits(hidden)?,
+        };
+        let mut logits = match setup.processor {
+            None => logits,
+            Some(process) => process(logits),
+        };
+        let [_, _, vocabulary] = logits.dims();
+        // Log-probabilities are those before penalties.
+        let raw = self.kind.log_probs.map(|top| (logits.clone(), top));
+        if let Some(counts) = self.counts.as_ref().filter(|_| self.kind.penalties) {
+            let applied = apply_penalties(logits, drafts.clone(), &self.params, counts);
+            logits = applied.map_err(GenerateError::Logits)?;
+        }
+        let flat = |logits: Tensor<3>| logits.reshape([lanes * rows, vocabulary]);
+        let positions = self.caches.trunk.start();
+        let positions = match rows {
+            1 => positions,
+            _ => positions - (rows as i64 - 1),
+        };
+        let (tokens, accepted) = if rows == 1 {
+            let tokens = sample_lanes(flat(logits.clone()), &self.params, positions);
+            (
+                tokens.map_err(GenerateError::Logits)?.reshape([lanes, 1]),
+                None,
+            )
+        } else {
+            let verified = verify_lanes(logits.clone(), drafts, &self.params, positions);
+            let verified = verified.map_err(GenerateError::Logits)?;
+            (verified.tokens, Some(verified.accepted))
+        };
+        let all = || tokens.clone().reshape([lanes * rows]);
+        let listed = raw.map(|(raw, top)| log_probs(flat(raw), all(), top));
+        let log_probs = listed.transpose().map_err(GenerateError::Logits)?;
+        Ok(StepResults {
+            tokens,
+            accepted,
+            logits: Some(logits),
+            log_probs,
+        })
+    }
+
+    /// Whether the most likely tokens are chosen and nothing else is wanted.
+    fn is_plainly_greedy(&self, setup: &Setup) -> bool {
+        self.kind.greedy && self.kind.log_probs.is_none() && setup.processor.is_none()
+    }
+}
+
+impl StepResults {
+    /// The results where the most likely tokens (`[lanes, rows]`) are known, and nothing else.
+    fn of_greedy(tokens: Tensor<2, Int>, drafts: Tensor<2, Int>) -> Result<Self, GenerateError> {
+        let [_, count] = drafts.dims();
+        let (tokens, accepted) = match count {
+            0 => (tokens, None),
+            _ => {
+                let verified = accept_drafts(tokens, drafts).map_err(GenerateError::Logits)?;
+                (verified.tokens, Some(verified.accepted))
+            }
+        };
+        Ok(Self {
+            tokens,
+            accepted,
+            logits: None,
+            log_probs: None,
+        })
+    }
+}
+
+impl Pending {
+    /// Begins to read the results of a step.
+    fn of(results: &StepResults) -> Self {
+        let flat = |tensor: &Tensor<2, Int>| {
+            let [rows, columns] = tensor.dims();
+            tensor.clone().reshape([rows * columns])
+        };
+        let [_, rows] = results.tokens.dims();
+        let mut numbers = vec![flat(&results.tokens)];
+        numbers.extend(results.accepted.clone());
+        let mut values = Vec::new();
+        let log_probs = results.log_probs.as_ref().map(|listed| {
+            let [count, top] = listed.top.dims();
+            values.push(listed.chosen.clone());
+            if top > 0 {
+                numbers.push(flat(&listed.top_ids));
+                values.push(listed.top.clone().reshape([count * top]));
+            }
+            top
+        });
+        Self {
+            read: Readback::begin_both(&numbers, &values),
+            rows,
+            log_probs,
+        }
+    }
+
+    fn wait(self, lanes: usize) -> Result<Outcome, GenerateError> {
+        let read = self.read.wait_both().map_err(device_error)?;
+        let (numbers, values) = (read.ints, read.floats);
+        let count = lanes * self.rows;
+        let (tokens, rest) = numbers.split_at(count);
+        let (accepted, ids) = match self.rows {
+            1 => (vec![0; lanes], rest),
+            _ => {
+                let (accepted, ids) = rest.split_at(lanes);
+                (accepted.iter().map(|count| *count as usize).collect(), ids)
+            }
+        };
+        let log_probs = self.log_probs.map(|top| {
+            let (chosen, listed) = values.split_at(count);
+            ListedLogProbs {
+                top,
+                ids: ids.to_vec(),
+                chosen: chosen.to_vec(),
+                listed: listed.to_vec(),
+            }
+        });
+        Ok(Outcome {
+            drafts: self.rows - 1,
+            accepted,
+            tokens: tokens.to_vec(),
+            log_probs,
+        })
+    }
+}

@@ -1,0 +1,739 @@
+//! The engine: decodes any number of texts, with or without drafts, by one step for all of them.
+
+mod config;
+mod drafter;
+mod lanes;
+mod prefix;
+mod prompt;
+mod recorder;
+mod text;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+
+use burn::tensor::{Int, Tensor, TensorData};
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::error::GenerateError;
+use super::stats::SpeculativeStats;
+use crate::flash_head::ProbedHead;
+use crate::model::Model;
+
+pub use config::{EngineConfig, MAX_DRAFTS, MAX_LANES, Request};
+pub use lanes::LogitsProcessor;
+pub use text::{FinishReason, Output, TokenLogProbs};
+
+use drafter::{Drafter, MtpDrafter};
+use lanes::{Entry, Lanes, Outcome, Setup, StepKind};
+use prefix::PrefixCache;
+use prompt::Prompt;
+use text::Text;
+
+/// How many times as many positions the lanes of the next larger size have.
+const SIZE_FACTOR: usize = 4;
+
+/// Names a request of an [`Engine`]. No other request of the same engine ever has the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(u64);
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", self.0)
+    }
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Those of them that the model has processed.
+    pub processed: usize,
+    /// Tokens that were generated.
+    pub generated: usize,
+}
+
+/// Steps that are recorded at present, and the memory that they take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphUsage {
+    /// Recorded steps, at most one for each size of lanes.
+    pub recordings: usize,
+    /// Bytes by which the memory that Burn has reserved on the device grew, from before the steps
+    /// that precede a recording until after it. That counts the workspace and the graph's own
+    /// tensors, the copy of the cache that is kept meanwhile, and whatever other threads have
+    /// allocated meanwhile. It does not count what was reserved already, nor what the driver keeps
+    /// of a graph. `None` where the device does not tell.
+    pub bytes: Option<u64>,
+}
+
+/// Texts in lanes of one size.
+#[derive(Debug)]
+struct Group {
+    lanes: Lanes,
+    texts: Vec<Option<Text>>,
+}
+
+impl Group {
+    fn texts(&self) -> impl Iterator<Item = &Text> {
+        self.texts.iter().flatten()
+    }
+
+    /// What the next step has to do.
+    fn kind(&self, setup: &Setup) -> StepKind {
+        let requests = || self.texts().map(|text| &text.request);
+        StepKind {
+            // Only clustered heads tell.
+            greedy: setup.model.flash_head.is_some() && requests().all(Request::is_greedy),
+            penalties: requests().any(|request| request.sampling.changes_logits()),
+            log_probs: requests().filter_map(|request| request.log_probs).max(),
+        }
+    }
+}
+
+/// Decodes texts that join and leave at any time.
+///
+/// A [step](Self::step) chooses the next tokens of all texts: one for each, and one more for each
+/// draft that is right. Tokens are chosen, verified and fed to the next step on the device. The
+/// host reads them later. Where the device can, a step of up to 16 tokens (lanes times one more
+/// than there are drafts) is recorded as a graph, which is replayed for as long as it fits. If that
+/// fails, a warning is logged, and steps are launched from then on. The tokens are the same either
+/// way. Where a device cannot tell what the failed work would only have read (CUDA), the weights
+/// count as failed with it: the next step is an error that says so.
+///
+/// # Which tokens
+///
+/// Up to 16 tokens a step, a text is the same to the bit whatever the drafts are and whatever else
+/// runs: chosen from the same logits, or drawn by the same seed. With more, the logits are the same
+/// up to rounding.
+///
+/// # Lanes
+///
+/// Texts are decoded side by side, one lane each. The number of lanes doubles when a text joins and
+/// none is vacant; when the last text has left, it is one again. The cost of a step is that of all
+/// lanes, and vacant ones count as tokens of a step, too. Lanes come in sizes: those of
+/// [`EngineConfig::capacity`] positions, of four times as many, and so on. Each size in use takes a
+/// forward call of its own, so choose the capacity for most of the texts.
+///
+/// # Prompts
+///
+/// Prompts are processed one after the other, in chunks that begin at multiples of
+/// [`EngineConfig::prefill_chunk`], no more tokens than that between two steps. The last token of a
+/// prompt is part of the text's first step.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::generate::{Engine, EngineConfig, GenerateError, Request};
+/// use ds4_model::model::Model;
+///
+/// /// Continues each prompt by the 20 tokens that are most likely, all at once.
+/// fn continuations(model: &Model, prompts: &[&[u32]]) -> Result<Vec<Vec<u32>>, GenerateError> {
+///     let mut engine = Engine::new(model, EngineConfig::default())?;
+///     let requests = prompts.iter().map(|prompt| engine.add(Request::new(prompt, 20)));
+///     let requests = requests.collect::<Result<Vec<_>, _>>()?;
+///     let mut texts = vec![Vec::new(); prompts.len()];
+///     while !engine.is_idle() {
+///         for output in engine.step()? {
+///             let text = requests.iter().position(|request| *request == output.request);
+///             texts[text.expect("a request from above")].push(output.token?);
+///         }
+///     }
+///     Ok(texts)
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Engine<'a> {
+    /// Smaller lanes first.
+    groups: Vec<Group>,
+    /// In the order of their requests. Only the first has begun.
+    prompts: VecDeque<Prompt>,
+    prefixes: PrefixCache,
+    /// Tokens that no step has returned yet.
+    outputs: Vec<Output>,
+    stats: SpeculativeStats,
+    /// Replays of groups that are gone.
+    replays: usize,
+    /// Why one of them had no graphs.
+    refusal: Option<String>,
+    requests: u64,
+    setup: Setup<'a>,
+}
+
+impl<'a> Engine<'a> {
+    /// Makes an engine without texts.
+    ///
+    /// # Errors
+    ///
+    /// If a field of `config` is outside its range, drafts are wanted from a model without an MTP
+    /// layer, or a clustered head is of another vocabulary.
+    pub fn new(model: &'a Model, config: EngineConfig) -> Result<Self, GenerateError> {
+        config.validate()?;
+        check_heads(model)?;
+        let drafter = (config.drafts > 0).then(|| MtpDrafter::new(model));
+        let drafter = drafter.transpose()?;
+        Ok(Self {
+            groups: Vec::new(),
+            prompts: VecDeque::new(),
+            prefixes: PrefixCache::new(config.prefix_bytes, config.exact_prefix),
+            outputs: Vec::new(),
+            stats: SpeculativeStats::default(),
+            replays: 0,
+            refusal: None,
+            requests: 0,
+            setup: Setup {
+                model,
+                config,
+                drafter: drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter + 'a>),
+                processor: None,
+                oracle: None,
+                random_contexts: false,
+            },
+        })
+    }
+
+    /// Lets `processor` change the logits before anything else does.
+    #[must_use]
+    pub fn with_logits_processor(mut self, processor: LogitsProcessor) -> Self {
+        self.setup.processor = Some(processor);
+        self
+    }
+
+    /// Takes rows drawn at random for those of a prompt, which is not processed.
+    ///
+    /// For measurements at contexts that would take long to compute. The text means nothing.
+    #[must_use]
+    pub fn with_random_contexts(mut self) -> Self {
+        self.setup.random_contexts = true;
+        self
+    }
+
+    /// Accepts each draft with a probability of `rate`, whether it is right or not, by random
+    /// numbers of `seed`.
+    ///
+    /// For measurements with random weights, whose drafts are never right. The text means nothing.
+    #[must_use]
+    pub fn with_acceptance(mut self, rate: f64, seed: u64) -> Self {
+        let (positions, drafts) = (self.max_positions(), self.setup.config.drafts);
+        let mut random = ChaCha12Rng::seed_from_u64(seed);
+        let mut stands = || (random.next_u32() as f64) < rate * (1u64 << 32) as f64;
+        let accepted = |_| (0..drafts).take_while(|_| stands()).count() as i32;
+        let accepted: Vec<i32> = (0..=positions).map(accepted).collect();
+        let accepted = TensorData::new(accepted, [positions + 1]);
+        self.setup.oracle = Some(Tensor::from_data(accepted, &self.setup.device()));
+        self
+    }
+
+    /// Adds a text. It waits until the texts before it have been processed, and there are a lane
+    /// and memory for it.
+    ///
+    /// # Errors
+    ///
+    /// If a field of the request is outside its range. The engine is as before.
+    pub fn add(&mut self, request: Request) -> Result<RequestId, GenerateError> {
+        request.validate(self.setup.model.config())?;
+        let needed = request.prompt.len() + self.setup.positions(self.setup.config.drafts);
+        self.check_memory(needed)?;
+        let id = RequestId(self.requests);
+        self.requests += 1;
+        self.prompts.push_back(Prompt::new(Text::new(id, request)));
+        Ok(id)
+    }
+
+    /// Ends a text before its time; tokens that it has not yielded yet are dropped.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such request, or no longer, or the device fails.
+    pub fn abort(&mut self, request: RequestId) -> Result<(), GenerateError> {
+        let (told, waiting) = (self.outputs.len(), self.prompts.len());
+        self.prompts.retain(|prompt| prompt.text.id != request);
+        let known = match self.place(request) {
+            Some((group, lane)) => {
+                self.settle(group)?;
+                if let Some(text) = &mut self.groups[group].texts[lane] {
+                    text.ended = true;
+                }
+                self.vacate_ended(group)?;
+                true
+            }
+            None => false,
+        };
+        self.outputs.retain(|output| output.request != request);
+        let known = known || (told, waiting) != (self.outputs.len(), self.prompts.len());
+        match known {
+            true => Ok(()),
+            false => Err(GenerateError::UnknownRequest { request }),
+        }
+    }
+
+    /// Processes prompts that wait, as many tokens as a chunk has, and chooses the next tokens of
+    /// every text. Returns them, those of one text in order.
+    ///
+    /// Without texts, it does nothing. While prompts are processed, it may return nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails. After that, the engine is not to be used any more. What goes wrong with
+    /// one text is in its [output](Output::token).
+    pub fn step(&mut self) -> Result<Vec<Output>, GenerateError> {
+        self.process_prompts()?;
+        let sizes: Vec<usize> = self
+            .groups
+            .iter()
+            .map(|group| group.lanes.capacity())
+            .collect();
+        for capacity in sizes {
+            self.move_grown(capacity)?;
+            if let Some(group) = self.group_of(capacity) {
+                self.decode(group)?;
+            }
+        }
+        // One lane of the smallest size is kept for the next text, with what is recorded.
+        let base = self.capacity_for(1);
+        self.drop_vacant(|group| group.lanes.capacity() == base && group.texts.len() == 1);
+        Ok(std::mem::take(&mut self.outputs))
+    }
+
+    /// Texts that are being decoded.
+    pub fn running(&self) -> usize {
+        self.groups.iter().flat_map(Group::texts).count()
+    }
+
+    /// Texts whose prompts are not in a lane yet.
+    pub fn waiting(&self) -> usize {
+        self.prompts.len()
+    }
+
+    /// Whether no token is left to return, until another text is added.
+    pub fn is_idle(&self) -> bool {
+        self.running() == 0 && self.waiting() == 0 && self.outputs.is_empty()
+    }
+
+    /// How far a request is, unless it has ended.
+    pub fn progress(&self, request: RequestId) -> Option<Progress> {
+        if let Some(prompt) = self.prompts.iter().find(|prompt| prompt.text.id == request) {
+            return Some(Progress {
+                prompt: prompt.text.prompt,
+                processed: prompt.processed(),
+                generated: 0,
+            });
+        }
+        let (group, lane) = self.place(request)?;
+        let text = self.groups[group].texts[lane].as_ref()?;
+        Some(Progress {
+            prompt: text.prompt,
+            processed: text.prompt,
+            generated: text.tokens.len() - text.prompt,
+        })
+    }
+
+    /// Lanes that there are, of all sizes.
+    pub fn lanes(&self) -> usize {
+        self.groups.iter().map(|group| group.lanes.lanes()).sum()
+    }
+
+    /// Positions that there is memory for in the lane of a request, once it has one.
+    pub fn capacity(&self, request: RequestId) -> Option<usize> {
+        let (group, _) = self.place(request)?;
+        Some(self.groups[group].lanes.capacity())
+    }
+
+    /// Bytes that the caches of all lanes take, and of prompts in progress.
+    pub fn cache_bytes(&self) -> usize {
+        let groups = self.groups.iter();
+        let lanes: usize = groups.map(|group| group.lanes.caches().bytes()).sum();
+        lanes + self.prompts.iter().map(Prompt::bytes).sum::<usize>()
+    }
+
+    /// The logits that the last token of a request was chosen by, an entry for each token. `None`
+    /// unless the request has a lane, the token came from the last step, none runs ahead (see
+    /// [`EngineConfig::steps_ahead`]), and logits were computed for all tokens.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    pub fn logits(&self, request: RequestId) -> Result<Option<Vec<f32>>, GenerateError> {
+        let Some((group, lane)) = self.place(request) else {
+            return Ok(None);
+        };
+        let Group { lanes, texts } = &self.groups[group];
+        let row = texts[lane].as_ref().and_then(|text| text.last_row);
+        row.map_or(Ok(None), |row| lanes.logits(lane, row))
+    }
+
+    /// Drafts made and accepted so far.
+    pub fn stats(&self) -> &SpeculativeStats {
+        &self.stats
+    }
+
+    /// Steps that were replayed.
+    pub fn replays(&self) -> usize {
+        let groups = self.groups.iter();
+        self.replays + groups.map(|group| group.lanes.replays()).sum::<usize>()
+    }
+
+    /// Why there are no graphs, though they were wanted and the device has them.
+    pub fn graph_refusal(&self) -> Option<&str> {
+        let mut groups = self.groups.iter();
+        let refusal = groups.find_map(|group| group.lanes.refusal());
+        refusal.or(self.refusal.as_deref())
+    }
+
+    /// What is recorded at present.
+    pub fn graphs(&self) -> GraphUsage {
+        let groups = self.groups.iter().map(|group| &group.lanes);
+        let recorded = groups.filter(|lanes| lanes.is_recorded());
+        let bytes: Vec<Option<u64>> = recorded.map(Lanes::graph_bytes).collect();
+        GraphUsage {
+            recordings: bytes.len(),
+            bytes: bytes.into_iter().sum(),
+        }
+    }
+
+    fn max_positions(&self) -> usize {
+        self.setup.model.config().max_position_embeddings
+    }
+
+    /// Positions of the smallest lanes that have at least `positions`.
+    fn capacity_for(&self, positions: usize) -> usize {
+        let maximum = self.max_positions();
+        let mut capacity = self.setup.config.capacity;
+        while capacity < positions && capacity < maximum {
+            capacity = capacity.saturating_mul(SIZE_FACTOR);
+        }
+        capacity.min(maximum)
+    }
+
+    /// The group of lanes with so many positions.
+    fn group_of(&self, capacity: usize) -> Option<usize> {
+        let mut groups = self.groups.iter();
+        groups.position(|group| group.lanes.capacity() == capacity)
+    }
+
+    /// Group and lane of a text.
+    fn place(&self, request: RequestId) -> Option<(usize, usize)> {
+        let is_it = |text: &Option<Text>| text.as_ref().is_some_and(|text| text.id == request);
+        let groups = self.groups.iter().enumerate();
+        let mut places = groups.filter_map(|(index, group)| {
+            let lane = group.texts.iter().position(is_it)?;
+            Some((index, lane))
+        });
+        places.next()
+    }
+
+    /// A step of one group.
+    fn decode(&mut self, group: usize) -> Result<(), GenerateError> {
+        let Group { lanes, texts } = &mut self.groups[group];
+        let wanted = texts.iter().flatten().map(Text::wanted).max();
+        let Some(wanted) = wanted else {
+            return Ok(());
+        };
+        let outcome = lanes.advance(&self.setup, wanted)?;
+        self.take(group, &outcome);
+        if self.groups[group].texts().any(|text| text.ended) {
+            self.settle(group)?;
+            self.vacate_ended(group)?;
+        }
+        Ok(())
+    }
+
+    /// Hands the tokens of a step to the texts of a group.
+    fn take(&mut self, group: usize, outcome: &Outcome) {
+        let config = self.setup.model.config();
+        let texts = self.groups[group].texts.iter_mut().enumerate();
+        for (lane, text) in texts.filter_map(|(lane, text)| Some((lane, text.as_mut()?))) {
+            if text.ended {
+                continue;
+            }
+            // The first step of a text has no drafts.
+            if self.setup.drafter.is_some() && text.tokens.len() > text.prompt {
+                let drafts = text.drafts.min(outcome.drafts);
+                let drafts = drafts.min(text.wanted().saturating_sub(1));
+                let accepted = outcome.accepted(lane).min(drafts);
+                self.stats.record(drafts, accepted);
+            }
+            text.drafts = outcome.drafts;
+            text.last_row = Some(outcome.accepted(lane));
+            for (index, token) in outcome.tokens(lane).iter().enumerate() {
+                let log_probs = || outcome.log_probs(lane, index);
+                self.outputs.push(text.push(*token, log_probs, config));
+                if text.ended {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Counts all steps of a group that are ahead.
+    fn settle(&mut self, group: usize) -> Result<(), GenerateError> {
+        while let Some(outcome) = self.groups[group].lanes.drain(&self.setup)? {
+            self.take(group, &outcome);
+        }
+        Ok(())
+    }
+
+    /// Makes the lanes of texts that have ended vacant. No step may be ahead.
+    fn vacate_ended(&mut self, group: usize) -> Result<(), GenerateError> {
+        let Group { lanes, texts } = &mut self.groups[group];
+        for (lane, place) in texts.iter_mut().enumerate() {
+            let Some(text) = place.take_if(|text| text.ended) else {
+                continue;
+            };
+            self.prefixes.keep(&self.setup, text, lanes, lane)?;
+            lanes.vacate(lane)?;
+        }
+        self.refresh(group, 0..0)
+    }
+
+    /// Tells the lanes of a group what the next step has to do, and some of them, or all where that
+    /// changes, how their tokens are chosen. No step may be ahead.
+    fn refresh(&mut self, group: usize, changed: Range<usize>) -> Result<(), GenerateError> {
+        let group = &mut self.groups[group];
+        let kind = group.kind(&self.setup);
+        let Group { lanes, texts } = group;
+        let changed = match lanes.set_kind(&self.setup, kind) {
+            true => 0..texts.len(),
+            false => changed,
+        };
+        for lane in changed {
+            if let Some(text) = &texts[lane] {
+                let params = text.request.sampling.lane_params();
+                lanes.set_params(lane, &params, text.history())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Processes prompts, as many tokens as a chunk has at most.
+    fn process_prompts(&mut self) -> Result<(), GenerateError> {
+        let size = self.setup.config.prefill_chunk;
+        let mut left = size;
+        while let Some(mut prompt) = self.prompts.pop_front() {
+            let has_lane = self.running() < self.setup.config.lanes;
+            let tokens = prompt.text.tokens.len();
+            // Of the prompt's own caches.
+            let own = match prompt.has_begun() {
+                true => prompt.bytes(),
+                false => self.setup.bytes(tokens)?,
+            };
+            let lane = match has_lane {
+                true => self.vacant_lane(tokens, own)?,
+                false => None,
+            };
+            let Some(lane) = lane else {
+                self.prompts.push_front(prompt);
+                break;
+            };
+            if !prompt.has_begun() {
+                prompt.begin(&self.setup, &mut self.prefixes)?;
+            }
+            let count = prompt.next_chunk(size);
+            if count > left {
+                self.prompts.push_front(prompt);
+                break;
+            }
+            left -= count;
+            match prompt.process_chunk(&self.setup, &self.prefixes)? {
+                true => self.enter(prompt, lane)?,
+                false => self.prompts.push_front(prompt),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a lane to a text whose prompt is processed.
+    fn enter(
+        &mut self,
+        prompt: Prompt,
+        (group, lane): (usize, usize),
+    ) -> Result<(), GenerateError> {
+        let (text, caches) = prompt.end();
+        let last = text.tokens.last().map(|token| *token as i32);
+        let no_drafts = std::iter::repeat_n(-1, self.setup.config.drafts);
+        let inputs = self.setup.ids(last.into_iter().chain(no_drafts));
+        self.settle(group)?;
+        let entry = Entry {
+            caches: &caches,
+            from: 0,
+            inputs,
+        };
+        self.groups[group].lanes.enter(lane, entry)?;
+        self.groups[group].texts[lane] = Some(text);
+        self.vacate_ended(group)?;
+        self.refresh(group, lane..lane + 1)
+    }
+
+    /// A vacant lane for a text of so many tokens, `None` if there is no memory yet for it and
+    /// `more` bytes.
+    fn vacant_lane(
+        &mut self,
+        tokens: usize,
+        more: usize,
+    ) -> Result<Option<(usize, usize)>, GenerateError> {
+        let needed = tokens + self.setup.positions(self.setup.config.drafts);
+        let capacity = self.capacity_for(needed);
+        let Some(group) = self.group_of(capacity) else {
+            if !self.has_memory(capacity, 1, more)? {
+                return Ok(None);
+            }
+            let after = self
+                .groups
+                .iter()
+                .position(|group| group.lanes.capacity() > capacity);
+            let group = after.unwrap_or(self.groups.len());
+            // What could not be recorded once is not tried again.
+            self.setup.config.graphs &= self.graph_refusal().is_none();
+            let lanes = Lanes::new(&self.setup, 1, capacity)?;
+            let texts = vec![None];
+            self.groups.insert(group, Group { lanes, texts });
+            return Ok(Some((group, 0)));
+        };
+        let texts = &self.groups[group].texts;
+        let known = texts.len();
+        if let Some(lane) = texts.iter().position(Option::is_none) {
+            let has_memory = self.has_memory(capacity, 0, more)?;
+            // Others may have been dropped.
+            let group = self.group_of(capacity).filter(|_| has_memory);
+            return Ok(group.map(|group| (group, lane)));
+        }
+        let lanes = (2 * known).min(self.setup.config.lanes);
+        if !self.has_memory(capacity, lanes - known, more)? {
+            return Ok(None);
+        }
+        self.settle(group)?;
+        let Group { lanes: own, texts } = &mut self.groups[group];
+        own.widen(&self.setup, lanes)?;
+        texts.resize_with(lanes, || None);
+        for text in texts.iter_mut().flatten() {
+            text.last_row = None;
+        }
+        self.refresh(group, 0..known)?;
+        self.vacate_ended(group)?;
+        let vacant = self.groups[group].texts.iter().position(Option::is_none);
+        Ok(vacant.map(|lane| (group, lane)))
+    }
+
+    /// Moves texts for which a step has too few positions to larger lanes.
+    fn move_grown(&mut self, capacity: usize) -> Result<(), GenerateError> {
+        let step = self.setup.positions(self.setup.config.drafts);
+        let Some(group) = self.group_of(capacity).map(|group| &self.groups[group]) else {
+            return Ok(());
+        };
+        if !group.lanes.is_settled() || capacity == self.max_positions() {
+            return Ok(());
+        }
+        let texts = group.texts.iter().zip(group.lanes.lengths());
+        let grown = texts.filter(|(_, length)| **length + step > capacity);
+        let grown: Vec<RequestId> = grown
+            .filter_map(|(text, _)| Some(text.as_ref()?.id))
+            .collect();
+        for id in grown {
+            let larger = self.vacant_lane(capacity, 0)?;
+            // Groups may have come and gone.
+            let Some((group, lane)) = self.place(id) else {
+                continue;
+            };
+            if let Some(text) = self.groups[group].texts[lane].take() {
+                self.move_text(text, (group, lane), larger)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a text to a larger lane or, where there is no memory for one, ends it.
+    fn move_text(
+        &mut self,
+        mut text: Text,
+        (group, lane): (usize, usize),
+        place: Option<(usize, usize)>,
+    ) -> Result<(), GenerateError> {
+        match place {
+            None => {
+                let needed = text.tokens.len();
+                let error = self.memory_error(needed)?;
+                self.outputs.push(text.fail(error));
+            }
+            Some((new_group, new_lane)) => {
+                self.settle(new_group)?;
+                let groups = self.groups.get_disjoint_mut([group, new_group]);
+                let [old, new] = groups.expect("lanes of another size");
+                let entry = Entry {
+                    caches: old.lanes.caches(),
+                    from: lane,
+                    inputs: old.lanes.input(lane),
+                };
+                new.lanes.enter(new_lane, entry)?;
+                text.last_row = None;
+                new.texts[new_lane] = Some(text);
+                self.vacate_ended(new_group)?;
+                self.refresh(new_group, new_lane..new_lane + 1)?;
+            }
+        }
+        self.groups[group].lanes.vacate(lane)?;
+        self.refresh(group, 0..0)
+    }
+
+    /// Drops groups without texts, but for those that are to be kept. What is known of their
+    /// recordings stays.
+    fn drop_vacant(&mut self, is_kept: impl Fn(&Group) -> bool) {
+        let is_needed = |group: &mut Group| group.texts().next().is_some() || is_kept(group);
+        for Group { lanes, .. } in self.groups.extract_if(.., |group| !is_needed(group)) {
+            self.replays += lanes.replays();
+            self.refusal = self.refusal.take().or(lanes.refusal().map(str::to_owned));
+        }
+    }
+
+    /// Checks that a text of so many positions fits the memory by itself, beside its prompt's own
+    /// caches.
+    fn check_memory(&self, positions: usize) -> Result<(), GenerateError> {
+        let capacity = self.capacity_for(positions);
+        let prompt = self.setup.bytes(positions)?;
+        let bytes = self.setup.bytes(capacity)?.saturating_add(prompt);
+        match self.setup.config.cache_bytes {
+            Some(maximum) if bytes > maximum => Err(self.memory_error(positions)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn memory_error(&self, positions: usize) -> Result<GenerateError, GenerateError> {
+        Ok(GenerateError::CacheMemory {
+            positions,
+            needed: self.setup.bytes(self.capacity_for(positions))?,
+            maximum: self.setup.config.cache_bytes.unwrap_or(usize::MAX),
+        })
+    }
+
+    /// Whether there is memory for more lanes of a capacity, after lanes that are not in use are
+    /// dropped: groups may have other indices then.
+    fn has_memory(
+        &mut self,
+        capacity: usize,
+        lanes: usize,
+        more: usize,
+    ) -> Result<bool, GenerateError> {
+        let Some(maximum) = self.setup.config.cache_bytes else {
+            return Ok(true);
+        };
+        let needed = self.setup.bytes(capacity)?.saturating_mul(lanes);
+        let needed = needed.saturating_add(more);
+        let fits = |engine: &Self| engine.cache_bytes().saturating_add(needed) <= maximum;
+        if !fits(self) {
+            self.drop_vacant(|group| group.lanes.capacity() == capacity);
+        }
+        Ok(fits(self))
+    }
+}
+
+/// Checks that the clustered heads of a model are of its vocabulary.
+fn check_heads(model: &Model) -> Result<(), GenerateError> {
+    let vocab_size = model.config().vocab_size;
+    let draft = model.mtp.iter().filter_map(|mtp| mtp.flash_head.as_ref());
+    let heads = model.flash_head.iter().chain(draft);
+    let mut sizes = heads.map(|head: &ProbedHead| head.head().vocabulary());
+    match sizes.find(|tokens| *tokens != vocab_size) {
+        Some(tokens) => Err(GenerateError::HeadVocabulary { tokens, vocab_size }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,163 @@
+//! Prompts and texts that are kept, so that others that begin alike continue from them.
+//!
+//! Window rows and raw projections are overwritten by later positions. So a text can be continued
+//! from its end, and from each [mark](Mark): a copy of these rows, made where a chunk of the prompt
+//! ended.
+
+use super::lanes::{Caches, Lanes, Setup};
+use super::text::Text;
+use crate::cache::{Cache, CacheMark};
+use crate::generate::error::GenerateError;
+
+/// What the caches of a text have, at some length, that later positions overwrite.
+#[derive(Clone, Debug)]
+pub(super) struct Mark {
+    length: usize,
+    caches: Vec<CacheMark>,
+}
+
+impl Mark {
+    fn bytes(&self) -> usize {
+        self.caches.iter().map(CacheMark::bytes).sum()
+    }
+}
+
+impl Caches {
+    /// Marks the length of the only text.
+    pub(super) fn mark(&mut self) -> Mark {
+        Mark {
+            length: self.trunk.lengths()[0],
+            caches: self.both_mut().map(Cache::mark).collect(),
+        }
+    }
+
+    fn return_to(&mut self, mark: &Mark) {
+        for (cache, mark) in self.both_mut().zip(&mark.caches) {
+            cache.return_to(mark);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Prefix {
+    /// Tokens that the caches have.
+    tokens: Vec<u32>,
+    caches: Caches,
+    /// Shorter lengths, ascending.
+    marks: Vec<Mark>,
+}
+
+impl Prefix {
+    fn bytes(&self) -> usize {
+        let marks = self.marks.iter().map(Mark::bytes);
+        self.caches.bytes() + marks.sum::<usize>()
+    }
+}
+
+/// The beginnings of texts, the least recently used first.
+#[derive(Debug)]
+pub(super) struct PrefixCache {
+    prefixes: Vec<Prefix>,
+    maximum: usize,
+    exact: bool,
+}
+
+impl PrefixCache {
+    pub(super) fn new(bytes: usize, exact: bool) -> Self {
+        Self {
+            prefixes: Vec::new(),
+            maximum: bytes,
+            exact,
+        }
+    }
+
+    /// Whether anything is kept.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.maximum > 0
+    }
+
+    /// Keeps a text that leaves its lane, in which no step is ahead, unless something went wrong
+    /// with it.
+    pub(super) fn keep(
+        &mut self,
+        setup: &Setup,
+        mut text: Text,
+        lanes: &Lanes,
+        lane: usize,
+    ) -> Result<(), GenerateError> {
+        if !self.is_wanted() || text.failed {
+            return Ok(());
+        }
+        // Tokens after the last one that was wanted are in the caches, too.
+        let length = lanes.lengths()[lane].min(text.tokens.len() - 1);
+        if length == 0 {
+            return Ok(());
+        }
+        let mut caches = setup.new_caches(1, length)?;
+        caches.adopt(0, lanes.caches(), lane)?;
+        for cache in caches.both_mut() {
+            cache.truncate_to(&[length])?;
+        }
+        text.tokens.truncate(length);
+        self.prefixes
+            .retain(|prefix| !text.tokens.starts_with(&prefix.tokens));
+        self.prefixes.push(Prefix {
+            tokens: text.tokens,
+            caches,
+            marks: text.marks,
+        });
+        self.evict();
+        Ok(())
+    }
+
+    /// Brings empty caches as far as possible towards a prompt, but for its last token. Returns the
+    /// marks on the way.
+    pub(super) fn restore(
+        &mut self,
+        prompt: &[u32],
+        caches: &mut Caches,
+    ) -> Result<Vec<Mark>, GenerateError> {
+        // A drafter's row depends on the token after it.
+        let longest = |prefix: &Prefix| {
+            let pairs = prompt.iter().zip(&prefix.tokens);
+            let common = pairs.take_while(|(a, b)| a == b).count();
+            common.min(prompt.len() - 1)
+        };
+        let reach = |prefix: &Prefix| {
+            let common = longest(prefix);
+            if !self.exact && common == prefix.tokens.len() {
+                return common;
+            }
+            let marks = prefix.marks.iter().map(|mark| mark.length);
+            marks.filter(|length| *length < common).max().unwrap_or(0)
+        };
+        let best = self.prefixes.iter().map(reach).enumerate();
+        let best = best.max_by_key(|(_, length)| *length);
+        let Some((index, length)) = best.filter(|(_, length)| *length > 0) else {
+            return Ok(Vec::new());
+        };
+        let prefix = self.prefixes.remove(index);
+        caches.adopt(0, &prefix.caches, 0)?;
+        let marks = prefix.marks.iter();
+        let marks: Vec<Mark> = marks
+            .filter(|mark| mark.length <= length)
+            .cloned()
+            .collect();
+        if length < prefix.tokens.len()
+            && let Some(mark) = marks.last()
+        {
+            caches.return_to(mark);
+        }
+        // It is the most recently used one now.
+        self.prefixes.push(prefix);
+        Ok(marks)
+    }
+
+    /// Drops the least recently used ones until the others fit.
+    fn evict(&mut self) {
+        let mut bytes: usize = self.prefixes.iter().map(Prefix::bytes).sum();
+        while bytes > self.maximum && !self.prefixes.is_empty() {
+            bytes -= self.prefixes.remove(0).bytes();
+        }
+    }
+}

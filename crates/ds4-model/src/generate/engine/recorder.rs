@@ -1,0 +1,189 @@
+//! Steps with the same launches, which are recorded once and replayed where the device can.
+
+use std::cell::Cell;
+
+use burn::tensor::Device;
+use burn_ds4_ops::device::forget_scratch;
+
+use crate::generate::error::{GenerateError, device_error};
+use crate::graph::{Preparation, Recording, Refusal};
+
+/// Runs that a recording must be of use for: as many as it costs twice over.
+pub(super) const WORTH_RECORDING: usize = 16;
+/// Runs before a recording. The first copies what it writes, because the state before it is kept.
+/// From the second on, all are alike.
+pub(super) const WARM_UPS: usize = 2;
+
+thread_local! {
+    /// How often this thread has dropped what operators keep between launches.
+    static FORGOTTEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What operators keep between launches is part of every recording of the thread. After it is
+/// dropped, replays would write to memory that is in use by others.
+fn forget_what_is_kept() {
+    FORGOTTEN.set(FORGOTTEN.get() + 1);
+    forget_scratch();
+}
+
+/// How an attempt to record ended, after the runs before it.
+pub(super) enum Outcome<R> {
+    /// Recorded, and replayed once: the run after those.
+    Recorded(Recording<R>),
+    /// One of them failed.
+    Broken(GenerateError),
+    /// Nothing can be recorded. The runs remain valid.
+    Refused(Refusal),
+    /// What the work has written so far counts as failed, in those runs as well.
+    Spoiled(Refusal),
+}
+
+/// Launches work a few times, records it and replays it, and returns the outcome of the recording.
+///
+/// # Safety
+///
+/// Every tensor that `work` reads or writes must be alive and in its place after it, and not be in
+/// use by another thread.
+pub(super) unsafe fn record<C, R>(
+    device: &Device,
+    context: &mut C,
+    launch: impl Fn(&mut C) -> Result<(), GenerateError>,
+    work: impl FnOnce(&mut C) -> Result<R, GenerateError>,
+) -> Outcome<R> {
+    let preparation = match Preparation::new(device) {
+        Ok(preparation) => preparation,
+        Err(refusal) => return Outcome::Refused(refusal),
+    };
+    for _ in 0..WARM_UPS {
+        if let Err(error) = launch(context) {
+            return Outcome::Broken(error);
+        }
+    }
+    let capture = match preparation.start() {
+        Ok(capture) => capture,
+        Err(refusal) => return Outcome::Refused(refusal),
+    };
+    let results = work(context).map_err(|error| Refusal::Failed(error.to_string()));
+    let recording = results.and_then(|results| capture.end(results));
+    let replayed = recording.and_then(|recording| {
+        // Safety: the caller guarantees it, and this is the thread that has recorded it.
+        unsafe { recording.replay() }?;
+        Ok(recording)
+    });
+    match replayed {
+        Ok(recording) => Outcome::Recorded(recording),
+        Err(refusal) => {
+            forget_what_is_kept();
+            Outcome::Spoiled(refusal)
+        }
+    }
+}
+
+#[derive(Debug)]
+struct KeptRecording<R, E> {
+    recording: Recording<R>,
+    /// Epoch of what it works on.
+    epoch: E,
+    /// [`FORGOTTEN`] when it was made.
+    forgotten: u64,
+}
+
+/// The recording of a group of lanes, and the outcome of the attempts to make one.
+#[derive(Debug)]
+pub(super) struct Recorder<R, E> {
+    recording: Option<KeptRecording<R, E>>,
+    graphs: bool,
+    refusal: Option<String>,
+    replays: usize,
+}
+
+impl<R, E: PartialEq> Recorder<R, E> {
+    pub(super) fn new(graphs: bool) -> Self {
+        Self {
+            recording: None,
+            graphs,
+            refusal: None,
+            replays: 0,
+        }
+    }
+
+    /// Whether a recording may be tried.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.graphs
+    }
+
+    /// Why there are no recordings, though they were wanted and the device has them.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    /// Runs that were replayed.
+    pub(super) fn replays(&self) -> usize {
+        self.replays
+    }
+
+    /// What the recording results in, if there is one.
+    pub(super) fn results(&self) -> Option<&R> {
+        let kept = self.recording.as_ref();
+        kept.map(|kept| &kept.recording.results)
+    }
+
+    /// Drops the recording, with the memory that it holds.
+    pub(super) fn forget(&mut self) {
+        self.recording = None;
+    }
+
+    /// Keeps a recording that has been replayed once.
+    pub(super) fn keep(&mut self, recording: Recording<R>, epoch: E) {
+        self.recording = Some(KeptRecording {
+            recording,
+            epoch,
+            forgotten: FORGOTTEN.get(),
+        });
+        self.replays += 1;
+    }
+
+    /// Replays the recording; `false` if there is none of this epoch and thread, or another has
+    /// failed since it was made.
+    ///
+    /// # Safety
+    ///
+    /// While the epoch is `epoch`, every tensor of the recorded work must be alive, in the same
+    /// place and not in use by another thread.
+    pub(super) unsafe fn replay(&mut self, epoch: &E) -> Result<bool, GenerateError> {
+        let Some(kept) = &self.recording else {
+            return Ok(false);
+        };
+        let recording = &kept.recording;
+        let is_current = kept.epoch == *epoch && recording.is_of_this_thread();
+        if !is_current || kept.forgotten != FORGOTTEN.get() {
+            return Ok(false);
+        }
+        // Safety: the caller guarantees it, and this is the thread of the recording.
+        unsafe { recording.replay() }.map_err(|refusal| device_error(refusal.reason()))?;
+        self.replays += 1;
+        Ok(true)
+    }
+
+    /// Stops trying, and logs the reason once.
+    pub(super) fn refuse(&mut self, refusal: &Refusal) {
+        self.graphs = false;
+        if let Refusal::Failed(reason) = refusal {
+            log::warn!("decoding goes on without graphs, a step cannot be recorded: {reason}");
+            self.refusal = Some(reason.clone());
+        }
+    }
+}
+
+/// Where a device cannot tell what the work would only have read, the weights count as failed with
+/// what it would have written.
+pub(super) fn spoiled(refusal: &Refusal, error: GenerateError) -> GenerateError {
+    // What was launched with the weights counts as failed too, and other models share what
+    // operators keep between calls.
+    forget_what_is_kept();
+    let reason = refusal.reason();
+    device_error(format!(
+        "a step could not be recorded ({reason}), and now none can be launched either ({error}): \
+         the model has to be loaded again"
+    ))
+}

@@ -1,0 +1,147 @@
+//! The host's side of a text: what was generated, and when it ends.
+
+use super::RequestId;
+use super::config::Request;
+use super::prefix::Mark;
+use crate::config::ModelConfig;
+use crate::generate::error::GenerateError;
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended the sequence.
+    EndOfSequence,
+    /// A stop token was generated.
+    StopToken,
+    /// A stop string was generated.
+    StopString,
+    /// The requested number of tokens was generated.
+    Length,
+    /// The model's longest context was reached.
+    ContextFull,
+}
+
+/// Log-probabilities of a token: at temperature 1, before penalties and filters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogProbs {
+    /// That of the token itself.
+    pub chosen: f32,
+    /// The most likely tokens with theirs, the most likely first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// A token of a text.
+#[derive(Debug)]
+pub struct Output {
+    /// The text.
+    pub request: RequestId,
+    /// The token, or why there is none: the text has then ended.
+    pub token: Result<u32, GenerateError>,
+    /// Its log-probabilities, if the request wants them.
+    pub log_probs: Option<TokenLogProbs>,
+    /// Why it was the last one. At the end of a text, the end-of-sequence token is a token like
+    /// others.
+    pub finish: Option<FinishReason>,
+}
+
+/// A text, in a lane or on its way there.
+#[derive(Debug)]
+pub(super) struct Text {
+    pub(super) id: RequestId,
+    pub(super) request: Request,
+    /// Prompt and output. All but the last have been through the model.
+    pub(super) tokens: Vec<u32>,
+    /// Length of the prompt.
+    pub(super) prompt: usize,
+    /// Drafts that the next step verifies.
+    pub(super) drafts: usize,
+    /// Row of the last step that the last token was chosen by, while that is known.
+    pub(super) last_row: Option<usize>,
+    /// Whether the last token was the last.
+    pub(super) ended: bool,
+    /// Whether it ended by an error.
+    pub(super) failed: bool,
+    /// Lengths that its prompt can be continued from.
+    pub(super) marks: Vec<Mark>,
+}
+
+impl Text {
+    pub(super) fn new(id: RequestId, mut request: Request) -> Self {
+        let tokens = std::mem::take(&mut request.prompt);
+        Self {
+            id,
+            request,
+            prompt: tokens.len(),
+            tokens,
+            drafts: 0,
+            last_row: None,
+            ended: false,
+            failed: false,
+            marks: Vec::new(),
+        }
+    }
+
+    /// Tokens to be generated yet.
+    pub(super) fn wanted(&self) -> usize {
+        let generated = self.tokens.len() - self.prompt;
+        self.request.max_new_tokens - generated
+    }
+
+    /// Prompt and output, if the choice of tokens depends on them.
+    pub(super) fn history(&self) -> Option<[&[u32]; 2]> {
+        let changes = self.request.sampling.changes_logits();
+        let (prompt, output) = self.tokens.split_at(self.prompt);
+        changes.then_some([prompt, output])
+    }
+
+    /// Adds the token that a step has chosen, negative where there is none.
+    pub(super) fn push(
+        &mut self,
+        token: i32,
+        log_probs: impl FnOnce() -> Option<(f32, Vec<(u32, f32)>)>,
+        config: &ModelConfig,
+    ) -> Output {
+        let Ok(token) = u32::try_from(token) else {
+            return self.fail(GenerateError::NoCandidate {
+                len: config.vocab_size,
+            });
+        };
+        self.tokens.push(token);
+        let finish = if token == config.eos_token_id && !self.request.ignore_eos {
+            Some(FinishReason::EndOfSequence)
+        } else if self.request.stop_tokens.contains(&token) {
+            Some(FinishReason::StopToken)
+        } else if self.wanted() == 0 {
+            Some(FinishReason::Length)
+        } else if self.tokens.len() > config.max_position_embeddings {
+            Some(FinishReason::ContextFull)
+        } else {
+            None
+        };
+        self.ended = finish.is_some();
+        let wanted = self.request.log_probs;
+        let log_probs = wanted.and_then(|wanted| {
+            let (chosen, mut top) = log_probs()?;
+            top.truncate(wanted);
+            Some(TokenLogProbs { chosen, top })
+        });
+        Output {
+            request: self.id,
+            token: Ok(token),
+            log_probs,
+            finish,
+        }
+    }
+
+    /// Ends the text by an error.
+    pub(super) fn fail(&mut self, error: GenerateError) -> Output {
+        self.ended = true;
+        self.failed = true;
+        Output {
+            request: self.id,
+            token: Err(error),
+            log_probs: None,
+            finish: None,
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! One text as an iterator over its tokens.
+
+use std::collections::VecDeque;
+
+use super::engine::{Engine, EngineConfig, FinishReason, MAX_DRAFTS, Output, Request, RequestId};
+use super::error::GenerateError;
+use super::sampling::SamplingConfig;
+use super::stats::SpeculativeStats;
+use crate::model::Model;
+
+/// How to generate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateConfig {
+    /// Tokens to generate at most.
+    pub max_new_tokens: usize,
+    /// How a token is chosen.
+    pub sampling: SamplingConfig,
+    /// Tokens that the MTP layer drafts per step, 0 (none) to [`MAX_DRAFTS`]. They change no token.
+    pub drafts: usize,
+    /// Texts at which to stop; they are not part of the output. Used by
+    /// [`TextGeneration`](super::TextGeneration).
+    pub stop_strings: Vec<String>,
+    /// Whether special tokens, such as those of tool calls, are left out of the text. Used by
+    /// [`TextGeneration`](super::TextGeneration).
+    pub skip_special_tokens: bool,
+    /// Whether to go on after the end-of-sequence token.
+    pub ignore_eos: bool,
+    /// Prompt tokens per forward call.
+    pub prefill_chunk: usize,
+    /// Positions that fit before the text moves to larger caches. `None` for all of the prompt and
+    /// `max_new_tokens`, so that it never does; give a number where `max_new_tokens` is a mere
+    /// bound, since what it takes is allocated at the start.
+    pub capacity: Option<usize>,
+    /// Whether a step may be recorded and replayed as a graph where the device can, which changes
+    /// no token.
+    pub graphs: bool,
+}
+
+impl Default for GenerateConfig {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 256,
+            sampling: SamplingConfig::default(),
+            drafts: 0,
+            stop_strings: Vec::new(),
+            skip_special_tokens: true,
+            ignore_eos: false,
+            prefill_chunk: 256,
+            capacity: None,
+            graphs: true,
+        }
+    }
+}
+
+impl GenerateConfig {
+    /// Checks every field, as far as that is possible without a model.
+    ///
+    /// # Errors
+    ///
+    /// If a field is outside its range.
+    pub fn validate(&self) -> Result<(), GenerateError> {
+        self.engine(1).validate()?;
+        self.sampling.validate(usize::MAX)
+    }
+
+    /// The engine for a prompt of so many tokens.
+    fn engine(&self, prompt: usize) -> EngineConfig {
+        EngineConfig {
+            lanes: 1,
+            drafts: self.drafts,
+            prefill_chunk: self.prefill_chunk,
+            capacity: self.initial_capacity(prompt),
+            graphs: self.graphs,
+            ..EngineConfig::default()
+        }
+    }
+
+    /// Positions that the caches of a generation have memory for at the start, if its prompt has so
+    /// many tokens and the model's context is no shorter.
+    pub fn initial_capacity(&self, prompt: usize) -> usize {
+        self.capacity.unwrap_or_else(|| {
+            // Positions of drafts that are rejected, by the trunk and by the drafter.
+            let positions = prompt.saturating_add(self.max_new_tokens);
+            let positions = positions.saturating_add(2 * MAX_DRAFTS);
+            positions.checked_next_power_of_two().unwrap_or(positions)
+        })
+    }
+}
+
+/// A generation in progress: an iterator over the new tokens.
+///
+/// The end-of-sequence token is not yielded unless [`GenerateConfig::ignore_eos`] is set. After an
+/// error the iterator ends.
+#[derive(Debug)]
+pub struct Generation<'a> {
+    engine: Engine<'a>,
+    /// `None` where no token is wanted.
+    request: Option<RequestId>,
+    /// Generated tokens that have not been yielded.
+    ready: VecDeque<Output>,
+    finish: Option<FinishReason>,
+    failed: bool,
+}
+
+impl<'a> Generation<'a> {
+    /// Prepares to continue the token ids of `prompt`.
+    ///
+    /// # Errors
+    ///
+    /// If the prompt is empty, holds an id outside the vocabulary or fills the model's context, if
+    /// a field of `config` is outside its range, drafts are wanted from a model without an MTP
+    /// layer, or a clustered head is of another vocabulary.
+    pub fn new(
+        model: &'a Model,
+        config: GenerateConfig,
+        prompt: &[u32],
+    ) -> Result<Self, GenerateError> {
+        let request = Request {
+            sampling: config.sampling.clone(),
+            ignore_eos: config.ignore_eos,
+            ..Request::new(prompt, config.max_new_tokens.max(1))
+        };
+        let mut engine = Engine::new(model, config.engine(prompt.len()))?;
+        let request = match config.max_new_tokens {
+            0 => request.validate(model.config()).map(|()| None)?,
+            _ => Some(engine.add(request)?),
+        };
+        Ok(Self {
+            engine,
+            finish: request.is_none().then_some(FinishReason::Length),
+            request,
+            ready: VecDeque::new(),
+            failed: false,
+        })
+    }
+
+    /// Drafts made and accepted so far.
+    pub fn stats(&self) -> &SpeculativeStats {
+        self.engine.stats()
+    }
+
+    /// Why steps are not replayed as graphs, though they were wanted and the device has them.
+    pub fn graph_refusal(&self) -> Option<&str> {
+        self.engine.graph_refusal()
+    }
+
+    /// Steps that were replayed as graphs.
+    pub fn replays(&self) -> usize {
+        self.engine.replays()
+    }
+
+    /// Why the generation ended, once it has.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// Runs the prompt through the model: afterwards the first token is ready.
+    ///
+    /// [`next`](Iterator::next) does it by itself; calling it first separates the time of prompt
+    /// and generation.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails. The generation is over then, and yields nothing more.
+    pub fn prefill(&mut self) -> Result<(), GenerateError> {
+        let progress = self
+            .request
+            .and_then(|request| self.engine.progress(request));
+        if self.failed || progress.is_none_or(|progress| progress.generated > 0) {
+            return Ok(());
+        }
+        let result = self.generate();
+        self.failed = result.is_err();
+        result
+    }
+
+    /// The next token or the next few.
+    fn generate(&mut self) -> Result<(), GenerateError> {
+        while self.ready.is_empty() {
+            self.ready.extend(self.engine.step()?);
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<Option<u32>, GenerateError> {
+        if self.finish.is_some() {
+            return Ok(None);
+        }
+        self.generate()?;
+        let Some(output) = self.ready.pop_front() else {
+            return Ok(None);
+        };
+        let token = output.token?;
+        self.finish = output.finish;
+        let ends = matches!(self.finish, Some(FinishReason::EndOfSequence));
+        Ok((!ends).then_some(token))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<u32, GenerateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let token = self.advance();
+        self.failed = token.is_err();
+        token.transpose()
+    }
+}

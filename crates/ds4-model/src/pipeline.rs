@@ -1,0 +1,209 @@
+//! All that it takes to generate text with a checkpoint, opened in one call.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+
+use crate::checkpoint::{Checkpoint, CheckpointError, LoadOptions, LoadProgress};
+use crate::config::{ConfigError, ConfigErrorKind, GenerationDefaults, ModelConfig};
+use crate::generate::{
+    ChatOptions, GenerateConfig, GenerateError, Message, SamplingConfig, TextGeneration,
+    TextTokenizer, render_chat,
+};
+use crate::model::Model;
+
+const GENERATION_CONFIG_FILE: &str = "generation_config.json";
+
+/// Why a [`Pipeline`] cannot be opened. Every message names the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// `config.json` or the weights.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// `tokenizer.json`.
+    #[error(transparent)]
+    Tokenizer(#[from] GenerateError),
+    /// `generation_config.json`.
+    #[error(transparent)]
+    GenerationConfig(#[from] ConfigError),
+    /// The tokenizer has tokens that the model does not know.
+    #[error("{}: the tokenizer has {tokens} tokens, the model {vocab_size}", dir.display())]
+    Vocabulary {
+        /// The directory of the checkpoint.
+        dir: PathBuf,
+        /// Tokens of the tokenizer.
+        tokens: usize,
+        /// Tokens of the model.
+        vocab_size: usize,
+    },
+}
+
+/// A model, its tokenizer, and how the checkpoint is meant to generate.
+#[derive(Debug)]
+pub struct Pipeline {
+    /// The model. Its beginning- and end-of-sequence ids are those of `generation_config.json`,
+    /// where that has any.
+    pub model: Model,
+    /// The tokenizer.
+    pub tokenizer: TextTokenizer,
+    /// How to generate: what `generation_config.json` says, and the default where it says nothing
+    /// or is not there. It is greedy without a temperature, or where `do_sample` is false.
+    pub defaults: GenerateConfig,
+}
+
+impl Pipeline {
+    /// Opens the checkpoint in `dir`, with the default [`LoadOptions`].
+    ///
+    /// # Errors
+    ///
+    /// If a file is missing or cannot be used, or the files do not belong together. What is quick
+    /// to check is checked before the weights are read.
+    pub fn open(dir: &Path, device: &Device) -> Result<Self, PipelineError> {
+        Self::open_with(dir, &LoadOptions::default(), device)
+    }
+
+    /// Opens a checkpoint like [`open`](Self::open), with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_with(
+        dir: &Path,
+        options: &LoadOptions,
+        device: &Device,
+    ) -> Result<Self, PipelineError> {
+        Self::open_with_progress(dir, options, device, |_: u64, _: u64| {})
+    }
+
+    /// Opens a checkpoint like [`open_with`](Self::open_with), and reports progress.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_with_progress(
+        dir: &Path,
+        options: &LoadOptions,
+        device: &Device,
+        progress: impl LoadProgress,
+    ) -> Result<Self, PipelineError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let tokenizer = TextTokenizer::from_dir(dir)?;
+        let (tokens, vocab_size) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
+        if tokens > vocab_size {
+            return Err(PipelineError::Vocabulary {
+                dir: dir.to_path_buf(),
+                tokens,
+                vocab_size,
+            });
+        }
+        let path = dir.join(GENERATION_CONFIG_FILE);
+        let stored = match path.exists() {
+            true => GenerationDefaults::from_json_file(&path)?,
+            false => GenerationDefaults::default(),
+        };
+        let defaults = generate_config(&stored, checkpoint.config());
+        let defaults = defaults.map_err(|error| error.at(&path))?;
+        let mut model = checkpoint.load_with_progress(options, device, progress)?;
+        let ids = &mut model.config;
+        ids.bos_token_id = stored.bos_token_id.unwrap_or(ids.bos_token_id);
+        ids.eos_token_id = stored.eos_token_id.unwrap_or(ids.eos_token_id);
+        Ok(Self {
+            model,
+            tokenizer,
+            defaults,
+        })
+    }
+
+    /// The ids of a text to continue: the beginning-of-sequence token, and `text`, in which special
+    /// tokens, written out, stand for themselves.
+    ///
+    /// # Errors
+    ///
+    /// As [`TextTokenizer::encode`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
+        let mut ids = vec![self.model.config().bos_token_id];
+        ids.extend(self.tokenizer.encode(text)?);
+        Ok(ids)
+    }
+
+    /// The ids of a conversation that the model is to go on with.
+    ///
+    /// # Errors
+    ///
+    /// If a message cannot be expressed, or the tokenizer lacks a special token that it takes.
+    pub fn encode_chat(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+    ) -> Result<Vec<u32>, GenerateError> {
+        render_chat(messages, options)?.token_ids(&self.tokenizer)
+    }
+
+    /// Prepares to continue the token ids of `prompt`.
+    ///
+    /// # Errors
+    ///
+    /// As [`TextGeneration::new`].
+    pub fn generate(
+        &self,
+        config: GenerateConfig,
+        prompt: &[u32],
+    ) -> Result<TextGeneration<'_>, GenerateError> {
+        TextGeneration::new(&self.model, &self.tokenizer, config, prompt)
+    }
+}
+
+/// How to generate; an error for values that no model can generate with, or not this one.
+fn generate_config(
+    stored: &GenerationDefaults,
+    model: &ModelConfig,
+) -> Result<GenerateConfig, ConfigError> {
+    let default = GenerateConfig::default();
+    let sampling = SamplingConfig {
+        temperature: match stored.do_sample {
+            Some(false) => 0.0,
+            Some(true) => stored.temperature.unwrap_or(1.0),
+            None => stored.temperature.unwrap_or(default.sampling.temperature),
+        },
+        top_k: stored.top_k.unwrap_or(default.sampling.top_k),
+        top_p: stored.top_p.unwrap_or(default.sampling.top_p),
+        min_p: stored.min_p.unwrap_or(default.sampling.min_p),
+        repetition_penalty: stored
+            .repetition_penalty
+            .unwrap_or(default.sampling.repetition_penalty),
+        ..default.sampling
+    };
+    let mut contradictory = Vec::new();
+    let ids = [
+        ("bos_token_id", stored.bos_token_id),
+        ("eos_token_id", stored.eos_token_id),
+    ];
+    for (key, id) in ids {
+        if let Some(id) = id.filter(|id| *id as usize >= model.vocab_size) {
+            let vocab_size = model.vocab_size;
+            contradictory.push(format!("{key} is {id}, the vocabulary has {vocab_size}"));
+        }
+    }
+    match sampling.validate(usize::MAX) {
+        Err(GenerateError::SamplingParameter {
+            name,
+            value,
+            expected,
+        }) => contradictory.push(format!("{name} is {value}, expected {expected}")),
+        Err(error) => contradictory.push(error.to_string()),
+        Ok(()) => {}
+    }
+    if contradictory.is_empty() {
+        return Ok(GenerateConfig {
+            max_new_tokens: stored.max_new_tokens.unwrap_or(default.max_new_tokens),
+            sampling,
+            ..default
+        });
+    }
+    Err(ConfigErrorKind::Invalid {
+        missing: Vec::new(),
+        contradictory,
+    }
+    .into())
+}

@@ -1,0 +1,204 @@
+//! A checkpoint opened with all that it takes to generate text.
+
+use burn::tensor::Device;
+use ds4_model::checkpoint::{CheckpointError, LoadOptions};
+use ds4_model::config::ConfigErrorKind;
+use ds4_model::generate::{ChatOptions, GenerateConfig, GenerateError, Message, SamplingConfig};
+use ds4_model::pipeline::{Pipeline, PipelineError};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::cli::golden_text;
+use crate::golden::root;
+
+const EXPANDED: LoadOptions = LoadOptions {
+    dtype: burn::tensor::FloatDType::F32,
+    expand: true,
+    mtp: false,
+    quantized_cache: false,
+};
+
+/// A copy of the shipped checkpoint with files of its own.
+fn copy(files: &[(&str, &str)]) -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let asset = root().join("assets/ds4-tiny");
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(asset.join(name), dir.path().join(name)).expect("an asset");
+    }
+    for (name, text) in files {
+        std::fs::write(dir.path().join(name), text).expect("the directory is writable");
+    }
+    dir
+}
+
+fn open(dir: &TempDir) -> Result<Pipeline, PipelineError> {
+    Pipeline::open_with(dir.path(), &EXPANDED, &Device::flex())
+}
+
+fn error(dir: &TempDir) -> PipelineError {
+    open(dir).expect_err("a checkpoint that is not valid")
+}
+
+#[test]
+fn a_pipeline_generates_the_golden_text_with_the_defaults() {
+    let dir = root().join("assets/ds4-tiny");
+    let pipeline = Pipeline::open_with(&dir, &EXPANDED, &Device::flex()).expect("an asset");
+    assert_eq!(pipeline.defaults, GenerateConfig::default());
+    let (text, expected) = golden_text("short", 24);
+    let config = GenerateConfig {
+        max_new_tokens: 24,
+        ..pipeline.defaults.clone()
+    };
+    let prompt = pipeline.encode(&text).expect("text");
+    assert_eq!(prompt[0], 0, "the beginning of the sequence");
+    let generation = pipeline.generate(config, &prompt).expect("valid options");
+    let pieces: Result<String, GenerateError> = generation.collect();
+    assert_eq!(pieces.expect("finite logits"), expected);
+
+    let chat = pipeline.encode_chat(&[Message::user("Who?")], &ChatOptions::default());
+    let chat = pipeline.tokenizer.decode(&chat.expect("a chat"), false);
+    let expected = "<｜begin▁of▁sentence｜><｜User｜>Who?<｜Assistant｜></think>";
+    assert_eq!(chat.expect("known tokens"), expected);
+}
+
+#[test]
+fn the_default_options_keep_weights_packed_and_the_mtp_layer() {
+    let dir = root().join("assets/ds4-tiny");
+    let pipeline = Pipeline::open(&dir, &Device::flex()).expect("an asset");
+    let projection = &pipeline.model.layers[0].attention.query_a;
+    assert!(!matches!(
+        projection.weight,
+        ds4_model::linear::WeightStack::Dense(_)
+    ));
+    assert!(pipeline.model.mtp.is_some());
+}
+
+#[test]
+fn generation_config_sets_the_defaults() {
+    let given = json!({
+        "do_sample": true, "temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125,
+        "repetition_penalty": 1.5, "max_new_tokens": 7, "bos_token_id": 3, "eos_token_id": [4],
+        "transformers_version": "5.0",
+    });
+    let pipeline = open(&copy(&[("generation_config.json", &given.to_string())]));
+    let pipeline = pipeline.expect("a valid checkpoint");
+    let expected = GenerateConfig {
+        max_new_tokens: 7,
+        sampling: SamplingConfig {
+            temperature: 0.5,
+            top_k: 20,
+            top_p: 0.75,
+            min_p: 0.125,
+            repetition_penalty: 1.5,
+            seed: 0,
+            ..SamplingConfig::default()
+        },
+        ..GenerateConfig::default()
+    };
+    assert_eq!(pipeline.defaults, expected);
+    let config = pipeline.model.config();
+    assert_eq!((config.bos_token_id, config.eos_token_id), (3, 4));
+    assert_eq!(pipeline.encode("").expect("no text"), [3]);
+
+    let temperature = |given: Value| {
+        let dir = copy(&[("generation_config.json", &given.to_string())]);
+        let defaults = open(&dir).expect("a valid checkpoint").defaults;
+        defaults.sampling.temperature
+    };
+    assert_eq!(temperature(json!({})), 0.0);
+    assert_eq!(temperature(json!({"temperature": 0.5})), 0.5);
+    assert_eq!(temperature(json!({"do_sample": true})), 1.0);
+    let greedy = json!({"do_sample": false, "temperature": 0.5});
+    assert_eq!(temperature(greedy), 0.0);
+}
+
+#[test]
+fn a_bad_generation_config_is_refused_with_file_and_field() {
+    for (text, expected) in [
+        ("[]", "not a JSON object"),
+        (
+            r#"{"temperature": "hot"}"#,
+            "temperature is \"hot\", expected a number",
+        ),
+        (
+            r#"{"temperature": -1}"#,
+            "temperature is -1, expected a finite number, 0 or above",
+        ),
+        (
+            r#"{"top_p": 1.5}"#,
+            "top_p is 1.5, expected above 0 and at most 1",
+        ),
+        (
+            r#"{"top_k": 0.5}"#,
+            "top_k is 0.5, expected a non-negative integer",
+        ),
+        (
+            r#"{"do_sample": 1}"#,
+            "do_sample is 1, expected true or false",
+        ),
+        (
+            r#"{"eos_token_id": [1, 2]}"#,
+            "eos_token_id is [1,2], expected one token id",
+        ),
+        (
+            r#"{"eos_token_id": 1024}"#,
+            "eos_token_id is 1024, the vocabulary has 1024",
+        ),
+    ] {
+        let dir = copy(&[("generation_config.json", text)]);
+        let PipelineError::GenerationConfig(error) = error(&dir) else {
+            panic!("{text}: another error");
+        };
+        let path = dir.path().join("generation_config.json");
+        assert_eq!(error.path.as_ref(), Some(&path), "{text}");
+        let message = error.to_string();
+        assert!(message.contains(expected), "{text}: {message}");
+    }
+}
+
+#[test]
+fn missing_and_mismatched_files_are_typed_errors() {
+    let dir = copy(&[]);
+    let remove = |name: &str| std::fs::remove_file(dir.path().join(name)).expect("it is there");
+    remove("model.safetensors");
+    assert!(matches!(
+        error(&dir),
+        PipelineError::Checkpoint(CheckpointError::NoWeights { .. })
+    ));
+    remove("config.json");
+    let PipelineError::Checkpoint(CheckpointError::Config(config)) = error(&dir) else {
+        panic!("another error");
+    };
+    assert!(matches!(config.kind, ConfigErrorKind::Read(_)), "{config}");
+
+    let dir = copy(&[("tokenizer.json", "{}")]);
+    let PipelineError::Tokenizer(format) = error(&dir) else {
+        panic!("another error");
+    };
+    assert!(
+        matches!(format, GenerateError::TokenizerFormat { .. }),
+        "{format}"
+    );
+    std::fs::remove_file(dir.path().join("tokenizer.json")).expect("it is there");
+    let PipelineError::Tokenizer(read) = error(&dir) else {
+        panic!("another error");
+    };
+    assert!(
+        matches!(read, GenerateError::TokenizerRead { .. }),
+        "{read}"
+    );
+
+    let path = root().join("assets/ds4-tiny/config.json");
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(path).expect("an asset")).expect("JSON");
+    config["vocab_size"] = json!(1000);
+    let dir = copy(&[("config.json", &config.to_string())]);
+    assert!(matches!(
+        error(&dir),
+        PipelineError::Vocabulary {
+            tokens: 1024,
+            vocab_size: 1000,
+            ..
+        }
+    ));
+}

@@ -1,0 +1,1 @@
+//! Holds dependencies only: see the manifest.
