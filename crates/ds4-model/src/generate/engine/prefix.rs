@@ -4,7 +4,8 @@
 //! from its end, and from each [mark](Mark): a copy of these rows, made where a chunk of the prompt
 //! ended.
 
-use super::lanes::{Caches, Lanes, Setup};
+use super::lanes::Lanes;
+use super::setup::{Caches, Setup};
 use super::text::Text;
 use crate::cache::{Cache, CacheMark};
 use crate::generate::error::GenerateError;

@@ -1,9 +1,11 @@
 //! Prompts on their way into a lane.
 
+use std::ops::Range;
+
 use burn::tensor::Distribution;
 
-use super::lanes::{Caches, Setup};
 use super::prefix::PrefixCache;
+use super::setup::{Caches, Setup};
 use super::text::Text;
 use crate::generate::error::GenerateError;
 use crate::trace::Trace;
@@ -75,7 +77,7 @@ impl Prompt {
         let (end, tokens) = (start + count, &self.text.tokens);
         let caches = self.caches.as_mut().expect("it has begun");
         if start < end {
-            let ids = |range| setup.ids(tokens[range].iter().map(|id| *id as i32));
+            let ids = |range: Range<usize>| setup.ids(tokens[range].iter().map(|id| *id as i32));
             let (chunk, model) = (ids(start..end), setup.model);
             let streams = model.forward_streams(chunk, &mut caches.trunk, &Trace::off())?;
             if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut caches.draft) {

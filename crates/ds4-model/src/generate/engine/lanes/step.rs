@@ -1,0 +1,147 @@
+//! The work of one step.
+
+use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample_lanes, verify_lanes};
+
+use super::super::drafter::Verified;
+use super::super::results::StepResults;
+use super::super::setup::Setup;
+use super::Lanes;
+use crate::generate::error::GenerateError;
+use crate::trace::Trace;
+
+impl Lanes {
+    /// Enqueues one step.
+    pub(super) fn enqueue(
+        &mut self,
+        setup: &Setup,
+        drafts: usize,
+    ) -> Result<StepResults, GenerateError> {
+        let (model, lanes, rows) = (setup.model, self.lanes(), 1 + drafts);
+        let inputs = self.inputs().narrow(1, 0, rows);
+        let (device, dtype) = (inputs.device(), inputs.dtype());
+        let drafted = match drafts {
+            0 => Tensor::zeros([lanes, 0], (&device, dtype)),
+            _ => inputs.clone().narrow(1, 1, drafts),
+        };
+        // Nobody else may hold the inputs when they are written.
+        let streams = model.forward_streams(inputs, &mut self.caches.trunk, &Trace::off())?;
+        let hidden = model.hidden(streams.clone());
+        let mut results = self.choose(setup, hidden, drafted.clone())?;
+        if let (Some(oracle), Some(accepted)) = (&setup.oracle, &mut results.accepted) {
+            let positions = self.caches.trunk.start() - drafts as i64;
+            *accepted = oracle.clone().select(0, positions).cast(accepted.dtype());
+            let first = results.tokens.clone().narrow(1, 0, 1);
+            // The first step of a text has none.
+            let drafted = drafted.clone().clamp_min(0).cast(first.dtype());
+            results.tokens = Tensor::cat(vec![drafted, first], 1);
+        }
+        drop(drafted);
+        if let Some(counts) = self.counts.as_mut().filter(|_| self.kind.penalties) {
+            let counted = counts.count(results.tokens.clone());
+            counted.map_err(GenerateError::Logits)?;
+        }
+        let tokens = results.tokens.clone().cast(dtype);
+        let (next, accepted, newest) = match &results.accepted {
+            None => (tokens.clone(), None, None),
+            Some(accepted) => {
+                let accepted = accepted.clone().cast(dtype);
+                self.caches.trunk.keep_first(drafts, Some(accepted.clone()));
+                let newest = match lanes {
+                    1 => accepted.clone(),
+                    _ => {
+                        let first = Tensor::<1, Int>::arange(0..lanes as i64, (&device, dtype));
+                        accepted.clone() + first * rows as i64
+                    }
+                };
+                let all = tokens.clone().reshape([lanes * rows]);
+                let next = all.select(0, newest.clone()).reshape([lanes, 1]);
+                (next, Some(accepted), Some(newest))
+            }
+        };
+        let mut columns = vec![next];
+        if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut self.caches.draft) {
+            let none = || Tensor::zeros([lanes], (&device, dtype));
+            let verified = Verified {
+                streams,
+                tokens,
+                accepted: accepted.unwrap_or_else(none),
+                newest: newest.unwrap_or_else(none),
+            };
+            let new = drafter.draft(verified, cache, drafts)?;
+            columns.extend(new.map(|new| new.cast(dtype)));
+            let missing = setup.config.drafts - drafts;
+            if missing > 0 {
+                columns.push(Tensor::full([lanes, missing], -1, (&device, dtype)));
+            }
+        }
+        let columns = match columns.len() {
+            1 => columns.remove(0),
+            _ => Tensor::cat(columns, 1),
+        };
+        let inputs = self.inputs.take().expect("they are put back");
+        let [_, width] = inputs.dims();
+        self.inputs = Some(inputs.slice_assign([0..lanes, 0..width], columns));
+        Ok(results)
+    }
+
+    /// Chooses the token after each row, and verifies the drafts.
+    fn choose(
+        &self,
+        setup: &Setup,
+        hidden: Tensor<3>,
+        drafts: Tensor<2, Int>,
+    ) -> Result<StepResults, GenerateError> {
+        let model = setup.model;
+        let [lanes, rows, _] = hidden.dims();
+        let logits = match &model.flash_head {
+            None => model.logits_of(hidden),
+            Some(head) if self.is_plainly_greedy(setup) => {
+                return StepResults::of_greedy(head.greedy_tokens(hidden)?, drafts);
+            }
+            Some(head) => head.logits(hidden)?,
+        };
+        let mut logits = match setup.processor {
+            None => logits,
+            Some(process) => process(logits),
+        };
+        let [_, _, vocabulary] = logits.dims();
+        // Log-probabilities are those before penalties.
+        let raw = self.kind.log_probs.map(|top| (logits.clone(), top));
+        if let Some(counts) = self.counts.as_ref().filter(|_| self.kind.penalties) {
+            let applied = apply_penalties(logits, drafts.clone(), &self.params, counts);
+            logits = applied.map_err(GenerateError::Logits)?;
+        }
+        let flat = |logits: Tensor<3>| logits.reshape([lanes * rows, vocabulary]);
+        let positions = self.caches.trunk.start();
+        let positions = match rows {
+            1 => positions,
+            _ => positions - (rows as i64 - 1),
+        };
+        let (tokens, accepted) = if rows == 1 {
+            let tokens = sample_lanes(flat(logits.clone()), &self.params, positions);
+            (
+                tokens.map_err(GenerateError::Logits)?.reshape([lanes, 1]),
+                None,
+            )
+        } else {
+            let verified = verify_lanes(logits.clone(), drafts, &self.params, positions);
+            let verified = verified.map_err(GenerateError::Logits)?;
+            (verified.tokens, Some(verified.accepted))
+        };
+        let all = || tokens.clone().reshape([lanes * rows]);
+        let listed = raw.map(|(raw, top)| log_probs(flat(raw), all(), top));
+        let log_probs = listed.transpose().map_err(GenerateError::Logits)?;
+        Ok(StepResults {
+            tokens,
+            accepted,
+            logits: Some(logits),
+            log_probs,
+        })
+    }
+
+    /// Whether the most likely tokens are chosen and nothing else is wanted.
+    fn is_plainly_greedy(&self, setup: &Setup) -> bool {
+        self.kind.greedy && self.kind.log_probs.is_none() && setup.processor.is_none()
+    }
+}

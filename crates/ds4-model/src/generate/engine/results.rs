@@ -1,0 +1,150 @@
+//! Results of a step: on the device, on their way to the host, and there.
+
+use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::readback::Readback;
+use burn_ds4_ops::sampling::{LogProbs, accept_drafts};
+
+use crate::generate::error::{GenerateError, device_error};
+
+/// Results of a step on the device.
+#[derive(Debug)]
+pub(super) struct StepResults {
+    /// `[lanes, rows]`
+    pub(super) tokens: Tensor<2, Int>,
+    /// `[lanes]`; `None` without drafts.
+    pub(super) accepted: Option<Tensor<1, Int>>,
+    /// f32 `[lanes, rows, vocabulary]`, if computed for all tokens.
+    pub(super) logits: Option<Tensor<3>>,
+    pub(super) log_probs: Option<LogProbs>,
+}
+
+/// A step that the host has not counted yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    read: Readback,
+    rows: usize,
+    log_probs: Option<usize>,
+}
+
+/// What the host learns of a step.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// Drafts of each lane that were verified.
+    pub(super) drafts: usize,
+    pub(super) accepted: Vec<usize>,
+    tokens: Vec<i32>,
+    log_probs: Option<ListedLogProbs>,
+}
+
+/// Log-probabilities of all rows of a step.
+#[derive(Debug)]
+struct ListedLogProbs {
+    top: usize,
+    ids: Vec<i32>,
+    chosen: Vec<f32>,
+    listed: Vec<f32>,
+}
+
+impl Outcome {
+    /// Accepted drafts of a lane.
+    pub(super) fn accepted(&self, lane: usize) -> usize {
+        self.accepted[lane]
+    }
+
+    /// The tokens that a lane has gained, negative where there is none to choose.
+    pub(super) fn tokens(&self, lane: usize) -> &[i32] {
+        let first = lane * (1 + self.drafts);
+        &self.tokens[first..=first + self.accepted[lane]]
+    }
+
+    /// The log-probability of a lane's token, and the most likely ones with theirs.
+    pub(super) fn log_probs(&self, lane: usize, token: usize) -> Option<(f32, Vec<(u32, f32)>)> {
+        let log_probs = self.log_probs.as_ref()?;
+        let row = lane * (1 + self.drafts) + token;
+        let rows = row * log_probs.top..(row + 1) * log_probs.top;
+        let listed = log_probs.ids[rows.clone()].iter();
+        let listed = listed.zip(&log_probs.listed[rows]);
+        let listed = listed.filter_map(|(id, value)| Some((u32::try_from(*id).ok()?, *value)));
+        Some((log_probs.chosen[row], listed.collect()))
+    }
+}
+
+impl StepResults {
+    /// The results where the most likely tokens (`[lanes, rows]`) are known, and nothing else.
+    pub(super) fn of_greedy(
+        tokens: Tensor<2, Int>,
+        drafts: Tensor<2, Int>,
+    ) -> Result<Self, GenerateError> {
+        let [_, count] = drafts.dims();
+        let (tokens, accepted) = match count {
+            0 => (tokens, None),
+            _ => {
+                let verified = accept_drafts(tokens, drafts).map_err(GenerateError::Logits)?;
+                (verified.tokens, Some(verified.accepted))
+            }
+        };
+        Ok(Self {
+            tokens,
+            accepted,
+            logits: None,
+            log_probs: None,
+        })
+    }
+}
+
+impl Pending {
+    /// Begins to read the results of a step.
+    pub(super) fn of(results: &StepResults) -> Self {
+        let flat = |tensor: &Tensor<2, Int>| {
+            let [rows, columns] = tensor.dims();
+            tensor.clone().reshape([rows * columns])
+        };
+        let [_, rows] = results.tokens.dims();
+        let mut numbers = vec![flat(&results.tokens)];
+        numbers.extend(results.accepted.clone());
+        let mut values = Vec::new();
+        let log_probs = results.log_probs.as_ref().map(|listed| {
+            let [count, top] = listed.top.dims();
+            values.push(listed.chosen.clone());
+            if top > 0 {
+                numbers.push(flat(&listed.top_ids));
+                values.push(listed.top.clone().reshape([count * top]));
+            }
+            top
+        });
+        Self {
+            read: Readback::begin_both(&numbers, &values),
+            rows,
+            log_probs,
+        }
+    }
+
+    pub(super) fn wait(self, lanes: usize) -> Result<Outcome, GenerateError> {
+        let read = self.read.wait_both().map_err(device_error)?;
+        let (numbers, values) = (read.ints, read.floats);
+        let count = lanes * self.rows;
+        let (tokens, rest) = numbers.split_at(count);
+        let (accepted, ids) = match self.rows {
+            1 => (vec![0; lanes], rest),
+            _ => {
+                let (accepted, ids) = rest.split_at(lanes);
+                (accepted.iter().map(|count| *count as usize).collect(), ids)
+            }
+        };
+        let log_probs = self.log_probs.map(|top| {
+            let (chosen, listed) = values.split_at(count);
+            ListedLogProbs {
+                top,
+                ids: ids.to_vec(),
+                chosen: chosen.to_vec(),
+                listed: listed.to_vec(),
+            }
+        });
+        Ok(Outcome {
+            drafts: self.rows - 1,
+            accepted,
+            tokens: tokens.to_vec(),
+            log_probs,
+        })
+    }
+}

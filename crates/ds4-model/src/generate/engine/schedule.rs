@@ -1,0 +1,228 @@
+//! Which texts get lanes, and the memory for them.
+
+use super::lanes::{Entry, Lanes};
+use super::prompt::Prompt;
+use super::text::Text;
+use super::{Engine, Group, RequestId};
+use crate::generate::error::GenerateError;
+
+impl Engine<'_> {
+    /// Processes prompts, as many tokens as a chunk has at most.
+    pub(super) fn process_prompts(&mut self) -> Result<(), GenerateError> {
+        let size = self.setup.config.prefill_chunk;
+        let mut left = size;
+        while let Some(mut prompt) = self.prompts.pop_front() {
+            let has_lane = self.running() < self.setup.config.lanes;
+            let tokens = prompt.text.tokens.len();
+            // Of the prompt's own caches.
+            let own = match prompt.has_begun() {
+                true => prompt.bytes(),
+                false => self.setup.bytes(tokens)?,
+            };
+            let lane = match has_lane {
+                true => self.vacant_lane(tokens, own)?,
+                false => None,
+            };
+            let Some(lane) = lane else {
+                self.prompts.push_front(prompt);
+                break;
+            };
+            if !prompt.has_begun() {
+                prompt.begin(&self.setup, &mut self.prefixes)?;
+            }
+            let count = prompt.next_chunk(size);
+            if count > left {
+                self.prompts.push_front(prompt);
+                break;
+            }
+            left -= count;
+            match prompt.process_chunk(&self.setup, &self.prefixes)? {
+                true => self.enter(prompt, lane)?,
+                false => self.prompts.push_front(prompt),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a lane to a text whose prompt is processed.
+    fn enter(
+        &mut self,
+        prompt: Prompt,
+        (group, lane): (usize, usize),
+    ) -> Result<(), GenerateError> {
+        let (text, caches) = prompt.end();
+        let last = text.tokens.last().map(|token| *token as i32);
+        let no_drafts = std::iter::repeat_n(-1, self.setup.config.drafts);
+        let inputs = self.setup.ids(last.into_iter().chain(no_drafts));
+        self.settle(group)?;
+        let entry = Entry {
+            caches: &caches,
+            from: 0,
+            inputs,
+        };
+        self.groups[group].lanes.enter(lane, entry)?;
+        self.groups[group].texts[lane] = Some(text);
+        self.vacate_ended(group)?;
+        self.refresh(group, lane..lane + 1)
+    }
+
+    /// A vacant lane for a text of so many tokens, `None` if there is no memory yet for it and
+    /// `more` bytes.
+    fn vacant_lane(
+        &mut self,
+        tokens: usize,
+        more: usize,
+    ) -> Result<Option<(usize, usize)>, GenerateError> {
+        let needed = tokens + self.setup.positions(self.setup.config.drafts);
+        let capacity = self.capacity_for(needed);
+        let Some(group) = self.group_of(capacity) else {
+            if !self.has_memory(capacity, 1, more)? {
+                return Ok(None);
+            }
+            let after = self
+                .groups
+                .iter()
+                .position(|group| group.lanes.capacity() > capacity);
+            let group = after.unwrap_or(self.groups.len());
+            // What could not be recorded once is not tried again.
+            self.setup.config.graphs &= self.graph_refusal().is_none();
+            let lanes = Lanes::new(&self.setup, 1, capacity)?;
+            let texts = vec![None];
+            self.groups.insert(group, Group { lanes, texts });
+            return Ok(Some((group, 0)));
+        };
+        let texts = &self.groups[group].texts;
+        let known = texts.len();
+        if let Some(lane) = texts.iter().position(Option::is_none) {
+            let has_memory = self.has_memory(capacity, 0, more)?;
+            // Others may have been dropped.
+            let group = self.group_of(capacity).filter(|_| has_memory);
+            return Ok(group.map(|group| (group, lane)));
+        }
+        let lanes = (2 * known).min(self.setup.config.lanes);
+        if !self.has_memory(capacity, lanes - known, more)? {
+            return Ok(None);
+        }
+        self.settle(group)?;
+        let Group { lanes: own, texts } = &mut self.groups[group];
+        own.widen(&self.setup, lanes)?;
+        texts.resize_with(lanes, || None);
+        for text in texts.iter_mut().flatten() {
+            text.last_row = None;
+        }
+        self.refresh(group, 0..known)?;
+        self.vacate_ended(group)?;
+        let vacant = self.groups[group].texts.iter().position(Option::is_none);
+        Ok(vacant.map(|lane| (group, lane)))
+    }
+
+    /// Moves texts for which a step has too few positions to larger lanes.
+    pub(super) fn move_grown(&mut self, capacity: usize) -> Result<(), GenerateError> {
+        let step = self.setup.positions(self.setup.config.drafts);
+        let Some(group) = self.group_of(capacity).map(|group| &self.groups[group]) else {
+            return Ok(());
+        };
+        if !group.lanes.is_settled() || capacity == self.max_positions() {
+            return Ok(());
+        }
+        let texts = group.texts.iter().zip(group.lanes.lengths());
+        let grown = texts.filter(|(_, length)| **length + step > capacity);
+        let grown: Vec<RequestId> = grown
+            .filter_map(|(text, _)| Some(text.as_ref()?.id))
+            .collect();
+        for id in grown {
+            let larger = self.vacant_lane(capacity, 0)?;
+            // Groups may have come and gone.
+            let Some((group, lane)) = self.place(id) else {
+                continue;
+            };
+            if let Some(text) = self.groups[group].texts[lane].take() {
+                self.move_text(text, (group, lane), larger)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a text to a larger lane or, where there is no memory for one, ends it.
+    fn move_text(
+        &mut self,
+        mut text: Text,
+        (group, lane): (usize, usize),
+        place: Option<(usize, usize)>,
+    ) -> Result<(), GenerateError> {
+        match place {
+            None => {
+                let needed = text.tokens.len();
+                let error = self.memory_error(needed)?;
+                self.outputs.push(text.fail(error));
+            }
+            Some((new_group, new_lane)) => {
+                self.settle(new_group)?;
+                let groups = self.groups.get_disjoint_mut([group, new_group]);
+                let [old, new] = groups.expect("lanes of another size");
+                let entry = Entry {
+                    caches: old.lanes.caches(),
+                    from: lane,
+                    inputs: old.lanes.input(lane),
+                };
+                new.lanes.enter(new_lane, entry)?;
+                text.last_row = None;
+                new.texts[new_lane] = Some(text);
+                self.vacate_ended(new_group)?;
+                self.refresh(new_group, new_lane..new_lane + 1)?;
+            }
+        }
+        self.groups[group].lanes.vacate(lane)?;
+        self.refresh(group, 0..0)
+    }
+
+    /// Drops groups without texts, but for those that are to be kept. What is known of their
+    /// recordings stays.
+    pub(super) fn drop_vacant(&mut self, is_kept: impl Fn(&Group) -> bool) {
+        let is_needed = |group: &mut Group| group.texts().next().is_some() || is_kept(group);
+        for Group { lanes, .. } in self.groups.extract_if(.., |group| !is_needed(group)) {
+            self.replays += lanes.replays();
+            self.refusal = self.refusal.take().or(lanes.refusal().map(str::to_owned));
+        }
+    }
+
+    /// Checks that a text of so many positions fits the memory by itself, beside its prompt's own
+    /// caches.
+    pub(super) fn check_memory(&self, positions: usize) -> Result<(), GenerateError> {
+        let capacity = self.capacity_for(positions);
+        let prompt = self.setup.bytes(positions)?;
+        let bytes = self.setup.bytes(capacity)?.saturating_add(prompt);
+        match self.setup.config.cache_bytes {
+            Some(maximum) if bytes > maximum => Err(self.memory_error(positions)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn memory_error(&self, positions: usize) -> Result<GenerateError, GenerateError> {
+        Ok(GenerateError::CacheMemory {
+            positions,
+            needed: self.setup.bytes(self.capacity_for(positions))?,
+            maximum: self.setup.config.cache_bytes.unwrap_or(usize::MAX),
+        })
+    }
+
+    /// Whether there is memory for more lanes of a capacity, after lanes that are not in use are
+    /// dropped: groups may have other indices then.
+    fn has_memory(
+        &mut self,
+        capacity: usize,
+        lanes: usize,
+        more: usize,
+    ) -> Result<bool, GenerateError> {
+        let Some(maximum) = self.setup.config.cache_bytes else {
+            return Ok(true);
+        };
+        let needed = self.setup.bytes(capacity)?.saturating_mul(lanes);
+        let needed = needed.saturating_add(more);
+        let fits = |engine: &Self| engine.cache_bytes().saturating_add(needed) <= maximum;
+        if !fits(self) {
+            self.drop_vacant(|group| group.lanes.capacity() == capacity);
+        }
+        Ok(fits(self))
+    }
+}

@@ -1,0 +1,132 @@
+//! What all lanes of an engine share, and the caches that it makes for them.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::config::EngineConfig;
+use super::drafter::Drafter;
+use super::recorder;
+use crate::cache::{Cache, CacheConfig, CacheLayout, Rollback};
+use crate::generate::error::GenerateError;
+use crate::model::Model;
+
+/// Changes logits (f32 `[lanes, 1 + drafts, vocabulary]`) before anything else does.
+///
+/// It may only launch device work: a read, an upload or much memory makes recording fail, or is
+/// part of every replay as it was when it was recorded.
+pub type LogitsProcessor = fn(Tensor<3>) -> Tensor<3>;
+
+/// What all groups of lanes share.
+#[derive(Debug)]
+pub(super) struct Setup<'a> {
+    pub(super) model: &'a Model,
+    pub(super) config: EngineConfig,
+    pub(super) drafter: Option<Box<dyn Drafter + 'a>>,
+    pub(super) processor: Option<LogitsProcessor>,
+    /// Accepted drafts at each position, in place of those that are right.
+    pub(super) oracle: Option<Tensor<1, Int>>,
+    /// Whether prompts are not processed, but drawn at random.
+    pub(super) random_contexts: bool,
+}
+
+impl Setup<'_> {
+    pub(super) fn device(&self) -> Device {
+        self.model.embedding.val().device()
+    }
+
+    /// Token ids on the device: `[1, ids]`.
+    pub(super) fn ids(&self, ids: impl Iterator<Item = i32>) -> Tensor<2, Int> {
+        let ids: Vec<i32> = ids.collect();
+        let count = ids.len();
+        Tensor::from_data(TensorData::new(ids, [1, count]), &self.device())
+    }
+
+    /// Positions that a step of so many drafts needs at most, in any cache.
+    pub(super) fn positions(&self, drafts: usize) -> usize {
+        let drafter = self.drafter.as_ref();
+        drafter.map_or(1, |drafter| drafter.positions(drafts))
+    }
+
+    fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {
+        // The host counts steps later than the device, and a text may end before them.
+        let steps = self
+            .config
+            .steps_ahead
+            .saturating_add(recorder::WARM_UPS + 1);
+        let positions = self.positions(self.config.drafts);
+        CacheConfig {
+            batch,
+            capacity,
+            rollback: Rollback::Bounded(positions.saturating_mul(steps)),
+            dtype: self.model.embedding.val().dtype().into(),
+        }
+    }
+
+    /// Bytes that the caches of one lane of so many positions take.
+    pub(super) fn bytes(&self, capacity: usize) -> Result<usize, GenerateError> {
+        let (model, options) = (self.model.config(), self.cache_config(1, capacity));
+        let drafter = self.drafter.as_ref();
+        let draft = drafter.map(|drafter| drafter.layout(model).bytes(options));
+        let trunk = CacheLayout::trunk(model).bytes(options)?;
+        Ok(trunk.saturating_add(draft.transpose()?.unwrap_or(0)))
+    }
+
+    /// Empty caches of trunk and drafter.
+    pub(super) fn new_caches(
+        &self,
+        batch: usize,
+        capacity: usize,
+    ) -> Result<Caches, GenerateError> {
+        let options = self.cache_config(batch, capacity);
+        let drafter = self.drafter.as_ref();
+        Ok(Caches {
+            trunk: self.model.new_cache(options)?,
+            draft: drafter
+                .map(|drafter| drafter.new_cache(options))
+                .transpose()?,
+        })
+    }
+}
+
+/// The caches of the trunk and of the drafter, which are equally long between steps.
+#[derive(Clone, Debug)]
+pub(super) struct Caches {
+    pub(super) trunk: Cache,
+    pub(super) draft: Option<Cache>,
+}
+
+impl Caches {
+    pub(super) fn both(&self) -> impl Iterator<Item = &Cache> {
+        std::iter::once(&self.trunk).chain(&self.draft)
+    }
+
+    pub(super) fn both_mut(&mut self) -> impl Iterator<Item = &mut Cache> {
+        std::iter::once(&mut self.trunk).chain(&mut self.draft)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.both().map(Cache::bytes).sum()
+    }
+
+    /// Positions of the longest text.
+    pub(super) fn longest(&self) -> usize {
+        let lengths = self.both().flat_map(Cache::lengths);
+        lengths.max().copied().unwrap_or(0)
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.trunk.capacity()
+    }
+
+    /// Makes lane `lane` a copy of lane `from` of others.
+    pub(super) fn adopt(
+        &mut self,
+        lane: usize,
+        source: &Self,
+        from: usize,
+    ) -> Result<(), GenerateError> {
+        for (own, source) in self.both_mut().zip(source.both()) {
+            own.adopt(lane, source, from)?;
+        }
+        Ok(())
+    }
+}
