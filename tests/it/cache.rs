@@ -11,7 +11,7 @@ use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 use proptest::prelude::*;
 
-use crate::common::{absolute, assert_close, devices, values};
+use crate::common::{absolute, assert_close, compiles_slowly, devices, values};
 use crate::golden::root;
 
 /// Logits of this model are of order ten.
@@ -334,7 +334,9 @@ fn a_bounded_cache_refuses_what_it_has_forgotten_and_stays_usable() {
 fn a_cache_filled_at_random_goes_on_from_rows_that_are_seen() {
     // As good as zeros: a range has to have a width.
     let zeros = Distribution::Uniform(0.0, 1e-30);
-    for (name, device) in devices() {
+    // What it draws is Burn's; that decoding goes on from rows of a cache, other tests see.
+    let devices = devices().iter().filter(|(name, _)| !compiles_slowly(name));
+    for (name, device) in devices {
         let fixture = Fixture::open(device);
         let feed = |ids: &[&[u32]], cache: &mut Cache| {
             let logits = fixture.model.forward(fixture.batch(ids), cache);

@@ -204,7 +204,7 @@ impl Random {
 /// How much a device has time for: tokens of all texts, at most of one, and of one prompt.
 fn extent(name: &str) -> [usize; 3] {
     match name {
-        _ if name.starts_with("cuda") => [2000, 220, 110],
+        _ if name.starts_with("cuda") => [700, 120, 60],
         "flex F32" => [200, 30, 50],
         _ => [60, 20, 20],
     }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_ds4_ops::device::DeviceSpec;
-use burn_ds4_ops::sampling::{Draws, sample, seed_words};
+use burn_ds4_ops::sampling::{BatchParams, LaneParams, sample};
 use ds4_model::generate::{EngineConfig, GenerateConfig, Generation, Request, SamplingConfig};
 use ds4_model::trace::Trace;
 
@@ -27,14 +27,18 @@ fn filtered(seed: u64) -> SamplingConfig {
 
 /// What the operator draws from rows of logits, the first of which is of the token at `position`.
 fn drawn(rows: Tensor<2>, sampling: &SamplingConfig, position: usize) -> Vec<u32> {
-    let ([count, _], device) = (rows.dims(), rows.device());
+    let ([count, columns], device) = (rows.dims(), rows.device());
     let positions = position as i32..(position + count) as i32;
     let positions = TensorData::new(positions.collect::<Vec<i32>>(), [count]);
-    let draws = Draws {
-        seeds: seed_words(&vec![sampling.seed; count], &device),
-        positions: Tensor::<1, Int>::from_data(positions, &device),
+    let positions = Tensor::<1, Int>::from_data(positions, &device);
+    let lane = LaneParams {
+        sampling: sampling.filters(),
+        seed: sampling.seed,
+        ..LaneParams::default()
     };
-    let tokens = sample(rows, &sampling.filters(), draws).expect("valid parameters");
+    let params = BatchParams::new(&vec![lane; count], columns, &device);
+    let params = params.expect("valid parameters");
+    let tokens = sample(rows, &params, positions).expect("arguments that fit");
     let tokens = integer_values(tokens).into_iter();
     tokens.map(|token| token as u32).collect()
 }

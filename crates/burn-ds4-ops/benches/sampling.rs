@@ -5,19 +5,19 @@ use std::cell::RefCell;
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::sampling::{
-    BatchParams, Draws, LaneParams, Penalties, SamplingParams, TokenCounts, apply_penalties,
-    log_probs, sample, sample_lanes, verify,
+    BatchParams, LaneParams, Penalties, SamplingParams, TokenCounts, apply_penalties, log_probs,
+    sample, verify,
 };
 
 use crate::{
     harness::{Case, Prepared},
     tests::common::{EXACT, absolute, assert_close, integer_values, values},
-    tests::tokens::{Oracle, draws, uniform},
+    tests::tokens::{self, Oracle, draws, positions, uniform},
 };
 
 const COLUMNS: usize = 129_280;
 const ROWS: [usize; 3] = [1, 16, 64];
-/// Sequences, and drafts of each.
+/// Lanes, and drafts of each.
 const DRAFTS: [(usize, usize); 4] = [(1, 1), (1, 4), (16, 1), (64, 1)];
 const DTYPES: [FloatDType; 2] = [FloatDType::F32, FloatDType::BF16];
 const VARIANTS: [(&str, SamplingParams); 5] = [
@@ -27,12 +27,14 @@ const VARIANTS: [(&str, SamplingParams); 5] = [
     ("top_p", of(1.0, 0, 0.95, 0.0)),
     ("all", of(0.7, 50, 0.95, 0.05)),
 ];
-/// Most rows that are checked.
-const CHECKED: usize = 4;
+/// Most rows that are checked: one of each variant where lanes take turns.
+const CHECKED: usize = VARIANTS.len();
 /// Fraction of the total weight by which rounding may move a token's bounds.
 const TOLERANCE: f64 = 1e-5;
 /// Bytes of an i32.
 const WORD: usize = 4;
+/// Words that are read of a lane: six of its filter, two of its seed, and its position.
+const LANE_WORDS: usize = 9;
 /// Tokens of a text, in the prompt and in the output.
 const TEXT: u32 = 2000;
 /// The most likely tokens that are listed.
@@ -51,16 +53,14 @@ pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in DTYPES {
         for (variant, sampling) in VARIANTS {
-            cases.extend(ROWS.map(|rows| sample_case(rows, variant, sampling, dtype)));
+            cases.extend(ROWS.map(|rows| sample_case(rows, variant, vec![sampling], dtype)));
             cases.extend(DRAFTS.map(|size| verify_case(size, variant, sampling, dtype)));
         }
     }
-    let greedy = vec![VARIANTS[0].1];
     // The slowest first, for one row.
     let mixed: Vec<SamplingParams> = VARIANTS.iter().rev().map(|variant| variant.1).collect();
     for rows in ROWS {
-        cases.push(lanes_case(rows, "greedy", greedy.clone()));
-        cases.push(lanes_case(rows, "mixed", mixed.clone()));
+        cases.push(sample_case(rows, "mixed", mixed.clone(), FloatDType::F32));
         cases.push(penalties_case(rows, "neutral", Penalties::default()));
         let penalties = Penalties {
             repetition: 1.1,
@@ -73,45 +73,9 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-fn batch(rows: usize, device: &Device, params: impl Fn(usize) -> LaneParams) -> BatchParams {
-    let params: Vec<LaneParams> = (0..rows).map(params).collect();
-    BatchParams::new(&params, COLUMNS, device).expect("parameters in range")
-}
-
-/// Lanes that take the parameters in turn.
-fn lanes_case(rows: usize, variant: &'static str, samplings: Vec<SamplingParams>) -> Case {
-    let logits = rows * COLUMNS * DType::F32.size();
-    Case {
-        op: "sample_lanes",
-        shape: vec![("R", rows), ("V", COLUMNS)],
-        variant,
-        dtype: DType::F32,
-        bytes: logits + 2 * rows * WORD,
-        flops: None,
-        input_bytes: logits,
-        build: Box::new(move |device, seed| {
-            let (logits, draws) = inputs(rows, rows, DType::F32, device, seed);
-            let checked = logits.clone();
-            let samplings = samplings.clone();
-            let params = batch(rows, device, |row| LaneParams {
-                sampling: samplings[row % samplings.len()],
-                seed: u64::from(seed),
-                ..LaneParams::default()
-            });
-            Prepared::new(
-                move || {
-                    let (logits, positions) = (logits.clone(), draws.positions.clone());
-                    sample_lanes(logits, &params, positions).expect("arguments that fit")
-                },
-                move |tokens: Tensor<1, Int>| {
-                    for (row, token) in integer_values(tokens).into_iter().enumerate().take(5) {
-                        let sampling = &samplings[row % samplings.len()];
-                        check(&checked, row, token, sampling, seed, row as u32);
-                    }
-                },
-            )
-        }),
-    }
+fn batch(lanes: usize, device: &Device, params: impl Fn(usize) -> LaneParams) -> BatchParams {
+    let params: Vec<LaneParams> = (0..lanes).map(params).collect();
+    tokens::batch(&params, COLUMNS, device)
 }
 
 /// Each call penalises what the call before has left, in place.
@@ -127,7 +91,7 @@ fn penalties_case(rows: usize, variant: &'static str, penalties: Penalties) -> C
         flops: None,
         input_bytes: 2 * logits,
         build: Box::new(move |device, seed| {
-            let (logits, _) = inputs(rows, rows, DType::F32, device, seed);
+            let logits = inputs(rows, DType::F32, device, seed);
             let logits = logits.reshape([rows, 1, COLUMNS]);
             let params = batch(rows, device, |_| LaneParams {
                 penalties,
@@ -188,7 +152,7 @@ fn log_probs_case(rows: usize) -> Case {
         flops: None,
         input_bytes: logits,
         build: Box::new(move |device, seed| {
-            let (logits, _) = inputs(rows, rows, DType::F32, device, seed);
+            let logits = inputs(rows, DType::F32, device, seed);
             let checked = logits.clone();
             let tokens: Tensor<1, Int> = Tensor::ones([rows], (device, DType::I32));
             Prepared::new(
@@ -216,10 +180,11 @@ fn log_probs_case(rows: usize) -> Case {
     }
 }
 
+/// Lanes that take the parameters in turn.
 fn sample_case(
     rows: usize,
     variant: &'static str,
-    sampling: SamplingParams,
+    samplings: Vec<SamplingParams>,
     dtype: FloatDType,
 ) -> Case {
     let dtype = DType::from(dtype);
@@ -229,20 +194,30 @@ fn sample_case(
         shape: vec![("R", rows), ("V", COLUMNS)],
         variant,
         dtype,
-        bytes: logits + 4 * rows * WORD,
+        bytes: logits + (LANE_WORDS + 1) * rows * WORD,
         flops: None,
         input_bytes: logits,
         build: Box::new(move |device, seed| {
-            let (logits, draws) = inputs(rows, rows, dtype, device, seed);
+            let logits = inputs(rows, dtype, device, seed);
             let checked = logits.clone();
+            let samplings = samplings.clone();
+            let params = batch(rows, device, |row| LaneParams {
+                sampling: samplings[row % samplings.len()],
+                seed: u64::from(seed),
+                ..LaneParams::default()
+            });
+            let positions = positions(&draws(u64::from(seed), 0, rows), device);
             Prepared::new(
                 move || {
-                    sample(logits.clone(), &sampling, draws.clone()).expect("arguments that fit")
+                    let (logits, positions) = (logits.clone(), positions.clone());
+                    sample(logits, &params, positions).expect("arguments that fit")
                 },
                 move |tokens: Tensor<1, Int>| {
                     let tokens = integer_values(tokens);
-                    for row in (0..CHECKED.min(rows)).map(|i| i * rows / CHECKED.min(rows)) {
-                        check(&checked, row, tokens[row], &sampling, seed, row as u32);
+                    let count = CHECKED.min(rows);
+                    for row in (0..count).map(|i| i * (rows / count)) {
+                        let sampling = &samplings[row % samplings.len()];
+                        check(&checked, row, tokens[row], sampling, seed, row as u32);
                     }
                 },
             )
@@ -251,43 +226,46 @@ fn sample_case(
 }
 
 fn verify_case(
-    (sequences, drafts): (usize, usize),
+    (lanes, drafts): (usize, usize),
     variant: &'static str,
     sampling: SamplingParams,
     dtype: FloatDType,
 ) -> Case {
     let dtype = DType::from(dtype);
-    let rows = sequences * (drafts + 1);
+    let rows = lanes * (drafts + 1);
     let logits = rows * COLUMNS * dtype.size();
     Case {
         op: "verify",
-        shape: vec![("S", sequences), ("k", drafts), ("V", COLUMNS)],
+        shape: vec![("S", lanes), ("k", drafts), ("V", COLUMNS)],
         variant,
         dtype,
-        bytes: logits + (4 * sequences + sequences * drafts + rows) * WORD,
+        bytes: logits + ((LANE_WORDS + 1) * lanes + lanes * drafts + rows) * WORD,
         flops: None,
         input_bytes: logits,
         build: Box::new(move |device, seed| {
-            let (logits, draws) = inputs(rows, sequences, dtype, device, seed);
+            let logits = inputs(rows, dtype, device, seed);
             let checked = logits.clone();
-            let rows = logits.reshape([sequences, drafts + 1, COLUMNS]);
+            let rows = logits.reshape([lanes, drafts + 1, COLUMNS]);
+            let places = draws(u64::from(seed), 0, lanes);
+            let params = tokens::alike(&sampling, &places, COLUMNS, device);
+            let positions = positions(&places, device);
             // No draft is accepted, except by chance.
-            let guesses: Tensor<2, Int> = Tensor::zeros([sequences, drafts], device);
+            let guesses: Tensor<2, Int> = Tensor::zeros([lanes, drafts], device);
             Prepared::new(
                 move || {
                     let (rows, guesses) = (rows.clone(), guesses.clone());
-                    let verified = verify(rows, guesses, &sampling, draws.clone());
+                    let verified = verify(rows, guesses, &params, positions.clone());
                     let verified = verified.expect("arguments that fit");
                     (verified.tokens, verified.accepted)
                 },
                 move |(tokens, accepted): (Tensor<2, Int>, Tensor<1, Int>)| {
                     let (tokens, accepted) = (integer_values(tokens), integer_values(accepted));
-                    for (sequence, &accepted) in accepted.iter().enumerate().take(CHECKED) {
-                        let first = sequence * (drafts + 1);
+                    for (lane, &accepted) in accepted.iter().enumerate().take(CHECKED) {
+                        let first = lane * (drafts + 1);
                         let tokens = &tokens[first..first + drafts + 1];
                         let matched = tokens.iter().take(drafts).take_while(|&&id| id == 0);
                         assert_eq!(accepted, matched.count() as i64);
-                        check(&checked, first, tokens[0], &sampling, seed, sequence as u32);
+                        check(&checked, first, tokens[0], &sampling, seed, lane as u32);
                     }
                 },
             )
@@ -295,19 +273,12 @@ fn verify_case(
     }
 }
 
-/// Logits of a peaked distribution, and the draws of the sequences.
-fn inputs(
-    rows: usize,
-    sequences: usize,
-    dtype: DType,
-    device: &Device,
-    seed: u32,
-) -> (Tensor<2>, Draws) {
+/// Logits of a peaked distribution.
+fn inputs(rows: usize, dtype: DType, device: &Device, seed: u32) -> Tensor<2> {
     device.seed(u64::from(seed));
     let normal = Distribution::Normal(0.0, 3.0);
     let logits = Tensor::<2>::random([rows, COLUMNS], normal, (device, DType::F32));
-    let draws = draws(u64::from(seed), 0, sequences, device);
-    (logits.cast(dtype), draws)
+    logits.cast(dtype)
 }
 
 fn check(

@@ -18,9 +18,9 @@
 //! - [`quant`]: dense and packed weights, linear maps by them, alone and in groups, FP8 and FP4
 //!   weight decoding, FP8 and FP4 activation round trips, Hadamard transform
 //! - [`router`]: score and hash routing, small top-k
-//! - [`sampling`]: tokens from logits: the highest, or a seeded draw after temperature, top-k,
-//!   top-p and min-p; verification of drafts; both by the parameters of each lane; penalties, logit
-//!   bias and log-probabilities
+//! - [`sampling`]: tokens from logits by the parameters of each lane: the highest, or a seeded draw
+//!   after temperature, top-k, top-p and min-p; verification of drafts; penalties, logit bias and
+//!   log-probabilities
 //! - [`topk`]: the largest entries of long rows, each in a window of its own
 //!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a

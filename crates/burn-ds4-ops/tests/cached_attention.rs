@@ -10,8 +10,8 @@ use burn_ds4_ops::quant::fp8_roundtrip;
 
 use super::attending::{Case, Sizes};
 use super::common::{
-    EXACT, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit, integers,
-    narrow, noise, read, skip, some_of_half, values, wide,
+    EXACT, Tolerance, absolute, assert_close, compiles_slowly, devices, every_dtype, floats,
+    half_unit, integers, narrow, noise, read, skip, some, values, wide,
 };
 use super::rotation::{table, turned_at, turned_back_at};
 
@@ -52,9 +52,16 @@ const PLAIN: Text = Text {
 const STARTS: [i64; 6] = [0, 1, 4, 9, 17, 28];
 
 /// Sizes that go different ways: heads that no cube divides, widths of one and of several vectors
-/// to a lane, several KV splits, picks.
+/// to a lane, several KV splits, picks. Every second of them, from the first on, goes all ways that
+/// there are without tensor cores. Every fourth has picks or not, and vectors of different sizes.
 const TEXTS: [Text; 7] = [
-    PLAIN,
+    Text {
+        width: 32,
+        picks: Some(140),
+        rows: 150,
+        ratio: 1,
+        ..PLAIN
+    },
     Text {
         heads: 1,
         width: 64,
@@ -76,23 +83,7 @@ const TEXTS: [Text; 7] = [
         picks: Some(4),
         ..PLAIN
     },
-    Text {
-        count: 5,
-        width: 128,
-        rotated: 64,
-        span: 20,
-        slots: 24,
-        ratio: 1,
-        rows: 300,
-        ..PLAIN
-    },
-    Text {
-        width: 32,
-        picks: Some(140),
-        rows: 150,
-        ratio: 1,
-        ..PLAIN
-    },
+    PLAIN,
     // Two tiles of heads, of which the second is not full, and fewer channels than planes have
     // slices.
     Text {
@@ -106,7 +97,33 @@ const TEXTS: [Text; 7] = [
         ratio: 1,
         ..PLAIN
     },
+    Text {
+        count: 5,
+        width: 128,
+        rotated: 64,
+        span: 20,
+        slots: 24,
+        ratio: 1,
+        rows: 300,
+        ..PLAIN
+    },
 ];
+
+/// The texts for a dtype. Each makes kernels of its own, those of wide rows for seconds: a device
+/// that compiles slowly has every second in f32, every fourth in other dtypes.
+fn texts(name: &str, dtype: FloatDType) -> impl Iterator<Item = &'static Text> + use<> {
+    some(name, &TEXTS, if dtype == FloatDType::F32 { 2 } else { 4 })
+}
+
+/// A width at which tensor cores may work. A device that compiles slowly has none, and has kernels
+/// for the width of [`PLAIN`] anyway.
+fn tile_width(name: &str) -> usize {
+    if compiles_slowly(name) {
+        PLAIN.width
+    } else {
+        64
+    }
+}
 
 impl Text {
     fn positions(&self) -> usize {
@@ -340,7 +357,7 @@ fn close(dtype: FloatDType) -> Tolerance {
 
 fn queries_see_what_their_positions_say_and_agree_with_the_oracle() {
     every_dtype(|name, device, dtype| {
-        for &text in some_of_half(name, dtype, &TEXTS, 3) {
+        for &text in texts(name, dtype) {
             let mut starts = STARTS.to_vec();
             starts.push(-1);
             let actual = read(&text.attend(&starts, dtype, device));
@@ -435,7 +452,7 @@ fn what_starts_beyond_the_angles_is_refused_or_not_there() {
 
 fn a_query_has_the_same_bits_alone_and_in_a_longer_cache() {
     every_dtype(|name, device, dtype| {
-        for &text in some_of_half(name, dtype, &TEXTS, 3) {
+        for &text in texts(name, dtype) {
             for start in [0, 4, 17] {
                 let together = read(&text.attend(&[start], dtype, device));
                 let each = text.heads * text.width;
@@ -470,18 +487,18 @@ fn a_query_has_the_same_bits_alone_and_in_a_longer_cache() {
 }
 
 fn a_query_has_the_same_bits_in_any_capacity_and_beside_any_sequences() {
-    let text = Text {
-        count: DECODE_TOKENS,
-        width: 64,
-        slots: DECODE_TOKENS + 5,
-        ratio: 2,
-        rows: DECODE_TOKENS / 2,
-        ..PLAIN
-    };
-    let each = text.heads * text.width;
     // Some rows twice, some that are not complete for all queries, and places without a row.
     let picked = [0, 1, 1, 2, 4, 7, 3, 9, -1, -1];
     every_dtype(|name, device, dtype| {
+        let text = Text {
+            count: DECODE_TOKENS,
+            width: tile_width(name),
+            slots: DECODE_TOKENS + 5,
+            ratio: 2,
+            rows: DECODE_TOKENS / 2,
+            ..PLAIN
+        };
+        let each = text.heads * text.width;
         for picks in [None, Some(picked)] {
             let picking = Text {
                 picks: picks.map(|picks| picks.len()),
@@ -603,12 +620,12 @@ fn content_is_rounded_as_by_its_operator() {
 
 fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
     let plain = Text { heads: 4, ..PLAIN };
-    let picking = Text {
-        width: 64,
-        picks: Some(4),
-        ..plain
-    };
     every_dtype(|name, device, dtype| {
+        let picking = Text {
+            width: tile_width(name),
+            picks: Some(4),
+            ..plain
+        };
         for text in [plain, picking] {
             let run = |spoil: bool| {
                 let mut x = text.queries(1);
@@ -641,16 +658,20 @@ fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
 }
 
 fn starts_and_picks_may_have_any_integer_dtype() {
-    let text = Text {
-        width: 64,
-        picks: Some(4),
-        ..PLAIN
-    };
     let starts = [9, 17];
-    let picked: Vec<i64> = (0..starts.len() * text.count)
+    let picked: Vec<i64> = (0..starts.len() * PLAIN.count)
         .flat_map(|i| [0, 2, 3 + i as i64, 9])
         .collect();
     every_dtype(|name, device, dtype| {
+        if compiles_slowly(name) && dtype != FloatDType::F32 {
+            // Integers are read alike whatever the dtype of the rows.
+            return;
+        }
+        let text = Text {
+            width: tile_width(name),
+            picks: Some(4),
+            ..PLAIN
+        };
         let attend = |integer| {
             let shape = [starts.len(), text.count, text.heads, text.width];
             let x = floats(&text.queries(starts.len()), shape, device);
@@ -681,7 +702,8 @@ fn all_rows_of_a_layer_that_picks_have_the_bits_of_picks_in_order() {
             .into_iter()
             .filter(|text| text.picks.is_some())
             .collect();
-        for text in some_of_half(name, dtype, &picking, 2) {
+        // The first has one KV split with all rows and several with the picks. That is two kernels.
+        for text in some(name, &picking, 3) {
             let (count, rows) = (text.count, text.rows);
             // As an indexer picks: none where there are no more.
             let given = (0..count).flat_map(|_| (0..rows as i64).chain([-1; 200]));

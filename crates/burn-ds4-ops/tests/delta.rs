@@ -213,7 +213,7 @@ pub fn oracle(case: &Case, index: usize, slot: usize, rule: Rule) -> Sequence {
     let [a, b] = [&inputs.a, &inputs.b].map(|tensor| wide(&read(tensor)));
     let [a_log, dt_bias] = [&inputs.a_log, &inputs.dt_bias].map(|tensor| wide(&read(tensor)));
     let size = case.sizes.state();
-    let mut state = wide(&read(&case.pool))[slot * size..][..size].to_vec();
+    let mut state = wide(&read(&case.pool)[slot * size..][..size]);
     let mut sequence = Sequence {
         outputs: Vec::new(),
         states: vec![state.clone()],

@@ -6,7 +6,9 @@ use burn_ds4_ops::gated_delta::{
     GatedDelta, GatedDeltaOptions, StateSlots, StateUpdate, gated_delta_rule,
 };
 
-use super::common::{assert_close, devices, every_dtype, integers, narrow, some_of_half};
+use super::common::{
+    assert_close, compiles_slowly, devices, every_dtype, integers, narrow, some, some_of_half,
+};
 use super::delta::{Case, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance};
 
 const fn sized(tokens: usize, width: usize, channels: usize) -> Sizes {
@@ -43,7 +45,9 @@ fn states_of_every_size_agree_with_the_oracle() {
             .into_iter()
             .flat_map(|width| [64, 128, 256].map(|channels| (width, channels)));
         let sizes: Vec<_> = sizes.zip([1, 3, 8, 9, 2, 16, 5, 4, 7]).collect();
-        for &((width, channels), tokens) in some_of_half(name, dtype, &sizes, 4) {
+        // Every fourth: each width once.
+        let step = if dtype == FloatDType::F32 { 4 } else { 8 };
+        for &((width, channels), tokens) in some(name, &sizes, step) {
             let case = Case::new(sized(tokens, width, channels), dtype, dtype, device);
             let result = case.run(&[2, 0], None, &GatedDeltaOptions::new());
             for (sequence, slot) in [(0, 2), (1, 0)] {
@@ -57,14 +61,17 @@ fn states_of_every_size_agree_with_the_oracle() {
 fn sizes_that_fill_no_vector_or_plane_agree_with_the_oracle() {
     every_dtype(|name, device, dtype| {
         let sizes = [
-            (1, 1, 2),
             (5, 3, 3),
             (20, 7, 2),
-            (96, 48, 4),
             (33, 65, 9),
+            (1, 1, 2),
+            (96, 48, 4),
             (1024, 3, 1),
         ];
-        for &(width, channels, tokens) in some_of_half(name, dtype, &sizes, 3) {
+        // Neither 33 nor 1024 columns have a kernel of ours, and the plain operations that take
+        // them are many kernels. Every second shape has one of the two.
+        let step = if dtype == FloatDType::F32 { 2 } else { 4 };
+        for &(width, channels, tokens) in some(name, &sizes, step) {
             let case = Case::new(sized(tokens, width, channels), dtype, dtype, device);
             let result = case.run(&[2, 0], None, &GatedDeltaOptions::new());
             let what = format!("{name} {width} {channels} {tokens}");
@@ -86,10 +93,12 @@ fn every_number_of_tokens_agrees_with_the_oracle() {
 
 fn batches_of_many_states_agree_with_the_oracle() {
     every_dtype(|name, device, dtype| {
-        for (batch, tokens) in [(9, 1), (16, 3)] {
+        // A software driver would take long for so many heads.
+        let heads = if compiles_slowly(name) { 2 } else { 16 };
+        for &(batch, tokens) in some_of_half(name, dtype, &[(9, 1), (16, 3)], 2) {
             let sizes = Sizes {
-                heads: 16,
-                value_heads: 32,
+                heads,
+                value_heads: 2 * heads,
                 ..Sizes::small(batch, tokens)
             };
             let sizes = Sizes {
@@ -164,7 +173,7 @@ fn large_states_go_where_they_are_sent() {
 
 fn every_large_state_is_kept_and_the_pool_is_not_changed() {
     every_dtype(|name, device, dtype| {
-        for tokens in [1, 4, 11] {
+        for &tokens in some_of_half(name, dtype, &[4, 1, 11], 3) {
             let case = Case::new(sized(tokens, 128, 64), dtype, dtype, device);
             let options = GatedDeltaOptions::new().with_update(StateUpdate::Intermediate);
             let result = case.run(&[-1, 2], None, &options);

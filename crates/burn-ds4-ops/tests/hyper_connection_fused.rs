@@ -8,30 +8,10 @@ use burn_ds4_ops::hyper_connection::{
 };
 
 use super::common::{
-    EXACT, FLOATS, Tolerance, absolute, assert_close, devices, every_dtype, floats, half_unit,
-    is_gpu, narrow, noise, read, rounded, some, some_of_half, values, wide,
+    EXACT, FLOATS, Tolerance, absolute, assert_close, compiles_slowly, devices, every_dtype,
+    floats, half_unit, is_gpu, narrow, noise, read, rounded, values, wide,
 };
-use super::mixing::{Case, SINKHORN};
-
-/// Tokens, streams and width: around the sizes of a vector, a split, a plane and of what a lane
-/// keeps, on any device; more streams and more tokens than the kernels take; sizes of the released
-/// models.
-const SHAPES: [(usize, usize, usize); 14] = [
-    (1, 1, 1),
-    (3, 2, 5),
-    (2, 3, 127),
-    (16, 4, 8),
-    (2, 4, 66),
-    (3, 1, 512),
-    (2, 5, 1000),
-    (2, 8, 96),
-    (2, 9, 16),
-    (17, 4, 64),
-    (1, 4, 4096),
-    (1, 4, 4097),
-    (2, 4, 7168),
-    (1, 8, 9001),
-];
+use super::mixing::{Case, SINKHORN, shapes, spoilt_widths, widths};
 
 /// Half a unit in the last place, and what f32 coefficients may be off by.
 fn one_rounding(dtype: FloatDType) -> Tolerance {
@@ -118,7 +98,7 @@ fn assert_mixed(case: &Case, streams: Streams, spread: &[f64], dtype: FloatDType
 
 fn streams_of_any_size_are_mixed_at_once() {
     every_dtype(|name, device, dtype| {
-        for &(tokens, n, d) in some_of_half(name, dtype, &SHAPES, 3) {
+        for &(tokens, n, d) in shapes(name, dtype) {
             let what = format!("{name} [{tokens}, {n}, {d}]");
             let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
             let streams = case.streams(device).cast(dtype);
@@ -130,10 +110,9 @@ fn streams_of_any_size_are_mixed_at_once() {
 fn outputs_of_any_dtype_are_spread_at_once() {
     every_dtype(|name, device, dtype| {
         for of in FLOATS.into_iter().filter(|of| device.supports_dtype(*of)) {
-            // All shapes where nothing is converted.
-            let step = if of == dtype { 1 } else { 5 };
-            let shapes: Vec<_> = some(name, &SHAPES, step).copied().collect();
-            for &(tokens, n, d) in some_of_half(name, dtype, &shapes, 3) {
+            // Where an output is converted, its dtype makes further kernels.
+            let few = compiles_slowly(name) && of != dtype;
+            for &(tokens, n, d) in shapes(name, dtype).take(if few { 1 } else { usize::MAX }) {
                 let what = format!("{name} [{tokens}, {n}, {d}], {of:?} output");
                 let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
                 let (output, held) = rounded(&noise(tokens * d, 21), [tokens, d], of, device);
@@ -213,14 +192,16 @@ fn all_of(
 
 fn a_token_is_mixed_as_if_it_were_alone() {
     every_dtype(|name, device, dtype| {
-        let shapes = [(1, 1), (3, 127), (4, 64), (8, 40), (4, 4096)];
-        for &(n, d) in some_of_half(name, dtype, &shapes, 4) {
+        let elsewhere = [(1, 1), (3, 127), (4, 64), (8, 40), (4, 4096)];
+        for &(n, d) in widths(name, dtype, &elsewhere) {
             for spread in [false, true] {
                 let what = format!("{name} {n} x {d}");
                 let case = Case::new(16, n, d, 1.0);
                 let together = all_of(&case, 0..16, spread, dtype, device);
                 let step = if is_gpu(name) || n * d < 1000 { 1 } else { 5 };
-                let some = (1..16).step_by(step).map(|count| 0..count);
+                // The projection for the coefficients has kernels for 1, 2, 4, 8 and 16 tokens.
+                let counts = if compiles_slowly(name) { 5 } else { step };
+                let some = (1..16).step_by(counts).map(|count| 0..count);
                 let alone = (1..16).step_by(step).map(|token| token..token + 1);
                 for tokens in some.chain(alone) {
                     let actual = all_of(&case, tokens.clone(), spread, dtype, device);
@@ -238,7 +219,7 @@ fn a_token_is_mixed_as_if_it_were_alone() {
 
 fn what_is_pending_has_the_bits_of_what_is_spread_before() {
     every_dtype(|name, device, dtype| {
-        for &(tokens, n, d) in some_of_half(name, dtype, &SHAPES, 3) {
+        for &(tokens, n, d) in shapes(name, dtype) {
             let what = format!("{name} [{tokens}, {n}, {d}]");
             let case = Case::new(tokens, n, d, 1.0);
             let streams = case.streams(device).cast(dtype);
@@ -306,7 +287,7 @@ fn views_are_mixed_at_once_as_their_copies() {
 
 fn what_is_no_number_stays_in_its_token_when_mixed_at_once() {
     for (name, device) in devices() {
-        for (n, d) in [(4, 24), (3, 4096), (9, 16)] {
+        for (n, d) in spoilt_widths(name) {
             for spread in [false, true] {
                 let clean = Case::new(4, n, d, 1.0);
                 let mut case = Case::new(4, n, d, 1.0);

@@ -5,7 +5,7 @@ use burn_ds4_ops::hyper_connection::{
     Coefficients, Collapsed, Norm, Sinkhorn, Streams, collapse, collapse_norm, head, head_norm,
 };
 
-use super::common::{floats, noise, values, wide};
+use super::common::{compiles_slowly, floats, noise, some, some_of_half, values, wide};
 
 /// The constants of the released models.
 pub const SINKHORN: Sinkhorn = Sinkhorn {
@@ -16,6 +16,74 @@ pub const SINKHORN: Sinkhorn = Sinkhorn {
 
 /// Epsilon of the norm of what streams are collapsed to: one that shows.
 pub const NORM_EPSILON: f64 = 1e-3;
+
+/// Tokens, streams and width: around the sizes of a vector, a unit, a split, a plane and of what a
+/// lane keeps, on any device; more streams and more tokens than the kernels take; sizes of the
+/// released models.
+///
+/// Every third, from the first on, goes through all ways that the kernels are built: streams that a
+/// lane reads again and that it keeps, in one plane and in several, by vectors and by elements;
+/// short splits, partial ones, and more of them than are added up at once; more tokens and more
+/// streams than there are kernels for. Of every ninth, a lane reads the first again, by vectors,
+/// and keeps the second, by elements.
+const SHAPES: [(usize, usize, usize); 17] = [
+    (2, 4, 7168),
+    (1, 1, 1),
+    (2, 4, 8),
+    (3, 2, 5),
+    (2, 4, 64),
+    (3, 1, 512),
+    (2, 5, 1000),
+    (2, 8, 96),
+    (16, 4, 8),
+    (2, 3, 127),
+    (2, 4, 66),
+    (1, 4, 4096),
+    (17, 4, 64),
+    (1, 4, 4097),
+    (2, 4, 4096),
+    (2, 9, 16),
+    (1, 8, 9001),
+];
+
+/// Streams and widths of [`SHAPES`] whose kernels every device compiles: a lane reads the streams
+/// again, and keeps them.
+const COMPILED: [(usize, usize); 2] = [(4, 7168), (3, 127)];
+
+/// The shapes of the tests with an oracle. Each makes kernels of its own: a device that compiles
+/// slowly has every third in f32, every ninth in other dtypes.
+pub fn shapes(
+    name: &str,
+    dtype: FloatDType,
+) -> impl Iterator<Item = &'static (usize, usize, usize)> + use<> {
+    some(name, &SHAPES, if dtype == FloatDType::F32 { 3 } else { 9 })
+}
+
+/// Streams and widths at which tokens are compared with themselves: `elsewhere`, or what is
+/// compiled anyway, of which dtypes other than f32 have the first.
+pub fn widths<'a>(
+    name: &str,
+    dtype: FloatDType,
+    elsewhere: &'a [(usize, usize)],
+) -> impl Iterator<Item = &'a (usize, usize)> + use<'a> {
+    let all: &'a [(usize, usize)] = if compiles_slowly(name) {
+        &COMPILED
+    } else {
+        elsewhere
+    };
+    some_of_half(name, dtype, all, 2)
+}
+
+/// Streams and widths at which a token is no number: the same, and more streams than the kernels
+/// take.
+pub fn spoilt_widths(name: &str) -> [(usize, usize); 3] {
+    let [again, kept] = if compiles_slowly(name) {
+        COMPILED
+    } else {
+        [(3, 4096), (4, 24)]
+    };
+    [kept, again, (9, 16)]
+}
 
 /// Streams and parameters of one case, all of them arbitrary.
 pub struct Case {

@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::Weights;
 
 use super::common::{
-    EXACT, FLOATS, assert_close, compiles_slowly, devices, dtypes, every_dtype, skip,
+    EXACT, FLOATS, assert_close, compiles_slowly, devices, dtypes, every_dtype, skip, some,
 };
 use super::drawn::bits;
 use super::linear::{Input, linear};
@@ -31,7 +31,8 @@ fn shapes() -> impl Iterator<Item = (usize, [usize; 3])> {
 }
 
 /// Every pair where `all`, or as many as it takes for every number to be among them; a software
-/// driver of wgpu compiles kernels for longer than they run, and gets fewer.
+/// driver of wgpu compiles kernels for longer than they run, and gets fewer. It gets fewer still by
+/// dense weights, where most pairs have kernels of their own and the products other tests.
 fn products_of_any_shape_are_exact(format: Format, all: bool) {
     for (i, [rows, outputs, inputs]) in shapes() {
         if format == FP8_PAIR && outputs % 2 != 0 {
@@ -39,7 +40,12 @@ fn products_of_any_shape_are_exact(format: Format, all: bool) {
         }
         let weights = Packed::exact(format, [1, outputs, inputs], 0, i as u64);
         for (name, device) in devices() {
-            if i % SOME != 0 && (!all || compiles_slowly(name)) {
+            let step = match (format, compiles_slowly(name)) {
+                (Format::Dense(_), true) => 3 * SOME,
+                (_, false) if all => 1,
+                _ => SOME,
+            };
+            if i % step != 0 {
                 continue;
             }
             // Every dtype that the device has takes its turn.
@@ -72,10 +78,8 @@ fn any_weights_times_any_x_are_what_f32_sums_can_be() {
     for (name, device) in devices() {
         every_format(name, device, |format| {
             for dtype in FLOATS.into_iter().filter(|&d| device.supports_dtype(d)) {
-                for (i, [rows, outputs, inputs]) in [[1, 130, 513], [6, 96, 512], [40, 130, 384]]
-                    .into_iter()
-                    .enumerate()
-                {
+                let shapes = [[1, 130, 513], [6, 96, 512], [40, 130, 384]];
+                for (i, &[rows, outputs, inputs]) in some(name, &shapes, 2).enumerate() {
                     let weights = Packed::random(format, [1, outputs, inputs], i as u64);
                     let x = Input::random([rows, inputs], dtype, i as u64 + 9);
                     let y = linear(x.on(device), &weights.on(device));
@@ -245,7 +249,12 @@ fn x_may_be_any_view() {
         for format in [Format::Fp4, FP8, Format::Dense(FloatDType::F32)] {
             let weights = Packed::exact(format, [1, 33, inputs], 0, 1);
             let on_device = weights.on(device);
-            for rows in [1, 6, 40] {
+            // Dense weights have kernels for each number of rows, and other tests of views.
+            let step = match format {
+                Format::Dense(_) => 3,
+                _ => 1,
+            };
+            for &rows in some(name, &[6, 1, 40], step) {
                 let x = Input::exact([rows, inputs], dtype, 2);
                 let check = |y: Vec<f32>, view| {
                     x.check_exact(&weights, &y, &format!("{name} {view}"));

@@ -1,7 +1,7 @@
 //! Routing against an `f64` oracle and tables worked out by hand.
 
 use super::common::{
-    EXACT, Tolerance, assert_close, devices, floats, integer_values, integers, narrow, noise,
+    EXACT, Tolerance, assert_close, devices, floats, integer_values, integers, narrow, noise, some,
     values, wide,
 };
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -11,6 +11,14 @@ use burn_ds4_ops::router::{
 
 /// Expert counts of a toy, of nothing in particular, and of both released models.
 const EXPERTS: [usize; 4] = [8, 100, 256, 384];
+
+/// The devices that take a number of experts: some numbers will do where each has a kernel that
+/// compiles slowly.
+fn devices_for(experts: usize) -> impl Iterator<Item = &'static (String, Device)> {
+    devices()
+        .iter()
+        .filter(move |(name, _)| some(name, &EXPERTS, 2).any(|&taken| taken == experts))
+}
 
 const fn relative(relative: f64) -> Tolerance {
     Tolerance {
@@ -119,7 +127,8 @@ fn topk_select_sorts_by_value_then_id_whatever_the_row_holds() {
     ];
     let scores: Vec<f32> = rows.iter().flat_map(|row| row.0).collect();
     for (name, device) in devices() {
-        for k in [1, 3, 4] {
+        // All four say how the lowest rank.
+        for &k in some(name, &[4, 1, 3], 3) {
             let (best, ids) = topk_select(floats(&scores, [rows.len(), 4], device), k);
             let expected: Vec<i64> = rows.iter().flat_map(|row| &row.1[..k]).copied().collect();
             assert_eq!(integer_values(ids), expected, "{name} k {k}");
@@ -160,7 +169,7 @@ fn topk_select_agrees_with_a_sort_for_every_number_of_experts() {
             .flat_map(|row| oracle_order(&wide(row)).into_iter().take(6))
             .map(|id| id as i64)
             .collect();
-        for (name, device) in devices() {
+        for (name, device) in devices_for(experts) {
             let (_, ids) = topk_select(floats(&scores, [16, experts], device), 6);
             assert_eq!(integer_values(ids), expected, "{name} experts {experts}");
         }
@@ -194,7 +203,7 @@ fn activation_topk_agrees_with_the_oracle_for_every_number_of_experts() {
             expected.extend(oracle_weights(&row, &order[..k], SCALE));
             expected_ids.extend(order[..k].iter().map(|&id| id as i64));
         }
-        for (name, device) in devices() {
+        for (name, device) in devices_for(experts) {
             let (weights, ids) = activation_topk(
                 floats(&logits, [ROWS, experts], device),
                 Some(floats(&bias, [experts], device)),

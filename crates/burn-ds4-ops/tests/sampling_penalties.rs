@@ -2,15 +2,14 @@
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::sampling::{
-    BatchParams, Draws, LaneParams, Penalties, SamplingParams, TokenCounts, apply_penalties,
-    sample_lanes, seed_words,
+    BatchParams, LaneParams, Penalties, TokenCounts, apply_penalties, sample,
 };
 
 use super::common::{
     EXACT, absolute, assert_close, devices, every_dtype, floats, integer_values, integers, narrow,
     noise, read, values,
 };
-use super::tokens::sampled;
+use super::tokens::{draws, positions, sampled};
 
 /// More than a cube works on.
 const COLUMNS: usize = 5000;
@@ -319,21 +318,13 @@ fn tokens_are_those_of_penalised_logits() {
         let (params, counts) = batch(&lanes, device);
         let logits = floats(&logits(count * COLUMNS), [count, 1, COLUMNS], device);
         let changed = penalised(logits, &[], &params, &counts).reshape([count, COLUMNS]);
-        let at: Vec<i64> = (0..count as i64).collect();
-        let at = integers(&at, [count], device);
-        let tokens = sample_lanes(changed.clone(), &params, at).expect("arguments that fit");
+        let at = positions(&draws(0, 0, count), device);
+        let tokens = sample(changed.clone(), &params, at).expect("arguments that fit");
         for (index, (lane, token)) in lanes.iter().zip(integer_values(tokens)).enumerate() {
             let row = changed.clone().slice([index..index + 1, 0..COLUMNS]);
-            let draws = Draws {
-                seeds: seed_words(&[lane.params.seed], device),
-                positions: integers(&[index as i64], [1], device),
-            };
-            let sampling: SamplingParams = lane.params.sampling;
-            assert_eq!(
-                sampled(row, &sampling, draws),
-                [token],
-                "{name}, lane {index}"
-            );
+            let draws = [(lane.params.seed, index as u32)];
+            let expected = sampled(row, &lane.params.sampling, &draws);
+            assert_eq!([token], expected[..], "{name}, lane {index}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::sampling::{
-    BatchParams, LaneParams, Penalties, SamplingParams, TokenCounts, apply_penalties, sample_lanes,
+    BatchParams, LaneParams, Penalties, SamplingParams, TokenCounts, apply_penalties, sample,
 };
 
 use super::common::{devices, floats, integer_values, integers};
@@ -41,7 +41,7 @@ impl Step {
         let (logits, drafts) = (self.logits.clone(), self.drafts.clone());
         let logits = apply_penalties(logits, drafts, &params, counts);
         let logits = logits.expect("arguments that fit").reshape([2, COLUMNS]);
-        let tokens = sample_lanes(logits, &params, self.positions.clone());
+        let tokens = sample(logits, &params, self.positions.clone());
         let tokens = tokens.expect("arguments that fit");
         let counted = counts.count(tokens.clone().reshape([2, 1]));
         counted.expect("tokens that fit");

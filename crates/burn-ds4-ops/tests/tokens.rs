@@ -1,7 +1,9 @@
 //! Which token a row of logits gives, in f64, for the tests and the benchmarks of sampling.
 
 use burn::tensor::{Device, Int, Tensor};
-use burn_ds4_ops::sampling::{Draws, SamplingParams, sample, seed_words};
+use burn_ds4_ops::sampling::{
+    BatchParams, LaneParams, SamplingParams, VerifiedDrafts, sample, verify,
+};
 
 use super::common::{floats, integer_values, integers};
 
@@ -99,15 +101,40 @@ pub fn uniform(seed: u64, position: u32) -> f64 {
     (words[0] + (words[1] << 32)) as f64 / 2f64.powi(64)
 }
 
-/// The same seed for so many sequences, at positions that follow each other.
-pub fn draws(seed: u64, first: u32, sequences: usize, device: &Device) -> Draws {
-    let positions: Vec<i64> = (0..sequences as i64)
-        .map(|i| i64::from(first) + i)
-        .collect();
-    Draws {
-        seeds: seed_words(&vec![seed; sequences], device),
-        positions: integers(&positions, [sequences], device),
-    }
+/// Which random number a lane has: its seed, and the position at which it draws.
+pub type Draw = (u64, u32);
+
+/// The same seed for so many lanes, at positions that follow each other.
+pub fn draws(seed: u64, first: u32, lanes: usize) -> Vec<Draw> {
+    let positions = (first..).take(lanes);
+    positions.map(|position| (seed, position)).collect()
+}
+
+/// The positions of lanes on a device, as an i32 has them.
+pub fn positions(draws: &[Draw], device: &Device) -> Tensor<1, Int> {
+    let positions: Vec<i64> = draws.iter().map(|draw| i64::from(draw.1 as i32)).collect();
+    integers(&positions, [draws.len()], device)
+}
+
+/// The parameters of lanes on a device.
+pub fn batch(params: &[LaneParams], columns: usize, device: &Device) -> BatchParams {
+    BatchParams::new(params, columns, device).expect("parameters in range")
+}
+
+/// Lanes that differ in their seeds alone.
+pub fn alike(
+    sampling: &SamplingParams,
+    draws: &[Draw],
+    columns: usize,
+    device: &Device,
+) -> BatchParams {
+    let lane = |&(seed, _): &Draw| LaneParams {
+        sampling: *sampling,
+        seed,
+        ..LaneParams::default()
+    };
+    let params: Vec<LaneParams> = draws.iter().map(lane).collect();
+    batch(&params, columns, device)
 }
 
 /// A tensor with this row over and over.
@@ -115,17 +142,46 @@ pub fn repeated(row: &[f32], rows: usize, device: &Device) -> Tensor<2> {
     floats(row, [1, row.len()], device).expand([rows, row.len()])
 }
 
-/// What comes out for arguments that fit.
-pub fn sampled(logits: Tensor<2>, sampling: &SamplingParams, draws: Draws) -> Vec<i64> {
-    let tokens: Tensor<1, Int> = sample(logits, sampling, draws).expect("arguments that fit");
-    integer_values(tokens)
+/// What comes out for lanes that differ in their draws alone.
+pub fn sampled(logits: Tensor<2>, sampling: &SamplingParams, draws: &[Draw]) -> Vec<i64> {
+    let ([_, columns], device) = (logits.dims(), logits.device());
+    let params = alike(sampling, draws, columns, &device);
+    let tokens = sample(logits, &params, positions(draws, &device));
+    integer_values(tokens.expect("arguments that fit"))
+}
+
+/// The tokens of each lane, and how many drafts are accepted.
+pub type Verdict = (Vec<i64>, Vec<i64>);
+
+/// Reads a verdict back.
+pub fn verdict(drafts: VerifiedDrafts) -> Verdict {
+    let VerifiedDrafts { tokens, accepted } = drafts;
+    let [lanes, _] = tokens.dims();
+    assert_eq!(accepted.dims(), [lanes]);
+    (integer_values(tokens), integer_values(accepted))
+}
+
+/// The verdict on the drafts of lanes that differ in their draws alone.
+pub fn verified(
+    logits: Tensor<3>,
+    drafts: &[i64],
+    sampling: &SamplingParams,
+    draws: &[Draw],
+) -> Verdict {
+    let ([lanes, rows, columns], device) = (logits.dims(), logits.device());
+    let params = alike(sampling, draws, columns, &device);
+    let drafts = integers(drafts, [lanes, rows - 1], &device);
+    let verified = verify(logits, drafts, &params, positions(draws, &device));
+    let verified = verified.expect("arguments that fit");
+    assert_eq!(verified.tokens.dims(), [lanes, rows]);
+    verdict(verified)
 }
 
 /// How often each id was drawn for a row.
 pub fn counts(row: &[f32], sampling: &SamplingParams, times: usize, device: &Device) -> Vec<usize> {
     let mut counts = vec![0; row.len()];
-    let draws = draws(7, 0, times, device);
-    for token in sampled(repeated(row, times, device), sampling, draws) {
+    let draws = draws(7, 0, times);
+    for token in sampled(repeated(row, times, device), sampling, &draws) {
         counts[usize::try_from(token).expect("a token")] += 1;
     }
     counts

@@ -2,7 +2,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 
-use super::{SamplingParams, reference};
+use super::reference;
 use crate::optional::OptionalInt;
 
 /// Extension of Burn's backends by the operators of this family. The default bodies are the
@@ -15,39 +15,28 @@ use crate::optional::OptionalInt;
     Fusion: cfg(feature = "fusion")
 )]
 pub trait SamplingOps: Backend {
-    /// See [`sample`](super::sample). Each sequence has as many rows of logits as there are for
-    /// each seed, at consecutive positions.
-    #[fusion(meta = |logits, _seeds, _positions, _sampling| fusion::tokens(logits))]
+    /// See [`sample`](super::sample). There are as many lanes as positions, and `floats` and
+    /// `words` are their [tables](super::layout). Each lane has as many rows of logits as the
+    /// others, at consecutive positions.
+    #[fusion(meta = |logits, _floats, _words, _positions| fusion::tokens(logits))]
     fn sample(
         logits: FloatTensor<Self>,
-        seeds: IntTensor<Self>,
+        floats: FloatTensor<Self>,
+        words: IntTensor<Self>,
         positions: IntTensor<Self>,
-        sampling: SamplingParams,
     ) -> IntTensor<Self> {
-        reference::sample::<Self>(logits, seeds, positions, sampling)
+        reference::sample::<Self>(logits, floats, words, positions)
     }
 
-    /// The tokens of each sequence up to the first that does not match its draft, one more than
+    /// The tokens of each lane up to the first that does not match its draft, one more than
     /// there are drafts at most, and how many match; see [`VerifiedDrafts`](super::VerifiedDrafts).
-    /// `tokens` are `[sequences · (drafts + 1)]`, i32.
+    /// `tokens` are `[lanes · (drafts + 1)]`, i32.
     #[fusion(meta = |_tokens, drafts| fusion::verified(drafts))]
     fn verify_drafts(
         tokens: IntTensor<Self>,
         drafts: IntTensor<Self>,
     ) -> (IntTensor<Self>, IntTensor<Self>) {
         reference::verify::<Self>(tokens, drafts)
-    }
-
-    /// [`sample`](Self::sample) by the parameters of each lane. There are as many lanes as
-    /// positions, and `floats` and `words` are their [tables](super::layout).
-    #[fusion(meta = |logits, _floats, _words, _positions| fusion::tokens(logits))]
-    fn sample_lanes(
-        logits: FloatTensor<Self>,
-        floats: FloatTensor<Self>,
-        words: IntTensor<Self>,
-        positions: IntTensor<Self>,
-    ) -> IntTensor<Self> {
-        reference::sample_lanes::<Self>(logits, floats, words, positions)
     }
 
     /// See [`apply_penalties`](super::apply_penalties). `logits` are
@@ -85,14 +74,14 @@ impl SamplingOps for burn::backend::Flex {}
 impl SamplingOps for burn_cubecl::CubeBackend {
     fn sample(
         logits: FloatTensor<Self>,
-        seeds: IntTensor<Self>,
+        floats: FloatTensor<Self>,
+        words: IntTensor<Self>,
         positions: IntTensor<Self>,
-        sampling: SamplingParams,
     ) -> IntTensor<Self> {
-        if super::launch::can_sample(&logits, [&seeds, &positions]) {
-            super::launch::sample(logits, seeds, positions, sampling)
+        if super::launch::can_sample(&logits, [&positions, &words]) {
+            super::launch::sample(logits, [floats, words], positions)
         } else {
-            reference::sample::<Self>(logits, seeds, positions, sampling)
+            reference::sample::<Self>(logits, floats, words, positions)
         }
     }
 
@@ -104,19 +93,6 @@ impl SamplingOps for burn_cubecl::CubeBackend {
             super::launch::verify(tokens, drafts)
         } else {
             reference::verify::<Self>(tokens, drafts)
-        }
-    }
-
-    fn sample_lanes(
-        logits: FloatTensor<Self>,
-        floats: FloatTensor<Self>,
-        words: IntTensor<Self>,
-        positions: IntTensor<Self>,
-    ) -> IntTensor<Self> {
-        if super::launch::can_sample(&logits, [&positions, &words]) {
-            super::launch::sample_lanes(logits, [floats, words], positions)
-        } else {
-            reference::sample_lanes::<Self>(logits, floats, words, positions)
         }
     }
 
@@ -167,10 +143,10 @@ mod fusion {
     }
 
     pub(super) fn verified(drafts: &TensorSpec) -> (TensorSpec, TensorSpec) {
-        let (sequences, count) = (drafts.shape[0], drafts.shape[1]);
+        let (lanes, count) = (drafts.shape[0], drafts.shape[1]);
         (
-            TensorSpec::new([sequences, count + 1].into(), DType::I32),
-            TensorSpec::new([sequences].into(), DType::I32),
+            TensorSpec::new([lanes, count + 1].into(), DType::I32),
+            TensorSpec::new([lanes].into(), DType::I32),
         )
     }
 }

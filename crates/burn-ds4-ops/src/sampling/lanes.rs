@@ -1,15 +1,13 @@
-//! Parameters that differ from lane to lane, as data on the device.
+//! The parameters of each lane, as data on the device.
 
-use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::backend::SamplingOps;
 use super::layout::{
     BIAS, BIAS_ID, BIASES, FARTHEST, FREQUENCY, MINIMUM, PENALISED, PRESENCE, RATE, REPETITION,
     SEED, TOP_K, TOP_P, WIDTH,
 };
 use super::weight::WeightFilter;
-use super::{SamplingParams, VerifiedDrafts, validation, verdict};
+use super::{SamplingParams, validation};
 use crate::OpError;
 
 /// Most entries of a lane's logit bias: as many as OpenAI's interface takes.
@@ -166,70 +164,4 @@ fn row(params: &LaneParams, vocabulary: usize) -> Result<([f32; WIDTH], [i32; WI
         floats[BIAS + entry] = bias;
     }
     Ok((floats, words))
-}
-
-/// Chooses a token for each lane by its own parameters: the one that [`sample`](super::sample)
-/// chooses by the same parameters, seed and position. Greedy lanes and others may be side by side.
-///
-/// Penalties and logit bias are not applied: see [`apply_penalties`](super::apply_penalties).
-///
-/// # Shapes and dtypes
-///
-/// - `logits`: `[lanes, vocabulary]`, f32 / f16 / bf16
-/// - `positions`: `[lanes]`, as in [`Draws`](super::Draws)
-/// - output: `[lanes]`, i32; -1 for a row without candidates
-///
-/// # Errors
-///
-/// [`OpError`] for a dtype, shape or device that does not match, and more than
-/// [`MAX_COLUMNS`](super::MAX_COLUMNS) columns.
-pub fn sample_lanes(
-    logits: Tensor<2>,
-    params: &BatchParams,
-    positions: Tensor<1, Int>,
-) -> Result<Tensor<1, Int>, OpError> {
-    validation::check_batch(&logits, params)?;
-    validation::check_positions(&logits, &positions)?;
-    Ok(chosen(logits, params, positions))
-}
-
-/// Verifies the drafts of each lane by its own parameters, as [`verify`](super::verify) does by the
-/// same parameters, seed and position.
-///
-/// # Shapes and dtypes
-///
-/// - `logits`: `[lanes, drafts + 1, vocabulary]`, `drafts`: `[lanes, drafts]`, both as in
-///   [`verify`](super::verify)
-/// - `positions`: `[lanes]`: row `i` draws at its lane's position plus `i`
-///
-/// # Errors
-///
-/// As [`sample_lanes`].
-pub fn verify_lanes(
-    logits: Tensor<3>,
-    drafts: Tensor<2, Int>,
-    params: &BatchParams,
-    positions: Tensor<1, Int>,
-) -> Result<VerifiedDrafts, OpError> {
-    validation::check_batch(&logits, params)?;
-    validation::check_positions(&logits, &positions)?;
-    validation::check_drafts(&logits, &drafts)?;
-    let [lanes, rows, columns] = logits.dims();
-    let tokens = chosen(logits.reshape([lanes * rows, columns]), params, positions);
-    Ok(verdict(tokens, drafts))
-}
-
-/// Chooses a token for each row, given valid arguments.
-fn chosen(logits: Tensor<2>, params: &BatchParams, positions: Tensor<1, Int>) -> Tensor<1, Int> {
-    let [rows, columns] = logits.dims();
-    if rows == 0 || columns == 0 {
-        return Tensor::full([rows], -1, (&logits.device(), DType::I32));
-    }
-    let LaneTables { floats, words } = params.tables();
-    Tensor::from_dispatch(Dispatch::sample_lanes(
-        logits.into_dispatch(),
-        floats.into_dispatch(),
-        words.into_dispatch(),
-        positions.into_dispatch(),
-    ))
 }

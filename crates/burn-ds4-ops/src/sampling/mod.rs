@@ -30,18 +30,18 @@
 //! # Random numbers
 //!
 //! Philox-4x32-10, a generator without state: seed and position give 64 bits, which divide the
-//! weights in the order of the ids. A sequence draws the same tokens wherever in a batch it is, and
+//! weights in the order of the ids. A text draws the same tokens in whichever lane it is, and
 //! however its positions are divided among calls.
 //!
-//! # Lanes with parameters of their own
+//! # Parameters of lanes
 //!
-//! [`sample`] and [`verify`] have one set of parameters, which a recorded graph holds as it was.
-//! [`sample_lanes`] and [`verify_lanes`] read those of each lane from [`BatchParams`], on the
-//! device. So does [`apply_penalties`], which comes before them and also reads what the texts have,
-//! from [`TokenCounts`]. A step with everything is:
+//! A recorded graph holds the arguments of its launches as they were. So [`sample`] and [`verify`]
+//! read temperature, filters and seed of each lane from [`BatchParams`], on the device. So does
+//! [`apply_penalties`], which comes before them and also reads what the texts have, from
+//! [`TokenCounts`]. A step with everything is:
 //!
 //! 1. [`apply_penalties`], with the drafts of this step
-//! 2. [`verify_lanes`]
+//! 2. [`verify`]
 //! 3. [`TokenCounts::count`], with the tokens that are accepted
 //! 4. [`log_probs`], with the logits before penalties, for lanes that ask for them
 
@@ -59,12 +59,13 @@ mod validation;
 mod weight;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor};
 
 use crate::OpError;
 use backend::SamplingOps;
+use lanes::LaneTables;
 
-pub use lanes::{BatchParams, LaneParams, MAX_LOGIT_BIAS, Penalties, sample_lanes, verify_lanes};
+pub use lanes::{BatchParams, LaneParams, MAX_LOGIT_BIAS, Penalties};
 pub use log_probs::{LogProbs, MAX_TOP_LOG_PROBS, log_probs};
 pub use penalties::{TokenCounts, apply_penalties};
 
@@ -96,92 +97,76 @@ impl Default for SamplingParams {
     }
 }
 
-/// The random numbers that sequences use. Read only where the temperature is not 0.
-#[derive(Clone, Debug)]
-pub struct Draws {
-    /// `[sequences, 2]`, any integer of 32 bits or more: see [`seed_words`].
-    pub seeds: Tensor<2, Int>,
-    /// `[sequences]`, any integer of 32 bits or more, of which 32 count: those of the first row of
-    /// each sequence. Each position must be used once; a token's position in its text is unique.
-    pub positions: Tensor<1, Int>,
-}
-
 /// The result of [`verify`].
 #[derive(Clone, Debug)]
 pub struct VerifiedDrafts {
-    /// `[sequences, drafts + 1]`, i32: the accepted drafts and one token more, which replaces the
+    /// `[lanes, drafts + 1]`, i32: the accepted drafts and one token more, which replaces the
     /// first rejected draft or, where all are accepted, is the bonus token; then -1.
     pub tokens: Tensor<2, Int>,
-    /// `[sequences]`, i32: how many drafts are accepted.
+    /// `[lanes]`, i32: how many drafts are accepted.
     pub accepted: Tensor<1, Int>,
 }
 
-/// Seeds in the form that [`Draws`] takes, `[seeds, 2]`: low word, high word.
-pub fn seed_words(seeds: &[u64], device: &Device) -> Tensor<2, Int> {
-    let words = seeds
-        .iter()
-        .flat_map(|&seed| [seed as i32, (seed >> 32) as i32]);
-    let data = TensorData::new(words.collect::<Vec<i32>>(), [seeds.len(), 2]);
-    Tensor::from_data(data, (device, DType::I32))
-}
-
-/// Chooses a token for each row of logits; see [what is drawn from](self#what-is-drawn-from).
+/// Chooses a token for each lane by its parameters; see
+/// [what is drawn from](self#what-is-drawn-from). Greedy lanes and others may be side by side.
+///
+/// Penalties and logit bias are not applied: see [`apply_penalties`].
 ///
 /// # Shapes and dtypes
 ///
-/// - `logits`: `[sequences, columns]`, f32 / f16 / bf16, whose columns are the ids
-/// - output: `[sequences]`, i32; -1 for a row without candidates
+/// - `logits`: `[lanes, vocabulary]`, f32 / f16 / bf16, whose columns are the ids
+/// - `positions`: `[lanes]`, any integer of 32 bits or more, of which 32 count. A lane must use
+///   each position once; a token's position in its text is unique. Greedy lanes have no use for
+///   theirs.
+/// - output: `[lanes]`, i32; -1 for a row without candidates
 ///
 /// # Errors
 ///
-/// [`OpError`] for parameters out of range, a dtype, shape or device that does not match, and more
-/// than [`MAX_COLUMNS`] columns.
+/// [`OpError`] for a dtype, shape or device that does not match, and more than [`MAX_COLUMNS`]
+/// columns.
 pub fn sample(
     logits: Tensor<2>,
-    sampling: &SamplingParams,
-    draws: Draws,
+    params: &BatchParams,
+    positions: Tensor<1, Int>,
 ) -> Result<Tensor<1, Int>, OpError> {
-    let [sequences, columns] = logits.dims();
-    validation::check(&logits, sequences, sampling, &draws)?;
-    Ok(chosen(logits, [sequences, columns], sampling, draws))
+    validation::check_batch(&logits, params)?;
+    validation::check_positions(&logits, &positions)?;
+    Ok(chosen(logits, params, positions))
 }
 
-/// Verifies drafts: accepts those that equal what would have been drawn without them, up to the
-/// first that does not.
+/// Verifies the drafts of each lane: accepts those that equal what would have been drawn without
+/// them, up to the first that does not.
 ///
-/// The tokens are therefore those that [`sample`] gives one after the other for the same seeds and
-/// positions, whatever the drafts are. A draft that is made without regard to the random numbers is
-/// accepted with the probability of its token. So this is the rule of Leviathan et al. and Chen et
-/// al. for drafts that are not drawn themselves, such as the most likely tokens of a
+/// The tokens are therefore those that [`sample`] gives one after the other for the same parameters
+/// and positions, whatever the drafts are. A draft that is made without regard to the random
+/// numbers is accepted with the probability of its token. So this is the rule of Leviathan et al.
+/// and Chen et al. for drafts that are not drawn themselves, such as the most likely tokens of a
 /// multi-token-prediction head. For drafts that are drawn, it keeps the distribution and may accept
 /// fewer of them than that rule.
 ///
 /// # Shapes and dtypes
 ///
-/// - `logits`: `[sequences, drafts + 1, columns]`, f32 / f16 / bf16: row `i` is what follows the
+/// - `logits`: `[lanes, drafts + 1, vocabulary]`, f32 / f16 / bf16: row `i` is what follows the
 ///   first `i` drafts
-/// - `drafts`: `[sequences, drafts]`, any integer of 32 bits or more. One that is no id is
-///   rejected, for instance -1 where a sequence has fewer.
-/// - `draws`: for each sequence; row `i` draws at its position plus `i`
+/// - `drafts`: `[lanes, drafts]`, any integer of 32 bits or more. One that is no id is rejected,
+///   for instance -1 where a lane has fewer.
+/// - `positions`: `[lanes]`, as in [`sample`], those of the first rows; row `i` draws at its lane's
+///   position plus `i`
 ///
 /// # Errors
 ///
-/// As [`sample`].
+/// As [`sample`], and for `logits` without rows.
 pub fn verify(
     logits: Tensor<3>,
     drafts: Tensor<2, Int>,
-    sampling: &SamplingParams,
-    draws: Draws,
+    params: &BatchParams,
+    positions: Tensor<1, Int>,
 ) -> Result<VerifiedDrafts, OpError> {
-    let [sequences, rows, columns] = logits.dims();
-    validation::check(&logits, sequences, sampling, &draws)?;
+    validation::check_batch(&logits, params)?;
+    validation::check_positions(&logits, &positions)?;
     validation::check_drafts(&logits, &drafts)?;
-    let tokens = chosen(
-        logits.reshape([sequences * rows, columns]),
-        [sequences, columns],
-        sampling,
-        draws,
-    );
+    let [lanes, rows, columns] = logits.dims();
+    let tokens = chosen(logits.reshape([lanes * rows, columns]), params, positions);
     Ok(verdict(tokens, drafts))
 }
 
@@ -190,8 +175,8 @@ pub fn verify(
 ///
 /// # Shapes and dtypes
 ///
-/// - `tokens`: `[sequences, drafts + 1]`, i32: what follows each row
-/// - `drafts`: `[sequences, drafts]`, any integer of 32 bits or more
+/// - `tokens`: `[lanes, drafts + 1]`, i32: what follows each row
+/// - `drafts`: `[lanes, drafts]`, any integer of 32 bits or more
 ///
 /// # Errors
 ///
@@ -201,17 +186,17 @@ pub fn accept_drafts(
     drafts: Tensor<2, Int>,
 ) -> Result<VerifiedDrafts, OpError> {
     validation::check_accepted(&tokens, &drafts)?;
-    let [sequences, rows] = tokens.dims();
-    Ok(verdict(tokens.reshape([sequences * rows]), drafts))
+    let [lanes, rows] = tokens.dims();
+    Ok(verdict(tokens.reshape([lanes * rows]), drafts))
 }
 
 /// Compares valid drafts with the tokens of all rows.
 fn verdict(tokens: Tensor<1, Int>, drafts: Tensor<2, Int>) -> VerifiedDrafts {
-    let [sequences, count] = drafts.dims();
-    if sequences == 0 || count == 0 {
+    let [lanes, count] = drafts.dims();
+    if lanes == 0 || count == 0 {
         return VerifiedDrafts {
-            accepted: Tensor::zeros([sequences], (&tokens.device(), DType::I32)),
-            tokens: tokens.reshape([sequences, count + 1]),
+            accepted: Tensor::zeros([lanes], (&tokens.device(), DType::I32)),
+            tokens: tokens.reshape([lanes, count + 1]),
         };
     }
     let (tokens, accepted) =
@@ -223,20 +208,16 @@ fn verdict(tokens: Tensor<1, Int>, drafts: Tensor<2, Int>) -> VerifiedDrafts {
 }
 
 /// Chooses a token for each row, given valid arguments.
-fn chosen(
-    logits: Tensor<2>,
-    [sequences, columns]: [usize; 2],
-    sampling: &SamplingParams,
-    draws: Draws,
-) -> Tensor<1, Int> {
-    let [rows, _] = logits.dims();
-    if sequences == 0 || columns == 0 {
+fn chosen(logits: Tensor<2>, params: &BatchParams, positions: Tensor<1, Int>) -> Tensor<1, Int> {
+    let [rows, columns] = logits.dims();
+    if rows == 0 || columns == 0 {
         return Tensor::full([rows], -1, (&logits.device(), DType::I32));
     }
+    let LaneTables { floats, words } = params.tables();
     Tensor::from_dispatch(Dispatch::sample(
         logits.into_dispatch(),
-        draws.seeds.into_dispatch(),
-        draws.positions.into_dispatch(),
-        *sampling,
+        floats.into_dispatch(),
+        words.into_dispatch(),
+        positions.into_dispatch(),
     ))
 }

@@ -1,27 +1,13 @@
 use burn::tensor::{DType, Int, Tensor, kind::Basic};
 
 use super::{
-    BatchParams, Draws, LaneParams, MAX_COLUMNS, MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, Penalties,
+    BatchParams, LaneParams, MAX_COLUMNS, MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, Penalties,
     SamplingParams, TokenCounts,
 };
 use crate::OpError;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
-/// Checks the logits, whose last dimension is columns, and all other arguments.
-pub(super) fn check<const D: usize>(
-    logits: &Tensor<D>,
-    sequences: usize,
-    sampling: &SamplingParams,
-    draws: &Draws,
-) -> Result<(), OpError> {
-    check_sampling(sampling)?;
-    check_logits(logits)?;
-    expect_words("seeds", &draws.seeds)?;
-    expect_shape("seeds", draws.seeds.dims(), [sequences, 2])?;
-    expect_device("seeds", &draws.seeds.device(), "logits", &logits.device())?;
-    check_positions(logits, &draws.positions)
-}
-
+/// Checks logits, whose last dimension is columns.
 fn check_logits<const D: usize>(logits: &Tensor<D>) -> Result<(), OpError> {
     expect_float("logits", logits)?;
     let columns = logits.dims()[D - 1];
@@ -35,8 +21,7 @@ fn check_logits<const D: usize>(logits: &Tensor<D>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Checks the positions of the sequences, of which there are as many as in the first dimension of
-/// the logits.
+/// Checks the positions of the lanes, which are the first dimension of the logits.
 pub(super) fn check_positions<const D: usize>(
     logits: &Tensor<D>,
     positions: &Tensor<1, Int>,
@@ -146,7 +131,7 @@ fn check_logit_bias(bias: &[(u32, f32)], vocabulary: usize) -> Result<(), OpErro
 }
 
 pub(super) fn check_drafts(logits: &Tensor<3>, drafts: &Tensor<2, Int>) -> Result<(), OpError> {
-    let [sequences, rows, _] = logits.dims();
+    let [lanes, rows, _] = logits.dims();
     if rows == 0 {
         return Err(OpError::InvalidValue {
             argument: "rows of a sequence",
@@ -155,7 +140,7 @@ pub(super) fn check_drafts(logits: &Tensor<3>, drafts: &Tensor<2, Int>) -> Resul
         });
     }
     expect_words("drafts", drafts)?;
-    expect_shape("drafts", drafts.dims(), [sequences, rows - 1])?;
+    expect_shape("drafts", drafts.dims(), [lanes, rows - 1])?;
     expect_device("drafts", &drafts.device(), "logits", &logits.device())
 }
 
@@ -164,9 +149,9 @@ pub(super) fn check_accepted(
     tokens: &Tensor<2, Int>,
     drafts: &Tensor<2, Int>,
 ) -> Result<(), OpError> {
-    let [sequences, count] = drafts.dims();
+    let [lanes, count] = drafts.dims();
     expect_dtype("tokens", "I32", tokens, &[DType::I32])?;
-    expect_shape("tokens", tokens.dims(), [sequences, count + 1])?;
+    expect_shape("tokens", tokens.dims(), [lanes, count + 1])?;
     expect_words("drafts", drafts)?;
     expect_device("drafts", &drafts.device(), "tokens", &tokens.device())
 }

@@ -1,7 +1,20 @@
 use cubecl::prelude::*;
 
 use super::super::layout::{FARTHEST, MINIMUM, RATE, TOP_K, TOP_P, WIDTH};
-use super::row::FilterArgs;
+
+/// [`WeightFilter`](crate::sampling::weight::WeightFilter) of a lane.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct LaneFilter {
+    /// 0 where the temperature is.
+    pub rate: f32,
+    pub farthest: f32,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// In units of 2^-32; 0 keeps all.
+    pub top_p: u32,
+    pub minimum_high: u32,
+    pub minimum_low: u32,
+}
 
 /// The parameters of all lanes; see [`layout`](crate::sampling::layout).
 #[derive(CubeType, CubeLaunch)]
@@ -29,9 +42,8 @@ impl LaneTables {
         u32::cast_from(self.words[lane as usize * WIDTH + column + entry as usize])
     }
 
-    /// The filter of a lane. Its rate is 0 where the temperature is.
-    pub fn filter(&self, lane: u32) -> FilterArgs {
-        FilterArgs {
+    pub fn filter(&self, lane: u32) -> LaneFilter {
+        LaneFilter {
             rate: self.float(lane, RATE),
             farthest: self.float(lane, FARTHEST),
             top_k: self.word(lane, TOP_K),

@@ -14,7 +14,5 @@ mod wide;
 pub(crate) use lanes::LaneTablesLaunch;
 pub(crate) use log_probs::{LogProbsBlueprint, LogProbsShapeLaunch, log_probs_kernel};
 pub(crate) use penalties::{PenaltyBlueprint, PenaltyShapeLaunch, count_kernel, penalties_kernel};
-pub(crate) use row::{
-    FilterArgsLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel, sample_lanes_kernel,
-};
+pub(crate) use row::{RowShapeLaunch, SampleBlueprint, sample_kernel};
 pub(crate) use verify::verify_kernel;

@@ -2,7 +2,7 @@ use cubecl::prelude::*;
 
 use super::super::layout::SEED;
 use super::filter::{FilterBounds, Measure, weight_of};
-use super::lanes::LaneTables;
+use super::lanes::{LaneFilter, LaneTables};
 use super::radix_select::WeightedRadixSelect;
 use super::scan::WideScanner;
 use super::wide::Wide;
@@ -17,30 +17,11 @@ const STRIP_UNITS: u32 = 32;
 /// How [`sample_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SampleBlueprint {
-    /// Whether all rows take the highest logit.
-    pub greedy: bool,
-    /// Whether top-k may drop candidates of any row.
-    pub top_k: bool,
-    /// Whether top-p may drop candidates of any row.
-    pub top_p: bool,
     /// Units of a cube: a power of two, and at least the units of a strip.
     pub units: u32,
     /// Binary logarithm of the number of bins of a search. There are at least as many bins as
     /// units.
     pub log2_bins: u32,
-}
-
-/// [`WeightFilter`](crate::sampling::weight::WeightFilter) as kernel arguments.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct FilterArgs {
-    pub rate: f32,
-    pub farthest: f32,
-    /// 0 keeps all.
-    pub top_k: u32,
-    /// In units of 2^-32; 0 keeps all.
-    pub top_p: u32,
-    pub minimum_high: u32,
-    pub minimum_low: u32,
 }
 
 /// The rows of logits.
@@ -50,8 +31,8 @@ pub(crate) struct RowShape {
     /// Vectors of a row, and from one row to the next.
     pub vectors: u32,
     pub row_vectors: usize,
-    /// Rows of a sequence.
-    pub sequence_rows: u32,
+    /// Rows of a lane.
+    pub lane_rows: u32,
 }
 
 /// A row of logits.
@@ -123,7 +104,7 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
     fn draw(
         &self,
         highest: &Wide,
-        filter: &FilterArgs,
+        filter: &LaneFilter,
         drawn: &Wide,
         scanner: &mut WideScanner,
         #[comptime] blueprint: SampleBlueprint,
@@ -137,55 +118,42 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
         );
         let mut found = Shared::<[u32]>::new_slice(4usize);
         let one = Wide::new(0u32, 1u32);
-        if comptime!(blueprint.top_k || blueprint.top_p) {
-            let mut search = WeightedRadixSelect::new(blueprint.log2_bins, blueprint.units);
-            if comptime!(blueprint.top_k) {
-                let count = filter.top_k;
-                if count > 0 {
-                    let last =
-                        search.find::<F, N>(self, &bounds, scanner, count, 0u32, Measure::Logits);
-                    if last.exists {
-                        bounds.key = last.rank;
-                        if last.needed.is_below(&last.equal) {
-                            let target = last.needed.minus(&one);
-                            bounds.key_id = self.locate(
-                                &target,
-                                &bounds,
-                                scanner,
-                                &mut found,
-                                false,
-                                Measure::EqualLogits,
-                            );
-                        }
-                    }
-                }
-            }
-            if comptime!(blueprint.top_p) {
-                let fraction = filter.top_p;
-                if fraction > 0 {
-                    let last = search.find::<F, N>(
-                        self,
+        let mut search = WeightedRadixSelect::new(blueprint.log2_bins, blueprint.units);
+        let count = filter.top_k;
+        if count > 0 {
+            let last = search.find::<F, N>(self, &bounds, scanner, count, 0u32, Measure::Logits);
+            if last.exists {
+                bounds.key = last.rank;
+                if last.needed.is_below(&last.equal) {
+                    let target = last.needed.minus(&one);
+                    bounds.key_id = self.locate(
+                        &target,
                         &bounds,
                         scanner,
-                        0u32,
-                        fraction,
-                        Measure::Weights,
+                        &mut found,
+                        false,
+                        Measure::EqualLogits,
                     );
-                    bounds.exponent = !last.rank;
-                    // If the equal ones without the last are not enough, all of them are kept.
-                    let others = last.equal.minus(&weight_of(!last.rank));
-                    if !others.is_below(&last.needed) {
-                        let target = last.needed.minus(&one);
-                        bounds.exponent_id = self.locate(
-                            &target,
-                            &bounds,
-                            scanner,
-                            &mut found,
-                            false,
-                            Measure::EqualWeights,
-                        );
-                    }
                 }
+            }
+        }
+        let fraction = filter.top_p;
+        if fraction > 0 {
+            let last =
+                search.find::<F, N>(self, &bounds, scanner, 0u32, fraction, Measure::Weights);
+            bounds.exponent = !last.rank;
+            // If the equal ones without the last are not enough, all of them are kept.
+            let others = last.equal.minus(&weight_of(!last.rank));
+            if !others.is_below(&last.needed) {
+                let target = last.needed.minus(&one);
+                bounds.exponent_id = self.locate(
+                    &target,
+                    &bounds,
+                    scanner,
+                    &mut found,
+                    false,
+                    Measure::EqualWeights,
+                );
             }
         }
         self.locate(
@@ -288,22 +256,20 @@ fn random_number(position: u32, seed_low: u32, seed_high: u32) -> Wide {
     Wide::new(words.1, words.0)
 }
 
-/// Chooses a token for each row.
+/// Chooses a token for each row by the parameters of its lane.
 ///
 /// - `logits`: rows of vectors
-/// - `seeds`, `positions`: for each sequence
+/// - `positions`: for each lane
 /// - `tokens`: `[rows]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn sample_kernel<F: Float, I: Int, J: Int, N: Size>(
+pub(crate) fn sample_kernel<F: Float, I: Int, N: Size>(
     logits: &[Vector<F, N>],
-    seeds: &[I],
-    positions: &[J],
+    tables: LaneTables,
+    positions: &[I],
     tokens: &mut [i32],
     shape: RowShape,
-    filter: FilterArgs,
     #[comptime] blueprint: SampleBlueprint,
-    #[define(F, I, J)] _dtypes: [ElemType; 3],
+    #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
     // Cubes beyond the rows repeat the work of the last one.
     let index = min(CUBE_POS as u32, shape.rows - 1);
@@ -317,55 +283,11 @@ pub(crate) fn sample_kernel<F: Float, I: Int, J: Int, N: Size>(
     let highest = row.highest(&mut scanner);
     let mut token = NONE.runtime();
     if highest.high > LOWEST {
-        if comptime!(blueprint.greedy) {
-            token = highest.low as i32;
-        } else {
-            let sequence = (index / shape.sequence_rows) as usize;
-            let position = u32::cast_from(positions[sequence]) + index % shape.sequence_rows;
-            let drawn = random_number(
-                position,
-                u32::cast_from(seeds[2 * sequence]),
-                u32::cast_from(seeds[2 * sequence + 1]),
-            );
-            token = row.draw(&highest, &filter, &drawn, &mut scanner, blueprint) as i32;
-        }
-    }
-    if UNIT_POS == 0 {
-        tokens[index as usize] = token;
-    }
-}
-
-/// Chooses a token for each row by the parameters of its lane. The blueprint is for any parameters.
-///
-/// - `logits`: rows of vectors
-/// - `positions`: for each lane
-/// - `tokens`: `[rows]`
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn sample_lanes_kernel<F: Float, J: Int, N: Size>(
-    logits: &[Vector<F, N>],
-    tables: LaneTables,
-    positions: &[J],
-    tokens: &mut [i32],
-    shape: RowShape,
-    #[comptime] blueprint: SampleBlueprint,
-    #[define(F, J)] _dtypes: [ElemType; 2],
-) {
-    let index = min(CUBE_POS as u32, shape.rows - 1);
-    let row = SamplingRow::<F, N>::new(
-        logits,
-        index as usize * shape.row_vectors,
-        shape.vectors,
-        blueprint.units,
-    );
-    let mut scanner = WideScanner::new(blueprint.units);
-    let highest = row.highest(&mut scanner);
-    let mut token = NONE.runtime();
-    if highest.high > LOWEST {
         token = highest.low as i32;
-        let lane = index / shape.sequence_rows;
+        let lane = index / shape.lane_rows;
         let filter = tables.filter(lane);
         if filter.rate > 0.0f32 {
-            let position = u32::cast_from(positions[lane as usize]) + index % shape.sequence_rows;
+            let position = u32::cast_from(positions[lane as usize]) + index % shape.lane_rows;
             let drawn = random_number(
                 position,
                 tables.word(lane, comptime!(SEED[0])),

@@ -8,12 +8,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::MAX_COLUMNS;
 use super::kernel::{
-    FilterArgsLaunch, LaneTablesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel,
-    sample_lanes_kernel, verify_kernel,
+    LaneTablesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel, verify_kernel,
 };
-use super::weight::WeightFilter;
-use super::{MAX_COLUMNS, SamplingParams};
 use crate::launching::{
     address_type, cube_count, fits_shared, has_counters, is_float, is_wide_int, output,
     vector_size, with_contiguous_rows,
@@ -81,103 +79,37 @@ pub(super) fn can_sample(logits: &CubeTensor, words: [&CubeTensor; 2]) -> bool {
         && units_and_bins(logits).is_some()
 }
 
-pub(super) fn sample(
-    logits: CubeTensor,
-    seeds: CubeTensor,
-    positions: CubeTensor,
-    sampling: SamplingParams,
-) -> CubeTensor {
-    let logits = with_contiguous_rows(logits);
-    let (seeds, positions) = (into_contiguous(seeds), into_contiguous(positions));
-    let [rows, columns] = logits.shape().dims();
-    let client = logits.client.clone();
-    let tokens = output(&logits, [rows], DType::I32);
-    let size = vector_size(&logits, MAX_VECTOR);
-    let (units, log2_bins) = units_and_bins(&logits).expect("checked by can_sample");
-    let filter = WeightFilter::of(&sampling, columns);
-    let blueprint = SampleBlueprint {
-        greedy: sampling.temperature == 0.0,
-        top_k: filter.top_k > 0,
-        top_p: sampling.top_p < 1.0,
-        units,
-        log2_bins,
-    };
-    let filter = FilterArgsLaunch::new(
-        filter.rate,
-        filter.farthest,
-        filter.top_k as u32,
-        filter.top_p as u32,
-        (filter.minimum >> 32) as u32,
-        filter.minimum as u32,
-    );
-    let dtypes = [logits.dtype, seeds.dtype, positions.dtype].map(dtype_to_storage_type);
-    let address = address_type([&logits, &seeds, &positions]);
-    let shape = row_shape(&logits, size, positions.shape()[0]);
-    // SAFETY: reads are of vectors of the rows, and of the seed and position of a row's sequence; a
-    // cube writes its row's token.
-    unsafe {
-        sample_kernel::launch_unchecked(
-            &client,
-            cube_count(&client, rows),
-            CubeDim::new_1d(units),
-            address,
-            size,
-            logits.into_buffer_arg(),
-            seeds.into_buffer_arg(),
-            positions.into_buffer_arg(),
-            tokens.clone().into_buffer_arg(),
-            shape,
-            filter,
-            blueprint,
-            dtypes,
-        );
-    }
-    tokens
-}
-
-/// The rows of the logits of some sequences, in vectors of `size`.
-fn row_shape(logits: &CubeTensor, size: usize, sequences: usize) -> RowShapeLaunch {
-    let [rows, columns] = logits.shape().dims();
-    RowShapeLaunch::new(
-        rows as u32,
-        (columns / size) as u32,
-        logits.meta.strides()[0] / size,
-        (rows / sequences) as u32,
-    )
-}
-
 /// The tables of all lanes as a kernel argument.
 fn tables_arg([floats, words]: [CubeTensor; 2]) -> LaneTablesLaunch {
     let [floats, words] = [floats, words].map(into_contiguous);
     LaneTablesLaunch::new(floats.into_buffer_arg(), words.into_buffer_arg())
 }
 
-pub(super) fn sample_lanes(
+pub(super) fn sample(
     logits: CubeTensor,
     tables: [CubeTensor; 2],
     positions: CubeTensor,
 ) -> CubeTensor {
     let logits = with_contiguous_rows(logits);
     let positions = into_contiguous(positions);
-    let [rows, _] = logits.shape().dims();
+    let [rows, columns] = logits.shape().dims();
     let client = logits.client.clone();
     let tokens = output(&logits, [rows], DType::I32);
     let size = vector_size(&logits, MAX_VECTOR);
     let (units, log2_bins) = units_and_bins(&logits).expect("checked by can_sample");
-    let blueprint = SampleBlueprint {
-        greedy: false,
-        top_k: true,
-        top_p: true,
-        units,
-        log2_bins,
-    };
+    let blueprint = SampleBlueprint { units, log2_bins };
     let dtypes = [logits.dtype, positions.dtype].map(dtype_to_storage_type);
     let address = address_type([&logits, &positions, &tables[0]]);
-    let shape = row_shape(&logits, size, positions.shape()[0]);
+    let shape = RowShapeLaunch::new(
+        rows as u32,
+        (columns / size) as u32,
+        logits.meta.strides()[0] / size,
+        (rows / positions.shape()[0]) as u32,
+    );
     // SAFETY: reads are of vectors of the rows, and of the parameters and position of a row's lane;
     // a cube writes its row's token.
     unsafe {
-        sample_lanes_kernel::launch_unchecked(
+        sample_kernel::launch_unchecked(
             &client,
             cube_count(&client, rows),
             CubeDim::new_1d(units),
@@ -203,14 +135,14 @@ pub(super) fn can_verify(tokens: &CubeTensor, drafts: &CubeTensor) -> bool {
 
 pub(super) fn verify(tokens: CubeTensor, drafts: CubeTensor) -> (CubeTensor, CubeTensor) {
     let (tokens, drafts) = (into_contiguous(tokens), into_contiguous(drafts));
-    let [sequences, count] = drafts.shape().dims();
+    let [lanes, count] = drafts.shape().dims();
     let client = tokens.client.clone();
-    let verified = output(&tokens, [sequences, count + 1], DType::I32);
-    let accepted = output(&tokens, [sequences], DType::I32);
-    let cubes = sequences.div_ceil(VERIFY_UNITS as usize);
+    let verified = output(&tokens, [lanes, count + 1], DType::I32);
+    let accepted = output(&tokens, [lanes], DType::I32);
+    let cubes = lanes.div_ceil(VERIFY_UNITS as usize);
     let dtype = dtype_to_storage_type(drafts.dtype);
     let address = address_type([&tokens, &drafts]);
-    // SAFETY: each unit reads and writes within its sequence.
+    // SAFETY: each unit reads and writes within its lane.
     unsafe {
         verify_kernel::launch_unchecked(
             &client,
@@ -221,7 +153,7 @@ pub(super) fn verify(tokens: CubeTensor, drafts: CubeTensor) -> (CubeTensor, Cub
             drafts.into_buffer_arg(),
             verified.clone().into_buffer_arg(),
             accepted.clone().into_buffer_arg(),
-            sequences as u32,
+            lanes as u32,
             count as u32,
             dtype,
         );

@@ -10,7 +10,6 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, TensorData, read_sync};
 
-use super::SamplingParams;
 use super::layout::{SEED, WIDTH};
 use super::weight::{WeightFilter, weight};
 use crate::random::philox;
@@ -24,33 +23,29 @@ const INT: IntDType = IntDType::I32;
 /// The token of a row without candidates.
 const NONE: i32 = -1;
 
+/// Chooses a token for each row by the parameters of its lane.
 pub(super) fn sample<B: Backend>(
-    logits: FloatTensor<B>,
-    seeds: IntTensor<B>,
-    positions: IntTensor<B>,
-    sampling: SamplingParams,
-) -> IntTensor<B> {
-    let [_, columns] = logits.shape().dims();
-    let filter = (sampling.temperature > 0.0).then(|| WeightFilter::of(&sampling, columns));
-    let seeds = read_words::<B>(seeds);
-    choose_all::<B>(logits, positions, |sequence| {
-        (filter, [seeds[2 * sequence], seeds[2 * sequence + 1]])
-    })
-}
-
-pub(super) fn sample_lanes<B: Backend>(
     logits: FloatTensor<B>,
     floats: FloatTensor<B>,
     words: IntTensor<B>,
     positions: IntTensor<B>,
 ) -> IntTensor<B> {
-    let (floats, words) = (read_floats::<B>(floats), read_words::<B>(words));
-    choose_all::<B>(logits, positions, |lane| {
-        let columns = lane * WIDTH..(lane + 1) * WIDTH;
-        let words = &words[columns.clone()];
-        let filter = WeightFilter::of_lane(&floats[columns], words);
-        (filter, SEED.map(|column| words[column]))
-    })
+    let device = logits.device();
+    let [rows, columns] = logits.shape().dims();
+    let (logits, floats) = (read_floats::<B>(logits), read_floats::<B>(floats));
+    let (words, positions) = (read_words::<B>(words), read_words::<B>(positions));
+    let lane_rows = rows / positions.len();
+    let tokens = logits.chunks(columns).enumerate().map(|(row, logits)| {
+        let lane = row / lane_rows;
+        let position = positions[lane].wrapping_add((row % lane_rows) as u32);
+        let table = lane * WIDTH..(lane + 1) * WIDTH;
+        let (floats, words) = (&floats[table.clone()], &words[table]);
+        let filter = WeightFilter::of_lane(floats, words);
+        let seed = SEED.map(|column| words[column]);
+        choose(logits, filter, position, seed).map_or(NONE, |token| token as i32)
+    });
+    let tokens = TensorData::new(tokens.collect::<Vec<i32>>(), [rows]);
+    B::int_from_data(tokens, &device)
 }
 
 fn read_floats<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
@@ -65,27 +60,6 @@ fn read_words<B: Backend>(tensor: IntTensor<B>) -> Vec<u32> {
     data.iter::<i64>().map(|word| word as u32).collect()
 }
 
-/// Chooses a token for each row by the filter (none for the highest logit) and the seed of its
-/// sequence.
-fn choose_all<B: Backend>(
-    logits: FloatTensor<B>,
-    positions: IntTensor<B>,
-    choice: impl Fn(usize) -> (Option<WeightFilter>, [u32; 2]),
-) -> IntTensor<B> {
-    let device = logits.device();
-    let [rows, columns] = logits.shape().dims();
-    let (logits, positions) = (read_floats::<B>(logits), read_words::<B>(positions));
-    let sequence_rows = rows / positions.len();
-    let tokens = logits.chunks(columns).enumerate().map(|(row, logits)| {
-        let sequence = row / sequence_rows;
-        let position = positions[sequence].wrapping_add((row % sequence_rows) as u32);
-        let (filter, seed) = choice(sequence);
-        choose(logits, filter, position, seed).map_or(NONE, |token| token as i32)
-    });
-    let tokens = TensorData::new(tokens.collect::<Vec<i32>>(), [rows]);
-    B::int_from_data(tokens, &device)
-}
-
 /// A token and its distance to the most likely one.
 struct Candidate {
     id: usize,
@@ -93,6 +67,7 @@ struct Candidate {
     exponent: u32,
 }
 
+/// Chooses a token by a filter, or the highest logit without one.
 fn choose(
     logits: &[f32],
     filter: Option<WeightFilter>,
@@ -169,11 +144,11 @@ pub(super) fn verify<B: Backend>(
     drafts: IntTensor<B>,
 ) -> (IntTensor<B>, IntTensor<B>) {
     let device = tokens.device();
-    let [sequences, count] = drafts.shape().dims();
+    let [lanes, count] = drafts.shape().dims();
     let dtype = bool_dtype::<B>(&device);
     let tokens = B::int_cast(tokens, INT);
-    let tokens = B::int_reshape(tokens, Shape::new([sequences, count + 1]));
-    let compared = B::int_slice(tokens.clone(), &[(0..sequences).into(), (0..count).into()]);
+    let tokens = B::int_reshape(tokens, Shape::new([lanes, count + 1]));
+    let compared = B::int_slice(tokens.clone(), &[(0..lanes).into(), (0..count).into()]);
     // Compared in the dtype of the drafts, as a wider integer may be out of the range of a token.
     let wide = B::int_cast(compared.clone(), drafts.dtype().into());
     let matches = B::bool_and(
@@ -186,12 +161,12 @@ pub(super) fn verify<B: Backend>(
     let accepted = B::int_sum_dim(accepted_prefix, 1);
     let column = B::int_arange(0..count as i64 + 1, &device, INT);
     let column = B::int_reshape(column, Shape::new([1, count + 1]));
-    let shape = Shape::new([sequences, count + 1]);
+    let shape = Shape::new([lanes, count + 1]);
     let surplus = B::int_greater(
         B::int_expand(column, shape.clone()),
         B::int_expand(accepted.clone(), shape),
         dtype,
     );
     let tokens = B::int_mask_fill(tokens, surplus, i64::from(NONE).into());
-    (tokens, B::int_reshape(accepted, Shape::new([sequences])))
+    (tokens, B::int_reshape(accepted, Shape::new([lanes])))
 }

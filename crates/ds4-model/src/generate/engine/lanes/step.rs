@@ -1,7 +1,7 @@
 //! The work of one step.
 
 use burn::tensor::{Int, Tensor};
-use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample_lanes, verify_lanes};
+use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample, verify};
 
 use super::super::drafter::Verified;
 use super::super::results::StepResults;
@@ -119,13 +119,13 @@ impl Lanes {
             _ => positions - (rows as i64 - 1),
         };
         let (tokens, accepted) = if rows == 1 {
-            let tokens = sample_lanes(flat(logits.clone()), &self.params, positions);
+            let tokens = sample(flat(logits.clone()), &self.params, positions);
             (
                 tokens.map_err(GenerateError::Logits)?.reshape([lanes, 1]),
                 None,
             )
         } else {
-            let verified = verify_lanes(logits.clone(), drafts, &self.params, positions);
+            let verified = verify(logits.clone(), drafts, &self.params, positions);
             let verified = verified.map_err(GenerateError::Logits)?;
             (verified.tokens, Some(verified.accepted))
         };
