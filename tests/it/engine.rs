@@ -35,7 +35,7 @@ pub(crate) fn engine<'a>(fixture: &'a Fixture, config: &EngineConfig) -> Engine<
 }
 
 /// No end-of-sequence token ends the text.
-fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
+pub(crate) fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
     Request {
         ignore_eos: true,
         ..Request::new(prompt, max_new_tokens)
@@ -63,7 +63,7 @@ fn penalised(seed: u64) -> SamplingConfig {
     }
 }
 
-type Texts = BTreeMap<RequestId, Vec<u32>>;
+pub(crate) type Texts = BTreeMap<RequestId, Vec<u32>>;
 
 /// Adds tokens to the texts, and returns how many there are.
 fn collect(outputs: Vec<Output>, texts: &mut Texts) -> usize {
@@ -75,7 +75,7 @@ fn collect(outputs: Vec<Output>, texts: &mut Texts) -> usize {
     count
 }
 
-fn add(engine: &mut Engine, request: Request) -> RequestId {
+pub(crate) fn add(engine: &mut Engine, request: Request) -> RequestId {
     engine.add(request).expect("a valid request")
 }
 
@@ -89,7 +89,7 @@ fn drain(engine: &mut Engine) -> Texts {
 }
 
 /// The texts of requests that begin at the same time.
-fn together(engine: &mut Engine, requests: &[Request]) -> Vec<Vec<u32>> {
+pub(crate) fn together(engine: &mut Engine, requests: &[Request]) -> Vec<Vec<u32>> {
     let add = |request: &Request| add(engine, request.clone());
     let ids: Vec<RequestId> = requests.iter().map(add).collect();
     let mut texts = drain(engine);
@@ -98,7 +98,7 @@ fn together(engine: &mut Engine, requests: &[Request]) -> Vec<Vec<u32>> {
 }
 
 /// The text of a request by itself, without drafts and graphs.
-fn alone(fixture: &Fixture, request: &Request) -> Vec<u32> {
+pub(crate) fn alone(fixture: &Fixture, request: &Request) -> Vec<u32> {
     let config = EngineConfig {
         lanes: 1,
         graphs: false,

@@ -7,6 +7,7 @@ mod cli_flash_head;
 mod common;
 mod ds4_tiny;
 mod engine;
+mod engine_memory;
 mod flash_head;
 mod gated_delta_net;
 mod golden;

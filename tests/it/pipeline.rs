@@ -3,7 +3,9 @@
 use burn::tensor::Device;
 use ds4_model::checkpoint::{CheckpointError, LoadOptions};
 use ds4_model::config::ConfigErrorKind;
-use ds4_model::generate::{ChatOptions, GenerateConfig, GenerateError, Message, SamplingConfig};
+use ds4_model::generate::{
+    ChatOptions, FinishReason, GenerateConfig, GenerateError, Generation, Message, SamplingConfig,
+};
 use ds4_model::pipeline::{Pipeline, PipelineError};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -77,7 +79,8 @@ fn the_default_options_keep_weights_packed_and_the_mtp_layer() {
 fn generation_config_sets_the_defaults() {
     let given = json!({
         "do_sample": true, "temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125,
-        "repetition_penalty": 1.5, "max_new_tokens": 7, "bos_token_id": 3, "eos_token_id": [4],
+        "repetition_penalty": 1.5, "max_new_tokens": 7, "bos_token_id": 3,
+        "eos_token_id": [4, 6, 5],
         "transformers_version": "5.0",
     });
     let pipeline = open(&copy(&[("generation_config.json", &given.to_string())]));
@@ -93,6 +96,7 @@ fn generation_config_sets_the_defaults() {
             seed: 0,
             ..SamplingConfig::default()
         },
+        stop_tokens: vec![6, 5],
         ..GenerateConfig::default()
     };
     assert_eq!(pipeline.defaults, expected);
@@ -110,6 +114,29 @@ fn generation_config_sets_the_defaults() {
     assert_eq!(temperature(json!({"do_sample": true})), 1.0);
     let greedy = json!({"do_sample": false, "temperature": 0.5});
     assert_eq!(temperature(greedy), 0.0);
+}
+
+#[test]
+fn a_stop_token_ends_the_text_and_is_not_yielded() {
+    let pipeline = open(&copy(&[])).expect("a valid checkpoint");
+    let prompt = pipeline.encode("Once upon a time").expect("known tokens");
+    let generate = |stop_tokens: Vec<u32>| {
+        let config = GenerateConfig {
+            max_new_tokens: 8,
+            stop_tokens,
+            ..GenerateConfig::default()
+        };
+        let mut text = Generation::new(&pipeline.model, config, &prompt).expect("valid options");
+        let tokens: Result<Vec<u32>, _> = text.by_ref().collect();
+        (tokens.expect("a device that works"), text.finish_reason())
+    };
+    let (all, finish) = generate(Vec::new());
+    assert_eq!((all.len(), finish), (8, Some(FinishReason::Length)));
+    let stop = all[5];
+    let before = all.iter().take_while(|token| **token != stop);
+    let before: Vec<u32> = before.copied().collect();
+    let expected = (before, Some(FinishReason::StopToken));
+    assert_eq!(generate(vec![stop]), expected);
 }
 
 #[test]
@@ -137,11 +164,11 @@ fn a_bad_generation_config_is_refused_with_file_and_field() {
             "do_sample is 1, expected true or false",
         ),
         (
-            r#"{"eos_token_id": [1, 2]}"#,
-            "eos_token_id is [1,2], expected one token id",
+            r#"{"eos_token_id": []}"#,
+            "eos_token_id is [], expected a token id or a list of them",
         ),
         (
-            r#"{"eos_token_id": 1024}"#,
+            r#"{"eos_token_id": [1, 1024]}"#,
             "eos_token_id is 1024, the vocabulary has 1024",
         ),
     ] {

@@ -43,7 +43,8 @@ pub enum PipelineError {
 #[derive(Debug)]
 pub struct Pipeline {
     /// The model. Its beginning- and end-of-sequence ids are those of `generation_config.json`,
-    /// where that has any.
+    /// where that has any: of several end-of-sequence ids the first. The others are
+    /// [stop tokens](GenerateConfig::stop_tokens) of the defaults.
     pub model: Model,
     /// The tokenizer.
     pub tokenizer: TextTokenizer,
@@ -107,7 +108,8 @@ impl Pipeline {
         let mut model = checkpoint.load_with_progress(options, device, progress)?;
         let ids = &mut model.config;
         ids.bos_token_id = stored.bos_token_id.unwrap_or(ids.bos_token_id);
-        ids.eos_token_id = stored.eos_token_id.unwrap_or(ids.eos_token_id);
+        let eos_token_ids = stored.eos_token_ids.as_deref();
+        ids.eos_token_id = eos_token_ids.map_or(ids.eos_token_id, |ids| ids[0]);
         Ok(Self {
             model,
             tokenizer,
@@ -175,15 +177,12 @@ fn generate_config(
         ..default.sampling
     };
     let mut contradictory = Vec::new();
-    let ids = [
-        ("bos_token_id", stored.bos_token_id),
-        ("eos_token_id", stored.eos_token_id),
-    ];
-    for (key, id) in ids {
-        if let Some(id) = id.filter(|id| *id as usize >= model.vocab_size) {
-            let vocab_size = model.vocab_size;
-            contradictory.push(format!("{key} is {id}, the vocabulary has {vocab_size}"));
-        }
+    let vocab_size = model.vocab_size;
+    let eos_token_ids = stored.eos_token_ids.as_deref().unwrap_or_default();
+    let ids = stored.bos_token_id.iter().map(|id| ("bos_token_id", id));
+    let ids = ids.chain(eos_token_ids.iter().map(|id| ("eos_token_id", id)));
+    for (key, id) in ids.filter(|(_, id)| **id as usize >= vocab_size) {
+        contradictory.push(format!("{key} is {id}, the vocabulary has {vocab_size}"));
     }
     match sampling.validate(usize::MAX) {
         Err(GenerateError::SamplingParameter {
@@ -198,6 +197,7 @@ fn generate_config(
         return Ok(GenerateConfig {
             max_new_tokens: stored.max_new_tokens.unwrap_or(default.max_new_tokens),
             sampling,
+            stop_tokens: eos_token_ids.iter().skip(1).copied().collect(),
             ..default
         });
     }

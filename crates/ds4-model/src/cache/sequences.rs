@@ -35,11 +35,23 @@ impl Cache {
         source: &Cache,
         from: usize,
     ) -> Result<(), CacheError> {
-        self.check_sequence("sequence", sequence)?;
         source.check_sequence("from", from)?;
+        self.adopt_within(sequence, source, from, source.lengths[from])
+    }
+
+    /// Like [`adopt`](Self::adopt), with memory for `positions` only: where the sequence is longer,
+    /// it has to be made as short at once.
+    pub(crate) fn adopt_within(
+        &mut self,
+        sequence: usize,
+        source: &Cache,
+        from: usize,
+        positions: usize,
+    ) -> Result<(), CacheError> {
+        self.check_sequence("sequence", sequence)?;
         self.check_source(source)?;
         let length = source.lengths[from];
-        self.reserve(length);
+        self.reserve(positions);
         self.open_step = None;
         for (own, source) in self.layers.iter_mut().zip(&source.layers) {
             for (own, source) in own.rings_mut().zip(source.rings()) {

@@ -17,6 +17,8 @@ pub struct GenerateConfig {
     pub sampling: SamplingConfig,
     /// Tokens that the MTP layer drafts per step, 0 (none) to [`MAX_DRAFTS`]. They change no token.
     pub drafts: usize,
+    /// Tokens at which to stop, besides the end-of-sequence token.
+    pub stop_tokens: Vec<u32>,
     /// Texts at which to stop; they are not part of the output. Used by
     /// [`TextGeneration`](super::TextGeneration).
     pub stop_strings: Vec<String>,
@@ -42,6 +44,7 @@ impl Default for GenerateConfig {
             max_new_tokens: 256,
             sampling: SamplingConfig::default(),
             drafts: 0,
+            stop_tokens: Vec::new(),
             stop_strings: Vec::new(),
             skip_special_tokens: true,
             ignore_eos: false,
@@ -89,7 +92,8 @@ impl GenerateConfig {
 
 /// A generation in progress: an iterator over the new tokens.
 ///
-/// The end-of-sequence token is not yielded unless [`GenerateConfig::ignore_eos`] is set. After an
+/// A token that ends the text is not yielded: the end-of-sequence token, unless
+/// [`GenerateConfig::ignore_eos`] is set, and those of [`GenerateConfig::stop_tokens`]. After an
 /// error the iterator ends.
 #[derive(Debug)]
 pub struct Generation<'a> {
@@ -117,6 +121,7 @@ impl<'a> Generation<'a> {
     ) -> Result<Self, GenerateError> {
         let request = Request {
             sampling: config.sampling.clone(),
+            stop_tokens: config.stop_tokens.clone(),
             ignore_eos: config.ignore_eos,
             ..Request::new(prompt, config.max_new_tokens.max(1))
         };
@@ -192,8 +197,8 @@ impl<'a> Generation<'a> {
         };
         let token = output.token?;
         self.finish = output.finish;
-        let ends = matches!(self.finish, Some(FinishReason::EndOfSequence));
-        Ok((!ends).then_some(token))
+        let ends = [FinishReason::EndOfSequence, FinishReason::StopToken].map(Some);
+        Ok((!ends.contains(&self.finish)).then_some(token))
     }
 }
 

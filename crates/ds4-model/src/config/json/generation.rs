@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::keys::{BOOL, ID, Keys, REAL, SIZE};
+use super::keys::{BOOL, ID, IDS, Keys, REAL, SIZE};
 use super::{object, read};
 use crate::config::ConfigError;
 
@@ -26,8 +26,8 @@ pub struct GenerationDefaults {
     pub max_new_tokens: Option<usize>,
     /// Beginning-of-sequence id.
     pub bos_token_id: Option<u32>,
-    /// End-of-sequence id.
-    pub eos_token_id: Option<u32>,
+    /// End-of-sequence ids, at least one.
+    pub eos_token_ids: Option<Vec<u32>>,
 }
 
 impl GenerationDefaults {
@@ -45,7 +45,7 @@ impl GenerationDefaults {
     /// # Errors
     /// - [`ConfigErrorKind::Json`](crate::config::ConfigErrorKind::Json): not a JSON object.
     /// - [`ConfigErrorKind::Invalid`](crate::config::ConfigErrorKind::Invalid): all keys with a
-    ///   value of another type, among them several end-of-sequence ids.
+    ///   value of another type.
     pub fn from_json_str(text: &str) -> Result<Self, ConfigError> {
         let root = object(text)?;
         let mut keys = Keys::new(&root);
@@ -61,7 +61,7 @@ impl GenerationDefaults {
             repetition_penalty,
             max_new_tokens: keys.optional("max_new_tokens", &["max_new_tokens"], SIZE),
             bos_token_id: keys.optional("bos_token_id", &["bos_token_id"], ID),
-            eos_token_id: keys.optional("eos_token_id", &["eos_token_id"], ID),
+            eos_token_ids: keys.optional("eos_token_id", &["eos_token_id"], IDS),
         };
         keys.judge(defaults)
     }

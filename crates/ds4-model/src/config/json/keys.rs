@@ -63,6 +63,19 @@ pub(super) const ID: ValueKind<u32> = ValueKind {
     expected: "one token id",
 };
 
+/// A token id, or several.
+pub(super) const IDS: ValueKind<Vec<u32>> = ValueKind {
+    read: |value| {
+        let list = value
+            .as_array()
+            .map_or(std::slice::from_ref(value), Vec::as_slice);
+        let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
+        let ids: Vec<u32> = list.iter().map(id).collect::<Option<_>>()?;
+        (!ids.is_empty()).then_some(ids)
+    },
+    expected: "a token id or a list of them",
+};
+
 fn size(value: &Value) -> Option<usize> {
     usize::try_from(value.as_u64()?).ok()
 }

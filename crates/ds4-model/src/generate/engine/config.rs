@@ -31,7 +31,8 @@ pub struct EngineConfig {
     /// what is kept of prompts.
     pub cache_bytes: Option<usize>,
     /// Bytes that the engine keeps of prompts, the least recently used going first, so that a
-    /// prompt that begins like one before need not be processed again. 0 keeps none.
+    /// prompt that begins like one before need not be processed again. What texts in lanes keep of
+    /// their own prompts takes as much again at most. 0 keeps none.
     pub prefix_bytes: usize,
     /// Whether a kept prompt is used only as far as it was processed in chunks that the new prompt
     /// would have too: its text is then the same to the bit. Otherwise it is the same up to

@@ -194,7 +194,9 @@ impl Lanes {
 
     /// Puts a text into a vacant lane. No step may be ahead.
     pub(super) fn enter(&mut self, lane: usize, entry: Entry) -> Result<(), GenerateError> {
-        self.caches.adopt(lane, entry.caches, entry.from)?;
+        let positions = entry.caches.trunk.lengths()[entry.from];
+        self.caches
+            .adopt(lane, entry.caches, entry.from, positions)?;
         let inputs = self.inputs.take().expect("they are put back");
         let [_, columns] = inputs.dims();
         let own = entry.inputs.cast(inputs.dtype());

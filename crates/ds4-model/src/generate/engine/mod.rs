@@ -238,8 +238,7 @@ impl<'a> Engine<'a> {
     /// If a field of the request is outside its range. The engine is as before.
     pub fn add(&mut self, request: Request) -> Result<RequestId, GenerateError> {
         request.validate(self.setup.model.config())?;
-        let needed = request.prompt.len() + self.setup.positions(self.setup.config.drafts);
-        self.check_memory(needed)?;
+        self.check_memory(request.prompt.len())?;
         let id = RequestId(self.requests);
         self.requests += 1;
         self.prompts.push_back(Prompt::new(Text::new(id, request)));
@@ -295,9 +294,15 @@ impl<'a> Engine<'a> {
                 self.decode(group)?;
             }
         }
-        // One lane of the smallest size is kept for the next text, with what is recorded.
+        // One lane of the smallest size is kept for the next text, with what is recorded, and the
+        // lanes of a prompt in progress.
         let base = self.capacity_for(1);
-        self.drop_vacant(|group| group.lanes.capacity() == base && group.texts.len() == 1);
+        let begun = self.prompts.front().filter(|prompt| prompt.has_begun());
+        let next = begun.map(|prompt| self.capacity_for(self.needed(prompt.text.tokens.len())));
+        self.drop_vacant(|group| {
+            let capacity = group.lanes.capacity();
+            next == Some(capacity) || capacity == base && group.texts.len() == 1
+        });
         Ok(std::mem::take(&mut self.outputs))
     }
 
@@ -411,6 +416,11 @@ impl<'a> Engine<'a> {
         capacity.min(maximum)
     }
 
+    /// Positions that the first step of a text of so many tokens needs.
+    fn needed(&self, tokens: usize) -> usize {
+        tokens + self.setup.positions(self.setup.config.drafts)
+    }
+
     /// The group of lanes with so many positions.
     fn group_of(&self, capacity: usize) -> Option<usize> {
         let mut groups = self.groups.iter();
@@ -453,20 +463,25 @@ impl<'a> Engine<'a> {
                 continue;
             }
             // The first step of a text has no drafts.
-            if self.setup.drafter.is_some() && text.tokens.len() > text.prompt {
-                let drafts = text.drafts.min(outcome.drafts);
-                let drafts = drafts.min(text.wanted().saturating_sub(1));
-                let accepted = outcome.accepted(lane).min(drafts);
-                self.stats.record(drafts, accepted);
-            }
+            let has_drafts = self.setup.drafter.is_some() && text.tokens.len() > text.prompt;
+            let mut drafts = text.drafts.min(outcome.drafts);
+            drafts = drafts.min(text.wanted().saturating_sub(1));
             text.drafts = outcome.drafts;
             text.last_row = Some(outcome.accepted(lane));
             for (index, token) in outcome.tokens(lane).iter().enumerate() {
                 let log_probs = || outcome.log_probs(lane, index);
                 self.outputs.push(text.push(*token, log_probs, config));
                 if text.ended {
+                    // The drafts after it count for nothing.
+                    if index < outcome.accepted(lane) {
+                        drafts = drafts.min(index);
+                    }
                     break;
                 }
+            }
+            if has_drafts {
+                let accepted = outcome.accepted(lane).min(drafts);
+                self.stats.record(drafts, accepted);
             }
         }
     }

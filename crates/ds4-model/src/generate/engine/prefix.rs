@@ -77,6 +77,20 @@ impl PrefixCache {
         self.maximum > 0
     }
 
+    /// Adds a mark to those of a text of an engine with so many lanes. The marks of all its texts
+    /// together take no more than what is kept: where there would be more, every other one goes.
+    pub(super) fn add_mark(&self, marks: &mut Vec<Mark>, mark: Mark, lanes: usize) {
+        marks.push(mark);
+        let bytes: usize = marks.iter().map(Mark::bytes).sum();
+        if bytes > self.maximum / lanes {
+            let mut is_kept = marks.len() % 2 == 0;
+            marks.retain(|_| {
+                is_kept = !is_kept;
+                is_kept
+            });
+        }
+    }
+
     /// Keeps a text that leaves its lane, in which no step is ahead, unless something went wrong
     /// with it.
     pub(super) fn keep(
@@ -94,8 +108,12 @@ impl PrefixCache {
         if length == 0 {
             return Ok(());
         }
+        let marks: usize = text.marks.iter().map(Mark::bytes).sum();
+        if setup.bytes(length)?.saturating_add(marks) > self.maximum {
+            return Ok(());
+        }
         let mut caches = setup.new_caches(1, length)?;
-        caches.adopt(0, lanes.caches(), lane)?;
+        caches.adopt(0, lanes.caches(), lane, length)?;
         for cache in caches.both_mut() {
             cache.truncate_to(&[length])?;
         }
@@ -138,7 +156,7 @@ impl PrefixCache {
             return Ok(Vec::new());
         };
         let prefix = self.prefixes.remove(index);
-        caches.adopt(0, &prefix.caches, 0)?;
+        caches.adopt(0, &prefix.caches, 0, length)?;
         let marks = prefix.marks.iter();
         let marks: Vec<Mark> = marks
             .filter(|mark| mark.length <= length)

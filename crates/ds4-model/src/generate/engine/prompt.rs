@@ -84,8 +84,8 @@ impl Prompt {
                 drafter.observe(streams, ids(start + 1..end + 1), cache)?;
             }
             if prefixes.is_wanted() && end % size == 0 {
-                let mark = caches.mark();
-                self.text.marks.push(mark);
+                let (marks, lanes) = (&mut self.text.marks, setup.config.lanes);
+                prefixes.add_mark(marks, caches.mark(), lanes);
             }
         }
         Ok(end == tokens.len() - 1)

@@ -73,8 +73,7 @@ impl Engine<'_> {
         tokens: usize,
         more: usize,
     ) -> Result<Option<(usize, usize)>, GenerateError> {
-        let needed = tokens + self.setup.positions(self.setup.config.drafts);
-        let capacity = self.capacity_for(needed);
+        let capacity = self.capacity_for(self.needed(tokens));
         let Some(group) = self.group_of(capacity) else {
             if !self.has_memory(capacity, 1, more)? {
                 return Ok(None);
@@ -92,16 +91,20 @@ impl Engine<'_> {
             return Ok(Some((group, 0)));
         };
         let texts = &self.groups[group].texts;
-        let known = texts.len();
-        if let Some(lane) = texts.iter().position(Option::is_none) {
-            let has_memory = self.has_memory(capacity, 0, more)?;
-            // Others may have been dropped.
-            let group = self.group_of(capacity).filter(|_| has_memory);
-            return Ok(group.map(|group| (group, lane)));
-        }
-        let lanes = (2 * known).min(self.setup.config.lanes);
+        let (known, vacant) = (texts.len(), texts.iter().position(Option::is_none));
+        let lanes = match vacant {
+            Some(_) => known,
+            None => (2 * known).min(self.setup.config.lanes),
+        };
         if !self.has_memory(capacity, lanes - known, more)? {
             return Ok(None);
+        }
+        // Others may have been dropped.
+        let Some(group) = self.group_of(capacity) else {
+            return Ok(None);
+        };
+        if let Some(lane) = vacant {
+            return Ok(Some((group, lane)));
         }
         self.settle(group)?;
         let Group { lanes: own, texts } = &mut self.groups[group];
@@ -152,7 +155,8 @@ impl Engine<'_> {
     ) -> Result<(), GenerateError> {
         match place {
             None => {
-                let needed = text.tokens.len();
+                // More than the lane has that it leaves.
+                let needed = self.groups[group].lanes.capacity() + 1;
                 let error = self.memory_error(needed)?;
                 self.outputs.push(text.fail(error));
             }
@@ -186,11 +190,12 @@ impl Engine<'_> {
         }
     }
 
-    /// Checks that a text of so many positions fits the memory by itself, beside its prompt's own
+    /// Checks that a text of so many tokens fits the memory by itself, beside its prompt's own
     /// caches.
-    pub(super) fn check_memory(&self, positions: usize) -> Result<(), GenerateError> {
+    pub(super) fn check_memory(&self, tokens: usize) -> Result<(), GenerateError> {
+        let positions = self.needed(tokens);
         let capacity = self.capacity_for(positions);
-        let prompt = self.setup.bytes(positions)?;
+        let prompt = self.setup.bytes(tokens)?;
         let bytes = self.setup.bytes(capacity)?.saturating_add(prompt);
         match self.setup.config.cache_bytes {
             Some(maximum) if bytes > maximum => Err(self.memory_error(positions)?),

@@ -117,15 +117,17 @@ impl Caches {
         self.trunk.capacity()
     }
 
-    /// Makes lane `lane` a copy of lane `from` of others.
+    /// Makes lane `lane` a copy of lane `from` of others, which is `positions` long or will be made
+    /// as short at once.
     pub(super) fn adopt(
         &mut self,
         lane: usize,
         source: &Self,
         from: usize,
+        positions: usize,
     ) -> Result<(), GenerateError> {
         for (own, source) in self.both_mut().zip(source.both()) {
-            own.adopt(lane, source, from)?;
+            own.adopt_within(lane, source, from, positions)?;
         }
         Ok(())
     }

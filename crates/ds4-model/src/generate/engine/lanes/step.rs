@@ -29,8 +29,10 @@ impl Lanes {
         let hidden = model.hidden(streams.clone());
         let mut results = self.choose(setup, hidden, drafted.clone())?;
         if let (Some(oracle), Some(accepted)) = (&setup.oracle, &mut results.accepted) {
-            let positions = self.caches.trunk.start() - drafts as i64;
-            *accepted = oracle.clone().select(0, positions).cast(accepted.dtype());
+            // Vacant lanes have no positions.
+            let positions = (self.caches.trunk.start() - drafts as i64).clamp_min(0);
+            let standing = oracle.clone().select(0, positions).clamp_max(drafts as i64);
+            *accepted = standing.cast(accepted.dtype());
             let first = results.tokens.clone().narrow(1, 0, 1);
             // The first step of a text has none.
             let drafted = drafted.clone().clamp_min(0).cast(first.dtype());
