@@ -12,7 +12,9 @@ use ds4_model::generate::{
 use ds4_model::trace::Trace;
 
 use crate::flash_head::{CLUSTERS, head};
-use crate::two_layers::{CAPACITY, Fixture, PICKED_CAPACITY, bits, every_model, text};
+use crate::two_layers::{
+    CAPACITY, Fixture, PICKED_CAPACITY, bits, every_model, every_quick_model, text,
+};
 
 /// Tokens of a prompt that has no prefill step of its own.
 const SHORT: usize = 12;
@@ -409,10 +411,7 @@ fn a_recorded_step_serves_texts_that_join_after_it() {
 
 #[test]
 fn more_tokens_a_step_than_have_the_same_bits_give_texts_all_the_same() {
-    every_model(|name, fixture| {
-        if name.starts_with("wgpu") {
-            return;
-        }
+    every_quick_model(|name, fixture| {
         let count = 6;
         let config = EngineConfig {
             drafts: 2,
@@ -563,7 +562,7 @@ fn text_chosen_by_clustered_heads_that_probe_all_is_that_of_the_dense_head() {
 
 #[test]
 fn a_long_prompt_stalls_others_for_one_chunk_at_a_time() {
-    every_model(|name, fixture| {
+    every_quick_model(|name, fixture| {
         let any = text(120);
         let config = EngineConfig {
             prefill_chunk: 16,
@@ -610,7 +609,7 @@ fn a_long_prompt_stalls_others_for_one_chunk_at_a_time() {
 
 #[test]
 fn a_prompt_that_begins_like_a_text_before_continues_from_it() {
-    every_model(|name, fixture| {
+    every_quick_model(|name, fixture| {
         let any = text(120);
         for (exact, drafts) in [(true, 0), (true, 1), (false, 0)] {
             let config = EngineConfig {
@@ -706,7 +705,7 @@ fn what_is_kept_of_texts_is_bounded_by_bytes() {
 
 #[test]
 fn a_long_text_does_not_make_the_lanes_of_others_as_large() {
-    every_model(|name, fixture| {
+    every_quick_model(|name, fixture| {
         let any = text(120);
         let config = EngineConfig {
             capacity: CAPACITY,
@@ -732,10 +731,7 @@ fn a_long_text_does_not_make_the_lanes_of_others_as_large() {
 
 #[test]
 fn memory_for_caches_is_bounded_and_texts_wait_for_it() {
-    every_model(|name, fixture| {
-        if name.starts_with("wgpu") {
-            return;
-        }
+    every_quick_model(|name, fixture| {
         let lane = {
             let config = EngineConfig {
                 capacity: PICKED_CAPACITY,
@@ -793,7 +789,7 @@ fn memory_for_caches_is_bounded_and_texts_wait_for_it() {
 
 #[test]
 fn texts_end_by_length_by_a_stop_token_and_where_the_context_ends() {
-    every_model(|name, fixture| {
+    every_quick_model(|name, fixture| {
         for drafts in [0, 2] {
             let config = EngineConfig {
                 drafts,

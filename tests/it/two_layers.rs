@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use crate::common::{devices, skip, values};
+use crate::common::{compiles_slowly, devices, skip, values};
 use crate::golden::{Golden, root};
 
 /// The layers of the shipped checkpoint that the model has: CSA with experts by hash, HCA with
@@ -140,7 +140,20 @@ impl Fixture {
 /// Runs `test` with every dtype that a device has, and with weights as they are used there: packed
 /// on GPUs.
 pub(crate) fn every_model(test: impl Fn(&str, &Fixture)) {
-    for (name, device) in devices() {
+    models(devices(), test);
+}
+
+/// The same without devices that compile kernels slowly: for what the host decides.
+pub(crate) fn every_quick_model(test: impl Fn(&str, &Fixture)) {
+    let devices = devices().iter().filter(|(name, _)| !compiles_slowly(name));
+    models(devices, test);
+}
+
+fn models<'a>(
+    devices: impl IntoIterator<Item = &'a (String, Device)>,
+    test: impl Fn(&str, &Fixture),
+) {
+    for (name, device) in devices {
         for dtype in [FloatDType::F32, FloatDType::BF16] {
             if !device.supports_dtype(dtype) {
                 skip(name, &format!("{dtype:?}").to_lowercase());

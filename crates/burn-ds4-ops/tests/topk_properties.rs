@@ -1,6 +1,6 @@
 //! Top-k of random rows, windows and dtypes against a sort.
 
-use super::common::devices;
+use super::common::{compiles_slowly, devices};
 use super::distributions::{DISTRIBUTIONS, Periodic, Random, row};
 use super::ranking::{Rows, assert_ids, int32};
 use burn::tensor::{Device, FloatDType};
@@ -163,7 +163,7 @@ fn any_rows_agree_with_a_sort_on_every_device() {
     let shapes = vec![(37, 5), (1500, 64), (5000, 512), (12_000, 512)];
     for (name, device) in devices() {
         let mut runner = TestRunner::new(ProptestConfig {
-            cases: 40,
+            cases: if compiles_slowly(name) { 14 } else { 40 },
             failure_persistence: None,
             max_shrink_iters: 200,
             ..ProptestConfig::default()

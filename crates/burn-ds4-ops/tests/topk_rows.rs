@@ -117,14 +117,14 @@ fn periods_that_a_sample_may_follow() {
         .flat_map(|periodic| periodic.row(columns, &mut random));
     let data = data.collect();
     let all = Rows::new(columns, data);
+    let numbers: Vec<usize> = (0..periods.len()).step_by(5).collect();
     for (name, device) in devices() {
-        for k in [512, 2048] {
+        for &k in some(name, &[512, 2048], 2) {
             all.check(all.distinct(), k, device, &format!("{name} k {k}"));
         }
-    }
-    for (row, periodic) in periods.iter().enumerate().step_by(5) {
-        let alone = Rows::new(columns, all.row(row).to_vec());
-        for (name, device) in devices() {
+        for &row in some(name, &numbers, 5) {
+            let alone = Rows::new(columns, all.row(row).to_vec());
+            let periodic = &periods[row];
             alone.check(1, 512, device, &format!("{name} {periodic:?} alone"));
         }
     }
@@ -196,14 +196,15 @@ fn any_k_up_to_the_limit() {
 }
 
 fn any_number_of_columns() {
-    for columns in [
+    let numbers = [
         2, 33, 255, 1024, 2047, 2048, 2049, 4095, 4097, 8191, 8192, 8193, 16_385,
-    ] {
-        let rows = Rows::new(
-            columns,
-            rows(&[NORMAL, TEN_LOW_BITS, ASCENDING], columns, 27),
-        );
-        for (name, device) in devices() {
+    ];
+    for (name, device) in devices() {
+        for &columns in some(name, &numbers, 2) {
+            let rows = Rows::new(
+                columns,
+                rows(&[NORMAL, TEN_LOW_BITS, ASCENDING], columns, 27),
+            );
             rows.check(3, 100, device, &format!("{name} {columns} columns"));
         }
     }
