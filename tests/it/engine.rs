@@ -217,7 +217,8 @@ fn texts_that_join_and_leave_at_random_are_those_that_they_are_alone() {
     every_model(|name, fixture| {
         let [most, longest, prompt] = extent(name);
         let any = text(120);
-        for (seed, drafts, lanes) in [(1, 0, 8), (2, 1, 8), (3, 3, 4)] {
+        let cases = [(2, 1, 8), (1, 0, 8), (3, 3, 4)];
+        for &(seed, drafts, lanes) in &cases[..few(name, cases.len(), 1)] {
             let config = EngineConfig {
                 drafts,
                 lanes,

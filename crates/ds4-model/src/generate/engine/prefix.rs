@@ -83,7 +83,7 @@ impl PrefixCache {
         marks.push(mark);
         let bytes: usize = marks.iter().map(Mark::bytes).sum();
         if bytes > self.maximum / lanes {
-            let mut is_kept = marks.len() % 2 == 0;
+            let mut is_kept = marks.len().is_multiple_of(2);
             marks.retain(|_| {
                 is_kept = !is_kept;
                 is_kept
