@@ -54,6 +54,8 @@ pub(super) struct Lanes {
     /// The last token of each text, which is in no cache yet, and its drafts, -1 where there is
     /// none: `[lanes, 1 + drafts]`, always in the same buffer. Taken while they are written.
     inputs: Option<Tensor<2, Int>>,
+    /// Of the lanes: `[lanes]`. Made here, because it is an upload, which cannot be recorded.
+    numbers: Tensor<1, Int>,
     kind: StepKind,
     /// The logits of the last step, if it was launched.
     logits: Option<Tensor<3>>,
@@ -87,6 +89,7 @@ impl Lanes {
             params: params.map_err(GenerateError::Logits)?,
             counts: None,
             inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], &device)),
+            numbers: Tensor::arange(0..lanes as i64, &device),
             kind: StepKind::default(),
             logits: None,
             launched: 0,
@@ -169,6 +172,7 @@ impl Lanes {
         let params = BatchParams::new(&params, self.params.vocabulary(), &device);
         self.params = params.map_err(GenerateError::Logits)?;
         self.counts = None;
+        self.numbers = Tensor::arange(0..lanes as i64, &device);
         let inputs = self.inputs.take().expect("they are put back");
         let [_, columns] = inputs.dims();
         let more = Tensor::zeros([lanes - known, columns], (&device, inputs.dtype()));

@@ -52,8 +52,8 @@ impl Lanes {
                 let newest = match lanes {
                     1 => accepted.clone(),
                     _ => {
-                        let first = Tensor::<1, Int>::arange(0..lanes as i64, (&device, dtype));
-                        accepted.clone() + first * rows as i64
+                        let first = self.numbers.clone().cast(dtype) * rows as i64;
+                        accepted.clone() + first
                     }
                 };
                 let all = tokens.clone().reshape([lanes * rows]);
