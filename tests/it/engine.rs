@@ -68,7 +68,7 @@ fn penalised(seed: u64) -> SamplingConfig {
 pub(crate) type Texts = BTreeMap<RequestId, Vec<u32>>;
 
 /// Adds tokens to the texts, and returns how many there are.
-fn collect(outputs: Vec<Output>, texts: &mut Texts) -> usize {
+pub(crate) fn collect(outputs: Vec<Output>, texts: &mut Texts) -> usize {
     let count = outputs.len();
     for output in outputs {
         let token = output.token.expect("finite logits");

@@ -4,7 +4,7 @@
 use burn::tensor::{Device, FloatDType};
 use ds4_model::generate::{Engine, EngineConfig, Request};
 
-use crate::engine::{Texts, add, alone, engine, request, together};
+use crate::engine::{Texts, add, alone, collect, engine, request, together};
 use crate::two_layers::{Fixture, text};
 
 /// Positions of the smallest lanes; the next ones have four times as many.
@@ -52,17 +52,16 @@ fn lane_bytes(fixture: &Fixture, capacity: usize) -> usize {
     engine.cache_bytes()
 }
 
-/// Steps until no text is left, which must not take for ever.
-fn finish(engine: &mut Engine, maximum: usize) -> Texts {
-    let mut texts = Texts::new();
+/// Steps until no text is left, which must not take for ever. Returns the texts, and how many of
+/// them were being decoded at a time at most.
+fn finish(engine: &mut Engine, maximum: usize) -> (Texts, usize) {
+    let (mut texts, mut most) = (Texts::new(), 0);
     for _ in 0..MOST_STEPS {
-        for output in engine.step().expect("a device that works") {
-            let token = output.token.expect("finite logits");
-            texts.entry(output.request).or_default().push(token);
-        }
+        collect(engine.step().expect("a device that works"), &mut texts);
+        most = most.max(engine.running());
         assert!(engine.cache_bytes() <= maximum);
         if engine.is_idle() {
-            return texts;
+            return (texts, most);
         }
     }
     panic!("{} running, {} waiting", engine.running(), engine.waiting());
@@ -85,17 +84,7 @@ fn small_lanes_that_are_vacant_make_way_for_more_large_ones() {
     assert_eq!(engine.cache_bytes(), small, "one is kept");
     let requests = [0, 20].map(|start| request(&any[start..start + prompt], 30));
     let ids = requests.clone().map(|request| add(&mut engine, request));
-    let mut most = 0;
-    let mut texts = Texts::new();
-    for _ in 0..MOST_STEPS {
-        for output in engine.step().expect("a device that works") {
-            let token = output.token.expect("finite logits");
-            texts.entry(output.request).or_default().push(token);
-        }
-        most = most.max(engine.running());
-        assert!(engine.cache_bytes() <= maximum);
-    }
-    assert!(engine.is_idle());
+    let (texts, most) = finish(&mut engine, maximum);
     assert_eq!(most, 2);
     for (id, request) in ids.iter().zip(&requests) {
         assert_eq!(texts[id], alone(&fixture, request));
@@ -122,7 +111,7 @@ fn a_prompt_that_begins_like_a_longer_text_takes_no_more_memory_than_its_own() {
     engine.step().expect("a device that works");
     let progress = engine.progress(id).expect("it has not ended");
     assert_eq!(progress.processed, 48, "32 were known, 16 are a chunk");
-    let texts = finish(&mut engine, maximum);
+    let (texts, _) = finish(&mut engine, maximum);
     assert_eq!(texts[&id], alone_in_chunks(&fixture, &own));
 }
 

@@ -24,6 +24,7 @@ use crate::graph::Refusal;
 /// upload: some devices refuse that, and others count the weights as failed with a recording that
 /// fails.
 const RECORDABLE: usize = burn_ds4_ops::matmul::INVARIANT_ROWS;
+
 /// A text's place in a group of lanes, as it enters.
 pub(super) struct Entry<'t> {
     pub(super) caches: &'t Caches,

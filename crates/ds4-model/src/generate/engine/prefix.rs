@@ -17,10 +17,10 @@ pub(super) struct Mark {
     caches: Vec<CacheMark>,
 }
 
-impl Mark {
-    fn bytes(&self) -> usize {
-        self.caches.iter().map(CacheMark::bytes).sum()
-    }
+/// Bytes that marks hold.
+fn bytes_of(marks: &[Mark]) -> usize {
+    let caches = marks.iter().flat_map(|mark| &mark.caches);
+    caches.map(CacheMark::bytes).sum()
 }
 
 impl Caches {
@@ -50,8 +50,7 @@ struct Prefix {
 
 impl Prefix {
     fn bytes(&self) -> usize {
-        let marks = self.marks.iter().map(Mark::bytes);
-        self.caches.bytes() + marks.sum::<usize>()
+        self.caches.bytes() + bytes_of(&self.marks)
     }
 }
 
@@ -81,8 +80,7 @@ impl PrefixCache {
     /// together take no more than what is kept: where there would be more, every other one goes.
     pub(super) fn add_mark(&self, marks: &mut Vec<Mark>, mark: Mark, lanes: usize) {
         marks.push(mark);
-        let bytes: usize = marks.iter().map(Mark::bytes).sum();
-        if bytes > self.maximum / lanes {
+        if bytes_of(marks) > self.maximum / lanes {
             let mut is_kept = marks.len().is_multiple_of(2);
             marks.retain(|_| {
                 is_kept = !is_kept;
@@ -108,8 +106,8 @@ impl PrefixCache {
         if length == 0 {
             return Ok(());
         }
-        let marks: usize = text.marks.iter().map(Mark::bytes).sum();
-        if setup.bytes(length)?.saturating_add(marks) > self.maximum {
+        let bytes = setup.bytes(length)?.saturating_add(bytes_of(&text.marks));
+        if bytes > self.maximum {
             return Ok(());
         }
         let mut caches = setup.new_caches(1, length)?;
