@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use burn::module::Param;
 use burn::tensor::Tensor;
 use burn_ds4_ops::device::DeviceSpec;
+use burn_ds4_ops::sampling::MAX_COLUMNS;
 use ds4_model::generate::{
     Engine, EngineConfig, FinishReason, GenerateError, LogitsProcessor, MAX_DRAFTS, Output,
     Progress, Request, RequestId, SamplingConfig, greedy_token,
@@ -415,30 +416,44 @@ fn a_recorded_step_serves_texts_that_join_after_it() {
 #[test]
 fn more_tokens_a_step_than_have_the_same_bits_give_texts_all_the_same() {
     every_quick_model(|name, fixture| {
-        let count = 6;
-        let config = EngineConfig {
-            drafts: 2,
-            ..EngineConfig::default()
-        };
+        // Where steps are recorded, enough for that to be worth while.
+        let count = if has_graphs(name) { 48 } else { 6 };
         let requests: Vec<Request> = (0..20)
             .map(|index| request(&fixture.prompt[..4 + index], count))
             .collect();
-        let mut engine = engine(fixture, &config);
-        let ids: Vec<RequestId> = requests
-            .iter()
-            .map(|own| add(&mut engine, own.clone()))
-            .collect();
-        let (mut texts, mut lanes) = (Texts::new(), 0);
-        while !engine.is_idle() {
-            collect(engine.step().expect("a device that works"), &mut texts);
-            lanes = lanes.max(engine.lanes());
-        }
-        assert_eq!(lanes, 32, "{name}");
-        let texts: Vec<Vec<u32>> = ids.iter().map(|id| texts[id].clone()).collect();
-        let same = texts.iter().zip(&requests);
-        let same = same.filter(|(text, request)| **text == alone(fixture, request));
-        let same = same.count();
+        let texts = [false, true].map(|graphs| {
+            let config = EngineConfig {
+                drafts: 2,
+                graphs,
+                ..EngineConfig::default()
+            };
+            let mut engine = engine(fixture, &config);
+            let ids: Vec<RequestId> = requests
+                .iter()
+                .map(|own| add(&mut engine, own.clone()))
+                .collect();
+            let (mut texts, mut lanes) = (Texts::new(), 0);
+            while !engine.is_idle() {
+                collect(engine.step().expect("a device that works"), &mut texts);
+                lanes = lanes.max(engine.lanes());
+            }
+            assert_eq!(lanes, 32, "{name}");
+            let replays = graphs && has_graphs(name);
+            assert_eq!(engine.graph_refusal(), None, "{name}");
+            assert_eq!(engine.replays() > 0, replays, "{name}");
+            ids.iter().map(|id| texts[id].clone()).collect::<Vec<_>>()
+        });
+        let [launched, texts] = texts;
+        assert_eq!(launched, texts, "{name}: recorded steps");
         assert!(texts.iter().all(|text| text.len() == count), "{name}");
+        let same = texts.iter().zip(&requests).filter(|(text, request)| {
+            let first = Request {
+                max_new_tokens: 6,
+                ..(*request).clone()
+            };
+            text[..6] == alone(fixture, &first)
+        });
+        let same = same.count();
         // Near ties may go either way.
         assert!(same >= 15, "{name}: only {same} of 20 are those alone");
     });
@@ -993,6 +1008,13 @@ fn what_an_engine_cannot_do_is_a_typed_error() {
         for (config, expected) in cases {
             assert_eq!(refused(config), expected);
         }
+        let mut large = fixture.clone();
+        large.model.config.vocab_size = MAX_COLUMNS + 1;
+        let error = Engine::new(&large.model, base()).expect_err("it cannot");
+        let expected =
+            "the model's vocabulary has 1048577 tokens, at most 1048576 can be chosen from";
+        assert_eq!(error.to_string(), expected);
+
         let mut plain = fixture.clone();
         plain.model.mtp = None;
         let config = EngineConfig {

@@ -1,6 +1,6 @@
 //! What the experts refuse, each by its name.
 
-use super::common::{devices, integers};
+use super::common::{devices, integers, two_devices};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::moe::{check_expert_ids, expert_ffn};
@@ -62,8 +62,7 @@ fn refused(change: impl Fn(&mut Arguments, &Device), message: &str) {
 
 #[track_caller]
 fn refused_device(argument: &str, change: impl Fn(&mut Arguments, &Device)) {
-    let [(_, first), (_, second), ..] = devices() else {
-        eprintln!("skipped: a second device");
+    let Some([first, second]) = two_devices() else {
         return;
     };
     let mut arguments = Arguments::new(first);

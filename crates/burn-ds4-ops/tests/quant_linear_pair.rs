@@ -5,7 +5,9 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::quant::{Weights, quant_linear_pair};
 
-use super::common::{EXACT, assert_close, devices, every_dtype, is_gpu, skip, some, values};
+use super::common::{
+    EXACT, assert_close, devices, every_dtype, is_gpu, skip, some, two_devices, values,
+};
 use super::linear::{Input, linear};
 use super::packing::{FP8, FP8_PAIR, Format, Packed};
 use super::products::assert_same_bits;
@@ -307,8 +309,7 @@ fn a_pair_refuses_what_does_not_fit_by_name() {
 }
 
 fn a_pair_refuses_weights_on_another_device() {
-    let [(_, first), (_, second), ..] = devices() else {
-        eprintln!("skipped: a second device");
+    let Some([first, second]) = two_devices() else {
         return;
     };
     let packed = Packed::exact(FP8, [1, 5, 4], 0, 1);

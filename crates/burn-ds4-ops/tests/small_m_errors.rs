@@ -5,7 +5,7 @@ use burn_ds4_ops::OpError;
 use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul, small_m_matmul_group};
 use burn_ds4_ops::quant::{Weights, grouped_linear};
 
-use super::common::{devices, skip};
+use super::common::{devices, skip, two_devices};
 
 fn ones<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::ones(shape, (device, DType::F32))
@@ -101,8 +101,7 @@ fn floats_of_64_bits_are_refused() {
 }
 
 fn weights_on_another_device_are_refused() {
-    let [(_, first), (_, second), ..] = devices() else {
-        eprintln!("skipped: only one device");
+    let Some([first, second]) = two_devices() else {
         return;
     };
     let is_of_devices = |error: OpError, name| {

@@ -49,6 +49,11 @@ pub fn second_device() -> Option<&'static (String, Device)> {
     second
 }
 
+/// The first two devices. Reports where there is but one.
+pub fn two_devices() -> Option<[&'static Device; 2]> {
+    second_device().map(|(_, second)| [&devices()[0].1, second])
+}
+
 fn required() -> Vec<DeviceSpec> {
     list(REQUIRE)
         .iter()
@@ -74,6 +79,7 @@ fn list(variable: &str) -> Vec<String> {
 ///
 /// Where `DS4_REQUIRE` names the device and `DS4_MAY_LACK` does not name `device:capability`.
 pub fn skip(device: &str, capability: &str) {
+    let device = device.split(' ').next().unwrap_or_default();
     let spec: DeviceSpec = device.parse().expect("a device by its name");
     let allowed = list(MAY_LACK).iter().any(|entry| {
         let entry = entry.rsplit_once(':');

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
-use ds4_model::generate::{GenerateConfig, Generation, TextTokenizer};
+use ds4_model::generate::{GenerateConfig, Generation, SamplingConfig, TextTokenizer};
 use ds4_model::model::Model;
 
 use crate::calls::Timings;
@@ -13,44 +13,77 @@ use crate::calls::Timings;
 const GENERATIONS: usize = 5;
 const PROMPT: &str = "And God said,";
 
-/// Prints tokens a second of greedy decoding, without and with a draft: launched, and as graphs.
+/// How a text is generated.
+struct Kind {
+    drafts: usize,
+    graphs: bool,
+    /// Whether tokens are drawn, or are the most likely ones.
+    sampled: bool,
+}
+
+impl Kind {
+    fn options(&self, tokens: usize) -> GenerateConfig {
+        GenerateConfig {
+            max_new_tokens: tokens,
+            drafts: self.drafts,
+            graphs: self.graphs,
+            sampling: SamplingConfig {
+                temperature: if self.sampled { 0.8 } else { 0.0 },
+                top_p: if self.sampled { 0.95 } else { 1.0 },
+                ..SamplingConfig::default()
+            },
+            ignore_eos: true,
+            ..GenerateConfig::default()
+        }
+    }
+
+    fn name(&self) -> String {
+        let choice = if self.sampled { "sampled" } else { "greedy" };
+        let graph = if self.graphs { "recorded" } else { "launched" };
+        format!("{choice}, {graph}, --mtp {}", self.drafts)
+    }
+}
+
+/// Prints tokens a second of a text: greedy and sampled, without and with a draft, launched and
+/// recorded.
 pub fn generations(model: &Model, checkpoint: &Path, tokens: usize) -> Result<(), Box<dyn Error>> {
     let tokenizer = TextTokenizer::from_dir(checkpoint)?;
     let mut prompt = vec![model.config().bos_token_id];
     prompt.extend(tokenizer.encode(PROMPT)?);
-    let kinds = [(0, false), (0, true), (1, false), (1, true)];
-    let mut rates = vec![Vec::new(); kinds.len()];
-    let (mut acceptance, mut replays) = (0.0, 0);
-    for round in 0..=GENERATIONS {
-        for ((drafts, graphs), rates) in kinds.into_iter().zip(&mut rates) {
-            let options = GenerateConfig {
-                max_new_tokens: tokens,
+    let mut kinds = Vec::new();
+    for sampled in [false, true] {
+        for drafts in [0, 1] {
+            kinds.extend([false, true].map(|graphs| Kind {
                 drafts,
                 graphs,
-                ignore_eos: true,
-                ..GenerateConfig::default()
-            };
-            let mut generation = Generation::new(model, options, &prompt)?;
+                sampled,
+            }));
+        }
+    }
+    let mut rates = vec![Vec::new(); kinds.len()];
+    let mut outcomes = vec![(0.0, 0); kinds.len()];
+    for round in 0..=GENERATIONS {
+        for (index, kind) in kinds.iter().enumerate() {
+            let mut generation = Generation::new(model, kind.options(tokens), &prompt)?;
             generation.prefill()?;
             let start = Instant::now();
             let tokens = generation.by_ref().collect::<Result<Vec<_>, _>>()?.len();
             let seconds = start.elapsed().as_secs_f64();
             if round > 0 {
                 // The first token comes with the prompt.
-                rates.push((tokens - 1) as f64 / seconds);
+                rates[index].push((tokens - 1) as f64 / seconds);
             }
-            acceptance = generation.stats().acceptance();
-            replays = generation.replays();
+            outcomes[index] = (generation.stats().acceptance(), generation.replays());
         }
     }
-    let rates: Vec<Timings> = rates.into_iter().map(Timings::new).collect();
-    let [launched, plain, launched_drafts, drafts] = [0, 1, 2, 3].map(|kind| rates[kind].median());
-    println!(
-        "generate: {plain:.1} tokens/s; with --no-graph {launched:.1} tokens/s; with --mtp 1 \
-         {drafts:.1} tokens/s ({:.3} times that without it, {replays} steps replayed, {:.1} % of \
-         drafts accepted); with both {launched_drafts:.1} tokens/s",
-        drafts / plain,
-        100.0 * acceptance
-    );
+    println!("generate                      tokens/s  replays  drafts accepted");
+    for ((kind, rates), (acceptance, replays)) in kinds.iter().zip(rates).zip(outcomes) {
+        println!(
+            "{:<28} {:>9.1} {replays:>8} {:>14.1} %",
+            kind.name(),
+            Timings::new(rates).median(),
+            100.0 * acceptance
+        );
+    }
     Ok(())
 }

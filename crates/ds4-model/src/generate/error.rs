@@ -87,6 +87,14 @@ pub enum GenerateError {
         /// Size of the vocabulary.
         vocab_size: usize,
     },
+    /// No operator chooses among so many tokens.
+    #[error("the model's vocabulary has {vocab_size} tokens, at most {maximum} can be chosen from")]
+    VocabularyTooLarge {
+        /// Size of the vocabulary.
+        vocab_size: usize,
+        /// Largest size that is accepted.
+        maximum: usize,
+    },
     /// A clustered head refused what the model computed.
     #[error("the clustered head refused a hidden state: {0}")]
     Head(#[from] burn_ds4_ops::OpError),

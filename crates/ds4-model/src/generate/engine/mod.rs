@@ -16,6 +16,7 @@ use std::fmt;
 use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorData};
+use burn_ds4_ops::sampling;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -172,10 +173,11 @@ impl<'a> Engine<'a> {
     /// # Errors
     ///
     /// If a field of `config` is outside its range, drafts are wanted from a model without an MTP
-    /// layer, or a clustered head is of another vocabulary.
+    /// layer, the vocabulary is larger than what can be chosen from, or a clustered head is of
+    /// another vocabulary.
     pub fn new(model: &'a Model, config: EngineConfig) -> Result<Self, GenerateError> {
         config.validate()?;
-        check_heads(model)?;
+        check_vocabulary(model)?;
         let drafter = (config.drafts > 0).then(|| MtpDrafter::new(model));
         let drafter = drafter.transpose()?;
         Ok(Self {
@@ -527,9 +529,15 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Checks that the clustered heads of a model are of its vocabulary.
-fn check_heads(model: &Model) -> Result<(), GenerateError> {
+/// Checks that a token can be chosen from the vocabulary, and that clustered heads are of it.
+fn check_vocabulary(model: &Model) -> Result<(), GenerateError> {
     let vocab_size = model.config().vocab_size;
+    if vocab_size > sampling::MAX_COLUMNS {
+        return Err(GenerateError::VocabularyTooLarge {
+            vocab_size,
+            maximum: sampling::MAX_COLUMNS,
+        });
+    }
     let draft = model.mtp.iter().filter_map(|mtp| mtp.flash_head.as_ref());
     let heads = model.flash_head.iter().chain(draft);
     let mut sizes = heads.map(|head: &ProbedHead| head.head().vocabulary());
