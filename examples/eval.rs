@@ -47,7 +47,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use shared::flash::FlashArgs;
 use shared::load_bar::LoadBar;
-use shared::{Dtype, asset, load_options, shipped_checkpoint};
+use shared::{Dtype, asset, load_options, note, shipped_checkpoint};
 
 /// Positions per forward call: limits the logits that are read back at once.
 const POSITIONS_PER_CALL: usize = 64;
@@ -154,7 +154,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     } else {
         report.print(&mut out)?;
     }
-    eprintln!("[{rate:.1} tokens/s]");
+    note(format_args!("[{rate:.1} tokens/s]"));
     Ok(())
 }
 

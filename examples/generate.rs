@@ -20,7 +20,7 @@ use ds4_model::model::Model;
 use ds4_model::pipeline::Pipeline;
 use shared::flash::FlashArgs;
 use shared::load_bar::LoadBar;
-use shared::{Dtype, Head, finish, load_options, shipped_checkpoint};
+use shared::{Dtype, Head, finish, load_options, note, shipped_checkpoint};
 
 /// Tokens of the prompt that a warm-up has, at most: a longer one takes hardly any other kernels.
 const WARM_UP_PROMPT: usize = 64;
@@ -157,7 +157,9 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     writeln!(out)?;
 
     if let Some(reason) = generation.graph_refusal() {
-        eprintln!("[without graphs, a step cannot be recorded: {reason}]");
+        note(format_args!(
+            "[without graphs, a step cannot be recorded: {reason}]"
+        ));
     }
     // The first token comes with the prompt.
     let rate = generation.generated().saturating_sub(1) as f64 / elapsed;
@@ -175,14 +177,14 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let warmed_up = warmed_up.map_or_else(String::new, |time| {
         format!(", kernels compiled in {:.2} s", time.as_secs_f64())
     });
-    eprintln!(
+    note(format_args!(
         "[{} tokens, {rate:.1} tokens/s{drafts}; prompt {} tokens in {:.2} s, loaded in {:.2} \
          s{warmed_up}]",
         generation.generated(),
         prompt.len(),
         prefilled.as_secs_f64(),
         loaded.as_secs_f64(),
-    );
+    ));
     Ok(())
 }
 
@@ -251,7 +253,9 @@ fn choose_heads(args: &Args, model: &mut Model) -> Result<(), Box<dyn Error>> {
             true => "exact",
             false => "approximate",
         };
-        eprintln!("[{kind} flash head: {probes} of {clusters} clusters are probed for a token]");
+        note(format_args!(
+            "[{kind} flash head: {probes} of {clusters} clusters are probed for a token]"
+        ));
         model.flash_head = Some(head.clone());
     }
     if args.draft_head == Head::Flash

@@ -8,7 +8,8 @@ pub mod flash;
 pub mod load_bar;
 
 use std::error::Error;
-use std::io;
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -16,6 +17,7 @@ use burn::tensor::FloatDType;
 use burn_ds4_ops::device::DeviceSpec;
 use clap::ValueEnum;
 use ds4_model::checkpoint::LoadOptions;
+use ds4_model::printable::Printable;
 
 /// An output head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -74,6 +76,11 @@ pub fn shipped_checkpoint() -> PathBuf {
     asset("ds4-tiny")
 }
 
+/// Writes a line to standard error. That it is full or closed is no reason to end.
+pub fn note(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Ends an example: an error is printed, with its causes, and becomes exit code 1.
 pub fn finish(result: Result<(), Box<dyn Error>>) -> ExitCode {
     let Err(error) = result else {
@@ -87,13 +94,13 @@ pub fn finish(result: Result<(), Box<dyn Error>>) -> ExitCode {
     let mut message = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        let cause = error.to_string();
+        let cause = Printable(error).to_string();
         // Many messages already end with their cause.
         if !message.contains(&cause) {
             message = format!("{message}: {cause}");
         }
         source = error.source();
     }
-    eprintln!("error: {message}");
+    note(format_args!("error: {message}"));
     ExitCode::FAILURE
 }

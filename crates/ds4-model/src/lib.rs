@@ -10,6 +10,7 @@ pub mod block;
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
+mod files;
 pub mod flash_head;
 pub mod generate;
 mod graph;
@@ -20,6 +21,7 @@ pub mod moe;
 pub mod mtp;
 pub mod norm;
 pub mod pipeline;
+pub mod printable;
 #[cfg(test)]
 mod repository;
 pub mod rope;

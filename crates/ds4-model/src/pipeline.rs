@@ -11,6 +11,7 @@ use crate::generate::{
     TextTokenizer, render_chat,
 };
 use crate::model::Model;
+use crate::printable::place;
 
 const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 
@@ -28,7 +29,10 @@ pub enum PipelineError {
     #[error(transparent)]
     GenerationConfig(#[from] ConfigError),
     /// The tokenizer has tokens that the model does not know.
-    #[error("{}: the tokenizer has {tokens} tokens, the model {vocab_size}", dir.display())]
+    #[error(
+        "{}: tokenizer.json has {tokens} tokens, the model {vocab_size}",
+        place(dir)
+    )]
     Vocabulary {
         /// The directory of the checkpoint.
         dir: PathBuf,

@@ -1,4 +1,4 @@
-//! Files of the repository that unit tests read.
+//! Files that unit tests read: those of the repository, and others that are none.
 
 use std::path::{Path, PathBuf};
 
@@ -9,4 +9,27 @@ use std::path::{Path, PathBuf};
 pub(crate) fn path(relative: &str) -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").expect("a test that cargo runs");
     Path::new(&manifest).join("../..").join(relative)
+}
+
+/// Makes a FIFO, which has no writer, in place of what is there.
+#[cfg(unix)]
+pub(crate) fn fifo(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    let _ = std::fs::remove_file(&path);
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.expect("mkfifo is everywhere").success());
+    path
+}
+
+/// What `work` returns.
+///
+/// # Panics
+///
+/// If it takes a minute, as where it waits for ever.
+#[cfg(unix)]
+pub(crate) fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(work()));
+    let result = receiver.recv_timeout(std::time::Duration::from_secs(60));
+    result.expect("it ends, and does not panic")
 }

@@ -7,6 +7,7 @@ use safetensors::Dtype;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::printable::{Printable, place};
 
 /// Most names of a list that are shown; the values hold all.
 const SHOWN: usize = 50;
@@ -35,8 +36,8 @@ pub enum CheckpointError {
         /// Width of the indexer's rows.
         index_head_dim: usize,
     },
-    /// A file could not be read.
-    #[error("{}: cannot be read: {source}", path.display())]
+    /// A file could not be read, or is no regular file, such as a FIFO.
+    #[error("{}: cannot be read: {source}", place(path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -44,13 +45,16 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// The directory has neither a single weight file nor an index of shards.
-    #[error("{}: has neither model.safetensors nor model.safetensors.index.json", dir.display())]
+    #[error(
+        "{}: has neither model.safetensors nor model.safetensors.index.json",
+        place(dir)
+    )]
     NoWeights {
         /// The directory.
         dir: PathBuf,
     },
     /// A weight file is too short for the length of a header.
-    #[error("{}: no safetensors header in {length} bytes", path.display())]
+    #[error("{}: no safetensors header in {length} bytes", place(path))]
     NoHeader {
         /// The file.
         path: PathBuf,
@@ -60,7 +64,7 @@ pub enum CheckpointError {
     /// The length of the header that a weight file declares is beyond its end or absurd.
     #[error(
         "{}: declares a header of {declared} bytes in a file of {length} bytes",
-        path.display()
+        place(path)
     )]
     HeaderLength {
         /// The file.
@@ -72,7 +76,7 @@ pub enum CheckpointError {
     },
     /// The header is not text, not JSON, lists a tensor twice, or has offsets that overlap, leave
     /// gaps or do not fit the shapes.
-    #[error("{}: bad safetensors header: {reason}", path.display())]
+    #[error("{}: bad safetensors header: {}", place(path), Printable(reason))]
     Header {
         /// The file.
         path: PathBuf,
@@ -82,7 +86,7 @@ pub enum CheckpointError {
     /// The tensors do not end where the file ends: it was truncated or something was appended.
     #[error(
         "{}: {actual} bytes of tensors, {expected} expected (truncated or damaged file)",
-        path.display()
+        place(path)
     )]
     DataLength {
         /// The file.
@@ -92,8 +96,8 @@ pub enum CheckpointError {
         /// Bytes after the header.
         actual: usize,
     },
-    /// The index of the shards is not JSON of the right form, or lists a tensor twice.
-    #[error("{}: bad index: {source}", path.display())]
+    /// The index of the shards is not JSON of the right form, lists a tensor twice, or none.
+    #[error("{}: bad index: {}", place(path), Printable(source))]
     Index {
         /// The index file.
         path: PathBuf,
@@ -101,7 +105,12 @@ pub enum CheckpointError {
         source: serde_json::Error,
     },
     /// The index names a shard that is not a plain file name, as one outside the directory.
-    #[error("{}: `{tensor}` is in `{shard}`, which is not a file name", index.display())]
+    #[error(
+        "{}: `{}` is in `{}`, which is not a file name",
+        place(index),
+        Printable(tensor),
+        Printable(shard)
+    )]
     ShardName {
         /// The index file.
         index: PathBuf,
@@ -111,7 +120,7 @@ pub enum CheckpointError {
         shard: String,
     },
     /// Shards that the index names do not exist.
-    #[error("{}: shards that do not exist: {}", index.display(), Shown(shards))]
+    #[error("{}: shards that do not exist: {}", place(index), Shown(shards))]
     MissingShards {
         /// The index file.
         index: PathBuf,
@@ -119,7 +128,11 @@ pub enum CheckpointError {
         shards: Vec<String>,
     },
     /// Tensors are not in the shards in which the index says they are.
-    #[error("{}: tensors that are not in their shards: {}", index.display(), Shown(tensors))]
+    #[error(
+        "{}: tensors that are not in their shards: {}",
+        place(index),
+        Shown(tensors)
+    )]
     NotInShard {
         /// The index file.
         index: PathBuf,
@@ -127,7 +140,7 @@ pub enum CheckpointError {
         tensors: Vec<String>,
     },
     /// Two shards hold the same tensor.
-    #[error("{}: `{name}` is also in {}", second.display(), first.display())]
+    #[error("{}: `{}` is also in {}", place(second), Printable(name), place(first))]
     DuplicateTensor {
         /// The tensor.
         name: String,
@@ -137,7 +150,11 @@ pub enum CheckpointError {
         second: PathBuf,
     },
     /// The checkpoint drafts with DSpark instead of the DeepSeek-V4 MTP layer.
-    #[error("{}: the DSpark drafter is not supported (tensors: {})", dir.display(), Shown(tensors))]
+    #[error(
+        "{}: the DSpark drafter is not supported (tensors: {})",
+        place(dir),
+        Shown(tensors)
+    )]
     DSparkDrafter {
         /// The directory.
         dir: PathBuf,
@@ -177,7 +194,8 @@ pub struct UnexpectedTensor {
 
 impl fmt::Display for UnexpectedTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {:?}", self.name, self.dtype, self.shape)
+        let name = Printable(&self.name);
+        write!(f, "{name} {} {:?}", self.dtype, self.shape)
     }
 }
 
@@ -345,7 +363,7 @@ struct Shown<'a>(&'a [String]);
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &self.0[..self.0.len().min(SHOWN)];
-        f.write_str(&shown.join(", "))?;
+        write!(f, "{}", Printable(shown.join(", ")))?;
         match self.0.len() - shown.len() {
             0 => Ok(()),
             more => write!(f, " and {more} more"),

@@ -8,6 +8,7 @@ use std::path::{Component, Path};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
 use super::CheckpointError;
+use crate::files;
 
 /// A JSON object in which no key occurs twice; serde_json's own maps keep the last one silently.
 pub(super) struct UniqueKeys<V>(pub(super) BTreeMap<String, V>);
@@ -48,15 +49,19 @@ struct Index {
 
 /// Tensor name to shard file name, every shard a plain file name.
 pub(super) fn read(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
-    let text = std::fs::read_to_string(path).map_err(|source| CheckpointError::Read {
+    let text = files::read_text(path).map_err(|source| CheckpointError::Read {
         path: path.to_path_buf(),
         source,
     })?;
-    let index: Index = serde_json::from_str(&text).map_err(|source| CheckpointError::Index {
+    let index_error = |source| CheckpointError::Index {
         path: path.to_path_buf(),
         source,
-    })?;
+    };
+    let index: Index = serde_json::from_str(&text).map_err(index_error)?;
     let weight_map = index.weight_map.0;
+    if weight_map.is_empty() {
+        return Err(index_error(Error::custom("`weight_map` lists no tensor")));
+    }
     match weight_map.iter().find(|(_, shard)| !is_file_name(shard)) {
         None => Ok(weight_map),
         Some((tensor, shard)) => Err(CheckpointError::ShardName {

@@ -1,6 +1,5 @@
 //! One memory-mapped safetensors file.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -9,6 +8,7 @@ use serde::de::IgnoredAny;
 
 use super::CheckpointError;
 use super::index::UniqueKeys;
+use crate::files;
 
 const LENGTH_BYTES: usize = size_of::<u64>();
 /// The limit of the `safetensors` crate's own reader.
@@ -29,7 +29,7 @@ impl Shard {
             path: path.to_path_buf(),
             source,
         };
-        let file = File::open(path).map_err(read_error)?;
+        let file = files::open(path).map_err(read_error)?;
         let length = file.metadata().map_err(read_error)?.len();
         if length < LENGTH_BYTES as u64 {
             return Err(CheckpointError::NoHeader {
@@ -41,7 +41,7 @@ impl Shard {
         // relies on nobody writing to or truncating the file meanwhile, which no portable call can
         // enforce: `Checkpoint` documents it, as every reader of mapped checkpoints does. All
         // values in the bytes are checked when they are used, so that a file that changes gives
-        // wrong numbers; a truncated one ends the process (SIGBUS).
+        // wrong numbers; a truncated one ends the process (SIGBUS), as SECURITY.md says.
         let map = unsafe { Mmap::map(&file) }.map_err(read_error)?;
         let (metadata, data_start) = read_header(path, &map)?;
         let tensors = metadata

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::printable::{Printable, place};
+
 /// A configuration that cannot be used, and the file it came from.
 #[derive(Debug, Error)]
 pub struct ConfigError {
@@ -17,7 +19,7 @@ pub struct ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.path {
-            write!(f, "{}: ", path.display())?;
+            write!(f, "{}: ", place(path))?;
         }
         write!(f, "{}", self.kind)
     }
@@ -40,26 +42,32 @@ impl From<ConfigErrorKind> for ConfigError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
-    /// The file could not be read.
+    /// The file could not be read, or is no regular file, such as a FIFO.
     #[error("cannot be read: {0}")]
     Read(std::io::Error),
     /// The text is not JSON, or not a JSON object.
-    #[error("not a JSON object: {0}")]
+    #[error("not a JSON object: {}", Printable(.0))]
     Json(serde_json::Error),
     /// Another architecture than DeepSeek-V4.
-    #[error("model_type is `{model_type}`, only `deepseek_v4` is supported")]
+    #[error(
+        "model_type is `{}`, only `deepseek_v4` is supported",
+        Printable(model_type)
+    )]
     UnsupportedArchitecture {
         /// The `model_type` found.
         model_type: String,
     },
     /// The checkpoint drafts with DSpark instead of the DeepSeek-V4 MTP layer.
-    #[error("the DSpark drafter is not supported (config keys: {})", keys.join(", "))]
+    #[error(
+        "the DSpark drafter is not supported (config keys: {})",
+        Printable(keys.join(", "))
+    )]
     DSparkDrafter {
         /// The keys that say so.
         keys: Vec<String>,
     },
     /// Keys are missing, contradict each other or have values no model can have.
-    #[error("{}", invalid(missing, contradictory))]
+    #[error("{}", Printable(invalid(missing, contradictory)))]
     Invalid {
         /// Missing keys, sorted.
         missing: Vec<String>,

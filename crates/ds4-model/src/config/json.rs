@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 pub use self::generation::GenerationDefaults;
 use self::keys::{BOOL, ID, Keys, REAL, SIZE, SIZES, TEXT, TEXTS};
 use super::{AttentionKind, ConfigError, ConfigErrorKind, ModelConfig};
+use crate::files;
 
 const MODEL_TYPE: &str = "deepseek_v4";
 /// The one ratio that means overlapping blocks and an indexer where a file has no `layer_types`.
@@ -86,7 +87,7 @@ fn read<T>(
     path: &Path,
     parse: impl FnOnce(&str) -> Result<T, ConfigError>,
 ) -> Result<T, ConfigError> {
-    std::fs::read_to_string(path)
+    files::read_text(path)
         .map_err(|source| ConfigErrorKind::Read(source).into())
         .and_then(|text| parse(&text))
         .map_err(|error| error.at(path))

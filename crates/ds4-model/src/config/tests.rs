@@ -544,6 +544,25 @@ fn errors_of_a_file_name_the_file() {
 }
 
 #[test]
+fn values_in_messages_cannot_control_a_terminal() {
+    let escape = "\u{1b}]0;\u{7f}\u{9b}\n";
+    for changes in [
+        json!({"model_type": escape}),
+        json!({"scoring_func": escape}),
+        json!({"layer_types": [escape]}),
+        json!({"hidden_act": [escape]}),
+        json!({"head_dim": escape}),
+        json!({ (format!("dspark_{escape}")): 1 }),
+    ] {
+        let config = with(released(), changes);
+        let error = ModelConfig::from_json_str(&config.to_string()).unwrap_err();
+        let text = error.to_string();
+        assert!(!text.contains(char::is_control), "{text:?}");
+        assert!(text.contains(r"\u{9b}"), "{text}");
+    }
+}
+
+#[test]
 fn a_config_made_by_hand_is_checked() {
     type Change = fn(&mut ModelConfig);
     let cases: [(Change, &str); 13] = [

@@ -4,6 +4,7 @@ use burn_ds4_ops::OpError;
 use thiserror::Error;
 
 use crate::checkpoint::CheckpointError;
+use crate::printable::{Printable, place};
 
 /// Why the file of a clustered head cannot be used.
 #[derive(Debug, Error)]
@@ -13,7 +14,7 @@ pub enum FlashHeadFileError {
     #[error(transparent)]
     File(#[from] CheckpointError),
     /// The file cannot be written.
-    #[error("{}: cannot be written: {source}", path.display())]
+    #[error("{}: cannot be written: {source}", place(path))]
     Write {
         /// The file.
         path: PathBuf,
@@ -21,7 +22,11 @@ pub enum FlashHeadFileError {
         source: std::io::Error,
     },
     /// An entry of its metadata is missing, or not what it should be.
-    #[error("{}: metadata `{key}` is {actual}, expected {expected}", path.display())]
+    #[error(
+        "{}: metadata `{key}` is {}, expected {expected}",
+        place(path),
+        Printable(actual)
+    )]
     Metadata {
         /// The file.
         path: PathBuf,
@@ -33,7 +38,7 @@ pub enum FlashHeadFileError {
         actual: String,
     },
     /// A tensor is missing, or not what it should be.
-    #[error("{}: tensor `{name}` {actual}, expected {expected}", path.display())]
+    #[error("{}: tensor `{name}` {actual}, expected {expected}", place(path))]
     Tensor {
         /// The file.
         path: PathBuf,
@@ -45,7 +50,11 @@ pub enum FlashHeadFileError {
         actual: String,
     },
     /// The file was made of another head.
-    #[error("{}: was made of the head {stored}, this one is {actual}", path.display())]
+    #[error(
+        "{}: was made of the head {}, this one is {actual}",
+        place(path),
+        Printable(stored)
+    )]
     OtherHead {
         /// The file.
         path: PathBuf,
@@ -55,7 +64,7 @@ pub enum FlashHeadFileError {
         actual: String,
     },
     /// The parts in the file do not make a head.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", place(path))]
     Head {
         /// The file.
         path: PathBuf,

@@ -18,7 +18,6 @@ mod reader;
 mod tests;
 mod writer;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +27,7 @@ use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions};
 use self::reader::Reader;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::shard::read_header;
+use crate::files;
 pub use error::FlashHeadFileError;
 pub use probed::{DEFAULT_CAPACITY, ProbedHead};
 
@@ -86,7 +86,7 @@ impl FlashHeadFile {
     /// [`FlashHeadFileError`] for a file that cannot be read, is damaged, lacks an entry or has one
     /// of another form.
     pub fn open(path: &Path) -> Result<Self, FlashHeadFileError> {
-        let bytes = fs::read(path).map_err(|source| CheckpointError::Read {
+        let bytes = files::read(path, u64::MAX).map_err(|source| CheckpointError::Read {
             path: path.to_path_buf(),
             source,
         })?;

@@ -8,6 +8,8 @@ use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
 use super::{FLASH_HEAD_FILE, FlashHeadFile, FlashHeadFileError};
+#[cfg(unix)]
+use crate::repository;
 
 fn matrix(shape: [usize; 2], dtype: FloatDType) -> Tensor<2> {
     let device = Device::flex();
@@ -148,6 +150,17 @@ fn a_file_that_cannot_be_written_or_read_is_named() {
     std::fs::create_dir(&taken).unwrap();
     FlashHeadFile::save(&taken, &head, None).unwrap_err();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_fifo_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = repository::fifo(dir.path(), FLASH_HEAD_FILE);
+    let given = path.clone();
+    let error = repository::in_time(move || FlashHeadFile::open(&given).unwrap_err());
+    let expected = format!("{}: cannot be read: not a regular file", path.display());
+    assert_eq!(error.to_string(), expected);
 }
 
 /// The parts of a file, to be changed.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::printable::{Printable, place};
+
 /// An error of text generation. Every variant names the input at fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -138,7 +140,7 @@ pub enum GenerateError {
         reason: String,
     },
     /// The tokenizer file cannot be read.
-    #[error("cannot read the tokenizer `{}`", path.display())]
+    #[error("{}: cannot be read: {source}", place(path))]
     TokenizerRead {
         /// The file.
         path: PathBuf,
@@ -146,7 +148,7 @@ pub enum GenerateError {
         source: std::io::Error,
     },
     /// The tokenizer file does not describe a tokenizer that is supported.
-    #[error("bad tokenizer `{}`: {reason}", path.display())]
+    #[error("{}: bad tokenizer: {}", place(path), Printable(reason))]
     TokenizerFormat {
         /// The file.
         path: PathBuf,
@@ -154,25 +156,28 @@ pub enum GenerateError {
         reason: String,
     },
     /// The tokenizer refused a text.
-    #[error("the tokenizer cannot encode the text: {reason}")]
+    #[error("tokenizer.json cannot encode the text: {}", Printable(reason))]
     Encode {
         /// The tokenizer's own message.
         reason: String,
     },
     /// Plain text became a reserved token in spite of the precautions.
-    #[error("plain text encodes to the reserved token `{token}`")]
+    #[error(
+        "plain text encodes to the reserved token `{}` of tokenizer.json",
+        Printable(token)
+    )]
     ReservedToken {
         /// The token's text.
         token: String,
     },
     /// A token id that the tokenizer has no text for.
-    #[error("token {token} is not in the tokenizer's vocabulary")]
+    #[error("token {token} is not in the vocabulary of tokenizer.json")]
     UnknownToken {
         /// The id.
         token: u32,
     },
     /// The chat encoding needs a special token that this tokenizer lacks.
-    #[error("the tokenizer has no special token `{token}`, which this conversation needs")]
+    #[error("tokenizer.json has no special token `{token}`, which this conversation needs")]
     MissingSpecialToken {
         /// The token's text.
         token: &'static str,

@@ -6,6 +6,7 @@ use std::path::Path;
 use tokenizers::{AddedVocabulary, DecoderWrapper, Tokenizer};
 
 use super::error::GenerateError;
+use crate::files;
 
 /// File that [`TextTokenizer::from_dir`] reads.
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -39,7 +40,8 @@ impl TextTokenizer {
     /// file's path.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, GenerateError> {
         let path = dir.as_ref().join(TOKENIZER_FILE);
-        let bytes = std::fs::read(&path).map_err(|source| GenerateError::TokenizerRead {
+        let bytes = files::read(&path, files::MAX_TEXT_BYTES);
+        let bytes = bytes.map_err(|source| GenerateError::TokenizerRead {
             path: path.clone(),
             source,
         })?;

@@ -73,6 +73,16 @@ fn golden_continuations_decode_to_the_golden_texts_whole_and_streamed() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_fifo_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = repository::fifo(dir.path(), TOKENIZER_FILE);
+    let error = repository::in_time(move || TextTokenizer::from_dir(dir.path()).unwrap_err());
+    let expected = format!("{}: cannot be read: not a regular file", path.display());
+    assert_eq!(error.to_string(), expected);
+}
+
 #[test]
 fn nothing_is_added_to_a_text() {
     let tokenizer = tiny();
@@ -225,6 +235,25 @@ fn a_missing_file_is_an_error_with_its_path() {
         ),
         "{error:?}"
     );
+}
+
+#[test]
+fn errors_of_a_tokenizer_name_its_file_and_cannot_control_a_terminal() {
+    let escape = || "\u{1b}[2J\n".to_owned();
+    for error in [
+        GenerateError::TokenizerFormat {
+            path: TOKENIZER_FILE.into(),
+            reason: escape(),
+        },
+        GenerateError::Encode { reason: escape() },
+        GenerateError::ReservedToken { token: escape() },
+        GenerateError::UnknownToken { token: 9 },
+        GenerateError::MissingSpecialToken { token: "<x>" },
+    ] {
+        let text = error.to_string();
+        assert!(text.contains(TOKENIZER_FILE), "{text}");
+        assert!(!text.contains(char::is_control), "{text:?}");
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 use crate::checkpoint::{Checkpoint, CheckpointError, Dtype};
 
+#[cfg(unix)]
+use super::repository;
 use super::{
     checkpoint_of, checkpoint_of_bytes, empty_checkpoint, safetensors, stored, stored_f32,
     with_header,
@@ -71,13 +73,23 @@ fn a_directory_in_place_of_the_weight_file_is_refused() {
     let dir = empty_checkpoint();
     std::fs::create_dir(dir.path().join("model.safetensors")).unwrap();
     let error = Checkpoint::open(dir.path()).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            CheckpointError::Read { .. } | CheckpointError::NoHeader { .. }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, CheckpointError::Read { .. }), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_fifo_in_place_of_any_file_is_refused_and_not_waited_for() {
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    ] {
+        let dir = empty_checkpoint();
+        let path = repository::fifo(dir.path(), name);
+        let error = repository::in_time(move || Checkpoint::open(dir.path()).unwrap_err());
+        let expected = format!("{}: cannot be read: not a regular file", path.display());
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 #[test]

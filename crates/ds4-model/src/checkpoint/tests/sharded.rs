@@ -9,7 +9,7 @@ use super::{StoredTensor, empty_checkpoint, repository, safetensors, stored_f32}
 fn write_index(dir: &Path, entries: &[(&str, &str)]) {
     let entries: Vec<String> = entries
         .iter()
-        .map(|(tensor, shard)| format!("\"{tensor}\": {shard:?}"))
+        .map(|(tensor, shard)| format!("\"{tensor}\": {}", serde_json::json!(shard)))
         .collect();
     let index = format!(
         r#"{{"metadata": {{"total_size": 1}}, "weight_map": {{{}}}}}"#,
@@ -180,6 +180,7 @@ fn an_index_of_another_form_is_refused() {
         "[]",
         "{\"weight_map\": 3}",
         "{\"weight_map\": {\"a\": 1}}",
+        "{\"weight_map\": {}}",
     ] {
         std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
         let error = Checkpoint::open(dir.path()).unwrap_err();
@@ -187,6 +188,22 @@ fn an_index_of_another_form_is_refused() {
             matches!(error, CheckpointError::Index { .. }),
             "{index}: {error}"
         );
+    }
+}
+
+#[test]
+fn names_of_an_index_cannot_control_a_terminal() {
+    let dir = empty_checkpoint();
+    write_shard(dir.path(), "1.safetensors", &[one("a")]);
+    for (tensor, shard) in [
+        (r"\u001b[2J", "1.safetensors"),
+        (r"\u001b[2J", "../\u{7f}"),
+        ("a", "\u{9b}2J"),
+    ] {
+        write_index(dir.path(), &[(tensor, shard)]);
+        let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+        assert!(!error.contains(char::is_control), "{error:?}");
+        assert!(error.contains(r"\u{"), "{error}");
     }
 }
 
