@@ -1,6 +1,7 @@
 //! Stored bytes to the layouts of the host weights.
 
 use std::collections::TryReserveError;
+use std::ops::BitAnd;
 
 /// The value of an E8M0 code: `2^(code - 127)`, and NaN for 255.
 pub fn e8m0_to_f32(code: u8) -> f32 {
@@ -27,15 +28,38 @@ pub(super) fn count_bad<T: Copy>(
     values: impl Iterator<Item = T> + Clone,
     is_bad: impl Fn(T) -> bool,
 ) -> Option<(usize, usize)> {
-    // No early exit, so that the common case of none compiles to vector code.
-    let count: usize = values.clone().map(|value| usize::from(is_bad(value))).sum();
-    if count == 0 {
+    // No early exit and no wider sum, so that the common case of none compiles to vector code.
+    if !values.clone().fold(false, |any, value| any | is_bad(value)) {
         return None;
     }
+    let bad = values.clone().filter(|value| is_bad(*value)).count();
     values
         .into_iter()
         .position(is_bad)
-        .map(|first| (count, first))
+        .map(|first| (bad, first))
+}
+
+/// The number of `F32` elements that are not finite, and the index of the first.
+pub(super) fn not_finite_f32(bytes: &[u8]) -> Option<(usize, usize)> {
+    not_finite(elements(bytes, u32::from_le_bytes), 0x7f80_0000)
+}
+
+/// As [`not_finite_f32`], of `BF16` elements.
+pub(super) fn not_finite_bf16(bytes: &[u8]) -> Option<(usize, usize)> {
+    not_finite(elements(bytes, u16::from_le_bytes), 0x7f80)
+}
+
+/// As [`not_finite_f32`], of `F16` elements.
+pub(super) fn not_finite_f16(bytes: &[u8]) -> Option<(usize, usize)> {
+    not_finite(elements(bytes, u16::from_le_bytes), 0x7c00)
+}
+
+/// NaN and infinities have all bits of the exponent.
+fn not_finite<T: Copy + PartialEq + BitAnd<Output = T>>(
+    bits: impl Iterator<Item = T> + Clone,
+    exponent: T,
+) -> Option<(usize, usize)> {
+    count_bad(bits, |bits| bits & exponent == exponent)
 }
 
 /// An empty vector with capacity for exactly that many elements.

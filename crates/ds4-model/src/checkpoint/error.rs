@@ -261,6 +261,14 @@ pub enum InvalidReason {
     /// Scales are NaN or infinite.
     #[error("has {count} scales that are not finite, the first at element {first}")]
     NonFiniteScales {
+    /// Values are NaN or infinite.
+    #[error("has {count} values that are not finite, the first at element {first}")]
+    NonFinite {
+        /// How many.
+        count: usize,
+        /// Row-major index of the first.
+        first: usize,
+    },
         /// How many.
         count: usize,
         /// Row-major index of the first.

@@ -15,7 +15,7 @@ const SCALE_ONE: u8 = 127;
 /// The weight of a linear layer, `[out, in]` row-major, in the format of its file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostLinear {
-    /// BF16, F16 or F32 elements, `[out, in]`.
+    /// BF16, F16 or F32 elements, `[out, in]`, finite.
     Dense(TensorData),
     /// E4M3 codes with a scale per 128x128 block.
     Fp8 {
@@ -106,7 +106,7 @@ pub(super) fn blocks_alike(groups: usize, rank: usize) -> bool {
 /// above `w3`), one for down (`w2`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostExperts {
-    /// BF16, F16 or F32 elements, `[experts, out, in]`.
+    /// BF16, F16 or F32 elements, `[experts, out, in]`, finite.
     Dense(TensorData),
     /// E4M3 codes with a scale per 128x128 block of each part.
     Fp8 {

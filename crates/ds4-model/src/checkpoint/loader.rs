@@ -121,7 +121,7 @@ impl<'a> Loader<'a> {
         self.checkpoint.tensor(name).is_some()
     }
 
-    /// A tensor of BF16, F16 or F32, in its stored type.
+    /// A tensor of BF16, F16 or F32, in its stored type, every element of which must be finite.
     pub fn dense(&mut self, name: &str, shape: &[usize]) -> Option<TensorData> {
         let tensor = self.find(name, shape)?;
         self.count(&tensor);
@@ -354,21 +354,30 @@ impl<'a> Loader<'a> {
         (self.check_shape(&scale, &scales) && fits).then_some(source)
     }
 
-    /// Records codes and scales that are not numbers.
+    /// Records values, codes and scales that are not finite.
     fn check_contents(&mut self, source: &StoredLinear<'a>) {
-        let weight = source.weight;
-        if weight.dtype == Dtype::F8_E4M3
-            && let Some((count, first)) =
-                codec::count_bad(weight.bytes.iter(), |&code| codec::is_e4m3_nan(code))
-        {
-            self.invalid(weight.name, InvalidReason::NanCodes { count, first });
+        let (weight, bytes) = (source.weight, source.weight.bytes);
+        let bad = match source.format {
+            WeightFormat::F32 => codec::not_finite_f32(bytes),
+            WeightFormat::Bf16 => codec::not_finite_bf16(bytes),
+            WeightFormat::F16 => codec::not_finite_f16(bytes),
+            WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8ScaledF32 => {
+                codec::count_bad(bytes.iter(), |&code| codec::is_e4m3_nan(code))
+            }
+            // All codes are numbers.
+            WeightFormat::Fp4 => None,
+        };
+        if let Some((count, first)) = bad {
+            let reason = match weight.dtype {
+                Dtype::F8_E4M3 => InvalidReason::NanCodes { count, first },
+                _ => InvalidReason::NonFinite { count, first },
+            };
+            self.invalid(weight.name, reason);
         }
         let Some(scale) = source.scale else { return };
-        let bad = if scale.dtype == Dtype::F32 {
-            let scales = codec::elements(scale.bytes, f32::from_le_bytes);
-            codec::count_bad(scales, |scale| !scale.is_finite())
-        } else {
-            codec::count_bad(scale.bytes.iter(), |&code| codec::is_e8m0_nan(code))
+        let bad = match scale.dtype {
+            Dtype::F32 => codec::not_finite_f32(scale.bytes),
+            _ => codec::count_bad(scale.bytes.iter(), |&code| codec::is_e8m0_nan(code)),
         };
         if let Some((count, first)) = bad {
             self.invalid(scale.name, InvalidReason::NonFiniteScales { count, first });

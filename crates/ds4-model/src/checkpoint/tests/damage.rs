@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use crate::checkpoint::{Checkpoint, Loader};
+use crate::checkpoint::{Checkpoint, CheckpointError, Dtype, LoadOptions, Loader};
 
-use super::{checkpoint_of_bytes, safetensors, stored, stored_f32};
+use super::{checkpoint_of_bytes, repository, safetensors, stored, stored_f32};
 
 /// What follows the header.
 const DATA_BYTES: usize = 8 + 8 + 6 + 1 + 16 + 1;
@@ -39,6 +39,43 @@ fn use_file(bytes: &[u8]) -> bool {
 #[test]
 fn the_undamaged_file_loads() {
     assert!(use_file(&file()));
+}
+
+#[cfg(feature = "flex")]
+#[test]
+fn contents_of_every_tensor_that_is_loaded_are_checked() {
+    let asset = repository::path("assets/ds4-tiny/model.safetensors");
+    let mut file = std::fs::read(&asset).unwrap();
+    let whole = Checkpoint::open(asset.parent().unwrap()).unwrap();
+    // All codes of FP4 are numbers.
+    let checked = whole.tensors().filter(|tensor| tensor.dtype != Dtype::I8);
+    let data = file.len()
+        - whole
+            .tensors()
+            .map(|tensor| tensor.bytes.len())
+            .sum::<usize>();
+    let start = whole
+        .tensors()
+        .map(|tensor| tensor.bytes.as_ptr() as usize)
+        .min()
+        .unwrap();
+    let mut names = Vec::new();
+    for tensor in checked {
+        // NaN in all formats of floats, and no id.
+        let at = data + tensor.bytes.as_ptr() as usize - start;
+        let bytes = tensor.bytes.len().min(8);
+        file[at..at + bytes].fill(0xff);
+        names.push(tensor.name);
+    }
+    let damaged = checkpoint_of_bytes(&file);
+    let damaged = Checkpoint::open(damaged.path()).unwrap();
+    let device = burn::tensor::Device::flex();
+    let error = damaged.load(&LoadOptions::default(), &device).unwrap_err();
+    let CheckpointError::Weights(errors) = error else {
+        panic!("{error}");
+    };
+    let invalid = errors.invalid.iter().map(|tensor| &*tensor.name);
+    assert_eq!(invalid.collect::<Vec<_>>(), names);
 }
 
 proptest! {

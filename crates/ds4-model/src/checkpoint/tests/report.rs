@@ -242,6 +242,68 @@ fn scales_that_are_not_finite_are_refused_in_every_format() {
 }
 
 #[test]
+fn values_that_are_not_finite_are_refused_in_every_dtype() {
+    let bits = |bits: [u16; 4]| bits.map(u16::to_le_bytes).concat();
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    let tensors = [
+        stored_f32("bias", &[4], &[0.0, nan, -nan, 1.0]),
+        stored_f32("sink", &[1, 2], &[-inf, 1.0]),
+        // Quiet and signalling NaN, and infinities of either sign.
+        stored("bf16", "BF16", &[4], &bits([0, 0x7fc0, 0xff81, 0x3f80])),
+        stored("f16", "F16", &[4], &bits([0, 0x7c00, 0xfc00, 0x7c01])),
+        stored("w.weight", "BF16", &[2, 2], &bits([0, 0, 0, 0xff80])),
+        stored("experts.0.w2.weight", "F16", &[2, 2], &[0; 8]),
+        stored(
+            "experts.1.w2.weight",
+            "F16",
+            &[2, 2],
+            &bits([0, 0, 0x7e00, 0]),
+        ),
+    ];
+    let errors = report(&tensors, |loader| {
+        let bias = loader.dense("bias", &[4]);
+        let sink = loader.dense("sink", &[1, 2]);
+        let (bf16, f16) = (loader.dense("bf16", &[4]), loader.dense("f16", &[4]));
+        let linear = loader.linear("w", 2, 2);
+        let experts = loader.experts_down("experts", 2, 2, 2);
+        Some((bias?, sink?, bf16?, f16?, linear?, experts?))
+    });
+    let not_finite = |name, count, first| invalid(name, InvalidReason::NonFinite { count, first });
+    assert_eq!(
+        errors.invalid,
+        [
+            not_finite("bf16", 2, 1),
+            not_finite("bias", 2, 1),
+            not_finite("experts.1.w2.weight", 1, 2),
+            not_finite("f16", 3, 1),
+            not_finite("sink", 1, 0),
+            not_finite("w.weight", 1, 3),
+        ]
+    );
+    let text = errors.to_string();
+    let line = "bias has 2 values that are not finite, the first at element 1";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
+fn the_largest_and_smallest_values_are_finite() {
+    let bits = |bits: [u16; 4]| bits.map(u16::to_le_bytes).concat();
+    let extremes = [f32::MAX, f32::MIN, f32::from_bits(1), -0.0];
+    let tensors = [
+        // Off any alignment.
+        stored("byte", "I8", &[1], &[0]),
+        stored_f32("f32", &[4], &extremes),
+        stored("bf16", "BF16", &[4], &bits([0x7f7f, 0xff7f, 1, 0x8000])),
+        stored("f16", "F16", &[4], &bits([0x7bff, 0xfbff, 1, 0x8000])),
+    ];
+    let checkpoint = checkpoint_of(&tensors);
+    let mut loader = Loader::new(&checkpoint);
+    loader.skip_prefix("byte");
+    let all = load_all(["f32", "bf16", "f16"].map(|name| loader.dense(name, &[4])));
+    loader.finish(all).unwrap();
+}
+
+#[test]
 fn ids_out_of_range_are_refused() {
     let long = |ids: [i64; 4]| ids.map(i64::to_le_bytes).concat();
     let short = |ids: [i32; 4]| ids.map(i32::to_le_bytes).concat();
