@@ -449,6 +449,29 @@ fn impossible_requests_are_typed_errors_and_change_nothing() {
 }
 
 #[test]
+fn a_window_longer_than_the_text_sees_all_of_it_while_the_cache_grows() {
+    let mut fixture = Fixture::flex();
+    // Longer than the windows that are kept whole in caches of any capacity.
+    let (length, tail) = (1101, 91);
+    let text = text(1, length);
+    fixture.model.config.sliding_window = 2048;
+    let mut whole = fixture.cache(1, Rollback::Bounded(0));
+    let expected = fixture.feed(&text, &mut whole);
+
+    fixture.model.config.sliding_window = i32::MAX as usize;
+    let mut cache = fixture.cache(1, Rollback::Bounded(0));
+    let (prompt, rest) = text.split_at(1000);
+    fixture.feed(prompt, &mut cache);
+    assert_eq!(cache.capacity(), 1024);
+    assert!(cache.bytes() < whole.bytes());
+    fixture.feed(&rest[..10], &mut cache);
+    let logits = fixture.feed(&rest[10..], &mut cache);
+    assert_eq!(cache.bytes(), whole.bytes());
+    let expected = &expected[(length - tail) * VOCABULARY as usize..];
+    assert_close(&logits, expected, absolute(TOLERANCE), "the last positions");
+}
+
+#[test]
 fn capacity_and_rollback_beyond_the_context_are_cut_to_it() {
     let mut fixture = Fixture::flex();
     fixture.model.config.max_position_embeddings = 20;

@@ -68,6 +68,19 @@ pub fn forget_scratch() {
     crate::arrival::forget();
 }
 
+/// Whether a device may have so many bytes to allocate. Where its memory is the host's, the host is
+/// asked, which grants what it has not got only if it is configured to. Others are not asked.
+pub fn may_allocate(device: &Device, bytes: usize) -> bool {
+    if !is_host(device) {
+        return true;
+    }
+    let mut memory: Vec<u8> = Vec::new();
+    let granted = memory.try_reserve_exact(bytes).is_ok();
+    // An allocation that nothing uses might be optimised away, and granted.
+    std::hint::black_box(memory.as_mut_ptr());
+    granted
+}
+
 /// Whether tensors of the device are in the host's own memory, so that reading them costs nothing
 /// and never waits.
 pub(crate) fn is_host(device: &Device) -> bool {

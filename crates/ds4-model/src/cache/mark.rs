@@ -38,7 +38,10 @@ impl Cache {
     pub(crate) fn return_to(&mut self, mark: &CacheMark) {
         let rings = self.layers.iter_mut().flat_map(LayerCache::wrapping);
         for (ring, marked) in rings.zip(&mark.rings) {
+            // A window that is cut to the capacity is longer in a larger cache.
+            let slots = ring.slots();
             *ring = marked.clone();
+            ring.grow(slots);
         }
         self.set_length(mark.length);
     }

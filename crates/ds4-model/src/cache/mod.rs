@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::attention::DECODE_TOKENS;
+use burn_ds4_ops::device::may_allocate;
 
 use crate::config::{AttentionKind, ModelConfig};
 use crate::rope::{RotaryConfig, RotaryTable};
@@ -53,6 +54,14 @@ pub enum CacheError {
         requested: usize,
         /// Positions that the model supports.
         maximum: usize,
+    },
+    /// The cache would take more memory than the device has.
+    #[error("a cache of {positions} positions takes {bytes} bytes, which do not fit in memory")]
+    OutOfMemory {
+        /// Positions that the cache would have memory for.
+        positions: usize,
+        /// Bytes that it would take.
+        bytes: usize,
     },
     /// More positions were to be removed than there are.
     #[error("cannot remove {count} positions of sequence {sequence}, it has {length}")]
@@ -168,12 +177,17 @@ impl Default for CacheConfig {
     }
 }
 
+/// The longest window that a cache keeps whole whatever its capacity, so that the bits of results
+/// do not depend on it. Released models have 128 positions.
+const WHOLE_WINDOW: usize = 1024;
+
 /// Geometry of the layers that a [`Cache`] serves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheLayout {
     /// Attention kind of each layer.
     pub layers: Vec<AttentionKind>,
-    /// Positions of the sliding window, the query's own included.
+    /// Positions of the sliding window, the query's own included. One of more than 1024 positions
+    /// takes no more memory than the capacity of the cache does.
     pub window: usize,
     /// Width of a key/value row.
     pub head_dim: usize,
@@ -222,7 +236,7 @@ impl CacheLayout {
     ///
     /// # Errors
     ///
-    /// As [`Cache::new`].
+    /// As [`Cache::new`], but for memory that there is not.
     pub fn bytes(&self, config: CacheConfig) -> Result<usize, CacheError> {
         let (config, capacity) = self.checked(config)?;
         Ok(self.bytes_at(&config, capacity))
@@ -256,15 +270,40 @@ impl CacheLayout {
             } = LayerRings::new(*kind, self, config, capacity);
             let compressors = [compressed, indexer].into_iter().flatten().flatten();
             let rings = compressors.chain([window]);
-            rings.map(|ring| config.batch * ring.bytes()).sum::<usize>()
+            rings.fold(0, |sum: usize, ring| sum.saturating_add(ring.bytes()))
         });
+        let rings = rings.fold(0, usize::saturating_add);
         let tables = [
             (self.has_window_only(), &self.rotary),
             (self.has_compressed(), &self.compressed_rotary),
         ];
         let tables = tables.iter().filter(|(is_used, _)| *is_used);
-        let tables = tables.map(|(_, rotary)| capacity * rotary.dim * DType::F32.size());
-        rings.sum::<usize>() + tables.sum::<usize>()
+        let tables = tables.map(|(_, rotary)| bytes_of([capacity, rotary.dim], DType::F32));
+        let tables = tables.fold(0, usize::saturating_add);
+        config.batch.saturating_mul(rings).saturating_add(tables)
+    }
+
+    /// Positions of the window that a cache of this capacity keeps. In one that is cut, all
+    /// positions are visible.
+    fn window_at(&self, capacity: usize) -> usize {
+        self.window.min(capacity.max(WHOLE_WINDOW)).max(1)
+    }
+
+    /// Checks that there may be memory for a cache.
+    fn check_memory(
+        &self,
+        config: &CacheConfig,
+        capacity: usize,
+        device: &Device,
+    ) -> Result<(), CacheError> {
+        let bytes = self.bytes_at(config, capacity);
+        match may_allocate(device, bytes) {
+            true => Ok(()),
+            false => Err(CacheError::OutOfMemory {
+                positions: capacity,
+                bytes,
+            }),
+        }
     }
 
     fn has_window_only(&self) -> bool {
@@ -286,8 +325,14 @@ struct RingSizes {
 
 impl RingSizes {
     fn bytes(self) -> usize {
-        self.slots * self.width * DType::from(self.dtype).size()
+        bytes_of([self.slots, self.width], self.dtype.into())
     }
+}
+
+/// Bytes of a tensor, or the largest number where they are more.
+fn bytes_of<const D: usize>(shape: [usize; D], dtype: DType) -> usize {
+    let sizes = shape.into_iter();
+    sizes.fold(dtype.size(), usize::saturating_mul)
 }
 
 /// Sizes of a layer's rings at some capacity.
@@ -308,7 +353,7 @@ impl LayerRings {
         // Slots of a ring from which the newest `history` rows are read. For a window, that
         // includes the new rows of a decode step, which are written before earlier ones are read.
         let slots = |history: usize| match config.rollback {
-            Rollback::Bounded(rollback) => history + rollback,
+            Rollback::Bounded(rollback) => history.saturating_add(rollback),
             Rollback::Unlimited => capacity.max(history),
         };
         let compressor = |series: usize, width: usize| {
@@ -320,16 +365,17 @@ impl LayerRings {
                 };
                 let raw = RingSizes {
                     slots: slots(step::raw_history(ratio, series)),
-                    width: 2 * series * width,
+                    width: width.saturating_mul(2 * series),
                     dtype: FloatDType::F32,
                 };
                 [rows, raw]
             })
         };
         let overlap = matches!(kind, AttentionKind::CompressedSparse { .. });
+        let history = step::window_history(layout.window_at(capacity));
         Self {
             window: RingSizes {
-                slots: slots(step::window_history(layout.window) + DECODE_TOKENS),
+                slots: slots(history.saturating_add(DECODE_TOKENS)),
                 width: layout.head_dim,
                 dtype: config.dtype,
             },
@@ -392,13 +438,15 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If the batch is empty, or a layer compresses blocks of no tokens.
+    /// If the batch is empty, a layer compresses blocks of no tokens, or the cache does not fit the
+    /// host's memory, where that is the device's.
     pub fn new(
         layout: CacheLayout,
         config: CacheConfig,
         device: &Device,
     ) -> Result<Self, CacheError> {
         let (config, capacity) = layout.checked(config)?;
+        layout.check_memory(&config, capacity, device)?;
         let mut cache = Self {
             rotary: layout
                 .has_window_only()
@@ -480,14 +528,14 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If `count` is 0, a sequence would become too long, or dropped steps have overwritten rows
-    /// that are still needed.
+    /// If `count` is 0, a sequence would become too long, the cache cannot grow for want of memory,
+    /// or dropped steps have overwritten rows that are still needed.
     pub fn begin(&mut self, count: usize) -> Result<Step, CacheError> {
         if count == 0 {
             return Err(CacheError::Zero { argument: "count" });
         }
         let needed = self.check_step(count)?;
-        self.reserve(needed);
+        self.reserve(needed)?;
         self.raise_high_water(count);
         if self.constants.prune() {
             self.epoch = new_epoch();
@@ -698,7 +746,8 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If the model does not support so many positions. The cache is unchanged then.
+    /// If the model does not support so many positions, or there is no memory for them. The cache
+    /// is unchanged then.
     pub fn fill_random(
         &mut self,
         positions: usize,
@@ -710,7 +759,7 @@ impl Cache {
                 maximum: self.layout.max_positions,
             });
         }
-        self.reserve(positions);
+        self.reserve(positions)?;
         for layer in &mut self.layers {
             let compressed = [&mut layer.compressed, &mut layer.indexer];
             let compressed = compressed.into_iter().flatten();
@@ -741,7 +790,7 @@ impl Cache {
         };
         let high_water = self.high_water[sequence];
         // Before any ring has wrapped, nothing is lost.
-        let untouched = rollback + step::shortest_history(&self.layout);
+        let untouched = rollback + step::shortest_history(&self.layout, self.capacity);
         let oldest = high_water.saturating_sub(rollback);
         if length == 0 || length >= oldest || high_water <= untouched {
             return Ok(());
@@ -754,17 +803,19 @@ impl Cache {
     }
 
     /// Grows the capacity to at least `positions`. If it has to grow, it at least doubles.
-    fn reserve(&mut self, positions: usize) {
+    fn reserve(&mut self, positions: usize) -> Result<(), CacheError> {
         if positions <= self.capacity {
-            return;
+            return Ok(());
         }
-        self.epoch = new_epoch();
         let doubled = self.capacity.saturating_mul(2).max(positions);
-        self.capacity = doubled
+        let capacity = doubled
             .checked_next_power_of_two()
             .unwrap_or(doubled)
             .min(self.layout.max_positions);
-        let capacity = self.capacity;
+        self.layout
+            .check_memory(&self.config, capacity, &self.device)?;
+        self.epoch = new_epoch();
+        self.capacity = capacity;
         for table in [&mut self.rotary, &mut self.compressed_rotary]
             .into_iter()
             .flatten()
@@ -785,6 +836,7 @@ impl Cache {
                 }
             }
         }
+        Ok(())
     }
 
     /// Bytes of device memory that the cache holds.
@@ -792,3 +844,7 @@ impl Cache {
         self.layout.bytes_at(&self.config, self.capacity)
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+#[path = "window_tests.rs"]
+mod tests;

@@ -27,8 +27,8 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If there is no such sequence, or the source was made for another model or dtype, is on
-    /// another device or has another rollback.
+    /// If there is no such sequence, the source was made for another model or dtype, is on another
+    /// device or has another rollback, or the cache cannot grow for want of memory.
     pub fn adopt(
         &mut self,
         sequence: usize,
@@ -51,7 +51,7 @@ impl Cache {
         self.check_sequence("sequence", sequence)?;
         self.check_source(source)?;
         let length = source.lengths[from];
-        self.reserve(positions);
+        self.reserve(positions)?;
         self.open_step = None;
         for (own, source) in self.layers.iter_mut().zip(&source.layers) {
             for (own, source) in own.rings_mut().zip(source.rings()) {

@@ -24,11 +24,11 @@ pub(super) fn window_history(window: usize) -> usize {
 
 /// Raw projections before a step's first position that its first block pools.
 pub(super) fn raw_history(ratio: usize, series: usize) -> usize {
-    (series * ratio - 1).max(1)
+    (series.saturating_mul(ratio) - 1).max(1)
 }
 
 /// The shortest history that any ring of the layout is read over.
-pub(super) fn shortest_history(layout: &CacheLayout) -> usize {
+pub(super) fn shortest_history(layout: &CacheLayout, capacity: usize) -> usize {
     layout
         .layers
         .iter()
@@ -37,7 +37,7 @@ pub(super) fn shortest_history(layout: &CacheLayout) -> usize {
             AttentionKind::CompressedSparse { ratio } => Some(raw_history(*ratio, 2)),
             AttentionKind::HeavilyCompressed { ratio } => Some(raw_history(*ratio, 1)),
         })
-        .chain([window_history(layout.window)])
+        .chain([window_history(layout.window_at(capacity))])
         .min()
         .unwrap_or(0)
 }
@@ -137,7 +137,7 @@ impl Step {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             batch: cache.config.batch,
             count,
-            span: cache.layout.window.max(1),
+            span: cache.layout.window_at(cache.capacity),
             rotation: rotation(&cache.rotary),
             compressed_rotation: rotation(&cache.compressed_rotary),
             prefill: (count > DECODE_TOKENS).then(|| PrefillStep::new(cache, &start, count)),
@@ -233,7 +233,7 @@ impl PrefillStep {
             compressed.push((layer.kind, step));
         }
 
-        let history = window_history(cache.layout.window);
+        let history = window_history(cache.layout.window_at(cache.capacity));
         let slots = cache
             .layers
             .first()

@@ -2,6 +2,7 @@
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::device::may_allocate;
 
 use super::host::{FP4_BLOCK, FP8_BLOCK, blocks_alike};
 use super::{Checkpoint, CheckpointError, Dtype, HostExperts, LoadProgress, Loader, load_all};
@@ -47,7 +48,8 @@ impl Checkpoint {
     /// # Errors
     ///
     /// If tensors are missing, unexpected, mis-shaped or have invalid contents (all of them, in one
-    /// error), or the device or the model cannot do what `options` ask for.
+    /// error), the model does not fit the host's memory, where that is the device's, or the device
+    /// or the model cannot do what `options` ask for.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Model, CheckpointError> {
         self.load_with(Loader::new(self), options, device)
     }
@@ -88,7 +90,25 @@ impl Checkpoint {
         options: &LoadOptions,
         device: &Device,
     ) -> Result<Model, CheckpointError> {
+        // Headers that are wrong are reported together with contents that are.
+        if let Ok(bytes) = self.weight_bytes(options, device) {
+            self.check_memory(bytes, device)?;
+        }
         self.build(loader, options, device, |model, _| model)
+    }
+
+    pub(super) fn check_memory(
+        &self,
+        bytes: usize,
+        device: &Device,
+    ) -> Result<(), CheckpointError> {
+        match may_allocate(device, bytes) {
+            true => Ok(()),
+            false => Err(CheckpointError::OutOfMemory {
+                dir: self.dir().to_path_buf(),
+                bytes,
+            }),
+        }
     }
 
     /// Asks the loader for all weights. `result` is given the model and its bytes.

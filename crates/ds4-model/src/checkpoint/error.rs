@@ -9,8 +9,8 @@ use thiserror::Error;
 use crate::config::ConfigError;
 use crate::printable::{Printable, place};
 
-/// Most names of a list that are shown; the values hold all.
-const SHOWN: usize = 50;
+/// Most names of a list that are shown.
+pub(super) const SHOWN: usize = 20;
 
 /// Why a checkpoint cannot be used.
 #[derive(Debug, Error)]
@@ -161,6 +161,17 @@ pub enum CheckpointError {
         /// Its tensors, sorted.
         tensors: Vec<String>,
     },
+    /// The model would take more memory than the device has.
+    #[error(
+        "{}: the model takes {bytes} bytes, which do not fit in memory",
+        place(dir)
+    )]
+    OutOfMemory {
+        /// The directory.
+        dir: PathBuf,
+        /// What its tensors take on the device.
+        bytes: usize,
+    },
     /// The tensors are not those of the model.
     #[error(transparent)]
     Weights(Box<WeightErrors>),
@@ -250,6 +261,14 @@ pub enum InvalidReason {
     /// The tensor has no elements.
     #[error("has no elements")]
     Empty,
+    /// Values are NaN or infinite.
+    #[error("has {count} values that are not finite, the first at element {first}")]
+    NonFinite {
+        /// How many.
+        count: usize,
+        /// Row-major index of the first.
+        first: usize,
+    },
     /// FP8 weights hold NaN codes.
     #[error("has {count} NaN codes, the first at element {first}")]
     NanCodes {
@@ -261,14 +280,6 @@ pub enum InvalidReason {
     /// Scales are NaN or infinite.
     #[error("has {count} scales that are not finite, the first at element {first}")]
     NonFiniteScales {
-    /// Values are NaN or infinite.
-    #[error("has {count} values that are not finite, the first at element {first}")]
-    NonFinite {
-        /// How many.
-        count: usize,
-        /// Row-major index of the first.
-        first: usize,
-    },
         /// How many.
         count: usize,
         /// Row-major index of the first.
@@ -305,8 +316,10 @@ pub enum InvalidReason {
 pub struct WeightErrors {
     /// The directory.
     pub dir: PathBuf,
-    /// Tensors that are not there.
+    /// Tensors that are not there; of very many experts of a layer only the first.
     pub missing: Vec<MissingTensor>,
+    /// How many more are not there.
+    pub more_missing: usize,
     /// Tensors that nothing asked for.
     pub unexpected: Vec<UnexpectedTensor>,
     /// Tensors of another shape.
@@ -339,27 +352,30 @@ impl std::error::Error for WeightErrors {}
 
 impl fmt::Display for WeightErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: the weights do not fit the model",
-            self.dir.display()
-        )?;
-        list(f, "missing", &self.missing)?;
-        list(f, "unexpected", &self.unexpected)?;
-        list(f, "mis-shaped", &self.mis_shaped)?;
-        list(f, "invalid", &self.invalid)
+        write!(f, "{}: the weights do not fit the model", place(&self.dir))?;
+        list(f, "missing", &self.missing, self.more_missing)?;
+        list(f, "unexpected", &self.unexpected, 0)?;
+        list(f, "mis-shaped", &self.mis_shaped, 0)?;
+        list(f, "invalid", &self.invalid, 0)
     }
 }
 
-fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, title: &str, entries: &[T]) -> fmt::Result {
+/// Shows the first entries, and how many there are with `more` that are not listed.
+fn list<T: fmt::Display>(
+    f: &mut fmt::Formatter<'_>,
+    title: &str,
+    entries: &[T],
+    more: usize,
+) -> fmt::Result {
     if entries.is_empty() {
         return Ok(());
     }
-    write!(f, "\n{title} ({}):", entries.len())?;
+    let count = entries.len().saturating_add(more);
+    write!(f, "\n{title} ({count}):")?;
     for entry in entries.iter().take(SHOWN) {
         write!(f, "\n  {entry}")?;
     }
-    match entries.len().saturating_sub(SHOWN) {
+    match count.saturating_sub(SHOWN) {
         0 => Ok(()),
         more => write!(f, "\n  and {more} more"),
     }

@@ -1,7 +1,8 @@
 //! The weights of a layer's experts, stacked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::error::SHOWN;
 use super::host::{HostExperts, StoredLinear, WeightFormat};
 use super::{InvalidReason, Loader};
 
@@ -50,7 +51,10 @@ impl<'a> Loader<'a> {
         [out, inp]: [usize; 2],
     ) -> Option<HostExperts> {
         let prefixes: Vec<String> = match experts {
-            Some(experts) => (0..experts).map(|e| format!("{prefix}.{e}")).collect(),
+            Some(experts) => {
+                let asked = self.experts_to_ask_for(prefix, experts, parts.len());
+                asked.iter().map(|e| format!("{prefix}.{e}")).collect()
+            }
             None => vec![prefix.to_owned()],
         };
         let linears = prefixes
@@ -63,6 +67,24 @@ impl<'a> Loader<'a> {
         let stack = self.gather(&sources, [out, inp])?;
         let shape = [prefixes.len(), parts.len().saturating_mul(out), inp];
         Some(stack.into_experts(shape, parts.len()))
+    }
+
+    /// The experts that the checkpoint has any tensor of, and the first of those that it has none
+    /// of. The weights of the others, `parts` each, are counted as missing: a configuration can ask
+    /// for any number.
+    fn experts_to_ask_for(
+        &mut self,
+        prefix: &str,
+        experts: usize,
+        parts: usize,
+    ) -> BTreeSet<usize> {
+        let mut asked = self.checkpoint().numbers_under(prefix);
+        asked.split_off(&experts);
+        let unknown = (0..experts).filter(|expert| !asked.contains(expert));
+        let unknown: Vec<usize> = unknown.take(SHOWN).collect();
+        asked.extend(unknown);
+        self.count_missing((experts - asked.len()).saturating_mul(parts));
+        asked
     }
 
     /// Records the weights whose format is not the most common one.

@@ -278,6 +278,11 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Records tensors that are missing and too many to name.
+    pub(super) fn count_missing(&mut self, more: usize) {
+        self.errors.more_missing = self.errors.more_missing.saturating_add(more);
+    }
+
     pub(super) fn invalid(&mut self, name: &str, reason: InvalidReason) {
         self.errors.invalid.push(InvalidTensor {
             name: name.to_string(),

@@ -30,7 +30,7 @@ pub(crate) mod shard;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 pub use safetensors::Dtype;
@@ -219,6 +219,17 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str) -> Option<CheckpointTensor<'_>> {
         let (name, entry) = self.entries.get_key_value(name)?;
         Some(self.view(name, entry))
+    }
+
+    /// The numbers of the tensors `{prefix}.{number}.*`.
+    fn numbers_under(&self, prefix: &str) -> BTreeSet<usize> {
+        let prefix = format!("{prefix}.");
+        let names = self.entries.range(prefix.clone()..).map(|(name, _)| name);
+        let names = names.map_while(|name| name.strip_prefix(&prefix));
+        let numbers = names.filter_map(|name| name.split_once('.'));
+        numbers
+            .filter_map(|(number, _)| number.parse().ok())
+            .collect()
     }
 
     fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> CheckpointTensor<'a> {

@@ -130,10 +130,10 @@ fn long_lists_are_shortened_in_the_message_only() {
     let text = errors.to_string();
     assert!(text.contains("missing (173):"), "{text}");
     assert!(
-        text.contains("t049 [1]") && !text.contains("t050"),
+        text.contains("t019 [1]") && !text.contains("t020"),
         "{text}"
     );
-    assert!(text.ends_with("and 123 more"), "{text}");
+    assert!(text.ends_with("and 153 more"), "{text}");
 }
 
 #[test]
@@ -385,6 +385,71 @@ fn every_missing_expert_is_named() {
         ]
     );
     assert_eq!(errors.unexpected, []);
+}
+
+#[test]
+fn of_very_many_experts_the_first_are_named_and_the_others_counted() {
+    let experts = 1 << 40;
+    let tensors = [
+        stored_f32("experts.1.w1.weight", &[1, 1], &[1.0]),
+        stored_f32("experts.1.w3.weight", &[1, 1], &[1.0]),
+        stored_f32("experts.500000.w3.weight", &[1, 1], &[1.0]),
+        stored_f32("experts.1099511627776.w1.weight", &[1, 1], &[1.0]),
+    ];
+    let errors = report(&tensors, |loader| {
+        loader.experts_gate_up("experts", experts, 1, 1)
+    });
+    // 20 experts of which there is nothing, and one of which there is a half.
+    let named = (0..22).filter(|expert| *expert != 1);
+    let named = named.take(20).flat_map(|expert| {
+        ["w1", "w3"].map(|part| missing(&format!("experts.{expert}.{part}.weight"), &[1, 1]))
+    });
+    let half = missing("experts.500000.w1.weight", &[1, 1]);
+    let mut expected: Vec<MissingTensor> = named.chain([half]).collect();
+    expected.sort();
+    assert_eq!(errors.missing, expected);
+    assert_eq!(errors.more_missing, 2 * (experts - 22));
+    let unexpected = errors.unexpected.iter().map(|tensor| &*tensor.name);
+    let beyond = ["experts.1099511627776.w1.weight"];
+    assert_eq!(unexpected.collect::<Vec<_>>(), beyond);
+
+    let text = errors.to_string();
+    let count = 2 * experts - 3;
+    assert!(text.contains(&format!("missing ({count}):")), "{text}");
+    let more = format!("\n  and {} more\n", count - 20);
+    assert!(text.contains(&more), "{text}");
+}
+
+#[cfg(feature = "flex")]
+#[test]
+fn a_model_that_no_memory_holds_is_refused() {
+    let checkpoint = checkpoint_of(&[]);
+    let device = burn::tensor::Device::flex();
+    checkpoint.check_memory(1, &device).unwrap();
+    let error = checkpoint.check_memory(usize::MAX, &device).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            CheckpointError::OutOfMemory {
+                bytes: usize::MAX,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn names_in_messages_cannot_control_a_terminal() {
+    let tensors = [stored_f32(r"a\u001b[31m\nb", &[1], &[1.0])];
+    let errors = report(&tensors, |loader| loader.dense("gone", &[1]));
+    assert_eq!(errors.unexpected[0].name, "a\u{1b}[31m\nb");
+    let text = errors.to_string();
+    let line = r"a\u{1b}[31m\nb F32 [1]";
+    assert!(
+        text.ends_with(&format!("unexpected (1):\n  {line}")),
+        "{text}"
+    );
 }
 
 #[test]
