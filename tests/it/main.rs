@@ -2,6 +2,7 @@
 
 mod cache;
 mod cli;
+mod cli_damaged;
 mod cli_flash_head;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
