@@ -84,7 +84,7 @@ impl<'a> MtpDrafter<'a> {
         let logits = self.model.mtp_logits(streams);
         let [lanes, _, vocabulary] = logits.dims();
         let logits = logits.reshape([lanes, vocabulary]);
-        Ok(top_k_ids(logits, Windows::All, 1))
+        top_k_ids(logits, Windows::All, 1).map_err(GenerateError::Logits)
     }
 }
 
