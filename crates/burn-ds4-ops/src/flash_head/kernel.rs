@@ -8,6 +8,8 @@ use crate::intrinsics::{Target, arrives_last, has_nan_bits};
 const PADDING: i32 = -1;
 /// The bits of `-inf`. Shader languages have no literal for it.
 const NEG_INFINITY_BITS: u32 = 0xff80_0000;
+/// The [`rank`] of the lowest finite number: what a winner has at least.
+const LOWEST_RANK: u32 = 0x0080_0000;
 
 /// The numbers of tokens and candidates.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -56,8 +58,8 @@ pub(crate) struct ArgmaxBlueprint {
     pub target: Target,
 }
 
-/// Finds the candidate of every token that wins by (logit descending, id ascending). A token has
-/// one cube or several.
+/// Finds the candidate of every token that wins by (logit descending, id ascending), -1 where no
+/// logit is a number above `-inf`. A token has one cube or several.
 ///
 /// - `logits`: of the clusters' rows, `[tokens, probes, capacity]`
 /// - `chosen`: clusters, `[tokens, probes]`
@@ -89,7 +91,7 @@ pub(crate) fn argmax_kernel(
     let own = CUBE_POS_X * units + UNIT_POS;
     let mut ranks = Shared::<[u32]>::new_slice(units as usize);
     let mut winners = Shared::<[u32]>::new_slice(units as usize);
-    let mut best = 0u32;
+    let mut best = LOWEST_RANK.runtime();
     let mut winner = u32::MAX.runtime();
     let count = shape.probes * shape.capacity;
     let mut first = own;
@@ -163,7 +165,7 @@ pub(crate) fn argmax_kernel(
         if arrives_last(counter, cubes, target) {
             let mut token = UNIT_POS;
             while token < shape.tokens {
-                let mut best = 0u32;
+                let mut best = LOWEST_RANK.runtime();
                 let mut winner = u32::MAX.runtime();
                 for cube in 0..CUBE_COUNT_X {
                     let at = token * CUBE_COUNT_X + cube;
