@@ -259,11 +259,15 @@ pub(crate) fn sync_planes(group: u32, #[comptime] planes: u32) {
     gpu_asm!("bar.sync {barrier}, {units};", barrier = in(_) barrier);
 }
 
-/// Counts this cube on `counter`, and returns whether it is the last of `cubes`. The last cube sees
-/// everything that the other cubes wrote.
+/// Counts this cube on one of two `counters`, and returns whether it is the last of `cubes`. The
+/// last cube sees everything that the other cubes wrote.
+///
+/// That counter is 0 before and after the launch. The other one is 0 after it, whatever an aborted
+/// launch has left there. See [`counters`](crate::arrival::counters).
 #[cube]
 pub(crate) fn arrives_last(
-    counter: &mut [Atomic<u32>],
+    counters: &mut [Atomic<u32>],
+    turn: u32,
     cubes: u32,
     #[comptime] target: Target,
 ) -> bool {
@@ -274,18 +278,27 @@ pub(crate) fn arrives_last(
         sync_cube();
         if UNIT_POS == 0 {
             gpu_asm!("fence.acq_rel.gpu;");
-            *order = counter[0].fetch_add(1u32);
+            *order = counters[turn as usize].fetch_add(1u32);
             gpu_asm!("fence.acq_rel.gpu;");
         }
         sync_cube();
     } else {
         sync_storage();
         if UNIT_POS == 0 {
-            *order = counter[0].fetch_add(1u32);
+            *order = counters[turn as usize].fetch_add(1u32);
         }
         sync_storage();
     }
-    *order == cubes - 1
+    let is_last = *order == cubes - 1;
+    if UNIT_POS == 0 {
+        if is_last {
+            counters[turn as usize].store(0u32);
+        }
+        if CUBE_POS == 0 {
+            counters[(1u32 - turn) as usize].store(0u32);
+        }
+    }
+    is_last
 }
 
 /// Whether `x` is NaN. It tests bits, because compilers may assume that comparisons of floats see

@@ -65,7 +65,7 @@ pub(crate) struct ArgmaxBlueprint {
 /// - `chosen`: clusters, `[tokens, probes]`
 /// - `ids`: the ids of all rows of the weight
 /// - `partials`: `[2, tokens, cubes]`, ranks and ids of the cubes' winners
-/// - `counter`: 0 before and after the launch
+/// - `counters`, `turn`: see [`arrives_last`]
 #[cube(launch_unchecked, address_type = "dynamic")]
 // Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
@@ -75,9 +75,10 @@ pub(crate) fn argmax_kernel(
     ids: &[i32],
     special: Special,
     partials: &mut [u32],
-    counter: &mut [Atomic<u32>],
+    counters: &mut [Atomic<u32>],
     output: &mut [i32],
     shape: CandidateShape,
+    turn: u32,
     #[comptime] blueprint: ArgmaxBlueprint,
 ) {
     let ArgmaxBlueprint {
@@ -162,7 +163,7 @@ pub(crate) fn argmax_kernel(
             partials[at as usize] = ranks[0];
             partials[(cubes + at) as usize] = winners[0];
         }
-        if arrives_last(counter, cubes, target) {
+        if arrives_last(counters, turn, cubes, target) {
             let mut token = UNIT_POS;
             while token < shape.tokens {
                 let mut best = LOWEST_RANK.runtime();
@@ -176,9 +177,6 @@ pub(crate) fn argmax_kernel(
                 }
                 output[token as usize] = i32::cast_from(winner);
                 token += units;
-            }
-            if UNIT_POS == 0 {
-                counter[0].store(0u32);
             }
         }
     }

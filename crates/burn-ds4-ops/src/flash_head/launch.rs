@@ -120,11 +120,11 @@ impl Candidates {
             target: Target::of(&client),
         };
         let partials = output(&self.logits, [2, tokens, cubes], DType::U32);
-        let counter = arrival::counter(&client, &self.logits.device);
+        let (counters, turn) = arrival::counters(&client, &self.logits.device, blueprint.split);
         let winners = output(&self.logits, [tokens], DType::I32);
         let (shape, special) = (self.shape_arg(), self.special_arg());
-        // SAFETY: candidates are rows of the weight, and there are `cubes` cubes for each
-        // token.
+        // SAFETY: candidates are rows of the weight; there are `cubes` cubes for each token, and
+        // two counters.
         unsafe {
             argmax_kernel::launch_unchecked(
                 &client,
@@ -136,9 +136,10 @@ impl Candidates {
                 self.ids.into_buffer_arg(),
                 special,
                 partials.into_buffer_arg(),
-                BufferArg::from_raw_parts(counter, 1),
+                BufferArg::from_raw_parts(counters, 2),
                 winners.clone().into_buffer_arg(),
                 shape,
+                turn,
                 blueprint,
             );
         }
