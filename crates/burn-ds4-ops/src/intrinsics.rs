@@ -37,6 +37,17 @@ impl Target {
     }
 }
 
+/// `x % by`. CubeCL 0.11.3 has a rule that makes `x` of `x % 1`, which applies wherever no other
+/// rule has made 0 of it before.
+#[cube]
+pub(crate) fn modulo(x: u32, #[comptime] by: u32) -> u32 {
+    if comptime!(by == 1) {
+        0u32.runtime()
+    } else {
+        x % by
+    }
+}
+
 /// A polynomial. The coefficients are in the order of falling powers.
 #[cube]
 // Compile-time values must be accessed by index.
@@ -565,4 +576,42 @@ pub(crate) fn byte(word: u32, index: u32) -> u32 {
         y = out(_) y, word = in(_) word, selector = in(_) selector, options(pure, nomem)
     );
     y
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Int, Tensor};
+    use burn_cubecl::CubeBackend;
+
+    use super::*;
+    use crate::device::DeviceSpec;
+
+    const UNITS: u32 = 32;
+
+    #[cube(launch)]
+    fn modulo_kernel(output: &mut [u32], #[comptime] by: u32) {
+        output[UNIT_POS as usize] = modulo(UNIT_POS, by);
+    }
+
+    #[test]
+    fn a_remainder_is_that_of_the_host_and_by_one_it_is_zero() {
+        for spec in [DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+            let Ok(device) = spec.init() else {
+                continue;
+            };
+            for by in [1, 2, 7] {
+                let output = Tensor::<1, Int>::ones([UNITS as usize], (&device, DType::U32));
+                // With fusion, tensors are of another backend.
+                let Ok(written) = output.clone().try_into_primitive::<CubeBackend>() else {
+                    continue;
+                };
+                let client = written.client.clone();
+                let (count, dim) = (CubeCount::Static(1, 1, 1), CubeDim::new_1d(UNITS));
+                modulo_kernel::launch(&client, count, dim, written.into_buffer_arg(), by);
+                let expected: Vec<u32> = (0..UNITS).map(|x| x % by).collect();
+                let actual: Vec<u32> = output.into_data().iter::<u32>().collect();
+                assert_eq!(actual, expected, "{spec}, by {by}");
+            }
+        }
+    }
 }
