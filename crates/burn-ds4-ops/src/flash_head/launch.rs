@@ -155,7 +155,8 @@ impl Candidates {
         let all_logits = output(&self.logits, shape, DType::F32);
         let cubes = (shape[0] * shape[1]).div_ceil(CANDIDATE_UNITS as usize);
         let (shape, special) = (self.shape_arg(), self.special_arg());
-        // SAFETY: as above; units past the end write nothing.
+        // SAFETY: candidates are rows of the weight; units past the last candidate read and write
+        // nothing.
         unsafe {
             candidates_kernel::launch_unchecked(
                 &client,
@@ -184,7 +185,8 @@ impl Candidates {
         let all = CubeBackend::float_full(all, none, &self.logits.device, FloatDType::F32);
         let candidates = tokens * (probes * capacity + special);
         let (shape, special) = (self.shape_arg(), self.special_arg());
-        // SAFETY: as above; ids are columns of the vocabulary, each of one candidate.
+        // SAFETY: candidates are rows of the weight; units past the last candidate read and write
+        // nothing; ids are columns of the vocabulary, each of one candidate.
         unsafe {
             scatter_kernel::launch_unchecked(
                 &client,
