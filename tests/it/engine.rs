@@ -961,6 +961,44 @@ fn nothing_is_chosen_where_no_logit_is_a_number() {
 }
 
 #[test]
+fn drafts_without_a_number_are_dropped_and_the_text_is_as_without_drafts() {
+    every_model(|name, fixture| {
+        // Enough for a step to be recorded.
+        let count = 40;
+        let own = Request {
+            sampling: sampled(6),
+            ..request(&fixture.prompt[..SHORT], count)
+        };
+        let expected = alone(fixture, &own);
+        let mut damaged = fixture.clone();
+        let mtp = damaged.model.mtp.as_mut().expect("an MTP layer");
+        let weight = mtp.stream_norm.weight.val();
+        mtp.stream_norm.weight = Param::from_tensor(weight.full_like(f32::NAN));
+        let mut clustered = damaged.clone();
+        let mtp = clustered.model.mtp.as_mut().expect("an MTP layer");
+        mtp.flash_head = Some(head(&fixture.model, 4));
+        let cases = [(&damaged, 1), (&clustered, 1), (&damaged, 3)];
+        for (fixture, drafts) in &cases[..few(name, cases.len(), 2)] {
+            let config = EngineConfig {
+                drafts: *drafts,
+                lanes: 1,
+                ..EngineConfig::default()
+            };
+            let mut engine = engine(fixture, &config);
+            let text = together(&mut engine, std::slice::from_ref(&own)).remove(0);
+            assert_eq!(text, expected, "{name}, {drafts} drafts");
+            let stats = engine.stats();
+            assert_eq!((stats.drafted, stats.accepted), (0, 0), "{name}");
+            // All of each step but the first, as far as the text wants tokens after the next.
+            let dropped: usize = (0..count - 1).map(|wanted| wanted.min(*drafts)).sum();
+            assert_eq!(stats.dropped, dropped, "{name}, {drafts} drafts");
+            assert_eq!(engine.graph_refusal(), None, "{name}");
+            assert_eq!(engine.replays() > 0, has_graphs(name), "{name}");
+        }
+    });
+}
+
+#[test]
 fn what_an_engine_cannot_do_is_a_typed_error() {
     every_model(|name, fixture| {
         if name != "flex F32" {

@@ -232,7 +232,8 @@ impl ExpertGroup {
         let [rows, width] = hidden.dims();
         let gate = hidden.clone().slice([0..rows, 0..width / 2]);
         let up = hidden.slice([0..rows, width / 2..width]);
-        let hidden = (swiglu(gate, up, LIMIT) * self.weights.clone()).cast(dtype);
+        let hidden = (swiglu(gate, up, LIMIT).expect("arguments that fit") * self.weights.clone())
+            .cast(dtype);
         hidden.matmul(down.transpose()).cast(FloatDType::F32)
     }
 }

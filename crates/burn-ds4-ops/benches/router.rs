@@ -74,6 +74,7 @@ fn dense_case(
                 move || {
                     let (x, gate) = (x_on_device.clone(), gate_on_device.clone());
                     dense_router(x, gate, Some(bias_on_device.clone()), None, K, SCALE)
+                        .expect("arguments that fit")
                 },
                 move |(weights, ids)| {
                     // Checks rows that are spread evenly, as the oracle is slow.
@@ -126,6 +127,7 @@ fn topk_case(tokens: usize, experts: usize) -> Case {
                 move || {
                     let bias = Some(bias_on_device.clone());
                     activation_topk(on_device.clone(), bias, None, K, SCALE)
+                        .expect("arguments that fit")
                 },
                 move |(weights, ids)| {
                     let ids = integer_values(ids);
@@ -164,6 +166,7 @@ fn hash_case(tokens: usize, experts: usize) -> Case {
                 move || {
                     let (token_ids, table, logits) = on_device.clone();
                     hash_route(token_ids, table, HashWeights::Scored(logits), SCALE)
+                        .expect("arguments that fit")
                 },
                 move |(weights, ids)| {
                     let ids = integer_values(ids);

@@ -62,9 +62,10 @@ fn case(
             Prepared::new(
                 move || {
                     if variant == "full" {
-                        top_k_ids(logits.clone(), Windows::All, k)
+                        top_k_ids(logits.clone(), Windows::All, k).expect("arguments that fit")
                     } else {
                         top_k_per_row(logits.clone(), starts.clone(), ends.clone(), k)
+                            .expect("arguments that fit")
                     }
                 },
                 move |ids: Tensor<2, Int>| {

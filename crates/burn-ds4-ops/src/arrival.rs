@@ -1,4 +1,4 @@
-//! A counter on the device that the cubes of a launch increment, to find out which of them arrives
+//! Counters on the device that the cubes of a launch increment, to find out which of them arrives
 //! last.
 
 use std::cell::RefCell;
@@ -12,7 +12,14 @@ use cubecl::server::Handle;
 use crate::launching::has_counters;
 
 thread_local! {
-    static COUNTERS: RefCell<HashMap<(CubeDevice, StreamId), Handle>> = RefCell::default();
+    static COUNTERS: RefCell<HashMap<(CubeDevice, StreamId), Counters>> = RefCell::default();
+}
+
+/// Two counters, which the launches of a stream use in turn.
+struct Counters {
+    handle: Handle,
+    /// The one that the next launch uses.
+    turn: u32,
 }
 
 /// Whether a kernel on this device can leave its end to the last-arriving cube, which must see what
@@ -21,21 +28,120 @@ pub(crate) fn has_last_cube(client: &Client) -> bool {
     client.properties().features.device_memory_scope && has_counters(client)
 }
 
-/// The counter of the current stream. It is 0 between launches: the kernel that uses it resets it.
+/// The counters of the current stream, and which of them a launch uses if it `counts`.
 ///
-/// Each stream has its own counter, because launches of different streams may overlap; those of one
-/// stream never do. Its address does not change, so that a recorded graph can be replayed.
-pub(crate) fn counter(client: &Client, device: &CubeDevice) -> Handle {
+/// Both are 0 between launches: the last-arriving cube resets the one that its launch has used. A
+/// launch that was aborted may leave it at another number, from which no launch could count again.
+/// So each launch also resets the other counter, see
+/// [`arrives_last`](crate::intrinsics::arrives_last): the launch after one that was aborted finds a
+/// 0, and so does the one after that. Only where the same launch of a recorded graph follows on
+/// itself does it find what it has left.
+///
+/// Each stream has its own counters, because launches of different streams may overlap; those of
+/// one stream never do. Their address does not change, so that a recorded graph can be replayed.
+pub(crate) fn counters(client: &Client, device: &CubeDevice, counts: bool) -> (Handle, u32) {
     let key = (device.clone(), StreamId::current());
     COUNTERS.with_borrow_mut(|counters| {
-        let counter = counters.entry(key);
-        counter
-            .or_insert_with(|| client.create_from_slice(&0u32.to_ne_bytes()))
-            .clone()
+        let counters = counters.entry(key).or_insert_with(|| Counters {
+            handle: client.create_from_slice(&[0; 2 * size_of::<u32>()]),
+            turn: 0,
+        });
+        let turn = counters.turn;
+        if counts {
+            counters.turn = 1 - turn;
+        }
+        (counters.handle.clone(), turn)
     })
 }
 
 /// Drops the current thread's counters, so that they are created again when they are next needed.
 pub(crate) fn forget() {
     COUNTERS.with_borrow_mut(HashMap::clear);
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+    use burn_cubecl::CubeBackend;
+    use burn_cubecl::tensor::CubeTensor;
+    use cubecl::prelude::*;
+
+    use super::*;
+    use crate::device::DeviceSpec;
+    use crate::flash_head::{FlashHead, FlashHeadOptions, flash_head_argmax};
+
+    /// More candidates than one cube reads.
+    const ROWS: usize = 20_000;
+
+    #[cube(launch)]
+    fn leave_kernel(counters: &mut [Atomic<u32>], at: u32, number: u32) {
+        if UNIT_POS == 0 {
+            counters[at as usize].store(number);
+        }
+    }
+
+    fn floats<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
+        Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
+    }
+
+    #[test]
+    fn a_launch_after_one_that_was_aborted_counts_from_zero() {
+        for spec in [DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+            let Ok(device) = spec.init() else {
+                continue;
+            };
+            let hidden = floats(vec![1.0], [1, 1], &device);
+            let tensor = hidden.clone().try_into_primitive::<CubeBackend>();
+            // Fusion counts on a stream of its own.
+            let Ok(CubeTensor {
+                client,
+                device: own,
+                ..
+            }) = tensor
+            else {
+                continue;
+            };
+            if !has_last_cube(&client) {
+                continue;
+            }
+            let best = 12_345;
+            let logit = |row: usize| {
+                if row == best {
+                    2.0
+                } else {
+                    (row % 7) as f32 / 7.0
+                }
+            };
+            let rows = floats((0..ROWS).map(logit).collect(), [ROWS, 1], &device);
+            let clusters = floats(vec![1.0], [1, 1], &device);
+            let head = FlashHead::new(rows, &[0; ROWS], clusters, FlashHeadOptions::default());
+            let head = head.expect("parts that fit");
+            let winner = || {
+                let id = flash_head_argmax(hidden.clone(), &head, 1).expect("a hidden state");
+                Tensor::<1, Int>::into_data(id)
+                    .iter::<i64>()
+                    .collect::<Vec<_>>()
+            };
+            let next = || counters(&client, &own, false).1;
+            let before = next();
+            assert_eq!(winner(), [best as i64], "{spec}");
+            assert_ne!(next(), before, "{spec}: it has not counted");
+            for number in [1, u32::MAX] {
+                // What a launch leaves that has not got to its end.
+                let (handle, turn) = counters(&client, &own, true);
+                leave_kernel::launch(
+                    &client,
+                    CubeCount::Static(1, 1, 1),
+                    CubeDim::new_1d(1),
+                    // SAFETY: there are two counters.
+                    unsafe { BufferArg::from_raw_parts(handle, 2) },
+                    turn,
+                    number,
+                );
+                for after in 1..=3 {
+                    assert_eq!(winner(), [best as i64], "{spec}: {after} after {number}");
+                }
+            }
+        }
+    }
 }

@@ -37,6 +37,17 @@ impl Target {
     }
 }
 
+/// `x % by`. CubeCL 0.11.3 has a rule that makes `x` of `x % 1`, which applies wherever no other
+/// rule has made 0 of it before.
+#[cube]
+pub(crate) fn modulo(x: u32, #[comptime] by: u32) -> u32 {
+    if comptime!(by == 1) {
+        0u32.runtime()
+    } else {
+        x % by
+    }
+}
+
 /// A polynomial. The coefficients are in the order of falling powers.
 #[cube]
 // Compile-time values must be accessed by index.
@@ -259,11 +270,15 @@ pub(crate) fn sync_planes(group: u32, #[comptime] planes: u32) {
     gpu_asm!("bar.sync {barrier}, {units};", barrier = in(_) barrier);
 }
 
-/// Counts this cube on `counter`, and returns whether it is the last of `cubes`. The last cube sees
-/// everything that the other cubes wrote.
+/// Counts this cube on one of two `counters`, and returns whether it is the last of `cubes`. The
+/// last cube sees everything that the other cubes wrote.
+///
+/// That counter is 0 before and after the launch. The other one is 0 after it, whatever an aborted
+/// launch has left there. See [`counters`](crate::arrival::counters).
 #[cube]
 pub(crate) fn arrives_last(
-    counter: &mut [Atomic<u32>],
+    counters: &mut [Atomic<u32>],
+    turn: u32,
     cubes: u32,
     #[comptime] target: Target,
 ) -> bool {
@@ -274,18 +289,27 @@ pub(crate) fn arrives_last(
         sync_cube();
         if UNIT_POS == 0 {
             gpu_asm!("fence.acq_rel.gpu;");
-            *order = counter[0].fetch_add(1u32);
+            *order = counters[turn as usize].fetch_add(1u32);
             gpu_asm!("fence.acq_rel.gpu;");
         }
         sync_cube();
     } else {
         sync_storage();
         if UNIT_POS == 0 {
-            *order = counter[0].fetch_add(1u32);
+            *order = counters[turn as usize].fetch_add(1u32);
         }
         sync_storage();
     }
-    *order == cubes - 1
+    let is_last = *order == cubes - 1;
+    if UNIT_POS == 0 {
+        if is_last {
+            counters[turn as usize].store(0u32);
+        }
+        if CUBE_POS == 0 {
+            counters[(1u32 - turn) as usize].store(0u32);
+        }
+    }
+    is_last
 }
 
 /// Whether `x` is NaN. It tests bits, because compilers may assume that comparisons of floats see
@@ -552,4 +576,42 @@ pub(crate) fn byte(word: u32, index: u32) -> u32 {
         y = out(_) y, word = in(_) word, selector = in(_) selector, options(pure, nomem)
     );
     y
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Int, Tensor};
+    use burn_cubecl::CubeBackend;
+
+    use super::*;
+    use crate::device::DeviceSpec;
+
+    const UNITS: u32 = 32;
+
+    #[cube(launch)]
+    fn modulo_kernel(output: &mut [u32], #[comptime] by: u32) {
+        output[UNIT_POS as usize] = modulo(UNIT_POS, by);
+    }
+
+    #[test]
+    fn a_remainder_is_that_of_the_host_and_by_one_it_is_zero() {
+        for spec in [DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+            let Ok(device) = spec.init() else {
+                continue;
+            };
+            for by in [1, 2, 7] {
+                let output = Tensor::<1, Int>::ones([UNITS as usize], (&device, DType::U32));
+                // With fusion, tensors are of another backend.
+                let Ok(written) = output.clone().try_into_primitive::<CubeBackend>() else {
+                    continue;
+                };
+                let client = written.client.clone();
+                let (count, dim) = (CubeCount::Static(1, 1, 1), CubeDim::new_1d(UNITS));
+                modulo_kernel::launch(&client, count, dim, written.into_buffer_arg(), by);
+                let expected: Vec<u32> = (0..UNITS).map(|x| x % by).collect();
+                let actual: Vec<u32> = output.into_data().iter::<u32>().collect();
+                assert_eq!(actual, expected, "{spec}, by {by}");
+            }
+        }
+    }
 }

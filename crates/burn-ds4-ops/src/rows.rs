@@ -5,7 +5,7 @@
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, group_sum};
+use crate::intrinsics::{Target, group_sum, modulo};
 
 /// Bytes of a block: the widest read.
 const BLOCK_BYTES: usize = 16;
@@ -57,7 +57,7 @@ pub(crate) fn vector_of(
     #[comptime] size: usize,
     #[comptime] partition: RowPartition,
 ) -> u32 {
-    let own = UNIT_POS_Y % partition.planes * partition.plane + UNIT_POS_X;
+    let own = modulo(UNIT_POS_Y, partition.planes) * partition.plane + UNIT_POS_X;
     let block = step * comptime!(partition.planes * partition.plane) + own;
     block * comptime!(partition.block / size as u32) + comptime!(part as u32)
 }

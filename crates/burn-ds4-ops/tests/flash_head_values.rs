@@ -59,12 +59,24 @@ fn logits_below_zero_of_every_dtype_have_a_largest() {
     });
 }
 
-fn padding_wins_over_nothing() {
+fn nothing_wins_where_no_logit_is_a_number_above_negative_infinity() {
     for (name, device) in devices() {
-        let case = with_logits(&[f32::NEG_INFINITY; 7], 3, &[], device);
-        assert_eq!(greedy(&case, 1.0, 3, device), 0, "{name}");
-        let nan = with_logits(&[f32::NAN; 7], 3, &[], device);
-        assert_eq!(greedy(&nan, 1.0, 3, device), 0, "{name}");
+        // With padding, and with a special token.
+        for special in [&[][..], &[2]] {
+            let case = with_logits(&[f32::NEG_INFINITY; 7], 3, special, device);
+            assert_eq!(greedy(&case, 1.0, 3, device), -1, "{name}");
+            let nan = with_logits(&[f32::NAN; 7], 3, special, device);
+            assert_eq!(greedy(&nan, 1.0, 3, device), -1, "{name}");
+        }
+    }
+}
+
+fn the_lowest_number_wins_over_negative_infinity_and_nan() {
+    let (nan, infinity) = (f32::NAN, f32::INFINITY);
+    for (name, device) in devices() {
+        let logits = [-infinity, nan, f32::MIN, -infinity, f32::MIN, nan];
+        let case = with_logits(&logits, 2, &[], device);
+        assert_eq!(greedy(&case, 1.0, 2, device), 2, "{name}");
     }
 }
 
@@ -82,9 +94,8 @@ fn nan_never_wins_and_infinity_does() {
         for (logits, expected) in [
             ([nan, 1.0, 3.0, nan, 2.0, 3.0], 2),
             ([nan, -nan, nan, nan, -5.0, nan], 4),
-            ([nan, nan, nan, -infinity, nan, -infinity], 3),
+            ([nan, nan, nan, -infinity, nan, -infinity], -1),
             ([0.0, infinity, nan, infinity, 5.0, -infinity], 1),
-            ([-infinity; 6], 0),
         ] {
             let case = with_logits(&logits, 2, &[], device);
             let id = greedy(&case, 1.0, 2, device);
@@ -93,7 +104,7 @@ fn nan_never_wins_and_infinity_does() {
     }
 }
 
-fn a_hidden_state_of_nan_gives_the_smallest_id_of_the_lowest_clusters() {
+fn a_hidden_state_of_nan_has_no_token_and_leaves_the_others_theirs() {
     for (name, device) in devices() {
         let sizes = Sizes {
             vocabulary: 24,
@@ -105,10 +116,7 @@ fn a_hidden_state_of_nan_gives_the_smallest_id_of_the_lowest_clusters() {
         for probes in [1, 3, 6] {
             let ids = flash_head_argmax(h.clone(), &case.head, probes);
             let ids = integer_values(ids.expect("arguments that fit"));
-            let chosen: Vec<usize> = (0..probes).collect();
-            let candidates = case.ids(&chosen);
-            let smallest = candidates.iter().filter(|id| **id >= 0).min();
-            assert_eq!(Some(&ids[0]), smallest, "{name}, {probes} probes");
+            assert_eq!(ids[0], -1, "{name}, {probes} probes");
             let other = h.clone().slice_dim(0, 1..2);
             let alone = flash_head_argmax(other, &case.head, probes);
             let alone = integer_values(alone.expect("arguments that fit"));
@@ -132,9 +140,10 @@ fn a_nan_among_the_candidates_stays_one() {
 catalogue![
     logits_that_are_all_far_below_zero_have_a_largest,
     logits_below_zero_of_every_dtype_have_a_largest,
-    padding_wins_over_nothing,
+    nothing_wins_where_no_logit_is_a_number_above_negative_infinity,
+    the_lowest_number_wins_over_negative_infinity_and_nan,
     zeros_of_either_sign_are_a_tie,
     nan_never_wins_and_infinity_does,
-    a_hidden_state_of_nan_gives_the_smallest_id_of_the_lowest_clusters,
+    a_hidden_state_of_nan_has_no_token_and_leaves_the_others_theirs,
     a_nan_among_the_candidates_stays_one,
 ];

@@ -320,6 +320,19 @@ fn coefficients_whose_parts_do_not_fit_are_refused() {
     }
 }
 
+fn coefficients_of_no_streams_or_no_tokens_have_no_parts() {
+    for (_, device) in devices() {
+        for (tokens, n) in [(3, 0), (0, 4), (0, 0)] {
+            let zeros = || Tensor::zeros([tokens, n], device);
+            let comb = Tensor::zeros([tokens, n, n], device);
+            let own = Coefficients::new(zeros(), zeros(), comb).expect("parts that fit");
+            assert_eq!(own.comb().dims(), [tokens, n, n]);
+            assert_eq!(own.pre().dims(), [tokens, n]);
+            assert_eq!(own.post().dims(), [tokens, n]);
+        }
+    }
+}
+
 catalogue![
     good_arguments_are_not_refused,
     streams_of_another_dtype_are_refused,
@@ -338,4 +351,5 @@ catalogue![
     coefficients_of_other_tokens_or_streams_are_refused,
     an_output_on_another_device_is_not_spread,
     coefficients_whose_parts_do_not_fit_are_refused,
+    coefficients_of_no_streams_or_no_tokens_have_no_parts,
 ];

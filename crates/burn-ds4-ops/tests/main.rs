@@ -58,6 +58,7 @@ pub(crate) mod ranking;
 mod readback;
 pub(crate) mod rotation;
 mod router;
+mod router_errors;
 mod router_kernels;
 pub(crate) mod routing;
 mod sampling;
@@ -82,6 +83,7 @@ pub(crate) mod sums;
 mod tables;
 pub(crate) mod tokens;
 mod topk;
+mod topk_errors;
 mod topk_large;
 mod topk_layouts;
 mod topk_properties;
@@ -132,6 +134,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("rotation", rotation::CASES),
     ("readback", readback::CASES),
     ("router", router::CASES),
+    ("router_errors", router_errors::CASES),
     ("router_kernels", router_kernels::CASES),
     ("sampling", sampling::CASES),
     ("sampling_draws", sampling_draws::CASES),

@@ -1,9 +1,10 @@
 //! The matrix product, against a product in f64.
 
 use super::common::{
-    EXACT, Tolerance, absolute, assert_close, devices, floats, noise, some, values,
+    EXACT, Tolerance, absolute, assert_close, assert_on_another_device, assert_refused, devices,
+    floats, noise, some, two_devices, values,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::matmul::matmul;
 
 /// `[m, k] · [n, k]ᵀ`, summed in f64.
@@ -47,7 +48,7 @@ fn products_of_any_shape_equal_the_oracle() {
             let view = floats(&rhs, [n, k], device).transpose();
             let dense = floats(&transposed(&rhs, k), [k, n], device);
             for (right, layout) in [(view, "transposed view"), (dense, "dense")] {
-                let actual = values(matmul(left.clone(), right));
+                let actual = values(matmul(left.clone(), right).expect("arguments that fit"));
                 assert_close(
                     &actual,
                     &expected,
@@ -71,7 +72,7 @@ fn every_batch_has_its_own_product() {
         let left = floats(&lhs, [batch, m, k], device);
         let right = floats(&rhs, [batch, n, k], device).swap_dims(1, 2);
         assert_close(
-            &values(matmul(left, right)),
+            &values(matmul(left, right).expect("arguments that fit")),
             &expected,
             absolute(1e-5),
             name,
@@ -91,7 +92,12 @@ fn f32_operands_keep_all_their_bits() {
         let left = Tensor::<2>::full([m, k], value, device);
         let right = Tensor::<2>::full([k, n], value, device);
         let expected = vec![k as f32 * value * value; m * n];
-        assert_close(&values(matmul(left, right)), &expected, tolerance, name);
+        assert_close(
+            &values(matmul(left, right).expect("arguments that fit")),
+            &expected,
+            tolerance,
+            name,
+        );
     }
 }
 
@@ -103,13 +109,13 @@ fn on_the_cpu_a_row_of_few_does_not_depend_on_the_others() {
     let (lhs, rhs) = (noise(16 * k, 5), noise(n * k, 6));
     let right = floats(&rhs, [n, k], &device).transpose();
     for m in [2, 3, 5, 16] {
-        let together = values(matmul(
-            floats(&lhs[..m * k], [m, k], &device),
-            right.clone(),
-        ));
+        let together = values(
+            matmul(floats(&lhs[..m * k], [m, k], &device), right.clone())
+                .expect("arguments that fit"),
+        );
         for row in 0..m {
             let alone = floats(&lhs[row * k..(row + 1) * k], [1, k], &device);
-            let alone = values(matmul(alone, right.clone()));
+            let alone = values(matmul(alone, right.clone()).expect("arguments that fit"));
             assert_close(
                 &together[row * n..(row + 1) * n],
                 &alone,
@@ -120,31 +126,33 @@ fn on_the_cpu_a_row_of_few_does_not_depend_on_the_others() {
     }
 }
 
-#[cfg(feature = "flex")]
 #[test]
-#[should_panic(
-    expected = "matmul: lhs [2, 3] and rhs [4, 5] must have equal leading dimensions and a \
-                common inner dimension"
-)]
-fn inner_dimensions_must_agree() {
-    let device = Device::flex();
-    let _ = matmul(
-        Tensor::<2>::zeros([2, 3], &device),
-        Tensor::<2>::zeros([4, 5], &device),
-    );
+fn operands_that_do_not_fit_are_refused() {
+    let device = &devices()[0].1;
+    let zeros = |shape| Tensor::<2>::zeros(shape, (device, DType::F32));
+    let message = "`rhs` has shape [4, 5], expected [3, 5]";
+    assert_refused(matmul(zeros([2, 3]), zeros([4, 5])), message);
+    let half = zeros([3, 5]).cast(FloatDType::BF16);
+    let message = "`rhs` has dtype BF16, expected that of `lhs`";
+    assert_refused(matmul(zeros([2, 3]), half), message);
+    let (one, two) = (zeros([2, 3]).reshape([1, 2, 3]), zeros([6, 5]));
+    let message = "`rhs` has shape [2, 3, 5], expected [1, 3, 5]";
+    assert_refused(matmul::<3>(one, two.reshape([2, 3, 5])), message);
+    let row = || Tensor::<1>::zeros([3], device);
+    let message = "`dimensions of lhs` is 1, expected at least 2";
+    assert_refused(matmul(row(), row()), message);
+    let wide = || zeros([2, 2]).cast(FloatDType::F64);
+    let message = "`lhs` has dtype F64, expected F32, F16 or BF16";
+    assert_refused(matmul(wide(), wide()), message);
 }
 
-#[cfg(feature = "flex")]
 #[test]
-#[should_panic(expected = "matmul: lhs and rhs must have the same dtype")]
-fn dtypes_must_agree() {
-    use burn::tensor::FloatDType;
-
-    let device = Device::flex();
-    let _ = matmul(
-        Tensor::<2>::zeros([2, 3], &device),
-        Tensor::<2>::zeros([3, 5], &device).cast(FloatDType::BF16),
-    );
+fn operands_on_two_devices_are_refused() {
+    let Some([first, second]) = two_devices() else {
+        return;
+    };
+    let zeros = |device| Tensor::<2>::zeros([2, 2], (device, DType::F32));
+    assert_on_another_device(matmul(zeros(first), zeros(second)), ["rhs", "lhs"]);
 }
 
 catalogue![

@@ -146,7 +146,8 @@ fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
         (None, column(|row| row.3)),
     ] {
         for (name, device) in devices() {
-            let actual = swiglu(floats(&gate, [9], device), floats(&up, [9], device), limit);
+            let actual = swiglu(floats(&gate, [9], device), floats(&up, [9], device), limit)
+                .expect("arguments that fit");
             let what = format!("{name} limit {limit:?}");
             assert_close(&values(actual), &expected, absolute(3e-6), &what);
         }

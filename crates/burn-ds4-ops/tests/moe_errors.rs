@@ -1,9 +1,11 @@
 //! What the experts refuse, each by its name.
 
-use super::common::{devices, integers, two_devices};
+use super::common::{
+    assert_on_another_device, assert_refused, devices, integers, two_devices, values,
+};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
-use burn_ds4_ops::moe::{check_expert_ids, expert_ffn};
+use burn_ds4_ops::moe::{check_expert_ids, expert_ffn, swiglu};
 use burn_ds4_ops::quant::Weights;
 
 /// Two tokens of width 4, two experts of inner width 3, two slots.
@@ -228,6 +230,43 @@ fn check_expert_ids_names_the_first_id_that_is_no_experts() {
     }
 }
 
+#[test]
+fn swiglu_refuses_parts_that_do_not_fit() {
+    let device = &devices()[0].1;
+    let message = "`up` has shape [8, 5], expected [8, 1]";
+    let result = swiglu(ones([8, 1], device), ones([8, 5], device), None);
+    assert_refused(result, message);
+    let half = ones([2, 3], device).cast(FloatDType::BF16);
+    let message = "`up` has dtype BF16, expected that of `gate`";
+    assert_refused(swiglu(ones([2, 3], device), half, None), message);
+    let wide = || ones([2, 3], device).cast(FloatDType::F64);
+    let message = "`gate` has dtype F64, expected F32, F16 or BF16";
+    assert_refused(swiglu(wide(), wide(), None), message);
+    for (limit, named) in [(-1.0, "-1"), (f64::NAN, "NaN")] {
+        let message = format!("`limit` is {named}, expected a number that is not negative");
+        let result = swiglu(ones([2, 3], device), ones([2, 3], device), Some(limit));
+        assert_refused(result, &message);
+    }
+}
+
+#[test]
+fn swiglu_refuses_parts_on_two_devices() {
+    let Some([first, second]) = two_devices() else {
+        return;
+    };
+    let result = swiglu(ones([2, 3], first), ones([2, 3], second), None);
+    assert_on_another_device(result, ["up", "gate"]);
+}
+
+fn swiglu_of_nothing_is_nothing() {
+    for (name, device) in devices() {
+        let none = || ones([2, 0], device);
+        let result = swiglu(none(), none(), Some(7.0)).expect("arguments that fit");
+        assert_eq!(result.dims(), [2, 0], "{name}");
+        assert!(values(result).is_empty(), "{name}");
+    }
+}
+
 catalogue![
     tokens_must_be_floats_of_a_known_dtype,
     ids_must_be_of_a_known_dtype,
@@ -246,4 +285,5 @@ catalogue![
     down_on_another_device_is_refused,
     an_id_past_the_last_expert_is_an_error_on_the_host_and_padding_elsewhere,
     check_expert_ids_names_the_first_id_that_is_no_experts,
+    swiglu_of_nothing_is_nothing,
 ];

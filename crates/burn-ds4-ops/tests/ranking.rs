@@ -116,7 +116,8 @@ impl Rows {
     /// Compares the result for so many rows without windows.
     #[track_caller]
     pub fn check(&self, rows: usize, k: usize, device: &Device, what: &str) {
-        let actual = top_k_ids(self.tensor(rows, device), Windows::All, k);
+        let actual =
+            top_k_ids(self.tensor(rows, device), Windows::All, k).expect("arguments that fit");
         let whole = 0..self.columns;
         assert_ids(actual, &self.ids(&vec![whole; rows], k), what);
     }
@@ -125,7 +126,7 @@ impl Rows {
     #[track_caller]
     pub fn check_windows(&self, windows: &[Range<usize>], k: usize, device: &Device, what: &str) {
         let logits = self.tensor(windows.len(), device);
-        let actual = top_k_ids(logits, ranges(windows, device), k);
+        let actual = top_k_ids(logits, ranges(windows, device), k).expect("arguments that fit");
         assert_ids(actual, &self.ids(windows, k), what);
     }
 }

@@ -1,9 +1,9 @@
 //! Drafts: those that stand, what corrects them, and that the text is the one without them.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_ds4_ops::sampling::{SamplingParams, accept_drafts};
+use burn_ds4_ops::sampling::{BatchParams, LaneParams, SamplingParams, accept_drafts, verify};
 
-use super::common::{compiles_slowly, devices, floats, integers, noise};
+use super::common::{compiles_slowly, devices, floats, integer_values, integers, noise};
 use super::tokens::{Draw, draws, sampled, verdict, verified};
 
 const DRAWN: SamplingParams = SamplingParams {
@@ -169,10 +169,24 @@ fn a_draft_stands_as_often_as_its_token_is_probable() {
     }
 }
 
+fn without_columns_no_draft_stands_and_there_is_no_token() {
+    for (name, device) in devices() {
+        let params = BatchParams::new(&vec![LaneParams::default(); 3], 0, device);
+        let params = params.expect("parameters within their ranges");
+        let logits = Tensor::<3>::zeros([3, 3, 0], (device, DType::F32));
+        let drafts = integers(&[0, 1, -1, 0, 2, 2], [3, 2], device);
+        let positions = integers(&[4, 5, 6], [3], device);
+        let verified = verify(logits, drafts, &params, positions).expect("arguments that fit");
+        assert_eq!(integer_values(verified.tokens), [-1; 9], "{name}");
+        assert_eq!(integer_values(verified.accepted), [0; 3], "{name}");
+    }
+}
+
 catalogue![
     greedy_drafts_stand_up_to_the_first_that_is_another,
     without_drafts_there_is_a_token_for_each_lane,
     a_row_without_candidates_ends_what_stands,
+    without_columns_no_draft_stands_and_there_is_no_token,
     the_tokens_are_those_that_are_drawn_without_drafts,
     a_draft_stands_as_often_as_its_token_is_probable,
 ];

@@ -59,7 +59,8 @@ fn the_causal_rows_of_a_prefill() {
                     let expected = rows.ids(&windows, k);
                     for tail in TAILS {
                         let logits = with_tail(rows.tensor(length, device), &windows, tail);
-                        let ids = top_k_ids(logits, ranges(&windows, device), k);
+                        let ids = top_k_ids(logits, ranges(&windows, device), k)
+                            .expect("arguments that fit");
                         let what = format!("{name} {} {length} k {k} {tail:?}", distribution.0);
                         assert_ids(ids, &expected, &what);
                     }
@@ -94,7 +95,8 @@ fn a_decode_step_of_many_sequences() {
                         for tail in [None, Some(f32::NEG_INFINITY)] {
                             let logits = with_tail(rows.tensor(count, device), &windows, tail);
                             let lengths = int32(&lengths, [batch], device);
-                            let ids = top_k_per_row_decode(logits, lengths, next_n, k);
+                            let ids = top_k_per_row_decode(logits, lengths, next_n, k)
+                                .expect("arguments that fit");
                             let what = format!(
                                 "{name} {} {batch} x {next_n} k {k} {tail:?}",
                                 distribution.0
@@ -119,7 +121,8 @@ fn a_decode_step_over_a_long_text() {
             .map(|row| window(0, lengths[row / 2] - 1 + (row % 2) as i64, columns))
             .collect();
         let logits = rows.tensor(batch * next_n, device);
-        let ids = top_k_per_row_decode(logits, int32(&lengths, [batch], device), next_n, k);
+        let ids = top_k_per_row_decode(logits, int32(&lengths, [batch], device), next_n, k)
+            .expect("arguments that fit");
         assert_ids(ids, &rows.ids(&windows, k), name);
     });
 }
@@ -187,7 +190,7 @@ fn rows_far_apart() {
             let wide = some(NORMAL, stride, count, 60);
             let logits = wide.tensor(count, device).slice([0..count, 0..columns]);
             let windows = vec![0..columns; count];
-            let ids = top_k_ids(logits, Windows::All, 2048);
+            let ids = top_k_ids(logits, Windows::All, 2048).expect("arguments that fit");
             let what = format!("{name} [{count}, {columns}] of {stride}");
             assert_ids(ids, &wide.ids(&windows, 2048), &what);
         }

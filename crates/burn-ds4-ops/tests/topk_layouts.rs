@@ -45,7 +45,8 @@ fn values_are_of_the_dtype_of_the_logits() {
         let rows = Rows::of_dtype(columns, rows(DISTRIBUTIONS, columns, 43), dtype);
         for order in [Order::Column, Order::Value] {
             let logits = rows.tensor(rows.distinct(), device);
-            let (best, ids) = top_k(logits.clone(), Windows::All, 64, order);
+            let (best, ids) =
+                top_k(logits.clone(), Windows::All, 64, order).expect("arguments that fit");
             assert_eq!(best.dtype(), logits.dtype(), "{name}");
             let (best, ids) = (values(best), integer_values(ids));
             assert_eq!((best.len(), ids.len()), (rows.distinct() * 64, best.len()));
@@ -71,7 +72,8 @@ fn masks_take_every_float_dtype() {
     every_dtype(|name, device, dtype| {
         let columns = 700;
         let rows = Rows::of_dtype(columns, rows(DISTRIBUTIONS, columns, 44), dtype);
-        let mask = top_k_mask(rows.tensor(rows.distinct(), device), 64);
+        let mask =
+            top_k_mask(rows.tensor(rows.distinct(), device), 64).expect("arguments that fit");
         let mask = integer_values(mask.int());
         assert_eq!(mask.len(), rows.distinct() * columns);
         for (row, mask) in mask.chunks(columns).enumerate() {
@@ -108,7 +110,7 @@ fn check_view(view: Tensor<2>, k: usize, device: &Device, what: &str) {
             .zip(windows)
             .flat_map(|(ranking, window)| ranking.ids(window, k))
             .collect();
-        let ids = top_k_ids(view.clone(), on_device, k);
+        let ids = top_k_ids(view.clone(), on_device, k).expect("arguments that fit");
         assert_ids(ids, &expected, what);
     }
 }
@@ -205,7 +207,7 @@ fn bounds_may_be_views() {
         let logits = floats(&logits.repeat(5), [5, columns], device);
         let pairs = int32(&bounds, [5, 2], device);
         let bound = |which: usize| pairs.clone().slice([0..5, which..which + 1]).squeeze_dim(1);
-        let ids = top_k_per_row(logits, bound(0), bound(1), k);
+        let ids = top_k_per_row(logits, bound(0), bound(1), k).expect("arguments that fit");
         assert_ids(ids, &rows.ids(&windows, k), name);
     }
 }

@@ -119,7 +119,8 @@ fn check(case: &Case, name: &str, device: &Device) {
         int32(&starts, [count], device),
         int32(&ends, [count], device),
         k,
-    );
+    )
+    .expect("arguments that fit");
     assert_ids(ids, &rows.ids(&windows, k), name);
 
     let next_n = case.next_n;
@@ -135,7 +136,8 @@ fn check(case: &Case, name: &str, device: &Device) {
         int32(lengths, [lengths.len()], device),
         next_n,
         k,
-    );
+    )
+    .expect("arguments that fit");
     assert_ids(ids, &rows.ids(&windows, k), &format!("{name}: decode"));
 }
 

@@ -223,7 +223,11 @@ fn the_mask_marks_what_is_taken() {
         let rows = hard_rows(columns);
         let count = rows.distinct();
         for (name, device) in devices() {
-            let mask = integer_values(top_k_mask(rows.tensor(count, device), k).int());
+            let mask = integer_values(
+                top_k_mask(rows.tensor(count, device), k)
+                    .expect("arguments that fit")
+                    .int(),
+            );
             assert_eq!(mask.len(), count * columns);
             for (row, mask) in mask.chunks(columns).enumerate() {
                 let marked = (0..columns).filter(|&c| mask[c] == 1).map(|c| c as i64);
@@ -240,7 +244,9 @@ fn every_device_gives_the_same_every_time_and_leaves_the_logits_alone() {
         let rows = hard_rows(columns);
         let count = rows.distinct();
         let first = &devices()[0].1;
-        let reference = integer_values(top_k_ids(rows.tensor(count, first), Windows::All, k));
+        let reference = integer_values(
+            top_k_ids(rows.tensor(count, first), Windows::All, k).expect("arguments that fit"),
+        );
         // What is outside of a window is not to be touched either.
         let mut random = Random::new(31);
         let windows: Vec<_> = (0..count)
@@ -253,10 +259,13 @@ fn every_device_gives_the_same_every_time_and_leaves_the_logits_alone() {
             let logits = rows.tensor(count, device);
             let before: Vec<u32> = values(logits.clone()).iter().map(|v| v.to_bits()).collect();
             for run in 0..3 {
-                let ids = integer_values(top_k_ids(logits.clone(), Windows::All, k));
+                let ids = integer_values(
+                    top_k_ids(logits.clone(), Windows::All, k).expect("arguments that fit"),
+                );
                 assert!(ids == reference, "{name} {columns} columns, run {run}");
-                top_k_ids(logits.clone(), ranges(&windows, device), k);
-                top_k(logits.clone(), ranges(&windows, device), k, Order::Value);
+                top_k_ids(logits.clone(), ranges(&windows, device), k).expect("arguments that fit");
+                top_k(logits.clone(), ranges(&windows, device), k, Order::Value)
+                    .expect("arguments that fit");
             }
             let after: Vec<u32> = values(logits).iter().map(|v| v.to_bits()).collect();
             assert!(before == after, "{name} {columns} columns: logits changed");

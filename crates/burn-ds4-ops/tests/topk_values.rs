@@ -56,7 +56,7 @@ fn values_come_with_their_columns_in_either_order() {
     for (name, device) in devices() {
         for order in [Order::Column, Order::Value] {
             let logits = floats(&data, [cases.len(), 5], device);
-            let (best, ids) = top_k(logits, Windows::All, 4, order);
+            let (best, ids) = top_k(logits, Windows::All, 4, order).expect("arguments that fit");
             assert_eq!((best.dtype(), ids.dtype()), (DType::F32, DType::I32));
             let (best, ids) = (values(best), integer_values(ids));
             assert_eq!((best.len(), ids.len()), (4 * cases.len(), 4 * cases.len()));
@@ -118,7 +118,7 @@ fn unused_slots_come_last_in_either_order() {
                 starts: integers(&starts, [5], device),
                 ends: integers(&ends, [5], device),
             };
-            let (best, ids) = top_k(logits, windows, 4, order);
+            let (best, ids) = top_k(logits, windows, 4, order).expect("arguments that fit");
             assert_eq!(
                 integer_values(ids),
                 expected.1.as_flattened(),
@@ -144,7 +144,8 @@ fn check_values(rows: &Rows, count: usize, k: usize, device: &Device, what: &str
         .collect();
     for order in [Order::Column, Order::Value] {
         let logits = rows.tensor(count, device);
-        let (best, ids) = top_k(logits, ranges(&windows, device), k, order);
+        let (best, ids) =
+            top_k(logits, ranges(&windows, device), k, order).expect("arguments that fit");
         let (best, ids) = (values(best), integer_values(ids));
         for (row, window) in windows.iter().enumerate() {
             let what = format!("{what} {order:?} row {row}");

@@ -45,7 +45,8 @@ fn columns_are_relative_to_the_start_of_their_window() {
         for dtype in [IntDType::I32, IntDType::I64] {
             let logits = floats(&ROW.repeat(count), [count, 10], device);
             let bounds = |bounds: &[i64]| typed(bounds, [count], dtype, device);
-            let ids = top_k_per_row(logits, bounds(&starts), bounds(&ends), 4);
+            let ids = top_k_per_row(logits, bounds(&starts), bounds(&ends), 4)
+                .expect("arguments that fit");
             let ids = integer_values(ids);
             assert_eq!(ids.len(), 4 * count, "{name} {dtype:?}");
             for (ids, (bounds, expected)) in ids.chunks(4).zip(&cases) {
@@ -75,7 +76,8 @@ fn bounds_that_32_bits_do_not_hold_are_not_cut_off() {
     };
     for (name, device) in devices() {
         let logits = floats(&ROW.repeat(count), [count, 10], device);
-        let ids = top_k_per_row(logits, bounds(false, device), bounds(true, device), 4);
+        let ids = top_k_per_row(logits, bounds(false, device), bounds(true, device), 4)
+            .expect("arguments that fit");
         let ids = integer_values(ids);
         assert_eq!(ids.len(), 4 * count, "{name}");
         for (ids, (bounds, expected)) in ids.chunks(4).zip(&cases) {
@@ -109,7 +111,8 @@ fn bounds_may_be_of_any_integer_dtype() {
                 typed(&bounds, [5], dtype, device)
             };
             let logits = rows.tensor(5, device);
-            let ids = top_k_per_row(logits, bounds(|w| w.0), bounds(|w| w.1), 16);
+            let ids = top_k_per_row(logits, bounds(|w| w.0), bounds(|w| w.1), 16)
+                .expect("arguments that fit");
             assert_ids(ids, &rows.ids(&windows, 16), &format!("{name} {dtype:?}"));
         }
     }
@@ -125,7 +128,8 @@ fn starts_and_ends_may_differ_in_dtype() {
             for end in dtypes.into_iter().filter(|&end| end != start) {
                 let starts = typed(&starts, [5], start, device);
                 let ends = typed(&ends, [5], end, device);
-                let ids = top_k_per_row(rows.tensor(5, device), starts, ends, 16);
+                let ids = top_k_per_row(rows.tensor(5, device), starts, ends, 16)
+                    .expect("arguments that fit");
                 let what = format!("{name} {start:?} {end:?}");
                 assert_ids(ids, &rows.ids(&windows, 16), &what);
             }
@@ -155,7 +159,8 @@ fn unsigned_bounds_may_be_as_large_as_they_get() {
         ];
         for (starts, ends) in bounds {
             let what = format!("{name} {:?}", starts.dtype());
-            let ids = top_k_per_row(rows.tensor(2, device), starts, ends, 16);
+            let ids = top_k_per_row(rows.tensor(2, device), starts, ends, 16)
+                .expect("arguments that fit");
             assert_ids(ids, &rows.ids(&windows, 16), &what);
         }
     }
@@ -248,10 +253,12 @@ fn lengths_of_sequences_give_each_of_their_last_tokens_a_window() {
                 let expected = rows.ids(&windows, 30);
                 let logits = || rows.tensor(ends.len(), device);
                 let lengths = || typed(&lengths, [lengths.len()], dtype, device);
-                let ids = top_k_per_row_decode(logits(), lengths(), next_n, 30);
+                let ids = top_k_per_row_decode(logits(), lengths(), next_n, 30)
+                    .expect("arguments that fit");
                 assert_ids(ids, &expected, &what);
                 let lengths = lengths();
-                let ids = top_k_ids(logits(), Windows::Lengths { lengths, next_n }, 30);
+                let ids = top_k_ids(logits(), Windows::Lengths { lengths, next_n }, 30)
+                    .expect("arguments that fit");
                 assert_ids(ids, &expected, &format!("{what} as windows"));
             }
         }
@@ -294,7 +301,7 @@ fn blocks_are_seen_from_their_last_token_on() {
                     ratio,
                     next_n,
                 };
-                let ids = top_k_ids(logits, windows_of, 30);
+                let ids = top_k_ids(logits, windows_of, 30).expect("arguments that fit");
                 let what = format!("{name} ratio {ratio} next_n {next_n} {dtype:?}");
                 assert_ids(ids, &rows.ids(&windows, 30), &what);
             }
@@ -311,7 +318,7 @@ fn lengths_that_32_bits_do_not_hold_are_not_cut_off() {
         let windows: Vec<_> = ends.iter().map(|&end| window(0, end, columns)).collect();
         let logits = rows.tensor(ends.len(), device);
         let lengths = typed(&lengths, [lengths.len()], IntDType::I64, device);
-        let ids = top_k_per_row_decode(logits, lengths, 3, 30);
+        let ids = top_k_per_row_decode(logits, lengths, 3, 30).expect("arguments that fit");
         assert_ids(ids, &rows.ids(&windows, 30), name);
     }
 }
@@ -337,7 +344,8 @@ fn an_end_for_each_token_is_taken_as_it_is() {
     for (name, device) in devices() {
         for (batch, next_n) in [(12, 1), (6, 2), (4, 3), (1, 12)] {
             let ends = int32(&ends, [batch, next_n], device);
-            let ids = top_k_per_row_decode(rows.tensor(12, device), ends, next_n, 30);
+            let ids = top_k_per_row_decode(rows.tensor(12, device), ends, next_n, 30)
+                .expect("arguments that fit");
             let what = format!("{name} next_n {next_n}");
             assert_ids(ids, &rows.ids(&windows, 30), &what);
         }

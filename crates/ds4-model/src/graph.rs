@@ -145,7 +145,7 @@ impl<T> Recording<T> {
     /// Every tensor that the recorded work read or wrote must be alive, in the same place and not
     /// in use by another thread, and this thread must be that of the recording.
     pub(crate) unsafe fn replay(&self) -> Result<(), Refusal> {
-        // Safety: the caller guarantees it.
+        // SAFETY: the caller guarantees it.
         Ok(unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }?)
     }
 }

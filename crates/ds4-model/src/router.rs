@@ -135,10 +135,14 @@ impl Router {
     ///
     /// A score router ignores the ids. A hash router takes a negative id for padding (expert ids
     /// -1, weights 0).
+    ///
+    /// # Panics
+    ///
+    /// If `x` is of another width or device than the gate, or there are not as many ids as tokens.
     pub fn forward(&self, x: Tensor<2>, token_ids: Tensor<1, Int>, trace: &Trace) -> Routing {
         let gate = self.gate.val();
         let logits = || project_f32(x.clone(), gate.clone());
-        let (weights, ids) = match &self.selection {
+        let routed = match &self.selection {
             Selection::Score(score) => {
                 trace.record_with("logits", logits);
                 ops::dense_router(
@@ -157,6 +161,7 @@ impl Router {
                 ops::hash_route(token_ids, hash.table.val(), weights, self.scale)
             }
         };
+        let (weights, ids) = routed.expect("tokens that fit the gate, and an id for each");
         trace.record("weights", &weights);
         trace.record("ids", &ids);
         Routing { weights, ids }

@@ -131,7 +131,7 @@ fn replayed(
             return None;
         }
     };
-    // Safety: `sets` and `outputs` hold all tensors, and no other thread has any of them.
+    // SAFETY: `sets` and `outputs` hold all tensors, and no other thread has any of them.
     let times = device_times(device, samples, || unsafe { recording.replay() });
     sets[0].check(outputs.swap_remove(0));
     Some(median(times) / calls as f64)

@@ -60,7 +60,7 @@ impl Recording {
     /// Every tensor that the recorded work read, and its results, must be alive and not in use by
     /// another thread.
     pub unsafe fn replay(&self) {
-        // Safety: the caller promises it.
+        // SAFETY: the caller promises it.
         unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }
             .expect("a recording that replays");
     }

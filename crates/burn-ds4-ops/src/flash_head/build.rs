@@ -107,11 +107,11 @@ impl FlashHead {
         validation::check_head(&lm_head, clusters, &options.special_tokens)?;
         validation::check_build(options)?;
         let (rows, lengths) = directions(&lm_head)?;
-        let seeds = seeding::seeds(&rows, &lengths, clusters, options.seed);
+        let seeds = seeding::seeds(&rows, &lengths, clusters, options.seed)?;
         let mut centroids = rows.clone().select(0, integers(seeds, &rows.device()));
         let mut assignments = Vec::new();
         for iteration in 1..=options.iterations {
-            let (assigned, similarity) = assign(&rows, &centroids, options.proposals);
+            let (assigned, similarity) = assign(&rows, &centroids, options.proposals)?;
             let moved = match assignments.is_empty() {
                 true => assigned.len(),
                 false => differing(&assigned, &assignments),
@@ -190,7 +190,11 @@ fn means(rows: &Tensor<2>, assignments: &[u32], clusters: usize) -> Tensor<2> {
 
 /// Returns the cluster of each row, with no cluster above its capacity, and the mean of the rows'
 /// similarities.
-fn assign(rows: &Tensor<2>, centroids: &Tensor<2>, proposals: usize) -> (Vec<u32>, f64) {
+fn assign(
+    rows: &Tensor<2>,
+    centroids: &Tensor<2>,
+    proposals: usize,
+) -> Result<(Vec<u32>, f64), OpError> {
     let [vocabulary, _] = rows.dims();
     let [clusters, _] = centroids.dims();
     let (capacity, remainder) = (vocabulary / clusters, vocabulary % clusters);
@@ -203,7 +207,7 @@ fn assign(rows: &Tensor<2>, centroids: &Tensor<2>, proposals: usize) -> (Vec<u32
     let mut each = proposals;
     while !unmatched.is_empty() {
         let open = (0..clusters as u32).filter(|&cluster| free[cluster as usize] > 0);
-        let preferences = preferences(rows, unmatched, centroids, open.collect(), each);
+        let preferences = preferences(rows, unmatched, centroids, open.collect(), each)?;
         let (matches, rejected) = match_rows(&preferences, &free);
         for found in matches {
             free[found.cluster as usize] -= 1;
@@ -216,7 +220,7 @@ fn assign(rows: &Tensor<2>, centroids: &Tensor<2>, proposals: usize) -> (Vec<u32
         let most = (MAX_PREFERENCES / unmatched.len().max(1)).max(proposals);
         each = (2 * each).min(most);
     }
-    (assignments, similarity / vocabulary as f64)
+    Ok((assignments, similarity / vocabulary as f64))
 }
 
 /// The preferences of `unmatched` rows among the `open` clusters.
@@ -226,7 +230,7 @@ fn preferences(
     centroids: &Tensor<2>,
     open: Vec<u32>,
     each: usize,
-) -> Preferences {
+) -> Result<Preferences, OpError> {
     let device = rows.device();
     let indices = |values: &[u32]| integers(values.iter().map(|&v| v as i32).collect(), &device);
     let centroids = centroids.clone().select(0, indices(&open)).transpose();
@@ -235,8 +239,8 @@ fn preferences(
     let elements = open.len().max(rows.dims()[1]);
     for part in unmatched.chunks(rows_at_once(elements)) {
         let part = rows.clone().select(0, indices(part));
-        let all = matmul(part, centroids.clone());
-        let (best, columns) = top_k(all, Windows::All, each, Order::Column);
+        let all = matmul(part, centroids.clone())?;
+        let (best, columns) = top_k(all, Windows::All, each, Order::Column)?;
         // Adding zero makes zeros of either sign equal.
         let best = read(best).into_iter().map(|similarity| similarity + 0.0);
         let columns = columns.into_data();
@@ -249,10 +253,10 @@ fn preferences(
         similarities.extend(found.iter().map(|choice| choice.0));
         clusters.extend(found.iter().map(|choice| choice.1));
     }
-    Preferences {
+    Ok(Preferences {
         rows: unmatched,
         clusters,
         similarities,
         per_row: each,
-    }
+    })
 }

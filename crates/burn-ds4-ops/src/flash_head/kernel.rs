@@ -8,6 +8,8 @@ use crate::intrinsics::{Target, arrives_last, has_nan_bits};
 const PADDING: i32 = -1;
 /// The bits of `-inf`. Shader languages have no literal for it.
 const NEG_INFINITY_BITS: u32 = 0xff80_0000;
+/// The [`rank`] of the lowest finite number: what a winner has at least.
+const LOWEST_RANK: u32 = 0x0080_0000;
 
 /// The numbers of tokens and candidates.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -56,14 +58,14 @@ pub(crate) struct ArgmaxBlueprint {
     pub target: Target,
 }
 
-/// Finds the candidate of every token that wins by (logit descending, id ascending). A token has
-/// one cube or several.
+/// Finds the candidate of every token that wins by (logit descending, id ascending), -1 where no
+/// logit is a number above `-inf`. A token has one cube or several.
 ///
 /// - `logits`: of the clusters' rows, `[tokens, probes, capacity]`
 /// - `chosen`: clusters, `[tokens, probes]`
 /// - `ids`: the ids of all rows of the weight
 /// - `partials`: `[2, tokens, cubes]`, ranks and ids of the cubes' winners
-/// - `counter`: 0 before and after the launch
+/// - `counters`, `turn`: see [`arrives_last`]
 #[cube(launch_unchecked, address_type = "dynamic")]
 // Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
 #[allow(clippy::too_many_arguments, clippy::collapsible_if)]
@@ -73,9 +75,10 @@ pub(crate) fn argmax_kernel(
     ids: &[i32],
     special: Special,
     partials: &mut [u32],
-    counter: &mut [Atomic<u32>],
+    counters: &mut [Atomic<u32>],
     output: &mut [i32],
     shape: CandidateShape,
+    turn: u32,
     #[comptime] blueprint: ArgmaxBlueprint,
 ) {
     let ArgmaxBlueprint {
@@ -89,7 +92,7 @@ pub(crate) fn argmax_kernel(
     let own = CUBE_POS_X * units + UNIT_POS;
     let mut ranks = Shared::<[u32]>::new_slice(units as usize);
     let mut winners = Shared::<[u32]>::new_slice(units as usize);
-    let mut best = 0u32;
+    let mut best = LOWEST_RANK.runtime();
     let mut winner = u32::MAX.runtime();
     let count = shape.probes * shape.capacity;
     let mut first = own;
@@ -160,10 +163,10 @@ pub(crate) fn argmax_kernel(
             partials[at as usize] = ranks[0];
             partials[(cubes + at) as usize] = winners[0];
         }
-        if arrives_last(counter, cubes, target) {
+        if arrives_last(counters, turn, cubes, target) {
             let mut token = UNIT_POS;
             while token < shape.tokens {
-                let mut best = 0u32;
+                let mut best = LOWEST_RANK.runtime();
                 let mut winner = u32::MAX.runtime();
                 for cube in 0..CUBE_COUNT_X {
                     let at = token * CUBE_COUNT_X + cube;
@@ -174,9 +177,6 @@ pub(crate) fn argmax_kernel(
                 }
                 output[token as usize] = i32::cast_from(winner);
                 token += units;
-            }
-            if UNIT_POS == 0 {
-                counter[0].store(0u32);
             }
         }
     }

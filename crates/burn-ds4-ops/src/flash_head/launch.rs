@@ -120,11 +120,11 @@ impl Candidates {
             target: Target::of(&client),
         };
         let partials = output(&self.logits, [2, tokens, cubes], DType::U32);
-        let counter = arrival::counter(&client, &self.logits.device);
+        let (counters, turn) = arrival::counters(&client, &self.logits.device, blueprint.split);
         let winners = output(&self.logits, [tokens], DType::I32);
         let (shape, special) = (self.shape_arg(), self.special_arg());
-        // SAFETY: candidates are rows of the weight, and there are `cubes` cubes for each
-        // token.
+        // SAFETY: candidates are rows of the weight; there are `cubes` cubes for each token, and
+        // two counters.
         unsafe {
             argmax_kernel::launch_unchecked(
                 &client,
@@ -136,9 +136,10 @@ impl Candidates {
                 self.ids.into_buffer_arg(),
                 special,
                 partials.into_buffer_arg(),
-                BufferArg::from_raw_parts(counter, 1),
+                BufferArg::from_raw_parts(counters, 2),
                 winners.clone().into_buffer_arg(),
                 shape,
+                turn,
                 blueprint,
             );
         }
@@ -154,7 +155,8 @@ impl Candidates {
         let all_logits = output(&self.logits, shape, DType::F32);
         let cubes = (shape[0] * shape[1]).div_ceil(CANDIDATE_UNITS as usize);
         let (shape, special) = (self.shape_arg(), self.special_arg());
-        // SAFETY: as above; units past the end write nothing.
+        // SAFETY: candidates are rows of the weight; units past the last candidate read and write
+        // nothing.
         unsafe {
             candidates_kernel::launch_unchecked(
                 &client,
@@ -183,7 +185,8 @@ impl Candidates {
         let all = CubeBackend::float_full(all, none, &self.logits.device, FloatDType::F32);
         let candidates = tokens * (probes * capacity + special);
         let (shape, special) = (self.shape_arg(), self.special_arg());
-        // SAFETY: as above; ids are columns of the vocabulary, each of one candidate.
+        // SAFETY: candidates are rows of the weight; units past the last candidate read and write
+        // nothing; ids are columns of the vocabulary, each of one candidate.
         unsafe {
             scatter_kernel::launch_unchecked(
                 &client,

@@ -15,8 +15,9 @@
 //! logit of a candidate is the product of its row in f32, not rounded to the dtype of the head.
 //!
 //! A candidate of [`flash_head_argmax`] wins by (logit descending, id ascending): of equal logits,
-//! where zeros of either sign are equal, the smallest id. NaN never wins over a number. If all
-//! logits are NaN, the smallest id among the candidates wins. Padding is no candidate.
+//! where zeros of either sign are equal, the smallest id. NaN and `-inf` never win: where there is
+//! no other logit, the result is -1, like that of [`sample`](crate::sampling::sample). Padding is
+//! no candidate.
 //!
 //! # Source
 //!
@@ -66,7 +67,7 @@ pub struct FlashHeadCandidates {
 ///   [`MAX_TOKENS`] tokens
 /// - `probes`: 1 to the number of clusters. With all of them, the result is the argmax of the dense
 ///   head.
-/// - output: `[tokens]`, i32, always an id of the vocabulary
+/// - output: `[tokens]`, i32; -1 where no logit of a candidate is a number above `-inf`
 ///
 /// # Errors
 ///

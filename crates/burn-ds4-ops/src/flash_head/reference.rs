@@ -137,22 +137,16 @@ pub(super) fn argmax<B: FlashHeadOps>(
     let (ids, logits) = B::flash_head_candidates(h, head, special, chosen);
     let mask_dtype = bool_dtype::<B>(&ids.device());
     let nan = B::float_is_nan(logits.clone(), mask_dtype);
-    let padding = B::int_lower_elem(ids.clone(), 0.into(), mask_dtype);
-    let values = B::float_mask_fill(logits, nan.clone(), f32::NEG_INFINITY.into());
-    let best = B::float_max_dim(values.clone(), 1);
-    let best = B::float_equal(
-        values.clone(),
-        B::float_expand(best, values.shape()),
-        mask_dtype,
-    );
-    let refused = B::bool_or(nan, padding.clone());
-    let smallest = |refused| {
-        let ids = B::int_mask_fill(ids.clone(), refused, i32::MAX.into());
-        B::int_min_dim(ids, 1)
-    };
-    let winner = smallest(B::bool_or(B::bool_not(best), refused));
+    let lowest = f32::NEG_INFINITY;
+    // Padding has that logit, too.
+    let values = B::float_mask_fill(logits, nan, lowest.into());
+    let best = B::float_expand(B::float_max_dim(values.clone(), 1), values.shape());
+    let none = B::float_equal_elem(values.clone(), lowest.into(), mask_dtype);
+    let best = B::float_equal(values, best, mask_dtype);
+    let refused = B::bool_or(B::bool_not(best), none);
+    let winner = B::int_min_dim(B::int_mask_fill(ids, refused, i32::MAX.into()), 1);
     let none = B::int_equal_elem(winner.clone(), i32::MAX.into(), mask_dtype);
-    let winner = B::int_mask_where(winner, none, smallest(padding));
+    let winner = B::int_mask_fill(winner, none, (-1).into());
     B::int_reshape(winner, Shape::new([tokens]))
 }
 

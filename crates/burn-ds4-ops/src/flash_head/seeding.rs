@@ -6,6 +6,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::build::rows_at_once;
 use super::head::{integers, read};
+use crate::OpError;
 use crate::matmul::matmul;
 
 /// The number of times that rows are drawn. Rows of one draw may be close to each other. Up to this
@@ -15,7 +16,12 @@ const ROUNDS: usize = 16;
 /// Draws distinct rows. The probability of a row is proportional to its distance from the rows of
 /// earlier rounds: one minus the cosine, which is half the square of the distance of the
 /// directions. Rows of length 0 come last.
-pub(super) fn seeds(rows: &Tensor<2>, lengths: &[f32], count: usize, seed: u64) -> Vec<i32> {
+pub(super) fn seeds(
+    rows: &Tensor<2>,
+    lengths: &[f32],
+    count: usize,
+    seed: u64,
+) -> Result<Vec<i32>, OpError> {
     let device = rows.device();
     let mut random = ChaCha12Rng::seed_from_u64(seed);
     let mut distances: Vec<f64> = lengths
@@ -29,11 +35,11 @@ pub(super) fn seeds(rows: &Tensor<2>, lengths: &[f32], count: usize, seed: u64) 
         let found = draw(&distances, &chosen, wanted, &mut random);
         if round < rounds {
             let seeds = rows.clone().select(0, integers(found.clone(), &device));
-            shorten(&mut distances, rows, seeds);
+            shorten(&mut distances, rows, seeds)?;
         }
         chosen.extend(found);
     }
-    chosen
+    Ok(chosen)
 }
 
 /// Draws `count` rows that are not taken, without replacement: those whose exponential variables,
@@ -63,16 +69,17 @@ fn draw(distances: &[f64], taken: &[i32], count: usize, random: &mut ChaCha12Rng
 }
 
 /// Lowers the distances to take new seeds into account.
-fn shorten(distances: &mut [f64], rows: &Tensor<2>, seeds: Tensor<2>) {
+fn shorten(distances: &mut [f64], rows: &Tensor<2>, seeds: Tensor<2>) -> Result<(), OpError> {
     let [count, width] = seeds.dims();
     let seeds = seeds.transpose();
     let rows_per_part = rows_at_once(count.max(width));
     for (distances, number) in distances.chunks_mut(rows_per_part).zip(0..) {
         let start = number * rows_per_part;
         let rows = rows.clone().slice_dim(0, start..start + distances.len());
-        let nearest = read(matmul(rows, seeds.clone()).max_dim(1));
+        let nearest = read(matmul(rows, seeds.clone())?.max_dim(1));
         for (distance, similarity) in distances.iter_mut().zip(nearest) {
             *distance = distance.min(f64::from(1.0 - similarity).max(0.0));
         }
     }
+    Ok(())
 }

@@ -69,14 +69,18 @@ impl Coefficients {
     pub fn comb(&self) -> Tensor<3> {
         let n = self.streams;
         let [tokens, _] = self.values.dims();
+        if tokens * n == 0 {
+            // Burn takes a size of 0 in a new shape for that of the old one.
+            return Tensor::zeros([tokens, n, n], (&self.values.device(), DType::F32));
+        }
         self.columns(2 * n..(2 + n) * n).reshape([tokens, n, n])
     }
 
     fn columns(&self, range: std::ops::Range<usize>) -> Tensor<2> {
         let [tokens, _] = self.values.dims();
-        if tokens == 0 {
+        if tokens * range.len() == 0 {
             // CubeCL devices panic on some operations without elements.
-            return Tensor::zeros([0, range.len()], (&self.values.device(), DType::F32));
+            return Tensor::zeros([tokens, range.len()], (&self.values.device(), DType::F32));
         }
         self.packed().slice([0..tokens, range])
     }

@@ -21,6 +21,8 @@ mod weight_group;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use crate::OpError;
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 pub(crate) use backend::{MatmulOps, SmallMOps};
 pub use small_m::{
     INVARIANT_ROWS, MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group,
@@ -35,30 +37,29 @@ pub use small_m::{
 /// - `rhs`: `[.., k, n]`, the same dtype and leading dimensions; a transposed view is fine
 /// - output: `[.., m, n]`, the same dtype, sums in f32
 ///
-/// # Panics
+/// # Errors
 ///
-/// If the shapes do not fit or the dtypes differ.
-pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
-    let (left, right) = (lhs.dims(), rhs.dims());
-    assert!(D >= 2, "matmul: operands must have at least two dimensions");
-    assert!(
-        left[..D - 2] == right[..D - 2] && left[D - 1] == right[D - 2],
-        "matmul: lhs {left:?} and rhs {right:?} must have equal leading dimensions and a common \
-         inner dimension"
-    );
-    assert_eq!(
-        lhs.dtype(),
-        rhs.dtype(),
-        "matmul: lhs and rhs must have the same dtype"
-    );
-    let mut shape = left;
-    shape[D - 1] = right[D - 1];
-    if shape.contains(&0) || left[D - 1] == 0 {
-        // CubeCL devices panic on some operations without elements.
-        return Tensor::zeros(shape, (&lhs.device(), lhs.dtype()));
+/// [`OpError`] for a dtype, shape or device that does not fit, and for operands of less than two
+/// dimensions.
+pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Result<Tensor<D>, OpError> {
+    if D < 2 {
+        return Err(invalid("dimensions of lhs", "at least 2", D));
     }
-    Tensor::from_dispatch(Dispatch::precise_matmul(
+    expect_float("lhs", &lhs)?;
+    expect_dtype("rhs", "that of `lhs`", &rhs, &[lhs.dtype()])?;
+    let mut expected = lhs.dims();
+    let (inner, columns) = (expected[D - 1], rhs.dims()[D - 1]);
+    (expected[D - 2], expected[D - 1]) = (inner, columns);
+    expect_shape("rhs", rhs.dims(), expected)?;
+    expect_device("rhs", &rhs.device(), "lhs", &lhs.device())?;
+    let mut shape = lhs.dims();
+    shape[D - 1] = columns;
+    if shape.contains(&0) || inner == 0 {
+        // CubeCL devices panic on some operations without elements.
+        return Ok(Tensor::zeros(shape, (&lhs.device(), lhs.dtype())));
+    }
+    Ok(Tensor::from_dispatch(Dispatch::precise_matmul(
         lhs.into_dispatch(),
         rhs.into_dispatch(),
-    ))
+    )))
 }

@@ -19,20 +19,39 @@ use backend::MoeOps;
 
 /// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; no clamp where `limit` is `None`.
 ///
-/// # Shapes
+/// # Shapes and dtypes
 ///
-/// - `gate`, `up`: the same shape, as is the output
+/// - `gate`, `up`: the same shape and dtype, f32 / f16 / bf16, as is the output
 ///
 /// # Source
 ///
 /// DeepSeek-V4 `inference/model.py`, `Expert.forward`: the gate is clamped from above only, before
 /// the SiLU.
-pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, limit: Option<f64>) -> Tensor<D> {
-    Tensor::from_dispatch(Dispatch::swiglu(
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not fit, and for a `limit` that is negative
+/// or NaN.
+pub fn swiglu<const D: usize>(
+    gate: Tensor<D>,
+    up: Tensor<D>,
+    limit: Option<f64>,
+) -> Result<Tensor<D>, OpError> {
+    expect_float("gate", &gate)?;
+    expect_dtype("up", "that of `gate`", &up, &[gate.dtype()])?;
+    expect_shape("up", up.dims(), gate.dims())?;
+    expect_device("up", &up.device(), "gate", &gate.device())?;
+    let limit = limit.unwrap_or(f64::INFINITY);
+    expect_not_negative("limit", limit)?;
+    if gate.dims().contains(&0) {
+        // CubeCL devices panic on some operations without elements.
+        return Ok(gate);
+    }
+    Ok(Tensor::from_dispatch(Dispatch::swiglu(
         gate.into_dispatch(),
         up.into_dispatch(),
-        limit.unwrap_or(f64::INFINITY),
-    ))
+        limit,
+    )))
 }
 
 /// Experts: for every token, `Σ_slot down(weight · swiglu(gate_up · x))` over its `k` chosen

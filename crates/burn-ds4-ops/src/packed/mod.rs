@@ -13,6 +13,11 @@
 //! is any number: the sum of its block is multiplied by it. An `x` that is not `bf16` is split into
 //! two or three terms in `bf16`, in columns of their own. So products are exact, and sums are made
 //! in f32, whatever the dtypes are.
+//!
+//! One path is not exact: up to 16 rows of `x` by FP8 weights, where the hardware converts E4M3
+//! codes to `f16`. There `x` becomes `f16`, too, scaled so that the largest number of a row in a
+//! block of 128 columns is between 2^14 and 2^15. Numbers below 2^-28 of it lose their digits below
+//! 2^-38 of it; see `kernel/f16_input.rs`.
 
 #[allow(
     clippy::collapsible_if,

@@ -443,9 +443,9 @@ pub(super) fn dense_router(
     let padding_dtype = padding.as_ref().map_or(DType::U32, |padding| padding.dtype);
     let dtypes = [x.dtype, gate.dtype, padding_dtype].map(dtype_to_storage_type);
     let (x_vectors, gate_vectors) = (x.meta.strides()[0] / size, gate.meta.strides()[0] / size);
-    let counter = arrival::counter(&client, &x.device);
+    let (counters, turn) = arrival::counters(&client, &x.device, last_cube_selects);
     // SAFETY: tokens, experts and vectors past the end are read as the last or the first; writes
-    // are within `partials`, the one number of the counter, and `[tokens, k]`.
+    // are within `partials`, the two counters, and `[tokens, k]`.
     unsafe {
         dense_kernel::launch_unchecked(
             &client,
@@ -461,7 +461,7 @@ pub(super) fn dense_router(
             x.into_buffer_arg(),
             gate.into_buffer_arg(),
             partials.clone().into_buffer_arg(),
-            BufferArg::from_raw_parts(counter, 1),
+            BufferArg::from_raw_parts(counters, 2),
             optional(bias.clone()),
             optional(padding.clone()),
             outputs.0.clone().into_buffer_arg(),
@@ -473,6 +473,7 @@ pub(super) fn dense_router(
             gate_vectors,
             scale as f32,
             f32::NEG_INFINITY,
+            turn,
             blueprint,
             dtypes,
         );

@@ -21,9 +21,14 @@ mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
+use crate::OpError;
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 use backend::RouterOps;
+
+/// Most experts of a router, whose ids are i32.
+const MAX_EXPERTS: usize = i32::MAX as usize;
 
 /// `sqrt(softplus(x))`, which neither overflows for large `x` nor loses the small values of very
 /// negative `x`: where `exp(x)` underflows, `exp(x / 2)` need not.
@@ -47,7 +52,7 @@ pub fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
 ///
 /// # Shapes and dtypes
 ///
-/// - `scores`: `[.., columns]`, float
+/// - `scores`: `[.., columns]`, f32 / f16 / bf16
 /// - output: values `[.., k]` as in `scores`, positions `[.., k]`, i32
 ///
 /// # Special values
@@ -55,24 +60,33 @@ pub fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
 /// `-inf` and NaN rank with the lowest finite value, so that they are taken only when nothing else
 /// is left, the lower position first. Positions are distinct and in range whatever the row holds.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If `k` is 0 or larger than the number of columns.
-pub fn topk_select<const D: usize>(scores: Tensor<D>, k: usize) -> (Tensor<D>, Tensor<D, Int>) {
+/// [`OpError`] for another dtype, and for a `k` that is 0 or larger than the number of columns.
+pub fn topk_select<const D: usize>(
+    scores: Tensor<D>,
+    k: usize,
+) -> Result<(Tensor<D>, Tensor<D, Int>), OpError> {
+    expect_float("scores", &scores)?;
     let mut shape = scores.dims();
     let columns = shape[D - 1];
-    assert!(
-        (1..=columns).contains(&k),
-        "topk_select: k must be in 1..={columns} (the number of columns), got {k}"
-    );
+    expect_k(k, columns, "the number of columns")?;
     let rows = shape[..D - 1].iter().product();
+    shape[D - 1] = k;
+    if rows == 0 {
+        // Burn takes a size of 0 in a new shape for that of the old one.
+        let device = scores.device();
+        return Ok((
+            Tensor::zeros(shape, (&device, scores.dtype())),
+            Tensor::zeros(shape, (&device, DType::I32)),
+        ));
+    }
     let scores: Tensor<2> = scores.reshape([rows, columns]);
     let (values, ids) = Dispatch::topk_select(scores.into_dispatch(), k);
-    shape[D - 1] = k;
-    (
+    Ok((
         Tensor::<2>::from_dispatch(values).reshape(shape),
         Tensor::<2, Int>::from_dispatch(ids).reshape(shape),
-    )
+    ))
 }
 
 /// The second half of the score router: chooses the `k` experts with the largest
@@ -103,18 +117,22 @@ pub fn topk_select<const D: usize>(scores: Tensor<D>, k: usize) -> (Tensor<D>, T
 /// DeepSeek-V4 `inference/model.py`, `Gate.forward`. As in Hugging Face's port, 1e-20 is added to
 /// the denominator.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If the shapes disagree, `bias` is not f32, or `k` is 0 or larger than the number of experts.
+/// [`OpError`] for a dtype, shape or device that does not fit, and for a `k` that is 0 or larger
+/// than the number of experts.
 pub fn activation_topk(
     logits: Tensor<2>,
     bias: Option<Tensor<1>>,
     padding: Option<Tensor<1, Bool>>,
     k: usize,
     scale: f64,
-) -> (Tensor<2>, Tensor<2, Int>) {
+) -> Result<(Tensor<2>, Tensor<2, Int>), OpError> {
+    expect_float("logits", &logits)?;
     let [tokens, experts] = logits.dims();
-    check_selection("activation_topk", tokens, experts, &bias, &padding, k);
+    expect_k(k, experts, "the number of experts")?;
+    let device = ("logits", &logits.device());
+    expect_selection([tokens, experts], &bias, &padding, device)?;
     let (weights, ids) = Dispatch::activation_topk(
         logits.into_dispatch(),
         bias.into(),
@@ -122,7 +140,7 @@ pub fn activation_topk(
         k,
         scale,
     );
-    (Tensor::from_dispatch(weights), Tensor::from_dispatch(ids))
+    Ok((Tensor::from_dispatch(weights), Tensor::from_dispatch(ids)))
 }
 
 /// The score router: `logits = x · gateᵀ` in f32, then [`activation_topk`].
@@ -146,9 +164,9 @@ pub fn activation_topk(
 ///
 /// DeepSeek-V4 `inference/model.py`, `Gate.forward`.
 ///
-/// # Panics
+/// # Errors
 ///
-/// As for [`activation_topk`], or if `x` and `gate` disagree on `d_model`.
+/// As for [`activation_topk`].
 pub fn dense_router(
     x: Tensor<2>,
     gate: Tensor<2>,
@@ -156,13 +174,15 @@ pub fn dense_router(
     padding: Option<Tensor<1, Bool>>,
     k: usize,
     scale: f64,
-) -> (Tensor<2>, Tensor<2, Int>) {
-    let ([tokens, d_model], [experts, width]) = (x.dims(), gate.dims());
-    assert_eq!(
-        d_model, width,
-        "dense_router: x has rows of {d_model}, gate has rows of {width}"
-    );
-    check_selection("dense_router", tokens, experts, &bias, &padding, k);
+) -> Result<(Tensor<2>, Tensor<2, Int>), OpError> {
+    let ([tokens, d_model], [experts, _]) = (x.dims(), gate.dims());
+    let device = x.device();
+    expect_float("x", &x)?;
+    expect_float("gate", &gate)?;
+    expect_shape("gate", gate.dims(), [experts, d_model])?;
+    expect_device("gate", &gate.device(), "x", &device)?;
+    expect_k(k, experts, "the number of experts")?;
+    expect_selection([tokens, experts], &bias, &padding, ("x", &device))?;
     let (weights, ids) = Dispatch::dense_router(
         x.into_dispatch(),
         gate.into_dispatch(),
@@ -171,7 +191,7 @@ pub fn dense_router(
         k,
         scale,
     );
-    (Tensor::from_dispatch(weights), Tensor::from_dispatch(ids))
+    Ok((Tensor::from_dispatch(weights), Tensor::from_dispatch(ids)))
 }
 
 /// How [`hash_route`] weights the experts that it looks up.
@@ -184,7 +204,7 @@ pub enum HashWeights {
     Scored(Tensor<2>),
     /// All the same, for a model of `experts` experts.
     Uniform {
-        /// Number of experts.
+        /// Number of experts, at most `i32::MAX`.
         experts: usize,
     },
 }
@@ -204,33 +224,37 @@ pub enum HashWeights {
 ///
 /// DeepSeek-V4 `inference/model.py`, `Gate.forward` with `tid2eid`.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If `token_ids` and the logits disagree on the number of tokens, or there is no row in `table`,
-/// no entry in a row or no expert.
+/// [`OpError`] for a dtype, shape or device that does not fit, and where there is no row in
+/// `table`, no entry in a row, no expert or more experts than an id can name.
 pub fn hash_route(
     token_ids: Tensor<1, Int>,
     table: Tensor<2, Int>,
     weights: HashWeights,
     scale: f64,
-) -> (Tensor<2>, Tensor<2, Int>) {
+) -> Result<(Tensor<2>, Tensor<2, Int>), OpError> {
     let ([tokens], [vocabulary, k]) = (token_ids.dims(), table.dims());
+    let device = token_ids.device();
+    expect_device("table", &table.device(), "token_ids", &device)?;
     let (logits, experts) = match weights {
         HashWeights::Scored(logits) => {
-            let [rows, experts] = logits.dims();
-            assert_eq!(
-                tokens, rows,
-                "hash_route: {tokens} token ids, but logits of {rows} tokens"
-            );
+            let [_, experts] = logits.dims();
+            expect_float("logits", &logits)?;
+            expect_shape("logits", logits.dims(), [tokens, experts])?;
+            expect_device("logits", &logits.device(), "token_ids", &device)?;
             (Some(logits), experts)
         }
         HashWeights::Uniform { experts } => (None, experts),
     };
-    assert!(
-        vocabulary > 0 && k > 0 && experts > 0,
-        "hash_route: the table is [{vocabulary}, {k}] and there are {experts} experts; none of \
-         these may be 0"
-    );
+    for (argument, count) in [("rows of table", vocabulary), ("columns of table", k)] {
+        if count == 0 {
+            return Err(invalid(argument, "at least 1", count));
+        }
+    }
+    if !(1..=MAX_EXPERTS).contains(&experts) {
+        return Err(invalid("experts", format!("1 to {MAX_EXPERTS}"), experts));
+    }
     let (weights, ids) = Dispatch::hash_route(
         token_ids.into_dispatch(),
         table.into_dispatch(),
@@ -238,34 +262,33 @@ pub fn hash_route(
         experts,
         scale,
     );
-    (Tensor::from_dispatch(weights), Tensor::from_dispatch(ids))
+    Ok((Tensor::from_dispatch(weights), Tensor::from_dispatch(ids)))
 }
 
-fn check_selection(
-    op: &str,
-    tokens: usize,
-    experts: usize,
+/// Checks how many of `columns`, which are `what`, are chosen.
+fn expect_k(k: usize, columns: usize, what: &str) -> Result<(), OpError> {
+    if (1..=columns).contains(&k) {
+        return Ok(());
+    }
+    Err(invalid("k", format!("1 to {columns}, {what}"), k))
+}
+
+/// Checks what a choice among the scores of `tokens` takes besides these, which must be on the
+/// device of another argument.
+fn expect_selection(
+    [tokens, experts]: [usize; 2],
     bias: &Option<Tensor<1>>,
     padding: &Option<Tensor<1, Bool>>,
-    k: usize,
-) {
-    assert!(
-        (1..=experts).contains(&k),
-        "{op}: k must be in 1..={experts} (the number of experts), got {k}"
-    );
+    (other, device): (&'static str, &Device),
+) -> Result<(), OpError> {
     if let Some(bias) = bias {
-        let [entries] = bias.dims();
-        assert_eq!(
-            entries, experts,
-            "{op}: bias has {entries} entries for {experts} experts"
-        );
-        assert_eq!(bias.dtype(), DType::F32, "{op}: bias must be f32");
+        expect_dtype("bias", "F32", bias, &[DType::F32])?;
+        expect_shape("bias", bias.dims(), [experts])?;
+        expect_device("bias", &bias.device(), other, device)?;
     }
     if let Some(padding) = padding {
-        let [entries] = padding.dims();
-        assert_eq!(
-            entries, tokens,
-            "{op}: padding has {entries} entries for {tokens} tokens"
-        );
+        expect_shape("padding", padding.dims(), [tokens])?;
+        expect_device("padding", &padding.device(), other, device)?;
     }
+    Ok(())
 }

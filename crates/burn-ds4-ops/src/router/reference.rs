@@ -5,7 +5,7 @@ use crate::matmul::MatmulOps;
 use crate::reference::{bool_dtype, log1p};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, FloatDType, IndexingUpdateOp, IntDType, Shape};
+use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
 
 /// Added to the sum of the chosen activations, which may underflow to zero.
 pub(super) const DENOMINATOR_EPSILON: f64 = 1e-20;
@@ -36,21 +36,14 @@ pub(super) fn topk_select<B: Backend>(
     scores: FloatTensor<B>,
     k: usize,
 ) -> (FloatTensor<B>, IntTensor<B>) {
-    if scores.shape()[0] == 0 {
-        return no_rows::<B>(&scores.device(), k, scores.dtype());
-    }
     let ids = select_ids::<B>(scores.clone(), k);
     (B::float_gather(1, scores, ids.clone()), ids)
 }
 
-pub(super) fn no_rows<B: Backend>(
-    device: &B::Device,
-    k: usize,
-    dtype: DType,
-) -> (FloatTensor<B>, IntTensor<B>) {
+pub(super) fn no_rows<B: Backend>(device: &B::Device, k: usize) -> (FloatTensor<B>, IntTensor<B>) {
     let shape = Shape::new([0, k]);
     (
-        B::float_zeros(shape.clone(), device, dtype.into()),
+        B::float_zeros(shape.clone(), device, FloatDType::F32),
         B::int_zeros(shape, device, IntDType::I32),
     )
 }
@@ -97,7 +90,7 @@ pub(super) fn activation_topk<B: Backend>(
 ) -> (FloatTensor<B>, IntTensor<B>) {
     let shape = logits.shape();
     if shape[0] == 0 {
-        return no_rows::<B>(&logits.device(), k, DType::F32);
+        return no_rows::<B>(&logits.device(), k);
     }
     let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));
     let selection = match bias {
@@ -138,7 +131,7 @@ pub(super) fn hash_route<B: Backend>(
     let device = token_ids.device();
     let [rows, vocabulary, k] = [token_ids.shape()[0], table.shape()[0], table.shape()[1]];
     if rows == 0 {
-        return no_rows::<B>(&device, k, DType::F32);
+        return no_rows::<B>(&device, k);
     }
     let padding = B::int_lower_elem(token_ids.clone(), 0.into(), bool_dtype::<B>(&device));
     let known = B::int_clamp(token_ids, 0.into(), (vocabulary as i64 - 1).into());

@@ -70,7 +70,7 @@ pub fn log_probs(
             top: Tensor::zeros([rows, 0], (&device, DType::F32)),
         });
     }
-    let (_, top_ids) = top_k(logits.clone(), Windows::All, top, Order::Value);
+    let (_, top_ids) = top_k(logits.clone(), Windows::All, top, Order::Value)?;
     let all = of(logits, Tensor::cat(vec![tokens, top_ids.clone()], 1));
     Ok(LogProbs {
         chosen: all.clone().slice([0..rows, 0..1]).reshape([rows]),

@@ -1,7 +1,9 @@
 //! Tokens from logits, where the logits are: the highest one, or a seeded draw after temperature,
 //! top-k, top-p and min-p.
 //!
-//! Nothing is read back, so that the token of one decode step can be the input of the next.
+//! The kernels read nothing back, so that the token of one decode step can be the input of the
+//! next. The reference of [`sample`], and so that of [`verify`], chooses on the host: without a
+//! kernel, it reads the logits and waits for them.
 //!
 //! # What is drawn from
 //!
@@ -165,9 +167,7 @@ pub fn verify(
     validation::check_batch(&logits, params)?;
     validation::check_positions(&logits, &positions)?;
     validation::check_drafts(&logits, &drafts)?;
-    let [lanes, rows, columns] = logits.dims();
-    let tokens = chosen(logits.reshape([lanes * rows, columns]), params, positions);
-    Ok(verdict(tokens, drafts))
+    Ok(verdict(chosen(logits, params, positions), drafts))
 }
 
 /// Accepts the drafts that equal the tokens that were chosen in their place, up to the first that
@@ -208,11 +208,17 @@ fn verdict(tokens: Tensor<1, Int>, drafts: Tensor<2, Int>) -> VerifiedDrafts {
 }
 
 /// Chooses a token for each row, given valid arguments.
-fn chosen(logits: Tensor<2>, params: &BatchParams, positions: Tensor<1, Int>) -> Tensor<1, Int> {
-    let [rows, columns] = logits.dims();
+fn chosen<const D: usize>(
+    logits: Tensor<D>,
+    params: &BatchParams,
+    positions: Tensor<1, Int>,
+) -> Tensor<1, Int> {
+    let shape = logits.dims();
+    let (rows, columns) = (shape[..D - 1].iter().product(), shape[D - 1]);
     if rows == 0 || columns == 0 {
         return Tensor::full([rows], -1, (&logits.device(), DType::I32));
     }
+    let logits: Tensor<2> = logits.reshape([rows, columns]);
     let LaneTables { floats, words } = params.tables();
     Tensor::from_dispatch(Dispatch::sample(
         logits.into_dispatch(),

@@ -230,7 +230,8 @@ impl TopkLaunch {
         let (blueprint, rank) = self.long_row(if large { LONG_UNITS_LARGE } else { LONG_UNITS });
         let (dtypes, address) = (self.dtypes(), address_type([&self.logits, ids]));
         let (cubes, row_vectors) = (cube_count(&self.client, self.rows), self.row_vectors());
-        // SAFETY: as for whole rows.
+        // SAFETY: reads are within the vectors of a row, all of which are in the buffer; writes are
+        // within `[rows, k]`.
         unsafe {
             long_row_kernel::launch_unchecked(
                 &self.client,
@@ -311,7 +312,9 @@ impl TopkLaunch {
         let dtypes = self.dtypes();
         let address = address_type([&self.logits, ids, &candidates]);
         let row_vectors = self.row_vectors();
-        // SAFETY: as for whole rows; a segment's output has capacity for all of its elements.
+        // SAFETY: reads are within the vectors of a row, all of which are in the buffer, and within
+        // the candidates that a segment has counted; a segment's output has capacity for all of its
+        // elements; the merge writes within `[rows, k]`.
         unsafe {
             segment_kernel::launch_unchecked(
                 &self.client,

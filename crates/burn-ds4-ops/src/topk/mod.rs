@@ -36,6 +36,8 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, IntDType, Tensor};
 
+use crate::OpError;
+use crate::validation::{expect_device, expect_float, expect_shape, invalid};
 pub(crate) use backend::{CausalWindow, TopkOps};
 
 /// Largest `k` of the operators of this family.
@@ -100,16 +102,18 @@ pub enum Order {
 /// - output: `[rows, k]`, i32, relative to the row's start. A window of `k` columns or fewer gives
 ///   all of them, then -1.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If `k` is not in 1..=[`MAX_K`], there are more than [`MAX_COLUMNS`] columns, or `row_starts` or
-/// `row_ends` does not have one element for each row.
+/// [`OpError`] for a dtype, shape or device that does not fit, for a `k` outside 1..=[`MAX_K`], and
+/// for more than [`MAX_COLUMNS`] columns.
 pub fn top_k_per_row(
     logits: Tensor<2>,
     row_starts: Tensor<1, Int>,
     row_ends: Tensor<1, Int>,
     k: usize,
-) -> Tensor<2, Int> {
+) -> Result<Tensor<2, Int>, OpError> {
+    expect_bounds("row_starts", &row_starts, &logits, 1)?;
+    expect_bounds("row_ends", &row_ends, &logits, 1)?;
     let windows = Windows::Ranges {
         starts: row_starts,
         ends: row_ends,
@@ -127,43 +131,38 @@ pub fn top_k_per_row(
 ///   ([`Windows::Lengths`]), or `[batch, next_n]`, the end of each row's window
 /// - output: `[batch · next_n, k]`, i32, as [`top_k_per_row`]
 ///
-/// # Panics
+/// # Errors
 ///
-/// As [`top_k_per_row`]; also if `next_n` is 0 or `seq_lens` has another shape.
+/// As [`top_k_per_row`]; also for a `next_n` that is 0 or does not divide the number of rows.
 pub fn top_k_per_row_decode<const D: usize>(
     logits: Tensor<2>,
     seq_lens: Tensor<D, Int>,
     next_n: usize,
     k: usize,
-) -> Tensor<2, Int> {
-    let rows = logits.dims()[0];
+) -> Result<Tensor<2, Int>, OpError> {
+    let batch = batch_of(&logits, next_n)?;
     let shape = seq_lens.dims();
-    let fits = next_n > 0
-        && match shape[..] {
-            [batch] => batch.checked_mul(next_n) == Some(rows),
-            [batch, tokens] => tokens == next_n && batch.checked_mul(next_n) == Some(rows),
-            _ => false,
-        };
-    assert!(
-        fits,
-        "top_k_per_row_decode: seq_lens has shape {shape:?}, expected [batch] or \
-         [batch, next_n] with batch · next_n = {rows} (the number of rows) and next_n = {next_n}"
-    );
-    let lengths = seq_lens.flatten(0, D - 1);
+    match D {
+        1 => expect_shape("seq_lens", [shape[0]], [batch])?,
+        2 => expect_shape("seq_lens", [shape[0], shape[1]], [batch, next_n])?,
+        _ => return Err(invalid("dimensions of seq_lens", "1 or 2", D)),
+    }
+    let lengths = seq_lens.reshape([shape.iter().product::<usize>()]);
     // The end of a window is the length of a sequence with one token.
     let next_n = if D == 1 { next_n } else { 1 };
+    expect_bounds("seq_lens", &lengths, &logits, next_n)?;
     top_k_ids(logits, Windows::Lengths { lengths, next_n }, k)
 }
 
 /// [`top_k_per_row`] for any kind of windows.
 ///
-/// # Panics
+/// # Errors
 ///
-/// As [`top_k_per_row`]; also if `next_n` is 0 or does not match the numbers of rows and of lengths
-/// or starts, or if the columns stand for no tokens or for more than 2^30.
-pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Tensor<2, Int> {
-    check(&logits, &windows, k);
-    ids_within(logits, windows.into_bounds(), k)
+/// As [`top_k_per_row`]; also for a `next_n` that is 0 or does not divide the number of rows, and
+/// where the columns stand for no tokens or for more than 2^30.
+pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Result<Tensor<2, Int>, OpError> {
+    check(&logits, &windows, k)?;
+    Ok(ids_within(logits, windows.into_bounds(), k))
 }
 
 /// The `k` largest entries of each row's window, and their columns as [`top_k_ids`].
@@ -174,7 +173,7 @@ pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Tensor<2, Int
 /// - output: values `[rows, k]` as in `logits` (NaN as NaN), columns `[rows, k]`, i32, both in
 ///   `order`
 ///
-/// # Panics
+/// # Errors
 ///
 /// As [`top_k_ids`].
 pub fn top_k(
@@ -182,8 +181,8 @@ pub fn top_k(
     windows: Windows,
     k: usize,
     order: Order,
-) -> (Tensor<2>, Tensor<2, Int>) {
-    check(&logits, &windows, k);
+) -> Result<(Tensor<2>, Tensor<2, Int>), OpError> {
+    check(&logits, &windows, k)?;
     let (starts, ends, causal) = windows.into_bounds();
     let ids = ids_within(logits.clone(), (starts.clone(), ends, causal), k);
     let (values, ids) = Dispatch::top_k_values(
@@ -192,7 +191,7 @@ pub fn top_k(
         ids.into_dispatch(),
         order == Order::Value,
     );
-    (Tensor::from_dispatch(values), Tensor::from_dispatch(ids))
+    Ok((Tensor::from_dispatch(values), Tensor::from_dispatch(ids)))
 }
 
 /// Marks the `k` largest entries of each row.
@@ -203,23 +202,25 @@ pub fn top_k(
 /// - output: `[rows, columns]`, exactly `min(k, columns)` entries set per row, whatever the row
 ///   holds
 ///
-/// # Panics
+/// # Errors
 ///
 /// As [`top_k_ids`].
-pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Tensor<2, Bool> {
+pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Result<Tensor<2, Bool>, OpError> {
     let [rows, columns] = logits.dims();
-    let ids = top_k_ids(logits, Windows::All, k);
+    let ids = top_k_ids(logits, Windows::All, k)?;
     let device = ids.device();
     // CubeCL devices panic on some operations without elements.
     if rows == 0 || columns == 0 {
-        return Tensor::<2, Int>::zeros([rows, columns], &device).equal_elem(1);
+        return Ok(Tensor::<2, Int>::zeros([rows, columns], &device).equal_elem(1));
     }
     // Slots that are left over hold -1 and mark an extra first column.
     let ones = Tensor::<2, Int>::ones([rows, k], (&device, ids.dtype()));
-    Tensor::<2, Int>::zeros([rows, columns + 1], (&device, ids.dtype()))
-        .scatter(1, ids + 1, ones, IndexingUpdateOp::Add)
-        .slice([0..rows, 1..columns + 1])
-        .greater_elem(0)
+    Ok(
+        Tensor::<2, Int>::zeros([rows, columns + 1], (&device, ids.dtype()))
+            .scatter(1, ids + 1, ones, IndexingUpdateOp::Add)
+            .slice([0..rows, 1..columns + 1])
+            .greater_elem(0),
+    )
 }
 
 fn ids_within(logits: Tensor<2>, (starts, ends, causal): WindowBounds, k: usize) -> Tensor<2, Int> {
@@ -282,53 +283,62 @@ fn as_i32(bounds: Tensor<1, Int>) -> Tensor<1, Int> {
         .cast(IntDType::I32)
 }
 
-fn check(logits: &Tensor<2>, windows: &Windows, k: usize) {
-    let [rows, columns] = logits.dims();
-    assert!(
-        (1..=MAX_K).contains(&k),
-        "top_k: k must be in 1..={MAX_K}, got {k}"
-    );
-    assert!(
-        columns <= MAX_COLUMNS,
-        "top_k: logits has {columns} columns, more than {MAX_COLUMNS}"
-    );
+fn check(logits: &Tensor<2>, windows: &Windows, k: usize) -> Result<(), OpError> {
+    expect_float("logits", logits)?;
+    let [_, columns] = logits.dims();
+    if !(1..=MAX_K).contains(&k) {
+        return Err(invalid("k", format!("1 to {MAX_K}"), k));
+    }
+    if columns > MAX_COLUMNS {
+        let expected = format!("at most {MAX_COLUMNS}");
+        return Err(invalid("columns of logits", expected, columns));
+    }
     match windows {
-        Windows::All => {}
+        Windows::All => Ok(()),
         Windows::Ranges { starts, ends } => {
-            for (name, bounds) in [("row_starts", starts), ("row_ends", ends)] {
-                let [entries] = bounds.dims();
-                assert_eq!(
-                    entries, rows,
-                    "top_k: {name} has {entries} entries for {rows} rows"
-                );
-            }
+            expect_bounds("starts", starts, logits, 1)?;
+            expect_bounds("ends", ends, logits, 1)
         }
-        Windows::Lengths { lengths, next_n } => {
-            let [entries] = lengths.dims();
-            assert!(
-                *next_n > 0 && entries.checked_mul(*next_n) == Some(rows),
-                "top_k: {entries} lengths with next_n = {next_n} for {rows} rows"
-            );
-        }
+        Windows::Lengths { lengths, next_n } => expect_bounds("lengths", lengths, logits, *next_n),
         Windows::Blocks {
             starts,
             ratio,
             next_n,
         } => {
-            let [entries] = starts.dims();
-            assert!(
-                *next_n > 0 && entries.checked_mul(*next_n) == Some(rows),
-                "top_k: {entries} starts with next_n = {next_n} for {rows} rows"
-            );
-            assert!(
-                *next_n <= MAX_TOKENS,
-                "top_k: next_n must be at most {MAX_TOKENS}, got {next_n}"
-            );
+            expect_bounds("starts", starts, logits, *next_n)?;
+            if *next_n > MAX_TOKENS {
+                return Err(invalid("next_n", format!("at most {MAX_TOKENS}"), *next_n));
+            }
             let most = MAX_TOKENS / columns.max(1);
-            assert!(
-                (1..=most).contains(ratio),
-                "top_k: ratio must be in 1..={most} for {columns} columns, got {ratio}"
-            );
+            if !(1..=most).contains(ratio) {
+                let expected = format!("1 to {most}, with {columns} columns");
+                return Err(invalid("ratio", expected, *ratio));
+            }
+            Ok(())
         }
     }
+}
+
+/// Sequences of `next_n` rows each.
+fn batch_of(logits: &Tensor<2>, next_n: usize) -> Result<usize, OpError> {
+    let [rows, _] = logits.dims();
+    if next_n == 0 {
+        return Err(invalid("next_n", "at least 1", next_n));
+    }
+    if !rows.is_multiple_of(next_n) {
+        let expected = format!("a multiple of {next_n}, which is next_n");
+        return Err(invalid("rows of logits", expected, rows));
+    }
+    Ok(rows / next_n)
+}
+
+/// Checks one end of the windows of sequences of `next_n` rows each.
+fn expect_bounds(
+    argument: &'static str,
+    bounds: &Tensor<1, Int>,
+    logits: &Tensor<2>,
+    next_n: usize,
+) -> Result<(), OpError> {
+    expect_shape(argument, bounds.dims(), [batch_of(logits, next_n)?])?;
+    expect_device(argument, &bounds.device(), "logits", &logits.device())
 }

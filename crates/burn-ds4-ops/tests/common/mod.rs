@@ -7,6 +7,7 @@
 use std::sync::OnceLock;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::OpError;
 use burn_ds4_ops::device::DeviceSpec;
 
 /// Names a comma-separated list of devices that must be there; without it a missing device is only
@@ -52,6 +53,24 @@ pub fn second_device() -> Option<&'static (String, Device)> {
 /// The first two devices. Reports where there is but one.
 pub fn two_devices() -> Option<[&'static Device; 2]> {
     second_device().map(|(_, second)| [&devices()[0].1, second])
+}
+
+/// Fails unless an operator has refused an argument that is not on the device of another one.
+#[track_caller]
+pub fn assert_on_another_device<T>(result: Result<T, OpError>, named: [&str; 2]) {
+    match result.err() {
+        Some(OpError::DeviceMismatch {
+            argument, other, ..
+        }) => assert_eq!([argument, other], named),
+        error => panic!("{named:?}: {error:?}"),
+    }
+}
+
+/// Fails unless an operator has refused an argument by this message.
+#[track_caller]
+pub fn assert_refused<T>(result: Result<T, OpError>, message: &str) {
+    let error = result.err().map(|error| error.to_string());
+    assert_eq!(error.as_deref(), Some(message));
 }
 
 fn required() -> Vec<DeviceSpec> {

@@ -11,6 +11,9 @@ use crate::rope::Rotation;
 use crate::trace::Trace;
 use crate::weights::{self, WeightSource};
 
+/// Why what an indexer computes fits the operators that it calls.
+const FITTING: &str = "queries and keys of a cache that was made for the model";
+
 /// Configuration of [`Indexer`].
 #[derive(Config, Debug)]
 pub struct IndexerConfig {
@@ -35,6 +38,10 @@ pub struct IndexerConfig {
 
 impl IndexerConfig {
     /// Initializes the indexer with random weights.
+    ///
+    /// # Panics
+    ///
+    /// If `top_k` is 0 or more than [`MAX_K`](topk::MAX_K).
     pub fn init(&self, device: &Device) -> Indexer {
         weights::dense(device, |source| self.build(source, ""))
     }
@@ -42,6 +49,12 @@ impl IndexerConfig {
     /// The indexer of the tensors `{prefix}..`.
     pub(super) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<Indexer> {
         let (heads, width, d) = (self.heads, self.width, self.d_model);
+        assert!(
+            (1..=topk::MAX_K).contains(&self.top_k),
+            "top_k must be in 1..={}, got {}",
+            topk::MAX_K,
+            self.top_k
+        );
         let query = PackedLinearConfig::new(self.q_lora_rank, heads * width)
             .build(source, &format!("{prefix}wq_b"));
         let head_weights = source.stored(&[format!("{prefix}weights_proj.weight")], [heads, d]);
@@ -154,7 +167,7 @@ impl Indexer {
                 ratio,
                 next_n: count,
             };
-            let picks = topk::top_k_ids(scores, windows, self.top_k);
+            let picks = topk::top_k_ids(scores, windows, self.top_k).expect(FITTING);
             trace.record("picks", &picks);
             return PickedRows::Some(picks.reshape([batch, count, self.top_k]));
         };
@@ -163,10 +176,11 @@ impl Indexer {
         // rows.
         let scores = (scores + step.bias.clone()).reshape([batch * count, available]);
         if count * self.top_k > available {
-            let picked = topk::top_k_mask(scores, self.top_k).reshape([batch, count, available]);
+            let picked = topk::top_k_mask(scores, self.top_k).expect(FITTING);
+            let picked = picked.reshape([batch, count, available]);
             return PickedRows::Masked(mask(picked.bool_not()));
         }
-        let picks = topk::top_k_ids(scores, Windows::All, self.top_k);
+        let picks = topk::top_k_ids(scores, Windows::All, self.top_k).expect(FITTING);
         trace.record("picks", &picks);
         PickedRows::Some(picks.reshape([batch, count, self.top_k]))
     }
@@ -188,8 +202,7 @@ impl Indexer {
             queries
         };
         let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
-        index_scores(queries, keys, head_weights, scale, visible)
-            .expect("keys of a cache that was made for the model")
+        index_scores(queries, keys, head_weights, scale, visible).expect(FITTING)
     }
 }
 

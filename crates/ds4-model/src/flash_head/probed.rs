@@ -79,8 +79,8 @@ impl ProbedHead {
         self.probes
     }
 
-    /// The candidate with the highest logit, of equal ones the lowest id. Where no logit is a
-    /// number, it is also that of the lowest id.
+    /// The candidate with the highest logit, of equal ones the lowest id; -1 where no logit is a
+    /// number above `-inf`.
     ///
     /// # Shapes
     ///

@@ -18,7 +18,10 @@ pub struct SpeculativeStats {
     pub drafted: usize,
     /// Drafts accepted.
     pub accepted: usize,
-    /// The same by position in the step, the first draft first.
+    /// Drafts that were dropped, because no logit of the drafter was a number above `-inf`, and
+    /// those after them: a sign of damaged weights. They do not count as made.
+    pub dropped: usize,
+    /// Those made and accepted by position in the step, the first draft first.
     pub per_position: Vec<PositionStats>,
 }
 

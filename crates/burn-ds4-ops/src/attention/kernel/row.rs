@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::rotate::AngleTable;
 use super::rounding::{rounded, scale_of};
 use crate::attention::{CONTENT_BLOCK, RowRounding};
-use crate::intrinsics::Target;
+use crate::intrinsics::{Target, modulo};
 use crate::quant::FP4_BLOCK;
 use crate::quant::roundtrip::{E2M1, E4M3, RoundtripFormat};
 use crate::rows::{RowPartition, row_sum};
@@ -136,7 +136,7 @@ pub(super) fn store<R: Float, W: Float>(
 fn norm_factor(row: &mut Shared<[f32]>, epsilon: f32, #[comptime] blueprint: RowBlueprint) -> f32 {
     let partition = comptime!(blueprint.partition);
     let width = comptime!(blueprint.width);
-    let own = UNIT_POS_Y % partition.planes * partition.plane + UNIT_POS_X;
+    let own = modulo(UNIT_POS_Y, partition.planes) * partition.plane + UNIT_POS_X;
     let mut sum = 0.0f32;
     for step in 0..partition.steps {
         let block = step * comptime!(partition.planes * partition.plane) + own;

@@ -5,7 +5,7 @@ use super::{
     inverse_norm, slot_of,
 };
 use crate::gated_delta::MAX_TOKENS;
-use crate::intrinsics::{Target, shuffle_xor};
+use crate::intrinsics::{Target, modulo, shuffle_xor};
 
 /// How [`lanes_kernel`] is compiled.
 ///
@@ -66,7 +66,7 @@ fn read_lane_vectors<S: Float, N: Size>(
     #[comptime] blueprint: LanesBlueprint,
 ) -> Array<Vector<S, N>> {
     let mut own = Array::<Vector<S, N>>::new(comptime!(blueprint.lane_vectors as usize));
-    let lane = UNIT_POS_X % blueprint.lanes;
+    let lane = modulo(UNIT_POS_X, blueprint.lanes);
     #[unroll]
     for i in 0..blueprint.lane_vectors {
         let at = from + (lane + comptime!(i * blueprint.lanes)) as usize;
@@ -148,7 +148,7 @@ fn store<H: Float, S: Float, N: Size>(
     channels: u32,
     #[comptime] blueprint: LanesBlueprint,
 ) {
-    let lane = UNIT_POS_X % blueprint.lanes;
+    let lane = modulo(UNIT_POS_X, blueprint.lanes);
     #[unroll]
     for r in 0..blueprint.rows {
         let row = first_row + comptime!(r * blueprint.stride());
@@ -225,7 +225,7 @@ pub(crate) fn lanes_kernel<
     // Cubes past the end repeat the last sequence's work up to the barrier.
     let in_batch = sequence < shape.batch;
     let sequence = min(sequence, shape.batch - 1);
-    let lane = UNIT_POS_X % lanes;
+    let lane = modulo(UNIT_POS_X, lanes);
     let group = UNIT_POS_Y * comptime!(plane / lanes) + UNIT_POS_X / lanes;
     let stride = comptime!(blueprint.stride());
     let first_row = block * comptime!(blueprint.cube_rows()) + group;

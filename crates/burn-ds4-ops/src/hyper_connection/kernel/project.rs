@@ -5,7 +5,7 @@
 use cubecl::prelude::*;
 
 use super::token::StreamsLayout;
-use crate::intrinsics::{Target, group_sum};
+use crate::intrinsics::{Target, group_sum, modulo};
 use crate::matmul::INVARIANT_ROWS;
 
 /// The most tokens of a launch. A cube holds all of them. Up to this number, a token has the same
@@ -82,7 +82,7 @@ pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
         let vector = CUBE_POS_X * vectors + index % vectors;
         let inside = vector < layout.vectors;
         let token = index / comptime!(n * vectors);
-        let stream = index / vectors % n;
+        let stream = modulo(index / vectors, n);
         let from = token as usize * layout.token + stream as usize * layout.stream;
         let value = streams[from + select(inside, vector, 0u32) as usize];
         let value = select(inside, value, Vector::new(F::new(0.0)));
@@ -137,7 +137,7 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
         let inside = vector < layout.vectors;
         let at = select(inside, vector, 0u32) as usize;
         let token = (index / comptime!(n * vectors)) as usize;
-        let target = (index / vectors % n) as usize;
+        let target = (modulo(index / vectors, n)) as usize;
         let own = Vector::<f32, N>::cast_from(output[token * output_vectors + at]);
         let first = token * comptime!(((2 + n) * n) as usize);
         let post = coefficients[first + comptime!(n as usize) + target];

@@ -127,7 +127,8 @@ fn project(
     let expanded = output(&streams, [tokens, n, d], streams.dtype);
     let dtypes = [streams.dtype, own.dtype, function.dtype].map(dtype_to_storage_type);
     let own_vectors = own.meta.strides()[0] / size;
-    // SAFETY: as above.
+    // SAFETY: vectors past the end repeat others, count as zeros and are not written to `expanded`;
+    // only existing tokens and rows are written.
     unsafe {
         expand_project_kernel::launch_unchecked(
             &client,
@@ -256,7 +257,8 @@ pub(in super::super) fn head_norm(
     let (_, own) = PartialsInput::new(pending, mix);
     let (cubes, dim) = own.tokens.cubes();
     let (address, dtypes) = (own.address(), own.dtypes());
-    // SAFETY: as above.
+    // SAFETY: tokens and vectors past the end repeat others and are not written; a token has one
+    // group of units.
     unsafe {
         head_norm_kernel::launch_unchecked(
             &own.partials.client.clone(),

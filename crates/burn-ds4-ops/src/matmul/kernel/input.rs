@@ -4,7 +4,7 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::tiles::K_STEPS;
-use crate::intrinsics::{await_copies, commit_copies};
+use crate::intrinsics::{await_copies, commit_copies, modulo};
 use crate::packed::kernel::{bf16_pair, term_of};
 
 /// Where rows of `x` are read from.
@@ -173,7 +173,7 @@ impl<'a, X: Float, N: Size> InputRows<'a, X, N> {
             for i in 0..comptime!(blueprint.unit_vec8s()) {
                 let at = UNIT_POS + comptime!(i * blueprint.cube_units);
                 let row = min(at / comptime!(blueprint.row_vec8s), self.rows - 1);
-                let vec8 = at % comptime!(blueprint.row_vec8s);
+                let vec8 = modulo(at, comptime!(blueprint.row_vec8s));
                 #[unroll]
                 for v in 0..each {
                     let from = row as usize * self.x_vectors + (vec8 * each + v) as usize;
@@ -197,7 +197,7 @@ impl<'a, X: Float, N: Size> InputRows<'a, X, N> {
             for i in 0..comptime!(blueprint.unit_vec8s()) {
                 let at = UNIT_POS + comptime!(i * blueprint.cube_units);
                 let row = at / comptime!(blueprint.row_vec8s);
-                let vec8 = at % comptime!(blueprint.row_vec8s);
+                let vec8 = modulo(at, comptime!(blueprint.row_vec8s));
                 if row < comptime!(blueprint.shared_rows) {
                     let mut raw = Array::<Vector<X, N>>::new(each);
                     #[unroll]

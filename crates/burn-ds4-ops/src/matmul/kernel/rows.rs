@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::tile_rows::{Picks, TileRows};
-use crate::intrinsics::{Target, group_sum};
+use crate::intrinsics::{Target, group_sum, modulo};
 
 /// How [`rows_kernel`] is compiled.
 ///
@@ -97,7 +97,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
                 total += partials[(at + comptime!(p * count as u32)) as usize];
             }
             let x_row = first + at / height;
-            let row = tile_rows.row + at % height;
+            let row = tile_rows.row + modulo(at, height);
             if tile_rows.contains(x_row, rows, row, picks) {
                 let to = tile_rows.output_index(x_row, row, starts, picks);
                 output[to] = Y::cast_from(total);

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::input::{InputBlueprint, InputRows};
 use super::terms::{add_products, split_weights};
 use super::tile_rows::{Picks, TileRows};
-use crate::intrinsics::{Target, await_copies, commit_copies, sync_group, sync_planes};
+use crate::intrinsics::{Target, await_copies, commit_copies, modulo, sync_group, sync_planes};
 
 /// K-steps of a K-block. In each, a lane has 16 bytes of each of its rows.
 pub(super) const K_STEPS: u32 = 4;
@@ -190,7 +190,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     let InputBlueprint {
         x_tiles, k_aligned, ..
     } = comptime!(blueprint.input);
-    let plane = UNIT_POS_Y % planes;
+    let plane = modulo(UNIT_POS_Y, planes);
     let plane_group = UNIT_POS_Y / planes;
     let vectors = columns / 8;
     let k_blocks = (columns + comptime!(K_BLOCK - 1)) / K_BLOCK;

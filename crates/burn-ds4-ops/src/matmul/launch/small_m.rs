@@ -288,7 +288,9 @@ impl MatrixGroup<'_> {
         let largest = self.weights.iter().max_by_key(|weight| weight.shape()[0]);
         let dtypes = [x.dtype, weight.dtype, result.dtype].map(dtype_to_storage_type);
         let x_vectors = x.meta.strides()[0] / size;
-        // SAFETY: as above.
+        // SAFETY: rows past the end are read as the last one and not written, vectors past the end
+        // as the first and not counted; tiles past the last are none; writes are within
+        // `[rows, height]` of each matrix.
         unsafe {
             rows_kernel::launch_unchecked(
                 &client,

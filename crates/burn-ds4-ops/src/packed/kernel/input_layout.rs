@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
 use super::decode::WeightFormat;
+use crate::intrinsics::modulo;
 
 /// How the rows of `x` become operands: pairs of `bf16` in the order in which weights are decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,14 +125,14 @@ pub(crate) fn load_vec8<X: Numeric, N: Size>(
 #[cube]
 pub(crate) fn vec8_slot(vec8: u32, #[comptime] format: WeightFormat) -> u32 {
     let vec8s = comptime!(format.vec8s());
-    vec8 / (4 * vec8s) * (4 * vec8s) + vec8 % vec8s * 4 + vec8 / vec8s % 4
+    vec8 / (4 * vec8s) * (4 * vec8s) + modulo(vec8, vec8s) * 4 + vec8 / vec8s % 4
 }
 
 /// The vec8 at a position: the inverse of [`vec8_slot`].
 #[cube]
 pub(crate) fn vec8_at(slot: u32, #[comptime] format: WeightFormat) -> u32 {
     let vec8s = comptime!(format.vec8s());
-    slot / (4 * vec8s) * (4 * vec8s) + slot % 4 * vec8s + slot / 4 % vec8s
+    slot / (4 * vec8s) * (4 * vec8s) + slot % 4 * vec8s + modulo(slot / 4, vec8s)
 }
 
 /// The position of a column in such a row, where the columns of a vec8 are in the order in which

@@ -10,7 +10,7 @@ use super::large_m_k_block::{
 };
 use super::small_m_tiles::add_terms;
 use super::weights::{Stack, WeightReader};
-use crate::intrinsics::Target;
+use crate::intrinsics::{Target, modulo};
 
 /// Columns of weights that a cube multiplies between two barriers.
 pub(super) const K_BLOCK: u32 = 128;
@@ -211,7 +211,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
                 let column = (n * 8 + quarter * 2 + w) / terms;
                 let low = sum.extract(comptime!(w as usize));
                 let high = sum.extract(comptime!(w as usize + 2));
-                if quarter * 2 % terms == 0 && column < problem.count {
+                if modulo(quarter * 2, terms) == 0 && column < problem.count {
                     let at = problem.start + column;
                     let pair: ComptimeOption<u32> = order.map(|order| order[at as usize]);
                     let pair = pair.unwrap_or_else(|| at);

@@ -7,7 +7,7 @@ use super::input_layout::{load_vec8, vec8_at, vec8_slot};
 use super::large_m::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, Problem, ROW_PITCH, ROW_TILES};
 use super::weight_pairs::{add_scaled, rare_bits, weight_pair};
 use super::weights::WeightReader;
-use crate::intrinsics::{Target, ballot, multiply_tiles};
+use crate::intrinsics::{Target, ballot, modulo, multiply_tiles};
 
 /// Where a lane's rows begin, two for each tile, in vectors of words and in scales.
 #[derive(CubeType)]
@@ -232,7 +232,7 @@ pub(super) fn fetch_x<X: Numeric, N: Size>(
         let shared_row = index / K_BLOCK_VEC8S;
         let at = problem.start + min(shared_row / terms, problem.count - 1);
         let x_row = if comptime!(blueprint.input.permuted) {
-            at * terms + shared_row % terms
+            at * terms + modulo(shared_row, terms)
         } else {
             let pair: ComptimeOption<u32> = order.map(|order| order[at as usize]);
             pair.unwrap_or_else(|| at) / pairs_per_row
@@ -249,7 +249,7 @@ pub(super) fn fetch_x<X: Numeric, N: Size>(
             select(inside, k_block * K_BLOCK_VEC8S + u, 0u32)
         };
         let row = x_row as usize * x_vectors;
-        let mut pairs = load_vec8(x, row, read, shared_row % terms, blueprint.input);
+        let mut pairs = load_vec8(x, row, read, modulo(shared_row, terms), blueprint.input);
         if comptime!(!blueprint.k_aligned) {
             pairs = select(inside, pairs, Vector::new(0u32));
         }

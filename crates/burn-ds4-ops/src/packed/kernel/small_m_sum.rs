@@ -8,6 +8,7 @@ use super::small_m_tiles::add_terms;
 use super::stream::{Stream, new_ring};
 use super::weights::{Stack, WeightReader};
 use super::x_rows::{read_rows, store_rows};
+use crate::intrinsics::modulo;
 
 /// Multiplies the output of [`small_m_kernel`](super::small_m_kernel) for every pair by the pair's
 /// matrix, and sums the pairs of a token in the order of slots. With a `shared` blueprint, it also
@@ -44,7 +45,7 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
 ) {
     let row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
-    let plane = UNIT_POS_Y % blueprint.planes;
+    let plane = modulo(UNIT_POS_Y, blueprint.planes);
     let plane_group = UNIT_POS_Y / blueprint.planes;
     let terms = comptime!(blueprint.input.terms);
     let k_block = comptime!(blueprint.input.format.k_block());
@@ -59,7 +60,7 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
 
     // Without a shared expert, nothing of the following is used.
     let shared_blueprint = comptime!(shared.unwrap_or(blueprint));
-    let shared_plane = UNIT_POS_Y % shared_blueprint.planes;
+    let shared_plane = modulo(UNIT_POS_Y, shared_blueprint.planes);
     let shared_plane_group = UNIT_POS_Y / shared_blueprint.planes;
     let shared_k_block = comptime!(shared_blueprint.input.format.k_block());
     let shared_vec8s =
@@ -117,7 +118,7 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
         );
         if shared_k_blocks > 0 {
             let x_row =
-                (min(row / terms, tokens - 1) * terms + row % terms) as usize * shared_pitch;
+                (min(row / terms, tokens - 1) * terms + modulo(row, terms)) as usize * shared_pitch;
             shared_stream.seek(
                 0u32,
                 shared_row,
@@ -173,8 +174,8 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
         start = groups.start(group);
         count = groups.start(group + 1) - start;
         let pair = groups.pair(start + min(row / terms, count - 1));
-        let x_row = (pair * terms + row % terms) as usize * pitch;
-        let own = first_row + at % blueprint.partial_tiles * 16 + row;
+        let x_row = (pair * terms + modulo(row, terms)) as usize * pitch;
+        let own = first_row + modulo(at, blueprint.partial_tiles) * 16 + row;
         stream.seek(groups.expert(group), own, own + 8, plane * k_block, x_row);
         if comptime!(!x_in_shared) {
             stream.prefetch_x(hidden);
@@ -202,7 +203,7 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
             let first = shared_stream.first;
             let stage_offset = shared_stream.stage_offset + 0usize;
             let shared_pass = taken / shared_blueprint.plane_k_blocks * comptime!(8 / terms);
-            let ends_pass = taken % shared_blueprint.plane_k_blocks
+            let ends_pass = modulo(taken, shared_blueprint.plane_k_blocks)
                 == comptime!(shared_blueprint.plane_k_blocks - 1);
             shared_stream.load_scales(&mut codes);
             taken += 1;
@@ -210,8 +211,8 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
             if has_next {
                 let pass = taken / shared_blueprint.plane_k_blocks * comptime!(8 / terms);
                 let token = min(pass + row / terms, tokens - 1);
-                let x_row = (token * terms + row % terms) as usize * shared_pitch;
-                let next = taken % shared_blueprint.plane_k_blocks
+                let x_row = (token * terms + modulo(row, terms)) as usize * shared_pitch;
+                let next = modulo(taken, shared_blueprint.plane_k_blocks)
                     * comptime!(shared_blueprint.planes)
                     + shared_plane;
                 shared_stream.seek(
@@ -257,7 +258,7 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
                     let token = shared_pass + (quarter * 2 + w) / terms;
                     let low = sums.extract(comptime!(w as usize));
                     let high = sums.extract(comptime!(w as usize + 2));
-                    if quarter * 2 % terms == 0 && token < tokens {
+                    if modulo(quarter * 2, terms) == 0 && token < tokens {
                         let slot = shared_plane_group * shared_tile_sums
                             + (token * shared_blueprint.planes + shared_plane) * 16
                             + row;
@@ -276,7 +277,7 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
         let current_start = start;
         let current_count = count;
         let current_pass = pass;
-        let current_tile = at % blueprint.partial_tiles;
+        let current_tile = modulo(at, blueprint.partial_tiles);
         for block in 0..blueprint.plane_k_blocks {
             let x_at = stream.x_at;
             let first = stream.first;
@@ -297,8 +298,8 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
             let has_next = at < end;
             if has_next {
                 let pair = groups.pair(start + min(pass + row / terms, count - 1));
-                let x_row = (pair * terms + row % terms) as usize * pitch;
-                let own = first_row + at % blueprint.partial_tiles * 16 + row;
+                let x_row = (pair * terms + modulo(row, terms)) as usize * pitch;
+                let own = first_row + modulo(at, blueprint.partial_tiles) * 16 + row;
                 let first = (next * blueprint.planes + plane) * k_block;
                 let matrix = groups.expert(at / blueprint.partial_tiles);
                 stream.seek(matrix, own, own + 8, first, x_row);
@@ -316,7 +317,7 @@ pub(crate) fn small_m_sum_kernel<I: Int, Y: Float, S: Size, T: Size>(
             let of = (quarter * 2 + w) / terms;
             let low = sum.extract(comptime!(w as usize));
             let high = sum.extract(comptime!(w as usize + 2));
-            if quarter * 2 % terms == 0 && current_pass + of < current_count {
+            if modulo(quarter * 2, terms) == 0 && current_pass + of < current_count {
                 let pair = groups.pair(current_start + current_pass + of);
                 let slot = current_tile * tile_sums + (pair * blueprint.planes + plane) * 16 + row;
                 partials[slot as usize] = low;

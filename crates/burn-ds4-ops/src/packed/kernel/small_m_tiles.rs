@@ -9,7 +9,7 @@ use super::groups::{Groups, Pairing};
 use super::input_layout::{load_vec8, padded_columns, permuted_column, term_of, vec8_slot};
 use super::stream::{Stream, new_ring};
 use super::weights::WeightReader;
-use crate::intrinsics::{Target, shuffle_xor};
+use crate::intrinsics::{Target, modulo, shuffle_xor};
 
 /// The tiles that a cube multiplies: one of `count` equal ranges of all tiles.
 #[derive(CubeType, Clone, Copy)]
@@ -100,7 +100,7 @@ pub(super) fn multiply_tile_range<X: Float, Y: Float, N: Size, S: Size>(
 ) {
     let row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
-    let plane = UNIT_POS_Y % blueprint.planes;
+    let plane = modulo(UNIT_POS_Y, blueprint.planes);
     let plane_group = UNIT_POS_Y / blueprint.planes;
     let terms = comptime!(blueprint.input.terms);
     let k_block = comptime!(blueprint.input.format.k_block());
@@ -108,7 +108,7 @@ pub(super) fn multiply_tile_range<X: Float, Y: Float, N: Size, S: Size>(
     let (rows, width) = (weights.stack.rows, weights.stack.columns);
     let mut stream = Stream::<S>::new(weights, quarter, storage.ring.clone(), blueprint);
     let mut codes = Array::<u32>::new(comptime!(2 * K_STEPS as usize));
-    let x_start = (row % blueprint.x_rows * comptime!(blueprint.row_pitch())) as usize;
+    let x_start = (modulo(row, blueprint.x_rows) * comptime!(blueprint.row_pitch())) as usize;
 
     // A tile has 16 rows of the output, or 8 with their gates.
     let outputs = if comptime!(gated.is_some()) {
@@ -181,7 +181,7 @@ pub(super) fn multiply_tile_range<X: Float, Y: Float, N: Size, S: Size>(
                 if comptime!(blueprint.input.f16_input) {
                     read_vec8(x, source, read, &mut fetched, to, blueprint.input);
                 } else {
-                    let pairs = load_vec8(x, source, read, x_row % terms, blueprint.input);
+                    let pairs = load_vec8(x, source, read, modulo(x_row, terms), blueprint.input);
                     fetched[to as usize] = select(inside, pairs, Vector::new(0u32));
                 }
             }
@@ -203,7 +203,7 @@ pub(super) fn multiply_tile_range<X: Float, Y: Float, N: Size, S: Size>(
                         &fetched,
                         from,
                         vec8 * 8 < width,
-                        x_row % terms,
+                        modulo(x_row, terms),
                         blueprint,
                     );
                     if x_row < blueprint.x_rows {
@@ -272,8 +272,8 @@ pub(super) fn multiply_tile_range<X: Float, Y: Float, N: Size, S: Size>(
                         let low = sum.extract(comptime!(w as usize));
                         let high = sum.extract(comptime!(w as usize + 2));
                         let own = (base + local) * tile_outputs + row;
-                        let writes =
-                            quarter * 2 % terms == 0 && of < comptime!(blueprint.pass_pairs());
+                        let writes = modulo(quarter * 2, terms) == 0
+                            && of < comptime!(blueprint.pass_pairs());
                         if writes && pass + of < count {
                             let pair = groups.pair(start + pass + of);
                             if comptime!(gated.is_some()) {

@@ -7,7 +7,7 @@ use super::decode::WeightFormat;
 use super::f16_input::scale_index;
 use super::weight_pairs::{add_scaled, rare_bits, unscaled, weight_pair};
 use super::weights::WeightReader;
-use crate::intrinsics::{await_copies, ballot, byte, commit_copies, multiply_tiles};
+use crate::intrinsics::{await_copies, ballot, byte, commit_copies, modulo, multiply_tiles};
 
 /// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
 /// multiplies a K-block of two rows to a lane, the next one is fetched.
@@ -387,7 +387,7 @@ impl<'a, S: Size> Stream<'a, S> {
         block: u32,
     ) -> Vector<f32, Const<4>> {
         let x_rows = comptime!(self.blueprint.x_rows);
-        let x_row = self.quarter * 2 % x_rows;
+        let x_row = modulo(self.quarter * 2, x_rows);
         let first = x_scale(x, x_row, block, self.blueprint);
         let second = if comptime!(x_rows > 1) {
             x_scale(x, x_row + 1, block, self.blueprint)

@@ -171,7 +171,8 @@ impl Mixture<'_> {
         let [tokens, slots] = [self.ids.meta.shape()[0], self.ids.meta.shape()[1]];
         let [_, down] = self.experts;
         let [_, shared_down] = self.shared;
-        // SAFETY: as above.
+        // SAFETY: rows and columns past the end are read as others, and not used; pairs whose ids
+        // are no experts' are left out; writes are within `[tokens, rows]`.
         unsafe {
             small_m_sum_kernel::launch_unchecked(
                 &client,

@@ -230,7 +230,8 @@ pub(crate) fn launch_sum(
 ) {
     let client = hidden.client.clone();
     let [tokens, rows] = [result.meta.shape()[0], matrices.rows];
-    // SAFETY: as above.
+    // SAFETY: rows and columns past the end are read as others, and not used; pairs whose ids are
+    // no matrices' are left out; writes are within `[tokens, rows]`.
     unsafe {
         small_m_sum_kernel::launch_unchecked(
             &client,

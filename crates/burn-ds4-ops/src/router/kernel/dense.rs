@@ -295,7 +295,7 @@ impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
 ///
 /// - `x`: `[tokens, d_model]`, `gate`: `[experts, d_model]`, rows of vectors
 /// - `partials`: `[k_splits, tokens, experts]`, scratch
-/// - `arrived`: one number that is 0 between launches
+/// - `arrived`, `turn`: see [`arrives_last`]
 /// - all others as for `select_kernel`
 #[cube(launch_unchecked, address_type = "dynamic")]
 // CubeCL tells the condition on the blueprint from the one on the argument by their nesting.
@@ -316,6 +316,7 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
     gate_vectors: usize,
     scale: f32,
     none: f32,
+    turn: u32,
     #[comptime] blueprint: DenseBlueprint,
     #[define(X, G, P)] _dtypes: [ElemType; 3],
 ) {
@@ -387,10 +388,7 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
 
     if comptime!(blueprint.last_cube_selects) {
         let bias_read: ComptimeOption<&[Vector<f32, M>]> = bias.map(|_far| &shared_bias[..]);
-        if arrives_last(arrived, CUBE_COUNT as u32, blueprint.select.target) {
-            if UNIT_POS == 0 {
-                arrived[0].store(0u32);
-            }
+        if arrives_last(arrived, turn, CUBE_COUNT as u32, blueprint.select.target) {
             let mut token = UNIT_POS_Y;
             while token < tokens {
                 let at = token as usize * columns as usize;

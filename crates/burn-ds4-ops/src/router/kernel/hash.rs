@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::activation::{EPSILON, element, sqrt_softplus};
-use crate::intrinsics::{Target, group_sum, reciprocal};
+use crate::intrinsics::{Target, group_sum, modulo, reciprocal};
 
 /// How [`hash_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,13 +41,14 @@ pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
     #[comptime] blueprint: HashBlueprint,
     #[define(T, I, F)] _dtypes: [ElemType; 3],
 ) {
-    let lane = UNIT_POS_X % blueprint.lanes;
-    let mut per_plane = CUBE_DIM_X / blueprint.lanes;
-    if comptime!(blueprint.prefetch > 0) {
-        per_plane = 1u32;
-    }
+    let lane = modulo(UNIT_POS_X, blueprint.lanes);
+    let per_plane = comptime!(if blueprint.prefetch > 0 {
+        1
+    } else {
+        blueprint.plane / blueprint.lanes
+    });
     let group = UNIT_POS_X / blueprint.lanes;
-    let token = (CUBE_POS as u32 * CUBE_DIM_Y + UNIT_POS_Y) * per_plane + group % per_plane;
+    let token = (CUBE_POS as u32 * CUBE_DIM_Y + UNIT_POS_Y) * per_plane + modulo(group, per_plane);
     let writes = token < tokens && group < per_plane && lane < blueprint.k;
     // Idle lanes repeat the work of others, so that all lanes take part in the sum.
     let token = select(token < tokens, token, tokens - 1);

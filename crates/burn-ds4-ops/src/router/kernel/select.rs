@@ -2,7 +2,7 @@ use cubecl::prelude::*;
 
 use super::activation::{EPSILON, biased_score, element, sqrt_softplus};
 use crate::intrinsics::{
-    Target, group_ballot, group_max, group_sum, not_nan, reciprocal, sync_group,
+    Target, group_ballot, group_max, group_sum, modulo, not_nan, reciprocal, sync_group,
 };
 
 /// Lower logits are raised to this one, which ranks above NaN: NaN becomes the lowest f32.
@@ -472,7 +472,7 @@ pub(crate) fn select_kernel<F: Float, O: Float, P: Int, N: Size>(
     #[comptime] blueprint: SelectBlueprint,
     #[define(F, O, P)] _dtypes: [ElemType; 3],
 ) {
-    let lane = UNIT_POS_X % blueprint.lanes;
+    let lane = modulo(UNIT_POS_X, blueprint.lanes);
     let token = (CUBE_POS as u32 * blueprint.planes + UNIT_POS_Y)
         * comptime!(blueprint.plane_rows())
         + UNIT_POS_X / blueprint.lanes;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use burn::tensor::{Int, Tensor};
-use burn_ds4_ops::topk::{Windows, top_k_ids};
+use burn_ds4_ops::topk::{Order, Windows, top_k};
 
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::ModelConfig;
@@ -29,6 +29,9 @@ pub(super) struct Verified {
 /// have the same positions. Everything that it does in a step is recorded with the step, so it may
 /// only launch device work.
 pub(super) trait Drafter: fmt::Debug + Send {
+    /// What drafts, for messages.
+    fn name(&self) -> &'static str;
+
     /// What its cache is like.
     fn layout(&self, config: &ModelConfig) -> CacheLayout;
 
@@ -48,8 +51,9 @@ pub(super) trait Drafter: fmt::Debug + Send {
         cache: &mut Cache,
     ) -> Result<(), GenerateError>;
 
-    /// Drafts `count` tokens to follow on the next token of each lane: `[lanes, count]`. The cache
-    /// keeps the positions of accepted drafts and one more, on the device.
+    /// Drafts `count` tokens to follow on the next token of each lane: i32 `[lanes, count]`, -1
+    /// where it has no number to choose by; `None` without a count. The cache keeps the positions
+    /// of accepted drafts and one more, on the device.
     fn draft(
         &self,
         verified: Verified,
@@ -75,7 +79,8 @@ impl<'a> MtpDrafter<'a> {
         }
     }
 
-    /// The most likely token after each lane's streams (`[lanes, 1, n, d_model]`): `[lanes, 1]`.
+    /// The most likely token after each lane's streams (`[lanes, 1, n, d_model]`): `[lanes, 1]`, -1
+    /// where no logit is a number above `-inf`.
     fn best(&self, streams: Tensor<4>) -> Result<Tensor<2, Int>, GenerateError> {
         let mtp = self.model.mtp.as_ref();
         if let Some((mtp, head)) = mtp.and_then(|mtp| Some((mtp, mtp.flash_head.as_ref()?))) {
@@ -84,11 +89,19 @@ impl<'a> MtpDrafter<'a> {
         let logits = self.model.mtp_logits(streams);
         let [lanes, _, vocabulary] = logits.dims();
         let logits = logits.reshape([lanes, vocabulary]);
-        Ok(top_k_ids(logits, Windows::All, 1))
+        let best = top_k(logits, Windows::All, 1, Order::Column);
+        let (values, ids) = best.map_err(GenerateError::Logits)?;
+        // Not so for NaN, which ranks last, nor for infinity below.
+        let is_number = values.greater_equal_elem(f32::MIN);
+        Ok(ids.mask_fill(is_number.bool_not(), -1))
     }
 }
 
 impl Drafter for MtpDrafter<'_> {
+    fn name(&self) -> &'static str {
+        "the MTP layer (`mtp.0`)"
+    }
+
     fn layout(&self, config: &ModelConfig) -> CacheLayout {
         CacheLayout::mtp(config)
     }

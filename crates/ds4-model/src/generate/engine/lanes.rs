@@ -292,7 +292,7 @@ impl Lanes {
         let drafts = setup.config.drafts;
         let fits = self.caches.longest() + setup.positions(drafts) <= self.capacity();
         let epoch = self.epoch();
-        // Safety: this, the setup and the model own or borrow every tensor of the step. None has
+        // SAFETY: this, the setup and the model own or borrow every tensor of the step. None has
         // been replaced, as the epoch says, nor is it shared with another thread.
         if !fits || !unsafe { self.recorder.replay(&epoch) }? {
             return Ok(false);
@@ -361,7 +361,7 @@ impl Lanes {
             lanes.logits = None;
             lanes.enqueue(setup, drafts)
         };
-        // Safety: this, the setup and the model own or borrow every tensor of the step.
+        // SAFETY: this, the setup and the model own or borrow every tensor of the step.
         match unsafe { recorder::record(&device, self, launch, work) } {
             recorder::Outcome::Recorded(recording) => {
                 let epoch = self.epoch();

@@ -466,9 +466,11 @@ impl<'a> Engine<'a> {
             }
             // The first step of a text has no drafts.
             let has_drafts = self.setup.drafter.is_some() && text.tokens.len() > text.prompt;
-            let mut drafts = text.drafts.min(outcome.drafts);
-            drafts = drafts.min(text.wanted().saturating_sub(1));
-            text.drafts = outcome.drafts;
+            let most = outcome.drafts.min(text.wanted().saturating_sub(1));
+            let mut drafts = text.drafts.min(most);
+            let mut dropped = text.dropped.min(most - drafts);
+            text.drafts = outcome.drafted(lane);
+            text.dropped = outcome.drafts - text.drafts;
             text.last_row = Some(outcome.accepted(lane));
             for (index, token) in outcome.tokens(lane).iter().enumerate() {
                 let log_probs = || outcome.log_probs(lane, index);
@@ -476,7 +478,7 @@ impl<'a> Engine<'a> {
                 if text.ended {
                     // The drafts after it count for nothing.
                     if index < outcome.accepted(lane) {
-                        drafts = drafts.min(index);
+                        (drafts, dropped) = (drafts.min(index), 0);
                     }
                     break;
                 }
@@ -484,6 +486,13 @@ impl<'a> Engine<'a> {
             if has_drafts {
                 let accepted = outcome.accepted(lane).min(drafts);
                 self.stats.record(drafts, accepted);
+                if let Some(drafter) = self.setup.drafter.as_ref().filter(|_| dropped > 0) {
+                    if self.stats.dropped == 0 {
+                        let name = drafter.name();
+                        log::warn!("{name} has no numbers to draft by: its drafts are dropped");
+                    }
+                    self.stats.dropped += dropped;
+                }
             }
         }
     }

@@ -66,7 +66,7 @@ pub(super) unsafe fn record<C, R>(
     let results = work(context).map_err(|error| Refusal::Failed(error.to_string()));
     let recording = results.and_then(|results| capture.end(results));
     let replayed = recording.and_then(|recording| {
-        // Safety: the caller guarantees it, and this is the thread that has recorded it.
+        // SAFETY: the caller guarantees it, and this is the thread that has recorded it.
         unsafe { recording.replay() }?;
         Ok(recording)
     });
@@ -159,7 +159,7 @@ impl<R, E: PartialEq> Recorder<R, E> {
         if !is_current || kept.forgotten != FORGOTTEN.get() {
             return Ok(false);
         }
-        // Safety: the caller guarantees it, and this is the thread of the recording.
+        // SAFETY: the caller guarantees it, and this is the thread of the recording.
         unsafe { recording.replay() }.map_err(|refusal| device_error(refusal.reason()))?;
         self.replays += 1;
         Ok(true)

@@ -13,6 +13,9 @@ pub(super) struct StepResults {
     pub(super) tokens: Tensor<2, Int>,
     /// `[lanes]`; `None` without drafts.
     pub(super) accepted: Option<Tensor<1, Int>>,
+    /// Drafts that the next step verifies, -1 where there is none: i32 `[lanes, rows - 1]`; `None`
+    /// without drafts.
+    pub(super) drafted: Option<Tensor<2, Int>>,
     /// f32 `[lanes, rows, vocabulary]`, if computed for all tokens.
     pub(super) logits: Option<Tensor<3>>,
     pub(super) log_probs: Option<LogProbs>,
@@ -33,6 +36,7 @@ pub(super) struct Outcome {
     pub(super) drafts: usize,
     pub(super) accepted: Vec<usize>,
     tokens: Vec<i32>,
+    drafted: Vec<i32>,
     log_probs: Option<ListedLogProbs>,
 }
 
@@ -55,6 +59,12 @@ impl Outcome {
     pub(super) fn tokens(&self, lane: usize) -> &[i32] {
         let first = lane * (1 + self.drafts);
         &self.tokens[first..=first + self.accepted[lane]]
+    }
+
+    /// Drafts of a lane that the next step verifies: those before the first that is no token.
+    pub(super) fn drafted(&self, lane: usize) -> usize {
+        let own = &self.drafted[lane * self.drafts..][..self.drafts];
+        own.iter().take_while(|draft| **draft >= 0).count()
     }
 
     /// The log-probability of a lane's token, and the most likely ones with theirs.
@@ -86,6 +96,7 @@ impl StepResults {
         Ok(Self {
             tokens,
             accepted,
+            drafted: None,
             logits: None,
             log_probs: None,
         })
@@ -102,6 +113,7 @@ impl Pending {
         let [_, rows] = results.tokens.dims();
         let mut numbers = vec![flat(&results.tokens)];
         numbers.extend(results.accepted.clone());
+        numbers.extend(results.drafted.as_ref().map(flat));
         let mut values = Vec::new();
         let log_probs = results.log_probs.as_ref().map(|listed| {
             let [count, top] = listed.top.dims();
@@ -124,11 +136,14 @@ impl Pending {
         let (numbers, values) = (read.ints, read.floats);
         let count = lanes * self.rows;
         let (tokens, rest) = numbers.split_at(count);
-        let (accepted, ids) = match self.rows {
-            1 => (vec![0; lanes], rest),
+        let drafts = self.rows - 1;
+        let (accepted, drafted, ids) = match drafts {
+            0 => (vec![0; lanes], [].as_slice(), rest),
             _ => {
-                let (accepted, ids) = rest.split_at(lanes);
-                (accepted.iter().map(|count| *count as usize).collect(), ids)
+                let (accepted, rest) = rest.split_at(lanes);
+                let (drafted, ids) = rest.split_at(lanes * drafts);
+                let accepted = accepted.iter().map(|count| *count as usize);
+                (accepted.collect(), drafted, ids)
             }
         };
         let log_probs = self.log_probs.map(|top| {
@@ -141,9 +156,10 @@ impl Pending {
             }
         });
         Ok(Outcome {
-            drafts: self.rows - 1,
+            drafts,
             accepted,
             tokens: tokens.to_vec(),
+            drafted: drafted.to_vec(),
             log_probs,
         })
     }

@@ -53,8 +53,9 @@ pub(super) struct Text {
     pub(super) tokens: Vec<u32>,
     /// Length of the prompt.
     pub(super) prompt: usize,
-    /// Drafts that the next step verifies.
+    /// Drafts that the next step verifies, and those that were dropped.
     pub(super) drafts: usize,
+    pub(super) dropped: usize,
     /// Row of the last step that the last token was chosen by, while that is known.
     pub(super) last_row: Option<usize>,
     /// Whether the last token was the last.
@@ -74,6 +75,7 @@ impl Text {
             prompt: tokens.len(),
             tokens,
             drafts: 0,
+            dropped: 0,
             last_row: None,
             ended: false,
             failed: false,

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 
 use super::TilesBlueprint;
 use crate::gated_delta::kernel::{DeltaStrides, NO_SLOT, WorkDivisors};
+use crate::intrinsics::modulo;
 
 /// The index in shared memory of vector `vector` of row `row`. In odd rows, the two 64-byte parts
 /// of every 128 bytes are swapped, so that lanes that read 64 bytes of each of eight rows have no
@@ -113,7 +114,7 @@ impl StateBlock {
         strides: &DeltaStrides,
         #[comptime] blueprint: TilesBlueprint,
     ) {
-        let plane = UNIT_POS_Y % blueprint.planes;
+        let plane = modulo(UNIT_POS_Y, blueprint.planes);
         let unit = plane * 32 + UNIT_POS_X;
         let (tokens, units) = comptime!((blueprint.tokens, blueprint.group_units()));
         let to = first + comptime!(blueprint.group_rows());

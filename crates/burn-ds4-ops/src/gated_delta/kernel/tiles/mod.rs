@@ -11,7 +11,7 @@ use super::{
     DeltaScalars, DeltaShape, DeltaStrides, NO_SLOT, RuleOptions, WorkDivisors, beta, decay,
     destination_of, slot_of,
 };
-use crate::intrinsics::{await_copies, commit_copies, sync_planes};
+use crate::intrinsics::{await_copies, commit_copies, modulo, sync_planes};
 use fetch::{StateBlock, fetched_index, interleave_keys, write_rows};
 use prefetched::Prefetched;
 use products::{CorrectionTerms, Grams, Products};
@@ -160,7 +160,7 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
     let group_rows = comptime!(blueprint.group_rows());
     let units = comptime!(blueprint.group_units());
     let plane_group = UNIT_POS_Y / planes;
-    let plane = UNIT_POS_Y % planes;
+    let plane = modulo(UNIT_POS_Y, planes);
     let unit = plane * 32 + UNIT_POS_X;
     // The token whose gates this unit computes. Most units repeat the last token.
     let gate = min(unit, comptime!(tokens - 1));

@@ -11,7 +11,7 @@ use super::fetch::fetched_index;
 use super::state::State;
 use super::{TERMS, TilesBlueprint};
 use crate::gated_delta::kernel::inverse_norm;
-use crate::intrinsics::multiply_tiles;
+use crate::intrinsics::{modulo, multiply_tiles};
 use crate::packed::kernel::{bf16_pair, term_of};
 
 /// Products of keys and queries of the tokens with each other, in shared memory, for each group of
@@ -114,7 +114,7 @@ impl Products {
         let padded = comptime!(blueprint.padded());
         let quad = UNIT_POS_X / 4;
         let quad_lane = UNIT_POS_X % 4;
-        let plane = UNIT_POS_Y % planes;
+        let plane = modulo(UNIT_POS_Y, planes);
         let first_plane = plane == 0;
         let none = Vector::<f32, Const<4>>::new(0.0f32);
 

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::fetch::{fetched_index, write_rows};
 use super::products::CorrectionTerms;
 use super::{COLUMN_BLOCK, TilesBlueprint};
-use crate::intrinsics::{multiply_half_tiles, pack_bf16};
+use crate::intrinsics::{modulo, multiply_half_tiles, pack_bf16};
 
 /// This lane's part of a plane's rows, in vectors of 16 bytes: by column block, of rows `quad` and
 /// `quad + 8` of every tile.
@@ -69,7 +69,7 @@ impl State {
         }
         // Masks for the pairs of tokens that the four lanes have of a tile. Keys of later tokens
         // may be NaN, so they must be removed and not only multiplied by zero.
-        let pair = quad_lane % comptime!(blueprint.pairs());
+        let pair = modulo(quad_lane, comptime!(blueprint.pairs()));
         let mut masks = Array::<u32>::new(comptime!(token_tiles as usize));
         #[unroll]
         for token_tile in 0..token_tiles {

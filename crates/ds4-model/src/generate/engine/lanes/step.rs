@@ -70,7 +70,8 @@ impl Lanes {
                 accepted: accepted.unwrap_or_else(none),
                 newest: newest.unwrap_or_else(none),
             };
-            let new = drafter.draft(verified, cache, drafts)?;
+            results.drafted = drafter.draft(verified, cache, drafts)?;
+            let new = results.drafted.clone();
             columns.extend(new.map(|new| new.cast(dtype)));
             let missing = setup.config.drafts - drafts;
             if missing > 0 {
@@ -137,6 +138,7 @@ impl Lanes {
         Ok(StepResults {
             tokens,
             accepted,
+            drafted: None,
             logits: Some(logits),
             log_probs,
         })
