@@ -20,11 +20,6 @@ use crate::cache::Cache;
 use crate::generate::error::{GenerateError, device_error};
 use crate::graph::Refusal;
 
-/// Tokens of a step that can be recorded. With more, other operators are used, some of which
-/// upload: some devices refuse that, and others count the weights as failed with a recording that
-/// fails.
-const RECORDABLE: usize = burn_ds4_ops::matmul::INVARIANT_ROWS;
-
 /// A text's place in a group of lanes, as it enters.
 pub(super) struct Entry<'t> {
     pub(super) caches: &'t Caches,
@@ -324,9 +319,8 @@ impl Lanes {
         let rows = 1 + drafts;
         // Recording is worth it for many short texts as well.
         let used = wanted.max(self.launched * rows);
-        let recordable = drafts == all && self.lanes() * rows <= RECORDABLE;
-        let wanted = self.recorder.is_wanted();
-        if wanted && recordable && free.min(used) >= WORTH_RECORDING * rows {
+        let wanted = self.recorder.is_wanted() && drafts == all;
+        if wanted && free.min(used) >= WORTH_RECORDING * rows {
             self.launched = 0;
             return self.record(setup);
         }
