@@ -64,6 +64,14 @@ enum Command {
         #[arg(long, default_value_t = 60)]
         cache: usize,
     },
+    /// Call every case once, whatever it returns, for the sake of what is compiled.
+    Launch {
+        /// Parts of `op/shape/variant/dtype`; all cases if there are none.
+        filters: Vec<String>,
+        /// As for `time`.
+        #[arg(long)]
+        device: Option<DeviceSpec>,
+    },
     /// Print the names of all cases and tests.
     List,
 }
@@ -91,8 +99,8 @@ fn cases() -> Vec<Case> {
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().collect();
     let benchmark = arguments.iter().position(|argument| argument == "--bench");
-    let named =
-        |name: &String| ["verify", "time", "list", "help", "--help", "-h"].contains(&name.as_str());
+    let names = ["verify", "time", "launch", "list", "help", "--help", "-h"];
+    let named = |name: &String| names.contains(&name.as_str());
     match benchmark {
         // From `cargo bench`, which puts it last.
         Some(index) => {
@@ -139,6 +147,17 @@ fn main() -> ExitCode {
                 time(&cases, spec, &device, effort, json).map_err(|error| error.to_string())
             });
             finish(result)
+        }
+        Command::Launch { filters, device } => {
+            let named = |case: &&Case| {
+                let id = case.id();
+                filters.is_empty() || filters.iter().any(|filter| id.contains(filter))
+            };
+            let launched = device_or_best(device).and_then(|(_, device)| {
+                let cases = cases();
+                launch(cases.iter().filter(named), &device)
+            });
+            finish(launched)
         }
         Command::List => {
             for case in cases() {
@@ -209,6 +228,27 @@ fn verify(filter: &str) -> ExitCode {
     println!("{passed} passed, {failed} failed");
     // A filter that matches nothing has verified nothing.
     finish(Ok(failed == 0 && passed > 0))
+}
+
+/// Returns whether no call failed.
+fn launch<'a>(cases: impl Iterator<Item = &'a Case>, device: &Device) -> Result<bool, String> {
+    let mut right = true;
+    for case in cases.filter(|case| device.supports_dtype(case.dtype)) {
+        println!("{}", case.id());
+        let launched = catching(|| {
+            drop((case.build)(device, 0).run());
+            device.sync()
+        });
+        let error = match launched {
+            Ok(done) => done.err().map(|error| error.to_string()),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = error {
+            right = false;
+            println!("{error}");
+        }
+    }
+    Ok(right)
 }
 
 /// Returns whether all outputs were right and nothing was skipped that must not be. Cases of a

@@ -9,8 +9,6 @@ use burn_cubecl::CubeDevice;
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use crate::launching::has_counters;
-
 thread_local! {
     static COUNTERS: RefCell<HashMap<(CubeDevice, StreamId), Counters>> = RefCell::default();
 }
@@ -20,12 +18,6 @@ struct Counters {
     handle: Handle,
     /// The one that the next launch uses.
     turn: u32,
-}
-
-/// Whether a kernel on this device can leave its end to the last-arriving cube, which must see what
-/// the other cubes wrote.
-pub(crate) fn has_last_cube(client: &Client) -> bool {
-    client.properties().features.device_memory_scope && has_counters(client)
 }
 
 /// The counters of the current stream, and which of them a launch uses if it `counts`.
@@ -67,6 +59,7 @@ mod tests {
     use cubecl::prelude::*;
 
     use super::*;
+    use crate::caps::Caps;
     use crate::device::DeviceSpec;
     use crate::flash_head::{FlashHead, FlashHeadOptions, flash_head_argmax};
 
@@ -101,7 +94,7 @@ mod tests {
             else {
                 continue;
             };
-            if !has_last_cube(&client) {
+            if !Caps::of(&client).last_cube {
                 continue;
             }
             let best = 12_345;

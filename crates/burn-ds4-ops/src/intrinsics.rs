@@ -1,8 +1,6 @@
 //! Operations that CubeCL does not offer, or lowers to far more than the one instruction that the
 //! hardware has.
 
-use cubecl::client::Client;
-use cubecl::features::Plane;
 use cubecl::prelude::*;
 
 /// `log1p(t) / t` for `t` in 0..=1 as a polynomial, highest power first; relative error 3e-8
@@ -24,16 +22,17 @@ pub(crate) const LOG1P: &[f32] = &[
 pub(crate) struct Target {
     /// The code generator emits CUDA C++, which can contain PTX.
     pub ptx: bool,
+    /// The architecture of the SMs, 90 for compute capability 9.0, which the PTX may be of; 0
+    /// without PTX.
+    pub sm: u32,
     /// A plane can synchronise its own lanes alone.
     pub sync_plane: bool,
 }
 
 impl Target {
-    pub(crate) fn of(client: &Client) -> Self {
-        Self {
-            ptx: cfg!(feature = "cuda") && client.name() == "cuda",
-            sync_plane: client.features().plane.contains(Plane::Sync),
-        }
+    /// Whether PTX may have the instructions of this architecture.
+    pub(crate) const fn is_at_least(self, sm: u32) -> bool {
+        self.sm >= sm
     }
 }
 
@@ -145,7 +144,7 @@ pub(crate) fn group_sum(x: f32, #[comptime] lanes: u32, #[comptime] target: Targ
 /// NaN or -0.0. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn group_max(x: f32, #[comptime] lanes: u32, #[comptime] target: Target) -> f32 {
-    if comptime!(target.ptx && lanes == 32) {
+    if comptime!(target.is_at_least(80) && lanes == 32) {
         let y: i32;
         let x = ordered(i32::reinterpret(x));
         gpu_asm!("redux.sync.max.s32 {y}, {x}, -1;", y = out(_) y, x = in(_) x, options(nomem));
@@ -214,6 +213,8 @@ pub(crate) fn plane_running_sum(x: u32, #[comptime] lanes: u32, #[comptime] targ
             sum = y;
         }
         sum
+    } else if comptime!(lanes == 1) {
+        x
     } else {
         plane_inclusive_sum(x)
     }
@@ -222,7 +223,7 @@ pub(crate) fn plane_running_sum(x: u32, #[comptime] lanes: u32, #[comptime] targ
 /// The sum over the plane, in all lanes. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn sum_of_plane(x: u32, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
-    if comptime!(target.ptx && lanes == 32) {
+    if comptime!(target.is_at_least(80) && lanes == 32) {
         let y: u32;
         let x = i32::reinterpret(x);
         gpu_asm!("redux.sync.add.u32 {y}, {x}, -1;", y = out(_) y, x = in(_) x, options(nomem));

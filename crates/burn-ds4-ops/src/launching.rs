@@ -6,55 +6,11 @@ use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::features::AtomicUsage;
-use cubecl::ir::{FloatKind, Type, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
 
-use crate::intrinsics::Target;
-
 /// The most cubes in a dimension that every device allows.
 pub(crate) const MAX_CUBES: usize = 65_535;
-
-/// The lanes of a plane, where kernels can rely on the number. At most 32, because kernels hold a
-/// ballot of the lanes in one word.
-pub(crate) fn plane_size(client: &Client) -> Option<u32> {
-    let hardware = &client.properties().hardware;
-    let size = hardware.plane_size_max;
-    (hardware.plane_size_min == size && (4..=32).contains(&size)).then_some(size)
-}
-
-/// Whether kernels can use tensor cores on operands that they copy asynchronously. SMs with
-/// asynchronous copies also multiply `bf16`.
-pub(crate) fn has_tensor_cores(client: &Client) -> bool {
-    Target::of(client).ptx && client.features().copy_async && plane_size(client) == Some(32)
-}
-
-/// Whether an SM converts E4M3 codes to `f16` by an instruction. SMs that multiply E4M3 on tensor
-/// cores do.
-pub(crate) fn has_fp8_conversion(client: &Client) -> bool {
-    let e4m3 = ElemType::Float(FloatKind::E4M3);
-    let products = &client.features().matmul.mma;
-    has_tensor_cores(client) && products.iter().any(|product| product.a_type == e4m3)
-}
-
-/// The SMs of the device, or one if it does not report them.
-pub(crate) fn processors(client: &Client) -> u32 {
-    let processors = client.properties().hardware.num_streaming_multiprocessors;
-    processors.unwrap_or(1)
-}
-
-/// Whether a cube can have `bytes` bytes of shared memory, in addition to what compilers reserve.
-pub(crate) fn fits_shared(client: &Client, bytes: usize) -> bool {
-    bytes + 1024 <= client.properties().hardware.max_shared_memory_size
-}
-
-/// Whether kernels can count in `u32` atomics.
-pub(crate) fn has_counters(client: &Client) -> bool {
-    let u32 = Type::atomic(ElemType::UInt(UIntKind::U32));
-    let atomics = client.properties().atomic_type_usage(u32);
-    atomics.contains(AtomicUsage::Add)
-}
 
 /// Whether kernels read this float dtype.
 pub(crate) fn is_float(dtype: DType) -> bool {

@@ -31,10 +31,13 @@
 #[cfg(feature = "cube")]
 mod arrival;
 pub mod attention;
+#[cfg(feature = "cube")]
+mod caps;
 pub mod device;
 mod error;
 pub mod flash_head;
 pub mod gated_delta;
+mod gemm;
 pub mod hyper_connection;
 #[cfg(feature = "cube")]
 mod intrinsics;
@@ -44,8 +47,6 @@ pub mod matmul;
 pub mod moe;
 pub mod norm;
 mod optional;
-#[cfg(feature = "cube")]
-mod packed;
 pub mod quant;
 mod random;
 pub mod readback;

@@ -5,6 +5,7 @@
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use crate::caps::Caps;
 use crate::intrinsics::{Target, group_sum, modulo};
 
 /// Bytes of a block: the widest read.
@@ -31,7 +32,7 @@ pub(crate) struct RowPartition {
 impl RowPartition {
     /// The partition of rows of `columns` elements of `bytes` bytes each.
     pub(crate) fn new(client: &Client, plane: u32, columns: usize, bytes: usize) -> Self {
-        let most = client.properties().hardware.max_units_per_cube / plane;
+        let most = Caps::of(&client).cube_units / plane;
         let most = MAX_PLANES.min(1 << most.ilog2());
         let lanes = plane as usize;
         let block = BLOCK_BYTES / bytes;

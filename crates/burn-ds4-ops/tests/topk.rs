@@ -4,7 +4,7 @@ use super::common::{devices, floats, integer_values, integers, values};
 use burn::tensor::{DType, Tensor};
 use burn_ds4_ops::{
     attention::MASKED,
-    topk::{Order, Windows, top_k, top_k_ids, top_k_mask, top_k_per_row},
+    topk::{MAX_K, Order, Windows, top_k, top_k_ids, top_k_mask, top_k_per_row},
 };
 
 const INF: f32 = f32::INFINITY;

@@ -12,9 +12,9 @@ use super::kernel::{
     scatter_kernel,
 };
 use crate::arrival;
-use crate::intrinsics::Target;
+use crate::caps::Caps;
+use crate::gemm::launch::dense::{can_multiply, product_of_picks};
 use crate::launching::{address_type, cube_count, output};
-use crate::matmul::launch::{can_multiply, product_of_picks};
 
 /// The most units of a cube that searches the winner.
 const ARGMAX_UNITS: u32 = 1024;
@@ -100,14 +100,10 @@ impl Candidates {
     pub fn argmax(self) -> CubeTensor {
         let [tokens, probes, capacity, _] = self.dims();
         let client = self.logits.client.clone();
-        let most = client
-            .properties()
-            .hardware
-            .max_units_per_cube
-            .min(ARGMAX_UNITS);
+        let most = Caps::of(&client).cube_units.min(ARGMAX_UNITS);
         let units = 1 << most.ilog2();
         let per_unit = (probes * capacity).div_ceil(units as usize);
-        let most = if arrival::has_last_cube(&client) {
+        let most = if Caps::of(&client).last_cube {
             MAX_ARGMAX_CUBES
         } else {
             1
@@ -117,7 +113,7 @@ impl Candidates {
             units,
             per_unit: per_unit.min(MAX_CANDIDATES_PER_UNIT).next_power_of_two() as u32,
             split: cubes > 1,
-            target: Target::of(&client),
+            target: Caps::of(&client).target,
         };
         let partials = output(&self.logits, [2, tokens, cubes], DType::U32);
         let (counters, turn) = arrival::counters(&client, &self.logits.device, blueprint.split);

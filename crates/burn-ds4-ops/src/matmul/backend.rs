@@ -47,7 +47,7 @@ impl MatmulOps for burn_cubecl::CubeBackend {
         use burn::backend::ops::FloatTensorOps;
 
         if lhs.dtype() == burn::tensor::DType::F32 {
-            super::launch::f32_matmul(lhs, rhs)
+            crate::gemm::launch::library::f32_matmul(lhs, rhs)
         } else {
             Self::float_matmul(lhs, rhs)
         }
@@ -98,7 +98,7 @@ impl SmallMOps for burn_cubecl::CubeBackend {
         dtype: FloatDType,
         invariant_rows: usize,
     ) -> FloatTensor<Self> {
-        if super::launch::can_multiply(&x) {
+        if crate::gemm::launch::dense::can_multiply(&x) {
             super::launch::small_m_matmul(x, weight, dtype.into(), invariant_rows)
         } else {
             reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
@@ -111,7 +111,7 @@ impl SmallMOps for burn_cubecl::CubeBackend {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         let weights = weights.into_vec();
-        if super::launch::can_multiply(&x) {
+        if crate::gemm::launch::dense::can_multiply(&x) {
             super::launch::small_m_matmul_group(x, &weights, dtype.into())
         } else {
             reference::small_m_matmul_group::<Self>(x, weights, dtype)

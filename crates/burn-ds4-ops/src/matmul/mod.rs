@@ -6,14 +6,7 @@
 
 mod backend;
 #[cfg(feature = "cube")]
-#[allow(
-    clippy::identity_op,
-    clippy::manual_div_ceil,
-    reason = "kernels do not have this method, and compute constants"
-)]
-mod kernel;
-#[cfg(feature = "cube")]
-pub(crate) mod launch;
+mod launch;
 mod reference;
 mod small_m;
 mod weight_group;
@@ -23,10 +16,10 @@ use burn::tensor::Tensor;
 
 use crate::OpError;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+
+pub use crate::gemm::INVARIANT_ROWS;
 pub(crate) use backend::{MatmulOps, SmallMOps};
-pub use small_m::{
-    INVARIANT_ROWS, MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group,
-};
+pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
 
 /// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and
 /// summed in f32 on every device.

@@ -3,8 +3,8 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
 use super::backend::group_layout;
-use super::small_m::INVARIANT_ROWS;
 use super::{MatmulOps, SmallMOps};
+use crate::gemm::INVARIANT_ROWS;
 
 /// `x · weightᵀ` in f32, cast to `dtype`.
 pub(super) fn small_m_matmul<B: MatmulOps>(

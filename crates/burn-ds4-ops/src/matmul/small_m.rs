@@ -7,10 +7,9 @@ use super::SmallMOps;
 use super::backend::group_layout;
 use super::weight_group::{MAX_GROUP, WeightGroup};
 use crate::OpError;
+use crate::gemm::INVARIANT_ROWS;
 use crate::validation::{expect_device, expect_float, expect_shape};
 
-/// Rows up to which a row's result never depends on the number of rows.
-pub const INVARIANT_ROWS: usize = 16;
 /// Largest [`SmallMOptions::invariant_rows`].
 pub const MAX_INVARIANT_ROWS: usize = 64;
 

@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::kernel::{NormSizesLaunch, RmsNormBlueprint, rms_norm_kernel};
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
-    address_type, cube_count, is_float, output, plane_size, vector_size, with_contiguous_rows,
+    address_type, cube_count, is_float, output, vector_size, with_contiguous_rows,
 };
 use crate::rows::RowPartition;
 
@@ -22,7 +22,7 @@ pub(super) fn can_normalize(x: &CubeTensor, weight: Option<&CubeTensor>) -> bool
     i32::try_from(rows.max(columns)).is_ok()
         && is_float(x.dtype)
         && weight.is_none_or(|weight| is_float(weight.dtype))
-        && plane_size(&x.client).is_some()
+        && Caps::of(&x.client).plane().is_some()
 }
 
 /// The arguments that a norm is launched with.
@@ -44,7 +44,9 @@ impl Norm {
         let x = with_contiguous_rows(x);
         let weight = weight.map(into_contiguous);
         let [rows, columns] = x.shape().dims();
-        let plane = plane_size(&x.client).expect("checked by can_normalize");
+        let plane = Caps::of(&x.client)
+            .plane()
+            .expect("checked by can_normalize");
         let partition = RowPartition::new(&x.client, plane, columns, x.elem_size());
         let size = vector_size(&x, usize::MAX);
         let weight_size = weight
@@ -55,7 +57,7 @@ impl Norm {
             in_registers: (partition.steps * partition.block) as usize * x.elem_size()
                 <= REGISTER_BYTES,
             rows: if partition.planes == 1 { CUBE_ROWS } else { 1 },
-            target: Target::of(&x.client),
+            target: Caps::of(&x.client).target,
         };
         let row_vectors = x.meta.strides()[0] / size;
         Self {

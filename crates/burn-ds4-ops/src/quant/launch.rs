@@ -3,15 +3,43 @@ use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::launching::{aligned, narrow, output};
-use crate::packed::kernel::WeightFormat;
-use crate::packed::launch::{
-    Grouping, LargeM, Matrices, Pairing, Plain, Role, SMALL_M_ROWS, SmallM, SmallMBlueprint,
-    SmallMPair, can_multiply, has_tiles, large_m_tiles, terms,
+use super::PackedWeights;
+use crate::caps::Caps;
+use crate::gemm::kernel::WeightFormat;
+use crate::gemm::launch::{
+    Grouping, LargeM, Pairing, Portable, Role, SMALL_M_ROWS, StreamBlueprint, StreamProblem,
+    can_multiply, has_tiles, large_m_tiles, launch_stream,
 };
+use crate::gemm::{Matrices, terms};
+use crate::launching::{aligned, narrow, output};
 
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
+
+impl From<PackedWeights<CubeBackend>> for Matrices {
+    fn from(weights: PackedWeights<CubeBackend>) -> Self {
+        let [count, rows, columns] = weights.dims();
+        let (words, scales, format, parts) = match weights {
+            PackedWeights::Dense { values } => (values, None, WeightFormat::Dense, 1),
+            PackedWeights::Fp8 {
+                words,
+                scales,
+                parts,
+                ..
+            } => (words, Some(scales), WeightFormat::Fp8, parts),
+            PackedWeights::Fp4 { words, scales, .. } => (words, Some(scales), WeightFormat::Fp4, 1),
+        };
+        Self {
+            words,
+            scales,
+            format,
+            count,
+            rows,
+            columns,
+            parts,
+        }
+    }
+}
 
 /// Whether there is a kernel for a product, and the matrix product of floats is not faster.
 pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
@@ -37,11 +65,9 @@ pub(super) fn multiply_rows(x: CubeTensor, matrix: Matrices) -> CubeTensor {
 fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
     let x = aligned(x);
     let [rows, _] = x.shape().dims();
-    let client = x.client.clone();
     let result = output(&x, [rows, matrix.rows], x.dtype);
-    let blueprint = |rows| SmallMBlueprint::new(x.dtype, false, matrix, (rows, rows), &client);
     if !has_tiles(&x, [matrix]) {
-        Plain {
+        Portable {
             x: &x,
             grouping: &Grouping::One,
             scores: None,
@@ -54,20 +80,8 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
             limit: 0.0,
         }
         .launch(&result);
-    } else if rows <= SMALL_M_ROWS && blueprint(SMALL_M_ROWS).fits(&client) {
-        SmallM {
-            x: &x,
-            pairing: Pairing::One,
-            ids: None,
-            scores: None,
-            matrices: matrix,
-            gated: None,
-            pairs: rows,
-            pairs_per_row: 1,
-            limit: 0.0,
-            blueprint: blueprint(rows),
-        }
-        .launch(&result);
+    } else if let Some(problem) = problem_of_rows(&x, matrix, &result) {
+        launch_stream(&x, &problem, None);
     } else {
         let x_tiles = large_m_tiles(rows * terms(x.dtype) as usize);
         LargeM {
@@ -88,22 +102,44 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
     result
 }
 
+/// A small number of rows by one matrix; `None` for many, or where shared memory is too small.
+fn problem_of_rows<'a>(
+    x: &CubeTensor,
+    matrix: &'a Matrices,
+    output: &'a CubeTensor,
+) -> Option<StreamProblem<'a>> {
+    let [rows, _] = x.shape().dims();
+    Some(StreamProblem {
+        ids: None,
+        scores: None,
+        matrices: matrix,
+        output,
+        pairs: rows,
+        pairs_per_row: 1,
+        limit: 0.0,
+        blueprint: blueprint(x, matrix, rows, 1)?.paired(Pairing::One),
+    })
+}
+
+fn blueprint(
+    x: &CubeTensor,
+    matrices: &Matrices,
+    rows: usize,
+    slots: usize,
+) -> Option<StreamBlueprint> {
+    let small = rows <= SMALL_M_ROWS;
+    let blueprint = || StreamBlueprint::new(x.dtype, matrices, rows, slots, &Caps::of(&x.client));
+    small.then(blueprint).flatten()
+}
+
 /// Whether the products of a small number of rows with two matrices can be one launch.
 pub(super) fn can_multiply_pair(x: &CubeTensor, [first, second]: &[Matrices; 2]) -> bool {
     let [rows, _] = x.shape().dims();
-    let blueprint = SmallMBlueprint::new(
-        x.dtype,
-        false,
-        first,
-        (SMALL_M_ROWS, SMALL_M_ROWS),
-        &x.client,
-    );
-    rows <= SMALL_M_ROWS
-        && first.format != WeightFormat::Dense
+    first.format != WeightFormat::Dense
         && first.format == second.format
         && can_multiply(x, [first, second])
         && has_tiles(x, [first, second])
-        && blueprint.fits(&x.client)
+        && blueprint(x, first, rows, 1).is_some()
 }
 
 /// `x · Wᵀ` for two matrices with the same number of columns.
@@ -111,16 +147,17 @@ pub(super) fn can_multiply_pair(x: &CubeTensor, [first, second]: &[Matrices; 2])
 /// The split of K depends on the format, the columns and `x`, which both products share, so each
 /// has the bits of [`multiply_rows`].
 pub(super) fn multiply_pair(x: CubeTensor, matrices: [Matrices; 2]) -> (CubeTensor, CubeTensor) {
-    let [first, second] = &matrices.map(Matrices::contiguous);
+    let matrices = matrices.map(Matrices::contiguous);
     let x = aligned(x);
     let [rows, _] = x.shape().dims();
-    let results = [first, second].map(|matrix| output(&x, [rows, matrix.rows], x.dtype));
-    SmallMPair {
-        x: &x,
-        matrices: [first, second],
-        blueprint: SmallMBlueprint::new(x.dtype, false, first, (rows, rows), &x.client),
-    }
-    .launch(results.each_ref());
+    let results = matrices
+        .each_ref()
+        .map(|matrix| output(&x, [rows, matrix.rows], x.dtype));
+    let [first, second] = [0, 1].map(|which| {
+        let problem = problem_of_rows(&x, &matrices[which], &results[which]);
+        problem.expect("checked by can_multiply_pair")
+    });
+    launch_stream(&x, &first, Some(&second));
     let [product, other] = results;
     (product, other)
 }
@@ -128,15 +165,10 @@ pub(super) fn multiply_pair(x: CubeTensor, matrices: [Matrices; 2]) -> (CubeTens
 /// Whether the linear maps by groups of a small number of tokens can be one launch.
 pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
     let [tokens, _, _] = x.shape().dims();
-    let fits = |rows| {
-        let counts = (rows, rows * matrices.count);
-        SmallMBlueprint::new(x.dtype, false, matrices, counts, &x.client).fits(&x.client)
-    };
-    tokens <= SMALL_M_ROWS
-        && matrices.format != WeightFormat::Dense
+    matrices.format != WeightFormat::Dense
         && can_multiply(x, [matrices])
         && has_tiles(x, [matrices])
-        && fits(SMALL_M_ROWS)
+        && blueprint(x, matrices, tokens, matrices.count).is_some()
 }
 
 /// Multiplies the channels of each group by its own matrix, for a small number of tokens: `[tokens,
@@ -147,20 +179,19 @@ pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
     let pairs = tokens * groups;
     let rows = aligned(CubeBackend::float_reshape(x, [pairs, columns].into()));
     let result = output(&rows, [tokens, groups, matrices.rows], rows.dtype);
-    let blueprint =
-        SmallMBlueprint::new(rows.dtype, false, matrices, (tokens, pairs), &rows.client);
-    SmallM {
-        x: &rows,
-        pairing: Pairing::Every,
+    let blueprint = blueprint(&rows, matrices, tokens, groups);
+    let problem = StreamProblem {
         ids: None,
         scores: None,
         matrices,
-        gated: None,
+        output: &result,
         pairs,
         pairs_per_row: 1,
         limit: 0.0,
-        blueprint,
-    }
-    .launch(&result);
+        blueprint: blueprint
+            .expect("checked by can_multiply_groups")
+            .paired(Pairing::Every),
+    };
+    launch_stream(&rows, &problem, None);
     result
 }

@@ -47,12 +47,11 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_shape, expect_supported};
 
+pub use crate::gemm::FP8_BLOCK;
 pub(crate) use backend::{PackedWeights, QuantOps};
 pub use weights::Weights;
 use weights::{check_fp4, check_fp8};
 
-/// Rows and columns that share one FP8 weight scale.
-pub const FP8_BLOCK: usize = 128;
 /// Columns that share one FP4 weight scale.
 pub const FP4_BLOCK: usize = 32;
 

@@ -136,7 +136,7 @@ impl RouterOps for burn_cubecl::CubeBackend {
         }
         let logits = if super::launch::can_multiply_16_bit(&x, &gate) {
             use burn::backend::ops::FloatTensorOps;
-            crate::matmul::launch::half_matmul(
+            crate::gemm::launch::library::half_matmul(
                 x,
                 Self::float_transpose(gate),
                 burn::tensor::DType::F32,

@@ -10,10 +10,9 @@ use super::kernel::{
     DenseBlueprint, HashBlueprint, SelectBlueprint, dense_kernel, hash_kernel, select_kernel,
 };
 use crate::arrival;
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, plane_size, vector_size,
-    with_contiguous_rows,
+    address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,
 };
 
 /// Largest `k` of the kernels. The selection takes one iteration for each of the `k` ranks.
@@ -42,7 +41,7 @@ pub(super) fn can_select(scores: &CubeTensor, k: usize) -> bool {
         && columns <= MAX_COLUMNS
         && is_float(scores.dtype)
         && u32::try_from(rows).is_ok()
-        && plane_size(&scores.client).is_some()
+        && Caps::of(&scores.client).plane().is_some()
 }
 
 pub(super) fn topk_select(scores: CubeTensor, k: usize) -> (CubeTensor, CubeTensor) {
@@ -77,8 +76,10 @@ fn select(
         output(&rows, [tokens, k], DType::I32),
     );
     let size = vector_size(&rows, MAX_VECTOR);
-    let plane = plane_size(&rows.client).expect("checked by can_select");
-    let shared = rows.client.properties().hardware.max_shared_memory_size;
+    let plane = Caps::of(&rows.client)
+        .plane()
+        .expect("checked by can_select");
+    let shared = Caps::of(&rows.client).shared_bytes;
     let (lanes, planes) =
         if tokens < HALF_PLANE_ROWS || columns > HALF_PLANE_COLUMNS || shared < HALF_PLANE_BYTES {
             (plane, 1)
@@ -119,7 +120,7 @@ fn select_blueprint(
     k: usize,
     scored: bool,
 ) -> SelectBlueprint {
-    let plane = client.properties().hardware.plane_size_max;
+    let plane = Caps::of(client).plane().expect("checked by can_select");
     let vectors = (columns / size).div_ceil(lanes as usize) as u32;
     // Many rows hide the latency of each other's reads. With fewer rows, all reads of a row have to
     // be in flight at once.
@@ -142,7 +143,7 @@ fn select_blueprint(
         partials: 1,
         planes,
         plane,
-        target: Target::of(client),
+        target: Caps::of(client).target,
     }
 }
 
@@ -210,7 +211,9 @@ pub(super) fn can_look_up(token_ids: &CubeTensor, table: &CubeTensor, experts: u
         && is_wide_int(token_ids.dtype)
         && is_wide_int(table.dtype)
         && i32::try_from(tokens.max(vocabulary).max(experts)).is_ok()
-        && plane_size(&table.client).is_some_and(|size| k <= size as usize)
+        && Caps::of(&table.client)
+            .plane()
+            .is_some_and(|size| k <= size as usize)
 }
 
 /// Tokens up to which the latency of three dependent reads is the bound, and not the bytes read.
@@ -234,7 +237,7 @@ pub(super) fn hash_route(
         output(&table, [tokens, k], DType::F32),
         output(&table, [tokens, k], DType::I32),
     );
-    let plane = plane_size(&client).expect("checked by can_look_up");
+    let plane = Caps::of(&client).plane().expect("checked by can_look_up");
     let size = logits
         .as_ref()
         .map_or(1, |logits| vector_size(logits, MAX_VECTOR));
@@ -248,7 +251,7 @@ pub(super) fn hash_route(
             0
         },
         plane,
-        target: Target::of(&client),
+        target: Caps::of(&client).target,
     };
     let (planes, per_cube) = if prefetches {
         (1, 1)
@@ -330,10 +333,8 @@ const MMA_TOKENS: usize = 64;
 /// CUDA.
 fn mma_dtype(x: &CubeTensor, gate: &CubeTensor) -> Option<&'static str> {
     let [_, d_model] = x.shape().dims();
-    let possible = Target::of(&x.client).ptx
-        && plane_size(&x.client) == Some(32)
-        && x.dtype == gate.dtype
-        && d_model.is_multiple_of(8);
+    let possible =
+        Caps::of(&x.client).tensor_cores && x.dtype == gate.dtype && d_model.is_multiple_of(8);
     match x.dtype {
         DType::BF16 if possible => Some("bf16"),
         DType::F16 if possible => Some("f16"),
@@ -363,7 +364,7 @@ pub(super) fn can_fuse(x: &CubeTensor, gate: &CubeTensor, k: usize) -> bool {
         && is_float(gate.dtype)
         && experts <= MAX_COLUMNS
         && d_model <= MAX_MODEL
-        && plane_size(&x.client).is_some()
+        && Caps::of(&x.client).plane().is_some()
 }
 
 pub(super) fn dense_router(
@@ -377,18 +378,18 @@ pub(super) fn dense_router(
     let (x, gate) = (with_contiguous_rows(x), with_contiguous_rows(gate));
     let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
     let client = x.client.clone();
-    let target = Target::of(&client);
-    let plane = plane_size(&client).expect("checked by can_fuse");
+    let target = Caps::of(&client).target;
+    let plane = Caps::of(&client).plane().expect("checked by can_fuse");
     let size = vector_size(&x, usize::MAX).min(vector_size(&gate, usize::MAX));
     let columns_size = [4, 2, 1]
         .into_iter()
         .find(|size| experts.is_multiple_of(*size))
         .expect("1 divides everything");
-    let last_cube_selects = arrival::has_last_cube(&client)
+    let last_cube_selects = Caps::of(&client).last_cube
         && target.sync_plane
         && tokens <= LAST_CUBE_TOKENS
         && experts <= LAST_CUBE_EXPERTS
-        && client.properties().hardware.max_shared_memory_size >= LAST_CUBE_BYTES;
+        && Caps::of(&client).shared_bytes >= LAST_CUBE_BYTES;
 
     let model_vectors = d_model / size;
     // A row that starts at an unaligned offset is read in shorter vectors.
@@ -494,10 +495,8 @@ pub(super) fn dense_router(
 
 /// The fewest tokens of a cube for which all cubes run at once.
 fn mma_tokens(client: &Client, tokens: usize, cubes: usize) -> u32 {
-    let processors = client.properties().hardware.num_streaming_multiprocessors;
-    let fits = |size: &usize| {
-        processors.is_none_or(|processors| tokens.div_ceil(*size) * cubes <= processors as usize)
-    };
+    let processors = Caps::of(client).processors as usize;
+    let fits = |size: &usize| tokens.div_ceil(*size) * cubes <= processors;
     let mut sizes = std::iter::successors(Some(8), |size| Some(size * 2));
     let size = sizes.find(|size| fits(size) || *size >= MMA_TOKENS.min(tokens));
     size.map_or(MMA_TOKENS as u32, |size| size as u32)

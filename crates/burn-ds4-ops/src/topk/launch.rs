@@ -12,10 +12,10 @@ use super::kernel::{
     ValuesBlueprint, WholeRowBlueprint, long_row_kernel, merge_kernel, segment_kernel,
     values_kernel, whole_row_kernel,
 };
+use crate::caps::Caps;
 use crate::intrinsics::Target;
 use crate::launching::{
-    address_type, cube_count, has_counters, is_float, is_wide_int, output, plane_size,
-    with_contiguous_rows,
+    address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows,
 };
 
 /// Columns up to which one cube holds a whole row in registers.
@@ -67,16 +67,17 @@ fn are_bounds(bounds: Option<&CubeTensor>) -> bool {
 
 pub(super) fn can_select(logits: &CubeTensor, bounds: [Option<&CubeTensor>; 2]) -> bool {
     let [rows, columns] = logits.shape().dims();
-    let properties = logits.client.properties();
+    let caps = Caps::of(&logits.client);
     rows > 0
         && columns > 0
         && u32::try_from(rows).is_ok()
         && is_float(logits.dtype)
         && bounds.into_iter().all(are_bounds)
-        && has_counters(&logits.client)
-        && properties.hardware.max_shared_memory_size >= 2 * RESERVED_BYTES
-        && properties.hardware.max_units_per_cube >= 2 * properties.hardware.plane_size_max
-        && plane_size(&logits.client).is_some()
+        && caps.counters
+        && caps.shared_bytes >= 2 * RESERVED_BYTES
+        && caps
+            .plane()
+            .is_some_and(|plane| caps.cube_units >= 2 * plane)
 }
 
 pub(super) fn top_k_ids(
@@ -138,8 +139,8 @@ impl TopkLaunch {
         let [rows, columns] = logits.shape().dims();
         Self {
             size: vector_size(&logits),
-            plane: plane_size(&client).expect("checked by can_select"),
-            target: Target::of(&client),
+            plane: Caps::of(&client).plane().expect("checked by can_select"),
+            target: Caps::of(&client).target,
             client,
             logits,
             starts: starts.map(into_contiguous),
@@ -162,7 +163,7 @@ impl TopkLaunch {
 
     /// The configuration of a cube that should have `cube` units.
     fn units(&self, cube: u32) -> CubeUnits {
-        let most = self.client.properties().hardware.max_units_per_cube;
+        let most = Caps::of(&self.client).cube_units;
         CubeUnits {
             // Half a power of two is still one, and still a multiple of the plane.
             cube: cube.min(1 << most.ilog2()),
@@ -367,7 +368,7 @@ impl TopkLaunch {
     /// are candidates.
     fn long_row(&self, cube: u32) -> (LongRowBlueprint, u32) {
         let units = self.units(cube);
-        let shared = self.client.properties().hardware.max_shared_memory_size;
+        let shared = Caps::of(&self.client).shared_bytes;
         let available = shared.saturating_sub(RESERVED_BYTES);
         // The bitmap gets a quarter of what is available, with one word of padding for every 32.
         let words = self
@@ -425,7 +426,7 @@ pub(super) fn can_order(
     sorted: bool,
 ) -> bool {
     let ([rows, columns], [_, k]) = (logits.shape().dims(), ids.shape().dims());
-    let shared = logits.client.properties().hardware.max_shared_memory_size;
+    let shared = Caps::of(&logits.client).shared_bytes;
     rows > 0
         && columns > 0
         && u32::try_from(rows).is_ok()
@@ -448,7 +449,7 @@ pub(super) fn top_k_values(
     let values = output(&logits, [rows, k], logits.dtype);
     let ordered = output(&logits, [rows, k], DType::I32);
     let slots = sorted_slots(k) as u32;
-    let most = 1 << client.properties().hardware.max_units_per_cube.ilog2();
+    let most = 1 << Caps::of(&client).cube_units.ilog2();
     let blueprint = ValuesBlueprint {
         sorted: if sorted { slots } else { 0 },
         units: (slots / 2).clamp(1, VALUE_UNITS).min(most),

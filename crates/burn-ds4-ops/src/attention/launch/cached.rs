@@ -19,10 +19,10 @@ use crate::attention::kernel::{
     SLICE_CHANNELS, SinkBlueprint, TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel,
     cached_kernel, cached_tiles_kernel,
 };
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
-    MAX_CUBES, address_type, fits_i32, fits_shared, has_tensor_cores, is_float, is_wide_int,
-    row_vector_size, with_contiguous_rows, with_vectors, writable,
+    MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, row_vector_size,
+    with_contiguous_rows, with_vectors, writable,
 };
 use crate::quant::roundtrip::hadamard_scale;
 
@@ -42,7 +42,7 @@ pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTe
         && is_wide_int(new.start.dtype)
         && fits_i32(Some(slots.max(width)))
         && fits_i32(known.checked_add(count))
-        && fits_shared(&ring.client, (2 * width + ROW_UNITS as usize) * F32_BYTES)
+        && Caps::of(&ring.client).fits_shared((2 * width + ROW_UNITS as usize) * F32_BYTES)
         && row_blueprint(&ring.client, width, rotated, new.rounding).is_some()
 }
 
@@ -163,7 +163,7 @@ impl CachedPlan {
             && queries.x.dtype != DType::F32
             && width.is_multiple_of(SLICE_CHANNELS as usize)
             && width <= MAX_TILE_WIDTH
-            && has_tensor_cores(client)
+            && Caps::of(client).tensor_cores
         {
             let lanes = 32;
             let vectors = (width / size) as u32;
@@ -175,7 +175,7 @@ impl CachedPlan {
                 even: vectors.is_multiple_of(lanes),
                 split_columns: TILE_COLUMNS,
                 multiple_splits: false,
-                target: Target::of(client),
+                target: Caps::of(client).target,
             };
             return Some(Self {
                 sink,

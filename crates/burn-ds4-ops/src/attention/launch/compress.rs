@@ -14,10 +14,9 @@ use crate::attention::backend::Compression;
 use crate::attention::kernel::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, RowBlueprint, compress_kernel,
 };
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
-    MAX_CUBES, address_type, fits_i32, fits_shared, is_float, is_wide_int, plane_size,
-    with_contiguous_rows, writable,
+    MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, with_contiguous_rows, writable,
 };
 use crate::quant::roundtrip::hadamard_scale;
 use crate::rows::RowPartition;
@@ -34,14 +33,9 @@ pub(super) fn row_blueprint(
     rotated: usize,
     rounding: RowRounding,
 ) -> Option<RowBlueprint> {
-    let plane = plane_size(client)?;
+    let plane = Caps::of(client).plane()?;
     let partition = RowPartition::new(client, plane, width, F32_BYTES);
-    let most = client
-        .properties()
-        .hardware
-        .max_units_per_cube
-        .min(ROW_UNITS)
-        / plane;
+    let most = Caps::of(&client).cube_units.min(ROW_UNITS) / plane;
     Some(RowBlueprint {
         width: width as u32,
         rotated: rotated as u32,
@@ -51,7 +45,7 @@ pub(super) fn row_blueprint(
             .div_ceil(plane)
             .min(most)
             .max(partition.planes),
-        target: Target::of(client),
+        target: Caps::of(client).target,
     })
 }
 
@@ -85,7 +79,7 @@ pub(in crate::attention) fn can_compress(
         && fits_i32(Some(slots.max(available).max(raw_width)))
         && fits_i32(known.checked_add(count))
         && fits_i32(inputs.ratio.checked_mul(4))
-        && fits_shared(&rows.client, (2 * width + ROW_UNITS as usize) * F32_BYTES)
+        && Caps::of(&rows.client).fits_shared((2 * width + ROW_UNITS as usize) * F32_BYTES)
         && blueprint(&rows.client, inputs, width).is_some()
 }
 

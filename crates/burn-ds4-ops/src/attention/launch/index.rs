@@ -13,10 +13,9 @@ use crate::attention::backend::BlockVisibility;
 use crate::attention::kernel::{
     INDEX_PLANES, INDEX_TILE_ROWS, IndexSizesLaunch, index_kernel, index_tiles_kernel,
 };
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
-    MAX_CUBES, address_type, has_tensor_cores, is_float, is_wide_int, output, row_vector_size,
-    with_vectors,
+    MAX_CUBES, address_type, is_float, is_wide_int, output, row_vector_size, with_vectors,
 };
 
 /// Widest row of the kernel: a unit holds all of it.
@@ -82,7 +81,7 @@ pub(in crate::attention) fn index_scores(
     let cubes = |height| CubeCount::Static((rows as u32).div_ceil(height), tokens, 1);
     let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
     let dtypes = [queries.dtype, start_dtype].map(dtype_to_storage_type);
-    let target = Target::of(&client);
+    let target = Caps::of(&client).target;
     if has_tiles(&queries, &keys, size) {
         // SAFETY: rows and heads past the end are read as the last ones, and not counted.
         unsafe {
@@ -135,5 +134,5 @@ fn has_tiles(queries: &CubeTensor, keys: &CubeTensor, size: usize) -> bool {
     (dtypes == [DType::BF16; 2] || dtypes == [DType::F16; 2])
         && size == 8
         && width.is_multiple_of(INDEX_TILE_CHANNELS)
-        && has_tensor_cores(&queries.client)
+        && Caps::of(&queries.client).tensor_cores
 }

@@ -20,10 +20,10 @@ use super::kernel::{
     SlotStridesLaunch, combine_kernel, pool_kernel, sink_kernel,
 };
 use super::reference::SinkInputs;
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
-    MAX_CUBES, address_type, cube_count, is_float, is_wide_int, output, plane_size,
-    row_vector_size, with_contiguous_rows, with_vectors,
+    MAX_CUBES, address_type, cube_count, is_float, is_wide_int, output, row_vector_size,
+    with_contiguous_rows, with_vectors,
 };
 pub(super) use cached::{append_rows, cached_attention, can_append, can_attend_cached};
 pub(super) use compress::{can_compress, compress_rows};
@@ -75,7 +75,7 @@ fn blueprint(
     least: usize,
     picked: bool,
 ) -> Option<(SinkBlueprint, usize)> {
-    let plane = plane_size(client)?;
+    let plane = Caps::of(client).plane()?;
     // Narrower vectors, so that every lane has one.
     let mut size = size;
     while size > least && width / size < plane as usize {
@@ -100,7 +100,7 @@ fn blueprint(
             SPLIT_COLUMNS
         },
         multiple_splits: false,
-        target: Target::of(client),
+        target: Caps::of(client).target,
     };
     (width <= MAX_WIDTH && steps * size <= MAX_LANE_WIDTH).then_some((blueprint, size))
 }
@@ -371,7 +371,7 @@ pub(super) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
             width,
             value_strides,
             score_strides,
-            Target::of(&client),
+            Caps::of(&client).target,
             dtype,
         );
     }

@@ -15,7 +15,8 @@ use crate::attention::backend::{
     Compression, OptionalCompression, OptionalState, StepRows, StoredStep,
 };
 use crate::attention::kernel::{CompressBlueprint, RowBlueprint, StepBlueprint, step_kernel};
-use crate::launching::{MAX_CUBES, address_type, fits_i32, fits_shared, is_float, plane_size};
+use crate::caps::Caps;
+use crate::launching::{MAX_CUBES, address_type, fits_i32, is_float};
 use crate::norm::{Norm, RmsNormBlueprint};
 
 /// Buffers of the kernel, two of them for arguments that are no tensors, and the buffers of each
@@ -40,7 +41,7 @@ fn compressors(step: &StepRows<CubeBackend>) -> impl Iterator<Item = CompressorP
 
 pub(in crate::attention) fn can_store(step: &StepRows<CubeBackend>) -> bool {
     let client = &step.ring.client;
-    let hardware = &client.properties().hardware;
+    let caps = Caps::of(client);
     let [batch, count, rank] = step.queries.shape().dims();
     let [_, _, width] = step.ring.shape().dims();
     let new = &step.new;
@@ -52,11 +53,11 @@ pub(in crate::attention) fn can_store(step: &StepRows<CubeBackend>) -> bool {
         && step.norm.dtype == new.norm.dtype
         && fits_i32((batch * count).checked_mul(rank))
         && 2 * count + 2 <= MAX_CUBES
-        && bindings <= hardware.max_bindings as usize
+        && bindings <= caps.bindings as usize
         // So that the planes can be rounded up to whole rows of queries.
-        && plane_size(client)
-            .is_some_and(|plane| (hardware.max_units_per_cube / plane).is_power_of_two())
-        && fits_shared(client, words * F32_BYTES)
+        && Caps::of(client).plane()
+            .is_some_and(|plane| (caps.cube_units / plane).is_power_of_two())
+        && Caps::of(client).fits_shared(words * F32_BYTES)
         && can_append(new, &step.ring)
         && compressors(step).all(|(inputs, [raw, rows])| {
             rows.dtype == step.ring.dtype

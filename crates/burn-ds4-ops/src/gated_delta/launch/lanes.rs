@@ -7,10 +7,10 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::Call;
+use crate::caps::Caps;
 use crate::gated_delta::MAX_TOKENS;
 use crate::gated_delta::kernel::{LanesBlueprint, lanes_kernel};
-use crate::intrinsics::Target;
-use crate::launching::{address_type, cube_count, plane_size, processors};
+use crate::launching::{address_type, cube_count};
 
 /// The fewest elements of a row in a lane where there are enough lanes, and the most.
 const MIN_LANE_WIDTH: usize = 16;
@@ -27,7 +27,7 @@ const MIN_CUBE_PLANES: u32 = 2;
 /// Returns the lanes that share a row of `width` elements, and the vectors of `size` in each lane.
 /// Returns `None` if a lane would have too much, because the row is long or has few factors of two.
 pub(super) fn partition(client: &Client, width: usize, size: usize) -> Option<(usize, usize)> {
-    let plane = plane_size(client)? as usize;
+    let plane = Caps::of(client).plane()? as usize;
     let vectors = width / size;
     // As many lanes as divide the row, but not so many that a lane has fewer than a few elements.
     let most = plane.min((width / MIN_LANE_WIDTH).max(1));
@@ -40,7 +40,7 @@ pub(super) fn launch(call: Call) {
     let client = call.pool.client.clone();
     let [batch, tokens, heads, channels, width] = call.dims();
     let single_token = tokens == 1;
-    let plane = plane_size(&client).expect("checked by can_run");
+    let plane = Caps::of(&client).plane().expect("checked by can_run");
     let (lanes, lane_vectors) = partition(&client, width, call.size).expect("checked by can_run");
     let register_dtype = if single_token {
         call.pool.dtype
@@ -50,7 +50,7 @@ pub(super) fn launch(call: Call) {
     let planes = MIN_CUBE_PLANES.max((MAX_TOKENS as u32).div_ceil(plane));
     let groups = planes * (plane / lanes as u32);
     let small_batch =
-        batch * heads * channels <= SMALL_BATCH_ROWS_PER_SM * processors(&client) as usize;
+        batch * heads * channels <= SMALL_BATCH_ROWS_PER_SM * Caps::of(&client).processors as usize;
     let registers = if small_batch && single_token {
         SMALL_BATCH_REGISTERS
     } else {
@@ -67,7 +67,7 @@ pub(super) fn launch(call: Call) {
         plane,
         planes,
         rule: call.rule,
-        target: Target::of(&client),
+        target: Caps::of(&client).target,
     };
     let blocks = channels.div_ceil(blueprint.cube_rows() as usize);
     let cubes = batch * heads * blocks;

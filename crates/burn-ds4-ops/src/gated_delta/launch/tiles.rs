@@ -8,11 +8,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::Call;
+use crate::caps::Caps;
 use crate::gated_delta::backend::Recurrence;
 use crate::gated_delta::kernel::{
     COLUMN_BLOCK, TILE_ROWS, TilesBlueprint, WorkDivisorsLaunch, tiles_kernel,
 };
-use crate::launching::{fits_shared, has_tensor_cores, processors};
 
 /// Elements of 16 bytes.
 pub(super) const VECTOR: usize = 8;
@@ -37,13 +37,13 @@ pub(super) fn is_preferred(recurrence: &Recurrence<CubeBackend>, pool: &CubeTens
         2 => SMALL_BATCH_TILES_PER_SM,
         _ => 0,
     };
-    has_tensor_cores(&pool.client)
+    Caps::of(&pool.client).tensor_cores
         && pool.dtype == DType::BF16
         && recurrence.q.dtype == DType::BF16
         && channels.is_multiple_of(TILE_ROWS as usize)
         && width.is_multiple_of(COLUMN_BLOCK as usize)
         && width <= MAX_WIDTH
-        && tiles > least * processors(&pool.client) as usize
+        && tiles > least * Caps::of(&pool.client).processors as usize
 }
 
 /// The blueprint that divides the work of a call among `processors` SMs.
@@ -83,14 +83,14 @@ fn blueprint_for(call: &Call, processors: usize) -> TilesBlueprint {
         rule: call.rule,
     };
     let mut candidates = [(groups, depth), (2, 1), (1, 1)].into_iter().map(blueprint);
-    let fits = |blueprint: &TilesBlueprint| fits_shared(client, blueprint.shared_bytes());
+    let fits = |blueprint: &TilesBlueprint| Caps::of(client).fits_shared(blueprint.shared_bytes());
     candidates.find(fits).expect("a part of a state that fits")
 }
 
 pub(super) fn launch(call: Call) {
     let client = call.pool.client.clone();
     let [batch, _, heads, channels, _] = call.dims();
-    let processors = processors(&client) as usize;
+    let processors = Caps::of(&client).processors as usize;
     let blueprint = blueprint_for(&call, processors);
     let blocks = channels / blueprint.group_rows() as usize;
     let items = batch * heads * blocks;

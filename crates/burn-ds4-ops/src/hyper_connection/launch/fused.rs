@@ -7,16 +7,15 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{StreamsInput, can_collapse, layout};
+use crate::caps::Caps;
 use crate::hyper_connection::Sinkhorn;
 use crate::hyper_connection::backend::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
     EpsilonsLaunch, MAX_FUSED_TOKENS, PartialsBlueprint, ProjectBlueprint, TOKEN_CUBES,
     collapse_norm_kernel, expand_project_kernel, head_norm_kernel, project_kernel,
 };
-use crate::intrinsics::Target;
 use crate::launching::{
-    MAX_CUBES, address_type, fits_shared, is_float, output, plane_size, row_vector_size,
-    vector_size, with_vectors,
+    MAX_CUBES, address_type, is_float, output, row_vector_size, vector_size, with_vectors,
 };
 
 /// Channels of a split of the projection, and the same with more than [`MAX_STREAMS_WIDE_SPLIT`]
@@ -57,7 +56,7 @@ pub(in super::super) fn can_fuse(
         && is_float(mix.weight.dtype)
         && i32::try_from(mix.function.shape().num_elements()).is_ok()
         && d.div_ceil(split_channels(n)) <= MAX_CUBES
-        && fits_shared(&mix.streams.client, shared_bytes)
+        && Caps::of(&mix.streams.client).fits_shared(shared_bytes)
 }
 
 /// Returns the streams with nothing pending, and the partials of their projection:
@@ -70,9 +69,9 @@ fn project(
     let client = streams.client.clone();
     let [tokens, n, d] = streams.shape().dims();
     let [rows, _] = function.shape().dims();
-    let plane = plane_size(&client).expect("checked by can_collapse");
+    let plane = Caps::of(&client).plane().expect("checked by can_collapse");
     let lanes = LANES_PER_ROW.min(plane);
-    let most = PROJECT_UNITS.min(client.properties().hardware.max_units_per_cube);
+    let most = PROJECT_UNITS.min(Caps::of(&client).cube_units);
     let wanted = (rows as u32 + 1) * lanes;
     let planes = wanted.div_ceil(plane).min(most / plane);
     let blueprint = ProjectBlueprint {
@@ -81,7 +80,7 @@ fn project(
         channels: split_channels(n) as u32,
         lanes,
         groups: planes * plane / lanes,
-        target: Target::of(&client),
+        target: Caps::of(&client).target,
     };
     let splits = d.div_ceil(split_channels(n));
     let count = CubeCount::Static(splits as u32, 1, 1);

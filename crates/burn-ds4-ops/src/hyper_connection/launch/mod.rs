@@ -11,9 +11,9 @@ use super::Sinkhorn;
 use super::kernel::{
     StreamsLayoutLaunch, TokenBlueprint, collapse_kernel, expand_kernel, head_kernel,
 };
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
-    address_type, cube_count, is_float, output, plane_size, vector_size, with_contiguous_rows,
+    address_type, cube_count, is_float, output, vector_size, with_contiguous_rows,
 };
 use crate::rows::RowPartition;
 
@@ -32,11 +32,11 @@ fn fits(streams: &CubeTensor) -> bool {
 }
 
 pub(super) fn can_collapse(streams: &CubeTensor) -> bool {
-    fits(streams) && plane_size(&streams.client).is_some()
+    fits(streams) && Caps::of(&streams.client).plane().is_some()
 }
 
 pub(super) fn can_expand(y: &CubeTensor, streams: &CubeTensor) -> bool {
-    let units = streams.client.properties().hardware.max_units_per_cube;
+    let units = Caps::of(&streams.client).cube_units;
     fits(streams) && is_float(y.dtype) && units >= EXPAND_UNITS
 }
 
@@ -53,14 +53,14 @@ impl StreamsInput {
         let streams = with_contiguous_rows(streams);
         let [_, n, d] = streams.shape().dims();
         let client = &streams.client;
-        let plane = plane_size(client).expect("checked by can_collapse");
+        let plane = Caps::of(client).plane().expect("checked by can_collapse");
         let partition = RowPartition::new(client, plane, d, streams.elem_size());
         let bytes = n * (partition.steps * partition.block) as usize * streams.elem_size();
         let blueprint = TokenBlueprint {
             streams: n as u32,
             partition,
             in_registers: bytes <= REGISTER_BYTES,
-            target: Target::of(client),
+            target: Caps::of(client).target,
         };
         let size = vector_size(&streams, usize::MAX);
         Self {

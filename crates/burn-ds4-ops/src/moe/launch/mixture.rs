@@ -4,11 +4,12 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::Routed;
-use crate::launching::{aligned, output};
-use crate::packed::launch::{
-    Grouping, Matrices, Mixture, MixtureBlueprint, Plain, Role, SMALL_M_PAIRS, SMALL_M_ROWS,
+use crate::gemm::Matrices;
+use crate::gemm::launch::{
+    Grouping, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS, SMALL_M_ROWS, SharedExpert,
     can_multiply, has_tiles,
 };
+use crate::launching::{aligned, output};
 
 /// Arguments of a mixture of experts for a small number of tokens: the routed experts and the
 /// shared one.
@@ -30,7 +31,7 @@ impl WithShared {
             return false;
         }
         match self.tiles() {
-            [true, true] => MixtureBlueprint::new(&self.mixture(), SMALL_M_ROWS, slots).is_some(),
+            [true, true] => MixtureBlueprint::new(&self.mixture()).is_some(),
             [false, false] => true,
             _ => false,
         }
@@ -46,19 +47,18 @@ impl WithShared {
     }
 
     fn mixture(&self) -> Mixture<'_> {
+        let shared = SharedExpert {
+            matrices: [&self.gate_up, &self.down],
+            limit: self.limit,
+        };
         Mixture {
-            x: &self.routed.x,
-            ids: &self.routed.ids,
-            scores: &self.routed.scores,
-            experts: [&self.routed.gate_up, &self.routed.down],
-            shared: [&self.gate_up, &self.down],
-            limits: [self.routed.limit, self.limit],
+            shared: Some(shared),
+            ..self.routed.mixture()
         }
     }
 
     /// The sums in the dtype of `x`.
     pub fn launch(self) -> CubeTensor {
-        let [tokens, slots] = self.routed.ids.shape().dims();
         let dtype = self.routed.x.dtype;
         let this = Self {
             routed: self.routed.prepared(),
@@ -70,8 +70,8 @@ impl WithShared {
             return this.plain(dtype);
         }
         let mixture = this.mixture();
-        let blueprint = MixtureBlueprint::new(&mixture, tokens, slots);
-        mixture.launch(blueprint.expect("fewer than fit"), dtype)
+        let blueprint = MixtureBlueprint::new(&mixture).expect("checked by can_launch");
+        mixture.launch(&blueprint, dtype)
     }
 
     /// Uses the kernel for any device: both products of the shared expert, then those of the routed
@@ -81,7 +81,7 @@ impl WithShared {
         let x = &self.routed.x;
         let hidden = output(x, [tokens, self.down.columns], dtype);
         let shared = output(x, [tokens, self.down.rows], DType::F32);
-        let gated = Plain {
+        let gated = Portable {
             x,
             grouping: &Grouping::One,
             scores: None,
@@ -94,7 +94,7 @@ impl WithShared {
             limit: self.limit,
         };
         gated.launch(&hidden);
-        let down = Plain {
+        let down = Portable {
             x: &hidden,
             matrices: &self.down,
             role: Role::Rows,

@@ -9,11 +9,12 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::launching::{aligned, is_wide_int, narrow, output};
-use crate::packed::launch::{
-    Grouping, LargeM, Matrices, Pairing, Plain, Role, SMALL_M_PAIRS, SMALL_M_ROWS, SmallM,
-    SmallMBlueprint, can_multiply, has_tiles, large_m_tiles, launch_sum, sort, sum_slots, terms,
+use crate::gemm::launch::{
+    Grouping, LargeM, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS, SMALL_M_ROWS,
+    can_multiply, has_tiles, large_m_tiles, sort, sum_slots,
 };
+use crate::gemm::{Matrices, terms};
+use crate::launching::{aligned, is_wide_int, narrow, output};
 
 pub(super) use mixture::WithShared;
 
@@ -50,51 +51,26 @@ impl Routed {
         if tokens > SMALL_M_ROWS || SMALL_M_ROWS * slots > SMALL_M_PAIRS {
             return this.large_m(tiles);
         }
-        let client = this.x.client.clone();
-        let blueprints = |rows| {
-            let counts = (rows, rows * slots);
-            let dtype = this.x.dtype;
-            (
-                SmallMBlueprint::new(dtype, false, &this.gate_up, counts, &client),
-                SmallMBlueprint::new(dtype, true, &this.down, counts, &client),
-            )
-        };
-        let most = blueprints(SMALL_M_ROWS);
         if !tiles {
-            this.plain_small_m(None, DType::F32)
-        } else if most.0.fits(&client) && most.1.fits(&client) {
-            let (blueprint, sum) = blueprints(tokens);
-            this.small_m(blueprint, sum)
-        } else {
-            this.large_m(tiles)
+            return this.plain_small_m(None, DType::F32);
+        }
+        let mixture = this.mixture();
+        match MixtureBlueprint::new(&mixture) {
+            Some(blueprint) => mixture.launch(&blueprint, DType::F32),
+            None => this.large_m(tiles),
         }
     }
 
-    fn small_m(self, blueprint: SmallMBlueprint, sum: SmallMBlueprint) -> CubeTensor {
-        let [tokens, slots] = self.ids.shape().dims();
-        let pairs = tokens * slots;
-        let term_rows = pairs * terms(self.x.dtype) as usize;
-        let hidden = output(
-            &self.x,
-            [term_rows, self.down.padded_columns()],
-            DType::BF16,
-        );
-        SmallM {
+    /// Without a shared expert.
+    fn mixture(&self) -> Mixture<'_> {
+        Mixture {
             x: &self.x,
-            pairing: Pairing::Ids,
-            ids: Some(&self.ids),
-            scores: Some(&self.scores),
-            matrices: &self.gate_up,
-            gated: Some(self.down.format),
-            pairs,
-            pairs_per_row: slots,
+            ids: &self.ids,
+            scores: &self.scores,
+            experts: [&self.gate_up, &self.down],
             limit: self.limit,
-            blueprint,
+            shared: None,
         }
-        .launch(&hidden);
-        let sums = output(&self.x, [tokens, self.down.rows], DType::F32);
-        launch_sum(hidden, &self.ids, slots, &self.down, sum, &sums);
-        sums
     }
 
     /// Uses the kernel for any device, for a small number of tokens; adds `addend` to the sums, if
@@ -119,7 +95,7 @@ impl Routed {
         let [tokens, slots] = scores.shape().dims();
         let pairs = tokens * slots;
         let hidden = output(x, [pairs, self.down.columns], x.dtype);
-        Plain {
+        Portable {
             x,
             grouping,
             scores: Some(scores),
@@ -132,7 +108,7 @@ impl Routed {
             limit: self.limit,
         }
         .launch(&hidden);
-        Plain {
+        Portable {
             x: &hidden,
             grouping,
             scores: None,

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::super::kernel::{LogProbsBlueprint, LogProbsShapeLaunch, log_probs_kernel};
 use super::{MAX_VECTOR, units_and_bins};
-use crate::intrinsics::Target;
+use crate::caps::Caps;
 use crate::launching::{
     address_type, cube_count, fits_i32, is_float, output, vector_size, with_contiguous_rows,
 };
@@ -30,7 +30,7 @@ pub(in super::super) fn log_probs(logits: CubeTensor, ids: CubeTensor) -> CubeTe
     let (units, _) = units_and_bins(&logits).expect("checked by can_have_log_probs");
     let blueprint = LogProbsBlueprint {
         units,
-        target: Target::of(&client),
+        target: Caps::of(&client).target,
     };
     let shape = LogProbsShapeLaunch::new(
         rows as u32,

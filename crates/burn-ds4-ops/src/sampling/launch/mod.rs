@@ -12,9 +12,9 @@ use super::MAX_COLUMNS;
 use super::kernel::{
     LaneTablesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel, verify_kernel,
 };
+use crate::caps::Caps;
 use crate::launching::{
-    address_type, cube_count, fits_shared, has_counters, is_float, is_wide_int, output,
-    vector_size, with_contiguous_rows,
+    address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,
 };
 
 pub(super) use log_probs::{can_have_log_probs, log_probs};
@@ -43,7 +43,7 @@ const VERIFY_UNITS: u32 = 64;
 /// Units of a cube and binary logarithm of the number of bins, if they fit in shared memory.
 fn units_and_bins(logits: &CubeTensor) -> Option<(u32, u32)> {
     let [_, columns] = logits.shape().dims();
-    let most = logits.client.properties().hardware.max_units_per_cube;
+    let most = Caps::of(&logits.client).cube_units;
     if most < MIN_UNITS {
         return None;
     }
@@ -52,10 +52,8 @@ fn units_and_bins(logits: &CubeTensor) -> Option<(u32, u32)> {
         .div_ceil(MAX_VECTOR * MIN_UNIT_VECTORS)
         .next_power_of_two() as u32;
     let fits = |&(units, log2_bins): &(u32, u32)| {
-        fits_shared(
-            &logits.client,
-            WIDE_BYTES * (units as usize + (1 << log2_bins)) + FOUND_BYTES,
-        )
+        Caps::of(&logits.client)
+            .fits_shared(WIDE_BYTES * (units as usize + (1 << log2_bins)) + FOUND_BYTES)
     };
     let sizes = [
         (most, LOG2_BINS),
@@ -75,7 +73,7 @@ pub(super) fn can_sample(logits: &CubeTensor, words: [&CubeTensor; 2]) -> bool {
         && i32::try_from(rows).is_ok()
         && is_float(logits.dtype)
         && words.iter().all(|words| is_wide_int(words.dtype))
-        && has_counters(&logits.client)
+        && Caps::of(&logits.client).counters
         && units_and_bins(logits).is_some()
 }
 

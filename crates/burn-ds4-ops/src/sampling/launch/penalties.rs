@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 
 use super::super::kernel::{PenaltyBlueprint, PenaltyShapeLaunch, count_kernel, penalties_kernel};
 use super::tables_arg;
+use crate::caps::Caps;
 use crate::launching::{
     MAX_CUBES, address_type, cube_count, fits_i32, is_wide_int, with_contiguous_rows, writable,
 };
@@ -23,7 +24,7 @@ pub(in super::super) fn can_penalise(logits: &CubeTensor, drafts: Option<&CubeTe
         && fits_i32(Some(columns))
         && logits.dtype == DType::F32
         && drafts.is_none_or(|drafts| is_wide_int(drafts.dtype))
-        && logits.client.properties().hardware.max_units_per_cube >= UNITS
+        && Caps::of(&logits.client).cube_units >= UNITS
 }
 
 /// Changes `logits` in place if nobody else holds them.

@@ -84,7 +84,7 @@ pub(super) fn key_of_column(column: u32) -> u32 {
 /// the same.
 #[cube]
 pub(super) fn bins_of(a: f32, b: f32, #[comptime] target: Target) -> u32 {
-    if target.ptx {
+    if comptime!(target.is_at_least(80)) {
         // Clears the bits that the shift moves from one half of the word into the other.
         (ordered_f16(a, b) >> F16_SHIFT) & comptime!(((BINS - 1) << 16) | (BINS - 1))
     } else {
@@ -103,7 +103,7 @@ fn bin_of(key: u32) -> u32 {
 #[cube]
 pub(super) fn first_key(bin: u32, #[comptime] target: Target) -> u32 {
     let after = comptime!(ZERO + INFINITY + 1);
-    if target.ptx {
+    if comptime!(target.is_at_least(80)) {
         // A negative bin ends where that of the next magnitude begins.
         let negative = bin < F16_ZERO;
         let magnitude = select(negative, F16_ZERO - bin, bin - F16_ZERO);

@@ -11,8 +11,8 @@ use super::fetch::fetched_index;
 use super::state::State;
 use super::{TERMS, TilesBlueprint};
 use crate::gated_delta::kernel::inverse_norm;
+use crate::gemm::kernel::{bf16_pair, term_of};
 use crate::intrinsics::{modulo, multiply_tiles};
-use crate::packed::kernel::{bf16_pair, term_of};
 
 /// Products of keys and queries of the tokens with each other, in shared memory, for each group of
 /// planes.

@@ -1,0 +1,98 @@
+//! Rows of `x` in `f16`, for FP8 weights that the hardware converts to `f16`: one instruction for
+//! two of them, where decoding to `bf16` takes six.
+//!
+//! An `f16` has the digits of a `bf16` but not its range. So [`SCALE_COLUMNS`] neighbouring columns
+//! of a row are multiplied by the power of two that takes the largest of them to between 2^14 and
+//! 2^15, and their sums of products are divided by it. Numbers of at least 2^-28 of the largest
+//! keep all of their digits; smaller ones keep the digits that are no less than 2^-38 of it.
+
+use cubecl::prelude::*;
+
+use super::{InputLayout, term_with_digits};
+use crate::gemm::kernel::stream::StreamBlueprint;
+use crate::intrinsics::{pack_f16, shuffle_xor};
+
+/// Columns that share a scale: those of an FP8 block.
+pub(in crate::gemm::kernel) const SCALE_COLUMNS: u32 = 128;
+/// The same in vec8s.
+pub(in crate::gemm::kernel) const SCALE_VEC8S: u32 = SCALE_COLUMNS / 8;
+
+/// Begins to read a vec8 of a row of `x` into `read`, from index `to` on.
+#[cube]
+pub(in crate::gemm::kernel) fn read_vec8<X: Numeric, N: Size>(
+    x: &[Vector<X, N>],
+    row: usize,
+    vec8: u32,
+    read: &mut Array<Vector<u32, Const<4>>>,
+    #[comptime] to: u32,
+    #[comptime] input: InputLayout,
+) {
+    #[unroll]
+    for v in 0..input.vectors() {
+        let at = row + (vec8 * comptime!(input.vectors()) + v) as usize;
+        read[comptime!((to + v) as usize)] = Vector::<u32, Const<4>>::reinterpret(x[at]);
+    }
+}
+
+/// Sign, exponent and the bits that an `f16` has of an f32's mantissa.
+const F16_DIGITS: u32 = 0xffff_e000;
+
+/// Term `term` of the vec8 that was [read](read_vec8), in `f16`, and the factor that undoes its
+/// scaling in the sums of products. 16 neighbouring lanes hold the columns of one scale. Every lane
+/// of the plane must call this.
+#[cube]
+pub(in crate::gemm::kernel) fn scaled_vec8<X: Numeric, N: Size>(
+    read: &Array<Vector<u32, Const<4>>>,
+    #[comptime] from: u32,
+    inside: bool,
+    term: u32,
+    #[comptime] blueprint: StreamBlueprint,
+) -> (Vector<u32, Const<4>>, f32) {
+    let input = comptime!(blueprint.input);
+    let mut values = Array::<f32>::new(8usize);
+    let mut largest = 0u32;
+    #[unroll]
+    for v in 0..input.vectors() {
+        let words = read[comptime!((from + v) as usize)];
+        let vector = Vector::<f32, N>::cast_from(Vector::<X, N>::reinterpret(words));
+        #[unroll]
+        for j in 0..comptime!(8 / input.vectors()) {
+            let mut value = select(inside, vector.extract(comptime!(j as usize)), 0.0f32);
+            if comptime!(input.terms > 1) {
+                value = f32::reinterpret(term_with_digits(value, term, F16_DIGITS));
+            }
+            values[comptime!((v * 8 / input.vectors() + j) as usize)] = value;
+            largest = max(largest, u32::reinterpret(value) & 0x7fff_ffffu32);
+        }
+    }
+    #[unroll]
+    for distance in 0..comptime!(SCALE_VEC8S.ilog2()) {
+        let other = shuffle_xor(
+            f32::reinterpret(largest),
+            comptime!(1u32 << distance),
+            blueprint.target,
+        );
+        largest = max(largest, u32::reinterpret(other));
+    }
+    // Both factors have the exponents of normal numbers, whatever the largest is.
+    let exponent = min(max(largest >> 23, 15u32), 254u32);
+    let factor = f32::reinterpret((268u32 - exponent) << 23);
+    let mut pairs = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for i in 0..4usize {
+        let low = values[comptime!(2 * i)] * factor;
+        let high = values[comptime!(2 * i + 1)] * factor;
+        pairs.insert(i, pack_f16(low, high));
+    }
+    (pairs, f32::reinterpret((exponent - 14u32) << 23))
+}
+
+/// The index of the scale of block `block` of a row of `x` in shared memory.
+#[cube]
+pub(in crate::gemm::kernel) fn scale_index(
+    x_row: u32,
+    block: u32,
+    #[comptime] blueprint: StreamBlueprint,
+) -> usize {
+    (x_row * comptime!(blueprint.row_pitch()) + comptime!(blueprint.row_vec8s()) + block) as usize
+}

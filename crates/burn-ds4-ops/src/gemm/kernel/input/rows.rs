@@ -1,0 +1,68 @@
+//! Copies of rows of `x` to the caches and shared memory.
+
+use cubecl::prelude::*;
+
+use crate::gemm::kernel::stream::StreamBlueprint;
+use crate::intrinsics::prefetch;
+
+/// Begins to bring `rows` rows of `width` columns of `x`, which all cubes will read, to the
+/// second-level cache.
+#[cube]
+pub(in crate::gemm::kernel) fn prefetch_rows<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    rows: u32,
+    width: u32,
+    x_vectors: usize,
+    #[comptime] blueprint: StreamBlueprint,
+) {
+    let row_lines =
+        (width + comptime!(blueprint.cache_line_columns() - 1)) / blueprint.cache_line_columns();
+    let mut line = UNIT_POS;
+    while line < rows * row_lines {
+        let vector =
+            line % row_lines * comptime!(blueprint.cache_line_columns()) / N::value() as u32;
+        let at = (line / row_lines) as usize * x_vectors + vector as usize;
+        prefetch(&x[at..at + 1]);
+        line += CUBE_DIM;
+    }
+}
+
+/// Begins to read this unit's part of `rows` rows of `vec8s` each, which are in the order in which
+/// lanes read them. Shared memory has the capacity for as many rows or more.
+#[cube]
+pub(in crate::gemm::kernel) fn read_rows(
+    x: &[Vector<u32, Const<4>>],
+    rows: u32,
+    vec8s: usize,
+    read: &mut Array<Vector<u32, Const<4>>>,
+    #[comptime] count: u32,
+    #[comptime] blueprint: StreamBlueprint,
+) {
+    #[unroll]
+    for i in 0..count {
+        let index = UNIT_POS + comptime!(i * blueprint.cube_units());
+        let row = min(index / comptime!(blueprint.row_vec8s()), rows - 1);
+        let vec8 = index % comptime!(blueprint.row_vec8s());
+        let inside = (vec8 as usize) < vec8s;
+        read[i as usize] = x[row as usize * vec8s + select(inside, vec8, 0u32) as usize];
+    }
+}
+
+/// Stores what has been [read](read_rows) in shared memory.
+#[cube]
+pub(in crate::gemm::kernel) fn store_rows(
+    x_rows: &mut Shared<[Vector<u32, Const<4>>]>,
+    read: &Array<Vector<u32, Const<4>>>,
+    #[comptime] count: u32,
+    #[comptime] blueprint: StreamBlueprint,
+) {
+    #[unroll]
+    for i in 0..count {
+        let index = UNIT_POS + comptime!(i * blueprint.cube_units());
+        let row = index / comptime!(blueprint.row_vec8s());
+        let vec8 = index % comptime!(blueprint.row_vec8s());
+        if row < blueprint.x_rows {
+            x_rows[(row * comptime!(blueprint.row_pitch()) + vec8) as usize] = read[i as usize];
+        }
+    }
+}

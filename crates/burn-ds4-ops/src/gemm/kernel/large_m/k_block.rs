@@ -1,0 +1,311 @@
+//! What a cube of the large-M kernel does between two barriers.
+
+use cubecl::prelude::*;
+
+use super::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, LargeMPairs, Problem, ROW_PITCH, ROW_TILES};
+use crate::gemm::kernel::input::{load_vec8, vec8_at, vec8_slot};
+use crate::gemm::kernel::weights::{
+    WeightFormat, WeightReader, add_scaled, rare_bits, weight_pair,
+};
+use crate::intrinsics::{Target, ballot, modulo, multiply_tiles};
+
+/// Where a lane's rows begin, two for each tile, in vectors of words and in scales.
+#[derive(CubeType)]
+pub(super) struct RowOffsets {
+    pub rows: Array<usize>,
+    pub scales: Array<usize>,
+}
+
+#[cube]
+impl RowOffsets {
+    pub fn new(#[comptime] tiles: usize) -> RowOffsets {
+        RowOffsets {
+            rows: Array::new(comptime!(2 * tiles)),
+            scales: Array::new(comptime!(2 * tiles)),
+        }
+    }
+}
+
+/// A lane's part of the weights of a K-block: 16 bytes of each row for every K-step, and a scale
+/// (FP8) or the code of a scale (FP4) for each row.
+#[derive(CubeType)]
+pub(super) struct KBlockWeights {
+    words: Array<Vector<u32, Const<4>>>,
+    scales: Array<u32>,
+}
+
+/// K-steps of a K-block.
+const fn k_steps(format: WeightFormat) -> u32 {
+    K_BLOCK / format.k_step()
+}
+
+#[cube]
+impl KBlockWeights {
+    pub fn new(#[comptime] format: WeightFormat) -> KBlockWeights {
+        KBlockWeights {
+            words: Array::new(comptime!((k_steps(format) * 2 * ROW_TILES) as usize)),
+            scales: Array::new(comptime!(2 * ROW_TILES as usize)),
+        }
+    }
+
+    pub fn copy_from(&mut self, other: &KBlockWeights, #[comptime] format: WeightFormat) {
+        #[unroll]
+        for i in 0..comptime!((k_steps(format) * 2 * ROW_TILES) as usize) {
+            self.words[i] = other.words[i];
+        }
+        #[unroll]
+        for i in 0..comptime!(2 * ROW_TILES as usize) {
+            self.scales[i] = other.scales[i];
+        }
+    }
+}
+
+#[cube]
+pub(super) fn fetch_weights(
+    weights: &WeightReader<'_>,
+    row_offsets: &RowOffsets,
+    first: u32,
+    quarter: u32,
+    block: &mut KBlockWeights,
+) {
+    let format = comptime!(weights.blueprint.format);
+    #[unroll]
+    for k_step in 0..comptime!(k_steps(format)) {
+        let column =
+            first + comptime!(k_step * format.k_step()) + quarter * comptime!(format.columns());
+        #[unroll]
+        for r in 0..comptime!(2 * ROW_TILES) {
+            block.words[comptime!((k_step * 2 * ROW_TILES + r) as usize)] =
+                weights.vector(row_offsets.rows[r as usize], column);
+        }
+    }
+    #[unroll]
+    for r in 0..comptime!(2 * ROW_TILES as usize) {
+        block.scales[r] = match comptime!(format) {
+            WeightFormat::Fp4 => {
+                let column = first + quarter * 32;
+                let word = weights.scale_word(row_offsets.scales[r], column);
+                (word >> weights.scale_shift(row_offsets.scales[r], column)) & 255
+            }
+            WeightFormat::Fp8 => u32::reinterpret(weights.scale(row_offsets.scales[r], first)),
+            WeightFormat::Dense => 0u32.runtime(),
+        };
+    }
+}
+
+/// Whether any weight or scale of a plane takes the slow path.
+#[cube]
+pub(super) fn any_rare(
+    block: &KBlockWeights,
+    #[comptime] format: WeightFormat,
+    #[comptime] target: Target,
+) -> bool {
+    if comptime!(format == WeightFormat::Dense) {
+        false.runtime()
+    } else {
+        let mut rare = 0u32;
+        #[unroll]
+        for i in 0..comptime!(k_steps(format) * 2 * ROW_TILES) {
+            let scale = block.scales[comptime!((i % (2 * ROW_TILES)) as usize)];
+            rare |= rare_bits(block.words[i as usize], scale, format);
+        }
+        ballot(rare != 0, target) != 0
+    }
+}
+
+/// Adds the products of a K-block. `at` is the index of the lane's first vec8 of the first tile of
+/// `x`.
+#[cube]
+pub(super) fn multiply_k_block(
+    weights: &KBlockWeights,
+    stages: &Shared<[Vector<u32, Const<4>>]>,
+    at: u32,
+    sums: &mut Array<Vector<f32, Const<4>>>,
+    #[comptime] rare: bool,
+    #[comptime] blueprint: LargeMBlueprint,
+) {
+    let format = comptime!(blueprint.input.format);
+    let x_tiles = comptime!(blueprint.x_tiles);
+    let count = comptime!((ROW_TILES * x_tiles) as usize);
+    // FP8 weights are multiplied without their scales; a K-block has one scale.
+    let mut block_sums =
+        Array::<Vector<f32, Const<4>>>::new(comptime!(if format == WeightFormat::Fp8 {
+            count
+        } else {
+            1
+        }));
+    if comptime!(format == WeightFormat::Fp8) {
+        #[unroll]
+        for i in 0..count {
+            block_sums[i] = Vector::new(0.0f32);
+        }
+    }
+    #[unroll]
+    for k_step in 0..comptime!(k_steps(format)) {
+        #[unroll]
+        for u in 0..comptime!(format.vec8s()) {
+            let mut pairs = Array::<u32>::new(comptime!(8 * ROW_TILES as usize));
+            #[unroll]
+            for r in 0..comptime!(2 * ROW_TILES) {
+                let words = weights.words[comptime!((k_step * 2 * ROW_TILES + r) as usize)];
+                #[unroll]
+                for i in 0..4usize {
+                    pairs[comptime!(4 * r as usize + i)] = weight_pair(
+                        words,
+                        weights.scales[r as usize],
+                        comptime!(u as usize),
+                        i,
+                        format,
+                        false,
+                        rare,
+                    );
+                }
+            }
+            #[unroll]
+            for n in 0..x_tiles {
+                let slot = comptime!(n * 8 * ROW_PITCH + (k_step * format.vec8s() + u) * 4);
+                let vec8 = stages[(at + slot) as usize];
+                #[unroll]
+                for m in 0..ROW_TILES {
+                    let sum_index = comptime!((m * x_tiles + n) as usize);
+                    let first = comptime!(8 * m as usize);
+                    #[unroll]
+                    for half in 0..2usize {
+                        let sum = if comptime!(format == WeightFormat::Fp8) {
+                            block_sums[sum_index]
+                        } else {
+                            sums[sum_index]
+                        };
+                        let sum = multiply_tiles(
+                            pairs[comptime!(first + 2 * half)],
+                            pairs[comptime!(first + 4 + 2 * half)],
+                            pairs[comptime!(first + 2 * half + 1)],
+                            pairs[comptime!(first + 4 + 2 * half + 1)],
+                            vec8.extract(comptime!(2 * half)),
+                            vec8.extract(comptime!(2 * half + 1)),
+                            sum,
+                            "bf16",
+                        );
+                        if comptime!(format == WeightFormat::Fp8) {
+                            block_sums[sum_index] = sum;
+                        } else {
+                            sums[sum_index] = sum;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    if comptime!(format == WeightFormat::Fp8) {
+        #[unroll]
+        for m in 0..ROW_TILES {
+            let low = f32::reinterpret(weights.scales[comptime!(2 * m as usize)]);
+            let high = f32::reinterpret(weights.scales[comptime!(2 * m as usize + 1)]);
+            #[unroll]
+            for n in 0..x_tiles {
+                let sum_index = comptime!((m * x_tiles + n) as usize);
+                sums[sum_index] = add_scaled(sums[sum_index], block_sums[sum_index], low, high);
+            }
+        }
+    }
+}
+
+/// The rows of `x` of a cube.
+#[derive(CubeType)]
+pub(super) struct XRows<'a, X: Numeric, N: Size> {
+    x: &'a [Vector<X, N>],
+    x_vectors: usize,
+    pairs: &'a LargeMPairs,
+    problem: &'a Problem,
+    width: u32,
+    #[cube(comptime)]
+    blueprint: LargeMBlueprint,
+}
+
+#[cube]
+impl<'a, X: Numeric, N: Size> XRows<'a, X, N> {
+    pub fn new(
+        x: &'a [Vector<X, N>],
+        x_vectors: usize,
+        pairs: &'a LargeMPairs,
+        problem: &'a Problem,
+        width: u32,
+        #[comptime] blueprint: LargeMBlueprint,
+    ) -> XRows<'a, X, N> {
+        XRows::<'a, X, N> {
+            x,
+            x_vectors,
+            pairs,
+            problem,
+            width,
+            blueprint,
+        }
+    }
+
+    /// Reads this unit's part of a K-block.
+    pub fn fetch(&self, k_block: u32, x_vec8s: &mut Array<Vector<u32, Const<4>>>) {
+        let blueprint = comptime!(self.blueprint);
+        let terms = comptime!(blueprint.input.terms);
+        #[unroll]
+        for i in 0..comptime!(blueprint.unit_vec8s()) {
+            let index = UNIT_POS + comptime!(i * blueprint.planes * 32);
+            let u = index % K_BLOCK_VEC8S;
+            let shared_row = index / K_BLOCK_VEC8S;
+            let at = self.problem.start + min(shared_row / terms, self.problem.count - 1);
+            let x_row = if comptime!(blueprint.input.permuted) {
+                at * terms + modulo(shared_row, terms)
+            } else {
+                self.pairs.at(at) / self.pairs.per_row
+            };
+            let column = if comptime!(blueprint.input.permuted) {
+                vec8_at(u, blueprint.input.format) * 8
+            } else {
+                u * 8
+            };
+            let inside = k_block * K_BLOCK + column < self.width;
+            let read = if comptime!(blueprint.k_aligned) {
+                k_block * K_BLOCK_VEC8S + u
+            } else {
+                select(inside, k_block * K_BLOCK_VEC8S + u, 0u32)
+            };
+            let row = x_row as usize * self.x_vectors;
+            let mut pairs = load_vec8(
+                self.x,
+                row,
+                read,
+                modulo(shared_row, terms),
+                blueprint.input,
+            );
+            if comptime!(!blueprint.k_aligned) {
+                pairs = select(inside, pairs, Vector::new(0u32));
+            }
+            x_vec8s[i as usize] = pairs;
+        }
+    }
+}
+
+/// Stores it in shared memory, in the order in which lanes read it.
+#[cube]
+pub(super) fn store_x(
+    x_vec8s: &Array<Vector<u32, Const<4>>>,
+    stage: u32,
+    stages: &mut Shared<[Vector<u32, Const<4>>]>,
+    #[comptime] blueprint: LargeMBlueprint,
+) {
+    let x_rows = comptime!(8 * blueprint.x_tiles);
+    #[unroll]
+    for i in 0..comptime!(blueprint.unit_vec8s()) {
+        let index = UNIT_POS + comptime!(i * blueprint.planes * 32);
+        let u = index % K_BLOCK_VEC8S;
+        let x_row = index / K_BLOCK_VEC8S;
+        let at = if comptime!(blueprint.input.permuted) {
+            u
+        } else {
+            vec8_slot(u, blueprint.input.format)
+        };
+        let offset = stage * comptime!(x_rows * ROW_PITCH) + x_row * ROW_PITCH + at;
+        if x_row < x_rows {
+            stages[offset as usize] = x_vec8s[i as usize];
+        }
+    }
+}

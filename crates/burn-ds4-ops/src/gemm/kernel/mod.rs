@@ -1,0 +1,26 @@
+mod activation;
+pub(crate) mod dense;
+mod groups;
+mod input;
+mod large_m;
+mod portable;
+mod stream;
+mod weights;
+
+pub(crate) use groups::Pairing;
+pub(crate) use input::{InputLayout, bf16_pair, term_of};
+pub(crate) use large_m::{
+    LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, SortBlueprint, large_m_kernel, sort_kernel,
+    sum_slots_kernel,
+};
+pub(crate) use portable::{
+    CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, portable_kernel,
+};
+pub(crate) use stream::{
+    StreamBlueprint, StreamProblemLaunch, SumProblemLaunch, SumSizesLaunch, slot_sum_kernel,
+    stream_kernel,
+};
+pub(crate) use weights::{MatrixStackLaunch, StackLayoutLaunch, WeightFormat};
+
+/// K-steps of a K-block of the stream schedule. In each, a lane has 16 bytes of each of its rows.
+const K_STEPS: u32 = 4;

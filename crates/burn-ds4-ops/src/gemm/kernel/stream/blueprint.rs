@@ -1,0 +1,118 @@
+use super::pipeline::RING_BYTES;
+use crate::gemm::kernel::groups::Pairing;
+use crate::gemm::kernel::input::{InputLayout, SCALE_VEC8S};
+use crate::gemm::kernel::weights::{ReaderBlueprint, WeightFormat};
+use crate::intrinsics::Target;
+
+/// How the kernels of the stream schedule are compiled for one problem.
+///
+/// Planes of a cube split K of a tile of 16 rows of weights: each multiplies some of the K-blocks,
+/// and the partial sums are reduced in shared memory. The split depends on the weights alone, so
+/// that a row's result does not depend on the number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StreamBlueprint {
+    /// Formats of the weights and of `x`.
+    pub input: InputLayout,
+    /// (token, slot) pairs, at most, and how they find their matrices.
+    pub pairs: u32,
+    pub pairing: Pairing,
+    /// Rows of `x` in shared memory, where each term of a row counts as a row. Where the pairs of a
+    /// token are summed, all rows or none; else those that are multiplied at a time. A tile has 8,
+    /// of which some may be the same.
+    pub x_rows: u32,
+    /// Planes that split K of a tile.
+    pub planes: u32,
+    /// K-blocks of a plane.
+    pub plane_k_blocks: u32,
+    /// Groups of such planes in a cube, each with a tile of its own.
+    pub plane_groups: u32,
+    /// Planes of a cube: those of its groups, or more.
+    pub cube_planes: u32,
+    /// Tiles of a group whose partials are in shared memory at a time; where the pairs of a token
+    /// are summed, all tiles of a cube.
+    pub partial_tiles: u32,
+    /// Whether K fills all K-blocks of all planes.
+    pub k_aligned: bool,
+    /// Whether all scales of a K-block of FP4 are read at once.
+    pub scale_vectors: bool,
+    /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
+    /// score. The result is in the order in which weights of this format are decoded.
+    pub gated: Option<WeightFormat>,
+    pub target: Target,
+}
+
+impl StreamBlueprint {
+    /// How its weights are read.
+    pub const fn reader(self) -> ReaderBlueprint {
+        ReaderBlueprint {
+            format: self.input.format,
+            k_aligned: self.k_aligned,
+            scale_vectors: self.scale_vectors,
+            target: self.target,
+        }
+    }
+
+    /// Rows of weights of a tile that have results of their own.
+    pub const fn tile_outputs(self) -> u32 {
+        if self.gated.is_some() { 8 } else { 16 }
+    }
+
+    /// vec8s of a row of `x`, padded to whole K-blocks.
+    pub const fn row_vec8s(self) -> u32 {
+        self.planes * self.plane_k_blocks * self.input.format.k_block() / 8
+    }
+
+    /// vec8s from one row of `x` to the next in shared memory, such that eight lanes that read
+    /// together have no bank conflict. The scales of a row follow its vec8s.
+    pub const fn row_pitch(self) -> u32 {
+        let scales = if self.input.f16_input {
+            self.row_vec8s() / SCALE_VEC8S
+        } else {
+            0
+        };
+        self.row_vec8s() + scales.next_multiple_of(8) + 4
+    }
+
+    /// Columns of `x` in a cache line of 128 bytes.
+    pub const fn cache_line_columns(self) -> u32 {
+        if self.input.terms == 4 { 32 } else { 64 }
+    }
+
+    /// Units of a cube.
+    pub const fn cube_units(self) -> u32 {
+        32 * self.cube_planes
+    }
+
+    /// vec8s of `x` that a unit of the cube puts into shared memory.
+    pub const fn unit_vec8s(self) -> u32 {
+        (self.x_rows * self.row_vec8s()).div_ceil(self.cube_units())
+    }
+
+    /// Bytes of `x` in shared memory.
+    pub const fn x_bytes(self) -> usize {
+        (self.x_rows * self.row_pitch()) as usize * 16
+    }
+
+    /// Bytes of the partials in shared memory.
+    pub const fn partial_bytes(self) -> usize {
+        if self.input.permuted {
+            (self.partial_tiles * self.pairs * self.planes) as usize * 64
+        } else {
+            (self.partial_tiles * self.plane_groups * self.planes) as usize * 512
+        }
+    }
+
+    /// Bytes of shared memory for the pipeline of weights and for the pairs.
+    pub const fn other_bytes(self) -> usize {
+        RING_BYTES * self.cube_planes as usize + (4 << 10)
+    }
+
+    pub const fn shared_bytes(self) -> usize {
+        self.other_bytes() + self.partial_bytes() + self.x_bytes()
+    }
+
+    /// Pairs that are multiplied at a time.
+    pub const fn pass_pairs(self) -> u32 {
+        self.x_rows / self.input.terms
+    }
+}

@@ -1,0 +1,466 @@
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+use super::blueprint::StreamBlueprint;
+use crate::gemm::kernel::K_STEPS;
+use crate::gemm::kernel::input::{InputLayout, scale_index};
+use crate::gemm::kernel::weights::{
+    WeightFormat, WeightReader, add_scaled, rare_bits, unscaled, weight_pair,
+};
+use crate::intrinsics::{await_copies, ballot, byte, commit_copies, modulo, multiply_tiles};
+
+/// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
+/// multiplies a K-block of two rows to a lane, the next one is fetched.
+#[derive(CubeType)]
+pub(crate) struct Stream<'a> {
+    weights: WeightReader<'a>,
+    /// For each plane and stage, 16 bytes of each lane for every K-step of the lower row, then of
+    /// the upper one.
+    ring: Shared<[Vector<u32, Const<4>>]>,
+    /// The lane's first vector in the stage that was fetched last.
+    stage_offset: usize,
+    /// FP4: words with the scales of every K-step, of the lower row and then of the upper one. FP8:
+    /// scales of every second K-step, likewise.
+    scales: Array<u32>,
+    /// The `x` of the first K-step, if it was prefetched.
+    x_vec8s: Array<Vector<u32, Const<4>>>,
+    /// Where the lane's part of the K-block starts in each row, in vectors of words; where the
+    /// scales of those rows start; its first column; and its first vec8 in `x`.
+    low: usize,
+    high: usize,
+    low_scale: usize,
+    high_scale: usize,
+    first: u32,
+    x_at: usize,
+    quarter: u32,
+    /// Says whether `x` is in `f16`.
+    #[cube(comptime)]
+    blueprint: StreamBlueprint,
+}
+
+/// A K-block that was fetched: the lane's first vector in its stage, and where its part of `x` and
+/// of the columns starts.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct KBlock {
+    stage_offset: usize,
+    x_at: usize,
+    first: u32,
+}
+
+/// Vectors of a lane in a K-block.
+const LANE_VECTORS: u32 = 2 * K_STEPS;
+/// Vectors of 16 bytes of shared memory in a plane's pipeline.
+const RING_VECTORS: u32 = 2 * LANE_VECTORS * 32;
+/// The same in bytes.
+pub(super) const RING_BYTES: usize = RING_VECTORS as usize * 16;
+/// Bytes of all banks of shared memory.
+const BANKS_BYTES: usize = 128;
+
+/// Shared memory for the pipelines of a number of planes. It begins at the first bank: what eight
+/// lanes copy asynchronously would otherwise lie in two lines of banks.
+#[cube]
+pub(super) fn new_ring(#[comptime] planes: u32) -> Shared<[Vector<u32, Const<4>>]> {
+    Shared::new_aligned_slice(comptime!((planes * RING_VECTORS) as usize), BANKS_BYTES)
+}
+
+#[cube]
+impl<'a> Stream<'a> {
+    /// `ring` is [allocated](new_ring) for all planes of the cube.
+    pub fn new(
+        weights: WeightReader<'a>,
+        quarter: u32,
+        ring: Shared<[Vector<u32, Const<4>>]>,
+        #[comptime] blueprint: StreamBlueprint,
+    ) -> Stream<'a> {
+        let vec8s = comptime!(weights.blueprint.format.vec8s());
+        Stream::<'a> {
+            weights,
+            ring,
+            stage_offset: (UNIT_POS_Y * RING_VECTORS + UNIT_POS_X) as usize,
+            scales: Array::new(comptime!(LANE_VECTORS as usize)),
+            x_vec8s: Array::new(comptime!(vec8s as usize)),
+            low: 0usize,
+            high: 0usize,
+            low_scale: 0usize,
+            high_scale: 0usize,
+            first: 0u32,
+            x_at: 0usize,
+            quarter,
+            blueprint,
+        }
+    }
+
+    /// Chooses the K-block to fetch next: that of two rows of a matrix, from column `first` on, and
+    /// of a row of `x` at vec8 `x_row`.
+    pub fn seek(&mut self, matrix: u32, low: u32, high: u32, first: u32, x_row: usize) {
+        let format = comptime!(self.weights.blueprint.format);
+        let rows = self.weights.row_pair(matrix, low, high);
+        let at = (first / comptime!(format.columns()) + self.quarter) as usize;
+        self.low = rows.low + at;
+        self.high = rows.high + at;
+        self.low_scale = rows.low_scale;
+        self.high_scale = rows.high_scale;
+        self.first = first + self.quarter * comptime!(format.columns());
+        self.x_at = x_row + (first / 8 + self.quarter) as usize;
+    }
+
+    /// Begins to fetch the weights of the chosen K-block.
+    pub fn fetch(&mut self) {
+        self.stage_offset ^= comptime!((LANE_VECTORS * 32) as usize);
+        #[unroll]
+        for c in 0..K_STEPS {
+            self.fetch_k_step(c);
+            commit_copies();
+        }
+        self.fetch_scales();
+    }
+
+    /// Continues after another stream of the same plane, by the K-block that it fetched last. The
+    /// two alternate in one ring.
+    pub fn continue_after(&mut self, last: &KBlock) {
+        self.stage_offset = last.stage_offset;
+    }
+
+    /// Takes the place of [`fetch`](Self::fetch) where no K-block follows.
+    pub fn commit_empty_groups(&self) {
+        #[unroll]
+        for _ in 0..K_STEPS {
+            commit_copies();
+        }
+    }
+
+    fn fetch_k_step(&mut self, #[comptime] c: u32) {
+        let ahead = comptime!((c * 4) as usize);
+        let mut low = self.low + ahead;
+        let mut high = self.high + ahead;
+        if comptime!(!self.weights.blueprint.k_aligned) {
+            // What is read past the end is not used.
+            let format = comptime!(self.weights.blueprint.format);
+            let inside = self.first + comptime!(c * format.k_step()) < self.weights.stack.columns;
+            low = select(inside, low, 0usize);
+            high = select(inside, high, 0usize);
+        }
+        let to = self.stage_offset + comptime!((c * 32) as usize);
+        let next = to + comptime!((K_STEPS * 32) as usize);
+        copy_async(
+            &self.weights.words[low..low + 1],
+            &mut self.ring[to..to + 1],
+            4u32,
+        );
+        copy_async(
+            &self.weights.words[high..high + 1],
+            &mut self.ring[next..next + 1],
+            4u32,
+        );
+    }
+
+    /// Takes a lane's vector from a stage; zeros past the end.
+    fn staged_vector(
+        &self,
+        stage_offset: usize,
+        first: u32,
+        #[comptime] vector: u32,
+    ) -> Vector<u32, Const<4>> {
+        let words = self.ring[stage_offset + comptime!((vector * 32) as usize)];
+        if comptime!(self.weights.blueprint.k_aligned) {
+            words
+        } else {
+            let column =
+                first + comptime!(vector % K_STEPS * self.weights.blueprint.format.k_step());
+            select(
+                column < self.weights.stack.columns,
+                words,
+                Vector::new(0u32),
+            )
+        }
+    }
+
+    fn fetch_scales(&mut self) {
+        let format = comptime!(self.weights.blueprint.format);
+        if comptime!(format == WeightFormat::Fp4) {
+            if comptime!(self.weights.blueprint.scale_vectors) {
+                let mut at = self.first / 512;
+                if comptime!(!self.weights.blueprint.k_aligned) {
+                    at = min(at, self.weights.stack.columns / 512 - 1);
+                }
+                let at = at as usize;
+                let scales = self.weights.scales.with_vector_size::<Const<4>>();
+                let low = scales[self.low_scale / 16 + at];
+                let high = scales[self.high_scale / 16 + at];
+                #[unroll]
+                for c in 0..K_STEPS {
+                    self.scales[c as usize] = low.extract(comptime!(c as usize));
+                    self.scales[comptime!((K_STEPS + c) as usize)] =
+                        high.extract(comptime!(c as usize));
+                }
+            } else {
+                #[unroll]
+                for c in 0..K_STEPS {
+                    let column = self.first + comptime!(c * 128);
+                    self.scales[c as usize] = self.weights.scale_word(self.low_scale, column);
+                    self.scales[comptime!((K_STEPS + c) as usize)] =
+                        self.weights.scale_word(self.high_scale, column);
+                }
+            }
+        }
+        if comptime!(format == WeightFormat::Fp8) {
+            #[unroll]
+            for c in 0..comptime!(K_STEPS / 2) {
+                let column = self.first + comptime!(c * 128);
+                self.scales[comptime!(2 * c as usize)] =
+                    u32::reinterpret(self.weights.scale(self.low_scale, column));
+                self.scales[comptime!((K_STEPS + 2 * c) as usize)] =
+                    u32::reinterpret(self.weights.scale(self.high_scale, column));
+            }
+        }
+    }
+
+    /// Reads the `x` of the first K-step.
+    pub fn prefetch_x(&mut self, x: &[Vector<u32, Const<4>>]) {
+        #[unroll]
+        for u in 0..comptime!(self.weights.blueprint.format.vec8s()) {
+            self.x_vec8s[u as usize] = self.x_vec8(x, self.x_at, self.first, u);
+        }
+    }
+
+    /// Reads vec8 `u` of the lane's 16 bytes in the K-step that starts at vec8 `at` of `x` and at
+    /// `column` of the weights; zeros past the end.
+    fn x_vec8(
+        &self,
+        x: &[Vector<u32, Const<4>>],
+        at: usize,
+        column: u32,
+        #[comptime] u: u32,
+    ) -> Vector<u32, Const<4>> {
+        let at = at + comptime!((u * 4) as usize);
+        if comptime!(self.weights.blueprint.k_aligned) {
+            x[at]
+        } else {
+            let inside = column + comptime!(u * 8) < self.weights.stack.columns;
+            select(inside, x[select(inside, at, 0usize)], Vector::new(0u32))
+        }
+    }
+
+    /// Copies the scales of the K-block that was fetched, as codes (FP4).
+    pub fn load_scales(&self, scales: &mut Array<u32>) {
+        #[unroll]
+        for c in 0..K_STEPS {
+            let low = self.scales[c as usize];
+            let high = self.scales[comptime!((K_STEPS + c) as usize)];
+            if comptime!(self.weights.blueprint.format != WeightFormat::Fp4) {
+                scales[c as usize] = low;
+                scales[comptime!((K_STEPS + c) as usize)] = high;
+            } else if comptime!(self.weights.blueprint.scale_vectors) {
+                scales[c as usize] = byte(low, self.quarter);
+                scales[comptime!((K_STEPS + c) as usize)] = byte(high, self.quarter);
+            } else {
+                let column = self.first + comptime!(c * 128);
+                let low_byte = self.weights.scale_byte(self.low_scale, column) % 4;
+                let high_byte = self.weights.scale_byte(self.high_scale, column) % 4;
+                scales[c as usize] = byte(low, low_byte as u32);
+                scales[comptime!((K_STEPS + c) as usize)] = byte(high, high_byte as u32);
+            }
+        }
+    }
+
+    /// The K-block that was fetched last. It stays what it is when another is chosen.
+    pub fn fetched(&self) -> KBlock {
+        // Fields as they are would follow the stream.
+        KBlock {
+            stage_offset: self.stage_offset + 0usize,
+            x_at: self.x_at + 0usize,
+            first: self.first + 0u32,
+        }
+    }
+
+    /// Multiplies the K-block that was [fetched](Self::fetched), and meanwhile fetches the chosen
+    /// one, if `has_next`. With `ahead`, `x` is read one K-step before it is needed, including that
+    /// of the next K-block. Every lane gets four sums of 16 rows by 8 columns. Every lane of the
+    /// plane must call this.
+    pub fn multiply(
+        &mut self,
+        block: &KBlock,
+        x: &[Vector<u32, Const<4>>],
+        scales: &Array<u32>,
+        has_next: bool,
+        #[comptime] ahead: bool,
+    ) -> Vector<f32, Const<4>> {
+        if has_next {
+            self.fetch();
+        } else {
+            self.commit_empty_groups();
+        }
+        self.multiply_staged(block, x, scales, has_next, ahead)
+    }
+
+    /// [`multiply`](Self::multiply) where the caller has called [`fetch`](Self::fetch) or
+    /// [`commit_empty_groups`](Self::commit_empty_groups) for what follows.
+    pub fn multiply_staged(
+        &mut self,
+        block: &KBlock,
+        x: &[Vector<u32, Const<4>>],
+        scales: &Array<u32>,
+        has_next: bool,
+        #[comptime] ahead: bool,
+    ) -> Vector<f32, Const<4>> {
+        let stage_offset = block.stage_offset;
+        let (x_at, first) = (block.x_at, block.first);
+        let format = comptime!(self.weights.blueprint.format);
+        let f16_input = comptime!(self.blueprint.input.f16_input);
+        let vec8s = comptime!(format.vec8s());
+        // Two alternating accumulators, so that a product need not wait for the one before; and a
+        // third for FP8, which sums the scaled blocks.
+        let mut sums = Array::<Vector<f32, Const<4>>>::new(3usize);
+        #[unroll]
+        for i in 0..3usize {
+            sums[i] = Vector::new(0.0f32);
+        }
+        let mut columns = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * vec8s as usize));
+        if comptime!(ahead) {
+            #[unroll]
+            for u in 0..vec8s {
+                columns[u as usize] = self.x_vec8s[u as usize];
+            }
+        }
+        let mut ordinary = true;
+        if comptime!(format == WeightFormat::Fp4) {
+            let mut rare = 0u32;
+            #[unroll]
+            for i in 0..comptime!(LANE_VECTORS as usize) {
+                rare |= scales[i];
+            }
+            ordinary = ballot(rare & 0x80u32 != 0, self.weights.blueprint.target) == 0;
+        }
+        #[unroll]
+        for c in 0..K_STEPS {
+            await_copies(comptime!(2 * K_STEPS - 1 - c));
+            let low = self.staged_vector(stage_offset, first, c);
+            let high = self.staged_vector(stage_offset, first, comptime!(K_STEPS + c));
+            let now = comptime!(if ahead { c % 2 * vec8s } else { 0 });
+            let wanted = comptime!(if ahead { c + 1 } else { c });
+            if comptime!(wanted < K_STEPS) {
+                let at = x_at + comptime!((wanted * 4 * vec8s) as usize);
+                let column = first + comptime!(wanted * format.k_step());
+                let to = comptime!(if ahead { vec8s - now } else { 0 });
+                #[unroll]
+                for u in 0..vec8s {
+                    columns[comptime!((to + u) as usize)] = self.x_vec8(x, at, column, u);
+                }
+            } else if has_next {
+                self.prefetch_x(x);
+            }
+            let words = RowWords {
+                low,
+                high,
+                low_scale: scales[c as usize],
+                high_scale: scales[comptime!((K_STEPS + c) as usize)],
+            };
+            if comptime!(format == WeightFormat::Fp8 && !f16_input) {
+                let rare = rare_bits(low, words.low_scale, format)
+                    | rare_bits(high, words.high_scale, format);
+                ordinary = ballot(rare != 0, self.weights.blueprint.target) == 0;
+            }
+            if comptime!(format == WeightFormat::Dense || f16_input) {
+                words.multiply(&columns, now, &mut sums, self.blueprint.input, false);
+            } else if ordinary {
+                words.multiply(&columns, now, &mut sums, self.blueprint.input, false);
+            } else {
+                words.multiply(&columns, now, &mut sums, self.blueprint.input, true);
+            }
+            if comptime!(format == WeightFormat::Fp8 && c % 2 == 1) {
+                let mut block = sums[0] + sums[1];
+                if comptime!(f16_input) {
+                    block = self.unscaled(x, block, (first + comptime!(c * format.k_step())) / 128);
+                }
+                sums[2] = add_scaled(
+                    sums[2],
+                    block,
+                    f32::reinterpret(scales[comptime!(c as usize - 1)]),
+                    f32::reinterpret(scales[comptime!((K_STEPS + c) as usize - 1)]),
+                );
+                sums[0] = Vector::new(0.0f32);
+                sums[1] = Vector::new(0.0f32);
+            }
+        }
+        if comptime!(format == WeightFormat::Fp8) {
+            sums[2]
+        } else {
+            sums[0] + sums[1]
+        }
+    }
+
+    /// Undoes the scaling of `x` in a block's sums, by the factors that are stored with its rows in
+    /// shared memory.
+    fn unscaled(
+        &self,
+        x: &[Vector<u32, Const<4>>],
+        sums: Vector<f32, Const<4>>,
+        block: u32,
+    ) -> Vector<f32, Const<4>> {
+        let x_rows = comptime!(self.blueprint.x_rows);
+        let x_row = modulo(self.quarter * 2, x_rows);
+        let first = x_scale(x, x_row, block, self.blueprint);
+        let second = if comptime!(x_rows > 1) {
+            x_scale(x, x_row + 1, block, self.blueprint)
+        } else {
+            first
+        };
+        unscaled(sums, first, second)
+    }
+}
+
+#[cube]
+fn x_scale(
+    x: &[Vector<u32, Const<4>>],
+    x_row: u32,
+    block: u32,
+    #[comptime] blueprint: StreamBlueprint,
+) -> f32 {
+    f32::reinterpret(x[scale_index(x_row, block, blueprint)].extract(0usize))
+}
+
+/// A lane's 16 bytes of two rows of weights, and their scales.
+#[derive(CubeType)]
+struct RowWords {
+    low: Vector<u32, Const<4>>,
+    high: Vector<u32, Const<4>>,
+    low_scale: u32,
+    high_scale: u32,
+}
+
+#[cube]
+impl RowWords {
+    /// Adds the products of a K-step to two alternating accumulators; the vec8s of `x` are in
+    /// `columns` from `first` on. `rare` is the slow path: FP4 scales above two, FP8 codes that are
+    /// NaN.
+    fn multiply(
+        &self,
+        columns: &Array<Vector<u32, Const<4>>>,
+        #[comptime] first: u32,
+        sums: &mut Array<Vector<f32, Const<4>>>,
+        #[comptime] input: InputLayout,
+        #[comptime] rare: bool,
+    ) {
+        let InputLayout {
+            format, f16_input, ..
+        } = comptime!(input);
+        let dtype = comptime!(if f16_input { "f16" } else { "bf16" });
+        #[unroll]
+        for u in 0..comptime!(format.vec8s() as usize) {
+            #[unroll]
+            for m in 0..2usize {
+                let (i, j) = comptime!((2 * m, 2 * m + 1));
+                sums[m] = multiply_tiles(
+                    weight_pair(self.low, self.low_scale, u, i, format, f16_input, rare),
+                    weight_pair(self.high, self.high_scale, u, i, format, f16_input, rare),
+                    weight_pair(self.low, self.low_scale, u, j, format, f16_input, rare),
+                    weight_pair(self.high, self.high_scale, u, j, format, f16_input, rare),
+                    columns[comptime!(first as usize + u)].extract(comptime!(2 * m)),
+                    columns[comptime!(first as usize + u)].extract(comptime!(2 * m + 1)),
+                    sums[m],
+                    dtype,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+use cubecl::prelude::*;
+
+use crate::gemm::kernel::K_STEPS;
+use crate::intrinsics::multiply_pairs;
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum WeightFormat {
+    /// E2M1 codes, an E8M0 scale for every 32 columns of a row.
+    Fp4,
+    /// E4M3 codes, an f32 scale for every 128 rows and columns.
+    Fp8,
+    /// Floats; `bf16` for tensor cores.
+    Dense,
+}
+
+impl WeightFormat {
+    /// Columns in 16 bytes, which a lane reads at once for tensor cores.
+    pub const fn columns(self) -> u32 {
+        match self {
+            Self::Fp4 => 32,
+            Self::Fp8 => 16,
+            Self::Dense => 8,
+        }
+    }
+
+    /// Columns of a K-step, which four lanes read at once.
+    pub const fn k_step(self) -> u32 {
+        4 * self.columns()
+    }
+
+    /// Columns of a K-block of the small-M kernels.
+    pub const fn k_block(self) -> u32 {
+        K_STEPS * self.k_step()
+    }
+
+    /// Columns in a word; a float counts as a word.
+    pub const fn codes(self) -> u32 {
+        match self {
+            Self::Fp4 => 8,
+            Self::Fp8 => 4,
+            Self::Dense => 1,
+        }
+    }
+
+    /// vec8s in the 16 bytes of a lane.
+    pub const fn vec8s(self) -> u32 {
+        self.columns() / 8
+    }
+
+    /// Where decoding puts the columns of a vec8: pair `i` has the columns `order()[i]`.
+    pub const fn order(self) -> [(u32, u32); 4] {
+        match self {
+            Self::Fp4 => [(0, 4), (1, 5), (2, 6), (3, 7)],
+            Self::Fp8 => [(0, 2), (1, 3), (4, 6), (5, 7)],
+            Self::Dense => [(0, 1), (2, 3), (4, 5), (6, 7)],
+        }
+    }
+}
+
+/// Two of the eight weights of a word, in `bf16` and times `2^-126`: pair `i` of
+/// [`WeightFormat::order`].
+#[cube]
+pub(super) fn fp4_pair(word: u32, #[comptime] i: usize) -> u32 {
+    // The sign of a code goes to the sign bit, its magnitude across the border between exponent and
+    // mantissa. The code's own subnormal is then a subnormal `bf16` of the right value.
+    let word = if comptime!(i >= 2) { word >> 8 } else { word };
+    let spread = if comptime!(i % 2 == 0) {
+        (word & 0x000f_000fu32) * 0x1040u32
+    } else {
+        (word & 0x00f0_00f0u32) * 0x0104u32
+    };
+    spread & 0x81c0_81c0u32
+}
+
+/// Two of the four weights of a word, in `bf16`, times `2^-120`.
+#[cube]
+pub(super) fn fp8_pair(word: u32, #[comptime] i: usize) -> u32 {
+    let (sign, magnitude) = if comptime!(i == 0) {
+        ((word << 8), (word << 4))
+    } else {
+        (word, (word >> 4))
+    };
+    (sign & 0x8000_8000u32) | (magnitude & 0x07f0_07f0u32)
+}
+
+/// [`fp8_pair`] times `2^120`; NaN codes become NaN.
+#[cube]
+pub(super) fn fp8_pair_with_nan(word: u32, #[comptime] i: usize) -> u32 {
+    let pair = fp8_pair(word, i);
+    let low = pair & 0x07f0u32 == 0x07f0u32;
+    let high = pair & 0x07f0_0000u32 == 0x07f0_0000u32;
+    multiply_pairs(pair, 0x7b80_7b80u32)
+        | select(low, 0x7fc0u32, 0u32)
+        | select(high, 0x7fc0_0000u32, 0u32)
+}
+
+/// A word that is not 0 if one of the four codes is NaN.
+#[cube]
+pub(super) fn fp8_nan(word: u32) -> u32 {
+    ((word & 0x7f7f_7f7fu32) + 0x0101_0101u32) & 0x8080_8080u32
+}
+
+/// The factor of [`fp4_pair`] for a scale, twice in a word. A scale of more than two takes
+/// [`fp4_first_factor`] and [`fp4_second_factor`] instead.
+#[cube]
+pub(super) fn fp4_factor(scale: u32) -> u32 {
+    scale * 0x0080_0080u32 + 0x3f00_3f00u32
+}
+
+/// [`fp4_factor`] of a scale that may be more than two.
+#[cube]
+pub(super) fn fp4_first_factor(scale: u32) -> u32 {
+    fp4_factor(min(scale, 128u32))
+}
+
+/// The rest of a scale of more than two; NaN for the code that is NaN.
+#[cube]
+pub(super) fn fp4_second_factor(scale: u32) -> u32 {
+    let exponent = max(scale, 128u32) - 1;
+    select(scale == 255u32, 0x7fc0_7fc0u32, exponent * 0x0080_0080u32)
+}
+
+/// Value of an E2M1 code in the lowest four bits.
+#[cube]
+pub(crate) fn fp4_value(code: u32) -> f32 {
+    let magnitude =
+        f32::reinterpret(((code & 7u32) << 22) + select(code & 6u32 == 0, 0u32, 0x3f00_0000u32));
+    // 0.5 is the only subnormal: as the bits of an f32, it would be tiny.
+    let magnitude = select(code & 7u32 == 1, 0.5f32, magnitude);
+    select(code & 8u32 != 0, -magnitude, magnitude)
+}
+
+/// Value of an E4M3 code in the lowest eight bits.
+#[cube]
+pub(crate) fn fp8_value(code: u32) -> f32 {
+    let bits = code & 0x7fu32;
+    let normal = f32::reinterpret((bits << 20) + 0x3c00_0000u32);
+    let subnormal = f32::cast_from(bits) * 0.001953125f32;
+    let magnitude = select(bits < 8, subnormal, normal);
+    let value = select(code & 0x80u32 != 0, -magnitude, magnitude);
+    f32::reinterpret(select(
+        bits == 0x7fu32,
+        0x7fc0_0000u32,
+        u32::reinterpret(value),
+    ))
+}
+
+/// Value of an E8M0 code.
+#[cube]
+pub(crate) fn scale_value(code: u32) -> f32 {
+    let bits = select(code == 0, 0x0040_0000u32, code << 23);
+    f32::reinterpret(select(code == 255u32, 0x7fc0_0000u32, bits))
+}

@@ -1,0 +1,200 @@
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::optional;
+use crate::caps::Caps;
+use crate::gemm::kernel::{
+    InputLayout, LargeMBlueprint, LargeMPairsLaunch, SortBlueprint, WeightFormat, large_m_kernel,
+    sort_kernel, sum_slots_kernel,
+};
+use crate::gemm::{Matrices, terms};
+use crate::launching::{address_type, cube_count, output, vector_size};
+
+/// Planes of a cube of the large-M kernel; half as many where there would be fewer cubes than
+/// multiprocessors.
+const LARGE_M_PLANES: u32 = 8;
+/// Tiles of 8 columns of the large-M kernel, at most.
+const LARGE_M_TILES: usize = 8;
+/// Units of a cube that sums rows.
+const SUM_UNITS: u32 = 256;
+
+/// Tiles of 8 columns to a cube, for a number of columns to a matrix.
+pub(crate) fn large_m_tiles(columns: usize) -> usize {
+    columns
+        .div_ceil(8)
+        .next_power_of_two()
+        .clamp(2, LARGE_M_TILES)
+}
+
+/// Pairs in groups of one expert.
+pub(crate) struct SortedPairs {
+    pub order: CubeTensor,
+    pub starts: CubeTensor,
+    problems: CubeTensor,
+    /// Capacity of the table of problems.
+    max_problems: usize,
+}
+
+/// Groups pairs, and divides the groups into problems of at most `problem_pairs` pairs.
+pub(crate) fn sort(ids: &CubeTensor, experts: usize, problem_pairs: usize) -> SortedPairs {
+    let client = ids.client.clone();
+    let pairs = ids.shape().num_elements();
+    let max_problems = pairs.min(pairs.div_ceil(problem_pairs) + experts);
+    let sorted = SortedPairs {
+        order: output(ids, [1, pairs], DType::U32),
+        starts: output(ids, [1, experts + 1], DType::U32),
+        problems: output(ids, [1, 3 * max_problems + 1], DType::U32),
+        max_problems,
+    };
+    let lanes = Caps::of(&client).lanes();
+    let units = Caps::of(&client).cube_units;
+    let planes = (units.min(1024) / lanes)
+        .min(pairs.div_ceil(lanes as usize) as u32)
+        .max(1);
+    let blueprint = SortBlueprint {
+        experts: (experts as u32).next_multiple_of(lanes),
+        problem_pairs: problem_pairs as u32,
+        lanes,
+        planes,
+        target: Caps::of(&client).target,
+    };
+    // SAFETY: ids that are no experts' are left out; there are no more problems than the table has
+    // capacity for.
+    unsafe {
+        sort_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_2d(lanes, planes),
+            ids.clone().into_buffer_arg(),
+            sorted.order.clone().into_buffer_arg(),
+            sorted.starts.clone().into_buffer_arg(),
+            sorted.problems.clone().into_buffer_arg(),
+            pairs as u32,
+            experts as u32,
+            max_problems as u32,
+            blueprint,
+            dtype_to_storage_type(ids.dtype),
+        );
+    }
+    sorted
+}
+
+/// A launch of [`large_m_kernel`].
+pub(crate) struct LargeM<'a> {
+    pub x: &'a CubeTensor,
+    pub sorted: Option<&'a SortedPairs>,
+    pub scores: Option<&'a CubeTensor>,
+    pub matrices: &'a Matrices,
+    pub gated: Option<WeightFormat>,
+    pub permuted: bool,
+    pub pairs: usize,
+    pub pairs_per_row: usize,
+    /// Tiles of columns of a cube.
+    pub x_tiles: usize,
+    /// The dtype of the rows of `x`, which gated results are rounded to. A permuted `x` consists of
+    /// terms of it.
+    pub dtype: DType,
+    pub limit: f64,
+}
+
+impl LargeM<'_> {
+    pub(crate) fn launch(self, result: &CubeTensor) {
+        let matrices = self.matrices;
+        let client = self.x.client.clone();
+        let terms = terms(self.dtype);
+        let (size, element) = if self.permuted {
+            (4, DType::U32)
+        } else {
+            (16 / self.x.elem_size(), self.x.dtype)
+        };
+        // A permuted `x` is read in words.
+        let stride = self.x.meta.strides()[0] * self.x.elem_size() / 16;
+        let outputs = if self.gated.is_some() {
+            matrices.rows / 2
+        } else {
+            matrices.rows
+        };
+        let mut blueprint = LargeMBlueprint {
+            input: InputLayout {
+                format: matrices.format,
+                terms,
+                permuted: self.permuted,
+                f16_input: false,
+            },
+            x_tiles: self.x_tiles as u32,
+            planes: LARGE_M_PLANES,
+            gated: self.gated,
+            k_aligned: matrices.columns.is_multiple_of(128),
+            target: Caps::of(&client).target,
+        };
+        let problems = match self.sorted {
+            Some(sorted) => sorted.max_problems,
+            None => self.pairs.div_ceil(blueprint.rows() as usize),
+        };
+        let cubes = outputs.div_ceil(blueprint.outputs() as usize) * problems;
+        if cubes < Caps::of(&client).processors as usize {
+            blueprint.planes /= 2;
+        }
+        let dtypes = [element, self.dtype, result.dtype].map(dtype_to_storage_type);
+        // SAFETY: rows and columns past the end are read as the last, or as the first column;
+        // writes are within the output.
+        unsafe {
+            large_m_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(
+                    outputs.div_ceil(blueprint.outputs() as usize) as u32,
+                    problems as u32,
+                    1,
+                ),
+                CubeDim::new_2d(32, blueprint.planes),
+                address_type([self.x, &matrices.words, result]),
+                size,
+                self.x.clone().into_buffer_arg(),
+                stride,
+                LargeMPairsLaunch::new(
+                    optional(self.sorted.map(|sorted| &sorted.order)),
+                    optional(self.sorted.map(|sorted| &sorted.problems)),
+                    optional(self.scores),
+                    self.pairs as u32,
+                    self.pairs_per_row as u32,
+                    self.limit as f32,
+                ),
+                matrices.arg(),
+                result.clone().into_buffer_arg(),
+                blueprint,
+                dtypes,
+            );
+        }
+    }
+}
+
+/// Sums the rows of each token's pairs.
+pub(crate) fn sum_slots(rows: CubeTensor, ids: &CubeTensor, experts: usize) -> CubeTensor {
+    let client = rows.client.clone();
+    let ([tokens, slots], [_, columns]) = (ids.shape().dims(), rows.shape().dims());
+    let sums = output(&rows, [tokens, columns], DType::F32);
+    let size = vector_size(&rows, 4);
+    let vectors = columns / size;
+    // SAFETY: reads are within `[pairs, columns]`, writes within `[tokens, columns]`.
+    unsafe {
+        sum_slots_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, (tokens * vectors).div_ceil(SUM_UNITS as usize)),
+            CubeDim::new_1d(SUM_UNITS),
+            address_type([&rows, &sums]),
+            size,
+            rows.into_buffer_arg(),
+            ids.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            tokens as u32,
+            slots as u32,
+            experts as u32,
+            vectors as u32,
+            dtype_to_storage_type(ids.dtype),
+        );
+    }
+    sums
+}

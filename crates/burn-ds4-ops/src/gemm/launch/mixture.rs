@@ -1,0 +1,135 @@
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::stream::{BUDGETS, Budget, StreamProblem, launch_stream};
+use super::sum::{SumBlueprint, SumProblem, launch_sum};
+use super::{Pairing, SMALL_M_ROWS, StreamBlueprint};
+use crate::caps::Caps;
+use crate::gemm::{Matrices, terms};
+use crate::launching::output;
+
+/// Both launches of a mixture of experts for a small number of tokens: the routed experts, and a
+/// shared one if there is any.
+pub(crate) struct Mixture<'a> {
+    pub x: &'a CubeTensor,
+    /// Both are `[tokens, slots]`.
+    pub ids: &'a CubeTensor,
+    pub scores: &'a CubeTensor,
+    /// `[gate and up, down]`.
+    pub experts: [&'a Matrices; 2],
+    pub limit: f64,
+    pub shared: Option<SharedExpert<'a>>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct SharedExpert<'a> {
+    /// `[gate and up, down]`.
+    pub matrices: [&'a Matrices; 2],
+    pub limit: f64,
+}
+
+/// How both launches are compiled.
+pub(crate) struct MixtureBlueprint {
+    gated: StreamBlueprint,
+    shared_gated: Option<StreamBlueprint>,
+    sum: SumBlueprint,
+}
+
+impl MixtureBlueprint {
+    /// `None` where shared memory is too small for any number of tokens up to [`SMALL_M_ROWS`].
+    pub fn new(mixture: &Mixture<'_>) -> Option<Self> {
+        let caps = &Caps::of(&mixture.x.client);
+        let [tokens, slots] = mixture.sizes();
+        let most = |budget: &&Budget| {
+            let both = mixture.gated(SMALL_M_ROWS, caps, budget);
+            let fits = |blueprint: &StreamBlueprint| blueprint.fits(caps);
+            both.iter().flatten().all(fits) && bytes_of(&both) <= caps.shared_bytes
+        };
+        let budget = BUDGETS.iter().find(most)?;
+        let [gated, shared_gated] = mixture.gated(tokens, caps, budget);
+        let shared = mixture.shared.map(|shared| shared.matrices[1]);
+        let dtype = mixture.x.dtype;
+        Some(Self {
+            gated: gated?,
+            shared_gated,
+            sum: SumBlueprint::new(dtype, mixture.experts[1], shared, (tokens, slots), caps)?,
+        })
+    }
+}
+
+/// Bytes of shared memory of a cube, which has one of the two kinds of work.
+fn bytes_of(blueprints: &[Option<StreamBlueprint>; 2]) -> usize {
+    let most = |bytes: fn(&StreamBlueprint) -> usize| {
+        blueprints.iter().flatten().map(bytes).max().unwrap_or(0)
+    };
+    let other = most(|blueprint| blueprint.other_bytes());
+    let partials = most(|blueprint| blueprint.partial_bytes());
+    other + partials + most(|blueprint| blueprint.x_bytes())
+}
+
+impl Mixture<'_> {
+    fn sizes(&self) -> [usize; 2] {
+        [self.ids.meta.shape()[0], self.ids.meta.shape()[1]]
+    }
+
+    /// The blueprints of the first launch, for the routed experts and the shared one.
+    fn gated(&self, tokens: usize, caps: &Caps, budget: &Budget) -> [Option<StreamBlueprint>; 2] {
+        let [_, slots] = self.sizes();
+        let of = |[gate_up, down]: [&Matrices; 2], slots| {
+            let dtype = self.x.dtype;
+            StreamBlueprint::of_rows(dtype, gate_up, tokens, slots, (caps, budget))
+                .gated(down.format)
+        };
+        let experts = of(self.experts, slots);
+        let Some(shared) = self.shared else {
+            return [Some(experts), None];
+        };
+        let shared = of(shared.matrices, 1).paired(Pairing::One);
+        StreamBlueprint::with_common_planes([experts, shared]).map(Some)
+    }
+
+    /// The sums of `tokens` in `dtype`.
+    pub fn launch(&self, blueprint: &MixtureBlueprint, dtype: DType) -> CubeTensor {
+        let [tokens, slots] = self.sizes();
+        let term_rows = tokens * terms(self.x.dtype) as usize;
+        let hidden =
+            |rows, down: &Matrices| output(self.x, [rows, down.padded_columns()], DType::BF16);
+        let [gate_up, down] = self.experts;
+        let routed_hidden = hidden(term_rows * slots, down);
+        let routed = StreamProblem {
+            ids: Some(self.ids),
+            scores: Some(self.scores),
+            matrices: gate_up,
+            output: &routed_hidden,
+            pairs: tokens * slots,
+            pairs_per_row: slots,
+            limit: self.limit,
+            blueprint: blueprint.gated,
+        };
+        let shared = self.shared.zip(blueprint.shared_gated);
+        let shared_hidden = shared.map(|(shared, _)| hidden(term_rows, shared.matrices[1]));
+        let shared = shared.zip(shared_hidden.as_ref());
+        let problem = shared.map(|((shared, blueprint), output)| StreamProblem {
+            ids: None,
+            scores: None,
+            matrices: shared.matrices[0],
+            output,
+            pairs: tokens,
+            pairs_per_row: 1,
+            limit: shared.limit,
+            blueprint,
+        });
+        launch_stream(self.x, &routed, problem.as_ref());
+        let sums = output(self.x, [tokens, down.rows], dtype);
+        let experts = SumProblem {
+            x: &routed_hidden,
+            matrices: down,
+        };
+        let shared = shared.map(|((shared, _), x)| SumProblem {
+            x,
+            matrices: shared.matrices[1],
+        });
+        launch_sum(self.ids, &experts, shared.as_ref(), &blueprint.sum, &sums);
+        sums
+    }
+}

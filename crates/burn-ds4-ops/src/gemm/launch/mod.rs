@@ -1,0 +1,51 @@
+//! The host side: which schedule, and how the work is divided.
+
+pub(crate) mod dense;
+mod large_m;
+pub(crate) mod library;
+mod mixture;
+mod portable;
+mod stream;
+mod sum;
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::kernel::{MAX_SORTED, WeightFormat};
+use super::{INVARIANT_ROWS, Matrices};
+use crate::caps::Caps;
+use crate::launching::{MAX_CUBES, is_float};
+
+pub(crate) use super::kernel::{Pairing, Role, StreamBlueprint};
+pub(crate) use large_m::{LargeM, SortedPairs, large_m_tiles, sort, sum_slots};
+pub(crate) use mixture::{Mixture, MixtureBlueprint, SharedExpert};
+pub(crate) use portable::{Grouping, Portable};
+pub(crate) use stream::{StreamProblem, launch_stream};
+
+/// Rows of `x` up to which reading the weights is the limit, and a row's result does not depend on
+/// the others.
+pub(crate) const SMALL_M_ROWS: usize = INVARIANT_ROWS;
+/// Pairs that a cube groups for itself, at most.
+pub(crate) const SMALL_M_PAIRS: usize = 128;
+/// Planes of a cube of the portable schedule.
+const PORTABLE_PLANES: u32 = 4;
+
+pub(crate) fn has_tiles<const N: usize>(x: &CubeTensor, matrices: [&Matrices; N]) -> bool {
+    Caps::of(&x.client).tensor_cores && matrices.iter().all(|matrices| matrices.has_tiles())
+}
+
+/// Whether there is a kernel for a product with these matrices.
+pub(crate) fn can_multiply<const N: usize>(x: &CubeTensor, matrices: [&Matrices; N]) -> bool {
+    let caps = Caps::of(&x.client);
+    let fits = |matrices: &Matrices| {
+        matrices.rows.div_ceil(PORTABLE_PLANES as usize) <= MAX_CUBES
+            && matrices.count <= MAX_SORTED
+            && (matrices.format != WeightFormat::Dense || is_float(matrices.words.dtype))
+    };
+    is_float(x.dtype) && caps.counters && matrices.into_iter().all(fits)
+}
+
+/// An optional argument of a kernel.
+fn optional<T: From<Option<BufferArg>>>(tensor: Option<&CubeTensor>) -> T {
+    tensor.map(|tensor| tensor.clone().into_buffer_arg()).into()
+}

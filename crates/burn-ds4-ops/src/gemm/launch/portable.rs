@@ -1,0 +1,106 @@
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{PORTABLE_PLANES, SortedPairs, optional};
+use crate::caps::Caps;
+use crate::gemm::Matrices;
+use crate::gemm::kernel::{
+    CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, portable_kernel,
+};
+use crate::launching::address_type;
+
+/// How pairs are grouped.
+pub(crate) enum Grouping<'a> {
+    /// By every cube for itself, from the ids.
+    Small(&'a CubeTensor),
+    /// Beforehand, by [`sort`](super::sort).
+    Sorted(&'a SortedPairs),
+    /// There is one group.
+    One,
+}
+
+/// A launch of [`portable_kernel`].
+#[derive(Clone, Copy)]
+pub(crate) struct Portable<'a> {
+    pub x: &'a CubeTensor,
+    pub grouping: &'a Grouping<'a>,
+    pub scores: Option<&'a CubeTensor>,
+    /// What is added to the sums of a token's pairs.
+    pub addend: Option<&'a CubeTensor>,
+    pub matrices: &'a Matrices,
+    pub role: Role,
+    pub pairs: usize,
+    pub pairs_per_row: usize,
+    pub slots: usize,
+    pub limit: f64,
+}
+
+impl Portable<'_> {
+    pub(crate) fn launch(self, result: &CubeTensor) {
+        let matrices = self.matrices;
+        let client = self.x.client.clone();
+        let plane = Caps::of(&client).lanes();
+        let small = self.pairs.next_power_of_two().max(8);
+        let (ids, sorted) = match self.grouping {
+            Grouping::Small(ids) => (Some(*ids), None),
+            Grouping::Sorted(sorted) => (None, Some(*sorted)),
+            Grouping::One => (None, None),
+        };
+        // A cube that groups the pairs needs a unit for each.
+        let planes = match ids {
+            Some(_) => PORTABLE_PLANES.max(small as u32 / plane),
+            None => PORTABLE_PLANES,
+        };
+        let blueprint = PortableBlueprint {
+            format: matrices.format,
+            role: self.role,
+            pairs: ids.map(|_| small as u32),
+            plane,
+            planes,
+            target: Caps::of(&client).target,
+        };
+        let outputs = match self.role {
+            Role::Gated => matrices.rows / 2,
+            _ => matrices.rows,
+        };
+        let groups = match (self.role, self.grouping) {
+            (Role::Sum, _) => 1,
+            (_, Grouping::One) => self.pairs.div_ceil(CUBE_X_ROWS as usize),
+            (_, Grouping::Small(_)) => self.pairs.min(matrices.count),
+            (_, Grouping::Sorted(_)) => matrices.count,
+        };
+        let ids_dtype = ids.map_or(DType::U32, |ids| ids.dtype);
+        let dtypes = [self.x.dtype, matrices.element(), ids_dtype, result.dtype];
+        // SAFETY: rows past the end are read as the last, ids are those of matrices, writes are
+        // within the output.
+        unsafe {
+            portable_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(outputs.div_ceil(planes as usize) as u32, groups as u32, 1),
+                CubeDim::new_2d(plane, planes),
+                address_type([self.x, &matrices.words, result]),
+                self.x.clone().into_buffer_arg(),
+                self.x.meta.strides()[0],
+                PairsLaunch::new(
+                    optional(ids),
+                    optional(sorted.map(|sorted| &sorted.order)),
+                    optional(sorted.map(|sorted| &sorted.starts)),
+                    self.pairs as u32,
+                    self.pairs_per_row as u32,
+                    self.slots as u32,
+                ),
+                matrices.arg(),
+                EpilogueLaunch::new(
+                    optional(self.scores),
+                    optional(self.addend),
+                    self.limit as f32,
+                ),
+                result.clone().into_buffer_arg(),
+                blueprint,
+                dtypes.map(dtype_to_storage_type),
+            );
+        }
+    }
+}

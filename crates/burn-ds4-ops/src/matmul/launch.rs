@@ -1,0 +1,63 @@
+//! The host side: which kernel, and how the work is divided.
+
+use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, FloatDType};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::backend::group_layout;
+use crate::gemm::launch::dense::MatrixGroup;
+use crate::gemm::launch::library::{f32_matmul, half_matmul};
+use crate::launching::output;
+
+/// `x · weightᵀ` in `dtype`, row-invariant up to `invariant_rows`.
+pub(super) fn small_m_matmul(
+    x: CubeTensor,
+    weight: CubeTensor,
+    dtype: DType,
+    invariant_rows: usize,
+) -> CubeTensor {
+    let [rows, _] = x.shape().dims();
+    let [height, _] = weight.shape().dims();
+    let group = MatrixGroup {
+        weights: std::slice::from_ref(&weight),
+        starts: &[0],
+        picks: None,
+    };
+    if rows > invariant_rows && !group.streams(&x) {
+        return large_m_matmul(x, weight, dtype);
+    }
+    let result = output(&x, [rows, height], dtype);
+    group.launch(x, &result);
+    result
+}
+
+/// The fastest product for large M.
+fn large_m_matmul(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
+    let same = x.dtype == weight.dtype;
+    if same && x.dtype != DType::F32 {
+        return half_matmul(x, CubeBackend::float_transpose(weight), dtype);
+    }
+    let wide = |tensor| CubeBackend::float_cast(tensor, FloatDType::F32);
+    let product = f32_matmul(wide(x), CubeBackend::float_transpose(wide(weight)));
+    CubeBackend::float_cast(product, dtype.into())
+}
+
+/// The products of `x` with each of some weights of one dtype, laid out as [`group_layout`] says.
+pub(super) fn small_m_matmul_group(
+    x: CubeTensor,
+    weights: &[CubeTensor],
+    dtype: DType,
+) -> CubeTensor {
+    let [rows, _] = x.shape().dims();
+    let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
+    let result = output(&x, [length], dtype);
+    let group = MatrixGroup {
+        weights,
+        starts: &starts,
+        picks: None,
+    };
+    group.launch(x, &result);
+    result
+}
