@@ -41,7 +41,7 @@ impl Ended {
 /// # Panics
 ///
 /// Where it was not built: a test of a program that is not there has tested nothing.
-fn example(name: &str) -> PathBuf {
+pub(crate) fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test binary has a path");
     let profile = test
         .parent()
