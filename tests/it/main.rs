@@ -4,6 +4,7 @@ mod cache;
 mod cli;
 mod cli_damaged;
 mod cli_flash_head;
+mod cli_serve;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod ds4_tiny;

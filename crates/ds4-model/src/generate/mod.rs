@@ -23,8 +23,8 @@ mod text;
 mod tokenizer;
 
 pub use chat::{
-    ChatOptions, ChatPrompt, Completion, Message, ReasoningEffort, Tool, ToolCall,
-    parse_completion, render_chat,
+    ChatOptions, ChatPrompt, Completion, CompletionPart, CompletionSplitter, Message,
+    ReasoningEffort, Tool, ToolCall, parse_completion, render_chat,
 };
 pub use engine::{
     Engine, EngineConfig, FinishReason, GraphUsage, LogitsProcessor, MAX_DRAFTS, MAX_LANES, Output,

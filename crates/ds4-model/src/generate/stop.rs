@@ -53,17 +53,9 @@ impl StopStrings {
             };
         }
         self.withheld.push_str(text);
-        // An earlier start that is still undecided outranks a later match that is already complete.
-        let decided = self.withheld.char_indices().find_map(|(at, _)| {
-            let rest = &self.withheld[at..];
-            let complete = self
-                .stops
-                .iter()
-                .any(|stop| rest.starts_with(stop.as_str()));
-            let open = self.stops.iter().any(|stop| stop.starts_with(rest));
-            (complete || open).then_some((at, complete))
-        });
-        let (at, complete) = decided.unwrap_or((self.withheld.len(), false));
+        let found = find_first(&self.withheld, &self.stops, false);
+        let at = found.as_ref().map_or(self.withheld.len(), |found| found.at);
+        let complete = found.is_some_and(|found| found.complete.is_some());
         let rest = self.withheld.split_off(at);
         let emit = std::mem::replace(&mut self.withheld, rest);
         if complete {
@@ -79,17 +71,42 @@ impl StopStrings {
     /// Ends the text and returns what was withheld, up to a stop string that it may contain.
     pub fn finish(&mut self) -> String {
         let mut rest = std::mem::take(&mut self.withheld);
-        if let Some(at) = self
-            .stops
-            .iter()
-            .filter_map(|stop| rest.find(stop.as_str()))
-            .min()
-        {
-            rest.truncate(at);
+        if let Some(found) = find_first(&rest, &self.stops, true) {
+            rest.truncate(found.at);
             self.stopped = true;
         }
         rest
     }
+}
+
+/// Where a marker stands in a text, or may begin to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    /// Its first byte.
+    pub(super) at: usize,
+    /// The longest marker that stands there.
+    pub(super) complete: Option<usize>,
+    /// Whether the text ends there in what may become a marker.
+    pub(super) is_open: bool,
+}
+
+/// The first place where one of these markers stands or, unless the text has `ended`, may begin to:
+/// an earlier start that is still undecided outranks a later marker that is already complete.
+pub(super) fn find_first<S: AsRef<str>>(text: &str, markers: &[S], ended: bool) -> Option<Found> {
+    let mut places = text.char_indices().filter_map(|(at, _)| {
+        let rest = &text[at..];
+        let markers = || markers.iter().map(AsRef::as_ref).enumerate();
+        let complete = markers().filter(|(_, marker)| rest.starts_with(marker));
+        let complete = complete.max_by_key(|(_, marker)| marker.len());
+        let mut longer = markers().filter(|(_, marker)| marker.len() > rest.len());
+        let found = Found {
+            at,
+            complete: complete.map(|(index, _)| index),
+            is_open: !ended && longer.any(|(_, marker)| marker.starts_with(rest)),
+        };
+        (found.complete.is_some() || found.is_open).then_some(found)
+    });
+    places.next()
 }
 
 #[cfg(test)]

@@ -129,6 +129,18 @@ impl TextTokenizer {
         Ok(text + &stream.finish())
     }
 
+    /// The bytes of a token, which may be a part of a character.
+    ///
+    /// # Errors
+    /// [`GenerateError::UnknownToken`] for an id without a token.
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, GenerateError> {
+        let token = self.tokenizer.id_to_token(id);
+        let token = token.ok_or(GenerateError::UnknownToken { token: id })?;
+        let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
+        // An added token is spelt in plain text, not in the byte alphabet.
+        Ok(bytes.unwrap_or_else(|| token.into_bytes()))
+    }
+
     /// Starts decoding one id at a time.
     pub fn decode_stream(&self, skip_special: bool) -> DecodeStream<'_> {
         DecodeStream {
@@ -174,16 +186,7 @@ impl DecodeStream<'_> {
         {
             return Ok(String::new());
         }
-        let token = self
-            .tokenizer
-            .tokenizer
-            .id_to_token(id)
-            .ok_or(GenerateError::UnknownToken { token: id })?;
-        match token.chars().map(byte_of).collect::<Option<Vec<u8>>>() {
-            Some(bytes) => self.pending.extend(bytes),
-            // An added token is spelt in plain text, not in the byte alphabet.
-            None => self.pending.extend(token.as_bytes()),
-        }
+        self.pending.extend(self.tokenizer.token_bytes(id)?);
         Ok(self.take_complete())
     }
 

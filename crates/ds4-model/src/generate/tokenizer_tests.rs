@@ -320,3 +320,18 @@ proptest! {
         prop_assert_eq!(pieces.concat() + &stream.finish(), expected);
     }
 }
+
+#[test]
+fn the_bytes_of_tokens_joined_are_those_of_the_text() {
+    let tokenizer = tiny();
+    let text = "And God said, \u{e9}\u{4e16}\n<think>";
+    let ids = tokenizer.encode(text).unwrap();
+    let bytes = ids
+        .iter()
+        .flat_map(|id| tokenizer.token_bytes(*id).unwrap());
+    assert_eq!(bytes.collect::<Vec<u8>>(), text.as_bytes());
+    assert!(matches!(
+        tokenizer.token_bytes(1 << 20),
+        Err(GenerateError::UnknownToken { token }) if token == 1 << 20
+    ));
+}

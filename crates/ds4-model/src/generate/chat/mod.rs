@@ -1,7 +1,8 @@
 //! The chat encoding of DeepSeek-V4, and its inverse.
 //!
 //! A conversation is [`Message`]s; [`render_chat`] lays it out as a [`ChatPrompt`], which turns
-//! into text or token ids. [`parse_completion`] takes the model's answer apart.
+//! into text or token ids. [`parse_completion`] takes the model's answer apart,
+//! [`CompletionSplitter`] does so while it arrives.
 //!
 //! ```text
 //! <｜begin▁of▁sentence｜>{system}<｜User｜>{user}<｜Assistant｜></think>{answer}<｜end▁of▁sentence｜>...
@@ -31,9 +32,13 @@
 mod json;
 mod parse;
 mod render;
+mod split;
 
 pub use parse::{Completion, parse_completion};
 pub use render::{ChatPrompt, render_chat};
+pub use split::{CompletionPart, CompletionSplitter};
+
+use serde::{Deserialize, Deserializer, de};
 
 use super::error::GenerateError;
 use json::Json;
@@ -152,16 +157,26 @@ impl Tool {
     /// # Errors
     /// [`GenerateError::ChatJson`] for text that is not JSON or not an object with a `name`.
     pub fn from_json(text: &str) -> Result<Self, GenerateError> {
-        let bad = |reason: &str| GenerateError::ChatJson {
+        let tool = Json::parse(text).and_then(Self::from_value);
+        tool.map_err(|reason| GenerateError::ChatJson {
             argument: "tool",
-            reason: reason.into(),
-        };
-        let value = Json::parse(text).map_err(|reason| bad(&reason))?;
+            reason,
+        })
+    }
+
+    fn from_value(value: Json) -> Result<Self, String> {
         let function = value.get("function").cloned().unwrap_or(value);
         match function.get("name") {
             Some(Json::String(name)) if !name.is_empty() => Ok(Self { function }),
-            _ => Err(bad("a function declaration needs a `name`")),
+            _ => Err("a function declaration needs a `name`".into()),
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for Tool {
+    /// As [`from_json`](Self::from_json).
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::from_value(Json::deserialize(deserializer)?).map_err(de::Error::custom)
     }
 }
 

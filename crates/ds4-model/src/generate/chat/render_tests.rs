@@ -225,6 +225,14 @@ fn a_bare_function_declaration_is_the_same_tool() {
 }
 
 #[test]
+fn tools_in_a_list_are_the_same_tools() {
+    let tools: Vec<Tool> = serde_json::from_str(&format!("[{WEATHER}]")).unwrap();
+    assert_eq!(tools, [Tool::from_json(WEATHER).unwrap()]);
+    let nameless = serde_json::from_str::<Tool>(r#"{"type": "web_search"}"#);
+    assert!(nameless.unwrap_err().to_string().contains("`name`"));
+}
+
+#[test]
 fn a_response_format_follows_the_message_it_belongs_to() {
     let format = Some(r#"{"type":"object"}"#.to_string());
     let expected = "\n\n## Response Format:\n\n\

@@ -1,5 +1,6 @@
 //! What an engine is made with, and what it is asked for.
 
+use burn_ds4_ops::matmul::INVARIANT_ROWS;
 use burn_ds4_ops::sampling::{MAX_TOP_LOG_PROBS, SamplingParams};
 
 use crate::cache::CacheError;
@@ -89,6 +90,13 @@ impl EngineConfig {
             _ => Ok(()),
         }
     }
+
+    /// Whether a text is the same to the bit whatever else runs: steps have 16 tokens at most, and
+    /// kept prompts are used only where they change nothing.
+    pub fn is_deterministic(&self) -> bool {
+        let tokens = self.lanes.saturating_mul(1 + self.drafts);
+        tokens <= INVARIANT_ROWS && (self.prefix_bytes == 0 || self.exact_prefix)
+    }
 }
 
 /// A text that an [`Engine`](super::Engine) is to continue.
@@ -162,5 +170,33 @@ impl Request {
     pub(super) fn is_greedy(&self) -> bool {
         let SamplingParams { temperature, .. } = self.sampling.filters();
         temperature == 0.0 && !self.sampling.changes_logits()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_16_tokens_a_step_and_prefixes_up_to_rounding_are_not_deterministic() {
+        let cases = [
+            (16, 0, 0, false, true),
+            (17, 0, 0, false, false),
+            (8, 1, 0, false, true),
+            (6, 2, 0, false, false),
+            (MAX_LANES, MAX_DRAFTS, 0, false, false),
+            (8, 1, 1, false, false),
+            (8, 1, 1, true, true),
+        ];
+        for (lanes, drafts, prefix_bytes, exact_prefix, expected) in cases {
+            let config = EngineConfig {
+                lanes,
+                drafts,
+                prefix_bytes,
+                exact_prefix,
+                ..EngineConfig::default()
+            };
+            assert_eq!(config.is_deterministic(), expected, "{config:?}");
+        }
     }
 }

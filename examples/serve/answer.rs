@@ -1,0 +1,161 @@
+//! An answer while it is generated: the choices of a request.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::http::StatusCode;
+use ds4_model::generate::{Completion, GenerateError};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, timeout_at};
+
+use crate::engine::Event;
+use crate::error::ApiError;
+use crate::log_probs::ListedToken;
+use crate::reply::Format;
+use crate::text::{ChoiceText, Update};
+use crate::tracker::Tracker;
+
+/// The choices of a request. Those that still run are given up when this is dropped.
+#[derive(Debug)]
+pub struct Answer {
+    /// How it is written.
+    pub format: Format,
+    choices: Vec<Choice>,
+    prompt_tokens: usize,
+    deadline: Instant,
+    tracker: Arc<Tracker>,
+}
+
+/// A text, and where its tokens come from, until it has ended.
+#[derive(Debug)]
+pub struct Choice {
+    /// Its text.
+    pub text: ChoiceText,
+    /// Dropping it gives up the text.
+    pub events: Option<UnboundedReceiver<Event>>,
+}
+
+/// A choice that has ended.
+#[derive(Clone, Debug, Default)]
+pub struct Whole {
+    /// Reasoning, text and calls.
+    pub completion: Completion,
+    /// Tokens of the text.
+    pub log_probs: Vec<ListedToken>,
+    /// Why it ended.
+    pub finish: Option<&'static str>,
+}
+
+impl Answer {
+    /// An answer that is waited for until `deadline`.
+    pub fn new(
+        format: Format,
+        choices: Vec<Choice>,
+        prompt_tokens: usize,
+        deadline: Instant,
+        tracker: Arc<Tracker>,
+    ) -> Self {
+        Self {
+            format,
+            choices,
+            prompt_tokens,
+            deadline,
+            tracker,
+        }
+    }
+
+    /// Number of choices.
+    pub fn count(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Tool calls that a choice has so far.
+    pub fn calls(&self, choice: usize) -> usize {
+        self.choices[choice].text.calls
+    }
+
+    /// What comes next, and of which choice; `None` once all have ended. After an error, nothing
+    /// comes.
+    pub async fn next(&mut self) -> Option<Result<(usize, Update), ApiError>> {
+        let next = timeout_at(self.deadline, poll_fn(|context| self.poll(context))).await;
+        let error = match next {
+            Ok(None) => {
+                self.tracker.end("completed");
+                return None;
+            }
+            Ok(Some((index, Some(Ok(token))))) => {
+                let choice = &mut self.choices[index];
+                let update = choice.text.push(&token);
+                if update.finish.is_some() {
+                    choice.events = None;
+                }
+                self.tracker.generated();
+                return Some(Ok((index, update)));
+            }
+            Ok(Some((index, Some(Err(error))))) => self.failure(index, &error),
+            Ok(Some((_, None))) => ApiError::failed("the engine has ended"),
+            Err(_) => ApiError::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                Some("timeout"),
+                "the answer has taken too long",
+            ),
+        };
+        self.choices.clear();
+        self.tracker.end(match error.status {
+            StatusCode::GATEWAY_TIMEOUT => "timeout",
+            _ => "failed",
+        });
+        Some(Err(error))
+    }
+
+    /// An event of any choice, `None` where none runs any more.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Option<Event>)>> {
+        let mut runs = false;
+        for (index, choice) in self.choices.iter_mut().enumerate() {
+            let Some(events) = &mut choice.events else {
+                continue;
+            };
+            runs = true;
+            if let Poll::Ready(event) = events.poll_recv(context) {
+                return Poll::Ready(Some((index, event)));
+            }
+        }
+        match runs {
+            true => Poll::Pending,
+            false => Poll::Ready(None),
+        }
+    }
+
+    fn failure(&self, choice: usize, error: &GenerateError) -> ApiError {
+        match self.choices[choice].text.tokens {
+            0 => ApiError::of_request(error, self.format.prompt()),
+            _ => ApiError::of_engine(error),
+        }
+    }
+
+    /// All choices, once they have ended.
+    pub async fn whole(&mut self) -> Result<Vec<Whole>, ApiError> {
+        let mut wholes = vec![Whole::default(); self.count()];
+        while let Some(next) = self.next().await {
+            let (index, update) = next?;
+            let whole = &mut wholes[index];
+            whole.completion.extend(update.parts);
+            whole.log_probs.extend(update.log_probs);
+            whole.finish = whole.finish.or(update.finish);
+        }
+        Ok(wholes)
+    }
+
+    /// Tokens so far.
+    pub fn usage(&self) -> Value {
+        let prompt = self.prompt_tokens;
+        let completion: usize = self.choices.iter().map(|choice| choice.text.tokens).sum();
+        json!({
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        })
+    }
+}

@@ -1,0 +1,200 @@
+//! What all requests share.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::{HeaderValue, StatusCode};
+use ds4_model::generate::GenerateError;
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::answer::{Answer, Choice};
+use crate::engine::{Job, Loaded};
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::options::Args;
+use crate::request::Prepared;
+use crate::text::ChoiceText;
+use crate::tracker::Tracker;
+
+/// The server, as its requests see it.
+#[derive(Debug)]
+pub struct App {
+    /// What is known of the model.
+    pub loaded: Loaded,
+    /// The model's name.
+    pub model: String,
+    /// Tells configurations apart that may answer differently.
+    pub fingerprint: String,
+    /// When the model was loaded.
+    pub created: u64,
+    /// Whether an answer depends on nothing but its request.
+    pub deterministic: bool,
+    /// Most tokens of prompt and answer together.
+    pub context: usize,
+    /// Most texts at a time.
+    pub lanes: usize,
+    /// Tokens drafted per step.
+    pub drafts: usize,
+    /// Most bytes of a request.
+    pub max_body: usize,
+    /// The time that a request may take.
+    pub time_limit: Duration,
+    /// Origin whose pages may use the server.
+    pub cors: Option<HeaderValue>,
+    /// What the server counts.
+    pub metrics: Arc<Metrics>,
+    key: Option<String>,
+    /// Places of texts that run and wait.
+    places: Arc<Semaphore>,
+    most_texts: usize,
+    /// `None` once the server stops.
+    jobs: Mutex<Option<Sender<Job>>>,
+}
+
+impl App {
+    /// The server for a model that is loaded.
+    ///
+    /// # Errors
+    ///
+    /// If an option does not suit the model, or the key cannot be used.
+    pub fn new(
+        args: &Args,
+        loaded: Loaded,
+        jobs: Sender<Job>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let longest = loaded.config.max_position_embeddings;
+        let context = args.ctx.map_or(longest, |ctx| ctx as usize);
+        if context > longest {
+            return Err(format!("--ctx is {context}, the model's context {longest}").into());
+        }
+        let engine = args.engine();
+        let most_texts = engine.lanes + usize::from(args.queue);
+        Ok(Self {
+            model: args.model_name(),
+            fingerprint: fingerprint(args, &loaded),
+            created: unix_time(),
+            deterministic: engine.is_deterministic(),
+            context,
+            lanes: engine.lanes,
+            drafts: engine.drafts,
+            max_body: args.max_body,
+            time_limit: args.time_limit(),
+            cors: args.cors.clone(),
+            metrics,
+            key: args.key()?,
+            places: Arc::new(Semaphore::new(most_texts)),
+            most_texts,
+            jobs: Mutex::new(Some(jobs)),
+            loaded,
+        })
+    }
+
+    /// Texts that may run and wait together.
+    pub fn most_texts(&self) -> usize {
+        self.most_texts
+    }
+
+    /// Refuses another model than the one that is served.
+    pub fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
+        match name {
+            Some(name) if name != self.model => {
+                let message = format!("there is no model {name:?}, only {:?}", self.model);
+                let status = StatusCode::NOT_FOUND;
+                Err(ApiError::new(status, Some("model_not_found"), message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The ids of a text to continue.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
+        let mut ids = vec![self.loaded.config.bos_token_id];
+        ids.extend(self.loaded.tokenizer.encode(text)?);
+        Ok(ids)
+    }
+
+    /// Whether requests need no key, or this one is right.
+    pub fn admits(&self, key: Option<&str>) -> bool {
+        match (&self.key, key) {
+            (None, _) => true,
+            (Some(expected), Some(key)) => is_equal(expected.as_bytes(), key.as_bytes()),
+            (Some(_), None) => false,
+        }
+    }
+
+    /// Hands the texts of a request to the engine.
+    pub fn submit(
+        &'static self,
+        prepared: Prepared,
+        tracker: Arc<Tracker>,
+    ) -> Result<Answer, ApiError> {
+        let jobs = self.jobs().clone().ok_or_else(ApiError::stopping)?;
+        let count = prepared.requests.len();
+        let places = (0..count).map(|_| self.places.clone().try_acquire_owned());
+        let places: Vec<_> = places.collect::<Result<_, _>>().map_err(|_| {
+            let message = "too many texts are waiting, try again later";
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message)
+        })?;
+        tracker.prompt(prepared.prompt_tokens);
+        let mut choices = Vec::with_capacity(count);
+        for (request, permit) in prepared.requests.into_iter().zip(places) {
+            let text = ChoiceText::new(&self.loaded.tokenizer, prepared.chat, &prepared.stops);
+            let text = text.map_err(|error| ApiError::of_request(&error, "stop"))?;
+            let (events, receiver) = mpsc::unbounded_channel();
+            let job = Job {
+                request,
+                events,
+                created: std::time::Instant::now(),
+                permit,
+            };
+            let sent = jobs.send(job);
+            sent.map_err(|_| ApiError::failed("the engine has ended"))?;
+            choices.push(Choice {
+                text,
+                events: Some(receiver),
+            });
+        }
+        let deadline = tokio::time::Instant::now() + self.time_limit;
+        let (format, tokens) = (prepared.format, prepared.prompt_tokens);
+        Ok(Answer::new(format, choices, tokens, deadline, tracker))
+    }
+
+    /// Whether requests are taken.
+    pub fn is_open(&self) -> bool {
+        self.jobs().is_some()
+    }
+
+    /// Takes no further requests. The engine ends when those that it has are answered.
+    pub fn close(&self) {
+        *self.jobs() = None;
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Option<Sender<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH);
+    time.map_or(0, |time| time.as_secs())
+}
+
+fn fingerprint(args: &Args, loaded: &Loaded) -> String {
+    let mut hasher = DefaultHasher::new();
+    let (engine, device) = (args.engine(), args.device);
+    let build = (env!("CARGO_PKG_VERSION"), args.quantized_cache);
+    format!("{engine:?} {device:?} {:?} {build:?}", args.dtype).hash(&mut hasher);
+    format!("{:?}", loaded.config).hash(&mut hasher);
+    format!("fp_{:016x}", hasher.finish())
+}
+
+/// Compares in a time that depends on the lengths alone.
+fn is_equal(expected: &[u8], given: &[u8]) -> bool {
+    let differences = expected.iter().zip(given).map(|(a, b)| a ^ b);
+    let differ = differences.fold(0, |all, bits| all | bits);
+    std::hint::black_box(differ) == 0 && expected.len() == given.len()
+}

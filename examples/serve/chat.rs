@@ -1,0 +1,244 @@
+//! `/v1/chat/completions`: requests, and the messages of answers.
+
+use ds4_model::generate::{
+    ChatOptions, Completion, CompletionPart, Message, ReasoningEffort, Tool, ToolCall, render_chat,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::reply::Format;
+use crate::request::{Common, Parts, Prepared, Thinking, check_log_probs, parse, random};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    messages: Vec<ChatMessage>,
+    tools: Option<Vec<Tool>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    reasoning_effort: Option<String>,
+    max_completion_tokens: Option<usize>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ChatMessage {
+    role: String,
+    content: Option<Content>,
+    reasoning_content: Option<String>,
+    tool_calls: Option<Vec<Call>>,
+    tool_call_id: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of parts")]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Call {
+    #[serde(default)]
+    id: String,
+    function: Function,
+}
+
+#[derive(Debug, Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default)]
+    arguments: String,
+}
+
+/// Reads a request, and makes its prompt.
+pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+    let common: Common = parse(body)?;
+    app.check_model(common.model.as_deref())?;
+    let fields: Fields = parse(body)?;
+    let options = options(fields.reasoning_effort.as_deref())?;
+    let log_probs = match (fields.logprobs, fields.top_logprobs) {
+        (Some(true), top) => Some(check_log_probs("top_logprobs", top.unwrap_or(0))?),
+        (_, None | Some(0)) => None,
+        (_, Some(_)) => {
+            let message = "`top_logprobs` needs `logprobs`";
+            return Err(ApiError::invalid("top_logprobs", message));
+        }
+    };
+    let tools = match uses_tools(fields.tool_choice.as_ref())? {
+        true => fields.tools.unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let messages = messages(fields.messages, tools)?;
+    let prompt = render_chat(&messages, &options);
+    let prompt = prompt.and_then(|prompt| prompt.token_ids(&app.loaded.tokenizer));
+    let prompt = prompt.map_err(|error| ApiError::of_request(&error, "messages"))?;
+    let parts = Parts {
+        format: Format::Chat,
+        prompts: vec![prompt],
+        chat: Some(Thinking {
+            thinking: options.thinking,
+            one_call: fields.parallel_tool_calls == Some(false),
+        }),
+        max_tokens: fields.max_completion_tokens.or(common.max_tokens),
+        log_probs,
+    };
+    common.prepare(parts, app)
+}
+
+/// The levels that the encoding has.
+fn options(effort: Option<&str>) -> Result<ChatOptions, ApiError> {
+    let (thinking, effort) = match effort {
+        None | Some("none") => (false, ReasoningEffort::High),
+        Some("high") => (true, ReasoningEffort::High),
+        Some("max") => (true, ReasoningEffort::Max),
+        Some(other) => {
+            let message = format!("`reasoning_effort` is {other:?}, expected none, high or max");
+            return Err(ApiError::invalid("reasoning_effort", message));
+        }
+    };
+    Ok(ChatOptions {
+        thinking,
+        effort,
+        ..ChatOptions::default()
+    })
+}
+
+/// Whether the model may call tools.
+fn uses_tools(choice: Option<&Value>) -> Result<bool, ApiError> {
+    match choice {
+        None => Ok(true),
+        Some(Value::String(choice)) if choice == "auto" => Ok(true),
+        Some(Value::String(choice)) if choice == "none" => Ok(false),
+        Some(_) => Err(ApiError::unsupported(
+            "tool_choice",
+            "anything but \"auto\" and \"none\"",
+        )),
+    }
+}
+
+/// The conversation, with the tools in its first system message.
+fn messages(given: Vec<ChatMessage>, mut tools: Vec<Tool>) -> Result<Vec<Message>, ApiError> {
+    match given.last().map(|message| message.role.as_str()) {
+        Some("user" | "tool") => (),
+        None => {
+            let message = "`messages` is missing or empty";
+            return Err(ApiError::invalid("messages", message));
+        }
+        // There is nothing to answer.
+        Some(_) => {
+            let message = "the last message must be of the role user or tool";
+            return Err(ApiError::invalid("messages", message));
+        }
+    }
+    let mut messages = Vec::with_capacity(given.len() + 1);
+    let given = given.into_iter().enumerate();
+    for message in given.map(|(index, message)| message.read(index)) {
+        let mut message = message?;
+        if let Message::System { tools: own, .. } = &mut message {
+            own.append(&mut tools);
+        }
+        messages.push(message);
+    }
+    if !tools.is_empty() {
+        let system = Message::System {
+            content: String::new(),
+            tools,
+            response_format: None,
+        };
+        messages.insert(0, system);
+    }
+    Ok(messages)
+}
+
+impl ChatMessage {
+    fn read(self, index: usize) -> Result<Message, ApiError> {
+        let text = match self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text,
+            Some(Content::Parts(parts)) => {
+                if let Some(part) = parts.iter().find(|part| part.kind != "text") {
+                    let param = format!("messages[{index}].content");
+                    let message = format!("a part of the type {:?}, expected text", part.kind);
+                    return Err(ApiError::invalid(param, message));
+                }
+                parts.into_iter().map(|part| part.text).collect()
+            }
+        };
+        Ok(match self.role.as_str() {
+            // In OpenAI's API, the developer's instructions are the system's under another name.
+            "system" | "developer" => Message::system(text),
+            "user" => Message::user(text),
+            "tool" => Message::tool_result(self.tool_call_id.unwrap_or_default(), text),
+            "assistant" => Message::Assistant {
+                content: text,
+                reasoning: self.reasoning_content,
+                tool_calls: self.tool_calls.into_iter().flatten().map(call).collect(),
+            },
+            other => {
+                let param = format!("messages[{index}].role");
+                let message = format!(
+                    "the role is {other:?}, expected system, developer, user, assistant or tool"
+                );
+                return Err(ApiError::invalid(param, message));
+            }
+        })
+    }
+}
+
+fn call(call: Call) -> ToolCall {
+    ToolCall {
+        id: call.id,
+        name: call.function.name,
+        arguments: call.function.arguments,
+    }
+}
+
+/// A tool call of an answer.
+fn written(call: &ToolCall) -> Value {
+    json!({
+        "id": format!("call_{:016x}", random()),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    })
+}
+
+/// The message of an answer.
+pub fn message(completion: &Completion) -> Value {
+    let calls = &completion.tool_calls;
+    let mut message = json!({"role": "assistant", "content": completion.content});
+    if let Some(reasoning) = &completion.reasoning {
+        message["reasoning_content"] = json!(reasoning);
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.iter().map(written).collect();
+        if completion.content.is_empty() {
+            message["content"] = Value::Null;
+        }
+    }
+    message
+}
+
+/// What a part adds to the message of an answer that had so many calls before.
+pub fn delta(part: &CompletionPart, calls: usize) -> Value {
+    match part {
+        CompletionPart::Reasoning(text) => json!({"reasoning_content": text}),
+        CompletionPart::Content(text) => json!({"content": text}),
+        CompletionPart::Call(call) => {
+            let mut call = written(call);
+            call["index"] = json!(calls);
+            json!({"tool_calls": [call]})
+        }
+    }
+}

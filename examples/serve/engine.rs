@@ -1,0 +1,266 @@
+//! The thread that owns the model: it decodes the texts of all requests together.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use burn_ds4_ops::device::DeviceSpec;
+use ds4_model::checkpoint::LoadOptions;
+use ds4_model::config::ModelConfig;
+use ds4_model::generate::{
+    Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId,
+    TextTokenizer, TokenLogProbs,
+};
+use ds4_model::pipeline::Pipeline;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use crate::metrics::{Metrics, StepFigures};
+use crate::options::Args;
+use crate::shared::load_bar::LoadBar;
+use crate::shared::load_options;
+
+/// Tokens of a warm-up: enough to launch, record and replay a step.
+const WARM_UP_TOKENS: usize = 24;
+
+/// An error of the thread.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// A text to be continued.
+#[derive(Debug)]
+pub struct Job {
+    /// What is asked of the engine.
+    pub request: Request,
+    /// Where the tokens go. The text is given up when nobody listens any more.
+    pub events: UnboundedSender<Event>,
+    /// When the request came.
+    pub created: Instant,
+    /// Its place among the texts that may run and wait.
+    pub permit: OwnedSemaphorePermit,
+}
+
+/// The next token of a text, or why there is none.
+pub type Event = Result<Token, GenerateError>;
+
+/// A token of a text.
+#[derive(Debug)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// Its log-probabilities, if they are wanted.
+    pub log_probs: Option<TokenLogProbs>,
+    /// Why it was the last one.
+    pub finish: Option<FinishReason>,
+}
+
+/// What is known of the model once it is loaded.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Its tokenizer.
+    pub tokenizer: TextTokenizer,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// How it is meant to generate.
+    pub defaults: GenerateConfig,
+}
+
+/// The running thread.
+#[derive(Debug)]
+pub struct EngineThread {
+    /// What it has loaded.
+    pub loaded: Loaded,
+    /// Takes texts. The thread ends when this is dropped and all texts have ended.
+    pub jobs: Sender<Job>,
+    /// Resolves when the thread has ended, for whatever reason.
+    pub ended: oneshot::Receiver<()>,
+    /// What it ends with.
+    pub thread: JoinHandle<Result<(), Failure>>,
+}
+
+impl EngineThread {
+    /// Starts the thread, and waits until it has loaded the model.
+    pub fn start(args: Args, metrics: Arc<Metrics>) -> Result<Self, Failure> {
+        let (jobs, receiver) = mpsc::channel();
+        let (loaded, is_loaded) = mpsc::sync_channel(1);
+        let (running, ended) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name("engine".into());
+        let thread = thread.spawn(move || {
+            // Dropped when the thread ends, also where it panics.
+            let _running = running;
+            run(&args, &loaded, &receiver, &metrics)
+        })?;
+        match is_loaded.recv() {
+            Ok(loaded) => Ok(Self {
+                loaded,
+                jobs,
+                ended,
+                thread,
+            }),
+            Err(_) => Err(join(thread).err().unwrap_or_else(panicked)),
+        }
+    }
+}
+
+/// Waits for the thread.
+pub fn join(thread: JoinHandle<Result<(), Failure>>) -> Result<(), Failure> {
+    thread.join().unwrap_or_else(|_| Err(panicked()))
+}
+
+fn panicked() -> Failure {
+    "the engine has panicked".into()
+}
+
+fn run(
+    args: &Args,
+    loaded: &SyncSender<Loaded>,
+    jobs: &Receiver<Job>,
+    metrics: &Metrics,
+) -> Result<(), Failure> {
+    let device = args.device.init()?;
+    let options = LoadOptions {
+        quantized_cache: args.quantized_cache,
+        ..load_options(args.device, args.dtype, args.mtp > 0)
+    };
+    let bar = LoadBar::default();
+    let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
+    let config = args.engine();
+    if args.device != DeviceSpec::Flex {
+        warm_up(&pipeline, &config)?;
+    }
+    let engine = Engine::new(&pipeline.model, config)?;
+    let known = Loaded {
+        tokenizer: pipeline.tokenizer.clone(),
+        config: pipeline.model.config().clone(),
+        defaults: pipeline.defaults.clone(),
+    };
+    loaded.send(known)?;
+    Ok(serve(engine, jobs, metrics)?)
+}
+
+/// Compiles the kernels of prompts and steps, which otherwise the first requests would wait for.
+fn warm_up(pipeline: &Pipeline, config: &EngineConfig) -> Result<(), GenerateError> {
+    let mut engine = Engine::new(&pipeline.model, config.clone())?;
+    let bos = pipeline.model.config().bos_token_id;
+    let request = Request {
+        ignore_eos: true,
+        ..Request::new(&[bos; 32], WARM_UP_TOKENS)
+    };
+    engine.add(request)?;
+    while !engine.is_idle() {
+        engine.step()?;
+    }
+    Ok(())
+}
+
+/// A text in the engine.
+struct Text {
+    events: UnboundedSender<Event>,
+    created: Instant,
+    /// When its last token came.
+    last: Option<Instant>,
+    /// Tokens of its prompt, and those of them that are processed.
+    prompt: usize,
+    processed: usize,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Steps while there are texts, and waits for some otherwise.
+fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<(), GenerateError> {
+    let mut texts: HashMap<RequestId, Text> = HashMap::new();
+    loop {
+        if texts.is_empty() {
+            metrics.load(&engine);
+            match jobs.recv() {
+                Ok(job) => add(job, &mut engine, &mut texts),
+                Err(_) => return Ok(()),
+            }
+        }
+        while let Ok(job) = jobs.try_recv() {
+            add(job, &mut engine, &mut texts);
+        }
+        abort_abandoned(&mut engine, &mut texts)?;
+        metrics.load(&engine);
+
+        let started = Instant::now();
+        let outputs = engine.step()?;
+        let mut figures = StepFigures {
+            generated: outputs.iter().filter(|output| output.token.is_ok()).count(),
+            ..StepFigures::default()
+        };
+        for (id, text) in &mut texts {
+            // A text that has ended is not known any more; its prompt was processed.
+            let processed = engine.progress(*id).map_or(text.prompt, |p| p.processed);
+            figures.prompt += processed - text.processed;
+            text.processed = processed;
+        }
+        hand_out(outputs, &mut texts, metrics);
+        figures.time = started.elapsed();
+        metrics.step(figures, engine.stats());
+    }
+}
+
+fn add(job: Job, engine: &mut Engine, texts: &mut HashMap<RequestId, Text>) {
+    let prompt = job.request.prompt.len();
+    match engine.add(job.request) {
+        Ok(id) => {
+            let text = Text {
+                events: job.events,
+                created: job.created,
+                last: None,
+                prompt,
+                processed: 0,
+                _permit: job.permit,
+            };
+            texts.insert(id, text);
+        }
+        // Nobody has to listen.
+        Err(error) => drop(job.events.send(Err(error))),
+    }
+}
+
+/// Gives up texts that nobody waits for.
+fn abort_abandoned(
+    engine: &mut Engine,
+    texts: &mut HashMap<RequestId, Text>,
+) -> Result<(), GenerateError> {
+    for (id, _) in texts.extract_if(|_, text| text.events.is_closed()) {
+        engine.abort(id)?;
+    }
+    Ok(())
+}
+
+/// Sends tokens to those who wait for them.
+fn hand_out(outputs: Vec<Output>, texts: &mut HashMap<RequestId, Text>, metrics: &Metrics) {
+    let now = Instant::now();
+    let mut counts: HashMap<RequestId, u32> = HashMap::new();
+    for output in &outputs {
+        *counts.entry(output.request).or_default() += 1;
+    }
+    for (id, count) in counts {
+        if let Some(text) = texts.get_mut(&id) {
+            match text.last.replace(now) {
+                None => metrics.first_token(now - text.created),
+                Some(last) => metrics.tokens(now - last, count),
+            }
+        }
+    }
+    for output in outputs {
+        let (id, finish) = (output.request, output.finish);
+        let ended = output.token.is_err() || finish.is_some();
+        let event = output.token.map(|id| Token {
+            id,
+            log_probs: output.log_probs,
+            finish,
+        });
+        if let Some(text) = texts.get(&id) {
+            // Who does not listen any more is found before the next step.
+            let _ = text.events.send(event);
+        }
+        if ended {
+            texts.remove(&id);
+        }
+    }
+}

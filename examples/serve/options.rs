@@ -1,0 +1,131 @@
+//! The command line.
+
+use std::error::Error;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::http::HeaderValue;
+use burn_ds4_ops::device::DeviceSpec;
+use clap::{Parser, value_parser};
+use ds4_model::generate::{EngineConfig, MAX_DRAFTS, MAX_LANES};
+
+use crate::shared::{Dtype, shipped_checkpoint};
+
+/// Environment variable for `--api-key`, which other users of the machine cannot see.
+const API_KEY: &str = "DS4_API_KEY";
+
+/// Serves a DeepSeek-V4 checkpoint over HTTP, with the interface of OpenAI's API.
+#[derive(Clone, Debug, Parser)]
+pub struct Args {
+    /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
+    #[arg(long, default_value_os_t = shipped_checkpoint())]
+    pub model: PathBuf,
+    /// Name of the model in requests and answers [default: that of the directory].
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Address to listen at; 0.0.0.0 for all of the machine.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen at; 0 for any that is free.
+    #[arg(long, default_value_t = 8080)]
+    pub port: u16,
+    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX.
+    #[arg(long, default_value_t = DeviceSpec::Flex)]
+    pub device: DeviceSpec,
+    /// Dtype of the activations.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub dtype: Dtype,
+    /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
+    #[arg(long)]
+    pub quantized_cache: bool,
+    /// Most texts at a time.
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u8).range(1..=MAX_LANES as i64))]
+    pub lanes: u8,
+    /// Tokens to draft per step with the multi-token-prediction layer (0 to 8). The text is the
+    /// same.
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    #[arg(value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
+    pub mtp: u8,
+    /// Most tokens of prompt and answer together [default: the model's context].
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(2..))]
+    pub ctx: Option<u32>,
+    /// Prompt tokens per forward call, between which other texts go on.
+    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    pub prefill_chunk: usize,
+    /// Bytes that are kept of texts, so that a prompt that begins like one of them need not be
+    /// processed again.
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    pub prefix_cache: usize,
+    /// Uses of kept texts only what changes no bit of the answer.
+    #[arg(long)]
+    pub exact_prefix: bool,
+    /// Most bytes that the caches of all texts take [default: no bound].
+    #[arg(long, value_name = "BYTES")]
+    pub cache_memory: Option<usize>,
+    /// Launches every step anew, even where it could be replayed as a graph.
+    #[arg(long)]
+    pub no_graph: bool,
+    /// Texts that may wait for a lane; further requests are refused.
+    #[arg(long, default_value_t = 64, value_name = "TEXTS")]
+    pub queue: u16,
+    /// Seconds after which an answer is given up.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(value_parser = value_parser!(u32).range(1..))]
+    pub timeout: u32,
+    /// Most bytes of a request.
+    #[arg(long, default_value_t = 16 << 20, value_name = "BYTES")]
+    pub max_body: usize,
+    /// Key that requests have to show [default: that of the environment variable DS4_API_KEY, or
+    /// none].
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Origin whose pages may use the server from a browser, or *.
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Option<HeaderValue>,
+}
+
+impl Args {
+    /// The options of the engine.
+    pub fn engine(&self) -> EngineConfig {
+        let default = EngineConfig::default();
+        EngineConfig {
+            lanes: self.lanes.into(),
+            drafts: self.mtp.into(),
+            prefill_chunk: self.prefill_chunk,
+            // What a text of the longest context needs, with the drafts that a step may add.
+            capacity: self.ctx.map_or(default.capacity, |ctx| {
+                default.capacity.min(ctx as usize + 2 * MAX_DRAFTS)
+            }),
+            cache_bytes: self.cache_memory,
+            prefix_bytes: self.prefix_cache,
+            exact_prefix: self.exact_prefix,
+            graphs: !self.no_graph,
+            ..default
+        }
+    }
+
+    /// The time that an answer may take.
+    pub fn time_limit(&self) -> Duration {
+        Duration::from_secs(self.timeout.into())
+    }
+
+    /// The key that requests have to show. A key that is empty by accident would let everybody in.
+    pub fn key(&self) -> Result<Option<String>, Box<dyn Error>> {
+        match (&self.api_key, std::env::var(API_KEY)) {
+            (Some(key), _) if key.is_empty() => Err("--api-key is empty".into()),
+            (Some(key), _) => Ok(Some(key.clone())),
+            (None, Ok(key)) => Ok(Some(key).filter(|key| !key.is_empty())),
+            (None, Err(std::env::VarError::NotPresent)) => Ok(None),
+            (None, Err(error)) => Err(format!("{API_KEY}: {error}").into()),
+        }
+    }
+
+    /// The model's name in requests and answers.
+    pub fn model_name(&self) -> String {
+        let directory = || self.model.canonicalize().ok();
+        let of = |path: &PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
+        let name = self.name.clone().or_else(|| of(&directory()?));
+        name.unwrap_or_else(|| "ds4".into())
+    }
+}

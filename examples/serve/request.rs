@@ -1,0 +1,291 @@
+//! What both kinds of requests have in common.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+
+use axum::http::StatusCode;
+use ds4_model::generate::{Request, SamplingConfig};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::reply::Format;
+
+/// Most stop strings.
+const MAX_STOPS: usize = 16;
+/// Largest entry of a logit bias, as in OpenAI's API.
+const MAX_BIAS: f32 = 100.0;
+/// Log-probabilities that are listed at most.
+const MAX_LOG_PROBS: usize = 20;
+
+/// Fields of both kinds of requests. Those that are not known are ignored.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Common {
+    /// Name of the model.
+    pub model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    /// Tokens to generate at most, by the name that both kinds have.
+    pub max_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    seed: Option<i64>,
+    stop: Option<OneOrMany>,
+    n: Option<usize>,
+    response_format: Option<ResponseFormat>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ResponseFormat {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// A request that can be submitted.
+#[derive(Debug)]
+pub struct Prepared {
+    /// How the answer is written.
+    pub format: Format,
+    /// What to ask of the engine, one for each choice.
+    pub requests: Vec<Request>,
+    /// Tokens of all prompts.
+    pub prompt_tokens: usize,
+    /// Texts at which a choice ends.
+    pub stops: Vec<String>,
+    /// Whether the choices follow the chat encoding, and begin with reasoning.
+    pub chat: Option<Thinking>,
+    /// Whether the answer is streamed.
+    pub stream: bool,
+    /// Whether a stream ends with the usage.
+    pub include_usage: bool,
+    /// Seed of the first choice.
+    pub seed: u64,
+}
+
+/// How a choice of a chat is taken apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Thinking {
+    /// Whether it begins with reasoning.
+    pub thinking: bool,
+    /// Whether it ends after the first tool call.
+    pub one_call: bool,
+}
+
+/// What the two kinds of requests differ in.
+#[derive(Debug)]
+pub struct Parts {
+    /// How the answer is written.
+    pub format: Format,
+    /// Token ids of the prompts.
+    pub prompts: Vec<Vec<u32>>,
+    /// See [`Prepared::chat`].
+    pub chat: Option<Thinking>,
+    /// Tokens to generate at most; `None` for as many as fit.
+    pub max_tokens: Option<usize>,
+    /// Log-probabilities to list.
+    pub log_probs: Option<usize>,
+}
+
+/// Reads a body. The error names the field.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let bad = |message| ApiError::new(StatusCode::BAD_REQUEST, None, message);
+    let text = std::str::from_utf8(body);
+    let text = text.map_err(|error| bad(format!("the body is not UTF-8: {error}")))?;
+    // Lists would do as well, as the fields in their order.
+    if !text.trim_start().starts_with('{') {
+        return Err(bad("bad JSON: the body is not an object".into()));
+    }
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let (path, error) = (error.path().to_string(), error.into_inner());
+        match error.is_data() && path != "." {
+            true => ApiError::invalid(&path, format!("`{path}`: {error}")),
+            false => bad(format!("bad JSON: {error}")),
+        }
+    })?;
+    let end = reader.end();
+    end.map_err(|error| bad(format!("bad JSON: {error}")))?;
+    Ok(value)
+}
+
+impl Common {
+    /// Checks the fields, and what the request asks for, against the model.
+    pub fn prepare(self, parts: Parts, app: &App) -> Result<Prepared, ApiError> {
+        if let Some(format) = &self.response_format
+            && format.kind != "text"
+        {
+            let what = format!("{:?}", format.kind);
+            return Err(ApiError::unsupported("response_format", &what));
+        }
+        let n = self.n.unwrap_or(1);
+        let texts = n.saturating_mul(parts.prompts.len());
+        if n == 0 || texts > app.most_texts() {
+            let most = app.most_texts();
+            let message = format!("`n`: {texts} texts are wanted, expected 1 to {most}");
+            return Err(ApiError::invalid("n", message));
+        }
+        let (sampling, seed) = (self.sampling(app)?, self.seed.map(|seed| seed as u64));
+        let seed = seed.unwrap_or_else(draw_seed);
+        let mut requests = Vec::new();
+        for prompt in &parts.prompts {
+            let max_new_tokens = new_tokens(prompt.len(), parts.max_tokens, &parts, app)?;
+            for _ in 0..n {
+                let sampling = SamplingConfig {
+                    // Alike, the choices would be one.
+                    seed: seed.wrapping_add(requests.len() as u64),
+                    ..sampling.clone()
+                };
+                requests.push(Request {
+                    sampling,
+                    stop_tokens: app.loaded.defaults.stop_tokens.clone(),
+                    log_probs: parts.log_probs,
+                    ..Request::new(prompt, max_new_tokens)
+                });
+            }
+        }
+        let prompt = parts.format.prompt();
+        for request in &requests {
+            let checked = request.validate(&app.loaded.config);
+            checked.map_err(|error| ApiError::of_request(&error, prompt))?;
+        }
+        Ok(Prepared {
+            format: parts.format,
+            requests,
+            prompt_tokens: parts.prompts.iter().map(Vec::len).sum(),
+            stops: self.stops()?,
+            chat: parts.chat,
+            stream: self.stream.unwrap_or(false),
+            include_usage: self
+                .stream_options
+                .as_ref()
+                .is_some_and(|options| options.include_usage == Some(true)),
+            seed,
+        })
+    }
+
+    /// How tokens are chosen: as the request says, and else as the checkpoint does.
+    fn sampling(&self, app: &App) -> Result<SamplingConfig, ApiError> {
+        let default = &app.loaded.defaults.sampling;
+        let top_k = match self.top_k {
+            None => default.top_k,
+            // Both mean all.
+            Some(-1 | 0) => 0,
+            Some(top_k) => usize::try_from(top_k).map_err(|_| {
+                let message = format!("`top_k` is {top_k}, expected -1, 0 or above");
+                ApiError::invalid("top_k", message)
+            })?,
+        };
+        Ok(SamplingConfig {
+            temperature: self.temperature.unwrap_or(default.temperature),
+            top_k,
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            repetition_penalty: self
+                .repetition_penalty
+                .unwrap_or(default.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
+            logit_bias: self.logit_bias()?,
+            seed: 0,
+        })
+    }
+
+    fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+        let entries = self.logit_bias.iter().flatten();
+        let entries = entries.map(|(token, bias)| {
+            let invalid = |message| Err(ApiError::invalid("logit_bias", message));
+            let Ok(id) = token.parse() else {
+                return invalid(format!("`logit_bias`: {token:?} is not a token id"));
+            };
+            match bias.abs() <= MAX_BIAS {
+                true => Ok((id, *bias)),
+                false => invalid(format!(
+                    "`logit_bias[{id}]` is {bias}, expected between -{MAX_BIAS} and {MAX_BIAS}"
+                )),
+            }
+        });
+        entries.collect()
+    }
+
+    fn stops(&self) -> Result<Vec<String>, ApiError> {
+        let stops = match &self.stop {
+            None => Vec::new(),
+            Some(OneOrMany::One(stop)) => vec![stop.clone()],
+            Some(OneOrMany::Many(stops)) => stops.clone(),
+        };
+        let reason = if stops.len() > MAX_STOPS {
+            format!("`stop` has {} strings, at most {MAX_STOPS}", stops.len())
+        } else if let Some(index) = stops.iter().position(String::is_empty) {
+            format!("`stop`: string {index} is empty")
+        } else {
+            return Ok(stops);
+        };
+        Err(ApiError::invalid("stop", reason))
+    }
+}
+
+/// Tokens that a text of so many may go on for.
+fn new_tokens(
+    prompt: usize,
+    wanted: Option<usize>,
+    parts: &Parts,
+    app: &App,
+) -> Result<usize, ApiError> {
+    if wanted == Some(0) {
+        let message = "`max_tokens` is 0, expected at least 1";
+        return Err(ApiError::invalid("max_tokens", message));
+    }
+    match app.context.checked_sub(prompt).filter(|left| *left > 0) {
+        Some(left) => Ok(wanted.unwrap_or(left).min(left)),
+        None => {
+            let context = app.context;
+            let message = format!(
+                "the prompt has {prompt} tokens, the context {context}, of which the answer needs \
+                 some"
+            );
+            Err(ApiError::too_long(parts.format.prompt(), message))
+        }
+    }
+}
+
+/// Refuses more log-probabilities than the engine lists.
+pub fn check_log_probs(param: &str, count: usize) -> Result<usize, ApiError> {
+    match count <= MAX_LOG_PROBS {
+        true => Ok(count),
+        false => {
+            let message = format!("`{param}` is {count}, expected 0 to {MAX_LOG_PROBS}");
+            Err(ApiError::invalid(param, message))
+        }
+    }
+}
+
+/// A random number: the keys of hash maps are drawn by the system.
+pub fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+/// A seed that every client can read, and send again.
+fn draw_seed() -> u64 {
+    random() >> 11
+}

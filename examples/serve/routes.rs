@@ -1,0 +1,196 @@
+//! Which path and method leads where, and what is done for all of them.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION,
+    CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::{ApiError, json_response};
+use crate::reply::reply;
+use crate::request::Prepared;
+use crate::tracker::Tracker;
+use crate::{chat, completions};
+
+/// What the page may do: its own script and style, and requests to this server.
+const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                      connect-src 'self'";
+
+/// All routes.
+pub fn router(app: &'static App) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .layer(from_fn_with_state(app, around))
+        .with_state(app)
+}
+
+/// Key, CORS and log of every request.
+async fn around(State(app): State<&'static App>, mut request: Request, next: Next) -> Response {
+    let tracker = Arc::new(Tracker::new(&request, app.metrics.clone()));
+    request.extensions_mut().insert(tracker.clone());
+    let asks = request
+        .headers()
+        .contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = if app.cors.is_some() && request.method() == Method::OPTIONS && asks {
+        StatusCode::NO_CONTENT.into_response()
+    } else if needs_key(request.uri().path()) && !app.admits(key(request.headers())) {
+        let code = Some("invalid_api_key");
+        let message = "the API key is missing or wrong";
+        ApiError::new(StatusCode::UNAUTHORIZED, code, message).into_response()
+    } else {
+        next.run(request).await
+    };
+    if let Some(origin) = &app.cors {
+        allow(response.headers_mut(), origin);
+    }
+    tracker.responded(response.status());
+    response
+}
+
+/// The page and the state of health are for everybody.
+fn needs_key(path: &str) -> bool {
+    !["/", "/health"].contains(&path)
+}
+
+fn key(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, key) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+fn allow(headers: &mut HeaderMap, origin: &HeaderValue) {
+    let fixed = [
+        (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
+        (ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type"),
+        (
+            ACCESS_CONTROL_EXPOSE_HEADERS,
+            "x-ds4-seed, x-ds4-deterministic",
+        ),
+        (VARY, "origin"),
+    ];
+    for (name, value) in fixed {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+}
+
+async fn page() -> impl IntoResponse {
+    let policy = [(CONTENT_SECURITY_POLICY, POLICY)];
+    (policy, Html(include_str!("page.html")))
+}
+
+async fn health(State(app): State<&'static App>) -> Result<Response, ApiError> {
+    match app.is_open() {
+        true => Ok(json_response(&json!({"status": "ok"}))),
+        false => Err(ApiError::stopping()),
+    }
+}
+
+async fn metrics(State(app): State<&'static App>) -> impl IntoResponse {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(CONTENT_TYPE, kind)], app.metrics.text())
+}
+
+async fn models(State(app): State<&'static App>) -> Response {
+    json_response(&json!({"object": "list", "data": [describe(app)]}))
+}
+
+async fn model(
+    State(app): State<&'static App>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    // A name that is not text is not that of a model.
+    let name = name.map_or_else(|_| String::new(), |Path(name)| name);
+    app.check_model(Some(&name))?;
+    Ok(json_response(&describe(app)))
+}
+
+fn describe(app: &App) -> Value {
+    json!({
+        "id": app.model,
+        "object": "model",
+        "created": app.created,
+        "owned_by": "ds4",
+        "max_model_len": app.context,
+        "lanes": app.lanes,
+        "drafts": app.drafts,
+        "deterministic": app.deterministic,
+        "system_fingerprint": app.fingerprint,
+    })
+}
+
+async fn chat(State(app): State<&'static App>, request: Request) -> Result<Response, ApiError> {
+    generate(app, request, chat::prepare).await
+}
+
+async fn completions(
+    State(app): State<&'static App>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    generate(app, request, completions::prepare).await
+}
+
+async fn generate(
+    app: &'static App,
+    request: Request,
+    prepare: fn(&App, &[u8]) -> Result<Prepared, ApiError>,
+) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let tracker = parts.extensions.get::<Arc<Tracker>>().cloned();
+    let tracker = tracker.ok_or_else(|| ApiError::failed("the request is not followed"))?;
+    drop(parts);
+    let body = read(app, body).await?;
+    // A long prompt takes a while to encode.
+    let prepared = tokio::task::spawn_blocking(move || prepare(app, &body)).await;
+    let prepared = prepared.map_err(|_| ApiError::failed("the request cannot be read"))??;
+    reply(app, prepared, tracker).await
+}
+
+async fn read(app: &App, body: Body) -> Result<Bytes, ApiError> {
+    let body = tokio::time::timeout(app.time_limit, to_bytes(body, app.max_body)).await;
+    let body = body.map_err(|_| {
+        let (status, code) = (StatusCode::REQUEST_TIMEOUT, Some("timeout"));
+        ApiError::new(status, code, "the request has taken too long")
+    })?;
+    body.map_err(|_| {
+        let most = app.max_body;
+        let message = format!("the request cannot be read, or has more than {most} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, None, message)
+    })
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("there is no {method} {path}");
+    ApiError::new(StatusCode::NOT_FOUND, Some("unknown_url"), message)
+}
+
+async fn method_not_allowed(request: Request) -> ApiError {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("{path} does not take {method}");
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        Some("method_not_allowed"),
+        message,
+    )
+}

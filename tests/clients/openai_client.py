@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Checks a running server with OpenAI's own client.
+
+    cargo run --release --example serve &
+    python3 -m venv venv && venv/bin/pip install openai
+    venv/bin/python tests/clients/openai_client.py --url http://127.0.0.1:8080/v1
+
+It ends with exit code 0 and a line for each check, or with a traceback. Tools are checked as far as
+the checkpoint goes: the tokenizer of the shipped one has no token for their markup, so that a
+request with tools is refused.
+"""
+
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather in a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+
+class Checks:
+    def __init__(self, client, model):
+        self.client = client
+        self.model = model
+
+    def chat(self, **fields):
+        messages = [{"role": "user", "content": "Who made the heaven?"}]
+        fields = {"model": self.model, "messages": messages, "max_tokens": 16} | fields
+        return self.client.chat.completions.create(**fields)
+
+    def check_models(self):
+        assert self.model in [model.id for model in self.client.models.list()]
+        assert self.client.models.retrieve(self.model).id == self.model
+
+    def check_chat(self):
+        answer = self.chat()
+        message = answer.choices[0].message
+        assert message.role == "assistant" and message.content, answer
+        assert answer.choices[0].finish_reason in ("stop", "length"), answer
+        assert answer.usage.total_tokens > answer.usage.completion_tokens > 0, answer
+        assert answer.system_fingerprint, answer
+
+    def check_stream(self):
+        fields = {"temperature": 1, "seed": 3, "n": 2}
+        whole = self.chat(**fields)
+        texts, usage = ["", ""], None
+        for chunk in self.chat(stream=True, stream_options={"include_usage": True}, **fields):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        assert texts == [choice.message.content for choice in whole.choices], (texts, whole)
+        assert usage == whole.usage, (usage, whole.usage)
+
+    def check_completion(self):
+        answer = self.client.completions.create(
+            model=self.model, prompt=["In the", "And God"], max_tokens=5, logprobs=2
+        )
+        assert [choice.index for choice in answer.choices] == [0, 1], answer
+        for choice in answer.choices:
+            assert "".join(choice.logprobs.tokens) == choice.text, choice
+
+    def check_log_probs(self):
+        choice = self.chat(logprobs=True, top_logprobs=3).choices[0]
+        listed = choice.logprobs.content
+        assert b"".join(bytes(token.bytes) for token in listed).decode() == choice.message.content
+        assert all(len(token.top_logprobs) == 3 for token in listed), listed
+
+    def check_seeds(self):
+        def text(seed):
+            return self.chat(temperature=1.2, seed=seed).choices[0].message.content
+
+        alone = text(1)
+        with ThreadPoolExecutor(8) as pool:
+            texts = list(pool.map(text, [1, 2, 3, 1, 4, 5, 1, 6]))
+        assert [texts[0], texts[3], texts[6]] == [alone] * 3, (alone, texts)
+        response = self.client.chat.completions.with_raw_response.create(
+            model=self.model,
+            messages=[{"role": "user", "content": "Hello"}],
+            max_tokens=8,
+            temperature=1.2,
+        )
+        assert int(response.headers["x-ds4-seed"]) >= 0
+        assert response.headers["x-ds4-deterministic"] in ("true", "false")
+
+    def check_tools(self):
+        try:
+            answer = self.chat(tools=TOOLS)
+        except openai.BadRequestError as error:
+            assert "DSML" in error.message, error
+            return
+        message = answer.choices[0].message
+        assert "DSML" not in (message.content or ""), message
+        for call in message.tool_calls or []:
+            assert call.id and call.function.name, call
+
+    def check_stop(self):
+        text = self.chat().choices[0].message.content
+        stop = text[4:8]
+        choice = self.chat(stop=[stop]).choices[0]
+        assert choice.finish_reason == "stop", choice
+        assert choice.message.content == text[: text.index(stop)], (text, choice)
+
+    def check_errors(self):
+        cases = [
+            ({"model": "no-such-model"}, openai.NotFoundError, None),
+            ({"temperature": -1}, openai.BadRequestError, "temperature"),
+            ({"messages": []}, openai.BadRequestError, "messages"),
+            ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+            ({"extra_body": {"min_p": 7}}, openai.BadRequestError, "min_p"),
+        ]
+        for fields, kind, param in cases:
+            try:
+                self.chat(**fields)
+            except kind as error:
+                assert error.param == param, (fields, error)
+            else:
+                raise AssertionError(f"{fields} is not refused")
+
+    def check_leaving(self):
+        # The server goes on for others while a stream is left in the middle.
+        stream = self.chat(stream=True, max_tokens=2000)
+        next(iter(stream))
+        stream.close()
+        self.check_chat()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
+    parser.add_argument("--key", default="none")
+    parser.add_argument("--model", help="default: the first that the server lists")
+    args = parser.parse_args()
+    client = openai.OpenAI(base_url=args.url, api_key=args.key, max_retries=0)
+    model = args.model or next(iter(client.models.list())).id
+    checks = Checks(client, model)
+    for name in sorted(name for name in dir(checks) if name.startswith("check_")):
+        getattr(checks, name)()
+        print(f"{name.removeprefix('check_')}: ok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+//! Keys, queues, clients that leave, and the end of the server.
+
+use serde_json::{Value, json};
+
+use super::client::{Response, Server};
+use super::{CHAT, chat, merged};
+
+/// A stream that goes on for so many tokens.
+fn long(tokens: usize) -> Value {
+    // The end-of-sequence token is forbidden.
+    let bias = json!({"logit_bias": {"1": -100}, "max_tokens": tokens});
+    merged(chat(bias), json!({"stream": true}))
+}
+
+/// Reads a stream up to its first text.
+fn begun(server: &Server, body: &Value) -> Response {
+    let mut response = server.post(CHAT, body);
+    assert_eq!(response.status, 200);
+    let mut text = Vec::new();
+    while !String::from_utf8_lossy(&text).contains("\"delta\":{\"content\":\"") {
+        text = response.chunk();
+        assert!(!text.is_empty(), "the stream has ended");
+        // The first piece has the role, and no text.
+        let role = String::from_utf8_lossy(&text).contains("\"role\"");
+        if role {
+            text.clear();
+        }
+    }
+    response
+}
+
+#[test]
+fn only_who_has_the_key_gets_in() {
+    let server = Server::start(&["--api-key", "secret", "--cors", "http://page.test"]);
+    let body = chat(json!({"max_tokens": 1})).to_string();
+    let status = |path: &str, key: &str| {
+        let method = if path == CHAT { "POST" } else { "GET" };
+        let headers = [("authorization", key)];
+        let mut response = server.open(method, path, &headers, body.as_bytes());
+        if response.status == 401 {
+            assert_eq!(response.header("www-authenticate"), Some("Bearer"));
+            assert_eq!(response.json()["error"]["type"], "authentication_error");
+        }
+        response.status
+    };
+    for path in [CHAT, "/v1/models", "/metrics"] {
+        for wrong in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer secre",
+            "Bearer secrets",
+            "secret",
+        ] {
+            assert_eq!(status(path, wrong), 401, "{path} {wrong:?}");
+        }
+        assert_eq!(status(path, "Bearer secret"), 200, "{path}");
+    }
+    assert_eq!(status("/health", ""), 200);
+
+    let asks = [("access-control-request-method", "POST")];
+    let preflight = server.open("OPTIONS", CHAT, &asks, b"");
+    assert_eq!(preflight.status, 204);
+    let origin = preflight.header("access-control-allow-origin");
+    assert_eq!(origin, Some("http://page.test"));
+}
+
+#[test]
+fn without_the_option_no_page_of_another_origin_gets_in() {
+    let server = Server::shared();
+    let asks = [
+        ("origin", "http://page.test"),
+        ("access-control-request-method", "POST"),
+    ];
+    let preflight = server.open("OPTIONS", CHAT, &asks, b"");
+    assert_eq!(preflight.status, 405);
+    assert_eq!(preflight.header("access-control-allow-origin"), None);
+}
+
+#[test]
+fn a_full_queue_refuses_and_a_client_that_leaves_frees_its_lane() {
+    let server = Server::start(&["--lanes", "1", "--queue", "1"]);
+    let leaving = "ds4_requests_total{outcome=\"disconnected\"}";
+    let first = begun(&server, &long(4000));
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| server.ask(CHAT, &chat(json!({"max_tokens": 2}))));
+        server.await_metric("ds4_texts_waiting", 1.0);
+        let mut refused = server.post(CHAT, &chat(json!({})));
+        assert_eq!(refused.status, 429);
+        assert_eq!(refused.header("retry-after"), Some("1"));
+        assert_eq!(refused.json()["error"]["code"], "queue_full");
+        drop(first);
+        let second = second.join().unwrap();
+        assert_eq!(second["usage"]["completion_tokens"], 2);
+    });
+    server.await_metric(leaving, 1.0);
+    assert!(server.metric("ds4_generated_tokens_total") < 4000.0);
+
+    // The same without a stream, which nobody reads either.
+    let mut body = long(4000);
+    body["stream"] = json!(false);
+    let waiting = server.send("POST", CHAT, &[], body.to_string().as_bytes());
+    server.await_metric("ds4_lanes_in_use", 1.0);
+    drop(waiting);
+    server.await_metric("ds4_lanes_in_use", 0.0);
+    server.await_metric(leaving, 2.0);
+    assert!(server.metric("ds4_generated_tokens_total") < 8000.0);
+}
+
+#[test]
+fn an_answer_that_takes_too_long_is_given_up() {
+    let server = Server::start(&["--timeout", "1"]);
+    // More tokens than a second has time for, several times over.
+    let mut body = merged(long(4000), json!({"n": 8}));
+    let mut stream = server.post(CHAT, &body);
+    let events = stream.events();
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "timeout", "{last}");
+    body["stream"] = json!(false);
+    let mut whole = server.post(CHAT, &body);
+    assert_eq!(
+        (whole.status, &whole.json()["error"]["code"]),
+        (504, &json!("timeout"))
+    );
+    server.await_metric("ds4_lanes_in_use", 0.0);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_server_that_is_stopped_finishes_what_it_has_begun() {
+    let mut server = Server::start(&[]);
+    let usage = json!({"stream_options": {"include_usage": true}});
+    let mut running = begun(&server, &merged(long(200), usage));
+    server.terminate();
+    while server.get("/health").status == 200 {}
+    let mut refused = server.post(CHAT, &chat(json!({})));
+    let code = refused.json()["error"]["code"].clone();
+    assert_eq!((refused.status, code), (503, json!("stopping")));
+    let mut events = running.events();
+    assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["usage"]["completion_tokens"], 200);
+    assert_eq!(server.wait().code(), Some(0));
+    let log = server.log();
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("path=/v1/chat/completions"));
+    let outcomes = lines.map(|line| line.contains("outcome=\"completed\""));
+    assert_eq!(outcomes.collect::<Vec<bool>>(), [false, true], "{log}");
+}
