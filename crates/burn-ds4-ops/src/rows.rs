@@ -32,7 +32,7 @@ pub(crate) struct RowPartition {
 impl RowPartition {
     /// The partition of rows of `columns` elements of `bytes` bytes each.
     pub(crate) fn new(client: &Client, plane: u32, columns: usize, bytes: usize) -> Self {
-        let most = Caps::of(&client).cube_units / plane;
+        let most = Caps::of(client).cube_units / plane;
         let most = MAX_PLANES.min(1 << most.ilog2());
         let lanes = plane as usize;
         let block = BLOCK_BYTES / bytes;

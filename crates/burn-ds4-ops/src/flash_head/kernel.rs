@@ -221,7 +221,6 @@ fn candidate(
 /// Arguments are those of [`argmax_kernel`]. `all_ids` and `all_logits`, which holds bits, are
 /// `[tokens, probes * capacity + special]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn candidates_kernel(
     logits: &[f32],
     chosen: &[i32],
@@ -247,7 +246,6 @@ pub(crate) fn candidates_kernel(
 /// Arguments are those of [`argmax_kernel`]. `all_logits`, which holds bits, is
 /// `[tokens, vocabulary]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn scatter_kernel(
     logits: &[f32],
     chosen: &[i32],

@@ -32,7 +32,6 @@ pub(crate) struct NormSizes {
 /// - `weight`: one for each column
 /// - `output`: `[rows, columns]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn rms_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     x: &[Vector<F, N>],
     weight: ComptimeOption<&[Vector<W, M>]>,

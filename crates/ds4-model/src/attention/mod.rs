@@ -408,7 +408,6 @@ impl Attention {
     }
 
     /// Attention of a prefill step: everything between the projections, except storing its rows.
-    #[allow(clippy::too_many_arguments)]
     fn attend_prefill(
         &self,
         queries: Tensor<4>,

@@ -63,7 +63,6 @@ pub(super) fn visible_rows<P: Int>(
 /// Stores the score of row `own`: the sum of its `partials`, which are `stride` apart from `at` on,
 /// in their order, or [`MASKED`] if the row is not visible.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn store_score(
     partials: &[f32],
     at: u32,

@@ -185,7 +185,6 @@ fn scale_all(row: &mut Shared<[f32]>, scale: f32, #[comptime] blueprint: RowBlue
 
 /// Stores the row at `to`, with its first `count` channels rounded in blocks of `size`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn store_rounded<R: Float>(
     rows: &mut [R],
     row: &mut Shared<[f32]>,

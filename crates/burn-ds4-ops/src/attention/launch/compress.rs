@@ -35,7 +35,7 @@ pub(super) fn row_blueprint(
 ) -> Option<RowBlueprint> {
     let plane = Caps::of(client).plane()?;
     let partition = RowPartition::new(client, plane, width, F32_BYTES);
-    let most = Caps::of(&client).cube_units.min(ROW_UNITS) / plane;
+    let most = Caps::of(client).cube_units.min(ROW_UNITS) / plane;
     Some(RowBlueprint {
         width: width as u32,
         rotated: rotated as u32,

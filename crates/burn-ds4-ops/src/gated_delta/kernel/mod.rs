@@ -168,7 +168,6 @@ struct Gates<A: Float, B: Float, D: Float> {
 #[cube]
 impl<A: Float, B: Float, D: Float> Gates<A, B, D> {
     /// Starts to read the inputs of the gates of token `token` of a sequence.
-    #[allow(clippy::too_many_arguments)]
     fn read(
         a: &[A],
         b: &[B],

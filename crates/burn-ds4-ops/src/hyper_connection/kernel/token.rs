@@ -233,7 +233,6 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
     /// norm is `x / sqrt(mean(x²) + epsilon)` times the weight, where `x` is the sum as it is
     /// written. `weights` come from [`read_weights`](Self::read_weights). Every unit of the cube
     /// must call this.
-    #[allow(clippy::too_many_arguments)]
     pub fn write_norm<W: Float, M: Size>(
         &self,
         gates: &Array<f32>,

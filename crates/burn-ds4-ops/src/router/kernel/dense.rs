@@ -76,7 +76,6 @@ struct RouterOperands<'a, X: Float, G: Float, N: Size> {
 
 #[cube]
 impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
-    #[allow(clippy::too_many_arguments)]
     fn new(
         x: &'a [Vector<X, N>],
         gate: &'a [Vector<G, N>],

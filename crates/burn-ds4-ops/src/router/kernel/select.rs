@@ -141,7 +141,6 @@ impl BestScores {
 
 #[cube]
 impl<'a, 'b, F: Float, N: Size> RouterRow<'a, 'b, F, N> {
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         rows: &'a [Vector<F, N>],
         bias: ComptimeOption<&'b [Vector<f32, N>]>,

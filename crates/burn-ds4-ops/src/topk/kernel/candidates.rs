@@ -142,7 +142,6 @@ impl Candidates {
 
     /// Writes the columns of the `k` largest of the first `count`, ascending. Every unit of the
     /// cube must call this.
-    #[allow(clippy::too_many_arguments)]
     pub fn choose(
         &self,
         search: &mut RadixSelect,

@@ -91,7 +91,6 @@ impl Products {
 
     /// Multiplies the plane's rows by all keys and queries. The first plane also multiplies keys
     /// and queries by each other.
-    #[allow(clippy::too_many_arguments)]
     pub fn multiply(
         &mut self,
         state: &State,
