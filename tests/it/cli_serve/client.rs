@@ -196,11 +196,8 @@ impl Response {
         let status = line();
         let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());
         let mut headers = Vec::new();
-        loop {
-            match line().split_once(": ") {
-                Some((name, value)) => headers.push((name.to_lowercase(), value.to_owned())),
-                None => break,
-            }
+        while let Some((name, value)) = line().split_once(": ") {
+            headers.push((name.to_lowercase(), value.to_owned()));
         }
         Self {
             status: status.expect("a status line"),
