@@ -53,33 +53,34 @@ thread_local! {
 
 impl Caps {
     pub(crate) fn of(client: &Client) -> Self {
-        let properties = client.properties_shared();
         KNOWN.with_borrow_mut(|known| {
-            let same = |(other, _): &&(Arc<_>, _)| Arc::ptr_eq(other, &properties);
+            let same =
+                |(known, _): &&(Arc<_>, _)| std::ptr::eq(Arc::as_ptr(known), client.properties());
             if let Some((_, caps)) = known.iter().find(same) {
                 return *caps;
             }
+            let properties = client.properties_shared();
             let caps = Limits::of_tests().apply(Self::new(client, &properties));
             known.push((properties, caps));
             caps
         })
     }
 
+    /// What the runtime says of a device; not [`consistent`](Self::consistent) yet.
     fn new(client: &Client, properties: &DeviceProperties) -> Self {
         let (hardware, features) = (&properties.hardware, &properties.features);
         let ptx = cfg!(feature = "cuda") && client.name() == "cuda";
         // CubeCL names the code that it compiles for: `ptx_sm90`.
         let fingerprint = properties.identity.fingerprint.rsplit_once("sm");
         let sm = fingerprint.and_then(|(_, version)| version.parse().ok());
-        let sm = if ptx { sm.unwrap_or(0) } else { 0 };
         let e4m3 = ElemType::Float(FloatKind::E4M3);
         let u32 = Type::atomic(ElemType::UInt(UIntKind::U32));
         let counters = properties.atomic_type_usage(u32);
         let counters = counters.contains(AtomicUsage::Add);
-        let caps = Self {
+        Self {
             target: Target {
                 ptx,
-                sm,
+                sm: sm.unwrap_or(0),
                 sync_plane: features.plane.contains(Plane::Sync),
             },
             plane_sizes: [hardware.plane_size_min, hardware.plane_size_max],
@@ -87,19 +88,21 @@ impl Caps {
             shared_bytes: hardware.max_shared_memory_size,
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1),
             bindings: hardware.max_bindings,
-            tensor_cores: features.copy_async && sm >= TENSOR_CORES_FROM,
-            fp8_conversion: sm >= FP8_CONVERSION_FROM
-                && features.matmul.mma.iter().any(|mma| mma.a_type == e4m3),
+            tensor_cores: features.copy_async,
+            fp8_conversion: features.matmul.mma.iter().any(|mma| mma.a_type == e4m3),
             counters,
             last_cube: features.device_memory_scope && counters,
-        };
-        caps.consistent()
+        }
     }
 
-    /// What needs tensor cores goes without them, too.
+    /// Without what depends on something else that is missing.
     fn consistent(mut self) -> Self {
-        self.tensor_cores &= self.target.ptx && self.plane() == Some(32);
-        self.fp8_conversion &= self.tensor_cores;
+        if !self.target.ptx {
+            self.target.sm = 0;
+        }
+        let target = self.target;
+        self.tensor_cores &= target.is_at_least(TENSOR_CORES_FROM) && self.plane() == Some(32);
+        self.fp8_conversion &= target.is_at_least(FP8_CONVERSION_FROM) && self.tensor_cores;
         self
     }
 
@@ -184,9 +187,7 @@ impl Limits {
             caps.plane_sizes[0] = caps.plane_sizes[0].min(lanes);
         }
         caps.target.ptx &= !self.no_ptx;
-        caps.target.sm = if caps.target.ptx { caps.target.sm } else { 0 };
-        caps.tensor_cores &= !self.no_tensor_cores && caps.target.sm >= TENSOR_CORES_FROM;
-        caps.fp8_conversion &= caps.target.sm >= FP8_CONVERSION_FROM;
+        caps.tensor_cores &= !self.no_tensor_cores;
         caps.consistent()
     }
 }
