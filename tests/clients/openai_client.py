@@ -118,7 +118,11 @@ class Checks:
             ({"model": "no-such-model"}, openai.NotFoundError, None),
             ({"temperature": -1}, openai.BadRequestError, "temperature"),
             ({"messages": []}, openai.BadRequestError, "messages"),
-            ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+            (
+                {"response_format": {"type": "json_object"}},
+                openai.BadRequestError,
+                "response_format",
+            ),
             ({"extra_body": {"min_p": 7}}, openai.BadRequestError, "min_p"),
         ]
         for fields, kind, param in cases:

@@ -3,9 +3,9 @@
     report.py PTXAS FOLDER...
 
 Each folder is named after the architecture. The table has a row for each kernel, whatever it was
-compiled for, and a column for each architecture: how many variants there are, and the most registers
-of a thread, bytes of static shared memory and bytes of spills of any of them. A module that ptxas
-refuses makes the program fail.
+compiled for, and a column for each architecture: how many variants there are, and the most
+registers of a thread, bytes of static shared memory and bytes of spills of any of them. A module
+that ptxas refuses makes the program fail.
 """
 
 import os

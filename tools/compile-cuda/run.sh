@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Compile the operators' CUDA kernels as on given GPUs, on a machine without one.
 #
-#   tools/compile-cuda/run [FILTER...]
+#   tools/compile-cuda/run.sh [FILTER...]
 #
 # Every case of the operators' benchmark whose name contains a FILTER (default: all) is launched
 # once for each architecture of the table below, or of those in ARCHITECTURES ("80 90"), with a CUDA
-# driver that only keeps the PTX (fake_cuda.c). NVRTC compiles the kernels, ptxas assembles them. A kernel that one of them
-# refuses, or whose launch the GPU would refuse, is an error. At the end is a table: for each kernel
-# and architecture `variants: registers, static shared memory, spills`, the most of any variant.
+# driver that only keeps the PTX (fake_cuda.c). NVRTC compiles the kernels, ptxas assembles them. A
+# kernel that one of them refuses, or whose launch the GPU would refuse, is an error. At the end is
+# a table: for each kernel and architecture `variants: registers, static shared memory, spills`, the
+# most of any variant.
 #
 # NVRTC, ptxas and their headers come from PyPI. Needs python3 with pip, cc, and the LLVM that the
 # feature `cuda` links (tools/provide-llvm.sh, where the build script cannot fetch it).
