@@ -39,11 +39,25 @@ impl IndexSizes {
     }
 }
 
+/// Queries and the rows that they score.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct IndexInputs<F: Float, P: Int, N: Size> {
+    /// Queries and rows, whose vectors are contiguous.
+    pub queries: Box<[Vector<F, N>]>,
+    pub keys: Box<[Vector<F, N>]>,
+    /// `[batch, count, heads]`.
+    pub weights: Box<[f32]>,
+    /// The position of the first query of each sequence, if rows are visible only from the end of
+    /// their blocks of `ratio` positions on.
+    pub start: ComptimeOption<Box<[P]>>,
+    pub sizes: IndexSizes,
+}
+
 /// The number of rows that are visible to a query: all of them or, if the positions of first
 /// queries are given, those whose blocks are complete.
 #[cube]
 pub(super) fn visible_rows<P: Int>(
-    start: &ComptimeOption<&[P]>,
+    start: &ComptimeOption<Box<[P]>>,
     sizes: &IndexSizes,
     token: u32,
 ) -> u32 {
@@ -86,30 +100,22 @@ pub(super) fn store_score(
 /// loop. The partial sums of a row are added in one order, so no score depends on how many others
 /// there are.
 ///
-/// - `queries`, `keys`: the vectors of a row are contiguous
-/// - `weights`: `[batch, count, heads]`
-/// - `start`: the position of the first query of each sequence, if rows are visible only from the
-///   end of their blocks of `ratio` positions on
 /// - `scores`: `[batch, count, rows]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
-    queries: &[Vector<F, N>],
-    keys: &[Vector<F, N>],
-    weights: &[f32],
-    start: ComptimeOption<&[P]>,
+    inputs: &IndexInputs<F, P, N>,
     scores: &mut [f32],
-    sizes: IndexSizes,
     #[comptime] vectors: u32,
     #[comptime] units: u32,
     #[define(F, P)] _dtypes: [ElemType; 2],
 ) {
     let mut partials = Shared::<[f32]>::new_slice(comptime!((INDEX_PLANES * units) as usize));
+    let sizes = &inputs.sizes;
     let own = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
     let token = CUBE_POS_Y;
     let (heads, rows) = (sizes.heads, sizes.rows);
     let keys_at = sizes.keys(token) + min(own, rows - 1) as usize * sizes.keys_row;
-    let visible = visible_rows::<P>(&start, &sizes, token);
+    let visible = visible_rows::<P>(&inputs.start, sizes, token);
     // If none of the cube's rows is visible, none is read.
     let any_visible = CUBE_POS_X * CUBE_DIM_X < visible;
     let mut key = Array::<Vector<f32, N>>::new(comptime!(vectors as usize));
@@ -117,7 +123,7 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     for v in 0..comptime!(vectors as usize) {
         key[v] = Vector::new(0.0f32);
         if any_visible {
-            key[v] = Vector::cast_from(keys[keys_at + v]);
+            key[v] = Vector::cast_from(inputs.keys[keys_at + v]);
         }
     }
     let query = sizes.query(token);
@@ -128,14 +134,14 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
         let mut sums = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for v in 0..comptime!(vectors as usize) {
-            sums += Vector::<f32, N>::cast_from(queries[query_head + v]) * key[v];
+            sums += Vector::<f32, N>::cast_from(inputs.queries[query_head + v]) * key[v];
         }
         let mut dot = sums.extract(0usize);
         #[unroll]
         for i in 1..N::value() {
             dot += sums.extract(i);
         }
-        let weight = weights[(token * heads + head) as usize];
+        let weight = inputs.weights[(token * heads + head) as usize];
         score += weight * select(dot < 0.0f32, 0.0f32, dot);
         head += INDEX_PLANES;
     }
@@ -149,7 +155,7 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
             token,
             own,
             visible,
-            &sizes,
+            sizes,
             units,
         );
     }

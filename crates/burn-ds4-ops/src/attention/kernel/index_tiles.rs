@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::index::{INDEX_PLANES, IndexSizes, store_score, visible_rows};
+use super::index::{INDEX_PLANES, IndexInputs, store_score, visible_rows};
 use crate::intrinsics::{Target, multiply_tiles, shuffle_xor};
 
 /// Rows of a cube, and heads that they are multiplied by at a time.
@@ -18,14 +18,9 @@ const INDEX_TILE_HEADS: u32 = 8;
 /// of a row, and use them as the channels that the layout of the tile asks for. That permutes the
 /// channels in the same way for rows and heads.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
-    queries: &[Vector<F, Const<8>>],
-    keys: &[Vector<F, Const<8>>],
-    weights: &[f32],
-    start: ComptimeOption<&[P]>,
+    inputs: &IndexInputs<F, P, Const<8>>,
     scores: &mut [f32],
-    sizes: IndexSizes,
     #[comptime] steps: u32,
     #[comptime] f16_input: bool,
     #[comptime] target: Target,
@@ -34,10 +29,11 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
     let dtype = comptime!(if f16_input { "f16" } else { "bf16" });
     let mut partials =
         Shared::<[f32]>::new_slice(comptime!((INDEX_PLANES * INDEX_TILE_ROWS) as usize));
+    let sizes = &inputs.sizes;
     let (row, group_lane) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
     let first = CUBE_POS_X * INDEX_TILE_ROWS;
     let token = CUBE_POS_Y;
-    let visible = visible_rows::<P>(&start, &sizes, token);
+    let visible = visible_rows::<P>(&inputs.start, sizes, token);
     // If none of the cube's rows is visible, none is read.
     let any_visible = first < visible;
     let mut low_score = 0.0f32;
@@ -51,9 +47,9 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
         for step in 0..steps {
             let ahead = comptime!((4 * step) as usize);
             rows[comptime!((2 * step) as usize)] =
-                Vector::<u32, Const<4>>::reinterpret(keys[low + ahead]);
+                Vector::<u32, Const<4>>::reinterpret(inputs.keys[low + ahead]);
             rows[comptime!((2 * step + 1) as usize)] =
-                Vector::<u32, Const<4>>::reinterpret(keys[high + ahead]);
+                Vector::<u32, Const<4>>::reinterpret(inputs.keys[high + ahead]);
         }
         let query = sizes.query(token) + group_lane as usize;
         let mut head = UNIT_POS_Y * INDEX_TILE_HEADS;
@@ -66,7 +62,7 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
             #[unroll]
             for step in 0..steps {
                 let ahead = comptime!((4 * step) as usize);
-                let own = Vector::<u32, Const<4>>::reinterpret(queries[query_head + ahead]);
+                let own = Vector::<u32, Const<4>>::reinterpret(inputs.queries[query_head + ahead]);
                 let low = rows[comptime!((2 * step) as usize)];
                 let high = rows[comptime!((2 * step + 1) as usize)];
                 #[unroll]
@@ -89,7 +85,7 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
             for column in 0..2u32 {
                 let own = head + group_lane * 2 + column;
                 if own < sizes.heads {
-                    let weight = weights[(token * sizes.heads + own) as usize];
+                    let weight = inputs.weights[(token * sizes.heads + own) as usize];
                     let low = dots.extract(comptime!(column as usize));
                     let high = dots.extract(comptime!(column as usize + 2));
                     low_score += weight * select(low < 0.0f32, 0.0f32, low);
@@ -119,7 +115,7 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
             token,
             own,
             visible,
-            &sizes,
+            sizes,
             INDEX_TILE_ROWS,
         );
     }

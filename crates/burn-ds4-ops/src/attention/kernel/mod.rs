@@ -31,7 +31,7 @@ pub(super) use compress::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, compress_kernel,
 };
 pub(super) use heads::KV_GROUP;
-pub(super) use index::{INDEX_PLANES, IndexSizesLaunch, index_kernel};
+pub(super) use index::{INDEX_PLANES, IndexInputsLaunch, IndexSizesLaunch, index_kernel};
 pub(super) use index_tiles::{INDEX_TILE_ROWS, index_tiles_kernel};
 use pool::SlotStrides;
 pub(super) use pool::{SlotStridesLaunch, pool_kernel};

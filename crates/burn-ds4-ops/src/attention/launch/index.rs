@@ -11,7 +11,8 @@ use cubecl::prelude::*;
 use super::stride;
 use crate::attention::backend::BlockVisibility;
 use crate::attention::kernel::{
-    INDEX_PLANES, INDEX_TILE_ROWS, IndexSizesLaunch, index_kernel, index_tiles_kernel,
+    INDEX_PLANES, INDEX_TILE_ROWS, IndexInputsLaunch, IndexSizesLaunch, index_kernel,
+    index_tiles_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{
@@ -76,29 +77,29 @@ pub(in crate::attention) fn index_scores(
         vectors(&keys, 0),
         vectors(&keys, 1),
     );
-    let weights = into_contiguous(weights);
     let tokens = (batch * count) as u32;
     let cubes = |height| CubeCount::Static((rows as u32).div_ceil(height), tokens, 1);
     let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
     let dtypes = [queries.dtype, start_dtype].map(dtype_to_storage_type);
-    let target = Caps::of(&client).target;
-    if has_tiles(&queries, &keys, size) {
+    let address = address_type([&queries, &keys, &result]);
+    let (f16_input, tiles) = (
+        queries.dtype == DType::F16,
+        has_tiles(&queries, &keys, size),
+    );
+    let tensors = [queries, keys, into_contiguous(weights)];
+    if tiles {
         // SAFETY: rows and heads past the end are read as the last ones, and not counted.
         unsafe {
             index_tiles_kernel::launch_unchecked(
                 &client,
                 cubes(INDEX_TILE_ROWS),
                 CubeDim::new_2d(32, INDEX_PLANES),
-                address_type([&queries, &keys, &result]),
-                queries.clone().into_buffer_arg(),
-                keys.into_buffer_arg(),
-                weights.into_buffer_arg(),
-                start.map(CubeTensor::into_buffer_arg).into(),
+                address,
+                inputs(tensors, start, sizes),
                 result.clone().into_buffer_arg(),
-                sizes,
                 (width / INDEX_TILE_CHANNELS) as u32,
-                queries.dtype == DType::F16,
-                target,
+                f16_input,
+                Caps::of(&client).target,
                 dtypes,
             );
         }
@@ -110,20 +111,30 @@ pub(in crate::attention) fn index_scores(
             &client,
             cubes(INDEX_UNITS),
             CubeDim::new_2d(INDEX_UNITS, INDEX_PLANES),
-            address_type([&queries, &keys, &result]),
+            address,
             size,
-            queries.into_buffer_arg(),
-            keys.into_buffer_arg(),
-            weights.into_buffer_arg(),
-            start.map(CubeTensor::into_buffer_arg).into(),
+            inputs(tensors, start, sizes),
             result.clone().into_buffer_arg(),
-            sizes,
             (width / size) as u32,
             INDEX_UNITS,
             dtypes,
         );
     }
     result
+}
+
+fn inputs<F: Float, P: Int, N: Size>(
+    [queries, keys, weights]: [CubeTensor; 3],
+    start: Option<CubeTensor>,
+    sizes: IndexSizesLaunch,
+) -> IndexInputsLaunch<F, P, N> {
+    IndexInputsLaunch::new(
+        queries.into_buffer_arg(),
+        keys.into_buffer_arg(),
+        weights.into_buffer_arg(),
+        start.map(CubeTensor::into_buffer_arg).into(),
+        sizes,
+    )
 }
 
 /// Whether tensor cores can multiply them: floats of 16 bits in vectors of 16 bytes, in equal
