@@ -34,7 +34,7 @@ pub(super) use heads::KV_GROUP;
 pub(super) use index::{INDEX_PLANES, IndexInputsLaunch, IndexSizesLaunch, index_kernel};
 pub(super) use index_tiles::{INDEX_TILE_ROWS, index_tiles_kernel};
 use pool::SlotStrides;
-pub(super) use pool::{SlotStridesLaunch, pool_kernel};
+pub(super) use pool::{PoolSizesLaunch, SlotStridesLaunch, pool_kernel};
 pub(super) use rotate::{AngleTableLaunch, rotate_at_kernel, rotate_kernel};
 pub(super) use row::RowBlueprint;
 pub(super) use sink::{AttentionShapeLaunch, AttentionStridesLaunch, SinkBlueprint, sink_kernel};

@@ -13,43 +13,49 @@ pub(crate) struct SlotStrides {
     pub slot: usize,
 }
 
+/// Sizes of [`pool_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct PoolSizes {
+    /// Channels of all blocks.
+    pub outputs: usize,
+    pub blocks: usize,
+    pub slots: u32,
+    pub width: usize,
+    pub values: SlotStrides,
+    pub scores: SlotStrides,
+}
+
 /// Pools the slots of blocks. Every unit has a channel of a block, and goes through the slots in
 /// their order.
 ///
 /// - `output`: `[batch, blocks, width]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn pool_kernel<F: Float>(
     values: &[F],
     scores: &[F],
     output: &mut [F],
-    outputs: usize,
-    blocks: usize,
-    slots: u32,
-    width: usize,
-    value_strides: SlotStrides,
-    score_strides: SlotStrides,
+    sizes: PoolSizes,
     #[comptime] target: Target,
     #[define(F)] _dtype: ElemType,
 ) {
     let own = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
-    if own < outputs {
-        let channel = own % width;
-        let block = own / width % blocks;
-        let sequence = own / width / blocks;
-        let value = sequence * value_strides.sequence + block * value_strides.block + channel;
-        let score = sequence * score_strides.sequence + block * score_strides.block + channel;
+    if own < sizes.outputs {
+        let channel = own % sizes.width;
+        let block = own / sizes.width % sizes.blocks;
+        let sequence = own / sizes.width / sizes.blocks;
+        let value = sequence * sizes.values.sequence + block * sizes.values.block + channel;
+        let score = sequence * sizes.scores.sequence + block * sizes.scores.block + channel;
         let mut maximum = f32::cast_from(scores[score]);
-        for slot in 1..slots {
-            let at = score + slot as usize * score_strides.slot;
+        for slot in 1..sizes.slots {
+            let at = score + slot as usize * sizes.scores.slot;
             maximum = max(maximum, f32::cast_from(scores[at]));
         }
         let mut total = 0.0f32;
         let mut sum = 0.0f32;
-        for slot in 0..slots {
-            let at = score + slot as usize * score_strides.slot;
+        for slot in 0..sizes.slots {
+            let at = score + slot as usize * sizes.scores.slot;
             let weight = softmax_weight(f32::cast_from(scores[at]) - maximum, target);
-            let at = value + slot as usize * value_strides.slot;
+            let at = value + slot as usize * sizes.values.slot;
             total += weight;
             sum = fma(weight, f32::cast_from(values[at]), sum);
         }

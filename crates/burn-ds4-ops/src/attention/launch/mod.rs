@@ -16,8 +16,8 @@ use cubecl::prelude::*;
 use super::DECODE_TOKENS;
 use super::backend::CompressedRows;
 use super::kernel::{
-    AngleTableLaunch, AttentionShapeLaunch, AttentionStridesLaunch, KV_GROUP, SinkBlueprint,
-    SlotStridesLaunch, combine_kernel, pool_kernel, sink_kernel,
+    AngleTableLaunch, AttentionShapeLaunch, AttentionStridesLaunch, KV_GROUP, PoolSizesLaunch,
+    SinkBlueprint, SlotStridesLaunch, combine_kernel, pool_kernel, sink_kernel,
 };
 use super::reference::SinkInputs;
 use crate::caps::Caps;
@@ -63,6 +63,12 @@ fn angle_table(angles: &CubeTensor) -> AngleTableLaunch {
 /// The stride of an axis, in elements.
 fn stride(tensor: &CubeTensor, axis: usize) -> usize {
     tensor.meta.strides()[axis]
+}
+
+/// The strides of the first three axes, in vectors of `size`.
+fn slot_strides(tensor: &CubeTensor, size: usize) -> SlotStridesLaunch {
+    let [sequence, block, slot] = [0, 1, 2].map(|axis| stride(tensor, axis) / size);
+    SlotStridesLaunch::new(sequence, block, slot)
 }
 
 /// Configuration of a kernel for rows of `width` channels, and the number of elements of its
@@ -349,11 +355,14 @@ pub(super) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
     let [batch, blocks, slots, width] = values.shape().dims();
     let result = output(&values, [batch, blocks, width], values.dtype);
     let outputs = batch * blocks * width;
-    let strides = |tensor: &CubeTensor| {
-        let strides = tensor.meta.strides();
-        SlotStridesLaunch::new(strides[0], strides[1], strides[2])
-    };
-    let (value_strides, score_strides) = (strides(&values), strides(&scores));
+    let sizes = PoolSizesLaunch::new(
+        outputs,
+        blocks,
+        slots as u32,
+        width,
+        slot_strides(&values, 1),
+        slot_strides(&scores, 1),
+    );
     let dtype = dtype_to_storage_type(values.dtype);
     // SAFETY: units past the last channel read and write nothing.
     unsafe {
@@ -365,12 +374,7 @@ pub(super) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
             values.into_buffer_arg(),
             scores.into_buffer_arg(),
             result.clone().into_buffer_arg(),
-            outputs,
-            blocks,
-            slots as u32,
-            width,
-            value_strides,
-            score_strides,
+            sizes,
             Caps::of(&client).target,
             dtype,
         );
