@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::cached::CachedBlueprint;
+use super::cached::{CachedBlueprint, CachedInputs};
 use super::combine::with_sink;
 use super::heads::Heads;
-use super::rotate::{AngleTable, rotate_vector};
-use super::sink::{AttentionShape, AttentionStrides, KvSplit};
+use super::rotate::{RowRotation, rotate_vector};
+use super::sink::{KvSplit, PartialOutput};
 use super::softmax_weight;
 use super::visibility::Visibility;
 use crate::attention::MASKED;
@@ -59,23 +59,9 @@ pub(crate) struct CachedTilesBlueprint {
 /// Four lanes read 64 neighbouring bytes of a row, as in `index_tiles_kernel`. A lane that sums
 /// rows reads eight channels of four rows, and joins the pairs that a tile needs.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
-    queries: &[Vector<F, Const<8>>],
-    window: &[Vector<F, Const<8>>],
-    rows: &[Vector<F, Const<8>>],
-    picks: ComptimeOption<&[I]>,
-    sinks: &[f32],
-    angles: &[f32],
-    start: &[P],
-    output: &mut [Vector<O, Const<8>>],
-    softmax_stats: &mut [f32],
-    shape: AttentionShape,
-    strides: AttentionStrides,
-    table: AngleTable,
-    ratio: u32,
-    epsilon: f32,
-    scale: f32,
+    inputs: &CachedInputs<F, I, P, Const<8>>,
+    output: &mut PartialOutput<O, Const<8>>,
     #[comptime] blueprint: CachedTilesBlueprint,
     #[define(F, O, I, P)] _dtypes: [ElemType; 4],
 ) {
@@ -96,40 +82,41 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
     let mut totals = Shared::<[f32]>::new_slice(TILE_HEADS as usize);
     let (group, group_lane) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
 
+    let attention = &inputs.attention;
+    let shape = &attention.shape;
+    let strides = &attention.strides;
+    let window = &attention.window;
+    let rows = &attention.rows;
+    let table = &inputs.positions.table;
     let token = CUBE_POS_Y;
-    let visibility = Visibility::new::<P>(start, token, ratio, &shape, &table);
+    let visibility = Visibility::new::<P>(&inputs.positions, token, inputs.ratio, shape);
     let own_head = UNIT_POS_Y * PLANE_HEADS;
-    let mut heads = Heads::<Const<8>>::new::<F>(
-        queries,
-        sinks,
-        visibility.sequence as usize * strides.queries_sequence
-            + visibility.query as usize * strides.query,
+    let mut heads = Heads::<Const<8>>::new::<F, I>(
+        attention,
+        visibility.sequence,
+        visibility.query,
         CUBE_POS_X * TILE_HEADS + own_head,
-        &shape,
-        strides.head,
         sink,
     );
 
     let mut selected = shape.selected;
-    if picks.is_none() {
+    if attention.picks.as_ref().is_none() {
         selected = min(selected, visibility.visible_rows);
     }
-    let split = KvSplit::new(&shape, selected, sink);
+    let split = KvSplit::new(shape, selected, sink);
     if UNIT_POS < TILE_COLUMNS {
         let column = split.first + UNIT_POS;
         let mut kind = KIND_HIDDEN.runtime();
-        let mut row_index = visibility.slot(column, &shape);
+        let mut row_index = visibility.slot(column, shape);
         if column < split.first_compressed {
             kind = select(
-                visibility.is_visible(column, &shape),
+                visibility.is_visible(column, shape),
                 KIND_WINDOW,
                 KIND_HIDDEN,
             );
         } else if column < split.end {
             let row = column - split.first_compressed;
-            let at = token as usize * shape.selected as usize + row as usize;
-            let picked: ComptimeOption<I> = picks.map(|picks| picks[at]);
-            let picked = picked.unwrap_or_else(|| I::cast_from(row));
+            let picked = attention.pick(token, row);
             if picked >= I::from_int(0) && picked < I::cast_from(visibility.visible_rows) {
                 kind = KIND_COMPRESSED.runtime();
                 row_index = u32::cast_from(picked);
@@ -139,14 +126,8 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
         row_indices[UNIT_POS as usize] = row_index;
     }
 
-    heads.normalize_and_rotate(
-        angles,
-        visibility.angle,
-        &table,
-        shape.vectors,
-        epsilon,
-        unrotated,
-    );
+    let rotation = RowRotation::new(table, visibility.angle, unrotated);
+    heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
     #[unroll]
     for h in 0..PLANE_HEADS {
         #[unroll]
@@ -220,8 +201,8 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
             let own = first + group_lane * 2 + column;
             let hidden = kinds[own as usize] == KIND_HIDDEN;
             let at = (group * logit_stride + own) as usize;
-            let low = dots.extract(comptime!(column as usize)) * scale;
-            let high = dots.extract(comptime!(column as usize + 2)) * scale;
+            let low = dots.extract(comptime!(column as usize)) * attention.scale;
+            let high = dots.extract(comptime!(column as usize + 2)) * attention.scale;
             logits[at] = select(hidden, MASKED, low);
             logits[at + comptime!((8 * logit_stride) as usize)] = select(hidden, MASKED, high);
         }
@@ -260,8 +241,8 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
             let head = CUBE_POS_X * TILE_HEADS + row;
             if comptime!(sink.multiple_splits) && head < shape.heads {
                 let own = CUBE_POS_Z * all_heads + token * shape.heads + head;
-                softmax_stats[own as usize] = maximum;
-                softmax_stats[(CUBE_COUNT_Z * all_heads + own) as usize] = total;
+                output.softmax_stats[own as usize] = maximum;
+                output.softmax_stats[(CUBE_COUNT_Z * all_heads + own) as usize] = total;
             }
         }
     }
@@ -347,15 +328,16 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
                         to += CUBE_POS_Z * all_heads;
                     } else {
                         let (total, maximum) = (totals[row as usize], maxima[row as usize]);
-                        let divisor = with_sink(total, sinks[head as usize], maximum, sink.target);
+                        let own_sink = attention.sinks[head as usize];
+                        let divisor = with_sink(total, own_sink, maximum, sink.target);
                         sum /= Vector::new(divisor);
                         if vector >= unrotated {
                             let first = visibility.angle + ((vector - unrotated) * 4) as usize;
-                            sum = rotate_vector::<Const<8>>(sum, angles, first, table.pairs, true);
+                            sum = rotate_vector::<Const<8>>(sum, table, first, true);
                         }
                     }
-                    output[to as usize * comptime!(blueprint.vectors as usize) + vector as usize] =
-                        Vector::cast_from(sum);
+                    let at = to as usize * comptime!(blueprint.vectors as usize) + vector as usize;
+                    output.sums[at] = Vector::cast_from(sum);
                 }
             }
         }

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::heads::Heads;
-use super::rotate::{AngleTable, rotate_vector};
-use super::sink::{AttentionShape, SinkBlueprint};
+use super::rotate::{Positions, RowRotation, rotate_vector};
+use super::sink::{AttentionShape, PartialOutput, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::{MASKED, TINY};
 use crate::intrinsics::Target;
@@ -19,22 +19,17 @@ pub(super) fn with_sink(total: f32, sink: f32, maximum: f32, #[comptime] target:
 }
 
 /// Combines the partial outputs of the planes of a cube, and writes the result as
-/// [`sink_kernel`](super::sink_kernel) says.
-///
-/// If `unrotated` is given, pairs of the vectors from there on are rotated back by the angles at
-/// `angle`. Every unit of the cube must call this.
+/// [`sink_kernel`](super::sink_kernel) says. If a rotation is given, results are rotated back.
+/// Every unit of the cube must call this.
 #[cube]
-#[allow(clippy::too_many_arguments)]
+// A condition on comptime values gets an `if` of its own.
+#[allow(clippy::collapsible_if)]
 pub(super) fn combine_planes<O: Float, N: Size>(
     heads: &Heads<N>,
     sinks: &[f32],
-    angles: &[f32],
-    output: &mut [Vector<O, N>],
-    softmax_stats: &mut [f32],
-    angle: usize,
-    pairs: usize,
+    rotation: &ComptimeOption<RowRotation>,
+    output: &mut PartialOutput<O, N>,
     shape: &AttentionShape,
-    #[comptime] unrotated: Option<u32>,
     #[comptime] blueprint: SinkBlueprint,
 ) {
     let token = CUBE_POS_Y;
@@ -88,8 +83,8 @@ pub(super) fn combine_planes<O: Float, N: Size>(
             let all_heads = CUBE_COUNT_Y * shape.heads;
             own += split * all_heads;
             if UNIT_POS == 0 && head < shape.heads {
-                softmax_stats[own as usize] = maximum;
-                softmax_stats[(CUBE_COUNT_Z * all_heads + own) as usize] = total;
+                output.softmax_stats[own as usize] = maximum;
+                output.softmax_stats[(CUBE_COUNT_Z * all_heads + own) as usize] = total;
             }
         } else {
             let sink = sinks[min(head, shape.heads - 1) as usize];
@@ -106,14 +101,15 @@ pub(super) fn combine_planes<O: Float, N: Size>(
             }
             let at = own as usize * shape.vectors as usize + vector as usize;
             let mut result = sum / Vector::new(divisor);
-            if comptime!(!blueprint.multiple_splits && unrotated.is_some()) {
-                let unrotated = comptime!(unrotated.unwrap_or(0));
-                if vector >= unrotated {
-                    let first = angle + ((vector - unrotated) * N::value() as u32 / 2) as usize;
-                    result = rotate_vector::<N>(result, angles, first, pairs, true);
+            #[comptime]
+            if let ComptimeOption::Some(rotation) = rotation {
+                if comptime!(!blueprint.multiple_splits) {
+                    if vector >= comptime!(rotation.unrotated) {
+                        result = rotation.rotate::<N>(result, vector, true);
+                    }
                 }
             }
-            output[at] = Vector::cast_from(result);
+            output.sums[at] = Vector::cast_from(result);
             vector += comptime!(blueprint.planes * blueprint.plane);
         }
         if comptime!(h + 1 < cube_heads) {
@@ -122,29 +118,31 @@ pub(super) fn combine_planes<O: Float, N: Size>(
     }
 }
 
+/// By which angles results are rotated back.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct OutputRotation<P: Int> {
+    pub positions: Positions<P>,
+    /// Queries of a sequence.
+    pub count: u32,
+    /// Vectors in front of a row that are not rotated.
+    pub unrotated: u32,
+}
+
 /// KV splits whose partial sums are loaded before any of them is used.
 const SPLITS_IN_FLIGHT: usize = 16;
 
 /// Combines the KV splits of [`sink_kernel`](super::sink_kernel). Each head of a query has a cube;
-/// `output` is `[batch, count, heads, vectors]`.
-///
-/// Where angles and the starts of sequences of `count` queries are given, pairs of the vectors from
-/// `unrotated` on are rotated back by them.
+/// `output` is `[batch, count, heads, vectors]`. If a rotation is given, results are rotated back.
 #[cube(launch_unchecked, address_type = "dynamic")]
 // A condition on comptime values gets an `if` of its own.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::collapsible_if)]
 pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
-    sums: &[Vector<f32, N>],
-    softmax_stats: &[f32],
+    partials: &PartialOutput<f32, N>,
     sinks: &[f32],
-    angles: ComptimeOption<&[f32]>,
-    start: ComptimeOption<&[P]>,
+    rotation: &ComptimeOption<OutputRotation<P>>,
     output: &mut [Vector<O, N>],
     splits: u32,
-    count: u32,
     vectors: u32,
-    unrotated: u32,
-    table: AngleTable,
     #[comptime] target: Target,
     #[define(O, P)] _dtypes: [ElemType; 2],
 ) {
@@ -155,23 +153,23 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
     let mut vector = UNIT_POS;
     while vector < vectors {
         // As planes do with columns: relative to the largest logit so far.
-        let mut maximum = softmax_stats[own as usize];
+        let mut maximum = partials.softmax_stats[own as usize];
         let mut total = 0.0f32;
         let mut sum = Vector::<f32, N>::new(0.0f32);
         let mut first = 0u32;
         while first < splits {
             let mut maxima = Array::<f32>::new(SPLITS_IN_FLIGHT);
             let mut totals = Array::<f32>::new(SPLITS_IN_FLIGHT);
-            let mut partials = Array::<Vector<f32, N>>::new(SPLITS_IN_FLIGHT);
+            let mut sums = Array::<Vector<f32, N>>::new(SPLITS_IN_FLIGHT);
             #[unroll]
             for i in 0..SPLITS_IN_FLIGHT {
                 let split = first + comptime!(i as u32);
                 let inside = split < splits;
                 let at = select(inside, split, 0u32) * all_heads + own;
-                maxima[i] = softmax_stats[at as usize];
+                maxima[i] = partials.softmax_stats[at as usize];
                 totals[i] = select(
                     inside,
-                    softmax_stats[(splits * all_heads + at) as usize],
+                    partials.softmax_stats[(splits * all_heads + at) as usize],
                     0.0f32,
                 );
             }
@@ -182,9 +180,9 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
                 // Splits without a visible column wrote nothing.
                 if totals[i] != 0.0f32 {
                     let at = (first + comptime!(i as u32)) * all_heads + own;
-                    partial = sums[at as usize * vectors as usize + vector as usize];
+                    partial = partials.sums[at as usize * vectors as usize + vector as usize];
                 }
-                partials[i] = partial;
+                sums[i] = partial;
                 maximum = max(maximum, maxima[i]);
             }
             let rescale = softmax_weight(before - maximum, target);
@@ -194,7 +192,7 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
             for i in 0..SPLITS_IN_FLIGHT {
                 let weight = softmax_weight(maxima[i] - maximum, target);
                 total = fma(totals[i], weight, total);
-                sum += partials[i] * Vector::new(weight);
+                sum += sums[i] * Vector::new(weight);
             }
             first += comptime!(SPLITS_IN_FLIGHT as u32);
         }
@@ -202,14 +200,13 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
         let at = own as usize * vectors as usize + vector as usize;
         let mut result = sum / Vector::new(divisor);
         #[comptime]
-        if let ComptimeOption::Some(angles) = angles {
-            #[comptime]
-            if let ComptimeOption::Some(start) = start {
-                if vector >= unrotated {
-                    let angle = table.at::<P>(start[(token / count) as usize], token % count);
-                    let first = angle + ((vector - unrotated) * N::value() as u32 / 2) as usize;
-                    result = rotate_vector::<N>(result, angles, first, table.pairs, true);
-                }
+        if let ComptimeOption::Some(rotation) = rotation {
+            if vector >= rotation.unrotated {
+                let table = &rotation.positions.table;
+                let start = rotation.positions.start[(token / rotation.count) as usize];
+                let angle = table.at::<P>(start, token % rotation.count);
+                let pairs = (vector - rotation.unrotated) * N::value() as u32 / 2;
+                result = rotate_vector::<N>(result, table, angle + pairs as usize, true);
             }
         }
         output[at] = Vector::cast_from(result);

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::rotate::{AngleTable, rotate_vector};
-use super::sink::{AttentionShape, SinkBlueprint};
+use super::rotate::RowRotation;
+use super::sink::{AttentionInputs, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::HIDDEN_BELOW;
 use crate::intrinsics::group_sum;
@@ -53,15 +53,17 @@ impl KvGroup {
 
 #[cube]
 impl<N: Size> Heads<N> {
-    pub fn new<F: Float>(
-        queries: &[Vector<F, N>],
-        sinks: &[f32],
-        start: usize,
+    /// Reads the heads from `first_head` on of a query of a sequence.
+    pub fn new<F: Float, I: Int>(
+        inputs: &AttentionInputs<F, I, N>,
+        sequence: u32,
+        query: u32,
         first_head: u32,
-        shape: &AttentionShape,
-        stride: usize,
         #[comptime] blueprint: SinkBlueprint,
     ) -> Heads<N> {
+        let shape = &inputs.shape;
+        let strides = &inputs.strides;
+        let start = sequence as usize * strides.queries_sequence + query as usize * strides.query;
         let vectors = comptime!((blueprint.heads * blueprint.steps) as usize);
         let mut heads = Heads::<N> {
             queries: Array::new(vectors),
@@ -80,13 +82,13 @@ impl<N: Size> Heads<N> {
                 let at = comptime!((h * blueprint.steps + step) as usize);
                 heads.sums[at] = Vector::new(0.0f32);
                 if comptime!(blueprint.even) {
-                    heads.queries[at] =
-                        Vector::cast_from(queries[start + head * stride + vector as usize]);
+                    let from = start + head * strides.head + vector as usize;
+                    heads.queries[at] = Vector::cast_from(inputs.queries[from]);
                 } else {
                     let inside = vector < shape.vectors;
                     let vector = select(inside, vector, 0u32);
-                    let query: Vector<f32, N> =
-                        Vector::cast_from(queries[start + head * stride + vector as usize]);
+                    let from = start + head * strides.head + vector as usize;
+                    let query: Vector<f32, N> = Vector::cast_from(inputs.queries[from]);
                     // Zeros, so that what the lane reads in place of a row's vector adds nothing.
                     let mut own = Vector::new(0.0f32);
                     if inside {
@@ -95,25 +97,17 @@ impl<N: Size> Heads<N> {
                     heads.queries[at] = own;
                 }
             }
-            heads.maxima[h as usize] = max(sinks[head], HIDDEN_BELOW);
+            heads.maxima[h as usize] = max(inputs.sinks[head], HIDDEN_BELOW);
             heads.totals[h as usize] = 0.0f32;
         }
         heads
     }
 
-    /// Divides the queries by their root mean square, and rotates the pairs of the vectors from
-    /// `unrotated` on by the angles at `angle`.
-    pub fn normalize_and_rotate(
-        &mut self,
-        angles: &[f32],
-        angle: usize,
-        table: &AngleTable,
-        vectors: u32,
-        epsilon: f32,
-        #[comptime] unrotated: u32,
-    ) {
+    /// Divides the queries by their root mean square, and rotates them.
+    pub fn normalize_and_rotate(&mut self, rotation: &RowRotation, vectors: u32, epsilon: f32) {
         let blueprint = comptime!(self.blueprint);
         let steps = comptime!(blueprint.steps);
+        let unrotated = comptime!(rotation.unrotated);
         let width = vectors * N::value() as u32;
         #[unroll]
         for h in 0..blueprint.heads {
@@ -135,8 +129,7 @@ impl<N: Size> Heads<N> {
                 if comptime!((step + 1) * blueprint.plane > unrotated) {
                     let vector = UNIT_POS_X + step * blueprint.plane;
                     if vector >= unrotated && vector < vectors {
-                        let first = angle + ((vector - unrotated) * N::value() as u32 / 2) as usize;
-                        query = rotate_vector::<N>(query, angles, first, table.pairs, false);
+                        query = rotation.rotate::<N>(query, vector, false);
                     }
                 }
                 self.queries[at] = query;

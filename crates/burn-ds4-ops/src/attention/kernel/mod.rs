@@ -20,13 +20,13 @@ use cubecl::prelude::*;
 
 use crate::intrinsics::{Target, exp};
 
-pub(super) use append::{AppendSizesLaunch, append_kernel};
-pub(super) use cached::{CachedBlueprint, cached_kernel};
+pub(super) use append::{AppendSizesLaunch, AppenderLaunch, append_kernel};
+pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, cached_kernel};
 pub(super) use cached_tiles::{
     CachedTilesBlueprint, PLANE_HEADS, SLICE_CHANNELS, TILE_COLUMNS, TILE_HEADS, TILE_PLANES,
     cached_tiles_kernel,
 };
-pub(super) use combine::combine_kernel;
+pub(super) use combine::{OutputRotationLaunch, combine_kernel};
 pub(super) use compress::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, compress_kernel,
 };
@@ -35,10 +35,15 @@ pub(super) use index::{INDEX_PLANES, IndexInputsLaunch, IndexSizesLaunch, index_
 pub(super) use index_tiles::{INDEX_TILE_ROWS, index_tiles_kernel};
 use pool::SlotStrides;
 pub(super) use pool::{PoolSizesLaunch, SlotStridesLaunch, pool_kernel};
-pub(super) use rotate::{AngleTableLaunch, rotate_at_kernel, rotate_kernel};
-pub(super) use row::RowBlueprint;
-pub(super) use sink::{AttentionShapeLaunch, AttentionStridesLaunch, SinkBlueprint, sink_kernel};
-pub(super) use step::{StepBlueprint, step_kernel};
+pub(super) use rotate::{
+    AngleTableLaunch, PositionsLaunch, RotationSizesLaunch, rotate_at_kernel, rotate_kernel,
+};
+pub(super) use row::{RowBlueprint, RowNormLaunch};
+pub(super) use sink::{
+    AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch, PartialOutputLaunch,
+    SinkBlueprint, sink_kernel,
+};
+pub(super) use step::{StepBlueprint, StepQueriesLaunch, step_kernel};
 
 /// Computes `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0
 /// far below, on every device. So a hidden column adds nothing, and a maximum that stays changes

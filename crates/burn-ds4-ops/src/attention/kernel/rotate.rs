@@ -4,41 +4,50 @@ use cubecl::prelude::*;
 
 use super::SlotStrides;
 
+/// Sizes of the rows that are rotated: those of heads of positions of sequences.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct RotationSizes {
+    /// Vectors of all rows.
+    pub outputs: usize,
+    pub positions: usize,
+    pub heads: usize,
+    /// Vectors of a row, and the number of those in front that are not rotated.
+    pub vectors: usize,
+    pub unrotated: usize,
+    /// Strides of the input, in vectors.
+    pub strides: SlotStrides,
+}
+
 /// Rotates the last channels of rows by given angles. Every unit has a vector of a row. It rotates
 /// the vector's pairs if they are among the last channels, and copies them otherwise.
 ///
-/// - `x`: rows of heads of positions of sequences, with `strides` in vectors
+/// - `x`: rows of heads of positions of sequences
 /// - `cos`, `sin`: for each position, the values of each of the last channels
 /// - `output`: `[batch, positions, heads, vectors]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn rotate_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     cos: &[f32],
     sin: &[f32],
     output: &mut [Vector<F, N>],
-    outputs: usize,
-    positions: usize,
-    heads: usize,
-    vectors: usize,
-    unrotated: usize,
-    strides: SlotStrides,
+    sizes: RotationSizes,
     #[define(F)] _dtype: ElemType,
 ) {
     let size = N::value();
     let own = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
-    if own < outputs {
-        let vector = own % vectors;
-        let head = own / vectors % heads;
-        let token = own / vectors / heads;
-        let from = token / positions * strides.sequence
-            + token % positions * strides.block
-            + head * strides.slot
+    if own < sizes.outputs {
+        let vector = own % sizes.vectors;
+        let head = own / sizes.vectors % sizes.heads;
+        let token = own / sizes.vectors / sizes.heads;
+        let from = token / sizes.positions * sizes.strides.sequence
+            + token % sizes.positions * sizes.strides.block
+            + head * sizes.strides.slot
             + vector;
         let value = x[from];
         let mut rotated = Vector::<f32, N>::cast_from(value);
-        if vector >= unrotated {
-            let first = (token * (vectors - unrotated) + (vector - unrotated)) * size;
+        if vector >= sizes.unrotated {
+            let rotated_vectors = sizes.vectors - sizes.unrotated;
+            let first = (token * rotated_vectors + (vector - sizes.unrotated)) * size;
             let wide = Vector::<f32, N>::cast_from(value);
             #[unroll]
             for i in 0..size {
@@ -53,8 +62,9 @@ pub(crate) fn rotate_kernel<F: Float, N: Size>(
 
 /// The table of the angles of all positions: the cosines of all pairs, then their sines, in rows
 /// that are `row` elements apart.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[derive(CubeType, CubeLaunch)]
 pub(crate) struct AngleTable {
+    pub angles: Box<[f32]>,
     /// Positions of the table.
     pub positions: u32,
     pub row: usize,
@@ -73,20 +83,58 @@ impl AngleTable {
     }
 }
 
+/// The positions at which sequences start, and the angles of all positions.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Positions<I: Int> {
+    pub start: Box<[I]>,
+    pub table: AngleTable,
+}
+
+/// The rotation of a row: the offset of its angles, and the number of vectors in front that are not
+/// rotated.
+#[derive(CubeType)]
+pub(super) struct RowRotation<'a> {
+    table: &'a AngleTable,
+    angle: usize,
+    #[cube(comptime)]
+    pub unrotated: u32,
+}
+
+#[cube]
+impl<'a> RowRotation<'a> {
+    pub fn new(table: &'a AngleTable, angle: usize, #[comptime] unrotated: u32) -> RowRotation<'a> {
+        RowRotation::<'a> {
+            table,
+            angle,
+            unrotated,
+        }
+    }
+
+    /// Rotates the pairs of one of the vectors from `unrotated` on, or rotates them back.
+    pub fn rotate<N: Size>(
+        &self,
+        value: Vector<f32, N>,
+        vector: u32,
+        #[comptime] inverse: bool,
+    ) -> Vector<f32, N> {
+        let pairs = (vector - comptime!(self.unrotated)) * N::value() as u32 / 2;
+        rotate_vector::<N>(value, self.table, self.angle + pairs as usize, inverse)
+    }
+}
+
 /// Rotates the pairs of a vector by the angles from `first` on, or back by them.
 #[cube]
 pub(super) fn rotate_vector<N: Size>(
     value: Vector<f32, N>,
-    angles: &[f32],
+    table: &AngleTable,
     first: usize,
-    pairs: usize,
     #[comptime] inverse: bool,
 ) -> Vector<f32, N> {
     let mut rotated = Vector::<f32, N>::new(0.0f32);
     #[unroll]
     for i in 0..N::value() {
         let pair = first + comptime!(i / 2);
-        let (cos, sin) = (angles[pair], angles[pair + pairs]);
+        let (cos, sin) = (table.angles[pair], table.angles[pair + table.pairs]);
         // A rotation negates the sine for even channels, the inverse rotation for odd ones.
         let sin = if comptime!((i % 2 == 0) == inverse) {
             sin
@@ -102,44 +150,33 @@ pub(super) fn rotate_vector<N: Size>(
 /// Computes [`rotate_kernel`] by the angles of consecutive positions from the `start` of each
 /// sequence.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
     x: &[Vector<F, N>],
-    angles: &[f32],
-    start: &[I],
+    positions: &Positions<I>,
     output: &mut [Vector<F, N>],
-    outputs: usize,
-    positions: usize,
-    heads: usize,
-    vectors: usize,
-    unrotated: usize,
-    strides: SlotStrides,
-    table: AngleTable,
+    sizes: RotationSizes,
     #[comptime] inverse: bool,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
     let size = N::value();
     let own = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
-    if own < outputs {
-        let vector = own % vectors;
-        let head = own / vectors % heads;
-        let token = own / vectors / heads;
-        let sequence = token / positions;
-        let position = token % positions;
-        let from =
-            sequence * strides.sequence + position * strides.block + head * strides.slot + vector;
+    if own < sizes.outputs {
+        let vector = own % sizes.vectors;
+        let head = own / sizes.vectors % sizes.heads;
+        let token = own / sizes.vectors / sizes.heads;
+        let sequence = token / sizes.positions;
+        let position = token % sizes.positions;
+        let from = sequence * sizes.strides.sequence
+            + position * sizes.strides.block
+            + head * sizes.strides.slot
+            + vector;
         let value = x[from];
         let mut rotated = Vector::<f32, N>::cast_from(value);
-        if vector >= unrotated {
-            let first = table.at::<I>(start[sequence], position as u32);
-            let first = first + (vector - unrotated) * size / 2;
-            rotated = rotate_vector::<N>(
-                Vector::cast_from(value),
-                angles,
-                first,
-                table.pairs,
-                inverse,
-            );
+        if vector >= sizes.unrotated {
+            let table = &positions.table;
+            let first = table.at::<I>(positions.start[sequence], position as u32);
+            let first = first + (vector - sizes.unrotated) * size / 2;
+            rotated = rotate_vector::<N>(Vector::cast_from(value), table, first, inverse);
         }
         output[own] = Vector::cast_from(rotated);
     }

@@ -30,26 +30,52 @@ impl RowBlueprint {
     }
 }
 
-/// Normalises `row`, rotates it by the angles at `angle`, rounds it and, if `write` is true, stores
-/// it at `to`. `scratch` has the length of `row`.
+/// The norm of rows, and the factor of their Hadamard transform.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RowNorm<W: Float> {
+    pub weight: Box<[W]>,
+    pub epsilon: f32,
+    pub hadamard_scale: f32,
+}
+
+/// Shared memory for a row, and for passes over it.
+#[derive(CubeType)]
+pub(super) struct RowStorage {
+    pub row: Shared<[f32]>,
+    scratch: Shared<[f32]>,
+}
+
+#[cube]
+impl RowStorage {
+    pub fn new(#[comptime] blueprint: RowBlueprint) -> RowStorage {
+        RowStorage {
+            row: Shared::new_slice(comptime!(blueprint.width as usize)),
+            scratch: Shared::new_slice(comptime!(blueprint.width as usize)),
+        }
+    }
+}
+
+/// Where a row is stored, if it is, and the offset of its angles.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RowPlace {
+    pub to: usize,
+    pub write: bool,
+    pub angle: usize,
+}
+
+/// Normalises the row in `storage`, rotates it, rounds it and, if `place.write` is true, stores it.
 ///
 /// Every unit of the cube must call this. All barriers are passed whether `write` is true or not,
 /// since not every compiler can see that it is the same for the whole cube.
 #[cube]
 // A condition on comptime values gets an `if` of its own, so that its branch is not compiled.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::collapsible_if)]
 pub(super) fn store<R: Float, W: Float>(
-    row: &mut Shared<[f32]>,
-    scratch: &mut Shared<[f32]>,
-    norm: &[W],
-    angles: &[f32],
-    rows: &mut [R],
-    angle: usize,
+    storage: &mut RowStorage,
+    norm: &RowNorm<W>,
     table: &AngleTable,
-    to: usize,
-    write: bool,
-    epsilon: f32,
-    hadamard_scale: f32,
+    rows: &mut [R],
+    place: &RowPlace,
     #[comptime] blueprint: RowBlueprint,
 ) {
     let width = comptime!(blueprint.width);
@@ -65,49 +91,52 @@ pub(super) fn store<R: Float, W: Float>(
         let rotates = channel >= unrotated && channel < width;
         let offset = select(rotates, channel - unrotated, 0u32);
         let partner = select(rotates, unrotated + (offset ^ 1u32), 0u32);
-        let pair = angle + (offset / 2) as usize;
+        let pair = place.angle + (offset / 2) as usize;
         let mut read = Vector::<f32, Const<4>>::new(0.0f32);
         read.insert(
             0usize,
-            f32::cast_from(norm[min(channel, width - 1) as usize]),
+            f32::cast_from(norm.weight[min(channel, width - 1) as usize]),
         );
-        read.insert(1usize, f32::cast_from(norm[partner as usize]));
-        read.insert(2usize, angles[pair]);
-        read.insert(3usize, angles[pair + table.pairs]);
+        read.insert(1usize, f32::cast_from(norm.weight[partner as usize]));
+        read.insert(2usize, table.angles[pair]);
+        read.insert(3usize, table.angles[pair + table.pairs]);
         weights[i] = read;
     }
     sync_cube();
-    let factor = norm_factor(row, epsilon, blueprint);
+    let factor = norm_factor(&mut storage.row, norm.epsilon, blueprint);
 
     #[unroll]
     for i in 0..unit_channels {
         let channel = UNIT_POS + comptime!(i as u32 * units);
         if channel < width {
             let read = weights[i];
-            let mut value = row[channel as usize] * factor * read.extract(0usize);
+            let mut value = storage.row[channel as usize] * factor * read.extract(0usize);
             if channel >= unrotated {
                 let offset = channel - unrotated;
-                let partner =
-                    row[(unrotated + (offset ^ 1u32)) as usize] * factor * read.extract(1usize);
+                let partner = storage.row[(unrotated + (offset ^ 1u32)) as usize]
+                    * factor
+                    * read.extract(1usize);
                 let sin = read.extract(3usize);
                 let sin = select(offset & 1u32 == 0, -sin, sin);
                 let product = partner * sin;
                 value = fma(value, read.extract(2usize), product);
             }
             if comptime!(blueprint.rounding == RowRounding::None) {
-                if write {
-                    rows[to + channel as usize] = R::cast_from(value);
+                if place.write {
+                    rows[place.to + channel as usize] = R::cast_from(value);
                 }
             } else {
-                scratch[channel as usize] = value;
+                storage.scratch[channel as usize] = value;
             }
         }
     }
     sync_cube();
 
+    let row = &mut storage.row;
+    let scratch = &mut storage.scratch;
     if comptime!(blueprint.rounding == RowRounding::Content) {
         let block = comptime!(CONTENT_BLOCK as u32);
-        store_rounded(rows, scratch, to, write, unrotated, block, E4M3, blueprint);
+        store_rounded(rows, scratch, place, unrotated, block, E4M3, blueprint);
         sync_cube();
     } else if comptime!(blueprint.rounding == RowRounding::Index) {
         #[unroll]
@@ -120,11 +149,11 @@ pub(super) fn store<R: Float, W: Float>(
         }
         let block = comptime!(FP4_BLOCK as u32);
         if comptime!(width.ilog2() % 2 == 0) {
-            scale_all(scratch, hadamard_scale, blueprint);
-            store_rounded(rows, scratch, to, write, width, block, E2M1, blueprint);
+            scale_all(scratch, norm.hadamard_scale, blueprint);
+            store_rounded(rows, scratch, place, width, block, E2M1, blueprint);
         } else {
-            scale_all(row, hadamard_scale, blueprint);
-            store_rounded(rows, row, to, write, width, block, E2M1, blueprint);
+            scale_all(row, norm.hadamard_scale, blueprint);
+            store_rounded(rows, row, place, width, block, E2M1, blueprint);
         }
         sync_cube();
     }
@@ -183,13 +212,12 @@ fn scale_all(row: &mut Shared<[f32]>, scale: f32, #[comptime] blueprint: RowBlue
     sync_cube();
 }
 
-/// Stores the row at `to`, with its first `count` channels rounded in blocks of `size`.
+/// Stores the row, with its first `count` channels rounded in blocks of `size`.
 #[cube]
 fn store_rounded<R: Float>(
     rows: &mut [R],
     row: &mut Shared<[f32]>,
-    to: usize,
-    write: bool,
+    place: &RowPlace,
     #[comptime] count: u32,
     #[comptime] size: u32,
     #[comptime] format: RoundtripFormat,
@@ -211,8 +239,8 @@ fn store_rounded<R: Float>(
             }
             value = rounded(value, scale_of(largest, format), format);
         }
-        if write {
-            rows[to + channel as usize] = R::cast_from(value);
+        if place.write {
+            rows[place.to + channel as usize] = R::cast_from(value);
         }
         channel += comptime!(blueprint.units());
     }

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::combine::combine_planes;
 use super::heads::{Heads, KV_GROUP, KvGroup};
+use super::rotate::RowRotation;
 use crate::attention::MASKED;
 use crate::intrinsics::Target;
 
@@ -66,6 +67,43 @@ pub(crate) struct AttentionStrides {
     pub row: usize,
 }
 
+/// Queries, and what they attend to.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct AttentionInputs<F: Float, I: Int, N: Size> {
+    pub queries: Box<[Vector<F, N>]>,
+    /// The rows of the window, and compressed rows.
+    pub window: Box<[Vector<F, N>]>,
+    pub rows: Box<[Vector<F, N>]>,
+    /// The compressed rows of each query. Without it, all queries have the first ones.
+    pub picks: ComptimeOption<Box<[I]>>,
+    pub sinks: Box<[f32]>,
+    pub shape: AttentionShape,
+    pub strides: AttentionStrides,
+    /// The factor of logits.
+    pub scale: f32,
+}
+
+#[cube]
+impl<F: Float, I: Int, N: Size> AttentionInputs<F, I, N> {
+    /// A query's compressed row number `index`, which may be out of range.
+    pub fn pick(&self, token: u32, index: u32) -> I {
+        let at = token as usize * self.shape.selected as usize + index as usize;
+        let picked: ComptimeOption<I> = self.picks.as_ref().map(|picks| picks[at]);
+        picked.unwrap_or_else(|| I::cast_from(index))
+    }
+}
+
+/// What heads attended to: with one KV split, the results, otherwise the partials of all splits.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PartialOutput<O: Float, N: Size> {
+    /// `[batch, count, heads, vectors]`; with several KV splits, the sums of each relative to its
+    /// largest logit, in f32.
+    pub sums: Box<[Vector<O, N>]>,
+    /// With several KV splits, their largest logits and then their sums of exponentials:
+    /// `[2, splits, batch, count, heads]`.
+    pub softmax_stats: Box<[f32]>,
+}
+
 /// The part of a query's columns that a cube processes. Columns are those of the window, padded to
 /// a whole group, and then the compressed rows; splits have equal length.
 #[derive(CubeType)]
@@ -108,44 +146,24 @@ impl KvSplit {
 /// - `rows`: all queries of a sequence attend to the first `selected`, or each has `selected` of
 ///   its own in `picks`; a pick that is out of range is hidden
 /// - `window_bias`, `rows_bias`: `[batch, columns]`, `[batch, count, rows]`
-/// - `output`: `[batch, count, heads, vectors]`; with several KV splits, the sums of each relative
-///   to its largest logit, in f32
-/// - `softmax_stats`: with several KV splits, their largest logits and then their sums of
-///   exponentials: `[2, splits, batch, count, heads]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
-    queries: &[Vector<F, N>],
-    window: &[Vector<F, N>],
+    inputs: &AttentionInputs<F, I, N>,
     window_bias: &[f32],
-    rows: &[Vector<F, N>],
     rows_bias: &[f32],
-    picks: ComptimeOption<&[I]>,
-    sinks: &[f32],
-    output: &mut [Vector<O, N>],
-    softmax_stats: &mut [f32],
-    shape: AttentionShape,
-    strides: AttentionStrides,
-    scale: f32,
+    output: &mut PartialOutput<O, N>,
     #[comptime] blueprint: SinkBlueprint,
     #[define(F, O, I)] _dtypes: [ElemType; 3],
 ) {
+    let shape = &inputs.shape;
+    let strides = &inputs.strides;
     let token = CUBE_POS_Y;
     let (sequence, query) = (token / shape.count, token % shape.count);
     let first_head = CUBE_POS_X * blueprint.heads;
-    let own = sequence as usize * strides.queries_sequence + query as usize * strides.query;
-    let mut heads = Heads::<N>::new::<F>(
-        queries,
-        sinks,
-        own,
-        first_head,
-        &shape,
-        strides.head,
-        blueprint,
-    );
+    let mut heads = Heads::<N>::new::<F, I>(inputs, sequence, query, first_head, blueprint);
 
     let first_column = shape.columns + 1 - shape.count - shape.span + query;
-    let split = KvSplit::new(&shape, shape.selected, blueprint);
+    let split = KvSplit::new(shape, shape.selected, blueprint);
     let mut first = split.first + UNIT_POS_Y * KV_GROUP;
     while first < min(split.end, shape.span) {
         let mut group = KvGroup::new();
@@ -159,7 +177,7 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
                 sequence as usize * strides.window_sequence + column as usize * strides.window_row;
         }
         if group.is_visible() {
-            heads.attend::<F>(window, &group, shape.vectors, scale);
+            heads.attend::<F>(&inputs.window, &group, shape.vectors, inputs.scale);
         }
         first += comptime!(KV_GROUP * blueprint.planes);
     }
@@ -172,9 +190,7 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
         for c in 0..KV_GROUP {
             let mut inside = first + c < end;
             let index = select(inside, first + c, first);
-            let at = token as usize * shape.selected as usize + index as usize;
-            let picked: ComptimeOption<I> = picks.map(|picks| picks[at]);
-            let picked = picked.unwrap_or_else(|| I::cast_from(index));
+            let picked = inputs.pick(token, index);
             inside = inside && picked >= I::from_int(0) && picked < I::cast_from(shape.rows);
             let row = select(inside, u32::cast_from(picked), 0u32) as usize;
             let bias = rows_bias[token as usize * shape.rows as usize + row];
@@ -183,21 +199,11 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
                 sequence as usize * strides.rows_sequence + row * strides.row;
         }
         if group.is_visible() {
-            heads.attend::<F>(rows, &group, shape.vectors, scale);
+            heads.attend::<F>(&inputs.rows, &group, shape.vectors, inputs.scale);
         }
         first += comptime!(KV_GROUP * blueprint.planes);
     }
 
-    combine_planes::<O, N>(
-        &heads,
-        sinks,
-        sinks,
-        output,
-        softmax_stats,
-        0usize,
-        0usize,
-        &shape,
-        None,
-        blueprint,
-    );
+    let rotation = ComptimeOption::<RowRotation>::new_None();
+    combine_planes::<O, N>(&heads, &inputs.sinks, &rotation, output, shape, blueprint);
 }

@@ -2,9 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::append::{AppendSizes, append};
+use super::append::{Appender, append};
 use super::compress::{CompressBlueprint, Compressor, compress};
-use super::rotate::AngleTable;
+use super::rotate::Positions;
 use super::row::RowBlueprint;
 use crate::norm::{NormSizes, RmsNormBlueprint, normalize_rows};
 
@@ -25,37 +25,37 @@ impl StepBlueprint {
     }
 }
 
+/// Queries before and after their norm.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StepQueries<F: Float, N: Size> {
+    pub x: Box<[Vector<F, N>]>,
+    pub normed: Box<[Vector<F, N>]>,
+    pub sizes: NormSizes,
+}
+
 /// Normalises queries, and stores the key/value rows and the compressed rows of sequences.
 ///
 /// A sequence has one cube for each compressor, one for each new row that is stored, and some for
 /// queries: as many as all queries need, divided by the number of sequences.
 #[cube(launch_unchecked, address_type = "dynamic")]
 // A condition on comptime values gets an `if` of its own, so that its branch is not compiled.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::collapsible_if)]
 pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size>(
-    angles: &[f32],
-    start: &[I],
-    queries: &[Vector<F, N>],
+    positions: &Positions<I>,
+    queries: &mut StepQueries<F, N>,
     queries_norm: ComptimeOption<&[Vector<W, M>]>,
-    normed: &mut [Vector<F, N>],
-    x: &[F],
-    norm: &[W],
-    ring: &mut [R],
+    appender: &mut Appender<F, R, W>,
     compressed: ComptimeOption<Compressor<R, W>>,
     indexed: ComptimeOption<Compressor<R, W>>,
-    norm_sizes: NormSizes,
-    append_sizes: AppendSizes,
-    stored: u32,
-    table: AngleTable,
     #[comptime] blueprint: StepBlueprint,
-    #[define(F, W, R, I)] _dtypes: [ElemType; 4],
+    #[define(F, R, W, I)] _dtypes: [ElemType; 4],
 ) {
     let sequence = CUBE_POS_Y as usize;
     if comptime!(blueprint.compressed.is_some()) {
         if CUBE_POS_X == 0 {
             let mut compressor = compressed.unwrap();
             let own = comptime!(blueprint.compressed.unwrap());
-            compress::<R, W, I>(&mut compressor, angles, start, sequence, &table, own);
+            compress::<R, W, I>(&mut compressor, positions, sequence, own);
         }
     }
     let compressor_cubes = comptime!(blueprint.compressor_cubes());
@@ -63,32 +63,22 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
         if CUBE_POS_X == comptime!(compressor_cubes - 1) {
             let mut compressor = indexed.unwrap();
             let own = comptime!(blueprint.indexed.unwrap());
-            compress::<R, W, I>(&mut compressor, angles, start, sequence, &table, own);
+            compress::<R, W, I>(&mut compressor, positions, sequence, own);
         }
     }
     if CUBE_POS_X >= compressor_cubes {
         let cube = CUBE_POS_X - compressor_cubes;
+        let stored = appender.sizes.stored;
         if cube < stored {
-            append::<F, R, W, I>(
-                x,
-                norm,
-                angles,
-                start,
-                ring,
-                sequence,
-                cube,
-                &append_sizes,
-                &table,
-                blueprint.append,
-            );
+            append::<F, R, W, I>(appender, positions, sequence, cube, blueprint.append);
         } else {
             let of_sequence = CUBE_COUNT_X - compressor_cubes - stored;
             normalize_rows::<F, W, N, M>(
-                queries,
+                &queries.x,
                 queries_norm,
-                normed,
+                &mut queries.normed,
                 CUBE_POS_Y * of_sequence + (cube - stored),
-                &norm_sizes,
+                &queries.sizes,
                 blueprint.norm,
             );
         }

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::rotate::AngleTable;
+use super::rotate::Positions;
 use super::sink::AttentionShape;
 
 /// What is visible to a query, by its position.
@@ -27,14 +27,14 @@ pub(super) struct Visibility {
 impl Visibility {
     /// For query number `token` of all sequences.
     pub fn new<P: Int>(
-        start: &[P],
+        positions: &Positions<P>,
         token: u32,
         ratio: u32,
         shape: &AttentionShape,
-        table: &AngleTable,
     ) -> Visibility {
+        let table = &positions.table;
         let (sequence, query) = (token / shape.count, token % shape.count);
-        let given = start[sequence as usize];
+        let given = positions.start[sequence as usize];
         let active = given >= P::from_int(0) && given < P::cast_from(table.positions);
         let position = select(active, u32::cast_from(given), 0u32) + query;
         let visible_positions = select(active, position + 1, 0u32);

@@ -8,23 +8,20 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::compress::{F32_BYTES, ROW_UNITS, row_blueprint};
-use super::{
-    CUBE_HEADS, CombineInputs, SinkLaunch, angle_table, blueprint, combine, kv_splits, stride,
-};
+use super::compress::{F32_BYTES, ROW_UNITS, row_blueprint, row_norm};
+use super::{AttentionTensors, Positions, SinkLaunch, blueprint, combine, kv_splits, stride};
 use crate::attention::DECODE_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
-    AppendSizesLaunch, CachedBlueprint, CachedTilesBlueprint, PLANE_HEADS, RowBlueprint,
-    SLICE_CHANNELS, SinkBlueprint, TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel,
-    cached_kernel, cached_tiles_kernel,
+    AppendSizesLaunch, AppenderLaunch, CachedBlueprint, CachedInputsLaunch, CachedTilesBlueprint,
+    PLANE_HEADS, RowBlueprint, SLICE_CHANNELS, SinkBlueprint, TILE_COLUMNS, TILE_HEADS,
+    TILE_PLANES, append_kernel, cached_kernel, cached_tiles_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{
     MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, row_vector_size,
     with_contiguous_rows, with_vectors, writable,
 };
-use crate::quant::roundtrip::hadamard_scale;
 
 /// Widest row of the tensor-core kernel: each plane has a slice of it.
 const MAX_TILE_WIDTH: usize = (TILE_PLANES * SLICE_CHANNELS) as usize;
@@ -49,13 +46,12 @@ pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTe
 /// The arguments of the kernels that store new rows.
 pub(super) struct AppendArguments {
     pub blueprint: RowBlueprint,
-    pub sizes: AppendSizesLaunch,
     /// New rows of a sequence that are stored.
     pub stored: usize,
     pub x: CubeTensor,
     pub norm: CubeTensor,
-    pub angles: CubeTensor,
-    pub start: CubeTensor,
+    epsilon: f64,
+    pub positions: Positions,
     pub ring: CubeTensor,
 }
 
@@ -67,41 +63,52 @@ impl AppendArguments {
         let [_, slots, _] = ring.shape().dims();
         let blueprint = row_blueprint(&ring.client, width, rotated, new.rounding)
             .expect("checked by can_append");
-        let ring = writable(with_contiguous_rows(ring));
-        let x = with_contiguous_rows(new.x);
-        let stored = count.min(slots);
-        let sizes = AppendSizesLaunch::new(
-            (count - stored) as u32,
-            slots as u32,
-            stride(&x, 0),
-            stride(&x, 1),
-            stride(&ring, 0),
-            stride(&ring, 1),
-            new.epsilon as f32,
-            hadamard_scale(width),
-        );
         Self {
             blueprint,
-            sizes,
-            stored,
-            x,
+            stored: count.min(slots),
+            x: with_contiguous_rows(new.x),
             norm: into_contiguous(new.norm),
-            // A table that has grown may have gaps between its rows, and is too large to copy.
-            angles: with_contiguous_rows(new.angles),
-            start: into_contiguous(new.start),
-            ring,
+            epsilon: new.epsilon,
+            positions: Positions::new(new.angles, new.start),
+            ring: writable(with_contiguous_rows(ring)),
         }
+    }
+
+    /// The type of offsets into its tensors.
+    pub(super) fn address_type(&self) -> AddressType {
+        address_type([&self.x, &self.positions.angles, &self.ring])
+    }
+
+    /// The dtypes of new rows, of the ring, of norm weights and of starts.
+    pub(super) fn dtypes(&self) -> [ElemType; 4] {
+        [&self.x, &self.ring, &self.norm, &self.positions.start]
+            .map(|tensor| dtype_to_storage_type(tensor.dtype))
+    }
+
+    /// The kernel argument.
+    pub(super) fn arg<X: Float, R: Float, W: Float>(&self) -> AppenderLaunch<X, R, W> {
+        let (count, slots) = (self.x.shape()[1], self.ring.shape()[1]);
+        AppenderLaunch::new(
+            self.x.clone().into_buffer_arg(),
+            row_norm(self.norm.clone(), self.epsilon),
+            self.ring.clone().into_buffer_arg(),
+            AppendSizesLaunch::new(
+                self.stored as u32,
+                (count - self.stored) as u32,
+                slots as u32,
+                stride(&self.x, 0),
+                stride(&self.x, 1),
+                stride(&self.ring, 0),
+                stride(&self.ring, 1),
+            ),
+        )
     }
 }
 
 pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTensor) -> CubeTensor {
     let append = AppendArguments::new(new, ring);
-    let ring = append.ring;
-    let client = ring.client.clone();
-    let [batch, _, _] = ring.shape().dims();
-    let table = angle_table(&append.angles);
-    let dtypes = [&append.x, &ring, &append.norm, &append.start];
-    let dtypes = dtypes.map(|tensor| dtype_to_storage_type(tensor.dtype));
+    let client = append.ring.client.clone();
+    let [batch, _, _] = append.ring.shape().dims();
     // SAFETY: there is a cube for each row that is stored; a vacant sequence, whose start is not in
     // the table, reads the angles of a position in it and writes nothing; slots are taken modulo
     // their number.
@@ -110,19 +117,14 @@ pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTen
             &client,
             CubeCount::Static(append.stored as u32, batch as u32, 1),
             CubeDim::new_2d(append.blueprint.partition.plane, append.blueprint.planes),
-            address_type([&append.x, &append.angles, &ring]),
-            append.x.into_buffer_arg(),
-            append.norm.into_buffer_arg(),
-            append.angles.into_buffer_arg(),
-            append.start.into_buffer_arg(),
-            ring.clone().into_buffer_arg(),
-            append.sizes,
-            table,
+            append.address_type(),
+            append.arg(),
+            append.positions.arg(),
             append.blueprint,
-            dtypes,
+            append.dtypes(),
         );
     }
-    ring
+    append.ring
 }
 
 /// Whether vectors of `size` elements hold whole pairs, and none both rotated and other channels.
@@ -250,50 +252,45 @@ pub(in crate::attention) fn cached_attention(
         tensor_cores,
     } = plan.expect("checked by can_attend_cached");
     let client = queries.x.client.clone();
-    let [batch, count, heads, width] = queries.x.shape().dims();
-    let [_, rotated] = queries.angles.shape().dims();
-    let [x, window, rows] = [queries.x, window, rows].map(|rows| with_vectors(rows, size));
-    // A table that has grown may have gaps between its rows, and is too large to copy.
-    let angles = with_contiguous_rows(queries.angles);
-    let start = into_contiguous(queries.start);
-    let sinks = into_contiguous(queries.sinks);
-    let launch = SinkLaunch::new(&x, queries.span, selected, sink);
-    let shape = launch.shape(&window, available, size, queries.span, selected);
-    let strides = super::strides(&x, &window, &rows, size);
+    let (width, rotated) = (queries.x.shape()[3], queries.angles.shape()[1]);
     let unrotated = ((width - rotated) / size) as u32;
+    let f16_input = queries.x.dtype == DType::F16;
+    let (ratio, epsilon) = (ratio as u32, queries.epsilon as f32);
+    let positions = Positions::new(queries.angles, queries.start);
+    let [x, window, rows] = [queries.x, window, rows].map(|rows| with_vectors(rows, size));
+    let inputs = AttentionTensors {
+        queries: x,
+        window,
+        rows,
+        picks,
+        sinks: into_contiguous(queries.sinks),
+        span: queries.span,
+        available,
+        selected,
+        scale: queries.scale,
+        size,
+    };
+    let launch = SinkLaunch::new(inputs, sink);
     let blueprint = CachedBlueprint {
         sink: launch.blueprint,
         unrotated,
     };
-    let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
-    let dtypes = [x.dtype, launch.sums.dtype, picks_dtype, start.dtype].map(dtype_to_storage_type);
-    let address = address_type([&x, &window, &rows, &angles, &launch.sums]);
+    let [input, output, pick] = launch.dtypes();
+    let start = dtype_to_storage_type(positions.start.dtype);
+    let dtypes = [input, output, pick, start];
+    let address = launch.address_type(&positions.angles);
     // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their
     // number; a row that is out of range or hidden is read as the first one or as the query's own;
     // angles are within the table; writes are within the output.
     unsafe {
         if tensor_cores {
-            let f16_input = x.dtype == DType::F16;
             cached_tiles_kernel::launch_unchecked(
                 &client,
-                launch.cubes(batch * count, heads, TILE_HEADS),
+                launch.cubes(TILE_HEADS),
                 launch.dim(),
                 address,
-                x.into_buffer_arg(),
-                window.into_buffer_arg(),
-                rows.into_buffer_arg(),
-                picks.map(CubeTensor::into_buffer_arg).into(),
-                sinks.clone().into_buffer_arg(),
-                angles.clone().into_buffer_arg(),
-                start.clone().into_buffer_arg(),
-                launch.sums.clone().into_buffer_arg(),
-                launch.softmax_stats.clone().into_buffer_arg(),
-                shape,
-                strides,
-                angle_table(&angles),
-                ratio as u32,
-                queries.epsilon as f32,
-                queries.scale as f32,
+                CachedInputsLaunch::new(launch.inputs.arg(), positions.arg(), ratio, epsilon),
+                launch.partials(),
                 CachedTilesBlueprint {
                     cached: blueprint,
                     vectors: (width / size) as u32,
@@ -304,37 +301,16 @@ pub(in crate::attention) fn cached_attention(
         } else {
             cached_kernel::launch_unchecked(
                 &client,
-                launch.cubes(batch * count, heads, CUBE_HEADS),
+                launch.cubes(sink.heads),
                 launch.dim(),
                 address,
                 size,
-                x.into_buffer_arg(),
-                window.into_buffer_arg(),
-                rows.into_buffer_arg(),
-                picks.map(CubeTensor::into_buffer_arg).into(),
-                sinks.clone().into_buffer_arg(),
-                angles.clone().into_buffer_arg(),
-                start.clone().into_buffer_arg(),
-                launch.sums.clone().into_buffer_arg(),
-                launch.softmax_stats.clone().into_buffer_arg(),
-                shape,
-                strides,
-                angle_table(&angles),
-                ratio as u32,
-                queries.epsilon as f32,
-                queries.scale as f32,
+                CachedInputsLaunch::new(launch.inputs.arg(), positions.arg(), ratio, epsilon),
+                launch.partials(),
                 blueprint,
                 dtypes,
             );
         }
     }
-    let rotation = Some((angles.clone(), start, unrotated));
-    combine(
-        launch,
-        CombineInputs {
-            sinks,
-            rotation,
-            size,
-        },
-    )
+    combine(launch, Some((positions, unrotated)))
 }

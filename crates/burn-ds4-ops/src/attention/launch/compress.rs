@@ -8,11 +8,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::{angle_table, stride};
+use super::{Positions, stride};
 use crate::attention::RowRounding;
 use crate::attention::backend::Compression;
 use crate::attention::kernel::{
-    CompressBlueprint, CompressSizesLaunch, CompressorLaunch, RowBlueprint, compress_kernel,
+    CompressBlueprint, CompressSizesLaunch, CompressorLaunch, RowBlueprint, RowNormLaunch,
+    compress_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{
@@ -47,6 +48,12 @@ pub(super) fn row_blueprint(
             .max(partition.planes),
         target: Caps::of(client).target,
     })
+}
+
+/// The norm of rows of as many channels as `weight`, which is contiguous.
+pub(super) fn row_norm<W: Float>(weight: CubeTensor, epsilon: f64) -> RowNormLaunch<W> {
+    let hadamard_scale = hadamard_scale(weight.shape()[0]);
+    RowNormLaunch::new(weight.into_buffer_arg(), epsilon as f32, hadamard_scale)
 }
 
 fn blueprint(
@@ -90,6 +97,7 @@ pub(super) struct CompressArguments {
     projections: CubeTensor,
     bias: CubeTensor,
     norm: CubeTensor,
+    epsilon: f64,
     raw: CubeTensor,
     rows: CubeTensor,
 }
@@ -116,8 +124,6 @@ impl CompressArguments {
             stride(&raw, 1),
             stride(&rows, 0),
             stride(&rows, 1),
-            inputs.epsilon as f32,
-            hadamard_scale(width),
         );
         Self {
             blueprint,
@@ -125,6 +131,7 @@ impl CompressArguments {
             projections,
             bias,
             norm: into_contiguous(inputs.norm),
+            epsilon: inputs.epsilon,
             raw,
             rows,
         }
@@ -143,7 +150,7 @@ impl CompressArguments {
         let compressor = CompressorLaunch::new(
             self.projections.into_buffer_arg(),
             self.bias.into_buffer_arg(),
-            self.norm.into_buffer_arg(),
+            row_norm(self.norm, self.epsilon),
             self.raw.into_buffer_arg(),
             self.rows.into_buffer_arg(),
             self.sizes,
@@ -160,13 +167,12 @@ pub(in crate::attention) fn compress_rows(
     let client = rows.client.clone();
     let [batch, _, _] = inputs.projections.shape().dims();
     let dtypes = [rows.dtype, inputs.norm.dtype, inputs.start.dtype].map(dtype_to_storage_type);
-    // A table that has grown may have gaps between its rows, and is too large to copy.
-    let angles = with_contiguous_rows(inputs.angles.clone());
-    let start = into_contiguous(inputs.start.clone());
-    let table = angle_table(&angles);
+    let positions = Positions::new(inputs.angles.clone(), inputs.start.clone());
     let arguments = CompressArguments::new(inputs, raw, rows);
     let blueprint = arguments.blueprint;
-    let address = arguments.address_type().max(address_type([&angles]));
+    let address = arguments
+        .address_type()
+        .max(address_type([&positions.angles]));
     let (compressor, state) = arguments.launch();
     // SAFETY: a vacant sequence, whose start is not in the table, is read as if at the start of it
     // and writes nothing; for blocks that are not complete or not among the rows, nothing is read
@@ -177,10 +183,8 @@ pub(in crate::attention) fn compress_rows(
             CubeCount::Static(batch as u32, 1, 1),
             CubeDim::new_2d(blueprint.row.partition.plane, blueprint.row.planes),
             address,
-            angles.into_buffer_arg(),
-            start.into_buffer_arg(),
+            positions.arg(),
             compressor,
-            table,
             blueprint,
             dtypes,
         );

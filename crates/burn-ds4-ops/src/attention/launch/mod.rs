@@ -16,7 +16,8 @@ use cubecl::prelude::*;
 use super::DECODE_TOKENS;
 use super::backend::CompressedRows;
 use super::kernel::{
-    AngleTableLaunch, AttentionShapeLaunch, AttentionStridesLaunch, KV_GROUP, PoolSizesLaunch,
+    AngleTableLaunch, AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch,
+    KV_GROUP, OutputRotationLaunch, PartialOutputLaunch, PoolSizesLaunch, PositionsLaunch,
     SinkBlueprint, SlotStridesLaunch, combine_kernel, pool_kernel, sink_kernel,
 };
 use super::reference::SinkInputs;
@@ -54,10 +55,30 @@ const COMBINE_UNITS: u32 = 128;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
 
-/// The table of the angles of all positions. Its rows are contiguous.
-fn angle_table(angles: &CubeTensor) -> AngleTableLaunch {
-    let [known, rotated] = angles.shape().dims();
-    AngleTableLaunch::new(known as u32, stride(angles, 0), rotated / 2)
+/// The positions at which sequences start, and the table of the angles of all positions.
+struct Positions {
+    angles: CubeTensor,
+    start: CubeTensor,
+}
+
+impl Positions {
+    fn new(angles: CubeTensor, start: CubeTensor) -> Self {
+        Self {
+            // A table that has grown may have gaps between its rows, and is too large to copy.
+            angles: with_contiguous_rows(angles),
+            start: into_contiguous(start),
+        }
+    }
+
+    fn arg<I: Int>(&self) -> PositionsLaunch<I> {
+        let [known, rotated] = self.angles.shape().dims();
+        let row = stride(&self.angles, 0);
+        let angles = self.angles.clone().into_buffer_arg();
+        PositionsLaunch::new(
+            self.start.clone().into_buffer_arg(),
+            AngleTableLaunch::new(angles, known as u32, row, rotated / 2),
+        )
+    }
 }
 
 /// The stride of an axis, in elements.
@@ -152,8 +173,8 @@ pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
         |(rows, bias)| (with_contiguous_rows(rows), into_contiguous(bias)),
     );
 
-    let [batch, count, heads, width] = queries.shape().dims();
     let client = queries.client.clone();
+    let width = queries.shape()[3];
     // The channels of a lane must not depend on the layout of the rows.
     let size = row_vector_size([&queries, &window, &rows], width);
     let picked = picks.is_some();
@@ -161,46 +182,37 @@ pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
         .or_else(|| blueprint(&client, width, 1, 1, picked))
         .expect("checked by can_attend");
     let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
-    let sinks = into_contiguous(inputs.sinks);
-    let launch = SinkLaunch::new(&queries, inputs.span, selected, blueprint);
-    let shape = launch.shape(&window, rows.shape()[1], size, inputs.span, selected);
-    let strides = strides(&queries, &window, &rows, size);
-    let picks_dtype = picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
-    let dtypes = [queries.dtype, launch.sums.dtype, picks_dtype].map(dtype_to_storage_type);
+    let inputs = AttentionTensors {
+        available: rows.shape()[1],
+        queries,
+        window,
+        rows,
+        picks,
+        sinks: into_contiguous(inputs.sinks),
+        span: inputs.span,
+        selected,
+        scale: inputs.scale,
+        size,
+    };
+    let launch = SinkLaunch::new(inputs, blueprint);
     // SAFETY: heads and vectors past the end are read as others, picks that are out of range as the
     // first row; writes are within the output.
     unsafe {
         sink_kernel::launch_unchecked(
             &client,
-            launch.cubes(batch * count, heads, CUBE_HEADS),
+            launch.cubes(CUBE_HEADS),
             launch.dim(),
-            address_type([&queries, &window, &rows, &rows_bias, &launch.sums]),
+            launch.address_type(&rows_bias),
             size,
-            queries.into_buffer_arg(),
-            window.into_buffer_arg(),
+            launch.inputs.arg(),
             window_bias.into_buffer_arg(),
-            rows.into_buffer_arg(),
             rows_bias.into_buffer_arg(),
-            picks.map(CubeTensor::into_buffer_arg).into(),
-            sinks.clone().into_buffer_arg(),
-            launch.sums.clone().into_buffer_arg(),
-            launch.softmax_stats.clone().into_buffer_arg(),
-            shape,
-            strides,
-            inputs.scale as f32,
+            launch.partials(),
             launch.blueprint,
-            dtypes,
+            launch.dtypes(),
         );
     }
-    let rotation = None;
-    combine(
-        launch,
-        CombineInputs {
-            sinks,
-            rotation,
-            size,
-        },
-    )
+    combine(launch, None)
 }
 
 /// The number of KV splits of `split_columns` columns that a query's columns make.
@@ -209,8 +221,59 @@ fn kv_splits(span: usize, selected: usize, split_columns: u32) -> usize {
     (window + selected).div_ceil(split_columns as usize).max(1)
 }
 
-/// The arguments and results of the attention kernels.
+/// The inputs of the attention kernels.
+struct AttentionTensors {
+    queries: CubeTensor,
+    window: CubeTensor,
+    rows: CubeTensor,
+    picks: Option<CubeTensor>,
+    sinks: CubeTensor,
+    /// Rows of the window that a query attends to.
+    span: usize,
+    /// Compressed rows of a sequence, and the number of them that a query attends to or picks.
+    available: usize,
+    selected: usize,
+    scale: f64,
+    /// Elements of a vector.
+    size: usize,
+}
+
+impl AttentionTensors {
+    fn arg<F: Float, I: Int, N: Size>(&self) -> AttentionInputsLaunch<F, I, N> {
+        let [_, count, heads, width] = self.queries.shape().dims();
+        let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / self.size;
+        AttentionInputsLaunch::new(
+            self.queries.clone().into_buffer_arg(),
+            self.window.clone().into_buffer_arg(),
+            self.rows.clone().into_buffer_arg(),
+            self.picks.clone().map(CubeTensor::into_buffer_arg).into(),
+            self.sinks.clone().into_buffer_arg(),
+            AttentionShapeLaunch::new(
+                count as u32,
+                heads as u32,
+                (width / self.size) as u32,
+                self.window.shape()[1] as u32,
+                self.span as u32,
+                self.available as u32,
+                self.selected as u32,
+            ),
+            AttentionStridesLaunch::new(
+                vectors(&self.queries, 0),
+                vectors(&self.queries, 1),
+                vectors(&self.queries, 2),
+                vectors(&self.window, 0),
+                vectors(&self.window, 1),
+                vectors(&self.rows, 0),
+                vectors(&self.rows, 1),
+            ),
+            self.scale as f32,
+        )
+    }
+}
+
+/// The inputs and results of the attention kernels.
 struct SinkLaunch {
+    inputs: AttentionTensors,
     blueprint: SinkBlueprint,
     splits: usize,
     result: CubeTensor,
@@ -220,10 +283,10 @@ struct SinkLaunch {
 }
 
 impl SinkLaunch {
-    /// For queries that attend to `span` rows of a window and `selected` compressed ones.
-    fn new(queries: &CubeTensor, span: usize, selected: usize, blueprint: SinkBlueprint) -> Self {
+    fn new(inputs: AttentionTensors, blueprint: SinkBlueprint) -> Self {
+        let queries = &inputs.queries;
         let [batch, count, heads, width] = queries.shape().dims();
-        let splits = kv_splits(span, selected, blueprint.split_columns);
+        let splits = kv_splits(inputs.span, inputs.selected, blueprint.split_columns);
         let multiple_splits = splits > 1;
         let result = output(queries, [batch, count, heads, width], queries.dtype);
         let shape = [splits, batch, count, heads, width];
@@ -240,89 +303,66 @@ impl SinkLaunch {
             },
             softmax_stats: output(queries, [2, splits, batch, count, heads], DType::F32),
             result,
+            inputs,
         }
     }
 
-    fn shape(
-        &self,
-        window: &CubeTensor,
-        rows: usize,
-        size: usize,
-        span: usize,
-        selected: usize,
-    ) -> AttentionShapeLaunch {
-        let [_, count, heads, width] = self.result.shape().dims();
-        AttentionShapeLaunch::new(
-            count as u32,
-            heads as u32,
-            (width / size) as u32,
-            window.shape()[1] as u32,
-            span as u32,
-            rows as u32,
-            selected as u32,
-        )
-    }
-
     /// The grid, for cubes of `cube_heads` heads.
-    fn cubes(&self, tokens: usize, heads: usize, cube_heads: u32) -> CubeCount {
+    fn cubes(&self, cube_heads: u32) -> CubeCount {
+        let [batch, count, heads, _] = self.result.shape().dims();
         let head_cubes = (heads as u32).div_ceil(cube_heads);
-        CubeCount::Static(head_cubes, tokens as u32, self.splits as u32)
+        CubeCount::Static(head_cubes, (batch * count) as u32, self.splits as u32)
     }
 
     fn dim(&self) -> CubeDim {
         CubeDim::new_2d(self.blueprint.plane, self.blueprint.planes)
     }
+
+    /// The type of offsets into its tensors and another one.
+    fn address_type(&self, other: &CubeTensor) -> AddressType {
+        let inputs = &self.inputs;
+        address_type([
+            &inputs.queries,
+            &inputs.window,
+            &inputs.rows,
+            &self.sums,
+            other,
+        ])
+    }
+
+    /// The dtypes of queries, of sums and of picks.
+    fn dtypes(&self) -> [ElemType; 3] {
+        let picks = self.inputs.picks.as_ref();
+        let picks_dtype = picks.map_or(DType::I32, |picks| picks.dtype);
+        [self.result.dtype, self.sums.dtype, picks_dtype].map(dtype_to_storage_type)
+    }
+
+    fn partials<O: Float, N: Size>(&self) -> PartialOutputLaunch<O, N> {
+        PartialOutputLaunch::new(
+            self.sums.clone().into_buffer_arg(),
+            self.softmax_stats.clone().into_buffer_arg(),
+        )
+    }
 }
 
-fn strides(
-    queries: &CubeTensor,
-    window: &CubeTensor,
-    rows: &CubeTensor,
-    size: usize,
-) -> AttentionStridesLaunch {
-    let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / size;
-    AttentionStridesLaunch::new(
-        vectors(queries, 0),
-        vectors(queries, 1),
-        vectors(queries, 2),
-        vectors(window, 0),
-        vectors(window, 1),
-        vectors(rows, 0),
-        vectors(rows, 1),
-    )
-}
-
-/// The arguments that combine KV splits.
-struct CombineInputs {
-    sinks: CubeTensor,
-    /// Angles and starts of sequences, if results are rotated back, and the number of vectors in
-    /// front that are not.
-    rotation: Option<(CubeTensor, CubeTensor, u32)>,
-    /// Elements of a vector.
-    size: usize,
-}
-
-/// Combines the KV splits, if there are several.
-fn combine(launch: SinkLaunch, inputs: CombineInputs) -> CubeTensor {
+/// Combines the KV splits, if there are several. `rotation` has the positions by which results are
+/// rotated back, and the number of vectors in front that are not.
+fn combine(launch: SinkLaunch, rotation: Option<(Positions, u32)>) -> CubeTensor {
     if !launch.blueprint.multiple_splits {
         return launch.result;
     }
     let client = launch.result.client.clone();
     let [batch, count, heads, width] = launch.result.shape().dims();
-    let (angles, start, unrotated) = match inputs.rotation {
-        None => (None, None, 0),
-        Some((angles, start, unrotated)) => (Some(angles), Some(start), unrotated),
-    };
-    let table = angles
-        .as_ref()
-        .map_or_else(|| AngleTableLaunch::new(0, 0, 0), angle_table);
-    let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
+    let size = launch.inputs.size;
+    let partials = launch.partials();
+    let positions = rotation.as_ref().map(|(positions, _)| positions);
+    let start_dtype = positions.map_or(DType::I32, |positions| positions.start.dtype);
     let dtypes = [launch.result.dtype, start_dtype].map(dtype_to_storage_type);
-    let address = address_type([
-        &launch.sums,
-        &launch.result,
-        angles.as_ref().unwrap_or(&launch.result),
-    ]);
+    let angles = positions.map_or(&launch.result, |positions| &positions.angles);
+    let address = address_type([&launch.sums, &launch.result, angles]);
+    let rotation = rotation.as_ref().map(|(positions, unrotated)| {
+        OutputRotationLaunch::new(positions.arg(), count as u32, *unrotated)
+    });
     // SAFETY: there is a cube for each head of a query; angles are within the table.
     unsafe {
         combine_kernel::launch_unchecked(
@@ -330,18 +370,13 @@ fn combine(launch: SinkLaunch, inputs: CombineInputs) -> CubeTensor {
             CubeCount::Static(heads as u32, (batch * count) as u32, 1),
             CubeDim::new_1d(COMBINE_UNITS),
             address,
-            inputs.size,
-            launch.sums.into_buffer_arg(),
-            launch.softmax_stats.into_buffer_arg(),
-            inputs.sinks.into_buffer_arg(),
-            angles.map(CubeTensor::into_buffer_arg).into(),
-            start.map(CubeTensor::into_buffer_arg).into(),
+            size,
+            partials,
+            launch.inputs.sinks.into_buffer_arg(),
+            rotation.into(),
             launch.result.clone().into_buffer_arg(),
             launch.splits as u32,
-            count as u32,
-            (width / inputs.size) as u32,
-            unrotated,
-            table,
+            (width / size) as u32,
             launch.blueprint.target,
             dtypes,
         );

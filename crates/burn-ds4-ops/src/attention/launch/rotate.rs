@@ -7,11 +7,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::angle_table;
-use crate::attention::kernel::{SlotStridesLaunch, rotate_at_kernel, rotate_kernel};
-use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows, with_vectors,
-};
+use super::{Positions, slot_strides};
+use crate::attention::kernel::{RotationSizesLaunch, rotate_at_kernel, rotate_kernel};
+use crate::launching::{address_type, cube_count, is_float, is_wide_int, output, with_vectors};
 
 /// Vectors of a cube.
 const ROTATE_UNITS: u32 = 128;
@@ -48,11 +46,10 @@ pub(in crate::attention) fn can_rotate_at(
 struct RotationRows {
     x: CubeTensor,
     result: CubeTensor,
-    /// Elements of a vector, vectors of a row, and the number of those in front that are not
-    /// rotated.
+    sizes: RotationSizesLaunch,
+    cubes: CubeCount,
+    /// Elements of a vector.
     size: usize,
-    vectors: usize,
-    unrotated: usize,
 }
 
 impl RotationRows {
@@ -60,46 +57,30 @@ impl RotationRows {
         let size = vector(&x, rotated).expect("checked by can_rotate");
         let x = with_vectors(x, size);
         let shape: [usize; 4] = x.shape().dims();
-        let width = shape[3];
+        let [batch, positions, heads, width] = shape;
+        let vectors = width / size;
+        let outputs = batch * positions * heads * vectors;
+        let unrotated = (width - rotated) / size;
+        let strides = slot_strides(&x, size);
         Self {
             result: output(&x, shape, x.dtype),
+            sizes: RotationSizesLaunch::new(outputs, positions, heads, vectors, unrotated, strides),
+            cubes: cube_count(&x.client, outputs.div_ceil(ROTATE_UNITS as usize)),
             x,
             size,
-            vectors: width / size,
-            unrotated: (width - rotated) / size,
         }
-    }
-
-    fn outputs(&self) -> usize {
-        let [batch, positions, heads, _] = self.x.shape().dims();
-        batch * positions * heads * self.vectors
-    }
-
-    fn cubes(&self) -> CubeCount {
-        cube_count(
-            &self.x.client,
-            self.outputs().div_ceil(ROTATE_UNITS as usize),
-        )
-    }
-
-    fn strides(&self) -> SlotStridesLaunch {
-        let strides = self.x.meta.strides();
-        let [sequence, position, head] = [0, 1, 2].map(|axis| strides[axis] / self.size);
-        SlotStridesLaunch::new(sequence, position, head)
     }
 }
 
 pub(in crate::attention) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
-    let [_, positions, heads, _] = x.shape().dims();
     let rows = RotationRows::new(x, cos.shape()[2]);
-    let (cubes, outputs, strides) = (rows.cubes(), rows.outputs(), rows.strides());
     let client = rows.x.client.clone();
     let dtype = dtype_to_storage_type(rows.x.dtype);
     // SAFETY: units past the last vector read and write nothing.
     unsafe {
         rotate_kernel::launch_unchecked(
             &client,
-            cubes,
+            rows.cubes,
             CubeDim::new_1d(ROTATE_UNITS),
             address_type([&rows.x, &rows.result]),
             rows.size,
@@ -107,12 +88,7 @@ pub(in crate::attention) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTens
             into_contiguous(cos).into_buffer_arg(),
             into_contiguous(sin).into_buffer_arg(),
             rows.result.clone().into_buffer_arg(),
-            outputs,
-            positions,
-            heads,
-            rows.vectors,
-            rows.unrotated,
-            strides,
+            rows.sizes,
             dtype,
         );
     }
@@ -125,35 +101,23 @@ pub(in crate::attention) fn rotate_at(
     start: CubeTensor,
     inverse: bool,
 ) -> CubeTensor {
-    let [_, positions, heads, _] = x.shape().dims();
-    let [_, rotated] = angles.shape().dims();
-    // A table that has grown may have gaps between its rows, and is too large to copy.
-    let angles = with_contiguous_rows(angles);
-    let rows = RotationRows::new(x, rotated);
-    let (cubes, outputs, strides) = (rows.cubes(), rows.outputs(), rows.strides());
+    let rows = RotationRows::new(x, angles.shape()[1]);
+    let positions = Positions::new(angles, start);
     let client = rows.x.client.clone();
-    let table = angle_table(&angles);
-    let dtypes = [rows.x.dtype, start.dtype].map(dtype_to_storage_type);
+    let dtypes = [rows.x.dtype, positions.start.dtype].map(dtype_to_storage_type);
     // SAFETY: units past the last vector read and write nothing; positions past the table are read
     // as its last.
     unsafe {
         rotate_at_kernel::launch_unchecked(
             &client,
-            cubes,
+            rows.cubes,
             CubeDim::new_1d(ROTATE_UNITS),
-            address_type([&rows.x, &rows.result, &angles]),
+            address_type([&rows.x, &rows.result, &positions.angles]),
             rows.size,
             rows.x.into_buffer_arg(),
-            angles.into_buffer_arg(),
-            into_contiguous(start).into_buffer_arg(),
+            positions.arg(),
             rows.result.clone().into_buffer_arg(),
-            outputs,
-            positions,
-            heads,
-            rows.vectors,
-            rows.unrotated,
-            strides,
-            table,
+            rows.sizes,
             inverse,
             dtypes,
         );

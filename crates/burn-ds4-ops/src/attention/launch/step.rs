@@ -1,20 +1,20 @@
 //! The launch of all that a step stores.
 
 use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::angle_table;
 use super::cached::{AppendArguments, can_append};
 use super::compress::{CompressArguments, F32_BYTES, ROW_UNITS, can_compress};
 use crate::attention::backend::{
     Compression, OptionalCompression, OptionalState, StepRows, StoredStep,
 };
-use crate::attention::kernel::{CompressBlueprint, RowBlueprint, StepBlueprint, step_kernel};
+use crate::attention::kernel::{
+    CompressBlueprint, RowBlueprint, StepBlueprint, StepQueriesLaunch, step_kernel,
+};
 use crate::caps::Caps;
 use crate::launching::{MAX_CUBES, address_type, fits_i32, is_float};
 use crate::norm::{Norm, RmsNormBlueprint};
@@ -77,14 +77,12 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
     let client = append.ring.client.clone();
     let rows = (batch * count).div_ceil(blueprint.norm.rows as usize);
     let cubes = blueprint.compressor_cubes() + (append.stored + rows.div_ceil(batch)) as u32;
-    let address = [&compressed, &indexed].into_iter().flatten();
-    let address = address.map(CompressArguments::address_type).fold(
-        address_type([&norm.x, &append.x, &append.angles, &append.ring]),
-        Ord::max,
-    );
-    let dtypes = [&append.x, &append.norm, &append.ring, &append.start];
-    let dtypes = dtypes.map(|tensor| dtype_to_storage_type(tensor.dtype));
-    let (table, ring, queries) = (angle_table(&append.angles), append.ring, norm.output);
+    let parts = [&compressed, &indexed].into_iter().flatten();
+    let address = parts
+        .map(CompressArguments::address_type)
+        .fold(address_type([&norm.x]), Ord::max)
+        .max(append.address_type());
+    let queries = norm.output;
     let (compressed, compressed_state) = compressed.map(CompressArguments::launch).unzip();
     let (indexed, indexed_state) = indexed.map(CompressArguments::launch).unzip();
     // SAFETY: rows and vectors of queries past the end are read as others and not written; there is
@@ -99,27 +97,23 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
             address,
             norm.size,
             norm.weight_size,
-            append.angles.into_buffer_arg(),
-            append.start.into_buffer_arg(),
-            norm.x.into_buffer_arg(),
+            append.positions.arg(),
+            StepQueriesLaunch::new(
+                norm.x.into_buffer_arg(),
+                queries.clone().into_buffer_arg(),
+                norm.sizes,
+            ),
             norm.weight.map(CubeTensor::into_buffer_arg).into(),
-            queries.clone().into_buffer_arg(),
-            append.x.into_buffer_arg(),
-            append.norm.into_buffer_arg(),
-            ring.clone().into_buffer_arg(),
+            append.arg(),
             compressed.into(),
             indexed.into(),
-            norm.sizes,
-            append.sizes,
-            append.stored as u32,
-            table,
             blueprint,
-            dtypes,
+            append.dtypes(),
         );
     }
     StoredStep {
         queries: CubeBackend::float_reshape(queries, Shape::new([batch, count, rank])),
-        ring,
+        ring: append.ring,
         compressed: state(compressed_state),
         indexed: state(indexed_state),
     }

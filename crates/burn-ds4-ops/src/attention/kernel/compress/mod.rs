@@ -4,8 +4,8 @@ mod slots;
 
 use cubecl::prelude::*;
 
-use super::rotate::AngleTable;
-use super::row::{RowBlueprint, store};
+use super::rotate::Positions;
+use super::row::{RowBlueprint, RowNorm, RowPlace, RowStorage, store};
 use slots::{PoolSource, pool};
 
 /// Compile-time configuration of [`compress_kernel`].
@@ -29,7 +29,7 @@ impl CompressBlueprint {
     }
 }
 
-/// Dimensions, strides and constants of a compressor.
+/// Dimensions and strides of a compressor.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct CompressSizes {
     /// New positions of a sequence.
@@ -46,8 +46,6 @@ pub(crate) struct CompressSizes {
     pub raw_slot: usize,
     pub rows_sequence: usize,
     pub rows_row: usize,
-    pub epsilon: f32,
-    pub hadamard_scale: f32,
 }
 
 /// The tensors that a compressor reads and writes.
@@ -55,7 +53,7 @@ pub(crate) struct CompressSizes {
 pub(crate) struct Compressor<R: Float, W: Float> {
     pub projections: Box<[f32]>,
     pub bias: Box<[f32]>,
-    pub norm: Box<[W]>,
+    pub norm: RowNorm<W>,
     pub raw: Box<[f32]>,
     pub rows: Box<[R]>,
     pub sizes: CompressSizes,
@@ -65,14 +63,12 @@ pub(crate) struct Compressor<R: Float, W: Float> {
 /// complete.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
-    angles: &[f32],
-    start: &[I],
+    positions: &Positions<I>,
     mut compressor: Compressor<R, W>,
-    table: AngleTable,
     #[comptime] blueprint: CompressBlueprint,
     #[define(R, W, I)] _dtypes: [ElemType; 3],
 ) {
-    compress::<R, W, I>(&mut compressor, angles, start, CUBE_POS, &table, blueprint);
+    compress::<R, W, I>(&mut compressor, positions, CUBE_POS, blueprint);
 }
 
 /// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they
@@ -87,19 +83,17 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
 #[cube]
 pub(super) fn compress<R: Float, W: Float, I: Int>(
     compressor: &mut Compressor<R, W>,
-    angles: &[f32],
-    start: &[I],
+    positions: &Positions<I>,
     sequence: usize,
-    table: &AngleTable,
     #[comptime] blueprint: CompressBlueprint,
 ) {
     let width = comptime!(blueprint.row.width);
     let units = comptime!(blueprint.row.units());
     let ratio = comptime!(blueprint.ratio);
-    let mut row = Shared::<[f32]>::new_slice(width as usize);
-    let mut scratch = Shared::<[f32]>::new_slice(width as usize);
+    let mut storage = RowStorage::new(blueprint.row);
 
-    let given = start[sequence];
+    let table = &positions.table;
+    let given = positions.start[sequence];
     let active = given >= I::from_int(0) && given < I::cast_from(table.positions);
     let begin = select(active, u32::cast_from(given), 0u32);
     let end = begin + compressor.sizes.count;
@@ -127,25 +121,22 @@ pub(super) fn compress<R: Float, W: Float, I: Int>(
                 };
                 pooled = pool(&*compressor, &source, blueprint);
             }
-            row[channel as usize] = pooled;
+            storage.row[channel as usize] = pooled;
             channel += units;
         }
 
-        let angle = table.at::<u32>(block * ratio, 0u32);
-        let to = sequence * compressor.sizes.rows_sequence
-            + select(complete, block, 0u32) as usize * compressor.sizes.rows_row;
+        let place = RowPlace {
+            angle: table.at::<u32>(block * ratio, 0u32),
+            to: sequence * compressor.sizes.rows_sequence
+                + select(complete, block, 0u32) as usize * compressor.sizes.rows_row,
+            write: complete,
+        };
         store::<R, W>(
-            &mut row,
-            &mut scratch,
+            &mut storage,
             &compressor.norm,
-            angles,
-            &mut compressor.rows,
-            angle,
             table,
-            to,
-            complete,
-            compressor.sizes.epsilon,
-            compressor.sizes.hadamard_scale,
+            &mut compressor.rows,
+            &place,
             blueprint.row,
         );
     }
