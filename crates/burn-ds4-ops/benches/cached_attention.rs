@@ -107,6 +107,7 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
                     let window = CachedWindow {
                         rows: window.clone(),
                         span: SPAN,
+                        causal: true,
                     };
                     cached_attention(queries, positions.clone(), window, compressed.clone())
                         .expect("arguments that fit")

@@ -271,6 +271,7 @@ fn cached_attention_refuses_what_does_not_fit() {
     let window = |slots: usize, span: usize| CachedWindow {
         rows: f32s([1, slots, 6]),
         span,
+        causal: true,
     };
     let blocks = |width: usize, ratio: usize, queries: usize| {
         Some(CachedRows {
@@ -292,6 +293,15 @@ fn cached_attention_refuses_what_does_not_fit() {
             window(5, 4),
             None,
             "`epsilon` is NaN, expected a number that is not negative",
+        ),
+        (
+            fit(),
+            CachedWindow {
+                causal: false,
+                ..window(5, 4)
+            },
+            blocks(6, 1, 2),
+            "`compressed.rows` is 5, expected none where the window is not causal",
         ),
         (
             queries(3, 0.0, f64::INFINITY),

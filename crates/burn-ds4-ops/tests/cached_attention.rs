@@ -29,6 +29,8 @@ struct Text {
     /// Positions that a query sees in the window, and slots of the window.
     span: usize,
     slots: usize,
+    /// Whether it sees nothing after its own position. Else there are no compressed rows.
+    causal: bool,
     /// Positions of a block, and blocks that there is memory for.
     ratio: usize,
     rows: usize,
@@ -43,6 +45,7 @@ const PLAIN: Text = Text {
     rotated: 8,
     span: 5,
     slots: 9,
+    causal: true,
     ratio: 3,
     rows: 10,
     picks: None,
@@ -253,6 +256,7 @@ impl Text {
         let window = CachedWindow {
             rows: self.window(starts, x.dtype().into(), &device),
             span: self.span,
+            causal: self.causal,
         };
         let compressed = CachedRows {
             rows,
@@ -266,7 +270,8 @@ impl Text {
             sinks: floats(&self.sinks(), [self.heads], &device),
             scale: self.scale(),
         };
-        cached_attention(queries, positions, window, Some(compressed)).expect(FITS)
+        let compressed = self.causal.then_some(compressed);
+        cached_attention(queries, positions, window, compressed).expect(FITS)
     }
 
     /// Rows normalised and turned, each for all its heads.
@@ -315,6 +320,34 @@ impl Text {
         let rows_bias = (0..count).flat_map(|query| {
             (0..rows).map(move |row| if hidden(query, row) { -1.0 } else { 0.0 })
         });
+        if !self.causal {
+            // Each is the only query, and sees all but the first row.
+            let outputs = queries.chunks(heads * width).flat_map(|query| {
+                let sizes = Sizes {
+                    batch: 1,
+                    count: 1,
+                    heads,
+                    width,
+                    span: span + count - 1,
+                    rows: 0,
+                    picks: None,
+                };
+                let problem = Case {
+                    sizes,
+                    scale: self.scale(),
+                    queries: narrow(query),
+                    window: narrow(&window),
+                    window_bias: bias.clone(),
+                    rows: Vec::new(),
+                    rows_bias: Vec::new(),
+                    picks: Vec::new(),
+                    sinks: self.sinks(),
+                };
+                problem.oracle().0
+            });
+            let outputs: Vec<f64> = outputs.collect();
+            return turned_back_at(&outputs, width, self.rotated, &positions);
+        }
         let problem = Case {
             sizes: Sizes {
                 batch: 1,
@@ -392,6 +425,28 @@ fn without_channels_that_turn_queries_and_rows_are_as_they_are_normalised() {
     });
 }
 
+fn queries_of_a_block_that_see_each_other_agree_with_the_oracle() {
+    let block = Text {
+        count: 5,
+        slots: 12,
+        causal: false,
+        rows: 0,
+        ..PLAIN
+    };
+    agrees_with_the_oracle(block);
+    // Several KV splits; more queries than a kernel takes.
+    agrees_with_the_oracle(Text {
+        span: 20,
+        slots: 27,
+        ..block
+    });
+    agrees_with_the_oracle(Text {
+        count: DECODE_TOKENS + 1,
+        slots: DECODE_TOKENS + 5,
+        ..block
+    });
+}
+
 fn more_queries_than_a_kernel_takes_agree_with_the_oracle() {
     agrees_with_the_oracle(Text {
         count: DECODE_TOKENS + 1,
@@ -422,6 +477,7 @@ fn what_starts_beyond_the_angles_is_refused_or_not_there() {
             let window = CachedWindow {
                 rows: window.clone(),
                 span: text.span,
+                causal: true,
             };
             let compressed = CachedRows {
                 rows: floats(&text.compressed(2), [2, text.rows, text.width], device),
@@ -733,5 +789,6 @@ catalogue![
     content_is_rounded_as_by_its_operator,
     a_nan_reaches_the_head_or_the_queries_that_see_it_only,
     starts_and_picks_may_have_any_integer_dtype,
+    queries_of_a_block_that_see_each_other_agree_with_the_oracle,
     more_queries_than_a_kernel_takes_agree_with_the_oracle,
 ];

@@ -95,8 +95,21 @@ pub struct Queries<B: Backend> {
     pub epsilon: f64,
     /// Positions of the window that a query attends to.
     pub span: usize,
+    /// Whether it attends up to its own position.
+    pub causal: bool,
     /// Factor of the logits.
     pub scale: f64,
+}
+
+#[cfg(feature = "cube")]
+impl<B: Backend> Queries<B> {
+    /// Rows of the window that a query attends to.
+    pub(super) fn columns(&self) -> usize {
+        match self.causal {
+            true => self.span,
+            false => self.span + self.x.shape()[1] - 1,
+        }
+    }
 }
 
 /// The inputs of [`append_rows`](super::append_rows), as passed to a backend.

@@ -44,6 +44,10 @@ pub struct CachedWindow {
     pub rows: Tensor<3>,
     /// Positions that a query attends to: its own, and those right before it.
     pub span: usize,
+    /// Whether a query attends up to its own position. Otherwise all queries of a sequence attend
+    /// to the same positions: those of the first query's span, and those of all queries. So do the
+    /// tokens of a block that a drafter proposes at once.
+    pub causal: bool,
 }
 
 /// Compressed key/value rows, one for each block of positions.
@@ -161,8 +165,9 @@ impl backend::NewRows<Dispatch> {
 /// results are rotated back.
 ///
 /// Visibility is computed on the device, from the positions. Of the window, a query attends to the
-/// `span` positions up to its own, whose rows must have been [appended](append_rows); of the
-/// compressed rows, to those whose blocks are complete at its position.
+/// `span` positions up to its own, or to what [`CachedWindow::causal`] says. The rows of the new
+/// positions must have been [appended](append_rows). Of the compressed rows, a query attends to
+/// those whose blocks are complete at its position.
 ///
 /// # Shapes and dtypes
 ///
@@ -192,9 +197,10 @@ impl backend::NewRows<Dispatch> {
 /// # Errors
 ///
 /// [`OpError`] where a dtype, a shape or a device does not fit, the span is none or such that the
-/// queries' windows do not fit the slots, blocks are of no positions, `rotated` is odd or larger
-/// than `width`, `epsilon` is negative or NaN, `scale` is not finite and, where the device's memory
-/// is the host's, for positions beyond the angles.
+/// queries' windows do not fit the slots, blocks are of no positions, there are compressed rows
+/// though the window is not causal, `rotated` is odd or larger than `width`, `epsilon` is negative
+/// or NaN, `scale` is not finite and, where the device's memory is the host's, for positions beyond
+/// the angles.
 ///
 /// # Source
 ///
@@ -219,6 +225,7 @@ pub fn cached_attention(
         sinks: queries.sinks.into_dispatch(),
         epsilon: queries.epsilon,
         span: window.span,
+        causal: window.causal,
         scale: queries.scale,
     };
     Ok(Tensor::from_dispatch(Dispatch::cached_attention(
@@ -257,6 +264,11 @@ fn check(
     let Some(compressed) = compressed else {
         return Ok(());
     };
+    if !window.causal {
+        let [_, rows, _] = compressed.rows.dims();
+        let (argument, expected) = ("compressed.rows", "none where the window is not causal");
+        return Err(invalid(argument, expected, rows));
+    }
     let [_, rows, _] = compressed.rows.dims();
     let given = &compressed.rows;
     expect_dtype("compressed.rows", like_queries, given, &[dtype])?;

@@ -15,6 +15,9 @@ use crate::attention::MASKED;
 pub(crate) struct CachedBlueprint {
     pub sink: SinkBlueprint,
     pub unrotated: u32,
+    /// Whether a query attends up to its own position. Otherwise the span of all of them ends with
+    /// the last query.
+    pub causal: bool,
 }
 
 /// Queries as they were projected, and the rows of a cache.
@@ -49,7 +52,13 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let table = &inputs.positions.table;
     let token = CUBE_POS_Y;
     let first_head = CUBE_POS_X * sink.heads;
-    let visibility = Visibility::new::<P>(&inputs.positions, token, inputs.ratio, shape);
+    let visibility = Visibility::new::<P>(
+        &inputs.positions,
+        token,
+        inputs.ratio,
+        shape,
+        blueprint.causal,
+    );
     let (sequence, query) = (visibility.sequence, visibility.query);
     let mut heads = Heads::<N>::new::<F, I>(attention, sequence, query, first_head, sink);
     let sequence = sequence as usize;

@@ -89,7 +89,13 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
     let rows = &attention.rows;
     let table = &inputs.positions.table;
     let token = CUBE_POS_Y;
-    let visibility = Visibility::new::<P>(&inputs.positions, token, inputs.ratio, shape);
+    let visibility = Visibility::new::<P>(
+        &inputs.positions,
+        token,
+        inputs.ratio,
+        shape,
+        blueprint.cached.causal,
+    );
     let own_head = UNIT_POS_Y * PLANE_HEADS;
     let mut heads = Heads::<Const<8>>::new::<F, I>(
         attention,

@@ -13,12 +13,13 @@ pub(super) struct Visibility {
     pub query: u32,
     /// The offset of its angles.
     pub angle: usize,
-    /// Positions up to its own, or 0 for a vacant sequence.
+    /// Positions up to the newest that it sees, which is its own where attention is causal and else
+    /// that of the last query; or 0 for a vacant sequence.
     pub visible_positions: u32,
     /// Compressed rows whose blocks are complete.
     pub visible_rows: u32,
-    /// The query's slot, and the slot of the first position of its window. That position may be
-    /// before the start of the sequence.
+    /// The slots of that newest position, and of the first one of the window, which may be before
+    /// the start of the sequence.
     own_slot: u32,
     first_slot: u32,
 }
@@ -31,12 +32,19 @@ impl Visibility {
         token: u32,
         ratio: u32,
         shape: &AttentionShape,
+        #[comptime] causal: bool,
     ) -> Visibility {
         let table = &positions.table;
         let (sequence, query) = (token / shape.count, token % shape.count);
         let given = positions.start[sequence as usize];
         let active = given >= P::from_int(0) && given < P::cast_from(table.positions);
-        let position = select(active, u32::cast_from(given), 0u32) + query;
+        // The newest position that it sees, up to which all of its span lies.
+        let newest = if comptime!(causal) {
+            query
+        } else {
+            shape.count - 1
+        };
+        let position = select(active, u32::cast_from(given), 0u32) + newest;
         let visible_positions = select(active, position + 1, 0u32);
         let slots = shape.columns;
         let own_slot = position % slots;
@@ -56,8 +64,8 @@ impl Visibility {
         column < shape.span && column + self.visible_positions >= shape.span
     }
 
-    /// The slot of a column of the window. For a column that is not visible, it is the query's own
-    /// slot, since hidden rows may hold anything.
+    /// The slot of a column of the window. For a column that is not visible, it is that of
+    /// the newest, since hidden rows may hold anything.
     pub fn slot(&self, column: u32, shape: &AttentionShape) -> u32 {
         let slot = self.first_slot + column;
         let slot = select(slot < shape.columns, slot, slot - shape.columns);

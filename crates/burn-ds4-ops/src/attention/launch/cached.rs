@@ -228,7 +228,7 @@ pub(in crate::attention) fn can_attend_cached(
         && is_wide_int(queries.start.dtype)
         && picks.is_none_or(|picks| is_wide_int(picks.dtype))
         && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks).is_some_and(|plan| {
-            kv_splits(queries.span, selected, plan.sink.split_columns) <= MAX_CUBES
+            kv_splits(queries.columns(), selected, plan.sink.split_columns) <= MAX_CUBES
         })
 }
 
@@ -256,6 +256,7 @@ pub(in crate::attention) fn cached_attention(
     let unrotated = ((width - rotated) / size) as u32;
     let f16_input = queries.x.dtype == DType::F16;
     let (ratio, epsilon) = (ratio as u32, queries.epsilon as f32);
+    let (span, causal) = (queries.columns(), queries.causal);
     let positions = Positions::new(queries.angles, queries.start);
     let [x, window, rows] = [queries.x, window, rows].map(|rows| with_vectors(rows, size));
     let inputs = AttentionTensors {
@@ -264,7 +265,7 @@ pub(in crate::attention) fn cached_attention(
         rows,
         picks,
         sinks: into_contiguous(queries.sinks),
-        span: queries.span,
+        span,
         available,
         selected,
         scale: queries.scale,
@@ -274,6 +275,7 @@ pub(in crate::attention) fn cached_attention(
     let blueprint = CachedBlueprint {
         sink: launch.blueprint,
         unrotated,
+        causal,
     };
     let [input, output, pick] = launch.dtypes();
     let start = dtype_to_storage_type(positions.start.dtype);

@@ -8,7 +8,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, Slice, TensorData, read_sync};
 
-use super::cached::Prepared;
+use super::cached::{Prepared, cached_attention};
 use super::{SinkInputs, index_scores, scored_positions};
 use crate::attention::MASKED;
 use crate::attention::backend::{
@@ -23,6 +23,10 @@ pub(in crate::attention) fn cached_attention_by_query<B: AttentionOps>(
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
 ) -> FloatTensor<B> {
+    if !queries.causal {
+        // Where all see the same rows, there is nothing to read.
+        return cached_attention(queries, window, blocks);
+    }
     let shape = queries.x.shape();
     let [batch, count, _, _] = shape.dims();
     let known = queries.angles.shape()[0];

@@ -31,7 +31,12 @@ pub(in crate::attention) fn cached_attention<B: AttentionOps>(
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
 ) -> FloatTensor<B> {
+    let causal = queries.causal;
     let prepared = Prepared::new(queries, window);
+    if !causal {
+        let output = prepared.attend_to_all();
+        return prepared.rotate_back(output);
+    }
     let compressed = match blocks {
         CachedBlocks::None => CompressedRows::None,
         CachedBlocks::All { rows, ratio, .. } => CompressedRows::Shared {
@@ -100,6 +105,31 @@ impl<B: AttentionOps> Prepared<B> {
             angles,
             start,
         }
+    }
+
+    /// Attention of each query to all rows of the window: each query counts as a sequence.
+    fn attend_to_all(&self) -> FloatTensor<B> {
+        let SinkInputs {
+            queries,
+            window,
+            window_bias,
+            sinks,
+            scale,
+            ..
+        } = self.inputs.clone();
+        let [batch, count, heads, width] = queries.shape().dims();
+        let [_, columns, _] = window.shape().dims();
+        let all = batch * count;
+        let window = B::float_reshape(window, Shape::new([batch, 1, columns, width]));
+        let window = B::float_expand(window, Shape::new([batch, count, columns, width]));
+        let window = B::float_reshape(window, Shape::new([all, columns, width]));
+        let bias = B::float_reshape(window_bias, Shape::new([batch, 1, columns]));
+        let bias = B::float_expand(bias, Shape::new([batch, count, columns]));
+        let bias = B::float_reshape(bias, Shape::new([all, columns]));
+        let queries = B::float_reshape(queries, Shape::new([all, 1, heads, width]));
+        let (none, span) = (CompressedRows::None, columns);
+        let output = B::sink_attention(queries, window, bias, none, sinks, span, scale);
+        B::float_reshape(output, Shape::new([batch, count, heads, width]))
     }
 
     /// Rotates what was attended to back.
