@@ -134,7 +134,7 @@ fn generate_prints_the_golden_continuation_with_and_without_drafts() {
         let tokens: f64 = count.parse().expect("a number");
         let (text, continuation) = golden_text(prompt, tokens as usize);
         for (drafts, more) in [("0", ""), ("0", "--no-graph"), ("1", ""), ("3", "")] {
-            let arguments = ["-p", &text, "-n", count, "--mtp", drafts, more];
+            let arguments = ["-p", &text, "-n", count, "--draft-tokens", drafts, more];
             let arguments: Vec<&str> = arguments.into_iter().filter(|a| !a.is_empty()).collect();
             let ended = run("generate", &arguments).ok();
             assert_eq!(
@@ -199,11 +199,48 @@ fn generate_answers_a_chat_without_repeating_the_prompt() {
 }
 
 #[test]
+fn generate_drafts_with_what_the_checkpoint_has() {
+    let dspark = root().join("assets/ds4-tiny-dspark");
+    let dspark = dspark.to_str().expect("a path in UTF-8");
+    let (text, continuation) = golden_text("short", 40);
+    for (more, named) in [
+        (&["--drafter", "dspark"][..], Ok("drafts ")),
+        (
+            &["--draft-tokens", "3", "--draft-confidence", "0.3"],
+            Ok("drafts "),
+        ),
+        (&["--drafter", "none"], Ok("prompt ")),
+        (
+            &["--drafter", "mtp"],
+            Err("--drafter mtp: the checkpoint has dspark"),
+        ),
+        (
+            &["--draft-tokens", "6"],
+            Err("`drafts` is 6, expected 0..=5"),
+        ),
+    ] {
+        let arguments = [&["--model", dspark, "-p", &text, "-n", "40"], more].concat();
+        let ended = run("generate", &arguments);
+        match named {
+            Ok(named) => {
+                let ended = ended.ok();
+                assert_eq!(ended.stdout, format!("{text}{continuation}\n"), "{more:?}");
+                assert!(ended.last_line().contains(named), "{more:?}: {ended:?}");
+            }
+            Err(named) => {
+                assert_eq!(ended.code, 1, "{more:?}: {ended:?}");
+                assert!(ended.last_line().contains(named), "{more:?}: {ended:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn bad_arguments_end_with_one_line_that_names_them() {
     let cases: [(&str, &[&str], i32, &str); 13] = [
         ("generate", &["--top-p", "2"], 1, "top_p"),
         ("generate", &["--temperature", "-1"], 1, "temperature"),
-        ("generate", &["--mtp", "9"], 2, "--mtp"),
+        ("generate", &["--draft-tokens", "9"], 2, "--draft-tokens"),
         ("generate", &["--model", "no/such/dir"], 1, "no/such/dir"),
         ("generate", &["--device", "cuda:4096"], 1, "cuda:4096"),
         ("generate", &["--device", "tpu"], 2, "`tpu`"),

@@ -40,7 +40,7 @@ fn a_window_of_any_length_takes_no_more_than_the_text() {
     let dir = with_config(|config| config["sliding_window"] = json!(i32::MAX));
     let (text, continuation) = golden_text("short", 4);
     for drafts in ["0", "2"] {
-        let arguments = ["-p", &text, "-n", "4", "--mtp", drafts];
+        let arguments = ["-p", &text, "-n", "4", "--draft-tokens", drafts];
         let ended = run_on("generate", dir.path(), &arguments).ok();
         assert_eq!(ended.stdout, format!("{text}{continuation}\n"));
     }
@@ -81,7 +81,7 @@ fn sizes_that_the_tensors_contradict_are_refused_before_anything_is_allocated() 
         let dir = with_config(change);
         for name in ["inspect", "generate"] {
             // All of the model, as `inspect` shows it.
-            let arguments = [&[][..], &["--mtp", "1"]][usize::from(name == "generate")];
+            let arguments = [&[][..], &["--draft-tokens", "1"]][usize::from(name == "generate")];
             let ended = run_on(name, dir.path(), arguments);
             assert_refused(&ended);
             assert!(ended.stderr.contains(expected), "{expected}: {ended:?}");

@@ -43,7 +43,7 @@ fn save(matrix: Tensor<2>, clusters: usize, directory: &Path) {
 fn generate_prints_the_golden_continuation_with_drafts_of_a_flash_head() {
     let (text, continuation) = golden_text("short", 40);
     for (drafts, probes) in [("1", None), ("3", Some("1")), ("2", Some("64"))] {
-        let mut arguments = vec!["-p", &text, "-n", "40", "--mtp", drafts];
+        let mut arguments = vec!["-p", &text, "-n", "40", "--draft-tokens", drafts];
         let dense = run("generate", &arguments).ok();
         arguments.extend(["--draft-head", "flash"]);
         arguments.extend(probes.iter().flat_map(|probes| ["--probes", *probes]));
@@ -77,7 +77,7 @@ fn generate_says_whether_the_text_of_a_flash_head_is_approximate() {
         assert_eq!(ended.stderr.lines().count(), 2, "{ended:?}");
         assert_eq!(ended.stdout == exact, golden, "{ended:?}");
         // Drafts are verified by the same head.
-        arguments.extend(["--mtp", "2"]);
+        arguments.extend(["--draft-tokens", "2"]);
         let drafted = run("generate", &arguments);
         assert_eq!(drafted.ok().stdout, ended.stdout, "{probes:?} probes");
     }
@@ -136,7 +136,7 @@ fn a_file_of_another_checkpoint_or_a_damaged_one_is_refused_by_name() {
             ["eval", "--tokens", "20"],
         ] {
             let more: &[&str] = match arguments[1] {
-                "--draft-head" => &["--mtp", "1"],
+                "--draft-head" => &["--draft-tokens", "1"],
                 "--tokens" => &["--flash-head"],
                 _ => &[],
             };
@@ -169,7 +169,12 @@ fn bad_options_of_a_flash_head_end_with_one_line_that_names_them() {
             "--probes needs --head flash",
         ),
         ("generate", &["--save-head"], 1, "--save-head needs --head"),
-        ("generate", &["--draft-head", "flash"], 1, "--mtp 1 to 8"),
+        (
+            "generate",
+            &["--draft-head", "flash"],
+            1,
+            "--draft-tokens 1 to 8",
+        ),
         ("generate", &["--head", "clustered"], 2, "--head"),
         (
             "generate",
@@ -190,7 +195,12 @@ fn bad_options_of_a_flash_head_end_with_one_line_that_names_them() {
             1,
             "`probes` is 65",
         ),
-        ("eval", &["--flash-head", "--mtp", "0"], 2, "--mtp"),
+        (
+            "eval",
+            &["--flash-head", "--draft-tokens", "0"],
+            2,
+            "--draft-tokens",
+        ),
         ("eval", &["--generate", "8"], 2, "required"),
     ];
     for (name, arguments, code, named) in cases {
@@ -252,7 +262,7 @@ fn eval_reports_what_a_flash_head_finds_by_the_clusters_that_it_probes() {
 #[test]
 fn eval_prints_the_same_as_tables_and_the_speed_of_drafts_by_either_head() {
     let arguments = ["--tokens", "60", "--flash-head", "--probes", "2"];
-    let generating = [&arguments[..], &["--generate", "8", "--mtp", "2"]].concat();
+    let generating = [&arguments[..], &["--generate", "8", "--draft-tokens", "2"]].concat();
     let ended = run("eval", &generating).ok();
     let report = run("eval", &[&generating[..], &["--json"]].concat());
     let report = report.ok();

@@ -1060,7 +1060,7 @@ fn what_an_engine_cannot_do_is_a_typed_error() {
             ..base()
         };
         let error = Engine::new(&plain.model, config).expect_err("it cannot");
-        assert!(matches!(error, GenerateError::NoMtpLayer), "{error}");
+        assert!(matches!(error, GenerateError::NoDrafter), "{error}");
 
         let mut engine = engine(fixture, &base());
         let sampling = |change: fn(&mut SamplingConfig)| {

@@ -57,9 +57,12 @@ impl Golden {
     }
 
     pub fn get(&self, name: &str) -> &GoldenTensor {
-        self.tensors
-            .get(name)
-            .unwrap_or_else(|| panic!("no golden tensor {name}"))
+        let tensor = self.find(name);
+        tensor.unwrap_or_else(|| panic!("no golden tensor {name}"))
+    }
+
+    pub fn find(&self, name: &str) -> Option<&GoldenTensor> {
+        self.tensors.get(name)
     }
 }
 

@@ -8,6 +8,7 @@ mod cli_serve;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod ds4_tiny;
+mod dspark;
 mod engine;
 mod engine_memory;
 mod flash_head;

@@ -16,7 +16,7 @@ use crate::golden::root;
 const EXPANDED: LoadOptions = LoadOptions {
     dtype: burn::tensor::FloatDType::F32,
     expand: true,
-    mtp: false,
+    drafter: false,
     quantized_cache: false,
 };
 

@@ -41,21 +41,27 @@ fn open(name: &str) -> Checkpoint {
 #[test]
 fn the_bytes_of_the_headers_are_those_of_the_loaded_model() {
     let device = Device::flex();
-    for name in ["assets/ds4-tiny", "tests/fixtures/layer-goldens"] {
+    let names = [
+        "assets/ds4-tiny",
+        "assets/ds4-tiny-dspark",
+        "tests/fixtures/layer-goldens",
+    ];
+    for name in names {
         let checkpoint = open(name);
         for dtype in [FloatDType::F32, FloatDType::BF16] {
-            for [expand, mtp] in [[false, true], [true, true], [false, false]] {
+            for [expand, drafter] in [[false, true], [true, true], [false, false]] {
                 let options = LoadOptions {
                     dtype,
                     expand,
-                    mtp,
+                    drafter,
                     ..LoadOptions::default()
                 };
                 let model = checkpoint.load(&options, &device).expect("it loads");
                 let counted = checkpoint.weight_bytes(&options, &device);
                 let what = format!("{name}: {options:?}");
                 assert_eq!(counted.expect("it would load"), bytes(&model), "{what}");
-                assert_eq!(model.config().num_mtp_layers, usize::from(mtp), "{what}");
+                let has_drafter = [model.mtp.is_some(), model.dspark.is_some()];
+                assert_eq!(has_drafter.contains(&true), drafter, "{what}");
             }
         }
     }

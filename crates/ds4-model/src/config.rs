@@ -55,6 +55,21 @@ pub struct YarnConfig {
     pub beta_slow: f64,
 }
 
+/// The DSpark drafter of a model, which drafts a block of tokens in one forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DsparkParams {
+    /// Tokens of a block, and drafts that it proposes.
+    pub block_size: usize,
+    /// Trunk layers whose outputs the drafter reads, ascending.
+    pub target_layers: Vec<usize>,
+    /// Token in all places of a block but the first.
+    pub noise_token_id: u32,
+    /// Rank of the Markov head.
+    pub markov_rank: usize,
+    /// Layers of the drafter.
+    pub layers: usize,
+}
+
 /// Configuration of a whole DeepSeek-V4 model. The defaults are those of V4-Flash.
 #[derive(Config, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -70,6 +85,9 @@ pub struct ModelConfig {
     /// Number of multi-token-prediction layers (0 or 1).
     #[config(default = 1)]
     pub num_mtp_layers: usize,
+    /// The DSpark drafter, in place of a multi-token-prediction layer.
+    #[config(default = "None")]
+    pub dspark: Option<DsparkParams>,
     /// Query heads.
     #[config(default = 64)]
     pub num_attention_heads: usize,

@@ -108,6 +108,13 @@ pub struct HyperConnection {
 }
 
 impl HyperConnection {
+    /// Number of streams.
+    pub(crate) fn streams(&self) -> usize {
+        let [projections, _] = self.function.dims();
+        // Of a number n of streams, there are (2 + n)·n coefficients.
+        (projections + 1).isqrt() - 1
+    }
+
     /// Runs `layer` on the norm of the collapsed streams. The layer's output stays pending: the
     /// next connection, or the head, mixes it back together with its own work.
     ///

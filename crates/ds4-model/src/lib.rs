@@ -10,6 +10,7 @@ pub mod block;
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
+pub mod dspark;
 mod files;
 pub mod flash_head;
 pub mod generate;

@@ -5,9 +5,10 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::attention::AttentionConfig;
 use crate::block::{Block, BlockConfig, flattened, unflattened};
-use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
+use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout, Step};
 use crate::checkpoint::load_all;
 use crate::config::{AttentionKind, ModelConfig};
+use crate::dspark::{Dspark, DsparkConfig};
 use crate::flash_head::ProbedHead;
 use crate::hyper_connection::{HyperConnectionConfig, HyperHead, Streams};
 use crate::linear::project_f32;
@@ -31,6 +32,13 @@ impl ModelConfig {
     /// Configuration of the MTP layer.
     pub fn mtp(&self) -> MtpLayerConfig {
         MtpLayerConfig::new(self.block_of(AttentionKind::Window, None))
+    }
+
+    /// Configuration of the DSpark drafter, if there is one.
+    pub fn dspark(&self) -> Option<DsparkConfig> {
+        let params = self.dspark.clone()?;
+        let block = self.block_of(AttentionKind::Window, None);
+        Some(DsparkConfig::new(block, self.vocab_size, params))
     }
 
     /// Configuration of every hyper-connection.
@@ -112,6 +120,10 @@ impl ModelConfig {
             mtp.block.attention.quantized_cache = quantized_cache;
             mtp.build(source, "mtp.0.")
         });
+        let dspark = self.dspark().map(|mut dspark| {
+            dspark.block.attention.quantized_cache = quantized_cache;
+            dspark.build(source, "mtp.")
+        });
         Some(Model {
             embedding: embedding?,
             layers: layers?,
@@ -119,13 +131,14 @@ impl ModelConfig {
             norm: norm?,
             output: output?,
             mtp: all_or_nothing(mtp)?,
+            dspark: all_or_nothing(dspark)?,
             flash_head: None,
             config: self.clone(),
         })
     }
 }
 
-/// A DeepSeek-V4 model: the trunk and, where there is one, the MTP layer.
+/// A DeepSeek-V4 model: the trunk and, where there is one, the MTP layer or the DSpark drafter.
 #[derive(Module, Debug)]
 pub struct Model {
     /// Token embeddings: `[vocabulary, d_model]`.
@@ -140,6 +153,8 @@ pub struct Model {
     pub output: Param<Tensor<2>>,
     /// The multi-token-prediction layer.
     pub mtp: Option<MtpLayer>,
+    /// The DSpark drafter.
+    pub dspark: Option<Dspark>,
     /// Head that [generation](crate::generate) uses to choose tokens in place of the output matrix.
     /// It is approximate unless it probes all clusters. It stays on its device and is not among the
     /// module's parameters, of which it holds copies.
@@ -155,6 +170,16 @@ impl Model {
     /// What the model was made by.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Sets the head that drafts are chosen with, if the model has what drafts; `None` for the
+    /// output matrix.
+    pub fn set_draft_head(&mut self, head: Option<ProbedHead>) {
+        if let Some(mtp) = &mut self.mtp {
+            mtp.flash_head = head;
+        } else if let Some(dspark) = &mut self.dspark {
+            dspark.flash_head = head;
+        }
     }
 
     /// Makes an empty cache for the trunk, its rows in the dtype of the model's activations.
@@ -173,6 +198,19 @@ impl Model {
     /// As [`Cache::new`].
     pub fn new_mtp_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
         self.cache_of(CacheLayout::mtp(&self.config), options)
+    }
+
+    /// Makes an empty cache for the DSpark drafter.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::new`].
+    ///
+    /// # Panics
+    ///
+    /// If the configuration has no DSpark drafter.
+    pub fn new_dspark_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
+        self.cache_of(CacheLayout::dspark(&self.config), options)
     }
 
     fn cache_of(&self, layout: CacheLayout, options: CacheConfig) -> Result<Cache, CacheError> {
@@ -218,7 +256,7 @@ impl Model {
         cache: &mut Cache,
     ) -> Result<Tensor<3>, CacheError> {
         let positions = token_ids.dims();
-        let streams = self.run(token_ids, cache, &Trace::off())?;
+        let (streams, _) = self.run(token_ids, cache, &[], &Trace::off())?;
         Ok(self.hidden_of(streams, positions))
     }
 
@@ -234,18 +272,37 @@ impl Model {
         cache: &mut Cache,
         trace: &Trace,
     ) -> Result<Tensor<4>, CacheError> {
-        let positions = token_ids.dims();
-        let streams = self.run(token_ids, cache, trace)?;
-        Ok(unflattened(streams, positions))
+        let (streams, _) = self.forward_tapped(token_ids, cache, &[], trace)?;
+        Ok(streams)
     }
 
-    /// The streams before the head: `[batch * positions, n, d_model]`.
+    /// Runs the trunk like [`forward_streams`](Self::forward_streams). The second result are the
+    /// taps: the mean over the streams of the output of each layer in `taps`, in ascending order,
+    /// side by side: `[batch, positions, taps · d_model]`; `None` without any.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn forward_tapped(
+        &self,
+        token_ids: Tensor<2, Int>,
+        cache: &mut Cache,
+        taps: &[usize],
+        trace: &Trace,
+    ) -> Result<(Tensor<4>, Option<Tensor<3>>), CacheError> {
+        let positions = token_ids.dims();
+        let (streams, taps) = self.run(token_ids, cache, taps, trace)?;
+        Ok((unflattened(streams, positions), taps))
+    }
+
+    /// The streams before the head, `[batch * positions, n, d_model]`, and the taps.
     fn run(
         &self,
         token_ids: Tensor<2, Int>,
         cache: &mut Cache,
+        taps: &[usize],
         trace: &Trace,
-    ) -> Result<Streams, CacheError> {
+    ) -> Result<(Streams, Option<Tensor<3>>), CacheError> {
         let [batch, positions] = token_ids.dims();
         check_batch("token_ids", batch, cache)?;
         cache.check_layers(self.layers.iter().map(|layer| layer.attention.kind()))?;
@@ -256,12 +313,21 @@ impl Model {
             .unsqueeze_dim::<4>(2)
             .repeat_dim(2, self.config.hc_mult);
         let mut streams = flattened(streams);
+        let mut tapped = Vec::new();
         for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
             let trace = trace.scope(&format!("layer{index}"));
             streams = layer.forward(streams, token_ids.clone(), &step, cache, &trace);
+            if taps.contains(&index) {
+                // A copy: what the trunk computes must not depend on whether somebody looks on.
+                let output = unflattened(streams.clone(), [batch, positions]);
+                tapped.push(output.mean_dim(2).squeeze_dim::<3>(2));
+            }
         }
         cache.commit(step)?;
-        Ok(streams)
+        Ok((
+            streams,
+            (!tapped.is_empty()).then(|| Tensor::cat(tapped, 2)),
+        ))
     }
 
     /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32
@@ -346,6 +412,89 @@ impl Model {
     pub fn mtp_logits(&self, streams: Tensor<4>) -> Tensor<3> {
         let mtp = self.mtp.as_ref().expect("the model has no MTP layer");
         self.logits_of(mtp.hidden(streams))
+    }
+
+    /// Tells the DSpark drafter of new positions of every sequence, by the trunk's
+    /// [taps](Self::forward_tapped) of the drafter's target layers.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    ///
+    /// # Panics
+    ///
+    /// If the model has no DSpark drafter, or the taps are of other layers.
+    pub fn append_dspark(
+        &self,
+        taps: Tensor<3>,
+        cache: &mut Cache,
+        trace: &Trace,
+    ) -> Result<(), CacheError> {
+        let dspark = self.expect_dspark();
+        let [batch, positions, _] = taps.dims();
+        let step = self.begin_dspark("taps", [batch, positions], cache)?;
+        dspark.append(taps, &step, cache.layers_mut(), &trace.scope("dspark"));
+        cache.commit(step)
+    }
+
+    /// Runs the DSpark drafter over a block that begins with `tokens`, and returns its streams:
+    /// `[batch, block, n, d_model]`, of which [`Dspark::choose`] makes drafts.
+    ///
+    /// The cache gains the positions of the block, which have to be
+    /// [removed](Cache::remove_newest) before it is told of others.
+    ///
+    /// # Arguments
+    ///
+    /// * `tokens` - `[batch, 1]`: the token after the positions that the drafter was [told
+    ///   of](Self::append_dspark).
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    ///
+    /// # Panics
+    ///
+    /// If the model has no DSpark drafter.
+    pub fn forward_dspark(
+        &self,
+        tokens: Tensor<2, Int>,
+        cache: &mut Cache,
+        trace: &Trace,
+    ) -> Result<Tensor<4>, CacheError> {
+        let dspark = self.expect_dspark();
+        let size = dspark.params.block_size;
+        let [batch, _] = tokens.dims();
+        let step = self.begin_dspark("tokens", [batch, size], cache)?;
+        let step = step.not_causal();
+        let mut block = vec![self.in_vocabulary(tokens)];
+        if size > 1 {
+            // Made of the tokens: a recorded step cannot upload any.
+            let filler = block[0].clone() * 0 + i64::from(dspark.params.noise_token_id);
+            block.push(filler.repeat_dim(1, size - 1));
+        }
+        let block = Tensor::cat(block, 1);
+        let (embedded, layers) = (self.embed(block.clone()), cache.layers_mut());
+        let trace = trace.scope("dspark");
+        let streams = dspark.forward(embedded, block, &step, layers, &trace);
+        cache.commit(step)?;
+        Ok(streams)
+    }
+
+    fn begin_dspark(
+        &self,
+        argument: &'static str,
+        [batch, positions]: [usize; 2],
+        cache: &mut Cache,
+    ) -> Result<Step, CacheError> {
+        check_batch(argument, batch, cache)?;
+        let layers = self.expect_dspark().layers.iter();
+        cache.check_layers(layers.map(|layer| layer.attention.kind()))?;
+        cache.begin(positions)
+    }
+
+    fn expect_dspark(&self) -> &Dspark {
+        let dspark = self.dspark.as_ref();
+        dspark.expect("the model has no DSpark drafter")
     }
 
     fn in_vocabulary(&self, token_ids: Tensor<2, Int>) -> Tensor<2, Int> {

@@ -7,8 +7,8 @@ use burn::tensor::Device;
 use crate::checkpoint::{Checkpoint, CheckpointError, LoadOptions, LoadProgress};
 use crate::config::{ConfigError, ConfigErrorKind, GenerationDefaults, ModelConfig};
 use crate::generate::{
-    ChatOptions, GenerateConfig, GenerateError, Message, SamplingConfig, TextGeneration,
-    TextTokenizer, render_chat,
+    ChatEncoding, ChatOptions, GenerateConfig, GenerateError, Message, SamplingConfig,
+    TextGeneration, TextTokenizer, render_chat,
 };
 use crate::model::Model;
 use crate::printable::place;
@@ -55,6 +55,9 @@ pub struct Pipeline {
     /// How to generate: what `generation_config.json` says, and the default where it says nothing
     /// or is not there. It is greedy without a temperature, or where `do_sample` is false.
     pub defaults: GenerateConfig,
+    /// How conversations are rendered: in chat mode, by the encoding that the drafter of the
+    /// checkpoint tells, which its releases came with.
+    pub chat: ChatOptions,
 }
 
 impl Pipeline {
@@ -114,10 +117,18 @@ impl Pipeline {
         ids.bos_token_id = stored.bos_token_id.unwrap_or(ids.bos_token_id);
         let eos_token_ids = stored.eos_token_ids.as_deref();
         ids.eos_token_id = eos_token_ids.map_or(ids.eos_token_id, |ids| ids[0]);
+        let encoding = match checkpoint.config().dspark {
+            Some(_) => ChatEncoding::V4Flash0731,
+            None => ChatEncoding::V4,
+        };
         Ok(Self {
             model,
             tokenizer,
             defaults,
+            chat: ChatOptions {
+                encoding,
+                ..ChatOptions::default()
+            },
         })
     }
 

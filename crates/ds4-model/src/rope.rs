@@ -1,7 +1,7 @@
 //! Rotary position embedding: frequencies, and tables of their angles.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_ds4_ops::attention;
+use burn_ds4_ops::attention::{self, Positions};
 
 use crate::config::YarnConfig;
 
@@ -136,6 +136,14 @@ pub(crate) struct Rotation {
 }
 
 impl Rotation {
+    /// The positions, as operators take them.
+    pub(crate) fn positions(&self) -> Positions {
+        Positions {
+            angles: self.angles.clone(),
+            start: self.start.clone(),
+        }
+    }
+
     /// Rotates the trailing channels of `x`: `[batch, count, heads, width]`.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
         self.rotate(x, false)

@@ -57,7 +57,7 @@ impl Server {
         static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         shared.upgrade().unwrap_or_else(|| {
-            let server = Arc::new(Self::start(&["--mtp", "1"]));
+            let server = Arc::new(Self::start(&["--draft-tokens", "1"]));
             *shared = Arc::downgrade(&server);
             server
         })

@@ -113,9 +113,9 @@ fn the_field_at_fault_is_named() {
             "not supported",
         ),
         (
-            json!({"reasoning_effort": "low"}),
+            json!({"reasoning_effort": "medium"}),
             "reasoning_effort",
-            "low",
+            "medium",
         ),
         (
             json!({"tools": [{"type": "web_search"}]}),

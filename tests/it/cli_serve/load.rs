@@ -23,7 +23,7 @@ fn body(kind: usize) -> Value {
 #[test]
 #[ignore = "takes minutes"]
 fn two_thousand_requests_of_two_hundred_clients_are_all_answered_alike() {
-    let server = Server::start(&["--lanes", "8", "--mtp", "1", "--queue", "400"]);
+    let server = Server::start(&["--lanes", "8", "--draft-tokens", "1", "--queue", "400"]);
     let expected: Vec<String> = (0..KINDS)
         .map(|kind| content(&server.ask(CHAT, &body(kind))))
         .collect();

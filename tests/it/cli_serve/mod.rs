@@ -243,7 +243,7 @@ fn log_probabilities_are_those_of_the_tokens_of_the_text() {
 
 #[test]
 fn metrics_count_what_was_done() {
-    let server = Server::start(&["--mtp", "1"]);
+    let server = Server::start(&["--draft-tokens", "1"]);
     server.ask(CHAT, &chat(json!({"n": 2})));
     server.post(CHAT, &json!({}));
     let prompt = server.ask(CHAT, &chat(json!({})))["usage"]["prompt_tokens"].as_f64();

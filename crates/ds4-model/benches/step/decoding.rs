@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use ds4_model::generate::{Engine, EngineConfig, Request};
+use ds4_model::generate::{Engine, EngineConfig, MAX_DRAFTS, Request};
 use ds4_model::model::Model;
 use serde_json::json;
 
@@ -28,7 +28,7 @@ pub struct Workload {
     pub batch: usize,
     /// Positions before the first step.
     pub context: usize,
-    /// Tokens that the MTP layer drafts per step.
+    /// Tokens that are drafted per step.
     pub drafts: usize,
     /// Fraction of drafts that are taken to be right; `None` for those that are.
     pub acceptance: Option<f64>,
@@ -55,7 +55,7 @@ impl Workload {
         let kind = if self.graphs { "recorded" } else { "launched" };
         match self.drafts {
             0 => format!("{kind}, 1 token"),
-            drafts => format!("{kind}, {} tokens and MTP", 1 + drafts),
+            drafts => format!("{kind}, {} tokens, drafting", 1 + drafts),
         }
     }
 
@@ -70,7 +70,7 @@ impl Workload {
         let config = EngineConfig {
             lanes: self.batch,
             drafts: self.drafts,
-            capacity: self.context + tokens + 2 * (1 + self.drafts),
+            capacity: self.context + tokens + 2 * (1 + MAX_DRAFTS),
             graphs: self.graphs,
             steps_ahead,
             prefill_chunk: usize::MAX,

@@ -1,9 +1,10 @@
-//! The first layers of V4-Flash and its MTP layer.
+//! The first layers of V4-Flash, and its MTP layer or DSpark drafter.
 
 use burn::tensor::Tensor;
 use ds4_model::block::Block;
-use ds4_model::config::ModelConfig;
+use ds4_model::config::{DsparkParams, ModelConfig};
 use ds4_model::linear::WeightStack;
+use ds4_model::model::Model;
 
 /// The configuration of V4-Flash, reduced to the first layers: two with a window only, then CSA and
 /// HCA alternately; the first three look their experts up by token id. Widths and numbers of heads
@@ -24,8 +25,39 @@ pub fn config(layers: usize, experts: usize, vocabulary: usize, shrink: usize) -
     first(&config, layers)
 }
 
+/// The same with the DSpark drafter of V4-Flash-0731, which reads the last three layers.
+pub fn with_dspark(mut config: ModelConfig) -> ModelConfig {
+    let layers = config.layers.len();
+    config.num_mtp_layers = 0;
+    config.dspark = Some(DsparkParams {
+        block_size: 5,
+        target_layers: last(layers),
+        noise_token_id: config.vocab_size as u32 - 1,
+        markov_rank: 256,
+        layers: 3,
+    });
+    config
+}
+
+fn last(layers: usize) -> Vec<usize> {
+    (layers.saturating_sub(3)..layers).collect()
+}
+
+/// The model with its first layers alone. What drafts reads the last ones of those.
+pub fn first_layers(model: &Model, layers: usize) -> Model {
+    let mut model = Model {
+        layers: model.layers[..layers].to_vec(),
+        config: first(model.config(), layers),
+        ..model.clone()
+    };
+    if let Some(dspark) = &mut model.dspark {
+        dspark.params.target_layers = last(layers);
+    }
+    model
+}
+
 /// The configuration of the first layers alone.
-pub fn first(config: &ModelConfig, layers: usize) -> ModelConfig {
+fn first(config: &ModelConfig, layers: usize) -> ModelConfig {
     let mut config = config.clone();
     config.layers.truncate(layers);
     config.num_hash_layers = config.num_hash_layers.min(layers);

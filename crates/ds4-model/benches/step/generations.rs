@@ -40,7 +40,7 @@ impl Kind {
     fn name(&self) -> String {
         let choice = if self.sampled { "sampled" } else { "greedy" };
         let graph = if self.graphs { "recorded" } else { "launched" };
-        format!("{choice}, {graph}, --mtp {}", self.drafts)
+        format!("{choice}, {graph}, {} drafts", self.drafts)
     }
 }
 

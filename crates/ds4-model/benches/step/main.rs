@@ -67,9 +67,12 @@ struct Args {
     /// Appends a line of JSON for each kind of step to this file, for `flash`.
     #[arg(long)]
     jsonl: Option<PathBuf>,
-    /// Tokens that the MTP layer drafts per step.
+    /// Tokens that are drafted per step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     drafts: u8,
+    /// Drafts with the DSpark drafter of V4-Flash-0731 in place of the MTP layer, for `flash`.
+    #[arg(long)]
+    dspark: bool,
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
@@ -104,7 +107,7 @@ fn positive(text: &str) -> Result<f64, String> {
 enum Which {
     /// The trained checkpoint that comes with the repository.
     Tiny,
-    /// The first layers of V4-Flash and its MTP layer with random weights.
+    /// The first layers of V4-Flash and what drafts, with random weights.
     Flash,
 }
 
@@ -139,12 +142,17 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         return Err(format!("--shrink must be 1, 2, 4 or 8, not {shrink}").into());
     }
     let config = flash::config(layers, experts, vocabulary, shrink);
+    let (config, drafter) = match args.dspark {
+        true if layers < 6 => return Err("--dspark needs --layers 6 or more".into()),
+        true => (flash::with_dspark(config), "DSpark"),
+        false => (config, "MTP"),
+    };
     config.validate()?;
     device.seed(0);
     let model = config.init_packed(args.dtype.into(), &device);
     device.sync()?;
     println!(
-        "{layers} layers and MTP, {experts} experts, weights made in {:.1} s",
+        "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",
         start.elapsed().as_secs_f64()
     );
     let options = Options {

@@ -130,11 +130,7 @@ fn depth(
     graphs: bool,
     options: &Options,
 ) -> Result<Depth, Box<dyn Error>> {
-    let model = Model {
-        layers: model.layers[..layers].to_vec(),
-        config: flash::first(model.config(), layers),
-        ..model.clone()
-    };
+    let model = flash::first_layers(model, layers);
     let mut times = Vec::new();
     for drafts in [0, options.drafts] {
         let workload = Workload {

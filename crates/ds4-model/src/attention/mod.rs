@@ -334,6 +334,7 @@ impl Attention {
             _ => None,
         };
         let ratio = cache.kind.ratio().unwrap_or(1);
+        trace.record_with("rows", || step.window_rows(&cache.window).0);
         trace.record_with("probabilities", || {
             let queries = step
                 .rotation(cache.kind)
@@ -362,6 +363,7 @@ impl Attention {
         let window = CachedWindow {
             rows: cache.window.all(),
             span: step.span,
+            causal: step.causal,
         };
         let compressed = rows.map(|rows| CachedRows {
             rows,
@@ -371,6 +373,36 @@ impl Attention {
         });
         ops::cached_attention(queries, positions, window, compressed)
             .expect("a step that belongs to the cache")
+    }
+
+    /// Stores the rows of the new positions of `step`, and attends from none.
+    ///
+    /// # Shapes
+    ///
+    /// - `x`: `[batch, positions, d_model]`
+    pub(crate) fn append(&self, x: Tensor<3>, step: &Step, cache: &mut LayerCache) {
+        let rows = self.key_value.forward(x);
+        match &step.prefill {
+            Some(prefill) => {
+                self.store_rows(rows, prefill, step, cache);
+            }
+            None => {
+                let positions = step.rotation(cache.kind).positions();
+                let stored = ops::append_rows(self.new_rows(rows), positions, cache.window.take());
+                cache
+                    .window
+                    .put(stored.expect("a cache that was made for the model"));
+            }
+        }
+    }
+
+    fn new_rows(&self, x: Tensor<3>) -> NewRows {
+        NewRows {
+            x,
+            norm: self.key_value_norm.weight.val(),
+            epsilon: self.key_value_norm.epsilon,
+            rounding: self.rounding(),
+        }
     }
 
     /// Stores the key/value rows of a prefill step, and returns them with the earlier rows that are
@@ -383,6 +415,28 @@ impl Attention {
         cache: &mut LayerCache,
     ) -> WindowKeys {
         let [batch, _, _] = rows.dims();
+        let ring = &prefill.window.ring;
+        let earlier =
+            cache
+                .window
+                .gather(ring.read.clone())
+                .reshape([batch, ring.history, self.head_dim]);
+        let rows = self.store_rows(rows, prefill, step, cache);
+        WindowKeys {
+            rows: Tensor::cat(vec![earlier, rows], 1),
+            bias: prefill.window.bias.clone(),
+            span: step.span,
+        }
+    }
+
+    /// Stores the key/value rows of a prefill step, and returns them.
+    fn store_rows(
+        &self,
+        rows: Tensor<3>,
+        prefill: &PrefillStep,
+        step: &Step,
+        cache: &mut LayerCache,
+    ) -> Tensor<3> {
         let rotation = step.rotation(cache.kind);
         let rows = self.key_value_norm.forward(rows).unsqueeze_dim::<4>(2);
         let rows = rotation.apply(rows).squeeze_dim::<3>(2);
@@ -392,19 +446,10 @@ impl Attention {
             rows
         };
         let ring = &prefill.window.ring;
-        let earlier =
-            cache
-                .window
-                .gather(ring.read.clone())
-                .reshape([batch, ring.history, self.head_dim]);
         cache
             .window
             .write(ring.write.clone(), ring.newest(rows.clone()));
-        WindowKeys {
-            rows: Tensor::cat(vec![earlier, rows], 1),
-            bias: prefill.window.bias.clone(),
-            span: step.span,
-        }
+        rows
     }
 
     /// Attention of a prefill step: everything between the projections, except storing its rows.
@@ -482,11 +527,7 @@ impl Attention {
         cache: &mut LayerCache,
         trace: &Trace,
     ) -> Tensor<4> {
-        let rotation = step.rotation(cache.kind);
-        let positions = Positions {
-            angles: rotation.angles.clone(),
-            start: rotation.start.clone(),
-        };
+        let positions = step.rotation(cache.kind).positions();
         let (own, of_indexer) =
             compressions.map_or((None, None), |all| (Some(all.own), all.indexer));
         let (index_projections, head_weights) = of_indexer.unzip();
@@ -498,12 +539,7 @@ impl Attention {
                 norm: self.query_norm.weight.val(),
                 epsilon: self.query_norm.epsilon,
             },
-            new: NewRows {
-                x: rows,
-                norm: self.key_value_norm.weight.val(),
-                epsilon: self.key_value_norm.epsilon,
-                rounding: self.rounding(),
-            },
+            new: self.new_rows(rows),
             ring: cache.window.take(),
             compressed: compressed
                 .zip(own)

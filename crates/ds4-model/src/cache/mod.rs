@@ -212,6 +212,22 @@ impl CacheLayout {
         Self::with_layers(config, vec![AttentionKind::Window])
     }
 
+    /// The DSpark drafter of a model: its layers have a sliding window only. A draft sees as many
+    /// earlier positions as the window has, besides the block's.
+    ///
+    /// # Panics
+    ///
+    /// If the configuration has no DSpark drafter.
+    pub fn dspark(config: &ModelConfig) -> Self {
+        let dspark = config.dspark.as_ref();
+        let layers = dspark.expect("a DSpark drafter").layers;
+        let layout = Self::with_layers(config, vec![AttentionKind::Window; layers]);
+        Self {
+            window: layout.window.saturating_add(1),
+            ..layout
+        }
+    }
+
     fn with_layers(config: &ModelConfig, layers: Vec<AttentionKind>) -> Self {
         Self {
             layers,

@@ -53,6 +53,8 @@ pub struct Step {
     count: usize,
     /// Rows of a window that are visible to a query, its own included.
     pub(crate) span: usize,
+    /// Whether a query sees nothing of later positions.
+    pub(crate) causal: bool,
     /// First new positions: `[batch]`.
     start: Tensor<1, Int>,
     /// Indices and masks of a prefill step. Kernels compute those of a decode step themselves.
@@ -138,6 +140,7 @@ impl Step {
             batch: cache.config.batch,
             count,
             span: cache.layout.window_at(cache.capacity),
+            causal: true,
             rotation: rotation(&cache.rotary),
             compressed_rotation: rotation(&cache.compressed_rotary),
             prefill: (count > DECODE_TOKENS).then(|| PrefillStep::new(cache, &start, count)),
@@ -147,6 +150,15 @@ impl Step {
 
     pub(super) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The same step, but all of its queries see all of its positions, and the window of the first
+    /// of them. Only a decode step of layers with a window alone can be like that.
+    pub(crate) fn not_causal(self) -> Self {
+        Self {
+            causal: false,
+            ..self
+        }
     }
 
     /// Number of new positions per sequence.

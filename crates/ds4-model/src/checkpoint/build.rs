@@ -23,20 +23,20 @@ pub struct LoadOptions {
     /// much faster where decoding is slow. Otherwise weights stay as they are, and are decoded as
     /// they are used.
     pub expand: bool,
-    /// Whether to load the MTP layer, if there is one.
-    pub mtp: bool,
+    /// Whether to load what drafts, if there is any: the MTP layer or the DSpark drafter.
+    pub drafter: bool,
     /// Whether key/value rows and indexer channels make the FP8 and FP4 round trips that the
     /// released model was trained with.
     pub quantized_cache: bool,
 }
 
 impl Default for LoadOptions {
-    /// f32 activations, packed weights, the MTP layer, no round trips.
+    /// f32 activations, packed weights, what drafts, no round trips.
     fn default() -> Self {
         Self {
             dtype: FloatDType::F32,
             expand: false,
-            mtp: true,
+            drafter: true,
             quantized_cache: false,
         }
     }
@@ -135,8 +135,9 @@ impl Checkpoint {
                 index_head_dim: config.index_head_dim,
             });
         }
-        if !options.mtp {
+        if !options.drafter {
             config.num_mtp_layers = 0;
+            config.dspark = None;
             loader.skip_prefix("mtp.");
         }
         let mut source = Stored {

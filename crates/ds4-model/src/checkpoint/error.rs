@@ -149,13 +149,14 @@ pub enum CheckpointError {
         /// The second file.
         second: PathBuf,
     },
-    /// The checkpoint drafts with DSpark instead of the DeepSeek-V4 MTP layer.
+    /// The tensors are those of a DSpark drafter, of which the configuration says nothing.
     #[error(
-        "{}: the DSpark drafter is not supported (tensors: {})",
+        "{}: config.json has no dspark_block_size, but the tensors are those of a DSpark drafter \
+         ({})",
         place(dir),
         Shown(tensors)
     )]
-    DSparkDrafter {
+    UnknownDspark {
         /// The directory.
         dir: PathBuf,
         /// Its tensors, sorted.

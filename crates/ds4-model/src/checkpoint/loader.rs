@@ -65,7 +65,7 @@ impl<'a> Loader<'a> {
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
         let bytes_total = checkpoint
             .tensors()
-            .filter(|tensor| !names::is_known_copy(tensor.name))
+            .filter(|tensor| !names::is_ignored(tensor.name))
             .map(|tensor| tensor.bytes.len() as u64)
             .sum();
         Self {
@@ -245,7 +245,7 @@ impl<'a> Loader<'a> {
     }
 
     fn is_left_out(&self, name: &str) -> bool {
-        names::is_known_copy(name) || self.skipped.iter().any(|prefix| name.starts_with(prefix))
+        names::is_ignored(name) || self.skipped.iter().any(|prefix| name.starts_with(prefix))
     }
 
     /// Finds the tensor, which then counts as asked for, or records that it is missing or empty.

@@ -7,13 +7,13 @@
 //! # Supported
 //! - `config.json` as [`ModelConfig`] reads it; `model.safetensors`, or
 //!   `model.safetensors.index.json` with its shards.
-//! - Tensor names of the released files.
+//! - Tensor names of the released files, with an MTP layer or a DSpark drafter.
 //! - Linear weights in FP4 (`I8`, scales `F8_E8M0` per 32), FP8 (`F8_E4M3`, scales `F8_E8M0` or
 //!   `F32` per 128x128), `BF16`, `F16`, `F32`. The tensors decide, not the configuration, and each
 //!   linear decides for itself.
 //!
 //! # Rejected
-//! - Other architectures, and the DSpark drafter.
+//! - Other architectures.
 //! - Tensor names with a `model.` prefix and those of Hugging Face `transformers`.
 
 mod build;
@@ -116,7 +116,8 @@ impl Checkpoint {
                 dir: dir.to_path_buf(),
             });
         }
-        checkpoint.refuse_dspark()?;
+        checkpoint.rename_older();
+        checkpoint.check_dspark()?;
         Ok(checkpoint)
     }
 
@@ -182,7 +183,23 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn refuse_dspark(&self) -> Result<(), CheckpointError> {
+    /// Gives tensors of older conversions their released names, where there is no such tensor.
+    fn rename_older(&mut self) {
+        let renamed = self.entries.keys();
+        let renamed = renamed.filter_map(|name| Some((name.clone(), names::released(name)?)));
+        for (old, new) in renamed.collect::<Vec<_>>() {
+            if !self.entries.contains_key(&new)
+                && let Some(entry) = self.entries.remove(&old)
+            {
+                self.entries.insert(new, entry);
+            }
+        }
+    }
+
+    fn check_dspark(&self) -> Result<(), CheckpointError> {
+        if self.config.dspark.is_some() {
+            return Ok(());
+        }
         let tensors: Vec<String> = self
             .entries
             .keys()
@@ -192,7 +209,7 @@ impl Checkpoint {
         if tensors.is_empty() {
             return Ok(());
         }
-        Err(CheckpointError::DSparkDrafter {
+        Err(CheckpointError::UnknownDspark {
             dir: self.dir.clone(),
             tensors,
         })

@@ -57,15 +57,6 @@ pub enum ConfigErrorKind {
         /// The `model_type` found.
         model_type: String,
     },
-    /// The checkpoint drafts with DSpark instead of the DeepSeek-V4 MTP layer.
-    #[error(
-        "the DSpark drafter is not supported (config keys: {})",
-        Printable(keys.join(", "))
-    )]
-    DSparkDrafter {
-        /// The keys that say so.
-        keys: Vec<String>,
-    },
     /// Keys are missing, contradict each other or have values no model can have.
     #[error("{}", Printable(invalid(missing, contradictory)))]
     Invalid {

@@ -4,6 +4,7 @@
 //! therefore read from all the keys that can hold it: one must be there, and those that are there
 //! must agree.
 
+mod dspark;
 mod generation;
 mod keys;
 mod rope;
@@ -48,7 +49,6 @@ impl ModelConfig {
     /// # Errors
     /// - [`ConfigErrorKind::Json`]: not a JSON object.
     /// - [`ConfigErrorKind::UnsupportedArchitecture`]: `model_type` is not `deepseek_v4`.
-    /// - [`ConfigErrorKind::DSparkDrafter`]: the checkpoint has a DSpark drafter (`dspark_*` keys).
     /// - [`ConfigErrorKind::Invalid`]: all missing and all contradictory keys.
     pub fn from_json_str(text: &str) -> Result<Self, ConfigError> {
         let root = object(text)?;
@@ -60,21 +60,12 @@ impl ModelConfig {
             }
             .into());
         }
-        let mut dspark: Vec<String> = root
-            .keys()
-            .filter(|key| key.starts_with("dspark_"))
-            .cloned()
-            .collect();
-        if !dspark.is_empty() {
-            dspark.sort();
-            return Err(ConfigErrorKind::DSparkDrafter { keys: dspark }.into());
-        }
-
         let mut keys = Keys::new(&root);
         let mut config = Self::new();
         read_fixed(&mut keys);
         read_sizes(&mut keys, &mut config);
         read_tokens(&mut keys, &mut config);
+        dspark::read(&mut keys, &mut config);
         read_layers(&mut keys, &mut config);
         read_hash_layers(&mut keys, &mut config);
         rope::read(&mut keys, &mut config);
@@ -220,7 +211,11 @@ fn read_layers(keys: &mut Keys, config: &mut ModelConfig) {
 
     match (ratios, types) {
         (Some(ratios), types) => {
-            let ratios = trunk_ratios(keys, ratios, count, config.num_mtp_layers);
+            let drafting = match &config.dspark {
+                None => ("num_nextn_predict_layers", config.num_mtp_layers),
+                Some(dspark) => ("layers of the DSpark drafter", dspark.layers),
+            };
+            let ratios = trunk_ratios(keys, ratios, count, drafting);
             if let Some(types) = &types {
                 compare_kinds(keys, &ratios, types);
             }
@@ -264,21 +259,21 @@ fn read_layers(keys: &mut Keys, config: &mut ModelConfig) {
     }
 }
 
-/// The entries of the trunk: released files append one entry per MTP layer.
+/// The entries of the trunk: released files append one entry per layer that drafts.
 fn trunk_ratios(
     keys: &mut Keys,
     mut ratios: Vec<usize>,
     count: Option<usize>,
-    mtp: usize,
+    (name, drafting): (&str, usize),
 ) -> Vec<usize> {
     let Some(count) = count else { return ratios };
     let entries = ratios.len();
-    if entries != count && Some(entries) != count.checked_add(mtp) {
+    if entries != count && Some(entries) != count.checked_add(drafting) {
         keys.contradiction(
             "layers",
             format!(
-                "compress_ratios has {entries} entries for num_hidden_layers {count} and \
-                 num_nextn_predict_layers {mtp}"
+                "compress_ratios has {entries} entries for num_hidden_layers {count} and {name} \
+                 {drafting}"
             ),
         );
         return ratios;
@@ -287,7 +282,7 @@ fn trunk_ratios(
         if ratio != 0 {
             keys.contradiction(
                 "layers",
-                format!("compress_ratios[{layer}] is {ratio}, expected 0 for the MTP layer"),
+                format!("compress_ratios[{layer}] is {ratio}, expected 0 for a layer that drafts"),
             );
         }
     }

@@ -84,6 +84,7 @@ fn the_released_dialect_is_read() {
             sparse(4),
         ],
         num_mtp_layers: 1,
+        dspark: None,
         num_attention_heads: 8,
         head_dim: 64,
         rope_head_dim: 16,
@@ -127,6 +128,7 @@ fn the_transformers_dialect_is_read() {
         hidden_size: 64,
         layers: vec![WINDOW, sparse(4), heavy(8), sparse(4)],
         num_mtp_layers: 1,
+        dspark: None,
         num_attention_heads: 4,
         head_dim: 32,
         rope_head_dim: 8,
@@ -344,7 +346,7 @@ fn contradictory_keys_are_named() {
         (json!({"compress_rate_hca": 32}), &["32", "16"]),
         (
             json!({"compress_ratios": [0, 4, 16, 4, 16, 4, 4]}),
-            &["compress_ratios[6] is 4", "MTP"],
+            &["compress_ratios[6] is 4", "a layer that drafts"],
         ),
         (
             json!({"compress_ratios": [0, 4, 16, 16, 16, 4, 0]}),
@@ -505,18 +507,67 @@ fn another_architecture_is_refused_by_name() {
     assert!(error.to_string().contains("`deepseek_v3`"), "{error}");
 }
 
+/// A configuration with a drafter.
+fn with_dspark(changes: Value) -> Value {
+    let config = released();
+    let mut ratios = config["compress_ratios"].as_array().unwrap().clone();
+    ratios.extend([json!(0), json!(0)]);
+    let keys = json!({
+        "compress_ratios": ratios,
+        "dspark_block_size": 5,
+        "dspark_target_layer_ids": [3, 4, 5],
+        "dspark_noise_token_id": 2,
+        "dspark_markov_rank": 64,
+    });
+    with(with(config, keys), changes)
+}
+
 #[test]
-fn the_dspark_drafter_is_refused_by_name() {
-    let config = with(
-        released(),
-        json!({"dspark_markov_rank": 256, "dspark_block_size": 5}),
-    );
-    let error = ModelConfig::from_json_str(&config.to_string()).unwrap_err();
-    let ConfigErrorKind::DSparkDrafter { keys } = &error.kind else {
-        panic!("{error}");
-    };
-    assert_eq!(keys, &["dspark_block_size", "dspark_markov_rank"]);
-    assert!(error.to_string().contains("DSpark"), "{error}");
+fn the_dspark_drafter_takes_the_place_of_the_mtp_layer() {
+    for stated in [json!({}), json!({"n_mtp_layers": 3})] {
+        let config = ModelConfig::from_json_str(&with_dspark(stated).to_string()).unwrap();
+        let dspark = config.dspark.unwrap();
+        assert_eq!(config.num_mtp_layers, 0);
+        assert_eq!(config.layers.len(), 6);
+        assert_eq!(dspark.layers, 3);
+        assert_eq!((dspark.block_size, dspark.markov_rank), (5, 64));
+        assert_eq!(dspark.target_layers, [3, 4, 5]);
+        assert_eq!(dspark.noise_token_id, 2);
+    }
+}
+
+#[test]
+fn keys_of_a_drafter_that_cannot_be_are_named() {
+    for (changes, named) in [
+        (
+            json!({"dspark_n_routed_experts": 128}),
+            "dspark_n_routed_experts",
+        ),
+        (json!({"n_mtp_layers": 2}), "layers of the DSpark drafter 2"),
+        (json!({"dspark_block_size": 0}), "dspark_block_size is 0"),
+        (json!({"dspark_block_size": 9}), "dspark_block_size is 9"),
+        (json!({"dspark_block_size": null}), "dspark_block_size"),
+        (
+            json!({"dspark_markov_rank": -1}),
+            "dspark_markov_rank is -1",
+        ),
+        (
+            json!({"dspark_noise_token_id": 1024}),
+            "dspark_noise_token_id 1024",
+        ),
+        (json!({"dspark_target_layer_ids": [4, 3]}), "[4, 3]"),
+        (
+            json!({"dspark_target_layer_ids": []}),
+            "dspark_target_layer_ids is []",
+        ),
+        (json!({"dspark_target_layer_ids": [5, 6]}), "[5, 6]"),
+    ] {
+        let error = ModelConfig::from_json_str(&with_dspark(changes).to_string()).unwrap_err();
+        assert!(error.to_string().contains(named), "{named}: {error}");
+    }
+    let alone = with(released(), json!({"dspark_markov_rank": 256}));
+    let error = ModelConfig::from_json_str(&alone.to_string()).unwrap_err();
+    assert!(error.to_string().contains("dspark_block_size"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What must hold for a configuration to describe a model.
 
-use super::{AttentionKind, ConfigError, ConfigErrorKind, ModelConfig};
+use super::{AttentionKind, ConfigError, ConfigErrorKind, DsparkParams, ModelConfig};
 
 /// Ids and positions are `i32` on the device.
 const MAX_INDEX: usize = i32::MAX as usize;
@@ -10,6 +10,9 @@ const MAX_COUNT: usize = 1 << 20;
 const MAX_LAYERS: usize = 4096;
 const MAX_STREAMS: usize = 64;
 const MAX_SINKHORN_ITERS: usize = 1000;
+/// Drafts of a step, at most, and with them tokens of a block that drafts.
+const MAX_BLOCK: usize = crate::generate::MAX_DRAFTS;
+const MAX_DRAFTER_LAYERS: usize = 64;
 
 /// A broken rule. `fields` lets the reader of a file drop the rules that only break because a key
 /// is missing.
@@ -107,6 +110,9 @@ impl ModelConfig {
         self.relations(&mut rules);
         self.constants(&mut rules);
         self.products(&mut rules);
+        if let Some(dspark) = &self.dspark {
+            self.drafter(dspark, &mut rules);
+        }
         rules.problems
     }
 
@@ -230,6 +236,49 @@ impl ModelConfig {
                 format!("{} {id} is not below vocab_size {vocab}", fields[0])
             });
         }
+    }
+
+    fn drafter(&self, dspark: &DsparkParams, rules: &mut Rules) {
+        let field = &["dspark"];
+        for (name, value, max) in [
+            ("dspark_block_size", dspark.block_size, MAX_BLOCK),
+            ("dspark_markov_rank", dspark.markov_rank, MAX_WIDTH),
+            (
+                "layers of the DSpark drafter",
+                dspark.layers,
+                MAX_DRAFTER_LAYERS,
+            ),
+        ] {
+            rules.check((1..=max).contains(&value), field, || {
+                format!("{name} is {value}, expected 1 to {max}")
+            });
+        }
+        let targets = &dspark.target_layers;
+        let ascending = targets.is_sorted_by(|a, b| a < b) && !targets.is_empty();
+        let layers = self.layers.len();
+        let known = targets.last().is_none_or(|last| *last < layers);
+        rules.check(ascending && known, &["dspark", "layers"], || {
+            format!(
+                "dspark_target_layer_ids is {targets:?}, expected ascending numbers of the \
+                 {layers} layers"
+            )
+        });
+        let (noise, vocab) = (dspark.noise_token_id, self.vocab_size);
+        rules.check((noise as usize) < vocab, &["dspark", "vocab_size"], || {
+            format!("dspark_noise_token_id {noise} is not below vocab_size {vocab}")
+        });
+        let mtp = self.num_mtp_layers;
+        rules.check(mtp == 0, &["dspark", "num_mtp_layers"], || {
+            format!("num_mtp_layers is {mtp}, expected 0 beside the DSpark drafter")
+        });
+        rules.product(
+            &["vocab_size", "dspark"],
+            &[self.vocab_size, dspark.markov_rank],
+        );
+        rules.product(
+            &["hidden_size", "dspark"],
+            &[self.hidden_size, targets.len(), self.hidden_size],
+        );
     }
 
     fn constants(&self, rules: &mut Rules) {

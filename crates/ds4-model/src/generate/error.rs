@@ -67,7 +67,7 @@ pub enum GenerateError {
         /// Longest context of the model.
         maximum: usize,
     },
-    /// More drafts are wanted than are ever useful.
+    /// More drafts are wanted than are ever useful, or than a drafter's block has.
     #[error("`drafts` is {drafts}, expected 0..={maximum}")]
     TooManyDrafts {
         /// The value that was given.
@@ -78,9 +78,18 @@ pub enum GenerateError {
     /// The prompt cannot be processed in pieces of nothing.
     #[error("`prefill_chunk` is 0, expected at least 1")]
     EmptyPrefillChunk,
-    /// Drafts are wanted from a model without an MTP layer.
-    #[error("drafts need an MTP layer, which this model does not have (or which was not loaded)")]
-    NoMtpLayer,
+    /// Drafts are wanted from a model without an MTP layer and without a DSpark drafter.
+    #[error(
+        "drafts need an MTP layer or a DSpark drafter, which this model does not have (or which \
+         was not loaded)"
+    )]
+    NoDrafter,
+    /// No probability.
+    #[error("`draft_confidence` is {value}, expected 0 to 1")]
+    DraftConfidence {
+        /// The value that was given.
+        value: f64,
+    },
     /// A clustered head that is not of this model's vocabulary.
     #[error("the clustered head has {tokens} tokens, the model's vocabulary {vocab_size}")]
     HeadVocabulary {

@@ -15,8 +15,10 @@ pub struct GenerateConfig {
     pub max_new_tokens: usize,
     /// How a token is chosen.
     pub sampling: SamplingConfig,
-    /// Tokens that the MTP layer drafts per step, 0 (none) to [`MAX_DRAFTS`]. They change no token.
+    /// As [`EngineConfig::drafts`].
     pub drafts: usize,
+    /// As [`EngineConfig::draft_confidence`].
+    pub draft_confidence: f64,
     /// Tokens at which to stop, besides the end-of-sequence token.
     pub stop_tokens: Vec<u32>,
     /// Texts at which to stop; they are not part of the output. Used by
@@ -44,6 +46,7 @@ impl Default for GenerateConfig {
             max_new_tokens: 256,
             sampling: SamplingConfig::default(),
             drafts: 0,
+            draft_confidence: 0.0,
             stop_tokens: Vec::new(),
             stop_strings: Vec::new(),
             skip_special_tokens: true,
@@ -71,6 +74,7 @@ impl GenerateConfig {
         EngineConfig {
             lanes: 1,
             drafts: self.drafts,
+            draft_confidence: self.draft_confidence,
             prefill_chunk: self.prefill_chunk,
             capacity: self.initial_capacity(prompt),
             graphs: self.graphs,
@@ -84,7 +88,7 @@ impl GenerateConfig {
         self.capacity.unwrap_or_else(|| {
             // Positions of drafts that are rejected, by the trunk and by the drafter.
             let positions = prompt.saturating_add(self.max_new_tokens);
-            let positions = positions.saturating_add(2 * MAX_DRAFTS);
+            let positions = positions.saturating_add(2 * MAX_DRAFTS + 1);
             positions.checked_next_power_of_two().unwrap_or(positions)
         })
     }
@@ -112,8 +116,8 @@ impl<'a> Generation<'a> {
     /// # Errors
     ///
     /// If the prompt is empty, holds an id outside the vocabulary or fills the model's context, if
-    /// a field of `config` is outside its range, drafts are wanted from a model without an MTP
-    /// layer, or a clustered head is of another vocabulary.
+    /// a field of `config` is outside its range, drafts are wanted from a model without a drafter,
+    /// or a clustered head is of another vocabulary.
     pub fn new(
         model: &'a Model,
         config: GenerateConfig,

@@ -23,7 +23,7 @@ mod text;
 mod tokenizer;
 
 pub use chat::{
-    ChatOptions, ChatPrompt, Completion, CompletionPart, CompletionSplitter, Message,
+    ChatEncoding, ChatOptions, ChatPrompt, Completion, CompletionPart, CompletionSplitter, Message,
     ReasoningEffort, Tool, ToolCall, parse_completion, render_chat,
 };
 pub use engine::{

@@ -220,7 +220,7 @@ fn a_tensor_listed_twice_in_a_header_is_refused() {
 }
 
 #[test]
-fn the_dspark_drafter_is_refused_by_its_tensors() {
+fn tensors_of_a_drafter_that_the_configuration_does_not_have_are_refused() {
     for name in [
         "mtp.0.main_proj.weight",
         "mtp.0.main_norm.weight",
@@ -234,7 +234,7 @@ fn the_dspark_drafter_is_refused_by_its_tensors() {
             stored_f32(name, &[1], &[1.0]),
         ]));
         let error = Checkpoint::open(dir.path()).unwrap_err();
-        let CheckpointError::DSparkDrafter { tensors, .. } = &error else {
+        let CheckpointError::UnknownDspark { tensors, .. } = &error else {
             panic!("{name}: {error}");
         };
         assert_eq!(tensors, &[name]);

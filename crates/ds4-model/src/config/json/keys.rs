@@ -122,6 +122,12 @@ impl<'a> Keys<'a> {
         self.lookup(path).and_then(kind.read)
     }
 
+    /// The keys that begin like this.
+    pub(super) fn names_with(&self, prefix: &str) -> Vec<String> {
+        let names = self.root.keys().filter(|name| name.starts_with(prefix));
+        names.cloned().collect()
+    }
+
     /// Whether the file says anything under one of the paths.
     pub(super) fn mentions(&self, paths: &[&str]) -> bool {
         paths.iter().any(|path| self.lookup(path).is_some())

@@ -191,14 +191,32 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
-/// How much the model is asked to think in thinking mode.
+/// How much the model is asked to think in thinking mode. What it is told depends on the
+/// [`ChatEncoding`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReasoningEffort {
     /// No instruction.
     #[default]
+    Low,
+    /// To think as thoroughly as it can, from `0731` on; before, no instruction.
     High,
-    /// Instructs the model to think as thoroughly as it can.
+    /// To think as thoroughly as it can and, from `0731` on, beyond.
     Max,
+}
+
+/// The release whose prompts a checkpoint was trained on. They differ in the text that stands for
+/// the [`ReasoningEffort`].
+///
+/// # Source
+///
+/// `encoding/encoding_dsv4.py` of DeepSeek-V4-Flash and of DeepSeek-V4-Flash-0731.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChatEncoding {
+    /// DeepSeek-V4 as it was released first.
+    #[default]
+    V4,
+    /// V4-Flash-0731, and later ones such as V4-Pro-0813: the releases with a DSpark drafter.
+    V4Flash0731,
 }
 
 /// How a conversation is rendered. The default is chat mode with a beginning-of-sequence token.
@@ -208,6 +226,8 @@ pub struct ChatOptions {
     pub thinking: bool,
     /// How much; without effect unless `thinking`.
     pub effort: ReasoningEffort,
+    /// What the model was trained on.
+    pub encoding: ChatEncoding,
     /// Whether reasoning before the last user message is left out; without effect where tools are
     /// declared.
     pub drop_thinking: bool,
@@ -219,7 +239,8 @@ impl Default for ChatOptions {
     fn default() -> Self {
         Self {
             thinking: false,
-            effort: ReasoningEffort::High,
+            effort: ReasoningEffort::default(),
+            encoding: ChatEncoding::default(),
             drop_thinking: true,
             add_bos: true,
         }

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use super::json::Json;
 use super::{
-    ASSISTANT_TOKEN, BOS_TOKEN, ChatOptions, DSML_TOKEN, EOS_TOKEN, LATEST_REMINDER_TOKEN, Message,
-    ReasoningEffort, THINK_END_TOKEN, THINK_START_TOKEN, Tool, ToolCall, USER_TOKEN,
+    ASSISTANT_TOKEN, BOS_TOKEN, ChatEncoding, ChatOptions, DSML_TOKEN, EOS_TOKEN,
+    LATEST_REMINDER_TOKEN, Message, ReasoningEffort, THINK_END_TOKEN, THINK_START_TOKEN, Tool,
+    ToolCall, USER_TOKEN,
 };
 use crate::generate::error::GenerateError;
 use crate::generate::tokenizer::TextTokenizer;
 
-const MAX_EFFORT: &str = "\
+const THOROUGH: &str = "\
 Reasoning Effort: Absolute maximum with no shortcuts permitted.
 You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve \
 the root cause, rigorously stress-testing your logic against all potential paths, edge cases, and \
@@ -18,6 +19,16 @@ adversarial scenarios.
 Explicitly write out your entire deliberation process, documenting every intermediate step, \
 considered alternative, and rejected hypothesis to ensure absolutely no assumption is left \
 unchecked.
+
+";
+
+const BEYOND: &str = "\
+Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.
+You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: \
+exhaustively decompose the problem into its most fundamental components, trace every causal chain \
+to its root, and resolve the underlying cause rather than any surface symptom.
+Do not stop reasoning until you have independently verified the solution from multiple angles and \
+are certain that no assumption remains unchecked and no error remains undiscovered.
 
 ";
 
@@ -188,8 +199,8 @@ pub fn render_chat(
     if options.add_bos {
         prompt.control(BOS_TOKEN);
     }
-    if options.thinking && options.effort == ReasoningEffort::Max {
-        prompt.text_run(MAX_EFFORT);
+    if options.thinking {
+        prompt.text_run(instruction(options.encoding, options.effort));
     }
     for (index, turn) in turns.iter().enumerate() {
         let reasons = options.thinking && (!drop_thinking || last.is_none_or(|last| index > last));
@@ -211,6 +222,16 @@ pub fn render_chat(
         }
     }
     Ok(prompt)
+}
+
+/// What the model is told about how much to think.
+fn instruction(encoding: ChatEncoding, effort: ReasoningEffort) -> &'static str {
+    match (encoding, effort) {
+        (_, ReasoningEffort::Low) | (ChatEncoding::V4, ReasoningEffort::High) => "",
+        (ChatEncoding::V4, ReasoningEffort::Max) => THOROUGH,
+        (ChatEncoding::V4Flash0731, ReasoningEffort::High) => THOROUGH,
+        (ChatEncoding::V4Flash0731, ReasoningEffort::Max) => BEYOND,
+    }
 }
 
 fn last_answered(turns: &[Turn]) -> Option<usize> {

@@ -135,6 +135,43 @@ fn chat_mode_leaves_all_reasoning_out() {
 }
 
 #[test]
+fn instructions_of_an_effort_are_those_of_the_release() {
+    let messages = [Message::user("Hi")];
+    let after_bos = |encoding, effort| {
+        let options = ChatOptions {
+            effort,
+            encoding,
+            ..thinking()
+        };
+        let text = text(&messages, options);
+        let (_, rest) = text
+            .split_once("<｜begin▁of▁sentence｜>")
+            .expect("it begins so");
+        let (instruction, _) = rest.split_once("<｜User｜>").expect("a message");
+        instruction.to_owned()
+    };
+    use ChatEncoding::{V4, V4Flash0731};
+    use ReasoningEffort::{High, Low, Max};
+    let thorough = after_bos(V4, Max);
+    assert!(thorough.starts_with("Reasoning Effort: Absolute maximum with no shortcuts"));
+    for (encoding, effort) in [(V4, Low), (V4, High), (V4Flash0731, Low)] {
+        assert_eq!(after_bos(encoding, effort), "", "{encoding:?}, {effort:?}");
+    }
+    assert_eq!(after_bos(V4Flash0731, High), thorough);
+    assert_eq!(
+        after_bos(V4Flash0731, Max),
+        "Reasoning Effort: Beyond maximum \u{2014} exhaustive, relentless, and uncompromising.\n\
+         You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: \
+         exhaustively decompose the problem into its most fundamental components, trace every \
+         causal chain to its root, and resolve the underlying cause rather than any surface \
+         symptom.\n\
+         Do not stop reasoning until you have independently verified the solution from multiple \
+         angles and are certain that no assumption remains unchecked and no error remains \
+         undiscovered.\n\n"
+    );
+}
+
+#[test]
 fn maximum_effort_is_a_prefix_in_thinking_mode_only() {
     let messages = [Message::system("S"), Message::user("Hi")];
     let options = ChatOptions {

@@ -19,8 +19,12 @@ pub const MAX_DRAFTS: usize = 8;
 pub struct EngineConfig {
     /// Most texts at a time, 1 to [`MAX_LANES`]; others wait.
     pub lanes: usize,
-    /// Tokens that are drafted per step, 0 (none) to [`MAX_DRAFTS`]. They change no token.
+    /// Tokens that are drafted per step, 0 (none) to [`MAX_DRAFTS`], or to the [block
+    /// size](crate::config::DsparkParams::block_size) of a DSpark drafter. They change no token.
     pub drafts: usize,
+    /// A draft of a DSpark drafter is left out, with those after it, if the drafter gives it a
+    /// smaller probability to be accepted than this, 0 (leaves none out) to 1. It changes no token.
+    pub draft_confidence: f64,
     /// Prompt tokens per forward call. Between two of them, the texts that are already being
     /// continued go on by a step.
     pub prefill_chunk: usize,
@@ -52,6 +56,7 @@ impl Default for EngineConfig {
         Self {
             lanes: MAX_LANES,
             drafts: 0,
+            draft_confidence: 0.0,
             prefill_chunk: 256,
             capacity: 1024,
             cache_bytes: None,
@@ -81,6 +86,11 @@ impl EngineConfig {
             return Err(GenerateError::TooManyDrafts {
                 drafts: self.drafts,
                 maximum: MAX_DRAFTS,
+            });
+        }
+        if !(0.0..=1.0).contains(&self.draft_confidence) {
+            return Err(GenerateError::DraftConfidence {
+                value: self.draft_confidence,
             });
         }
         match (self.lanes, self.prefill_chunk, self.capacity) {

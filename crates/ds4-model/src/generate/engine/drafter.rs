@@ -2,25 +2,40 @@
 
 use std::fmt;
 
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
-use burn_ds4_ops::topk::{Order, Windows, top_k};
 
+use super::config::EngineConfig;
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::ModelConfig;
+use crate::dspark::{BlockDrafts, Dspark, most_likely};
 use crate::generate::error::GenerateError;
 use crate::model::Model;
 use crate::trace::Trace;
 
-/// What the trunk has found out in a step, on the device.
-pub(super) struct Verified {
+/// A draft that is left out because the drafter has little confidence in it. Any negative number is
+/// no token.
+pub(super) const LEFT_OUT: i32 = -2;
+
+/// What the trunk has computed at new positions.
+pub(super) struct Features {
     /// Its streams: `[lanes, rows, n, d_model]`.
     pub(super) streams: Tensor<4>,
+    /// Its [taps](Model::forward_tapped) of the layers that the drafter wants.
+    pub(super) taps: Option<Tensor<3>>,
+}
+
+/// What the trunk has found out in a step, on the device.
+pub(super) struct Verified {
+    pub(super) features: Features,
     /// The token after each row: accepted drafts, then the next token, then -1: `[lanes, rows]`.
     pub(super) tokens: Tensor<2, Int>,
     /// How many drafts of each lane are accepted: `[lanes]`.
     pub(super) accepted: Tensor<1, Int>,
     /// The row of each lane that the next token follows, among all rows of all lanes: `[lanes]`.
     pub(super) newest: Tensor<1, Int>,
+    /// The next token of each lane: `[lanes, 1]`.
+    pub(super) next: Tensor<2, Int>,
 }
 
 /// Proposes tokens from what the trunk computes.
@@ -32,6 +47,11 @@ pub(super) trait Drafter: fmt::Debug + Send {
     /// What drafts, for messages.
     fn name(&self) -> &'static str;
 
+    /// Layers of the trunk whose outputs it reads, ascending.
+    fn taps(&self) -> &[usize] {
+        &[]
+    }
+
     /// What its cache is like.
     fn layout(&self, config: &ModelConfig) -> CacheLayout;
 
@@ -42,18 +62,19 @@ pub(super) trait Drafter: fmt::Debug + Send {
     /// drafts, and one, remain. At least one more than there are drafts.
     fn positions(&self, drafts: usize) -> usize;
 
-    /// Shows it positions of a prompt: the trunk's streams (`[1, positions, n, d_model]`) and the
-    /// token after each (`[1, positions]`).
+    /// Shows it positions of a prompt: what the trunk has computed there, and the token after each
+    /// (`[1, positions]`).
     fn observe(
         &self,
-        streams: Tensor<4>,
+        features: Features,
         next: Tensor<2, Int>,
         cache: &mut Cache,
     ) -> Result<(), GenerateError>;
 
     /// Drafts `count` tokens to follow on the next token of each lane: i32 `[lanes, count]`, -1
-    /// where it has no number to choose by; `None` without a count. The cache keeps the positions
-    /// of accepted drafts and one more, on the device.
+    /// where it has no number to choose by, [`LEFT_OUT`] for one that is not worth verifying;
+    /// `None` without a count. The cache keeps the positions of accepted drafts and one more, on
+    /// the device.
     fn draft(
         &self,
         verified: Verified,
@@ -67,15 +88,15 @@ pub(super) trait Drafter: fmt::Debug + Send {
 ///
 /// Its cache has one row per position whose next token is known.
 #[derive(Debug)]
-pub(super) struct MtpDrafter<'a> {
+struct MtpDrafter<'a> {
     model: &'a Model,
 }
 
 impl<'a> MtpDrafter<'a> {
-    pub(super) fn new(model: &'a Model) -> Result<Self, GenerateError> {
+    fn new(model: &'a Model) -> Result<Self, GenerateError> {
         match model.mtp {
             Some(_) => Ok(Self { model }),
-            None => Err(GenerateError::NoMtpLayer),
+            None => Err(GenerateError::NoDrafter),
         }
     }
 
@@ -88,12 +109,7 @@ impl<'a> MtpDrafter<'a> {
         }
         let logits = self.model.mtp_logits(streams);
         let [lanes, _, vocabulary] = logits.dims();
-        let logits = logits.reshape([lanes, vocabulary]);
-        let best = top_k(logits, Windows::All, 1, Order::Column);
-        let (values, ids) = best.map_err(GenerateError::Logits)?;
-        // Not so for NaN, which ranks last, nor for infinity below.
-        let is_number = values.greater_equal_elem(f32::MIN);
-        Ok(ids.mask_fill(is_number.bool_not(), -1))
+        most_likely(logits.reshape([lanes, vocabulary])).map_err(GenerateError::Logits)
     }
 }
 
@@ -117,12 +133,13 @@ impl Drafter for MtpDrafter<'_> {
 
     fn observe(
         &self,
-        streams: Tensor<4>,
+        features: Features,
         next: Tensor<2, Int>,
         cache: &mut Cache,
     ) -> Result<(), GenerateError> {
         let trace = Trace::off();
-        self.model.forward_mtp(streams, next, cache, &trace)?;
+        self.model
+            .forward_mtp(features.streams, next, cache, &trace)?;
         Ok(())
     }
 
@@ -134,11 +151,13 @@ impl Drafter for MtpDrafter<'_> {
     ) -> Result<Option<Tensor<2, Int>>, GenerateError> {
         let (model, trace) = (self.model, &Trace::off());
         let Verified {
-            streams,
+            features,
             tokens,
             accepted,
             newest,
+            ..
         } = verified;
+        let streams = features.streams;
         let [lanes, rows, n, d_model] = streams.dims();
         let streams = model.forward_mtp(streams, tokens, cache, trace)?;
         // What the layer has computed for rejected drafts lies beyond its length, where the next
@@ -164,4 +183,124 @@ impl Drafter for MtpDrafter<'_> {
         }
         Ok(Some(Tensor::cat(drafts, 1)))
     }
+}
+
+/// Drafts with the model's DSpark drafter: a block at once, of which the first tokens are taken.
+///
+/// Its cache has one row per layer and position that the trunk has processed.
+#[derive(Debug)]
+struct DsparkDrafter<'a> {
+    model: &'a Model,
+    dspark: &'a Dspark,
+    /// Probability below which a draft is left out, with those after it.
+    confidence: f64,
+}
+
+impl<'a> DsparkDrafter<'a> {
+    fn new(
+        model: &'a Model,
+        dspark: &'a Dspark,
+        config: &EngineConfig,
+    ) -> Result<Self, GenerateError> {
+        let (drafts, maximum) = (config.drafts, dspark.params.block_size);
+        if drafts > maximum {
+            return Err(GenerateError::TooManyDrafts { drafts, maximum });
+        }
+        Ok(Self {
+            model,
+            dspark,
+            confidence: config.draft_confidence,
+        })
+    }
+
+    /// The drafts, of which those are left out that are too unlikely to be accepted.
+    fn confident(&self, drafts: BlockDrafts) -> Tensor<2, Int> {
+        let BlockDrafts { ids, confidence } = drafts;
+        if self.confidence <= 0.0 {
+            return ids;
+        }
+        let [_, count] = ids.dims();
+        let mut survival = vec![sigmoid(confidence.clone().narrow(1, 0, 1))];
+        for draft in 1..count {
+            let own = sigmoid(confidence.clone().narrow(1, draft, 1));
+            survival.push(survival[draft - 1].clone() * own);
+        }
+        let unlikely = Tensor::cat(survival, 1).lower_elem(self.confidence);
+        let left_out = unlikely.bool_and(ids.clone().greater_equal_elem(0));
+        ids.mask_fill(left_out, LEFT_OUT)
+    }
+}
+
+impl Drafter for DsparkDrafter<'_> {
+    fn name(&self) -> &'static str {
+        "the DSpark drafter (`mtp`)"
+    }
+
+    fn taps(&self) -> &[usize] {
+        &self.dspark.params.target_layers
+    }
+
+    fn layout(&self, config: &ModelConfig) -> CacheLayout {
+        CacheLayout::dspark(config)
+    }
+
+    fn new_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
+        self.model.new_dspark_cache(options)
+    }
+
+    fn positions(&self, drafts: usize) -> usize {
+        // A row for each row of the trunk, and those of a block, which are removed again.
+        match drafts {
+            0 => 1,
+            _ => 1 + drafts + self.dspark.params.block_size,
+        }
+    }
+
+    fn observe(
+        &self,
+        features: Features,
+        _: Tensor<2, Int>,
+        cache: &mut Cache,
+    ) -> Result<(), GenerateError> {
+        let taps = features.taps.expect("it has said which it reads");
+        self.model.append_dspark(taps, cache, &Trace::off())?;
+        Ok(())
+    }
+
+    fn draft(
+        &self,
+        verified: Verified,
+        cache: &mut Cache,
+        count: usize,
+    ) -> Result<Option<Tensor<2, Int>>, GenerateError> {
+        let trace = Trace::off();
+        let [_, rows, _, _] = verified.features.streams.dims();
+        self.observe(verified.features, verified.tokens, cache)?;
+        // The rows of rejected drafts lie beyond its length, where the next rows are written.
+        if rows > 1 {
+            cache.keep_first(rows - 1, Some(verified.accepted));
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        let next = verified.next;
+        let streams = self.model.forward_dspark(next.clone(), cache, &trace)?;
+        cache.keep_first(self.dspark.params.block_size, None);
+        let streams = streams.narrow(1, 0, count);
+        let output = self.model.output.val();
+        let drafts = self.dspark.choose(streams, next, output, &trace);
+        Ok(Some(self.confident(drafts.map_err(GenerateError::Logits)?)))
+    }
+}
+
+/// The drafter of the model, if drafts are wanted.
+pub(super) fn drafter<'a>(
+    model: &'a Model,
+    config: &EngineConfig,
+) -> Result<Option<Box<dyn Drafter + 'a>>, GenerateError> {
+    Ok(match (config.drafts, &model.dspark) {
+        (0, _) => None,
+        (_, Some(dspark)) => Some(Box::new(DsparkDrafter::new(model, dspark, config)?)),
+        (_, None) => Some(Box::new(MtpDrafter::new(model)?)),
+    })
 }

@@ -29,7 +29,6 @@ pub use config::{EngineConfig, MAX_DRAFTS, MAX_LANES, Request};
 pub use setup::LogitsProcessor;
 pub use text::{FinishReason, Output, TokenLogProbs};
 
-use drafter::{Drafter, MtpDrafter};
 use lanes::{Lanes, StepKind};
 use prefix::PrefixCache;
 use prompt::Prompt;
@@ -172,14 +171,13 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     ///
-    /// If a field of `config` is outside its range, drafts are wanted from a model without an MTP
-    /// layer, the vocabulary is larger than what can be chosen from, or a clustered head is of
+    /// If a field of `config` is outside its range, drafts are wanted from a model without a
+    /// drafter, the vocabulary is larger than what can be chosen from, or a clustered head is of
     /// another vocabulary.
     pub fn new(model: &'a Model, config: EngineConfig) -> Result<Self, GenerateError> {
         config.validate()?;
         check_vocabulary(model)?;
-        let drafter = (config.drafts > 0).then(|| MtpDrafter::new(model));
-        let drafter = drafter.transpose()?;
+        let drafter = drafter::drafter(model, &config)?;
         Ok(Self {
             groups: Vec::new(),
             prompts: VecDeque::new(),
@@ -192,7 +190,7 @@ impl<'a> Engine<'a> {
             setup: Setup {
                 model,
                 config,
-                drafter: drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter + 'a>),
+                drafter,
                 processor: None,
                 oracle: None,
                 random_contexts: false,
@@ -469,8 +467,7 @@ impl<'a> Engine<'a> {
             let most = outcome.drafts.min(text.wanted().saturating_sub(1));
             let mut drafts = text.drafts.min(most);
             let mut dropped = text.dropped.min(most - drafts);
-            text.drafts = outcome.drafted(lane);
-            text.dropped = outcome.drafts - text.drafts;
+            (text.drafts, text.dropped) = outcome.drafted(lane);
             text.last_row = Some(outcome.accepted(lane));
             for (index, token) in outcome.tokens(lane).iter().enumerate() {
                 let log_probs = || outcome.log_probs(lane, index);
@@ -547,8 +544,10 @@ fn check_vocabulary(model: &Model) -> Result<(), GenerateError> {
             maximum: sampling::MAX_COLUMNS,
         });
     }
-    let draft = model.mtp.iter().filter_map(|mtp| mtp.flash_head.as_ref());
-    let heads = model.flash_head.iter().chain(draft);
+    let mtp = model.mtp.iter().filter_map(|mtp| mtp.flash_head.as_ref());
+    let dspark = model.dspark.iter();
+    let dspark = dspark.filter_map(|dspark| dspark.flash_head.as_ref());
+    let heads = model.flash_head.iter().chain(mtp).chain(dspark);
     let mut sizes = heads.map(|head: &ProbedHead| head.head().vocabulary());
     match sizes.find(|tokens| *tokens != vocab_size) {
         Some(tokens) => Err(GenerateError::HeadVocabulary { tokens, vocab_size }),

@@ -8,7 +8,6 @@ use super::prefix::PrefixCache;
 use super::setup::{Caches, Setup};
 use super::text::Text;
 use crate::generate::error::GenerateError;
-use crate::trace::Trace;
 
 /// A text whose prompt is processed in chunks, in caches of its own.
 ///
@@ -78,10 +77,9 @@ impl Prompt {
         let caches = self.caches.as_mut().expect("it has begun");
         if start < end {
             let ids = |range: Range<usize>| setup.ids(tokens[range].iter().map(|id| *id as i32));
-            let (chunk, model) = (ids(start..end), setup.model);
-            let streams = model.forward_streams(chunk, &mut caches.trunk, &Trace::off())?;
+            let features = setup.forward(ids(start..end), &mut caches.trunk)?;
             if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut caches.draft) {
-                drafter.observe(streams, ids(start + 1..end + 1), cache)?;
+                drafter.observe(features, ids(start + 1..end + 1), cache)?;
             }
             if prefixes.is_wanted() && end % size == 0 {
                 let (marks, lanes) = (&mut self.text.marks, setup.config.lanes);

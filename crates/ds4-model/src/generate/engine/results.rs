@@ -4,6 +4,7 @@ use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::readback::Readback;
 use burn_ds4_ops::sampling::{LogProbs, accept_drafts};
 
+use super::drafter::LEFT_OUT;
 use crate::generate::error::{GenerateError, device_error};
 
 /// Results of a step on the device.
@@ -61,10 +62,15 @@ impl Outcome {
         &self.tokens[first..=first + self.accepted[lane]]
     }
 
-    /// Drafts of a lane that the next step verifies: those before the first that is no token.
-    pub(super) fn drafted(&self, lane: usize) -> usize {
+    /// Drafts of a lane that the next step verifies, which are those before the first that is no
+    /// token, and those that were dropped, because the drafter had no numbers to choose by.
+    pub(super) fn drafted(&self, lane: usize) -> (usize, usize) {
         let own = &self.drafted[lane * self.drafts..][..self.drafts];
-        own.iter().take_while(|draft| **draft >= 0).count()
+        let drafted = own.iter().take_while(|draft| **draft >= 0).count();
+        match own.get(drafted) {
+            None | Some(&LEFT_OUT) => (drafted, 0),
+            Some(_) => (drafted, self.drafts - drafted),
+        }
     }
 
     /// The log-probability of a lane's token, and the most likely ones with theirs.

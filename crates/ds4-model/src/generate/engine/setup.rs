@@ -3,11 +3,12 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::config::EngineConfig;
-use super::drafter::Drafter;
+use super::drafter::{Drafter, Features};
 use super::recorder;
 use crate::cache::{Cache, CacheConfig, CacheLayout, Rollback};
 use crate::generate::error::GenerateError;
 use crate::model::Model;
+use crate::trace::Trace;
 
 /// Changes logits (f32 `[lanes, 1 + drafts, vocabulary]`) before anything else does.
 ///
@@ -44,6 +45,20 @@ impl Setup<'_> {
     pub(super) fn positions(&self, drafts: usize) -> usize {
         let drafter = self.drafter.as_ref();
         drafter.map_or(1, |drafter| drafter.positions(drafts))
+    }
+
+    /// Runs the trunk over new tokens of every lane, and returns what it and the drafter go on
+    /// with.
+    pub(super) fn forward(
+        &self,
+        token_ids: Tensor<2, Int>,
+        cache: &mut Cache,
+    ) -> Result<Features, GenerateError> {
+        let taps = self.drafter.as_ref().map_or(&[][..], |own| own.taps());
+        let (streams, taps) = self
+            .model
+            .forward_tapped(token_ids, cache, taps, &Trace::off())?;
+        Ok(Features { streams, taps })
     }
 
     fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {

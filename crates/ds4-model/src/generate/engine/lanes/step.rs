@@ -8,7 +8,6 @@ use super::super::results::StepResults;
 use super::super::setup::Setup;
 use super::Lanes;
 use crate::generate::error::GenerateError;
-use crate::trace::Trace;
 
 impl Lanes {
     /// Enqueues one step.
@@ -17,7 +16,7 @@ impl Lanes {
         setup: &Setup,
         drafts: usize,
     ) -> Result<StepResults, GenerateError> {
-        let (model, lanes, rows) = (setup.model, self.lanes(), 1 + drafts);
+        let (lanes, rows) = (self.lanes(), 1 + drafts);
         let inputs = self.inputs().narrow(1, 0, rows);
         let (device, dtype) = (inputs.device(), inputs.dtype());
         let drafted = match drafts {
@@ -25,8 +24,8 @@ impl Lanes {
             _ => inputs.clone().narrow(1, 1, drafts),
         };
         // Nobody else may hold the inputs when they are written.
-        let streams = model.forward_streams(inputs, &mut self.caches.trunk, &Trace::off())?;
-        let hidden = model.hidden(streams.clone());
+        let features = setup.forward(inputs, &mut self.caches.trunk)?;
+        let hidden = setup.model.hidden(features.streams.clone());
         let mut results = self.choose(setup, hidden, drafted.clone())?;
         if let (Some(oracle), Some(accepted)) = (&setup.oracle, &mut results.accepted) {
             // Vacant lanes have no positions.
@@ -61,14 +60,15 @@ impl Lanes {
                 (next, Some(accepted), Some(newest))
             }
         };
-        let mut columns = vec![next];
+        let mut columns = vec![next.clone()];
         if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut self.caches.draft) {
             let none = || Tensor::zeros([lanes], (&device, dtype));
             let verified = Verified {
-                streams,
+                features,
                 tokens,
                 accepted: accepted.unwrap_or_else(none),
                 newest: newest.unwrap_or_else(none),
+                next,
             };
             results.drafted = drafter.draft(verified, cache, drafts)?;
             let new = results.drafted.clone();

@@ -1,0 +1,59 @@
+//! The keys of the DSpark drafter.
+
+use super::keys::{ID, Keys, SIZE, SIZES};
+use crate::config::{DsparkParams, ModelConfig};
+
+const PREFIX: &str = "dspark_";
+const BLOCK_SIZE: &str = "dspark_block_size";
+const TARGET_LAYERS: &str = "dspark_target_layer_ids";
+const NOISE_TOKEN: &str = "dspark_noise_token_id";
+const MARKOV_RANK: &str = "dspark_markov_rank";
+
+/// Reads the drafter, if there is one. `num_nextn_predict_layers` says nothing of it then: released
+/// files have 1 for three layers.
+pub(super) fn read(keys: &mut Keys, config: &mut ModelConfig) {
+    let known = [BLOCK_SIZE, TARGET_LAYERS, NOISE_TOKEN, MARKOV_RANK];
+    let unknown = keys.names_with(PREFIX);
+    if unknown.is_empty() {
+        return;
+    }
+    for key in unknown.iter().filter(|key| !known.contains(&key.as_str())) {
+        keys.contradiction(
+            "dspark",
+            format!("{key} is not a key of a supported drafter"),
+        );
+    }
+    let block_size = keys.required("dspark", &[BLOCK_SIZE], SIZE);
+    let target_layers = keys.required("dspark", &[TARGET_LAYERS], SIZES);
+    let noise_token_id = keys.required("dspark", &[NOISE_TOKEN], ID);
+    let markov_rank = keys.required("dspark", &[MARKOV_RANK], SIZE);
+    let layers = layers(keys);
+    config.num_mtp_layers = 0;
+    config.dspark = Some(DsparkParams {
+        block_size: block_size.unwrap_or(1),
+        target_layers: target_layers.unwrap_or_default(),
+        noise_token_id: noise_token_id.unwrap_or(0),
+        markov_rank: markov_rank.unwrap_or(1),
+        layers: layers.unwrap_or(1),
+    });
+}
+
+/// `n_mtp_layers`, or the entries of `compress_ratios` that are not the trunk's.
+fn layers(keys: &mut Keys) -> Option<usize> {
+    let stated = keys.optional("dspark", &["n_mtp_layers"], SIZE);
+    let trunk = keys.peek("num_hidden_layers", SIZE);
+    let entries = keys
+        .peek("compress_ratios", SIZES)
+        .map(|ratios| ratios.len());
+    let more = entries
+        .zip(trunk)
+        .map(|(entries, trunk)| entries.saturating_sub(trunk));
+    if stated.is_none() && more.unwrap_or(0) == 0 {
+        let places = "n_mtp_layers or an entry of compress_ratios for each";
+        keys.contradiction(
+            "dspark",
+            format!("the layers of the drafter are not told: {places}"),
+        );
+    }
+    stated.or(more)
+}

@@ -1,0 +1,269 @@
+//! DSpark: three more blocks that draft several tokens in one forward pass.
+//!
+//! The drafter reads the outputs of some trunk layers at the positions whose tokens are known (the
+//! taps), of which it keeps a key/value row per position and layer. To draft, it runs a block of
+//! tokens through its layers: the newest token, and a filler in the places of the drafts. A Markov
+//! head then chooses the drafts one after the other, each by the one before it.
+//!
+//! # Source
+//!
+//! DeepSeek-V4-Flash-0731 `inference/model.py`.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_ds4_ops::OpError;
+use burn_ds4_ops::topk::{Order, Windows, top_k};
+
+use crate::block::{Block, BlockConfig, flattened, unflattened};
+use crate::cache::{LayerCache, Step};
+use crate::checkpoint::load_all;
+use crate::config::DsparkParams;
+use crate::flash_head::ProbedHead;
+use crate::hyper_connection::HyperHead;
+use crate::linear::{PackedLinear, PackedLinearConfig, project_f32};
+use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::trace::Trace;
+use crate::weights::{self, WeightSource};
+
+/// Configuration of [`Dspark`].
+#[derive(Config, Debug)]
+pub struct DsparkConfig {
+    /// A layer; its attention has a sliding window only.
+    pub block: BlockConfig,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Sizes of the drafter.
+    pub params: DsparkParams,
+}
+
+impl DsparkConfig {
+    /// Initializes the drafter with random weights.
+    ///
+    /// # Panics
+    ///
+    /// If there are no layers.
+    pub fn init(&self, device: &Device) -> Dspark {
+        weights::dense(device, |source| self.build(source, ""))
+    }
+
+    /// The drafter of the tensors `{prefix}0..`, `{prefix}1..` and so on.
+    pub(crate) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<Dspark> {
+        let last = self.params.layers.checked_sub(1);
+        let last = last.expect("a drafter has at least one layer");
+        let first = |name: &str| format!("{prefix}0.{name}");
+        let last = |name: &str| format!("{prefix}{last}.{name}");
+        let connection = &self.block.hyper_connection;
+        let (d, rank) = (connection.d_model, self.params.markov_rank);
+        let taps = self.params.target_layers.len() * d;
+        let norm = RmsNormConfig::new(d).with_epsilon(self.block.norm_epsilon);
+        let projection = PackedLinearConfig::new(taps, d).build(source, &first("main_proj"));
+        let context_norm = norm.build(source, &first("main_norm"));
+        let layers = load_all((0..self.params.layers).map(|layer| {
+            let prefix = format!("{prefix}{layer}.");
+            self.block.build(source, &prefix)
+        }));
+        let head = connection.build_head(source, &last(""));
+        let norm = norm.build(source, &last("norm"));
+        let matrix = [self.vocab_size, rank];
+        let embedding = source.embedding(&last("markov_head.markov_w1.weight"), matrix);
+        let output = source.stored(&[last("markov_head.markov_w2.weight")], matrix);
+        let confidence = source.stored(&[last("confidence_head.proj.weight")], [1, d + rank]);
+        Some(Dspark {
+            projection: projection?,
+            context_norm: context_norm?,
+            layers: layers?,
+            head: head?,
+            norm: norm?,
+            markov_embedding: embedding?,
+            markov_output: output?,
+            confidence: confidence?,
+            flash_head: None,
+            params: self.params.clone(),
+        })
+    }
+}
+
+/// The DSpark drafter. Embedding and output matrix are the trunk's.
+#[derive(Module, Debug)]
+pub struct Dspark {
+    /// `main_proj`: `[d_model, target layers · d_model]`.
+    pub projection: PackedLinear,
+    /// Norm of what is projected.
+    pub context_norm: RmsNorm,
+    /// The blocks.
+    pub layers: Vec<Block>,
+    /// Collapses the last block's streams.
+    pub head: HyperHead,
+    /// Norm before the output matrix.
+    pub norm: RmsNorm,
+    /// Embedding of the token before a draft: `[vocabulary, rank]`.
+    pub markov_embedding: Param<Tensor<2>>,
+    /// What such an embedding adds to the logits: `[vocabulary, rank]`.
+    pub markov_output: Param<Tensor<2>>,
+    /// Projects a draft's hidden state and embedding to its confidence: `[1, d_model + rank]`.
+    pub confidence: Param<Tensor<2>>,
+    /// Head that drafts are chosen with in place of the output matrix. Fewer drafts may be
+    /// accepted; the verified text is the same. It stays on its device and is not a parameter.
+    #[module(skip)]
+    pub flash_head: Option<ProbedHead>,
+    /// Sizes of the drafter.
+    #[module(skip)]
+    pub params: DsparkParams,
+}
+
+/// Drafts of a block, and how likely the drafter finds them to be accepted.
+#[derive(Clone, Debug)]
+pub struct BlockDrafts {
+    /// The drafts, in order, -1 where there is no number to choose by: `[batch, drafts]`.
+    pub ids: Tensor<2, Int>,
+    /// The logit of each draft's probability to be accepted, if those before it are: f32 `[batch,
+    /// drafts]`.
+    pub confidence: Tensor<2>,
+}
+
+impl Dspark {
+    /// Stores the rows of positions whose tokens are known.
+    ///
+    /// # Shapes
+    ///
+    /// - `taps`: `[batch, positions, target layers · d_model]`
+    pub(crate) fn append(
+        &self,
+        taps: Tensor<3>,
+        step: &Step,
+        layers: &mut [LayerCache],
+        trace: &Trace,
+    ) {
+        let context = self.context_norm.forward(self.projection.forward(taps));
+        trace.record("context", &context);
+        for (layer, cache) in self.layers.iter().zip(layers) {
+            layer.attention.append(context.clone(), step, cache);
+        }
+    }
+
+    /// The last layer's streams `[batch, block, n, d_model]`, for the block's embeddings
+    /// `[batch, block, d_model]` and token ids.
+    pub(crate) fn forward(
+        &self,
+        embedded: Tensor<3>,
+        token_ids: Tensor<2, Int>,
+        step: &Step,
+        layers: &mut [LayerCache],
+        trace: &Trace,
+    ) -> Tensor<4> {
+        let positions = token_ids.dims();
+        let streams = self.layers[0].attention_connection.streams();
+        let mut streams = flattened(embedded.unsqueeze_dim::<4>(2).repeat_dim(2, streams));
+        for (index, (layer, cache)) in self.layers.iter().zip(layers).enumerate() {
+            let trace = trace.scope(&format!("layer{index}"));
+            streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
+        }
+        unflattened(streams, positions)
+    }
+
+    /// Chooses drafts one after the other: each is the token with the highest logit, of equal ones
+    /// the lowest id.
+    ///
+    /// # Arguments
+    ///
+    /// * `streams` - `[batch, drafts, n, d_model]`: of those of the
+    ///   [block](crate::model::Model::forward_dspark) the first, as many as drafts are wanted.
+    /// * `tokens` - `[batch, 1]`: the token before the first draft.
+    /// * `output` - the trunk's output matrix, `[vocabulary, d_model]`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] where no operator chooses from so many tokens, or the [clustered
+    /// head](Self::flash_head) is of another width or dtype.
+    pub fn choose(
+        &self,
+        streams: Tensor<4>,
+        tokens: Tensor<2, Int>,
+        output: Tensor<2>,
+        trace: &Trace,
+    ) -> Result<BlockDrafts, OpError> {
+        let [batch, count, _, _] = streams.dims();
+        let trace = trace.scope("dspark");
+        let hidden = self.head.forward(streams);
+        trace.record("hidden", &hidden);
+        let normed = self.norm.forward(hidden.clone());
+        let (logits, ids) = match &self.flash_head {
+            None => (project_f32(normed, output), None),
+            Some(head) => {
+                let found = head.candidates(normed)?;
+                let shape = [batch, count, found.ids.dims()[1]];
+                (found.logits.reshape(shape), Some(found.ids.reshape(shape)))
+            }
+        };
+        trace.record("logits", &logits);
+        let rank = self.params.markov_rank;
+        let (mut last, mut drafts, mut embedded) = (tokens, Vec::new(), Vec::new());
+        for draft in 0..count {
+            let own = self.embed(last);
+            let logits = logits.clone().narrow(1, draft, 1).squeeze_dim::<2>(1);
+            let ids = ids.clone();
+            let ids = ids.map(|ids| ids.narrow(1, draft, 1).squeeze_dim::<2>(1));
+            let best = most_likely(logits + self.bias(own.clone(), ids.clone()))?;
+            last = match ids {
+                None => best,
+                Some(ids) => {
+                    let found = ids.gather(1, best.clone().clamp_min(0));
+                    found.mask_fill(best.lower_elem(0), -1)
+                }
+            };
+            drafts.push(last.clone());
+            embedded.push(own.reshape([batch, 1, rank]));
+        }
+        let drafts = BlockDrafts {
+            ids: Tensor::cat(drafts, 1),
+            confidence: self.confidence(hidden, Tensor::cat(embedded, 1)),
+        };
+        trace.record("drafts", &drafts.ids);
+        trace.record("confidence", &drafts.confidence);
+        Ok(drafts)
+    }
+
+    /// Embeddings of the tokens before drafts (`[batch, 1]`, which may be -1): `[batch, rank]`.
+    fn embed(&self, token_ids: Tensor<2, Int>) -> Tensor<2> {
+        let [batch, _] = token_ids.dims();
+        let [vocabulary, _] = self.markov_embedding.dims();
+        let token_ids = token_ids.clamp(0, vocabulary as i64 - 1);
+        let embedding = self.markov_embedding.val();
+        embedding.select(0, token_ids.reshape([batch]))
+    }
+
+    /// What embeddings `[batch, rank]` add to the logits of all tokens, or of `ids` (`[batch,
+    /// candidates]`): f32 `[batch, tokens]`.
+    fn bias(&self, embedded: Tensor<2>, ids: Option<Tensor<2, Int>>) -> Tensor<2> {
+        let output = self.markov_output.val();
+        let Some(ids) = ids else {
+            return project_f32(embedded, output);
+        };
+        let [batch, candidates] = ids.dims();
+        let [vocabulary, rank] = output.dims();
+        let ids = ids.clamp(0, vocabulary as i64 - 1);
+        let rows = output.select(0, ids.reshape([batch * candidates]));
+        let rows = rows
+            .reshape([batch, candidates, rank])
+            .cast(FloatDType::F32);
+        let embedded = embedded.reshape([batch, 1, rank]).cast(FloatDType::F32);
+        (rows * embedded).sum_dim(2).squeeze_dim(2)
+    }
+
+    /// The confidence in each draft, of its hidden state (`[batch, drafts, d_model]`) and the
+    /// embedding of the token before it (`[batch, drafts, rank]`): f32 `[batch, drafts]`.
+    fn confidence(&self, hidden: Tensor<3>, embedded: Tensor<3>) -> Tensor<2> {
+        let inputs = Tensor::cat(vec![hidden, embedded], 2);
+        project_f32(inputs, self.confidence.val()).squeeze_dim(2)
+    }
+}
+
+/// The token with the highest logit of each row `[rows, vocabulary]`, of equal ones the lowest id:
+/// `[rows, 1]`; -1 where no logit is a number above `-inf`.
+pub(crate) fn most_likely(logits: Tensor<2>) -> Result<Tensor<2, Int>, OpError> {
+    let (values, ids) = top_k(logits, Windows::All, 1, Order::Column)?;
+    // Not so for NaN, which ranks last, nor for infinity below.
+    let is_number = values.greater_equal_elem(f32::MIN);
+    Ok(ids.mask_fill(is_number.bool_not(), -1))
+}

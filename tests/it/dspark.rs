@@ -1,0 +1,486 @@
+//! The DSpark drafter: every intermediate tensor of a random one and every draft of a trained one,
+//! against independent implementations; and the engine's texts with it.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use ds4_model::cache::{Cache, CacheConfig};
+use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+use ds4_model::dspark::{BlockDrafts, Dspark};
+use ds4_model::flash_head::ProbedHead;
+use ds4_model::generate::{Engine, EngineConfig, Request, SamplingConfig};
+use ds4_model::model::Model;
+use ds4_model::trace::Trace;
+use serde_json::Value;
+
+use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
+
+use crate::common::{absolute, assert_close, compiles_slowly, devices, integer_values};
+use crate::engine::{Texts, add, collect, request, together};
+use crate::golden::{Golden, root};
+
+const RANDOM: &str = "tests/fixtures/dspark-goldens";
+const TRAINED: &str = "tests/fixtures/ds4-tiny-dspark";
+const PROMPTS: [&str; 3] = ["short", "medium", "long"];
+const LAYERS: usize = 3;
+const BLOCK: usize = 5;
+/// Blocks of each case of the random model.
+const ROUNDS: usize = 5;
+/// Tolerance where values are of order one, and relative to a tensor's largest value where that is
+/// larger, as for the golden files of layers.
+const TOLERANCE: f64 = 1e-4;
+const RELATIVE: f64 = 1e-5;
+/// A gap below this may be decided by rounding.
+const TIE: f64 = 1e-5;
+
+#[track_caller]
+fn assert_golden(actual: &[f32], expected: &[f32], what: &str) {
+    let largest = expected
+        .iter()
+        .fold(0.0f32, |most, value| most.max(value.abs()));
+    let allowed = TOLERANCE.max(RELATIVE * f64::from(largest));
+    assert_close(actual, expected, absolute(allowed), what);
+}
+
+fn load(dir: &str, options: &LoadOptions, device: &Device) -> Model {
+    let checkpoint = Checkpoint::open(&root().join(dir)).expect("it is a checkpoint");
+    checkpoint.load(options, device).expect("it loads")
+}
+
+fn dspark(model: &Model) -> &Dspark {
+    model.dspark.as_ref().expect("the checkpoint has a drafter")
+}
+
+fn ids(ids: &[i64], device: &Device) -> Tensor<2, Int> {
+    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    let count = ids.len();
+    Tensor::from_data(TensorData::new(ids, [1, count]), device)
+}
+
+fn rows(values: &[f32], width: usize, device: &Device) -> Tensor<3> {
+    let data = TensorData::new(values.to_vec(), [1, values.len() / width, width]);
+    Tensor::from_data(data, device)
+}
+
+/// All drafts of a block that begins with `anchor`, after which the cache is as before.
+fn draft(model: &Model, anchor: i64, cache: &mut Cache, trace: &Trace) -> BlockDrafts {
+    let tokens = ids(&[anchor], &model.embedding.val().device());
+    let streams = model.forward_dspark(tokens.clone(), cache, trace);
+    let streams = streams.expect("a block that fits");
+    cache.remove_newest(BLOCK).expect("the block's positions");
+    let drafts = dspark(model).choose(streams, tokens, model.output.val(), trace);
+    drafts.expect("finite logits")
+}
+
+#[test]
+fn every_intermediate_tensor_of_a_block_equals_the_golden() {
+    let golden = Golden::open(&format!("{RANDOM}/golden.safetensors"));
+    for (name, device) in devices() {
+        let cases = match compiles_slowly(name) {
+            true => &["window"][..],
+            false => &[
+                "short",
+                "window",
+                "long",
+                "kvq.short",
+                "kvq.window",
+                "kvq.long",
+            ],
+        };
+        for case in cases {
+            let prompt = case.trim_start_matches("kvq.");
+            let options = LoadOptions {
+                quantized_cache: prompt.len() < case.len(),
+                ..LoadOptions::default()
+            };
+            let model = load(RANDOM, &options, device);
+            let options = CacheConfig {
+                capacity: 16,
+                ..CacheConfig::default()
+            };
+            let mut cache = model.new_dspark_cache(options).expect("valid options");
+            let width = golden.get(&format!("{prompt}.taps")).shape[1];
+            let append = |name: &str, cache: &mut Cache| {
+                let taps = golden.get(name).f32();
+                let trace = Trace::recording();
+                let taps = rows(&taps, width, device);
+                let appended = model.append_dspark(taps, cache, &trace);
+                appended.expect("positions that fit");
+                trace.take()["dspark.context"]
+                    .try_to_vec::<f32>()
+                    .expect("f32")
+            };
+            let context = append(&format!("{prompt}.taps"), &mut cache);
+            let what = format!("{name}, {case}: context of the prompt");
+            assert_golden(
+                &context,
+                &golden.get(&format!("{prompt}.main_x")).f32(),
+                &what,
+            );
+            // With rounded rows, what a round was told last is not among the golden tensors.
+            for round in 0..ROUNDS {
+                let key = |part: &str| format!("{case}.round{round}.{part}");
+                let blocks = format!("{prompt}.round{round}.block_ids");
+                let anchor = match golden.find(&key("block_ids")) {
+                    Some(block) => block.ids()[0],
+                    None if round == 0 => golden.get(&blocks).ids()[0],
+                    None => golden
+                        .get(&format!("{case}.round{}.next_anchor", round - 1))
+                        .ids()[0],
+                };
+                let trace = Trace::recording();
+                let drafts = draft(&model, anchor, &mut cache, &trace);
+                let records = trace.take();
+                let check = |record: &str, part: &str| {
+                    if let Some(expected) = golden.find(&key(part)) {
+                        let actual = records[record].try_to_vec::<f32>().expect("f32");
+                        let first = actual.len() - expected.values.len();
+                        let what = format!("{name}, {}", key(part));
+                        assert_golden(&actual[first..], &expected.f32(), &what);
+                    }
+                };
+                for layer in 0..LAYERS {
+                    let record = |part: &str| format!("dspark.layer{layer}.{part}");
+                    let part = |part: &str| format!("stage{layer}.{part}");
+                    check(&record("attention.rows"), &part("block_kv"));
+                    check(&record("attention.output"), &part("attn"));
+                    check(&record("output"), &part("out"));
+                }
+                check("dspark.hidden", "head_x");
+                check("dspark.logits", "logits_base");
+                check("dspark.confidence", "confidence");
+                let expected = golden.get(&key("drafts")).ids();
+                let what = format!("{name}, {}", key("drafts"));
+                assert_eq!(integer_values(drafts.ids), expected, "{what}");
+                if golden.find(&key("commit_taps")).is_none() {
+                    continue;
+                }
+                let context = append(&key("commit_taps"), &mut cache);
+                if let Some(expected) = golden.find(&key("commit_main_x")) {
+                    assert_golden(&context, &expected.f32(), &what);
+                }
+                assert_rows(&model, &mut cache, &golden, &key("after"), name);
+            }
+        }
+    }
+}
+
+/// Compares the rows that a draft sees with golden rings, in which the row of a position is in slot
+/// `position % slots`.
+fn assert_rows(model: &Model, cache: &mut Cache, golden: &Golden, key: &str, name: &str) {
+    let trace = Trace::recording();
+    draft(model, 0, cache, &trace);
+    let records: BTreeMap<String, TensorData> = trace.take();
+    let positions = cache.lengths()[0];
+    for layer in 0..LAYERS {
+        let ring = golden.get(&format!("{key}.ring{layer}"));
+        let [slots, width] = [ring.shape[0], ring.shape[1]];
+        let ring = ring.f32();
+        let seen = records[&format!("dspark.layer{layer}.attention.rows")].try_to_vec::<f32>();
+        let seen = seen.expect("f32");
+        assert_eq!(seen.len(), (slots + BLOCK) * width, "{name}, {key}");
+        for position in positions.saturating_sub(slots)..positions {
+            let row = (position + slots - positions) * width;
+            let slot = position % slots * width;
+            let what = format!("{name}, {key}.ring{layer}, position {position}");
+            assert_golden(&seen[row..row + width], &ring[slot..slot + width], &what);
+        }
+    }
+}
+
+#[test]
+fn taps_of_the_trunk_equal_the_golden() {
+    let golden = Golden::open(&format!("{RANDOM}/golden.safetensors"));
+    for (name, device) in devices() {
+        let model = load(RANDOM, &LoadOptions::default(), device);
+        let targets = &dspark(&model).params.target_layers;
+        let prompts = if compiles_slowly(name) {
+            &PROMPTS[..1]
+        } else {
+            &["short", "window", "long"]
+        };
+        for prompt in prompts {
+            let mut cache = model
+                .new_cache(CacheConfig::default())
+                .expect("valid options");
+            let prompt_ids = golden.get(&format!("{prompt}.input_ids")).ids();
+            let tokens = ids(&prompt_ids, device);
+            let tapped = model.forward_tapped(tokens, &mut cache, targets, &Trace::off());
+            let (_, taps) = tapped.expect("a text that fits");
+            let taps = taps.expect("layers are tapped").into_data();
+            let expected = golden.get(&format!("{prompt}.taps")).f32();
+            let what = format!("{name}: taps of {prompt}");
+            assert_golden(&taps.try_to_vec::<f32>().expect("f32"), &expected, &what);
+        }
+    }
+}
+
+/// What is known of the trained drafter.
+struct Trained {
+    golden: Golden,
+    facts: Value,
+}
+
+impl Trained {
+    fn open() -> Self {
+        let facts = std::fs::read(root().join(TRAINED).join("golden.json"));
+        Self {
+            golden: Golden::open(&format!("{TRAINED}/golden.safetensors")),
+            facts: serde_json::from_slice(&facts.expect("it is there")).expect("JSON"),
+        }
+    }
+
+    fn model(device: &Device, expand: bool) -> Model {
+        let options = LoadOptions {
+            expand,
+            ..LoadOptions::default()
+        };
+        load("assets/ds4-tiny-dspark", &options, device)
+    }
+
+    fn ids(&self, prompt: &str, key: &str) -> Vec<u32> {
+        let ids = self.facts[prompt][key].as_array().expect("a list");
+        let ids = ids.iter().map(|id| id.as_u64().expect("an id") as u32);
+        ids.collect()
+    }
+
+    fn rounds(&self, prompt: &str) -> &[Value] {
+        self.facts[prompt]["rounds"].as_array().expect("a list")
+    }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+#[test]
+fn every_draft_and_confidence_of_the_trained_drafter_equals_the_golden() {
+    let fixture = Trained::open();
+    for (name, device) in devices() {
+        let model = Trained::model(device, name == "flex");
+        let slow = compiles_slowly(name);
+        for prompt in if slow { &PROMPTS[..1] } else { &PROMPTS[..] } {
+            let text = [
+                fixture.ids(prompt, "input_ids"),
+                fixture.ids(prompt, "greedy"),
+            ]
+            .concat();
+            let text: Vec<i64> = text.into_iter().map(i64::from).collect();
+            let rounds = fixture.rounds(prompt);
+            let rounds = if slow { &rounds[..2] } else { rounds };
+            let last = rounds.last().expect("rounds")["pos"]
+                .as_u64()
+                .expect("a position");
+            let mut trunk = model
+                .new_cache(CacheConfig::default())
+                .expect("valid options");
+            let tokens = ids(&text[..last as usize], device);
+            let targets = &dspark(&model).params.target_layers;
+            let tapped = model.forward_tapped(tokens, &mut trunk, targets, &Trace::off());
+            let (_, taps) = tapped.expect("a text that fits");
+            let taps = taps.expect("layers are tapped");
+            let mut cache = model
+                .new_dspark_cache(CacheConfig::default())
+                .expect("valid");
+            for (index, round) in rounds.iter().enumerate() {
+                let what = format!("{name}, {prompt}: round {index}");
+                let position = round["pos"].as_u64().expect("a position") as usize;
+                let known = cache.lengths()[0];
+                let new = taps.clone().narrow(1, known, position - known);
+                let appended = model.append_dspark(new, &mut cache, &Trace::off());
+                appended.expect("positions that fit");
+                let anchor = round["anchor"].as_i64().expect("a token");
+                let trace = Trace::recording();
+                let drafts = draft(&model, anchor, &mut cache, &trace);
+                let gaps = ["min_draft_margin", "draft_router_gap"].map(|gap| number(&round[gap]));
+                if gaps.iter().any(|gap| *gap < TIE) {
+                    continue;
+                }
+                let expected = round["drafts"].as_array().expect("a list").iter();
+                let expected: Vec<i64> = expected.map(|id| id.as_i64().expect("an id")).collect();
+                assert_eq!(integer_values(drafts.ids), expected, "{what}");
+                let confidence = drafts
+                    .confidence
+                    .into_data()
+                    .try_to_vec::<f32>()
+                    .expect("f32");
+                let sigmoid = |logit: &f32| 1.0 / (1.0 + (-logit).exp());
+                let confidence: Vec<f32> = confidence.iter().map(sigmoid).collect();
+                let expected = round["confidence"].as_array().expect("a list").iter();
+                let expected: Vec<f32> = expected.map(|value| number(value) as f32).collect();
+                // The golden file has four digits.
+                let allowed = TOLERANCE + 5e-5;
+                assert_close(&confidence, &expected, absolute(allowed), &what);
+                let key = format!("{prompt}.round{index}.logits_base");
+                if let Some(expected) = fixture.golden.find(&key) {
+                    let records = trace.take();
+                    let actual = records["dspark.logits"].try_to_vec::<f32>().expect("f32");
+                    assert_close(&actual, &expected.f32(), absolute(1e-3), &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_text_and_the_acceptance_of_every_round_equal_the_golden() {
+    let fixture = Trained::open();
+    for (name, device) in devices() {
+        let model = Trained::model(device, name == "flex");
+        let slow = compiles_slowly(name);
+        for prompt in if slow { &PROMPTS[..1] } else { &PROMPTS[..] } {
+            let expected = fixture.ids(prompt, "greedy");
+            let count = if slow { 6 } else { expected.len() };
+            let config = EngineConfig {
+                drafts: BLOCK,
+                graphs: false,
+                prefill_chunk: 50,
+                capacity: 128,
+                ..EngineConfig::default()
+            };
+            let mut engine = Engine::new(&model, config).expect("valid options");
+            let id = add(
+                &mut engine,
+                request(&fixture.ids(prompt, "input_ids"), count),
+            );
+            let (mut texts, mut lengths) = (Texts::new(), Vec::new());
+            while !engine.is_idle() {
+                let outputs = engine.step().expect("a device that works");
+                if !outputs.is_empty() {
+                    lengths.push(collect(outputs, &mut texts));
+                }
+            }
+            let what = format!("{name}: {prompt}");
+            assert_eq!(texts[&id], expected[..count], "{what}");
+            // The first step has no drafts; the last may run past the end.
+            let rounds = fixture
+                .rounds(prompt)
+                .iter()
+                .zip(&lengths[1..lengths.len() - 1]);
+            for (index, (round, length)) in rounds.enumerate() {
+                let gaps = ["min_draft_margin", "draft_router_gap", "verify_topk_gap"];
+                let tie = gaps.iter().any(|gap| number(&round[gap]) < TIE);
+                let accepted = round["accepted"].as_u64().expect("a count") as usize;
+                assert!(tie || *length == 1 + accepted, "{what}: round {index}");
+            }
+        }
+    }
+}
+
+fn sampled(seed: u64, penalties: f32) -> SamplingConfig {
+    SamplingConfig {
+        temperature: 0.8,
+        top_k: 50,
+        seed,
+        repetition_penalty: 1.0 + penalties,
+        presence_penalty: penalties,
+        ..SamplingConfig::default()
+    }
+}
+
+#[test]
+fn texts_are_those_without_drafts_whatever_is_combined() {
+    let fixture = Trained::open();
+    for (name, device) in devices() {
+        let slow = compiles_slowly(name);
+        let mut model = Trained::model(device, name == "flex");
+        let any = fixture.ids("long", "input_ids");
+        let count = if slow { 8 } else { 40 };
+        let of = |range: std::ops::Range<usize>, sampling| Request {
+            sampling,
+            ..request(&any[range], count)
+        };
+        let requests = [
+            of(0..1, SamplingConfig::default()),
+            of(10..47, sampled(3, 0.0)),
+            of(0..90, sampled(4, 0.2)),
+        ];
+        let requests = if slow { &requests[1..2] } else { &requests[..] };
+        let plain = EngineConfig {
+            lanes: 1,
+            graphs: false,
+            ..EngineConfig::default()
+        };
+        let alone: Vec<Vec<u32>> = requests
+            .iter()
+            .map(|request| {
+                let mut engine = Engine::new(&model, plain.clone()).expect("valid options");
+                together(&mut engine, std::slice::from_ref(request)).remove(0)
+            })
+            .collect();
+        let cases = [(5, 0.0, false), (3, 0.0, true), (4, 0.4, false)];
+        for (drafts, draft_confidence, clustered) in cases {
+            let dspark = model.dspark.as_mut().expect("a drafter");
+            dspark.flash_head = clustered.then(|| {
+                let output = model.output.val();
+                let clusters = output.dims()[0] / 16;
+                let head = FlashHead::build(output, clusters, &BuildOptions::default(), |_| {});
+                ProbedHead::new(head.expect("a matrix"), clusters / 4).expect("fewer than all")
+            });
+            let config = EngineConfig {
+                lanes: 3,
+                drafts,
+                draft_confidence,
+                capacity: 64,
+                prefill_chunk: 32,
+                ..EngineConfig::default()
+            };
+            assert!(drafts == 5 || config.is_deterministic());
+            let lanes = if drafts == 5 { 2 } else { 3 };
+            let mut engine = Engine::new(&model, EngineConfig { lanes, ..config });
+            let engine = engine.as_mut().expect("valid options");
+            let texts = together(engine, requests);
+            let what = format!("{name}, {drafts} drafts, confidence {draft_confidence}");
+            assert_eq!(texts, alone, "{what}, clustered {clustered}");
+            let stats = engine.stats();
+            assert_eq!(stats.dropped, 0, "{what}");
+            assert!(slow || stats.accepted > 0, "{what}: {stats:?}");
+            assert!(stats.accepted < stats.drafted || slow, "{what}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn drafts_in_which_the_drafter_has_no_confidence_are_left_out() {
+    let (fixture, drafts) = (Trained::open(), BLOCK);
+    let (_, device) = &devices()[0];
+    let model = Trained::model(device, true);
+    let prompt = fixture.ids("medium", "input_ids");
+    let acceptance = [0.0, 0.5, 1.0].map(|draft_confidence| {
+        let config = EngineConfig {
+            drafts,
+            draft_confidence,
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::new(&model, config).expect("valid options");
+        together(&mut engine, &[request(&prompt, 60)]);
+        let stats = engine.stats();
+        assert_eq!(stats.dropped, 0);
+        (stats.drafted, stats.acceptance())
+    });
+    let [all, likely, none] = acceptance;
+    assert!(
+        likely.0 < all.0 && likely.0 > 0 && none.0 == 0,
+        "{acceptance:?}"
+    );
+    assert!(likely.1 > 1.2 * all.1, "{acceptance:?}");
+}
+
+#[test]
+fn more_drafts_than_a_block_has_are_an_error() {
+    let (_, device) = &devices()[0];
+    let model = Trained::model(device, true);
+    for (drafts, draft_confidence, named) in [
+        (BLOCK + 1, 0.0, "`drafts` is 6, expected 0..=5"),
+        (1, f64::NAN, "`draft_confidence` is NaN"),
+        (1, 1.5, "`draft_confidence` is 1.5"),
+    ] {
+        let config = EngineConfig {
+            drafts,
+            draft_confidence,
+            ..EngineConfig::default()
+        };
+        let error = Engine::new(&model, config).expect_err("an option out of range");
+        assert!(error.to_string().contains(named), "{error}");
+    }
+}
