@@ -83,7 +83,7 @@ struct Args {
     /// Tokens to draft per step meanwhile (1 to 8).
     #[arg(long, default_value_t = 1, value_name = "K", requires = "flash_head")]
     #[arg(value_parser = value_parser!(u8).range(1..=MAX_DRAFTS as i64))]
-    mtp: u8,
+    draft_tokens: u8,
     /// Prints the results as one JSON object.
     #[arg(long)]
     json: bool,
@@ -137,7 +137,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 
     let options = GenerateConfig {
         max_new_tokens: args.generate,
-        drafts: args.mtp.into(),
+        drafts: args.draft_tokens.into(),
         ignore_eos: true,
         ..GenerateConfig::default()
     };

@@ -13,11 +13,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn_ds4_ops::device::DeviceSpec;
-use clap::{Parser, value_parser};
+use clap::Parser;
 use ds4_model::checkpoint::LoadOptions;
-use ds4_model::generate::{ChatOptions, GenerateConfig, MAX_DRAFTS, Message, SamplingConfig};
+use ds4_model::generate::{ChatOptions, GenerateConfig, Message, SamplingConfig};
 use ds4_model::model::Model;
 use ds4_model::pipeline::Pipeline;
+use shared::chat::{Effort, Encoding};
+use shared::drafts::DraftArgs;
 use shared::flash::FlashArgs;
 use shared::load_bar::LoadBar;
 use shared::{Dtype, Head, finish, load_options, note, shipped_checkpoint};
@@ -65,11 +67,8 @@ struct Args {
     /// Seed of the sampling. The same seed gives the same text, with drafts or without.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Tokens to draft per step with the multi-token-prediction layer (0 to 8). The text is the
-    /// same.
-    #[arg(long, default_value_t = 0, value_name = "K")]
-    #[arg(value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
-    mtp: u8,
+    #[command(flatten)]
+    drafts: DraftArgs,
     /// Head that chooses the text. The flash head is approximate: it may choose other tokens than
     /// the dense one.
     #[arg(long, value_enum, default_value_t = Head::Dense)]
@@ -86,6 +85,13 @@ struct Args {
     /// Encodes the prompt as a user's message in a chat.
     #[arg(long)]
     chat: bool,
+    /// Lets the model think before it answers, so much.
+    #[arg(long, value_enum, value_name = "EFFORT", requires = "chat")]
+    think: Option<Effort>,
+    /// Release whose chat prompts the checkpoint was trained on [default: 0731 with a DSpark
+    /// drafter, else v4].
+    #[arg(long, value_enum, requires = "chat")]
+    encoding: Option<Encoding>,
     /// Device: flex (CPU), wgpu, cuda or cuda:INDEX.
     #[arg(long, default_value_t = DeviceSpec::Flex)]
     device: DeviceSpec,
@@ -107,8 +113,10 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // What is wrong with the arguments is told before anything is loaded.
     config(args, GenerateConfig::default()).validate()?;
-    if args.draft_head == Head::Flash && args.mtp == 0 {
-        return Err("--draft-head flash needs drafts, --mtp 1 to 8".into());
+    args.drafts.check()?;
+    let drafts = args.drafts.is_wanted(args.device);
+    if args.draft_head == Head::Flash && !drafts {
+        return Err("--draft-head flash needs drafts, --draft-tokens 1 to 8".into());
     }
     let flash = args.head == Head::Flash || args.draft_head == Head::Flash;
     args.flash
@@ -118,7 +126,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
-        ..load_options(args.device, args.dtype, args.mtp > 0)
+        ..load_options(args.device, args.dtype, drafts)
     };
     let bar = LoadBar::default();
     let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
@@ -127,10 +135,17 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let loaded = started.elapsed();
     let prompt = match args.chat {
-        true => pipeline.encode_chat(&[Message::user(&args.prompt)], &ChatOptions::default())?,
+        true => pipeline.encode_chat(
+            &[Message::user(&args.prompt)],
+            &chat_options(args, &pipeline),
+        )?,
         false => pipeline.encode(&args.prompt)?,
     };
-    let config = config(args, pipeline.defaults.clone());
+    let config = GenerateConfig {
+        drafts: args.drafts.drafts(args.device, &pipeline.model)?,
+        ..config(args, pipeline.defaults.clone())
+    };
+    let has_drafts = config.drafts > 0;
     let warmed_up = warm_up(args, &pipeline, &config, &prompt)?;
 
     let mut generation = pipeline.generate(config, &prompt)?;
@@ -164,7 +179,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // The first token comes with the prompt.
     let rate = generation.generated().saturating_sub(1) as f64 / elapsed;
     let stats = generation.stats();
-    let drafts = if args.mtp > 0 {
+    let drafts = if has_drafts {
         format!(
             ", drafts {} accepted {} ({:.1} %)",
             stats.drafted,
@@ -188,6 +203,17 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// How the message is rendered.
+fn chat_options(args: &Args, pipeline: &Pipeline) -> ChatOptions {
+    let encoding = args.encoding.map_or(pipeline.chat.encoding, Into::into);
+    ChatOptions {
+        thinking: args.think.is_some(),
+        effort: args.think.map(Into::into).unwrap_or_default(),
+        encoding,
+        ..pipeline.chat
+    }
+}
+
 /// How to generate: what the arguments say, and else the checkpoint.
 fn config(args: &Args, defaults: GenerateConfig) -> GenerateConfig {
     let sampling = defaults.sampling;
@@ -206,7 +232,7 @@ fn config(args: &Args, defaults: GenerateConfig) -> GenerateConfig {
             seed: args.seed,
             ..sampling
         },
-        drafts: args.mtp.into(),
+        draft_confidence: args.drafts.draft_confidence,
         stop_strings: args.stop.clone(),
         graphs: !args.no_graph,
         ..defaults
@@ -258,10 +284,8 @@ fn choose_heads(args: &Args, model: &mut Model) -> Result<(), Box<dyn Error>> {
         ));
         model.flash_head = Some(head.clone());
     }
-    if args.draft_head == Head::Flash
-        && let Some(mtp) = &mut model.mtp
-    {
-        mtp.flash_head = Some(head);
+    if args.draft_head == Head::Flash {
+        model.set_draft_head(Some(head));
     }
     Ok(())
 }

@@ -111,9 +111,9 @@ fn print_config(config: &ModelConfig, out: &mut impl Write) -> io::Result<()> {
     let heavy = layers(|kind| matches!(kind, AttentionKind::HeavilyCompressed { .. }));
     let mut line = |name: &str, value: &dyn Display| writeln!(out, "  {name:<22}{value}");
     let kinds = format!(
-        "{} ({window} window, {sparse} compressed sparse, {heavy} heavily compressed), {} MTP",
+        "{} ({window} window, {sparse} compressed sparse, {heavy} heavily compressed), {}",
         config.layers.len(),
-        config.num_mtp_layers
+        drafter(config)
     );
     let experts = format!(
         "{} routed of width {}, {} per token, {} shared; the first {} layers by token id",
@@ -138,6 +138,17 @@ fn print_config(config: &ModelConfig, out: &mut impl Write) -> io::Result<()> {
     line("indexer picks", &config.index_topk)?;
     line("vocabulary", &config.vocab_size)?;
     line("longest context", &config.max_position_embeddings)
+}
+
+/// What drafts.
+fn drafter(config: &ModelConfig) -> String {
+    match &config.dspark {
+        None => format!("{} MTP", config.num_mtp_layers),
+        Some(dspark) => format!(
+            "DSpark with {} layers, blocks of {} tokens, taps of layers {:?}",
+            dspark.layers, dspark.block_size, dspark.target_layers
+        ),
+    }
 }
 
 fn print_totals(
@@ -194,7 +205,7 @@ fn part(name: &str) -> &'static str {
         return "copies, not loaded";
     }
     if name.starts_with("mtp.") {
-        return "MTP layer";
+        return "what drafts";
     }
     let part = PARTS.iter().find(|(pattern, _)| name.contains(pattern));
     part.map_or("norms", |(_, part)| part)
@@ -222,9 +233,10 @@ fn cache_bytes(config: &ModelConfig, dtype: FloatDType) -> Result<(usize, usize)
     };
     let both = |capacity: usize| -> Result<usize, CacheError> {
         let trunk = bytes_of(CacheLayout::trunk(config), capacity)?;
-        Ok(match config.num_mtp_layers {
-            0 => trunk,
-            _ => trunk + bytes_of(CacheLayout::mtp(config), capacity)?,
+        Ok(match (&config.dspark, config.num_mtp_layers) {
+            (Some(_), _) => trunk + bytes_of(CacheLayout::dspark(config), capacity)?,
+            (None, 0) => trunk,
+            (None, _) => trunk + bytes_of(CacheLayout::mtp(config), capacity)?,
         })
     };
     // Two lengths that are whole numbers of compressed rows.

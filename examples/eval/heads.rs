@@ -207,9 +207,7 @@ pub fn generate(
     let mut model = model.clone();
     let mut runs = Vec::new();
     for head in [None, Some(head)] {
-        if let Some(mtp) = &mut model.mtp {
-            mtp.flash_head = head.cloned();
-        }
+        model.set_draft_head(head.cloned());
         runs.push(run(&model, &prompts, options, head)?);
     }
     Ok(runs)

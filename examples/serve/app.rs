@@ -70,7 +70,7 @@ impl App {
         if context > longest {
             return Err(format!("--ctx is {context}, the model's context {longest}").into());
         }
-        let engine = args.engine();
+        let engine = args.engine(loaded.drafts);
         let most_texts = engine.lanes + usize::from(args.queue);
         Ok(Self {
             model: args.model_name(),
@@ -185,7 +185,7 @@ pub fn unix_time() -> u64 {
 
 fn fingerprint(args: &Args, loaded: &Loaded) -> String {
     let mut hasher = DefaultHasher::new();
-    let (engine, device) = (args.engine(), args.device);
+    let (engine, device) = (args.engine(loaded.drafts), args.device);
     let build = (env!("CARGO_PKG_VERSION"), args.quantized_cache);
     format!("{engine:?} {device:?} {:?} {build:?}", args.dtype).hash(&mut hasher);
     format!("{:?}", loaded.config).hash(&mut hasher);

@@ -1,7 +1,8 @@
 //! `/v1/chat/completions`: requests, and the messages of answers.
 
 use ds4_model::generate::{
-    ChatOptions, Completion, CompletionPart, Message, ReasoningEffort, Tool, ToolCall, render_chat,
+    ChatEncoding, ChatOptions, Completion, CompletionPart, Message, ReasoningEffort, Tool,
+    ToolCall, render_chat,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -67,7 +68,7 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let common: Common = parse(body)?;
     app.check_model(common.model.as_deref())?;
     let fields: Fields = parse(body)?;
-    let options = options(fields.reasoning_effort.as_deref())?;
+    let options = options(fields.reasoning_effort.as_deref(), app.loaded.encoding)?;
     let log_probs = match (fields.logprobs, fields.top_logprobs) {
         (Some(true), top) => Some(check_log_probs("top_logprobs", top.unwrap_or(0))?),
         (_, None | Some(0)) => None,
@@ -98,19 +99,22 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
 }
 
 /// The levels that the encoding has.
-fn options(effort: Option<&str>) -> Result<ChatOptions, ApiError> {
+fn options(effort: Option<&str>, encoding: ChatEncoding) -> Result<ChatOptions, ApiError> {
     let (thinking, effort) = match effort {
-        None | Some("none") => (false, ReasoningEffort::High),
+        None | Some("none") => (false, ReasoningEffort::Low),
+        Some("low") => (true, ReasoningEffort::Low),
         Some("high") => (true, ReasoningEffort::High),
         Some("max") => (true, ReasoningEffort::Max),
         Some(other) => {
-            let message = format!("`reasoning_effort` is {other:?}, expected none, high or max");
+            let message =
+                format!("`reasoning_effort` is {other:?}, expected none, low, high or max");
             return Err(ApiError::invalid("reasoning_effort", message));
         }
     };
     Ok(ChatOptions {
         thinking,
         effort,
+        encoding,
         ..ChatOptions::default()
     })
 }

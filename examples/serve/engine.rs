@@ -11,8 +11,8 @@ use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::checkpoint::LoadOptions;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
-    Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId,
-    TextTokenizer, TokenLogProbs,
+    ChatEncoding, Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output,
+    Request, RequestId, TextTokenizer, TokenLogProbs,
 };
 use ds4_model::pipeline::Pipeline;
 use tokio::sync::mpsc::UnboundedSender;
@@ -65,6 +65,10 @@ pub struct Loaded {
     pub config: ModelConfig,
     /// How it is meant to generate.
     pub defaults: GenerateConfig,
+    /// Drafts of a step.
+    pub drafts: usize,
+    /// What its chat prompts are like.
+    pub encoding: ChatEncoding,
 }
 
 /// The running thread.
@@ -122,19 +126,22 @@ fn run(
     let device = args.device.init()?;
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
-        ..load_options(args.device, args.dtype, args.mtp > 0)
+        ..load_options(args.device, args.dtype, args.drafts.is_wanted(args.device))
     };
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
-    let config = args.engine();
+    let config = args.engine(args.drafts.drafts(args.device, &pipeline.model)?);
     if args.device != DeviceSpec::Flex {
         warm_up(&pipeline, &config)?;
     }
+    let drafts = config.drafts;
     let engine = Engine::new(&pipeline.model, config)?;
     let known = Loaded {
         tokenizer: pipeline.tokenizer.clone(),
         config: pipeline.model.config().clone(),
         defaults: pipeline.defaults.clone(),
+        drafts,
+        encoding: args.encoding.map_or(pipeline.chat.encoding, Into::into),
     };
     loaded.send(known)?;
     Ok(serve(engine, jobs, metrics)?)

@@ -53,7 +53,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         .with_target(false)
         .init();
     // What is wrong with the arguments is told before anything is loaded.
-    args.engine().validate()?;
+    args.engine(0).validate()?;
+    args.drafts.check()?;
     args.key()?;
     let address = (args.host, args.port);
     let listener = TcpListener::bind(address)

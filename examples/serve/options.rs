@@ -10,6 +10,8 @@ use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
 use ds4_model::generate::{EngineConfig, MAX_DRAFTS, MAX_LANES};
 
+use crate::shared::chat::Encoding;
+use crate::shared::drafts::DraftArgs;
 use crate::shared::{Dtype, shipped_checkpoint};
 
 /// Environment variable for `--api-key`, which other users of the machine cannot see.
@@ -42,11 +44,12 @@ pub struct Args {
     /// Most texts at a time.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u8).range(1..=MAX_LANES as i64))]
     pub lanes: u8,
-    /// Tokens to draft per step with the multi-token-prediction layer (0 to 8). The text is the
-    /// same.
-    #[arg(long, default_value_t = 0, value_name = "K")]
-    #[arg(value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
-    pub mtp: u8,
+    #[command(flatten)]
+    pub drafts: DraftArgs,
+    /// Release whose chat prompts the checkpoint was trained on [default: 0731 with a DSpark
+    /// drafter, else v4].
+    #[arg(long, value_enum)]
+    pub encoding: Option<Encoding>,
     /// Most tokens of prompt and answer together [default: the model's context].
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(2..))]
     pub ctx: Option<u32>,
@@ -86,16 +89,17 @@ pub struct Args {
 }
 
 impl Args {
-    /// The options of the engine.
-    pub fn engine(&self) -> EngineConfig {
+    /// The options of the engine, for so many drafts a step.
+    pub fn engine(&self, drafts: usize) -> EngineConfig {
         let default = EngineConfig::default();
         EngineConfig {
             lanes: self.lanes.into(),
-            drafts: self.mtp.into(),
+            drafts,
+            draft_confidence: self.drafts.draft_confidence,
             prefill_chunk: self.prefill_chunk,
             // What a text of the longest context needs, with the drafts that a step may add.
             capacity: self.ctx.map_or(default.capacity, |ctx| {
-                default.capacity.min(ctx as usize + 2 * MAX_DRAFTS)
+                default.capacity.min(ctx as usize + 2 * MAX_DRAFTS + 1)
             }),
             cache_bytes: self.cache_memory,
             prefix_bytes: self.prefix_cache,

@@ -4,6 +4,8 @@
 // Every example compiles this module for itself and uses the part that it needs.
 #![allow(dead_code)]
 
+pub mod chat;
+pub mod drafts;
 pub mod flash;
 pub mod load_bar;
 
@@ -50,12 +52,12 @@ impl From<Dtype> for FloatDType {
 }
 
 /// How a checkpoint is loaded onto a device of that kind.
-pub fn load_options(device: DeviceSpec, dtype: Dtype, mtp: bool) -> LoadOptions {
+pub fn load_options(device: DeviceSpec, dtype: Dtype, drafter: bool) -> LoadOptions {
     LoadOptions {
         dtype: dtype.into(),
         // Decoding again and again is slow on a CPU, and memory is cheap there.
         expand: device == DeviceSpec::Flex,
-        mtp,
+        drafter,
         ..LoadOptions::default()
     }
 }
