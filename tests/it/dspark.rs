@@ -441,6 +441,42 @@ fn texts_are_those_without_drafts_whatever_is_combined() {
 }
 
 #[test]
+fn a_prompt_that_begins_like_a_text_before_has_the_drafts_of_a_fresh_one() {
+    let (_, device) = &devices()[0];
+    let (fixture, model) = (Trained::open(), Trained::model(device, true));
+    let text = fixture.ids("long", "input_ids");
+    let run = |prefix_bytes: usize| {
+        let config = EngineConfig {
+            drafts: BLOCK,
+            prefill_chunk: 32,
+            prefix_bytes,
+            exact_prefix: true,
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::new(&model, config).expect("valid options");
+        // Longer than the window, so that the rows of its beginning are overwritten meanwhile.
+        together(&mut engine, &[request(&text[..200], 8)]);
+        let (drafted, accepted) = (engine.stats().drafted, engine.stats().accepted);
+        // Differs from the text after 150 tokens.
+        let other = [&text[..150], &text[40..60]].concat();
+        let id = add(&mut engine, request(&other, 30));
+        let (mut texts, mut steps) = (Texts::new(), 0);
+        while !engine.is_idle() {
+            collect(engine.step().expect("a device that works"), &mut texts);
+            steps += usize::from(texts.is_empty());
+        }
+        let stats = engine.stats();
+        let drafts = [stats.drafted - drafted, stats.accepted - accepted];
+        (texts.remove(&id), drafts, steps)
+    };
+    let (fresh, reused) = (run(0), run(256 << 20));
+    assert!(fresh.1[1] > 0, "{fresh:?}");
+    assert_eq!((&reused.0, reused.1), (&fresh.0, fresh.1));
+    // Four chunks less.
+    assert_eq!(reused.2 + 4, fresh.2);
+}
+
+#[test]
 fn drafts_in_which_the_drafter_has_no_confidence_are_left_out() {
     let (fixture, drafts) = (Trained::open(), BLOCK);
     let (_, device) = &devices()[0];
