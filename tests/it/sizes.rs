@@ -181,15 +181,24 @@ fn contents_are_not_looked_at_where_only_sizes_are_wanted() {
 #[test]
 fn random_packed_weights_have_the_formats_of_a_checkpoint_and_finite_logits() {
     let device = Device::flex();
-    let checkpoint = open("assets/ds4-tiny");
-    for dtype in [FloatDType::F32, FloatDType::BF16] {
+    let cases = [
+        ("assets/ds4-tiny", FloatDType::F32),
+        ("assets/ds4-tiny", FloatDType::BF16),
+        ("assets/ds4-tiny-dspark", FloatDType::BF16),
+    ];
+    for (name, dtype) in cases {
+        let checkpoint = open(name);
         let options = LoadOptions {
             dtype,
             ..LoadOptions::default()
         };
         let expected = checkpoint.weight_bytes(&options, &device);
         let model = checkpoint.config().init_packed(dtype, &device);
-        assert_eq!(bytes(&model), expected.expect("an asset"), "{dtype:?}");
+        assert_eq!(
+            bytes(&model),
+            expected.expect("an asset"),
+            "{name}, {dtype:?}"
+        );
         let layer = &model.layers[1];
         assert!(matches!(layer.moe.gate_up, WeightStack::Fp4(_)));
         assert!(matches!(layer.moe.shared.gate_up, WeightStack::Fp8(_)));

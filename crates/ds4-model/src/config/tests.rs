@@ -537,6 +537,35 @@ fn the_dspark_drafter_takes_the_place_of_the_mtp_layer() {
 }
 
 #[test]
+fn the_drafters_of_the_releases_are_read() {
+    // V4-Flash-0731 and V4-Pro-0813: layers, width, rank and target layers.
+    for (layers, hidden, rank, targets) in [(43, 4096, 256, 40..43), (61, 7168, 512, 58..61)] {
+        let ratio = |layer| match layer {
+            0 | 1 => 0,
+            layer if layer < layers => [4, 128][layer % 2],
+            _ => 0,
+        };
+        let ratios: Vec<usize> = (0..layers + 3).map(ratio).collect();
+        let targets: Vec<usize> = targets.collect();
+        let keys = json!({
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "vocab_size": 129280,
+            "compress_ratios": ratios,
+            "dspark_target_layer_ids": targets,
+            "dspark_noise_token_id": 128799,
+            "dspark_markov_rank": rank,
+        });
+        let config = without(with_dspark(keys), &["layer_types", "compress_rate_hca"]);
+        let config = parse(&config);
+        let dspark = config.dspark.unwrap();
+        assert_eq!(config.layers.len(), layers);
+        assert_eq!((dspark.layers, dspark.block_size), (3, 5));
+        assert_eq!(dspark.target_layers, targets);
+    }
+}
+
+#[test]
 fn keys_of_a_drafter_that_cannot_be_are_named() {
     for (changes, named) in [
         (
