@@ -25,8 +25,21 @@ pub(crate) struct CandidateShape {
 /// Special tokens: their rows of the weight, `[special]`, and their logits, `[tokens, special]`.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Special {
-    rows: Sequence<Box<[i32]>>,
-    logits: Sequence<Box<[f32]>>,
+    rows: Box<[i32]>,
+    logits: Box<[f32]>,
+}
+
+/// Candidates and their logits.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Candidates {
+    /// Logits of the clusters' rows, `[tokens, probes, capacity]`.
+    logits: Box<[f32]>,
+    /// Clusters, `[tokens, probes]`.
+    chosen: Box<[i32]>,
+    /// The ids of all rows of the weight.
+    ids: Box<[i32]>,
+    special: ComptimeOption<Special>,
+    shape: CandidateShape,
 }
 
 /// An integer in the same order as the floats: zeros of either sign are equal, and NaN comes before
@@ -38,13 +51,6 @@ fn rank(x: f32) -> u32 {
     let rank = select(bits == magnitude, bits | 0x8000_0000u32, !bits);
     let rank = select(magnitude == 0u32, 0x8000_0000u32, rank);
     select(has_nan_bits(x), 0u32, rank)
-}
-
-/// The row of the weight of a token's candidate, counted within its clusters.
-#[cube]
-fn row_of(chosen: &[i32], token: u32, candidate: u32, shape: &CandidateShape) -> u32 {
-    let probe = token * shape.probes + candidate / shape.capacity;
-    u32::cast_from(chosen[probe as usize]) * shape.capacity + candidate % shape.capacity
 }
 
 /// How [`argmax_kernel`] is compiled.
@@ -61,23 +67,16 @@ pub(crate) struct ArgmaxBlueprint {
 /// Finds the candidate of every token that wins by (logit descending, id ascending), -1 where no
 /// logit is a number above `-inf`. A token has one cube or several.
 ///
-/// - `logits`: of the clusters' rows, `[tokens, probes, capacity]`
-/// - `chosen`: clusters, `[tokens, probes]`
-/// - `ids`: the ids of all rows of the weight
 /// - `partials`: `[2, tokens, cubes]`, ranks and ids of the cubes' winners
 /// - `counters`, `turn`: see [`arrives_last`]
 #[cube(launch_unchecked, address_type = "dynamic")]
 // Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::collapsible_if)]
 pub(crate) fn argmax_kernel(
-    logits: &[f32],
-    chosen: &[i32],
-    ids: &[i32],
-    special: Special,
+    candidates: &Candidates,
     partials: &mut [u32],
     counters: &mut [Atomic<u32>],
     output: &mut [i32],
-    shape: CandidateShape,
     turn: u32,
     #[comptime] blueprint: ArgmaxBlueprint,
 ) {
@@ -87,6 +86,7 @@ pub(crate) fn argmax_kernel(
         split,
         target,
     } = comptime!(blueprint);
+    let (ids, shape) = (&candidates.ids, &candidates.shape);
     let token = CUBE_POS_Y;
     let all_units = CUBE_COUNT_X * units;
     let own = CUBE_POS_X * units + UNIT_POS;
@@ -106,8 +106,8 @@ pub(crate) fn argmax_kernel(
         for i in 0..per_unit {
             // The last candidate may be read again, which changes nothing.
             let at = min(first + i * all_units, count - 1);
-            rows[i as usize] = row_of(chosen, token, at, &shape);
-            ranks[i as usize] = rank(logits[(token * count + at) as usize]);
+            rows[i as usize] = candidates.row_of(token, at);
+            ranks[i as usize] = rank(candidates.logits[(token * count + at) as usize]);
         }
         #[unroll]
         for i in 0..comptime!(per_unit as usize) {
@@ -123,13 +123,12 @@ pub(crate) fn argmax_kernel(
         }
         first += per_unit * all_units;
     }
-    if comptime!(special.rows.len() == 1) {
-        let rows = special.rows.index(0usize);
-        let logits = special.logits.index(0usize);
+    #[comptime]
+    if let ComptimeOption::Some(special) = &candidates.special {
         let mut at = own;
         while at < shape.special {
-            let id = u32::cast_from(ids[rows[at as usize] as usize]);
-            let own = rank(logits[(token * shape.special + at) as usize]);
+            let id = u32::cast_from(ids[special.rows[at as usize] as usize]);
+            let own = rank(special.logits[(token * shape.special + at) as usize]);
             let wins = own > best || (own == best && id < winner);
             best = select(wins, own, best);
             winner = select(wins, id, winner);
@@ -182,59 +181,59 @@ pub(crate) fn argmax_kernel(
     }
 }
 
-/// The id and the bits of the logit of a token's candidate. Padding has id -1 and logit `-inf`, and
-/// so does a special token that is in a chosen cluster.
 #[cube]
-fn candidate(
-    logits: &[f32],
-    chosen: &[i32],
-    ids: &[i32],
-    special: &Special,
-    token: u32,
-    candidate: u32,
-    shape: &CandidateShape,
-) -> (i32, u32) {
-    let count = shape.probes * shape.capacity;
-    let mut id = PADDING.runtime();
-    let mut logit = 0.0f32;
-    if candidate < count {
-        id = ids[row_of(chosen, token, candidate, shape) as usize];
-        logit = logits[(token * count + candidate) as usize];
-    } else if comptime!(special.rows.len() == 1) {
-        let index = candidate - count;
-        let row = special.rows.index(0usize)[index as usize];
-        id = ids[row as usize];
-        logit = special.logits.index(0usize)[(token * shape.special + index) as usize];
-        let cluster = row / i32::cast_from(shape.capacity);
-        for probe in 0..shape.probes {
-            if chosen[(token * shape.probes + probe) as usize] == cluster {
-                id = PADDING;
+impl Candidates {
+    /// The row of the weight of a token's candidate, counted within its clusters.
+    fn row_of(&self, token: u32, candidate: u32) -> u32 {
+        let shape = &self.shape;
+        let probe = token * shape.probes + candidate / shape.capacity;
+        u32::cast_from(self.chosen[probe as usize]) * shape.capacity + candidate % shape.capacity
+    }
+
+    /// The id and the bits of the logit of a token's candidate. Padding has id -1 and logit `-inf`,
+    /// and so does a special token that is in a chosen cluster.
+    fn candidate(&self, token: u32, candidate: u32) -> (i32, u32) {
+        let shape = &self.shape;
+        let count = shape.probes * shape.capacity;
+        let mut id = PADDING.runtime();
+        let mut logit = 0.0f32;
+        if candidate < count {
+            id = self.ids[self.row_of(token, candidate) as usize];
+            logit = self.logits[(token * count + candidate) as usize];
+        } else {
+            #[comptime]
+            if let ComptimeOption::Some(special) = &self.special {
+                let index = candidate - count;
+                let row = special.rows[index as usize];
+                id = self.ids[row as usize];
+                logit = special.logits[(token * shape.special + index) as usize];
+                let cluster = row / i32::cast_from(shape.capacity);
+                for probe in 0..shape.probes {
+                    if self.chosen[(token * shape.probes + probe) as usize] == cluster {
+                        id = PADDING;
+                    }
+                }
             }
         }
+        let bits = select(id == PADDING, NEG_INFINITY_BITS, u32::reinterpret(logit));
+        (id, bits)
     }
-    let bits = select(id == PADDING, NEG_INFINITY_BITS, u32::reinterpret(logit));
-    (id, bits)
 }
 
 /// Writes ids and logits of all candidates, with one unit for each.
 ///
-/// Arguments are those of [`argmax_kernel`]. `all_ids` and `all_logits`, which holds bits, are
-/// `[tokens, probes * capacity + special]`.
+/// `all_ids` and `all_logits`, which holds bits, are `[tokens, probes * capacity + special]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn candidates_kernel(
-    logits: &[f32],
-    chosen: &[i32],
-    ids: &[i32],
-    special: Special,
+    candidates: &Candidates,
     all_ids: &mut [i32],
     all_logits: &mut [u32],
-    shape: CandidateShape,
 ) {
+    let shape = &candidates.shape;
     let columns = shape.probes * shape.capacity + shape.special;
     let at = ABSOLUTE_POS;
     if at < (shape.tokens * columns) as usize {
-        let (token, place) = (at as u32 / columns, at as u32 % columns);
-        let found = candidate(logits, chosen, ids, &special, token, place, &shape);
+        let found = candidates.candidate(at as u32 / columns, at as u32 % columns);
         all_ids[at] = found.0;
         all_logits[at] = found.1;
     }
@@ -243,23 +242,15 @@ pub(crate) fn candidates_kernel(
 /// Writes the logit of every candidate to the column of its id, with one unit for each. The other
 /// columns stay as they are.
 ///
-/// Arguments are those of [`argmax_kernel`]. `all_logits`, which holds bits, is
-/// `[tokens, vocabulary]`.
+/// `all_logits`, which holds bits, is `[tokens, vocabulary]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn scatter_kernel(
-    logits: &[f32],
-    chosen: &[i32],
-    ids: &[i32],
-    special: Special,
-    all_logits: &mut [u32],
-    shape: CandidateShape,
-    vocabulary: u32,
-) {
+pub(crate) fn scatter_kernel(candidates: &Candidates, all_logits: &mut [u32], vocabulary: u32) {
+    let shape = &candidates.shape;
     let columns = shape.probes * shape.capacity + shape.special;
     let at = ABSOLUTE_POS;
     if at < (shape.tokens * columns) as usize {
-        let (token, place) = (at as u32 / columns, at as u32 % columns);
-        let found = candidate(logits, chosen, ids, &special, token, place, &shape);
+        let token = at as u32 / columns;
+        let found = candidates.candidate(token, at as u32 % columns);
         if found.0 >= 0 {
             all_logits[(token * vocabulary + u32::cast_from(found.0)) as usize] = found.1;
         }

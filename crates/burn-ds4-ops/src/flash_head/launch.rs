@@ -8,8 +8,8 @@ use cubecl::prelude::*;
 
 use super::backend::HeadTensors;
 use super::kernel::{
-    ArgmaxBlueprint, CandidateShapeLaunch, SpecialLaunch, argmax_kernel, candidates_kernel,
-    scatter_kernel,
+    ArgmaxBlueprint, CandidateShapeLaunch, CandidatesLaunch, SpecialLaunch, argmax_kernel,
+    candidates_kernel, scatter_kernel,
 };
 use crate::arrival;
 use crate::caps::Caps;
@@ -79,20 +79,17 @@ impl Candidates {
         [tokens, probes, self.ids.shape()[1], special]
     }
 
-    fn shape_arg(&self) -> CandidateShapeLaunch {
+    fn arg(self) -> CandidatesLaunch {
         let [tokens, probes, capacity, special] = self.dims().map(|size| size as u32);
-        CandidateShapeLaunch::new(tokens, probes, capacity, special)
-    }
-
-    fn special_arg(&self) -> SpecialLaunch {
-        let special = self.special.iter();
-        let (rows, logits): (Vec<_>, Vec<_>) = special.cloned().unzip();
-        SpecialLaunch::new(
-            rows.into_iter().map(CubeTensor::into_buffer_arg).collect(),
-            logits
-                .into_iter()
-                .map(CubeTensor::into_buffer_arg)
-                .collect(),
+        let special_arg = self.special.map(|(rows, logits)| {
+            SpecialLaunch::new(rows.into_buffer_arg(), logits.into_buffer_arg())
+        });
+        CandidatesLaunch::new(
+            self.logits.into_buffer_arg(),
+            self.chosen.into_buffer_arg(),
+            self.ids.into_buffer_arg(),
+            special_arg.into(),
+            CandidateShapeLaunch::new(tokens, probes, capacity, special),
         )
     }
 
@@ -118,7 +115,6 @@ impl Candidates {
         let partials = output(&self.logits, [2, tokens, cubes], DType::U32);
         let (counters, turn) = arrival::counters(&client, &self.logits.device, blueprint.split);
         let winners = output(&self.logits, [tokens], DType::I32);
-        let (shape, special) = (self.shape_arg(), self.special_arg());
         // SAFETY: candidates are rows of the weight; there are `cubes` cubes for each token, and
         // two counters.
         unsafe {
@@ -127,14 +123,10 @@ impl Candidates {
                 CubeCount::Static(cubes as u32, tokens as u32, 1),
                 CubeDim::new_1d(units),
                 address_type([&self.logits, &self.ids]),
-                self.logits.into_buffer_arg(),
-                self.chosen.into_buffer_arg(),
-                self.ids.into_buffer_arg(),
-                special,
+                self.arg(),
                 partials.into_buffer_arg(),
                 BufferArg::from_raw_parts(counters, 2),
                 winners.clone().into_buffer_arg(),
-                shape,
                 turn,
                 blueprint,
             );
@@ -150,7 +142,6 @@ impl Candidates {
         let all_ids = output(&self.logits, shape, DType::I32);
         let all_logits = output(&self.logits, shape, DType::F32);
         let cubes = (shape[0] * shape[1]).div_ceil(CANDIDATE_UNITS as usize);
-        let (shape, special) = (self.shape_arg(), self.special_arg());
         // SAFETY: candidates are rows of the weight; units past the last candidate read and write
         // nothing.
         unsafe {
@@ -159,13 +150,9 @@ impl Candidates {
                 cube_count(&client, cubes),
                 CubeDim::new_1d(CANDIDATE_UNITS),
                 address_type([&self.logits, &self.ids, &all_logits]),
-                self.logits.into_buffer_arg(),
-                self.chosen.into_buffer_arg(),
-                self.ids.into_buffer_arg(),
-                special,
+                self.arg(),
                 all_ids.clone().into_buffer_arg(),
                 all_logits.clone().into_buffer_arg(),
-                shape,
             );
         }
         (all_ids, all_logits)
@@ -180,7 +167,6 @@ impl Candidates {
         let none = f32::NEG_INFINITY.into();
         let all = CubeBackend::float_full(all, none, &self.logits.device, FloatDType::F32);
         let candidates = tokens * (probes * capacity + special);
-        let (shape, special) = (self.shape_arg(), self.special_arg());
         // SAFETY: candidates are rows of the weight; units past the last candidate read and write
         // nothing; ids are columns of the vocabulary, each of one candidate.
         unsafe {
@@ -189,12 +175,8 @@ impl Candidates {
                 cube_count(&client, candidates.div_ceil(CANDIDATE_UNITS as usize)),
                 CubeDim::new_1d(CANDIDATE_UNITS),
                 address_type([&self.logits, &self.ids, &all]),
-                self.logits.into_buffer_arg(),
-                self.chosen.into_buffer_arg(),
-                self.ids.into_buffer_arg(),
-                special,
+                self.arg(),
                 all.clone().into_buffer_arg(),
-                shape,
                 vocabulary as u32,
             );
         }

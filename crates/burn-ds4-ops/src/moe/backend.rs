@@ -1,14 +1,28 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
 use super::reference;
 use crate::quant::{PackedWeights, QuantOps};
 
+/// [`Experts`](super::Experts) as backends see them. A limit of infinity means no limit.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct PackedExperts<B: Backend> {
+    /// `[count, 2·inner, d]`, the gate's rows first.
+    #[extension_type]
+    pub gate_up: PackedWeights<B>,
+    /// `[count, d, inner]`.
+    #[extension_type]
+    pub down: PackedWeights<B>,
+    /// Clamp of the SwiGLU inputs.
+    pub limit: f64,
+}
+
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
 /// reference.
 ///
-/// A limit of infinity means no limit. No tensor that gets to `expert_ffn` or `moe_ffn` is empty.
+/// No tensor that gets to `expert_ffn` or `moe_ffn` is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -22,36 +36,27 @@ pub trait MoeOps: QuantOps {
     }
 
     /// See [`expert_ffn`](super::expert_ffn).
-    #[fusion(meta = |x, _ids, _weights, _gate_up, _down, _limit| fusion::sums(x))]
+    #[fusion(meta = |x, _ids, _weights, _experts| fusion::sums(x))]
     fn expert_ffn(
         x: FloatTensor<Self>,
         ids: IntTensor<Self>,
         weights: FloatTensor<Self>,
-        #[extension_type] gate_up: PackedWeights<Self>,
-        #[extension_type] down: PackedWeights<Self>,
-        limit: f64,
+        #[extension_type] experts: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
+        reference::gathered::<Self>(x, ids, weights, experts)
     }
 
     /// See [`moe_ffn`](super::moe_ffn).
-    #[fusion(meta = |
-        x, _ids, _weights, _gate_up, _down, _limit, _shared_gate_up, _shared_down, _shared_limit
-    | x.clone())]
-    #[allow(clippy::too_many_arguments)]
+    #[fusion(meta = |x, _ids, _weights, _routed, _shared| x.clone())]
     fn moe_ffn(
         x: FloatTensor<Self>,
         ids: IntTensor<Self>,
         weights: FloatTensor<Self>,
-        #[extension_type] gate_up: PackedWeights<Self>,
-        #[extension_type] down: PackedWeights<Self>,
-        limit: f64,
-        #[extension_type] shared_gate_up: PackedWeights<Self>,
-        #[extension_type] shared_down: PackedWeights<Self>,
-        shared_limit: f64,
+        #[extension_type] routed: PackedExperts<Self>,
+        #[extension_type] shared: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        let routed = Self::expert_ffn(x.clone(), ids, weights, gate_up, down, limit);
-        reference::add_shared::<Self>(routed, x, shared_gate_up, shared_down, shared_limit)
+        let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
+        reference::add_shared::<Self>(routed, x, shared)
     }
 }
 
@@ -63,11 +68,9 @@ impl MoeOps for burn::backend::Flex {
         x: FloatTensor<Self>,
         ids: IntTensor<Self>,
         weights: FloatTensor<Self>,
-        gate_up: PackedWeights<Self>,
-        down: PackedWeights<Self>,
-        limit: f64,
+        experts: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        reference::grouped::<Self>(x, ids, weights, gate_up, down, limit)
+        reference::grouped::<Self>(x, ids, weights, experts)
     }
 }
 
@@ -77,22 +80,18 @@ impl MoeOps for burn_cubecl::CubeBackend {
         x: FloatTensor<Self>,
         ids: IntTensor<Self>,
         weights: FloatTensor<Self>,
-        gate_up: PackedWeights<Self>,
-        down: PackedWeights<Self>,
-        limit: f64,
+        experts: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
         let routed = super::launch::Routed {
             x: x.clone(),
             ids: ids.clone(),
             scores: weights.clone(),
-            gate_up: gate_up.clone().into(),
-            down: down.clone().into(),
-            limit,
+            experts: experts.clone().into(),
         };
         if routed.can_launch() {
             routed.launch()
         } else {
-            reference::gathered::<Self>(x, ids, weights, gate_up, down, limit)
+            reference::gathered::<Self>(x, ids, weights, experts)
         }
     }
 
@@ -100,31 +99,23 @@ impl MoeOps for burn_cubecl::CubeBackend {
         x: FloatTensor<Self>,
         ids: IntTensor<Self>,
         weights: FloatTensor<Self>,
-        gate_up: PackedWeights<Self>,
-        down: PackedWeights<Self>,
-        limit: f64,
-        shared_gate_up: PackedWeights<Self>,
-        shared_down: PackedWeights<Self>,
-        shared_limit: f64,
+        routed: PackedExperts<Self>,
+        shared: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
         let both = super::launch::WithShared {
             routed: super::launch::Routed {
                 x: x.clone(),
                 ids: ids.clone(),
                 scores: weights.clone(),
-                gate_up: gate_up.clone().into(),
-                down: down.clone().into(),
-                limit,
+                experts: routed.clone().into(),
             },
-            gate_up: shared_gate_up.clone().into(),
-            down: shared_down.clone().into(),
-            limit: shared_limit,
+            shared: shared.clone().into(),
         };
         if both.can_launch() {
             return both.launch();
         }
-        let routed = Self::expert_ffn(x.clone(), ids, weights, gate_up, down, limit);
-        reference::add_shared::<Self>(routed, x, shared_gate_up, shared_down, shared_limit)
+        let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
+        reference::add_shared::<Self>(routed, x, shared)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
 
-use backend::MoeOps;
+use backend::{MoeOps, PackedExperts};
 
 /// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; no clamp where `limit` is `None`.
 ///
@@ -115,7 +115,7 @@ pub fn expert_ffn(
         down,
         limit,
     };
-    let limit = experts.check(&x, ["gate_up", "rows of gate_up", "down", "limit"])?;
+    let experts = experts.packed(&x, ["gate_up", "rows of gate_up", "down", "limit"])?;
     let [count, rows, _] = gate_up.dims();
     check_routing(&x, &ids, &weights, count)?;
     let device = x.device();
@@ -126,9 +126,7 @@ pub fn expert_ffn(
         x.into_dispatch(),
         ids.into_dispatch(),
         weights.into_dispatch(),
-        gate_up.clone().into(),
-        down.clone().into(),
-        limit,
+        experts,
     )))
 }
 
@@ -144,13 +142,13 @@ pub struct Experts<'a> {
 }
 
 impl Experts<'_> {
-    /// Checks the matrices, under these argument names, against the tokens. Returns the limit as
-    /// backends take it.
-    fn check(
+    /// Checks the matrices, under these argument names, against the tokens. Returns them as
+    /// backends take them.
+    fn packed(
         &self,
         x: &Tensor<2>,
         [gate_up, gate_up_rows, down, limit]: [&'static str; 4],
-    ) -> Result<f64, OpError> {
+    ) -> Result<PackedExperts<Dispatch>, OpError> {
         expect_float("x", x)?;
         let [_, d] = x.dims();
         let [count, rows, _] = self.gate_up.dims();
@@ -163,7 +161,11 @@ impl Experts<'_> {
         expect_device(down, &self.down.device(), "x", &x.device())?;
         let value = self.limit.unwrap_or(f64::INFINITY);
         expect_not_negative(limit, value)?;
-        Ok(value)
+        Ok(PackedExperts {
+            gate_up: self.gate_up.clone().into(),
+            down: self.down.clone().into(),
+            limit: value,
+        })
     }
 
     fn is_empty(&self) -> bool {
@@ -209,8 +211,8 @@ pub fn moe_ffn(
     routed: Experts<'_>,
     shared: Experts<'_>,
 ) -> Result<Tensor<2>, OpError> {
-    let limit = routed.check(&x, ["gate_up", "rows of gate_up", "down", "limit"])?;
-    let shared_limit = shared.check(
+    let packed = routed.packed(&x, ["gate_up", "rows of gate_up", "down", "limit"])?;
+    let packed_shared = shared.packed(
         &x,
         [
             "gate_up of the shared expert",
@@ -244,12 +246,8 @@ pub fn moe_ffn(
         x.into_dispatch(),
         ids.into_dispatch(),
         weights.into_dispatch(),
-        routed.gate_up.clone().into(),
-        routed.down.clone().into(),
-        limit,
-        shared.gate_up.clone().into(),
-        shared.down.clone().into(),
-        shared_limit,
+        packed,
+        packed_shared,
     )))
 }
 

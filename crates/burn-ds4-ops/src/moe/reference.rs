@@ -7,7 +7,7 @@ use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 #[cfg(feature = "flex")]
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
-use super::backend::MoeOps;
+use super::backend::{MoeOps, PackedExperts};
 use crate::quant::{PackedWeights, QuantOps};
 use crate::reference::bool_dtype;
 
@@ -38,17 +38,15 @@ pub(super) fn gathered<B: QuantOps>(
     x: FloatTensor<B>,
     ids: IntTensor<B>,
     weights: FloatTensor<B>,
-    gate_up: PackedWeights<B>,
-    down: PackedWeights<B>,
-    limit: f64,
+    experts: PackedExperts<B>,
 ) -> FloatTensor<B> {
     let [tokens, d] = x.shape().dims();
     let [_, k] = ids.shape().dims();
-    let [experts, _, _] = gate_up.dims();
+    let [count, _, _] = experts.gate_up.dims();
     let pairs = tokens * k;
     // An id out of range is clamped to one that can be read, and its output is dropped: as a
     // product with a weight of zero, it would let an infinity through.
-    let known = B::int_clamp(ids.clone(), 0.into(), (experts as i64 - 1).into());
+    let known = B::int_clamp(ids.clone(), 0.into(), (count as i64 - 1).into());
     let padding = B::int_not_equal(known.clone(), ids.clone(), bool_dtype::<B>(&ids.device()));
     let ids = B::int_reshape(B::int_cast(known, INT), Shape::new([pairs]));
     let x = B::float_reshape(x, Shape::new([tokens, 1, d]));
@@ -62,10 +60,10 @@ pub(super) fn gathered<B: QuantOps>(
         let ids = B::int_slice(ids.clone(), &[range]);
         let x = B::float_slice(x.clone(), &[range, (0..d).into()]);
         let weights = B::float_slice(weights.clone(), &[range, (0..1).into()]);
-        let hidden = multiply::<B>(&gate_up, ids.clone(), x.clone());
-        let hidden = hidden_layer::<B>(hidden, weights, limit);
+        let hidden = multiply::<B>(&experts.gate_up, ids.clone(), x.clone());
+        let hidden = hidden_layer::<B>(hidden, weights, experts.limit);
         let hidden = B::float_cast(hidden, x.dtype().into());
-        outputs.push(multiply::<B>(&down, ids, hidden));
+        outputs.push(multiply::<B>(&experts.down, ids, hidden));
     }
     let outputs = B::float_cast(B::float_cat(outputs, 0), FloatDType::F32);
     let padding = B::bool_expand(
@@ -80,15 +78,13 @@ pub(super) fn gathered<B: QuantOps>(
 pub(super) fn add_shared<B: MoeOps>(
     routed: FloatTensor<B>,
     x: FloatTensor<B>,
-    gate_up: PackedWeights<B>,
-    down: PackedWeights<B>,
-    limit: f64,
+    shared: PackedExperts<B>,
 ) -> FloatTensor<B> {
     let (dtype, device) = (x.dtype().into(), x.device());
     let [tokens, _] = x.shape().dims();
     let to_first = B::int_zeros(Shape::new([tokens, 1]), &device, INT);
     let weights = B::float_ones(Shape::new([tokens, 1]), &device, FloatDType::F32);
-    let shared = B::expert_ffn(x, to_first, weights, gate_up, down, limit);
+    let shared = B::expert_ffn(x, to_first, weights, shared);
     B::float_cast(B::float_add(routed, shared), dtype)
 }
 
@@ -113,18 +109,16 @@ pub(super) fn grouped<B: QuantOps>(
     x: FloatTensor<B>,
     ids: IntTensor<B>,
     weights: FloatTensor<B>,
-    gate_up: PackedWeights<B>,
-    down: PackedWeights<B>,
-    limit: f64,
+    experts: PackedExperts<B>,
 ) -> FloatTensor<B> {
     let device = x.device();
     let dtype: FloatDType = x.dtype().into();
     let [tokens, d] = x.shape().dims();
     let [_, k] = ids.shape().dims();
-    let [experts, _, _] = gate_up.dims();
+    let [count, _, _] = experts.gate_up.dims();
 
     let ids = read_sync(B::int_into_data(ids)).expect("ids that can be read");
-    let mut pairs_of = vec![Vec::new(); experts];
+    let mut pairs_of = vec![Vec::new(); count];
     for (pair, id) in ids.iter::<i64>().enumerate() {
         // An id out of range is padding.
         if let Some(pairs) = usize::try_from(id).ok().and_then(|id| pairs_of.get_mut(id)) {
@@ -144,11 +138,11 @@ pub(super) fn grouped<B: QuantOps>(
     };
     let rows = indices(order.iter().map(|pair| pair / k as i32).collect());
     let pairs = indices(order);
-    let hidden = per_expert::<B>(B::float_select(x, 0, rows), &pairs_of, &gate_up);
+    let hidden = per_expert::<B>(B::float_select(x, 0, rows), &pairs_of, &experts.gate_up);
     let weights = B::float_reshape(weights, Shape::new([tokens * k, 1]));
     let weights = B::float_select(weights, 0, pairs.clone());
-    let hidden = B::float_cast(hidden_layer::<B>(hidden, weights, limit), dtype);
-    let outputs = per_expert::<B>(hidden, &pairs_of, &down);
+    let hidden = B::float_cast(hidden_layer::<B>(hidden, weights, experts.limit), dtype);
+    let outputs = per_expert::<B>(hidden, &pairs_of, &experts.down);
     let outputs = B::float_cast(outputs, FloatDType::F32);
     // Back to one row per (token, slot), so that the sum over slots has a fixed order.
     let outputs = B::float_select_assign(nothing, 0, pairs, outputs, IndexingUpdateOp::Assign);

@@ -7,7 +7,8 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::kernel::{
-    DenseBlueprint, HashBlueprint, SelectBlueprint, dense_kernel, hash_kernel, select_kernel,
+    DenseBlueprint, HashBlueprint, HashSizesLaunch, RouterOperandsLaunch, SelectBlueprint,
+    SelectRowsLaunch, SelectionLaunch, dense_kernel, hash_kernel, select_kernel,
 };
 use crate::arrival;
 use crate::caps::Caps;
@@ -160,14 +161,30 @@ struct SelectInput {
     partial_vectors: usize,
 }
 
+/// What is written for the rows, as a kernel argument.
+fn selection_arg<O: Float, P: Int>(
+    padding: Option<CubeTensor>,
+    (values, ids): &(CubeTensor, CubeTensor),
+    scale: f64,
+) -> SelectionLaunch<O, P> {
+    SelectionLaunch::new(
+        optional(padding),
+        values.clone().into_buffer_arg(),
+        ids.clone().into_buffer_arg(),
+        scale as f32,
+        f32::NEG_INFINITY,
+    )
+}
+
 fn launch_select(
     input: SelectInput,
     bias: Option<CubeTensor>,
     padding: Option<CubeTensor>,
-    (values, ids): &(CubeTensor, CubeTensor),
+    outputs: &(CubeTensor, CubeTensor),
     scale: f64,
     blueprint: SelectBlueprint,
 ) {
+    let (values, _) = outputs;
     let client = values.client.clone();
     let per_cube = (blueprint.plane_rows() * blueprint.planes) as usize;
     let padding_dtype = padding.as_ref().map_or(DType::U32, |padding| padding.dtype);
@@ -180,17 +197,15 @@ fn launch_select(
             CubeDim::new_2d(blueprint.plane, blueprint.planes),
             address_type([&input.rows, values]),
             input.size,
-            input.rows.into_buffer_arg(),
+            SelectRowsLaunch::new(
+                input.rows.into_buffer_arg(),
+                input.tokens as u32,
+                input.columns as u32,
+                input.row_vectors,
+                input.partial_vectors,
+            ),
             optional(bias),
-            optional(padding),
-            values.clone().into_buffer_arg(),
-            ids.clone().into_buffer_arg(),
-            input.tokens as u32,
-            input.columns as u32,
-            input.row_vectors,
-            input.partial_vectors,
-            scale as f32,
-            f32::NEG_INFINITY,
+            selection_arg(padding, outputs, scale),
             blueprint,
             dtypes,
         );
@@ -287,12 +302,14 @@ pub(super) fn hash_route(
             logits.map(CubeTensor::into_buffer_arg).into(),
             weights.clone().into_buffer_arg(),
             ids.clone().into_buffer_arg(),
-            tokens as u32,
-            vocabulary as u32,
-            experts as u32,
-            table_stride,
-            row_vectors,
-            scale as f32,
+            HashSizesLaunch::new(
+                tokens as u32,
+                vocabulary as u32,
+                experts as u32,
+                table_stride,
+                row_vectors,
+                scale as f32,
+            ),
             blueprint,
             dtypes,
         );
@@ -459,21 +476,19 @@ pub(super) fn dense_router(
             address_type([&x, &gate]),
             size,
             columns_size,
-            x.into_buffer_arg(),
-            gate.into_buffer_arg(),
+            RouterOperandsLaunch::new(
+                x.into_buffer_arg(),
+                gate.into_buffer_arg(),
+                tokens as u32,
+                experts as u32,
+                model_vectors as u32,
+                x_vectors,
+                gate_vectors,
+            ),
             partials.clone().into_buffer_arg(),
             BufferArg::from_raw_parts(counters, 2),
             optional(bias.clone()),
-            optional(padding.clone()),
-            outputs.0.clone().into_buffer_arg(),
-            outputs.1.clone().into_buffer_arg(),
-            tokens as u32,
-            experts as u32,
-            model_vectors as u32,
-            x_vectors,
-            gate_vectors,
-            scale as f32,
-            f32::NEG_INFINITY,
+            selection_arg(padding.clone(), &outputs, scale),
             turn,
             blueprint,
             dtypes,

@@ -8,9 +8,10 @@ use cubecl::prelude::*;
 
 use super::CausalWindow;
 use super::kernel::{
-    CausalWindowArgsLaunch, CubeUnits, LongRowBlueprint, MergeBlueprint, SegmentBlueprint,
-    ValuesBlueprint, WholeRowBlueprint, long_row_kernel, merge_kernel, segment_kernel,
-    values_kernel, whole_row_kernel,
+    CausalWindowArgsLaunch, CubeUnits, LogitRowsLaunch, LongRowBlueprint, MergeBlueprint,
+    SegmentBlueprint, SegmentCandidatesLaunch, SegmentSizesLaunch, TopkIdsLaunch, TopkValuesLaunch,
+    ValuesBlueprint, WholeRowBlueprint, WindowArgsLaunch, long_row_kernel, merge_kernel,
+    segment_kernel, values_kernel, whole_row_kernel,
 };
 use crate::caps::Caps;
 use crate::intrinsics::Target;
@@ -101,14 +102,17 @@ pub(super) fn top_k_ids(
     ids
 }
 
-fn causal_args(causal: CausalWindow, columns: usize) -> CausalWindowArgsLaunch {
-    let most = causal.max_length(columns);
-    let CausalWindow {
-        next_n,
-        counted,
-        ratio,
-    } = causal;
-    CausalWindowArgsLaunch::new(next_n as u32, counted as u32, ratio as u32, most as u32)
+/// Rows of vectors of `size` as a kernel argument.
+fn rows_arg<W: CubePrimitive>(logits: &CubeTensor, size: usize) -> LogitRowsLaunch<W> {
+    LogitRowsLaunch::new(
+        logits.clone().into_buffer_arg(),
+        logits.meta.shape()[1] as u32,
+        logits.meta.strides()[0] / size,
+    )
+}
+
+fn ids_arg(ids: &CubeTensor) -> TopkIdsLaunch {
+    TopkIdsLaunch::new(ids.clone().into_buffer_arg(), ids.meta.shape()[1] as u32)
 }
 
 /// The arguments that all kernels are launched with.
@@ -157,8 +161,22 @@ impl TopkLaunch {
         self.columns.div_ceil(self.size)
     }
 
-    fn row_vectors(&self) -> usize {
-        self.logits.meta.strides()[0] / self.size
+    fn rows_arg<W: CubePrimitive>(&self) -> LogitRowsLaunch<W> {
+        rows_arg(&self.logits, self.size)
+    }
+
+    fn windows_arg<I: Int>(&self) -> WindowArgsLaunch<I> {
+        let CausalWindow {
+            next_n,
+            counted,
+            ratio,
+        } = self.causal;
+        let most = self.causal.max_length(self.columns);
+        WindowArgsLaunch::new(
+            self.starts.clone().map(CubeTensor::into_buffer_arg).into(),
+            self.ends.clone().map(CubeTensor::into_buffer_arg).into(),
+            CausalWindowArgsLaunch::new(next_n as u32, counted as u32, ratio as u32, most as u32),
+        )
     }
 
     /// The configuration of a cube that should have `cube` units.
@@ -193,66 +211,52 @@ impl TopkLaunch {
         self.columns <= WHOLE_COLUMNS && self.vectors() * self.size <= most
     }
 
-    fn launch_whole(self, ids: &CubeTensor) {
+    fn launch_whole(&self, ids: &CubeTensor) {
         let units = self.whole_units();
         let vectors = self.vectors().div_ceil(units.cube as usize);
         let blueprint = WholeRowBlueprint {
             vectors: vectors.next_power_of_two() as u32,
             units,
         };
-        let (dtypes, address) = (self.dtypes(), address_type([&self.logits, ids]));
-        let (cubes, row_vectors) = (cube_count(&self.client, self.rows), self.row_vectors());
         // SAFETY: reads are within the vectors of a row, all of which are in the buffer; writes are
         // within `[rows, k]`.
         unsafe {
             whole_row_kernel::launch_unchecked(
                 &self.client,
-                cubes,
+                cube_count(&self.client, self.rows),
                 CubeDim::new_1d(units.cube),
-                address,
+                address_type([&self.logits, ids]),
                 self.size,
-                self.logits.into_buffer_arg(),
-                self.starts.map(CubeTensor::into_buffer_arg).into(),
-                self.ends.map(CubeTensor::into_buffer_arg).into(),
-                ids.clone().into_buffer_arg(),
                 self.rows as u32,
-                self.columns as u32,
-                row_vectors,
-                causal_args(self.causal, self.columns),
-                self.k as u32,
+                self.rows_arg(),
+                self.windows_arg(),
+                ids_arg(ids),
                 blueprint,
-                dtypes,
+                self.dtypes(),
             );
         }
     }
 
-    fn launch_long(self, ids: &CubeTensor) {
+    fn launch_long(&self, ids: &CubeTensor) {
         let large = self.rows <= LARGE_CUBE_ROWS;
         let (blueprint, rank) = self.long_row(if large { LONG_UNITS_LARGE } else { LONG_UNITS });
-        let (dtypes, address) = (self.dtypes(), address_type([&self.logits, ids]));
-        let (cubes, row_vectors) = (cube_count(&self.client, self.rows), self.row_vectors());
         // SAFETY: reads are within the vectors of a row, all of which are in the buffer; writes are
         // within `[rows, k]`.
         unsafe {
             long_row_kernel::launch_unchecked(
                 &self.client,
-                cubes,
+                cube_count(&self.client, self.rows),
                 CubeDim::new_1d(blueprint.units.cube),
-                address,
+                address_type([&self.logits, ids]),
                 self.size,
-                self.logits.clone().into_buffer_arg(),
-                self.logits.into_buffer_arg(),
-                self.starts.map(CubeTensor::into_buffer_arg).into(),
-                self.ends.map(CubeTensor::into_buffer_arg).into(),
-                ids.clone().into_buffer_arg(),
                 self.rows as u32,
-                self.columns as u32,
-                row_vectors,
-                causal_args(self.causal, self.columns),
-                self.k as u32,
+                self.rows_arg(),
+                self.logits.clone().into_buffer_arg(),
+                self.windows_arg(),
+                ids_arg(ids),
                 rank,
                 blueprint,
-                dtypes,
+                self.dtypes(),
             );
         }
     }
@@ -273,7 +277,7 @@ impl TopkLaunch {
     }
 
     /// Launches one kernel over the segments of rows and one that merges them, row by row.
-    fn launch_split(self, ids: &CubeTensor) {
+    fn launch_split(&self, ids: &CubeTensor) {
         let (long, rank) = self.long_row(LONG_UNITS);
         let merging = self.units(MERGE_UNITS);
         let cube = long.units.cube as usize;
@@ -307,12 +311,15 @@ impl TopkLaunch {
                 ..long
             },
         };
-        let candidates = output(&self.logits, [self.rows, segments, capacity], DType::U32);
-        let candidate_columns = output(&self.logits, [self.rows, segments, capacity], DType::U32);
+        let bits = output(&self.logits, [self.rows, segments, capacity], DType::U32);
+        let columns = output(&self.logits, [self.rows, segments, capacity], DType::U32);
         let counts = output(&self.logits, [self.rows, segments], DType::U32);
-        let dtypes = self.dtypes();
-        let address = address_type([&self.logits, ids, &candidates]);
-        let row_vectors = self.row_vectors();
+        let candidates = || {
+            let parts = [&bits, &columns, &counts].map(|part| part.clone().into_buffer_arg());
+            let [bits, columns, counts] = parts;
+            SegmentCandidatesLaunch::new(bits, columns, counts)
+        };
+        let address = address_type([&self.logits, ids, &bits]);
         // SAFETY: reads are within the vectors of a row, all of which are in the buffer, and within
         // the candidates that a segment has counted; a segment's output has capacity for all of its
         // elements; the merge writes within `[rows, k]`.
@@ -323,20 +330,14 @@ impl TopkLaunch {
                 CubeDim::new_1d(cube as u32),
                 address,
                 self.size,
+                self.rows_arg(),
                 self.logits.clone().into_buffer_arg(),
-                self.logits.clone().into_buffer_arg(),
-                self.starts.clone().map(CubeTensor::into_buffer_arg).into(),
-                self.ends.clone().map(CubeTensor::into_buffer_arg).into(),
-                candidates.clone().into_buffer_arg(),
-                candidate_columns.clone().into_buffer_arg(),
-                counts.clone().into_buffer_arg(),
-                self.columns as u32,
-                row_vectors,
-                causal_args(self.causal, self.columns),
+                self.windows_arg(),
+                candidates(),
                 rank,
                 long.capacity,
                 segment_blueprint,
-                dtypes,
+                self.dtypes(),
             );
             merge_kernel::launch_unchecked(
                 &self.client,
@@ -344,22 +345,14 @@ impl TopkLaunch {
                 CubeDim::new_1d(merging.cube),
                 address,
                 self.size,
+                self.rows_arg(),
                 self.logits.clone().into_buffer_arg(),
-                self.logits.into_buffer_arg(),
-                self.starts.map(CubeTensor::into_buffer_arg).into(),
-                self.ends.map(CubeTensor::into_buffer_arg).into(),
-                candidates.into_buffer_arg(),
-                candidate_columns.into_buffer_arg(),
-                counts.into_buffer_arg(),
-                ids.clone().into_buffer_arg(),
-                self.columns as u32,
-                row_vectors,
-                causal_args(self.causal, self.columns),
-                self.k as u32,
-                segments as u32,
-                capacity as u32,
+                self.windows_arg(),
+                candidates(),
+                ids_arg(ids),
+                SegmentSizesLaunch::new(segments as u32, capacity as u32),
                 merge_blueprint,
-                dtypes,
+                self.dtypes(),
             );
         }
     }
@@ -444,7 +437,7 @@ pub(super) fn top_k_values(
 ) -> (CubeTensor, CubeTensor) {
     let (logits, ids) = (with_contiguous_rows(logits), into_contiguous(ids));
     let starts = starts.map(into_contiguous);
-    let ([rows, columns], [_, k]) = (logits.shape().dims(), ids.shape().dims());
+    let [rows, k] = ids.shape().dims();
     let client = logits.client.clone();
     let values = output(&logits, [rows, k], logits.dtype);
     let ordered = output(&logits, [rows, k], DType::I32);
@@ -456,8 +449,6 @@ pub(super) fn top_k_values(
     };
     let bounds = starts.as_ref().map_or(DType::I32, |starts| starts.dtype);
     let dtypes = [logits.dtype, bounds].map(dtype_to_storage_type);
-    let address = address_type([&logits, &ids]);
-    let row_stride = logits.meta.strides()[0];
     // SAFETY: ids are within the windows of `[rows, columns]`, or negative; writes are within
     // `[rows, k]`.
     unsafe {
@@ -465,16 +456,15 @@ pub(super) fn top_k_values(
             &client,
             cube_count(&client, rows),
             CubeDim::new_1d(blueprint.units),
-            address,
-            logits.into_buffer_arg(),
-            starts.map(CubeTensor::into_buffer_arg).into(),
-            ids.into_buffer_arg(),
-            values.clone().into_buffer_arg(),
-            ordered.clone().into_buffer_arg(),
+            address_type([&logits, &ids]),
             rows as u32,
-            columns as u32,
-            row_stride,
-            k as u32,
+            rows_arg(&logits, 1),
+            starts.map(CubeTensor::into_buffer_arg).into(),
+            ids_arg(&ids),
+            TopkValuesLaunch::new(
+                values.clone().into_buffer_arg(),
+                ordered.clone().into_buffer_arg(),
+            ),
             f32::NEG_INFINITY,
             blueprint,
             dtypes,

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    DeltaScalars, DeltaShape, DeltaStrides, Gates, NO_SLOT, RuleOptions, destination_of,
+    DeltaInputs, DeltaResults, DeltaShape, GateInputs, NO_SLOT, RowLayout, RuleOptions, StateSlots,
     inverse_norm, slot_of,
 };
 use crate::gated_delta::MAX_TOKENS;
@@ -75,6 +75,17 @@ fn read_lane_vectors<S: Float, N: Size>(
     own
 }
 
+/// The rows of a state that a group of lanes shares.
+#[derive(CubeType, Clone, Copy)]
+struct GroupRows {
+    sequence: u32,
+    head: u32,
+    key_head: u32,
+    /// The first of them, and the number of rows of the state.
+    first: u32,
+    channels: u32,
+}
+
 /// The inputs of a token that a lane needs, as they were read. They are not converted here: a
 /// conversion would wait for the read.
 #[derive(CubeType)]
@@ -96,33 +107,28 @@ impl<Q: Float, N: Size> TokenInputs<Q, N> {
     }
 
     /// Starts to read token `token` of a sequence.
-    #[allow(clippy::too_many_arguments)]
     fn read(
         &mut self,
-        q: &[Vector<Q, N>],
-        k: &[Vector<Q, N>],
-        v: &[Q],
-        sequence: u32,
+        inputs: &DeltaInputs<Vector<Q, N>, Q>,
         token: u32,
-        head: u32,
-        key_head: u32,
-        first_row: u32,
-        channels: u32,
-        strides: &DeltaStrides,
+        group: &GroupRows,
         #[comptime] blueprint: LanesBlueprint,
     ) {
-        let keys = read_lane_vectors(k, strides.k.offset(sequence, token, key_head), blueprint);
-        let queries = read_lane_vectors(q, strides.q.offset(sequence, token, key_head), blueprint);
+        let key = inputs.k.offset(group.sequence, token, group.key_head);
+        let keys = read_lane_vectors(&inputs.k.elements, key, blueprint);
+        let query = inputs.q.offset(group.sequence, token, group.key_head);
+        let queries = read_lane_vectors(&inputs.q.elements, query, blueprint);
         #[unroll]
         for i in 0..comptime!(blueprint.lane_vectors as usize) {
             self.keys[i] = keys[i];
             self.queries[i] = queries[i];
         }
-        let first = strides.v.offset(sequence, token, head);
+        let first = inputs.v.offset(group.sequence, token, group.head);
         #[unroll]
         for r in 0..blueprint.rows {
-            let row = first_row + comptime!(r * blueprint.stride());
-            self.values[r as usize] = v[first + min(row, channels - 1) as usize];
+            let row = group.first + comptime!(r * blueprint.stride());
+            self.values[r as usize] =
+                inputs.v.elements[first + min(row, group.channels - 1) as usize];
         }
     }
 }
@@ -137,44 +143,34 @@ fn dot<N: Size>(a: Vector<f32, N>, b: Vector<f32, N>, sum: f32) -> f32 {
     sum
 }
 
-/// Stores this lane's part of the rows that exist to a state that begins at `first`.
+/// Stores this lane's part of the rows that exist to a state with the layout `rows`.
 #[cube]
 fn store<H: Float, S: Float, N: Size>(
     state: &Array<Vector<H, N>>,
     to: &mut [Vector<S, N>],
-    first: usize,
-    row_vectors: usize,
-    first_row: u32,
-    channels: u32,
+    rows: &RowLayout,
+    group: &GroupRows,
     #[comptime] blueprint: LanesBlueprint,
 ) {
     let lane = modulo(UNIT_POS_X, blueprint.lanes);
     #[unroll]
     for r in 0..blueprint.rows {
-        let row = first_row + comptime!(r * blueprint.stride());
-        if row < channels {
+        let row = group.first + comptime!(r * blueprint.stride());
+        if row < group.channels {
             #[unroll]
             for i in 0..blueprint.lane_vectors {
                 let vector = (lane + comptime!(i * blueprint.lanes)) as usize;
                 let at = comptime!((r * blueprint.lane_vectors + i) as usize);
-                to[first + row as usize * row_vectors + vector] = Vector::cast_from(state[at]);
+                to[rows.offset(row) + vector] = Vector::cast_from(state[at]);
             }
         }
     }
 }
 
 /// Processes all tokens of some rows of one state, one token after the other.
-///
-/// - `q`, `k`: rows of vectors; `v`, `a`, `b`: elements; all with the strides of `strides`
-/// - `pool`: states with the strides of `strides`, read at `read_slots` and written at
-///   `write_slots` or, without those, where they were read
-/// - `accepted`: the number of tokens of each sequence after which its state is written; without
-///   it, all tokens
-/// - `out`: `[batch, tokens, heads, channels]`
-/// - `states`: `[batch, tokens, heads, channels, vectors]`, the state after every token
 #[cube(launch_unchecked, address_type = "dynamic")]
 // Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::collapsible_if)]
 pub(crate) fn lanes_kernel<
     Q: Float,
     A: Float,
@@ -187,22 +183,11 @@ pub(crate) fn lanes_kernel<
     C: Int,
     N: Size,
 >(
-    q: &[Vector<Q, N>],
-    k: &[Vector<Q, N>],
-    v: &[Q],
-    a: &[A],
-    b: &[B],
-    a_log: &[f32],
-    dt_bias: &[D],
-    pool: &mut [Vector<S, N>],
-    read_slots: &[R],
-    write_slots: ComptimeOption<&[W]>,
-    accepted: ComptimeOption<&[C]>,
-    out: &mut [Q],
-    mut states: ComptimeOption<Box<[Vector<S, N>]>>,
+    inputs: &DeltaInputs<Vector<Q, N>, Q>,
+    gates: &GateInputs<A, B, D>,
+    slots: &StateSlots<R, W, C>,
+    results: &mut DeltaResults<Vector<S, N>, Q>,
     shape: DeltaShape,
-    strides: DeltaStrides,
-    scalars: DeltaScalars,
     #[comptime] blueprint: LanesBlueprint,
     #[define(Q, A, B, D, S, H, R, W, C)] _dtypes: [ElemType; 9],
 ) {
@@ -221,14 +206,19 @@ pub(crate) fn lanes_kernel<
     let block = cube % blocks;
     let head = cube / blocks % shape.heads;
     let sequence = cube / blocks / shape.heads;
-    let key_head = head / shape.heads_per_key;
     // Cubes past the end repeat the last sequence's work up to the barrier.
     let in_batch = sequence < shape.batch;
     let sequence = min(sequence, shape.batch - 1);
     let lane = modulo(UNIT_POS_X, lanes);
     let group = UNIT_POS_Y * comptime!(plane / lanes) + UNIT_POS_X / lanes;
     let stride = comptime!(blueprint.stride());
-    let first_row = block * comptime!(blueprint.cube_rows()) + group;
+    let group = GroupRows {
+        sequence,
+        head,
+        key_head: head / shape.heads_per_key,
+        first: block * comptime!(blueprint.cube_rows()) + group,
+        channels: shape.channels,
+    };
     let state_vectors = shape.channels as usize * shape.vectors as usize;
     let out_token = shape.heads as usize * shape.channels as usize;
     let first_token = sequence as usize * shape.tokens as usize;
@@ -238,32 +228,20 @@ pub(crate) fn lanes_kernel<
 
     // Everything that does not depend on the slot is requested before the kernel waits for the
     // slot.
-    let raw_slot = read_slots[sequence as usize];
+    let raw_slot = slots.read[sequence as usize];
     let own_token = min(UNIT_POS, shape.tokens - 1);
-    let gates = Gates::read(a, b, a_log, dt_bias, sequence, own_token, head, &strides);
+    let own_gates = gates.read(sequence, own_token, head);
     let mut next_inputs = TokenInputs::<Q, N>::new(blueprint);
-    next_inputs.read(
-        q,
-        k,
-        v,
-        sequence,
-        0u32,
-        head,
-        key_head,
-        first_row,
-        shape.channels,
-        &strides,
-        blueprint,
-    );
-    let slot = slot_of::<R>(raw_slot, shape.slots, rule);
+    next_inputs.read(inputs, 0u32, &group, blueprint);
+    let slot = slot_of::<R>(raw_slot, slots.count, rule);
     let active = in_batch && slot != NO_SLOT;
     let mut state = Array::<Vector<H, N>>::new(comptime!((rows * lane_vectors) as usize));
     if active {
-        let from = slot as usize * strides.slot + head as usize * strides.pool_head;
+        let from = results.pool.rows(slot, head);
         #[unroll]
         for r in 0..rows {
-            let row = min(first_row + comptime!(r * stride), shape.channels - 1);
-            let own = read_lane_vectors(&*pool, from + row as usize * strides.row, blueprint);
+            let row = min(group.first + comptime!(r * stride), shape.channels - 1);
+            let own = read_lane_vectors(&results.pool.vectors, from.offset(row), blueprint);
             #[unroll]
             for i in 0..lane_vectors {
                 state[comptime!((r * lane_vectors + i) as usize)] =
@@ -274,27 +252,18 @@ pub(crate) fn lanes_kernel<
     let mut decays = Shared::<[f32]>::new_slice(MAX_TOKENS);
     let mut betas = Shared::<[f32]>::new_slice(MAX_TOKENS);
     if UNIT_POS < shape.tokens {
-        decays[own_token as usize] = gates.decay(scalars.threshold);
-        betas[own_token as usize] = gates.beta();
+        decays[own_token as usize] = own_gates.decay(gates.threshold);
+        betas[own_token as usize] = own_gates.beta();
     }
     sync_cube();
 
     if active {
-        let destination =
-            destination_of::<W, C>(&write_slots, &accepted, sequence, slot, &shape, rule);
+        let destination = slots.destination(sequence, slot, shape.tokens, rule);
         let (target, write_after) = (destination.slot, destination.write_after);
-        let to = target as usize * strides.slot + head as usize * strides.pool_head;
-        if comptime!(rule.writes_pool && accepted.is_some()) {
+        let to = results.pool.rows(target, head);
+        if comptime!(rule.writes_pool && slots.accepted.is_some()) {
             if write_after == 0 && target != NO_SLOT && target != slot {
-                store(
-                    &state,
-                    pool,
-                    to,
-                    strides.row,
-                    first_row,
-                    shape.channels,
-                    blueprint,
-                );
+                store(&state, &mut results.pool.vectors, &to, &group, blueprint);
             }
         }
 
@@ -313,19 +282,7 @@ pub(crate) fn lanes_kernel<
                 values[r] = f32::cast_from(next_inputs.values[r]);
             }
             if comptime!(!single_token) && token + 1 < shape.tokens {
-                next_inputs.read(
-                    q,
-                    k,
-                    v,
-                    sequence,
-                    token + 1,
-                    head,
-                    key_head,
-                    first_row,
-                    shape.channels,
-                    &strides,
-                    blueprint,
-                );
+                next_inputs.read(inputs, token + 1, &group, blueprint);
             }
 
             // The products of key and query with the state before the update, and with each other:
@@ -354,7 +311,7 @@ pub(crate) fn lanes_kernel<
             }
             sum_groups(&mut sums, comptime!(3 + 2 * rows), blueprint);
             let key_factor = inverse_norm(sums[1], rule);
-            let query_factor = inverse_norm(sums[2], rule) * scalars.scale;
+            let query_factor = inverse_norm(sums[2], rule) * inputs.scale;
             let decay = decays[token as usize];
             let beta = betas[token as usize];
             #[unroll]
@@ -374,36 +331,23 @@ pub(crate) fn lanes_kernel<
             let outputs = out_start + token as usize * out_token;
             #[unroll]
             for r in 0..rows {
-                let row = first_row + comptime!(r * stride);
+                let row = group.first + comptime!(r * stride);
                 if lane == 0 && row < shape.channels {
-                    out[outputs + row as usize] = Q::cast_from(values[r as usize]);
+                    results.out[outputs + row as usize] = Q::cast_from(values[r as usize]);
                 }
             }
             #[comptime]
-            if let ComptimeOption::Some(states) = states.as_mut() {
-                let first = states_start + token as usize * states_token;
-                store(
-                    &state,
-                    states,
-                    first,
-                    shape.vectors as usize,
-                    first_row,
-                    shape.channels,
-                    blueprint,
-                );
+            if let ComptimeOption::Some(states) = results.states.as_mut() {
+                let to = RowLayout {
+                    first: states_start + token as usize * states_token,
+                    stride: shape.vectors as usize,
+                };
+                store(&state, states, &to, &group, blueprint);
             }
             token += 1;
             if comptime!(rule.writes_pool) {
                 if token == write_after && target != NO_SLOT {
-                    store(
-                        &state,
-                        pool,
-                        to,
-                        strides.row,
-                        first_row,
-                        shape.channels,
-                        blueprint,
-                    );
+                    store(&state, &mut results.pool.vectors, &to, &group, blueprint);
                 }
             }
         }
@@ -413,29 +357,24 @@ pub(crate) fn lanes_kernel<
             let outputs = out_start + token as usize * out_token;
             #[unroll]
             for r in 0..rows {
-                let row = first_row + comptime!(r * stride);
+                let row = group.first + comptime!(r * stride);
                 if lane == 0 && row < shape.channels {
-                    out[outputs + row as usize] = Q::from_int(0);
+                    results.out[outputs + row as usize] = Q::from_int(0);
                 }
             }
             #[comptime]
-            if let ComptimeOption::Some(states) = states.as_mut() {
+            if let ComptimeOption::Some(states) = results.states.as_mut() {
                 let mut zeros =
                     Array::<Vector<H, N>>::new(comptime!((rows * lane_vectors) as usize));
                 #[unroll]
                 for i in 0..comptime!((rows * lane_vectors) as usize) {
                     zeros[i] = Vector::new(H::from_int(0));
                 }
-                let first = states_start + token as usize * states_token;
-                store(
-                    &zeros,
-                    states,
-                    first,
-                    shape.vectors as usize,
-                    first_row,
-                    shape.channels,
-                    blueprint,
-                );
+                let to = RowLayout {
+                    first: states_start + token as usize * states_token,
+                    stride: shape.vectors as usize,
+                };
+                store(&zeros, states, &to, &group, blueprint);
             }
             token += 1;
         }

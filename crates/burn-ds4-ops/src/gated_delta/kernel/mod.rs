@@ -38,31 +38,72 @@ pub(crate) struct DeltaShape {
     /// Rows of a state, and vectors of a row.
     pub channels: u32,
     pub vectors: u32,
-    /// Slots of the pool.
-    pub slots: u32,
 }
 
-/// Strides of a tensor by sequence, token and head. They count elements, or vectors where the
-/// tensor is read in vectors.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct TokenStrides {
+/// A tensor that has elements for each sequence, token and head.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct TokenTensor<T: CubePrimitive> {
+    pub elements: Box<[T]>,
+    /// Strides in elements, which may be vectors.
     pub sequence: usize,
     pub token: usize,
     pub head: usize,
 }
 
-/// Strides of all tensors of a call.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct DeltaStrides {
-    pub q: TokenStrides,
-    pub k: TokenStrides,
-    pub v: TokenStrides,
-    pub a: TokenStrides,
-    pub b: TokenStrides,
-    /// Strides of the pool.
+/// The inputs of the tokens.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct DeltaInputs<T: CubePrimitive, Q: Float> {
+    /// In vectors, as states are.
+    pub q: TokenTensor<T>,
+    pub k: TokenTensor<T>,
+    pub v: TokenTensor<Q>,
+    /// The factor of the queries.
+    pub scale: f32,
+}
+
+/// The inputs of the gates.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GateInputs<A: Float, B: Float, D: Float> {
+    pub a: TokenTensor<A>,
+    pub b: TokenTensor<B>,
+    /// One value for each head.
+    pub a_log: Box<[f32]>,
+    pub dt_bias: Box<[D]>,
+    /// The value beyond which softplus is the identity.
+    pub threshold: f32,
+}
+
+/// The slots of the sequences.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StateSlots<R: Int, W: Int, C: Int> {
+    /// Where states are read.
+    pub read: Box<[R]>,
+    /// Where they are written; without it, where they were read.
+    pub write: ComptimeOption<Box<[W]>>,
+    /// The number of tokens of each sequence after which its state is written; without it, all.
+    pub accepted: ComptimeOption<Box<[C]>>,
+    /// Slots of the pool.
+    pub count: u32,
+}
+
+/// States by slot and head.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StatePool<T: CubePrimitive> {
+    pub vectors: Box<[T]>,
+    /// Strides.
     pub slot: usize,
-    pub pool_head: usize,
+    pub head: usize,
     pub row: usize,
+}
+
+/// What a call writes.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct DeltaResults<T: CubePrimitive, Q: Float> {
+    pub pool: StatePool<T>,
+    /// `[batch, tokens, heads, channels]`.
+    pub out: Box<[Q]>,
+    /// The state after every token, `[batch, tokens, heads, channels, vectors]`.
+    pub states: ComptimeOption<Box<[T]>>,
 }
 
 /// Divisors that turn the index of a state block into its position: blocks of rows of a state,
@@ -74,19 +115,51 @@ pub(crate) struct WorkDivisors {
     pub heads_per_key: FastDivmod<u32>,
 }
 
-/// Scalar arguments of a call.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct DeltaScalars {
-    /// The factor of the queries.
-    pub scale: f32,
-    /// The value beyond which softplus is the identity.
-    pub threshold: f32,
+/// Where rows of vectors are: the offset of the first, and the distance from one to the next.
+#[derive(CubeType, Clone, Copy)]
+struct RowLayout {
+    first: usize,
+    stride: usize,
 }
 
 #[cube]
-impl TokenStrides {
+impl RowLayout {
+    fn offset(&self, row: u32) -> usize {
+        self.first + row as usize * self.stride
+    }
+
+    /// The rows from row `row` on.
+    fn skip(&self, row: u32) -> RowLayout {
+        RowLayout {
+            first: self.offset(row),
+            stride: self.stride,
+        }
+    }
+}
+
+#[cube]
+impl<T: CubePrimitive> TokenTensor<T> {
     fn offset(&self, sequence: u32, token: u32, head: u32) -> usize {
         sequence as usize * self.sequence + token as usize * self.token + head as usize * self.head
+    }
+
+    /// The rows of all tokens.
+    fn rows(&self, sequence: u32, head: u32) -> RowLayout {
+        RowLayout {
+            first: self.offset(sequence, 0u32, head),
+            stride: self.token,
+        }
+    }
+}
+
+#[cube]
+impl<T: CubePrimitive> StatePool<T> {
+    /// The rows of a state.
+    fn rows(&self, slot: u32, head: u32) -> RowLayout {
+        RowLayout {
+            first: slot as usize * self.slot + head as usize * self.head,
+            stride: self.row,
+        }
     }
 }
 
@@ -110,50 +183,34 @@ struct Destination {
     write_after: u32,
 }
 
-/// The destination of a sequence whose state was read from `slot`.
 #[cube]
-fn destination_of<W: Int, C: Int>(
-    write_slots: &ComptimeOption<&[W]>,
-    accepted: &ComptimeOption<&[C]>,
-    sequence: u32,
-    slot: u32,
-    shape: &DeltaShape,
-    #[comptime] rule: RuleOptions,
-) -> Destination {
-    let mut to = slot;
-    let mut write_after = shape.tokens;
-    #[comptime]
-    if let ComptimeOption::Some(write_slots) = write_slots {
-        to = slot_of::<W>(write_slots[sequence as usize], shape.slots, rule);
+impl<R: Int, W: Int, C: Int> StateSlots<R, W, C> {
+    /// The destination of a sequence whose state was read from `slot`.
+    fn destination(
+        &self,
+        sequence: u32,
+        slot: u32,
+        tokens: u32,
+        #[comptime] rule: RuleOptions,
+    ) -> Destination {
+        let mut to = slot;
+        let mut write_after = tokens;
+        #[comptime]
+        if let ComptimeOption::Some(write) = &self.write {
+            to = slot_of::<W>(write[sequence as usize], self.count, rule);
+        }
+        #[comptime]
+        if let ComptimeOption::Some(accepted) = &self.accepted {
+            let steps = accepted[sequence as usize];
+            let past = steps >= C::cast_from(tokens);
+            write_after = select(past, tokens, u32::cast_from(steps));
+            write_after = select(steps <= C::from_int(0), 0u32, write_after);
+        }
+        Destination {
+            slot: to,
+            write_after,
+        }
     }
-    #[comptime]
-    if let ComptimeOption::Some(accepted) = accepted {
-        let steps = accepted[sequence as usize];
-        let past = steps >= C::cast_from(shape.tokens);
-        write_after = select(past, shape.tokens, u32::cast_from(steps));
-        write_after = select(steps <= C::from_int(0), 0u32, write_after);
-    }
-    Destination {
-        slot: to,
-        write_after,
-    }
-}
-
-/// The factor of the state before a token: `exp(-exp(a_log) * softplus(a + dt_bias))`.
-#[cube]
-fn decay(a: f32, dt_bias: f32, a_log: f32, threshold: f32) -> f32 {
-    let x = a + dt_bias;
-    let t = (-x.abs()).exp();
-    let softplus = fma(t, polynomial(t, LOG1P), select(x > 0.0f32, x, 0.0f32));
-    // If x is not greater, it may be NaN, and then softplus is NaN too.
-    let softplus = select(x > threshold, x, softplus);
-    (-(a_log.exp() * softplus)).exp()
-}
-
-/// The factor of a token's correction: `1 / (1 + exp(-b))`.
-#[cube]
-fn beta(b: f32) -> f32 {
-    1.0f32 / (1.0f32 + (-b).exp())
 }
 
 /// The inputs of a token's gates, as they were read.
@@ -166,33 +223,34 @@ struct Gates<A: Float, B: Float, D: Float> {
 }
 
 #[cube]
-impl<A: Float, B: Float, D: Float> Gates<A, B, D> {
+impl<A: Float, B: Float, D: Float> GateInputs<A, B, D> {
     /// Starts to read the inputs of the gates of token `token` of a sequence.
-    fn read(
-        a: &[A],
-        b: &[B],
-        a_log: &[f32],
-        dt_bias: &[D],
-        sequence: u32,
-        token: u32,
-        head: u32,
-        strides: &DeltaStrides,
-    ) -> Gates<A, B, D> {
+    fn read(&self, sequence: u32, token: u32, head: u32) -> Gates<A, B, D> {
         Gates::<A, B, D> {
-            a: a[strides.a.offset(sequence, token, head)],
-            b: b[strides.b.offset(sequence, token, head)],
-            a_log: a_log[head as usize],
-            dt_bias: dt_bias[head as usize],
+            a: self.a.elements[self.a.offset(sequence, token, head)],
+            b: self.b.elements[self.b.offset(sequence, token, head)],
+            a_log: self.a_log[head as usize],
+            dt_bias: self.dt_bias[head as usize],
         }
     }
+}
 
+#[cube]
+impl<A: Float, B: Float, D: Float> Gates<A, B, D> {
+    /// The factor of the state before the token: `exp(-exp(a_log) * softplus(a + dt_bias))`.
     fn decay(&self, threshold: f32) -> f32 {
-        let (a, dt_bias) = (f32::cast_from(self.a), f32::cast_from(self.dt_bias));
-        decay(a, dt_bias, self.a_log, threshold)
+        let x = f32::cast_from(self.a) + f32::cast_from(self.dt_bias);
+        let t = (-x.abs()).exp();
+        let softplus = fma(t, polynomial(t, LOG1P), select(x > 0.0f32, x, 0.0f32));
+        // If x is not greater, it may be NaN, and then softplus is NaN too.
+        let softplus = select(x > threshold, x, softplus);
+        (-(self.a_log.exp() * softplus)).exp()
     }
 
+    /// The factor of the token's correction: `1 / (1 + exp(-b))`.
     fn beta(&self) -> f32 {
-        beta(f32::cast_from(self.b))
+        let b = f32::cast_from(self.b);
+        1.0f32 / (1.0f32 + (-b).exp())
     }
 }
 

@@ -2,7 +2,6 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -89,7 +88,6 @@ pub(super) fn launch(call: Call) {
     ];
     let states = call.states.as_ref().unwrap_or(&call.out);
     let address_type = address_type(tensors).max(address_type([states]));
-    let (shape, strides, scalars) = (call.shape(), call.strides(), call.scalars());
     // SAFETY: slots that do not exist are not used; rows past the end repeat other rows and are not
     // written.
     unsafe {
@@ -99,22 +97,11 @@ pub(super) fn launch(call: Call) {
             CubeDim::new_2d(plane, planes),
             address_type,
             call.size,
-            call.q.into_buffer_arg(),
-            call.k.into_buffer_arg(),
-            call.v.into_buffer_arg(),
-            call.a.into_buffer_arg(),
-            call.b.into_buffer_arg(),
-            call.a_log.into_buffer_arg(),
-            call.dt_bias.into_buffer_arg(),
-            call.pool.into_buffer_arg(),
-            call.read_slots.into_buffer_arg(),
-            call.write_slots.map(CubeTensor::into_buffer_arg).into(),
-            call.accepted.map(CubeTensor::into_buffer_arg).into(),
-            call.out.into_buffer_arg(),
-            call.states.map(CubeTensor::into_buffer_arg).into(),
-            shape,
-            strides,
-            scalars,
+            call.inputs(),
+            call.gates(),
+            call.slots(),
+            call.results(),
+            call.shape(),
             blueprint,
             dtypes.map(dtype_to_storage_type),
         );

@@ -6,10 +6,12 @@ use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
 use super::backend::Recurrence;
 use super::kernel::{
-    DeltaScalarsLaunch, DeltaShapeLaunch, DeltaStridesLaunch, RuleOptions, TokenStridesLaunch,
+    DeltaInputsLaunch, DeltaResultsLaunch, DeltaShapeLaunch, GateInputsLaunch, RuleOptions,
+    StatePoolLaunch, StateSlotsLaunch, TokenTensorLaunch,
 };
 use crate::launching::{output, row_vector_size, with_vectors, writable};
 
@@ -90,30 +92,45 @@ impl Call {
             self.heads_per_key() as u32,
             channels as u32,
             (width / self.size) as u32,
+        )
+    }
+
+    fn inputs<T: CubePrimitive, Q: Float>(&self) -> DeltaInputsLaunch<T, Q> {
+        DeltaInputsLaunch::new(
+            token_tensor(&self.q, self.size),
+            token_tensor(&self.k, self.size),
+            token_tensor(&self.v, 1),
+            self.scale,
+        )
+    }
+
+    fn gates<A: Float, B: Float, D: Float>(&self) -> GateInputsLaunch<A, B, D> {
+        GateInputsLaunch::new(
+            token_tensor(&self.a, 1),
+            token_tensor(&self.b, 1),
+            buffer(&self.a_log),
+            buffer(&self.dt_bias),
+            self.threshold,
+        )
+    }
+
+    fn slots<R: Int, W: Int, C: Int>(&self) -> StateSlotsLaunch<R, W, C> {
+        StateSlotsLaunch::new(
+            buffer(&self.read_slots),
+            self.write_slots.as_ref().map(buffer).into(),
+            self.accepted.as_ref().map(buffer).into(),
             self.pool.shape()[0] as u32,
         )
     }
 
-    fn strides(&self) -> DeltaStridesLaunch {
-        let token_strides = |tensor: &CubeTensor, size: usize| {
-            let strides = tensor.meta.strides();
-            TokenStridesLaunch::new(strides[0] / size, strides[1] / size, strides[2] / size)
-        };
+    fn results<T: CubePrimitive, Q: Float>(&self) -> DeltaResultsLaunch<T, Q> {
         let strides = self.pool.meta.strides();
-        DeltaStridesLaunch::new(
-            token_strides(&self.q, self.size),
-            token_strides(&self.k, self.size),
-            token_strides(&self.v, 1),
-            token_strides(&self.a, 1),
-            token_strides(&self.b, 1),
-            strides[0] / self.size,
-            strides[1] / self.size,
-            strides[2] / self.size,
+        let [slot, head, row] = [0, 1, 2].map(|i| strides[i] / self.size);
+        DeltaResultsLaunch::new(
+            StatePoolLaunch::new(buffer(&self.pool), slot, head, row),
+            buffer(&self.out),
+            self.states.as_ref().map(buffer).into(),
         )
-    }
-
-    fn scalars(&self) -> DeltaScalarsLaunch {
-        DeltaScalarsLaunch::new(self.scale, self.threshold)
     }
 
     /// Dtypes of the gates, the slots to read, the slots to write and the accepted steps.
@@ -128,6 +145,17 @@ impl Call {
             int(&self.accepted),
         ]
     }
+}
+
+fn buffer(tensor: &CubeTensor) -> BufferArg {
+    tensor.clone().into_buffer_arg()
+}
+
+/// A tensor in vectors of `size`.
+fn token_tensor<T: CubePrimitive>(tensor: &CubeTensor, size: usize) -> TokenTensorLaunch<T> {
+    let strides = tensor.meta.strides();
+    let [sequence, token, head] = [0, 1, 2].map(|i| strides[i] / size);
+    TokenTensorLaunch::new(buffer(tensor), sequence, token, head)
 }
 
 pub(super) fn run(

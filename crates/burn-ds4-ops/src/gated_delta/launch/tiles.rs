@@ -103,7 +103,6 @@ pub(super) fn launch(call: Call) {
         WorkDivisorsLaunch::new(blocks as u32, heads as u32, call.heads_per_key() as u32);
     let [a, b, dt_bias, read, write, accepted] = call.dtypes();
     let dtypes = [call.q.dtype, a, b, dt_bias, read, write, accepted];
-    let (shape, strides, scalars) = (call.shape(), call.strides(), call.scalars());
     // SAFETY: slots that do not exist are not used; rows are whole tiles; tokens past the end are
     // zeros.
     unsafe {
@@ -114,23 +113,12 @@ pub(super) fn launch(call: Call) {
             // Offsets in shared memory become part of the instructions only if they are as wide as
             // addresses.
             AddressType::U64,
-            call.q.into_buffer_arg(),
-            call.k.into_buffer_arg(),
-            call.v.into_buffer_arg(),
-            call.a.into_buffer_arg(),
-            call.b.into_buffer_arg(),
-            call.a_log.into_buffer_arg(),
-            call.dt_bias.into_buffer_arg(),
-            call.pool.into_buffer_arg(),
-            call.read_slots.into_buffer_arg(),
-            call.write_slots.map(CubeTensor::into_buffer_arg).into(),
-            call.accepted.map(CubeTensor::into_buffer_arg).into(),
-            call.out.into_buffer_arg(),
-            call.states.map(CubeTensor::into_buffer_arg).into(),
-            shape,
+            call.inputs(),
+            call.gates(),
+            call.slots(),
+            call.results(),
+            call.shape(),
             divisors,
-            strides,
-            scalars,
             blueprint,
             dtypes.map(dtype_to_storage_type),
         );

@@ -1,54 +1,53 @@
 use cubecl::prelude::*;
 
 use super::sinkhorn::sinkhorn;
-use super::token::{StreamsLayout, TokenBlueprint, TokenStreams, sigmoid};
+use super::token::{MixParameters, Streams, TokenBlueprint, TokenStreams, sigmoid};
+
+/// `function · v` of every token.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Projected {
+    pub values: Box<[f32]>,
+    /// The distance from one token to the next.
+    pub stride: usize,
+}
 
 /// Computes the coefficients of every token from its streams and their projection, and the input of
 /// its sub-layer.
 ///
-/// - `streams`: see [`StreamsLayout`]
-/// - `projected`: `function · v` of every token, rows `projected_stride` apart
-/// - `base`, `scale`: one value for each coefficient
 /// - `input`: `[tokens, d]`
 /// - `coefficients`: `[tokens, (2 + n)·n]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn collapse_kernel<F: Float, N: Size>(
-    streams: &[Vector<F, N>],
-    projected: &[f32],
-    base: &[f32],
-    scale: &[f32],
+    streams: &Streams<F, N>,
+    projected: &Projected,
+    mix: &MixParameters,
     input: &mut [Vector<F, N>],
     coefficients: &mut [f32],
-    layout: StreamsLayout,
-    projected_stride: usize,
     iterations: u32,
-    epsilon: f32,
-    norm_epsilon: f32,
     #[comptime] blueprint: TokenBlueprint,
     #[define(F)] _dtype: ElemType,
 ) {
     let index = CUBE_POS as u32;
-    if index < layout.tokens {
+    if index < streams.tokens {
         let n = comptime!(blueprint.streams);
         let count = comptime!(blueprint.coefficients());
-        let output_first = index as usize * layout.vectors as usize;
-        let token = TokenStreams::<F, N>::new(streams, index, layout, blueprint);
+        let output_first = index as usize * streams.vectors as usize;
+        let token = TokenStreams::<F, N>::new(streams, index, blueprint);
         let rounds = comptime!(count.div_ceil(blueprint.units()));
         let mut raw = Array::<f32>::new(comptime!(rounds as usize));
         let mut offsets = Array::<f32>::new(comptime!(rounds as usize));
         let mut scales = Array::<f32>::new(comptime!(rounds as usize));
-        let row = index as usize * projected_stride;
+        let row = index as usize * projected.stride;
         // Requested before the kernel waits for the sum of squares.
         #[unroll]
         for round in 0..rounds {
             let at = min(UNIT_POS + round * blueprint.units(), count - 1) as usize;
             let round = comptime!(round as usize);
-            raw[round] = projected[row + at];
-            offsets[round] = base[at];
-            scales[round] = scale[at];
+            raw[round] = projected.values[row + at];
+            offsets[round] = mix.base[at];
+            scales[round] = mix.scale[at];
         }
-        let inverse_rms = token.inverse_rms(norm_epsilon);
+        let inverse_rms = token.inverse_rms(mix.norm_epsilon);
 
         let mut mixes = Shared::<[f32]>::new_slice(comptime!(count as usize));
         let to = index as usize * comptime!(count as usize);
@@ -56,12 +55,12 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
         for round in 0..rounds {
             let at = UNIT_POS + round * blueprint.units();
             let round = comptime!(round as usize);
-            let mix = fma(raw[round] * inverse_rms, scales[round], offsets[round]);
+            let mixed = fma(raw[round] * inverse_rms, scales[round], offsets[round]);
             if at < count {
-                let mut value = mix;
+                let mut value = mixed;
                 if at < 2 * n {
-                    let gate = sigmoid(mix, blueprint.target);
-                    value = select(at < n, gate + epsilon, 2.0f32 * gate);
+                    let gate = sigmoid(mixed, blueprint.target);
+                    value = select(at < n, gate + mix.epsilon, 2.0f32 * gate);
                     coefficients[to + at as usize] = value;
                 }
                 mixes[at as usize] = value;
@@ -76,7 +75,7 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
         }
         token.write_sum(&gates, input, output_first);
 
-        write_matrix(&mixes, coefficients, to, iterations, epsilon, blueprint);
+        write_matrix(&mixes, coefficients, to, iterations, mix.epsilon, blueprint);
     }
 }
 
@@ -117,47 +116,35 @@ pub(super) fn write_matrix(
     }
 }
 
-/// Collapses the streams of every token by gates alone.
-///
-/// - `streams`: see [`StreamsLayout`]
-/// - `projected`: `function · v` of every token, rows `projected_stride` apart
-/// - `base`: one value for each gate
-/// - `scale`: one value for all gates
-/// - `output`: `[tokens, d]`
+/// Collapses the streams of every token by gates alone. `output` is `[tokens, d]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn head_kernel<F: Float, N: Size>(
-    streams: &[Vector<F, N>],
-    projected: &[f32],
-    base: &[f32],
-    scale: &[f32],
+    streams: &Streams<F, N>,
+    projected: &Projected,
+    mix: &MixParameters,
     output: &mut [Vector<F, N>],
-    layout: StreamsLayout,
-    projected_stride: usize,
-    epsilon: f32,
-    norm_epsilon: f32,
     #[comptime] blueprint: TokenBlueprint,
     #[define(F)] _dtype: ElemType,
 ) {
     let index = CUBE_POS as u32;
-    if index < layout.tokens {
+    if index < streams.tokens {
         let n = comptime!(blueprint.streams as usize);
-        let output_first = index as usize * layout.vectors as usize;
-        let token = TokenStreams::<F, N>::new(streams, index, layout, blueprint);
-        let row = index as usize * projected_stride;
-        let factor = scale[0];
+        let output_first = index as usize * streams.vectors as usize;
+        let token = TokenStreams::<F, N>::new(streams, index, blueprint);
+        let row = index as usize * projected.stride;
+        let factor = mix.scale[0];
         let mut gates = Array::<f32>::new(n);
         let mut offsets = Array::<f32>::new(n);
         #[unroll]
         for i in 0..n {
-            gates[i] = projected[row + i];
-            offsets[i] = base[i];
+            gates[i] = projected.values[row + i];
+            offsets[i] = mix.base[i];
         }
-        let inverse_rms = token.inverse_rms(norm_epsilon);
+        let inverse_rms = token.inverse_rms(mix.norm_epsilon);
         #[unroll]
         for i in 0..n {
-            let mix = fma(gates[i] * inverse_rms, factor, offsets[i]);
-            gates[i] = sigmoid(mix, blueprint.target) + epsilon;
+            let mixed = fma(gates[i] * inverse_rms, factor, offsets[i]);
+            gates[i] = sigmoid(mixed, blueprint.target) + mix.epsilon;
         }
         token.write_sum(&gates, output, output_first);
     }

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::collapse::write_matrix;
-use super::token::{StreamsLayout, TokenBlueprint, TokenStreams, sigmoid};
+use super::token::{CollapsedNorm, MixParameters, Streams, TokenBlueprint, TokenStreams, sigmoid};
 use crate::intrinsics::group_sum;
 
 /// How the kernels that start from partial sums are compiled.
@@ -21,17 +21,6 @@ impl PartialsBlueprint {
     }
 }
 
-/// Constants of coefficients and norms.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Epsilons {
-    /// For gates and matrix.
-    pub gates: f32,
-    /// For the norm over all streams.
-    pub streams: f32,
-    /// For the norm of the collapsed streams.
-    pub input: f32,
-}
-
 /// Cubes of a token.
 pub(crate) const TOKEN_CUBES: u32 = 2;
 
@@ -39,56 +28,46 @@ pub(crate) const TOKEN_CUBES: u32 = 2;
 /// token has [`TOKEN_CUBES`] cubes. The first computes the input and the gates. The second computes
 /// the matrix, whose iterations take as long as everything else.
 ///
-/// - `streams`: see [`StreamsLayout`]
 /// - `partials`: the partial sums of every token's products with the projection's rows and of its
 ///   sum of squares: `[tokens, rows + 1, splits]`
-/// - `base`, `scale`: one value for each coefficient
-/// - `weight`: one value for each channel of the norm
-/// - `input`, `normed`: `[tokens, d]`
 /// - `coefficients`: `[tokens, (2 + n)·n]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
-    streams: &[Vector<F, N>],
+    streams: &Streams<F, N>,
     partials: &[f32],
-    base: &[f32],
-    scale: &[f32],
-    weight: &[Vector<W, M>],
-    input: &mut [Vector<F, N>],
-    normed: &mut [Vector<F, N>],
+    mix: &MixParameters,
+    norm: &mut CollapsedNorm<F, W, N, M>,
     coefficients: &mut [f32],
-    layout: StreamsLayout,
     iterations: u32,
-    epsilons: Epsilons,
     #[comptime] blueprint: PartialsBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
     let index = CUBE_POS_X;
     let is_first = CUBE_POS_Y == 0;
-    if index < layout.tokens {
+    if index < streams.tokens {
         let of_token = comptime!(blueprint.token);
         let n = comptime!(of_token.streams);
         let count = comptime!(blueprint.rows);
         let rounds = comptime!(count.div_ceil(of_token.units()));
-        let first = index as usize * layout.vectors as usize;
+        let first = index as usize * streams.vectors as usize;
         // Everything that does not depend on the partial sums is requested before the kernel waits
         // for them.
-        let token = TokenStreams::<F, N>::new(streams, index, layout, of_token);
-        let weights = token.read_weights(weight);
+        let token = TokenStreams::<F, N>::new(streams, index, of_token);
+        let weights = token.read_weights(&norm.weight);
         let mut offsets = Array::<f32>::new(comptime!(rounds as usize));
         let mut scales = Array::<f32>::new(comptime!(rounds as usize));
         #[unroll]
         for round in 0..rounds {
             let at = min(UNIT_POS + round * of_token.units(), count - 1) as usize;
             let round = comptime!(round as usize);
-            offsets[round] = base[at];
-            scales[round] = scale[at];
+            offsets[round] = mix.base[at];
+            scales[round] = mix.scale[at];
         }
         let mut sums = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
         add_partials(partials, index, &mut sums, blueprint);
         sync_cube();
 
-        let inverse_rms = token.inverse_rms_of(sums[comptime!(count as usize)], epsilons.streams);
+        let inverse_rms = token.inverse_rms_of(sums[comptime!(count as usize)], mix.norm_epsilon);
         let to = index as usize * comptime!(count as usize);
         #[unroll]
         for round in 0..rounds {
@@ -96,11 +75,11 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             let round = comptime!(round as usize);
             if at < count {
                 let raw = sums[at as usize];
-                let mix = fma(raw * inverse_rms, scales[round], offsets[round]);
-                let mut value = mix;
+                let mixed = fma(raw * inverse_rms, scales[round], offsets[round]);
+                let mut value = mixed;
                 if at < 2 * n {
-                    let gate = sigmoid(mix, of_token.target);
-                    value = select(at < n, gate + epsilons.gates, 2.0f32 * gate);
+                    let gate = sigmoid(mixed, of_token.target);
+                    value = select(at < n, gate + mix.epsilon, 2.0f32 * gate);
                     if is_first {
                         coefficients[to + at as usize] = value;
                     }
@@ -116,80 +95,48 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             for i in 0..comptime!(n as usize) {
                 gates[i] = sums[i];
             }
-            token.write_norm(
-                &gates,
-                weight,
-                &weights,
-                input,
-                normed,
-                first,
-                epsilons.input,
-            );
+            token.write_norm(&gates, &weights, norm, first);
         } else {
-            write_matrix(
-                &sums,
-                coefficients,
-                to,
-                iterations,
-                epsilons.gates,
-                of_token,
-            );
+            write_matrix(&sums, coefficients, to, iterations, mix.epsilon, of_token);
         }
     }
 }
 
-/// Collapses the streams of every token by gates alone, and writes the norm of the result.
-///
-/// - `scale`: one value for all gates
-/// - `collapsed`, `normed`: `[tokens, d]`
-/// - others: see [`collapse_norm_kernel`]
+/// Collapses the streams of every token by gates alone, and writes the norm of the result. For
+/// `partials`, see [`collapse_norm_kernel`].
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
-    streams: &[Vector<F, N>],
+    streams: &Streams<F, N>,
     partials: &[f32],
-    base: &[f32],
-    scale: &[f32],
-    weight: &[Vector<W, M>],
-    collapsed: &mut [Vector<F, N>],
-    normed: &mut [Vector<F, N>],
-    layout: StreamsLayout,
-    epsilons: Epsilons,
+    mix: &MixParameters,
+    norm: &mut CollapsedNorm<F, W, N, M>,
     #[comptime] blueprint: PartialsBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
     let index = CUBE_POS as u32;
-    if index < layout.tokens {
+    if index < streams.tokens {
         let of_token = comptime!(blueprint.token);
         let n = comptime!(of_token.streams as usize);
-        let first = index as usize * layout.vectors as usize;
-        let token = TokenStreams::<F, N>::new(streams, index, layout, of_token);
-        let weights = token.read_weights(weight);
-        let factor = scale[0];
+        let first = index as usize * streams.vectors as usize;
+        let token = TokenStreams::<F, N>::new(streams, index, of_token);
+        let weights = token.read_weights(&norm.weight);
+        let factor = mix.scale[0];
         let mut gates = Array::<f32>::new(n);
         #[unroll]
         for i in 0..n {
-            gates[i] = base[i];
+            gates[i] = mix.base[i];
         }
         let mut sums = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
         add_partials(partials, index, &mut sums, blueprint);
         sync_cube();
 
-        let inverse_rms = token.inverse_rms_of(sums[n], epsilons.streams);
+        let inverse_rms = token.inverse_rms_of(sums[n], mix.norm_epsilon);
         #[unroll]
         for i in 0..n {
-            let mix = fma(sums[i] * inverse_rms, factor, gates[i]);
-            gates[i] = sigmoid(mix, of_token.target) + epsilons.gates;
+            let mixed = fma(sums[i] * inverse_rms, factor, gates[i]);
+            gates[i] = sigmoid(mixed, of_token.target) + mix.epsilon;
         }
-        token.write_norm(
-            &gates,
-            weight,
-            &weights,
-            collapsed,
-            normed,
-            first,
-            epsilons.input,
-        );
+        token.write_norm(&gates, &weights, norm, first);
     }
 }
 

@@ -8,12 +8,12 @@ mod project;
 mod sinkhorn;
 mod token;
 
-pub(super) use collapse::{collapse_kernel, head_kernel};
+pub(super) use collapse::{ProjectedLaunch, collapse_kernel, head_kernel};
 pub(super) use collapse_norm::{
-    EpsilonsLaunch, PartialsBlueprint, TOKEN_CUBES, collapse_norm_kernel, head_norm_kernel,
+    PartialsBlueprint, TOKEN_CUBES, collapse_norm_kernel, head_norm_kernel,
 };
-pub(super) use expand::expand_kernel;
+pub(super) use expand::{PendingOutputLaunch, expand_kernel};
 pub(super) use project::{
     MAX_FUSED_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel,
 };
-pub(super) use token::{StreamsLayoutLaunch, TokenBlueprint};
+pub(super) use token::{CollapsedNormLaunch, MixParametersLaunch, StreamsLaunch, TokenBlueprint};

@@ -4,7 +4,8 @@
 
 use cubecl::prelude::*;
 
-use super::token::StreamsLayout;
+use super::expand::PendingOutput;
+use super::token::Streams;
 use crate::intrinsics::{Target, group_sum, modulo};
 use crate::matmul::INVARIANT_ROWS;
 
@@ -52,7 +53,6 @@ impl ProjectBlueprint {
 
 /// Multiplies the streams of all tokens by the rows of `function`, and by themselves.
 ///
-/// - `streams`: see [`StreamsLayout`]
 /// - `function`: `[rows, n, d]`
 /// - `partials`: the partials of the products and of the sum of squares for each split,
 ///   `[tokens, rows + 1, splits]`
@@ -60,10 +60,9 @@ impl ProjectBlueprint {
 /// Each cube computes one split.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
-    streams: &[Vector<F, N>],
+    streams: &Streams<F, N>,
     function: &[Vector<W, M>],
     partials: &mut [f32],
-    layout: StreamsLayout,
     #[comptime] blueprint: ProjectBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
@@ -73,18 +72,18 @@ pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
     let piece = M::value();
     let columns = comptime!(blueprint.columns(piece));
     // Requested before the kernel waits for the streams.
-    let row_vectors = layout.vectors * comptime!((size / piece) as u32);
+    let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
         Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_FUSED_TOKENS * columns));
     let mut index = UNIT_POS;
-    while index < layout.tokens * comptime!(n * vectors) {
+    while index < streams.tokens * comptime!(n * vectors) {
         let vector = CUBE_POS_X * vectors + index % vectors;
-        let inside = vector < layout.vectors;
+        let inside = vector < streams.vectors;
         let token = index / comptime!(n * vectors);
         let stream = modulo(index / vectors, n);
-        let from = token as usize * layout.token + stream as usize * layout.stream;
-        let value = streams[from + select(inside, vector, 0u32) as usize];
+        let from = token as usize * streams.token + stream as usize * streams.stream;
+        let value = streams.values[from + select(inside, vector, 0u32) as usize];
         let value = select(inside, value, Vector::new(F::new(0.0)));
         store_shared(value, index, &mut shared_streams);
         index += CUBE_DIM;
@@ -96,28 +95,20 @@ pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
         &weights,
         &shared_streams,
         partials,
-        layout.tokens,
+        streams.tokens,
         blueprint,
     );
 }
 
 /// Spreads an output over the streams, as [`expand_kernel`](super::expand_kernel) does, and then
-/// multiplies them as [`project_kernel`] does.
-///
-/// - `output`: rows `output_vectors` vectors apart
-/// - `coefficients`: `[tokens, (2 + n)·n]`
-/// - `expanded`: `[tokens, n, d]`
+/// multiplies them as [`project_kernel`] does. `expanded` is `[tokens, n, d]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Size>(
-    output: &[Vector<Y, N>],
-    streams: &[Vector<F, N>],
-    coefficients: &[f32],
+    pending: &PendingOutput<Y, N>,
+    streams: &Streams<F, N>,
     function: &[Vector<W, M>],
     expanded: &mut [Vector<F, N>],
     partials: &mut [f32],
-    layout: StreamsLayout,
-    output_vectors: usize,
     #[comptime] blueprint: ProjectBlueprint,
     #[define(F, Y, W)] _dtypes: [ElemType; 3],
 ) {
@@ -127,32 +118,32 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
     let piece = M::value();
     let columns = comptime!(blueprint.columns(piece));
     // Requested before the kernel waits for the streams.
-    let row_vectors = layout.vectors * comptime!((size / piece) as u32);
+    let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
         Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_FUSED_TOKENS * columns));
     let mut index = UNIT_POS;
-    while index < layout.tokens * comptime!(n * vectors) {
+    while index < streams.tokens * comptime!(n * vectors) {
         let vector = CUBE_POS_X * vectors + index % vectors;
-        let inside = vector < layout.vectors;
+        let inside = vector < streams.vectors;
         let at = select(inside, vector, 0u32) as usize;
         let token = (index / comptime!(n * vectors)) as usize;
         let target = (modulo(index / vectors, n)) as usize;
-        let own = Vector::<f32, N>::cast_from(output[token * output_vectors + at]);
+        let own = Vector::<f32, N>::cast_from(pending.output[token * pending.stride + at]);
         let first = token * comptime!(((2 + n) * n) as usize);
-        let post = coefficients[first + comptime!(n as usize) + target];
+        let post = pending.coefficients[first + comptime!(n as usize) + target];
         let mut sum = own * Vector::new(post);
         #[unroll]
         for source in 0..comptime!(n as usize) {
             let comb = comptime!((2 + source as u32) * n) as usize;
-            let comb = coefficients[first + comb + target];
-            let value = streams[token * layout.token + source * layout.stream + at];
+            let comb = pending.coefficients[first + comb + target];
+            let value = streams.values[token * streams.token + source * streams.stream + at];
             sum = fma(Vector::new(comb), Vector::cast_from(value), sum);
         }
         let value = Vector::<F, N>::cast_from(sum);
         if inside {
             let to = token * comptime!(n as usize) + target;
-            expanded[to * layout.vectors as usize + at] = value;
+            expanded[to * streams.vectors as usize + at] = value;
         }
         let value = select(inside, value, Vector::new(F::new(0.0)));
         store_shared(value, index, &mut shared_streams);
@@ -165,7 +156,7 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
         &weights,
         &shared_streams,
         partials,
-        layout.tokens,
+        streams.tokens,
         blueprint,
     );
 }

@@ -28,9 +28,10 @@ impl TokenBlueprint {
     }
 }
 
-/// Where the streams of the tokens are, in vectors.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct StreamsLayout {
+/// The streams of all tokens.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Streams<F: Float, N: Size> {
+    pub values: Box<[Vector<F, N>]>,
     /// The number of tokens.
     pub tokens: u32,
     /// Vectors of a stream.
@@ -41,15 +42,38 @@ pub(crate) struct StreamsLayout {
     pub stream: usize,
 }
 
+/// What turns the projection of a token into its coefficients.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct MixParameters {
+    /// One value for each coefficient.
+    pub base: Box<[f32]>,
+    /// One value for each coefficient; for gates alone, one for all.
+    pub scale: Box<[f32]>,
+    /// For gates and matrix.
+    pub epsilon: f32,
+    /// For the norm over all streams.
+    pub norm_epsilon: f32,
+}
+
+/// The norm of the collapsed streams.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct CollapsedNorm<F: Float, W: Float, N: Size, M: Size> {
+    /// One value for each channel.
+    pub weight: Box<[Vector<W, M>]>,
+    pub epsilon: f32,
+    /// Where the collapsed streams and their norm are written: `[tokens, d]`.
+    pub collapsed: Box<[Vector<F, N>]>,
+    pub normed: Box<[Vector<F, N>]>,
+}
+
 /// A token's streams, as a lane sees them.
 #[derive(CubeType)]
 pub(super) struct TokenStreams<'a, F: Float, N: Size> {
-    streams: &'a [Vector<F, N>],
+    streams: &'a Streams<F, N>,
     /// This lane's part of them, if it is in registers.
     values: Array<Vector<F, N>>,
     /// The first vector of the token.
     first: usize,
-    layout: StreamsLayout,
     #[cube(comptime)]
     blueprint: TokenBlueprint,
 }
@@ -58,9 +82,8 @@ pub(super) struct TokenStreams<'a, F: Float, N: Size> {
 impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
     /// Reads the lane's part of the streams, if it is kept in registers.
     pub fn new(
-        streams: &'a [Vector<F, N>],
+        streams: &'a Streams<F, N>,
         index: u32,
-        layout: StreamsLayout,
         #[comptime] blueprint: TokenBlueprint,
     ) -> Self {
         let size = N::value();
@@ -74,8 +97,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         let mut token = TokenStreams::<'a, F, N> {
             streams,
             values: Array::new(vectors_held),
-            first: index as usize * layout.token,
-            layout,
+            first: index as usize * streams.token,
             blueprint,
         };
         if comptime!(blueprint.in_registers) {
@@ -93,9 +115,9 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
 
     /// A vector of a stream, zeros past its end.
     fn read(&self, #[comptime] stream: u32, vector: u32) -> Vector<F, N> {
-        let inside = vector < self.layout.vectors;
-        let first = self.first + comptime!(stream as usize) * self.layout.stream;
-        let value = self.streams[first + select(inside, vector, 0u32) as usize];
+        let inside = vector < self.streams.vectors;
+        let first = self.first + comptime!(stream as usize) * self.streams.stream;
+        let value = self.streams.values[first + select(inside, vector, 0u32) as usize];
         select(inside, value, Vector::new(F::new(0.0)))
     }
 
@@ -135,7 +157,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
     pub fn inverse_rms_of(&self, sum: f32, epsilon: f32) -> f32 {
         let size = N::value();
         let per_vector = comptime!(size as u32 * self.blueprint.streams);
-        let count = f32::cast_from(self.layout.vectors * per_vector);
+        let count = f32::cast_from(self.streams.vectors * per_vector);
         1.0f32 / (sum / count + epsilon).sqrt()
     }
 
@@ -184,7 +206,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                 let part = comptime!(i % parts);
                 let sum = self.register_sum(gates, step, part);
                 let vector = vector_of(comptime!(step as u32).runtime(), part, size, partition);
-                if vector < self.layout.vectors {
+                if vector < self.streams.vectors {
                     output[to + vector as usize] = Vector::cast_from(sum);
                 }
             }
@@ -194,7 +216,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                 for part in 0..parts {
                     let vector = vector_of(step, part, size, partition);
                     let sum = self.memory_sum(gates, vector);
-                    if vector < self.layout.vectors {
+                    if vector < self.streams.vectors {
                         output[to + vector as usize] = Vector::cast_from(sum);
                     }
                 }
@@ -220,7 +242,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         for i in 0..vectors_held {
             let step = comptime!((i / parts) as u32).runtime();
             let vector = vector_of(step, comptime!(i % parts), size, partition);
-            let at = select(vector < self.layout.vectors, vector, 0u32) as usize * pieces;
+            let at = select(vector < self.streams.vectors, vector, 0u32) as usize * pieces;
             #[unroll]
             for piece in 0..pieces {
                 weights[comptime!(i * pieces + piece)] = weight[at + piece];
@@ -236,12 +258,9 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
     pub fn write_norm<W: Float, M: Size>(
         &self,
         gates: &Array<f32>,
-        weight: &[Vector<W, M>],
         weights: &Array<Vector<W, M>>,
-        output: &mut [Vector<F, N>],
-        normed: &mut [Vector<F, N>],
+        norm: &mut CollapsedNorm<F, W, N, M>,
         to: usize,
-        epsilon: f32,
     ) {
         let blueprint = comptime!(self.blueprint);
         let size = N::value();
@@ -249,7 +268,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         let pieces = comptime!(size / weight_size);
         let partition = comptime!(blueprint.partition);
         let parts = comptime!(partition.block as usize / size);
-        let vectors = self.layout.vectors;
+        let vectors = self.streams.vectors;
         let columns = f32::cast_from(vectors * comptime!(size as u32));
         let mut squares = 0.0f32;
         if comptime!(blueprint.in_registers) {
@@ -264,11 +283,11 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                 squares = add_squares(value, squares);
                 let vector = vector_of(comptime!(step as u32).runtime(), part, size, partition);
                 if vector < vectors {
-                    output[to + vector as usize] = value;
+                    norm.collapsed[to + vector as usize] = value;
                 }
             }
             let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
-            let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
+            let factor = 1.0f32 / (sum / columns + norm.epsilon).sqrt();
             #[unroll]
             for i in 0..count {
                 let step = comptime!((i / parts) as u32).runtime();
@@ -279,7 +298,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                     multiply_piece(&mut scaled, weights[comptime!(i * pieces + piece)], piece);
                 }
                 if vector < vectors {
-                    normed[to + vector as usize] = Vector::cast_from(scaled);
+                    norm.normed[to + vector as usize] = Vector::cast_from(scaled);
                 }
             }
         } else {
@@ -290,26 +309,26 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                     let value = Vector::<F, N>::cast_from(self.memory_sum(gates, vector));
                     squares = add_squares(value, squares);
                     if vector < vectors {
-                        output[to + vector as usize] = value;
+                        norm.collapsed[to + vector as usize] = value;
                     }
                 }
             }
             let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
-            let factor = 1.0f32 / (sum / columns + epsilon).sqrt();
+            let factor = 1.0f32 / (sum / columns + norm.epsilon).sqrt();
             for step in 0..partition.steps {
                 #[unroll]
                 for part in 0..parts {
                     let vector = vector_of(step, part, size, partition);
                     if vector < vectors {
                         // This lane wrote the value itself.
-                        let value = output[to + vector as usize];
+                        let value = norm.collapsed[to + vector as usize];
                         let mut scaled = Vector::<f32, N>::cast_from(value) * Vector::new(factor);
                         #[unroll]
                         for piece in 0..pieces {
-                            let own = weight[vector as usize * pieces + piece];
+                            let own = norm.weight[vector as usize * pieces + piece];
                             multiply_piece(&mut scaled, own, piece);
                         }
-                        normed[to + vector as usize] = Vector::cast_from(scaled);
+                        norm.normed[to + vector as usize] = Vector::cast_from(scaled);
                     }
                 }
             }

@@ -6,13 +6,14 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{StreamsInput, can_collapse, layout};
+use super::{StreamsInput, can_collapse, mix_arg, pending_arg, streams_arg};
 use crate::caps::Caps;
 use crate::hyper_connection::Sinkhorn;
 use crate::hyper_connection::backend::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
-    EpsilonsLaunch, MAX_FUSED_TOKENS, PartialsBlueprint, ProjectBlueprint, TOKEN_CUBES,
-    collapse_norm_kernel, expand_project_kernel, head_norm_kernel, project_kernel,
+    CollapsedNormLaunch, MAX_FUSED_TOKENS, MixParametersLaunch, PartialsBlueprint,
+    ProjectBlueprint, TOKEN_CUBES, collapse_norm_kernel, expand_project_kernel, head_norm_kernel,
+    project_kernel,
 };
 use crate::launching::{
     MAX_CUBES, address_type, is_float, output, row_vector_size, vector_size, with_vectors,
@@ -95,7 +96,6 @@ fn project(
     };
     let columns = row_vector_size([&function], d).min(MAX_VECTOR).min(size);
     let streams = with_vectors(streams, size);
-    let layout = layout(&streams, size);
     let PendingOutput::Some {
         output: own,
         coefficients,
@@ -112,10 +112,9 @@ fn project(
                 address_type([&streams, &function, &partials]),
                 size,
                 columns,
-                streams.clone().into_buffer_arg(),
+                streams_arg(&streams, size),
                 function.into_buffer_arg(),
                 partials.clone().into_buffer_arg(),
-                layout,
                 blueprint,
                 dtypes,
             );
@@ -125,7 +124,6 @@ fn project(
     let own = with_vectors(own, size);
     let expanded = output(&streams, [tokens, n, d], streams.dtype);
     let dtypes = [streams.dtype, own.dtype, function.dtype].map(dtype_to_storage_type);
-    let own_vectors = own.meta.strides()[0] / size;
     // SAFETY: vectors past the end repeat others, count as zeros and are not written to `expanded`;
     // only existing tokens and rows are written.
     unsafe {
@@ -136,14 +134,11 @@ fn project(
             address_type([&own, &streams, &function, &expanded, &partials]),
             size,
             columns,
-            own.into_buffer_arg(),
-            streams.into_buffer_arg(),
-            into_contiguous(coefficients).into_buffer_arg(),
+            pending_arg(own, coefficients, size),
+            streams_arg(&streams, size),
             function.into_buffer_arg(),
             expanded.clone().into_buffer_arg(),
             partials.clone().into_buffer_arg(),
-            layout,
-            own_vectors,
             blueprint,
             dtypes,
         );
@@ -155,8 +150,7 @@ fn project(
 struct PartialsInput {
     partials: CubeTensor,
     tokens: StreamsInput,
-    base: CubeTensor,
-    scale: CubeTensor,
+    parameters: MixParametersLaunch,
     weight: CubeTensor,
     /// Elements of a vector of the weight.
     weight_size: usize,
@@ -169,7 +163,12 @@ struct PartialsInput {
 
 impl PartialsInput {
     /// Projects the streams. Also returns them with nothing pending.
-    fn new(pending: PendingOutput<CubeBackend>, mix: Mix<CubeBackend>) -> (CubeTensor, Self) {
+    fn new(
+        pending: PendingOutput<CubeBackend>,
+        mix: Mix<CubeBackend>,
+        epsilon: f64,
+        norm_epsilon: f64,
+    ) -> (CubeTensor, Self) {
         let (streams, partials) = project(pending, mix.streams, mix.function);
         let tokens = StreamsInput::new(streams.clone());
         let weight = into_contiguous(mix.weight);
@@ -180,8 +179,7 @@ impl PartialsInput {
                 rows: sums as u32 - 1,
                 splits: splits as u32,
             },
-            base: into_contiguous(mix.base),
-            scale: into_contiguous(mix.scale),
+            parameters: mix_arg(mix.base, mix.scale, epsilon, norm_epsilon),
             weight_size: vector_size(&weight, tokens.size),
             epsilon: mix.epsilon as f32,
             collapsed: tokens.output(),
@@ -191,6 +189,15 @@ impl PartialsInput {
             weight,
         };
         (streams, own)
+    }
+
+    fn norm<F: Float, W: Float, N: Size, M: Size>(&self) -> CollapsedNormLaunch<F, W, N, M> {
+        CollapsedNormLaunch::new(
+            self.weight.clone().into_buffer_arg(),
+            self.epsilon,
+            self.collapsed.clone().into_buffer_arg(),
+            self.normed.clone().into_buffer_arg(),
+        )
     }
 
     fn address(&self) -> AddressType {
@@ -207,14 +214,15 @@ pub(in super::super) fn collapse_norm(
     mix: Mix<CubeBackend>,
     sinkhorn: Sinkhorn,
 ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-    let (streams, own) = PartialsInput::new(pending, mix);
+    let (epsilon, norm_epsilon) = (sinkhorn.epsilon, sinkhorn.norm_epsilon);
+    let (streams, own) = PartialsInput::new(pending, mix, epsilon, norm_epsilon);
     let [count, _, _] = streams.shape().dims();
     let shape = [count, own.blueprint.rows as usize];
     let coefficients = output(&own.partials, shape, DType::F32);
     let (_, dim) = own.tokens.cubes();
     // There are no more than `MAX_FUSED_TOKENS`.
     let cubes = CubeCount::Static(count as u32, TOKEN_CUBES, 1);
-    let (address, dtypes) = (own.address(), own.dtypes());
+    let (address, dtypes, norm) = (own.address(), own.dtypes(), own.norm());
     // SAFETY: tokens and vectors past the end repeat others and are not written; no two cubes of a
     // token write the same element.
     unsafe {
@@ -225,21 +233,12 @@ pub(in super::super) fn collapse_norm(
             address,
             own.tokens.size,
             own.weight_size,
-            own.tokens.streams.clone().into_buffer_arg(),
+            own.tokens.arg(),
             own.partials.into_buffer_arg(),
-            own.base.into_buffer_arg(),
-            own.scale.into_buffer_arg(),
-            own.weight.into_buffer_arg(),
-            own.collapsed.clone().into_buffer_arg(),
-            own.normed.clone().into_buffer_arg(),
+            own.parameters,
+            norm,
             coefficients.clone().into_buffer_arg(),
-            layout(&own.tokens.streams, own.tokens.size),
             u32::try_from(sinkhorn.iterations).unwrap_or(u32::MAX),
-            EpsilonsLaunch::new(
-                sinkhorn.epsilon as f32,
-                sinkhorn.norm_epsilon as f32,
-                own.epsilon,
-            ),
             own.blueprint,
             dtypes,
         );
@@ -253,9 +252,9 @@ pub(in super::super) fn head_norm(
     epsilon: f64,
     norm_epsilon: f64,
 ) -> CubeTensor {
-    let (_, own) = PartialsInput::new(pending, mix);
+    let (_, own) = PartialsInput::new(pending, mix, epsilon, norm_epsilon);
     let (cubes, dim) = own.tokens.cubes();
-    let (address, dtypes) = (own.address(), own.dtypes());
+    let (address, dtypes, norm) = (own.address(), own.dtypes(), own.norm());
     // SAFETY: tokens and vectors past the end repeat others and are not written; a token has one
     // group of units.
     unsafe {
@@ -266,15 +265,10 @@ pub(in super::super) fn head_norm(
             address,
             own.tokens.size,
             own.weight_size,
-            own.tokens.streams.clone().into_buffer_arg(),
+            own.tokens.arg(),
             own.partials.into_buffer_arg(),
-            own.base.into_buffer_arg(),
-            own.scale.into_buffer_arg(),
-            own.weight.into_buffer_arg(),
-            own.collapsed.into_buffer_arg(),
-            own.normed.clone().into_buffer_arg(),
-            layout(&own.tokens.streams, own.tokens.size),
-            EpsilonsLaunch::new(epsilon as f32, norm_epsilon as f32, own.epsilon),
+            own.parameters,
+            norm,
             own.blueprint,
             dtypes,
         );

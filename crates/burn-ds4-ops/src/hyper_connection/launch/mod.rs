@@ -9,7 +9,8 @@ use cubecl::prelude::*;
 
 use super::Sinkhorn;
 use super::kernel::{
-    StreamsLayoutLaunch, TokenBlueprint, collapse_kernel, expand_kernel, head_kernel,
+    MixParametersLaunch, PendingOutputLaunch, ProjectedLaunch, StreamsLaunch, TokenBlueprint,
+    collapse_kernel, expand_kernel, head_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{
@@ -70,6 +71,10 @@ impl StreamsInput {
         }
     }
 
+    fn arg<F: Float, N: Size>(&self) -> StreamsLaunch<F, N> {
+        streams_arg(&self.streams, self.size)
+    }
+
     fn cubes(&self) -> (CubeCount, CubeDim) {
         let [tokens, _, _] = self.streams.shape().dims();
         let partition = self.blueprint.partition;
@@ -86,16 +91,43 @@ impl StreamsInput {
     }
 }
 
-/// The layout of streams in vectors of `size`.
-fn layout(streams: &CubeTensor, size: usize) -> StreamsLayoutLaunch {
+/// Streams in vectors of `size`.
+fn streams_arg<F: Float, N: Size>(streams: &CubeTensor, size: usize) -> StreamsLaunch<F, N> {
     let [tokens, _, d] = streams.shape().dims();
     let strides = streams.meta.strides();
-    StreamsLayoutLaunch::new(
+    StreamsLaunch::new(
+        streams.clone().into_buffer_arg(),
         tokens as u32,
         (d / size) as u32,
         strides[0] / size,
         strides[1] / size,
     )
+}
+
+/// A sub-layer's output in vectors of `size`, and the coefficients with which it is spread.
+fn pending_arg<Y: Float, N: Size>(
+    output: CubeTensor,
+    coefficients: CubeTensor,
+    size: usize,
+) -> PendingOutputLaunch<Y, N> {
+    let stride = output.meta.strides()[0] / size;
+    let coefficients = into_contiguous(coefficients).into_buffer_arg();
+    PendingOutputLaunch::new(output.into_buffer_arg(), stride, coefficients)
+}
+
+fn projected_arg(projected: CubeTensor) -> ProjectedLaunch {
+    let stride = projected.meta.strides()[0];
+    ProjectedLaunch::new(projected.into_buffer_arg(), stride)
+}
+
+fn mix_arg(
+    base: CubeTensor,
+    scale: CubeTensor,
+    epsilon: f64,
+    norm_epsilon: f64,
+) -> MixParametersLaunch {
+    let [base, scale] = [base, scale].map(|values| into_contiguous(values).into_buffer_arg());
+    MixParametersLaunch::new(base, scale, epsilon as f32, norm_epsilon as f32)
 }
 
 pub(super) fn collapse(
@@ -111,7 +143,6 @@ pub(super) fn collapse(
     let input = tokens.output();
     let coefficients = output(&projected, projected.shape().dims::<2>(), DType::F32);
     let (count, dim) = tokens.cubes();
-    let projected_stride = projected.meta.strides()[0];
     // SAFETY: tokens and vectors past the end repeat others and are not written.
     unsafe {
         collapse_kernel::launch_unchecked(
@@ -120,17 +151,12 @@ pub(super) fn collapse(
             dim,
             address_type([&tokens.streams, &projected]),
             tokens.size,
-            tokens.streams.clone().into_buffer_arg(),
-            projected.into_buffer_arg(),
-            into_contiguous(base).into_buffer_arg(),
-            into_contiguous(scale).into_buffer_arg(),
+            tokens.arg(),
+            projected_arg(projected),
+            mix_arg(base, scale, sinkhorn.epsilon, sinkhorn.norm_epsilon),
             input.clone().into_buffer_arg(),
             coefficients.clone().into_buffer_arg(),
-            layout(&tokens.streams, tokens.size),
-            projected_stride,
             u32::try_from(sinkhorn.iterations).unwrap_or(u32::MAX),
-            sinkhorn.epsilon as f32,
-            sinkhorn.norm_epsilon as f32,
             tokens.blueprint,
             dtype_to_storage_type(input.dtype),
         );
@@ -151,7 +177,6 @@ pub(super) fn head(
     let client = projected.client.clone();
     let collapsed = tokens.output();
     let (count, dim) = tokens.cubes();
-    let projected_stride = projected.meta.strides()[0];
     // SAFETY: tokens and vectors past the end repeat others and are not written.
     unsafe {
         head_kernel::launch_unchecked(
@@ -160,15 +185,10 @@ pub(super) fn head(
             dim,
             address_type([&tokens.streams, &projected]),
             tokens.size,
-            tokens.streams.clone().into_buffer_arg(),
-            projected.into_buffer_arg(),
-            into_contiguous(base).into_buffer_arg(),
-            into_contiguous(scale).into_buffer_arg(),
+            tokens.arg(),
+            projected_arg(projected),
+            mix_arg(base, scale, epsilon, norm_epsilon),
             collapsed.clone().into_buffer_arg(),
-            layout(&tokens.streams, tokens.size),
-            projected_stride,
-            epsilon as f32,
-            norm_epsilon as f32,
             tokens.blueprint,
             dtype_to_storage_type(collapsed.dtype),
         );
@@ -178,14 +198,12 @@ pub(super) fn head(
 
 pub(super) fn expand(y: CubeTensor, streams: CubeTensor, coefficients: CubeTensor) -> CubeTensor {
     let (y, streams) = (with_contiguous_rows(y), with_contiguous_rows(streams));
-    let coefficients = into_contiguous(coefficients);
     let [tokens, n, d] = streams.shape().dims();
     let client = streams.client.clone();
     let expanded = output(&streams, [tokens, n, d], streams.dtype);
     let size = vector_size(&streams, usize::MAX).min(vector_size(&y, usize::MAX));
     let cubes = (d / size).div_ceil(EXPAND_UNITS as usize);
     let dtypes = [streams.dtype, y.dtype].map(dtype_to_storage_type);
-    let y_vectors = y.meta.strides()[0] / size;
     // SAFETY: tokens and vectors past the end are neither read nor written.
     unsafe {
         expand_kernel::launch_unchecked(
@@ -194,12 +212,9 @@ pub(super) fn expand(y: CubeTensor, streams: CubeTensor, coefficients: CubeTenso
             CubeDim::new_1d(EXPAND_UNITS),
             address_type([&y, &streams, &expanded]),
             size,
-            y.into_buffer_arg(),
-            streams.clone().into_buffer_arg(),
-            coefficients.into_buffer_arg(),
+            pending_arg(y, coefficients, size),
+            streams_arg(&streams, size),
             expanded.clone().into_buffer_arg(),
-            layout(&streams, size),
-            y_vectors,
             cubes as u32,
             n,
             dtypes,

@@ -3,8 +3,7 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::Routed;
-use crate::gemm::Matrices;
+use super::{Experts, Routed};
 use crate::gemm::launch::{
     Grouping, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS, SMALL_M_ROWS, SharedExpert,
     can_multiply, has_tiles,
@@ -15,9 +14,7 @@ use crate::launching::{aligned, output};
 /// shared one.
 pub(crate) struct WithShared {
     pub routed: Routed,
-    pub gate_up: Matrices,
-    pub down: Matrices,
-    pub limit: f64,
+    pub shared: Experts,
 }
 
 impl WithShared {
@@ -27,7 +24,7 @@ impl WithShared {
         let [tokens, slots] = self.routed.ids.shape().dims();
         let x = &self.routed.x;
         let small = tokens <= SMALL_M_ROWS && SMALL_M_ROWS * slots <= SMALL_M_PAIRS;
-        if !small || !self.routed.can_launch() || !can_multiply(x, [&self.gate_up, &self.down]) {
+        if !small || !self.routed.can_launch() || !can_multiply(x, self.shared.matrices()) {
             return false;
         }
         match self.tiles() {
@@ -41,15 +38,15 @@ impl WithShared {
     fn tiles(&self) -> [bool; 2] {
         let x = &self.routed.x;
         [
-            has_tiles(x, [&self.routed.gate_up, &self.routed.down]),
-            has_tiles(x, [&self.gate_up, &self.down]),
+            has_tiles(x, self.routed.experts.matrices()),
+            has_tiles(x, self.shared.matrices()),
         ]
     }
 
     fn mixture(&self) -> Mixture<'_> {
         let shared = SharedExpert {
-            matrices: [&self.gate_up, &self.down],
-            limit: self.limit,
+            matrices: self.shared.matrices(),
+            limit: self.shared.limit,
         };
         Mixture {
             shared: Some(shared),
@@ -62,9 +59,7 @@ impl WithShared {
         let dtype = self.routed.x.dtype;
         let this = Self {
             routed: self.routed.prepared(),
-            gate_up: self.gate_up.contiguous(),
-            down: self.down.contiguous(),
-            limit: self.limit,
+            shared: self.shared.contiguous(),
         };
         if this.tiles() == [false, false] {
             return this.plain(dtype);
@@ -79,28 +74,29 @@ impl WithShared {
     fn plain(self, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.routed.ids.shape().dims();
         let x = &self.routed.x;
-        let hidden = output(x, [tokens, self.down.columns], dtype);
-        let shared = output(x, [tokens, self.down.rows], DType::F32);
+        let [gate_up, down] = self.shared.matrices();
+        let hidden = output(x, [tokens, down.columns], dtype);
+        let shared = output(x, [tokens, down.rows], DType::F32);
         let gated = Portable {
             x,
             grouping: &Grouping::One,
             scores: None,
             addend: None,
-            matrices: &self.gate_up,
+            matrices: gate_up,
             role: Role::Gated,
             pairs: tokens,
             pairs_per_row: 1,
             slots: 1,
-            limit: self.limit,
+            limit: self.shared.limit,
         };
         gated.launch(&hidden);
-        let down = Portable {
+        Portable {
             x: &hidden,
-            matrices: &self.down,
+            matrices: down,
             role: Role::Rows,
             ..gated
-        };
-        down.launch(&shared);
+        }
+        .launch(&shared);
         self.routed.plain_small_m(Some(&shared), dtype)
     }
 }
@@ -112,9 +108,7 @@ impl Routed {
             x: aligned(self.x),
             ids: into_contiguous(self.ids),
             scores: into_contiguous(self.scores),
-            gate_up: self.gate_up.contiguous(),
-            down: self.down.contiguous(),
-            limit: self.limit,
+            experts: self.experts.contiguous(),
         }
     }
 }

@@ -9,6 +9,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::backend::PackedExperts;
 use crate::gemm::launch::{
     Grouping, LargeM, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS, SMALL_M_ROWS,
     can_multiply, has_tiles, large_m_tiles, sort, sum_slots,
@@ -24,14 +25,41 @@ const MAX_PAIRS: usize = 1 << 16;
 /// Bytes of those sums, at most.
 const MAX_SUMS: usize = 1 << 30;
 
+/// Matrices of experts of one kind.
+pub(crate) struct Experts {
+    /// Gate and up, and down.
+    matrices: [Matrices; 2],
+    limit: f64,
+}
+
+impl From<PackedExperts<CubeBackend>> for Experts {
+    fn from(experts: PackedExperts<CubeBackend>) -> Self {
+        Self {
+            matrices: [experts.gate_up, experts.down].map(Matrices::from),
+            limit: experts.limit,
+        }
+    }
+}
+
+impl Experts {
+    fn matrices(&self) -> [&Matrices; 2] {
+        self.matrices.each_ref()
+    }
+
+    fn contiguous(self) -> Self {
+        Self {
+            matrices: self.matrices.map(Matrices::contiguous),
+            limit: self.limit,
+        }
+    }
+}
+
 /// Arguments of the routed experts.
 pub(crate) struct Routed {
     pub x: CubeTensor,
     pub ids: CubeTensor,
     pub scores: CubeTensor,
-    pub gate_up: Matrices,
-    pub down: Matrices,
-    pub limit: f64,
+    pub experts: Experts,
 }
 
 impl Routed {
@@ -39,13 +67,13 @@ impl Routed {
         let [_, slots] = self.ids.shape().dims();
         is_wide_int(self.ids.dtype)
             && slots <= SMALL_M_PAIRS
-            && can_multiply(&self.x, [&self.gate_up, &self.down])
+            && can_multiply(&self.x, self.experts.matrices())
     }
 
     pub(crate) fn launch(self) -> CubeTensor {
         let this = self.prepared();
         let [tokens, slots] = this.ids.shape().dims();
-        let tiles = has_tiles(&this.x, [&this.gate_up, &this.down]);
+        let tiles = has_tiles(&this.x, this.experts.matrices());
         // For small M, no decision depends on the number of tokens, because a token's result would
         // then depend on it.
         if tokens > SMALL_M_ROWS || SMALL_M_ROWS * slots > SMALL_M_PAIRS {
@@ -67,8 +95,8 @@ impl Routed {
             x: &self.x,
             ids: &self.ids,
             scores: &self.scores,
-            experts: [&self.gate_up, &self.down],
-            limit: self.limit,
+            experts: self.experts.matrices(),
+            limit: self.experts.limit,
             shared: None,
         }
     }
@@ -77,7 +105,8 @@ impl Routed {
     /// there is one.
     fn plain_small_m(self, addend: Option<&CubeTensor>, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.ids.shape().dims();
-        let sums = output(&self.x, [tokens, self.down.rows], dtype);
+        let [_, down] = self.experts.matrices();
+        let sums = output(&self.x, [tokens, down.rows], dtype);
         let grouping = Grouping::Small(&self.ids);
         let (scores, role) = (&self.scores, Role::Sum);
         self.plain((&self.x, scores, addend), &grouping, role, &sums);
@@ -94,31 +123,29 @@ impl Routed {
     ) {
         let [tokens, slots] = scores.shape().dims();
         let pairs = tokens * slots;
-        let hidden = output(x, [pairs, self.down.columns], x.dtype);
-        Portable {
+        let [gate_up, down] = self.experts.matrices();
+        let hidden = output(x, [pairs, down.columns], x.dtype);
+        let gated = Portable {
             x,
             grouping,
             scores: Some(scores),
             addend: None,
-            matrices: &self.gate_up,
+            matrices: gate_up,
             role: Role::Gated,
             pairs,
             pairs_per_row: slots,
             slots,
-            limit: self.limit,
-        }
-        .launch(&hidden);
+            limit: self.experts.limit,
+        };
+        gated.launch(&hidden);
         Portable {
             x: &hidden,
-            grouping,
             scores: None,
             addend,
-            matrices: &self.down,
+            matrices: down,
             role,
-            pairs,
             pairs_per_row: 1,
-            slots,
-            limit: self.limit,
+            ..gated
         }
         .launch(result);
     }
@@ -126,9 +153,9 @@ impl Routed {
     /// Computes a part of the tokens at a time if their sums would take too much memory.
     fn large_m(self, tiles: bool) -> CubeTensor {
         let [tokens, slots] = self.ids.shape().dims();
-        let rows = self.down.rows;
+        let [_, down] = self.experts.matrices();
         let most = (MAX_PAIRS / slots)
-            .min(MAX_SUMS / (slots * rows * 4))
+            .min(MAX_SUMS / (slots * down.rows * 4))
             .max(1);
         if tokens <= most {
             return self.large_m_range(0, tokens, tiles);
@@ -144,46 +171,46 @@ impl Routed {
         let x = aligned(narrow(&self.x, first, tokens));
         let ids = into_contiguous(narrow(&self.ids, first, tokens));
         let scores = into_contiguous(narrow(&self.scores, first, tokens));
-        let rows = self.down.rows;
+        let [gate_up, down] = self.experts.matrices();
         let terms = terms(x.dtype) as usize;
-        let x_tiles = large_m_tiles((pairs * terms).div_ceil(self.gate_up.count));
-        let sorted = sort(&ids, self.gate_up.count, 8 * x_tiles / terms);
+        let x_tiles = large_m_tiles((pairs * terms).div_ceil(gate_up.count));
+        let sorted = sort(&ids, gate_up.count, 8 * x_tiles / terms);
         // A row for every pair.
-        let rows_of_pairs = output(&x, [pairs, rows], DType::F32);
+        let rows_of_pairs = output(&x, [pairs, down.rows], DType::F32);
         if tiles {
-            let hidden = output(&x, [pairs * terms, self.down.padded_columns()], DType::BF16);
+            let hidden = output(&x, [pairs * terms, down.padded_columns()], DType::BF16);
             LargeM {
                 x: &x,
                 sorted: Some(&sorted),
                 scores: Some(&scores),
-                matrices: &self.gate_up,
-                gated: Some(self.down.format),
+                matrices: gate_up,
+                gated: Some(down.format),
                 permuted: false,
                 pairs,
                 pairs_per_row: slots,
                 x_tiles,
                 dtype: x.dtype,
-                limit: self.limit,
+                limit: self.experts.limit,
             }
             .launch(&hidden);
             LargeM {
                 x: &hidden,
                 sorted: Some(&sorted),
                 scores: None,
-                matrices: &self.down,
+                matrices: down,
                 gated: None,
                 permuted: true,
                 pairs,
                 pairs_per_row: 1,
                 x_tiles,
                 dtype: x.dtype,
-                limit: self.limit,
+                limit: self.experts.limit,
             }
             .launch(&rows_of_pairs);
         } else {
             let grouping = Grouping::Sorted(&sorted);
             self.plain((&x, &scores, None), &grouping, Role::Rows, &rows_of_pairs);
         }
-        sum_slots(rows_of_pairs, &ids, self.gate_up.count)
+        sum_slots(rows_of_pairs, &ids, gate_up.count)
     }
 }

@@ -1,6 +1,6 @@
 use cubecl::prelude::*;
 
-use super::select::{RouterRow, SelectBlueprint};
+use super::select::{RouterRow, SelectBlueprint, Selection};
 use crate::intrinsics::{arrives_last, multiply_tiles, shuffle_xor, sync_group};
 
 /// How [`dense_kernel`] is compiled.
@@ -57,11 +57,11 @@ impl DenseBlueprint {
     }
 }
 
-/// The operands of the product.
-#[derive(CubeType)]
-struct RouterOperands<'a, X: Float, G: Float, N: Size> {
-    x: &'a [Vector<X, N>],
-    gate: &'a [Vector<G, N>],
+/// The operands of the product, in rows of vectors: `[tokens, d_model]` and `[experts, d_model]`.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RouterOperands<X: Float, G: Float, N: Size> {
+    x: Box<[Vector<X, N>]>,
+    gate: Box<[Vector<G, N>]>,
     tokens: u32,
     experts: u32,
     /// Vectors of a row.
@@ -70,38 +70,13 @@ struct RouterOperands<'a, X: Float, G: Float, N: Size> {
     x_vectors: usize,
     /// Vectors from one row of the gate to the next.
     gate_vectors: usize,
-    #[cube(comptime)]
-    blueprint: DenseBlueprint,
 }
 
 #[cube]
-impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
-    fn new(
-        x: &'a [Vector<X, N>],
-        gate: &'a [Vector<G, N>],
-        tokens: u32,
-        experts: u32,
-        model_vectors: u32,
-        x_vectors: usize,
-        gate_vectors: usize,
-        #[comptime] blueprint: DenseBlueprint,
-    ) -> Self {
-        RouterOperands::<'a, X, G, N> {
-            x,
-            gate,
-            tokens,
-            experts,
-            model_vectors,
-            x_vectors,
-            gate_vectors,
-            blueprint,
-        }
-    }
-
+impl<X: Float, G: Float, N: Size> RouterOperands<X, G, N> {
     /// Multiplies without tensor cores. `shared_partials` is
     /// `[model_planes, expert_planes, experts, tokens]`.
-    fn multiply(&self, shared_partials: &mut Shared<[f32]>) {
-        let blueprint = comptime!(self.blueprint);
+    fn multiply(&self, shared_partials: &mut Shared<[f32]>, #[comptime] blueprint: DenseBlueprint) {
         let lane = UNIT_POS_X;
         let expert_plane = UNIT_POS_Y % blueprint.expert_planes;
         let model_plane = UNIT_POS_Y / blueprint.expert_planes;
@@ -206,8 +181,11 @@ impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
     /// Multiplies with tensor cores: tiles of 16 experts by 8 tokens, two from each 32 columns.
     /// Each lane holds eight columns of a row of `x` and of the gate. Both have the same columns in
     /// the same order, so it makes no difference to the sum which they are.
-    fn multiply_mma(&self, shared_partials: &mut Shared<[f32]>) {
-        let blueprint = comptime!(self.blueprint);
+    fn multiply_mma(
+        &self,
+        shared_partials: &mut Shared<[f32]>,
+        #[comptime] blueprint: DenseBlueprint,
+    ) {
         let dtype = comptime!(blueprint.mma_dtype.unwrap_or_default());
         let row = UNIT_POS_X / 4;
         let quarter = UNIT_POS_X % 4;
@@ -225,8 +203,10 @@ impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
         #[unroll]
         for step in 0..blueprint.k_steps {
             let vector = first_vector + step * 4;
-            gates[comptime!(2 * step as usize)] = self.words(self.gate, low, vector);
-            gates[comptime!(2 * step as usize + 1)] = self.words(self.gate, high, vector);
+            gates[comptime!(2 * step as usize)] =
+                self.words(&self.gate, low, vector, blueprint.even);
+            gates[comptime!(2 * step as usize + 1)] =
+                self.words(&self.gate, high, vector, blueprint.even);
         }
         let groups = comptime!(blueprint.tokens / 8);
         let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(groups as usize));
@@ -242,7 +222,8 @@ impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
             #[unroll]
             for group in 0..groups {
                 let token = min(first_token + group * 8 + row, self.tokens - 1);
-                let values = self.words(self.x, token as usize * self.x_vectors, vector);
+                let token_row = token as usize * self.x_vectors;
+                let values = self.words(&self.x, token_row, vector, blueprint.even);
                 #[unroll]
                 for half in 0..2usize {
                     sums[group as usize] = multiply_tiles(
@@ -278,8 +259,9 @@ impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
         matrix: &[Vector<E, N>],
         row: usize,
         vector: u32,
+        #[comptime] even: bool,
     ) -> Vector<u32, Const<4>> {
-        if comptime!(self.blueprint.even) {
+        if comptime!(even) {
             Vector::<u32, Const<4>>::reinterpret(matrix[row + vector as usize])
         } else {
             let inside = vector < self.model_vectors;
@@ -292,33 +274,23 @@ impl<'a, X: Float, G: Float, N: Size> RouterOperands<'a, X, G, N> {
 
 /// Multiplies tokens by the gate in partial sums. With `last_cube_selects`, also routes them.
 ///
-/// - `x`: `[tokens, d_model]`, `gate`: `[experts, d_model]`, rows of vectors
 /// - `partials`: `[k_splits, tokens, experts]`, scratch
 /// - `arrived`, `turn`: see [`arrives_last`]
-/// - all others as for `select_kernel`
+/// - `bias`: one per column
 #[cube(launch_unchecked, address_type = "dynamic")]
 // CubeCL tells the condition on the blueprint from the one on the argument by their nesting.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::collapsible_if)]
 pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
-    x: &[Vector<X, N>],
-    gate: &[Vector<G, N>],
+    operands: &RouterOperands<X, G, N>,
     partials: &mut [Vector<f32, M>],
     arrived: &mut [Atomic<u32>],
     bias: ComptimeOption<&[Vector<f32, M>]>,
-    padding: ComptimeOption<&[P]>,
-    weights: &mut [f32],
-    ids: &mut [i32],
-    tokens: u32,
-    experts: u32,
-    model_vectors: u32,
-    x_vectors: usize,
-    gate_vectors: usize,
-    scale: f32,
-    none: f32,
+    selection: &mut Selection<f32, P>,
     turn: u32,
     #[comptime] blueprint: DenseBlueprint,
     #[define(X, G, P)] _dtypes: [ElemType; 3],
 ) {
+    let (tokens, experts) = (operands.tokens, operands.experts);
     let cube_experts = comptime!(blueprint.cube_experts());
     let cube_sums = comptime!(cube_experts * blueprint.tokens);
     let mut shared_partials =
@@ -341,20 +313,10 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
             }
         }
     }
-    let factors = RouterOperands::<X, G, N>::new(
-        x,
-        gate,
-        tokens,
-        experts,
-        model_vectors,
-        x_vectors,
-        gate_vectors,
-        blueprint,
-    );
     if comptime!(blueprint.mma_dtype.is_some()) {
-        factors.multiply_mma(&mut shared_partials);
+        operands.multiply_mma(&mut shared_partials, blueprint);
     } else {
-        factors.multiply(&mut shared_partials);
+        operands.multiply(&mut shared_partials, blueprint);
     }
     sync_cube();
 
@@ -399,14 +361,11 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
                     partial_vectors,
                     columns,
                     UNIT_POS_X,
-                    none,
+                    selection.none,
                     blueprint.select,
                 );
-                let padded: ComptimeOption<bool> =
-                    padding.map(|padding| padding[token as usize] != P::from_int(0));
-                let padded = padded.unwrap_or_else(|| false);
-                let first = token as usize * blueprint.select.k as usize;
-                row.write(weights, ids, first, scale, padded, true);
+                let padded = selection.is_padded(token);
+                row.write::<f32, P>(selection, token, padded, true);
                 // The next row overwrites this one's scores in shared memory.
                 sync_group(blueprint.select.target);
                 token += CUBE_DIM_Y;

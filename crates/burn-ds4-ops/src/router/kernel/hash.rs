@@ -19,25 +19,33 @@ pub(crate) struct HashBlueprint {
     pub target: Target,
 }
 
+/// Sizes, strides and constants of a lookup.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct HashSizes {
+    pub tokens: u32,
+    /// Rows of the table.
+    pub vocabulary: u32,
+    pub experts: u32,
+    /// Elements from one row of the table to the next.
+    pub table_stride: usize,
+    /// Vectors from one row of the logits to the next.
+    pub row_vectors: usize,
+    /// The sum of the weights.
+    pub scale: f32,
+}
+
 /// Looks the experts of each token up and computes their weights.
 ///
-/// - `table`: rows `table_stride` apart
-/// - `logits`: rows of `row_vectors` vectors, or none for equal weights
+/// - `logits`: none for equal weights
 /// - `weights`, `ids`: `[tokens, k]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
     token_ids: &[T],
     table: &[I],
     logits: ComptimeOption<&[Vector<F, N>]>,
     weights: &mut [f32],
     ids: &mut [i32],
-    tokens: u32,
-    vocabulary: u32,
-    experts: u32,
-    table_stride: usize,
-    row_vectors: usize,
-    scale: f32,
+    sizes: HashSizes,
     #[comptime] blueprint: HashBlueprint,
     #[define(T, I, F)] _dtypes: [ElemType; 3],
 ) {
@@ -49,16 +57,16 @@ pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
     });
     let group = UNIT_POS_X / blueprint.lanes;
     let token = (CUBE_POS as u32 * CUBE_DIM_Y + UNIT_POS_Y) * per_plane + modulo(group, per_plane);
-    let writes = token < tokens && group < per_plane && lane < blueprint.k;
+    let writes = token < sizes.tokens && group < per_plane && lane < blueprint.k;
     // Idle lanes repeat the work of others, so that all lanes take part in the sum.
-    let token = select(token < tokens, token, tokens - 1);
+    let token = select(token < sizes.tokens, token, sizes.tokens - 1);
     let slot = select(lane < blueprint.k, lane, 0u32);
 
     let raw = token_ids[token as usize];
     // A token's logits do not depend on its expert ids, so they are loaded while the ids are looked
     // up.
-    let row = token as usize * row_vectors;
-    let vectors = experts / N::value() as u32;
+    let row = token as usize * sizes.row_vectors;
+    let vectors = sizes.experts / N::value() as u32;
     let mut prefetched = Array::<Vector<f32, N>>::new(comptime!(blueprint.prefetch as usize));
     #[comptime]
     if let ComptimeOption::Some(logits) = logits {
@@ -71,10 +79,10 @@ pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
     }
 
     let padded = raw < T::from_int(0);
-    let last = T::cast_from(vocabulary - 1);
+    let last = T::cast_from(sizes.vocabulary - 1);
     let known = select(padded, T::from_int(0), select(raw > last, last, raw));
-    let entry = table[usize::cast_from(known) * table_stride + slot as usize];
-    let last = I::cast_from(experts - 1);
+    let entry = table[usize::cast_from(known) * sizes.table_stride + slot as usize];
+    let last = I::cast_from(sizes.experts - 1);
     let id = select(
         entry < I::from_int(0),
         I::from_int(0),
@@ -101,9 +109,9 @@ pub(crate) fn hash_kernel<T: Int, I: Int, F: Float, N: Size>(
             let score = sqrt_softplus(value, blueprint.target);
             let counted = select(lane < blueprint.k, score, 0.0f32);
             let sum = group_sum(counted, blueprint.lanes, blueprint.target);
-            score * (scale * reciprocal(sum + EPSILON, blueprint.target))
+            score * (sizes.scale * reciprocal(sum + EPSILON, blueprint.target))
         }
-        ComptimeOption::None => scale / f32::cast_from(blueprint.k),
+        ComptimeOption::None => sizes.scale / f32::cast_from(blueprint.k),
     };
     if writes {
         let at = token as usize * blueprint.k as usize + lane as usize;

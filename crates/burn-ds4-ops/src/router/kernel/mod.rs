@@ -5,6 +5,6 @@ mod dense;
 mod hash;
 mod select;
 
-pub(super) use dense::{DenseBlueprint, dense_kernel};
-pub(super) use hash::{HashBlueprint, hash_kernel};
-pub(super) use select::{SelectBlueprint, select_kernel};
+pub(super) use dense::{DenseBlueprint, RouterOperandsLaunch, dense_kernel};
+pub(super) use hash::{HashBlueprint, HashSizesLaunch, hash_kernel};
+pub(super) use select::{SelectBlueprint, SelectRowsLaunch, SelectionLaunch, select_kernel};

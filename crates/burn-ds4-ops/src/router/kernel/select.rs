@@ -65,6 +65,43 @@ impl SelectBlueprint {
     }
 }
 
+/// Rows that are selected from, each as partial sums.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SelectRows<F: Float, N: Size> {
+    rows: Box<[Vector<F, N>]>,
+    tokens: u32,
+    columns: u32,
+    /// Vectors from one row to the next.
+    row_vectors: usize,
+    /// Vectors from one partial of a row to the next.
+    partial_vectors: usize,
+}
+
+/// Which rows are padding, and what is written for a row.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Selection<O: Float, P: Int> {
+    /// Not zero where the row is padding.
+    padding: ComptimeOption<Box<[P]>>,
+    /// The weights or the elements, `[tokens, k]`.
+    values: Box<[O]>,
+    /// `[tokens, k]`.
+    ids: Box<[i32]>,
+    /// The sum of the weights.
+    scale: f32,
+    /// -inf, which ranks below every element.
+    pub none: f32,
+}
+
+#[cube]
+impl<O: Float, P: Int> Selection<O, P> {
+    pub fn is_padded(&self, token: u32) -> bool {
+        let padding = self.padding.as_ref();
+        let padded: ComptimeOption<bool> =
+            padding.map(|padding| padding[token as usize] != P::from_int(0));
+        padded.unwrap_or_else(|| false)
+    }
+}
+
 /// A row and the position of a lane in it.
 #[derive(CubeType)]
 pub(super) struct RouterRow<'a, 'b, F: Float, N: Size> {
@@ -395,17 +432,16 @@ impl<'a, 'b, F: Float, N: Size> RouterRow<'a, 'b, F, N> {
         }
     }
 
-    /// Writes the `k` best of the row, from `first` on.
-    pub(super) fn write<O: Float>(
+    /// Writes the `k` best of the row.
+    pub(super) fn write<O: Float, P: Int>(
         &self,
-        values: &mut [O],
-        ids: &mut [i32],
-        first: usize,
-        scale: f32,
+        selection: &mut Selection<O, P>,
+        token: u32,
         padded: bool,
         writes: bool,
     ) {
         let blueprint = comptime!(self.blueprint);
+        let first = token as usize * blueprint.k as usize;
         let slots = comptime!(blueprint.slots());
         let mut ranks = Ranks {
             scores: Array::new(comptime!(slots as usize)),
@@ -432,16 +468,16 @@ impl<'a, 'b, F: Float, N: Size> RouterRow<'a, 'b, F, N> {
         if comptime!(blueprint.scored) {
             let lanes = comptime!(blueprint.k.next_power_of_two().min(blueprint.lanes));
             let sum = group_sum(sum, lanes, blueprint.target);
-            factor = scale * reciprocal(sum + EPSILON, blueprint.target);
+            factor = selection.scale * reciprocal(sum + EPSILON, blueprint.target);
         }
         #[unroll]
         for slot in 0..slots {
             let rank = slot * blueprint.lanes + self.lane;
             if writes && rank < blueprint.k {
                 let offset = first + rank as usize;
-                values[offset] =
+                selection.values[offset] =
                     O::cast_from(select(padded, 0.0f32, outputs[slot as usize] * factor));
-                ids[offset] = select(padded, -1i32, ranks.ids[slot as usize] as i32);
+                selection.ids[offset] = select(padded, -1i32, ranks.ids[slot as usize] as i32);
             }
         }
     }
@@ -449,25 +485,12 @@ impl<'a, 'b, F: Float, N: Size> RouterRow<'a, 'b, F, N> {
 
 /// Selects `k` elements of each row.
 ///
-/// - `rows`: rows of `columns` elements, `row_vectors` vectors apart; each as partial sums that are
-///   `partial_vectors` apart
 /// - `bias`: one per column
-/// - `padding`: non-zero where the row is padding
-/// - `values`: `[tokens, k]`, the weights or the elements; `ids`: `[tokens, k]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn select_kernel<F: Float, O: Float, P: Int, N: Size>(
-    rows: &[Vector<F, N>],
+    input: &SelectRows<F, N>,
     bias: ComptimeOption<&[Vector<f32, N>]>,
-    padding: ComptimeOption<&[P]>,
-    values: &mut [O],
-    ids: &mut [i32],
-    tokens: u32,
-    columns: u32,
-    row_vectors: usize,
-    partial_vectors: usize,
-    scale: f32,
-    none: f32,
+    selection: &mut Selection<O, P>,
     #[comptime] blueprint: SelectBlueprint,
     #[define(F, O, P)] _dtypes: [ElemType; 3],
 ) {
@@ -475,23 +498,20 @@ pub(crate) fn select_kernel<F: Float, O: Float, P: Int, N: Size>(
     let token = (CUBE_POS as u32 * blueprint.planes + UNIT_POS_Y)
         * comptime!(blueprint.plane_rows())
         + UNIT_POS_X / blueprint.lanes;
-    let writes = token < tokens;
+    let writes = token < input.tokens;
     // Idle groups repeat the last row, so that all lanes take part in the operations of the plane.
-    let token = select(writes, token, tokens - 1);
+    let token = select(writes, token, input.tokens - 1);
 
-    let padded: ComptimeOption<bool> =
-        padding.map(|padding| padding[token as usize] != P::from_int(0));
-    let padded = padded.unwrap_or_else(|| false);
+    let padded = selection.is_padded(token);
     let row = RouterRow::<F, N>::new(
-        rows,
+        &input.rows,
         bias,
-        token as usize * row_vectors,
-        partial_vectors,
-        columns / N::value() as u32,
+        token as usize * input.row_vectors,
+        input.partial_vectors,
+        input.columns / N::value() as u32,
         lane,
-        none,
+        selection.none,
         blueprint,
     );
-    let first = token as usize * blueprint.k as usize;
-    row.write(values, ids, first, scale, padded, writes);
+    row.write(selection, token, padded, writes);
 }

@@ -4,10 +4,7 @@ use cubecl::prelude::*;
 
 use super::super::weight::{COEFFICIENTS, EXPONENT_BITS, FARTHEST, MANTISSA_BITS, SHIFT};
 use super::wide::Wide;
-use crate::topk::kernel::key::{LOWEST, key_of};
-
-/// The key of `+inf`.
-const INFINITE: u32 = 0x8000_0000 + 0x7f80_0000;
+use crate::topk::kernel::key::{HIGHEST, LOWEST, key_of};
 
 /// What is summed or searched for over the elements of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +51,7 @@ impl FilterBounds {
             highest_key,
             rate,
             farthest,
-            key: select(highest_key == INFINITE, INFINITE, comptime!(LOWEST + 1)),
+            key: select(highest_key == HIGHEST, HIGHEST, comptime!(LOWEST + 1)),
             key_id: u32::MAX.runtime(),
             exponent: u32::MAX.runtime(),
             exponent_id: u32::MAX.runtime(),

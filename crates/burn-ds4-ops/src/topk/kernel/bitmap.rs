@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
 use super::radix_select::{CubeUnits, Scanner};
+use super::row::TopkIds;
 
 /// The offset of a word in shared memory, padded so that lanes that read neighbouring runs of a
 /// power of two of words rarely have bank conflicts.
@@ -53,7 +54,13 @@ impl ColumnBitmap {
 
     /// Writes the marked columns, of those that begin with `first`, and unmarks them. Returns their
     /// number. Every unit of the cube must call this.
-    pub fn write(&mut self, scanner: &mut Scanner, first: u32, ids: &mut [i32], out: usize) -> u32 {
+    pub fn write(
+        &mut self,
+        scanner: &mut Scanner,
+        first: u32,
+        output: &mut TopkIds,
+        out: usize,
+    ) -> u32 {
         let own = comptime!(self.count / self.units.cube);
         sync_cube();
         let mut words = Array::<u32>::new(comptime!(own as usize));
@@ -73,7 +80,7 @@ impl ColumnBitmap {
             let mut word = words[i as usize];
             while word != 0 {
                 let column = first + (UNIT_POS * own + i) * 32 + word.trailing_zeros();
-                ids[at] = column as i32;
+                output.ids[at] = column as i32;
                 at += 1;
                 word &= word - 1;
             }

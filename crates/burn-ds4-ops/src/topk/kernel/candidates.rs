@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::bitmap::ColumnBitmap;
 use super::key::{NONE, key_of, key_of_column, lower_bound_of};
 use super::radix_select::{CubeUnits, RadixSelect};
-use super::row::TopkRow;
+use super::row::{TopkIds, TopkRow};
 use crate::intrinsics::{ballot, plane_running_sum, plane_value, push_below};
 
 /// How [`long_row_kernel`](super::long_row_kernel) is compiled, for rows that no cube can hold.
@@ -148,12 +148,11 @@ impl Candidates {
         bitmap: &mut ColumnBitmap,
         count: u32,
         length: u32,
-        ids: &mut [i32],
+        output: &mut TopkIds,
         out: usize,
-        k: u32,
     ) {
         let units = comptime!(self.blueprint.units);
-        search.begin(k);
+        search.begin(output.k);
         while search.needs_pass() {
             let mut i = UNIT_POS;
             while i < count {
@@ -199,7 +198,7 @@ impl Candidates {
                 }
                 i += units.cube;
             }
-            taken += bitmap.write(&mut search.scanner, first, ids, out + taken as usize);
+            taken += bitmap.write(&mut search.scanner, first, output, out + taken as usize);
             first += comptime!(self.blueprint.words * 32);
         }
     }

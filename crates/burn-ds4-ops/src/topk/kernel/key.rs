@@ -9,6 +9,8 @@ use crate::intrinsics::{Target, f16_to_f32, ordered_f16};
 const ZERO: u32 = 0x8000_0000;
 /// The key of `-inf` and of NaN. No element has a lower one.
 pub(crate) const LOWEST: u32 = ZERO - INFINITY;
+/// The key of `+inf`.
+pub(crate) const HIGHEST: u32 = ZERO + INFINITY;
 /// The key of no element.
 pub(super) const NONE: u32 = 0;
 const INFINITY: u32 = 0x7f80_0000;
@@ -102,7 +104,7 @@ fn bin_of(key: u32) -> u32 {
 /// The lowest key of a bin. For the bin after the last, one more than the key of `+inf`.
 #[cube]
 pub(super) fn first_key(bin: u32, #[comptime] target: Target) -> u32 {
-    let after = comptime!(ZERO + INFINITY + 1);
+    let after = comptime!(HIGHEST + 1);
     if comptime!(target.is_at_least(80)) {
         // A negative bin ends where that of the next magnitude begins.
         let negative = bin < F16_ZERO;

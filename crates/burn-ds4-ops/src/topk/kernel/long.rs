@@ -4,30 +4,21 @@ use super::bitmap::ColumnBitmap;
 use super::candidates::{Candidates, LongRowBlueprint};
 use super::key::NONE;
 use super::radix_select::RadixSelect;
-use super::row::{TopkRow, write_all_columns};
+use super::row::{LogitRows, TopkIds, TopkRow, write_all_columns};
 use super::sample::{sampled_vector, threshold};
-use super::window::{CausalWindowArgs, Window};
+use super::window::WindowArgs;
 
 /// Selects the columns of the `k` largest entries of each row's window, with one cube for each row.
 ///
-/// - `logits`: rows of `columns` elements, `row_vectors` vectors apart, all of whose vectors can be
-///   read; `elements`: the same, element by element
-/// - `starts`, `ends`: see [`Window::of`]
-/// - `ids`: `[rows, k]`
+/// - `elements`: the logits, element by element
 /// - `rank`: the rank in a sample of the row from which on elements are candidates
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
-    logits: &[Vector<F, N>],
-    elements: &[F],
-    starts: ComptimeOption<&[I]>,
-    ends: ComptimeOption<&[I]>,
-    ids: &mut [i32],
     rows: u32,
-    columns: u32,
-    row_vectors: usize,
-    causal: CausalWindowArgs,
-    k: u32,
+    logits: &LogitRows<Vector<F, N>>,
+    elements: &[F],
+    windows: &WindowArgs<I>,
+    output: &mut TopkIds,
     rank: u32,
     #[comptime] blueprint: LongRowBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
@@ -35,8 +26,9 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
     let units = comptime!(blueprint.units);
     let index = CUBE_POS as u32;
     if index < rows {
-        let vectors = columns.div_ceil(N::value() as u32);
-        let first = index as usize * row_vectors;
+        let k = output.k;
+        let vectors = logits.columns.div_ceil(N::value() as u32);
+        let first = index as usize * logits.stride;
         let out = index as usize * k as usize;
         // The sample is read without waiting for the window. Elements outside of it are dropped
         // later.
@@ -44,9 +36,9 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
         #[unroll]
         for i in 0..blueprint.sample {
             let vector = sampled_vector(vectors, i, blueprint.sample, units);
-            sample[i as usize] = logits[first + vector as usize];
+            sample[i as usize] = logits.elements[first + vector as usize];
         }
-        let window = Window::of::<I>(starts, ends, index, columns, &causal);
+        let window = windows.window(index, logits.columns);
         let row = TopkRow::<F, N>::new(logits, elements, first, vectors, window);
         let mut search = RadixSelect::new(units);
         let mut candidates = Candidates::new(blueprint);
@@ -55,7 +47,7 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
 
         let length = row.window.length();
         if length <= k {
-            write_all_columns(ids, out, length, k, units);
+            write_all_columns(output, out, length, units);
         } else {
             let mut lowest = NONE.runtime();
             if length > blueprint.capacity && k <= blueprint.capacity {
@@ -68,9 +60,9 @@ pub(crate) fn long_row_kernel<F: Float, I: Int, N: Size>(
                 count = candidates.count();
             }
             if count >= k && count <= blueprint.capacity {
-                candidates.choose(&mut search, &mut bitmap, count, length, ids, out, k);
+                candidates.choose(&mut search, &mut bitmap, count, length, output, out);
             } else {
-                row.choose_by_passes(&mut search, ids, out, k, units);
+                row.choose_by_passes(&mut search, output, out, units);
             }
         }
     }

@@ -17,7 +17,11 @@ mod window;
 pub(crate) use candidates::LongRowBlueprint;
 pub(crate) use long::long_row_kernel;
 pub(crate) use radix_select::CubeUnits;
-pub(crate) use split::{MergeBlueprint, SegmentBlueprint, merge_kernel, segment_kernel};
-pub(crate) use values::{ValuesBlueprint, values_kernel};
+pub(crate) use row::{LogitRowsLaunch, TopkIdsLaunch};
+pub(crate) use split::{
+    MergeBlueprint, SegmentBlueprint, SegmentCandidatesLaunch, SegmentSizesLaunch, merge_kernel,
+    segment_kernel,
+};
+pub(crate) use values::{TopkValuesLaunch, ValuesBlueprint, values_kernel};
 pub(crate) use whole::{WholeRowBlueprint, whole_row_kernel};
-pub(crate) use window::CausalWindowArgsLaunch;
+pub(crate) use window::{CausalWindowArgsLaunch, WindowArgsLaunch};

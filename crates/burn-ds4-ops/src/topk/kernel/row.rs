@@ -4,10 +4,27 @@ use super::radix_select::{CubeUnits, RadixSelect, TopkSelection};
 use super::window::Window;
 use crate::intrinsics::{ballot, plane_value};
 
+/// Rows of logits in elements of `W`: numbers, or vectors, of which the last may reach beyond its
+/// row, but can be read.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LogitRows<W: CubePrimitive> {
+    pub elements: Box<[W]>,
+    pub columns: u32,
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+/// The chosen columns of each row, relative to its window: `[rows, k]`, -1 in slots without one.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct TopkIds {
+    pub ids: Box<[i32]>,
+    pub k: u32,
+}
+
 /// A row of logits.
 #[derive(CubeType)]
 pub(super) struct TopkRow<'a, F: Float, N: Size> {
-    logits: &'a [Vector<F, N>],
+    logits: &'a LogitRows<Vector<F, N>>,
     /// The same, element by element.
     elements: &'a [F],
     /// Vector that the row begins with.
@@ -20,7 +37,7 @@ pub(super) struct TopkRow<'a, F: Float, N: Size> {
 #[cube]
 impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
     pub fn new(
-        logits: &'a [Vector<F, N>],
+        logits: &'a LogitRows<Vector<F, N>>,
         elements: &'a [F],
         first: usize,
         vectors: u32,
@@ -36,7 +53,7 @@ impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
     }
 
     pub fn read(&self, vector: u32) -> Vector<F, N> {
-        self.logits[self.first + vector as usize]
+        self.logits.elements[self.first + vector as usize]
     }
 
     /// The element at a column.
@@ -64,16 +81,15 @@ impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
     pub fn choose_by_passes(
         &self,
         search: &mut RadixSelect,
-        ids: &mut [i32],
+        output: &mut TopkIds,
         out: usize,
-        k: u32,
         #[comptime] units: CubeUnits,
     ) {
         let length = N::value();
         let size = N::value() as u32;
         let lane = UNIT_POS % units.plane;
         let (first, end) = (self.first_vector(), self.end_vector());
-        search.begin(k);
+        search.begin(output.k);
         while search.needs_pass() {
             let mut at = first;
             while at < end {
@@ -137,7 +153,7 @@ impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
                 let key = self.key(values.extract(j), column);
                 if rest.takes(key, &mut rank) {
                     let at = out + (taken + rank.taken) as usize - 1;
-                    ids[at] = (column - self.window.start) as i32;
+                    output.ids[at] = (column - self.window.start) as i32;
                 }
             }
             let all = rest.rank(scan.total);
@@ -149,29 +165,23 @@ impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
     }
 }
 
-/// Writes all columns of a window that has no more than `k`.
+/// Writes all columns of a window that has no more than `k`, and -1 to the slots that it leaves
+/// over.
 #[cube]
 pub(super) fn write_all_columns(
-    ids: &mut [i32],
+    output: &mut TopkIds,
     out: usize,
     length: u32,
-    k: u32,
     #[comptime] units: CubeUnits,
 ) {
     let mut at = UNIT_POS;
     while at < length {
-        ids[out + at as usize] = at as i32;
+        output.ids[out + at as usize] = at as i32;
         at += units.cube;
     }
-    fill(ids, out, length, k, units);
-}
-
-/// Writes -1 to the slots that a window of `length` columns leaves over.
-#[cube]
-fn fill(ids: &mut [i32], out: usize, length: u32, k: u32, #[comptime] units: CubeUnits) {
     let mut at = length + UNIT_POS;
-    while at < k {
-        ids[out + at as usize] = -1i32;
+    while at < output.k {
+        output.ids[out + at as usize] = -1i32;
         at += units.cube;
     }
 }

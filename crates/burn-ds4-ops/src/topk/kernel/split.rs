@@ -8,9 +8,9 @@ use super::candidates::{Candidates, LongRowBlueprint};
 use super::key::{NONE, lower_bound_of};
 use super::radix_select::{CubeUnits, RadixSelect, Scan};
 use super::registers::{RowRegisters, first_vector_of};
-use super::row::{TopkRow, write_all_columns};
+use super::row::{LogitRows, TopkIds, TopkRow, write_all_columns};
 use super::sample::{sampled_vector, threshold};
-use super::window::{CausalWindowArgs, Window};
+use super::window::WindowArgs;
 use crate::intrinsics::has_nan_bits;
 
 /// Bits in a slot that holds no candidate.
@@ -51,28 +51,36 @@ pub(crate) struct MergeBlueprint {
     pub long: LongRowBlueprint,
 }
 
-/// Writes the candidates of each segment of each row, in the order of their columns.
+/// The candidates of each segment of each row, in the order of their columns.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SegmentCandidates {
+    /// Their bits, `[rows, segments, capacity]`, with capacity for all. Of the first `slots`, those
+    /// that are left over hold [`NO_BITS`].
+    bits: Box<[u32]>,
+    /// Their columns, relative to the window.
+    columns: Box<[u32]>,
+    /// Their numbers, `[rows, segments]`.
+    counts: Box<[u32]>,
+}
+
+/// Number of segments of a row, and elements of each.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct SegmentSizes {
+    segments: u32,
+    capacity: u32,
+}
+
+/// Writes the candidates of each segment of each row.
 ///
-/// - `logits`, `elements`, `starts`, `ends`: as in `long_row_kernel`
-/// - `candidates`, `candidate_columns`: `[rows, segments, capacity]`, the bits of the candidates
-///   and their columns, relative to the window, with capacity for all. Of the first `slots`, those
-///   that are left over hold [`NO_BITS`].
-/// - `counts`: `[rows, segments]`, the numbers of candidates
+/// - `logits`, `elements`, `windows`, `rank`: as in `long_row_kernel`
 /// - `max_unsampled`: length of a window up to which no sample is used and all elements are
 ///   candidates
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn segment_kernel<F: Float, I: Int, N: Size>(
-    logits: &[Vector<F, N>],
+    logits: &LogitRows<Vector<F, N>>,
     elements: &[F],
-    starts: ComptimeOption<&[I]>,
-    ends: ComptimeOption<&[I]>,
-    candidates: &mut [u32],
-    candidate_columns: &mut [u32],
-    counts: &mut [u32],
-    columns: u32,
-    row_vectors: usize,
-    causal: CausalWindowArgs,
+    windows: &WindowArgs<I>,
+    candidates: &mut SegmentCandidates,
     rank: u32,
     max_unsampled: u32,
     #[comptime] blueprint: SegmentBlueprint,
@@ -83,14 +91,14 @@ pub(crate) fn segment_kernel<F: Float, I: Int, N: Size>(
     let length = N::value();
     let size = N::value() as u32;
     let index = CUBE_POS_Y;
-    let vectors = columns.div_ceil(size);
-    let first = index as usize * row_vectors;
+    let vectors = logits.columns.div_ceil(size);
+    let first = index as usize * logits.stride;
     // The reads of the sample and of the segment wait neither for each other nor for the window.
     let mut sample = Array::<Vector<F, N>>::new(comptime!(blueprint.sample as usize));
     #[unroll]
     for i in 0..blueprint.sample {
         let vector = sampled_vector(vectors, i, blueprint.sample, units);
-        sample[i as usize] = logits[first + vector as usize];
+        sample[i as usize] = logits.elements[first + vector as usize];
     }
     let mut values = Array::<Vector<F, N>>::new(comptime!(own as usize));
     let own_first = CUBE_POS_X * comptime!(units.cube * own) + first_vector_of(own, units);
@@ -98,9 +106,9 @@ pub(crate) fn segment_kernel<F: Float, I: Int, N: Size>(
     for i in 0..own {
         let vector = own_first + i * units.plane;
         let vector = select(vector < vectors, vector, 0u32);
-        values[i as usize] = logits[first + vector as usize];
+        values[i as usize] = logits.elements[first + vector as usize];
     }
-    let window = Window::of::<I>(starts, ends, index, columns, &causal);
+    let window = windows.window(index, logits.columns);
     let row = TopkRow::<F, N>::new(logits, elements, first, vectors, window);
     let mut search = RadixSelect::new(units);
     sync_cube();
@@ -127,8 +135,8 @@ pub(crate) fn segment_kernel<F: Float, I: Int, N: Size>(
         for j in 0..length {
             let e = comptime!(i as usize * length + j);
             if hits & comptime!(1u32 << e) != 0 {
-                candidates[at] = bits_of(registers.values[e]);
-                candidate_columns[at] =
+                candidates.bits[at] = bits_of(registers.values[e]);
+                candidates.columns[at] =
                     (own_first + i * units.plane) * size + j as u32 - row.window.start;
                 at += 1;
             }
@@ -136,44 +144,35 @@ pub(crate) fn segment_kernel<F: Float, I: Int, N: Size>(
     }
     let mut slot = found.total + UNIT_POS;
     while slot < blueprint.slots {
-        candidates[out + slot as usize] = NO_BITS;
+        candidates.bits[out + slot as usize] = NO_BITS;
         slot += units.cube;
     }
     if UNIT_POS == 0 {
-        counts[segment as usize] = found.total;
+        candidates.counts[segment as usize] = found.total;
     }
 }
 
 /// Selects the columns of the `k` largest entries of each row's window from the candidates of its
 /// segments, with one cube for each row.
 ///
-/// - `candidates`, `candidate_columns`, `counts`: what [`segment_kernel`] wrote for `segments`
-///   segments of each row, each with `capacity` elements
+/// - `candidates`: what [`segment_kernel`] wrote
 /// - all others as in `long_row_kernel`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
-    logits: &[Vector<F, N>],
+    logits: &LogitRows<Vector<F, N>>,
     elements: &[F],
-    starts: ComptimeOption<&[I]>,
-    ends: ComptimeOption<&[I]>,
-    candidates: &[u32],
-    candidate_columns: &[u32],
-    counts: &[u32],
-    ids: &mut [i32],
-    columns: u32,
-    row_vectors: usize,
-    causal: CausalWindowArgs,
-    k: u32,
-    segments: u32,
-    capacity: u32,
+    windows: &WindowArgs<I>,
+    candidates: &SegmentCandidates,
+    output: &mut TopkIds,
+    sizes: SegmentSizes,
     #[comptime] blueprint: MergeBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
     let units = comptime!(blueprint.long.units);
     let own = comptime!(blueprint.unit_slots as usize);
     let index = CUBE_POS_X;
-    let first_segment = index * segments;
+    let segments = sizes.segments;
+    let row_segments = RowSegments::new(candidates, index * segments, sizes);
     let mut registers = RowRegisters::new(blueprint.unit_slots, 1u32, units);
     let mut own_columns = Array::<u32>::new(own);
     // If the last slot of a segment is taken, there may be more candidates than slots.
@@ -184,9 +183,9 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
         let segment = slot / blueprint.slots;
         let within = slot - segment * blueprint.slots;
         let inside = segment < segments;
-        let from = (first_segment + select(inside, segment, 0u32)) as usize * capacity as usize;
-        let bits = select(inside, candidates[from + within as usize], NO_BITS);
-        own_columns[i as usize] = candidate_columns[from + within as usize];
+        let from = row_segments.start(select(inside, segment, 0u32));
+        let bits = select(inside, candidates.bits[from + within as usize], NO_BITS);
+        own_columns[i as usize] = candidates.columns[from + within as usize];
         let mask = select(bits == NO_BITS, 0u32, 1u32);
         registers.set::<f32, Const<1>>(
             i,
@@ -195,9 +194,9 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
         );
         is_full = is_full || (mask == 1 && within == comptime!(blueprint.slots - 1));
     }
-    let vectors = columns.div_ceil(N::value() as u32);
-    let window = Window::of::<I>(starts, ends, index, columns, &causal);
-    let first = index as usize * row_vectors;
+    let vectors = logits.columns.div_ceil(N::value() as u32);
+    let window = windows.window(index, logits.columns);
+    let first = index as usize * logits.stride;
     let row = TopkRow::<F, N>::new(logits, elements, first, vectors, window);
     let mut search = RadixSelect::new(units);
     let mut full = Shared::<[u32]>::new_slice(1usize);
@@ -206,10 +205,11 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
     }
     sync_cube();
 
+    let k = output.k;
     let out = index as usize * k as usize;
     let length = row.window.length();
     if length <= k {
-        write_all_columns(ids, out, length, k, units);
+        write_all_columns(output, out, length, units);
     } else {
         if is_full {
             full[0usize] = 1u32;
@@ -231,79 +231,93 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
                 if (equal || taken.above & comptime!(1u32 << i) != 0)
                     && selection.takes_next(equal, &mut rank)
                 {
-                    ids[out + rank.taken as usize - 1] = own_columns[i as usize] as i32;
+                    output.ids[out + rank.taken as usize - 1] = own_columns[i as usize] as i32;
                 }
             }
         } else {
             let mut own_count = 0u32;
             if UNIT_POS < segments {
-                own_count = counts[(first_segment + UNIT_POS) as usize];
+                own_count = candidates.counts[(row_segments.first + UNIT_POS) as usize];
             }
             let scan = search.scanner.scan(own_count);
             if scan.total >= k && scan.total <= blueprint.long.capacity {
-                merge_lists(
-                    candidates,
-                    candidate_columns,
+                row_segments.choose(
                     &mut search,
                     &scan,
-                    ids,
-                    out,
-                    length,
-                    k,
-                    first_segment,
-                    segments,
-                    capacity,
                     own_count,
+                    length,
+                    output,
+                    out,
                     blueprint.long,
                 );
             } else {
                 sync_cube();
-                row.choose_by_passes(&mut search, ids, out, k, units);
+                row.choose_by_passes(&mut search, output, out, units);
             }
         }
     }
 }
 
-/// Chooses from all candidates of all segments. Every unit of the cube must call this.
+/// The segments of a row.
+#[derive(CubeType)]
+struct RowSegments<'a> {
+    candidates: &'a SegmentCandidates,
+    /// The first of them, counted through all rows.
+    first: u32,
+    sizes: SegmentSizes,
+}
+
 #[cube]
-#[allow(clippy::too_many_arguments)]
-fn merge_lists(
-    candidates: &[u32],
-    candidate_columns: &[u32],
-    search: &mut RadixSelect,
-    scan: &Scan,
-    ids: &mut [i32],
-    out: usize,
-    length: u32,
-    k: u32,
-    first_segment: u32,
-    segments: u32,
-    capacity: u32,
-    own_count: u32,
-    #[comptime] blueprint: LongRowBlueprint,
-) {
-    let units = comptime!(blueprint.units);
-    let mut found = Candidates::new(blueprint);
-    let mut bitmap = ColumnBitmap::new(blueprint.words, units);
-    let mut ends = Shared::<[u32]>::new_slice(comptime!(units.cube as usize));
-    ends[UNIT_POS as usize] = scan.before + own_count;
-    sync_cube();
-    let mut segment = UNIT_POS / units.plane;
-    while segment < segments {
-        let mut at = 0u32;
-        if segment > 0 {
-            at = ends[(segment - 1) as usize];
+impl<'a> RowSegments<'a> {
+    fn new(candidates: &'a SegmentCandidates, first: u32, sizes: SegmentSizes) -> RowSegments<'a> {
+        RowSegments::<'a> {
+            candidates,
+            first,
+            sizes,
         }
-        let size = ends[segment as usize] - at;
-        let from = (first_segment + segment) as usize * capacity as usize;
-        let mut i = UNIT_POS % units.plane;
-        while i < size {
-            found.values[(at + i) as usize] = f32::reinterpret(candidates[from + i as usize]);
-            found.columns[(at + i) as usize] = candidate_columns[from + i as usize];
-            i += units.plane;
-        }
-        segment += comptime!(units.cube / units.plane);
     }
-    sync_cube();
-    found.choose(search, &mut bitmap, scan.total, length, ids, out, k);
+
+    /// Where the candidates of a segment begin.
+    fn start(&self, segment: u32) -> usize {
+        (self.first + segment) as usize * self.sizes.capacity as usize
+    }
+
+    /// Chooses from all candidates of all segments, of which that of the unit has `own_count`.
+    /// Every unit of the cube must call this.
+    fn choose(
+        &self,
+        search: &mut RadixSelect,
+        scan: &Scan,
+        own_count: u32,
+        length: u32,
+        output: &mut TopkIds,
+        out: usize,
+        #[comptime] blueprint: LongRowBlueprint,
+    ) {
+        let units = comptime!(blueprint.units);
+        let mut found = Candidates::new(blueprint);
+        let mut bitmap = ColumnBitmap::new(blueprint.words, units);
+        let mut ends = Shared::<[u32]>::new_slice(comptime!(units.cube as usize));
+        ends[UNIT_POS as usize] = scan.before + own_count;
+        sync_cube();
+        let mut segment = UNIT_POS / units.plane;
+        while segment < self.sizes.segments {
+            let mut at = 0u32;
+            if segment > 0 {
+                at = ends[(segment - 1) as usize];
+            }
+            let size = ends[segment as usize] - at;
+            let from = self.start(segment);
+            let mut i = UNIT_POS % units.plane;
+            while i < size {
+                let candidate = from + i as usize;
+                found.values[(at + i) as usize] = f32::reinterpret(self.candidates.bits[candidate]);
+                found.columns[(at + i) as usize] = self.candidates.columns[candidate];
+                i += units.plane;
+            }
+            segment += comptime!(units.cube / units.plane);
+        }
+        sync_cube();
+        found.choose(search, &mut bitmap, scan.total, length, output, out);
+    }
 }

@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
 use super::key::{NONE, key_of};
+use super::row::{LogitRows, TopkIds};
 use super::window::Window;
 
 /// How [`values_kernel`] is compiled.
@@ -12,46 +13,47 @@ pub(crate) struct ValuesBlueprint {
     pub units: u32,
 }
 
+/// The values at some columns, and these columns: `[rows, k]`.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct TopkValues<F: Float> {
+    values: Box<[F]>,
+    ids: Box<[i32]>,
+}
+
 /// Collects the values at the columns of each row, with one cube for each row; sorted by (value
 /// descending, column ascending) if `sorted` is not 0.
 ///
-/// - `logits`: rows of `columns` elements, `row_stride` apart
-/// - `starts`: see [`Window::of`]
-/// - `ids`: `[rows, k]`, relative to the start, -1 in slots without an entry; `values` and
-///   `sorted_ids`: the same shape
+/// - `starts`: those of the windows, see [`WindowArgs`](super::window::WindowArgs)
+/// - `none`: the value in slots without a column
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn values_kernel<F: Float, I: Int>(
-    logits: &[F],
-    starts: ComptimeOption<&[I]>,
-    ids: &[i32],
-    values: &mut [F],
-    sorted_ids: &mut [i32],
     rows: u32,
-    columns: u32,
-    row_stride: usize,
-    k: u32,
+    logits: &LogitRows<F>,
+    starts: ComptimeOption<&[I]>,
+    chosen: &TopkIds,
+    output: &mut TopkValues<F>,
     none: f32,
     #[comptime] blueprint: ValuesBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
     let row = CUBE_POS as u32;
+    let k = chosen.k;
     if row < rows {
         let mut start = 0u32;
         #[comptime]
         if let ComptimeOption::Some(starts) = starts {
-            start = Window::bound::<I>(starts[row as usize], columns);
+            start = Window::bound::<I>(starts[row as usize], logits.columns);
         }
         // A window that begins at the end of the row has no ids. The element that is read instead
         // has to exist, too.
-        let first = row as usize * row_stride + min(start, columns - 1) as usize;
+        let first = row as usize * logits.stride + min(start, logits.columns - 1) as usize;
         let out = row as usize * k as usize;
         if comptime!(blueprint.sorted == 0) {
             let mut slot = UNIT_POS;
             while slot < k {
-                let id = ids[out + slot as usize];
-                values[out + slot as usize] = value_of(logits, first, id, none);
-                sorted_ids[out + slot as usize] = id;
+                let id = chosen.ids[out + slot as usize];
+                output.values[out + slot as usize] = value_of(logits, first, id, none);
+                output.ids[out + slot as usize] = id;
                 slot += blueprint.units;
             }
         } else {
@@ -60,7 +62,7 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
             let mut slot = UNIT_POS;
             while slot < blueprint.sorted {
                 let id = if slot < k {
-                    ids[out + slot as usize]
+                    chosen.ids[out + slot as usize]
                 } else {
                     -1i32
                 };
@@ -75,8 +77,8 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
             let mut slot = UNIT_POS;
             while slot < k {
                 let id = slot_ids[slot as usize];
-                values[out + slot as usize] = value_of(logits, first, id, none);
-                sorted_ids[out + slot as usize] = id;
+                output.values[out + slot as usize] = value_of(logits, first, id, none);
+                output.ids[out + slot as usize] = id;
                 slot += blueprint.units;
             }
         }
@@ -84,8 +86,8 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
 }
 
 #[cube]
-fn value_of<F: Float>(logits: &[F], first: usize, id: i32, none: f32) -> F {
-    let value = logits[first + max(id, 0i32) as usize];
+fn value_of<F: Float>(logits: &LogitRows<F>, first: usize, id: i32, none: f32) -> F {
+    let value = logits.elements[first + max(id, 0i32) as usize];
     select(id < 0, F::cast_from(none), value)
 }
 

@@ -2,8 +2,8 @@ use cubecl::prelude::*;
 
 use super::radix_select::{CubeUnits, RadixSelect};
 use super::registers::{RowRegisters, first_vector_of};
-use super::row::write_all_columns;
-use super::window::{CausalWindowArgs, Window};
+use super::row::{LogitRows, TopkIds, write_all_columns};
+use super::window::WindowArgs;
 
 /// How [`whole_row_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,23 +16,12 @@ pub(crate) struct WholeRowBlueprint {
 
 /// Selects the columns of the `k` largest entries of each row's window, where a row fits into the
 /// registers of a cube.
-///
-/// - `logits`: rows of `columns` elements, `row_vectors` vectors apart, all of whose vectors can be
-///   read
-/// - `starts`, `ends`: see [`Window::of`]
-/// - `ids`: `[rows, k]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
-    logits: &[Vector<F, N>],
-    starts: ComptimeOption<&[I]>,
-    ends: ComptimeOption<&[I]>,
-    ids: &mut [i32],
     rows: u32,
-    columns: u32,
-    row_vectors: usize,
-    causal: CausalWindowArgs,
-    k: u32,
+    logits: &LogitRows<Vector<F, N>>,
+    windows: &WindowArgs<I>,
+    output: &mut TopkIds,
     #[comptime] blueprint: WholeRowBlueprint,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
@@ -45,15 +34,15 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
         let first = first_vector_of(own, units);
         // The row is read without waiting for the window. Elements outside of it are dropped later.
         let mut values = Array::<Vector<F, N>>::new(comptime!(own as usize));
-        let row_first = index as usize * row_vectors;
-        let vectors = columns.div_ceil(size);
+        let row_first = index as usize * logits.stride;
+        let vectors = logits.columns.div_ceil(size);
         #[unroll]
         for i in 0..own {
             let vector = first + i * units.plane;
             let vector = select(vector < vectors, vector, 0u32);
-            values[i as usize] = logits[row_first + vector as usize];
+            values[i as usize] = logits.elements[row_first + vector as usize];
         }
-        let window = Window::of::<I>(starts, ends, index, columns, &causal);
+        let window = windows.window(index, logits.columns);
         let mut search = RadixSelect::new(units);
         let mut registers = RowRegisters::new(own, comptime!(length as u32), units);
         #[unroll]
@@ -64,11 +53,11 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
         // The counters must be zero before anything is counted.
         sync_cube();
 
-        let out = index as usize * k as usize;
-        if window.length() <= k {
-            write_all_columns(ids, out, window.length(), k, units);
+        let out = index as usize * output.k as usize;
+        if window.length() <= output.k {
+            write_all_columns(output, out, window.length(), units);
         } else {
-            search.begin(k);
+            search.begin(output.k);
             while search.needs_pass() {
                 registers.add_to(&mut search);
                 search.advance();
@@ -84,7 +73,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
                     for j in 0..length {
                         let bit = comptime!(1u32 << (i * length as u32 + j as u32));
                         if taken.above & bit != 0 {
-                            ids[at] = (column + j as u32) as i32;
+                            output.ids[at] = (column + j as u32) as i32;
                             at += 1;
                         }
                     }
@@ -102,7 +91,7 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
                 while rest != 0 {
                     let j = rest.trailing_zeros();
                     if selection.takes_next((equal >> j) & 1 == 1, &mut rank) {
-                        ids[out + rank.taken as usize - 1] = (column + j) as i32;
+                        output.ids[out + rank.taken as usize - 1] = (column + j) as i32;
                     }
                     rest &= rest - 1;
                 }

@@ -16,6 +16,15 @@ pub(crate) struct CausalWindowArgs {
     pub max_length: u32,
 }
 
+/// Where the windows of rows begin and end; see [`Windows`](crate::topk::Windows).
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct WindowArgs<I: Int> {
+    pub starts: ComptimeOption<Box<[I]>>,
+    /// Without `starts`, the lengths of sequences, from which `causal` computes the ends.
+    pub ends: ComptimeOption<Box<[I]>>,
+    pub causal: CausalWindowArgs,
+}
+
 /// The columns of a row that take part.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Window {
@@ -24,23 +33,15 @@ pub(super) struct Window {
 }
 
 #[cube]
-impl Window {
-    /// The window of a row of `columns`; see [`Windows`](crate::topk::Windows).
-    ///
-    /// Without `starts`, `ends` are the lengths of sequences, from which `causal` computes the
-    /// ends.
-    pub fn of<I: Int>(
-        starts: ComptimeOption<&[I]>,
-        ends: ComptimeOption<&[I]>,
-        row: u32,
-        columns: u32,
-        causal: &CausalWindowArgs,
-    ) -> Window {
+impl<I: Int> WindowArgs<I> {
+    /// The window of a row of `columns`.
+    pub(super) fn window(&self, row: u32, columns: u32) -> Window {
+        let causal = &self.causal;
         #[comptime]
-        if let ComptimeOption::Some(starts) = starts {
+        if let ComptimeOption::Some(starts) = &self.starts {
             let start = Window::bound::<I>(starts[row as usize], columns);
             #[comptime]
-            if let ComptimeOption::Some(ends) = ends {
+            if let ComptimeOption::Some(ends) = &self.ends {
                 let end = Window::bound::<I>(ends[row as usize], columns);
                 Window {
                     start,
@@ -54,7 +55,7 @@ impl Window {
             }
         } else {
             #[comptime]
-            if let ComptimeOption::Some(lengths) = ends {
+            if let ComptimeOption::Some(lengths) = &self.ends {
                 // Clamped first, so that the sum cannot overflow.
                 let length =
                     Window::bound::<I>(lengths[(row / causal.next_n) as usize], causal.max_length);
@@ -73,7 +74,10 @@ impl Window {
             }
         }
     }
+}
 
+#[cube]
+impl Window {
     /// Clamps a bound to `0..=most`, which the integer can hold.
     pub fn bound<I: Int>(value: I, most: u32) -> u32 {
         u32::cast_from(clamp(value, I::from_int(0), I::cast_from(most)))

@@ -4,7 +4,7 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::TilesBlueprint;
-use crate::gated_delta::kernel::{DeltaStrides, NO_SLOT, WorkDivisors};
+use crate::gated_delta::kernel::{DeltaInputs, NO_SLOT, RowLayout, StatePool, WorkDivisors};
 use crate::intrinsics::modulo;
 
 /// The index in shared memory of vector `vector` of row `row`. In odd rows, the two 64-byte parts
@@ -23,11 +23,9 @@ pub(super) fn fetched_index(row: u32, vector: u32, #[comptime] blueprint: TilesB
 /// Starts to copy `rows` rows to shared memory, from row `to` on. `unit` is one of `units` that
 /// divide the work.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn fetch(
     from: &[Vector<u32, Const<4>>],
-    first: usize,
-    row_vectors: usize,
+    layout: &RowLayout,
     fetched: &mut Shared<[Vector<u32, Const<4>>]>,
     to: u32,
     unit: u32,
@@ -37,7 +35,7 @@ fn fetch(
 ) {
     let vectors = comptime!(blueprint.row_vectors());
     let (row, vector) = (unit / vectors, unit % vectors);
-    let mut from_at = first + row as usize * row_vectors + vector as usize;
+    let mut from_at = layout.offset(row) + vector as usize;
     if comptime!(units.is_multiple_of(2 * vectors)) {
         // All rows that a unit copies are odd, or all are even.
         let to_at = fetched_index(to + row, vector, blueprint) as usize;
@@ -54,7 +52,7 @@ fn fetch(
                     4u32,
                 );
             }
-            from_at += rows_at_once as usize * row_vectors;
+            from_at += rows_at_once as usize * layout.stride;
         }
     } else {
         #[unroll]
@@ -62,7 +60,7 @@ fn fetch(
             let at = unit + comptime!(i * units);
             if at < comptime!(rows * vectors) {
                 let (row, vector) = (at / vectors, at % vectors);
-                let from_at = first + row as usize * row_vectors + vector as usize;
+                let from_at = layout.offset(row) + vector as usize;
                 let to_at = fetched_index(to + row, vector, blueprint) as usize;
                 copy_async(
                     &from[from_at..from_at + 1],
@@ -101,17 +99,14 @@ impl StateBlock {
 
     /// Starts to copy the keys, the queries and, if there is a slot, the plane's rows of the state
     /// to the fetched rows from `first` on.
-    #[allow(clippy::too_many_arguments)]
-    pub fn fetch(
+    pub fn fetch<Q: Float>(
         &self,
-        q: &[Vector<u32, Const<4>>],
-        k: &[Vector<u32, Const<4>>],
-        pool: &[Vector<u32, Const<4>>],
+        inputs: &DeltaInputs<Vector<u32, Const<4>>, Q>,
+        pool: &StatePool<Vector<u32, Const<4>>>,
         fetched: &mut Shared<[Vector<u32, Const<4>>]>,
         first: u32,
         slot: u32,
         divisors: &WorkDivisors,
-        strides: &DeltaStrides,
         #[comptime] blueprint: TilesBlueprint,
     ) {
         let plane = modulo(UNIT_POS_Y, blueprint.planes);
@@ -119,49 +114,20 @@ impl StateBlock {
         let (tokens, units) = comptime!((blueprint.tokens, blueprint.group_units()));
         let to = first + comptime!(blueprint.group_rows());
         let key_head = divisors.heads_per_key.div(self.head);
-        let from = strides.k.offset(self.sequence, 0u32, key_head);
-        fetch(
-            k,
-            from,
-            strides.k.token,
-            fetched,
-            to,
-            unit,
-            tokens,
-            units,
-            blueprint,
-        );
+        let keys = inputs.k.rows(self.sequence, key_head);
+        let from = &inputs.k.elements;
+        fetch(from, &keys, fetched, to, unit, tokens, units, blueprint);
         let to = to + comptime!(blueprint.padded());
-        let from = strides.q.offset(self.sequence, 0u32, key_head);
-        fetch(
-            q,
-            from,
-            strides.q.token,
-            fetched,
-            to,
-            unit,
-            tokens,
-            units,
-            blueprint,
-        );
+        let queries = inputs.q.rows(self.sequence, key_head);
+        let from = &inputs.q.elements;
+        fetch(from, &queries, fetched, to, unit, tokens, units, blueprint);
         if slot != NO_SLOT {
             let rows = comptime!(blueprint.plane_rows());
             let row = plane * rows;
-            let from = slot as usize * strides.slot
-                + self.head as usize * strides.pool_head
-                + (self.row + row) as usize * strides.row;
-            let unit = UNIT_POS_X;
-            fetch(
-                pool,
-                from,
-                strides.row,
-                fetched,
-                first + row,
-                unit,
-                rows,
-                32u32,
-                blueprint,
-            );
+            let own = pool.rows(slot, self.head).skip(self.row + row);
+            let from = &pool.vectors;
+            let (to, unit) = (first + row, UNIT_POS_X);
+            fetch(from, &own, fetched, to, unit, rows, 32u32, blueprint);
         }
     }
 }
@@ -204,8 +170,7 @@ pub(super) fn write_rows(
     fetched: &Shared<[Vector<u32, Const<4>>]>,
     first_row: u32,
     to: &mut [Vector<u32, Const<4>>],
-    first: usize,
-    row_vectors: usize,
+    layout: &RowLayout,
     #[comptime] blueprint: TilesBlueprint,
 ) {
     sync_plane();
@@ -214,7 +179,7 @@ pub(super) fn write_rows(
     let (row, vector) = (UNIT_POS_X / vectors, UNIT_POS_X % vectors);
     if comptime!(32 % vectors == 0) {
         let rows_at_once = comptime!(32 / vectors);
-        let mut to_at = first + row as usize * row_vectors + vector as usize;
+        let mut to_at = layout.offset(row) + vector as usize;
         #[unroll]
         for i in 0..comptime!(vector_count / 32) {
             let at = fetched_index(
@@ -223,14 +188,14 @@ pub(super) fn write_rows(
                 blueprint,
             );
             to[to_at] = fetched[at as usize];
-            to_at += rows_at_once as usize * row_vectors;
+            to_at += rows_at_once as usize * layout.stride;
         }
     } else {
         let mut at = UNIT_POS_X;
         while at < vector_count {
             let (row, vector) = (at / vectors, at % vectors);
             let from = fetched_index(first_row + row, vector, blueprint) as usize;
-            to[first + row as usize * row_vectors + vector as usize] = fetched[from];
+            to[layout.offset(row) + vector as usize] = fetched[from];
             at += 32;
         }
     }

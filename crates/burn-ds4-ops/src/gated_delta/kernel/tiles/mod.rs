@@ -8,14 +8,14 @@ mod state;
 use cubecl::prelude::*;
 
 use super::{
-    DeltaScalars, DeltaShape, DeltaStrides, NO_SLOT, RuleOptions, WorkDivisors, beta, decay,
-    destination_of, slot_of,
+    DeltaInputs, DeltaResults, DeltaShape, GateInputs, NO_SLOT, RowLayout, RuleOptions, StateSlots,
+    WorkDivisors, slot_of,
 };
 use crate::intrinsics::{await_copies, commit_copies, modulo, sync_planes};
 use fetch::{StateBlock, fetched_index, interleave_keys, write_rows};
 use prefetched::Prefetched;
-use products::{CorrectionTerms, Grams, Products};
-use state::State;
+use products::{CorrectionTerms, Grams, Products, StepInputs};
+use state::{State, StateUpdate};
 
 /// Columns of a column block: four lanes read 64 bytes of a row.
 pub(crate) const COLUMN_BLOCK: u32 = 32;
@@ -120,29 +120,17 @@ impl TilesBlueprint {
 
 /// Processes all tokens of some rows of a `bf16` state at once, on tensor cores.
 ///
-/// Arguments are those of [`lanes_kernel`](super::lanes_kernel); `q`, `k` and states are in vectors
-/// of 16 bytes.
+/// Arguments are those of [`lanes_kernel`](super::lanes_kernel), with vectors of 16 bytes.
 #[cube(launch_unchecked, address_type = "dynamic")]
 // Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
-#[allow(clippy::too_many_arguments, clippy::collapsible_if)]
+#[allow(clippy::collapsible_if)]
 pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: Int, C: Int>(
-    q: &[Vector<u32, Const<4>>],
-    k: &[Vector<u32, Const<4>>],
-    v: &[Q],
-    a: &[A],
-    b: &[B],
-    a_log: &[f32],
-    dt_bias: &[D],
-    pool: &mut [Vector<u32, Const<4>>],
-    read_slots: &[R],
-    write_slots: ComptimeOption<&[W]>,
-    accepted: ComptimeOption<&[C]>,
-    out: &mut [Q],
-    mut states: ComptimeOption<Box<[Vector<u32, Const<4>>]>>,
+    inputs: &DeltaInputs<Vector<u32, Const<4>>, Q>,
+    gates: &GateInputs<A, B, D>,
+    slots: &StateSlots<R, W, C>,
+    results: &mut DeltaResults<Vector<u32, Const<4>>, Q>,
     shape: DeltaShape,
     divisors: WorkDivisors,
-    strides: DeltaStrides,
-    scalars: DeltaScalars,
     #[comptime] blueprint: TilesBlueprint,
     #[define(Q, A, B, D, R, W, C)] _dtypes: [ElemType; 7],
 ) {
@@ -192,29 +180,27 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
     let mut raw_slots = Array::<R>::new(comptime!(depth as usize + 1));
     let mut prefetched = Prefetched::<Q, A, B, D>::new(depth, tokens);
     let next = StateBlock::new(min(index + step * depth, last_block), &divisors, blueprint);
-    raw_slots[depth as usize] = read_slots[next.sequence as usize];
+    raw_slots[depth as usize] = slots.read[next.sequence as usize];
     #[unroll]
     for i in 0..depth {
         let block = StateBlock::new(min(index + step * i, last_block), &divisors, blueprint);
-        raw_slots[i as usize] = read_slots[block.sequence as usize];
-        prefetched.load(i, v, a, b, a_log, dt_bias, &block, own_row, gate, &strides);
+        raw_slots[i as usize] = slots.read[block.sequence as usize];
+        prefetched.load(i, inputs, gates, &block, own_row, gate);
     }
 
-    let mut slots = Array::<u32>::new(comptime!(depth as usize));
+    let mut stage_slots = Array::<u32>::new(comptime!(depth as usize));
     #[unroll]
     for i in 0..depth {
-        slots[i as usize] = slot_of::<R>(raw_slots[i as usize], shape.slots, rule);
+        stage_slots[i as usize] = slot_of::<R>(raw_slots[i as usize], slots.count, rule);
         let prefetch_index = index + step * i;
         if prefetch_index < block_count {
             StateBlock::new(prefetch_index, &divisors, blueprint).fetch(
-                q,
-                k,
-                &*pool,
+                inputs,
+                &results.pool,
                 &mut fetched,
                 first_fetched + comptime!(i * blueprint.fetched_rows()),
-                slots[i as usize],
+                stage_slots[i as usize],
                 &divisors,
-                &strides,
                 blueprint,
             );
         }
@@ -245,44 +231,27 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
     while index < block_count {
         let block = StateBlock::new(index, &divisors, blueprint);
         let first_row = block.row + plane * comptime!(blueprint.plane_rows());
-        let slot = slots[0];
+        let slot = stage_slots[0];
         let active = slot != NO_SLOT;
         let key_rows = buffer + group_rows;
         let query_rows = key_rows + padded;
         let plane_rows = buffer + plane * comptime!(blueprint.plane_rows());
-        let destination =
-            destination_of::<W, C>(&write_slots, &accepted, block.sequence, slot, &shape, rule);
+        let destination = slots.destination(block.sequence, slot, shape.tokens, rule);
         let (target, write_after) = (destination.slot, destination.write_after);
         await_copies(comptime!(depth - 1));
         sync_planes(plane_group, planes);
         if unit < tokens {
-            let x = (
-                f32::cast_from(prefetched.a[0]),
-                f32::cast_from(prefetched.dt_bias[0]),
-            );
+            let own = prefetched.gates();
             let at = (first_gate + unit) as usize;
-            decays[at] = decay(x.0, x.1, prefetched.a_log[0], scalars.threshold);
-            betas[at] = beta(f32::cast_from(prefetched.b[0]));
+            decays[at] = own.decay(gates.threshold);
+            betas[at] = own.beta();
         }
         let mut values = Array::<f32>::new(comptime!(tokens as usize));
         #[unroll]
         for token in 0..comptime!(tokens as usize) {
             values[token] = f32::cast_from(prefetched.values[token]);
         }
-        let mut state = State {
-            words: Array::new(comptime!((2 * tiles * column_blocks) as usize)),
-            blueprint,
-        };
-        #[unroll]
-        for half_tile in 0..comptime!(2 * tiles) {
-            #[unroll]
-            for column_block in 0..column_blocks {
-                let row = plane_rows + comptime!(8 * half_tile) + quad;
-                let at = fetched_index(row, comptime!(4 * column_block) + quad_lane, blueprint);
-                state.words[comptime!((half_tile * column_blocks + column_block) as usize)] =
-                    fetched[at as usize];
-            }
-        }
+        let state = State::read(&fetched, plane_rows, blueprint);
         interleave_keys(&fetched, &mut keys, key_rows, first_word, unit, blueprint);
         products.multiply(
             &state,
@@ -291,37 +260,26 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
             query_rows,
             &mut grams,
             plane_group,
-            scalars.scale,
+            inputs.scale,
         );
         sync_planes(plane_group, planes);
 
         #[unroll]
         for i in 1..depth {
-            slots[comptime!(i as usize - 1)] = slots[i as usize];
+            stage_slots[comptime!(i as usize - 1)] = stage_slots[i as usize];
         }
-        let prefetch_slot = slot_of::<R>(raw_slot, shape.slots, rule);
-        slots[comptime!(depth as usize - 1)] = prefetch_slot;
+        let prefetch_slot = slot_of::<R>(raw_slot, slots.count, rule);
+        stage_slots[comptime!(depth as usize - 1)] = prefetch_slot;
         let prefetch_index = index + step * depth;
         let prefetch_block = StateBlock::new(min(prefetch_index, last_block), &divisors, blueprint);
         // Before the rows of the next state are requested, which these reads would otherwise wait
         // behind.
         prefetched.shift();
         let newest = comptime!(depth - 1);
-        prefetched.load(
-            newest,
-            v,
-            a,
-            b,
-            a_log,
-            dt_bias,
-            &prefetch_block,
-            own_row,
-            gate,
-            &strides,
-        );
+        prefetched.load(newest, inputs, gates, &prefetch_block, own_row, gate);
         let slot_block =
             StateBlock::new(min(prefetch_index + step, last_block), &divisors, blueprint);
-        raw_slot = read_slots[slot_block.sequence as usize];
+        raw_slot = slots.read[slot_block.sequence as usize];
 
         let out_token = shape.heads as usize * shape.channels as usize;
         let first_token = block.sequence as usize * shape.tokens as usize;
@@ -334,12 +292,11 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
             + first_row as usize * shape.vectors as usize;
         let states_token = shape.heads as usize * state_vectors;
         if active {
-            let to = target as usize * strides.slot
-                + block.head as usize * strides.pool_head
-                + first_row as usize * strides.row;
-            if comptime!(rule.writes_pool && accepted.is_some()) {
+            let to = results.pool.rows(target, block.head).skip(first_row);
+            if comptime!(rule.writes_pool && slots.accepted.is_some()) {
                 if write_after == 0 && target != NO_SLOT && target != slot {
-                    write_rows(&fetched, plane_rows, pool, to, strides.row, blueprint);
+                    let pool = &mut results.pool.vectors;
+                    write_rows(&fetched, plane_rows, pool, &to, blueprint);
                 }
             }
             let mut write_decay = 1.0f32;
@@ -350,41 +307,42 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
                 let at = (first_gate + token) as usize;
                 let decay = decays[at];
                 total_decay *= decay;
-                let output = products.step(
-                    &grams,
-                    &mut corrections,
-                    values[token as usize],
+                let step_inputs = StepInputs {
+                    value: values[token as usize],
                     decay,
                     total_decay,
-                    betas[at],
-                    plane_group,
-                    token,
-                );
+                    beta: betas[at],
+                };
+                let output =
+                    products.step(&grams, &mut corrections, &step_inputs, plane_group, token);
                 if writes {
                     let at = out_start + comptime!(token as usize) * out_token;
-                    out[at] = Q::cast_from(output);
+                    results.out[at] = Q::cast_from(output);
                 }
                 let after = comptime!(token + 1);
                 #[comptime]
-                if let ComptimeOption::Some(states) = states.as_mut() {
+                if let ComptimeOption::Some(states) = results.states.as_mut() {
                     correction_terms.store(&corrections, after);
-                    let after = after.runtime();
-                    let first = states_start + comptime!(token as usize) * states_token;
-                    state.store(
+                    let update = StateUpdate {
                         total_decay,
+                        token_count: after.runtime(),
+                        direct: true,
+                    };
+                    let to = RowLayout {
+                        first: states_start + comptime!(token as usize) * states_token,
+                        stride: shape.vectors as usize,
+                    };
+                    state.store(
+                        &update,
                         &correction_terms,
                         &keys,
                         first_word,
-                        after,
                         &mut fetched,
-                        plane_rows,
                         states,
-                        first,
-                        shape.vectors as usize,
-                        true,
+                        &to,
                     );
                 }
-                if comptime!(rule.writes_pool && (accepted.is_some() || after == tokens)) {
+                if comptime!(rule.writes_pool && (slots.accepted.is_some() || after == tokens)) {
                     if write_after == after {
                         correction_terms.store(&corrections, after);
                         write_decay = total_decay;
@@ -393,18 +351,19 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
             }
             if comptime!(rule.writes_pool) {
                 if write_after > 0 && target != NO_SLOT {
+                    let update = StateUpdate {
+                        total_decay: write_decay,
+                        token_count: write_after,
+                        direct: false,
+                    };
                     state.store(
-                        write_decay,
+                        &update,
                         &correction_terms,
                         &keys,
                         first_word,
-                        write_after,
                         &mut fetched,
-                        plane_rows,
-                        pool,
-                        to,
-                        strides.row,
-                        false,
+                        &mut results.pool.vectors,
+                        &to,
                     );
                 }
             }
@@ -413,10 +372,10 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
             for token in 0..tokens {
                 if writes {
                     let at = out_start + comptime!(token as usize) * out_token;
-                    out[at] = Q::from_int(0);
+                    results.out[at] = Q::from_int(0);
                 }
                 #[comptime]
-                if let ComptimeOption::Some(states) = states.as_mut() {
+                if let ComptimeOption::Some(states) = results.states.as_mut() {
                     let first = states_start + comptime!(token as usize) * states_token;
                     let lane = quad as usize * shape.vectors as usize + quad_lane as usize;
                     #[unroll]
@@ -434,14 +393,12 @@ pub(crate) fn tiles_kernel<Q: Float, A: Float, B: Float, D: Float, R: Int, W: In
         // Refill the stage of this block while the other stages are processed.
         if prefetch_index < block_count {
             prefetch_block.fetch(
-                q,
-                k,
-                &*pool,
+                inputs,
+                &results.pool,
                 &mut fetched,
                 buffer,
                 prefetch_slot,
                 &divisors,
-                &strides,
                 blueprint,
             );
         }

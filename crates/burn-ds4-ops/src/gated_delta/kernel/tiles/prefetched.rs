@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::fetch::StateBlock;
-use crate::gated_delta::kernel::DeltaStrides;
+use crate::gated_delta::kernel::{DeltaInputs, GateInputs, Gates};
 
 /// Inputs of the next state blocks, the next block's first. They are not converted here: a
 /// conversion would wait for the read.
@@ -11,10 +11,10 @@ use crate::gated_delta::kernel::DeltaStrides;
 pub(super) struct Prefetched<Q: Float, A: Float, B: Float, D: Float> {
     /// Values of the lane's row, token by token.
     pub values: Array<Q>,
-    pub a: Array<A>,
-    pub b: Array<B>,
-    pub a_log: Array<f32>,
-    pub dt_bias: Array<D>,
+    a: Array<A>,
+    b: Array<B>,
+    a_log: Array<f32>,
+    dt_bias: Array<D>,
     #[cube(comptime)]
     depth: u32,
     #[cube(comptime)]
@@ -37,31 +37,38 @@ impl<Q: Float, A: Float, B: Float, D: Float> Prefetched<Q, A, B, D> {
 
     /// Starts to read the inputs of block number `to`: the values of a row, and the gates of a
     /// token.
-    #[allow(clippy::too_many_arguments)]
     pub fn load(
         &mut self,
         #[comptime] to: u32,
-        v: &[Q],
-        a: &[A],
-        b: &[B],
-        a_log: &[f32],
-        dt_bias: &[D],
+        inputs: &DeltaInputs<Vector<u32, Const<4>>, Q>,
+        gates: &GateInputs<A, B, D>,
         block: &StateBlock,
         row: u32,
         gate: u32,
-        strides: &DeltaStrides,
     ) {
         let tokens = comptime!(self.tokens as usize);
         let to = comptime!(to as usize);
         let (sequence, head) = (block.sequence, block.head);
-        self.a[to] = a[strides.a.offset(sequence, gate, head)];
-        self.b[to] = b[strides.b.offset(sequence, gate, head)];
-        self.a_log[to] = a_log[head as usize];
-        self.dt_bias[to] = dt_bias[head as usize];
-        let first = strides.v.offset(sequence, 0u32, head) + (block.row + row) as usize;
+        let own = gates.read(sequence, gate, head);
+        self.a[to] = own.a;
+        self.b[to] = own.b;
+        self.a_log[to] = own.a_log;
+        self.dt_bias[to] = own.dt_bias;
+        let v = &inputs.v;
+        let first = v.offset(sequence, 0u32, head) + (block.row + row) as usize;
         #[unroll]
         for token in 0..tokens {
-            self.values[comptime!(to * tokens + token)] = v[first + token * strides.v.token];
+            self.values[comptime!(to * tokens + token)] = v.elements[first + token * v.token];
+        }
+    }
+
+    /// The gates of the first block.
+    pub fn gates(&self) -> Gates<A, B, D> {
+        Gates::<A, B, D> {
+            a: self.a[0],
+            b: self.b[0],
+            a_log: self.a_log[0],
+            dt_bias: self.dt_bias[0],
         }
     }
 

@@ -47,6 +47,15 @@ pub(super) struct CorrectionTerms {
     blueprint: TilesBlueprint,
 }
 
+/// The value of this lane's row for a token, the token's gates, and the decay since the beginning.
+#[derive(CubeType)]
+pub(super) struct StepInputs {
+    pub value: f32,
+    pub decay: f32,
+    pub total_decay: f32,
+    pub beta: f32,
+}
+
 impl TilesBlueprint {
     /// Distance from the products of a row to those of the next.
     pub(super) const fn product_pitch(self) -> u32 {
@@ -222,15 +231,11 @@ impl Products {
 
     /// Returns the output of this lane's row for a token, and appends the token's correction to
     /// those of the tokens before.
-    #[allow(clippy::too_many_arguments)]
     pub fn step(
         &self,
         grams: &Grams,
         corrections: &mut Array<f32>,
-        value: f32,
-        decay: f32,
-        total_decay: f32,
-        beta: f32,
+        inputs: &StepInputs,
         plane_group: u32,
         #[comptime] token: u32,
     ) -> f32 {
@@ -242,16 +247,17 @@ impl Products {
         let factor_at = (plane_group * padded + token) as usize;
         let gram_row = factor_at * comptime!(padded as usize);
         let key_factor = grams.key_factors[factor_at];
-        let mut recalled = total_decay * self.rows[products + comptime!(token as usize)];
-        let mut output = total_decay * self.rows[products + comptime!((padded + token) as usize)];
+        let mut recalled = inputs.total_decay * self.rows[products + comptime!(token as usize)];
+        let mut output =
+            inputs.total_decay * self.rows[products + comptime!((padded + token) as usize)];
         #[unroll]
         for earlier in 0..comptime!(token as usize) {
-            corrections[earlier] *= decay;
+            corrections[earlier] *= inputs.decay;
             let at = gram_row + earlier;
             recalled = fma(corrections[earlier], grams.keys[at], recalled);
             output = fma(corrections[earlier], grams.queries[at], output);
         }
-        let own = (value - recalled * key_factor) * beta * key_factor;
+        let own = (inputs.value - recalled * key_factor) * inputs.beta * key_factor;
         corrections[token as usize] = own;
         output = fma(
             own,

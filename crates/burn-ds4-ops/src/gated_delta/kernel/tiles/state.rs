@@ -5,19 +5,62 @@ use cubecl::prelude::*;
 use super::fetch::{fetched_index, write_rows};
 use super::products::CorrectionTerms;
 use super::{COLUMN_BLOCK, TilesBlueprint};
+use crate::gated_delta::kernel::RowLayout;
 use crate::intrinsics::{modulo, multiply_half_tiles, pack_bf16};
 
 /// This lane's part of a plane's rows, in vectors of 16 bytes: by column block, of rows `quad` and
 /// `quad + 8` of every tile.
 #[derive(CubeType)]
 pub(super) struct State {
-    pub words: Array<Vector<u32, Const<4>>>,
+    words: Array<Vector<u32, Const<4>>>,
+    /// Where the rows are in the shared memory that they were fetched to.
+    first_row: u32,
     #[cube(comptime)]
-    pub blueprint: TilesBlueprint,
+    blueprint: TilesBlueprint,
+}
+
+/// What is stored of a state, and how: `total_decay` times the state plus the corrections times the
+/// first `token_count` keys.
+#[derive(CubeType)]
+pub(super) struct StateUpdate {
+    pub total_decay: f32,
+    pub token_count: u32,
+    /// Whether lanes store it straight from registers. Otherwise it goes through the shared memory
+    /// that the rows were fetched to, and leaves in whole rows. That takes longer, but less of the
+    /// memory's time.
+    #[cube(comptime)]
+    pub direct: bool,
 }
 
 #[cube]
 impl State {
+    /// Reads the rows that were fetched from `first_row` on.
+    pub fn read(
+        fetched: &Shared<[Vector<u32, Const<4>>]>,
+        first_row: u32,
+        #[comptime] blueprint: TilesBlueprint,
+    ) -> State {
+        let (column_blocks, half_tiles) = comptime!((blueprint.column_blocks, 2 * blueprint.tiles));
+        let count = comptime!((half_tiles * column_blocks) as usize);
+        let mut words = Array::<Vector<u32, Const<4>>>::new(count);
+        #[unroll]
+        for half_tile in 0..half_tiles {
+            #[unroll]
+            for column_block in 0..column_blocks {
+                let row = first_row + comptime!(8 * half_tile) + UNIT_POS_X / 4;
+                let vector = comptime!(4 * column_block) + UNIT_POS_X % 4;
+                let at = fetched_index(row, vector, blueprint);
+                words[comptime!((half_tile * column_blocks + column_block) as usize)] =
+                    fetched[at as usize];
+            }
+        }
+        State {
+            words,
+            first_row,
+            blueprint,
+        }
+    }
+
     pub fn at(
         &self,
         #[comptime] half_tile: u32,
@@ -26,28 +69,18 @@ impl State {
         self.words[comptime!((self.blueprint.column_blocks * half_tile + column_block) as usize)]
     }
 
-    /// Stores the state after `token_count` tokens: `total_decay` times this state plus the
-    /// corrections times the keys.
-    ///
-    /// With `direct`, lanes store it straight from registers. Otherwise it goes through the shared
-    /// memory that the rows were fetched to, and leaves in whole rows. That takes longer, but less
-    /// of the memory's time.
-    #[allow(clippy::too_many_arguments)]
+    /// Stores the state after an update. The group's keys begin at `first_word`.
     pub fn store(
         &self,
-        total_decay: f32,
+        update: &StateUpdate,
         correction_terms: &CorrectionTerms,
         keys: &Shared<[u32]>,
         first_word: u32,
-        token_count: u32,
         fetched: &mut Shared<[Vector<u32, Const<4>>]>,
-        first_row: u32,
         to: &mut [Vector<u32, Const<4>>],
-        first: usize,
-        row_vectors: usize,
-        #[comptime] direct: bool,
+        layout: &RowLayout,
     ) {
-        let blueprint = comptime!(self.blueprint);
+        let (blueprint, direct) = comptime!((self.blueprint, update.direct));
         let TilesBlueprint {
             column_blocks,
             tiles,
@@ -74,8 +107,8 @@ impl State {
         #[unroll]
         for token_tile in 0..token_tiles {
             let token = comptime!(8 * token_tile) + pair * 2;
-            let low = select(token < token_count, 0x0000_ffffu32, 0u32);
-            let high = select(token + 1 < token_count, 0xffff_0000u32, 0u32);
+            let low = select(token < update.token_count, 0x0000_ffffu32, 0u32);
+            let high = select(token + 1 < update.token_count, 0xffff_0000u32, 0u32);
             masks[token_tile as usize] = low | high;
         }
         #[unroll]
@@ -108,12 +141,15 @@ impl State {
                         .at(comptime!(2 * tile + 1), column_block)
                         .extract(j as usize);
                     let mut start = Vector::<f32, Const<4>>::new(0.0f32);
-                    start.insert(0usize, f32::reinterpret(low << 16) * total_decay);
-                    start.insert(1usize, f32::reinterpret(low & 0xffff_0000u32) * total_decay);
-                    start.insert(2usize, f32::reinterpret(high << 16) * total_decay);
+                    start.insert(0usize, f32::reinterpret(low << 16) * update.total_decay);
+                    start.insert(
+                        1usize,
+                        f32::reinterpret(low & 0xffff_0000u32) * update.total_decay,
+                    );
+                    start.insert(2usize, f32::reinterpret(high << 16) * update.total_decay);
                     start.insert(
                         3usize,
-                        f32::reinterpret(high & 0xffff_0000u32) * total_decay,
+                        f32::reinterpret(high & 0xffff_0000u32) * update.total_decay,
                     );
                     let mut sums = Array::<Vector<f32, Const<4>>>::new(1usize);
                     sums[0] = start;
@@ -138,9 +174,9 @@ impl State {
                 let row = comptime!(8 * half_tile as u32) + quad;
                 let vector = comptime!(4 * column_block) + quad_lane;
                 if direct {
-                    to[first + row as usize * row_vectors + vector as usize] = stored[half_tile];
+                    to[layout.offset(row) + vector as usize] = stored[half_tile];
                 } else {
-                    let at = fetched_index(first_row + row, vector, blueprint);
+                    let at = fetched_index(self.first_row + row, vector, blueprint);
                     fetched[at as usize] = stored[half_tile];
                 }
             }
@@ -149,7 +185,7 @@ impl State {
             // The plane may overwrite the corrections next, from which this state was computed.
             sync_plane();
         } else {
-            write_rows(&*fetched, first_row, to, first, row_vectors, blueprint);
+            write_rows(&*fetched, self.first_row, to, layout, blueprint);
         }
     }
 }
