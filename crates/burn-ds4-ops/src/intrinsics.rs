@@ -1,6 +1,7 @@
 //! Operations that CubeCL does not offer, or lowers to far more than the one instruction that the
 //! hardware has.
 
+use burn::tensor::{bf16, f16};
 use cubecl::prelude::*;
 
 /// `log1p(t) / t` for `t` in 0..=1 as a polynomial, highest power first; relative error 3e-8
@@ -474,10 +475,10 @@ pub(crate) fn e4m3_to_f16(word: u32, #[comptime] upper: bool) -> u32 {
 /// Multiplies a 16x16 and a 16x8 tile on tensor cores and adds the product to `sum`. Every lane of
 /// the plane holds its part of each tile.
 ///
-/// `dtype` is `bf16` or `f16`. Needs PTX. Words hold two elements. Lane `4 * g + q` holds of the
-/// left tile: row `g` columns `2q`, row `g + 8` the same, then columns `2q + 8` of both. Of the
-/// right tile it holds rows `2q` and `2q + 8` of column `g`. Of the sum it holds columns `2q` and
-/// `2q + 1` of rows `g` and `g + 8`.
+/// `dtype` is `bf16` or `f16`. Words hold two elements. Lane `4 * g + q` holds of the left tile: row
+/// `g` columns `2q`, row `g + 8` the same, then columns `2q + 8` of both. Of the right tile it holds
+/// rows `2q` and `2q + 8` of column `g`. Of the sum it holds columns `2q` and `2q + 1` of rows `g`
+/// and `g + 8`.
 #[cube]
 pub(crate) fn multiply_tiles(
     a0: u32,
@@ -489,20 +490,19 @@ pub(crate) fn multiply_tiles(
     sum: Vector<f32, Const<4>>,
     #[comptime] dtype: &str,
 ) -> Vector<f32, Const<4>> {
-    let total: Vector<f32, Const<4>>;
-    // Variables would be passed as their addresses; results are not.
-    let (a0, a1) = (i32::reinterpret(a0), i32::reinterpret(a1));
-    let (a2, a3) = (i32::reinterpret(a2), i32::reinterpret(a3));
-    let (b0, b1) = (i32::reinterpret(b0), i32::reinterpret(b1));
-    gpu_asm!(
-        "mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 ",
-        "{total}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {sum};",
-        total = out(_) total,
-        a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3, b0 = in(_) b0, b1 = in(_) b1,
-        sum = in(_) sum,
-        options(nomem)
-    );
-    total
+    let mut left = Sequence::<u32>::new();
+    left.push(a0);
+    left.push(a1);
+    left.push(a2);
+    left.push(a3);
+    let mut right = Sequence::<u32>::new();
+    right.push(b0);
+    right.push(b1);
+    if comptime!(dtype == "f16") {
+        multiply_words::<f16>(&left, &right, sum)
+    } else {
+        multiply_words::<bf16>(&left, &right, sum)
+    }
 }
 
 /// [`multiply_tiles`] of a 16x8 and an 8x8 tile of `bf16`. A lane holds the first two words of the
@@ -514,17 +514,49 @@ pub(crate) fn multiply_half_tiles(
     b0: u32,
     sum: Vector<f32, Const<4>>,
 ) -> Vector<f32, Const<4>> {
-    let total: Vector<f32, Const<4>>;
-    let (a0, a1) = (i32::reinterpret(a0), i32::reinterpret(a1));
-    let b0 = i32::reinterpret(b0);
-    gpu_asm!(
-        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 ",
-        "{total}, {{{a0}, {a1}}}, {{{b0}}}, {sum};",
-        total = out(_) total,
-        a0 = in(_) a0, a1 = in(_) a1, b0 = in(_) b0,
-        sum = in(_) sum,
-        options(nomem)
-    );
+    let mut left = Sequence::<u32>::new();
+    left.push(a0);
+    left.push(a1);
+    let mut right = Sequence::<u32>::new();
+    right.push(b0);
+    multiply_words::<bf16>(&left, &right, sum)
+}
+
+/// Multiplies tiles of which a lane holds these words, by one `mma` instruction.
+#[cube]
+fn multiply_words<E: Float>(
+    left: &Sequence<u32>,
+    right: &Sequence<u32>,
+    sum: Vector<f32, Const<4>>,
+) -> Vector<f32, Const<4>> {
+    // Each word of the right tile has a pair of the depth for each of four lanes.
+    let depth = comptime!(8 * right.len());
+    let tiles = cmma::MmaDefinition::<E, E, f32>::new(16usize, 8usize, depth);
+    let mut a = Array::<Vector<E, Const<2>>>::new(comptime!(left.len()));
+    #[unroll]
+    for i in 0..left.len() {
+        a[i] = Vector::<E, Const<2>>::reinterpret(*left.index(i));
+    }
+    let mut b = Array::<Vector<E, Const<2>>>::new(comptime!(right.len()));
+    #[unroll]
+    for i in 0..right.len() {
+        b[i] = Vector::<E, Const<2>>::reinterpret(*right.index(i));
+    }
+    let mut sums = Array::<Vector<f32, Const<2>>>::new(2usize);
+    #[unroll]
+    for i in 0..2usize {
+        let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
+        pair.insert(0usize, sum.extract(comptime!(2 * i)));
+        pair.insert(1usize, sum.extract(comptime!(2 * i + 1)));
+        sums[i] = pair;
+    }
+    let product = tiles.execute(&a, &b, &sums);
+    let mut total = Vector::<f32, Const<4>>::new(0.0f32);
+    #[unroll]
+    for i in 0..2usize {
+        total.insert(comptime!(2 * i), product[i].extract(0usize));
+        total.insert(comptime!(2 * i + 1), product[i].extract(1usize));
+    }
     total
 }
 
