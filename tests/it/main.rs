@@ -11,6 +11,7 @@ mod ds4_tiny;
 mod engine;
 mod engine_memory;
 mod flash_head;
+mod fuzz;
 mod gated_delta_net;
 mod golden;
 mod layer_goldens;
