@@ -1,6 +1,7 @@
 //! Tests across the crates. One binary, so that one copy of it tests everything on another machine.
 
 mod cache;
+mod chunks;
 mod cli;
 mod cli_damaged;
 mod cli_flash_head;

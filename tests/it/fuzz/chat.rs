@@ -3,6 +3,7 @@
 use ds4_model::generate::chat::{
     ChatOptions, Completion, CompletionSplitter, Message, Tool, parse_completion, render_chat,
 };
+use serde_json::Value;
 
 /// A text in pieces, and whether it follows the encoding.
 fn split(thinking: bool, pieces: &[&str]) -> (Completion, bool) {
@@ -49,7 +50,45 @@ pub fn chat(data: &[u8]) {
     };
     assert_eq!((&completion, true), (&whole.0, whole.1), "{text:?}");
     let again = parse_completion(&rendered(&completion, thinking), thinking);
-    assert_eq!(again.expect("it was rendered"), completion);
+    let again = again.expect("it was rendered");
+    let parts = |completion: &Completion| {
+        let names = completion.tool_calls.iter().map(|call| call.name.clone());
+        let names: Vec<String> = names.collect();
+        (
+            completion.reasoning.clone(),
+            completion.content.clone(),
+            names,
+        )
+    };
+    assert_eq!(parts(&again), parts(&completion));
+    for (again, call) in again.tool_calls.iter().zip(&completion.tool_calls) {
+        let [again, given] = [again, call].map(|call| serde_json::from_str(&call.arguments));
+        assert!(
+            is_same(&again.expect("JSON"), &given.expect("JSON")),
+            "{call:?}"
+        );
+    }
+}
+
+/// Whether values are the same. The last digits of numbers may differ: serde_json reads them in a
+/// way that is fast rather than exact.
+fn is_same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            let same = |(key, a): (&String, &Value)| b.get(key).is_some_and(|b| is_same(a, b));
+            a.len() == b.len() && a.iter().all(same)
+        }
+        (Value::Number(a), Value::Number(b)) => {
+            let [Some(x), Some(y)] = [a.as_f64(), b.as_f64()] else {
+                return false;
+            };
+            a == b || (x - y).abs() <= 1e-15 * x.abs()
+        }
+        (a, b) => a == b,
+    }
 }
 
 /// The text of a completion, as the turn of a conversation has it.

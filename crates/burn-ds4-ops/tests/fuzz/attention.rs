@@ -1,6 +1,6 @@
 //! Attention with a sink, the indexer's scores, and the rotary embedding.
 
-use burn::tensor::{DType, Device, FloatDType};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{MASKED, VisibleBlocks, index_scores, rotate_at, sink_attention};
 
 use super::super::attending::{Case, Sizes};
@@ -147,7 +147,10 @@ fn rotated(draw: &mut Draw) {
     let (given, held) = draw.tensor(&x.values, [batch, count, heads, width], dtype);
     let starts: Vec<i64> = (0..batch).map(|_| draw.index(known + 1)).collect();
     let start = draw.integers(&starts, [batch]);
-    let angles = table(known, rotated, &Device::flex());
+    let angles = match rotated % 2 {
+        0 => table(known, rotated, &Device::flex()),
+        _ => Tensor::ones([known, rotated], &Device::flex()),
+    };
     let turned = rotate_at(given, angles, start, false);
     let empty = rotated == 0 || [batch, count, heads, width].contains(&0);
     let last = |start: &i64| start.max(&0) + count as i64 <= known as i64;

@@ -35,15 +35,15 @@ macro_rules! driven {
 
 #[cfg(test)]
 driven! {
-    attention: 400,
-    flash_head: 200,
-    gated_delta: 300,
-    hyper_connection: 300,
-    matmul: 400,
-    moe: 300,
-    norm: 500,
-    quant: 400,
-    router: 500,
-    sampling: 400,
-    topk: 500,
+    attention: 2000,
+    flash_head: 1000,
+    gated_delta: 1000,
+    hyper_connection: 1000,
+    matmul: 1500,
+    moe: 1500,
+    norm: 2000,
+    quant: 3000,
+    router: 3000,
+    sampling: 2000,
+    topk: 2000,
 }

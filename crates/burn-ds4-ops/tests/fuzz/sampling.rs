@@ -111,7 +111,7 @@ pub fn sampling(data: &[u8]) {
         assert!(
             guesses
                 .get(accepted)
-                .is_none_or(|guess| tokens[accepted] != *guess)
+                .is_none_or(|guess| tokens[accepted] != *guess || *guess < 0)
         );
     }
     if columns > 0 && lanes > 0 {
@@ -176,7 +176,10 @@ fn assert_token(token: i64, logits: &[f32], params: &LaneParams, position: u32) 
     }
     let oracle = Oracle::of(logits, sampling);
     let u = uniform(params.seed, position);
-    let close = oracle.margin < 1e-6;
+    // Weights that differ by less are equal, and then the lower id counts, not the logit.
+    let near = |a: &f32, b: &f32| a != b && (a - b).abs() < 1e-6 * sampling.temperature;
+    let near = |a: &f32| logits.iter().any(|b| near(a, b));
+    let close = oracle.margin < 1e-6 || logits.iter().any(near);
     assert!(
         close || oracle.allows(token, u, 1e-6),
         "{token} of {logits:?}, {params:?}"
