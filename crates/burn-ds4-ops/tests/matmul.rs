@@ -166,8 +166,8 @@ fn sums_of_every_dtype_are_in_f32() {
         let [lhs, rhs] = [[a, -1.0, -1.0, a], [a, b, b, a]];
         let [lhs, rhs] = [lhs, rhs].map(|rows| floats(&rows, [2, 2], device).cast(dtype));
         let product = matmul(lhs, rhs).expect("arguments that fit");
-        // One less a square, and a less its product with b.
-        let (square, other) = (unit * unit, unit + 2.0 * unit * unit);
+        // What a square has more than b, and what a product with b has more than a.
+        let (square, other) = (unit * unit, 2.0 * unit * a);
         assert_close(
             &read(&product),
             &[square, other, other, square],

@@ -29,5 +29,5 @@ driven! {
     generation_config: files::generation_config, 1000;
     header: files::header, 500;
     index: files::index, 500;
-    tokenizer: files::tokenizer, 500;
+    tokenizer: files::tokenizer, 150;
 }

@@ -92,7 +92,8 @@ fn scored(draw: &mut Draw) {
     let (weights_given, weights) = draw.tensor(&weights, [batch, count, heads], FloatDType::F32);
     let scale = draw.pick(&[0.5, 0.5, -2.0, f64::NAN, f64::INFINITY]);
     let ratio = draw.pick(&[1, 2, 4, 0, usize::MAX]);
-    let starts: Vec<i64> = (0..batch).map(|_| draw.index(20)).collect();
+    let starts = (0..batch).map(|_| draw.index(20).min(1 << 30));
+    let starts: Vec<i64> = starts.collect();
     let limited = draw.one_in(2);
     let visible = limited.then(|| VisibleBlocks {
         start: draw.integers(&starts, [batch]),

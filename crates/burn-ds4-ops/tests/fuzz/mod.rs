@@ -45,5 +45,5 @@ driven! {
     quant: 3000,
     router: 3000,
     sampling: 2000,
-    topk: 2000,
+    topk: 1000,
 }
