@@ -142,20 +142,20 @@ fn scored(draw: &mut Draw) {
 fn rotated(draw: &mut Draw) {
     let [batch, count, heads] = [draw.size(2), draw.size(3), draw.size(2)];
     let (width, known) = (draw.size(8), draw.size(9));
-    let rotated = draw.pick(&[2, 4, 0, 3, 10]);
+    let rotated: usize = draw.pick(&[2, 4, 0, 3, 10]);
     let dtype = draw.dtype();
     let x = draw.rows(batch * count, heads * width);
     let (given, held) = draw.tensor(&x.values, [batch, count, heads, width], dtype);
     let starts: Vec<i64> = (0..batch).map(|_| draw.index(known + 1)).collect();
     let start = draw.integers(&starts, [batch]);
-    let angles = match rotated % 2 {
-        0 => table(known, rotated, &Device::flex()),
-        _ => Tensor::ones([known, rotated], &Device::flex()),
+    let angles = match rotated.is_multiple_of(2) {
+        true => table(known, rotated, &Device::flex()),
+        false => Tensor::ones([known, rotated], &Device::flex()),
     };
     let turned = rotate_at(given, angles, start, false);
     let empty = rotated == 0 || [batch, count, heads, width].contains(&0);
     let last = |start: &i64| start.max(&0) + count as i64 <= known as i64;
-    let fits = rotated % 2 == 0 && rotated <= width && (empty || starts.iter().all(last));
+    let fits = rotated.is_multiple_of(2) && rotated <= width && (empty || starts.iter().all(last));
     let Some(turned) = draw.settle(turned, fits) else {
         return;
     };

@@ -63,7 +63,7 @@ pub fn gated_delta(data: &[u8]) {
     let exclusive = writers.windows(2).all(|pair| pair[0] != pair[1]);
     let fits = (1..=16).contains(&tokens)
         && ![width, channels, slots].contains(&0)
-        && value_heads % heads == 0
+        && value_heads.is_multiple_of(heads)
         && within
         && (exclusive || !stores)
         && is_number;
