@@ -13,6 +13,8 @@ mod chat;
 mod completions;
 mod engine;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod log_probs;
 mod metrics;
 mod options;

@@ -1,6 +1,8 @@
 //! The examples as a user runs them: what they print, how they end.
 
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::process::Child;
 use std::process::{Command, Stdio};
 
 use burn::tensor::FloatDType;
@@ -73,6 +75,16 @@ pub(crate) fn run(name: &str, arguments: &[&str]) -> Ended {
         stdout: String::from_utf8(output.stdout).expect("UTF-8 on stdout"),
         stderr: String::from_utf8(output.stderr).expect("UTF-8 on stderr"),
     }
+}
+
+/// Sends a signal, `TERM` or `INT`, to a program.
+#[cfg(unix)]
+pub(crate) fn signal(child: &Child, name: &str) {
+    let signal = format!("-{name}");
+    let status = Command::new("kill")
+        .args([&signal, &child.id().to_string()])
+        .status();
+    assert!(status.expect("kill runs").success());
 }
 
 /// Prompt and greedy continuation of the golden file, as text: the first `count` tokens of 64.

@@ -4,10 +4,16 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+#[cfg(target_os = "linux")]
+use burn::tensor::Device;
+#[cfg(target_os = "linux")]
+use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::flash_head::FLASH_HEAD_FILE;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+#[cfg(unix)]
+use crate::cli::signal;
 use crate::cli::{Ended, example, golden_text, run};
 use crate::golden::root;
 use crate::pipeline::copy;
@@ -168,4 +174,54 @@ fn a_head_that_cannot_be_saved_leaves_no_file() {
     let expected = format!("error: {}: cannot be written: ", path.display());
     assert!(stderr.starts_with(&expected), "{stderr}");
     assert_eq!(names(), before);
+}
+
+/// SECURITY.md: the one thing that is trusted about files.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_is_truncated_while_it_is_mapped_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    const SIGBUS: i32 = 7;
+    const CHILD: &str = "DS4_TEST_TRUNCATES";
+    let weights = |dir: &Path| {
+        File::options()
+            .write(true)
+            .open(dir.join("model.safetensors"))
+    };
+    if let Some(dir) = std::env::var_os(CHILD) {
+        let checkpoint = Checkpoint::open(Path::new(&dir)).expect("an asset");
+        let truncated = weights(Path::new(&dir)).and_then(|file| file.set_len(0));
+        truncated.expect("the directory is writable");
+        let _ = checkpoint.load(&LoadOptions::default(), &Device::flex());
+        return;
+    }
+    let dir = copy(&[]);
+    let mut child = Command::new(std::env::current_exe().expect("the test binary has a path"));
+    let name = "cli_damaged::a_file_that_is_truncated_while_it_is_mapped_ends_the_process";
+    child.args(["--exact", name]).env(CHILD, dir.path());
+    let output = child.output().expect("it runs");
+    assert_eq!(output.status.signal(), Some(SIGBUS), "{output:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_a_generation_after_the_text_so_far() {
+    use std::io::Read;
+    use std::os::unix::process::ExitStatusExt;
+    const SIGINT: i32 = 2;
+    let (text, continuation) = golden_text("short", 64);
+    let mut child = Command::new(example("generate"));
+    child.args(["-p", &text, "-n", "4000"]).current_dir(root());
+    child.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = child.spawn().expect("the example starts");
+    let mut stdout = child.stdout.take().expect("it is piped");
+    let mut printed = vec![0; text.len() + 1];
+    stdout.read_exact(&mut printed).expect("a first token");
+    signal(&child, "INT");
+    stdout.read_to_end(&mut printed).expect("a pipe");
+    assert_eq!(child.wait().expect("a child").signal(), Some(SIGINT));
+    let printed = String::from_utf8(printed).expect("whole characters");
+    let expected = text + &continuation;
+    let length = printed.len().min(expected.len());
+    assert_eq!(printed[..length], expected[..length]);
 }

@@ -1,6 +1,7 @@
 //! Tests across the crates. One binary, so that one copy of it tests everything on another machine.
 
 mod cache;
+mod chunks;
 mod cli;
 mod cli_damaged;
 mod cli_flash_head;
@@ -12,6 +13,7 @@ mod dspark;
 mod engine;
 mod engine_memory;
 mod flash_head;
+mod fuzz;
 mod gated_delta_net;
 mod golden;
 mod layer_goldens;

@@ -222,3 +222,47 @@ fn speculative_and_plain_greedy_logits_are_equal_to_the_bit() {
         }
     });
 }
+
+/// What `SamplingConfig::seed` and `Cache::truncate_to` say: the same logits, and so the same draw,
+/// where positions are removed and come again by the same calls or by any of up to 16 positions.
+#[test]
+fn a_position_that_comes_again_after_a_rollback_has_the_bits_that_it_had() {
+    every_model(|name, fixture| {
+        let tokens = text(48);
+        let run = |cache: &mut Cache, counts: &[usize], change: u32| -> Vec<Vec<f32>> {
+            let rows = counts.iter().flat_map(|count| {
+                let from = cache.lengths()[0];
+                let tokens = tokens[from..from + count].iter().map(|id| id ^ change);
+                let tokens: Vec<u32> = tokens.collect();
+                fixture.logits(fixture.streams(&tokens, cache, &Trace::off()))
+            });
+            rows.collect()
+        };
+        let config = CacheConfig {
+            capacity: CAPACITY,
+            ..CacheConfig::default()
+        };
+        let mut cache = fixture.model.new_cache(config).expect("valid options");
+        // A long call and a remainder, as a prompt is processed; then some of a text.
+        let calls = [20, 17, 1, 3, 1];
+        let expected = run(&mut cache, &calls, 0);
+        let mut again = |first: usize, counts: &[usize], change: u32| {
+            cache.truncate_to(&[first]).expect("no bound");
+            // Other tokens in their place, which are removed as well.
+            run(&mut cache, &[5], change);
+            cache.remove_newest(5).expect("no bound");
+            let rows = run(&mut cache, counts, 0);
+            for (position, (row, expected)) in rows.iter().zip(&expected[first..]).enumerate() {
+                let what = format!("{name}, {counts:?} from {first}, position {position} of these");
+                assert_eq!(bits(row), bits(expected), "{what}");
+            }
+        };
+        again(37, &[5], 1);
+        again(37, &[2, 2, 1], 0);
+        // More than 16 positions a call: the same calls.
+        if !name.starts_with("wgpu") {
+            again(20, &calls[1..], 1);
+            again(0, &calls, 1);
+        }
+    });
+}

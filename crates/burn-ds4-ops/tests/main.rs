@@ -21,6 +21,8 @@ mod flash_head_build;
 mod flash_head_draw;
 mod flash_head_errors;
 mod flash_head_values;
+#[cfg(test)]
+mod fuzz;
 mod gated_delta;
 mod gated_delta_batches;
 mod gated_delta_errors;

@@ -2,7 +2,7 @@
 
 use super::common::{
     EXACT, Tolerance, absolute, assert_close, assert_on_another_device, assert_refused, devices,
-    floats, noise, some, two_devices, values,
+    every_dtype, floats, noise, read, some, two_devices, values,
 };
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::matmul::matmul;
@@ -155,8 +155,31 @@ fn operands_on_two_devices_are_refused() {
     assert_on_another_device(matmul(zeros(first), zeros(second)), ["rhs", "lhs"]);
 }
 
+/// Products that need more bits than the dtype has, and cancel each other.
+fn sums_of_every_dtype_are_in_f32() {
+    every_dtype(|name, device, dtype| {
+        let unit = match dtype {
+            FloatDType::BF16 => 2f32.powi(-7),
+            _ => 2f32.powi(-10),
+        };
+        let (a, b) = (1.0 + unit, 1.0 + 2.0 * unit);
+        let [lhs, rhs] = [[a, -1.0, -1.0, a], [a, b, b, a]];
+        let [lhs, rhs] = [lhs, rhs].map(|rows| floats(&rows, [2, 2], device).cast(dtype));
+        let product = matmul(lhs, rhs).expect("arguments that fit");
+        // What a square has more than b, and what a product with b has more than a.
+        let (square, other) = (unit * unit, 2.0 * unit * a);
+        assert_close(
+            &read(&product),
+            &[square, other, other, square],
+            EXACT,
+            name,
+        );
+    });
+}
+
 catalogue![
     products_of_any_shape_equal_the_oracle,
     every_batch_has_its_own_product,
     f32_operands_keep_all_their_bits,
+    sums_of_every_dtype_are_in_f32,
 ];

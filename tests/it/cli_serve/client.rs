@@ -10,6 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cli::example;
+#[cfg(unix)]
+use crate::cli::signal;
 use crate::golden::root;
 
 /// How long a response may take before a test gives up.
@@ -145,12 +147,10 @@ impl Server {
         panic!("{name} is {}, not {expected}", self.metric(name));
     }
 
-    /// Asks the server to stop.
+    /// Asks the server to stop, by `TERM` or `INT`.
     #[cfg(unix)]
-    pub(crate) fn terminate(&self) {
-        let id = self.child.id().to_string();
-        let status = Command::new("kill").args(["-TERM", &id]).status();
-        assert!(status.expect("kill runs").success());
+    pub(crate) fn signal(&self, name: &str) {
+        signal(&self.child, name);
     }
 
     /// Waits until the server has ended by itself.

@@ -1,9 +1,16 @@
 //! Keys, queues, clients that leave, and the end of the server.
 
+#[cfg(unix)]
+use std::fs::File;
+
 use serde_json::{Value, json};
 
 use super::client::{Response, Server};
 use super::{CHAT, chat, merged};
+#[cfg(unix)]
+use crate::cli::golden_text;
+#[cfg(unix)]
+use crate::pipeline::copy;
 
 /// A stream that goes on for so many tokens.
 fn long(tokens: usize) -> Value {
@@ -131,7 +138,7 @@ fn a_server_that_is_stopped_finishes_what_it_has_begun() {
     let mut server = Server::start(&[]);
     let usage = json!({"stream_options": {"include_usage": true}});
     let mut running = begun(&server, &merged(long(200), usage));
-    server.terminate();
+    server.signal("TERM");
     while server.get("/health").status == 200 {}
     let mut refused = server.post(CHAT, &chat(json!({})));
     let code = refused.json()["error"]["code"].clone();
@@ -147,4 +154,41 @@ fn a_server_that_is_stopped_finishes_what_it_has_begun() {
         .filter(|line| line.contains("path=/v1/chat/completions"));
     let outcomes = lines.map(|line| line.contains("outcome=\"completed\""));
     assert_eq!(outcomes.collect::<Vec<bool>>(), [false, true], "{log}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_the_server_at_once() {
+    let mut server = Server::start(&[]);
+    let running = begun(&server, &long(4000));
+    server.signal("INT");
+    while server.get("/health").status == 200 {}
+    server.signal("INT");
+    assert_eq!(server.wait().code(), Some(1));
+    drop(running);
+    let log = server.log();
+    assert!(
+        log.ends_with("error: stopped by a second signal\n"),
+        "{log}"
+    );
+}
+
+// Windows refuses to shorten a file that is mapped.
+#[cfg(unix)]
+#[test]
+fn a_server_needs_its_files_only_to_begin() {
+    let dir = copy(&[]);
+    let path = dir.path().to_str().expect("a UTF-8 path");
+    let server = Server::start(&["--model", path, "--mtp", "1"]);
+    for entry in std::fs::read_dir(dir.path()).expect("a directory") {
+        let file = File::options()
+            .write(true)
+            .open(entry.expect("a file").path());
+        let emptied = file.and_then(|file| file.set_len(0));
+        emptied.expect("the directory is writable");
+    }
+    let (prompt, expected) = golden_text("short", 24);
+    let body = json!({"prompt": prompt, "max_tokens": 24});
+    let answer = server.ask("/v1/completions", &body);
+    assert_eq!(answer["choices"][0]["text"], expected);
 }

@@ -202,8 +202,8 @@ pub fn pool(values: Tensor<4>, scores: Tensor<4>) -> Result<Tensor<3>, OpError> 
 /// the position of the query.
 #[derive(Clone, Debug)]
 pub struct VisibleBlocks {
-    /// The position of the first query of each sequence: `[batch]`, i32, i64 or u32. Nothing is
-    /// visible to a sequence with a negative one.
+    /// The position of the first query of each sequence: `[batch]`, i32, i64 or u32, no more than
+    /// 2^30. Nothing is visible to a sequence with a negative one.
     pub start: Tensor<1, Int>,
     /// Positions of a block.
     pub ratio: usize,

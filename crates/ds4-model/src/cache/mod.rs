@@ -679,7 +679,8 @@ impl Cache {
         })
     }
 
-    /// Removes the newest `count` positions of every sequence.
+    /// Removes the newest `count` positions of every sequence; see
+    /// [`truncate_to`](Self::truncate_to).
     ///
     /// # Errors
     ///
@@ -704,6 +705,12 @@ impl Cache {
     }
 
     /// Shortens each sequence to its own length.
+    ///
+    /// Positions that come again have the bits that they had if the calls that compute them begin
+    /// and end where the first ones did, or if both have up to
+    /// [`DECODE_TOKENS`](burn_ds4_ops::attention::DECODE_TOKENS) positions in all sequences
+    /// together. Otherwise they are the same up to rounding: more positions are summed in another
+    /// order.
     ///
     /// # Errors
     ///

@@ -30,8 +30,10 @@ pub struct SamplingConfig {
     /// chosen. At most [`MAX_LOGIT_BIAS`].
     pub logit_bias: Vec<(u32, f32)>,
     /// Selects the random numbers: those of Philox-4x32-10 for the seed and the token's position in
-    /// the text. So the same seed gives the same text where the logits are the same, whatever the
-    /// drafts and the other texts are.
+    /// the text. So the same seed gives the same text where the logits are the same to the bit,
+    /// whatever the drafts and the other texts are; [`Engine`](super::Engine#which-tokens) says
+    /// when they are. Where they are the same up to rounding only, a draw turns if it falls right
+    /// between two tokens, or a token is right at the limit of a filter.
     pub seed: u64,
 }
 

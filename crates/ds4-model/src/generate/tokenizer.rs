@@ -49,7 +49,10 @@ impl TextTokenizer {
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
+        // The library panics on some damaged files, such as one whose decoder is no JSON.
+        let parsed = std::panic::catch_unwind(|| Tokenizer::from_bytes(bytes));
+        let parsed = parsed.map_err(|_| "`tokenizers` panics on it")?;
+        let mut tokenizer = parsed.map_err(|error| error.to_string())?;
         // Streaming relies on every token being a run of bytes.
         if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err("the decoder is not `ByteLevel`".into());

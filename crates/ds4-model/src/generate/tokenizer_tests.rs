@@ -281,6 +281,18 @@ fn a_tokenizer_that_does_not_decode_bytes_is_refused() {
 }
 
 #[test]
+fn a_file_that_the_library_panics_on_is_an_error() {
+    let file = std::fs::read(repository::path("assets/ds4-tiny/tokenizer.json")).unwrap();
+    let file = String::from_utf8(file).unwrap();
+    let (before, after) = file.split_once("\"decoder\":").unwrap();
+    for decoder in ["{", "{]", "1e400", "{\"type\": nul}"] {
+        let damaged = format!("{before}\"decoder\": {decoder} {after}");
+        let error = TextTokenizer::from_bytes(damaged.as_bytes()).unwrap_err();
+        assert_eq!(error, "`tokenizers` panics on it");
+    }
+}
+
+#[test]
 fn settings_of_training_batches_are_ignored() {
     let tokenizer = changed(|file| {
         file["truncation"] = serde_json::json!({

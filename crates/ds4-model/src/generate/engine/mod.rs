@@ -113,6 +113,15 @@ impl Group {
 /// runs: chosen from the same logits, or drawn by the same seed. With more, the logits are the same
 /// up to rounding.
 ///
+/// That is true of the same request to the same build on the same device, with the same
+/// [`EngineConfig::prefill_chunk`], and without prefixes that are reused, or with
+/// [`EngineConfig::exact_prefix`]. A chunk of a prompt has more than 16 positions, which are summed
+/// in another order than those of a step. So a text that is sent back as a part of a prompt is
+/// processed anew up to rounding only, and what is then drawn by a seed may differ from what would
+/// have followed at once. Positions that are removed from a [`Cache`](crate::cache::Cache) and
+/// computed again have the same bits under the condition that
+/// [`truncate_to`](crate::cache::Cache::truncate_to) names.
+///
 /// # Lanes
 ///
 /// Texts are decoded side by side, one lane each. The number of lanes doubles when a text joins and

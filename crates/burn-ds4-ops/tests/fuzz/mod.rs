@@ -1,0 +1,49 @@
+//! Fuzz targets: each takes bytes, makes arguments of them for the operators of a family, and
+//! expects on Flex either a typed error where they do not fit, or what the `f64` oracle says. A row
+//! of hostile values may be anything, but no other row is to change by it.
+//!
+//! The crate in `fuzz/` gives them to libFuzzer. Here they run on their corpus and on some made-up
+//! inputs; docs/testing.md says how to run them for longer.
+
+pub mod attention;
+mod draw;
+#[cfg(test)]
+pub(crate) mod driver;
+pub mod flash_head;
+pub mod gated_delta;
+pub mod hyper_connection;
+pub mod matmul;
+pub mod moe;
+pub mod norm;
+pub mod quant;
+pub mod router;
+pub mod sampling;
+pub mod topk;
+
+/// A test of each family, on so many inputs.
+#[cfg(test)]
+macro_rules! driven {
+    ($($family:ident: $cases:literal),* $(,)?) => {
+        $(
+            #[test]
+            fn $family() {
+                driver::drive(stringify!($family), $cases, self::$family::$family);
+            }
+        )*
+    };
+}
+
+#[cfg(test)]
+driven! {
+    attention: 2000,
+    flash_head: 1000,
+    gated_delta: 1000,
+    hyper_connection: 1000,
+    matmul: 1500,
+    moe: 1500,
+    norm: 2000,
+    quant: 3000,
+    router: 3000,
+    sampling: 2000,
+    topk: 1000,
+}

@@ -1,0 +1,66 @@
+//! The fuzz target of the bodies of requests, and its test.
+
+use std::sync::{Arc, OnceLock, mpsc};
+
+use axum::response::IntoResponse;
+use clap::Parser;
+use ds4_model::config::ModelConfig;
+use ds4_model::generate::{GenerateConfig, TextTokenizer};
+
+use crate::app::App;
+use crate::engine::Loaded;
+use crate::options::Args;
+use crate::shared::shipped_checkpoint;
+use crate::{chat, completions};
+
+/// The server of the shipped checkpoint, without its engine.
+fn app() -> &'static App {
+    static APP: OnceLock<App> = OnceLock::new();
+    APP.get_or_init(|| {
+        let directory = shipped_checkpoint();
+        let config = ModelConfig::from_json_file(&directory.join("config.json"));
+        let loaded = Loaded {
+            tokenizer: TextTokenizer::from_dir(&directory).expect("an asset"),
+            config: config.expect("an asset"),
+            defaults: GenerateConfig::default(),
+        };
+        let (jobs, _) = mpsc::channel();
+        let args = Args::parse_from(["serve", "--name", "m"]);
+        App::new(&args, loaded, jobs, Arc::default()).expect("options that suit the model")
+    })
+}
+
+/// The first byte chooses the endpoint, the rest is the body. A body becomes requests that the
+/// engine takes, or an error that is the client's.
+pub fn request(data: &[u8]) {
+    let Some((endpoint, body)) = data.split_first() else {
+        return;
+    };
+    let prepared = match endpoint % 2 {
+        0 => chat::prepare(app(), body),
+        _ => completions::prepare(app(), body),
+    };
+    match prepared {
+        Ok(prepared) => {
+            assert!(!prepared.requests.is_empty());
+            for request in &prepared.requests {
+                let valid = request.validate(&app().loaded.config);
+                valid.expect("a request is checked");
+            }
+        }
+        Err(error) => {
+            assert!(error.status.is_client_error(), "{error:?}");
+            assert_eq!(error.clone().into_response().status(), error.status);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../../crates/burn-ds4-ops/tests/fuzz/driver.rs"]
+mod driver;
+
+#[cfg(test)]
+#[test]
+fn bodies() {
+    driver::drive("request", 2000, request);
+}
