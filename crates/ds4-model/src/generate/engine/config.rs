@@ -43,8 +43,8 @@ pub struct EngineConfig {
     /// would have too: its text is then the same to the bit. Otherwise it is the same up to
     /// rounding.
     pub exact_prefix: bool,
-    /// Whether steps of up to 16 tokens may be recorded and replayed as a graph where the device
-    /// can, which changes no token.
+    /// Whether steps may be recorded and replayed as a graph where the device can, which changes no
+    /// token.
     pub graphs: bool,
     /// Steps that may be replayed before the host reads the one before: 1 is enough for the device
     /// not to wait.

@@ -101,11 +101,10 @@ impl Group {
 ///
 /// A [step](Self::step) chooses the next tokens of all texts: one for each, and one more for each
 /// draft that is right. Tokens are chosen, verified and fed to the next step on the device. The
-/// host reads them later. Where the device can, a step of up to 16 tokens (lanes times one more
-/// than there are drafts) is recorded as a graph, which is replayed for as long as it fits. If that
-/// fails, a warning is logged, and steps are launched from then on. The tokens are the same either
-/// way. Where a device cannot tell what the failed work would only have read (CUDA), the weights
-/// count as failed with it: the next step is an error that says so.
+/// host reads them later. Where the device can, a step is recorded as a graph, which is replayed
+/// for as long as it fits. If that fails, a warning is logged, and steps are launched from then on.
+/// The tokens are the same either way. Where a device cannot tell what the failed work would only
+/// have read (CUDA), the weights count as failed with it: the next step is an error that says so.
 ///
 /// # Which tokens
 ///
