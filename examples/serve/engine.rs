@@ -193,6 +193,8 @@ fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<
 
         let started = Instant::now();
         let outputs = engine.step()?;
+        // Who gets a token finds the figures of the step that made it.
+        metrics.load(&engine);
         let mut figures = StepFigures {
             generated: outputs.iter().filter(|output| output.token.is_ok()).count(),
             ..StepFigures::default()

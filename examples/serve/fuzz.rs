@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use axum::response::IntoResponse;
 use clap::Parser;
 use ds4_model::config::ModelConfig;
-use ds4_model::generate::{GenerateConfig, TextTokenizer};
+use ds4_model::generate::{ChatEncoding, GenerateConfig, TextTokenizer};
 
 use crate::app::App;
 use crate::engine::Loaded;
@@ -23,6 +23,8 @@ fn app() -> &'static App {
             tokenizer: TextTokenizer::from_dir(&directory).expect("an asset"),
             config: config.expect("an asset"),
             defaults: GenerateConfig::default(),
+            drafts: 0,
+            encoding: ChatEncoding::V4,
         };
         let (jobs, _) = mpsc::channel();
         let args = Args::parse_from(["serve", "--name", "m"]);

@@ -121,7 +121,7 @@ fn model() -> Model {
     let checkpoint = Checkpoint::open(dir.path()).expect("a longer context");
     let options = LoadOptions {
         expand: true,
-        mtp: false,
+        drafter: false,
         ..LoadOptions::default()
     };
     checkpoint

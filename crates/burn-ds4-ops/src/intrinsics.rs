@@ -475,10 +475,10 @@ pub(crate) fn e4m3_to_f16(word: u32, #[comptime] upper: bool) -> u32 {
 /// Multiplies a 16x16 and a 16x8 tile on tensor cores and adds the product to `sum`. Every lane of
 /// the plane holds its part of each tile.
 ///
-/// `dtype` is `bf16` or `f16`. Words hold two elements. Lane `4 * g + q` holds of the left tile: row
-/// `g` columns `2q`, row `g + 8` the same, then columns `2q + 8` of both. Of the right tile it holds
-/// rows `2q` and `2q + 8` of column `g`. Of the sum it holds columns `2q` and `2q + 1` of rows `g`
-/// and `g + 8`.
+/// `dtype` is `bf16` or `f16`. Words hold two elements. Lane `4 * g + q` holds of the left tile:
+/// row `g` columns `2q`, row `g + 8` the same, then columns `2q + 8` of both. Of the right tile it
+/// holds rows `2q` and `2q + 8` of column `g`. Of the sum it holds columns `2q` and `2q + 1` of
+/// rows `g` and `g + 8`.
 #[cube]
 pub(crate) fn multiply_tiles(
     a0: u32,

@@ -434,12 +434,7 @@ fn queries_of_a_block_that_see_each_other_agree_with_the_oracle() {
         ..PLAIN
     };
     agrees_with_the_oracle(block);
-    // Several KV splits; more queries than a kernel takes.
-    agrees_with_the_oracle(Text {
-        span: 20,
-        slots: 27,
-        ..block
-    });
+    // More queries than a kernel takes.
     agrees_with_the_oracle(Text {
         count: DECODE_TOKENS + 1,
         slots: DECODE_TOKENS + 5,

@@ -466,11 +466,12 @@ impl Model {
         let [batch, _] = tokens.dims();
         let step = self.begin_dspark("tokens", [batch, size], cache)?;
         let step = step.not_causal();
-        let mut block = vec![self.in_vocabulary(tokens)];
+        let tokens = self.in_vocabulary(tokens);
+        let filler = i64::from(dspark.params.noise_token_id);
+        let like = (&tokens.device(), tokens.dtype());
+        let mut block = vec![tokens];
         if size > 1 {
-            // Made of the tokens: a recorded step cannot upload any.
-            let filler = block[0].clone() * 0 + i64::from(dspark.params.noise_token_id);
-            block.push(filler.repeat_dim(1, size - 1));
+            block.push(Tensor::full([batch, size - 1], filler, like));
         }
         let block = Tensor::cat(block, 1);
         let (embedded, layers) = (self.embed(block.clone()), cache.layers_mut());

@@ -708,9 +708,8 @@ impl Cache {
     ///
     /// Positions that come again have the bits that they had if the calls that compute them begin
     /// and end where the first ones did, or if both have up to
-    /// [`DECODE_TOKENS`](burn_ds4_ops::attention::DECODE_TOKENS) positions in all sequences
-    /// together. Otherwise they are the same up to rounding: more positions are summed in another
-    /// order.
+    /// [`DECODE_TOKENS`] positions in all sequences together. Otherwise they are the same up to
+    /// rounding: more positions are summed in another order.
     ///
     /// # Errors
     ///
