@@ -377,6 +377,8 @@ fn a_cache_filled_at_random_goes_on_from_rows_that_are_seen() {
     };
     assert_eq!(cache.fill_random(maximum + 1, zeros), Err(refusal));
     assert_eq!(cache.lengths(), [0]);
+    assert_eq!(cache.fill_random(maximum, zeros), Ok(()));
+    assert_eq!(cache.lengths(), [maximum]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A checkpoint opened with all that it takes to generate text.
 
-use burn::tensor::Device;
+use burn::module::Param;
+use burn::tensor::{Device, Tensor};
 use ds4_model::checkpoint::{CheckpointError, LoadOptions};
 use ds4_model::config::ConfigErrorKind;
 use ds4_model::generate::{
@@ -35,6 +36,55 @@ pub(crate) fn copy(files: &[(&str, &str)]) -> TempDir {
 
 fn open(dir: &TempDir) -> Result<Pipeline, PipelineError> {
     Pipeline::open_with(dir.path(), &EXPANDED, &Device::flex())
+}
+
+#[test]
+fn after_an_error_no_text_follows_that_was_held_back() {
+    let dir = root().join("assets/ds4-tiny");
+    let mut pipeline = Pipeline::open_with(&dir, &EXPANDED, &Device::flex()).expect("an asset");
+    let (text, continuation) = golden_text("short", 24);
+    let prompt = pipeline.encode(&text).expect("text");
+    let config = GenerateConfig {
+        max_new_tokens: 24,
+        ..GenerateConfig::default()
+    };
+    let generation = Generation::new(&pipeline.model, config.clone(), &prompt);
+    let tokens: Result<Vec<u32>, GenerateError> = generation.expect("valid options").collect();
+    let tokens = tokens.expect("finite logits");
+    // Once this token is fed, no logit is a number.
+    let fatal = (4..tokens.len()).find(|&at| {
+        let before = tokens[..at].iter().chain(&prompt);
+        before.into_iter().all(|token| *token != tokens[at])
+    });
+    let fatal = fatal.expect("a token that has not occurred");
+    let embedding = pipeline.model.embedding.val();
+    let [_, width] = embedding.dims();
+    let row = tokens[fatal] as usize;
+    let nan = Tensor::full([1, width], f32::NAN, &embedding.device());
+    let embedding = embedding.slice_assign([row..row + 1, 0..width], nan);
+    pipeline.model.embedding = Param::from_tensor(embedding);
+    // The last character before the error may be the first of a stop string.
+    let before = pipeline.tokenizer.decode(&tokens[..=fatal], false);
+    let before = before.expect("known tokens");
+    let last = before.chars().last().expect("some text");
+    let config = GenerateConfig {
+        stop_strings: vec![format!("{last}\u{1}")],
+        ..config
+    };
+    let mut generation = pipeline.generate(config, &prompt).expect("valid options");
+    let mut pieces = String::new();
+    let error = loop {
+        match generation.next().expect("an error before the end") {
+            Ok(piece) => pieces += &piece,
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(error, GenerateError::NoCandidate { .. }),
+        "{error}"
+    );
+    assert!(continuation.starts_with(&pieces) && pieces.len() < before.len());
+    assert!(generation.next().is_none() && generation.next().is_none());
 }
 
 fn error(dir: &TempDir) -> PipelineError {
