@@ -77,8 +77,8 @@ impl Fixture {
     }
 }
 
-fn ids_tensor(ids: &[u32], device: &Device) -> Tensor<2, Int> {
-    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+pub(crate) fn ids_tensor<I: Copy + Into<i64>>(ids: &[I], device: &Device) -> Tensor<2, Int> {
+    let ids: Vec<i32> = ids.iter().map(|id| (*id).into() as i32).collect();
     let count = ids.len();
     Tensor::from_data(TensorData::new(ids, [1, count]), device)
 }

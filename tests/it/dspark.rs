@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use ds4_model::cache::{Cache, CacheConfig};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::dspark::{BlockDrafts, Dspark};
@@ -16,8 +16,9 @@ use serde_json::Value;
 use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
 
 use crate::common::{absolute, assert_close, compiles_slowly, devices, integer_values};
+use crate::ds4_tiny::ids_tensor;
 use crate::engine::{Texts, add, collect, request, together};
-use crate::golden::{Golden, root};
+use crate::golden::{Golden, TOLERANCE, assert_golden, root};
 
 const RANDOM: &str = "tests/fixtures/dspark-goldens";
 const TRAINED: &str = "tests/fixtures/ds4-tiny-dspark";
@@ -26,25 +27,12 @@ const LAYERS: usize = 3;
 const BLOCK: usize = 5;
 /// Blocks of each case of the random model.
 const ROUNDS: usize = 5;
-/// Tolerance where values are of order one, and relative to a tensor's largest value where that is
-/// larger, as for the golden files of layers.
-const TOLERANCE: f64 = 1e-4;
-const RELATIVE: f64 = 1e-5;
 /// A gap below this may be decided by rounding.
 const TIE: f64 = 1e-5;
 
 /// Devices on which a test is quick: others have the golden block, drafts and text.
 fn quick_devices() -> impl Iterator<Item = &'static (String, Device)> {
     devices().iter().filter(|(name, _)| !compiles_slowly(name))
-}
-
-#[track_caller]
-fn assert_golden(actual: &[f32], expected: &[f32], what: &str) {
-    let largest = expected
-        .iter()
-        .fold(0.0f32, |most, value| most.max(value.abs()));
-    let allowed = TOLERANCE.max(RELATIVE * f64::from(largest));
-    assert_close(actual, expected, absolute(allowed), what);
 }
 
 fn load(dir: &str, options: &LoadOptions, device: &Device) -> Model {
@@ -56,12 +44,6 @@ fn dspark(model: &Model) -> &Dspark {
     model.dspark.as_ref().expect("the checkpoint has a drafter")
 }
 
-fn ids(ids: &[i64], device: &Device) -> Tensor<2, Int> {
-    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-    let count = ids.len();
-    Tensor::from_data(TensorData::new(ids, [1, count]), device)
-}
-
 fn rows(values: &[f32], width: usize, device: &Device) -> Tensor<3> {
     let data = TensorData::new(values.to_vec(), [1, values.len() / width, width]);
     Tensor::from_data(data, device)
@@ -69,7 +51,7 @@ fn rows(values: &[f32], width: usize, device: &Device) -> Tensor<3> {
 
 /// All drafts of a block that begins with `anchor`, after which the cache is as before.
 fn draft(model: &Model, anchor: i64, cache: &mut Cache, trace: &Trace) -> BlockDrafts {
-    let tokens = ids(&[anchor], &model.embedding.val().device());
+    let tokens = ids_tensor(&[anchor], &model.embedding.val().device());
     let streams = model.forward_dspark(tokens.clone(), cache, trace);
     let streams = streams.expect("a block that fits");
     cache.remove_newest(BLOCK).expect("the block's positions");
@@ -204,7 +186,7 @@ fn taps_of_the_trunk_equal_the_golden() {
                 .new_cache(CacheConfig::default())
                 .expect("valid options");
             let prompt_ids = golden.get(&format!("{prompt}.input_ids")).ids();
-            let tokens = ids(&prompt_ids, device);
+            let tokens = ids_tensor(&prompt_ids, device);
             let tapped = model.forward_tapped(tokens, &mut cache, targets, &Trace::off());
             let (_, taps) = tapped.expect("a text that fits");
             let taps = taps.expect("layers are tapped").into_data();
@@ -274,7 +256,7 @@ fn every_draft_and_confidence_of_the_trained_drafter_equals_the_golden() {
             let mut trunk = model
                 .new_cache(CacheConfig::default())
                 .expect("valid options");
-            let tokens = ids(&text[..last as usize], device);
+            let tokens = ids_tensor(&text[..last as usize], device);
             let targets = &dspark(&model).params.target_layers;
             let tapped = model.forward_tapped(tokens, &mut trunk, targets, &Trace::off());
             let (_, taps) = tapped.expect("a text that fits");

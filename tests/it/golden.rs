@@ -5,11 +5,34 @@ use std::path::PathBuf;
 
 use safetensors::{Dtype, SafeTensors};
 
+use crate::common::{absolute, assert_close};
+
 /// The repository's root: as cargo tells or, for a test binary that was copied to another machine,
 /// the current directory.
 pub fn root() -> PathBuf {
     let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     crate_root.map_or_else(|| PathBuf::from("."), |root| root.join("../.."))
+}
+
+/// Tolerance where values are of order one.
+pub const TOLERANCE: f64 = 1e-4;
+/// Tolerance relative to a tensor's largest value, where that is larger: expert outputs of this
+/// fixture reach a thousand, at which two f32 implementations that sum in another order differ by
+/// more than 1e-4.
+const RELATIVE: f64 = 1e-5;
+
+/// Compares with a golden tensor.
+#[track_caller]
+pub fn assert_golden(actual: &[f32], expected: &[f32], what: &str) {
+    let largest = expected
+        .iter()
+        .fold(0.0f32, |largest, value| largest.max(value.abs()));
+    assert_close(
+        actual,
+        expected,
+        absolute(TOLERANCE.max(RELATIVE * f64::from(largest))),
+        what,
+    );
 }
 
 /// One golden tensor; integers are exact in `f64`.

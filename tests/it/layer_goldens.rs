@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::common::{absolute, assert_close, devices, values};
-use crate::golden::{Golden, root};
+use crate::common::{devices, values};
+use crate::golden::{Golden, assert_golden, root};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use ds4_model::cache::{CacheConfig, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
@@ -15,25 +15,6 @@ const BATCH: usize = 2;
 const LENGTH: usize = 37;
 const LAYERS: usize = 4;
 const WINDOW: usize = 8;
-/// Tolerance where values are of order one.
-const TOLERANCE: f64 = 1e-4;
-/// Tolerance relative to a tensor's largest value, where that is larger: expert outputs of this
-/// fixture reach a thousand, at which two f32 implementations that sum in another order differ by
-/// more than 1e-4.
-const RELATIVE: f64 = 1e-5;
-
-#[track_caller]
-fn assert_golden(actual: &[f32], expected: &[f32], what: &str) {
-    let largest = expected
-        .iter()
-        .fold(0.0f32, |largest, value| largest.max(value.abs()));
-    assert_close(
-        actual,
-        expected,
-        absolute(TOLERANCE.max(RELATIVE * f64::from(largest))),
-        what,
-    );
-}
 
 struct Fixture {
     checkpoint: Checkpoint,

@@ -24,11 +24,11 @@ pub(super) fn is_dspark(name: &str) -> bool {
 
 /// The name of a tensor in a released checkpoint, for one that older conversions call otherwise.
 pub(super) fn released(name: &str) -> Option<String> {
-    let (stage, rest) = name.strip_prefix("mtp.")?.split_once('.')?;
+    let (layer, rest) = name.strip_prefix("mtp.")?.split_once('.')?;
     let released = match rest {
         "markov_head.embed.weight" => "markov_head.markov_w1.weight",
         "markov_head.head.weight" => "markov_head.markov_w2.weight",
         _ => return None,
     };
-    Some(format!("mtp.{stage}.{released}"))
+    Some(format!("mtp.{layer}.{released}"))
 }
