@@ -111,6 +111,10 @@ fn rotate_at_refuses_what_does_not_fit() {
             turned(x(), table(2), &[4]),
             "`last position` is 5, expected less than 5, the positions of angles",
         ),
+        (
+            turned(x(), f32s([1, 2]), &[-1]),
+            "`last position` is 1, expected less than 1, the positions of angles",
+        ),
     ] {
         assert_eq!(refused(result), message);
     }
