@@ -102,9 +102,15 @@ pub(crate) fn together(engine: &mut Engine, requests: &[Request]) -> Vec<Vec<u32
 
 /// The text of a request by itself, without drafts and graphs.
 pub(crate) fn alone(fixture: &Fixture, request: &Request) -> Vec<u32> {
+    alone_in_chunks(fixture, request, EngineConfig::default().prefill_chunk)
+}
+
+/// The same with a prompt in chunks of so many tokens, which rounding depends on.
+fn alone_in_chunks(fixture: &Fixture, request: &Request, prefill_chunk: usize) -> Vec<u32> {
     let config = EngineConfig {
         lanes: 1,
         graphs: false,
+        prefill_chunk,
         ..EngineConfig::default()
     };
     together(&mut engine(fixture, &config), std::slice::from_ref(request)).remove(0)
@@ -263,7 +269,7 @@ fn texts_that_join_and_leave_at_random_are_those_that_they_are_alone() {
             assert_eq!(engine.graph_refusal(), None, "{name}");
             for (id, (request, left)) in &requests {
                 // The same, but for what is combined.
-                let expected = alone(fixture, request);
+                let expected = alone_in_chunks(fixture, request, config.prefill_chunk);
                 let actual = texts.remove(id).unwrap_or_default();
                 let what = format!("{name}, {drafts} drafts: request {id}");
                 assert_eq!(actual.len() < expected.len(), *left, "{what}");

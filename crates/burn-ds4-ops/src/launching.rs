@@ -98,6 +98,22 @@ pub(crate) fn narrow(matrix: &CubeTensor, first: usize, count: usize) -> CubeTen
     slice(matrix.clone(), &[first..first + count, 0..columns])
 }
 
+/// A view of some rows of a contiguous matrix, for a kernel to write. Only for devices that bind
+/// any address, which those with tensor cores do.
+pub(crate) fn rows_view(matrix: &CubeTensor, first: usize, count: usize) -> CubeTensor {
+    let [rows, columns] = matrix.shape().dims();
+    let bytes = |rows: usize| (rows * columns * matrix.elem_size()) as u64;
+    let handle = matrix.handle.clone();
+    let after = rows - first - count;
+    CubeTensor::new_contiguous(
+        matrix.client.clone(),
+        matrix.device.clone(),
+        Shape::new([count, columns]),
+        handle.offset_start(bytes(first)).offset_end(bytes(after)),
+        matrix.dtype,
+    )
+}
+
 /// A new contiguous tensor, as kernels write it. An allocation by Burn itself may have gaps between
 /// the rows.
 pub(crate) fn output<const D: usize>(

@@ -36,8 +36,7 @@ pub struct Collapsed {
 }
 
 /// Runs [`expand`](super::expand) on a pending output, then [`collapse`](super::collapse) and
-/// [`rms_norm`](crate::norm::rms_norm). Where there are kernels, and for up to
-/// [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) tokens, that takes two launches.
+/// [`rms_norm`](crate::norm::rms_norm). Where there are kernels, that takes two launches.
 ///
 /// Everything is rounded where these three operators round it. The projection reads the expanded
 /// streams after they are rounded, and the norm is taken of the collapsed input after it is

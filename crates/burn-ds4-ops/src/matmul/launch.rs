@@ -11,6 +11,12 @@ use crate::gemm::launch::dense::MatrixGroup;
 use crate::gemm::launch::library::{f32_matmul, half_matmul};
 use crate::launching::output;
 
+/// Rows of an f32 weight up to which the kernel for few rows of `x` is faster for any number of
+/// them. The library's kernel for f32 does not split K: with few outputs, most of a GPU is idle.
+const NARROW_HEIGHT: usize = 64;
+/// Rows of `x` for which that kernel has cubes.
+const MAX_NARROW_ROWS: usize = 1 << 19;
+
 /// `x · weightᵀ` in `dtype`, row-invariant up to `invariant_rows`.
 pub(super) fn small_m_matmul(
     x: CubeTensor,
@@ -25,7 +31,8 @@ pub(super) fn small_m_matmul(
         starts: &[0],
         picks: None,
     };
-    if rows > invariant_rows && !group.streams(&x) {
+    let narrow = weight.dtype == DType::F32 && height <= NARROW_HEIGHT && rows <= MAX_NARROW_ROWS;
+    if rows > invariant_rows && !narrow && !group.streams(&x) {
         return large_m_matmul(x, weight, dtype);
     }
     let result = output(&x, [rows, height], dtype);

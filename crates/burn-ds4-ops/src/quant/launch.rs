@@ -11,10 +11,14 @@ use crate::gemm::launch::{
     can_multiply, has_tiles, large_m_tiles, launch_stream,
 };
 use crate::gemm::{Matrices, terms};
-use crate::launching::{aligned, narrow, output};
+use crate::launching::{aligned, narrow, output, rows_view};
 
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
+/// Rows that are streamed in parts, at most, and rows of weights for each of which and each part
+/// there must be a multiprocessor. See [`parts`].
+const MAX_STREAMED_ROWS: usize = 64;
+const STREAMED_HEIGHT: usize = 128;
 
 impl From<PackedWeights<CubeBackend>> for Matrices {
     fn from(weights: PackedWeights<CubeBackend>) -> Self {
@@ -80,8 +84,13 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
             limit: 0.0,
         }
         .launch(&result);
-    } else if let Some(problem) = problem_of_rows(&x, matrix, &result) {
-        launch_stream(&x, &problem, None);
+    } else if let Some(parts) = parts(&x, matrix, rows, 1) {
+        for (first, count) in parts {
+            let x = aligned(narrow(&x, first, count));
+            let result = rows_view(&result, first, count);
+            let problem = problem_of_rows(&x, matrix, &result);
+            launch_stream(&x, &problem.expect("checked by parts"), None);
+        }
     } else {
         let x_tiles = large_m_tiles(rows * terms(x.dtype) as usize);
         LargeM {
@@ -100,6 +109,27 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
         .launch(&result);
     }
     result
+}
+
+/// The parts of a small number of rows that are streamed, as first row and number of rows. `None`
+/// for many rows, or where shared memory is too small.
+///
+/// Up to [`SMALL_M_ROWS`] are one part. A large-M product of few more rows has so few cubes for few
+/// outputs that it takes longer than to read the weights once for each part.
+fn parts(
+    x: &CubeTensor,
+    matrices: &Matrices,
+    rows: usize,
+    slots: usize,
+) -> Option<impl Iterator<Item = (usize, usize)> + use<>> {
+    let count = rows.div_ceil(SMALL_M_ROWS);
+    let cubes = count * matrices.rows.div_ceil(STREAMED_HEIGHT) * slots;
+    let few = matrices.format != WeightFormat::Dense
+        && rows <= MAX_STREAMED_ROWS
+        && cubes <= Caps::of(&x.client).processors as usize;
+    let fits = blueprint(x, matrices, SMALL_M_ROWS, slots).is_some();
+    let part = move |first| (first, SMALL_M_ROWS.min(rows - first));
+    ((count <= 1 || few) && fits).then(|| (0..rows).step_by(SMALL_M_ROWS).map(part))
 }
 
 /// A small number of rows by one matrix; `None` for many, or where shared memory is too small.
@@ -168,7 +198,7 @@ pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
     matrices.format != WeightFormat::Dense
         && can_multiply(x, [matrices])
         && has_tiles(x, [matrices])
-        && blueprint(x, matrices, tokens, matrices.count).is_some()
+        && parts(x, matrices, tokens, matrices.count).is_some()
 }
 
 /// Multiplies the channels of each group by its own matrix, for a small number of tokens: `[tokens,
@@ -176,22 +206,26 @@ pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
 pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
     let matrices = &matrices.contiguous();
     let [tokens, groups, columns] = x.shape().dims();
-    let pairs = tokens * groups;
-    let rows = aligned(CubeBackend::float_reshape(x, [pairs, columns].into()));
-    let result = output(&rows, [tokens, groups, matrices.rows], rows.dtype);
-    let blueprint = blueprint(&rows, matrices, tokens, groups);
-    let problem = StreamProblem {
-        ids: None,
-        scores: None,
-        matrices,
-        output: &result,
-        pairs,
-        pairs_per_row: 1,
-        limit: 0.0,
-        blueprint: blueprint
-            .expect("checked by can_multiply_groups")
-            .paired(Pairing::Every),
-    };
-    launch_stream(&rows, &problem, None);
-    result
+    let rows = aligned(CubeBackend::float_reshape(
+        x,
+        [tokens * groups, columns].into(),
+    ));
+    let result = output(&rows, [tokens, groups * matrices.rows], rows.dtype);
+    let parts = parts(&rows, matrices, tokens, groups).expect("checked by can_multiply_groups");
+    for (first, count) in parts {
+        let rows = aligned(narrow(&rows, first * groups, count * groups));
+        let blueprint = blueprint(&rows, matrices, count, groups);
+        let problem = StreamProblem {
+            ids: None,
+            scores: None,
+            matrices,
+            output: &rows_view(&result, first, count),
+            pairs: count * groups,
+            pairs_per_row: 1,
+            limit: 0.0,
+            blueprint: blueprint.expect("checked by parts").paired(Pairing::Every),
+        };
+        launch_stream(&rows, &problem, None);
+    }
+    CubeBackend::float_reshape(result, [tokens, groups, matrices.rows].into())
 }

@@ -13,7 +13,5 @@ pub(super) use collapse_norm::{
     PartialsBlueprint, TOKEN_CUBES, collapse_norm_kernel, head_norm_kernel,
 };
 pub(super) use expand::{PendingOutputLaunch, expand_kernel};
-pub(super) use project::{
-    MAX_FUSED_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel,
-};
+pub(super) use project::{CUBE_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel};
 pub(super) use token::{CollapsedNormLaunch, MixParametersLaunch, StreamsLaunch, TokenBlueprint};

@@ -1,17 +1,15 @@
-//! The projection of the streams of a few tokens, with split-K: its columns are divided among
-//! cubes. Each cube has some channels of all streams, which are also what it needs to spread an
-//! output over them.
+//! The projection of the streams of tokens, with split-K: its columns are divided among cubes. Each
+//! cube has some channels of all streams, which are also what it needs to spread an output over
+//! them.
 
 use cubecl::prelude::*;
 
 use super::expand::PendingOutput;
 use super::token::Streams;
 use crate::intrinsics::{Target, group_sum, modulo};
-use crate::matmul::INVARIANT_ROWS;
 
-/// The most tokens of a launch. A cube holds all of them. Up to this number, a token has the same
-/// bits as alone.
-pub(crate) const MAX_FUSED_TOKENS: usize = INVARIANT_ROWS;
+/// Tokens that a cube holds in shared memory. A token has the same bits whatever others there are.
+pub(crate) const CUBE_TOKENS: usize = 16;
 
 /// How the kernels are compiled. None of it depends on the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +55,7 @@ impl ProjectBlueprint {
 /// - `partials`: the partials of the products and of the sum of squares for each split,
 ///   `[tokens, rows + 1, splits]`
 ///
-/// Each cube computes one split.
+/// Cube `(x, y)` computes split `x` of the tokens from `y * CUBE_TOKENS` on.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
     streams: &Streams<F, N>,
@@ -75,14 +73,15 @@ pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
     let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
-        Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_FUSED_TOKENS * columns));
+        Shared::<[Vector<f32, M>]>::new_slice(comptime!(CUBE_TOKENS * columns));
+    let (first_token, tokens) = cube_tokens(streams);
     let mut index = UNIT_POS;
-    while index < streams.tokens * comptime!(n * vectors) {
+    while index < tokens * comptime!(n * vectors) {
         let vector = CUBE_POS_X * vectors + index % vectors;
         let inside = vector < streams.vectors;
-        let token = index / comptime!(n * vectors);
+        let token = (first_token + index / comptime!(n * vectors)) as usize;
         let stream = modulo(index / vectors, n);
-        let from = token as usize * streams.token + stream as usize * streams.stream;
+        let from = token * streams.token + stream as usize * streams.stream;
         let value = streams.values[from + select(inside, vector, 0u32) as usize];
         let value = select(inside, value, Vector::new(F::new(0.0)));
         store_shared(value, index, &mut shared_streams);
@@ -95,7 +94,7 @@ pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
         &weights,
         &shared_streams,
         partials,
-        streams.tokens,
+        tokens,
         blueprint,
     );
 }
@@ -121,13 +120,14 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
     let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
-        Shared::<[Vector<f32, M>]>::new_slice(comptime!(MAX_FUSED_TOKENS * columns));
+        Shared::<[Vector<f32, M>]>::new_slice(comptime!(CUBE_TOKENS * columns));
+    let (first_token, tokens) = cube_tokens(streams);
     let mut index = UNIT_POS;
-    while index < streams.tokens * comptime!(n * vectors) {
+    while index < tokens * comptime!(n * vectors) {
         let vector = CUBE_POS_X * vectors + index % vectors;
         let inside = vector < streams.vectors;
         let at = select(inside, vector, 0u32) as usize;
-        let token = (index / comptime!(n * vectors)) as usize;
+        let token = (first_token + index / comptime!(n * vectors)) as usize;
         let target = (modulo(index / vectors, n)) as usize;
         let own = Vector::<f32, N>::cast_from(pending.output[token * pending.stride + at]);
         let first = token * comptime!(((2 + n) * n) as usize);
@@ -156,9 +156,19 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
         &weights,
         &shared_streams,
         partials,
-        streams.tokens,
+        tokens,
         blueprint,
     );
+}
+
+/// The first token of a cube, and how many it has.
+#[cube]
+fn cube_tokens<F: Float, N: Size>(streams: &Streams<F, N>) -> (u32, u32) {
+    let first = CUBE_POS_Y * comptime!(CUBE_TOKENS as u32);
+    (
+        first,
+        min(streams.tokens - first, comptime!(CUBE_TOKENS as u32)),
+    )
 }
 
 /// Stores a vector of a split in shared memory, as it has been rounded.
@@ -218,8 +228,8 @@ fn read_weights<W: Float, M: Size>(
     weights
 }
 
-/// Writes the partials of all tokens for one split. `weights` are those of the first round. Every
-/// unit of the cube must call this.
+/// Writes the partials of a cube's tokens for its split. `weights` are those of the first round.
+/// Every unit of the cube must call this.
 #[cube]
 fn add_products<W: Float, M: Size>(
     function: &[Vector<W, M>],
@@ -270,7 +280,8 @@ fn add_round<M: Size>(
         }
         let sum = group_sum(sum, lanes, blueprint.target);
         if lane == 0 && row <= blueprint.rows {
-            let to = (token * comptime!(blueprint.sums()) + row) as usize;
+            let own = (CUBE_POS_Y * comptime!(CUBE_TOKENS as u32) + token) as usize;
+            let to = own * comptime!(blueprint.sums() as usize) + row as usize;
             partials[to * CUBE_COUNT_X as usize + CUBE_POS_X as usize] = sum;
         }
     }

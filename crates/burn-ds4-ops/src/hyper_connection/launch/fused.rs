@@ -11,9 +11,8 @@ use crate::caps::Caps;
 use crate::hyper_connection::Sinkhorn;
 use crate::hyper_connection::backend::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
-    CollapsedNormLaunch, MAX_FUSED_TOKENS, MixParametersLaunch, PartialsBlueprint,
-    ProjectBlueprint, TOKEN_CUBES, collapse_norm_kernel, expand_project_kernel, head_norm_kernel,
-    project_kernel,
+    CUBE_TOKENS, CollapsedNormLaunch, MixParametersLaunch, PartialsBlueprint, ProjectBlueprint,
+    TOKEN_CUBES, collapse_norm_kernel, expand_project_kernel, head_norm_kernel, project_kernel,
 };
 use crate::launching::{
     MAX_CUBES, address_type, is_float, output, row_vector_size, vector_size, with_vectors,
@@ -49,9 +48,9 @@ pub(in super::super) fn can_fuse(
         PendingOutput::None => true,
         PendingOutput::Some { output, .. } => is_float(output.dtype),
     };
-    let shared_bytes = MAX_FUSED_TOKENS * n * split_channels(n) * size_of::<f32>();
+    let shared_bytes = CUBE_TOKENS * n * split_channels(n) * size_of::<f32>();
     output
-        && tokens <= MAX_FUSED_TOKENS
+        && tokens <= MAX_CUBES
         && can_collapse(&mix.streams)
         && is_float(mix.function.dtype)
         && is_float(mix.weight.dtype)
@@ -84,7 +83,7 @@ fn project(
         target: Caps::of(&client).target,
     };
     let splits = d.div_ceil(split_channels(n));
-    let count = CubeCount::Static(splits as u32, 1, 1);
+    let count = CubeCount::Static(splits as u32, tokens.div_ceil(CUBE_TOKENS) as u32, 1);
     let dim = CubeDim::new_2d(plane, planes);
     let function = into_contiguous(function);
     let partials = output(&streams, [tokens, rows + 1, splits], DType::F32);
@@ -220,7 +219,7 @@ pub(in super::super) fn collapse_norm(
     let shape = [count, own.blueprint.rows as usize];
     let coefficients = output(&own.partials, shape, DType::F32);
     let (_, dim) = own.tokens.cubes();
-    // There are no more than `MAX_FUSED_TOKENS`.
+    // There are no more than `MAX_CUBES`.
     let cubes = CubeCount::Static(count as u32, TOKEN_CUBES, 1);
     let (address, dtypes, norm) = (own.address(), own.dtypes(), own.norm());
     // SAFETY: tokens and vectors past the end repeat others and are not written; no two cubes of a
