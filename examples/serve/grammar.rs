@@ -13,6 +13,9 @@ use crate::engine::Loaded;
 
 /// Longer tokens are never allowed: the crate has no place for them.
 const MAX_TOKEN: usize = 512;
+/// Bytes of the stack of a thread that works with a schema: the crate goes as deep as an object has
+/// properties, and a stack that is too small ends the program.
+pub const STACK: usize = 64 << 20;
 /// Most characters of a message about a schema.
 const MAX_MESSAGE: usize = 300;
 /// White space between two parts of a document: a text could go on with it for ever otherwise.
@@ -67,8 +70,17 @@ impl Grammars {
     }
 
     /// Allows JSON that follows a schema, or says why it cannot.
-    pub fn constraint(&self, mut schema: Value) -> Result<Box<dyn Constraint>, String> {
+    pub fn constraint(&self, schema: Value) -> Result<Box<dyn Constraint>, String> {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, || self.read(schema));
+            let ended = thread.map_err(|error| error.to_string())?.join();
+            ended.unwrap_or_else(|_| Err("the schema cannot be read".into()))
+        })
+    }
+
+    fn read(&self, mut schema: Value) -> Result<Box<dyn Constraint>, String> {
         let options = JsonCompileOptions {
             whitespace_pattern: Some(WHITE_SPACE.into()),
             ..JsonCompileOptions::default()
@@ -106,10 +118,15 @@ fn word(loaded: &Loaded, id: u32) -> Vec<u8> {
     }
 }
 
-/// The first line of an error, as much of it as is of use.
+/// An error in one line, as much of it as is of use. Places in the crate's code are of none.
 fn message(error: &str) -> String {
-    let line = error.lines().next().unwrap_or_default();
-    let line = line.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let error = error.split("\n<backtrace>").next().unwrap_or_default();
+    let error = error.strip_prefix("panic").map_or(error.into(), |why| {
+        format!("the schema cannot be read{why}")
+    });
+    let words: Vec<&str> = error.split_whitespace().collect();
+    let words = words.join(" ");
+    let line = words.chars().filter(|c| !c.is_control());
     line.take(MAX_MESSAGE).collect()
 }
 

@@ -174,7 +174,12 @@ fn schemas_that_cannot_be_followed_are_refused_in_one_short_line() {
         (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
         (json!({"$ref": "https://example.com/schema"}), ""),
         (json!({"$ref": "#/$defs/none"}), ""),
-        (json!({"type": "string", "pattern": "("}), ""),
+        (json!({"type": "string", "pattern": "("}), "unclosed group"),
+        // The crate multiplies these, and does not expect them to be large.
+        (
+            json!({"type": "integer", "multipleOf": 982_451_653}),
+            "cannot be read",
+        ),
         (json!({"enum": []}), ""),
         (json!({"anyOf": 1}), "anyOf"),
         (json!({"type": "\n".repeat(1000)}), ""),
@@ -189,7 +194,7 @@ fn schemas_that_cannot_be_followed_are_refused_in_one_short_line() {
 }
 
 #[test]
-fn schemas_that_multiply_out_end_soon() {
+fn schemas_that_multiply_out_or_go_deep_end_soon() {
     let letters = |prefix: &str| -> Vec<Value> {
         let names = ('a'..='j').map(|letter| format!("{prefix}{letter}"));
         names
@@ -200,8 +205,13 @@ fn schemas_that_multiply_out_end_soon() {
         .map(|index| json!({"anyOf": letters(&index.to_string())}))
         .collect();
     let recursive = json!({"type": "array", "items": {"$ref": "#"}});
+    let properties: Value = (0..2500)
+        .map(|index| (format!("{index:x}"), json!({})))
+        .collect();
     let schemas = [
         json!({"allOf": all}),
+        // Each takes some of the stack.
+        json!({"properties": properties}),
         json!({"type": "string", "pattern": "((a{1,1000}b?){1,1000}c?){1,1000}"}),
         json!({"type": "array", "items": {"enum": [1]}, "minItems": 1_000_000_000}),
         json!({"type": "string", "minLength": 1_000_000_000}),

@@ -8,7 +8,7 @@ use crate::error::ApiError;
 /// Name of the field, for errors.
 const FIELD: &str = "response_format";
 /// Most bytes of a schema. What a schema is multiplied out to while it is read takes memory.
-const MAX_SCHEMA: usize = 64 << 10;
+const MAX_SCHEMA: usize = 32 << 10;
 
 /// The field of a request.
 #[derive(Debug, Deserialize)]

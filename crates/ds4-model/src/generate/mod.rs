@@ -8,6 +8,7 @@
 //!   time;
 //! * [`chat`]: the DeepSeek-V4 chat encoding and its inverse;
 //! * [`SamplingConfig`]: how a token is chosen, on the device;
+//! * [`Constraint`]: which tokens a text may have, such as those of a grammar;
 //! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
 //!
 //! Every failure is a [`GenerateError`].
