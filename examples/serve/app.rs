@@ -2,20 +2,23 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderValue, StatusCode};
-use ds4_model::generate::GenerateError;
+use ds4_model::generate::chat::THINK_END_TOKEN;
+use ds4_model::generate::{Constraint, GenerateError};
+use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::answer::{Answer, Choice};
 use crate::engine::{Job, Loaded};
 use crate::error::ApiError;
+use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::options::Args;
 use crate::request::Prepared;
-use crate::text::ChoiceText;
+use crate::text::{ChoiceText, Split};
 use crate::tracker::Tracker;
 
 /// The server, as its requests see it.
@@ -45,6 +48,8 @@ pub struct App {
     pub cors: Option<HeaderValue>,
     /// What the server counts.
     pub metrics: Arc<Metrics>,
+    /// Made when the first request needs them.
+    grammars: OnceLock<Grammars>,
     key: Option<String>,
     /// Places of texts that run and wait.
     places: Arc<Semaphore>,
@@ -84,6 +89,7 @@ impl App {
             time_limit: args.time_limit(),
             cors: args.cors.clone(),
             metrics,
+            grammars: OnceLock::new(),
             key: args.key()?,
             places: Arc::new(Semaphore::new(most_texts)),
             most_texts,
@@ -116,6 +122,30 @@ impl App {
         Ok(ids)
     }
 
+    /// The token that ends reasoning.
+    pub fn reasoning_end(&self) -> Result<u32, ApiError> {
+        let token = THINK_END_TOKEN;
+        let id = self.loaded.tokenizer.token_id(token);
+        id.ok_or_else(|| {
+            let error = GenerateError::MissingSpecialToken { token };
+            ApiError::of_request(&error, "reasoning_effort")
+        })
+    }
+
+    /// Lets the content of a choice follow a JSON schema.
+    pub fn constraint(&self, schema: Value, split: Split) -> Result<Box<dyn Constraint>, ApiError> {
+        let grammars = self.grammars.get_or_init(|| Grammars::new(&self.loaded));
+        let constraint = grammars.constraint(schema);
+        let constraint = constraint.map_err(|error| {
+            let message = format!("`response_format`: {error}");
+            ApiError::invalid("response_format", message)
+        })?;
+        Ok(match split {
+            Split::Reasoning { end } => grammars.after_reasoning(constraint, end),
+            _ => constraint,
+        })
+    }
+
     /// Whether requests need no key, or this one is right.
     pub fn admits(&self, key: Option<&str>) -> bool {
         match (&self.key, key) {
@@ -141,7 +171,7 @@ impl App {
         tracker.prompt(prepared.prompt_tokens);
         let mut choices = Vec::with_capacity(count);
         for (request, permit) in prepared.requests.into_iter().zip(places) {
-            let text = ChoiceText::new(&self.loaded.tokenizer, prepared.chat, &prepared.stops);
+            let text = ChoiceText::new(&self.loaded.tokenizer, prepared.split, &prepared.stops);
             let text = text.map_err(|error| ApiError::of_request(&error, "stop"))?;
             let (events, receiver) = mpsc::unbounded_channel();
             let job = Job {

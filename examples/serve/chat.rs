@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
-use crate::request::{Common, Parts, Prepared, Thinking, check_log_probs, parse, random};
+use crate::request::{Common, Parts, Prepared, check_log_probs, parse, random};
+use crate::response_format::ResponseFormat;
+use crate::text::Split;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -81,17 +83,30 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         true => fields.tools.unwrap_or_default(),
         false => Vec::new(),
     };
-    let messages = messages(fields.messages, tools)?;
+    let format = common.response_format.as_ref();
+    let schema = format.map_or(Ok(None), ResponseFormat::schema)?;
+    if schema.is_some() && !tools.is_empty() {
+        let what = "a JSON format together with `tools`";
+        return Err(ApiError::unsupported("response_format", what));
+    }
+    let messages = messages(fields.messages, tools, schema.as_ref())?;
     let prompt = render_chat(&messages, &options);
     let prompt = prompt.and_then(|prompt| prompt.token_ids(&app.loaded.tokenizer));
     let prompt = prompt.map_err(|error| ApiError::of_request(&error, "messages"))?;
     let parts = Parts {
         format: Format::Chat,
         prompts: vec![prompt],
-        chat: Some(Thinking {
-            thinking: options.thinking,
-            one_call: fields.parallel_tool_calls == Some(false),
-        }),
+        split: match (&schema, options.thinking) {
+            (None, thinking) => Split::Chat {
+                thinking,
+                one_call: fields.parallel_tool_calls == Some(false),
+            },
+            (Some(_), false) => Split::Content,
+            (Some(_), true) => Split::Reasoning {
+                end: app.reasoning_end()?,
+            },
+        },
+        schema,
         max_tokens: fields.max_completion_tokens.or(common.max_tokens),
         log_probs,
     };
@@ -132,8 +147,13 @@ fn uses_tools(choice: Option<&Value>) -> Result<bool, ApiError> {
     }
 }
 
-/// The conversation, with the tools in its first system message.
-fn messages(given: Vec<ChatMessage>, mut tools: Vec<Tool>) -> Result<Vec<Message>, ApiError> {
+/// The conversation, with the tools and the schema of the answer in its first system message.
+fn messages(
+    given: Vec<ChatMessage>,
+    mut tools: Vec<Tool>,
+    schema: Option<&Value>,
+) -> Result<Vec<Message>, ApiError> {
+    let mut schema = schema.map(Value::to_string);
     match given.last().map(|message| message.role.as_str()) {
         Some("user" | "tool") => (),
         None => {
@@ -150,16 +170,22 @@ fn messages(given: Vec<ChatMessage>, mut tools: Vec<Tool>) -> Result<Vec<Message
     let given = given.into_iter().enumerate();
     for message in given.map(|(index, message)| message.read(index)) {
         let mut message = message?;
-        if let Message::System { tools: own, .. } = &mut message {
+        if let Message::System {
+            tools: own,
+            response_format,
+            ..
+        } = &mut message
+        {
             own.append(&mut tools);
+            *response_format = schema.take();
         }
         messages.push(message);
     }
-    if !tools.is_empty() {
+    if !tools.is_empty() || schema.is_some() {
         let system = Message::System {
             content: String::new(),
             tools,
-            response_format: None,
+            response_format: schema,
         };
         messages.insert(0, system);
     }

@@ -6,6 +6,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
 use crate::request::{Common, Parts, Prepared, check_log_probs, parse};
+use crate::text::Split;
 
 /// Tokens of an answer, where the request does not say: OpenAI's number.
 const MAX_TOKENS: usize = 16;
@@ -37,6 +38,9 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let common: Common = parse(body)?;
     app.check_model(common.model.as_deref())?;
     let fields: Fields = parse(body)?;
+    if let Some(format) = &common.response_format {
+        format.refuse()?;
+    }
     let unsupported = [
         ("echo", fields.echo == Some(true)),
         ("suffix", fields.suffix.is_some()),
@@ -49,7 +53,8 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let parts = Parts {
         format: Format::Completions,
         prompts: prompts(app, fields.prompt)?,
-        chat: None,
+        split: Split::Content,
+        schema: None,
         max_tokens: Some(common.max_tokens.unwrap_or(MAX_TOKENS)),
         log_probs: fields.logprobs.map(check).transpose()?,
     };

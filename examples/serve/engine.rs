@@ -18,6 +18,7 @@ use ds4_model::pipeline::Pipeline;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use crate::grammar;
 use crate::metrics::{Metrics, StepFigures};
 use crate::options::Args;
 use crate::shared::load_bar::LoadBar;
@@ -91,6 +92,7 @@ impl EngineThread {
         let (loaded, is_loaded) = mpsc::sync_channel(1);
         let (running, ended) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new().name("engine".into());
+        let thread = thread.stack_size(grammar::STACK);
         let thread = thread.spawn(move || {
             // Dropped when the thread ends, also where it panics.
             let _running = running;

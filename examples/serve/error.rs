@@ -92,6 +92,9 @@ impl ApiError {
         tracing::error!(%error, "a text has failed");
         match error {
             GenerateError::CacheMemory { .. } => Self::failed("no memory is left for the text"),
+            GenerateError::Constraint { .. } => {
+                Self::failed("the answer cannot go on in the format that was asked for")
+            }
             GenerateError::NoCandidate { .. } => Self::failed("no token can be chosen"),
             _ => Self::failed("the engine has failed"),
         }

@@ -14,7 +14,7 @@ use crate::shared::shipped_checkpoint;
 use crate::{chat, completions};
 
 /// The server of the shipped checkpoint, without its engine.
-fn app() -> &'static App {
+pub fn app() -> &'static App {
     static APP: OnceLock<App> = OnceLock::new();
     APP.get_or_init(|| {
         let directory = shipped_checkpoint();

@@ -15,11 +15,13 @@ mod engine;
 mod error;
 #[cfg(test)]
 mod fuzz;
+mod grammar;
 mod log_probs;
 mod metrics;
 mod options;
 mod reply;
 mod request;
+mod response_format;
 mod routes;
 #[path = "../shared/mod.rs"]
 mod shared;

@@ -7,10 +7,13 @@ use axum::http::StatusCode;
 use ds4_model::generate::{Request, SamplingConfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
+use crate::response_format::ResponseFormat;
+use crate::text::Split;
 
 /// Most stop strings.
 const MAX_STOPS: usize = 16;
@@ -40,19 +43,14 @@ pub struct Common {
     seed: Option<i64>,
     stop: Option<OneOrMany>,
     n: Option<usize>,
-    response_format: Option<ResponseFormat>,
+    /// What the answer has to be like, of a chat.
+    pub response_format: Option<ResponseFormat>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct StreamOptions {
     include_usage: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ResponseFormat {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -73,23 +71,14 @@ pub struct Prepared {
     pub prompt_tokens: usize,
     /// Texts at which a choice ends.
     pub stops: Vec<String>,
-    /// Whether the choices follow the chat encoding, and begin with reasoning.
-    pub chat: Option<Thinking>,
+    /// How the choices are taken apart.
+    pub split: Split,
     /// Whether the answer is streamed.
     pub stream: bool,
     /// Whether a stream ends with the usage.
     pub include_usage: bool,
     /// Seed of the first choice.
     pub seed: u64,
-}
-
-/// How a choice of a chat is taken apart.
-#[derive(Clone, Copy, Debug)]
-pub struct Thinking {
-    /// Whether it begins with reasoning.
-    pub thinking: bool,
-    /// Whether it ends after the first tool call.
-    pub one_call: bool,
 }
 
 /// What the two kinds of requests differ in.
@@ -99,8 +88,10 @@ pub struct Parts {
     pub format: Format,
     /// Token ids of the prompts.
     pub prompts: Vec<Vec<u32>>,
-    /// See [`Prepared::chat`].
-    pub chat: Option<Thinking>,
+    /// How the choices are taken apart.
+    pub split: Split,
+    /// JSON schema that the content has to follow.
+    pub schema: Option<Value>,
     /// Tokens to generate at most; `None` for as many as fit.
     pub max_tokens: Option<usize>,
     /// Log-probabilities to list.
@@ -132,12 +123,6 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 impl Common {
     /// Checks the fields, and what the request asks for, against the model.
     pub fn prepare(self, parts: Parts, app: &App) -> Result<Prepared, ApiError> {
-        if let Some(format) = &self.response_format
-            && format.kind != "text"
-        {
-            let what = format!("{:?}", format.kind);
-            return Err(ApiError::unsupported("response_format", &what));
-        }
         let n = self.n.unwrap_or(1);
         let texts = n.saturating_mul(parts.prompts.len());
         if n == 0 || texts > app.most_texts() {
@@ -169,12 +154,19 @@ impl Common {
             let checked = request.validate(&app.loaded.config);
             checked.map_err(|error| ApiError::of_request(&error, prompt))?;
         }
+        // The last, because it takes longest.
+        if let Some(schema) = parts.schema {
+            let constraint = app.constraint(schema, parts.split)?;
+            for request in &mut requests {
+                request.constraint = Some(constraint.fork());
+            }
+        }
         Ok(Prepared {
             format: parts.format,
             requests,
             prompt_tokens: parts.prompts.iter().map(Vec::len).sum(),
             stops: self.stops()?,
-            chat: parts.chat,
+            split: parts.split,
             stream: self.stream.unwrap_or(false),
             include_usage: self
                 .stream_options

@@ -7,7 +7,6 @@ use ds4_model::generate::{
 
 use crate::engine::Token;
 use crate::log_probs::ListedToken;
-use crate::request::Thinking;
 
 /// What a token adds to a choice.
 #[derive(Clone, Debug, Default)]
@@ -20,14 +19,33 @@ pub struct Update {
     pub finish: Option<&'static str>,
 }
 
+/// How a choice is taken apart.
+#[derive(Clone, Copy, Debug)]
+pub enum Split {
+    /// All of it is content.
+    Content,
+    /// It is reasoning up to this token, and then content.
+    Reasoning {
+        /// The token, which neither has.
+        end: u32,
+    },
+    /// It follows the chat encoding.
+    Chat {
+        /// Whether it begins with reasoning.
+        thinking: bool,
+        /// Whether it ends after the first tool call.
+        one_call: bool,
+    },
+}
+
 /// The text of a choice.
 #[derive(Debug)]
 pub struct ChoiceText {
     tokenizer: &'static TextTokenizer,
     decoder: DecodeStream<'static>,
-    /// `None` for a completion, all of which is content.
+    split: Split,
+    /// Of a choice that follows the chat encoding.
     splitter: Option<CompletionSplitter>,
-    one_call: bool,
     stops: StopStrings,
     /// Tokens whose text is withheld.
     withheld: Vec<ListedToken>,
@@ -40,18 +58,21 @@ pub struct ChoiceText {
 }
 
 impl ChoiceText {
-    /// The text of a choice, taken apart if it is one of a chat.
+    /// The text of a choice.
     pub fn new(
         tokenizer: &'static TextTokenizer,
-        chat: Option<Thinking>,
+        split: Split,
         stops: &[String],
     ) -> Result<Self, GenerateError> {
         Ok(Self {
             tokenizer,
-            // The splitter knows what to do with special tokens; a completion has none.
-            decoder: tokenizer.decode_stream(chat.is_none()),
-            splitter: chat.map(|chat| CompletionSplitter::new(chat.thinking)),
-            one_call: chat.is_some_and(|chat| chat.one_call),
+            // The splitter knows what to do with special tokens; others have none.
+            decoder: tokenizer.decode_stream(!matches!(split, Split::Chat { .. })),
+            splitter: match split {
+                Split::Chat { thinking, .. } => Some(CompletionSplitter::new(thinking)),
+                _ => None,
+            },
+            split,
             stops: StopStrings::new(stops)?,
             withheld: Vec::new(),
             characters: 0,
@@ -79,9 +100,14 @@ impl ChoiceText {
         if token.finish.is_some() {
             text += &self.decoder.finish();
         }
-        let mut parts = match &mut self.splitter {
-            None => vec![CompletionPart::Content(text)],
-            Some(splitter) => splitter.push(&text),
+        let mut parts = match (&mut self.splitter, self.split) {
+            (Some(splitter), _) => splitter.push(&text),
+            (None, Split::Reasoning { end }) if token.id == end => {
+                self.split = Split::Content;
+                Vec::new()
+            }
+            (None, Split::Reasoning { .. }) => vec![CompletionPart::Reasoning(text)],
+            (None, _) => vec![CompletionPart::Content(text)],
         };
         if token.finish.is_some() {
             parts.extend(
@@ -110,7 +136,8 @@ impl ChoiceText {
 
     fn is_content(&self) -> bool {
         let splitter = self.splitter.as_ref();
-        splitter.is_none_or(CompletionSplitter::is_content)
+        let is_content = !matches!(self.split, Split::Reasoning { .. });
+        splitter.map_or(is_content, CompletionSplitter::is_content)
     }
 
     /// Takes a part, up to a stop string in the content. Nothing follows the end of a choice.
@@ -130,10 +157,12 @@ impl ChoiceText {
                 self.release(update);
                 self.calls += 1;
                 update.parts.push(CompletionPart::Call(call));
-                if self.one_call {
+                if matches!(self.split, Split::Chat { one_call: true, .. }) {
                     update.finish = Some("tool_calls");
                 }
             }
+            // A part of a character has no text yet.
+            CompletionPart::Reasoning(text) if text.is_empty() => (),
             reasoning => update.parts.push(reasoning),
         }
     }

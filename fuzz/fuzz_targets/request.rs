@@ -17,6 +17,8 @@ mod engine;
 mod error;
 #[path = "../../examples/serve/fuzz.rs"]
 mod fuzz;
+#[path = "../../examples/serve/grammar.rs"]
+mod grammar;
 #[path = "../../examples/serve/log_probs.rs"]
 mod log_probs;
 #[path = "../../examples/serve/metrics.rs"]
@@ -27,6 +29,8 @@ mod options;
 mod reply;
 #[path = "../../examples/serve/request.rs"]
 mod request;
+#[path = "../../examples/serve/response_format.rs"]
+mod response_format;
 #[path = "../../examples/shared/mod.rs"]
 mod shared;
 #[path = "../../examples/serve/text.rs"]

@@ -11,6 +11,7 @@ request with tools is refused.
 """
 
 import argparse
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -106,6 +107,31 @@ class Checks:
         for call in message.tool_calls or []:
             assert call.id and call.function.name, call
 
+    def check_response_format(self):
+        schema = {
+            "type": "object",
+            "properties": {
+                "kind": {"enum": ["king", "prophet"]},
+                "age": {"type": "integer", "minimum": 1, "maximum": 99},
+            },
+            "required": ["kind", "age"],
+            "additionalProperties": False,
+        }
+        format = {"name": "person", "strict": True, "schema": schema}
+        for seed in range(4):
+            choice = self.chat(
+                response_format={"type": "json_schema", "json_schema": format},
+                max_tokens=60,
+                temperature=1,
+                seed=seed,
+            ).choices[0]
+            assert choice.finish_reason == "stop", choice
+            person = json.loads(choice.message.content)
+            assert list(person) == ["kind", "age"], person
+            assert person["kind"] in ("king", "prophet") and 1 <= person["age"] <= 99, person
+        choice = self.chat(response_format={"type": "json_object"}).choices[0]
+        assert choice.message.content.startswith("{"), choice
+
     def check_stop(self):
         text = self.chat().choices[0].message.content
         stop = text[4:8]
@@ -119,7 +145,7 @@ class Checks:
             ({"temperature": -1}, openai.BadRequestError, "temperature"),
             ({"messages": []}, openai.BadRequestError, "messages"),
             (
-                {"response_format": {"type": "json_object"}},
+                {"response_format": {"type": "json_schema"}},
                 openai.BadRequestError,
                 "response_format",
             ),

@@ -8,6 +8,7 @@ mod cli_flash_head;
 mod cli_serve;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
+mod constraints;
 mod ds4_tiny;
 mod dspark;
 mod engine;

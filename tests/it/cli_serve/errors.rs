@@ -29,6 +29,11 @@ fn refused(server: &Server, path: &str, body: &[u8], status: u16, param: &str, w
     );
 }
 
+/// A format of this schema.
+fn schema(schema: Value) -> Value {
+    json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+}
+
 #[test]
 fn bodies_that_are_not_requests_are_refused() {
     let server = Server::shared();
@@ -98,16 +103,6 @@ fn the_field_at_fault_is_named() {
             "21",
         ),
         (
-            json!({"response_format": {"type": "json_object"}}),
-            "response_format",
-            "not supported",
-        ),
-        (
-            json!({"response_format": {"type": "json_schema"}}),
-            "response_format",
-            "not supported",
-        ),
-        (
             json!({"tool_choice": "required"}),
             "tool_choice",
             "not supported",
@@ -141,6 +136,42 @@ fn the_field_at_fault_is_named() {
         let body = chat(field).to_string();
         refused(&server, CHAT, body.as_bytes(), 400, param, word);
     }
+    let formats = [
+        (json!("json_object"), "", "json_object"),
+        (json!({}), "", "type"),
+        (json!({"type": "grammar"}), "", "grammar"),
+        (json!({"type": "json_schema"}), "", "missing"),
+        (schema(json!(null)), "", "missing"),
+        (schema(json!([1])), "", "no object"),
+        (schema(json!({"x": "y".repeat(1 << 15)})), "", "32768"),
+        (schema(json!({"type": "strang"})), "", "strang"),
+        (
+            schema(json!({"type": "array", "uniqueItems": true})),
+            "",
+            "uniqueItems",
+        ),
+        (
+            json!({"type": "json_schema", "json_schema": {"schema": {}}}),
+            ".json_schema",
+            "name",
+        ),
+    ];
+    for (format, place, word) in formats {
+        let body = chat(json!({"response_format": format})).to_string();
+        let param = format!("response_format{place}");
+        refused(&server, CHAT, body.as_bytes(), 400, &param, word);
+    }
+    let tool = json!({"type": "function", "function": {"name": "weather"}});
+    let format = json!({"tools": [tool], "response_format": {"type": "json_object"}});
+    let body = chat(format).to_string();
+    refused(
+        &server,
+        CHAT,
+        body.as_bytes(),
+        400,
+        "response_format",
+        "tools",
+    );
     let role = json!([{"role": "robot", "content": ""}, {"role": "user", "content": "hi"}]);
     let body = json!({"messages": role}).to_string();
     refused(
@@ -168,6 +199,11 @@ fn the_field_at_fault_is_named() {
             "not supported",
         ),
         (json!({"prompt": "a", "logprobs": 30}), "logprobs", "30"),
+        (
+            json!({"prompt": "a", "response_format": {"type": "json_object"}}),
+            "response_format",
+            "not supported",
+        ),
     ];
     for (body, param, word) in fields {
         refused(
@@ -180,7 +216,6 @@ fn the_field_at_fault_is_named() {
         );
     }
     // The shipped tokenizer has no token for the markup of tools.
-    let tool = json!({"type": "function", "function": {"name": "weather"}});
     let body = chat(json!({"tools": [tool]})).to_string();
     refused(&server, CHAT, body.as_bytes(), 400, "messages", "DSML");
 }

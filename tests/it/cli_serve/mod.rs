@@ -2,6 +2,7 @@
 
 mod client;
 mod errors;
+mod formats;
 mod limits;
 mod load;
 mod tools;

@@ -24,6 +24,12 @@ pub enum GenerateError {
         /// Number of logits.
         len: usize,
     },
+    /// The constraint of a text allows no token, or cannot go on.
+    #[error("the constraint of the text failed: {reason}")]
+    Constraint {
+        /// What the constraint says.
+        reason: String,
+    },
     /// An entry of the logit bias cannot be used.
     #[error("`logit_bias[{index}]`: {reason}")]
     LogitBias {

@@ -8,6 +8,7 @@
 //!   time;
 //! * [`chat`]: the DeepSeek-V4 chat encoding and its inverse;
 //! * [`SamplingConfig`]: how a token is chosen, on the device;
+//! * [`Constraint`]: which tokens a text may have, such as those of a grammar;
 //! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
 //!
 //! Every failure is a [`GenerateError`].
@@ -27,8 +28,8 @@ pub use chat::{
     ReasoningEffort, Tool, ToolCall, parse_completion, render_chat,
 };
 pub use engine::{
-    Engine, EngineConfig, FinishReason, GraphUsage, LogitsProcessor, MAX_DRAFTS, MAX_LANES, Output,
-    Progress, Request, RequestId, TokenLogProbs,
+    Constraint, ConstraintError, Engine, EngineConfig, FinishReason, GraphUsage, LogitsProcessor,
+    MAX_DRAFTS, MAX_LANES, Output, Progress, Request, RequestId, TokenLogProbs,
 };
 pub use error::GenerateError;
 pub use generation::{GenerateConfig, Generation};

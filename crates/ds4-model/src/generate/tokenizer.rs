@@ -132,6 +132,11 @@ impl TextTokenizer {
         Ok(text + &stream.finish())
     }
 
+    /// Whether a token is an added one, such as `<think>`: it stands for itself, not for text.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.added.contains_key(&id)
+    }
+
     /// The bytes of a token, which may be a part of a character.
     ///
     /// # Errors

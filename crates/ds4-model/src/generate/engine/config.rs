@@ -3,6 +3,7 @@
 use burn_ds4_ops::matmul::INVARIANT_ROWS;
 use burn_ds4_ops::sampling::{MAX_TOP_LOG_PROBS, SamplingParams};
 
+use super::constraint::Constraint;
 use crate::cache::CacheError;
 use crate::config::ModelConfig;
 use crate::generate::error::GenerateError;
@@ -110,7 +111,7 @@ impl EngineConfig {
 }
 
 /// A text that an [`Engine`](super::Engine) is to continue.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Request {
     /// Token ids of the text so far.
     pub prompt: Vec<u32>,
@@ -124,6 +125,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Wants the log-probability of each token, and of so many of the most likely ones.
     pub log_probs: Option<usize>,
+    /// Decides which tokens the text may have.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Request {
@@ -136,6 +139,7 @@ impl Request {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             log_probs: None,
+            constraint: None,
         }
     }
 

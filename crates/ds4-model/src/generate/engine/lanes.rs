@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
+use super::constraint::{Constraints, LaneConstraint};
 use super::recorder::{self, Recorder, WORTH_RECORDING};
 use super::results::{Outcome, Pending, StepResults};
 use super::setup::{Caches, Setup};
@@ -27,6 +28,7 @@ pub(super) struct Entry<'t> {
     pub(super) from: usize,
     /// Its last token and drafts: `[1, 1 + drafts]`.
     pub(super) inputs: Tensor<2, Int>,
+    pub(super) constraint: Option<LaneConstraint>,
 }
 
 /// What decides which work a step launches, besides its shape.
@@ -36,6 +38,8 @@ pub(super) struct StepKind {
     pub(super) greedy: bool,
     /// Whether a lane has penalties or a logit bias.
     pub(super) penalties: bool,
+    /// Whether a lane has a constraint.
+    pub(super) constrained: bool,
     /// The most likely tokens that are listed, if a lane wants log-probabilities.
     pub(super) log_probs: Option<usize>,
 }
@@ -47,6 +51,7 @@ pub(super) struct Lanes {
     caches: Caches,
     params: BatchParams,
     counts: Option<TokenCounts>,
+    constraints: Constraints,
     /// The last token of each text, which is in no cache yet, and its drafts, -1 where there is
     /// none: `[lanes, 1 + drafts]`, always in the same buffer. Taken while they are written.
     inputs: Option<Tensor<2, Int>>,
@@ -57,6 +62,9 @@ pub(super) struct Lanes {
     logits: Option<Tensor<3>>,
     /// Steps that were launched where none could be replayed.
     launched: usize,
+    /// Steps that the host has read already, since the masks of the next depended on them.
+    read: VecDeque<Outcome>,
+    /// Steps after those.
     ahead: VecDeque<Pending>,
     /// Of a step after those that are ahead.
     late: Option<GenerateError>,
@@ -84,11 +92,13 @@ impl Lanes {
             caches,
             params: params.map_err(GenerateError::Logits)?,
             counts: None,
+            constraints: Constraints::new(lanes),
             inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], &device)),
             numbers: Tensor::arange(0..lanes as i64, &device),
             kind: StepKind::default(),
             logits: None,
             launched: 0,
+            read: VecDeque::new(),
             ahead: VecDeque::new(),
             late: None,
             spoiled: None,
@@ -135,7 +145,27 @@ impl Lanes {
 
     /// Whether the host has counted all steps.
     pub(super) fn is_settled(&self) -> bool {
-        self.ahead.is_empty()
+        self.outstanding() == 0
+    }
+
+    /// Steps that the host has not counted.
+    fn outstanding(&self) -> usize {
+        self.read.len() + self.ahead.len()
+    }
+
+    /// Whether a lane has a constraint.
+    pub(super) fn is_constrained(&self) -> bool {
+        !self.constraints.is_empty()
+    }
+
+    /// Takes the constraint of a lane, if it has one.
+    pub(super) fn take_constraint(&mut self, lane: usize) -> Option<LaneConstraint> {
+        self.constraints.take(lane)
+    }
+
+    /// Why a lane's constraint allows no token.
+    pub(super) fn constraint_failure(&self, lane: usize) -> Option<&str> {
+        self.constraints.failure(lane)
     }
 
     /// Sets what the next step does. No step may be ahead. Returns whether the parameters of all
@@ -168,6 +198,7 @@ impl Lanes {
         let params = BatchParams::new(&params, self.params.vocabulary(), &device);
         self.params = params.map_err(GenerateError::Logits)?;
         self.counts = None;
+        self.constraints.widen(lanes);
         self.numbers = Tensor::arange(0..lanes as i64, &device);
         let inputs = self.inputs.take().expect("they are put back");
         let [_, columns] = inputs.dims();
@@ -197,6 +228,7 @@ impl Lanes {
         let positions = entry.caches.trunk.lengths()[entry.from];
         self.caches
             .adopt(lane, entry.caches, entry.from, positions)?;
+        self.constraints.set(lane, entry.constraint);
         let inputs = self.inputs.take().expect("they are put back");
         let [_, columns] = inputs.dims();
         let own = entry.inputs.cast(inputs.dtype());
@@ -206,6 +238,7 @@ impl Lanes {
 
     /// Makes a lane vacant. No step may be ahead.
     pub(super) fn vacate(&mut self, lane: usize) -> Result<(), GenerateError> {
+        self.constraints.set(lane, None);
         for cache in self.caches.both_mut() {
             cache.vacate(lane)?;
         }
@@ -219,8 +252,11 @@ impl Lanes {
         setup: &Setup,
         wanted: usize,
     ) -> Result<Outcome, GenerateError> {
+        if self.is_settled() {
+            self.upload_masks(setup);
+        }
         self.run_ahead(setup, wanted);
-        if self.ahead.is_empty() {
+        if self.is_settled() {
             self.late.take().map_or(Ok(()), Err)?;
             self.begin(setup, wanted)?;
         }
@@ -229,7 +265,7 @@ impl Lanes {
 
     /// The outcome of a step that is ahead, if there is one.
     pub(super) fn drain(&mut self, setup: &Setup) -> Result<Option<Outcome>, GenerateError> {
-        match self.ahead.is_empty() {
+        match self.is_settled() {
             true => Ok(None),
             false => self.settle(setup).map(Some),
         }
@@ -242,7 +278,7 @@ impl Lanes {
         lane: usize,
         row: usize,
     ) -> Result<Option<Vec<f32>>, GenerateError> {
-        if !self.ahead.is_empty() {
+        if !self.is_settled() {
             return Ok(None);
         }
         let recorded = self.recorder.results().map(|results| &results.logits);
@@ -265,10 +301,12 @@ impl Lanes {
 
     /// Replays as many steps as may be ahead.
     fn run_ahead(&mut self, setup: &Setup, wanted: usize) {
-        while self.late.is_none()
-            && self.ahead.len() <= setup.config.steps_ahead
-            && self.ahead.len() < wanted
-        {
+        let most = match self.kind.constrained {
+            // The masks of a step depend on the tokens of the one before.
+            true => 0,
+            false => setup.config.steps_ahead,
+        };
+        while self.late.is_none() && self.outstanding() <= most && self.outstanding() < wanted {
             match self.replay(setup) {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -349,8 +387,12 @@ impl Lanes {
             self.caches.clone(),
             self.inputs.clone(),
             self.counts.clone(),
+            self.constraints.fork(),
         );
-        let launch = |lanes: &mut Self| lanes.launch(setup, drafts);
+        let launch = |lanes: &mut Self| {
+            lanes.launch(setup, drafts)?;
+            lanes.read_for_masks(setup)
+        };
         let work = |lanes: &mut Self| {
             lanes.logits = None;
             lanes.enqueue(setup, drafts)
@@ -365,14 +407,14 @@ impl Lanes {
                 self.read_recorded();
                 Ok(())
             }
-            recorder::Outcome::Broken(error) if self.ahead.is_empty() => Err(error),
+            recorder::Outcome::Broken(error) if self.is_settled() => Err(error),
             recorder::Outcome::Broken(error) => {
                 self.late = Some(error);
                 Ok(())
             }
             recorder::Outcome::Refused(refusal) => {
                 self.recorder.refuse(&refusal);
-                match self.ahead.is_empty() {
+                match self.is_settled() {
                     true => self.launch(setup, drafts),
                     false => Ok(()),
                 }
@@ -380,8 +422,10 @@ impl Lanes {
             recorder::Outcome::Spoiled(refusal) => {
                 self.recorder.refuse(&refusal);
                 self.ahead.clear();
+                self.read.clear();
                 // Continue from the state before.
-                (self.caches, self.inputs, self.counts) = before;
+                (self.caches, self.inputs, self.counts, self.constraints) = before;
+                self.upload_masks(setup);
                 self.spoiled = Some(refusal);
                 let launched = self.launch(setup, drafts);
                 launched.map_err(|error| self.explained(error))
@@ -397,8 +441,34 @@ impl Lanes {
         }
     }
 
-    /// Waits for the oldest step that is ahead, and counts its positions.
+    /// Uploads the masks of the next step, if a lane has a constraint.
+    fn upload_masks(&mut self, setup: &Setup) {
+        if self.kind.constrained {
+            let (rows, vocabulary) = (1 + setup.config.drafts, self.params.vocabulary());
+            self.constraints.upload(rows, vocabulary, &setup.device());
+        }
+    }
+
+    /// Reads the step that was launched last, if the masks of the next depend on it.
+    fn read_for_masks(&mut self, setup: &Setup) -> Result<(), GenerateError> {
+        if self.kind.constrained {
+            let outcome = self.wait(setup)?;
+            self.read.push_back(outcome);
+            self.upload_masks(setup);
+        }
+        Ok(())
+    }
+
+    /// The outcome of the oldest step that the host has not counted.
     fn settle(&mut self, setup: &Setup) -> Result<Outcome, GenerateError> {
+        match self.read.pop_front() {
+            Some(outcome) => Ok(outcome),
+            None => self.wait(setup),
+        }
+    }
+
+    /// Waits for the oldest step that is ahead, and counts its positions.
+    fn wait(&mut self, setup: &Setup) -> Result<Outcome, GenerateError> {
         let pending = self.ahead.pop_front().expect("a step is ahead");
         let outcome = pending.wait(self.lanes());
         let outcome = outcome.map_err(|error| self.explained(error))?;
@@ -408,6 +478,7 @@ impl Lanes {
         if let Some(cache) = &mut self.caches.draft {
             cache.settle(setup.positions(outcome.drafts), &kept);
         }
+        self.constraints.accept(&outcome);
         Ok(outcome)
     }
 }

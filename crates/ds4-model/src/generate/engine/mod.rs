@@ -1,6 +1,7 @@
 //! The engine: decodes any number of texts, with or without drafts, by one step for all of them.
 
 mod config;
+mod constraint;
 mod drafter;
 mod lanes;
 mod prefix;
@@ -26,6 +27,7 @@ use crate::flash_head::ProbedHead;
 use crate::model::Model;
 
 pub use config::{EngineConfig, MAX_DRAFTS, MAX_LANES, Request};
+pub use constraint::{Constraint, ConstraintError};
 pub use setup::LogitsProcessor;
 pub use text::{FinishReason, Output, TokenLogProbs};
 
@@ -92,6 +94,7 @@ impl Group {
             // Only clustered heads tell.
             greedy: setup.model.flash_head.is_some() && requests().all(Request::is_greedy),
             penalties: requests().any(|request| request.sampling.changes_logits()),
+            constrained: self.lanes.is_constrained(),
             log_probs: requests().filter_map(|request| request.log_probs).max(),
         }
     }
@@ -128,6 +131,12 @@ impl Group {
 /// lanes, and vacant ones count as tokens of a step, too. Lanes come in sizes: those of
 /// [`EngineConfig::capacity`] positions, of four times as many, and so on. Each size in use takes a
 /// forward call of its own, so choose the capacity for most of the texts.
+///
+/// # Constraints
+///
+/// A text with a [constraint](Request::constraint) has only tokens that it allows. The host has to
+/// read the tokens of a step before it can say what the next one may choose. So steps of lanes
+/// among which one has a constraint never run ahead. What other texts have is not changed by that.
 ///
 /// # Prompts
 ///
@@ -465,7 +474,8 @@ impl<'a> Engine<'a> {
     /// Hands the tokens of a step to the texts of a group.
     fn take(&mut self, group: usize, outcome: &Outcome) {
         let config = self.setup.model.config();
-        let texts = self.groups[group].texts.iter_mut().enumerate();
+        let Group { lanes, texts } = &mut self.groups[group];
+        let texts = texts.iter_mut().enumerate();
         for (lane, text) in texts.filter_map(|(lane, text)| Some((lane, text.as_mut()?))) {
             if text.ended {
                 continue;
@@ -479,7 +489,13 @@ impl<'a> Engine<'a> {
             text.last_row = Some(outcome.accepted(lane));
             for (index, token) in outcome.tokens(lane).iter().enumerate() {
                 let log_probs = || outcome.log_probs(lane, index);
-                self.outputs.push(text.push(*token, log_probs, config));
+                let failure = lanes.constraint_failure(lane).filter(|_| *token < 0);
+                self.outputs.push(match failure {
+                    Some(reason) => text.fail(GenerateError::Constraint {
+                        reason: reason.to_owned(),
+                    }),
+                    None => text.push(*token, log_probs, config),
+                });
                 if text.ended {
                     // The drafts after it count for nothing.
                     if index < outcome.accepted(lane) {

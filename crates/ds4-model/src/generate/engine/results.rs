@@ -73,6 +73,12 @@ impl Outcome {
         }
     }
 
+    /// Drafts of a lane that the next step verifies.
+    pub(super) fn next_drafts(&self, lane: usize) -> impl Iterator<Item = u32> {
+        let own = &self.drafted[lane * self.drafts..][..self.drafts];
+        own.iter().map_while(|draft| u32::try_from(*draft).ok())
+    }
+
     /// The log-probability of a lane's token, and the most likely ones with theirs.
     pub(super) fn log_probs(&self, lane: usize, token: usize) -> Option<(f32, Vec<(u32, f32)>)> {
         let log_probs = self.log_probs.as_ref()?;

@@ -1,5 +1,6 @@
 //! Which texts get lanes, and the memory for them.
 
+use super::constraint::LaneConstraint;
 use super::lanes::{Entry, Lanes};
 use super::prompt::Prompt;
 use super::text::Text;
@@ -50,7 +51,8 @@ impl Engine<'_> {
         prompt: Prompt,
         (group, lane): (usize, usize),
     ) -> Result<(), GenerateError> {
-        let (text, caches) = prompt.end();
+        let (mut text, caches) = prompt.end();
+        let constraint = text.request.constraint.take();
         let last = text.tokens.last().map(|token| *token as i32);
         let no_drafts = std::iter::repeat_n(-1, self.setup.config.drafts);
         let inputs = self.setup.ids(last.into_iter().chain(no_drafts));
@@ -59,6 +61,7 @@ impl Engine<'_> {
             caches: &caches,
             from: 0,
             inputs,
+            constraint: constraint.map(LaneConstraint::new),
         };
         self.groups[group].lanes.enter(lane, entry)?;
         self.groups[group].texts[lane] = Some(text);
@@ -164,10 +167,12 @@ impl Engine<'_> {
                 self.settle(new_group)?;
                 let groups = self.groups.get_disjoint_mut([group, new_group]);
                 let [old, new] = groups.expect("lanes of another size");
+                let constraint = old.lanes.take_constraint(lane);
                 let entry = Entry {
                     caches: old.lanes.caches(),
                     from: lane,
                     inputs: old.lanes.input(lane),
+                    constraint,
                 };
                 new.lanes.enter(new_lane, entry)?;
                 text.last_row = None;

@@ -21,7 +21,7 @@ pub enum FinishReason {
     ContextFull,
 }
 
-/// Log-probabilities of a token: at temperature 1, before penalties and filters.
+/// Log-probabilities of a token: at temperature 1, before penalties, constraints and filters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogProbs {
     /// That of the token itself.

@@ -6,7 +6,7 @@ use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample, verify};
 use super::super::drafter::Verified;
 use super::super::results::StepResults;
 use super::super::setup::Setup;
-use super::Lanes;
+use super::{Lanes, StepKind};
 use crate::generate::error::GenerateError;
 
 impl Lanes {
@@ -109,11 +109,14 @@ impl Lanes {
             Some(process) => process(logits),
         };
         let [_, _, vocabulary] = logits.dims();
-        // Log-probabilities are those before penalties.
+        // Log-probabilities are those before penalties and masks.
         let raw = self.kind.log_probs.map(|top| (logits.clone(), top));
         if let Some(counts) = self.counts.as_ref().filter(|_| self.kind.penalties) {
             let applied = apply_penalties(logits, drafts.clone(), &self.params, counts);
             logits = applied.map_err(GenerateError::Logits)?;
+        }
+        if self.kind.constrained {
+            logits = self.constraints.apply(logits);
         }
         let flat = |logits: Tensor<3>| logits.reshape([lanes * rows, vocabulary]);
         let positions = self.caches.trunk.start();
@@ -146,6 +149,12 @@ impl Lanes {
 
     /// Whether the most likely tokens are chosen and nothing else is wanted.
     fn is_plainly_greedy(&self, setup: &Setup) -> bool {
-        self.kind.greedy && self.kind.log_probs.is_none() && setup.processor.is_none()
+        let StepKind {
+            greedy,
+            constrained,
+            log_probs,
+            ..
+        } = self.kind;
+        greedy && !constrained && log_probs.is_none() && setup.processor.is_none()
     }
 }
