@@ -13,6 +13,8 @@ use crate::{
 };
 
 const QUERIES: [usize; 4] = [1, 2, 5, 16];
+/// Queries of a chunk of a prompt.
+const CHUNK: usize = 2048;
 const HEADS: usize = 64;
 const WIDTH: usize = 512;
 const WINDOW: usize = 128;
@@ -32,7 +34,8 @@ const BF16_BYTES: usize = 2;
 const F32_BYTES: usize = 4;
 
 pub fn cases() -> Vec<Case> {
-    let attention = QUERIES.into_iter().flat_map(|count| {
+    let counts = QUERIES.into_iter().chain([CHUNK]);
+    let attention = counts.flat_map(|count| {
         let (rows, picks) = PICKED;
         [
             attention_case(count, "picked", rows, Some(picks)),

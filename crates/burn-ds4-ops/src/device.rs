@@ -83,7 +83,7 @@ pub fn may_allocate(device: &Device, bytes: usize) -> bool {
 
 /// Whether tensors of the device are in the host's own memory, so that reading them costs nothing
 /// and never waits.
-pub(crate) fn is_host(device: &Device) -> bool {
+pub fn is_host(device: &Device) -> bool {
     #[cfg(feature = "flex")]
     {
         *device == Device::flex()

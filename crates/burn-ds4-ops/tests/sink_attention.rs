@@ -2,7 +2,7 @@
 
 use super::attending::{Case, SMALL, Sizes};
 use super::common::{
-    EXACT, absolute, assert_close, devices, every_dtype, floats, narrow, some, values,
+    EXACT, absolute, assert_close, devices, every_dtype, floats, is_gpu, narrow, some, values,
 };
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::attention::{CompressedKeys, WindowKeys, sink_attention, sink_probabilities};
@@ -126,6 +126,44 @@ fn attention_agrees_with_the_oracle_in_every_dtype() {
     });
 }
 
+/// More queries than decoding has, of 16 bits: one, two and more tiles of heads, parts of them,
+/// several cubes; one slice of channels and all that a cube can have; columns that end within a
+/// block.
+fn many_queries_of_16_bits_agree_with_the_oracle() {
+    let of = |heads, width, span, rows, picks| Sizes {
+        batch: 2,
+        count: 9,
+        heads,
+        width,
+        span,
+        rows,
+        picks,
+    };
+    let sizes = [
+        of(5, 64, 33, 20, None),
+        of(20, 128, 3, 70, Some(41)),
+        of(64, 512, 128, 90, Some(64)),
+        of(70, 64, 1, 0, None),
+        of(33, 192, 64, 129, None),
+    ];
+    every_dtype(|name, device, dtype| {
+        let number = if is_gpu(name) { sizes.len() } else { 2 };
+        for sizes in sizes.iter().take(number) {
+            let mut case = Case::new(*sizes, 4);
+            case.scale = 2.0 / (sizes.width as f64).sqrt();
+            let case = case.rounded(dtype, device);
+            let (output, _) = case.oracle();
+            let tolerance = match dtype {
+                FloatDType::F32 => 5e-6,
+                _ => 2f64.powi(-6),
+            };
+            let actual = case.output_in(device, dtype);
+            let what = format!("{name} {sizes:?}");
+            assert_close(&actual, &narrow(&output), absolute(tolerance), &what);
+        }
+    });
+}
+
 fn views_are_read_where_they_are() {
     let case = Case::new(Sizes { width: 8, ..SMALL }, 3);
     for (name, device) in devices() {
@@ -244,6 +282,7 @@ catalogue![
     the_sink_takes_its_share_of_a_softmax_by_hand,
     attention_agrees_with_the_oracle_at_every_size,
     attention_agrees_with_the_oracle_in_every_dtype,
+    many_queries_of_16_bits_agree_with_the_oracle,
     views_are_read_where_they_are,
     all_picks_in_order_are_as_good_as_none,
     a_pick_that_is_no_row_is_not_seen,

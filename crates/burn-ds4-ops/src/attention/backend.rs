@@ -453,6 +453,8 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         };
         if super::launch::can_attend(&inputs) {
             super::launch::sink_attention(inputs)
+        } else if super::launch::can_attend_many(&inputs) {
+            super::launch::sink_attention_of_many(inputs)
         } else {
             inputs.output()
         }

@@ -297,8 +297,9 @@ pub fn index_scores(
 /// # Kernels
 ///
 /// On CubeCL devices there is a kernel for up to [`DECODE_TOKENS`] queries in all sequences
-/// together, of up to 1024 channels. More queries take matrix products, in which logits and weights
-/// are rounded to f16 or bf16 if the inputs are.
+/// together, of up to 1024 channels. For more queries of f16 or bf16 there is one for tensor cores,
+/// of 64 to 512 channels in steps of 64, in which weights are rounded to the dtype of the inputs.
+/// Others take matrix products, in which logits are, too.
 ///
 /// # Errors
 ///

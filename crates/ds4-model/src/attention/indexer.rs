@@ -2,6 +2,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::attention::{RowRounding, VisibleBlocks, index_scores};
+use burn_ds4_ops::device::is_host;
 use burn_ds4_ops::topk::{self, Windows};
 
 use super::compressor::{Compressor, CompressorConfig, quantize_index};
@@ -172,10 +173,10 @@ impl Indexer {
             return PickedRows::Some(picks.reshape([batch, count, self.top_k]));
         };
 
-        // Gather each query's picks, or mask rows once for all queries: whichever touches fewer
-        // rows.
+        // On the host, gather each query's picks, or mask rows once for all queries: whichever
+        // touches fewer rows. Other devices read picks where they are.
         let scores = (scores + step.bias.clone()).reshape([batch * count, available]);
-        if count * self.top_k > available {
+        if is_host(&scores.device()) && count * self.top_k > available {
             let picked = topk::top_k_mask(scores, self.top_k).expect(FITTING);
             let picked = picked.reshape([batch, count, available]);
             return PickedRows::Masked(mask(picked.bool_not()));

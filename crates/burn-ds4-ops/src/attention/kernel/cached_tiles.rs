@@ -352,7 +352,7 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
 
 /// Joins the lower or the upper 16 bits of two words.
 #[cube]
-fn join_words(first: u32, second: u32, #[comptime] upper: bool) -> u32 {
+pub(super) fn join_words(first: u32, second: u32, #[comptime] upper: bool) -> u32 {
     if comptime!(upper) {
         (first >> 16) | (second & 0xffff_0000u32)
     } else {

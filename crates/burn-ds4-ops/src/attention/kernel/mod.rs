@@ -13,6 +13,7 @@ mod rotate;
 mod rounding;
 mod row;
 mod sink;
+mod sink_tiles;
 mod step;
 mod visibility;
 
@@ -43,6 +44,7 @@ pub(super) use sink::{
     AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch, PartialOutputLaunch,
     SinkBlueprint, sink_kernel,
 };
+pub(super) use sink_tiles::{SinkTilesBlueprint, sink_tiles_kernel};
 pub(super) use step::{StepBlueprint, StepQueriesLaunch, step_kernel};
 
 /// Computes `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0

@@ -2,6 +2,7 @@ mod cached;
 mod compress;
 mod index;
 mod rotate;
+mod sink_tiles;
 mod step;
 
 use burn::backend::TensorMetadata;
@@ -30,6 +31,7 @@ pub(super) use cached::{append_rows, cached_attention, can_append, can_attend_ca
 pub(super) use compress::{can_compress, compress_rows};
 pub(super) use index::{can_score, index_scores};
 pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};
+pub(super) use sink_tiles::{can_attend_many, sink_attention_of_many};
 pub(super) use step::{can_store, store_step};
 
 /// Heads of a cube. They use the same rows.
@@ -152,8 +154,8 @@ pub(super) fn can_attend(inputs: &SinkInputs<CubeBackend>) -> bool {
         })
 }
 
-pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
-    let queries = with_contiguous_rows(inputs.queries);
+/// Contiguous inputs of attention, and the biases of the window and of compressed rows.
+fn contiguous(inputs: SinkInputs<CubeBackend>) -> (AttentionTensors, [CubeTensor; 2]) {
     let window = with_contiguous_rows(inputs.window);
     let window_bias = into_contiguous(inputs.window_bias);
     let (compressed, picks) = match inputs.compressed {
@@ -172,19 +174,9 @@ pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
         || (window.clone(), window_bias.clone()),
         |(rows, bias)| (with_contiguous_rows(rows), into_contiguous(bias)),
     );
-
-    let client = queries.client.clone();
-    let width = queries.shape()[3];
-    // The channels of a lane must not depend on the layout of the rows.
-    let size = row_vector_size([&queries, &window, &rows], width);
-    let picked = picks.is_some();
-    let (blueprint, size) = blueprint(&client, width, size, 1, picked)
-        .or_else(|| blueprint(&client, width, 1, 1, picked))
-        .expect("checked by can_attend");
-    let [queries, window, rows] = [queries, window, rows].map(|rows| with_vectors(rows, size));
-    let inputs = AttentionTensors {
+    let tensors = AttentionTensors {
         available: rows.shape()[1],
-        queries,
+        queries: with_contiguous_rows(inputs.queries),
         window,
         rows,
         picks,
@@ -192,8 +184,22 @@ pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
         span: inputs.span,
         selected,
         scale: inputs.scale,
-        size,
+        size: 1,
     };
+    (tensors, [window_bias, rows_bias])
+}
+
+pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
+    let (inputs, [window_bias, rows_bias]) = contiguous(inputs);
+    let client = inputs.queries.client.clone();
+    let width = inputs.queries.shape()[3];
+    // The channels of a lane must not depend on the layout of the rows.
+    let size = row_vector_size([&inputs.queries, &inputs.window, &inputs.rows], width);
+    let picked = inputs.picks.is_some();
+    let (blueprint, size) = blueprint(&client, width, size, 1, picked)
+        .or_else(|| blueprint(&client, width, 1, 1, picked))
+        .expect("checked by can_attend");
+    let inputs = inputs.in_vectors(size);
     let launch = SinkLaunch::new(inputs, blueprint);
     // SAFETY: heads and vectors past the end are read as others, picks that are out of range as the
     // first row; writes are within the output.
@@ -239,6 +245,17 @@ struct AttentionTensors {
 }
 
 impl AttentionTensors {
+    /// With rows that kernels can read in vectors of so many elements.
+    fn in_vectors(self, size: usize) -> Self {
+        Self {
+            queries: with_vectors(self.queries, size),
+            window: with_vectors(self.window, size),
+            rows: with_vectors(self.rows, size),
+            size,
+            ..self
+        }
+    }
+
     fn arg<F: Float, I: Int, N: Size>(&self) -> AttentionInputsLaunch<F, I, N> {
         let [_, count, heads, width] = self.queries.shape().dims();
         let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / self.size;

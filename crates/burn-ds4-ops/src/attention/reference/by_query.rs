@@ -34,7 +34,10 @@ pub(in crate::attention) fn cached_attention_by_query<B: AttentionOps>(
     let prepared = Prepared::new(queries, window);
     let outputs = (0..batch * count).map(|query| {
         let sequence = query / count;
-        let own = prepared.inputs.sequence(sequence).one(query % count);
+        let own = prepared
+            .inputs
+            .sequence(sequence)
+            .some(query % count..query % count + 1);
         let compressed = seen.of_query(sequence, query);
         SinkInputs { compressed, ..own }.attend()
     });

@@ -186,6 +186,9 @@ fn scores_at_once<B: MatmulOps>(
     B::float_reshape(scores, Shape::new([batch, count, rows]))
 }
 
+/// Elements of picked rows that are gathered at the same time, at most, unless one query has more.
+const MAX_GATHERED: usize = 1 << 27;
+
 /// The inputs of [`sink_attention`](super::sink_attention).
 #[derive(Clone)]
 pub(super) struct SinkInputs<B: Backend> {
@@ -210,20 +213,31 @@ struct SelectedRows<B: Backend> {
 impl<B: MatmulOps> SinkInputs<B> {
     pub(super) fn output(self) -> FloatTensor<B> {
         let [batch, count, _, _] = self.queries.shape().dims();
-        if batch * count > DECODE_TOKENS {
+        let many = batch * count > DECODE_TOKENS;
+        let most = if many { self.gathered_queries() } else { 1 };
+        if many && count <= most {
             return self.attend();
         }
-        let outputs = (0..count).map(|query| self.one(query).attend());
+        let firsts = (0..count).step_by(most);
+        let outputs = firsts.map(|first| self.some(first..count.min(first + most)).attend());
         B::float_cat(outputs.collect(), 1)
     }
 
-    /// The inputs of one query of each sequence, with the part of the window in its span.
-    fn one(&self, query: usize) -> Self {
-        let own = query..query + 1;
+    /// Queries of each sequence whose picked rows can be gathered at the same time.
+    fn gathered_queries(&self) -> usize {
+        let CompressedRows::Picked { rows, picks, .. } = &self.compressed else {
+            return usize::MAX;
+        };
+        let ([batch, _, width], [_, _, number]) = (rows.shape().dims(), picks.shape().dims());
+        (MAX_GATHERED / (batch * number * width)).max(1)
+    }
+
+    /// The inputs of some queries of each sequence, with the part of the window in their spans.
+    fn some(&self, own: Range<usize>) -> Self {
         let [_, columns, _] = self.window.shape().dims();
         let [_, count, _, _] = self.queries.shape().dims();
-        let first = columns + 1 - count - self.span + query;
-        let in_span = first..first + self.span;
+        let first = columns + 1 - count - self.span + own.start;
+        let in_span = first..first + self.span + own.len() - 1;
         let one = |tensor: &FloatTensor<B>| slice::<B>(tensor.clone(), 1, own.clone());
         Self {
             queries: one(&self.queries),
