@@ -73,7 +73,7 @@ pub(super) fn expect_known(
     if !is_host(&start.device()) {
         return Ok(());
     }
-    // A negative start counts as 0, so that a vacant sequence needs the first `count` positions too.
+    // A negative start counts as 0: a vacant sequence needs the first `count` positions, too.
     let last = latest(start).unwrap_or(0).saturating_add(count - 1);
     if last < known {
         return Ok(());

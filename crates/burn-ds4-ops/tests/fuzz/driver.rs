@@ -128,8 +128,8 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
 }
 
 /// Gives a target its corpus, and then so many inputs that are made of the corpus or of nothing;
-/// the same ones in every run. `PROPTEST_CASES` overrules the number and makes them random, or those
-/// of `PROPTEST_RNG_SEED`. An input that fails is made smaller and kept as a file.
+/// the same ones in every run. `PROPTEST_CASES` overrules the number and makes them random, or
+/// those of `PROPTEST_RNG_SEED`. An input that fails is made smaller and kept as a file.
 ///
 /// # Panics
 ///
