@@ -23,5 +23,6 @@ mod precision;
 mod sampled;
 mod sequences;
 mod sizes;
+mod soak;
 mod two_layers;
 mod verification;
