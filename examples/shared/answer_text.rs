@@ -1,0 +1,153 @@
+//! From the tokens of an answer to its text, while they arrive.
+
+use ds4_model::generate::{
+    CompletionPart, CompletionSplitter, DecodeStream, GenerateError, StopStrings, TextTokenizer,
+};
+
+/// The text of an answer.
+#[derive(Debug)]
+pub struct AnswerText<'a> {
+    decoder: DecodeStream<'a>,
+    /// `None` where all text is content.
+    splitter: Option<CompletionSplitter>,
+    stops: StopStrings,
+    /// Characters decoded.
+    pub characters: usize,
+}
+
+impl<'a> AnswerText<'a> {
+    /// The text that follows a prompt, or a conversation, in which the model is to think or not.
+    pub fn new(
+        tokenizer: &'a TextTokenizer,
+        thinking: Option<bool>,
+        stops: &[String],
+    ) -> Result<Self, GenerateError> {
+        Ok(Self {
+            // The splitter knows what to do with special tokens.
+            decoder: tokenizer.decode_stream(thinking.is_none()),
+            splitter: thinking.map(CompletionSplitter::new),
+            stops: StopStrings::new(stops)?,
+            characters: 0,
+        })
+    }
+
+    /// Takes the next token.
+    pub fn push(&mut self, id: u32) -> Result<Vec<CompletionPart>, GenerateError> {
+        let text = self.decoder.push(id)?;
+        Ok(self.take(text))
+    }
+
+    /// What was withheld, once no token follows.
+    pub fn finish(&mut self) -> Vec<CompletionPart> {
+        let text = self.decoder.finish();
+        let mut parts = self.take(text);
+        let rest = self.splitter.iter_mut();
+        let rest = rest.flat_map(CompletionSplitter::finish).collect();
+        parts.extend(self.until_stop(rest));
+        parts.extend(content(self.stops.finish()));
+        parts
+    }
+
+    /// Whether a stop string has ended the content.
+    pub fn is_stopped(&self) -> bool {
+        self.stops.stopped()
+    }
+
+    /// Whether the next text is content, as far as that is known.
+    pub fn is_content(&self) -> bool {
+        let splitter = self.splitter.as_ref();
+        splitter.is_none_or(CompletionSplitter::is_content)
+    }
+
+    /// How the text has left the encoding of conversations, if it has.
+    pub fn error(&self) -> Option<GenerateError> {
+        self.splitter.as_ref().and_then(CompletionSplitter::error)
+    }
+
+    fn take(&mut self, text: String) -> Vec<CompletionPart> {
+        self.characters += text.chars().count();
+        let parts = match &mut self.splitter {
+            None => vec![CompletionPart::Content(text)],
+            Some(splitter) => splitter.push(&text),
+        };
+        self.until_stop(parts)
+    }
+
+    /// Parts up to a stop string in the content.
+    fn until_stop(&mut self, parts: Vec<CompletionPart>) -> Vec<CompletionPart> {
+        let mut before = Vec::new();
+        for part in parts {
+            match part {
+                _ if self.stops.stopped() => (),
+                CompletionPart::Content(text) => {
+                    before.extend(content(self.stops.push(&text).emit));
+                }
+                CompletionPart::Call(call) => {
+                    // It ends the content, of which some may be withheld.
+                    before.extend(content(self.stops.finish()));
+                    if !self.stops.stopped() {
+                        before.push(CompletionPart::Call(call));
+                    }
+                }
+                reasoning => before.push(reasoning),
+            }
+        }
+        before
+    }
+}
+
+fn content(text: String) -> Option<CompletionPart> {
+    (!text.is_empty()).then_some(CompletionPart::Content(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use ds4_model::generate::Completion;
+
+    use super::*;
+    use crate::shared::shipped_checkpoint;
+
+    /// What becomes of a text, and whether it was stopped.
+    fn answer(text: &str, thinking: Option<bool>, stops: &[&str]) -> (Completion, bool) {
+        let tokenizer = TextTokenizer::from_dir(shipped_checkpoint()).expect("an asset");
+        let stops: Vec<String> = stops.iter().map(|stop| (*stop).into()).collect();
+        let mut answer = AnswerText::new(&tokenizer, thinking, &stops).expect("stop strings");
+        let mut completion = Completion::default();
+        for id in tokenizer.encode_plain(text).expect("text") {
+            completion.extend(answer.push(id).expect("a known id"));
+        }
+        completion.extend(answer.finish());
+        assert_eq!(answer.characters, text.chars().count());
+        (completion, answer.is_stopped())
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_content_and_calls_that_follow_it() {
+        let call = "\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n\n</｜DSML｜invoke>\n\
+                    </｜DSML｜tool_calls>";
+        // Of "abc", the end is a stop string, and all of it may be the beginning of one.
+        for (stops, content, calls, stopped) in [
+            (&["abcd", "bc"][..], "a", 0, true),
+            (&["abcd"], "abc", 1, false),
+            (&[], "abc", 1, false),
+        ] {
+            let (completion, is_stopped) = answer(&format!("abc{call}"), Some(false), stops);
+            let found = (&*completion.content, completion.tool_calls.len());
+            assert_eq!(
+                (found, is_stopped),
+                ((content, calls), stopped),
+                "{stops:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn without_a_conversation_all_text_is_content() {
+        let (completion, _) = answer("a</think>b", None, &[]);
+        let content = (completion.content.as_str(), completion.reasoning);
+        assert_eq!(content, ("a</think>b", None));
+        let (completion, stopped) = answer("a end</think>b end", Some(true), &["end"]);
+        assert_eq!(completion.reasoning.as_deref(), Some("a end"));
+        assert_eq!((completion.content.as_str(), stopped), ("b ", true));
+    }
+}
