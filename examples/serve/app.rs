@@ -18,7 +18,8 @@ use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::options::Args;
 use crate::request::Prepared;
-use crate::text::{ChoiceText, Split};
+use crate::shared::answer_text::Split;
+use crate::text::ChoiceText;
 use crate::tracker::Tracker;
 
 /// The server, as its requests see it.
@@ -171,7 +172,12 @@ impl App {
         tracker.prompt(prepared.prompt_tokens);
         let mut choices = Vec::with_capacity(count);
         for (request, permit) in prepared.requests.into_iter().zip(places) {
-            let text = ChoiceText::new(&self.loaded.tokenizer, prepared.split, &prepared.stops);
+            let text = ChoiceText::new(
+                &self.loaded.tokenizer,
+                prepared.split,
+                prepared.one_call,
+                &prepared.stops,
+            );
             let text = text.map_err(|error| ApiError::of_request(&error, "stop"))?;
             let (events, receiver) = mpsc::unbounded_channel();
             let job = Job {

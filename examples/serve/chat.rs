@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::reply::Format;
 use crate::request::{Common, Parts, Prepared, check_log_probs, parse, random};
 use crate::response_format::ResponseFormat;
-use crate::text::Split;
+use crate::shared::answer_text::Split;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -97,15 +97,13 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         format: Format::Chat,
         prompts: vec![prompt],
         split: match (&schema, options.thinking) {
-            (None, thinking) => Split::Chat {
-                thinking,
-                one_call: fields.parallel_tool_calls == Some(false),
-            },
+            (None, thinking) => Split::Chat { thinking },
             (Some(_), false) => Split::Content,
             (Some(_), true) => Split::Reasoning {
                 end: app.reasoning_end()?,
             },
         },
+        one_call: fields.parallel_tool_calls == Some(false),
         schema,
         max_tokens: fields.max_completion_tokens.or(common.max_tokens),
         log_probs,

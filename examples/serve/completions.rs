@@ -6,7 +6,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
 use crate::request::{Common, Parts, Prepared, check_log_probs, parse};
-use crate::text::Split;
+use crate::shared::answer_text::Split;
 
 /// Tokens of an answer, where the request does not say: OpenAI's number.
 const MAX_TOKENS: usize = 16;
@@ -54,6 +54,7 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         format: Format::Completions,
         prompts: prompts(app, fields.prompt)?,
         split: Split::Content,
+        one_call: false,
         schema: None,
         max_tokens: Some(common.max_tokens.unwrap_or(MAX_TOKENS)),
         log_probs: fields.logprobs.map(check).transpose()?,

@@ -13,12 +13,12 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
 use crate::response_format::ResponseFormat;
-use crate::text::Split;
+use crate::shared::answer_text::Split;
 
 /// Most stop strings.
 const MAX_STOPS: usize = 16;
 /// Largest entry of a logit bias, as in OpenAI's API.
-const MAX_BIAS: f32 = 100.0;
+const MAX_BIAS: f64 = 100.0;
 /// Log-probabilities that are listed at most.
 const MAX_LOG_PROBS: usize = 20;
 
@@ -32,14 +32,15 @@ pub struct Common {
     stream_options: Option<StreamOptions>,
     /// Tokens to generate at most, by the name that both kinds have.
     pub max_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
+    // What is beyond an f32 is out of a field's range, and not bad JSON.
+    temperature: Option<f64>,
+    top_p: Option<f64>,
     top_k: Option<i64>,
-    min_p: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
+    min_p: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    repetition_penalty: Option<f64>,
+    logit_bias: Option<BTreeMap<String, f64>>,
     seed: Option<i64>,
     stop: Option<OneOrMany>,
     n: Option<usize>,
@@ -73,6 +74,8 @@ pub struct Prepared {
     pub stops: Vec<String>,
     /// How the choices are taken apart.
     pub split: Split,
+    /// Whether a choice ends after its first tool call.
+    pub one_call: bool,
     /// Whether the answer is streamed.
     pub stream: bool,
     /// Whether a stream ends with the usage.
@@ -90,6 +93,8 @@ pub struct Parts {
     pub prompts: Vec<Vec<u32>>,
     /// How the choices are taken apart.
     pub split: Split,
+    /// Whether a choice ends after its first tool call.
+    pub one_call: bool,
     /// JSON schema that the content has to follow.
     pub schema: Option<Value>,
     /// Tokens to generate at most; `None` for as many as fit.
@@ -167,6 +172,7 @@ impl Common {
             prompt_tokens: parts.prompts.iter().map(Vec::len).sum(),
             stops: self.stops()?,
             split: parts.split,
+            one_call: parts.one_call,
             stream: self.stream.unwrap_or(false),
             include_usage: self
                 .stream_options
@@ -188,16 +194,15 @@ impl Common {
                 ApiError::invalid("top_k", message)
             })?,
         };
+        let or = |given: Option<f64>, default| given.map_or(default, |given| given as f32);
         Ok(SamplingConfig {
-            temperature: self.temperature.unwrap_or(default.temperature),
+            temperature: or(self.temperature, default.temperature),
             top_k,
-            top_p: self.top_p.unwrap_or(default.top_p),
-            min_p: self.min_p.unwrap_or(default.min_p),
-            repetition_penalty: self
-                .repetition_penalty
-                .unwrap_or(default.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
+            top_p: or(self.top_p, default.top_p),
+            min_p: or(self.min_p, default.min_p),
+            repetition_penalty: or(self.repetition_penalty, default.repetition_penalty),
+            presence_penalty: or(self.presence_penalty, default.presence_penalty),
+            frequency_penalty: or(self.frequency_penalty, default.frequency_penalty),
             logit_bias: self.logit_bias()?,
             seed: 0,
         })
@@ -211,7 +216,7 @@ impl Common {
                 return invalid(format!("`logit_bias`: {token:?} is not a token id"));
             };
             match bias.abs() <= MAX_BIAS {
-                true => Ok((id, *bias)),
+                true => Ok((id, *bias as f32)),
                 false => invalid(format!(
                     "`logit_bias[{id}]` is {bias}, expected between -{MAX_BIAS} and {MAX_BIAS}"
                 )),

@@ -1,37 +1,57 @@
-//! A progress bar for loading a checkpoint.
+//! A progress bar for loading a checkpoint, and for processing a prompt.
 
 use std::time::{Duration, Instant};
 
 use ds4_model::checkpoint::LoadProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+/// What a bar says, and its parts.
+type Kind = [&'static str; 2];
+
+const LOADING: Kind = [
+    "Loading weights",
+    "{msg} [{bar:30}] {bytes}/{total_bytes} ({eta})",
+];
+const PROMPT: Kind = [
+    "Processing the prompt",
+    "{msg} [{bar:30}] {pos}/{len} tokens ({eta})",
+];
+
 /// A progress bar on standard error, which is cleared at the end.
 ///
-/// It appears once loading has taken more than a second, and only if standard error is a terminal.
+/// It appears once the work has taken more than a second, and only if standard error is a terminal.
 #[derive(Debug)]
 pub struct LoadBar {
     started: Instant,
     delay: Duration,
     target: Option<ProgressDrawTarget>,
     bar: Option<ProgressBar>,
+    kind: Kind,
 }
 
 impl Default for LoadBar {
-    /// A bar whose second begins now.
+    /// A bar for loading, whose second begins now.
     fn default() -> Self {
         Self::with_target(Duration::from_secs(1), ProgressDrawTarget::stderr())
     }
 }
 
 impl LoadBar {
-    /// A bar that appears on `target` once loading has taken more than `delay`.
+    /// A bar that appears on `target` once the work has taken more than `delay`.
     pub fn with_target(delay: Duration, target: ProgressDrawTarget) -> Self {
         Self {
             started: Instant::now(),
             delay,
             target: Some(target),
             bar: None,
+            kind: LOADING,
         }
+    }
+
+    /// The same for the tokens of a prompt.
+    pub fn of_prompt(mut self) -> Self {
+        self.kind = PROMPT;
+        self
     }
 }
 
@@ -40,8 +60,8 @@ impl LoadProgress for LoadBar {
         if self.bar.is_none() && self.started.elapsed() > self.delay {
             self.bar = self.target.take().map(|target| {
                 ProgressBar::with_draw_target(Some(total), target)
-                    .with_style(style())
-                    .with_message("Loading weights")
+                    .with_style(style(self.kind[1]))
+                    .with_message(self.kind[0])
             });
         }
         if let Some(bar) = &self.bar {
@@ -62,8 +82,8 @@ impl Drop for LoadBar {
     }
 }
 
-fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} ({eta})")
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ")
 }

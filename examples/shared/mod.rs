@@ -4,6 +4,7 @@
 // Every example compiles this module for itself and uses the part that it needs.
 #![allow(dead_code)]
 
+pub mod answer_text;
 pub mod chat;
 pub mod drafts;
 pub mod flash;

@@ -9,8 +9,12 @@ mod catalogue;
 
 #[path = "../../crates/burn-ds4-ops/tests/attending.rs"]
 mod attending;
+#[path = "../../crates/burn-ds4-ops/tests/caching.rs"]
+mod caching;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
+#[path = "../../crates/burn-ds4-ops/tests/compressing.rs"]
+mod compressing;
 #[path = "../../crates/burn-ds4-ops/tests/delta.rs"]
 mod delta;
 #[path = "../../crates/burn-ds4-ops/tests/distributions.rs"]
@@ -33,6 +37,10 @@ mod ranking;
 mod rotation;
 #[path = "../../crates/burn-ds4-ops/tests/routing.rs"]
 mod routing;
+#[path = "../../crates/burn-ds4-ops/tests/sharing.rs"]
+mod sharing;
+#[path = "../../crates/burn-ds4-ops/tests/storing.rs"]
+mod storing;
 #[path = "../../crates/burn-ds4-ops/tests/sums.rs"]
 mod sums;
 #[path = "../../crates/burn-ds4-ops/tests/tables/mod.rs"]

@@ -1,5 +1,6 @@
 //! The examples as a user runs them: what they print, how they end.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 #[cfg(unix)]
 use std::process::Child;
@@ -64,12 +65,25 @@ pub(crate) fn example(name: &str) -> PathBuf {
 
 /// Runs an example in the repository's root.
 pub(crate) fn run(name: &str, arguments: &[&str]) -> Ended {
+    run_with_input(name, arguments, b"")
+}
+
+/// The same, with something on standard input.
+pub(crate) fn run_with_input(name: &str, arguments: &[&str], input: &[u8]) -> Ended {
     let mut command = Command::new(example(name));
-    let output = command
-        .args(arguments)
-        .current_dir(root())
-        .output()
-        .expect("the example starts");
+    command.args(arguments).current_dir(root());
+    if name == "generate" && !arguments.contains(&"--device") {
+        // The expected texts are those of the CPU, whatever else there is.
+        command.args(["--device", "flex"]);
+    }
+    command.stdin(Stdio::piped());
+    let output = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = output.spawn().expect("the example starts");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    // A program that has an error to tell may not read it.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    let output = child.wait_with_output().expect("the example ends");
     Ended {
         code: output.status.code().unwrap_or(-1),
         stdout: String::from_utf8(output.stdout).expect("UTF-8 on stdout"),

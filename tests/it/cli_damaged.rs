@@ -118,7 +118,8 @@ fn names_and_values_of_files_cannot_control_the_terminal() {
 fn code_with_stderr(name: &str, arguments: &[&str], stderr: Stdio) -> Option<i32> {
     let mut command = Command::new(example(name));
     command.args(arguments).current_dir(root());
-    let status = command.stdout(Stdio::null()).stderr(stderr).status();
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let status = command.stderr(stderr).status();
     status.expect("the example starts").code()
 }
 
@@ -166,7 +167,8 @@ fn a_head_that_cannot_be_saved_leaves_no_file() {
     let mut command = Command::new("sh");
     command.args(["-c", limited]).arg(example("generate"));
     command.arg("--model").arg(dir.path()).current_dir(root());
-    command.args(["-n", "1", "--head", "flash", "--save-head"]);
+    command.args(["-n", "1", "--device", "flex"]);
+    command.args(["--head", "flash", "--save-head"]);
     let output = command.output().expect("a shell");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let stderr = String::from_utf8(output.stderr).expect("UTF-8 on stderr");
@@ -225,7 +227,8 @@ fn an_interrupt_ends_a_generation_after_the_text_so_far() {
     };
     let (text, continuation) = golden_text("short", 64);
     let mut child = Command::new(example("generate"));
-    child.args(["-p", &text, "-n", "4000"]).current_dir(root());
+    child.args(["-p", &text, "-n", "4000", "--device", "flex"]);
+    child.current_dir(root());
     child.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = child.spawn().expect("the example starts");
     let mut stdout = child.stdout.take().expect("it is piped");

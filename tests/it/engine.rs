@@ -45,7 +45,7 @@ pub(crate) fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
     }
 }
 
-fn sampled(seed: u64) -> SamplingConfig {
+pub(crate) fn sampled(seed: u64) -> SamplingConfig {
     SamplingConfig {
         temperature: 1.2,
         top_k: 100,
@@ -56,7 +56,7 @@ fn sampled(seed: u64) -> SamplingConfig {
     }
 }
 
-fn penalised(seed: u64) -> SamplingConfig {
+pub(crate) fn penalised(seed: u64) -> SamplingConfig {
     SamplingConfig {
         repetition_penalty: 1.3,
         presence_penalty: 0.5,
@@ -198,10 +198,10 @@ fn greedy_tokens_are_those_of_the_highest_logits() {
 }
 
 /// Numbers without a pattern.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 = self
             .0
             .wrapping_mul(6364136223846793005)

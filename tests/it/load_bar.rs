@@ -86,3 +86,16 @@ fn the_bar_shows_the_bytes_and_is_cleared_at_the_end() {
     bar.finish();
     assert!(screen.text().ends_with("<clear>"), "{}", screen.text());
 }
+
+#[test]
+fn the_bar_of_a_prompt_shows_its_tokens() {
+    let (bar, screen) = bar_on_screen(Duration::ZERO);
+    let mut bar = bar.of_prompt();
+    std::thread::sleep(Duration::from_millis(2));
+    bar.update(512, 1024);
+    let text = screen.text();
+    assert!(text.contains("Processing the prompt"), "{text}");
+    bar.update(1024, 1024);
+    let text = screen.text();
+    assert!(text.contains("1024/1024 tokens"), "{text}");
+}

@@ -3,8 +3,11 @@
 mod cache;
 mod chunks;
 mod cli;
+#[cfg(unix)]
+mod cli_chat;
 mod cli_damaged;
 mod cli_flash_head;
+mod cli_generate;
 mod cli_serve;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
@@ -24,5 +27,6 @@ mod precision;
 mod sampled;
 mod sequences;
 mod sizes;
+mod soak;
 mod two_layers;
 mod verification;

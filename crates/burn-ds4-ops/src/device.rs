@@ -95,7 +95,34 @@ pub fn is_host(device: &Device) -> bool {
     }
 }
 
+/// Whether wgpu finds an adapter that is a GPU.
+#[cfg(feature = "wgpu")]
+fn has_gpu() -> bool {
+    use burn::tensor::{DeviceKind, DeviceType};
+    let gpus = [DeviceKind::DiscreteGpu(0), DeviceKind::IntegratedGpu(0)].map(Device::wgpu);
+    let found = Device::enumerate(DeviceType::Wgpu);
+    found.iter().any(|device| gpus.contains(device))
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn has_gpu() -> bool {
+    false
+}
+
 impl DeviceSpec {
+    /// The device to take where none is named: the first CUDA device, a GPU through wgpu, or
+    /// [`Flex`](Self::Flex), the first of them that is compiled in and present. An adapter of wgpu
+    /// that is a software driver is none of them: Flex is faster.
+    pub fn best() -> Self {
+        if Self::Cuda(0).init().is_ok() {
+            Self::Cuda(0)
+        } else if has_gpu() {
+            Self::Wgpu
+        } else {
+            Self::Flex
+        }
+    }
+
     /// The cargo feature that compiles this device in.
     pub fn feature(self) -> &'static str {
         match self {
@@ -280,5 +307,14 @@ mod tests {
     #[cfg(feature = "flex")]
     fn flex_is_always_present() {
         assert_eq!(DeviceSpec::default().init(), Ok(Device::flex()));
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn the_best_device_is_present() {
+        let best = DeviceSpec::best();
+        assert!(best.init().is_ok(), "{best}");
+        let has_others = cfg!(any(feature = "wgpu", feature = "cuda-llvm"));
+        assert!(has_others || best == DeviceSpec::Flex, "{best}");
     }
 }

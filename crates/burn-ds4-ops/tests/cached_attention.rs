@@ -1,58 +1,20 @@
 //! Attention over a cache, and the rows that are appended to it, against `f64` oracles and against
 //! themselves.
 
-use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
+use burn::tensor::{FloatDType, IntDType, Tensor};
 use burn_ds4_ops::attention::{
-    CachedQueries, CachedRows, CachedWindow, DECODE_TOKENS, NewRows, Positions, RowRounding,
-    append_rows, cached_attention,
+    CachedQueries, CachedRows, CachedWindow, DECODE_TOKENS, Positions, RowRounding, append_rows,
+    cached_attention,
 };
 use burn_ds4_ops::quant::fp8_roundtrip;
 
-use super::attending::{Case, Sizes};
+use super::caching::{EPSILON, PLAIN, STARTS, Text, close};
 use super::common::{
-    EXACT, Tolerance, absolute, assert_close, compiles_slowly, devices, every_dtype, floats,
-    half_unit, integers, narrow, noise, read, skip, some, values, wide,
+    EXACT, absolute, assert_close, compiles_slowly, devices, every_dtype, floats, integers, narrow,
+    noise, read, skip, some, values,
 };
-use super::rotation::{table, turned_at, turned_back_at};
 
 const FITS: &str = "arguments that fit";
-const EPSILON: f64 = 1e-6;
-
-/// A cache of sequences, and queries at the positions after it.
-#[derive(Clone, Copy, Debug)]
-struct Text {
-    /// Queries of a sequence.
-    count: usize,
-    heads: usize,
-    width: usize,
-    rotated: usize,
-    /// Positions that a query sees in the window, and slots of the window.
-    span: usize,
-    slots: usize,
-    /// Whether it sees nothing after its own position. Else there are no compressed rows.
-    causal: bool,
-    /// Positions of a block, and blocks that there is memory for.
-    ratio: usize,
-    rows: usize,
-    /// Rows that a query picks, where it does.
-    picks: Option<usize>,
-}
-
-const PLAIN: Text = Text {
-    count: 2,
-    heads: 3,
-    width: 16,
-    rotated: 8,
-    span: 5,
-    slots: 9,
-    causal: true,
-    ratio: 3,
-    rows: 10,
-    picks: None,
-};
-
-/// Before the first block, around a turn of the ring, and with all blocks.
-const STARTS: [i64; 6] = [0, 1, 4, 9, 17, 28];
 
 /// Sizes that go different ways: heads that no cube divides, widths of one and of several vectors
 /// to a lane, several KV splits, picks. Every second of them, from the first on, goes all ways that
@@ -125,266 +87,6 @@ fn tile_width(name: &str) -> usize {
         PLAIN.width
     } else {
         64
-    }
-}
-
-impl Text {
-    fn positions(&self) -> usize {
-        STARTS[5] as usize + self.count
-    }
-
-    /// So that no row takes all of the softmax: queries and rows are as long as their widths are.
-    fn scale(&self) -> f64 {
-        2.0 * (self.width as f64).powf(-0.5)
-    }
-
-    fn norm(&self) -> Vec<f32> {
-        noise(self.width, 3).iter().map(|w| w + 1.5).collect()
-    }
-
-    /// Rows of all positions of sequences as they are projected.
-    fn projected(&self, sequence: usize) -> Vec<f32> {
-        noise(self.positions() * self.width, 50 + sequence as u32)
-    }
-
-    fn compressed(&self, sequences: usize) -> Vec<f32> {
-        noise(sequences * self.rows * self.width, 5)
-    }
-
-    fn queries(&self, sequences: usize) -> Vec<f32> {
-        noise(sequences * self.count * self.heads * self.width, 6)
-    }
-
-    fn sinks(&self) -> Vec<f32> {
-        noise(self.heads, 7)
-    }
-
-    /// Some that are none, and some that are not complete.
-    fn picked(&self, sequences: usize) -> Vec<i64> {
-        let count = sequences * self.count * self.picks.unwrap_or(0);
-        let pick =
-            |v: &f32| (f64::from(*v) * 0.7 * self.rows as f64 + 0.3 * self.rows as f64) as i64;
-        noise(count, 8).iter().map(pick).collect()
-    }
-
-    fn place(&self, starts: &[i64], device: &Device) -> Positions {
-        Positions {
-            angles: table(self.positions(), self.rotated, device),
-            start: integers(starts, [starts.len()], device),
-        }
-    }
-
-    fn new_rows(&self, rows: Tensor<3>, rounding: RowRounding) -> NewRows {
-        let device = rows.device();
-        NewRows {
-            x: rows,
-            norm: floats(&self.norm(), [self.width], &device),
-            epsilon: EPSILON,
-            rounding,
-        }
-    }
-
-    /// The window of sequences up to their last query, appended in several goes.
-    fn window(&self, starts: &[i64], dtype: FloatDType, device: &Device) -> Tensor<3> {
-        let (slots, width) = (self.slots, self.width);
-        let rings = starts.iter().enumerate().map(|(sequence, start)| {
-            let ring = floats(&vec![100.0; slots * width], [1, slots, width], device);
-            let all = floats(
-                &self.projected(sequence),
-                [1, self.positions(), width],
-                device,
-            );
-            let (mut ring, mut from) = (ring.cast(dtype), 0);
-            let end = (*start).max(0) as usize + self.count;
-            while from < end {
-                let count = [3, 1, self.slots + 2][from % 3].min(end - from);
-                let rows = all.clone().narrow(1, from, count).cast(dtype);
-                let new = self.new_rows(rows, RowRounding::None);
-                let positions = self.place(&[from as i64], device);
-                ring = append_rows(new, positions, ring).expect(FITS);
-                from += count;
-            }
-            ring
-        });
-        Tensor::cat(rings.collect(), 0)
-    }
-
-    fn attend(&self, starts: &[i64], dtype: FloatDType, device: &Device) -> Tensor<4> {
-        let sequences = starts.len();
-        let x = floats(
-            &self.queries(sequences),
-            [sequences, self.count, self.heads, self.width],
-            device,
-        );
-        let rows = floats(
-            &self.compressed(sequences),
-            [sequences, self.rows, self.width],
-            device,
-        );
-        let picks = self.picks.map(|picks| {
-            integers(
-                &self.picked(sequences),
-                [sequences, self.count, picks],
-                device,
-            )
-        });
-        self.attend_to(starts, x.cast(dtype), rows.cast(dtype), picks)
-    }
-
-    fn attend_to(
-        &self,
-        starts: &[i64],
-        x: Tensor<4>,
-        rows: Tensor<3>,
-        picks: Option<Tensor<3, Int>>,
-    ) -> Tensor<4> {
-        let device = x.device();
-        let positions = self.place(starts, &device);
-        self.attend_at(starts, positions, x, rows, picks)
-    }
-
-    /// From `positions`, which are those of `starts`.
-    fn attend_at(
-        &self,
-        starts: &[i64],
-        positions: Positions,
-        x: Tensor<4>,
-        rows: Tensor<3>,
-        picks: Option<Tensor<3, Int>>,
-    ) -> Tensor<4> {
-        let device = x.device();
-        let window = CachedWindow {
-            rows: self.window(starts, x.dtype().into(), &device),
-            span: self.span,
-            causal: self.causal,
-        };
-        let compressed = CachedRows {
-            rows,
-            ratio: self.ratio,
-            picking: self.picks.is_some(),
-            picks,
-        };
-        let queries = CachedQueries {
-            x,
-            epsilon: EPSILON,
-            sinks: floats(&self.sinks(), [self.heads], &device),
-            scale: self.scale(),
-        };
-        let compressed = self.causal.then_some(compressed);
-        cached_attention(queries, positions, window, compressed).expect(FITS)
-    }
-
-    /// Rows normalised and turned, each for all its heads.
-    fn prepared(&self, x: &[f32], norm: Option<&[f32]>, positions: &[usize]) -> Vec<f64> {
-        let mut rows = wide(x);
-        for row in rows.chunks_mut(self.width) {
-            let squares: f64 = row.iter().map(|x| x * x).sum();
-            let factor = 1.0 / (squares / self.width as f64 + EPSILON).sqrt();
-            for (channel, x) in row.iter_mut().enumerate() {
-                *x *= factor * norm.map_or(1.0, |norm| f64::from(norm[channel]));
-            }
-        }
-        turned_at(&rows, self.width, self.rotated, positions)
-    }
-
-    /// What the queries of a sequence give, in `f64`.
-    fn oracle(&self, starts: &[i64], sequence: usize) -> Vec<f64> {
-        let Self {
-            count,
-            heads,
-            width,
-            span,
-            rows,
-            ..
-        } = *self;
-        if starts[sequence] < 0 {
-            return vec![0.0; count * heads * width];
-        }
-        let start = starts[sequence] as usize;
-        let positions: Vec<usize> = (start..start + count).collect();
-        let part =
-            |all: Vec<f32>, size: usize| all[sequence * size..(sequence + 1) * size].to_vec();
-        let queries = part(self.queries(starts.len()), count * heads * width);
-        let queries = self.prepared(&queries, None, &positions);
-        // A row in front that is never seen, as a problem has it.
-        let all: Vec<usize> = (0..self.positions()).collect();
-        let cached = self.prepared(&self.projected(sequence), Some(&self.norm()), &all);
-        let (mut window, mut bias) = (Vec::new(), Vec::new());
-        for column in 0..span + count {
-            let position = (start + column).checked_sub(span);
-            bias.push(if position.is_none() { -1.0 } else { 0.0 });
-            let first = position.unwrap_or(0) * width;
-            window.extend_from_slice(&cached[first..first + width]);
-        }
-        let hidden = |query: usize, row: usize| (row + 1) * self.ratio > start + query + 1;
-        let rows_bias = (0..count).flat_map(|query| {
-            (0..rows).map(move |row| if hidden(query, row) { -1.0 } else { 0.0 })
-        });
-        if !self.causal {
-            // Each is the only query, and sees all but the first row.
-            let outputs = queries.chunks(heads * width).flat_map(|query| {
-                let sizes = Sizes {
-                    batch: 1,
-                    count: 1,
-                    heads,
-                    width,
-                    span: span + count - 1,
-                    rows: 0,
-                    picks: None,
-                };
-                let problem = Case {
-                    sizes,
-                    scale: self.scale(),
-                    queries: narrow(query),
-                    window: narrow(&window),
-                    window_bias: bias.clone(),
-                    rows: Vec::new(),
-                    rows_bias: Vec::new(),
-                    picks: Vec::new(),
-                    sinks: self.sinks(),
-                };
-                problem.oracle().0
-            });
-            let outputs: Vec<f64> = outputs.collect();
-            return turned_back_at(&outputs, width, self.rotated, &positions);
-        }
-        let problem = Case {
-            sizes: Sizes {
-                batch: 1,
-                count,
-                heads,
-                width,
-                span,
-                rows,
-                picks: self.picks,
-            },
-            scale: self.scale(),
-            queries: narrow(&queries),
-            window: narrow(&window),
-            window_bias: bias,
-            rows: part(self.compressed(starts.len()), rows * width),
-            rows_bias: rows_bias.collect(),
-            picks: match self.picks {
-                None => Vec::new(),
-                Some(picks) => {
-                    let size = count * picks;
-                    self.picked(starts.len())[sequence * size..(sequence + 1) * size].to_vec()
-                }
-            },
-            sinks: self.sinks(),
-        };
-        turned_back_at(&problem.oracle().0, width, self.rotated, &positions)
-    }
-}
-
-/// In 16 bits, inputs are rounded, and so are queries and rows once they are prepared.
-fn close(dtype: FloatDType) -> Tolerance {
-    match dtype {
-        FloatDType::F32 => absolute(1e-5),
-        _ => Tolerance {
-            absolute: 24.0 * half_unit(dtype),
-            relative: 4.0 * half_unit(dtype),
-        },
     }
 }
 
@@ -630,12 +332,8 @@ fn rows_go_to_the_slots_of_their_positions() {
                         continue;
                     };
                     let rows = &text.projected(sequence)[..count * text.width];
-                    let positions: Vec<usize> = (start..start + count).collect();
-                    let rows = narrow(&text.prepared(rows, Some(&text.norm()), &positions));
-                    for (row, position) in rows.chunks(text.width).zip(&positions) {
-                        let at = (sequence * text.slots + position % text.slots) * text.width;
-                        expected[at..at + text.width].copy_from_slice(row);
-                    }
+                    let size = text.slots * text.width;
+                    text.put(&mut expected[sequence * size..][..size], rows, start);
                 }
                 let what = format!("{name} {count} rows {integer:?}");
                 assert_close(&actual, &expected, absolute(2e-6), &what);
@@ -706,6 +404,33 @@ fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
             assert!(own.iter().all(|x| x.is_nan()), "{what}: its own head");
         }
     });
+}
+
+fn a_vacant_sequence_gives_zeros_whatever_its_queries_are() {
+    let block = Text {
+        slots: 12,
+        causal: false,
+        rows: 0,
+        ..PLAIN
+    };
+    for (name, device) in devices() {
+        for text in [PLAIN, block] {
+            let each = text.count * text.heads * text.width;
+            let shape = [2, text.count, text.heads, text.width];
+            let run = |spoil: bool| {
+                let mut x = text.queries(2);
+                if spoil {
+                    x[each + 3] = f32::NAN;
+                    x[2 * each - 1] = f32::INFINITY;
+                }
+                let rows = floats(&text.compressed(2), [2, text.rows, text.width], device);
+                values(text.attend_to(&[4, -1], floats(&x, shape, device), rows, None))
+            };
+            let (spoilt, whole) = (run(true), run(false));
+            assert!(spoilt[each..].iter().all(|x| *x == 0.0), "{name} {text:?}");
+            assert_eq!(spoilt[..each], whole[..each], "{name} {text:?}");
+        }
+    }
 }
 
 fn starts_and_picks_may_have_any_integer_dtype() {
@@ -783,6 +508,7 @@ catalogue![
     rows_go_to_the_slots_of_their_positions,
     content_is_rounded_as_by_its_operator,
     a_nan_reaches_the_head_or_the_queries_that_see_it_only,
+    a_vacant_sequence_gives_zeros_whatever_its_queries_are,
     starts_and_picks_may_have_any_integer_dtype,
     queries_of_a_block_that_see_each_other_agree_with_the_oracle,
     more_queries_than_a_kernel_takes_agree_with_the_oracle,

@@ -4,17 +4,14 @@
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{CompressorState, RowRounding, compress_rows, pool, rotate_at};
 use burn_ds4_ops::norm::rms_norm;
-use burn_ds4_ops::quant::{FP4_BLOCK, fp4_roundtrip, fp8_roundtrip, hadamard};
 
 use super::common::{
     EXACT, Tolerance, assert_close, devices, every_dtype, floats, half_unit, integers, narrow,
     read, sized, some, values,
 };
-use super::compressing::{Case, EPSILON, Sizes};
+use super::compressing::{Case, EPSILON, Sizes, round};
 
 const FITS: &str = "arguments that fit";
-/// Channels that share a scale in the content of a row.
-const CONTENT: usize = 64;
 
 const CSA: Sizes = Sizes {
     batch: 2,
@@ -241,21 +238,11 @@ fn rows_are_rounded_as_by_the_round_trips() {
                 run(&case, starts, &[11, 5], rounding, (FloatDType::F32, device)).rows
             };
             let plain = with(RowRounding::None);
-            let content = plain.clone().slice_dim(2, 0..width - rotated);
-            let content = fp8_roundtrip(content, CONTENT).expect(FITS);
-            let turned = plain.clone().slice_dim(2, width - rotated..width);
-            let expected = values(Tensor::cat(vec![content, turned], 2));
-            let actual = values(with(RowRounding::Content));
-            assert_close(
-                &actual,
-                &expected,
-                EXACT,
-                &format!("{name} {width} content"),
-            );
-            let index = hadamard(plain).expect(FITS);
-            let expected = values(fp4_roundtrip(index, FP4_BLOCK).expect(FITS));
-            let actual = values(with(RowRounding::Index));
-            assert_close(&actual, &expected, EXACT, &format!("{name} {width} index"));
+            for rounding in [RowRounding::Content, RowRounding::Index] {
+                let expected = values(round(plain.clone(), rounding, rotated));
+                let what = format!("{name} {width} {rounding:?}");
+                assert_close(&values(with(rounding)), &expected, EXACT, &what);
+            }
         }
     }
 }
@@ -378,6 +365,25 @@ fn a_nan_reaches_the_rows_that_pool_it_only() {
     }
 }
 
+fn what_another_sequence_has_left_in_the_raw_rows_is_not_pooled() {
+    for (name, device) in devices() {
+        let case = Case::new(CSA, 12);
+        let rows = |left: f32| {
+            let (raw, rows) = case.empty(FloatDType::F32, device);
+            let inputs = case.inputs(&[0, 0], 9, device);
+            let positions = case.positions(&[0, 0], device);
+            let options = CSA.options(RowRounding::None);
+            let state = compress_rows(inputs, positions, options, raw * left, rows);
+            values(state.expect(FITS).rows)
+        };
+        let expected = rows(0.0);
+        assert!(expected.iter().all(|x| x.is_finite()), "{name}");
+        for left in [f32::NAN, f32::INFINITY, -1e30, 1e30, f32::MAX] {
+            assert_eq!(rows(left), expected, "{name} after {left}");
+        }
+    }
+}
+
 fn a_large_batch_of_sequences_of_different_lengths_is_each_of_them_alone() {
     sized(64, 5, |name, device, batch| {
         let sizes = Sizes { batch, ..CSA };
@@ -410,6 +416,7 @@ catalogue![
     rows_have_the_bits_of_the_operators_that_they_are_made_of,
     rows_of_complete_blocks_agree_with_the_oracle,
     sequences_that_are_not_there_keep_what_they_have,
+    what_another_sequence_has_left_in_the_raw_rows_is_not_pooled,
     what_lies_beyond_the_tables_is_refused_or_left_out,
     what_somebody_else_holds_stays_as_it_is,
 ];

@@ -1,7 +1,10 @@
 //! Problems of compressed rows, and their oracle in `f64`.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_ds4_ops::attention::{CompressionInputs, CompressionOptions, Positions, RowRounding};
+use burn_ds4_ops::attention::{
+    CONTENT_BLOCK, CompressionInputs, CompressionOptions, Positions, RowRounding,
+};
+use burn_ds4_ops::quant::{FP4_BLOCK, fp4_roundtrip, fp8_roundtrip, hadamard};
 
 use super::common::{floats, integers, noise};
 use super::rotation::{table, turned_at};
@@ -171,5 +174,23 @@ impl Case {
             .map(|(x, weight)| x * factor * weight)
             .collect();
         turned_at(&normalized, width, rotated, &[block * ratio])
+    }
+}
+
+/// Rows of f32, of whose channels the last `rotated` are turned, rounded by the operators for that.
+pub fn round(rows: Tensor<3>, rounding: RowRounding, rotated: usize) -> Tensor<3> {
+    let fits = "rows that can be rounded";
+    let [_, _, width] = rows.dims();
+    let content = width - rotated;
+    match rounding {
+        RowRounding::None => rows,
+        RowRounding::Content if rotated == 0 => fp8_roundtrip(rows, CONTENT_BLOCK).expect(fits),
+        RowRounding::Content if content == 0 => rows,
+        RowRounding::Content => {
+            let content = rows.clone().slice_dim(2, 0..content);
+            let content = fp8_roundtrip(content, CONTENT_BLOCK).expect(fits);
+            Tensor::cat(vec![content, rows.slice_dim(2, width - rotated..width)], 2)
+        }
+        RowRounding::Index => fp4_roundtrip(hadamard(rows).expect(fits), FP4_BLOCK).expect(fits),
     }
 }

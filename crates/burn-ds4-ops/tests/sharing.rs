@@ -90,9 +90,8 @@ impl Both {
         read(&output)
     }
 
-    /// Compares what a device gives with the oracle. In f32, sums that are exact have to be.
-    #[track_caller]
-    pub fn check(&self, name: &str, device: &Device) {
+    /// Every output, and the errors that are allowed.
+    pub fn expected(&self) -> (Vec<f32>, Vec<f64>) {
         let dtype = self.own.rounding.dtype;
         let both = self.own.expected().into_iter().zip(self.shared.expected());
         let (expected, allowed): (Vec<f64>, Vec<f64>) = both
@@ -101,12 +100,20 @@ impl Both {
         let expected = rounded(&narrow(&expected), dtype);
         // The expected value is rounded, too.
         let unit = 2.0 * half_unit(dtype);
-        let allowed = |index: usize| {
-            allowed[index] + unit * f64::from(expected[index]).abs() + smallest(dtype)
-        };
+        let allowed = allowed.iter().zip(&expected).map(|(allowed, expected)| {
+            allowed + unit * f64::from(*expected).abs() + smallest(dtype)
+        });
+        let allowed = allowed.collect();
+        (expected, allowed)
+    }
+
+    /// Compares what a device gives with the oracle. In f32, sums that are exact have to be.
+    #[track_caller]
+    pub fn check(&self, name: &str, device: &Device) {
+        let (expected, allowed) = self.expected();
         let formats = [&self.own, &self.shared].map(|layer| layer.gate_up.format());
         let what = format!("{name} {formats:?} {:?}", self.own.size);
-        assert_within(&self.run(device), &expected, allowed, &what);
+        assert_within(&self.run(device), &expected, |index| allowed[index], &what);
     }
 }
 

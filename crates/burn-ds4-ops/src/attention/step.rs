@@ -74,8 +74,8 @@ pub struct StoredStep {
 ///
 /// # Errors
 ///
-/// [`OpError`] where one of these operators has one, or queries and rows differ in batch, count or
-/// device.
+/// [`OpError`] where one of these operators has one, low-rank queries have no columns, or queries
+/// and rows differ in batch, count or device.
 pub fn store_step(step: StepRows, positions: Positions) -> Result<StoredStep, OpError> {
     check(&step, &positions)?;
     let StepRows {

@@ -26,8 +26,8 @@
 //! the most likely one by a factor of 9e12 has the weight 0 and is never drawn. Sums of weights are
 //! exact, and so is every comparison above. No function is used whose result depends on the device.
 //! So the same logits, seed and position give the same token on every device, among any other rows,
-//! in every launch. (Devices that flush numbers below 1e-37 to 0 may treat logits as equal that
-//! differ by no more than that.)
+//! in every launch. (Logits that differ by no more than 1e-37 may count as equal, on some devices
+//! and not on others.)
 //!
 //! # Random numbers
 //!

@@ -52,12 +52,7 @@ fn attended(draw: &mut Draw) {
     case.scale = draw.pick(&[1.7, 0.0, -1.0, 1.7, f64::INFINITY, f64::NAN]);
     let fits = (1..=columns + 1 - count).contains(&case.sizes.span) && case.scale.is_finite();
     let mut device_case = case.clone();
-    let queries = draw.rows(batch * count * heads, width);
-    for (row, values) in queries.values.chunks(width).enumerate() {
-        if !queries.tame[row] {
-            device_case.queries[row * width..][..width].copy_from_slice(values);
-        }
-    }
+    let tame = draw.spoil_rows(&mut device_case.queries, batch * count * heads);
     let (queries_of, window, compressed, sinks) = device_case.arguments(&Device::flex(), dtype);
     let output = sink_attention(queries_of, window, compressed, sinks, case.scale);
     let Some(output) = draw.settle(output, fits) else {
@@ -72,7 +67,7 @@ fn attended(draw: &mut Draw) {
         FloatDType::F16 => 2f64.powi(-6),
         _ => 2f64.powi(-5),
     };
-    for row in (0..batch * count * heads).filter(|&row| queries.tame[row]) {
+    for row in (0..batch * count * heads).filter(|&row| tame[row]) {
         let slots = row * width..(row + 1) * width;
         let expected = narrow(&expected[slots.clone()]);
         assert_close(&actual[slots], &expected, absolute(tolerance), "attention");
@@ -139,6 +134,24 @@ fn scored(draw: &mut Draw) {
     }
 }
 
+/// Angles of so many positions, of so many channels.
+pub(super) fn angles(known: usize, rotated: usize) -> Tensor<2> {
+    match rotated.is_multiple_of(2) {
+        true => table(known, rotated, &Device::flex()),
+        false => Tensor::ones([known, rotated], &Device::flex()),
+    }
+}
+
+pub(super) fn can_rotate(rotated: usize, width: usize) -> bool {
+    rotated.is_multiple_of(2) && rotated <= width
+}
+
+/// Whether all new positions are among the known ones.
+pub(super) fn are_known(starts: &[i64], count: usize, known: usize) -> bool {
+    let last = |start: &i64| start.max(&0) + count as i64 <= known as i64;
+    count == 0 || starts.iter().all(last)
+}
+
 fn rotated(draw: &mut Draw) {
     let [batch, count, heads] = [draw.size(2), draw.size(3), draw.size(2)];
     let (width, known) = (draw.size(8), draw.size(9));
@@ -148,14 +161,9 @@ fn rotated(draw: &mut Draw) {
     let (given, held) = draw.tensor(&x.values, [batch, count, heads, width], dtype);
     let starts: Vec<i64> = (0..batch).map(|_| draw.index(known + 1)).collect();
     let start = draw.integers(&starts, [batch]);
-    let angles = match rotated.is_multiple_of(2) {
-        true => table(known, rotated, &Device::flex()),
-        false => Tensor::ones([known, rotated], &Device::flex()),
-    };
-    let turned = rotate_at(given, angles, start, false);
+    let turned = rotate_at(given, angles(known, rotated), start, false);
     let empty = rotated == 0 || [batch, count, heads, width].contains(&0);
-    let last = |start: &i64| start.max(&0) + count as i64 <= known as i64;
-    let fits = rotated.is_multiple_of(2) && rotated <= width && (empty || starts.iter().all(last));
+    let fits = can_rotate(rotated, width) && (empty || are_known(&starts, count, known));
     let Some(turned) = draw.settle(turned, fits) else {
         return;
     };

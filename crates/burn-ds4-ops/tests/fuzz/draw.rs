@@ -155,6 +155,23 @@ impl<'a> Draw<'a> {
         (tensor, held)
     }
 
+    /// Puts hostile values into one in four of so many rows, and says which have none.
+    pub fn spoil_rows(&mut self, values: &mut [f32], rows: usize) -> Vec<bool> {
+        let columns = values.len().checked_div(rows).unwrap_or(0);
+        let drawn = self.rows(rows, columns);
+        for row in (0..rows).filter(|row| !drawn.tame[*row]) {
+            let slots = row * columns..(row + 1) * columns;
+            values[slots.clone()].copy_from_slice(&drawn.values[slots]);
+        }
+        drawn.tame
+    }
+
+    /// The same tensor, now and then of another shape or dtype.
+    pub fn again<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        let dtype = tensor.dtype().into();
+        self.tensor(&read(tensor), tensor.dims(), dtype).0
+    }
+
     /// A tensor of integers of a dtype that holds them, now and then one of another shape.
     pub fn integers<const D: usize>(
         &mut self,

@@ -9,7 +9,7 @@ use super::super::packing::{DENSE, FP8_PAIR, Format};
 use super::super::sums::smallest;
 use super::draw::Draw;
 
-const LIMITS: [Option<f64>; 7] = [
+pub(super) const LIMITS: [Option<f64>; 7] = [
     None,
     Some(10.0),
     Some(0.5),

@@ -176,8 +176,10 @@ fn assert_token(token: i64, logits: &[f32], params: &LaneParams, position: u32) 
     }
     let oracle = Oracle::of(logits, sampling);
     let u = uniform(params.seed, position);
-    // Weights that differ by less are equal, and then the lower id counts, not the logit.
-    let near = |a: &f32, b: &f32| a != b && (a - b).abs() < 1e-6 * sampling.temperature;
+    // Weights that differ by less are equal, and then the lower id counts, not the logit. So are
+    // logits that differ by next to nothing.
+    let least = (1e-6 * sampling.temperature).max(1e-37);
+    let near = |a: &f32, b: &f32| a != b && (a - b).abs() < least;
     let near = |a: &f32| logits.iter().any(|b| near(a, b));
     let close = oracle.margin < 1e-6 || logits.iter().any(near);
     assert!(

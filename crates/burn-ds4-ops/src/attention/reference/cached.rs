@@ -132,8 +132,12 @@ impl<B: AttentionOps> Prepared<B> {
         B::float_reshape(output, Shape::new([batch, count, heads, width]))
     }
 
-    /// Rotates what was attended to back.
+    /// Rotates what was attended to back. Vacant sequences have zeros, even where a query is no
+    /// number.
     pub fn rotate_back(self, output: FloatTensor<B>) -> FloatTensor<B> {
+        let shape = output.shape();
+        let vacant = B::bool_reshape(self.positions.vacant, Shape::new([shape[0], 1, 1, 1]));
+        let output = B::float_mask_fill(output, B::bool_expand(vacant, shape), 0.0.into());
         rotate_by_position::<B>(output, self.angles, self.start, true)
     }
 

@@ -6,7 +6,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::Shape;
 
 use super::positions::{NewPositions, flat, round};
-use super::{mask, rotation};
+use super::rotation;
 use crate::attention::backend::{AttentionOps, Compression};
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
@@ -114,15 +114,18 @@ impl<'a, B: AttentionOps + NormOps> CompressionStep<'a, B> {
         if self.series == 1 {
             return B::pool(part(0, 0), part(0, 1));
         }
-        let values = B::float_cat(vec![part(0, 0), part(1, 1)], 2);
-        let previous = part(0, 2);
-        // The first block has no block before it.
+        // The first block has no block before it. Whatever the slots of one hold is not read: it
+        // may be left of another sequence, and be no number.
         let block = self.positions.from(self.first(), blocks);
-        let mask_dtype = bool_dtype::<B>(&block.device());
-        let bias = mask::<B>(B::int_equal_elem(block, 0.into(), mask_dtype));
-        let bias = B::float_reshape(bias, Shape::new([self.batch, blocks, 1, 1]));
-        let bias = B::float_expand(bias, previous.shape());
-        let scores = B::float_cat(vec![B::float_add(previous, bias), part(1, 3)], 2);
+        let none = B::int_equal_elem(block, 0.into(), bool_dtype::<B>(&raw.device()));
+        let none = B::bool_reshape(none, Shape::new([self.batch, blocks, 1, 1]));
+        let previous = |series: usize, without: f32| {
+            let part = part(0, series);
+            let none = B::bool_expand(none.clone(), part.shape());
+            B::float_mask_fill(part, none, without.into())
+        };
+        let values = B::float_cat(vec![previous(0, 0.0), part(1, 1)], 2);
+        let scores = B::float_cat(vec![previous(2, f32::NEG_INFINITY), part(1, 3)], 2);
         B::pool(values, scores)
     }
 

@@ -58,7 +58,8 @@ fn tool_calls_are_parsed_with_typed_arguments() {
 #[test]
 fn a_parsed_completion_renders_to_the_text_it_came_from() {
     let tail = "why</think>ok\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n\
-        <｜DSML｜parameter name=\"a\" string=\"false\">[1, {\"b\": true}]</｜DSML｜parameter>\n\
+        <｜DSML｜parameter name=\"a\" string=\"false\">[1, 1.4302060167127721, {\"b\": true}]\
+        </｜DSML｜parameter>\n\
         </｜DSML｜invoke>\n<｜DSML｜invoke name=\"g\">\n\n\
         </｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>";
     let message = Message::from(parse_completion(tail, true).unwrap());

@@ -1,0 +1,282 @@
+//! Continues a prompt with a DeepSeek-V4 checkpoint, streaming the text, or chats at a terminal.
+//!
+//! Without arguments it takes the small trained checkpoint that comes with the repository.
+//! `docs/generate.md` describes the options and the commands of the chat.
+
+mod answer;
+mod chat;
+mod generator;
+mod options;
+mod page;
+mod prompt;
+#[path = "../shared/mod.rs"]
+mod shared;
+mod warnings;
+
+use std::error::Error;
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use burn_ds4_ops::device::DeviceSpec;
+use clap::Parser;
+use ds4_model::checkpoint::LoadOptions;
+use ds4_model::generate::{CompletionPart, EngineConfig, GenerateConfig, Message};
+use ds4_model::model::Model;
+use ds4_model::pipeline::Pipeline;
+use serde_json::json;
+
+use crate::answer::{Answer, Reader};
+use crate::generator::Generator;
+use crate::options::Args;
+use crate::page::Page;
+use crate::prompt::Prompt;
+use crate::shared::load_bar::LoadBar;
+use crate::shared::{Dtype, Head, finish, load_options, note};
+
+/// Tokens of the prompt that a warm-up has, at most: a longer one takes hardly any other kernels.
+const WARM_UP_PROMPT: usize = 64;
+/// Pieces of text after which a warm-up has launched, recorded and replayed a step.
+const WARM_UP_PIECES: usize = 8;
+
+fn main() -> ExitCode {
+    warnings::show();
+    finish(run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let spec = args.device();
+    let dtype = args.dtype(spec);
+    // What is wrong with the arguments is told before anything is loaded.
+    args.config(GenerateConfig::default()).validate()?;
+    args.drafts.check()?;
+    let drafts = args.drafts.is_wanted(spec);
+    if args.draft_head == Head::Flash && !drafts {
+        return Err("--draft-head flash needs drafts, --draft-tokens 1 to 8".into());
+    }
+    let flash = args.head == Head::Flash || args.draft_head == Head::Flash;
+    args.flash
+        .check(flash, "--head flash or --draft-head flash")?;
+    let device = spec.init()?;
+    let prompt = Prompt::of(args)?;
+    if prompt != Prompt::Chat && !args.chat {
+        let options = [
+            ("--think", args.think.is_some()),
+            ("--encoding", args.encoding.is_some()),
+        ];
+        if let Some((option, _)) = options.iter().find(|(_, given)| *given) {
+            return Err(format!("{option} needs --chat").into());
+        }
+    }
+
+    let started = Instant::now();
+    let options = LoadOptions {
+        quantized_cache: args.quantized_cache,
+        ..load_options(spec, dtype, drafts)
+    };
+    let bar = LoadBar::default();
+    let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
+    if flash {
+        choose_heads(args, &mut pipeline.model)?;
+    }
+    let setup = Setup {
+        args,
+        config: GenerateConfig {
+            drafts: args.drafts.drafts(spec, &pipeline.model)?,
+            ..args.config(pipeline.defaults.clone())
+        },
+        pipeline: &pipeline,
+        device: spec,
+        dtype,
+        loaded: started.elapsed(),
+    };
+    match prompt {
+        Prompt::Text(prompt) => setup.answer(&prompt),
+        Prompt::Chat if setup.can_chat() => setup.chat(),
+        Prompt::Chat => setup.answer(prompt::DEFAULT),
+    }
+}
+
+/// All that an answer takes.
+struct Setup<'a> {
+    args: &'a Args,
+    pipeline: &'a Pipeline,
+    config: GenerateConfig,
+    device: DeviceSpec,
+    dtype: Dtype,
+    loaded: Duration,
+}
+
+impl Setup<'_> {
+    /// Whether the tokenizer has what separates the turns of a conversation.
+    fn can_chat(&self) -> bool {
+        self.conversation("").is_ok()
+    }
+
+    /// The ids of a conversation of one message.
+    fn conversation(&self, message: &str) -> Result<Vec<u32>, Box<dyn Error>> {
+        let options = self.args.chat_options(self.pipeline);
+        let messages = [Message::user(message)];
+        Ok(self.pipeline.encode_chat(&messages, &options)?)
+    }
+
+    fn context(&self) -> Option<usize> {
+        self.args.ctx.map(|ctx| ctx as usize)
+    }
+
+    fn chat(&self) -> Result<(), Box<dyn Error>> {
+        let Self { args, pipeline, .. } = self;
+        let longest = pipeline.model.config().max_position_embeddings;
+        let context = self
+            .context()
+            .map_or(longest, |context| context.min(longest));
+        let default = chat::default_tokens(context);
+        let config = GenerateConfig {
+            max_new_tokens: args.tokens.unwrap_or(default),
+            ..self.config.clone()
+        };
+        self.warm_up(&self.conversation("")?)?;
+        let engine = EngineConfig {
+            prefix_bytes: chat::KEPT_BYTES,
+            exact_prefix: args.exact_prefix,
+            ..EngineConfig::default()
+        };
+        let generator = Generator::new(pipeline, config, self.context(), engine)?;
+        writeln!(io::stdout(), "[{}]", self.place())?;
+        chat::run(generator, args.chat_options(pipeline))
+    }
+
+    /// Continues one prompt.
+    fn answer(&self, prompt: &str) -> Result<(), Box<dyn Error>> {
+        let Self { args, pipeline, .. } = self;
+        let (ids, thinking) = match args.chat {
+            true => (self.conversation(prompt)?, Some(args.think.is_some())),
+            false => (pipeline.encode(prompt)?, None),
+        };
+        let warmed_up = self.warm_up(&ids)?;
+        let engine = EngineConfig {
+            capacity: self.config.initial_capacity(ids.len()),
+            ..EngineConfig::default()
+        };
+        let config = self.config.clone();
+        let mut generator = Generator::new(pipeline, config, self.context(), engine)?;
+        let mut out = io::stdout().lock();
+        let answer = if args.json {
+            let answer = generator.generate(&ids, thinking, 0, &mut Patient)?;
+            writeln!(out, "{}", self.report(&ids, &answer))?;
+            answer
+        } else {
+            // An answer in a chat does not follow the prompt.
+            let before = if args.chat { "" } else { prompt };
+            let dims = out.is_terminal();
+            let mut page = Page::new(&mut out, before, dims);
+            let answer = generator.generate(&ids, thinking, 0, &mut page)?;
+            page.end()?;
+            answer
+        };
+        let drafts = match self.config.drafts {
+            0 => String::new(),
+            _ => answer.figures.drafts(),
+        };
+        let warmed_up = warmed_up.map_or_else(String::new, |time| {
+            format!(", kernels compiled in {:.2} s", time.as_secs_f64())
+        });
+        note(format_args!(
+            "[{} tokens, {:.1} tokens/s{drafts}; prompt {} tokens in {:.2} s, loaded in {:.2} \
+             s{warmed_up}; {}; {}]",
+            answer.ids.len(),
+            answer.figures.rate(),
+            ids.len(),
+            answer.figures.prompt_seconds,
+            self.loaded.as_secs_f64(),
+            answer.finish.describe(),
+            self.place(),
+        ));
+        Ok(())
+    }
+
+    /// Where the model runs, which nobody may have said.
+    fn place(&self) -> String {
+        let dtype = format!("{:?}", self.dtype).to_lowercase();
+        format!("{} in {dtype}", self.device)
+    }
+
+    fn report(&self, prompt: &[u32], answer: &Answer) -> serde_json::Value {
+        let figures = &answer.figures;
+        let mut report = json!({
+            "prompt_ids": prompt,
+            "ids": answer.ids,
+            "text": answer.completion.content,
+            "finish_reason": answer.finish,
+            "figures": figures,
+        });
+        if let Some(reasoning) = &answer.completion.reasoning {
+            report["reasoning"] = json!(reasoning);
+        }
+        for (name, value) in [
+            ("tokens_per_second", json!(figures.rate())),
+            ("load_seconds", json!(self.loaded.as_secs_f64())),
+            ("device", json!(self.device.to_string())),
+            ("dtype", json!(format!("{:?}", self.dtype).to_lowercase())),
+        ] {
+            report["figures"][name] = value;
+        }
+        report
+    }
+
+    /// Begins the same generation where kernels are compiled at their first use, so that the rates
+    /// do not include compilation.
+    fn warm_up(&self, prompt: &[u32]) -> Result<Option<Duration>, Box<dyn Error>> {
+        if self.device == DeviceSpec::Flex {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        // Caches of other sizes may have other kernels.
+        let capacity = Some(self.config.initial_capacity(prompt.len()));
+        let prompt = &prompt[..prompt.len().min(WARM_UP_PROMPT)];
+        let config = GenerateConfig {
+            capacity,
+            ..self.config.clone()
+        };
+        let mut pieces = 0;
+        let mut generation = self.pipeline.generate(config, prompt)?;
+        generation.stream(|_| {
+            pieces += 1;
+            match pieces < WARM_UP_PIECES {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        })?;
+        Ok(Some(started.elapsed()))
+    }
+}
+
+/// Waits for the end.
+struct Patient;
+
+impl Reader for Patient {
+    fn read(&mut self, _: &CompletionPart) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Puts the flash head where the arguments ask for it.
+fn choose_heads(args: &Args, model: &mut Model) -> Result<(), Box<dyn Error>> {
+    let head = args.flash.head(&args.model, model)?;
+    if args.head == Head::Flash {
+        let (probes, clusters) = (head.probes(), head.head().clusters());
+        let kind = match probes == clusters {
+            true => "exact",
+            false => "approximate",
+        };
+        note(format_args!(
+            "[{kind} flash head: {probes} of {clusters} clusters are probed for a token]"
+        ));
+        model.flash_head = Some(head.clone());
+    }
+    if args.draft_head == Head::Flash {
+        model.set_draft_head(Some(head));
+    }
+    Ok(())
+}

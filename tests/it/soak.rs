@@ -1,0 +1,207 @@
+//! Texts that join, leave and are drafted for at random, for as long as one has time: each has the
+//! tokens that it has alone, and the memory stays what it was. docs/testing.md says how to run it.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use burn::tensor::{Device, FloatDType};
+use ds4_model::generate::{Engine, EngineConfig, Request, RequestId, SamplingConfig};
+
+use crate::engine::{Random, add, engine, penalised, request, sampled, together};
+use crate::two_layers::{CAPACITY, Fixture, text};
+
+/// Tokens of all texts. With this variable, nothing else must run in the process, whose memory is
+/// then measured.
+const TOKENS: &str = "DS4_SOAK_TOKENS";
+/// Without it.
+const FEW_TOKENS: usize = 400;
+/// Engines after which the memory is as large as it gets.
+const WARM_UP: usize = 5;
+const LONGEST_PROMPT: usize = 30;
+/// Drafts and lanes, no more than 16 tokens a step: texts are the same to the bit.
+const KINDS: [[usize; 2]; 10] = [
+    [0, 16],
+    [1, 8],
+    [0, 16],
+    [2, 5],
+    [0, 8],
+    [1, 8],
+    [0, 16],
+    [3, 4],
+    [0, 1],
+    [7, 2],
+];
+
+/// A request, and what follows its prompt.
+struct Known {
+    request: Request,
+    text: Vec<u32>,
+}
+
+/// Of a text in the engine.
+struct Running {
+    known: usize,
+    /// Tokens that it has, and that it will have.
+    seen: usize,
+    count: usize,
+}
+
+/// What has happened.
+#[derive(Debug, Default)]
+struct Events {
+    tokens: usize,
+    ended: usize,
+    left: usize,
+    rejected: usize,
+}
+
+fn config(round: usize) -> EngineConfig {
+    let [drafts, lanes] = KINDS[round % KINDS.len()];
+    EngineConfig {
+        lanes,
+        drafts,
+        capacity: [CAPACITY, 1024][(round + round / KINDS.len()) % 2],
+        prefill_chunk: 32,
+        prefix_bytes: [0, 1 << 20][round % 3 / 2],
+        exact_prefix: true,
+        ..EngineConfig::default()
+    }
+}
+
+/// Requests of all kinds, with what follows them by themselves.
+fn known(fixture: &Fixture, random: &mut Random, count: usize, longest: usize) -> Vec<Known> {
+    let any = text(300);
+    let alone = EngineConfig {
+        lanes: 1,
+        drafts: 0,
+        prefix_bytes: 0,
+        ..config(0)
+    };
+    let kinds = [SamplingConfig::default(), sampled(1), penalised(2)];
+    let known = (0..count).map(|index| {
+        let length = 1 + random.below(LONGEST_PROMPT);
+        // Some begin alike.
+        let start = random.below(8) * LONGEST_PROMPT / 2;
+        let request = Request {
+            sampling: SamplingConfig {
+                seed: index as u64,
+                ..kinds[index % kinds.len()].clone()
+            },
+            ..request(&any[start..start + length], longest)
+        };
+        let own = std::slice::from_ref(&request);
+        let text = together(&mut engine(fixture, &alone), own).remove(0);
+        Known { request, text }
+    });
+    known.collect()
+}
+
+/// Lets texts join and leave until there are so many tokens, and the rest end.
+fn run(
+    engine: &mut Engine,
+    known: &[Known],
+    random: &mut Random,
+    tokens: usize,
+    events: &mut Events,
+) {
+    let mut running: BTreeMap<RequestId, Running> = BTreeMap::new();
+    let until = events.tokens + tokens;
+    while events.tokens < until || !engine.is_idle() {
+        if events.tokens < until && engine.waiting() < 2 {
+            let index = random.below(known.len());
+            let count = 1 + random.below(known[index].text.len());
+            let request = Request {
+                max_new_tokens: count,
+                ..known[index].request.clone()
+            };
+            let text = Running {
+                known: index,
+                seen: 0,
+                count,
+            };
+            running.insert(add(engine, request), text);
+        }
+        if random.below(100) == 0 && !running.is_empty() {
+            let index = random.below(running.len());
+            let id = *running.keys().nth(index).expect("it is one of them");
+            engine.abort(id).expect("it is there");
+            running.remove(&id);
+            events.left += 1;
+        }
+        for output in engine.step().expect("a device that works") {
+            let text = running.get_mut(&output.request).expect("it has not left");
+            let token = output.token.expect("finite logits");
+            let expected = known[text.known].text[text.seen];
+            assert_eq!(
+                token, expected,
+                "token {} of {:?}",
+                text.seen, output.request
+            );
+            text.seen += 1;
+            events.tokens += 1;
+            assert_eq!(output.finish.is_some(), text.seen == text.count);
+            if output.finish.is_some() {
+                running.remove(&output.request);
+                events.ended += 1;
+            }
+        }
+    }
+    assert!(running.is_empty(), "texts were lost");
+    events.rejected += engine.stats().drafted - engine.stats().accepted;
+}
+
+/// Bytes of memory that the process has, where the system tells.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kilobytes << 10)
+}
+
+#[test]
+fn texts_that_come_and_go_for_long_are_those_that_they_are_alone() {
+    let wanted = std::env::var(TOKENS).ok();
+    let tokens = wanted.as_ref().map_or(FEW_TOKENS, |wanted| {
+        wanted.parse().expect("a number of tokens")
+    });
+    let (count, longest, engines) = match wanted {
+        Some(_) => (48, 120, 2 * KINDS.len()),
+        None => (6, 16, KINDS.len()),
+    };
+    let fixture = Fixture::open(&Device::flex(), FloatDType::F32, true);
+    let mut random = Random(1);
+    let known = known(&fixture, &mut random, count, longest);
+    let (mut events, mut memory) = (Events::default(), Vec::new());
+    let started = Instant::now();
+    for round in 0..engines {
+        let mut engine = engine(&fixture, &config(round));
+        run(
+            &mut engine,
+            &known,
+            &mut random,
+            tokens.div_ceil(engines),
+            &mut events,
+        );
+        drop(engine);
+        memory.extend(resident());
+        if wanted.is_some() {
+            let seconds = started.elapsed().as_secs();
+            println!("{seconds} s, {events:?}, memory {:?}", memory.last());
+        }
+    }
+    assert!(events.tokens >= tokens);
+    assert!(
+        events.ended > 0 && events.left > 0 && events.rejected > 0,
+        "{events:?}"
+    );
+    if let (Some(_), [_, ..]) = (wanted, &memory[..]) {
+        let most = |part: &[u64]| part.iter().copied().max().expect("some engines");
+        let [before, after] = [&memory[..WARM_UP], &memory[WARM_UP..]].map(most);
+        assert!(
+            after <= before + before / 100,
+            "{before} bytes grew to {after}"
+        );
+    }
+}
