@@ -151,6 +151,7 @@ impl Workload {
             "context": self.context,
             "batch": self.batch,
             "drafts": self.drafts,
+            "drafter": if model.dspark.is_some() { "dspark" } else { "mtp" },
             "kind": if self.graphs { "recorded" } else { "launched" },
             "ms": measured.ms,
             "us_per_layer": layer_us,
