@@ -44,15 +44,20 @@ impl Kind {
     }
 }
 
-/// Prints tokens a second of a text: greedy and sampled, without and with a draft, launched and
-/// recorded.
-pub fn generations(model: &Model, checkpoint: &Path, tokens: usize) -> Result<(), Box<dyn Error>> {
+/// Prints tokens a second of a text: greedy and sampled, without drafts and with so many, launched
+/// and recorded.
+pub fn generations(
+    model: &Model,
+    checkpoint: &Path,
+    tokens: usize,
+    drafts: usize,
+) -> Result<(), Box<dyn Error>> {
     let tokenizer = TextTokenizer::from_dir(checkpoint)?;
     let mut prompt = vec![model.config().bos_token_id];
     prompt.extend(tokenizer.encode(PROMPT)?);
     let mut kinds = Vec::new();
     for sampled in [false, true] {
-        for drafts in [0, 1] {
+        for drafts in [0, drafts] {
             kinds.extend([false, true].map(|graphs| Kind {
                 drafts,
                 graphs,

@@ -76,14 +76,14 @@ struct Args {
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
-    /// Only launches a few steps, the last between marks, for a profiler whose output `ds4-account`
-    /// reads, for `flash`.
-    #[arg(long)]
-    account: bool,
+    /// Only launches a few steps, or chunks of a prompt, the last between marks, for a profiler whose
+    /// output `ds4-account` reads, for `flash`.
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "step")]
+    account: Option<Account>,
     /// Calls of each kind of which the median is taken.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
-    /// Tokens to generate with and without drafts, for `tiny`.
+    /// Tokens to generate without drafts and with them, for `tiny`.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
     /// Added by `cargo bench`.
@@ -111,6 +111,15 @@ enum Which {
     Flash,
 }
 
+/// What a profiler looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Account {
+    /// A step without drafts.
+    Step,
+    /// A chunk of a prompt.
+    Prompt,
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     finish(match args.model {
@@ -129,7 +138,8 @@ fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
     if args.batch > 1 {
         return Ok(());
     }
-    generations::generations(&model, &args.checkpoint, args.tokens as usize)
+    let (tokens, drafts) = (args.tokens as usize, args.drafts.into());
+    generations::generations(&model, &args.checkpoint, tokens, drafts)
 }
 
 fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
@@ -164,8 +174,10 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         jsonl: args.jsonl.clone(),
         copy_rate: args.copy_rate,
     };
-    if args.account {
-        return whole::account(&model, &options);
+    match args.account {
+        Some(Account::Step) => return whole::account(&model, &options),
+        Some(Account::Prompt) => return whole::account_prompt(&model, &options, args.prompt),
+        None => {}
     }
     whole::decoding(&model, &options)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());

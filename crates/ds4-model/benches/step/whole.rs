@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::tensor::{Device, Distribution, Tensor};
-use ds4_model::cache::{CacheConfig, Rollback};
+use ds4_model::cache::{Cache, CacheConfig, Rollback};
 use ds4_model::config::ModelConfig;
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
@@ -167,32 +167,59 @@ fn depth(
     })
 }
 
+/// Chunks of a prompt at the given context, each of which is processed anew.
+struct Chunk<'a> {
+    model: &'a Model,
+    cache: Cache,
+    shape: [usize; 2],
+    context: usize,
+}
+
+impl<'a> Chunk<'a> {
+    fn new(model: &'a Model, options: &Options, tokens: usize) -> Result<Self, Box<dyn Error>> {
+        let cache = CacheConfig {
+            batch: options.batch,
+            capacity: options.context + tokens,
+            rollback: Rollback::Bounded(0),
+            ..CacheConfig::default()
+        };
+        Ok(Self {
+            model,
+            cache: model.new_cache(cache)?,
+            shape: [options.batch, tokens],
+            context: options.context,
+        })
+    }
+
+    /// Calls `before` when the cache is filled, then processes the chunk.
+    fn process(
+        &mut self,
+        before: impl FnOnce(&Device) -> Result<(), Box<dyn Error>>,
+    ) -> Result<f64, Box<dyn Error>> {
+        let device = self.model.embedding.val().device();
+        let normal = Distribution::Normal(0.0, 1.0);
+        self.cache.fill_random(self.context, normal)?;
+        let ids = any_ids(self.context, self.shape, self.model);
+        device.sync()?;
+        before(&device)?;
+        let start = Instant::now();
+        let streams = self
+            .model
+            .forward_streams(ids, &mut self.cache, &Trace::off())?;
+        let last = streams.narrow(1, self.shape[1] - 1, 1);
+        let logits = self.model.logits(last);
+        device.sync()?;
+        drop(logits);
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
 /// Prints the speed of prefill, for one chunk of a prompt at the given context.
 pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Box<dyn Error>> {
-    let device = model.embedding.val().device();
-    let cache = CacheConfig {
-        batch: options.batch,
-        capacity: options.context + tokens,
-        rollback: Rollback::Bounded(0),
-        ..CacheConfig::default()
-    };
-    let mut cache = model.new_cache(cache)?;
-    let mut times = Vec::with_capacity(PROMPTS);
-    for prompt in 0..=PROMPTS {
-        cache.fill_random(options.context, Distribution::Normal(0.0, 1.0))?;
-        let ids = any_ids(options.context, [options.batch, tokens], model);
-        device.sync()?;
-        let start = Instant::now();
-        let streams = model.forward_streams(ids, &mut cache, &Trace::off())?;
-        let logits = model.logits(streams.narrow(1, tokens - 1, 1));
-        device.sync()?;
-        let time = start.elapsed().as_secs_f64();
-        drop(logits);
-        if prompt > 0 {
-            times.push(time);
-        }
-    }
-    let time = Timings::new(times).median();
+    let mut chunk = Chunk::new(model, options, tokens)?;
+    chunk.process(|_| Ok(()))?;
+    let times: Result<Vec<f64>, _> = (0..PROMPTS).map(|_| chunk.process(|_| Ok(()))).collect();
+    let time = Timings::new(times?).median();
     let (layers, whole) = (model.layers.len(), ModelConfig::new().layers.len());
     let rate = (options.batch * tokens) as f64 / time;
     println!(
@@ -225,6 +252,24 @@ pub fn account(model: &Model, options: &Options) -> Result<(), Box<dyn Error>> {
     mark(&device)?;
     println!(
         "one launched step of {} layers lies between the last two launches of prng_kernel",
+        model.layers.len()
+    );
+    Ok(())
+}
+
+/// The same for a chunk of a prompt.
+pub fn account_prompt(
+    model: &Model,
+    options: &Options,
+    tokens: usize,
+) -> Result<(), Box<dyn Error>> {
+    let mut chunk = Chunk::new(model, options, tokens)?;
+    chunk.process(|_| Ok(()))?;
+    chunk.process(mark)?;
+    mark(&model.embedding.val().device())?;
+    println!(
+        "one chunk of {tokens} tokens through {} layers lies between the last two launches of \
+         prng_kernel",
         model.layers.len()
     );
     Ok(())
