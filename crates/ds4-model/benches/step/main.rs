@@ -76,8 +76,8 @@ struct Args {
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
-    /// Only launches a few steps, or chunks of a prompt, the last between marks, for a profiler whose
-    /// output `ds4-account` reads, for `flash`.
+    /// Only launches a few steps, or chunks of a prompt, the last between marks, for a profiler
+    /// whose output `ds4-account` reads, for `flash`.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "step")]
     account: Option<Account>,
     /// Calls of each kind of which the median is taken.
