@@ -263,7 +263,7 @@ fn generate_drafts_with_what_the_checkpoint_has() {
 
 #[test]
 fn bad_arguments_end_with_one_line_that_names_them() {
-    let cases: [(&str, &[&str], i32, &str); 13] = [
+    let cases: [(&str, &[&str], i32, &str); 15] = [
         ("generate", &["--top-p", "2"], 1, "top_p"),
         ("generate", &["--temperature", "-1"], 1, "temperature"),
         ("generate", &["--draft-tokens", "9"], 2, "--draft-tokens"),
@@ -282,6 +282,8 @@ fn bad_arguments_end_with_one_line_that_names_them() {
             "cuda:4096",
         ),
         ("gated_delta_net", &["--tokens", "17"], 2, "--tokens"),
+        ("tutorial", &["--device", "cuda:4096"], 1, "cuda:4096"),
+        ("tutorial", &["--load", "no/such/file"], 1, "No such file"),
     ];
     for (name, arguments, code, named) in cases {
         let ended = run(name, arguments);
@@ -500,6 +502,20 @@ fn compose_routes_every_token_to_as_many_experts_as_it_should() {
     // The first block's table deals ids out in turn.
     assert_eq!(loads[0], [25; 16], "{}", ended.stdout);
     assert_ne!(loads[1], loads[0], "{}", ended.stdout);
+}
+
+#[test]
+fn tutorial_continues_a_text_with_the_weights_that_it_has_saved() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let path = folder.path().join("weights.safetensors");
+    let path = path.to_str().expect("a path in UTF-8");
+    let made = run("tutorial", &["--save", path]).ok();
+    let loaded = run("tutorial", &["--load", path]).ok();
+    assert!(
+        made.stdout.contains("[72, 101, 108, 108, 111, "),
+        "{made:?}"
+    );
+    assert_eq!(made.stdout, loaded.stdout);
 }
 
 #[test]

@@ -23,6 +23,25 @@
 //!   log-probabilities
 //! - [`topk`]: the largest entries of long rows, each in a window of its own
 //!
+//! # Example
+//!
+//! ```
+//! # #[cfg(feature = "flex")] {
+//! use burn::tensor::{Device, Tensor};
+//! use burn_ds4_ops::router::activation_topk;
+//!
+//! // Logits of one token for four experts; the best two, and weights that sum to 1.
+//! let logits = Tensor::<2>::from_data([[0.5, 2.0, 2.0, -1.0]], &Device::flex());
+//! let (weights, ids) = activation_topk(logits, None, None, 2, 1.0)?;
+//! // Of equal ones the lower expert comes first.
+//! assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 2]);
+//! assert_eq!(weights.into_data().iter::<f32>().collect::<Vec<_>>(), [0.5, 0.5]);
+//! # }
+//! # Ok::<(), burn_ds4_ops::OpError>(())
+//! ```
+//!
+//! # Devices
+//!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a
 //! one-line error where it is not compiled in or not present. [`readback`] reads a few numbers back
 //! while the device continues to work. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose

@@ -4,6 +4,28 @@
 //! (`XConfig -> init(device) -> X`). Compose your own model from these modules, or
 //! [load](checkpoint::Checkpoint::load) a released checkpoint and [`generate`] text. A
 //! [`Pipeline`](pipeline::Pipeline) has all that the latter takes.
+//!
+//! - Parts of the model: [`router`], [`moe`], [`attention`], [`norm`], [`rope`], [`linear`],
+//!   [`hyper_connection`], [`block`]; the drafters [`mtp`] and [`dspark`]; the whole [`model`]
+//! - What it remembers of texts: [`cache`]
+//! - What it is loaded from: [`config`], [`checkpoint`]
+//! - What writes text: [`generate`], with the engine, sampling, tokenizer and chats; [`pipeline`];
+//!   a [`flash_head`] in place of the output matrix
+//! - For tests and debugging: [`trace`]
+//!
+//! ```no_run
+//! use ds4_model::pipeline::Pipeline;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = "wgpu".parse::<burn_ds4_ops::device::DeviceSpec>()?.init()?;
+//! let pipeline = Pipeline::open("DIR".as_ref(), &device)?;
+//! let prompt = pipeline.encode("And God said,")?;
+//! for piece in pipeline.generate(pipeline.defaults.clone(), &prompt)? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod attention;
 pub mod block;
@@ -34,3 +56,8 @@ mod weights;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// So are those of the page about the library.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+struct Library;

@@ -55,6 +55,7 @@ impl MtpLayerConfig {
 }
 
 /// The multi-token-prediction layer. Embedding and output matrix are the trunk's.
+#[doc(alias = "nextn")]
 #[derive(Module, Debug)]
 pub struct MtpLayer {
     /// Norm of the next token's embedding.

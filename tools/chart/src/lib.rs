@@ -11,6 +11,7 @@ pub mod error;
 pub mod input;
 pub mod recall;
 pub mod select;
+mod sizes;
 mod style;
 pub mod svg;
 pub mod table;

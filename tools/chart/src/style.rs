@@ -1,11 +1,15 @@
 //! Sizes, colours and marks.
 
-use plotters::style::{FontFamily, IntoTextStyle, RGBColor, TextStyle};
+use plotters::style::{FontFamily, IntoTextStyle, RGBColor, TextStyle, WHITE};
 
 /// Width of the drawing. A README shows it at about this width, so that text keeps its size.
 pub const WIDTH: u32 = 920;
-/// Height of title, subtitle and legend.
+/// Height of title, subtitle and a legend of one row.
 pub const HEADER: u32 = 104;
+/// Height of what the header has besides: what the sizes are, and each further row of a legend.
+pub const ROW: u32 = 24;
+/// Space at the left and right edge of the header.
+pub const EDGE: i32 = 16;
 /// Height of a row of panels.
 pub const PANEL: u32 = 330;
 
@@ -22,6 +26,33 @@ pub const GRID: RGBColor = RGBColor(225, 225, 225);
 
 /// Text and axes.
 pub const TEXT: RGBColor = RGBColor(40, 40, 40);
+
+/// What the colours become on a dark page: a background as dark as the page, and lighter lines.
+const DARK: [(RGBColor, RGBColor); 6] = [
+    (WHITE, RGBColor(13, 17, 23)),
+    (TEXT, RGBColor(225, 228, 232)),
+    (GRID, RGBColor(48, 54, 61)),
+    (FLOOR, RGBColor(160, 166, 173)),
+    (OURS, RGBColor(86, 180, 233)),
+    (PEER, RGBColor(240, 178, 50)),
+];
+
+/// `svg` with rules for readers who prefer dark pages. The others see it as it was.
+pub fn with_dark_mode(svg: &str) -> String {
+    let mut rules = String::from("<style>\n@media (prefers-color-scheme: dark) {\n");
+    for (light, dark) in DARK {
+        let [light, dark] =
+            [light, dark].map(|RGBColor(r, g, b)| format!("#{r:02X}{g:02X}{b:02X}"));
+        for property in ["fill", "stroke"] {
+            rules += &format!("[{property}=\"{light}\"] {{ {property}: {dark} }}\n");
+        }
+    }
+    rules += "}\n</style>\n";
+    match svg.rfind("</svg>") {
+        Some(end) => format!("{}{rules}{}", &svg[..end], &svg[end..]),
+        None => svg.to_owned(),
+    }
+}
 
 /// Dashes of the floor and the gaps between them, in pixels.
 pub const DASH: (i32, i32) = (6, 4);

@@ -10,8 +10,10 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::chart::{Case, Chart, Panel};
 use crate::error::Error;
+use crate::sizes;
 use crate::style::{
-    DASH, FLOOR, GRID, HEADER, OURS, PANEL, PEER, TEXT, WIDTH, mark, text, text_width,
+    DASH, EDGE, FLOOR, GRID, HEADER, OURS, PANEL, PEER, ROW, TEXT, WIDTH, mark, text, text_width,
+    with_dark_mode,
 };
 
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -32,28 +34,35 @@ pub fn draw(chart: &Chart, device: &str) -> Result<String, Error> {
         _ => 3,
     };
     let rows = count.div_ceil(per_row);
+    let key = sizes::key(chart);
+    let lines = line_legend(chart);
+    let line_rows = lines.iter().map(|entry| entry.row + 1).max().unwrap_or(0);
+    let height = HEADER + ROW * (u32::from(!key.is_empty()) + line_rows);
+
     let mut drawing = String::new();
-    let root = SVGBackend::with_string(&mut drawing, (WIDTH, HEADER + PANEL * rows as u32))
+    let root = SVGBackend::with_string(&mut drawing, (WIDTH, height + PANEL * rows as u32))
         .into_drawing_area();
     // Without a background, black text would vanish on a dark page.
     root.fill(&WHITE).map_err(failed)?;
-    let (header, body) = root.split_vertically(HEADER);
-    draw_header(&header, chart, device)?;
+    let (header, body) = root.split_vertically(height);
+    draw_header(&header, chart, device, &key)?;
+    draw_line_legend(&header, &lines, (height - ROW * line_rows) as i32)?;
     for (panel, area) in chart.panels.iter().zip(body.split_evenly((rows, per_row))) {
         draw_panel(&area, panel, chart)?;
     }
     root.present().map_err(failed)?;
     // They borrow the string.
     drop((root, header, body));
-    Ok(drawing)
+    Ok(with_dark_mode(&drawing))
 }
 
-/// Draws a legend of lines by colour. Returns the position at which further entries can follow.
+/// Draws a legend of lines by colour.
 pub(crate) fn draw_legend(
     area: &Area,
     legend: &[(&str, RGBColor, bool)],
-) -> Result<(i32, i32), Error> {
-    let (mut x, y) = (16, 80);
+    y: i32,
+) -> Result<(), Error> {
+    let mut x = EDGE;
     let left = text(14.0).pos(Pos::new(HPos::Left, VPos::Center));
     for &(name, color, dashed) in legend {
         let ends = [(x, y), (x + 30, y)];
@@ -70,36 +79,72 @@ pub(crate) fn draw_legend(
         area.draw_text(name, &left, (x + 38, y)).map_err(failed)?;
         x += 38 + text_width(name) + 26;
     }
-    Ok((x, y))
+    Ok(())
 }
 
-fn draw_header(area: &Area, chart: &Chart, device: &str) -> Result<(), Error> {
+fn draw_header(area: &Area, chart: &Chart, device: &str, key: &str) -> Result<(), Error> {
     let mut title = format!("{} on {device}, {}", chart.op, chart.dtype);
     if let Some(codegen) = &chart.codegen {
-        title += &format!(", through {codegen}");
+        title += &match codegen.as_str() {
+            "cpp" => ", compiled as CUDA C++".to_owned(),
+            "llvm" => ", compiled by LLVM".to_owned(),
+            other => format!(", through {other}"),
+        };
     }
     let subtitle = "lower is better; cold inputs, CUDA graph replay";
-    area.draw_text(&title, &text(20.0), (16, 12))
+    area.draw_text(&title, &text(20.0), (EDGE, 12))
         .map_err(failed)?;
-    area.draw_text(subtitle, &text(14.0), (16, 42))
+    area.draw_text(subtitle, &text(14.0), (EDGE, 42))
         .map_err(failed)?;
-
+    let mut y = 80;
+    if !key.is_empty() {
+        area.draw_text(key, &text(14.0), (EDGE, 64))
+            .map_err(failed)?;
+        y += ROW as i32;
+    }
     let legend = [
         ("ours", OURS, false),
         ("best peer", PEER, false),
         ("floor: bytes to move / copy rate", FLOOR, true),
     ];
-    let (mut x, y) = draw_legend(area, &legend)?;
-    let left = text(14.0).pos(Pos::new(HPos::Left, VPos::Center));
-    if let Some(column) = &chart.line_column {
-        for (i, value) in chart.line_values().into_iter().enumerate() {
-            let name = format!("{column} = {value}");
-            let outline: Vec<_> = mark(i).iter().map(|(dx, dy)| (x + dx, y + dy)).collect();
-            area.draw(&Polygon::new(outline, TEXT.filled()))
-                .map_err(failed)?;
-            area.draw_text(&name, &left, (x + 12, y)).map_err(failed)?;
-            x += 12 + text_width(&name) + 20;
+    draw_legend(area, &legend, y)
+}
+
+/// The mark of a line, and the size that it stands for.
+struct LineEntry {
+    name: String,
+    x: i32,
+    row: u32,
+}
+
+/// The legend of the lines of a panel, in rows that end before the right edge.
+fn line_legend(chart: &Chart) -> Vec<LineEntry> {
+    let Some(column) = &chart.line_column else {
+        return Vec::new();
+    };
+    let (mut x, mut row) = (EDGE, 0);
+    let entry = |value| {
+        let name = format!("{column} = {value}");
+        let width = 12 + text_width(&name);
+        if x > EDGE && x + width > WIDTH as i32 - EDGE {
+            (x, row) = (EDGE, row + 1);
         }
+        let entry = LineEntry { name, x, row };
+        x += width + 20;
+        entry
+    };
+    chart.line_values().into_iter().map(entry).collect()
+}
+
+fn draw_line_legend(area: &Area, lines: &[LineEntry], top: i32) -> Result<(), Error> {
+    let left = text(14.0).pos(Pos::new(HPos::Left, VPos::Center));
+    for (i, LineEntry { name, x, row }) in lines.iter().enumerate() {
+        // The outline of a mark begins six pixels before its centre.
+        let (x, y) = (x + 6, top + (row * ROW) as i32);
+        let outline: Vec<_> = mark(i).iter().map(|(dx, dy)| (x + dx, y + dy)).collect();
+        area.draw(&Polygon::new(outline, TEXT.filled()))
+            .map_err(failed)?;
+        area.draw_text(name, &left, (x + 12, y)).map_err(failed)?;
     }
     Ok(())
 }
@@ -143,11 +188,12 @@ fn draw_panel(area: &Area, panel: &Panel, chart: &Chart) -> Result<(), Error> {
         .map_err(failed)?;
     context
         .configure_mesh()
+        .axis_style(TEXT)
         .bold_line_style(GRID)
         .light_line_style(TRANSPARENT)
         .label_style(text(13.0))
         .axis_desc_style(text(14.0))
-        .x_desc(&chart.x_column)
+        .x_desc(sizes::axis(chart))
         .y_desc("microseconds")
         .x_label_formatter(&x_label)
         .y_label_formatter(&|us: &f64| us.to_string())

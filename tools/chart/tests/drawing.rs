@@ -186,6 +186,49 @@ fn a_floor_common_to_all_lines_is_drawn_once() {
     assert_eq!(dashes(&apart) - legend, 2 * (common - legend));
 }
 
+#[test]
+fn a_legend_of_many_lines_ends_before_the_right_edge() {
+    let shape = |r, c: u64| format!(r#""R":{r},"C":{c}"#);
+    let columns: Vec<u64> = (0..12).map(|i| 1_048_576 + i).collect();
+    let lines: Vec<_> = (0..13)
+        .flat_map(|r| columns.iter().map(move |&c| shape(1 << r, c)))
+        .map(|shape| ours(&shape, "v", 2.0).replace("\"sort\"", "\"top_k_per_row\""))
+        .collect();
+    let svg = draw(&chart(&lines, &[]).unwrap(), "gpu").unwrap();
+    let mut ends = Vec::new();
+    for column in &columns {
+        let name = format!("C = {column}");
+        let at = svg
+            .find(&format!(">\n{name}\n<"))
+            .unwrap_or_else(|| panic!("no {name}"));
+        let tag = &svg[svg[..at].rfind("<text").unwrap()..at];
+        let x = tag.split("x=\"").nth(1).unwrap().split('"').next().unwrap();
+        // Digits and capitals of 14 pixels are at most 9 wide.
+        ends.push(x.parse::<usize>().unwrap() + 9 * name.len());
+    }
+    assert!(ends.iter().all(|end| *end <= 920), "{ends:?}");
+    assert!(
+        ends.windows(2).any(|pair| pair[1] < pair[0]),
+        "one row: {ends:?}"
+    );
+    for text in ["R: rows, C: columns of a row", "R: rows"] {
+        assert!(svg.contains(&format!(">\n{text}\n<")), "no text {text:?}");
+    }
+}
+
+#[test]
+fn every_colour_has_one_for_dark_pages() {
+    let svg = draw(&chart(&lines(), &peers()).unwrap(), "gpu").unwrap();
+    let (drawing, style) = svg.split_at(svg.find("<style>").unwrap());
+    assert!(style.contains("@media (prefers-color-scheme: dark)"));
+    for property in ["fill", "stroke"] {
+        for rest in drawing.split(&format!(" {property}=\"#")).skip(1) {
+            let rule = format!("[{property}=\"#{}\"]", &rest[..6]);
+            assert!(style.contains(&rule), "no rule {rule}");
+        }
+    }
+}
+
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut program = Command::new(env!("CARGO_BIN_EXE_ds4-chart"));
     program

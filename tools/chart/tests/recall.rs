@@ -102,7 +102,8 @@ fn curves_go_through_their_shares() {
         ((first.1 - second.1) - 2.0 * (second.1 - third.1)).abs() <= 4.0,
         "{ours:?}"
     );
-    assert!(svg.contains(FLOOR), "the dense head's acceptance");
+    let dashes = format!("stroke=\"{FLOOR}\"");
+    assert!(svg.contains(&dashes), "the dense head's acceptance");
 }
 
 #[test]

@@ -102,6 +102,7 @@ impl CompressedKeys {
 ///
 /// [`OpError`] where a dtype, a shape or a device does not fit, or `rotated` is odd or larger than
 /// `width`.
+#[doc(alias = "rope")]
 pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>, OpError> {
     expect_float("x", &x)?;
     let [batch, positions, _, width] = x.dims();
@@ -309,6 +310,7 @@ pub fn index_scores(
 /// # Source
 ///
 /// DeepSeek-V4 `inference/kernel.py`, `sparse_attn_kernel`.
+#[doc(alias = "sparse_attn")]
 pub fn sink_attention(
     queries: Tensor<4>,
     window: WindowKeys,

@@ -76,6 +76,7 @@ pub struct Sinkhorn {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no
 /// iterations, and for an epsilon that is negative or NaN.
+#[doc(alias = "hc_pre")]
 pub fn collapse(
     streams: Tensor<3>,
     function: Tensor<2>,
@@ -120,6 +121,7 @@ pub fn collapse(
 /// # Errors
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit.
+#[doc(alias = "hc_post")]
 pub fn expand(
     output: Tensor<2>,
     streams: Tensor<3>,

@@ -61,6 +61,7 @@ impl Default for SmallMOptions {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and for `invariant_rows` outside its
 /// range.
+#[doc(alias = "gemv")]
 pub fn small_m_matmul<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,

@@ -32,6 +32,7 @@ use backend::{MoeOps, PackedExperts};
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and for a `limit` that is negative
 /// or NaN.
+#[doc(alias = "silu_and_mul")]
 pub fn swiglu<const D: usize>(
     gate: Tensor<D>,
     up: Tensor<D>,
@@ -101,6 +102,7 @@ pub fn swiglu<const D: usize>(
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for a `limit` that is negative or
 /// NaN, and, where the device's memory is the host's, for an id that is no expert's.
+#[doc(alias = "fused_moe")]
 pub fn expert_ffn(
     x: Tensor<2>,
     ids: Tensor<2, Int>,

@@ -45,6 +45,7 @@ pub(crate) use launch::Norm;
 ///
 /// [`OpError`] for a dtype, shape or device that does not match, and for an `epsilon` that is
 /// negative or NaN.
+#[doc(alias = "RMSNorm")]
 pub fn rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Option<Tensor<1>>,

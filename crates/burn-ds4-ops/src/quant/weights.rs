@@ -85,6 +85,7 @@ impl Weights {
     /// # Errors
     ///
     /// [`OpError`] for a dtype, shape or device that does not fit.
+    #[doc(alias = "mxfp4")]
     pub fn fp4(
         words: Tensor<3, Int>,
         scales: Tensor<2, Int>,

@@ -167,6 +167,7 @@ pub fn activation_topk(
 /// # Errors
 ///
 /// As for [`activation_topk`].
+#[doc(alias = "fused_topk")]
 pub fn dense_router(
     x: Tensor<2>,
     gate: Tensor<2>,

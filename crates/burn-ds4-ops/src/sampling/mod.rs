@@ -158,6 +158,7 @@ pub fn sample(
 /// # Errors
 ///
 /// As [`sample`], and for `logits` without rows.
+#[doc(alias = "rejection_sampler")]
 pub fn verify(
     logits: Tensor<3>,
     drafts: Tensor<2, Int>,

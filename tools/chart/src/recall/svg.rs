@@ -3,7 +3,9 @@ use plotters::prelude::*;
 
 use super::Recall;
 use crate::error::Error;
-use crate::style::{DASH, FLOOR, GRID, HEADER, OURS, PANEL, PEER, WIDTH, mark, text};
+use crate::style::{
+    DASH, FLOOR, GRID, HEADER, OURS, PANEL, PEER, TEXT, WIDTH, mark, text, with_dark_mode,
+};
 use crate::svg::{Area, draw_legend, failed};
 
 /// Draws the shares over the number of probes; the title names `model`.
@@ -21,7 +23,7 @@ pub fn draw(recall: &Recall, model: &str) -> Result<String, Error> {
     root.present().map_err(failed)?;
     // They borrow the string.
     drop((root, header, body));
-    Ok(drawing)
+    Ok(with_dark_mode(&drawing))
 }
 
 fn draw_header(area: &Area, recall: &Recall, model: &str) -> Result<(), Error> {
@@ -39,8 +41,7 @@ fn draw_header(area: &Area, recall: &Recall, model: &str) -> Result<(), Error> {
         legend.push(("acceptance of its drafts", PEER, false));
         legend.push(("acceptance of the dense head's drafts", FLOOR, true));
     }
-    draw_legend(area, &legend)?;
-    Ok(())
+    draw_legend(area, &legend, 80)
 }
 
 fn draw_curves(area: &Area, recall: &Recall) -> Result<(), Error> {
@@ -62,6 +63,7 @@ fn draw_curves(area: &Area, recall: &Recall) -> Result<(), Error> {
         .map_err(failed)?;
     context
         .configure_mesh()
+        .axis_style(TEXT)
         .bold_line_style(GRID)
         .light_line_style(TRANSPARENT)
         .label_style(text(13.0))
