@@ -13,8 +13,6 @@ mod chat;
 mod completions;
 mod engine;
 mod error;
-#[cfg(test)]
-mod fuzz;
 mod grammar;
 mod log_probs;
 mod metrics;
