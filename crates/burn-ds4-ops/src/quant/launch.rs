@@ -127,9 +127,9 @@ fn parts(
     let few = matrices.format != WeightFormat::Dense
         && rows <= MAX_STREAMED_ROWS
         && cubes <= Caps::of(&x.client).processors as usize;
-    let fits = blueprint(x, matrices, SMALL_M_ROWS, slots).is_some();
+    let fits = || blueprint(x, matrices, SMALL_M_ROWS, slots).is_some();
     let part = move |first| (first, SMALL_M_ROWS.min(rows - first));
-    ((count <= 1 || few) && fits).then(|| (0..rows).step_by(SMALL_M_ROWS).map(part))
+    ((count <= 1 || few) && fits()).then(|| (0..rows).step_by(SMALL_M_ROWS).map(part))
 }
 
 /// A small number of rows by one matrix; `None` for many, or where shared memory is too small.

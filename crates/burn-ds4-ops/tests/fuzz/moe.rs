@@ -29,14 +29,18 @@ pub fn moe(data: &[u8]) {
     }
 }
 
-fn mixed(draw: &mut Draw, limit: Option<f64>, mut fits: bool) {
-    let size = Size {
+pub(super) fn any_size(draw: &mut Draw) -> Size {
+    Size {
         tokens: draw.size(5),
         k: draw.size(3),
         experts: draw.size(4),
         d: draw.size(40),
         inner: draw.size(10),
-    };
+    }
+}
+
+fn mixed(draw: &mut Draw, limit: Option<f64>, mut fits: bool) {
+    let size = any_size(draw);
     let format = draw.pick(&[Format::Fp4, FP8_PAIR, DENSE[0], DENSE[1], DENSE[2]]);
     let dtype = draw.dtype();
     let mut layer = Layer::random(size, format, dtype, draw.seed() >> 1);

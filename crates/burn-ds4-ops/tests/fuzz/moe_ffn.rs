@@ -9,20 +9,14 @@ use super::super::packing::{DENSE, FP8_PAIR, Format};
 use super::super::sharing::{Both, experts};
 use super::super::sums::smallest;
 use super::draw::Draw;
-use super::moe::LIMITS;
+use super::moe::{LIMITS, any_size};
 
 const FORMATS: [Format; 5] = [Format::Fp4, FP8_PAIR, DENSE[0], DENSE[1], DENSE[2]];
 
 pub fn moe_ffn(data: &[u8]) {
     let draw = &mut Draw::new(data);
     let device = &Device::flex();
-    let size = Size {
-        tokens: draw.size(5),
-        k: draw.size(3),
-        experts: draw.size(4),
-        d: draw.size(40),
-        inner: draw.size(10),
-    };
+    let size = any_size(draw);
     let Size {
         tokens,
         k,

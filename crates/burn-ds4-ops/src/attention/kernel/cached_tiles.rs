@@ -27,13 +27,13 @@ const SUMMED_COLUMNS: u32 = 32;
 /// Padding between rows in shared memory, so that values that are read together are in different
 /// banks: vectors of queries, logits, words of weights.
 const QUERY_GAP: u32 = 4;
-const LOGIT_GAP: u32 = 8;
-const WEIGHT_GAP: u32 = 4;
+pub(super) const LOGIT_GAP: u32 = 8;
+pub(super) const WEIGHT_GAP: u32 = 4;
 
 /// Kinds of columns.
-const KIND_HIDDEN: u32 = 0;
-const KIND_WINDOW: u32 = 1;
-const KIND_COMPRESSED: u32 = 2;
+pub(super) const KIND_HIDDEN: u32 = 0;
+pub(super) const KIND_WINDOW: u32 = 1;
+pub(super) const KIND_COMPRESSED: u32 = 2;
 
 /// Compile-time configuration of [`cached_tiles_kernel`]. A KV split is [`TILE_COLUMNS`] columns. A
 /// row has at most [`TILE_PLANES`] times [`SLICE_CHANNELS`] channels.

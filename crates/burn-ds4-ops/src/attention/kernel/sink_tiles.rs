@@ -3,7 +3,10 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::cached_tiles::{SLICE_CHANNELS, TILE_HEADS, TILE_PLANES, join_words};
+use super::cached_tiles::{
+    KIND_COMPRESSED, KIND_HIDDEN, KIND_WINDOW, LOGIT_GAP, SLICE_CHANNELS, TILE_HEADS, TILE_PLANES,
+    WEIGHT_GAP, join_words,
+};
 use super::combine::with_sink;
 use super::sink::AttentionInputs;
 use super::softmax_weight;
@@ -17,10 +20,6 @@ use crate::intrinsics::{
 const LANES: u32 = 32;
 /// vec8s of a slice of channels.
 const SLICE_VECTORS: u32 = SLICE_CHANNELS / 8;
-/// Padding between rows in shared memory, so that values that are read together are in different
-/// banks: logits, words of weights.
-const LOGIT_GAP: u32 = 8;
-const WEIGHT_GAP: u32 = 4;
 
 /// How [`sink_tiles_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -329,7 +328,7 @@ impl<'a, F: Float, I: Int> BlockSource<'a, F, I> {
                 let own = UNIT_POS_Y * plane_columns + c;
                 let column = block * columns + own;
                 let mut bias = MASKED.runtime();
-                let mut kind = KIND_NONE.runtime();
+                let mut kind = KIND_HIDDEN.runtime();
                 let mut start = 0usize.runtime();
                 if column < shape.span {
                     let column = first + column;
@@ -385,11 +384,6 @@ impl<'a, F: Float, I: Int> BlockSource<'a, F, I> {
         commit_copies();
     }
 }
-
-/// Kinds of columns.
-const KIND_NONE: u32 = 0;
-const KIND_WINDOW: u32 = 1;
-const KIND_COMPRESSED: u32 = 2;
 
 /// Writes the logits of a block.
 #[cube]

@@ -134,14 +134,21 @@ fn blueprint(
     (width <= MAX_WIDTH && steps * size <= MAX_LANE_WIDTH).then_some((blueprint, size))
 }
 
+/// The number of compressed rows of a sequence, and of those that a query attends to; and the picks
+/// among them, if there are any.
+fn compressed_rows(inputs: &SinkInputs<CubeBackend>) -> (usize, usize, Option<&CubeTensor>) {
+    match &inputs.compressed {
+        CompressedRows::None => (0, 0, None),
+        CompressedRows::Shared { rows, .. } => (rows.shape()[1], rows.shape()[1], None),
+        CompressedRows::Picked { rows, picks, .. } => {
+            (rows.shape()[1], picks.shape()[2], Some(picks))
+        }
+    }
+}
+
 pub(super) fn can_attend(inputs: &SinkInputs<CubeBackend>) -> bool {
     let [batch, count, heads, width] = inputs.queries.shape().dims();
-    let (rows, picks) = match &inputs.compressed {
-        CompressedRows::None => (0, None),
-        CompressedRows::Shared { rows, .. } => (rows.shape()[1], None),
-        CompressedRows::Picked { rows, picks, .. } => (rows.shape()[1], Some(picks)),
-    };
-    let selected = picks.map_or(rows, |picks| picks.shape()[2]);
+    let (rows, selected, picks) = compressed_rows(inputs);
     let columns = inputs.window.shape()[1];
     let blueprint = blueprint(&inputs.queries.client, width, 1, 1, picks.is_some());
     batch * count <= DECODE_TOKENS

@@ -5,8 +5,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::contiguous;
-use crate::attention::backend::CompressedRows;
+use super::{compressed_rows, contiguous};
 use crate::attention::kernel::{
     SLICE_CHANNELS, SinkTilesBlueprint, TILE_HEADS, TILE_PLANES, sink_tiles_kernel,
 };
@@ -49,13 +48,8 @@ fn blueprint(queries: &CubeTensor) -> Option<SinkTilesBlueprint> {
 /// Whether tensor cores can attend from many queries.
 pub(in crate::attention) fn can_attend_many(inputs: &SinkInputs<CubeBackend>) -> bool {
     let [batch, count, heads, _] = inputs.queries.shape().dims();
-    let (rows, picks) = match &inputs.compressed {
-        CompressedRows::None => (0, None),
-        CompressedRows::Shared { rows, .. } => (rows.shape()[1], None),
-        CompressedRows::Picked { rows, picks, .. } => (rows.shape()[1], Some(picks)),
-    };
+    let (rows, selected, picks) = compressed_rows(inputs);
     let columns = inputs.window.shape()[1];
-    let selected = picks.map_or(rows, |picks| picks.shape()[2]);
     let ends = [
         batch.checked_mul(count),
         batch.checked_mul(columns),
