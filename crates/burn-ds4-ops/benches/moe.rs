@@ -22,7 +22,7 @@ pub(crate) const FLASH: [usize; 3] = [256, 4096, 2048];
 const PRO: [usize; 3] = [384, 7168, 3072];
 /// Small, to see whether everything runs.
 pub(crate) const SMALL: [usize; 3] = [16, 256, 128];
-const TOKENS: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 256, 4096, 16384];
+const TOKENS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 256, 2048, 4096, 16384];
 const FP8_TOKENS: [usize; 3] = [1, 8, 4096];
 /// Tokens in the comparison with Burn's own operators.
 const BURN_TOKENS: usize = 4096;

@@ -15,7 +15,7 @@ use crate::{
 const SIZES: [(usize, usize); 3] = [(4096, 4096), (32768, 1024), (7168, 2048)];
 /// Small, to see whether everything runs.
 const SMALL: (usize, usize) = (256, 512);
-const ROWS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 4096];
+const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 4096];
 /// Outputs of both matrices, and inputs: the projections of tokens and of low-rank queries in
 /// V4-Flash.
 const PAIRS: [([usize; 2], usize); 2] = [([1024, 512], 4096), ([32768, 8192], 1024)];

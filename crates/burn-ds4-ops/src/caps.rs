@@ -15,6 +15,8 @@ use crate::intrinsics::Target;
 const TENSOR_CORES_FROM: u32 = 80;
 /// The architecture from which on SMs convert E4M3 codes to `f16` by an instruction.
 const FP8_CONVERSION_FROM: u32 = 89;
+/// The architecture that has products of warpgroups.
+const WGMMA_OF: u32 = 90;
 /// Shared memory that compilers reserve for themselves.
 const RESERVED_SHARED_BYTES: usize = 1024;
 /// The environment variable with [`Limits`].
@@ -37,6 +39,8 @@ pub(crate) struct Caps {
     pub bindings: u32,
     /// Whether kernels can use tensor cores on operands that they copy asynchronously.
     pub tensor_cores: bool,
+    /// Whether warpgroups can multiply, by instructions of this one architecture.
+    pub wgmma: bool,
     /// Whether an SM converts E4M3 codes to `f16` by an instruction.
     pub fp8_conversion: bool,
     /// Whether kernels can count in `u32` atomics.
@@ -89,6 +93,7 @@ impl Caps {
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1),
             bindings: hardware.max_bindings,
             tensor_cores: features.copy_async,
+            wgmma: true,
             fp8_conversion: features.matmul.mma.iter().any(|mma| mma.a_type == e4m3),
             counters,
             last_cube: features.device_memory_scope && counters,
@@ -102,6 +107,7 @@ impl Caps {
         }
         let target = self.target;
         self.tensor_cores &= target.is_at_least(TENSOR_CORES_FROM) && self.plane() == Some(32);
+        self.wgmma &= target.sm == WGMMA_OF && self.tensor_cores;
         self.fp8_conversion &= target.is_at_least(FP8_CONVERSION_FROM) && self.tensor_cores;
         self
     }
@@ -208,6 +214,7 @@ mod tests {
         processors: 132,
         bindings: 1024,
         tensor_cores: true,
+        wgmma: true,
         fp8_conversion: true,
         counters: true,
         last_cube: true,

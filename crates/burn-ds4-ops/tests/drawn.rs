@@ -43,11 +43,16 @@ impl Drawn {
             }
             Format::Fp8 { parts } => {
                 let words = bits([count, rows, columns.div_ceil(4)], device);
-                let distribution = Distribution::Uniform(0.5 / 32.0 / spread, 1.5 / 32.0 / spread);
-                let scales = fp8_blocks(shape, parts);
+                // Powers of two, as in the released checkpoints.
+                let least = (0.75 / 32.0 / spread).log2().round().exp2();
+                let varied = bits(fp8_blocks(shape, parts), device).bitwise_and_scalar(1_u32);
                 Stored::Fp8 {
                     words: words.bitwise_and_scalar(0xf7f7_f7f7_u32),
-                    scales: Tensor::random(scales, distribution, (device, DType::F32)),
+                    scales: varied
+                        .float()
+                        .cast(DType::F32)
+                        .add_scalar(1)
+                        .mul_scalar(least),
                     parts,
                 }
             }

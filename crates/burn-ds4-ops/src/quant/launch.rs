@@ -5,12 +5,12 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::PackedWeights;
 use crate::caps::Caps;
+use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::{
-    Grouping, LargeM, Pairing, Portable, Role, SMALL_M_ROWS, StreamBlueprint, StreamProblem,
-    can_multiply, has_tiles, large_m_tiles, launch_stream,
+    Grouping, LargeM, LargeMTiles, Pairing, Portable, Role, SMALL_M_ROWS, StreamBlueprint,
+    StreamProblem, can_multiply, has_tiles, launch_stream,
 };
-use crate::gemm::{Matrices, terms};
 use crate::launching::{aligned, narrow, output, rows_view};
 
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
@@ -92,30 +92,37 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
             launch_stream(&x, &problem.expect("checked by parts"), None);
         }
     } else {
-        let x_tiles = large_m_tiles(rows * terms(x.dtype) as usize);
-        LargeM {
-            x: &x,
-            sorted: None,
-            scores: None,
-            matrices: matrix,
-            gated: None,
-            permuted: false,
-            pairs: rows,
-            pairs_per_row: 1,
-            x_tiles,
-            dtype: x.dtype,
-            limit: 0.0,
-        }
-        .launch(&result);
+        multiply_many(&x, matrix, rows, &result);
     }
     result
+}
+
+/// `rows` rows of `x` by each matrix of a stack: row `r` and matrix `m` have row `r * count + m` of
+/// `x` and of the result.
+fn multiply_many(x: &CubeTensor, matrices: &Matrices, rows: usize, result: &CubeTensor) {
+    LargeM {
+        x,
+        sorted: None,
+        scores: None,
+        matrices,
+        gated: None,
+        permuted: false,
+        pairs: rows,
+        groups: matrices.count,
+        pairs_per_row: 1,
+        tiles: LargeMTiles::of_rows(x, rows, matrices),
+        dtype: x.dtype,
+        limit: 0.0,
+    }
+    .launch(result);
 }
 
 /// The parts of a small number of rows that are streamed, as first row and number of rows. `None`
 /// for many rows, or where shared memory is too small.
 ///
 /// Up to [`SMALL_M_ROWS`] are one part. A large-M product of few more rows has so few cubes for few
-/// outputs that it takes longer than to read the weights once for each part.
+/// outputs that it takes longer than to read the weights once for each part, unless warpgroups
+/// multiply.
 fn parts(
     x: &CubeTensor,
     matrices: &Matrices,
@@ -126,6 +133,10 @@ fn parts(
     let cubes = count * matrices.rows.div_ceil(STREAMED_HEIGHT) * slots;
     let few = matrices.format != WeightFormat::Dense
         && rows <= MAX_STREAMED_ROWS
+        && matches!(
+            LargeMTiles::of_rows(x, rows, matrices),
+            LargeMTiles::Planes(_)
+        )
         && cubes <= Caps::of(&x.client).processors as usize;
     let fits = || blueprint(x, matrices, SMALL_M_ROWS, slots).is_some();
     let part = move |first| (first, SMALL_M_ROWS.min(rows - first));
@@ -192,17 +203,16 @@ pub(super) fn multiply_pair(x: CubeTensor, matrices: [Matrices; 2]) -> (CubeTens
     (product, other)
 }
 
-/// Whether the linear maps by groups of a small number of tokens can be one launch.
+/// Whether there is a kernel for linear maps by groups.
 pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
-    let [tokens, _, _] = x.shape().dims();
+    let [tokens, groups, _] = x.shape().dims();
     matrices.format != WeightFormat::Dense
+        && tokens * groups <= MAX_ROWS
         && can_multiply(x, [matrices])
         && has_tiles(x, [matrices])
-        && parts(x, matrices, tokens, matrices.count).is_some()
 }
 
-/// Multiplies the channels of each group by its own matrix, for a small number of tokens: `[tokens,
-/// groups, out]`.
+/// Multiplies the channels of each group by its own matrix: `[tokens, groups, out]`.
 pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
     let matrices = &matrices.contiguous();
     let [tokens, groups, columns] = x.shape().dims();
@@ -211,7 +221,10 @@ pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
         [tokens * groups, columns].into(),
     ));
     let result = output(&rows, [tokens, groups * matrices.rows], rows.dtype);
-    let parts = parts(&rows, matrices, tokens, groups).expect("checked by can_multiply_groups");
+    let Some(parts) = parts(&rows, matrices, tokens, groups) else {
+        multiply_many(&rows, matrices, tokens, &result);
+        return CubeBackend::float_reshape(result, [tokens, groups, matrices.rows].into());
+    };
     for (first, count) in parts {
         let rows = aligned(narrow(&rows, first * groups, count * groups));
         let blueprint = blueprint(&rows, matrices, count, groups);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ds4_model::generate::{Engine, EngineConfig, MAX_DRAFTS, Request};
 use ds4_model::model::Model;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::calls::Timings;
 
@@ -159,7 +159,12 @@ impl Workload {
             "tokens_per_step": measured.tokens,
             "acceptance": self.acceptance,
         });
-        let mut file = OpenOptions::new().create(true).append(true).open(file)?;
-        Ok(writeln!(file, "{line}")?)
+        append_line(file, &line)
     }
+}
+
+/// Appends a line of JSON to a file.
+pub fn append_line(file: &Path, line: &Value) -> Result<(), Box<dyn Error>> {
+    let mut file = OpenOptions::new().create(true).append(true).open(file)?;
+    Ok(writeln!(file, "{line}")?)
 }

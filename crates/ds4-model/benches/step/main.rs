@@ -76,6 +76,9 @@ struct Args {
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
+    /// Only times chunks of a prompt, each after so many positions, for `flash`.
+    #[arg(long, value_delimiter = ',')]
+    only_prompt: Vec<usize>,
     /// Only launches a few steps, or chunks of a prompt, the last between marks, for a profiler
     /// whose output `ds4-account` reads, for `flash`.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "step")]
@@ -178,6 +181,16 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         Some(Account::Step) => return whole::account(&model, &options),
         Some(Account::Prompt) => return whole::account_prompt(&model, &options, args.prompt),
         None => {}
+    }
+    if !args.only_prompt.is_empty() {
+        return args.only_prompt.iter().try_for_each(|&context| {
+            let options = Options {
+                context,
+                jsonl: args.jsonl.clone(),
+                ..options
+            };
+            whole::prefill(&model, &options, args.prompt)
+        });
     }
     whole::decoding(&model, &options)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());

@@ -9,9 +9,10 @@ use ds4_model::cache::{Cache, CacheConfig, Rollback};
 use ds4_model::config::ModelConfig;
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
+use serde_json::json;
 
 use crate::calls::{Timings, any_ids};
-use crate::decoding::{Measured, Workload};
+use crate::decoding::{Measured, Workload, append_line};
 use crate::flash;
 
 /// Prompts that are timed, after one that is not.
@@ -221,14 +222,30 @@ pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Bo
     let times: Result<Vec<f64>, _> = (0..PROMPTS).map(|_| chunk.process(|_| Ok(()))).collect();
     let time = Timings::new(times?).median();
     let (layers, whole) = (model.layers.len(), ModelConfig::new().layers.len());
-    let rate = (options.batch * tokens) as f64 / time;
+    let Options { batch, context, .. } = *options;
+    let rate = (batch * tokens) as f64 / time;
     println!(
-        "prompt, launched: {tokens} tokens of each of {} sequences in {:.1} ms, {rate:.0} \
-         tokens/s; with {whole} layers, {layers} / {whole} of that: {:.0} tokens/s",
-        options.batch,
+        "prompt, launched: {tokens} tokens of each of {batch} sequences after {context} positions \
+         in {:.1} ms, {rate:.0} tokens/s; with {whole} layers, {layers} / {whole} of that: {:.0} \
+         tokens/s",
         time * 1e3,
         rate * layers as f64 / whole as f64
     );
+    if let Some(file) = &options.jsonl {
+        let line = json!({
+            "model": "flash",
+            "layers": layers,
+            "experts": model.config().n_routed_experts,
+            "context": context,
+            "batch": batch,
+            "tokens": tokens,
+            "kind": "prompt, launched",
+            "ms": time * 1e3,
+            "us_per_layer": time * 1e6 / layers as f64,
+            "tokens_per_second": rate,
+        });
+        append_line(file, &line)?;
+    }
     Ok(())
 }
 

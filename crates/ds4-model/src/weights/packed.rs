@@ -55,19 +55,19 @@ impl RandomBits<'_> {
         }
     }
 
-    /// Random codes without NaN, and scales that keep the size of what the weights multiply.
+    /// Random codes without NaN, and scales that keep the size of what the weights multiply: powers
+    /// of two, as in the released files.
     pub(super) fn fp8(&mut self, [count, rows, columns]: [usize; 3], parts: usize) -> Fp8Weight {
         let blocks = parts * (rows / parts).div_ceil(FP8_BLOCK);
-        let scale = deviation(columns) / 32.0;
+        let lowest = (0.75 * deviation(columns) / 32.0).log2().round().exp2();
         let words = self.bits([count, rows, columns.div_ceil(4)]);
-        let scales = Tensor::<3>::random(
-            [count, blocks, columns.div_ceil(FP8_BLOCK)],
-            Distribution::Uniform(0.5 * scale, 1.5 * scale),
-            (self.device, DType::F32),
-        );
+        let doubled = self
+            .bits([count, blocks, columns.div_ceil(FP8_BLOCK)])
+            .bitwise_and_scalar(1_u32);
+        let scales = doubled.add_scalar(1_u32).float().cast(DType::F32);
         Fp8Weight {
             words: int_parameter(words.bitwise_and_scalar(0xf7f7_f7f7_u32)),
-            scales: Param::from_tensor(scales),
+            scales: Param::from_tensor(scales.mul_scalar(lowest)),
             parts,
             columns,
         }

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::optional;
+use super::{optional, wgmma};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
     InputLayout, LargeMBlueprint, LargeMPairsLaunch, SortBlueprint, WeightFormat, large_m_kernel,
@@ -21,21 +21,65 @@ const LARGE_M_TILES: usize = 8;
 /// Units of a cube that sums rows.
 const SUM_UNITS: u32 = 256;
 
-/// Tiles of 8 columns to a cube, for a number of columns to a matrix.
-pub(crate) fn large_m_tiles(columns: usize) -> usize {
-    columns
-        .div_ceil(8)
-        .next_power_of_two()
-        .clamp(2, LARGE_M_TILES)
+/// How many rows of `x` a cube multiplies at a time, and with which instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LargeMTiles {
+    /// Tiles of 8 columns, which are terms of rows, for products of planes.
+    Planes(usize),
+    /// Rows, for products of warpgroups.
+    Warpgroups(usize),
+}
+
+impl LargeMTiles {
+    /// For so many rows of `x` by each matrix.
+    pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices) -> Self {
+        if rows >= wgmma::MIN_ROWS && wgmma::can_multiply(x, &[matrices], false) {
+            Self::Warpgroups(wgmma::columns_of_rows(&x.client, rows, matrices))
+        } else {
+            Self::planes(rows * terms(x.dtype) as usize)
+        }
+    }
+
+    /// For pairs of rows of `x` and experts, `[gate and up, down]`.
+    pub fn of_pairs(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Self {
+        let count = experts[0].count;
+        if pairs / count >= wgmma::MIN_PAIRS && wgmma::can_multiply(x, &experts, true) {
+            Self::Warpgroups(wgmma::columns_of_pairs(pairs, count))
+        } else {
+            Self::planes((pairs * terms(x.dtype) as usize).div_ceil(count))
+        }
+    }
+
+    /// For a number of columns to a matrix.
+    fn planes(columns: usize) -> Self {
+        let tiles = columns.div_ceil(8).next_power_of_two();
+        Self::Planes(tiles.clamp(2, LARGE_M_TILES))
+    }
+
+    /// Rows of `x` of a problem, at most.
+    pub fn rows(self, dtype: DType) -> usize {
+        match self {
+            Self::Planes(tiles) => 8 * tiles / terms(dtype) as usize,
+            Self::Warpgroups(rows) => rows,
+        }
+    }
+
+    /// Columns of a gated result with the padding that the product by `down` expects.
+    pub fn hidden_columns(self, down: &Matrices) -> usize {
+        match self {
+            Self::Planes(_) => down.padded_columns(),
+            Self::Warpgroups(_) => wgmma::padded_columns(down.columns),
+        }
+    }
 }
 
 /// Pairs in groups of one expert.
 pub(crate) struct SortedPairs {
     pub order: CubeTensor,
     pub starts: CubeTensor,
-    problems: CubeTensor,
+    pub(super) problems: CubeTensor,
     /// Capacity of the table of problems.
-    max_problems: usize,
+    pub(super) max_problems: usize,
 }
 
 /// Groups pairs, and divides the groups into problems of at most `problem_pairs` pairs.
@@ -82,7 +126,7 @@ pub(crate) fn sort(ids: &CubeTensor, experts: usize, problem_pairs: usize) -> So
     sorted
 }
 
-/// A launch of [`large_m_kernel`].
+/// A launch of [`large_m_kernel`], or of the kernel for warpgroups.
 pub(crate) struct LargeM<'a> {
     pub x: &'a CubeTensor,
     pub sorted: Option<&'a SortedPairs>,
@@ -90,10 +134,12 @@ pub(crate) struct LargeM<'a> {
     pub matrices: &'a Matrices,
     pub gated: Option<WeightFormat>,
     pub permuted: bool,
+    /// Where they are not sorted, those of each matrix.
     pub pairs: usize,
+    /// Matrices that each row has a pair with, where they are not sorted.
+    pub groups: usize,
     pub pairs_per_row: usize,
-    /// Tiles of columns of a cube.
-    pub x_tiles: usize,
+    pub tiles: LargeMTiles,
     /// The dtype of the rows of `x`, which gated results are rounded to. A permuted `x` consists of
     /// terms of it.
     pub dtype: DType,
@@ -101,7 +147,19 @@ pub(crate) struct LargeM<'a> {
 }
 
 impl LargeM<'_> {
+    /// Columns of the result.
+    pub(super) fn outputs(&self) -> usize {
+        self.matrices.rows / (1 + usize::from(self.gated.is_some()))
+    }
+
     pub(crate) fn launch(self, result: &CubeTensor) {
+        match self.tiles {
+            LargeMTiles::Planes(x_tiles) => self.launch_planes(x_tiles, result),
+            LargeMTiles::Warpgroups(columns) => wgmma::launch(&self, columns, result),
+        }
+    }
+
+    fn launch_planes(self, x_tiles: usize, result: &CubeTensor) {
         let matrices = self.matrices;
         let client = self.x.client.clone();
         let terms = terms(self.dtype);
@@ -112,11 +170,7 @@ impl LargeM<'_> {
         };
         // A permuted `x` is read in words.
         let stride = self.x.meta.strides()[0] * self.x.elem_size() / 16;
-        let outputs = if self.gated.is_some() {
-            matrices.rows / 2
-        } else {
-            matrices.rows
-        };
+        let outputs = self.outputs();
         let mut blueprint = LargeMBlueprint {
             input: InputLayout {
                 format: matrices.format,
@@ -124,7 +178,7 @@ impl LargeM<'_> {
                 permuted: self.permuted,
                 f16_input: false,
             },
-            x_tiles: self.x_tiles as u32,
+            x_tiles: x_tiles as u32,
             planes: LARGE_M_PLANES,
             gated: self.gated,
             k_aligned: matrices.columns.is_multiple_of(128),
@@ -132,7 +186,7 @@ impl LargeM<'_> {
         };
         let problems = match self.sorted {
             Some(sorted) => sorted.max_problems,
-            None => self.pairs.div_ceil(blueprint.rows() as usize),
+            None => self.pairs.div_ceil(blueprint.rows() as usize) * self.groups,
         };
         let cubes = outputs.div_ceil(blueprint.outputs() as usize) * problems;
         if cubes < Caps::of(&client).processors as usize {
@@ -159,6 +213,7 @@ impl LargeM<'_> {
                     optional(self.sorted.map(|sorted| &sorted.problems)),
                     optional(self.scores),
                     self.pairs as u32,
+                    self.groups as u32,
                     self.pairs_per_row as u32,
                     self.limit as f32,
                 ),

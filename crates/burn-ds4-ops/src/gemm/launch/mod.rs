@@ -7,6 +7,7 @@ mod mixture;
 mod portable;
 mod stream;
 mod sum;
+mod wgmma;
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -17,7 +18,7 @@ use crate::caps::Caps;
 use crate::launching::{MAX_CUBES, is_float};
 
 pub(crate) use super::kernel::{Pairing, Role, StreamBlueprint};
-pub(crate) use large_m::{LargeM, SortedPairs, large_m_tiles, sort, sum_slots};
+pub(crate) use large_m::{LargeM, LargeMTiles, SortedPairs, sort, sum_slots};
 pub(crate) use mixture::{Mixture, MixtureBlueprint, SharedExpert};
 pub(crate) use portable::{Grouping, Portable};
 pub(crate) use stream::{StreamProblem, launch_stream};

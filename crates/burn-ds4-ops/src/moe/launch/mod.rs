@@ -11,8 +11,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::PackedExperts;
 use crate::gemm::launch::{
-    Grouping, LargeM, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS, SMALL_M_ROWS,
-    can_multiply, has_tiles, large_m_tiles, sort, sum_slots,
+    Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS,
+    SMALL_M_ROWS, can_multiply, has_tiles, sort, sum_slots,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{aligned, is_wide_int, narrow, output};
@@ -173,12 +173,16 @@ impl Routed {
         let scores = into_contiguous(narrow(&self.scores, first, tokens));
         let [gate_up, down] = self.experts.matrices();
         let terms = terms(x.dtype) as usize;
-        let x_tiles = large_m_tiles((pairs * terms).div_ceil(gate_up.count));
-        let sorted = sort(&ids, gate_up.count, 8 * x_tiles / terms);
+        let large_m = LargeMTiles::of_pairs(&x, pairs, self.experts.matrices());
+        let sorted = sort(&ids, gate_up.count, large_m.rows(x.dtype));
         // A row for every pair.
         let rows_of_pairs = output(&x, [pairs, down.rows], DType::F32);
         if tiles {
-            let hidden = output(&x, [pairs * terms, down.padded_columns()], DType::BF16);
+            let hidden = output(
+                &x,
+                [pairs * terms, large_m.hidden_columns(down)],
+                DType::BF16,
+            );
             LargeM {
                 x: &x,
                 sorted: Some(&sorted),
@@ -187,8 +191,9 @@ impl Routed {
                 gated: Some(down.format),
                 permuted: false,
                 pairs,
+                groups: 1,
                 pairs_per_row: slots,
-                x_tiles,
+                tiles: large_m,
                 dtype: x.dtype,
                 limit: self.experts.limit,
             }
@@ -201,8 +206,9 @@ impl Routed {
                 gated: None,
                 permuted: true,
                 pairs,
+                groups: 1,
                 pairs_per_row: 1,
-                x_tiles,
+                tiles: large_m,
                 dtype: x.dtype,
                 limit: self.experts.limit,
             }

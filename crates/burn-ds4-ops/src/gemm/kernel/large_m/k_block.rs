@@ -255,7 +255,7 @@ impl<'a, X: Numeric, N: Size> XRows<'a, X, N> {
             let x_row = if comptime!(blueprint.input.permuted) {
                 at * terms + modulo(shared_row, terms)
             } else {
-                self.pairs.at(at) / self.pairs.per_row
+                self.pairs.at(self.problem, at) / self.pairs.per_row
             };
             let column = if comptime!(blueprint.input.permuted) {
                 vec8_at(u, blueprint.input.format) * 8

@@ -2,6 +2,7 @@
 
 mod k_block;
 mod sort;
+mod wgmma;
 
 use cubecl::prelude::*;
 
@@ -15,6 +16,7 @@ use k_block::{
 };
 
 pub(crate) use sort::{MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel};
+pub(crate) use wgmma::{WgmmaBlueprint, permute_kernel, wgmma_kernel};
 
 /// Columns of weights that a cube multiplies between two barriers.
 pub(super) const K_BLOCK: u32 = 128;
@@ -75,7 +77,7 @@ impl LargeMBlueprint {
 
 /// The problem of a cube: a matrix and rows of `x`.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     pub matrix: u32,
     /// First position in the order of groups, and number of positions.
     pub start: u32,
@@ -85,15 +87,17 @@ pub(super) struct Problem {
 /// How pairs find their rows of `x` and their matrices.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct LargeMPairs {
-    /// The pairs, group by group; without it, pair `p` is at position `p` and all pairs have the
-    /// first matrix.
+    /// The pairs, group by group; without it, each row has a pair with every matrix.
     pub order: ComptimeOption<Box<[u32]>>,
-    /// Matrix, first position and number of positions of the problem of each `CUBE_POS_Y`, followed
-    /// by the number of problems.
+    /// Matrix, first position and number of positions of each problem; behind as many as the table
+    /// has capacity for, the number of problems.
     pub problems: ComptimeOption<Box<[u32]>>,
     /// Factors of gated pairs.
     pub scores: ComptimeOption<Box<[f32]>>,
+    /// Number of positions; without an order, those of each matrix.
     pub count: u32,
+    /// Matrices that each row has a pair with, where there is no order.
+    pub groups: u32,
     /// Pairs that have one row of `x`. A permuted `x` has a row for each position and term.
     pub per_row: u32,
     /// The limit of gates.
@@ -102,14 +106,46 @@ pub(crate) struct LargeMPairs {
 
 #[cube]
 impl LargeMPairs {
-    /// The pair at a position.
-    pub fn at(&self, position: u32) -> u32 {
-        let mut pair = position;
+    /// The pair at a position of a problem.
+    pub fn at(&self, problem: &Problem, position: u32) -> u32 {
+        let mut pair = position * self.groups + problem.matrix;
         #[comptime]
         if let ComptimeOption::Some(order) = &self.order {
             pair = order[position as usize];
         }
         pair
+    }
+
+    /// Number of problems, of at most `rows` rows of `x` each.
+    pub fn problem_count(&self, capacity: u32, #[comptime] rows: u32) -> u32 {
+        let mut count = self.count.div_ceil(rows) * self.groups;
+        #[comptime]
+        if let ComptimeOption::Some(problems) = &self.problems {
+            count = min(problems[capacity as usize * 3], capacity);
+        }
+        count
+    }
+
+    /// A problem; one of no rows past the end.
+    pub fn problem(&self, index: u32, capacity: u32, #[comptime] rows: u32) -> Problem {
+        let mut matrix = index % self.groups;
+        let mut start = index / self.groups * rows;
+        let mut count = min(self.count - min(start, self.count), rows);
+        #[comptime]
+        if let ComptimeOption::Some(problems) = &self.problems {
+            let entry = index as usize * 3;
+            count = 0u32;
+            if index < problems[capacity as usize * 3] {
+                matrix = problems[entry];
+                start = problems[entry + 1];
+                count = problems[entry + 2];
+            }
+        }
+        Problem {
+            matrix,
+            start,
+            count,
+        }
     }
 }
 
@@ -139,7 +175,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
     let (rows, width) = (matrices.layout.rows, matrices.layout.columns);
     let outputs = if comptime!(gated) { rows / 2 } else { rows };
 
-    let problem = find_problem(pairs, comptime!(blueprint.rows()));
+    let problem = pairs.problem(CUBE_POS_Y, CUBE_COUNT_Y, comptime!(blueprint.rows()));
     if problem.count == 0 {
         terminate!();
     }
@@ -216,7 +252,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
                 let high = sum.extract(comptime!(w as usize + 2));
                 if modulo(quarter * 2, terms) == 0 && column < problem.count {
                     let at = problem.start + column;
-                    let pair = pairs.at(at);
+                    let pair = pairs.at(&problem, at);
                     if comptime!(gated) {
                         if own < outputs {
                             let mut score = 1.0f32;
@@ -248,29 +284,5 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
                 }
             }
         }
-    }
-}
-
-/// Finds the problem of a cube in the table that [`sort_kernel`](super::sort_kernel) made.
-#[cube]
-fn find_problem(pairs: &LargeMPairs, #[comptime] max_rows: u32) -> Problem {
-    let mut matrix = 0u32;
-    let mut start = CUBE_POS_Y * max_rows;
-    let mut count = min(pairs.count - min(start, pairs.count), max_rows);
-    #[comptime]
-    if let ComptimeOption::Some(problems) = &pairs.problems {
-        let entry = CUBE_POS_Y as usize * 3;
-        let entries = problems[CUBE_COUNT_Y as usize * 3];
-        count = 0u32;
-        if CUBE_POS_Y < entries {
-            matrix = problems[entry];
-            start = problems[entry + 1];
-            count = problems[entry + 2];
-        }
-    }
-    Problem {
-        matrix,
-        start,
-        count,
     }
 }

@@ -61,7 +61,7 @@ impl WeightFormat {
 /// Two of the eight weights of a word, in `bf16` and times `2^-126`: pair `i` of
 /// [`WeightFormat::order`].
 #[cube]
-pub(super) fn fp4_pair(word: u32, #[comptime] i: usize) -> u32 {
+pub(in crate::gemm::kernel) fn fp4_pair(word: u32, #[comptime] i: usize) -> u32 {
     // The sign of a code goes to the sign bit, its magnitude across the border between exponent and
     // mantissa. The code's own subnormal is then a subnormal `bf16` of the right value.
     let word = if comptime!(i >= 2) { word >> 8 } else { word };
@@ -110,13 +110,13 @@ pub(super) fn fp4_factor(scale: u32) -> u32 {
 
 /// [`fp4_factor`] of a scale that may be more than two.
 #[cube]
-pub(super) fn fp4_first_factor(scale: u32) -> u32 {
+pub(in crate::gemm::kernel) fn fp4_first_factor(scale: u32) -> u32 {
     fp4_factor(min(scale, 128u32))
 }
 
 /// The rest of a scale of more than two; NaN for the code that is NaN.
 #[cube]
-pub(super) fn fp4_second_factor(scale: u32) -> u32 {
+pub(in crate::gemm::kernel) fn fp4_second_factor(scale: u32) -> u32 {
     let exponent = max(scale, 128u32) - 1;
     select(scale == 255u32, 0x7fc0_7fc0u32, exponent * 0x0080_0080u32)
 }

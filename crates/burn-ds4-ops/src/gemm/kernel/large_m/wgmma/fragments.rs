@@ -1,0 +1,308 @@
+//! Weights as fragments of `bf16` in registers, and their products.
+
+use cubecl::prelude::*;
+
+use super::ptx::{arrive, await_products, bytes_of, commit_products, fence_registers, multiply};
+use super::ring::{Ring, Stages, chunk_place, stages_of};
+use super::{Tile, WgmmaBlueprint};
+use crate::gemm::kernel::input::{bf16_pair, term_of};
+use crate::gemm::kernel::weights::{
+    MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader, fp4_first_factor, fp4_pair,
+    fp4_second_factor,
+};
+use crate::intrinsics::{ballot, multiply_pairs};
+
+/// `bf16` that `fp8_magnitude` codes are to be multiplied by, `2^120`, twice in a word.
+const FP8_UNIT: u32 = 0x7b80_7b80;
+/// Terms of a product of a weight and a scale of any bits.
+const SCALED_TERMS: u32 = 3;
+
+/// The rows of a lane's fragments, 8 apart in a tile.
+#[derive(CubeType)]
+pub(super) struct LaneRows<'a> {
+    reader: WeightReader<'a>,
+    rows: RowPair,
+    /// The row of the tile that is the lower one.
+    row: u32,
+    /// Bits that are set by the codes of FP8 that are NaN, in each of the rows.
+    low_nan: u32,
+    high_nan: u32,
+}
+
+/// Scales of both rows: a code (FP4), or the bits of an `f32` (FP8).
+#[derive(CubeType, Clone, Copy)]
+struct Scales {
+    low: u32,
+    high: u32,
+}
+
+#[cube]
+impl Scales {
+    /// Whether the plane has codes of FP4 scales above two.
+    fn are_rare(&self, #[comptime] blueprint: WgmmaBlueprint) -> bool {
+        if comptime!(blueprint.format == WeightFormat::Fp4) {
+            ballot((self.low | self.high) & 0x80 != 0, blueprint.target) != 0
+        } else {
+            false.runtime()
+        }
+    }
+
+    /// Pairs of weights times scales that are short.
+    fn times(
+        &self,
+        pairs: &Array<u32>,
+        rare: bool,
+        #[comptime] blueprint: WgmmaBlueprint,
+    ) -> Array<u32> {
+        let (low, high) = if comptime!(blueprint.format == WeightFormat::Fp4) {
+            (fp4_first_factor(self.low), fp4_first_factor(self.high))
+        } else {
+            (
+                ((self.low + 0x3c00_0000u32) >> 16) * 0x1_0001u32,
+                ((self.high + 0x3c00_0000u32) >> 16) * 0x1_0001u32,
+            )
+        };
+        let mut fragments = Array::<u32>::new(8usize);
+        #[unroll]
+        for i in 0..8usize {
+            let factor = if comptime!(i % 2 == 0) { low } else { high };
+            fragments[i] = multiply_pairs(pairs[i], factor);
+        }
+        if rare {
+            let low = fp4_second_factor(self.low);
+            let high = fp4_second_factor(self.high);
+            #[unroll]
+            for i in 0..8usize {
+                let factor = if comptime!(i % 2 == 0) { low } else { high };
+                fragments[i] = multiply_pairs(fragments[i], factor);
+            }
+        }
+        fragments
+    }
+
+    /// A term of pairs of FP8 weights times scales, in `f32`.
+    fn term_of_times(&self, pairs: &Array<u32>, term: u32) -> Array<u32> {
+        let (low, high) = (f32::reinterpret(self.low), f32::reinterpret(self.high));
+        let mut fragments = Array::<u32>::new(8usize);
+        #[unroll]
+        for i in 0..8usize {
+            let scale = if comptime!(i % 2 == 0) { low } else { high };
+            let pair = multiply_pairs(pairs[i], FP8_UNIT);
+            let first = f32::reinterpret(pair << 16) * scale;
+            let second = f32::reinterpret(pair & 0xffff_0000u32) * scale;
+            fragments[i] = bf16_pair(term_of(first, term), term_of(second, term));
+        }
+        fragments
+    }
+}
+
+#[cube]
+impl<'a> LaneRows<'a> {
+    pub fn new(
+        stack: &'a MatrixStack<Vector<u32, Const<4>>>,
+        tile: &Tile,
+        row: u32,
+        #[comptime] blueprint: WgmmaBlueprint,
+    ) -> LaneRows<'a> {
+        let reader = WeightReader::new(
+            stack,
+            comptime!(ReaderBlueprint {
+                format: blueprint.format,
+                k_aligned: false,
+                scale_vectors: false,
+                target: blueprint.target,
+            }),
+        );
+        let low = tile.matrix_row(row, stack.layout.rows, blueprint);
+        let high = tile.matrix_row(row + 8, stack.layout.rows, blueprint);
+        let rows = reader.row_pair(tile.problem.matrix, low, high);
+        LaneRows::<'a> {
+            reader,
+            rows,
+            row,
+            low_nan: 0u32.runtime(),
+            high_nan: 0u32.runtime(),
+        }
+    }
+
+    /// Whether a weight of the lower row is NaN, and of the upper one. Every lane must call this.
+    pub fn nan(&self, #[comptime] blueprint: WgmmaBlueprint) -> (bool, bool) {
+        let quad = 15u32 << (UNIT_POS % 32 / 4 * 4);
+        let low = ballot(self.low_nan & 0x0800_0800u32 != 0, blueprint.target);
+        let high = ballot(self.high_nan & 0x0800_0800u32 != 0, blueprint.target);
+        (low & quad != 0, high & quad != 0)
+    }
+
+    /// Reads the scales of a step from its stage, or from memory where they are not words.
+    fn scales(
+        &self,
+        stages: &Stages,
+        first: u32,
+        step: u32,
+        #[comptime] blueprint: WgmmaBlueprint,
+    ) -> Scales {
+        if comptime!(blueprint.scale_words) {
+            let at = (first + self.row) as usize;
+            let (low, high) = (stages.scales[at], stages.scales[at + 8]);
+            if comptime!(blueprint.format == WeightFormat::Fp4) {
+                let shift = step % 2 * 16 + UNIT_POS % 4 / 2 * 8;
+                Scales {
+                    low: (low >> shift) & 255,
+                    high: (high >> shift) & 255,
+                }
+            } else {
+                Scales { low, high }
+            }
+        } else {
+            let column = step * 64 + UNIT_POS % 4 / 2 * 32;
+            let (low, high) = (self.rows.low_scale, self.rows.high_scale);
+            let low_word = self.reader.scale_word(low, column);
+            let high_word = self.reader.scale_word(high, column);
+            Scales {
+                low: (low_word >> self.reader.scale_shift(low, column)) & 255,
+                high: (high_word >> self.reader.scale_shift(high, column)) & 255,
+            }
+        }
+    }
+
+    /// Multiplies the stages of a tile as they become full, by the first `columns` rows of `x`.
+    pub fn multiply(
+        &mut self,
+        ring: &mut Ring,
+        stages: &Stages,
+        width: u32,
+        #[comptime] columns: u32,
+        #[comptime] blueprint: WgmmaBlueprint,
+    ) {
+        let steps = stages_of(width);
+        let mut codes = Array::<u32>::new(comptime!(2 * blueprint.half_codes() as usize));
+        ring.wait_full();
+        self.read(stages, ring.weights_vector(), &mut codes, blueprint);
+        let mut scales = self.scales(stages, ring.scale(), 0u32, blueprint);
+        let mut last = ring.free();
+        for step in 0..steps {
+            let x = ring.x_descriptor();
+            let rare = scales.are_rare(blueprint);
+            let short = if comptime!(blueprint.format == WeightFormat::Fp4) {
+                true.runtime()
+            } else {
+                is_short(scales.low) && is_short(scales.high)
+            };
+            #[unroll]
+            for half in 0..2usize {
+                let pairs = self.pairs(&codes, half, blueprint);
+                // Fragments may be written once the products that read them are finished.
+                await_products(1u32);
+                if comptime!(half == 1) && step > 0 {
+                    arrive(last);
+                }
+                let tile = x + comptime!(4 * half as u32);
+                let adds = if comptime!(half == 0) {
+                    step
+                } else {
+                    1u32.runtime()
+                };
+                if short {
+                    let fragments = scales.times(&pairs, rare, blueprint);
+                    start(&fragments, tile, adds, columns);
+                } else {
+                    for term in 0..SCALED_TERMS {
+                        await_products(0u32);
+                        let fragments = scales.term_of_times(&pairs, term);
+                        start(&fragments, tile, adds + term, columns);
+                    }
+                }
+            }
+            last = ring.free();
+            ring.next();
+            // On their way while the products are made.
+            if step + 1 < steps {
+                ring.wait_full();
+                self.read(stages, ring.weights_vector(), &mut codes, blueprint);
+                let next = self.scales(stages, ring.scale(), step + 1, blueprint);
+                scales.low = next.low;
+                scales.high = next.high;
+            }
+        }
+        await_products(0u32);
+        arrive(last);
+    }
+
+    /// Reads the lane's codes of a stage: for each half, of the lower row and of the upper one by
+    /// turns. A word has 8 neighbouring columns (FP4), or two of every 8 (FP8).
+    fn read(
+        &self,
+        stages: &Stages,
+        first: u32,
+        codes: &mut Array<u32>,
+        #[comptime] blueprint: WgmmaBlueprint,
+    ) {
+        if comptime!(blueprint.format == WeightFormat::Fp4) {
+            let at = (first + self.row * 4 + UNIT_POS % 4) as usize;
+            let (low, high) = (stages.weights[at], stages.weights[at + 32]);
+            #[unroll]
+            for half in 0..2usize {
+                codes[comptime!(2 * half)] = low.extract(half);
+                codes[comptime!(2 * half + 1)] = high.extract(half);
+            }
+        } else {
+            // Two codes, each in the upper half of 16 bits.
+            let selector = UNIT_POS % 4 * 0x2020 + 0x1000;
+            #[unroll]
+            for group in 0..8u32 {
+                let chunk = chunk_place(self.row, comptime!(group / 2), blueprint);
+                let at = (first + self.row * 8 + chunk * 2 + comptime!(group % 2)) as usize;
+                let (low, high) = (stages.weights[at], stages.weights[at + 64]);
+                let to = comptime!(2 * group as usize);
+                codes[to] = bytes_of(low.extract(0usize), low.extract(1usize), selector);
+                codes[comptime!(to + 1)] =
+                    bytes_of(high.extract(0usize), high.extract(1usize), selector);
+            }
+        }
+    }
+
+    /// Two fragments of half a stage without their scales, times `2^-126` (FP4) or `2^-120` (FP8).
+    fn pairs(
+        &mut self,
+        codes: &Array<u32>,
+        #[comptime] half: usize,
+        #[comptime] blueprint: WgmmaBlueprint,
+    ) -> Array<u32> {
+        let mut pairs = Array::<u32>::new(8usize);
+        let first = comptime!(half * blueprint.half_codes() as usize);
+        #[unroll]
+        for i in 0..8usize {
+            if comptime!(blueprint.format == WeightFormat::Fp4) {
+                pairs[i] = fp4_pair(codes[comptime!(first + i % 2)], comptime!(i / 2));
+            } else {
+                let pair = codes[comptime!(first + i)];
+                let magnitude = (pair >> 4) & 0x07f0_07f0u32;
+                // The largest magnitude, which is NaN, has a carry.
+                if comptime!(i % 2 == 0) {
+                    self.low_nan |= magnitude + 0x0010_0010u32;
+                } else {
+                    self.high_nan |= magnitude + 0x0010_0010u32;
+                }
+                pairs[i] = (pair & 0x8000_8000u32) | magnitude;
+            }
+        }
+        pairs
+    }
+}
+
+/// Starts the products of two fragments, as a group.
+#[cube]
+fn start(fragments: &Array<u32>, tile: u32, adds: u32, #[comptime] columns: u32) {
+    fence_registers();
+    multiply(fragments, 0usize, tile, adds, columns);
+    multiply(fragments, 1usize, tile + 2, 1u32.runtime(), columns);
+    commit_products();
+}
+
+/// Whether weights times this scale are `bf16` values: it has no more than four digits, and is
+/// neither very large nor very small.
+#[cube]
+fn is_short(scale: u32) -> bool {
+    let exponent = (scale >> 23) & 255;
+    scale & 0x000f_ffffu32 == 0 && exponent > 26 && exponent < 134
+}

@@ -1,0 +1,263 @@
+//! Hopper's warpgroup products: tiles of 128 or 192 rows of weights by up to 256 rows of `x`.
+
+mod epilogue;
+mod fragments;
+mod order;
+mod ptx;
+mod ring;
+
+use cubecl::prelude::*;
+
+use super::{LargeMPairs, Problem};
+use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
+use crate::intrinsics::{Target, plane_value};
+use epilogue::LaneSums;
+use fragments::LaneRows;
+use order::column_at;
+use ptx::{declare_sums, set_registers};
+use ring::{Ring, Stages};
+
+pub(crate) use order::permute_kernel;
+
+/// Units of a warpgroup.
+const WARPGROUP: u32 = 128;
+/// Rows of tiles that are multiplied at about the same time, so that what they read stays in the
+/// cache.
+const BAND: u32 = 16;
+
+/// How [`wgmma_kernel`] is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaBlueprint {
+    /// FP4, for which the columns of `x` are permuted, or FP8.
+    pub format: WeightFormat,
+    /// Warpgroups that multiply, 64 rows of weights each: 2, or 3 for tiles of at most 128 rows of
+    /// `x`. One more copies.
+    pub groups: u32,
+    /// Rows of `x` of a tile, which are columns of the product: a multiple of 32, at most 256.
+    pub columns: u32,
+    /// Stages of 64 columns of `x` and of weights.
+    pub stages: u32,
+    /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
+    /// score. The result is in the order for weights of this format.
+    pub gated: Option<WeightFormat>,
+    /// Whether pairs are sorted into groups.
+    pub sorted: bool,
+    /// Whether `x` has a row for each position in the order of groups.
+    pub by_position: bool,
+    /// Whether K is a multiple of a stage.
+    pub whole_stages: bool,
+    /// Whether the scales of 128 columns are a word, which those of FP8 always are.
+    pub scale_words: bool,
+    /// Whether outputs are written eight at a time.
+    pub vectors: bool,
+    pub target: Target,
+}
+
+impl WgmmaBlueprint {
+    pub const fn units(self) -> u32 {
+        WARPGROUP * (1 + self.groups)
+    }
+
+    /// Rows of weights of a tile.
+    pub const fn rows(self) -> u32 {
+        64 * self.groups
+    }
+
+    /// Outputs of a tile.
+    pub const fn outputs(self) -> u32 {
+        if self.gated.is_some() {
+            self.rows() / 2
+        } else {
+            self.rows()
+        }
+    }
+
+    /// Registers of a unit that copies, and of one that multiplies. All of a cube's together are no
+    /// more than it starts with: 168 for each of 384 units, 128 for each of 512.
+    const fn registers(self) -> [u32; 2] {
+        if self.groups == 2 {
+            [56, 224]
+        } else {
+            [80, 144]
+        }
+    }
+
+    const fn multiplying_planes(self) -> u32 {
+        self.groups * WARPGROUP / 32
+    }
+
+    /// Chunks of 16 bytes of a row of weights in a stage.
+    const fn row_chunks(self) -> u32 {
+        64 / self.format.columns()
+    }
+
+    /// Rows of `x` of which a unit copies a chunk.
+    const fn unit_rows(self) -> u32 {
+        self.columns * 8 / WARPGROUP
+    }
+
+    /// Rows of weights of which a unit copies a chunk.
+    const fn unit_weight_rows(self) -> u32 {
+        self.rows() * self.row_chunks() / WARPGROUP
+    }
+
+    /// Rows of weights of which a unit copies the scales, at most.
+    const fn unit_scales(self) -> u32 {
+        self.rows().div_ceil(WARPGROUP)
+    }
+
+    /// Words of codes of a lane in half a stage.
+    const fn half_codes(self) -> u32 {
+        if self.permuted() { 2 } else { 8 }
+    }
+
+    /// Rows of `x` of a smaller product, which a group with no more takes.
+    const fn few_columns(self) -> u32 {
+        self.columns * 3 / 4
+    }
+
+    const fn permuted(self) -> bool {
+        matches!(self.format, WeightFormat::Fp4)
+    }
+
+    /// Shared memory of a stage, with its barriers.
+    pub const fn stage_bytes(self) -> usize {
+        (self.columns * 128 + self.rows() * (self.row_chunks() * 16 + 4) + 24) as usize
+    }
+}
+
+/// What a cube multiplies at a time: rows of `x` and rows of weights.
+#[derive(CubeType, Clone, Copy)]
+struct Tile {
+    problem: Problem,
+    /// The first output, or its position.
+    first: u32,
+}
+
+#[cube]
+impl Tile {
+    /// The output of a row of the tile. With a gate, 16 rows are the gates of eight outputs and
+    /// what those are multiplied by.
+    fn output_of(&self, row: u32, #[comptime] blueprint: WgmmaBlueprint) -> u32 {
+        #[comptime]
+        if let Option::Some(format) = blueprint.gated {
+            column_at(self.first + row / 16 * 8 + row % 8, format)
+        } else {
+            self.first + row
+        }
+    }
+
+    /// The row of the matrix; the last one past the end.
+    fn matrix_row(&self, row: u32, rows: u32, #[comptime] blueprint: WgmmaBlueprint) -> u32 {
+        let own = self.output_of(row, blueprint);
+        if comptime!(blueprint.gated.is_some()) {
+            let outputs = rows / 2;
+            min(own, outputs - 1) + row / 8 % 2 * outputs
+        } else {
+            min(own, rows - 1)
+        }
+    }
+}
+
+/// Multiplies many rows of `x` by the rows of their matrices: `x · Wᵀ`, or with a gate.
+///
+/// - `x`: rows of `bf16`, `x_vectors` vectors of eight from one to the next; for FP4 weights as
+///   [`permute_kernel`] writes them
+/// - `output`: `[pairs, rows]`; gated, `[positions, rows / 2]` in `bf16` with padding to a multiple
+///   of 64, in the order for the next weights
+/// - `max_problems`: capacity of the table of problems
+///
+/// The first warpgroup of a cube copies rows of `x` and of weights to a ring of stages. The others
+/// decode weights in registers and multiply them by the rows of `x` in shared memory. Cubes take
+/// tile after tile.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
+    x: &[Vector<u32, Const<4>>],
+    x_vectors: u32,
+    pairs: &LargeMPairs,
+    max_problems: u32,
+    matrices: &MatrixStack<Vector<u32, Const<4>>>,
+    output: &mut [Vector<Y, N>],
+    #[comptime] blueprint: WgmmaBlueprint,
+    #[define(Y)] _dtype: ElemType,
+) {
+    let WgmmaBlueprint {
+        columns,
+        gated,
+        vectors,
+        target,
+        ..
+    } = comptime!(blueprint);
+    declare_sums(comptime!(columns / 2));
+    let stages = Stages::new(blueprint);
+    let mut ring = Ring::new(&stages, blueprint);
+
+    let rows = matrices.layout.rows;
+    let outputs = if comptime!(gated.is_some()) {
+        rows / 2
+    } else {
+        rows
+    };
+    let tile_rows = outputs.div_ceil(comptime!(blueprint.outputs()));
+    let problems = pairs.problem_count(max_problems, columns);
+    let tiles = tile_rows * problems;
+    let [copying, multiplying] = comptime!(blueprint.registers());
+    let group = plane_value(UNIT_POS / WARPGROUP, 0u32, target);
+    if group == 0 {
+        set_registers(copying, false);
+        for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
+            let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
+            ring.fill(x, x_vectors, pairs, matrices, &tile);
+        }
+        ring.finish();
+    } else {
+        set_registers(multiplying, true);
+        let row = (group - 1) * 64 + UNIT_POS % WARPGROUP / 32 * 16 + UNIT_POS % 32 / 4;
+        for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
+            let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
+            let mut lane = LaneRows::new(matrices, &tile, row, blueprint);
+            let (width, few) = (matrices.layout.columns, comptime!(blueprint.few_columns()));
+            if comptime!(!blueprint.sorted) {
+                lane.multiply(&mut ring, &stages, width, columns, blueprint);
+            } else if tile.problem.count <= few {
+                lane.multiply(&mut ring, &stages, width, few, blueprint);
+            } else {
+                lane.multiply(&mut ring, &stages, width, columns, blueprint);
+            }
+            let nan = lane.nan(blueprint);
+            let sums = LaneSums::new(pairs, &tile, row, nan, blueprint);
+            if comptime!(gated.is_some()) {
+                sums.write_gated(output, outputs);
+            } else if comptime!(vectors) {
+                sums.write_vectors(output, outputs);
+            } else {
+                sums.write(output, outputs);
+            }
+        }
+    }
+}
+
+/// A tile by its index: those of the same rows of `x` after each other for sorted pairs, or bands
+/// of rows of weights.
+#[cube]
+fn tile_at(
+    index: u32,
+    tile_rows: u32,
+    problems: u32,
+    pairs: &LargeMPairs,
+    max_problems: u32,
+    #[comptime] blueprint: WgmmaBlueprint,
+) -> Tile {
+    let band = if comptime!(blueprint.sorted) {
+        tile_rows
+    } else {
+        BAND.runtime()
+    };
+    let first = index / (band * problems) * band;
+    let height = min(tile_rows - first, band);
+    let place = index % (band * problems);
+    Tile {
+        problem: pairs.problem(place / height, max_problems, blueprint.columns),
+        first: (first + place % height) * comptime!(blueprint.outputs()),
+    }
+}

@@ -1,0 +1,217 @@
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::large_m::{LargeM, SortedPairs};
+use super::optional;
+use crate::caps::Caps;
+use crate::gemm::kernel::{
+    LargeMPairsLaunch, WeightFormat, WgmmaBlueprint, permute_kernel, wgmma_kernel,
+};
+use crate::gemm::{FP8_BLOCK, Matrices};
+use crate::launching::{address_type, cube_count, output};
+
+/// Rows of `x` from which on warpgroups are faster than planes, by one matrix and on average by each
+/// of a stack.
+pub(super) const MIN_ROWS: usize = 33;
+pub(super) const MIN_PAIRS: usize = 32;
+/// Rows of `x` of a tile, at most, and what their numbers are multiples of.
+const MAX_COLUMNS: usize = 256;
+const COLUMN_STEP: usize = 32;
+/// Rows of `x` of a tile for which decoding weights takes as long as multiplying them, and those
+/// that could be multiplied in the time that a tile takes besides.
+const DECODED_COLUMNS: usize = 96;
+const TILE_COLUMNS: usize = 32;
+/// Columns of `x` of a stage.
+const K_BLOCK: usize = 64;
+/// Stages, at least and at most.
+const STAGES: std::ops::RangeInclusive<usize> = 2..=8;
+/// Bytes by which the alignment of stages may add to shared memory.
+const ALIGNMENT: usize = 1024;
+/// Units of a cube that permutes columns.
+const PERMUTING_UNITS: u32 = 256;
+
+/// Whether warpgroups can multiply these rows by these matrices, the first of them with a gate.
+pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) -> bool {
+    let indexed = |vectors: usize| u32::try_from(vectors).is_ok();
+    let fits = |(which, matrices): (usize, &&Matrices)| {
+        // The rows of a warpgroup have the same scales of FP8.
+        let gates = matrices.rows / (1 + usize::from(gated && which == 0));
+        let whole = |rows: usize| rows == matrices.rows || rows.is_multiple_of(FP8_BLOCK);
+        let blocks = whole(gates) && whole(matrices.rows / matrices.parts);
+        matrices.format != WeightFormat::Dense
+            && (blocks || matrices.format == WeightFormat::Fp4)
+            && indexed(matrices.words.shape().num_elements() / 4)
+    };
+    Caps::of(&x.client).wgmma
+        && x.dtype == DType::BF16
+        && indexed(x.shape().num_elements() / 8)
+        && stages(&x.client, (2, MAX_COLUMNS), WeightFormat::Fp8) >= *STAGES.start()
+        && matrices.iter().enumerate().all(fits)
+}
+
+fn stages(client: &Client, (groups, columns): (usize, usize), format: WeightFormat) -> usize {
+    let stage = WgmmaBlueprint {
+        format,
+        groups: groups as u32,
+        columns: columns as u32,
+        stages: 1,
+        gated: None,
+        sorted: false,
+        by_position: false,
+        whole_stages: false,
+        scale_words: false,
+        vectors: false,
+        target: Caps::of(client).target,
+    }
+    .stage_bytes();
+    let caps = Caps::of(client);
+    let most = (1..=*STAGES.end()).rev();
+    let fits = |stages: &usize| caps.fits_shared(stages * stage + ALIGNMENT);
+    most.into_iter().find(fits).unwrap_or(0)
+}
+
+/// Rows of `x` of a tile, for `rows` rows by each matrix.
+pub(super) fn columns_of_rows(client: &Client, rows: usize, matrices: &Matrices) -> usize {
+    let processors = Caps::of(client).processors as usize;
+    let heights = matrices.rows.div_ceil(128) * matrices.count;
+    cheapest(|columns| (heights * rows.div_ceil(columns)).div_ceil(processors) as f64)
+}
+
+/// Rows of `x` of a tile, for so many pairs of matrices and rows that are drawn at random.
+pub(super) fn columns_of_pairs(pairs: usize, matrices: usize) -> usize {
+    let mean = pairs as f64 / matrices as f64;
+    let most = mean + 2.0 * mean.sqrt();
+    cheapest(|columns| (most / columns as f64).ceil())
+}
+
+/// The number of rows of a tile for which all tiles take least, given how many follow each other.
+fn cheapest(tiles: impl Fn(usize) -> f64) -> usize {
+    let cost =
+        |columns: usize| tiles(columns) * (columns.max(DECODED_COLUMNS) + TILE_COLUMNS) as f64;
+    let mut best = COLUMN_STEP;
+    for columns in (COLUMN_STEP..=MAX_COLUMNS).step_by(COLUMN_STEP) {
+        if cost(columns) < cost(best) {
+            best = columns;
+        }
+    }
+    best
+}
+
+/// Columns of a gated result with padding.
+pub(super) fn padded_columns(columns: usize) -> usize {
+    columns.next_multiple_of(K_BLOCK)
+}
+
+/// Launches [`wgmma_kernel`] with tiles of `columns` rows of `x`.
+pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) {
+    let matrices = product.matrices;
+    let client = product.x.client.clone();
+    let permuted;
+    let x = if matrices.format == WeightFormat::Fp4 && !product.permuted {
+        permuted = permute(product.x, matrices.columns);
+        &permuted
+    } else {
+        product.x
+    };
+    let outputs = product.outputs();
+    let vectors =
+        product.gated.is_none() && result.dtype == DType::BF16 && outputs.is_multiple_of(8);
+    // Decoding for few rows of `x` takes longer than the products, and more planes to hide its
+    // latencies.
+    let decoding = product.sorted.is_some() && columns <= MAX_COLUMNS / 2;
+    let groups = if decoding && matrices.format == WeightFormat::Fp4 {
+        3
+    } else {
+        2
+    };
+    let blueprint = WgmmaBlueprint {
+        format: matrices.format,
+        groups: groups as u32,
+        columns: columns as u32,
+        stages: stages(&client, (groups, columns), matrices.format) as u32,
+        gated: product.gated,
+        sorted: product.sorted.is_some(),
+        by_position: product.permuted,
+        whole_stages: matrices.columns.is_multiple_of(K_BLOCK),
+        scale_words: matrices.format == WeightFormat::Fp8 || matrices.columns.is_multiple_of(128),
+        vectors,
+        target: Caps::of(&client).target,
+    };
+    let problems = match product.sorted {
+        Some(sorted) => sorted.max_problems,
+        None => product.pairs.div_ceil(columns) * product.groups,
+    };
+    let tiles = outputs.div_ceil(blueprint.outputs() as usize) * problems;
+    let cubes = tiles.min(Caps::of(&client).processors as usize).max(1);
+    let size = if vectors || product.gated.is_some() {
+        8
+    } else {
+        1
+    };
+    let of_sorted = |tensor: fn(&SortedPairs) -> &CubeTensor| optional(product.sorted.map(tensor));
+    // SAFETY: rows and columns past the end are read as zeros, or as others; writes are within the
+    // output.
+    unsafe {
+        wgmma_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(cubes as u32, 1, 1),
+            CubeDim::new_1d(blueprint.units()),
+            address_type([x, &matrices.words, result]),
+            size,
+            x.clone().into_buffer_arg(),
+            (x.meta.strides()[0] / 8) as u32,
+            LargeMPairsLaunch::new(
+                of_sorted(|sorted| &sorted.order),
+                of_sorted(|sorted| &sorted.problems),
+                optional(product.scores),
+                product.pairs as u32,
+                product.groups as u32,
+                product.pairs_per_row as u32,
+                product.limit as f32,
+            ),
+            product.sorted.map_or(0, |sorted| sorted.max_problems) as u32,
+            matrices.arg(),
+            result.clone().into_buffer_arg(),
+            blueprint,
+            dtype_to_storage_type(result.dtype),
+        );
+    }
+}
+
+/// The rows of `x` in the order for FP4 weights.
+fn permute(x: &CubeTensor, columns: usize) -> CubeTensor {
+    let client = x.client.clone();
+    let [rows, _] = x.shape().dims();
+    let permuted = output(x, [rows, padded_columns(columns)], DType::BF16);
+    let units = rows * columns.div_ceil(K_BLOCK) * 2;
+    // SAFETY: reads are within the rows of `x`, writes within those of the result.
+    unsafe {
+        permute_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, units.div_ceil(PERMUTING_UNITS as usize)),
+            CubeDim::new_1d(PERMUTING_UNITS),
+            address_type([x, &permuted]),
+            x.clone().into_buffer_arg(),
+            x.meta.strides()[0] / 8,
+            (columns / 8) as u32,
+            rows as u32,
+            permuted.clone().into_buffer_arg(),
+        );
+    }
+    permuted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_of_pairs_hold_most_groups_whole() {
+        let columns = [1, 6, 48, 96, 384, 4096].map(|mean| columns_of_pairs(mean * 256, 256));
+        assert_eq!(columns, [32, 32, 64, 128, 224, 256]);
+    }
+}
