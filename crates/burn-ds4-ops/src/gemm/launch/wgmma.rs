@@ -14,8 +14,8 @@ use crate::gemm::kernel::{
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, cube_count, output};
 
-/// Rows of `x` from which on warpgroups are faster than planes, by one matrix and on average by each
-/// of a stack.
+/// Rows of `x` from which on warpgroups are faster than planes: by one matrix, and by each of a
+/// stack on average.
 pub(super) const MIN_ROWS: usize = 33;
 pub(super) const MIN_PAIRS: usize = 32;
 /// Rows of `x` of a tile, at most, and what their numbers are multiples of.
