@@ -252,7 +252,7 @@ impl Sources {
         let layout = &matrices.layout;
         let x_rows = comptime!(blueprint.unit_rows());
         let row = UNIT_POS / ROW_VECTORS;
-        let x_to = row * ROW_BYTES + (UNIT_POS % ROW_VECTORS ^ row % 8) * 16;
+        let x_to = row * ROW_BYTES + ((UNIT_POS % ROW_VECTORS) ^ (row % 8)) * 16;
         let mut x = Array::<u32>::new(x_rows as usize);
         #[unroll]
         for i in 0..x_rows {
