@@ -70,3 +70,71 @@ pub(crate) fn permute_kernel(
         }
     }
 }
+
+// With fusion, tensors are of another backend.
+#[cfg(all(test, not(feature = "fusion")))]
+mod tests {
+    use burn::tensor::{DType, Int, Tensor, TensorData};
+    use burn_cubecl::CubeBackend;
+
+    use super::*;
+    use crate::device::DeviceSpec;
+
+    const ROWS: usize = 3;
+    const COLUMNS: usize = 96;
+    const PADDED: usize = 128;
+
+    /// Two numbers of 16 bits in a word.
+    fn words(numbers: &[u32]) -> Vec<u32> {
+        let pairs = numbers.chunks_exact(2);
+        pairs.map(|pair| pair[0] | pair[1] << 16).collect()
+    }
+
+    #[test]
+    fn a_lane_finds_its_16_neighbouring_columns() {
+        let number = |row: usize, column: usize| (row * COLUMNS + column + 1) as u32;
+        let mut x = Vec::new();
+        let mut expected = vec![0; ROWS * PADDED];
+        for row in 0..ROWS {
+            for column in 0..COLUMNS {
+                x.push(number(row, column));
+                let (lane, word, code) = (column % 64 / 16, column / 8 % 2, column % 8);
+                let (pair, upper) = (code % 4, code / 4);
+                let position = column / 64 * 64 + 32 * word + 8 * pair + 2 * lane + upper;
+                expected[row * PADDED + position] = number(row, column);
+            }
+        }
+        for spec in [DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+            let Ok(device) = spec.init() else {
+                continue;
+            };
+            let on_device = |numbers: &[u32]| {
+                let words = words(numbers);
+                let data = TensorData::new(words.clone(), [words.len()]);
+                Tensor::<1, Int>::from_data(data, (&device, DType::U32))
+            };
+            let primitive = |tensor: Tensor<1, Int>| {
+                let tensor = tensor.try_into_primitive::<CubeBackend>();
+                tensor.expect("a tensor of this backend")
+            };
+            let (x, output) = (on_device(&x), on_device(&vec![7; ROWS * PADDED]));
+            let (read, written) = (primitive(x), primitive(output.clone()));
+            // SAFETY: there is a unit for every 32 columns of a row, and more do nothing.
+            unsafe {
+                permute_kernel::launch_unchecked(
+                    &read.client.clone(),
+                    CubeCount::Static(1, 1, 1),
+                    CubeDim::new_1d(32),
+                    AddressType::U32,
+                    read.into_buffer_arg(),
+                    COLUMNS / 8,
+                    (COLUMNS / 8) as u32,
+                    ROWS as u32,
+                    written.into_buffer_arg(),
+                );
+            }
+            let actual: Vec<u32> = output.into_data().iter::<u32>().collect();
+            assert!(actual == words(&expected), "{spec}: {actual:x?}");
+        }
+    }
+}
