@@ -55,9 +55,13 @@ pub(crate) fn top_k_ids<B: Backend>(
 
     // Only the value of the last entry is taken from the sort, as its order among equals is not
     // specified.
-    let last = B::int_clamp_min(B::int_sub_scalar(count.clone(), 1.into()), 0.into());
-    let sorted = B::float_sort(values.clone(), 1, true);
-    let threshold = B::float_expand(B::float_gather(1, sorted, last), shape.clone());
+    let threshold = if k == 1 {
+        B::float_max_dim(values.clone(), 1)
+    } else {
+        let last = B::int_clamp_min(B::int_sub_scalar(count.clone(), 1.into()), 0.into());
+        B::float_gather(1, B::float_sort(values.clone(), 1, true), last)
+    };
+    let threshold = B::float_expand(threshold, shape.clone());
     let above = B::float_greater(values.clone(), threshold.clone(), dtype);
     let equal = B::bool_and(B::float_equal(values, threshold, dtype), inside);
     let ones = |mask: BoolTensor<B>| B::bool_into_int(mask, INT);
