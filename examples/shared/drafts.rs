@@ -25,7 +25,7 @@ pub struct DraftArgs {
     drafter: Option<Drafter>,
     /// Tokens to draft per step, 0 for none [default: 1 for an MTP layer, those of a block for
     /// DSpark].
-    #[arg(long, value_name = "K")]
+    #[arg(long, visible_alias = "mtp", value_name = "K")]
     #[arg(value_parser = value_parser!(u8).range(0..=MAX_DRAFTS as i64))]
     draft_tokens: Option<u8>,
     /// Leaves out drafts, from the first that DSpark gives a smaller probability to be accepted.

@@ -159,8 +159,13 @@ fn generate_prints_the_golden_continuation_with_and_without_drafts() {
     for (prompt, count) in [("short", "64"), ("medium", "24")] {
         let tokens: f64 = count.parse().expect("a number");
         let (text, continuation) = golden_text(prompt, tokens as usize);
-        for (drafts, more) in [("0", ""), ("0", "--no-graph"), ("1", ""), ("3", "")] {
-            let arguments = ["-p", &text, "-n", count, "--draft-tokens", drafts, more];
+        for (option, drafts, more) in [
+            ("--draft-tokens", "0", ""),
+            ("--draft-tokens", "0", "--no-graph"),
+            ("--draft-tokens", "1", ""),
+            ("--mtp", "3", ""),
+        ] {
+            let arguments = ["-p", &text, "-n", count, option, drafts, more];
             let arguments: Vec<&str> = arguments.into_iter().filter(|a| !a.is_empty()).collect();
             let ended = run("generate", &arguments).ok();
             assert_eq!(
