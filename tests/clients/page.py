@@ -48,7 +48,6 @@ class Page:
         self.browser = browser
         self.url = url
         browser.get(url)
-        self.wait_for(lambda: self.text("#model") != "ds4")
         self.element("summary").click()
 
     def element(self, selector):
@@ -99,6 +98,7 @@ class Page:
 
 
 def check_model(page):
+    page.wait_for(lambda: page.text("#model") != "ds4")
     assert page.text("#model") == "ds4-tiny", page.text("#model")
 
 
@@ -180,10 +180,7 @@ def check_refused_request(page):
 
 
 def check_key(browser, url):
-    browser.get(url)
-    page = Page.__new__(Page)
-    page.browser, page.url = browser, url
-    page.element("summary").click()
+    page = Page(browser, url)
     page.set(max_tokens=3)
     page.ask(QUESTION)
     assert len(page.errors()) == 1 and "key" in page.errors()[0].lower(), page.errors()

@@ -9,7 +9,7 @@ use super::large_m::{LargeM, SortedPairs};
 use super::optional;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    LargeMPairsLaunch, WeightFormat, WgmmaBlueprint, permute_kernel, wgmma_kernel,
+    LargeMPairsLaunch, WGMMA_K_BLOCK, WeightFormat, WgmmaBlueprint, permute_kernel, wgmma_kernel,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, cube_count, output};
@@ -25,8 +25,6 @@ const COLUMN_STEP: usize = 32;
 /// that could be multiplied in the time that a tile takes besides.
 const DECODED_COLUMNS: usize = 96;
 const TILE_COLUMNS: usize = 32;
-/// Columns of `x` of a stage.
-const K_BLOCK: usize = 64;
 /// Stages, at least and at most.
 const STAGES: std::ops::RangeInclusive<usize> = 2..=8;
 /// Bytes by which the alignment of stages may add to shared memory.
@@ -48,30 +46,17 @@ pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) 
     };
     Caps::of(&x.client).wgmma
         && x.dtype == DType::BF16
-        && indexed(x.shape().num_elements() / 8)
-        && stages(&x.client, (2, MAX_COLUMNS), WeightFormat::Fp8) >= *STAGES.start()
+        && indexed(x.shape()[0] * x.meta.strides()[0] / 8)
+        && stages(&x.client, WeightFormat::Fp8, 2, MAX_COLUMNS as u32) >= *STAGES.start()
         && matrices.iter().enumerate().all(fits)
 }
 
-fn stages(client: &Client, (groups, columns): (usize, usize), format: WeightFormat) -> usize {
-    let stage = WgmmaBlueprint {
-        format,
-        groups: groups as u32,
-        columns: columns as u32,
-        stages: 1,
-        gated: None,
-        sorted: false,
-        by_position: false,
-        whole_stages: false,
-        scale_words: false,
-        vectors: false,
-        target: Caps::of(client).target,
-    }
-    .stage_bytes();
+/// Stages that fit into shared memory, at most as many as are of use.
+fn stages(client: &Client, format: WeightFormat, groups: u32, columns: u32) -> usize {
     let caps = Caps::of(client);
-    let most = (1..=*STAGES.end()).rev();
+    let stage = WgmmaBlueprint::stage_bytes(format, groups, columns);
     let fits = |stages: &usize| caps.fits_shared(stages * stage + ALIGNMENT);
-    most.into_iter().find(fits).unwrap_or(0)
+    (1..=*STAGES.end()).rev().find(fits).unwrap_or(0)
 }
 
 /// Rows of `x` of a tile, for `rows` rows by each matrix.
@@ -103,7 +88,7 @@ fn cheapest(tiles: impl Fn(usize) -> f64) -> usize {
 
 /// Columns of a gated result with padding.
 pub(super) fn padded_columns(columns: usize) -> usize {
-    columns.next_multiple_of(K_BLOCK)
+    columns.next_multiple_of(WGMMA_K_BLOCK as usize)
 }
 
 /// Launches [`wgmma_kernel`] with tiles of `columns` rows of `x`.
@@ -130,13 +115,13 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     };
     let blueprint = WgmmaBlueprint {
         format: matrices.format,
-        groups: groups as u32,
+        groups,
         columns: columns as u32,
-        stages: stages(&client, (groups, columns), matrices.format) as u32,
+        stages: stages(&client, matrices.format, groups, columns as u32) as u32,
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
-        whole_stages: matrices.columns.is_multiple_of(K_BLOCK),
+        whole_stages: matrices.columns.is_multiple_of(WGMMA_K_BLOCK as usize),
         scale_words: matrices.format == WeightFormat::Fp8 || matrices.columns.is_multiple_of(128),
         vectors,
         target: Caps::of(&client).target,
@@ -187,7 +172,7 @@ fn permute(x: &CubeTensor, columns: usize) -> CubeTensor {
     let client = x.client.clone();
     let [rows, _] = x.shape().dims();
     let permuted = output(x, [rows, padded_columns(columns)], DType::BF16);
-    let units = rows * columns.div_ceil(K_BLOCK) * 2;
+    let units = rows * columns.div_ceil(WGMMA_K_BLOCK as usize) * 2;
     // SAFETY: reads are within the rows of `x`, writes within those of the result.
     unsafe {
         permute_kernel::launch_unchecked(

@@ -75,7 +75,7 @@ pub(in crate::gemm::kernel) fn fp4_pair(word: u32, #[comptime] i: usize) -> u32 
 
 /// Two of the four weights of a word, in `bf16`, times `2^-120`.
 #[cube]
-pub(super) fn fp8_pair(word: u32, #[comptime] i: usize) -> u32 {
+pub(in crate::gemm::kernel) fn fp8_pair(word: u32, #[comptime] i: usize) -> u32 {
     let (sign, magnitude) = if comptime!(i == 0) {
         ((word << 8), (word << 4))
     } else {

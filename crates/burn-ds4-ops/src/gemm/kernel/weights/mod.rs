@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use crate::intrinsics::Target;
 
 pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, scale_value};
-pub(super) use decode::{fp4_first_factor, fp4_pair, fp4_second_factor};
+pub(super) use decode::{fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair};
 pub(super) use pairs::{add_scaled, rare_bits, unscaled, weight_pair};
 
 /// A stack of matrices in elements of `W`, and its scales; those of floats are not read.

@@ -8,11 +8,11 @@ use super::{Tile, WgmmaBlueprint};
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
     MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader, fp4_first_factor, fp4_pair,
-    fp4_second_factor,
+    fp4_second_factor, fp8_pair,
 };
 use crate::intrinsics::{ballot, multiply_pairs};
 
-/// `bf16` that `fp8_magnitude` codes are to be multiplied by, `2^120`, twice in a word.
+/// What pairs of FP8 weights are to be multiplied by, `2^120` in `bf16`, twice in a word.
 const FP8_UNIT: u32 = 0x7b80_7b80;
 /// Terms of a product of a weight and a scale of any bits.
 const SCALED_TERMS: u32 = 3;
@@ -62,19 +62,13 @@ impl Scales {
                 ((self.high + 0x3c00_0000u32) >> 16) * 0x1_0001u32,
             )
         };
-        let mut fragments = Array::<u32>::new(8usize);
-        #[unroll]
-        for i in 0..8usize {
-            let factor = if comptime!(i % 2 == 0) { low } else { high };
-            fragments[i] = multiply_pairs(pairs[i], factor);
-        }
+        let mut fragments = multiplied(pairs, low, high);
         if rare {
-            let low = fp4_second_factor(self.low);
-            let high = fp4_second_factor(self.high);
+            let (low, high) = (fp4_second_factor(self.low), fp4_second_factor(self.high));
+            let rest = multiplied(&fragments, low, high);
             #[unroll]
             for i in 0..8usize {
-                let factor = if comptime!(i % 2 == 0) { low } else { high };
-                fragments[i] = multiply_pairs(fragments[i], factor);
+                fragments[i] = rest[i];
             }
         }
         fragments
@@ -275,19 +269,31 @@ impl<'a> LaneRows<'a> {
             if comptime!(blueprint.format == WeightFormat::Fp4) {
                 pairs[i] = fp4_pair(codes[comptime!(first + i % 2)], comptime!(i / 2));
             } else {
-                let pair = codes[comptime!(first + i)];
-                let magnitude = (pair >> 4) & 0x07f0_07f0u32;
+                let pair = fp8_pair(codes[comptime!(first + i)], 1usize);
                 // The largest magnitude, which is NaN, has a carry.
+                let carry = (pair & 0x07f0_07f0u32) + 0x0010_0010u32;
                 if comptime!(i % 2 == 0) {
-                    self.low_nan |= magnitude + 0x0010_0010u32;
+                    self.low_nan |= carry;
                 } else {
-                    self.high_nan |= magnitude + 0x0010_0010u32;
+                    self.high_nan |= carry;
                 }
-                pairs[i] = (pair & 0x8000_8000u32) | magnitude;
+                pairs[i] = pair;
             }
         }
         pairs
     }
+}
+
+/// Pairs of both rows times the factor of each, twice in a word.
+#[cube]
+fn multiplied(pairs: &Array<u32>, low: u32, high: u32) -> Array<u32> {
+    let mut products = Array::<u32>::new(8usize);
+    #[unroll]
+    for i in 0..8usize {
+        let factor = if comptime!(i % 2 == 0) { low } else { high };
+        products[i] = multiply_pairs(pairs[i], factor);
+    }
+    products
 }
 
 /// Starts the products of two fragments, as a group.

@@ -21,6 +21,8 @@ pub(crate) use order::permute_kernel;
 
 /// Units of a warpgroup.
 const WARPGROUP: u32 = 128;
+/// Columns of `x` and of weights in a stage.
+pub(crate) const K_BLOCK: u32 = 64;
 /// Rows of tiles that are multiplied at about the same time, so that what they read stays in the
 /// cache.
 const BAND: u32 = 16;
@@ -88,7 +90,7 @@ impl WgmmaBlueprint {
 
     /// Chunks of 16 bytes of a row of weights in a stage.
     const fn row_chunks(self) -> u32 {
-        64 / self.format.columns()
+        K_BLOCK / self.format.columns()
     }
 
     /// Rows of `x` of which a unit copies a chunk.
@@ -121,8 +123,9 @@ impl WgmmaBlueprint {
     }
 
     /// Shared memory of a stage, with its barriers.
-    pub const fn stage_bytes(self) -> usize {
-        (self.columns * 128 + self.rows() * (self.row_chunks() * 16 + 4) + 24) as usize
+    pub const fn stage_bytes(format: WeightFormat, groups: u32, columns: u32) -> usize {
+        let row_bytes = K_BLOCK / format.columns() * 16;
+        (columns * K_BLOCK * 2 + 64 * groups * (row_bytes + 4) + 24) as usize
     }
 }
 

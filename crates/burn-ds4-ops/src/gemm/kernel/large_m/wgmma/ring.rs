@@ -6,7 +6,7 @@ use super::ptx::{
     arrive, arrive_after_copies, copy_vector, copy_word, fence_shared, init_barrier, is_over,
     shared_address, wait,
 };
-use super::{Tile, WARPGROUP, WgmmaBlueprint};
+use super::{K_BLOCK, Tile, WARPGROUP, WgmmaBlueprint};
 use crate::gemm::kernel::large_m::LargeMPairs;
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 
@@ -305,7 +305,7 @@ impl Sources {
 /// Stages of a tile.
 #[cube]
 pub(super) fn stages_of(width: u32) -> u32 {
-    (width + 63) / 64
+    width.div_ceil(K_BLOCK)
 }
 
 /// Where a chunk of 16 bytes of a row of weights is among those of the row, such that lanes that
