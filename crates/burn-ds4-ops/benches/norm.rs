@@ -13,7 +13,7 @@ use crate::{
 const EPSILON: f64 = 1e-6;
 const TOKENS: [usize; 4] = [1, 2, 16, 4096];
 /// Tokens of a decode step, at most as many as one launch takes.
-const STEP_TOKENS: [usize; 6] = [1, 2, 5, 16, 32, 4096];
+const STEP_TOKENS: [usize; 9] = [1, 2, 5, 16, 32, 128, 256, 2048, 4096];
 /// `d_model` of the released models.
 const WIDTHS: [usize; 2] = [4096, 7168];
 /// The queries of one token.

@@ -124,6 +124,56 @@ fn outputs_of_any_dtype_are_spread_at_once() {
     });
 }
 
+fn many_tokens_are_mixed_at_once() {
+    every_dtype(|name, device, dtype| {
+        // So many tokens are multiplied on tensor cores in this dtype alone.
+        if dtype != FloatDType::BF16 {
+            return;
+        }
+        for (tokens, n, d) in [(290, 4, 200), (301, 2, 64)] {
+            let what = format!("{name} [{tokens}, {n}, {d}]");
+            let case = Case::new(tokens, n, d, 1.0).rounded(dtype, device);
+            let (output, held) = rounded(&noise(tokens * d, 23), [tokens, d], dtype, device);
+            let spread = case.expanded(&held, &case.oracle(SINKHORN));
+            let streams = case.streams(device).cast(dtype);
+            let waiting = pending(&case, output, streams.clone());
+            assert_mixed(&case, streams.into(), &wide(&case.streams), dtype, &what);
+            assert_mixed(&case, waiting.clone(), &spread, dtype, &what);
+            let ready = Streams::Ready(waiting.clone().ready().unwrap());
+            let parameters = case.parameters(device);
+            let [a, b] = [waiting, ready].map(|streams| {
+                let mixed = parameters.collapse_norm(streams, SINKHORN);
+                [read(&mixed.streams), read(&mixed.normed)]
+            });
+            for (a, b) in a.iter().zip(&b) {
+                assert_close(a, b, EXACT, &what);
+            }
+
+            // Neither their number nor another token's NaN matters to a token.
+            let all = all_of(&case, 0..tokens, false, dtype, device);
+            let mut spoilt = with_streams(&case, case.streams.clone());
+            spoilt.streams[(tokens - 2) * n * d + 3] = f32::NAN;
+            for (own, range) in [(&case, 0..256), (&spoilt, 1..tokens)] {
+                let fewer = all_of(own, range.clone(), false, dtype, device);
+                for ((part, actual), (_, all)) in fewer.iter().zip(&all) {
+                    let width = all.len() / tokens;
+                    let good = range.start..range.end.min(tokens - 2);
+                    let (actual, expected) = (
+                        &actual[..good.len() * width],
+                        &all[good.start * width..good.end * width],
+                    );
+                    assert_close(
+                        actual,
+                        expected,
+                        EXACT,
+                        &format!("{what} {range:?}: {part}"),
+                    );
+                }
+            }
+        }
+    });
+}
+
 fn a_function_and_a_weight_may_be_of_any_dtype() {
     let (tokens, n, d) = (3, 4, 72);
     every_dtype(|name, device, dtype| {
@@ -403,6 +453,7 @@ fn what_is_pending_and_the_norm_are_checked() {
 catalogue![
     streams_of_any_size_are_mixed_at_once,
     outputs_of_any_dtype_are_spread_at_once,
+    many_tokens_are_mixed_at_once,
     a_function_and_a_weight_may_be_of_any_dtype,
     a_token_is_mixed_as_if_it_were_alone,
     what_is_pending_has_the_bits_of_what_is_spread_before,

@@ -5,6 +5,7 @@ mod collapse;
 mod collapse_norm;
 mod expand;
 mod project;
+mod project_tiles;
 mod sinkhorn;
 mod token;
 
@@ -14,4 +15,7 @@ pub(super) use collapse_norm::{
 };
 pub(super) use expand::{PendingOutputLaunch, expand_kernel};
 pub(super) use project::{CUBE_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel};
+pub(super) use project_tiles::{
+    ProjectTilesBlueprint, STEP_CHANNELS, TILE_TOKENS, project_tiles_kernel,
+};
 pub(super) use token::{CollapsedNormLaunch, MixParametersLaunch, StreamsLaunch, TokenBlueprint};

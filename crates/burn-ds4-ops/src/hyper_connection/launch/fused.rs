@@ -6,7 +6,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{StreamsInput, can_collapse, mix_arg, pending_arg, streams_arg};
+use super::{StreamsInput, can_collapse, mix_arg, pending_arg, streams_arg, tiles};
 use crate::caps::Caps;
 use crate::hyper_connection::Sinkhorn;
 use crate::hyper_connection::backend::{Mix, PendingOutput};
@@ -66,6 +66,9 @@ fn project(
     streams: CubeTensor,
     function: CubeTensor,
 ) -> (CubeTensor, CubeTensor) {
+    if let Some(blueprint) = tiles::blueprint(&pending, &streams, &function) {
+        return tiles::project(pending, streams, function, blueprint);
+    }
     let client = streams.client.clone();
     let [tokens, n, d] = streams.shape().dims();
     let [rows, _] = function.shape().dims();

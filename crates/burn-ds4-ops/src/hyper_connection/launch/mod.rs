@@ -1,4 +1,5 @@
 mod fused;
+mod tiles;
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
