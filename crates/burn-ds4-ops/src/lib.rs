@@ -76,5 +76,7 @@ mod rows;
 pub mod sampling;
 pub mod topk;
 mod validation;
+#[cfg(feature = "cube")]
+mod warpgroup;
 
 pub use error::OpError;

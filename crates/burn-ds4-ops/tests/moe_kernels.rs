@@ -27,13 +27,15 @@ const SIZES: [Size; 10] = [
 ];
 
 /// Sizes that a software driver would take too long for.
-const LARGER: [Size; 6] = [
+const LARGER: [Size; 8] = [
     size([16, 6, 64, 520, 136]),
     size([17, 6, 64, 1032, 264]),
     size([64, 6, 5, 520, 136]),
     size([300, 6, 64, 520, 264]),
     size([300, 6, 5, 1000, 520]),
     size([16, 6, 5, 96, 2080]),
+    size([100, 6, 12, 264, 96]),
+    size([90, 6, 8, 520, 200]),
 ];
 
 /// Kernels differ by the format, by the dtype, and by the size. A device that compiles slowly has

@@ -10,8 +10,8 @@ mod weights;
 pub(crate) use groups::Pairing;
 pub(crate) use input::{InputLayout, bf16_pair, term_of};
 pub(crate) use large_m::{
-    LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, SortBlueprint, WGMMA_K_BLOCK, WgmmaBlueprint,
-    large_m_kernel, permute_kernel, sort_kernel, sum_slots_kernel, wgmma_kernel,
+    LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, SortBlueprint, WgmmaBlueprint, large_m_kernel,
+    permute_kernel, sort_kernel, sum_slots_kernel, wgmma_k_block, wgmma_kernel,
 };
 pub(crate) use portable::{
     CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, portable_kernel,

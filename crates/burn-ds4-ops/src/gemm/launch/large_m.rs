@@ -68,7 +68,7 @@ impl LargeMTiles {
     pub fn hidden_columns(self, down: &Matrices) -> usize {
         match self {
             Self::Planes(_) => down.padded_columns(),
-            Self::Warpgroups(_) => wgmma::padded_columns(down.columns),
+            Self::Warpgroups(_) => wgmma::padded_columns(down.columns, down.format),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::large_m::{LargeM, SortedPairs};
 use super::optional;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    LargeMPairsLaunch, WGMMA_K_BLOCK, WeightFormat, WgmmaBlueprint, permute_kernel, wgmma_kernel,
+    LargeMPairsLaunch, WeightFormat, WgmmaBlueprint, permute_kernel, wgmma_k_block, wgmma_kernel,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, cube_count, output};
@@ -87,8 +87,8 @@ fn cheapest(tiles: impl Fn(usize) -> f64) -> usize {
 }
 
 /// Columns of a gated result with padding.
-pub(super) fn padded_columns(columns: usize) -> usize {
-    columns.next_multiple_of(WGMMA_K_BLOCK as usize)
+pub(super) fn padded_columns(columns: usize, format: WeightFormat) -> usize {
+    columns.next_multiple_of(wgmma_k_block(format) as usize)
 }
 
 /// Launches [`wgmma_kernel`] with tiles of `columns` rows of `x`.
@@ -121,7 +121,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
-        whole_stages: matrices.columns.is_multiple_of(WGMMA_K_BLOCK as usize),
+        whole_stages: matrices.columns == padded_columns(matrices.columns, matrices.format),
         scale_words: matrices.format == WeightFormat::Fp8 || matrices.columns.is_multiple_of(128),
         vectors,
         target: Caps::of(&client).target,
@@ -130,7 +130,11 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         Some(sorted) => sorted.max_problems,
         None => product.pairs.div_ceil(columns) * product.groups,
     };
-    let tiles = outputs.div_ceil(blueprint.outputs() as usize) * problems;
+    let positions = match product.gated {
+        Some(format) => padded_columns(outputs, format),
+        None => outputs,
+    };
+    let tiles = positions.div_ceil(blueprint.outputs() as usize) * problems;
     let cubes = tiles.min(Caps::of(&client).processors as usize).max(1);
     let size = if vectors || product.gated.is_some() {
         8
@@ -171,8 +175,9 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
 fn permute(x: &CubeTensor, columns: usize) -> CubeTensor {
     let client = x.client.clone();
     let [rows, _] = x.shape().dims();
-    let permuted = output(x, [rows, padded_columns(columns)], DType::BF16);
-    let units = rows * columns.div_ceil(WGMMA_K_BLOCK as usize) * 2;
+    let padded = padded_columns(columns, WeightFormat::Fp4);
+    let permuted = output(x, [rows, padded], DType::BF16);
+    let units = rows * padded / 32;
     // SAFETY: reads are within the rows of `x`, writes within those of the result.
     unsafe {
         permute_kernel::launch_unchecked(

@@ -16,7 +16,7 @@ use k_block::{
 };
 
 pub(crate) use sort::{MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel};
-pub(crate) use wgmma::{K_BLOCK as WGMMA_K_BLOCK, WgmmaBlueprint, permute_kernel, wgmma_kernel};
+pub(crate) use wgmma::{WgmmaBlueprint, k_block as wgmma_k_block, permute_kernel, wgmma_kernel};
 
 /// Columns of weights that a cube multiplies between two barriers.
 pub(super) const K_BLOCK: u32 = 128;

@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::ptx::{sum, transpose_tile};
-use super::{Tile, WgmmaBlueprint};
+use super::{Tile, WgmmaBlueprint, padded};
 use crate::gemm::kernel::activation::swiglu;
 use crate::gemm::kernel::large_m::LargeMPairs;
-use crate::intrinsics::{pack_bf16, shuffle_xor};
+use crate::intrinsics::pack_bf16;
+use crate::warpgroup::{exchange_words, sum, transpose_tile};
 
 /// Where the sums of a lane are: in row `row` of the tile and 8 rows below, for rows of `x` `2 * q`
 /// and `2 * q + 1` of every eight.
@@ -86,7 +86,7 @@ impl<'a> LaneSums<'a> {
                 let word = pack_bf16(self.sum(first), self.sum(comptime!(first + 1)));
                 words[i as usize] = transpose_tile(word);
             }
-            let vector = self.gathered(&mut words);
+            let vector = exchange_words(&mut words, comptime!(self.blueprint.target));
             let column = comptime!(part * 16) + quarter / 2 * 8 + UNIT_POS % 32 / 4;
             if column < problem.count && own < outputs {
                 let pair = self.pairs.at(problem, problem.start + column);
@@ -104,7 +104,10 @@ impl<'a> LaneSums<'a> {
         let quarter = UNIT_POS % 4;
         let first = self.tile.first + self.row / 16 * 8;
         let exists = self.tile.output_of(self.row, blueprint) < outputs;
-        let vectors = (outputs + 63) / 64 * 8;
+        let vectors = match comptime!(blueprint.gated) {
+            Option::Some(format) => padded(outputs, format) / 8,
+            Option::None => outputs / 8,
+        };
         #[unroll]
         for part in 0..comptime!(blueprint.columns / 32) {
             let mut words = Array::<u32>::new(4usize);
@@ -127,7 +130,7 @@ impl<'a> LaneSums<'a> {
                 }
                 words[i as usize] = transpose_tile(pack_bf16(values[0], values[1]));
             }
-            let vector = self.gathered(&mut words);
+            let vector = exchange_words(&mut words, comptime!(self.blueprint.target));
             let column = comptime!(part * 32) + quarter * 8 + UNIT_POS % 32 / 4;
             if column < problem.count && first / 8 < vectors {
                 let position = (problem.start + column) as usize;
@@ -135,27 +138,5 @@ impl<'a> LaneSums<'a> {
                 output[at] = Vector::reinterpret(vector);
             }
         }
-    }
-
-    /// Of word `i` of lane `j` of four neighbours, makes word `j` of lane `i`.
-    fn gathered(&self, words: &mut Array<u32>) -> Vector<u32, Const<4>> {
-        let target = comptime!(self.blueprint.target);
-        #[unroll]
-        for i in 0..4usize {
-            // Neighbours first, then pairs of them.
-            let (low, distance) = comptime!(if i < 2 { (2 * i, 1) } else { (i - 2, 2) });
-            let high = comptime!(low + distance);
-            let upper = UNIT_POS & comptime!(distance as u32) != 0;
-            let sent = f32::reinterpret(select(upper, words[low], words[high]));
-            let got = u32::reinterpret(shuffle_xor(sent, comptime!(distance as u32), target));
-            words[low] = select(upper, got, words[low]);
-            words[high] = select(upper, words[high], got);
-        }
-        let mut vector = Vector::<u32, Const<4>>::new(0u32);
-        #[unroll]
-        for i in 0..4usize {
-            vector.insert(i, words[i]);
-        }
-        vector
     }
 }

@@ -2,15 +2,18 @@
 
 use cubecl::prelude::*;
 
-use super::ptx::{arrive, await_products, bytes_of, commit_products, fence_registers, multiply};
-use super::ring::{Ring, Stages, chunk_place, stages_of};
-use super::{Tile, WgmmaBlueprint};
+use super::ring::{Stages, chunk_place, stages_of};
+use super::{ROW_CHUNKS, Tile, WgmmaBlueprint};
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
     MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader, fp4_first_factor, fp4_pair,
     fp4_second_factor, fp8_pair,
 };
 use crate::intrinsics::{ballot, multiply_pairs};
+use crate::warpgroup::{
+    Ring, TileLayout, arrive, await_products, bytes_of, commit_products, fence_registers, multiply,
+    read_half_word,
+};
 
 /// What pairs of FP8 weights are to be multiplied by, `2^120` in `bf16`, twice in a word.
 const FP8_UNIT: u32 = 0x7b80_7b80;
@@ -139,7 +142,7 @@ impl<'a> LaneRows<'a> {
             let at = (first + self.row) as usize;
             let (low, high) = (stages.scales[at], stages.scales[at + 8]);
             if comptime!(blueprint.format == WeightFormat::Fp4) {
-                let shift = step % 2 * 16 + UNIT_POS % 4 / 2 * 8;
+                let shift = UNIT_POS % 4 * 8;
                 Scales {
                     low: (low >> shift) & 255,
                     high: (high >> shift) & 255,
@@ -148,7 +151,7 @@ impl<'a> LaneRows<'a> {
                 Scales { low, high }
             }
         } else {
-            let column = step * 64 + UNIT_POS % 4 / 2 * 32;
+            let column = step * comptime!(blueprint.k_block()) + UNIT_POS % 4 * 32;
             let (low, high) = (self.rows.low_scale, self.rows.high_scale);
             let low_word = self.reader.scale_word(low, column);
             let high_word = self.reader.scale_word(high, column);
@@ -168,14 +171,29 @@ impl<'a> LaneRows<'a> {
         #[comptime] columns: u32,
         #[comptime] blueprint: WgmmaBlueprint,
     ) {
-        let steps = stages_of(width);
-        let mut codes = Array::<u32>::new(comptime!(2 * blueprint.half_codes() as usize));
-        ring.wait_full();
-        self.read(stages, ring.weights_vector(), &mut codes, blueprint);
-        let mut scales = self.scales(stages, ring.scale(), 0u32, blueprint);
+        // Codes of FP4, which are few, are on their way while products are made.
+        let ahead = comptime!(blueprint.permuted());
+        let steps = stages_of(width, blueprint);
+        let mut codes = Array::<u32>::new(comptime!(blueprint.parts() * blueprint.part_codes()));
+        let mut scales = Scales {
+            low: 0u32.runtime(),
+            high: 0u32.runtime(),
+        };
+        if comptime!(ahead) {
+            self.read(
+                ring,
+                stages,
+                0u32.runtime(),
+                &mut codes,
+                &mut scales,
+                blueprint,
+            );
+        }
         let mut last = ring.free();
         for step in 0..steps {
-            let x = ring.x_descriptor();
+            if comptime!(!ahead) {
+                self.read(ring, stages, step, &mut codes, &mut scales, blueprint);
+            }
             let rare = scales.are_rare(blueprint);
             let short = if comptime!(blueprint.format == WeightFormat::Fp4) {
                 true.runtime()
@@ -183,15 +201,15 @@ impl<'a> LaneRows<'a> {
                 is_short(scales.low) && is_short(scales.high)
             };
             #[unroll]
-            for half in 0..2usize {
-                let pairs = self.pairs(&codes, half, blueprint);
+            for part in 0..comptime!(blueprint.parts()) {
+                let tile = stages.x_descriptor(ring.slot, part);
+                let pairs = self.pairs(&codes, part, blueprint);
                 // Fragments may be written once the products that read them are finished.
                 await_products(1u32);
-                if comptime!(half == 1) && step > 0 {
+                if comptime!(part == 1) && step > 0 {
                     arrive(last);
                 }
-                let tile = x + comptime!(4 * half as u32);
-                let adds = if comptime!(half == 0) {
+                let adds = if comptime!(part == 0) {
                     step
                 } else {
                     1u32.runtime()
@@ -209,61 +227,65 @@ impl<'a> LaneRows<'a> {
             }
             last = ring.free();
             ring.next();
-            // On their way while the products are made.
-            if step + 1 < steps {
-                ring.wait_full();
-                self.read(stages, ring.weights_vector(), &mut codes, blueprint);
-                let next = self.scales(stages, ring.scale(), step + 1, blueprint);
-                scales.low = next.low;
-                scales.high = next.high;
+            if comptime!(ahead) && step + 1 < steps {
+                self.read(ring, stages, step + 1, &mut codes, &mut scales, blueprint);
             }
         }
         await_products(0u32);
         arrive(last);
     }
 
-    /// Reads the lane's codes of a stage: for each half, of the lower row and of the upper one by
-    /// turns. A word has 8 neighbouring columns (FP4), or two of every 8 (FP8).
+    /// Reads the lane's codes and scales of a stage once it is full: for each part, codes of the
+    /// lower row and of the upper one by turns. A word has 8 neighbouring columns (FP4), or two of
+    /// every 8 (FP8).
     fn read(
         &self,
+        ring: &mut Ring,
         stages: &Stages,
-        first: u32,
+        step: u32,
         codes: &mut Array<u32>,
+        scales: &mut Scales,
         #[comptime] blueprint: WgmmaBlueprint,
     ) {
+        ring.wait_full();
+        let row = self.row * ROW_CHUNKS;
         if comptime!(blueprint.format == WeightFormat::Fp4) {
-            let at = (first + self.row * 4 + UNIT_POS % 4) as usize;
+            let first = stages.weights_vector(ring.slot) + row;
+            let at = (first + chunk_place(self.row, UNIT_POS % 4)) as usize;
             let (low, high) = (stages.weights[at], stages.weights[at + 32]);
             #[unroll]
-            for half in 0..2usize {
-                codes[comptime!(2 * half)] = low.extract(half);
-                codes[comptime!(2 * half + 1)] = high.extract(half);
+            for part in 0..4usize {
+                codes[comptime!(2 * part)] = low.extract(part);
+                codes[comptime!(2 * part + 1)] = high.extract(part);
             }
         } else {
-            // Two codes, each in the upper half of 16 bits.
-            let selector = UNIT_POS % 4 * 0x2020 + 0x1000;
+            let first = stages.weights_address(ring.slot) + row * 16 + UNIT_POS % 4 * 2;
             #[unroll]
             for group in 0..8u32 {
-                let chunk = chunk_place(self.row, comptime!(group / 2), blueprint);
-                let at = (first + self.row * 8 + chunk * 2 + comptime!(group % 2)) as usize;
-                let (low, high) = (stages.weights[at], stages.weights[at + 64]);
-                let to = comptime!(2 * group as usize);
-                codes[to] = bytes_of(low.extract(0usize), low.extract(1usize), selector);
-                codes[comptime!(to + 1)] =
-                    bytes_of(high.extract(0usize), high.extract(1usize), selector);
+                let chunk = chunk_place(self.row, comptime!(group / 2));
+                let at = first + chunk * 16;
+                #[unroll]
+                for row in 0..2u32 {
+                    let pair = read_half_word(at, comptime!(group % 2 * 8 + row * 512));
+                    // Two codes, each in the upper half of 16 bits.
+                    codes[comptime!((2 * group + row) as usize)] = bytes_of(pair, 0u32, 0x1404u32);
+                }
             }
         }
+        let next = self.scales(stages, stages.scale(ring.slot), step, blueprint);
+        scales.low = next.low;
+        scales.high = next.high;
     }
 
-    /// Two fragments of half a stage without their scales, times `2^-126` (FP4) or `2^-120` (FP8).
+    /// Two fragments of a part without their scales, times `2^-126` (FP4) or `2^-120` (FP8).
     fn pairs(
         &mut self,
         codes: &Array<u32>,
-        #[comptime] half: usize,
+        #[comptime] part: usize,
         #[comptime] blueprint: WgmmaBlueprint,
     ) -> Array<u32> {
         let mut pairs = Array::<u32>::new(8usize);
-        let first = comptime!(half * blueprint.half_codes() as usize);
+        let first = comptime!(part * blueprint.part_codes());
         #[unroll]
         for i in 0..8usize {
             if comptime!(blueprint.format == WeightFormat::Fp4) {
@@ -300,8 +322,17 @@ fn multiplied(pairs: &Array<u32>, low: u32, high: u32) -> Array<u32> {
 #[cube]
 fn start(fragments: &Array<u32>, tile: u32, adds: u32, #[comptime] columns: u32) {
     fence_registers();
-    multiply(fragments, 0usize, tile, adds, columns);
-    multiply(fragments, 1usize, tile + 2, 1u32.runtime(), columns);
+    let layout = comptime!(TileLayout::Rows);
+    multiply(fragments, 0usize, tile, adds, columns, layout, "bf16");
+    multiply(
+        fragments,
+        1usize,
+        tile + 2,
+        1u32.runtime(),
+        columns,
+        layout,
+        "bf16",
+    );
     commit_products();
 }
 

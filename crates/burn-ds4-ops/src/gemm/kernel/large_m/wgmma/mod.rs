@@ -3,7 +3,6 @@
 mod epilogue;
 mod fragments;
 mod order;
-mod ptx;
 mod ring;
 
 use cubecl::prelude::*;
@@ -11,18 +10,21 @@ use cubecl::prelude::*;
 use super::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::{Target, plane_value};
+use crate::warpgroup::{WARPGROUP, declare_sums, set_registers};
 use epilogue::LaneSums;
 use fragments::LaneRows;
 use order::column_at;
-use ptx::{declare_sums, set_registers};
-use ring::{Ring, Stages};
+use ring::Stages;
 
 pub(crate) use order::permute_kernel;
 
-/// Units of a warpgroup.
-const WARPGROUP: u32 = 128;
-/// Columns of `x` and of weights in a stage.
-pub(crate) const K_BLOCK: u32 = 64;
+/// Columns of `x` and of weights in a stage: 128 (FP4), or 64.
+pub(crate) const fn k_block(format: WeightFormat) -> u32 {
+    ROW_CHUNKS * format.columns()
+}
+
+/// Chunks of 16 bytes of a row of weights in a stage.
+const ROW_CHUNKS: u32 = 4;
 /// Rows of tiles that are multiplied at about the same time, so that what they read stays in the
 /// cache.
 const BAND: u32 = 16;
@@ -37,7 +39,7 @@ pub(crate) struct WgmmaBlueprint {
     pub groups: u32,
     /// Rows of `x` of a tile, which are columns of the product: a multiple of 32, at most 256.
     pub columns: u32,
-    /// Stages of 64 columns of `x` and of weights.
+    /// Stages of [`k_block`] columns of `x` and of weights.
     pub stages: u32,
     /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
     /// score. The result is in the order for weights of this format.
@@ -88,19 +90,23 @@ impl WgmmaBlueprint {
         self.groups * WARPGROUP / 32
     }
 
-    /// Chunks of 16 bytes of a row of weights in a stage.
-    const fn row_chunks(self) -> u32 {
-        K_BLOCK / self.format.columns()
+    const fn k_block(self) -> u32 {
+        k_block(self.format)
     }
 
-    /// Rows of `x` of which a unit copies a chunk.
+    /// Tiles of `x` in a stage, of 64 columns each.
+    const fn x_tiles(self) -> u32 {
+        self.k_block() / 64
+    }
+
+    /// Rows of `x` of which a unit copies a chunk of each tile.
     const fn unit_rows(self) -> u32 {
         self.columns * 8 / WARPGROUP
     }
 
     /// Rows of weights of which a unit copies a chunk.
     const fn unit_weight_rows(self) -> u32 {
-        self.rows() * self.row_chunks() / WARPGROUP
+        self.rows() * ROW_CHUNKS / WARPGROUP
     }
 
     /// Rows of weights of which a unit copies the scales, at most.
@@ -108,8 +114,13 @@ impl WgmmaBlueprint {
         self.rows().div_ceil(WARPGROUP)
     }
 
-    /// Words of codes of a lane in half a stage.
-    const fn half_codes(self) -> u32 {
+    /// Parts of a stage, of 32 columns each, whose products are a group.
+    const fn parts(self) -> usize {
+        (self.k_block() / 32) as usize
+    }
+
+    /// Words of codes of a lane in a part.
+    const fn part_codes(self) -> usize {
         if self.permuted() { 2 } else { 8 }
     }
 
@@ -124,8 +135,8 @@ impl WgmmaBlueprint {
 
     /// Shared memory of a stage, with its barriers.
     pub const fn stage_bytes(format: WeightFormat, groups: u32, columns: u32) -> usize {
-        let row_bytes = K_BLOCK / format.columns() * 16;
-        (columns * K_BLOCK * 2 + 64 * groups * (row_bytes + 4) + 24) as usize
+        let row_bytes = ROW_CHUNKS * 16;
+        (columns * k_block(format) * 2 + 64 * groups * (row_bytes + 4) + 24) as usize
     }
 }
 
@@ -167,7 +178,7 @@ impl Tile {
 /// - `x`: rows of `bf16`, `x_vectors` vectors of eight from one to the next; for FP4 weights as
 ///   [`permute_kernel`] writes them
 /// - `output`: `[pairs, rows]`; gated, `[positions, rows / 2]` in `bf16` with padding to a multiple
-///   of 64, in the order for the next weights
+///   of [`k_block`], in the order for the next weights
 /// - `max_problems`: capacity of the table of problems
 ///
 /// The first warpgroup of a cube copies rows of `x` and of weights to a ring of stages. The others
@@ -193,7 +204,7 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
     } = comptime!(blueprint);
     declare_sums(comptime!(columns / 2));
     let stages = Stages::new(blueprint);
-    let mut ring = Ring::new(&stages, blueprint);
+    let mut ring = stages.ring();
 
     let rows = matrices.layout.rows;
     let outputs = if comptime!(gated.is_some()) {
@@ -201,7 +212,11 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
     } else {
         rows
     };
-    let tile_rows = outputs.div_ceil(comptime!(blueprint.outputs()));
+    let tile_rows = match comptime!(gated) {
+        Option::Some(format) => padded(outputs, format),
+        Option::None => outputs,
+    }
+    .div_ceil(comptime!(blueprint.outputs()));
     let problems = pairs.problem_count(max_problems, columns);
     let tiles = tile_rows * problems;
     let [copying, multiplying] = comptime!(blueprint.registers());
@@ -210,7 +225,7 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
         set_registers(copying, false);
         for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
             let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
-            ring.fill(x, x_vectors, pairs, matrices, &tile);
+            stages.fill(&mut ring, x, x_vectors, pairs, matrices, &tile);
         }
         ring.finish();
     } else {
@@ -238,6 +253,13 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
             }
         }
     }
+}
+
+/// Columns of a gated result with padding, which tiles write, too.
+#[cube]
+fn padded(columns: u32, #[comptime] format: WeightFormat) -> u32 {
+    let block = comptime!(k_block(format));
+    columns.div_ceil(block) * block
 }
 
 /// A tile by its index: those of the same rows of `x` after each other for sorted pairs, or bands

@@ -1,5 +1,5 @@
-//! The order of the columns of `x` that is multiplied by FP4 weights: a lane's 16 neighbouring
-//! columns of every 64 are where fragments expect that lane's.
+//! The order of the columns of `x` that is multiplied by FP4 weights: a lane's 32 neighbouring
+//! columns of every 128 are where fragments expect that lane's.
 
 use cubecl::prelude::*;
 
@@ -8,22 +8,22 @@ use crate::gemm::kernel::weights::WeightFormat;
 
 /// The column at a position.
 ///
-/// Of a block of 64 columns, lane `q` of four has 16, two words of codes. Pair `i` of a word has
+/// Of a block of 128 columns, lane `q` of four has 32, four words of codes. Pair `i` of a word has
 /// codes `i` and `i + 4`.
 #[cube]
 pub(super) fn column_at(position: u32, #[comptime] format: WeightFormat) -> u32 {
     match comptime!(format) {
         WeightFormat::Fp4 => {
-            let (word, pair) = (position / 32 % 2, position / 8 % 4);
+            let (word, pair) = (position / 32 % 4, position / 8 % 4);
             let (lane, upper) = (position / 2 % 4, position % 2);
-            position / 64 * 64 + lane * 16 + word * 8 + upper * 4 + pair
+            position / 128 * 128 + lane * 32 + word * 8 + upper * 4 + pair
         }
         _ => position,
     }
 }
 
 /// Puts the columns of rows of `bf16` into that order, and zeros behind them up to a multiple of
-/// 64.
+/// 128.
 ///
 /// - `x`: `[rows, columns]` in vectors of eight, `stride` from one row to the next
 /// - `output`: `[rows, columns with padding]`
@@ -36,15 +36,15 @@ pub(crate) fn permute_kernel(
     output: &mut [Vector<u32, Const<4>>],
 ) {
     // A unit has one word of codes of each lane, 32 columns.
-    let row_units = (vectors + 7) / 8 * 2;
+    let row_units = (vectors + 15) / 16 * 4;
     let row = ABSOLUTE_POS / row_units as usize;
-    let half = (ABSOLUTE_POS % row_units as usize) as u32;
+    let word = (ABSOLUTE_POS % row_units as usize) as u32;
     if row < rows as usize {
-        let first = half / 2 * 8 + half % 2;
+        let first = word / 4 * 16 + word % 4;
         let mut columns = Array::<u32>::new(16usize);
         #[unroll]
         for lane in 0..4u32 {
-            let vector = first + 2 * lane;
+            let vector = first + 4 * lane;
             let inside = vector < vectors;
             let words = x[row * stride + select(inside, vector, 0u32) as usize];
             #[unroll]
@@ -66,7 +66,7 @@ pub(crate) fn permute_kernel(
                 };
                 vector.insert(lane, bf16_pair(low, high));
             }
-            output[row * (row_units * 4) as usize + (half * 4) as usize + pair] = vector;
+            output[row * (row_units * 4) as usize + (word * 4) as usize + pair] = vector;
         }
     }
 }
@@ -81,8 +81,8 @@ mod tests {
     use crate::device::DeviceSpec;
 
     const ROWS: usize = 3;
-    const COLUMNS: usize = 96;
-    const PADDED: usize = 128;
+    const COLUMNS: usize = 160;
+    const PADDED: usize = 256;
 
     /// Two numbers of 16 bits in a word.
     fn words(numbers: &[u32]) -> Vec<u32> {
@@ -91,16 +91,16 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_finds_its_16_neighbouring_columns() {
+    fn a_lane_finds_its_32_neighbouring_columns() {
         let number = |row: usize, column: usize| (row * COLUMNS + column + 1) as u32;
         let mut x = Vec::new();
         let mut expected = vec![0; ROWS * PADDED];
         for row in 0..ROWS {
             for column in 0..COLUMNS {
                 x.push(number(row, column));
-                let (lane, word, code) = (column % 64 / 16, column / 8 % 2, column % 8);
+                let (lane, word, code) = (column % 128 / 32, column / 8 % 4, column % 8);
                 let (pair, upper) = (code % 4, code / 4);
-                let position = column / 64 * 64 + 32 * word + 8 * pair + 2 * lane + upper;
+                let position = column / 128 * 128 + 32 * word + 8 * pair + 2 * lane + upper;
                 expected[row * PADDED + position] = number(row, column);
             }
         }
