@@ -5,7 +5,7 @@ use std::{cell::RefCell, rc::Rc};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{
     CachedQueries, CachedRows, CachedWindow, CompressedKeys, NewRows, Positions, RowRounding,
-    WindowKeys, append_rows, cached_attention, rotate_at, sink_attention,
+    WindowKeys, WindowLayout, append_rows, cached_attention, rotate_at, sink_attention,
 };
 use burn_ds4_ops::norm::rms_norm;
 
@@ -16,11 +16,14 @@ use crate::{
 };
 
 const QUERIES: [usize; 3] = [1, 2, 5];
+/// Queries of a prompt.
+const PROMPT: usize = 2048;
 const HEADS: usize = 64;
 const WIDTH: usize = 512;
 const ROTATED: usize = 64;
 const SPAN: usize = 128;
 const SLOTS: usize = SPAN - 1 + 16;
+const PROMPT_SLOTS: usize = SPAN - 1 + PROMPT;
 const EPSILON: f64 = 1e-6;
 /// Bytes of a bf16, and of an f32.
 const BF16_BYTES: usize = 2;
@@ -47,6 +50,9 @@ pub fn cases() -> Vec<Case> {
     let attention = blocks.into_iter().flat_map(|(variant, context, blocks)| {
         QUERIES.map(|count| attention_case(count, variant, context, blocks))
     });
+    let prompts =
+        blocks.map(|(variant, context, blocks)| attention_case(PROMPT, variant, context, blocks));
+    let attention = attention.chain(prompts);
     attention.chain(QUERIES.map(append_case)).collect()
 }
 
@@ -66,6 +72,7 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
     };
     let channels = count * HEADS * WIDTH;
     let columns = SPAN - 1 + count;
+    let slots = slots_for(count);
     Case {
         op: "cached_attention",
         shape: vec![("Q", count), ("H", HEADS), ("D", WIDTH), ("C", context)],
@@ -73,7 +80,7 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
         dtype: DType::BF16,
         bytes: (2 * channels + (columns + selected) * WIDTH) * BF16_BYTES + picked * F32_BYTES,
         flops: None,
-        input_bytes: (channels + (SLOTS + rows) * WIDTH) * BF16_BYTES + picked * F32_BYTES,
+        input_bytes: (channels + (slots + rows) * WIDTH) * BF16_BYTES + picked * F32_BYTES,
         build: Box::new(move |device, seed| {
             let start = context - count;
             let positions = Positions {
@@ -82,7 +89,7 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
             };
             let data = noise(channels, seed);
             let x = bf16(&data, [1, count, HEADS, WIDTH], device);
-            let window = bf16(&noise(SLOTS * WIDTH, !seed), [1, SLOTS, WIDTH], device);
+            let window = bf16(&noise(slots * WIDTH, !seed), [1, slots, WIDTH], device);
             let compressed = (rows > 0).then(|| CachedRows {
                 rows: bf16(&noise(rows * WIDTH, seed ^ 5), [1, rows, WIDTH], device),
                 ratio,
@@ -106,6 +113,7 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
                     };
                     let window = CachedWindow {
                         rows: window.clone(),
+                        layout: WindowLayout::Ring,
                         span: SPAN,
                         causal: true,
                     };
@@ -135,6 +143,11 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
     }
 }
 
+/// Slots of the window.
+fn slots_for(count: usize) -> usize {
+    if count < PROMPT { SLOTS } else { PROMPT_SLOTS }
+}
+
 fn scale() -> f64 {
     (WIDTH as f64).powf(-0.5)
 }
@@ -158,7 +171,7 @@ fn composed(
     let x = rotate_at(x, angles.clone(), first.clone(), false).expect("positions of the table");
     let columns = SPAN - 1 + count;
     let slots: Vec<i64> = (0..columns)
-        .map(|column| ((start + 1 + column - SPAN) % SLOTS) as i64)
+        .map(|column| ((start + 1 + column - SPAN) % slots_for(count)) as i64)
         .collect();
     let slots: Tensor<1, Int> = integers(&slots, [columns], &device);
     let window = WindowKeys {

@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::attention::{
     CachedQueries, CachedRows, CachedWindow, CompressedKeys, NewRows, Positions, RowRounding,
-    VisibleBlocks, WindowKeys, append_rows, cached_attention, index_scores, pool, rotate,
-    rotate_at, sink_attention, sink_probabilities,
+    VisibleBlocks, WindowKeys, WindowLayout, append_rows, cached_attention, index_scores, pool,
+    rotate, rotate_at, sink_attention, sink_probabilities,
 };
 
 fn flex() -> &'static Device {
@@ -274,6 +274,7 @@ fn cached_attention_refuses_what_does_not_fit() {
     let fit = || queries(3, 0.0, 1.0);
     let window = |slots: usize, span: usize| CachedWindow {
         rows: f32s([1, slots, 6]),
+        layout: WindowLayout::Ring,
         span,
         causal: true,
     };

@@ -3,15 +3,15 @@
 
 use burn::tensor::{FloatDType, IntDType, Tensor};
 use burn_ds4_ops::attention::{
-    CachedQueries, CachedRows, CachedWindow, DECODE_TOKENS, Positions, RowRounding, append_rows,
-    cached_attention,
+    CachedQueries, CachedRows, CachedWindow, DECODE_TOKENS, Positions, RowRounding, WindowLayout,
+    append_rows, cached_attention,
 };
 use burn_ds4_ops::quant::fp8_roundtrip;
 
 use super::caching::{EPSILON, PLAIN, STARTS, Text, close};
 use super::common::{
-    EXACT, absolute, assert_close, compiles_slowly, devices, every_dtype, floats, integers, narrow,
-    noise, read, skip, some, values,
+    EXACT, Tolerance, absolute, assert_close, compiles_slowly, devices, every_dtype, floats,
+    integers, narrow, noise, read, skip, some, values,
 };
 
 const FITS: &str = "arguments that fit";
@@ -40,6 +40,7 @@ const TEXTS: [Text; 7] = [
         rotated: 2,
         span: 1,
         slots: 1,
+        layout: WindowLayout::Latest,
         ..PLAIN
     },
     Text {
@@ -52,6 +53,7 @@ const TEXTS: [Text; 7] = [
     // Two tiles of heads, of which the second is not full, and fewer channels than planes have
     // slices.
     Text {
+        layout: WindowLayout::Latest,
         heads: 19,
         width: 128,
         rotated: 64,
@@ -71,6 +73,57 @@ const TEXTS: [Text; 7] = [
         ratio: 1,
         rows: 300,
         ..PLAIN
+    },
+];
+
+/// Prompts: more queries than a sequence decodes at once, of heads enough to fill a tile of a
+/// warpgroup, or nearly.
+const PROMPT: Text = Text {
+    count: DECODE_TOKENS + 1,
+    heads: 40,
+    width: 128,
+    rotated: 64,
+    span: 20,
+    slots: DECODE_TOKENS + 20,
+    ratio: 4,
+    rows: 30,
+    ..PLAIN
+};
+const PROMPTS: [Text; 5] = [
+    // Two tiles of heads, of which the second is not full.
+    Text {
+        layout: WindowLayout::Latest,
+        heads: 70,
+        picks: Some(140),
+        rows: 150,
+        ratio: 1,
+        ..PROMPT
+    },
+    Text {
+        heads: 64,
+        width: 512,
+        span: 128,
+        slots: DECODE_TOKENS + 140,
+        ..PROMPT
+    },
+    Text {
+        layout: WindowLayout::Latest,
+        width: 384,
+        rotated: 8,
+        picks: Some(44),
+        ..PROMPT
+    },
+    Text {
+        width: 256,
+        rotated: 256,
+        rows: 0,
+        ..PROMPT
+    },
+    Text {
+        causal: false,
+        slots: 2 * DECODE_TOKENS,
+        rows: 0,
+        ..PROMPT
     },
 ];
 
@@ -101,6 +154,31 @@ fn queries_see_what_their_positions_say_and_agree_with_the_oracle() {
                 let expected = narrow(&text.oracle(&starts, sequence));
                 let what = format!("{name} {text:?} from {}", starts[sequence]);
                 assert_close(actual, &expected, close(dtype), &what);
+            }
+        }
+    });
+}
+
+fn prompts_agree_with_the_oracle() {
+    every_dtype(|name, device, dtype| {
+        if dtype == FloatDType::F32 {
+            // Only 16 bits have a kernel of their own for them.
+            return;
+        }
+        // Their columns are more than those of which the tolerance was made.
+        let Tolerance { absolute, relative } = close(dtype);
+        let tolerance = Tolerance {
+            absolute: 2.0 * absolute,
+            relative: 2.0 * relative,
+        };
+        for &text in some(name, &PROMPTS, PROMPTS.len()) {
+            let starts = [0, 9, -1, 28];
+            let actual = read(&text.attend(&starts, dtype, device));
+            let each = text.count * text.heads * text.width;
+            for (sequence, actual) in actual.chunks(each).enumerate() {
+                let expected = narrow(&text.oracle(&starts, sequence));
+                let what = format!("{name} {text:?} from {}", starts[sequence]);
+                assert_close(actual, &expected, tolerance, &what);
             }
         }
     });
@@ -173,6 +251,7 @@ fn what_starts_beyond_the_angles_is_refused_or_not_there() {
             };
             let window = CachedWindow {
                 rows: window.clone(),
+                layout: WindowLayout::Ring,
                 span: text.span,
                 causal: true,
             };
@@ -375,7 +454,10 @@ fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
             picks: Some(4),
             ..plain
         };
-        for text in [plain, picking] {
+        let prompt = (!compiles_slowly(name)).then_some(PROMPT);
+        for text in [plain, picking].into_iter().chain(prompt) {
+            // For prompts, hidden rows must be finite.
+            let spoils_rows = text.count <= DECODE_TOKENS;
             let run = |spoil: bool| {
                 let mut x = text.queries(1);
                 if spoil {
@@ -383,7 +465,7 @@ fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
                 }
                 let x = floats(&x, [1, text.count, text.heads, text.width], device);
                 let mut rows = text.compressed(1);
-                if spoil {
+                if spoil && spoils_rows {
                     // Block 3 is complete from position 11 on: the second query's.
                     rows[3 * text.width] = f32::NAN;
                 }
@@ -393,13 +475,17 @@ fn a_nan_reaches_the_head_or_the_queries_that_see_it_only() {
             let (spoilt, whole) = (run(true), run(false));
             let what = format!("{name} {text:?}");
             let each = text.heads * text.width;
-            for (at, (spoilt, whole)) in spoilt.iter().zip(&whole).take(each).enumerate() {
+            let compared = if spoils_rows { each } else { whole.len() };
+            for (at, (spoilt, whole)) in spoilt.iter().zip(&whole).take(compared).enumerate() {
                 let head = at / text.width;
                 if head != 1 {
                     assert_eq!(spoilt, whole, "{what}: head {head}");
                 }
             }
-            assert!(spoilt[each..].iter().all(|x| x.is_nan()), "{what}");
+            assert!(
+                !spoils_rows || spoilt[each..].iter().all(|x| x.is_nan()),
+                "{what}"
+            );
             let own = &spoilt[text.width..2 * text.width];
             assert!(own.iter().all(|x| x.is_nan()), "{what}: its own head");
         }
@@ -413,8 +499,9 @@ fn a_vacant_sequence_gives_zeros_whatever_its_queries_are() {
         rows: 0,
         ..PLAIN
     };
-    for (name, device) in devices() {
-        for text in [PLAIN, block] {
+    every_dtype(|name, device, dtype| {
+        let prompt = (!compiles_slowly(name)).then_some(PROMPT);
+        for text in [PLAIN, block].into_iter().chain(prompt) {
             let each = text.count * text.heads * text.width;
             let shape = [2, text.count, text.heads, text.width];
             let run = |spoil: bool| {
@@ -424,13 +511,14 @@ fn a_vacant_sequence_gives_zeros_whatever_its_queries_are() {
                     x[2 * each - 1] = f32::INFINITY;
                 }
                 let rows = floats(&text.compressed(2), [2, text.rows, text.width], device);
-                values(text.attend_to(&[4, -1], floats(&x, shape, device), rows, None))
+                let x = floats(&x, shape, device).cast(dtype);
+                read(&text.attend_to(&[4, -1], x, rows.cast(dtype), None))
             };
             let (spoilt, whole) = (run(true), run(false));
             assert!(spoilt[each..].iter().all(|x| *x == 0.0), "{name} {text:?}");
             assert_eq!(spoilt[..each], whole[..each], "{name} {text:?}");
         }
-    }
+    });
 }
 
 fn starts_and_picks_may_have_any_integer_dtype() {
@@ -501,6 +589,7 @@ fn all_rows_of_a_layer_that_picks_have_the_bits_of_picks_in_order() {
 catalogue![
     all_rows_of_a_layer_that_picks_have_the_bits_of_picks_in_order,
     queries_see_what_their_positions_say_and_agree_with_the_oracle,
+    prompts_agree_with_the_oracle,
     without_channels_that_turn_queries_and_rows_are_as_they_are_normalised,
     what_starts_beyond_the_angles_is_refused_or_not_there,
     a_query_has_the_same_bits_alone_and_in_a_longer_cache,

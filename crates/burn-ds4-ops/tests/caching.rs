@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{
-    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, RowRounding, append_rows,
-    cached_attention,
+    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, RowRounding, WindowLayout,
+    append_rows, cached_attention,
 };
 
 use super::attending::{Case, Sizes};
@@ -26,6 +26,8 @@ pub struct Text {
     pub slots: usize,
     /// Whether it sees nothing after its own position. Else there are no compressed rows.
     pub causal: bool,
+    /// The order of the window's rows.
+    pub layout: WindowLayout,
     /// Positions of a block, and blocks that there is memory for.
     pub ratio: usize,
     pub rows: usize,
@@ -43,6 +45,7 @@ pub const PLAIN: Text = Text {
     span: 5,
     slots: 9,
     causal: true,
+    layout: WindowLayout::Ring,
     ratio: 3,
     rows: 10,
     picks: None,
@@ -137,6 +140,23 @@ impl Text {
         Tensor::cat(rings.collect(), 0)
     }
 
+    /// A ring of rows in the order of the text's window.
+    fn laid_out(&self, starts: &[i64], ring: Tensor<3>) -> Tensor<3> {
+        if self.layout == WindowLayout::Ring {
+            return ring;
+        }
+        let slots = self.slots as i64;
+        let rows = starts.iter().enumerate().map(|(sequence, start)| {
+            let end = start + self.count as i64;
+            let order: Vec<i64> = (end..end + slots)
+                .map(|position| position % slots)
+                .collect();
+            let own = ring.clone().narrow(0, sequence, 1);
+            own.select(1, integers(&order, [self.slots], &ring.device()))
+        });
+        Tensor::cat(rows.collect(), 0)
+    }
+
     pub fn attend(&self, starts: &[i64], dtype: FloatDType, device: &Device) -> Tensor<4> {
         let sequences = starts.len();
         let x = floats(
@@ -182,7 +202,8 @@ impl Text {
     ) -> Tensor<4> {
         let device = x.device();
         let window = CachedWindow {
-            rows: self.window(starts, x.dtype().into(), &device),
+            rows: self.laid_out(starts, self.window(starts, x.dtype().into(), &device)),
+            layout: self.layout,
             span: self.span,
             causal: self.causal,
         };

@@ -8,7 +8,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
 use super::reference::{self, SinkInputs};
-use super::{CompressedKeys, RowRounding};
+use super::{CompressedKeys, RowRounding, WindowLayout};
 use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
 
@@ -95,6 +95,8 @@ pub struct Queries<B: Backend> {
     pub epsilon: f64,
     /// Positions of the window that a query attends to.
     pub span: usize,
+    /// The order of the window's rows.
+    pub layout: WindowLayout,
     /// Whether it attends up to its own position.
     pub causal: bool,
     /// Factor of the logits.
@@ -481,6 +483,8 @@ impl AttentionOps for burn_cubecl::CubeBackend {
     ) -> FloatTensor<Self> {
         if super::launch::can_attend_cached(&queries, &window, &blocks) {
             super::launch::cached_attention(queries, window, blocks)
+        } else if super::launch::can_attend_prompt(&queries, &window, &blocks) {
+            super::launch::attend_prompt(queries, window, blocks)
         } else {
             reference::cached_attention::<Self>(queries, window, blocks)
         }

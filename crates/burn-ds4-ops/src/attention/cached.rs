@@ -36,12 +36,24 @@ pub struct NewRows {
     pub rounding: RowRounding,
 }
 
+/// Which slot of a window has the row of a position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WindowLayout {
+    /// Slot `position % slots`, where [`append_rows`] stores it.
+    #[default]
+    Ring,
+    /// The last slot has the row of the last query's position, each slot before it that of the
+    /// position before.
+    Latest,
+}
+
 /// Key/value rows of a sequence's newest positions, and how many of them a query attends to.
 #[derive(Clone, Debug)]
 pub struct CachedWindow {
-    /// The rows, used as keys and as values: `[batch, slots, width]`. The row of a position is in
-    /// slot `position % slots`.
+    /// The rows, used as keys and as values: `[batch, slots, width]`.
     pub rows: Tensor<3>,
+    /// In which order they are.
+    pub layout: WindowLayout,
     /// Positions that a query attends to: its own, and those right before it.
     pub span: usize,
     /// Whether a query attends up to its own position. Otherwise all queries of a sequence attend
@@ -166,7 +178,7 @@ impl backend::NewRows<Dispatch> {
 ///
 /// Visibility is computed on the device, from the positions. Of the window, a query attends to the
 /// `span` positions up to its own, or to what [`CachedWindow::causal`] says. The rows of the new
-/// positions must have been [appended](append_rows). Of the compressed rows, a query attends to
+/// positions must be among those of the window. Of the compressed rows, a query attends to
 /// those whose blocks are complete at its position.
 ///
 /// # Shapes and dtypes
@@ -191,8 +203,11 @@ impl backend::NewRows<Dispatch> {
 /// of each sequence, of up to 1024 channels. It keeps queries in f32 once they are normalised. Rows
 /// of f16 or bf16 that queries pick among, with a multiple of 64 channels up to 512, go through
 /// tensor cores if the device has them: queries and the weights of rows are rounded to the dtype of
-/// the rows for that, as in the released kernel. Otherwise the operators named above run one after
-/// the other, and round to the dtype of the queries in between.
+/// the rows for that, as in the released kernel.
+///
+/// Hopper GPUs have another one for more queries, of 32 heads or more, over rows of f16 or bf16
+/// with 128, 256, 384 or 512 channels. It rounds in the same places. Otherwise the operators named
+/// above run one after the other, and round to the dtype of the queries in between.
 ///
 /// # Errors
 ///
@@ -225,6 +240,7 @@ pub fn cached_attention(
         sinks: queries.sinks.into_dispatch(),
         epsilon: queries.epsilon,
         span: window.span,
+        layout: window.layout,
         causal: window.causal,
         scale: queries.scale,
     };

@@ -31,7 +31,8 @@ use crate::matmul::INVARIANT_ROWS;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 use backend::{AttentionOps, BlockVisibility};
 pub use cached::{
-    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, append_rows, cached_attention,
+    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, WindowLayout, append_rows,
+    cached_attention,
 };
 pub use compress::{
     CONTENT_BLOCK, CompressionInputs, CompressionOptions, CompressorState, RowRounding,

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{
-    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, RowRounding, append_rows,
-    cached_attention as attend,
+    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, RowRounding, WindowLayout,
+    append_rows, cached_attention as attend,
 };
 
 use super::super::caching::{EPSILON, STARTS, Text, close};
@@ -34,6 +34,7 @@ pub fn cached_attention(data: &[u8]) {
         span: 1 + draw.below(4),
         slots: draw.size(10),
         causal: !draw.one_in(4),
+        layout: draw.pick(&[WindowLayout::Ring, WindowLayout::Latest]),
         ratio: 1 + draw.below(4),
         rows: 0,
         picks: None,
@@ -113,6 +114,7 @@ fn attended(draw: &mut Draw, mut text: Text, starts: &[i64]) {
     };
     let window = CachedWindow {
         rows: ring,
+        layout: text.layout,
         span: text.span,
         causal: text.causal,
     };
@@ -162,6 +164,9 @@ fn window(text: &Text, starts: &[i64], fits: bool) -> Vec<f32> {
         let first = end.saturating_sub(text.slots);
         let rows = first * text.width..end * text.width;
         text.put(ring, &text.projected(sequence)[rows], first);
+        if text.layout == WindowLayout::Latest {
+            ring.rotate_left(end % text.slots * text.width);
+        }
     }
     window
 }

@@ -5,12 +5,12 @@ mod indexer;
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::attention::{
     self as ops, CONTENT_BLOCK, CachedQueries, CachedRows, CachedWindow, CompressedKeys,
-    LowRankQueries, NewRows, Positions, RowRounding, StepRows, WindowKeys,
+    LowRankQueries, NewRows, Positions, RowRounding, StepRows, WindowKeys, WindowLayout,
 };
-use burn_ds4_ops::quant;
+use burn_ds4_ops::{device::is_host, quant};
 
 use crate::cache::{CompressedIndices, CompressedStep, LayerCache, PrefillStep, Step};
 use crate::config::AttentionKind;
@@ -354,20 +354,34 @@ impl Attention {
             ops::sink_probabilities(queries, window, compressed, sinks, scale)
                 .expect("what the attention itself takes")
         });
+        let window = CachedWindow {
+            rows: cache.window.all(),
+            layout: WindowLayout::Ring,
+            span: step.span,
+            causal: step.causal,
+        };
+        let compressed = rows.map(|rows| (rows, picks));
+        self.attend_cached(queries, positions, window, compressed, cache)
+    }
+
+    /// Attention over a window and compressed rows, or picks among them.
+    fn attend_cached(
+        &self,
+        queries: Tensor<4>,
+        positions: Positions,
+        window: CachedWindow,
+        compressed: Option<(Tensor<3>, Option<Tensor<3, Int>>)>,
+        cache: &LayerCache,
+    ) -> Tensor<4> {
         let queries = CachedQueries {
             x: queries,
             epsilon: self.norm_epsilon,
             sinks: self.sinks.val(),
             scale: self.scale(),
         };
-        let window = CachedWindow {
-            rows: cache.window.all(),
-            span: step.span,
-            causal: step.causal,
-        };
-        let compressed = rows.map(|rows| CachedRows {
+        let compressed = compressed.map(|(rows, picks)| CachedRows {
             rows,
-            ratio,
+            ratio: cache.kind.ratio().unwrap_or(1),
             picking: self.indexer.is_some(),
             picks,
         });
@@ -464,7 +478,7 @@ impl Attention {
         trace: &Trace,
     ) -> Tensor<4> {
         let rotation = step.rotation(cache.kind);
-        let queries = rotation.apply(normalize(queries, self.norm_epsilon));
+        let prepared = |queries| rotation.apply(normalize(queries, self.norm_epsilon));
         let compressed = cache.compressed.as_ref().zip(picks).map(|(cached, picks)| {
             let known = prefill.compressed(cache.kind);
             let known = known.expect("a layer with compressed rows");
@@ -482,11 +496,23 @@ impl Attention {
         });
         let (sinks, scale) = (self.sinks.val(), self.scale());
         trace.record_with("probabilities", || {
-            let (queries, window, compressed) =
-                (queries.clone(), window.clone(), compressed.clone());
+            let queries = prepared(queries.clone());
+            let (window, compressed) = (window.clone(), compressed.clone());
             ops::sink_probabilities(queries, window, compressed, sinks.clone(), scale)
                 .expect("what the attention itself takes")
         });
+        if !is_host(&queries.device()) {
+            let window = CachedWindow {
+                rows: window.rows,
+                layout: WindowLayout::Latest,
+                span: window.span,
+                causal: true,
+            };
+            let positions = rotation.positions();
+            let compressed = compressed.map(|keys| (keys.rows, keys.picks));
+            return self.attend_cached(queries, positions, window, compressed, cache);
+        }
+        let queries = prepared(queries);
         let attended = ops::sink_attention(queries, window, compressed, sinks, scale)
             .expect("a step that belongs to the cache");
         rotation.apply_inverse(attended)

@@ -6,7 +6,7 @@ use super::combine::combine_planes;
 use super::heads::{Heads, KV_GROUP, KvGroup};
 use super::rotate::{Positions, RowRotation};
 use super::sink::{AttentionInputs, KvSplit, PartialOutput, SinkBlueprint};
-use super::visibility::Visibility;
+use super::visibility::{CacheLayout, Visibility};
 use crate::attention::MASKED;
 
 /// Compile-time configuration of [`cached_kernel`]: as of [`sink_kernel`](super::sink_kernel), and
@@ -22,15 +22,16 @@ pub(crate) struct CachedBlueprint {
 
 /// Queries as they were projected, and the rows of a cache.
 ///
-/// - in `attention.window`, the row of a position is in slot `position % shape.columns`
-/// - in `attention.rows`, row `r` is visible from position `(r + 1) * ratio - 1` on
+/// - in `attention.window`, the row of a position is in slot `position % shape.columns`, or the
+///   last row is that of the last query
+/// - in `attention.rows`, row `r` is visible from position `(r + 1) * layout.ratio - 1` on
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct CachedInputs<F: Float, I: Int, P: Int, N: Size> {
     pub attention: AttentionInputs<F, I, N>,
     /// The positions of first queries. A sequence whose start is outside the table is vacant:
     /// nothing is visible to it.
     pub positions: Positions<P>,
-    pub ratio: u32,
+    pub layout: CacheLayout,
     /// Epsilon of the norm of queries.
     pub epsilon: f32,
 }
@@ -55,7 +56,7 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let visibility = Visibility::new::<P>(
         &inputs.positions,
         token,
-        inputs.ratio,
+        &inputs.layout,
         shape,
         blueprint.causal,
     );

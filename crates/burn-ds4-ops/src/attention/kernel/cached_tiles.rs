@@ -92,7 +92,7 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
     let visibility = Visibility::new::<P>(
         &inputs.positions,
         token,
-        inputs.ratio,
+        &inputs.layout,
         shape,
         blueprint.cached.causal,
     );

@@ -3,6 +3,7 @@
 mod append;
 mod cached;
 mod cached_tiles;
+mod cached_wgmma;
 mod combine;
 mod compress;
 mod heads;
@@ -27,6 +28,7 @@ pub(super) use cached_tiles::{
     CachedTilesBlueprint, PLANE_HEADS, SLICE_CHANNELS, TILE_COLUMNS, TILE_HEADS, TILE_PLANES,
     cached_tiles_kernel,
 };
+pub(super) use cached_wgmma::{CachedWgmmaBlueprint, WARPGROUP_HEADS, cached_wgmma_kernel};
 pub(super) use combine::{OutputRotationLaunch, combine_kernel};
 pub(super) use compress::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, compress_kernel,
@@ -46,6 +48,7 @@ pub(super) use sink::{
 };
 pub(super) use sink_tiles::{SinkTilesBlueprint, sink_tiles_kernel};
 pub(super) use step::{StepBlueprint, StepQueriesLaunch, step_kernel};
+pub(super) use visibility::CacheLayoutLaunch;
 
 /// Computes `e^x` for the distance `x` of a logit from the maximum: exactly 1 at 0 and exactly 0
 /// far below, on every device. So a hidden column adds nothing, and a maximum that stays changes

@@ -5,6 +5,15 @@ use cubecl::prelude::*;
 use super::rotate::Positions;
 use super::sink::AttentionShape;
 
+/// How the rows of a cache stand for positions.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct CacheLayout {
+    /// Positions of a compressed row.
+    pub ratio: u32,
+    /// Whether the window ends with the last query, rather than being a ring.
+    pub latest: u32,
+}
+
 /// What is visible to a query, by its position.
 #[derive(CubeType)]
 pub(super) struct Visibility {
@@ -30,7 +39,7 @@ impl Visibility {
     pub fn new<P: Int>(
         positions: &Positions<P>,
         token: u32,
-        ratio: u32,
+        layout: &CacheLayout,
         shape: &AttentionShape,
         #[comptime] causal: bool,
     ) -> Visibility {
@@ -47,13 +56,15 @@ impl Visibility {
         let position = select(active, u32::cast_from(given), 0u32) + newest;
         let visible_positions = select(active, position + 1, 0u32);
         let slots = shape.columns;
-        let own_slot = position % slots;
+        // The last query has the last slot.
+        let latest = slots - shape.count + newest;
+        let own_slot = select(layout.latest != 0, latest, position % slots);
         Visibility {
             sequence,
             query,
             angle: table.at::<P>(given, query),
             visible_positions,
-            visible_rows: min(visible_positions / ratio, shape.rows),
+            visible_rows: min(visible_positions / layout.ratio, shape.rows),
             own_slot,
             first_slot: (own_slot + slots + 1 - shape.span) % slots,
         }

@@ -10,13 +10,13 @@ use cubecl::prelude::*;
 
 use super::compress::{F32_BYTES, ROW_UNITS, row_blueprint, row_norm};
 use super::{AttentionTensors, Positions, SinkLaunch, blueprint, combine, kv_splits, stride};
-use crate::attention::DECODE_TOKENS;
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
-    AppendSizesLaunch, AppenderLaunch, CachedBlueprint, CachedInputsLaunch, CachedTilesBlueprint,
-    PLANE_HEADS, RowBlueprint, SLICE_CHANNELS, SinkBlueprint, TILE_COLUMNS, TILE_HEADS,
-    TILE_PLANES, append_kernel, cached_kernel, cached_tiles_kernel,
+    AppendSizesLaunch, AppenderLaunch, CacheLayoutLaunch, CachedBlueprint, CachedInputsLaunch,
+    CachedTilesBlueprint, PLANE_HEADS, RowBlueprint, SLICE_CHANNELS, SinkBlueprint, TILE_COLUMNS,
+    TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel, cached_tiles_kernel,
 };
+use crate::attention::{DECODE_TOKENS, WindowLayout};
 use crate::caps::Caps;
 use crate::launching::{
     MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, row_vector_size,
@@ -195,7 +195,7 @@ impl CachedPlan {
 }
 
 /// The compressed rows, if there are any, the picks among them, and the positions of a block.
-fn block_tensors(
+pub(super) fn block_tensors(
     blocks: &CachedBlocks<CubeBackend>,
 ) -> (Option<&CubeTensor>, Option<&CubeTensor>, usize) {
     match blocks {
@@ -205,31 +205,106 @@ fn block_tensors(
     }
 }
 
+/// Whether kernels can index what queries attend to.
+pub(super) fn fits_cached(
+    queries: &Queries<CubeBackend>,
+    window: &CubeTensor,
+    blocks: &CachedBlocks<CubeBackend>,
+) -> bool {
+    let count = queries.x.shape()[1];
+    let [known, rotated] = queries.angles.shape().dims();
+    let (rows, picks, ratio) = block_tensors(blocks);
+    let selected = selected_rows(rows, picks);
+    let available = rows.map_or(0, |rows| rows.shape()[1]);
+    let slots = window.shape()[1];
+    rotated > 0
+        && fits_i32(Some(available.max(selected).max(ratio)))
+        && fits_i32(slots.checked_mul(2))
+        && fits_i32(known.checked_add(count))
+        && fits_i32(queries.columns().checked_add(selected))
+        && is_wide_int(queries.start.dtype)
+        && picks.is_none_or(|picks| is_wide_int(picks.dtype))
+}
+
 pub(in crate::attention) fn can_attend_cached(
     queries: &Queries<CubeBackend>,
     window: &CubeTensor,
     blocks: &CachedBlocks<CubeBackend>,
 ) -> bool {
     let [batch, count, heads, _] = queries.x.shape().dims();
-    let [known, rotated] = queries.angles.shape().dims();
-    let (rows, picks, ratio) = block_tensors(blocks);
-    let available = rows.map_or(0, |rows| rows.shape()[1]);
-    let selected = picks.map_or(available, |picks| picks.shape()[2]);
-    let slots = window.shape()[1];
+    let (rows, picks, _) = block_tensors(blocks);
+    let selected = selected_rows(rows, picks);
     // The output of KV splits grows with the queries: for many of a sequence, it would not fit.
-    rotated > 0
-        && count <= DECODE_TOKENS
+    count <= DECODE_TOKENS
         && batch * count <= MAX_CUBES
         && heads <= MAX_CUBES
-        && fits_i32(Some(available.max(selected).max(ratio)))
-        && fits_i32(slots.checked_mul(2))
-        && fits_i32(known.checked_add(count))
         && is_float(queries.x.dtype)
-        && is_wide_int(queries.start.dtype)
-        && picks.is_none_or(|picks| is_wide_int(picks.dtype))
+        && fits_cached(queries, window, blocks)
         && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks).is_some_and(|plan| {
             kv_splits(queries.columns(), selected, plan.sink.split_columns) <= MAX_CUBES
         })
+}
+
+/// The number of compressed rows that a query attends to or picks.
+fn selected_rows(rows: Option<&CubeTensor>, picks: Option<&CubeTensor>) -> usize {
+    let available = rows.map_or(0, |rows| rows.shape()[1]);
+    picks.map_or(available, |picks| picks.shape()[2])
+}
+
+impl AttentionTensors {
+    /// The rows of a cache in vectors of `size` elements, and what says which positions they stand
+    /// for.
+    pub(super) fn of_cache(
+        queries: Queries<CubeBackend>,
+        window: CubeTensor,
+        blocks: &CachedBlocks<CubeBackend>,
+        size: usize,
+    ) -> (Self, CachedArguments) {
+        let (rows, picks, ratio) = block_tensors(blocks);
+        let span = queries.columns();
+        let tensors = Self {
+            available: rows.map_or(0, |rows| rows.shape()[1]),
+            selected: selected_rows(rows, picks),
+            // Without compressed rows, kernels read none of these.
+            rows: with_vectors(rows.unwrap_or(&window).clone(), size),
+            picks: picks.cloned().map(into_contiguous),
+            queries: with_vectors(queries.x, size),
+            window: with_vectors(window, size),
+            sinks: into_contiguous(queries.sinks),
+            span,
+            scale: queries.scale,
+            size,
+        };
+        let arguments = CachedArguments {
+            positions: Positions::new(queries.angles, queries.start),
+            ratio: ratio as u32,
+            latest: queries.layout == WindowLayout::Latest,
+            epsilon: queries.epsilon as f32,
+        };
+        (tensors, arguments)
+    }
+}
+
+/// The arguments of the kernels that attend over a cache, besides tensors.
+pub(super) struct CachedArguments {
+    pub positions: Positions,
+    ratio: u32,
+    latest: bool,
+    epsilon: f32,
+}
+
+impl CachedArguments {
+    pub(super) fn arg<F: Float, I: Int, P: Int, N: Size>(
+        &self,
+        inputs: &AttentionTensors,
+    ) -> CachedInputsLaunch<F, I, P, N> {
+        CachedInputsLaunch::new(
+            inputs.arg(),
+            self.positions.arg(),
+            CacheLayoutLaunch::new(self.ratio, u32::from(self.latest)),
+            self.epsilon,
+        )
+    }
 }
 
 pub(in crate::attention) fn cached_attention(
@@ -237,15 +312,8 @@ pub(in crate::attention) fn cached_attention(
     window: CubeTensor,
     blocks: CachedBlocks<CubeBackend>,
 ) -> CubeTensor {
-    let (rows, picks, ratio) = block_tensors(&blocks);
-    let selected = picks.or(rows).map_or(0, |tensor| {
-        tensor.shape()[if picks.is_some() { 2 } else { 1 }]
-    });
-    let picks = picks.cloned().map(into_contiguous);
-    // Without compressed rows, the kernel reads none of these.
-    let available = rows.map_or(0, |rows| rows.shape()[1]);
-    let rows = rows.unwrap_or(&window).clone();
-    let plan = CachedPlan::new(&queries, [&window, &rows], &blocks);
+    let rows = block_tensors(&blocks).0.unwrap_or(&window);
+    let plan = CachedPlan::new(&queries, [&window, rows], &blocks);
     let CachedPlan {
         sink,
         size,
@@ -255,22 +323,8 @@ pub(in crate::attention) fn cached_attention(
     let (width, rotated) = (queries.x.shape()[3], queries.angles.shape()[1]);
     let unrotated = ((width - rotated) / size) as u32;
     let f16_input = queries.x.dtype == DType::F16;
-    let (ratio, epsilon) = (ratio as u32, queries.epsilon as f32);
-    let (span, causal) = (queries.columns(), queries.causal);
-    let positions = Positions::new(queries.angles, queries.start);
-    let [x, window, rows] = [queries.x, window, rows].map(|rows| with_vectors(rows, size));
-    let inputs = AttentionTensors {
-        queries: x,
-        window,
-        rows,
-        picks,
-        sinks: into_contiguous(queries.sinks),
-        span,
-        available,
-        selected,
-        scale: queries.scale,
-        size,
-    };
+    let causal = queries.causal;
+    let (inputs, cached) = AttentionTensors::of_cache(queries, window, &blocks, size);
     let launch = SinkLaunch::new(inputs, sink);
     let blueprint = CachedBlueprint {
         sink: launch.blueprint,
@@ -278,9 +332,9 @@ pub(in crate::attention) fn cached_attention(
         causal,
     };
     let [input, output, pick] = launch.dtypes();
-    let start = dtype_to_storage_type(positions.start.dtype);
+    let start = dtype_to_storage_type(cached.positions.start.dtype);
     let dtypes = [input, output, pick, start];
-    let address = launch.address_type(&positions.angles);
+    let address = launch.address_type(&cached.positions.angles);
     // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their
     // number; a row that is out of range or hidden is read as the first one or as the query's own;
     // angles are within the table; writes are within the output.
@@ -291,7 +345,7 @@ pub(in crate::attention) fn cached_attention(
                 launch.cubes(TILE_HEADS),
                 launch.dim(),
                 address,
-                CachedInputsLaunch::new(launch.inputs.arg(), positions.arg(), ratio, epsilon),
+                cached.arg(&launch.inputs),
                 launch.partials(),
                 CachedTilesBlueprint {
                     cached: blueprint,
@@ -307,12 +361,12 @@ pub(in crate::attention) fn cached_attention(
                 launch.dim(),
                 address,
                 size,
-                CachedInputsLaunch::new(launch.inputs.arg(), positions.arg(), ratio, epsilon),
+                cached.arg(&launch.inputs),
                 launch.partials(),
                 blueprint,
                 dtypes,
             );
         }
     }
-    combine(launch, Some((positions, unrotated)))
+    combine(launch, Some((cached.positions, unrotated)))
 }

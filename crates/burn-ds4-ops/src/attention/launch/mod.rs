@@ -1,4 +1,5 @@
 mod cached;
+mod cached_wgmma;
 mod compress;
 mod index;
 mod rotate;
@@ -28,6 +29,7 @@ use crate::launching::{
     with_contiguous_rows, with_vectors,
 };
 pub(super) use cached::{append_rows, cached_attention, can_append, can_attend_cached};
+pub(super) use cached_wgmma::{attend_prompt, can_attend_prompt};
 pub(super) use compress::{can_compress, compress_rows};
 pub(super) use index::{can_score, index_scores};
 pub(super) use rotate::{can_rotate, can_rotate_at, rotate, rotate_at};

@@ -7,9 +7,10 @@ use burn::tensor::Shape;
 
 use super::positions::{NewPositions, round};
 use super::{INT, SinkInputs, mask};
+use crate::attention::WindowLayout;
 use crate::attention::backend::{AttentionOps, CachedBlocks, CompressedRows, NewRows, Queries};
 use crate::optional::OptionalFloat;
-use crate::reference::bool_dtype;
+use crate::reference::{bool_dtype, slice};
 
 pub(in crate::attention) fn append_rows<B: AttentionOps>(
     new: NewRows<B>,
@@ -85,7 +86,12 @@ impl<B: AttentionOps> Prepared<B> {
 
         let before = queries.span - 1;
         let columns = before + count;
-        let window = positions.at(window, positions.slots(-(before as i64), columns, slots));
+        let window = match queries.layout {
+            WindowLayout::Ring => {
+                positions.at(window, positions.slots(-(before as i64), columns, slots))
+            }
+            WindowLayout::Latest => slice::<B>(window, 1, slots - columns..slots),
+        };
         // Positions before the first one, and those of vacant sequences, are hidden.
         let position = positions.from(positions.start.clone(), columns);
         let mask_dtype = bool_dtype::<B>(&window.device());
