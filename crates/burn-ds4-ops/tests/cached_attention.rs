@@ -121,7 +121,7 @@ const PROMPTS: [Text; 5] = [
     },
     Text {
         causal: false,
-        slots: 2 * DECODE_TOKENS,
+        slots: 3 * DECODE_TOKENS,
         rows: 0,
         ..PROMPT
     },
