@@ -160,6 +160,8 @@ impl Routed {
         if tokens <= most {
             return self.large_m_range(0, tokens, tiles);
         }
+        // Parts of the same size have tiles of the same height, which leave less over.
+        let most = tokens.div_ceil(tokens.div_ceil(most));
         let firsts = (0..tokens).step_by(most);
         let sums = firsts.map(|first| self.large_m_range(first, most.min(tokens - first), tiles));
         CubeBackend::float_cat(sums.collect(), 0)
