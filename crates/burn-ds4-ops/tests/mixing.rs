@@ -18,15 +18,15 @@ pub const SINKHORN: Sinkhorn = Sinkhorn {
 pub const NORM_EPSILON: f64 = 1e-3;
 
 /// Tokens, streams and width: around the sizes of a vector, a unit, a split, a plane and of what a
-/// lane keeps, on any device; more streams and more tokens than the kernels take; sizes of the
-/// released models.
+/// lane keeps, on any device; more streams and more tokens than the kernels take, and as many as
+/// tensor cores take; sizes of the released models.
 ///
 /// Every third, from the first on, goes through all ways that the kernels are built: streams that a
 /// lane reads again and that it keeps, in one plane and in several, by vectors and by elements;
 /// short splits, partial ones, and more of them than are added up at once; more tokens and more
 /// streams than there are kernels for. Of every ninth, a lane reads the first again, by vectors,
 /// and keeps the second, by elements.
-const SHAPES: [(usize, usize, usize); 17] = [
+const SHAPES: [(usize, usize, usize); 18] = [
     (2, 4, 7168),
     (1, 1, 1),
     (2, 4, 8),
@@ -44,6 +44,7 @@ const SHAPES: [(usize, usize, usize); 17] = [
     (2, 4, 4096),
     (2, 9, 16),
     (1, 8, 9001),
+    (290, 4, 200),
 ];
 
 /// Streams and widths of [`SHAPES`] whose kernels every device compiles: a lane reads the streams

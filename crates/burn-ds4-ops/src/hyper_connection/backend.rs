@@ -49,6 +49,13 @@ pub struct Mix<B: Backend> {
     Fusion: cfg(feature = "fusion")
 )]
 pub trait HyperConnectionOps: SmallMOps + NormOps {
+    /// `function · v` of every token in f32, where `v` is all its streams side by side:
+    /// `[tokens, rows]`.
+    #[fusion(meta = |streams, function| fusion::projected(streams, function))]
+    fn hyper_project(streams: FloatTensor<Self>, function: FloatTensor<Self>) -> FloatTensor<Self> {
+        reference::project::<Self>(streams, function)
+    }
+
     /// See [`collapse`](super::collapse). The second result has all coefficients,
     /// `[tokens, (2 + n)·n]`.
     #[fusion(meta = |streams, projected, _base, _scale, _sinkhorn| {
@@ -122,6 +129,14 @@ impl HyperConnectionOps for burn::backend::Flex {}
 
 #[cfg(feature = "cube")]
 impl HyperConnectionOps for burn_cubecl::CubeBackend {
+    fn hyper_project(streams: FloatTensor<Self>, function: FloatTensor<Self>) -> FloatTensor<Self> {
+        if super::launch::can_project(&streams, &function) {
+            super::launch::project(streams, function)
+        } else {
+            reference::project::<Self>(streams, function)
+        }
+    }
+
     fn hyper_collapse(
         streams: FloatTensor<Self>,
         projected: FloatTensor<Self>,
@@ -196,6 +211,11 @@ mod fusion {
     use burn::tensor::DType;
 
     use super::MixMetadata;
+
+    pub(super) fn projected(streams: &TensorSpec, function: &TensorSpec) -> TensorSpec {
+        let shape = [streams.shape[0], function.shape[0]];
+        TensorSpec::new(shape.into(), DType::F32)
+    }
 
     pub(super) fn normed(mix: &MixMetadata) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
         let (streams, input) = (&mix.streams, collapsed(&mix.streams));

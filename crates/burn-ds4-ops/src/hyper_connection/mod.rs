@@ -27,7 +27,6 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 use crate::OpError;
-use crate::matmul::{SmallMOptions, small_m_matmul};
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
@@ -88,13 +87,11 @@ pub fn collapse(
     let count = (2 + n) * n;
     expect_parameters(&streams, &function, (&base, count), (&scale, count))?;
     expect_sinkhorn(sinkhorn)?;
-    let projected = project(&streams, function)?;
     if streams.dims()[0] == 0 {
-        return Ok((
-            empty_output(&streams),
-            Coefficients::from_packed(projected, n),
-        ));
+        let none = Tensor::zeros([0, count], (&streams.device(), DType::F32));
+        return Ok((empty_output(&streams), Coefficients::from_packed(none, n)));
     }
+    let projected = project(&streams, function);
     let (input, coefficients) = Dispatch::hyper_collapse(
         streams.into_dispatch(),
         projected.into_dispatch(),
@@ -171,7 +168,7 @@ pub fn head(
     if tokens == 0 {
         return Ok(empty_output(&streams));
     }
-    let projected = project(&streams, function)?;
+    let projected = project(&streams, function);
     Ok(Tensor::from_dispatch(Dispatch::hyper_head(
         streams.into_dispatch(),
         projected.into_dispatch(),
@@ -183,13 +180,9 @@ pub fn head(
 }
 
 /// `function · v` of every token in f32, where `v` is all its streams side by side.
-fn project(streams: &Tensor<3>, function: Tensor<2>) -> Result<Tensor<2>, OpError> {
-    let [tokens, n, d] = streams.dims();
-    let options = SmallMOptions {
-        f32_output: true,
-        ..SmallMOptions::default()
-    };
-    small_m_matmul(streams.clone().reshape([tokens, n * d]), function, options)
+fn project(streams: &Tensor<3>, function: Tensor<2>) -> Tensor<2> {
+    let (streams, function) = (streams.clone().into_dispatch(), function.into_dispatch());
+    Tensor::from_dispatch(Dispatch::hyper_project(streams, function))
 }
 
 /// The collapsed streams of no tokens.

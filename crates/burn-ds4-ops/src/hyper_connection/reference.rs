@@ -24,7 +24,7 @@ pub(super) fn collapse_norm<B: HyperConnectionOps>(
     sinkhorn: Sinkhorn,
 ) -> Collapsed<B> {
     let streams = expanded::<B>(pending, mix.streams);
-    let projected = project::<B>(streams.clone(), mix.function);
+    let projected = B::hyper_project(streams.clone(), mix.function);
     let (input, coefficients) =
         B::hyper_collapse(streams.clone(), projected, mix.base, mix.scale, sinkhorn);
     let weight = OptionalFloat::Some(mix.weight);
@@ -39,7 +39,7 @@ pub(super) fn head_norm<B: HyperConnectionOps>(
     norm_epsilon: f64,
 ) -> FloatTensor<B> {
     let streams = expanded::<B>(pending, mix.streams);
-    let projected = project::<B>(streams.clone(), mix.function);
+    let projected = B::hyper_project(streams.clone(), mix.function);
     let last = B::hyper_head(
         streams,
         projected,
@@ -64,7 +64,7 @@ fn expanded<B: HyperConnectionOps>(
     }
 }
 
-fn project<B: HyperConnectionOps>(
+pub(super) fn project<B: HyperConnectionOps>(
     streams: FloatTensor<B>,
     function: FloatTensor<B>,
 ) -> FloatTensor<B> {

@@ -67,7 +67,7 @@ fn project(
     function: CubeTensor,
 ) -> (CubeTensor, CubeTensor) {
     if let Some(blueprint) = tiles::blueprint(&pending, &streams, &function) {
-        return tiles::project(pending, streams, function, blueprint);
+        return tiles::project_splits(pending, streams, function, blueprint);
     }
     let client = streams.client.clone();
     let [tokens, n, d] = streams.shape().dims();

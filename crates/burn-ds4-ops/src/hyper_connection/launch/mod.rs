@@ -20,6 +20,7 @@ use crate::launching::{
 use crate::rows::RowPartition;
 
 pub(super) use fused::{can_fuse, collapse_norm, head_norm};
+pub(super) use tiles::{can_project, project};
 
 /// The most streams whose mixing matrix a lane can keep in registers.
 const MAX_STREAMS: usize = 8;
