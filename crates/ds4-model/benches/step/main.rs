@@ -119,6 +119,8 @@ enum Which {
 enum Account {
     /// A step without drafts.
     Step,
+    /// A step that verifies drafts and drafts again.
+    Round,
     /// A chunk of a prompt.
     Prompt,
 }
@@ -178,7 +180,8 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         copy_rate: args.copy_rate,
     };
     match args.account {
-        Some(Account::Step) => return whole::account(&model, &options),
+        Some(Account::Step) => return whole::account(&model, &options, 0),
+        Some(Account::Round) => return whole::account(&model, &options, options.drafts),
         Some(Account::Prompt) => return whole::account_prompt(&model, &options, args.prompt),
         None => {}
     }

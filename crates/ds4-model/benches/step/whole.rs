@@ -250,11 +250,11 @@ pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Bo
 }
 
 /// Launches one step between two marks, for a profiler: the kernel of random numbers, which no step
-/// has.
-pub fn account(model: &Model, options: &Options) -> Result<(), Box<dyn Error>> {
+/// has. The step has so many drafts.
+pub fn account(model: &Model, options: &Options, drafts: usize) -> Result<(), Box<dyn Error>> {
     let device = model.embedding.val().device();
     let workload = Workload {
-        drafts: 0,
+        drafts,
         acceptance: None,
         graphs: false,
         samples: 1,
@@ -268,7 +268,7 @@ pub fn account(model: &Model, options: &Options) -> Result<(), Box<dyn Error>> {
     engine.step()?;
     mark(&device)?;
     println!(
-        "one launched step of {} layers lies between the last two launches of prng_kernel",
+        "one launched step of {} layers with {drafts} drafts lies between the last two launches of prng_kernel",
         model.layers.len()
     );
     Ok(())
