@@ -112,14 +112,15 @@ pub struct Dspark {
     pub params: DsparkParams,
 }
 
-/// Drafts of a block, and how likely the drafter finds them to be accepted.
+/// Drafts of a block, and what the [confidence](Dspark::confidence) in them depends on.
 #[derive(Clone, Debug)]
 pub struct BlockDrafts {
     /// The drafts, in order, -1 where there is no number to choose by: `[batch, drafts]`.
     pub ids: Tensor<2, Int>,
-    /// The logit of each draft's probability to be accepted, if those before it are: f32 `[batch,
-    /// drafts]`.
-    pub confidence: Tensor<2>,
+    /// The collapsed streams that they are chosen from: `[batch, drafts, d_model]`.
+    pub hidden: Tensor<3>,
+    /// The embedding of the token before each: `[batch, rank]`.
+    pub embedded: Vec<Tensor<2>>,
 }
 
 impl Dspark {
@@ -197,38 +198,43 @@ impl Dspark {
             }
         };
         trace.record("logits", &logits);
-        let rank = self.params.markov_rank;
-        let (mut last, mut drafts, mut embedded) = (tokens, Vec::new(), Vec::new());
+        let [vocabulary, _] = self.markov_embedding.dims();
+        let known = |ids: Tensor<2, Int>| ids.clamp(0, vocabulary as i64 - 1);
+        let mut last = known(tokens);
+        let (mut drafts, mut values, mut embedded) = (Vec::new(), Vec::new(), Vec::new());
         for draft in 0..count {
             let own = self.embed(last);
             let logits = logits.clone().narrow(1, draft, 1).squeeze_dim::<2>(1);
             let ids = ids.clone();
             let ids = ids.map(|ids| ids.narrow(1, draft, 1).squeeze_dim::<2>(1));
-            let best = most_likely(logits + self.bias(own.clone(), ids.clone()))?;
-            last = match ids {
+            let logits = logits + self.bias(own.clone(), ids.clone());
+            let (value, best) = top_k(logits, Windows::All, 1, Order::Column)?;
+            let draft = match ids {
                 None => best,
-                Some(ids) => {
-                    let found = ids.gather(1, best.clone().clamp_min(0));
-                    found.mask_fill(best.lower_elem(0), -1)
-                }
+                Some(ids) => ids.gather(1, best),
             };
-            drafts.push(last.clone());
-            embedded.push(own.reshape([batch, 1, rank]));
+            last = match self.flash_head {
+                None => draft.clone(),
+                // Places may be without a candidate.
+                Some(_) => known(draft.clone()),
+            };
+            drafts.push(draft);
+            values.push(value);
+            embedded.push(own);
         }
         let drafts = BlockDrafts {
-            ids: Tensor::cat(drafts, 1),
-            confidence: self.confidence(hidden, Tensor::cat(embedded, 1)),
+            ids: chosen(Tensor::cat(values, 1), Tensor::cat(drafts, 1)),
+            hidden,
+            embedded,
         };
         trace.record("drafts", &drafts.ids);
-        trace.record("confidence", &drafts.confidence);
+        trace.record_with("confidence", || self.confidence(&drafts));
         Ok(drafts)
     }
 
-    /// Embeddings of the tokens before drafts (`[batch, 1]`, which may be -1): `[batch, rank]`.
+    /// Embeddings of the tokens before drafts (`[batch, 1]`): `[batch, rank]`.
     fn embed(&self, token_ids: Tensor<2, Int>) -> Tensor<2> {
         let [batch, _] = token_ids.dims();
-        let [vocabulary, _] = self.markov_embedding.dims();
-        let token_ids = token_ids.clamp(0, vocabulary as i64 - 1);
         let embedding = self.markov_embedding.val();
         embedding.select(0, token_ids.reshape([batch]))
     }
@@ -251,10 +257,11 @@ impl Dspark {
         (rows * embedded).sum_dim(2).squeeze_dim(2)
     }
 
-    /// The confidence in each draft, of its hidden state (`[batch, drafts, d_model]`) and the
-    /// embedding of the token before it (`[batch, drafts, rank]`): f32 `[batch, drafts]`.
-    fn confidence(&self, hidden: Tensor<3>, embedded: Tensor<3>) -> Tensor<2> {
-        let inputs = Tensor::cat(vec![hidden, embedded], 2);
+    /// The logit of each draft's probability to be accepted, if those before it are: f32 `[batch,
+    /// drafts]`.
+    pub fn confidence(&self, drafts: &BlockDrafts) -> Tensor<2> {
+        let embedded = Tensor::stack(drafts.embedded.clone(), 1);
+        let inputs = Tensor::cat(vec![drafts.hidden.clone(), embedded], 2);
         project_f32(inputs, self.confidence.val()).squeeze_dim(2)
     }
 }
@@ -263,7 +270,12 @@ impl Dspark {
 /// `[rows, 1]`; -1 where no logit is a number above `-inf`.
 pub(crate) fn most_likely(logits: Tensor<2>) -> Result<Tensor<2, Int>, OpError> {
     let (values, ids) = top_k(logits, Windows::All, 1, Order::Column)?;
+    Ok(chosen(values, ids))
+}
+
+/// The ids with the highest logits, or -1 where these are no numbers above `-inf`.
+fn chosen(values: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<2, Int> {
     // Not so for NaN, which ranks last, nor for infinity below.
     let is_number = values.greater_equal_elem(f32::MIN);
-    Ok(ids.mask_fill(is_number.bool_not(), -1))
+    ids.mask_fill(is_number.bool_not(), -1)
 }

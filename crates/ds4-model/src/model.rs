@@ -440,8 +440,7 @@ impl Model {
     /// Runs the DSpark drafter over a block that begins with `tokens`, and returns its streams:
     /// `[batch, block, n, d_model]`, of which [`Dspark::choose`] makes drafts.
     ///
-    /// The cache gains the positions of the block, which have to be
-    /// [removed](Cache::remove_newest) before it is told of others.
+    /// The cache does not count the positions of the block: the next ones take their places.
     ///
     /// # Arguments
     ///
@@ -476,9 +475,7 @@ impl Model {
         let block = Tensor::cat(block, 1);
         let (embedded, layers) = (self.embed(block.clone()), cache.layers_mut());
         let trace = trace.scope("dspark");
-        let streams = dspark.forward(embedded, block, &step, layers, &trace);
-        cache.commit(step)?;
-        Ok(streams)
+        Ok(dspark.forward(embedded, block, &step, layers, &trace))
     }
 
     fn begin_dspark(

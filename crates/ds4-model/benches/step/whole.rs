@@ -268,7 +268,8 @@ pub fn account(model: &Model, options: &Options, drafts: usize) -> Result<(), Bo
     engine.step()?;
     mark(&device)?;
     println!(
-        "one launched step of {} layers with {drafts} drafts lies between the last two launches of prng_kernel",
+        "one launched step of {} layers with {drafts} drafts lies between the last two launches \
+         of prng_kernel",
         model.layers.len()
     );
     Ok(())

@@ -584,10 +584,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Counts the `count` positions of a recorded step that was replayed, for which there was
-    /// capacity.
-    pub(crate) fn commit_replay(&mut self, count: usize) {
-        self.raise_high_water(count);
+    /// Counts `count` positions of a recorded step that was replayed and has written `written`, for
+    /// which there was capacity.
+    pub(crate) fn commit_replay(&mut self, written: usize, count: usize) {
+        self.raise_high_water(written);
         self.add_positions(count);
     }
 

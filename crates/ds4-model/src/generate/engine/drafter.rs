@@ -58,9 +58,15 @@ pub(super) trait Drafter: fmt::Debug + Send {
     /// An empty cache.
     fn new_cache(&self, options: CacheConfig) -> Result<Cache, CacheError>;
 
-    /// Positions that a step of so many drafts adds to the cache, of which only those of accepted
-    /// drafts, and one, remain. At least one more than there are drafts.
+    /// Positions that a step of so many drafts needs in the cache, at least one more than there are
+    /// drafts.
     fn positions(&self, drafts: usize) -> usize;
+
+    /// Those of them that the host counts until it knows how many drafts are accepted: only the
+    /// positions of these, and one, remain.
+    fn counted(&self, drafts: usize) -> usize {
+        self.positions(drafts)
+    }
 
     /// Shows it positions of a prompt: what the trunk has computed there, and the token after each
     /// (`[1, positions]`).
@@ -215,10 +221,10 @@ impl<'a> DsparkDrafter<'a> {
 
     /// The drafts, of which those are left out that are too unlikely to be accepted.
     fn confident(&self, drafts: BlockDrafts) -> Tensor<2, Int> {
-        let BlockDrafts { ids, confidence } = drafts;
         if self.confidence <= 0.0 {
-            return ids;
+            return drafts.ids;
         }
+        let (confidence, ids) = (self.dspark.confidence(&drafts), drafts.ids);
         let [_, count] = ids.dims();
         let mut survival = vec![sigmoid(confidence.clone().narrow(1, 0, 1))];
         for draft in 1..count {
@@ -249,11 +255,15 @@ impl Drafter for DsparkDrafter<'_> {
     }
 
     fn positions(&self, drafts: usize) -> usize {
-        // A row for each row of the trunk, and those of a block, which are removed again.
+        // A row for each row of the trunk, and those of a block behind them.
         match drafts {
             0 => 1,
             _ => 1 + drafts + self.dspark.params.block_size,
         }
+    }
+
+    fn counted(&self, drafts: usize) -> usize {
+        1 + drafts
     }
 
     fn observe(
@@ -285,7 +295,6 @@ impl Drafter for DsparkDrafter<'_> {
         }
         let next = verified.next;
         let streams = self.model.forward_dspark(next.clone(), cache, &trace)?;
-        cache.keep_first(self.dspark.params.block_size, None);
         let streams = streams.narrow(1, 0, count);
         let output = self.model.output.val();
         let drafts = self.dspark.choose(streams, next, output, &trace);

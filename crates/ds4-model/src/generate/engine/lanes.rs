@@ -330,9 +330,9 @@ impl Lanes {
         if !fits || !unsafe { self.recorder.replay(&epoch) }? {
             return Ok(false);
         }
-        self.caches.trunk.commit_replay(1 + drafts);
+        self.caches.trunk.commit_replay(1 + drafts, 1 + drafts);
         if let Some(cache) = &mut self.caches.draft {
-            cache.commit_replay(setup.positions(drafts));
+            cache.commit_replay(setup.positions(drafts), setup.counted(drafts));
         }
         self.read_recorded();
         Ok(true)
@@ -476,7 +476,7 @@ impl Lanes {
         let kept: Vec<usize> = outcome.accepted.iter().map(|count| 1 + count).collect();
         self.caches.trunk.settle(1 + outcome.drafts, &kept);
         if let Some(cache) = &mut self.caches.draft {
-            cache.settle(setup.positions(outcome.drafts), &kept);
+            cache.settle(setup.counted(outcome.drafts), &kept);
         }
         self.constraints.accept(&outcome);
         Ok(outcome)

@@ -47,6 +47,12 @@ impl Setup<'_> {
         drafter.map_or(1, |drafter| drafter.positions(drafts))
     }
 
+    /// Those of the drafter's cache that the host [counts](Drafter::counted).
+    pub(super) fn counted(&self, drafts: usize) -> usize {
+        let drafter = self.drafter.as_ref();
+        drafter.map_or(1, |drafter| drafter.counted(drafts))
+    }
+
     /// Runs the trunk over new tokens of every lane, and returns what it and the drafter go on
     /// with.
     pub(super) fn forward(
