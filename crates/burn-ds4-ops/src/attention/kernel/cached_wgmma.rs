@@ -87,8 +87,8 @@ impl CachedWgmmaBlueprint {
 ///
 /// Cubes take [`WARPGROUP_HEADS`] heads of one query after another. The first warpgroup copies the
 /// rows of its columns to a ring of stages, those of the window and then compressed rows. The
-/// others each multiply all of the queries by a stage, and its weights by half of its channels:
-/// exchanging weights would take longer than computing them twice.
+/// others each multiply all of the queries by a stage, and its weights by half of its channels: to
+/// exchange weights, they would have to wait for each other in every stage.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn cached_wgmma_kernel<F: Float, I: Int, P: Int>(
     inputs: &CachedInputs<F, I, P, Const<8>>,
