@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::group_layout;
 use crate::gemm::launch::dense::MatrixGroup;
-use crate::gemm::launch::library::{f32_matmul, half_matmul};
+use crate::gemm::launch::library::{f32_matmul, half_linear};
 use crate::launching::output;
 
 /// Rows of an f32 weight up to which the kernel for few rows of `x` is faster for any number of
@@ -44,7 +44,7 @@ pub(super) fn small_m_matmul(
 fn large_m_matmul(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
     let same = x.dtype == weight.dtype;
     if same && x.dtype != DType::F32 {
-        return half_matmul(x, CubeBackend::float_transpose(weight), dtype);
+        return half_linear(x, weight, dtype);
     }
     let wide = |tensor| CubeBackend::float_cast(tensor, FloatDType::F32);
     let product = f32_matmul(wide(x), CubeBackend::float_transpose(wide(weight)));

@@ -135,12 +135,7 @@ impl RouterOps for burn_cubecl::CubeBackend {
             return super::launch::dense_router(x, gate, bias, padding, k, scale);
         }
         let logits = if super::launch::can_multiply_16_bit(&x, &gate) {
-            use burn::backend::ops::FloatTensorOps;
-            crate::gemm::launch::library::half_matmul(
-                x,
-                Self::float_transpose(gate),
-                burn::tensor::DType::F32,
-            )
+            crate::gemm::launch::library::half_linear(x, gate, burn::tensor::DType::F32)
         } else {
             reference::logits::<Self>(x, gate)
         };

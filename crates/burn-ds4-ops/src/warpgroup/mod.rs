@@ -282,24 +282,26 @@ pub(crate) fn multiply(
 }
 
 /// Starts the product of tiles of rows in shared memory, 64x16 and `columns`x16. It is added to the
-/// accumulators of [`dot`], or replaces them.
+/// accumulators `sums`, those of [`sum()`] or of [`dot`], or replaces them if `adds` is 0.
 #[cube]
 pub(crate) fn multiply_shared(
     left: u32,
     right: u32,
-    #[comptime] adds: bool,
+    adds: u32,
     #[comptime] columns: u32,
+    #[comptime] sums: &'static str,
     #[comptime] dtype: &'static str,
 ) {
     let left = i32::reinterpret(left);
     let right = i32::reinterpret(right);
+    let adds = i32::reinterpret(adds);
     gpu_asm!(
         "{{ .reg .pred p; .reg .b32 high; .reg .b64 a, b; mov.b32 high, 0x40000040; \
         setp.ne.s32 p, {adds}, 0; mov.b64 a, {{{left}, high}}; mov.b64 b, {{{right}, high}}; ",
-        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {dots}, ",
+        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {sums}, ",
         "a, b, p, 1, 1, 0, 0; }}",
-        left = in(_) left, right = in(_) right, adds = const adds as u32, columns = const columns,
-        dtype = const dtype, dots = const accumulators("dot", columns)
+        left = in(_) left, right = in(_) right, adds = in(_) adds, columns = const columns,
+        dtype = const dtype, sums = const accumulators(sums, columns)
     );
 }
 

@@ -453,8 +453,8 @@ impl TileHeads {
             #[unroll]
             for step in 0..comptime!(blueprint.vectors / 2) {
                 let ahead = comptime!((step / 4 * TILE_BYTES + step % 4 * 32) / 16);
-                let adds = comptime!(step > 0);
-                multiply_shared(queries + ahead, rows + ahead, adds, COLUMNS, dtype);
+                let adds = comptime!((step > 0) as u32).runtime();
+                multiply_shared(queries + ahead, rows + ahead, adds, COLUMNS, "dot", dtype);
             }
             commit_products();
             let first_word = hidden[(ring.slot * COLUMN_WORDS) as usize];

@@ -1,7 +1,9 @@
-//! Products by CubeK's kernels.
+//! Products of many rows: by CubeK's kernels, but for 16 bits on Hopper.
 
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::matmul::init_matmul_output;
 use burn_cubecl::tensor::CubeTensor;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
@@ -9,6 +11,8 @@ use cubek::matmul::launch::launch_ref;
 use cubek::matmul::multi_level;
 use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
+
+use super::wgmma::{can_multiply_dense, multiply_dense};
 
 /// Multiplies with a kernel that uses no tensor cores: only those keep f32 operands as they are.
 pub(crate) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
@@ -32,9 +36,13 @@ pub(crate) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
     output
 }
 
-/// Multiplies f16 or bf16 matrices of one dtype, on tensor cores if there are any; the f32 sums
-/// become `out`.
-pub(crate) fn half_matmul(lhs: CubeTensor, rhs: CubeTensor, out: DType) -> CubeTensor {
+/// `x · weightᵀ` for f16 or bf16 matrices of one dtype, on tensor cores if there are any; the f32
+/// sums become `out`.
+pub(crate) fn half_linear(x: CubeTensor, weight: CubeTensor, out: DType) -> CubeTensor {
+    if can_multiply_dense(&x, &weight) {
+        return multiply_dense(x, weight, out);
+    }
+    let (lhs, rhs) = (x, CubeBackend::float_transpose(weight));
     let dtype = dtype_to_storage_type(lhs.dtype);
     let output = init_matmul_output(&lhs, &rhs, out);
     let out = dtype_to_storage_type(out);

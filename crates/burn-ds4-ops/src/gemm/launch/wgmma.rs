@@ -5,14 +5,15 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::large_m::{LargeM, SortedPairs};
+use super::large_m::{LargeM, LargeMTiles, SortedPairs};
 use super::optional;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    LargeMPairsLaunch, WeightFormat, WgmmaBlueprint, permute_kernel, wgmma_k_block, wgmma_kernel,
+    LargeMPairsLaunch, WeightFormat, WgmmaBlueprint, permute_kernel, sum_splits_kernel,
+    wgmma_k_block, wgmma_kernel,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
-use crate::launching::{address_type, cube_count, output};
+use crate::launching::{address_type, aligned, cube_count, output, vector_size};
 
 /// Rows of `x` from which on warpgroups are faster than planes: by one matrix, and by each of a
 /// stack on average.
@@ -27,8 +28,13 @@ const DECODED_COLUMNS: usize = 96;
 const TILE_COLUMNS: usize = 32;
 /// Stages, at least and at most.
 const STAGES: std::ops::RangeInclusive<usize> = 2..=8;
+/// K-splits, at most, and stages of one, at least.
+const MAX_SPLITS: usize = 8;
+const SPLIT_STAGES: usize = 8;
+/// Units of a cube that sums K-splits.
+const SUM_UNITS: u32 = 256;
 /// Bytes by which the alignment of stages may add to shared memory.
-const ALIGNMENT: usize = 1024;
+const ALIGNMENT: usize = 2 * 1024;
 /// Units of a cube that permutes columns.
 const PERMUTING_UNITS: u32 = 256;
 
@@ -51,6 +57,19 @@ pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) 
         && matrices.iter().enumerate().all(fits)
 }
 
+/// Whether warpgroups can multiply these rows by rows of 16-bit weights.
+pub(super) fn can_multiply_dense(x: &CubeTensor, weight: &CubeTensor) -> bool {
+    let indexed = |tensor: &CubeTensor| u32::try_from(tensor.shape().num_elements() / 8).is_ok();
+    Caps::of(&x.client).wgmma
+        && matches!(x.dtype, DType::F16 | DType::BF16)
+        && x.dtype == weight.dtype
+        && x.shape()[0] >= MIN_ROWS
+        && x.shape()[1].is_multiple_of(8)
+        && indexed(x)
+        && indexed(weight)
+        && stages(&x.client, WeightFormat::Dense, 2, MAX_COLUMNS as u32) >= *STAGES.start()
+}
+
 /// Stages that fit into shared memory, at most as many as are of use.
 fn stages(client: &Client, format: WeightFormat, groups: u32, columns: u32) -> usize {
     let caps = Caps::of(client);
@@ -63,20 +82,39 @@ fn stages(client: &Client, format: WeightFormat, groups: u32, columns: u32) -> u
 pub(super) fn columns_of_rows(client: &Client, rows: usize, matrices: &Matrices) -> usize {
     let processors = Caps::of(client).processors as usize;
     let heights = matrices.rows.div_ceil(128) * matrices.count;
-    cheapest(|columns| (heights * rows.div_ceil(columns)).div_ceil(processors) as f64)
+    let decoded = match matrices.format {
+        WeightFormat::Fp4 | WeightFormat::Fp8 => DECODED_COLUMNS,
+        WeightFormat::Dense => 0,
+    };
+    // Tiles that follow each other, or the part of one that is a K-split.
+    let tiles = |columns| {
+        let tiles = heights * rows.div_ceil(columns);
+        match splits_of(tiles, processors, matrices) {
+            1 => tiles.div_ceil(processors) as f64,
+            splits => 1.0 / splits as f64,
+        }
+    };
+    cheapest(tiles, decoded)
+}
+
+/// The K-splits of so many tiles by one of several matrices.
+fn splits_of(tiles: usize, processors: usize, matrices: &Matrices) -> usize {
+    let k_block = wgmma_k_block(matrices.format) as usize;
+    let most = matrices.columns.div_ceil(k_block) / SPLIT_STAGES;
+    (processors / tiles.max(1)).min(most).clamp(1, MAX_SPLITS)
 }
 
 /// Rows of `x` of a tile, for so many pairs of matrices and rows that are drawn at random.
 pub(super) fn columns_of_pairs(pairs: usize, matrices: usize) -> usize {
     let mean = pairs as f64 / matrices as f64;
     let most = mean + 2.0 * mean.sqrt();
-    cheapest(|columns| (most / columns as f64).ceil())
+    cheapest(|columns| (most / columns as f64).ceil(), DECODED_COLUMNS)
 }
 
-/// The number of rows of a tile for which all tiles take least, given how many follow each other.
-fn cheapest(tiles: impl Fn(usize) -> f64) -> usize {
-    let cost =
-        |columns: usize| tiles(columns) * (columns.max(DECODED_COLUMNS) + TILE_COLUMNS) as f64;
+/// The number of rows of a tile for which all tiles take least, given how many follow each other,
+/// and for how many rows decoding takes as long as products.
+fn cheapest(tiles: impl Fn(usize) -> f64, decoded: usize) -> usize {
+    let cost = |columns: usize| tiles(columns) * (columns.max(decoded) + TILE_COLUMNS) as f64;
     let mut best = COLUMN_STEP;
     for columns in (COLUMN_STEP..=MAX_COLUMNS).step_by(COLUMN_STEP) {
         if cost(columns) < cost(best) {
@@ -84,6 +122,38 @@ fn cheapest(tiles: impl Fn(usize) -> f64) -> usize {
         }
     }
     best
+}
+
+/// `x · weightᵀ` in `dtype`, for operands that [`can_multiply_dense`] accepts.
+pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
+    let ([rows, columns], [height, _]) = (x.shape().dims(), weight.shape().dims());
+    let matrices = Matrices {
+        words: weight,
+        scales: None,
+        format: WeightFormat::Dense,
+        count: 1,
+        rows: height,
+        columns,
+        parts: 1,
+    };
+    let (x, matrices) = (aligned(x), matrices.contiguous());
+    let result = output(&x, [rows, height], dtype);
+    LargeM {
+        x: &x,
+        sorted: None,
+        scores: None,
+        matrices: &matrices,
+        gated: None,
+        permuted: false,
+        pairs: rows,
+        groups: 1,
+        pairs_per_row: 1,
+        tiles: LargeMTiles::Warpgroups(columns_of_rows(&x.client, rows, &matrices)),
+        dtype: x.dtype,
+        limit: 0.0,
+    }
+    .launch(&result);
+    result
 }
 
 /// Columns of a gated result with padding.
@@ -103,8 +173,6 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         product.x
     };
     let outputs = product.outputs();
-    let vectors =
-        product.gated.is_none() && result.dtype == DType::BF16 && outputs.is_multiple_of(8);
     // Decoding for few rows of `x` takes longer than the products, and more planes to hide its
     // latencies.
     let decoding = product.sorted.is_some() && columns <= MAX_COLUMNS / 2;
@@ -113,17 +181,29 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     } else {
         2
     };
-    let blueprint = WgmmaBlueprint {
+    let mut blueprint = WgmmaBlueprint {
         format: matrices.format,
+        f16_input: x.dtype == DType::F16,
         groups,
         columns: columns as u32,
         stages: stages(&client, matrices.format, groups, columns as u32) as u32,
+        part_columns: if matrices.format == WeightFormat::Fp4 && (groups == 2 || columns <= 64) {
+            64
+        } else {
+            32
+        },
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
         whole_stages: matrices.columns == padded_columns(matrices.columns, matrices.format),
-        scale_words: matrices.format == WeightFormat::Fp8 || matrices.columns.is_multiple_of(128),
-        vectors,
+        scale_words: match matrices.format {
+            WeightFormat::Fp4 => matrices.columns.is_multiple_of(128),
+            WeightFormat::Fp8 => true,
+            WeightFormat::Dense => false,
+        },
+        vectors: product.gated.is_none()
+            && result.dtype == DType::BF16
+            && outputs.is_multiple_of(8),
         target: Caps::of(&client).target,
     };
     let problems = match product.sorted {
@@ -135,8 +215,22 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         None => outputs,
     };
     let tiles = positions.div_ceil(blueprint.outputs() as usize) * problems;
-    let cubes = tiles.min(Caps::of(&client).processors as usize).max(1);
-    let size = if vectors || product.gated.is_some() {
+    let processors = Caps::of(&client).processors as usize;
+    let cubes = tiles.min(processors).max(1);
+    let splits = match (product.sorted, product.gated) {
+        (None, None) => splits_of(tiles, processors, matrices),
+        _ => 1,
+    };
+    let partials;
+    let written = if splits > 1 {
+        blueprint.vectors = false;
+        let [rows, columns] = result.shape().dims();
+        partials = output(result, [splits * rows, columns], DType::F32);
+        &partials
+    } else {
+        result
+    };
+    let size = if blueprint.vectors || product.gated.is_some() {
         8
     } else {
         1
@@ -147,9 +241,9 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     unsafe {
         wgmma_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(cubes as u32, 1, 1),
+            CubeCount::Static(cubes as u32, splits as u32, 1),
             CubeDim::new_1d(blueprint.units()),
-            address_type([x, &matrices.words, result]),
+            address_type([x, &matrices.words, written]),
             size,
             x.clone().into_buffer_arg(),
             (x.meta.strides()[0] / 8) as u32,
@@ -164,8 +258,33 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             ),
             product.sorted.map_or(0, |sorted| sorted.max_problems) as u32,
             matrices.arg(),
-            result.clone().into_buffer_arg(),
+            written.clone().into_buffer_arg(),
             blueprint,
+            dtype_to_storage_type(written.dtype),
+        );
+    }
+    if splits > 1 {
+        sum_splits(written, splits, result);
+    }
+}
+
+/// Sums the K-splits of a product.
+fn sum_splits(partials: &CubeTensor, splits: usize, result: &CubeTensor) {
+    let client = result.client.clone();
+    let size = vector_size(result, 4);
+    let count = result.shape().num_elements() / size;
+    // SAFETY: reads are within `splits` times the elements of the result, writes within these.
+    unsafe {
+        sum_splits_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, count.div_ceil(SUM_UNITS as usize)),
+            CubeDim::new_1d(SUM_UNITS),
+            address_type([partials, result]),
+            size,
+            partials.clone().into_buffer_arg(),
+            result.clone().into_buffer_arg(),
+            splits as u32,
+            count,
             dtype_to_storage_type(result.dtype),
         );
     }

@@ -15,7 +15,9 @@ use k_block::{
     KBlockWeights, RowOffsets, XRows, any_rare, fetch_weights, multiply_k_block, store_x,
 };
 
-pub(crate) use sort::{MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel};
+pub(crate) use sort::{
+    MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel, sum_splits_kernel,
+};
 pub(crate) use wgmma::{WgmmaBlueprint, k_block as wgmma_k_block, permute_kernel, wgmma_kernel};
 
 /// Columns of weights that a cube multiplies between two barriers.

@@ -135,6 +135,28 @@ pub(crate) fn sum_slots_kernel<I: Int, N: Size>(
     }
 }
 
+/// Sums K-splits.
+///
+/// - `partials`: `[splits, count]`, in vectors
+/// - `output`: `[count]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn sum_splits_kernel<Y: Float, N: Size>(
+    partials: &[Vector<f32, N>],
+    output: &mut [Vector<Y, N>],
+    splits: u32,
+    count: usize,
+    #[define(Y)] _dtype: ElemType,
+) {
+    let own = ABSOLUTE_POS;
+    if own < count {
+        let mut total = partials[own];
+        for split in 1..splits {
+            total += partials[split as usize * count + own];
+        }
+        output[own] = Vector::cast_from(total);
+    }
+}
+
 /// The value of the last lane. A device whose planes have one lane may lack instructions for them.
 #[cube]
 fn last_of(x: u32, #[comptime] blueprint: SortBlueprint) -> u32 {

@@ -51,7 +51,7 @@ impl<'a> LaneSums<'a> {
         select(nan, f32::NAN, sum(index))
     }
 
-    /// Writes `[pairs, outputs]`, an element at a time.
+    /// Writes `[K-splits, pairs, outputs]`, an element at a time.
     pub fn write<Y: Float, N: Size>(&self, output: &mut [Vector<Y, N>], outputs: u32) {
         let problem = &self.tile.problem;
         let own = self.tile.first + self.row;
@@ -60,7 +60,8 @@ impl<'a> LaneSums<'a> {
             let column = UNIT_POS % 4 * 2 + comptime!(i / 2 * 8 + i % 2);
             if column < problem.count {
                 let pair = self.pairs.at(problem, problem.start + column);
-                let start = pair as usize * outputs as usize + own as usize;
+                let row = (CUBE_POS_Y * self.pairs.count * self.pairs.groups + pair) as usize;
+                let start = row * outputs as usize + own as usize;
                 let low = comptime!(i / 2 * 4 + i % 2);
                 if own < outputs {
                     output[start] = Vector::cast_from(self.sum(low));

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::ring::{Stages, chunk_place, stages_of};
-use super::{ROW_CHUNKS, Tile, WgmmaBlueprint};
+use super::ring::{StageRange, Stages, chunk_place};
+use super::{Tile, WgmmaBlueprint};
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
     MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader, fp4_first_factor, fp4_pair,
@@ -173,8 +173,8 @@ impl<'a> LaneRows<'a> {
     ) {
         // Codes of FP4, which are few, are on their way while products are made.
         let ahead = comptime!(blueprint.permuted());
-        let steps = stages_of(width, blueprint);
-        let mut codes = Array::<u32>::new(comptime!(blueprint.parts() * blueprint.part_codes()));
+        let range = StageRange::new(width, blueprint);
+        let mut codes = Array::<u32>::new(comptime!(blueprint.stage_codes()));
         let mut scales = Scales {
             low: 0u32.runtime(),
             high: 0u32.runtime(),
@@ -183,14 +183,14 @@ impl<'a> LaneRows<'a> {
             self.read(
                 ring,
                 stages,
-                0u32.runtime(),
+                range.first,
                 &mut codes,
                 &mut scales,
                 blueprint,
             );
         }
         let mut last = ring.free();
-        for step in 0..steps {
+        for step in range.first..range.end {
             if comptime!(!ahead) {
                 self.read(ring, stages, step, &mut codes, &mut scales, blueprint);
             }
@@ -202,32 +202,48 @@ impl<'a> LaneRows<'a> {
             };
             #[unroll]
             for part in 0..comptime!(blueprint.parts()) {
-                let tile = stages.x_descriptor(ring.slot, part);
-                let pairs = self.pairs(&codes, part, blueprint);
+                let pieces = comptime!(blueprint.pieces());
+                let tile = stages.x_descriptor(ring.slot, comptime!(part * pieces));
+                let first = self.pairs(&codes, comptime!(part * pieces), blueprint);
                 // Fragments may be written once the products that read them are finished.
                 await_products(1u32);
-                if comptime!(part == 1) && step > 0 {
+                if comptime!(part == 1) && step > range.first {
                     arrive(last);
                 }
                 let adds = if comptime!(part == 0) {
-                    step
+                    step - range.first
                 } else {
                     1u32.runtime()
                 };
                 if short {
-                    let fragments = scales.times(&pairs, rare, blueprint);
-                    start(&fragments, tile, adds, columns);
+                    let mut fragments = Array::<u32>::new(comptime!(8 * pieces));
+                    put(
+                        &mut fragments,
+                        0usize,
+                        &scales.times(&first, rare, blueprint),
+                    );
+                    #[unroll]
+                    for piece in 1..pieces {
+                        let pairs = self.pairs(&codes, comptime!(part * pieces + piece), blueprint);
+                        put(
+                            &mut fragments,
+                            piece,
+                            &scales.times(&pairs, rare, blueprint),
+                        );
+                    }
+                    start(&fragments, tile, adds, columns, pieces);
                 } else {
+                    // Only FP8 has such scales, and parts of one piece.
                     for term in 0..SCALED_TERMS {
                         await_products(0u32);
-                        let fragments = scales.term_of_times(&pairs, term);
-                        start(&fragments, tile, adds + term, columns);
+                        let fragments = scales.term_of_times(&first, term);
+                        start(&fragments, tile, adds + term, columns, 1usize);
                     }
                 }
             }
             last = ring.free();
             ring.next();
-            if comptime!(ahead) && step + 1 < steps {
+            if comptime!(ahead) && step + 1 < range.end {
                 self.read(ring, stages, step + 1, &mut codes, &mut scales, blueprint);
             }
         }
@@ -248,10 +264,10 @@ impl<'a> LaneRows<'a> {
         #[comptime] blueprint: WgmmaBlueprint,
     ) {
         ring.wait_full();
-        let row = self.row * ROW_CHUNKS;
+        let row = self.row * comptime!(blueprint.row_chunks());
         if comptime!(blueprint.format == WeightFormat::Fp4) {
             let first = stages.weights_vector(ring.slot) + row;
-            let at = (first + chunk_place(self.row, UNIT_POS % 4)) as usize;
+            let at = (first + chunk_place(self.row, UNIT_POS % 4, blueprint)) as usize;
             let (low, high) = (stages.weights[at], stages.weights[at + 32]);
             #[unroll]
             for part in 0..4usize {
@@ -262,7 +278,7 @@ impl<'a> LaneRows<'a> {
             let first = stages.weights_address(ring.slot) + row * 16 + UNIT_POS % 4 * 2;
             #[unroll]
             for group in 0..8u32 {
-                let chunk = chunk_place(self.row, comptime!(group / 2));
+                let chunk = chunk_place(self.row, comptime!(group / 2), blueprint);
                 let at = first + chunk * 16;
                 #[unroll]
                 for row in 0..2u32 {
@@ -277,15 +293,15 @@ impl<'a> LaneRows<'a> {
         scales.high = next.high;
     }
 
-    /// Two fragments of a part without their scales, times `2^-126` (FP4) or `2^-120` (FP8).
+    /// Two fragments of a piece without their scales, times `2^-126` (FP4) or `2^-120` (FP8).
     fn pairs(
         &mut self,
         codes: &Array<u32>,
-        #[comptime] part: usize,
+        #[comptime] piece: usize,
         #[comptime] blueprint: WgmmaBlueprint,
     ) -> Array<u32> {
         let mut pairs = Array::<u32>::new(8usize);
-        let first = comptime!(part * blueprint.part_codes());
+        let first = comptime!(piece * blueprint.piece_codes());
         #[unroll]
         for i in 0..8usize {
             if comptime!(blueprint.format == WeightFormat::Fp4) {
@@ -318,21 +334,36 @@ fn multiplied(pairs: &Array<u32>, low: u32, high: u32) -> Array<u32> {
     products
 }
 
-/// Starts the products of two fragments, as a group.
+/// Puts the two fragments of a piece among those of its part.
 #[cube]
-fn start(fragments: &Array<u32>, tile: u32, adds: u32, #[comptime] columns: u32) {
+fn put(fragments: &mut Array<u32>, #[comptime] piece: usize, own: &Array<u32>) {
+    #[unroll]
+    for i in 0..8usize {
+        fragments[comptime!(8 * piece + i)] = own[i];
+    }
+}
+
+/// Starts the products of two fragments for each of some pieces, as a group.
+#[cube]
+fn start(
+    fragments: &Array<u32>,
+    tile: u32,
+    adds: u32,
+    #[comptime] columns: u32,
+    #[comptime] pieces: usize,
+) {
     fence_registers();
     let layout = comptime!(TileLayout::Rows);
-    multiply(fragments, 0usize, tile, adds, columns, layout, "bf16");
-    multiply(
-        fragments,
-        1usize,
-        tile + 2,
-        1u32.runtime(),
-        columns,
-        layout,
-        "bf16",
-    );
+    #[unroll]
+    for i in 0..comptime!(2 * pieces) {
+        let adds = if comptime!(i == 0) {
+            adds
+        } else {
+            1u32.runtime()
+        };
+        let ahead = comptime!(2 * i as u32);
+        multiply(fragments, i, tile + ahead, adds, columns, layout, "bf16");
+    }
     commit_products();
 }
 

@@ -1,5 +1,6 @@
 //! Hopper's warpgroup products: tiles of 128 or 192 rows of weights by up to 256 rows of `x`.
 
+mod dense;
 mod epilogue;
 mod fragments;
 mod order;
@@ -11,6 +12,7 @@ use super::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::{Target, plane_value};
 use crate::warpgroup::{WARPGROUP, declare_sums, set_registers};
+use dense::multiply_dense;
 use epilogue::LaneSums;
 use fragments::LaneRows;
 use order::column_at;
@@ -20,11 +22,17 @@ pub(crate) use order::permute_kernel;
 
 /// Columns of `x` and of weights in a stage: 128 (FP4), or 64.
 pub(crate) const fn k_block(format: WeightFormat) -> u32 {
-    ROW_CHUNKS * format.columns()
+    row_chunks(format) * format.columns()
 }
 
 /// Chunks of 16 bytes of a row of weights in a stage.
-const ROW_CHUNKS: u32 = 4;
+const fn row_chunks(format: WeightFormat) -> u32 {
+    match format {
+        WeightFormat::Fp4 | WeightFormat::Fp8 => 4,
+        // As many as a swizzle spans: products read them from shared memory.
+        WeightFormat::Dense => 8,
+    }
+}
 /// Rows of tiles that are multiplied at about the same time, so that what they read stays in the
 /// cache.
 const BAND: u32 = 16;
@@ -32,8 +40,10 @@ const BAND: u32 = 16;
 /// How [`wgmma_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WgmmaBlueprint {
-    /// FP4, for which the columns of `x` are permuted, or FP8.
+    /// FP4, for which the columns of `x` are permuted, FP8, or none, with both operands in 16 bits.
     pub format: WeightFormat,
+    /// Whether those are `f16` rather than `bf16`.
+    pub f16_input: bool,
     /// Warpgroups that multiply, 64 rows of weights each: 2, or 3 for tiles of at most 128 rows of
     /// `x`. One more copies.
     pub groups: u32,
@@ -41,6 +51,9 @@ pub(crate) struct WgmmaBlueprint {
     pub columns: u32,
     /// Stages of [`k_block`] columns of `x` and of weights.
     pub stages: u32,
+    /// Columns of packed weights that are decoded, and whose products are started, at once: 32, or
+    /// 64 of FP4.
+    pub part_columns: u32,
     /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
     /// score. The result is in the order for weights of this format.
     pub gated: Option<WeightFormat>,
@@ -86,12 +99,25 @@ impl WgmmaBlueprint {
         }
     }
 
+    /// Whether units that copy give registers to those that multiply.
+    const fn moves_registers(self) -> bool {
+        !matches!(self.format, WeightFormat::Dense) || self.columns > 128
+    }
+
     const fn multiplying_planes(self) -> u32 {
         self.groups * WARPGROUP / 32
     }
 
     const fn k_block(self) -> u32 {
         k_block(self.format)
+    }
+
+    const fn row_chunks(self) -> u32 {
+        row_chunks(self.format)
+    }
+
+    const fn dtype(self) -> &'static str {
+        if self.f16_input { "f16" } else { "bf16" }
     }
 
     /// Tiles of `x` in a stage, of 64 columns each.
@@ -106,7 +132,7 @@ impl WgmmaBlueprint {
 
     /// Rows of weights of which a unit copies a chunk.
     const fn unit_weight_rows(self) -> u32 {
-        self.rows() * ROW_CHUNKS / WARPGROUP
+        self.rows() * self.row_chunks() / WARPGROUP
     }
 
     /// Rows of weights of which a unit copies the scales, at most.
@@ -114,14 +140,24 @@ impl WgmmaBlueprint {
         self.rows().div_ceil(WARPGROUP)
     }
 
-    /// Parts of a stage, of 32 columns each, whose products are a group.
+    /// Parts of a stage, whose products are a group.
     const fn parts(self) -> usize {
-        (self.k_block() / 32) as usize
+        (self.k_block() / self.part_columns) as usize
     }
 
-    /// Words of codes of a lane in a part.
-    const fn part_codes(self) -> usize {
+    /// Pieces of 32 columns of a part.
+    const fn pieces(self) -> usize {
+        (self.part_columns / 32) as usize
+    }
+
+    /// Words of codes of a lane in a piece.
+    const fn piece_codes(self) -> usize {
         if self.permuted() { 2 } else { 8 }
+    }
+
+    /// Words of codes of a lane in a stage.
+    const fn stage_codes(self) -> usize {
+        self.parts() * self.pieces() * self.piece_codes()
     }
 
     /// Rows of `x` of a smaller product, which a group with no more takes.
@@ -135,7 +171,7 @@ impl WgmmaBlueprint {
 
     /// Shared memory of a stage, with its barriers.
     pub const fn stage_bytes(format: WeightFormat, groups: u32, columns: u32) -> usize {
-        let row_bytes = ROW_CHUNKS * 16;
+        let row_bytes = row_chunks(format) * 16;
         (columns * k_block(format) * 2 + 64 * groups * (row_bytes + 4) + 24) as usize
     }
 }
@@ -182,8 +218,9 @@ impl Tile {
 /// - `max_problems`: capacity of the table of problems
 ///
 /// The first warpgroup of a cube copies rows of `x` and of weights to a ring of stages. The others
-/// decode weights in registers and multiply them by the rows of `x` in shared memory. Cubes take
-/// tile after tile.
+/// decode weights in registers, if they are packed, and multiply them by the rows of `x` in shared
+/// memory. Cubes take tile after tile. With several K-splits, one for each cube along `y`, outputs
+/// are the partial sums of each: `[splits, pairs, rows]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
     x: &[Vector<u32, Const<4>>],
@@ -222,27 +259,37 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
     let [copying, multiplying] = comptime!(blueprint.registers());
     let group = plane_value(UNIT_POS / WARPGROUP, 0u32, target);
     if group == 0 {
-        set_registers(copying, false);
+        if comptime!(blueprint.moves_registers()) {
+            set_registers(copying, false);
+        }
         for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
             let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
             stages.fill(&mut ring, x, x_vectors, pairs, matrices, &tile);
         }
         ring.finish();
     } else {
-        set_registers(multiplying, true);
+        if comptime!(blueprint.moves_registers()) {
+            set_registers(multiplying, true);
+        }
         let row = (group - 1) * 64 + UNIT_POS % WARPGROUP / 32 * 16 + UNIT_POS % 32 / 4;
         for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
             let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
-            let mut lane = LaneRows::new(matrices, &tile, row, blueprint);
-            let (width, few) = (matrices.layout.columns, comptime!(blueprint.few_columns()));
-            if comptime!(!blueprint.sorted) {
-                lane.multiply(&mut ring, &stages, width, columns, blueprint);
-            } else if tile.problem.count <= few {
-                lane.multiply(&mut ring, &stages, width, few, blueprint);
+            let width = matrices.layout.columns;
+            let mut nan = (false.runtime(), false.runtime());
+            if comptime!(blueprint.format == WeightFormat::Dense) {
+                multiply_dense(&mut ring, &stages, width, group - 1, blueprint);
             } else {
-                lane.multiply(&mut ring, &stages, width, columns, blueprint);
+                let mut lane = LaneRows::new(matrices, &tile, row, blueprint);
+                let few = comptime!(blueprint.few_columns());
+                if comptime!(!blueprint.sorted) {
+                    lane.multiply(&mut ring, &stages, width, columns, blueprint);
+                } else if tile.problem.count <= few {
+                    lane.multiply(&mut ring, &stages, width, few, blueprint);
+                } else {
+                    lane.multiply(&mut ring, &stages, width, columns, blueprint);
+                }
+                nan = lane.nan(blueprint);
             }
-            let nan = lane.nan(blueprint);
             let sums = LaneSums::new(pairs, &tile, row, nan, blueprint);
             if comptime!(gated.is_some()) {
                 sums.write_gated(output, outputs);

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{ROW_CHUNKS, Tile, WgmmaBlueprint};
+use super::{Tile, WgmmaBlueprint};
 use crate::gemm::kernel::large_m::LargeMPairs;
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::warpgroup::{
@@ -19,7 +19,8 @@ const ROW_VECTORS: u32 = ROW_BYTES / 16;
 pub(super) struct Stages {
     /// Tiles of rows of `x`, swizzled.
     x: Shared<[u32]>,
-    /// Rows of four vectors of codes, which change their places from one pair of rows to the next.
+    /// Rows of codes, four vectors, which change their places from one pair of rows to the next; or
+    /// rows of tiles like those of `x`.
     pub weights: Shared<[Vector<u32, Const<4>>]>,
     /// A word for each row of weights.
     pub scales: Shared<[u32]>,
@@ -33,11 +34,11 @@ impl Stages {
     pub fn new(#[comptime] blueprint: WgmmaBlueprint) -> Stages {
         let count = comptime!(blueprint.stages);
         let x = comptime!((count * x_bytes(blueprint) / 4) as usize);
-        let weights = comptime!((count * blueprint.rows() * ROW_CHUNKS) as usize);
+        let weights = comptime!((count * blueprint.rows() * blueprint.row_chunks()) as usize);
         let scales = comptime!((count * blueprint.rows()) as usize);
         Stages {
             x: Shared::new_aligned_slice(x, 1024usize),
-            weights: Shared::new_aligned_slice(weights, 16usize),
+            weights: Shared::new_aligned_slice(weights, comptime!(weights_alignment(blueprint))),
             scales: Shared::new_slice(scales),
             barriers: Shared::new_slice(comptime!(3 * count as usize)),
             blueprint,
@@ -60,11 +61,17 @@ impl Stages {
 
     /// The first vector of the weights of a stage, and its address.
     pub fn weights_vector(&self, slot: u32) -> u32 {
-        slot * comptime!(self.blueprint.rows() * ROW_CHUNKS)
+        slot * comptime!(self.blueprint.rows() * self.blueprint.row_chunks())
     }
 
     pub fn weights_address(&self, slot: u32) -> u32 {
         shared_address(&self.weights) + self.weights_vector(slot) * 16
+    }
+
+    /// The lower word of the descriptor of the rows of weights of a warpgroup, where they are not
+    /// packed.
+    pub fn weights_descriptor(&self, slot: u32, group: u32) -> u32 {
+        rows_descriptor(self.weights_address(slot) + group * comptime!(64 * ROW_BYTES))
     }
 
     /// The first of its scales.
@@ -76,7 +83,7 @@ impl Stages {
         shared_address(&self.x) + slot * comptime!(x_bytes(self.blueprint))
     }
 
-    /// The lower word of the descriptor of 32 columns of its rows of `x`.
+    /// The lower word of the descriptor of its rows of `x` from column `32 * part` on.
     pub fn x_descriptor(&self, slot: u32, #[comptime] part: usize) -> u32 {
         let tile = comptime!(part as u32 / 2 * self.blueprint.columns * ROW_BYTES);
         rows_descriptor(self.x_address(slot)) + comptime!((tile + part as u32 % 2 * 64) / 16)
@@ -97,7 +104,8 @@ impl Stages {
         let x_rows = comptime!(blueprint.unit_rows());
         let width = matrices.layout.columns;
         let sources = Sources::new(x_vectors, pairs, matrices, tile, blueprint);
-        for step in 0..stages_of(width, blueprint) {
+        let range = StageRange::new(width, blueprint);
+        for step in range.first..range.end {
             ring.wait_free();
             let to = self.x_address(ring.slot) + sources.x_to;
             #[unroll]
@@ -115,7 +123,8 @@ impl Stages {
                 }
             }
             let to = self.weights_address(ring.slot) + sources.weights_to;
-            let vector = step * ROW_CHUNKS + UNIT_POS % ROW_CHUNKS;
+            let chunks = comptime!(blueprint.row_chunks());
+            let vector = step * chunks + UNIT_POS % chunks;
             let inside = comptime!(blueprint.whole_stages).runtime()
                 || vector < width / comptime!(blueprint.format.columns());
             let vector = select(inside, vector, 0u32);
@@ -186,11 +195,12 @@ impl Sources {
             x[i as usize] = x_row * x_vectors;
         }
         let weight_rows = comptime!(blueprint.unit_weight_rows());
-        let row = UNIT_POS / ROW_CHUNKS;
+        let chunks = comptime!(blueprint.row_chunks());
+        let row = UNIT_POS / chunks;
         let mut weights = Array::<u32>::new(weight_rows as usize);
         #[unroll]
         for i in 0..weight_rows {
-            let own = row + comptime!(i * WARPGROUP / ROW_CHUNKS);
+            let own = row + comptime!(i * WARPGROUP / blueprint.row_chunks());
             let own = problem.matrix * layout.rows + tile.matrix_row(own, layout.rows, blueprint);
             weights[i as usize] = own * (layout.columns / comptime!(blueprint.format.columns()));
         }
@@ -210,16 +220,28 @@ impl Sources {
             x,
             x_to,
             weights,
-            weights_to: (row * ROW_CHUNKS + chunk_place(row, UNIT_POS % ROW_CHUNKS)) * 16,
+            weights_to: (row * chunks + chunk_place(row, UNIT_POS % chunks, blueprint)) * 16,
             scales,
         }
     }
 }
 
-/// Stages of a tile.
+/// The stages of a tile that a cube has: all, or those of its K-split.
+#[derive(CubeType)]
+pub(super) struct StageRange {
+    pub first: u32,
+    pub end: u32,
+}
+
 #[cube]
-pub(super) fn stages_of(width: u32, #[comptime] blueprint: WgmmaBlueprint) -> u32 {
-    width.div_ceil(comptime!(blueprint.k_block()))
+impl StageRange {
+    pub fn new(width: u32, #[comptime] blueprint: WgmmaBlueprint) -> StageRange {
+        let all = width.div_ceil(comptime!(blueprint.k_block()));
+        StageRange {
+            first: CUBE_POS_Y * all / CUBE_COUNT_Y,
+            end: (CUBE_POS_Y + 1) * all / CUBE_COUNT_Y,
+        }
+    }
 }
 
 /// Bytes of `x` in a stage.
@@ -230,6 +252,18 @@ const fn x_bytes(blueprint: WgmmaBlueprint) -> u32 {
 /// Where a chunk of 16 bytes of a row of weights is among those of the row, such that lanes that
 /// read together do so from different banks.
 #[cube]
-pub(super) fn chunk_place(row: u32, chunk: u32) -> u32 {
-    chunk ^ (row / 2 % ROW_CHUNKS)
+pub(super) fn chunk_place(row: u32, chunk: u32, #[comptime] blueprint: WgmmaBlueprint) -> u32 {
+    if comptime!(blueprint.format == WeightFormat::Dense) {
+        chunk ^ (row % ROW_VECTORS)
+    } else {
+        chunk ^ (row / 2 % comptime!(blueprint.row_chunks()))
+    }
+}
+
+/// The alignment of a stage's weights, in bytes.
+const fn weights_alignment(blueprint: WgmmaBlueprint) -> usize {
+    match blueprint.format {
+        WeightFormat::Fp4 | WeightFormat::Fp8 => 16,
+        WeightFormat::Dense => 1024,
+    }
 }
