@@ -321,9 +321,9 @@ pub(super) fn hash_route(
 /// each other. The last-arriving cube then selects for all tokens. For more tokens, a second launch
 /// with a cube for each is faster.
 const LAST_CUBE_TOKENS: usize = 8;
-/// Tokens up to which [`dense_router`] is two launches, with tensor cores and without. Beyond, the
-/// matrix product reads `x` and the gate fewer times.
-const FUSED_TOKENS: (usize, usize) = (2048, 512);
+/// Tokens up to which [`dense_router`] is two launches: where warpgroups multiply beyond, other
+/// tensor cores, or none. The matrix product reads `x` and the gate fewer times.
+const FUSED_TOKENS: [usize; 3] = [128, 2048, 512];
 /// Largest `d_model` for which the selection adds the partials while it reads them.
 const MAX_MODEL: usize = 1 << 14;
 /// Most shared memory of the last-arriving cube.
@@ -371,8 +371,9 @@ pub(super) fn can_multiply_16_bit(x: &CubeTensor, gate: &CubeTensor) -> bool {
 pub(super) fn can_fuse(x: &CubeTensor, gate: &CubeTensor, k: usize) -> bool {
     let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
     let most = match mma_dtype(x, gate) {
-        Some(_) => FUSED_TOKENS.0,
-        None => FUSED_TOKENS.1,
+        Some(_) if Caps::of(&x.client).wgmma => FUSED_TOKENS[0],
+        Some(_) => FUSED_TOKENS[1],
+        None => FUSED_TOKENS[2],
     };
     (1..=most).contains(&tokens)
         && d_model > 0

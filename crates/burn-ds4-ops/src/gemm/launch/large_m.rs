@@ -33,7 +33,8 @@ pub(crate) enum LargeMTiles {
 impl LargeMTiles {
     /// For so many rows of `x` by each matrix.
     pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices) -> Self {
-        if rows >= wgmma::MIN_ROWS && wgmma::can_multiply(x, &[matrices], false) {
+        let faster = wgmma::is_faster(&x.client, rows, matrices);
+        if faster && wgmma::can_multiply(x, &[matrices], false) {
             Self::Warpgroups(wgmma::columns_of_rows(&x.client, rows, matrices))
         } else {
             Self::planes(rows * terms(x.dtype) as usize)

@@ -15,9 +15,10 @@ use crate::gemm::kernel::{
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, aligned, cube_count, output, vector_size};
 
-/// Rows of `x` from which on warpgroups are faster than planes: by one matrix, and by each of a
-/// stack on average.
-pub(super) const MIN_ROWS: usize = 33;
+/// Rows of `x` from which on warpgroups are faster than planes by one matrix: where K is split, and
+/// where there are tiles enough without.
+const MIN_ROWS: [usize; 2] = [17, 33];
+/// The same of rows by each of a stack on average.
 pub(super) const MIN_PAIRS: usize = 32;
 /// Rows of `x` of a tile, at most, and what their numbers are multiples of.
 const MAX_COLUMNS: usize = 256;
@@ -26,6 +27,12 @@ const COLUMN_STEP: usize = 32;
 /// that could be multiplied in the time that a tile takes besides.
 const DECODED_COLUMNS: usize = 96;
 const TILE_COLUMNS: usize = 32;
+/// Columns of weights of which a tile's cost is stated: a row of `x` by so many costs about 3 ns on
+/// an H200.
+const COST_COLUMNS: usize = 64;
+/// In the same unit, the launch that sums K-splits, and an element that it reads.
+const SUM_COST: f64 = 700.0;
+const PARTIAL_COST: f64 = 7e-4;
 /// Stages, at least and at most.
 const STAGES: std::ops::RangeInclusive<usize> = 2..=8;
 /// K-splits, at most, and stages of one, at least.
@@ -57,13 +64,20 @@ pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) 
         && matrices.iter().enumerate().all(fits)
 }
 
+/// Whether warpgroups are faster than planes for `rows` rows of `x` by each matrix.
+pub(super) fn is_faster(client: &Client, rows: usize, matrices: &Matrices) -> bool {
+    let tiles = tiles_of_rows(rows, COLUMN_STEP, matrices);
+    let splits = splits_of(tiles, Caps::of(client).processors as usize, matrices);
+    rows >= MIN_ROWS[usize::from(splits == 1)]
+}
+
 /// Whether warpgroups can multiply these rows by rows of 16-bit weights.
 pub(super) fn can_multiply_dense(x: &CubeTensor, weight: &CubeTensor) -> bool {
     let indexed = |tensor: &CubeTensor| u32::try_from(tensor.shape().num_elements() / 8).is_ok();
     Caps::of(&x.client).wgmma
         && matches!(x.dtype, DType::F16 | DType::BF16)
         && x.dtype == weight.dtype
-        && x.shape()[0] >= MIN_ROWS
+        && x.shape()[0] >= MIN_ROWS[1]
         && x.shape()[1].is_multiple_of(8)
         && indexed(x)
         && indexed(weight)
@@ -81,20 +95,26 @@ fn stages(client: &Client, format: WeightFormat, groups: u32, columns: u32) -> u
 /// Rows of `x` of a tile, for `rows` rows by each matrix.
 pub(super) fn columns_of_rows(client: &Client, rows: usize, matrices: &Matrices) -> usize {
     let processors = Caps::of(client).processors as usize;
-    let heights = matrices.rows.div_ceil(128) * matrices.count;
     let decoded = match matrices.format {
         WeightFormat::Fp4 | WeightFormat::Fp8 => DECODED_COLUMNS,
         WeightFormat::Dense => 0,
     };
-    // Tiles that follow each other, or the part of one that is a K-split.
-    let tiles = |columns| {
-        let tiles = heights * rows.div_ceil(columns);
+    cheapest(|columns| {
+        let tiles = tiles_of_rows(rows, columns, matrices);
+        let steps = matrices.columns.div_ceil(COST_COLUMNS);
+        let tile = (tile_cost(columns, decoded) * steps) as f64;
         match splits_of(tiles, processors, matrices) {
-            1 => tiles.div_ceil(processors) as f64,
-            splits => 1.0 / splits as f64,
+            1 => tiles.div_ceil(processors) as f64 * tile,
+            splits => {
+                let partials = (splits * rows * matrices.rows * matrices.count) as f64;
+                tile / splits as f64 + SUM_COST + partials * PARTIAL_COST
+            }
         }
-    };
-    cheapest(tiles, decoded)
+    })
+}
+
+fn tiles_of_rows(rows: usize, columns: usize, matrices: &Matrices) -> usize {
+    matrices.rows.div_ceil(128) * matrices.count * rows.div_ceil(columns)
 }
 
 /// The K-splits of so many tiles by one of several matrices.
@@ -108,13 +128,20 @@ fn splits_of(tiles: usize, processors: usize, matrices: &Matrices) -> usize {
 pub(super) fn columns_of_pairs(pairs: usize, matrices: usize) -> usize {
     let mean = pairs as f64 / matrices as f64;
     let most = mean + 2.0 * mean.sqrt();
-    cheapest(|columns| (most / columns as f64).ceil(), DECODED_COLUMNS)
+    cheapest(|columns| {
+        let tiles = (most / columns as f64).ceil();
+        tiles * tile_cost(columns, DECODED_COLUMNS) as f64
+    })
 }
 
-/// The number of rows of a tile for which all tiles take least, given how many follow each other,
-/// and for how many rows decoding takes as long as products.
-fn cheapest(tiles: impl Fn(usize) -> f64, decoded: usize) -> usize {
-    let cost = |columns: usize| tiles(columns) * (columns.max(decoded) + TILE_COLUMNS) as f64;
+/// What a tile of so many rows costs for each [`COST_COLUMNS`], if decoding takes as long as
+/// multiplying `decoded` rows.
+fn tile_cost(columns: usize, decoded: usize) -> usize {
+    columns.max(decoded) + TILE_COLUMNS
+}
+
+/// The number of rows of a tile that costs least.
+fn cheapest(cost: impl Fn(usize) -> f64) -> usize {
     let mut best = COLUMN_STEP;
     for columns in (COLUMN_STEP..=MAX_COLUMNS).step_by(COLUMN_STEP) {
         if cost(columns) < cost(best) {
@@ -187,11 +214,6 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         groups,
         columns: columns as u32,
         stages: stages(&client, matrices.format, groups, columns as u32) as u32,
-        part_columns: if matrices.format == WeightFormat::Fp4 && (groups == 2 || columns <= 64) {
-            64
-        } else {
-            32
-        },
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,

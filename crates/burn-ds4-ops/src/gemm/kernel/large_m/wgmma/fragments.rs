@@ -174,7 +174,7 @@ impl<'a> LaneRows<'a> {
         // Codes of FP4, which are few, are on their way while products are made.
         let ahead = comptime!(blueprint.permuted());
         let range = StageRange::new(width, blueprint);
-        let mut codes = Array::<u32>::new(comptime!(blueprint.stage_codes()));
+        let mut codes = Array::<u32>::new(comptime!(blueprint.parts() * blueprint.part_codes()));
         let mut scales = Scales {
             low: 0u32.runtime(),
             high: 0u32.runtime(),
@@ -202,9 +202,8 @@ impl<'a> LaneRows<'a> {
             };
             #[unroll]
             for part in 0..comptime!(blueprint.parts()) {
-                let pieces = comptime!(blueprint.pieces());
-                let tile = stages.x_descriptor(ring.slot, comptime!(part * pieces));
-                let first = self.pairs(&codes, comptime!(part * pieces), blueprint);
+                let tile = stages.x_descriptor(ring.slot, part);
+                let pairs = self.pairs(&codes, part, blueprint);
                 // Fragments may be written once the products that read them are finished.
                 await_products(1u32);
                 if comptime!(part == 1) && step > range.first {
@@ -216,28 +215,13 @@ impl<'a> LaneRows<'a> {
                     1u32.runtime()
                 };
                 if short {
-                    let mut fragments = Array::<u32>::new(comptime!(8 * pieces));
-                    put(
-                        &mut fragments,
-                        0usize,
-                        &scales.times(&first, rare, blueprint),
-                    );
-                    #[unroll]
-                    for piece in 1..pieces {
-                        let pairs = self.pairs(&codes, comptime!(part * pieces + piece), blueprint);
-                        put(
-                            &mut fragments,
-                            piece,
-                            &scales.times(&pairs, rare, blueprint),
-                        );
-                    }
-                    start(&fragments, tile, adds, columns, pieces);
+                    let fragments = scales.times(&pairs, rare, blueprint);
+                    start(&fragments, tile, adds, columns);
                 } else {
-                    // Only FP8 has such scales, and parts of one piece.
                     for term in 0..SCALED_TERMS {
                         await_products(0u32);
-                        let fragments = scales.term_of_times(&first, term);
-                        start(&fragments, tile, adds + term, columns, 1usize);
+                        let fragments = scales.term_of_times(&pairs, term);
+                        start(&fragments, tile, adds + term, columns);
                     }
                 }
             }
@@ -293,15 +277,15 @@ impl<'a> LaneRows<'a> {
         scales.high = next.high;
     }
 
-    /// Two fragments of a piece without their scales, times `2^-126` (FP4) or `2^-120` (FP8).
+    /// Two fragments of a part without their scales, times `2^-126` (FP4) or `2^-120` (FP8).
     fn pairs(
         &mut self,
         codes: &Array<u32>,
-        #[comptime] piece: usize,
+        #[comptime] part: usize,
         #[comptime] blueprint: WgmmaBlueprint,
     ) -> Array<u32> {
         let mut pairs = Array::<u32>::new(8usize);
-        let first = comptime!(piece * blueprint.piece_codes());
+        let first = comptime!(part * blueprint.part_codes());
         #[unroll]
         for i in 0..8usize {
             if comptime!(blueprint.format == WeightFormat::Fp4) {
@@ -334,36 +318,21 @@ fn multiplied(pairs: &Array<u32>, low: u32, high: u32) -> Array<u32> {
     products
 }
 
-/// Puts the two fragments of a piece among those of its part.
+/// Starts the products of two fragments, as a group.
 #[cube]
-fn put(fragments: &mut Array<u32>, #[comptime] piece: usize, own: &Array<u32>) {
-    #[unroll]
-    for i in 0..8usize {
-        fragments[comptime!(8 * piece + i)] = own[i];
-    }
-}
-
-/// Starts the products of two fragments for each of some pieces, as a group.
-#[cube]
-fn start(
-    fragments: &Array<u32>,
-    tile: u32,
-    adds: u32,
-    #[comptime] columns: u32,
-    #[comptime] pieces: usize,
-) {
+fn start(fragments: &Array<u32>, tile: u32, adds: u32, #[comptime] columns: u32) {
     fence_registers();
     let layout = comptime!(TileLayout::Rows);
-    #[unroll]
-    for i in 0..comptime!(2 * pieces) {
-        let adds = if comptime!(i == 0) {
-            adds
-        } else {
-            1u32.runtime()
-        };
-        let ahead = comptime!(2 * i as u32);
-        multiply(fragments, i, tile + ahead, adds, columns, layout, "bf16");
-    }
+    multiply(fragments, 0usize, tile, adds, columns, layout, "bf16");
+    multiply(
+        fragments,
+        1usize,
+        tile + 2,
+        1u32.runtime(),
+        columns,
+        layout,
+        "bf16",
+    );
     commit_products();
 }
 

@@ -51,9 +51,6 @@ pub(crate) struct WgmmaBlueprint {
     pub columns: u32,
     /// Stages of [`k_block`] columns of `x` and of weights.
     pub stages: u32,
-    /// Columns of packed weights that are decoded, and whose products are started, at once: 32, or
-    /// 64 of FP4.
-    pub part_columns: u32,
     /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
     /// score. The result is in the order for weights of this format.
     pub gated: Option<WeightFormat>,
@@ -140,24 +137,14 @@ impl WgmmaBlueprint {
         self.rows().div_ceil(WARPGROUP)
     }
 
-    /// Parts of a stage, whose products are a group.
+    /// Parts of 32 columns of a stage, whose products are a group.
     const fn parts(self) -> usize {
-        (self.k_block() / self.part_columns) as usize
+        self.k_block() as usize / 32
     }
 
-    /// Pieces of 32 columns of a part.
-    const fn pieces(self) -> usize {
-        (self.part_columns / 32) as usize
-    }
-
-    /// Words of codes of a lane in a piece.
-    const fn piece_codes(self) -> usize {
+    /// Words of codes of a lane in a part.
+    const fn part_codes(self) -> usize {
         if self.permuted() { 2 } else { 8 }
-    }
-
-    /// Words of codes of a lane in a stage.
-    const fn stage_codes(self) -> usize {
-        self.parts() * self.pieces() * self.piece_codes()
     }
 
     /// Rows of `x` of a smaller product, which a group with no more takes.
