@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{Experts, Routed};
 use crate::gemm::launch::{
-    Grouping, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS, SMALL_M_ROWS, SharedExpert,
+    Grouping, Mixture, MixtureBlueprint, Role, SMALL_M_PAIRS, SMALL_M_ROWS, SharedExpert,
     can_multiply, has_tiles,
 };
 use crate::launching::{aligned, output};
@@ -74,29 +74,10 @@ impl WithShared {
     fn plain(self, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.routed.ids.shape().dims();
         let x = &self.routed.x;
-        let [gate_up, down] = self.shared.matrices();
-        let hidden = output(x, [tokens, down.columns], dtype);
+        let [_, down] = self.shared.matrices();
         let shared = output(x, [tokens, down.rows], DType::F32);
-        let gated = Portable {
-            x,
-            grouping: &Grouping::One,
-            scores: None,
-            addend: None,
-            matrices: gate_up,
-            role: Role::Gated,
-            pairs: tokens,
-            pairs_per_row: 1,
-            slots: 1,
-            limit: self.shared.limit,
-        };
-        gated.launch(&hidden);
-        Portable {
-            x: &hidden,
-            matrices: down,
-            role: Role::Rows,
-            ..gated
-        }
-        .launch(&shared);
+        let (one, experts) = (Grouping::One, &self.shared);
+        experts.plain(x, None, &one, None, Role::Rows, &shared);
         self.routed.plain_small_m(Some(&shared), dtype)
     }
 }

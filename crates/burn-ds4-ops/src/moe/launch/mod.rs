@@ -52,6 +52,46 @@ impl Experts {
             limit: self.limit,
         }
     }
+
+    /// Both products by the kernel for any device, the second in `role`. There is a pair for each of
+    /// the `scores`, or else for each row of `x`.
+    fn plain(
+        &self,
+        x: &CubeTensor,
+        scores: Option<&CubeTensor>,
+        grouping: &Grouping<'_>,
+        addend: Option<&CubeTensor>,
+        role: Role,
+        result: &CubeTensor,
+    ) {
+        let slots = scores.map_or(1, |scores| scores.meta.shape()[1]);
+        let pairs = x.meta.shape()[0] * slots;
+        let [gate_up, down] = self.matrices();
+        let hidden = output(x, [pairs, down.columns], x.dtype);
+        let gated = Portable {
+            x,
+            grouping,
+            scores,
+            addend: None,
+            matrices: gate_up,
+            role: Role::Gated,
+            pairs,
+            pairs_per_row: slots,
+            slots,
+            limit: self.limit,
+        };
+        gated.launch(&hidden);
+        Portable {
+            x: &hidden,
+            scores: None,
+            addend,
+            matrices: down,
+            role,
+            pairs_per_row: 1,
+            ..gated
+        }
+        .launch(result);
+    }
 }
 
 /// Arguments of the routed experts.
@@ -107,47 +147,10 @@ impl Routed {
         let [tokens, _] = self.ids.shape().dims();
         let [_, down] = self.experts.matrices();
         let sums = output(&self.x, [tokens, down.rows], dtype);
-        let grouping = Grouping::Small(&self.ids);
-        let (scores, role) = (&self.scores, Role::Sum);
-        self.plain((&self.x, scores, addend), &grouping, role, &sums);
+        let (grouping, scores) = (Grouping::Small(&self.ids), Some(&self.scores));
+        let experts = &self.experts;
+        experts.plain(&self.x, scores, &grouping, addend, Role::Sum, &sums);
         sums
-    }
-
-    /// Both products of some of the tokens by the kernel for any device, the second in `role`.
-    fn plain(
-        &self,
-        (x, scores, addend): (&CubeTensor, &CubeTensor, Option<&CubeTensor>),
-        grouping: &Grouping<'_>,
-        role: Role,
-        result: &CubeTensor,
-    ) {
-        let [tokens, slots] = scores.shape().dims();
-        let pairs = tokens * slots;
-        let [gate_up, down] = self.experts.matrices();
-        let hidden = output(x, [pairs, down.columns], x.dtype);
-        let gated = Portable {
-            x,
-            grouping,
-            scores: Some(scores),
-            addend: None,
-            matrices: gate_up,
-            role: Role::Gated,
-            pairs,
-            pairs_per_row: slots,
-            slots,
-            limit: self.experts.limit,
-        };
-        gated.launch(&hidden);
-        Portable {
-            x: &hidden,
-            scores: None,
-            addend,
-            matrices: down,
-            role,
-            pairs_per_row: 1,
-            ..gated
-        }
-        .launch(result);
     }
 
     /// Computes a part of the tokens at a time if their sums would take too much memory.
@@ -185,7 +188,7 @@ impl Routed {
                 [pairs * terms, large_m.hidden_columns(down)],
                 DType::BF16,
             );
-            LargeM {
+            let gated = LargeM {
                 x: &x,
                 sorted: Some(&sorted),
                 scores: Some(&scores),
@@ -198,26 +201,22 @@ impl Routed {
                 tiles: large_m,
                 dtype: x.dtype,
                 limit: self.experts.limit,
-            }
-            .launch(&hidden);
+            };
+            gated.launch(&hidden);
             LargeM {
                 x: &hidden,
-                sorted: Some(&sorted),
                 scores: None,
                 matrices: down,
                 gated: None,
                 permuted: true,
-                pairs,
-                groups: 1,
                 pairs_per_row: 1,
-                tiles: large_m,
-                dtype: x.dtype,
-                limit: self.experts.limit,
+                ..gated
             }
             .launch(&rows_of_pairs);
         } else {
-            let grouping = Grouping::Sorted(&sorted);
-            self.plain((&x, &scores, None), &grouping, Role::Rows, &rows_of_pairs);
+            let (grouping, scores) = (Grouping::Sorted(&sorted), Some(&scores));
+            let experts = &self.experts;
+            experts.plain(&x, scores, &grouping, None, Role::Rows, &rows_of_pairs);
         }
         sum_slots(rows_of_pairs, &ids, gate_up.count)
     }
