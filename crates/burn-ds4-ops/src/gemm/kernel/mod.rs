@@ -1,5 +1,6 @@
 mod activation;
 pub(crate) mod dense;
+mod epilogue;
 mod groups;
 mod input;
 mod large_m;

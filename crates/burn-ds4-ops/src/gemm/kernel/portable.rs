@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::activation::swiglu;
+use super::epilogue::gated_value;
 use super::groups::{Groups, Pairing};
 use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, scale_value};
 use crate::intrinsics::{Target, group_sum};
@@ -169,12 +169,8 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                 if comptime!(gated) {
                     let up = sums[comptime!((t + X_ROWS) as usize)];
                     let up = group_sum(up, blueprint.plane, blueprint.target);
-                    let mut score = 1.0f32;
-                    #[comptime]
-                    if let ComptimeOption::Some(scores) = &epilogue.scores {
-                        score = scores[pair as usize];
-                    }
-                    value = swiglu(low, up, epilogue.limit, blueprint.target) * score;
+                    let scores = &epilogue.scores;
+                    value = gated_value(low, up, epilogue.limit, scores, pair, blueprint.target);
                 }
                 if UNIT_POS_X == 0 && start + t < end {
                     if comptime!(blueprint.role == Role::Sum) {
