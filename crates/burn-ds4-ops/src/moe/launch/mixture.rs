@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{Experts, Routed};
 use crate::gemm::launch::{
     Grouping, Mixture, MixtureBlueprint, Role, SMALL_M_PAIRS, SMALL_M_ROWS, SharedExpert,
-    can_multiply, has_tiles,
+    can_multiply, can_sum_pairs, has_tiles,
 };
 use crate::launching::{aligned, output};
 
@@ -29,7 +29,7 @@ impl WithShared {
         }
         match self.tiles() {
             [true, true] => MixtureBlueprint::new(&self.mixture()).is_some(),
-            [false, false] => true,
+            [false, false] => can_sum_pairs(x, SMALL_M_ROWS * slots),
             _ => false,
         }
     }

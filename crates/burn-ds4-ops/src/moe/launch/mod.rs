@@ -12,7 +12,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::backend::PackedExperts;
 use crate::gemm::launch::{
     Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS,
-    SMALL_M_ROWS, can_multiply, has_tiles, sort, sum_slots,
+    SMALL_M_ROWS, can_multiply, can_sum_pairs, has_tiles, sort, sum_slots,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{aligned, is_wide_int, narrow, output};
@@ -53,8 +53,8 @@ impl Experts {
         }
     }
 
-    /// Both products by the kernel for any device, the second in `role`. There is a pair for each of
-    /// the `scores`, or else for each row of `x`.
+    /// Both products by the kernel for any device, the second in `role`. There is a pair for each
+    /// of the `scores`, or else for each row of `x`.
     fn plain(
         &self,
         x: &CubeTensor,
@@ -120,7 +120,11 @@ impl Routed {
             return this.large_m(tiles);
         }
         if !tiles {
-            return this.plain_small_m(None, DType::F32);
+            return if can_sum_pairs(&this.x, SMALL_M_ROWS * slots) {
+                this.plain_small_m(None, DType::F32)
+            } else {
+                this.large_m(tiles)
+            };
         }
         let mixture = this.mixture();
         match MixtureBlueprint::new(&mixture) {
