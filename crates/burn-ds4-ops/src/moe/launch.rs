@@ -1,7 +1,5 @@
 //! The host side: which kernels, and for how many tokens at a time.
 
-mod mixture;
-
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
@@ -12,12 +10,10 @@ use burn_cubecl::tensor::CubeTensor;
 use super::backend::PackedExperts;
 use crate::gemm::launch::{
     Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS,
-    SMALL_M_ROWS, can_multiply, can_sum_pairs, has_tiles, sort, sum_slots,
+    SMALL_M_ROWS, SharedExpert, can_multiply, can_sum_pairs, has_tiles, sort, sum_slots,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{aligned, is_wide_int, narrow, output};
-
-pub(super) use mixture::WithShared;
 
 /// Pairs that are multiplied at a time: the sums of every pair and column of the output are in
 /// memory.
@@ -94,87 +90,124 @@ impl Experts {
     }
 }
 
-/// Arguments of the routed experts.
-pub(crate) struct Routed {
+/// Arguments of routed experts, and of one that all tokens share, if there is any.
+pub(super) struct Routed {
     pub x: CubeTensor,
     pub ids: CubeTensor,
     pub scores: CubeTensor,
     pub experts: Experts,
+    pub shared: Option<Experts>,
+}
+
+/// How a small number of tokens is computed: on tensor cores, or on any device.
+enum SmallM {
+    Tiles(MixtureBlueprint),
+    Plain,
 }
 
 impl Routed {
-    pub(crate) fn can_launch(&self) -> bool {
+    /// A shared expert is computed with the others for a small number of tokens only.
+    pub fn can_launch(&self) -> bool {
         let [_, slots] = self.ids.shape().dims();
+        let multiplies = |experts: &Experts| can_multiply(&self.x, experts.matrices());
+        let with = |shared: &Experts| multiplies(shared) && self.small_m().is_some();
         is_wide_int(self.ids.dtype)
             && slots <= SMALL_M_PAIRS
-            && can_multiply(&self.x, self.experts.matrices())
+            && multiplies(&self.experts)
+            && self.shared.as_ref().is_none_or(with)
     }
 
-    pub(crate) fn launch(self) -> CubeTensor {
-        let this = self.prepared();
-        let [tokens, slots] = this.ids.shape().dims();
-        let tiles = has_tiles(&this.x, this.experts.matrices());
-        // For small M, no decision depends on the number of tokens, because a token's result would
-        // then depend on it.
-        if tokens > SMALL_M_ROWS || SMALL_M_ROWS * slots > SMALL_M_PAIRS {
-            return this.large_m(tiles);
-        }
-        if !tiles {
-            return if can_sum_pairs(&this.x, SMALL_M_ROWS * slots) {
-                this.plain_small_m(None, DType::F32)
-            } else {
-                this.large_m(tiles)
-            };
-        }
-        let mixture = this.mixture();
-        match MixtureBlueprint::new(&mixture) {
-            Some(blueprint) => mixture.launch(&blueprint, DType::F32),
-            None => this.large_m(tiles),
+    /// The sums in f32, or with a shared expert in the dtype of `x`.
+    pub fn launch(self) -> CubeTensor {
+        let this = Self {
+            x: aligned(self.x),
+            ids: into_contiguous(self.ids),
+            scores: into_contiguous(self.scores),
+            experts: self.experts.contiguous(),
+            shared: self.shared.map(Experts::contiguous),
+        };
+        let dtype = match this.shared {
+            Some(_) => this.x.dtype,
+            None => DType::F32,
+        };
+        match this.small_m() {
+            Some(SmallM::Tiles(blueprint)) => this.mixture().launch(&blueprint, dtype),
+            Some(SmallM::Plain) => this.plain(dtype),
+            None => this.large_m(),
         }
     }
 
-    /// Without a shared expert.
+    /// `None` for many tokens, or where shared memory is too small. For small M, nothing else
+    /// depends on the number of tokens, because a token's result would then depend on it.
+    fn small_m(&self) -> Option<SmallM> {
+        let [tokens, slots] = self.ids.shape().dims();
+        let pairs = SMALL_M_ROWS * slots;
+        let tiles = has_tiles(&self.x, self.experts.matrices());
+        let differs = |shared: &Experts| has_tiles(&self.x, shared.matrices()) != tiles;
+        if tokens > SMALL_M_ROWS
+            || pairs > SMALL_M_PAIRS
+            || self.shared.as_ref().is_some_and(differs)
+        {
+            return None;
+        }
+        if tiles {
+            MixtureBlueprint::new(&self.mixture()).map(SmallM::Tiles)
+        } else {
+            can_sum_pairs(&self.x, pairs).then_some(SmallM::Plain)
+        }
+    }
+
     fn mixture(&self) -> Mixture<'_> {
+        let shared = self.shared.as_ref();
         Mixture {
             x: &self.x,
             ids: &self.ids,
             scores: &self.scores,
             experts: self.experts.matrices(),
             limit: self.experts.limit,
-            shared: None,
+            shared: shared.map(|shared| SharedExpert {
+                matrices: shared.matrices(),
+                limit: shared.limit,
+            }),
         }
     }
 
-    /// Uses the kernel for any device, for a small number of tokens; adds `addend` to the sums, if
-    /// there is one.
-    fn plain_small_m(self, addend: Option<&CubeTensor>, dtype: DType) -> CubeTensor {
-        let [tokens, _] = self.ids.shape().dims();
-        let [_, down] = self.experts.matrices();
-        let sums = output(&self.x, [tokens, down.rows], dtype);
+    /// Uses the kernel for any device: both products of the shared expert, then those of the routed
+    /// ones, whose sums are added to it.
+    fn plain(&self, dtype: DType) -> CubeTensor {
+        let (x, tokens) = (&self.x, self.ids.meta.shape()[0]);
+        let result =
+            |experts: &Experts, dtype| output(x, [tokens, experts.matrices[1].rows], dtype);
+        let addend = self.shared.as_ref().map(|shared| {
+            let sums = result(shared, DType::F32);
+            shared.plain(x, None, &Grouping::One, None, Role::Rows, &sums);
+            sums
+        });
+        let sums = result(&self.experts, dtype);
         let (grouping, scores) = (Grouping::Small(&self.ids), Some(&self.scores));
         let experts = &self.experts;
-        experts.plain(&self.x, scores, &grouping, addend, Role::Sum, &sums);
+        experts.plain(x, scores, &grouping, addend.as_ref(), Role::Sum, &sums);
         sums
     }
 
     /// Computes a part of the tokens at a time if their sums would take too much memory.
-    fn large_m(self, tiles: bool) -> CubeTensor {
+    fn large_m(&self) -> CubeTensor {
         let [tokens, slots] = self.ids.shape().dims();
         let [_, down] = self.experts.matrices();
         let most = (MAX_PAIRS / slots)
             .min(MAX_SUMS / (slots * down.rows * 4))
             .max(1);
         if tokens <= most {
-            return self.large_m_range(0, tokens, tiles);
+            return self.large_m_range(0, tokens);
         }
         // Parts of the same size have tiles of the same height, which leave less over.
         let most = tokens.div_ceil(tokens.div_ceil(most));
         let firsts = (0..tokens).step_by(most);
-        let sums = firsts.map(|first| self.large_m_range(first, most.min(tokens - first), tiles));
+        let sums = firsts.map(|first| self.large_m_range(first, most.min(tokens - first)));
         CubeBackend::float_cat(sums.collect(), 0)
     }
 
-    fn large_m_range(&self, first: usize, tokens: usize, tiles: bool) -> CubeTensor {
+    fn large_m_range(&self, first: usize, tokens: usize) -> CubeTensor {
         let [_, slots] = self.ids.shape().dims();
         let pairs = tokens * slots;
         let x = aligned(narrow(&self.x, first, tokens));
@@ -186,7 +219,7 @@ impl Routed {
         let sorted = sort(&ids, gate_up.count, large_m.rows(x.dtype));
         // A row for every pair.
         let rows_of_pairs = output(&x, [pairs, down.rows], DType::F32);
-        if tiles {
+        if has_tiles(&x, self.experts.matrices()) {
             let hidden = output(
                 &x,
                 [pairs * terms, large_m.hidden_columns(down)],
