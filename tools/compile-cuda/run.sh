@@ -12,10 +12,12 @@
 #
 # NVRTC, ptxas and their headers come from PyPI. Needs python3 with pip, cc, and the LLVM that the
 # feature `cuda` links (tools/provide-llvm.sh, where the build script cannot fetch it).
+#
+# PROGRAM is a benchmark binary that is there already, PROFILE the one to build it in otherwise, and
+# KEEP a new folder for the PTX. `diff -r` of those of two versions says which kernels differ.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/burn-ds4-cuda
-version=13.0
 
 # Compute capability, bytes of shared memory of a block, multiprocessors, and a GPU that has them.
 gpus='
@@ -29,28 +31,28 @@ gpus='
 '
 wanted=" ${ARCHITECTURES:-75 80 86 89 90 100 120} "
 
-if [[ ! -x $cache/nvidia/cu13/bin/ptxas ]]; then
-  mkdir -p "$cache/wheels"
-  python3 -m pip download --quiet --no-deps --dest "$cache/wheels" \
-    "nvidia-cuda-nvrtc==$version.*" "nvidia-cuda-nvcc==$version.*" \
-    "nvidia-cuda-runtime==$version.*" "nvidia-cuda-cccl==$version.*"
-  for wheel in "$cache"/wheels/*.whl; do
-    python3 -m zipfile -e "$wheel" "$cache"
-  done
-  chmod +x "$cache"/nvidia/cu13/bin/*
-  ln -sf libnvrtc.so.13 "$cache/nvidia/cu13/lib/libnvrtc.so"
-fi
+"$here/provide.sh" "$cache"
 mkdir -p "$cache/driver"
 cc -shared -fPIC -O1 -o "$cache/driver/libcuda.so.1" "$here/fake_cuda.c"
 ln -sf libcuda.so.1 "$cache/driver/libcuda.so"
 
 cd "$here/../.."
-cargo bench -p burn-ds4-ops --features cuda --bench ops --no-run
-program=$(cargo bench -p burn-ds4-ops --features cuda --bench ops --no-run --message-format json |
-  sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+program=${PROGRAM:-}
+if [[ -z $program ]]; then
+  build=(cargo bench --profile "${PROFILE:-bench}" -p burn-ds4-ops --features cuda --bench ops
+    --no-run)
+  "${build[@]}"
+  program=$("${build[@]}" --message-format json |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+fi
 
-out=$(mktemp -d)
-trap 'rm -r "$out"' EXIT
+if [[ -n ${KEEP:-} ]]; then
+  out=$KEEP
+  mkdir "$out"
+else
+  out=$(mktemp -d)
+  trap 'rm -r "$out"' EXIT
+fi
 folders=()
 while read -r sm shared sms name; do
   [[ -n $sm && $wanted == *" $sm "* ]] || continue

@@ -12,7 +12,7 @@ use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul};
 
 use super::common::{
     EXACT, assert_close, compiles_slowly, devices, every_dtype, floats, integer_values, noise,
-    read, some, values, wide,
+    planes_vary, read, skip, some, values, wide,
 };
 use super::heads::{Case, Sizes, first_largest, highest, whole};
 
@@ -294,6 +294,11 @@ fn a_recorded_call_reads_the_hidden_states_of_its_replay() {
     }
     // Flex records nothing.
     for (name, device) in devices().iter().filter(|device| device.0 != "flex") {
+        if planes_vary() {
+            // Then top-k has no kernel, and its reference uploads.
+            skip(name, "planes");
+            continue;
+        }
         let head = by_hand(&[3, 0], device);
         for probes in [1, 3] {
             let place = RefCell::new(Some(floats(&[2.0, 1.0], [1, 2], device)));

@@ -87,6 +87,7 @@ impl MoeOps for burn_cubecl::CubeBackend {
             ids: ids.clone(),
             scores: weights.clone(),
             experts: experts.clone().into(),
+            shared: None,
         };
         if routed.can_launch() {
             routed.launch()
@@ -102,14 +103,12 @@ impl MoeOps for burn_cubecl::CubeBackend {
         routed: PackedExperts<Self>,
         shared: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        let both = super::launch::WithShared {
-            routed: super::launch::Routed {
-                x: x.clone(),
-                ids: ids.clone(),
-                scores: weights.clone(),
-                experts: routed.clone().into(),
-            },
-            shared: shared.clone().into(),
+        let both = super::launch::Routed {
+            x: x.clone(),
+            ids: ids.clone(),
+            scores: weights.clone(),
+            experts: routed.clone().into(),
+            shared: Some(shared.clone().into()),
         };
         if both.can_launch() {
             return both.launch();

@@ -9,7 +9,7 @@ use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::SmallMOps;
 
 /// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.
-#[derive(Clone, ExtensionType)]
+#[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum PackedWeights<B: Backend> {
     /// Floats.
@@ -183,10 +183,9 @@ impl QuantOps for burn_cubecl::CubeBackend {
         second: PackedWeights<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let matrices = [first.clone(), second.clone()].map(Into::into);
-        if super::launch::can_multiply_pair(&x, &matrices) {
-            super::launch::multiply_pair(x, matrices)
-        } else {
-            reference::quant_linear_pair::<Self>(x, first, second)
+        match super::launch::pair_blueprint(&x, &matrices) {
+            Some(blueprint) => super::launch::multiply_pair(x, matrices, blueprint),
+            None => reference::quant_linear_pair::<Self>(x, first, second),
         }
     }
 

@@ -69,56 +69,60 @@ pub(super) fn multiply_rows(x: CubeTensor, matrix: Matrices) -> CubeTensor {
 fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
     let x = aligned(x);
     let [rows, _] = x.shape().dims();
-    let result = output(&x, [rows, matrix.rows], x.dtype);
-    if !has_tiles(&x, [matrix]) {
-        Portable {
-            x: &x,
-            grouping: &Grouping::One,
-            scores: None,
-            addend: None,
-            matrices: matrix,
-            role: Role::Rows,
-            pairs: rows,
-            pairs_per_row: 1,
-            slots: 1,
-            limit: 0.0,
-        }
-        .launch(&result);
-    } else if let Some(parts) = parts(&x, matrix, rows, 1) {
-        for (first, count) in parts {
-            let x = aligned(narrow(&x, first, count));
-            let result = rows_view(&result, first, count);
-            let problem = problem_of_rows(&x, matrix, &result);
-            launch_stream(&x, &problem.expect("checked by parts"), None);
-        }
-    } else {
-        multiply_many(&x, matrix, rows, &result);
+    if has_tiles(&x, [matrix]) {
+        return multiply_tiles(&x, matrix, rows);
     }
+    let result = output(&x, [rows, matrix.rows], x.dtype);
+    Portable {
+        x: &x,
+        grouping: &Grouping::One,
+        scores: None,
+        addend: None,
+        matrices: matrix,
+        role: Role::Rows,
+        pairs: rows,
+        pairs_per_row: 1,
+        slots: 1,
+        limit: 0.0,
+    }
+    .launch(&result);
     result
 }
 
 /// `rows` rows of `x` by each matrix of a stack: row `r` and matrix `m` have row `r * count + m` of
-/// `x` and of the result.
-fn multiply_many(x: &CubeTensor, matrices: &Matrices, rows: usize, result: &CubeTensor) {
-    LargeM {
-        x,
-        sorted: None,
-        scores: None,
-        matrices,
-        gated: None,
-        permuted: false,
-        pairs: rows,
-        groups: matrices.count,
-        pairs_per_row: 1,
-        tiles: LargeMTiles::of_rows(x, rows, matrices),
-        dtype: x.dtype,
-        limit: 0.0,
+/// `x` and of the result, which is `[rows, count * out]`.
+fn multiply_tiles(x: &CubeTensor, matrices: &Matrices, rows: usize) -> CubeTensor {
+    let groups = matrices.count;
+    let result = output(x, [rows, groups * matrices.rows], x.dtype);
+    let Some(parts) = parts(x, matrices, rows) else {
+        LargeM {
+            x,
+            sorted: None,
+            scores: None,
+            matrices,
+            gated: None,
+            permuted: false,
+            pairs: rows,
+            groups,
+            pairs_per_row: 1,
+            tiles: LargeMTiles::of_rows(x, rows, matrices),
+            dtype: x.dtype,
+            limit: 0.0,
+        }
+        .launch(&result);
+        return result;
+    };
+    for (first, count, blueprint) in parts {
+        let x = aligned(narrow(x, first * groups, count * groups));
+        let result = rows_view(&result, first, count);
+        let problem = StreamProblem::of_rows(matrices, &result, count * groups, blueprint);
+        launch_stream(&x, &problem, None);
     }
-    .launch(result);
+    result
 }
 
-/// The parts of a small number of rows that are streamed, as first row and number of rows. `None`
-/// for many rows, or where shared memory is too small.
+/// The parts of a small number of rows that are streamed: first row, number of rows and blueprint.
+/// `None` for many rows, or where shared memory is too small.
 ///
 /// Up to [`SMALL_M_ROWS`] are one part. A large-M product of few more rows has so few cubes for few
 /// outputs that it takes longer than to read the weights once for each part, unless warpgroups
@@ -127,79 +131,68 @@ fn parts(
     x: &CubeTensor,
     matrices: &Matrices,
     rows: usize,
-    slots: usize,
-) -> Option<impl Iterator<Item = (usize, usize)> + use<>> {
+) -> Option<Vec<(usize, usize, StreamBlueprint)>> {
     let count = rows.div_ceil(SMALL_M_ROWS);
-    let cubes = count * matrices.rows.div_ceil(STREAMED_HEIGHT) * slots;
-    let few = matrices.format != WeightFormat::Dense
-        && rows <= MAX_STREAMED_ROWS
-        && matches!(
-            LargeMTiles::of_rows(x, rows, matrices),
-            LargeMTiles::Planes(_)
-        )
-        && cubes <= Caps::of(&x.client).processors as usize;
-    let fits = || blueprint(x, matrices, SMALL_M_ROWS, slots).is_some();
-    let part = move |first| (first, SMALL_M_ROWS.min(rows - first));
-    ((count <= 1 || few) && fits()).then(|| (0..rows).step_by(SMALL_M_ROWS).map(part))
+    let cubes = count * matrices.rows.div_ceil(STREAMED_HEIGHT) * matrices.count;
+    let few = || {
+        let tiles = LargeMTiles::of_rows(x, rows, matrices);
+        matrices.format != WeightFormat::Dense
+            && rows <= MAX_STREAMED_ROWS
+            && matches!(tiles, LargeMTiles::Planes(_))
+            && cubes <= Caps::of(&x.client).processors as usize
+    };
+    if count > 1 && !few() {
+        return None;
+    }
+    let firsts = (0..rows).step_by(SMALL_M_ROWS);
+    let parts = firsts.map(|first| {
+        let count = SMALL_M_ROWS.min(rows - first);
+        blueprint(x, matrices, count).map(|blueprint| (first, count, blueprint))
+    });
+    parts.collect()
 }
 
-/// A small number of rows by one matrix; `None` for many, or where shared memory is too small.
-fn problem_of_rows<'a>(
-    x: &CubeTensor,
-    matrix: &'a Matrices,
-    output: &'a CubeTensor,
-) -> Option<StreamProblem<'a>> {
-    let [rows, _] = x.shape().dims();
-    Some(StreamProblem {
-        ids: None,
-        scores: None,
-        matrices: matrix,
-        output,
-        pairs: rows,
-        pairs_per_row: 1,
-        limit: 0.0,
-        blueprint: blueprint(x, matrix, rows, 1)?.paired(Pairing::One),
-    })
+/// Whether it fits is decided for [`SMALL_M_ROWS`] rows.
+fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamBlueprint> {
+    let (caps, groups) = (Caps::of(&x.client), matrices.count);
+    let blueprint = StreamBlueprint::new(x.dtype, matrices, rows, groups, &caps)?;
+    Some(blueprint.paired(match groups {
+        1 => Pairing::One,
+        _ => Pairing::Every,
+    }))
 }
 
-fn blueprint(
-    x: &CubeTensor,
-    matrices: &Matrices,
-    rows: usize,
-    slots: usize,
-) -> Option<StreamBlueprint> {
-    let small = rows <= SMALL_M_ROWS;
-    let blueprint = || StreamBlueprint::new(x.dtype, matrices, rows, slots, &Caps::of(&x.client));
-    small.then(blueprint).flatten()
-}
-
-/// Whether the products of a small number of rows with two matrices can be one launch.
-pub(super) fn can_multiply_pair(x: &CubeTensor, [first, second]: &[Matrices; 2]) -> bool {
-    let [rows, _] = x.shape().dims();
-    first.format != WeightFormat::Dense
-        && first.format == second.format
-        && can_multiply(x, [first, second])
-        && has_tiles(x, [first, second])
-        && blueprint(x, first, rows, 1).is_some()
-}
-
-/// `x · Wᵀ` for two matrices with the same number of columns.
+/// How the products of a small number of rows with two matrices of the same number of columns are
+/// compiled, if they can be one launch.
 ///
 /// The split of K depends on the format, the columns and `x`, which both products share, so each
 /// has the bits of [`multiply_rows`].
-pub(super) fn multiply_pair(x: CubeTensor, matrices: [Matrices; 2]) -> (CubeTensor, CubeTensor) {
+pub(super) fn pair_blueprint(
+    x: &CubeTensor,
+    [first, second]: &[Matrices; 2],
+) -> Option<StreamBlueprint> {
+    let [rows, _] = x.shape().dims();
+    let one_launch = rows <= SMALL_M_ROWS
+        && first.format != WeightFormat::Dense
+        && first.format == second.format
+        && can_multiply(x, [first, second])
+        && has_tiles(x, [first, second]);
+    one_launch.then(|| blueprint(x, first, rows)).flatten()
+}
+
+/// `x · Wᵀ` for two matrices, by their [`pair_blueprint`].
+pub(super) fn multiply_pair(
+    x: CubeTensor,
+    matrices: [Matrices; 2],
+    blueprint: StreamBlueprint,
+) -> (CubeTensor, CubeTensor) {
     let matrices = matrices.map(Matrices::contiguous);
     let x = aligned(x);
     let [rows, _] = x.shape().dims();
-    let results = matrices
-        .each_ref()
-        .map(|matrix| output(&x, [rows, matrix.rows], x.dtype));
-    let [first, second] = [0, 1].map(|which| {
-        let problem = problem_of_rows(&x, &matrices[which], &results[which]);
-        problem.expect("checked by can_multiply_pair")
-    });
+    let [product, other] = [0, 1].map(|which| output(&x, [rows, matrices[which].rows], x.dtype));
+    let first = StreamProblem::of_rows(&matrices[0], &product, rows, blueprint);
+    let second = StreamProblem::of_rows(&matrices[1], &other, rows, blueprint);
     launch_stream(&x, &first, Some(&second));
-    let [product, other] = results;
     (product, other)
 }
 
@@ -214,31 +207,9 @@ pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
 
 /// Multiplies the channels of each group by its own matrix: `[tokens, groups, out]`.
 pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
-    let matrices = &matrices.contiguous();
     let [tokens, groups, columns] = x.shape().dims();
-    let rows = aligned(CubeBackend::float_reshape(
-        x,
-        [tokens * groups, columns].into(),
-    ));
-    let result = output(&rows, [tokens, groups * matrices.rows], rows.dtype);
-    let Some(parts) = parts(&rows, matrices, tokens, groups) else {
-        multiply_many(&rows, matrices, tokens, &result);
-        return CubeBackend::float_reshape(result, [tokens, groups, matrices.rows].into());
-    };
-    for (first, count) in parts {
-        let rows = aligned(narrow(&rows, first * groups, count * groups));
-        let blueprint = blueprint(&rows, matrices, count, groups);
-        let problem = StreamProblem {
-            ids: None,
-            scores: None,
-            matrices,
-            output: &rows_view(&result, first, count),
-            pairs: count * groups,
-            pairs_per_row: 1,
-            limit: 0.0,
-            blueprint: blueprint.expect("checked by parts").paired(Pairing::Every),
-        };
-        launch_stream(&rows, &problem, None);
-    }
-    CubeBackend::float_reshape(result, [tokens, groups, matrices.rows].into())
+    let rows = CubeBackend::float_reshape(x, [tokens * groups, columns].into());
+    let shape = [tokens, groups, matrices.rows].into();
+    let result = multiply_tiles(&aligned(rows), &matrices.contiguous(), tokens);
+    CubeBackend::float_reshape(result, shape)
 }

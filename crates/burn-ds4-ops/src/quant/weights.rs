@@ -1,4 +1,4 @@
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 use super::backend::{PackedWeights, QuantOps};
@@ -14,23 +14,7 @@ use crate::validation::{
 /// refers to tensors; making or cloning one copies no weight.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    values: Values,
-}
-
-#[derive(Clone, Debug)]
-enum Values {
-    Dense(Tensor<3>),
-    Fp8 {
-        words: Tensor<3, Int>,
-        scales: Tensor<3>,
-        columns: usize,
-        parts: usize,
-    },
-    Fp4 {
-        words: Tensor<3, Int>,
-        scales: Tensor<2, Int>,
-        columns: usize,
-    },
+    values: PackedWeights<Dispatch>,
 }
 
 impl Weights {
@@ -42,7 +26,9 @@ impl Weights {
     pub fn dense(values: Tensor<3>) -> Result<Self, OpError> {
         expect_float("values", &values)?;
         Ok(Self {
-            values: Values::Dense(values),
+            values: PackedWeights::Dense {
+                values: values.into_dispatch(),
+            },
         })
     }
 
@@ -67,9 +53,9 @@ impl Weights {
     ) -> Result<Self, OpError> {
         check_fp8(&words, &scales, columns, parts)?;
         Ok(Self {
-            values: Values::Fp8 {
-                words,
-                scales,
+            values: PackedWeights::Fp8 {
+                words: words.into_dispatch(),
+                scales: scales.into_dispatch(),
                 columns,
                 parts,
             },
@@ -93,9 +79,9 @@ impl Weights {
     ) -> Result<Self, OpError> {
         check_fp4(&words, &scales, columns)?;
         Ok(Self {
-            values: Values::Fp4 {
-                words,
-                scales,
+            values: PackedWeights::Fp4 {
+                words: words.into_dispatch(),
+                scales: scales.into_dispatch(),
                 columns,
             },
         })
@@ -103,20 +89,16 @@ impl Weights {
 
     /// `[count, out, in]`.
     pub fn dims(&self) -> [usize; 3] {
-        match &self.values {
-            Values::Dense(values) => values.dims(),
-            Values::Fp8 { words, columns, .. } | Values::Fp4 { words, columns, .. } => {
-                let [count, rows, _] = words.dims();
-                [count, rows, *columns]
-            }
-        }
+        self.values.dims()
     }
 
     /// The device of the tensors.
     pub fn device(&self) -> Device {
         match &self.values {
-            Values::Dense(values) => values.device(),
-            Values::Fp8 { words, .. } | Values::Fp4 { words, .. } => words.device(),
+            PackedWeights::Dense { values } => values.device().into(),
+            PackedWeights::Fp8 { words, .. } | PackedWeights::Fp4 { words, .. } => {
+                words.device().into()
+            }
         }
     }
 
@@ -139,31 +121,7 @@ impl Weights {
 
 impl From<Weights> for PackedWeights<Dispatch> {
     fn from(weights: Weights) -> Self {
-        match weights.values {
-            Values::Dense(values) => Self::Dense {
-                values: values.into_dispatch(),
-            },
-            Values::Fp8 {
-                words,
-                scales,
-                columns,
-                parts,
-            } => Self::Fp8 {
-                words: words.into_dispatch(),
-                scales: scales.into_dispatch(),
-                columns,
-                parts,
-            },
-            Values::Fp4 {
-                words,
-                scales,
-                columns,
-            } => Self::Fp4 {
-                words: words.into_dispatch(),
-                scales: scales.into_dispatch(),
-                columns,
-            },
-        }
+        weights.values
     }
 }
 

@@ -42,11 +42,9 @@ const MAX_SLOTS: usize = 16;
 /// segments fewer.
 const SEGMENT_IMBALANCE: f64 = 1.4;
 
-/// Units of a cube that works on a long row, and of a larger one where there are few rows.
+/// Units of a cube that works on a long row, and of a larger one where each row can have an SM.
 const LONG_UNITS: u32 = 512;
 const LONG_UNITS_LARGE: u32 = 1024;
-/// Rows up to which cubes are larger, as some SMs are idle.
-const LARGE_CUBE_ROWS: usize = 132;
 /// Elements that a unit reads at once.
 const READ_ELEMENTS: usize = 16;
 /// Columns of a row for each element of its sample, at least.
@@ -238,7 +236,7 @@ impl TopkLaunch {
     }
 
     fn launch_long(&self, ids: &CubeTensor) {
-        let large = self.rows <= LARGE_CUBE_ROWS;
+        let large = self.rows <= Caps::of(&self.client).processors as usize;
         let (blueprint, rank) = self.long_row(if large { LONG_UNITS_LARGE } else { LONG_UNITS });
         // SAFETY: reads are within the vectors of a row, all of which are in the buffer; writes are
         // within `[rows, k]`.

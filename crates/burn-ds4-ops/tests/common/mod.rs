@@ -112,6 +112,11 @@ pub fn skip(device: &str, capability: &str) {
     eprintln!("skipped: {device} lacks {capability}");
 }
 
+/// Whether `DS4_CAPS` makes the size of a plane a range: kernels that rely on it are not used then.
+pub fn planes_vary() -> bool {
+    std::env::var("DS4_CAPS").is_ok_and(|limits| limits.contains("plane_min"))
+}
+
 /// The float dtypes of the operators.
 pub const FLOATS: [FloatDType; 3] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
 

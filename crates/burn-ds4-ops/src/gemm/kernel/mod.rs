@@ -1,5 +1,6 @@
 mod activation;
 pub(crate) mod dense;
+mod epilogue;
 mod groups;
 mod input;
 mod large_m;
@@ -14,7 +15,8 @@ pub(crate) use large_m::{
     permute_kernel, sort_kernel, sum_slots_kernel, sum_splits_kernel, wgmma_k_block, wgmma_kernel,
 };
 pub(crate) use portable::{
-    CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, portable_kernel,
+    CUBE_X_ROWS, EpilogueLaunch, PLANES as PORTABLE_PLANES, PairsLaunch, PortableBlueprint, Role,
+    portable_kernel,
 };
 pub(crate) use stream::{
     StreamBlueprint, StreamProblemLaunch, SumProblemLaunch, SumSizesLaunch, slot_sum_kernel,

@@ -3,13 +3,16 @@
 
 use cubecl::prelude::*;
 
-use super::activation::swiglu;
+use super::epilogue::gated_value;
 use super::groups::{Groups, Pairing};
 use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, scale_value};
 use crate::intrinsics::{Target, group_sum};
 
 /// Rows of `x` that are multiplied at a time.
 const X_ROWS: u32 = 4;
+
+/// Planes of a cube, where it need not have more.
+pub(crate) const PLANES: u32 = 4;
 
 /// Rows of `x` of a cube, where all are multiplied by one matrix.
 pub(crate) const CUBE_X_ROWS: u32 = 1024;
@@ -36,6 +39,21 @@ pub(crate) struct PortableBlueprint {
     pub plane: u32,
     pub planes: u32,
     pub target: Target,
+}
+
+impl PortableBlueprint {
+    /// Planes of a cube: a few, or more where it has to have a unit for each pair.
+    pub const fn planes_for(pairs: Option<u32>, plane: u32) -> u32 {
+        match pairs {
+            Some(pairs) if pairs / plane > PLANES => pairs / plane,
+            _ => PLANES,
+        }
+    }
+
+    /// Bytes of shared memory of a cube that sums the pairs of tokens, with their groups.
+    pub const fn sum_bytes(pairs: u32, plane: u32) -> usize {
+        (pairs * (Self::planes_for(Some(pairs), plane) + 6)) as usize * 4
+    }
 }
 
 /// How pairs find their rows of `x` and their matrices.
@@ -169,12 +187,8 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                 if comptime!(gated) {
                     let up = sums[comptime!((t + X_ROWS) as usize)];
                     let up = group_sum(up, blueprint.plane, blueprint.target);
-                    let mut score = 1.0f32;
-                    #[comptime]
-                    if let ComptimeOption::Some(scores) = &epilogue.scores {
-                        score = scores[pair as usize];
-                    }
-                    value = swiglu(low, up, epilogue.limit, blueprint.target) * score;
+                    let scores = &epilogue.scores;
+                    value = gated_value(low, up, epilogue.limit, scores, pair, blueprint.target);
                 }
                 if UNIT_POS_X == 0 && start + t < end {
                     if comptime!(blueprint.role == Role::Sum) {

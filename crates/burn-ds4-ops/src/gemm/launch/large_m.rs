@@ -128,6 +128,7 @@ pub(crate) fn sort(ids: &CubeTensor, experts: usize, problem_pairs: usize) -> So
 }
 
 /// A launch of [`large_m_kernel`], or of the kernel for warpgroups.
+#[derive(Clone, Copy)]
 pub(crate) struct LargeM<'a> {
     pub x: &'a CubeTensor,
     pub sorted: Option<&'a SortedPairs>,

@@ -96,28 +96,20 @@ impl Mixture<'_> {
             |rows, down: &Matrices| output(self.x, [rows, down.padded_columns()], DType::BF16);
         let [gate_up, down] = self.experts;
         let routed_hidden = hidden(term_rows * slots, down);
+        let pairs = tokens * slots;
         let routed = StreamProblem {
             ids: Some(self.ids),
             scores: Some(self.scores),
-            matrices: gate_up,
-            output: &routed_hidden,
-            pairs: tokens * slots,
             pairs_per_row: slots,
             limit: self.limit,
-            blueprint: blueprint.gated,
+            ..StreamProblem::of_rows(gate_up, &routed_hidden, pairs, blueprint.gated)
         };
         let shared = self.shared.zip(blueprint.shared_gated);
         let shared_hidden = shared.map(|(shared, _)| hidden(term_rows, shared.matrices[1]));
         let shared = shared.zip(shared_hidden.as_ref());
         let problem = shared.map(|((shared, blueprint), output)| StreamProblem {
-            ids: None,
-            scores: None,
-            matrices: shared.matrices[0],
-            output,
-            pairs: tokens,
-            pairs_per_row: 1,
             limit: shared.limit,
-            blueprint,
+            ..StreamProblem::of_rows(shared.matrices[0], output, tokens, blueprint)
         });
         launch_stream(self.x, &routed, problem.as_ref());
         let sums = output(self.x, [tokens, down.rows], dtype);

@@ -12,7 +12,7 @@ mod wgmma;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::kernel::{MAX_SORTED, WeightFormat};
+use super::kernel::{MAX_SORTED, PORTABLE_PLANES, WeightFormat};
 use super::{INVARIANT_ROWS, Matrices};
 use crate::caps::Caps;
 use crate::launching::{MAX_CUBES, is_float};
@@ -20,7 +20,7 @@ use crate::launching::{MAX_CUBES, is_float};
 pub(crate) use super::kernel::{Pairing, Role, StreamBlueprint};
 pub(crate) use large_m::{LargeM, LargeMTiles, SortedPairs, sort, sum_slots};
 pub(crate) use mixture::{Mixture, MixtureBlueprint, SharedExpert};
-pub(crate) use portable::{Grouping, Portable};
+pub(crate) use portable::{Grouping, Portable, can_sum_pairs};
 pub(crate) use stream::{StreamProblem, launch_stream};
 
 /// Rows of `x` up to which reading the weights is the limit, and a row's result does not depend on
@@ -28,8 +28,6 @@ pub(crate) use stream::{StreamProblem, launch_stream};
 pub(crate) const SMALL_M_ROWS: usize = INVARIANT_ROWS;
 /// Pairs that a cube groups for itself, at most.
 pub(crate) const SMALL_M_PAIRS: usize = 128;
-/// Planes of a cube of the portable schedule.
-const PORTABLE_PLANES: u32 = 4;
 
 pub(crate) fn has_tiles<const N: usize>(x: &CubeTensor, matrices: [&Matrices; N]) -> bool {
     Caps::of(&x.client).tensor_cores && matrices.iter().all(|matrices| matrices.has_tiles())

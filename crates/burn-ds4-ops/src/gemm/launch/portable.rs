@@ -3,7 +3,8 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{PORTABLE_PLANES, SortedPairs, optional};
+use super::stream::small_pairs;
+use super::{SortedPairs, optional};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::{
@@ -19,6 +20,15 @@ pub(crate) enum Grouping<'a> {
     Sorted(&'a SortedPairs),
     /// There is one group.
     One,
+}
+
+/// Whether a cube can group so many pairs and sum those of each token.
+pub(crate) fn can_sum_pairs(x: &CubeTensor, pairs: usize) -> bool {
+    let caps = Caps::of(&x.client);
+    caps.fits_shared(PortableBlueprint::sum_bytes(
+        small_pairs(pairs),
+        caps.lanes(),
+    ))
 }
 
 /// A launch of [`portable_kernel`].
@@ -42,21 +52,18 @@ impl Portable<'_> {
         let matrices = self.matrices;
         let client = self.x.client.clone();
         let plane = Caps::of(&client).lanes();
-        let small = self.pairs.next_power_of_two().max(8);
+        let small = small_pairs(self.pairs);
         let (ids, sorted) = match self.grouping {
             Grouping::Small(ids) => (Some(*ids), None),
             Grouping::Sorted(sorted) => (None, Some(*sorted)),
             Grouping::One => (None, None),
         };
-        // A cube that groups the pairs needs a unit for each.
-        let planes = match ids {
-            Some(_) => PORTABLE_PLANES.max(small as u32 / plane),
-            None => PORTABLE_PLANES,
-        };
+        let pairs = ids.map(|_| small);
+        let planes = PortableBlueprint::planes_for(pairs, plane);
         let blueprint = PortableBlueprint {
             format: matrices.format,
             role: self.role,
-            pairs: ids.map(|_| small as u32),
+            pairs,
             plane,
             planes,
             target: Caps::of(&client).target,
@@ -102,5 +109,17 @@ impl Portable<'_> {
                 dtypes.map(dtype_to_storage_type),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_of_a_lane_need_more_shared_memory_than_every_device_has() {
+        let bytes = |plane| PortableBlueprint::sum_bytes(128, plane);
+        assert_eq!([32, 8, 4].map(bytes), [5_120, 11_264, 19_456]);
+        assert_eq!(bytes(1), 68_608);
     }
 }

@@ -179,7 +179,26 @@ pub(crate) struct StreamProblem<'a> {
     pub blueprint: StreamBlueprint,
 }
 
-impl StreamProblem<'_> {
+impl<'a> StreamProblem<'a> {
+    /// Without ids and gates.
+    pub fn of_rows(
+        matrices: &'a Matrices,
+        output: &'a CubeTensor,
+        pairs: usize,
+        blueprint: StreamBlueprint,
+    ) -> Self {
+        Self {
+            ids: None,
+            scores: None,
+            matrices,
+            output,
+            pairs,
+            pairs_per_row: 1,
+            limit: 0.0,
+            blueprint,
+        }
+    }
+
     fn tiles(&self) -> usize {
         let count = self.matrices.count;
         let groups = match self.blueprint.pairing {

@@ -96,14 +96,22 @@ impl Cursor {
         }
     }
 
-    /// Advances to the plane's next K-block.
-    fn advance(
+    /// Begins to copy the K-block, if there is one, to a stage of `ring`, and advances to the
+    /// plane's next one.
+    fn fetch(
         &mut self,
+        ring: &mut Shared<[Vector<u32, Const<4>>]>,
+        stage: u32,
         group: &MatrixGroup<Vector<u32, Const<4>>>,
+        vectors: u32,
         plane: u32,
         k_blocks: u32,
         #[comptime] blueprint: TilesBlueprint,
     ) {
+        if self.tile < group.tiles {
+            self.copy(&group.words, ring, stage, vectors, blueprint);
+        }
+        commit_copies();
         self.k_block += blueprint.planes;
         if self.k_block >= k_blocks {
             self.k_block = plane;
@@ -115,42 +123,41 @@ impl Cursor {
                 .read(self.tile + CUBE_COUNT_X * blueprint.plane_groups, 16u32);
         }
     }
-}
 
-/// Begins to copy a K-block to a stage: two rows at a time, 256 bytes of each. In odd rows,
-/// neighbouring parts of 64 bytes are swapped, so that the lanes of a product, which read 64 bytes
-/// of each of eight rows, have no bank conflict.
-#[cube]
-fn fetch(
-    words: &Sequence<Box<[Vector<u32, Const<4>>]>>,
-    ring: &mut Shared<[Vector<u32, Const<4>>]>,
-    stage: u32,
-    cursor: &Cursor,
-    vectors: u32,
-    #[comptime] k_aligned: bool,
-) {
-    let odd_row = UNIT_POS_X / ROW_VECTORS;
-    let column = UNIT_POS_X % ROW_VECTORS;
-    let mut vector = cursor.k_block * ROW_VECTORS + column;
-    if comptime!(!k_aligned) {
-        // What is read past the end is not used.
-        vector = select(vector < vectors, vector, 0u32);
-    }
-    let to = stage + odd_row * ROW_VECTORS + (column ^ (odd_row * 4));
-    #[unroll]
-    for i in 0..words.len() {
-        let matrix = comptime!(i as u32);
-        if comptime!(words.len() == 1) || cursor.tile_rows.matrix == matrix {
-            let words = words.index(i);
-            #[unroll]
-            for j in 0..8u32 {
-                let row = min(
-                    cursor.tile_rows.row + comptime!(2 * j) + odd_row,
-                    cursor.tile_rows.rows - 1,
-                );
-                let at = row as usize * vectors as usize + vector as usize;
-                let to = (to + comptime!(2 * j * ROW_VECTORS)) as usize;
-                copy_async(&words[at..at + 1], &mut ring[to..to + 1], 4u32);
+    /// Begins to copy the K-block: two rows at a time, 256 bytes of each. In odd rows, neighbouring
+    /// parts of 64 bytes are swapped, so that the lanes of a product, which read 64 bytes of each
+    /// of eight rows, have no bank conflict.
+    fn copy(
+        &self,
+        words: &Sequence<Box<[Vector<u32, Const<4>>]>>,
+        ring: &mut Shared<[Vector<u32, Const<4>>]>,
+        stage: u32,
+        vectors: u32,
+        #[comptime] blueprint: TilesBlueprint,
+    ) {
+        let odd_row = UNIT_POS_X / ROW_VECTORS;
+        let column = UNIT_POS_X % ROW_VECTORS;
+        let mut vector = self.k_block * ROW_VECTORS + column;
+        if comptime!(!blueprint.input.k_aligned) {
+            // What is read past the end is not used.
+            vector = select(vector < vectors, vector, 0u32);
+        }
+        let to = stage + odd_row * ROW_VECTORS + (column ^ (odd_row * 4));
+        #[unroll]
+        for i in 0..words.len() {
+            let matrix = comptime!(i as u32);
+            if comptime!(words.len() == 1) || self.tile_rows.matrix == matrix {
+                let words = words.index(i);
+                #[unroll]
+                for j in 0..8u32 {
+                    let row = min(
+                        self.tile_rows.row + comptime!(2 * j) + odd_row,
+                        self.tile_rows.rows - 1,
+                    );
+                    let at = row as usize * vectors as usize + vector as usize;
+                    let to = (to + comptime!(2 * j * ROW_VECTORS)) as usize;
+                    copy_async(&words[at..at + 1], &mut ring[to..to + 1], 4u32);
+                }
             }
         }
     }
@@ -201,18 +208,8 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     let mut next = Cursor::new(first_tile, tile_stride, plane, group);
     #[unroll]
     for stage in 0..stages {
-        if next.tile < group.tiles {
-            fetch(
-                &group.words,
-                &mut ring,
-                first_stage + comptime!(stage * STAGE_VECTORS),
-                &next,
-                vectors,
-                k_aligned,
-            );
-        }
-        commit_copies();
-        next.advance(group, plane, k_blocks, blueprint);
+        let to = first_stage + comptime!(stage * STAGE_VECTORS);
+        next.fetch(&mut ring, to, group, vectors, plane, k_blocks, blueprint);
     }
 
     let row_start = first_stage + lane_row * ROW_VECTORS;
@@ -266,18 +263,8 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
                 }
             }
             sync_group(blueprint.target);
-            if next.tile < group.tiles {
-                fetch(
-                    &group.words,
-                    &mut ring,
-                    first_stage + stage * STAGE_VECTORS,
-                    &next,
-                    vectors,
-                    k_aligned,
-                );
-            }
-            commit_copies();
-            next.advance(group, plane, k_blocks, blueprint);
+            let to = first_stage + stage * STAGE_VECTORS;
+            next.fetch(&mut ring, to, group, vectors, plane, k_blocks, blueprint);
             stage = select(stage + 1 == stages, 0u32, stage + 1);
             k_block += planes;
         }

@@ -5,26 +5,9 @@ use cubecl::prelude::*;
 use super::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, LargeMPairs, Problem, ROW_PITCH, ROW_TILES};
 use crate::gemm::kernel::input::{load_vec8, vec8_at, vec8_slot};
 use crate::gemm::kernel::weights::{
-    WeightFormat, WeightReader, add_scaled, rare_bits, weight_pair,
+    RowPair, WeightFormat, WeightReader, add_scaled, rare_bits, weight_pair,
 };
 use crate::intrinsics::{Target, ballot, modulo, multiply_tiles};
-
-/// Where a lane's rows begin, two for each tile, in vectors of words and in scales.
-#[derive(CubeType)]
-pub(super) struct RowOffsets {
-    pub rows: Array<usize>,
-    pub scales: Array<usize>,
-}
-
-#[cube]
-impl RowOffsets {
-    pub fn new(#[comptime] tiles: usize) -> RowOffsets {
-        RowOffsets {
-            rows: Array::new(comptime!(2 * tiles)),
-            scales: Array::new(comptime!(2 * tiles)),
-        }
-    }
-}
 
 /// A lane's part of the weights of a K-block: 16 bytes of each row for every K-step, and a scale
 /// (FP8) or the code of a scale (FP4) for each row.
@@ -60,10 +43,12 @@ impl KBlockWeights {
     }
 }
 
+/// Reads the weights of a K-block, from column `first` on, and their scales; `rows` are those of
+/// each tile.
 #[cube]
 pub(super) fn fetch_weights(
     weights: &WeightReader<'_>,
-    row_offsets: &RowOffsets,
+    rows: &Sequence<RowPair>,
     first: u32,
     quarter: u32,
     block: &mut KBlockWeights,
@@ -74,22 +59,30 @@ pub(super) fn fetch_weights(
         let column =
             first + comptime!(k_step * format.k_step()) + quarter * comptime!(format.columns());
         #[unroll]
-        for r in 0..comptime!(2 * ROW_TILES) {
-            block.words[comptime!((k_step * 2 * ROW_TILES + r) as usize)] =
-                weights.vector(row_offsets.rows[r as usize], column);
+        for m in 0..rows.len() {
+            let rows = rows.index(m);
+            let to = comptime!((k_step * 2 * ROW_TILES) as usize + 2 * m);
+            block.words[to] = weights.vector(rows.low, column);
+            block.words[comptime!(to + 1)] = weights.vector(rows.high, column);
         }
     }
     #[unroll]
-    for r in 0..comptime!(2 * ROW_TILES as usize) {
-        block.scales[r] = match comptime!(format) {
-            WeightFormat::Fp4 => {
-                let column = first + quarter * 32;
-                let word = weights.scale_word(row_offsets.scales[r], column);
-                (word >> weights.scale_shift(row_offsets.scales[r], column)) & 255
-            }
-            WeightFormat::Fp8 => u32::reinterpret(weights.scale(row_offsets.scales[r], first)),
-            WeightFormat::Dense => 0u32.runtime(),
-        };
+    for m in 0..rows.len() {
+        let rows = rows.index(m);
+        block.scales[comptime!(2 * m)] = fetch_scale(weights, rows.low_scale, first, quarter);
+        block.scales[comptime!(2 * m + 1)] = fetch_scale(weights, rows.high_scale, first, quarter);
+    }
+}
+
+#[cube]
+fn fetch_scale(weights: &WeightReader<'_>, row: usize, first: u32, quarter: u32) -> u32 {
+    match comptime!(weights.blueprint.format) {
+        WeightFormat::Fp4 => {
+            let column = first + quarter * 32;
+            (weights.scale_word(row, column) >> weights.scale_shift(row, column)) & 255
+        }
+        WeightFormat::Fp8 => u32::reinterpret(weights.scale(row, first)),
+        WeightFormat::Dense => 0u32.runtime(),
     }
 }
 

@@ -6,14 +6,12 @@ mod wgmma;
 
 use cubecl::prelude::*;
 
-use super::activation::swiglu;
-use super::input::{InputLayout, padded_columns, permuted_column, term_of};
+use super::epilogue::{Results, gated_value};
+use super::input::InputLayout;
 use super::stream::add_terms;
-use super::weights::{MatrixStack, ReaderBlueprint, WeightFormat, WeightReader};
+use super::weights::{MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader};
 use crate::intrinsics::{Target, modulo};
-use k_block::{
-    KBlockWeights, RowOffsets, XRows, any_rare, fetch_weights, multiply_k_block, store_x,
-};
+use k_block::{KBlockWeights, XRows, any_rare, fetch_weights, multiply_k_block, store_x};
 
 pub(crate) use sort::{
     MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel, sum_splits_kernel,
@@ -185,7 +183,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
     let tile_outputs = comptime!(if gated { 8u32 } else { 16u32 });
     let first_output =
         (CUBE_POS_X * blueprint.planes + UNIT_POS_Y) * comptime!(ROW_TILES * tile_outputs);
-    let mut row_offsets = RowOffsets::new(comptime!(ROW_TILES as usize));
+    let mut own_rows = Sequence::<RowPair>::new();
     #[unroll]
     for m in 0..ROW_TILES {
         let own = first_output + m * tile_outputs + row;
@@ -195,11 +193,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
         } else {
             own + 8
         };
-        let offsets = weights.row_pair(problem.matrix, low, high);
-        row_offsets.rows[comptime!(2 * m as usize)] = offsets.low;
-        row_offsets.rows[comptime!(2 * m as usize + 1)] = offsets.high;
-        row_offsets.scales[comptime!(2 * m as usize)] = offsets.low_scale;
-        row_offsets.scales[comptime!(2 * m as usize + 1)] = offsets.high_scale;
+        own_rows.push(weights.row_pair(problem.matrix, low, high));
     }
 
     let mut stages = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
@@ -220,13 +214,13 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
         Array::<Vector<u32, Const<4>>>::new(comptime!(blueprint.unit_vec8s() as usize));
     let x_rows = XRows::<X, N>::new(x, x_vectors, pairs, &problem, width, blueprint);
     x_rows.fetch(0u32, &mut x_vec8s);
-    fetch_weights(&weights, &row_offsets, 0u32, quarter, &mut current);
+    fetch_weights(&weights, &own_rows, 0u32, quarter, &mut current);
     store_x(&x_vec8s, 0u32, &mut stages, blueprint);
     sync_cube();
     for block in 0..k_blocks {
         let ahead = min(block + 1, k_blocks - 1);
         x_rows.fetch(ahead, &mut x_vec8s);
-        fetch_weights(&weights, &row_offsets, ahead * K_BLOCK, quarter, &mut next);
+        fetch_weights(&weights, &own_rows, ahead * K_BLOCK, quarter, &mut next);
         let stage = block % 2 * comptime!(8 * x_tiles * ROW_PITCH);
         let at = stage + row * ROW_PITCH + quarter;
         if any_rare(&current, format, blueprint.target) {
@@ -255,33 +249,15 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
                 if modulo(quarter * 2, terms) == 0 && column < problem.count {
                     let at = problem.start + column;
                     let pair = pairs.at(&problem, at);
-                    if comptime!(gated) {
-                        if own < outputs {
-                            let mut score = 1.0f32;
-                            #[comptime]
-                            if let ComptimeOption::Some(scores) = &pairs.scores {
-                                score = scores[pair as usize];
-                            }
-                            let value = swiglu(low, high, pairs.limit, blueprint.target) * score;
-                            // A value rounded to the dtype of `x` has as many terms as `x`.
-                            let next = comptime!(blueprint.gated.unwrap());
-                            let value = f32::cast_from(R::cast_from(value));
-                            #[unroll]
-                            for term in 0..terms {
-                                let row_start = (at * terms + term) as usize
-                                    * padded_columns(outputs, next) as usize;
-                                output[row_start + permuted_column(own, next) as usize] =
-                                    Y::cast_from(f32::reinterpret(term_of(value, term)));
-                            }
-                        }
-                    } else {
-                        let row_start = pair as usize * outputs as usize;
-                        if own < outputs {
-                            output[row_start + own as usize] = Y::cast_from(low);
-                        }
-                        if own + 8 < outputs {
-                            output[row_start + own as usize + 8] = Y::cast_from(high);
-                        }
+                    let row = if comptime!(gated) { at } else { pair };
+                    let results = Results { row, own, outputs };
+                    if comptime!(!gated) {
+                        results.write(output, low, high);
+                    } else if own < outputs {
+                        let (scores, target) = (&pairs.scores, comptime!(blueprint.target));
+                        let value = gated_value(low, high, pairs.limit, scores, pair, target);
+                        let next = comptime!(blueprint.gated.unwrap());
+                        results.write_gated::<R, Y>(output, value, terms, next);
                     }
                 }
             }

@@ -49,8 +49,9 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
     );
     let other_blueprint = comptime!(second_blueprint.unwrap_or(blueprint));
     let mut storage = SharedStorage::new(blueprint, other_blueprint);
-    if comptime!(second_blueprint.is_some()) {
-        let mut second = second.unwrap();
+    let mut first_cubes = CUBE_COUNT_X;
+    #[comptime]
+    if let ComptimeOption::Some(second) = &second {
         // With ids, a matrix has few rows of `x`; without, it has all and may be read repeatedly.
         let reads = if comptime!(blueprint.pairing == Pairing::One) {
             passes_of(first.pairs, blueprint)
@@ -65,47 +66,17 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
         // Every cube computes the same number.
         let second_cubes = f32::cast_from(cubes) * second_work / (work + second_work);
         let second_cubes = min(max(u32::cast_from(second_cubes + 0.5f32), 1u32), cubes - 1);
-        let first_cubes = cubes - second_cubes;
-        if CUBE_POS_X < first_cubes {
-            let range = TileRange {
-                index: CUBE_POS_X,
-                count: first_cubes,
-            };
-            multiply_tiles_of::<X, I, Y, N>(
-                x,
-                x_vectors,
-                &mut first,
-                &groups,
-                range,
-                &mut storage,
-                blueprint,
-            );
-        } else {
-            let range = TileRange {
-                index: CUBE_POS_X - first_cubes,
-                count: second_cubes,
-            };
-            let all = Groups::new::<I>(
-                &second.ids,
-                second.pairs,
-                1u32,
-                other_blueprint.pairs,
-                other_blueprint.pairing,
-            );
-            multiply_tiles_of::<X, I, Y, N>(
-                x,
-                x_vectors,
-                &mut second,
-                &all,
-                range,
-                &mut storage,
-                other_blueprint,
-            );
-        }
+        first_cubes = cubes - second_cubes;
+    }
+    let has_first = if comptime!(second_blueprint.is_some()) {
+        CUBE_POS_X < first_cubes
     } else {
+        true.runtime()
+    };
+    if has_first {
         let range = TileRange {
             index: CUBE_POS_X,
-            count: CUBE_COUNT_X,
+            count: first_cubes,
         };
         multiply_tiles_of::<X, I, Y, N>(
             x,
@@ -115,6 +86,28 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
             range,
             &mut storage,
             blueprint,
+        );
+    } else {
+        let mut second = second.unwrap();
+        let range = TileRange {
+            index: CUBE_POS_X - first_cubes,
+            count: CUBE_COUNT_X - first_cubes,
+        };
+        let all = Groups::new::<I>(
+            &second.ids,
+            second.pairs,
+            1u32,
+            other_blueprint.pairs,
+            other_blueprint.pairing,
+        );
+        multiply_tiles_of::<X, I, Y, N>(
+            x,
+            x_vectors,
+            &mut second,
+            &all,
+            range,
+            &mut storage,
+            other_blueprint,
         );
     }
 }

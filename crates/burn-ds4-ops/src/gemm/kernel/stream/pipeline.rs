@@ -274,23 +274,22 @@ impl<'a> Stream<'a> {
     }
 
     /// Multiplies the K-block that was [fetched](Self::fetched), and meanwhile fetches the chosen
-    /// one, if `has_next`. With `ahead`, `x` is read one K-step before it is needed, including that
-    /// of the next K-block. Every lane gets four sums of 16 rows by 8 columns. Every lane of the
-    /// plane must call this.
+    /// one, if `has_next`. An `x` that is not in shared memory is read one K-step before it is
+    /// needed, including that of the next K-block. Every lane gets four sums of 16 rows by 8
+    /// columns. Every lane of the plane must call this.
     pub fn multiply(
         &mut self,
         block: &KBlock,
         x: &[Vector<u32, Const<4>>],
         scales: &Array<u32>,
         has_next: bool,
-        #[comptime] ahead: bool,
     ) -> Vector<f32, Const<4>> {
         if has_next {
             self.fetch();
         } else {
             self.commit_empty_groups();
         }
-        self.multiply_staged(block, x, scales, has_next, ahead)
+        self.multiply_staged(block, x, scales, has_next)
     }
 
     /// [`multiply`](Self::multiply) where the caller has called [`fetch`](Self::fetch) or
@@ -301,8 +300,8 @@ impl<'a> Stream<'a> {
         x: &[Vector<u32, Const<4>>],
         scales: &Array<u32>,
         has_next: bool,
-        #[comptime] ahead: bool,
     ) -> Vector<f32, Const<4>> {
+        let ahead = comptime!(self.blueprint.x_rows == 0);
         let stage_offset = block.stage_offset;
         let (x_at, first) = (block.x_at, block.first);
         let format = comptime!(self.weights.blueprint.format);

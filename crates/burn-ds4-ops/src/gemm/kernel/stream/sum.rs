@@ -236,16 +236,10 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 shared_stream.commit_empty_groups();
             }
             if comptime!(x_in_shared) {
-                sum += shared_stream.multiply_staged(
-                    &fetched,
-                    &shared_x_rows[..],
-                    &codes,
-                    has_next,
-                    false,
-                );
+                let x = &shared_x_rows[..];
+                sum += shared_stream.multiply_staged(&fetched, x, &codes, has_next);
             } else {
-                sum +=
-                    shared_stream.multiply_staged(&fetched, shared_hidden, &codes, has_next, true);
+                sum += shared_stream.multiply_staged(&fetched, shared_hidden, &codes, has_next);
             }
             if ends_pass {
                 let sums = add_terms(sum, terms, blueprint.target);
@@ -301,9 +295,9 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 stream.seek(matrix, own, own + 8, first, x_row);
             }
             if comptime!(x_in_shared) {
-                sum += stream.multiply(&fetched, &x_rows[..], &codes, has_next, false);
+                sum += stream.multiply(&fetched, &x_rows[..], &codes, has_next);
             } else {
-                sum += stream.multiply(&fetched, hidden, &codes, has_next, true);
+                sum += stream.multiply(&fetched, hidden, &codes, has_next);
             }
         }
         let sum = add_terms(sum, terms, blueprint.target);

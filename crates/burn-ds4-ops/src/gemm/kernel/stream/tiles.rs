@@ -3,11 +3,10 @@ use cubecl::prelude::*;
 use super::blueprint::StreamBlueprint;
 use super::pipeline::{Stream, new_ring};
 use crate::gemm::kernel::K_STEPS;
-use crate::gemm::kernel::activation::swiglu;
+use crate::gemm::kernel::epilogue::{Results, gated_value};
 use crate::gemm::kernel::groups::{Groups, Pairing};
 use crate::gemm::kernel::input::{
-    SCALE_VEC8S, load_vec8, padded_columns, permuted_column, read_vec8, scale_index, scaled_vec8,
-    term_of, vec8_slot,
+    SCALE_VEC8S, load_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
 };
 use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
 use crate::intrinsics::{Target, modulo, shuffle_xor};
@@ -252,8 +251,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                             let first = (next * blueprint.planes + plane) * k_block;
                             stream.seek(matrix, own, own + to_high, first, x_start);
                         }
-                        sum +=
-                            stream.multiply(&fetched, &storage.x_rows[..], &codes, has_next, false);
+                        sum += stream.multiply(&fetched, &storage.x_rows[..], &codes, has_next);
                     }
                     let slot = (filled * stride + plane_group) * blueprint.planes + plane;
                     storage.partials[(slot * 32 + UNIT_POS_X) as usize] = sum;
@@ -282,35 +280,20 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                             && of < comptime!(blueprint.pass_pairs());
                         if writes && pass + of < count {
                             let pair = groups.pair(start + pass + of);
-                            if comptime!(gated.is_some()) {
-                                if own < outputs {
-                                    let mut score = 1.0f32;
-                                    #[comptime]
-                                    if let ComptimeOption::Some(scores) = &problem.scores {
-                                        score = scores[pair as usize];
-                                    }
-                                    let value =
-                                        swiglu(low, high, problem.limit, blueprint.target) * score;
-                                    let value = f32::cast_from(X::cast_from(value));
-                                    let to = comptime!(gated.unwrap());
-                                    let width = padded_columns(outputs, to) as usize;
-                                    #[unroll]
-                                    for term in 0..terms {
-                                        let row_start = (pair * terms + term) as usize * width;
-                                        problem.output
-                                            [row_start + permuted_column(own, to) as usize] =
-                                            Y::cast_from(f32::reinterpret(term_of(value, term)));
-                                    }
-                                }
-                            } else {
-                                let row_start = pair as usize * outputs as usize;
-                                if own < outputs {
-                                    problem.output[row_start + own as usize] = Y::cast_from(low);
-                                }
-                                if own + 8 < outputs {
-                                    problem.output[row_start + own as usize + 8] =
-                                        Y::cast_from(high);
-                                }
+                            let results = Results {
+                                row: pair,
+                                own,
+                                outputs,
+                            };
+                            let output = &mut problem.output[..];
+                            if comptime!(gated.is_none()) {
+                                results.write(output, low, high);
+                            } else if own < outputs {
+                                let (scores, limit) = (&problem.scores, problem.limit);
+                                let target = comptime!(blueprint.target);
+                                let value = gated_value(low, high, limit, scores, pair, target);
+                                let next = comptime!(gated.unwrap());
+                                results.write_gated::<X, Y>(output, value, terms, next);
                             }
                         }
                     }
