@@ -13,6 +13,7 @@ use crate::cli::example;
 #[cfg(unix)]
 use crate::cli::signal;
 use crate::golden::root;
+use crate::soak::resident;
 
 /// How long a response may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,12 +26,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts the server with the shipped checkpoint, unless the arguments say otherwise.
+    /// Starts the server with the shipped checkpoint, unless the arguments say otherwise, on the
+    /// CPU, which the expected texts are of.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let mut log = tempfile::tempfile().expect("a temporary file");
         let stderr = log.try_clone().expect("a second handle");
         let mut child = Command::new(example("serve"))
-            .args(["--port", "0"])
+            .args(["--port", "0", "--device", "flex"])
             .args(arguments)
             .env_remove("DS4_API_KEY")
             .current_dir(root())
@@ -145,6 +147,11 @@ impl Server {
             std::thread::sleep(Duration::from_millis(20));
         }
         panic!("{name} is {}, not {expected}", self.metric(name));
+    }
+
+    /// Bytes of memory that the process has, where the system tells.
+    pub(crate) fn memory(&self) -> Option<u64> {
+        resident(&self.child.id().to_string())
     }
 
     /// Asks the server to stop, by `TERM` or `INT`.

@@ -156,6 +156,7 @@ fn a_server_that_is_stopped_finishes_what_it_has_begun() {
         .filter(|line| line.contains("path=/v1/chat/completions"));
     let outcomes = lines.map(|line| line.contains("outcome=\"completed\""));
     assert_eq!(outcomes.collect::<Vec<bool>>(), [false, true], "{log}");
+    assert!(log.contains("place=flex in f32"), "{log}");
 }
 
 #[cfg(unix)]
