@@ -29,12 +29,17 @@ impl Server {
     /// Starts the server with the shipped checkpoint, unless the arguments say otherwise, on the
     /// CPU, which the expected texts are of.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_with_key(arguments, "")
+    }
+
+    /// The same with a key in the environment.
+    pub(crate) fn start_with_key(arguments: &[&str], key: &str) -> Self {
         let mut log = tempfile::tempfile().expect("a temporary file");
         let stderr = log.try_clone().expect("a second handle");
         let mut child = Command::new(example("serve"))
             .args(["--port", "0", "--device", "flex"])
             .args(arguments)
-            .env_remove("DS4_API_KEY")
+            .env("DS4_API_KEY", key)
             .current_dir(root())
             .stdout(Stdio::piped())
             .stderr(stderr)
