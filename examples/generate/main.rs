@@ -33,7 +33,8 @@ use crate::options::Args;
 use crate::page::Page;
 use crate::prompt::Prompt;
 use crate::shared::load_bar::LoadBar;
-use crate::shared::{Dtype, Head, finish, load_options, note};
+use crate::shared::place::Place;
+use crate::shared::{Head, finish, load_options, note};
 
 /// Tokens of the prompt that a warm-up has, at most: a longer one takes hardly any other kernels.
 const WARM_UP_PROMPT: usize = 64;
@@ -46,8 +47,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let spec = args.device();
-    let dtype = args.dtype(spec);
+    let place = args.place.place();
+    let spec = place.device;
     // What is wrong with the arguments is told before anything is loaded.
     args.config(GenerateConfig::default()).validate()?;
     args.drafts.check()?;
@@ -73,7 +74,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
-        ..load_options(spec, dtype, drafts)
+        ..load_options(spec, place.dtype, drafts)
     };
     let bar = LoadBar::default();
     let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
@@ -87,8 +88,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             ..args.config(pipeline.defaults.clone())
         },
         pipeline: &pipeline,
-        device: spec,
-        dtype,
+        place,
         loaded: started.elapsed(),
     };
     match prompt {
@@ -103,8 +103,7 @@ struct Setup<'a> {
     args: &'a Args,
     pipeline: &'a Pipeline,
     config: GenerateConfig,
-    device: DeviceSpec,
-    dtype: Dtype,
+    place: Place,
     loaded: Duration,
 }
 
@@ -143,7 +142,7 @@ impl Setup<'_> {
             ..EngineConfig::default()
         };
         let generator = Generator::new(pipeline, config, self.context(), engine)?;
-        writeln!(io::stdout(), "[{}]", self.place())?;
+        writeln!(io::stdout(), "[{}]", self.place)?;
         chat::run(generator, args.chat_options(pipeline))
     }
 
@@ -191,15 +190,9 @@ impl Setup<'_> {
             answer.figures.prompt_seconds,
             self.loaded.as_secs_f64(),
             answer.finish.describe(),
-            self.place(),
+            self.place,
         ));
         Ok(())
-    }
-
-    /// Where the model runs, which nobody may have said.
-    fn place(&self) -> String {
-        let dtype = format!("{:?}", self.dtype).to_lowercase();
-        format!("{} in {dtype}", self.device)
     }
 
     fn report(&self, prompt: &[u32], answer: &Answer) -> serde_json::Value {
@@ -217,8 +210,8 @@ impl Setup<'_> {
         for (name, value) in [
             ("tokens_per_second", json!(figures.rate())),
             ("load_seconds", json!(self.loaded.as_secs_f64())),
-            ("device", json!(self.device.to_string())),
-            ("dtype", json!(format!("{:?}", self.dtype).to_lowercase())),
+            ("device", json!(self.place.device.to_string())),
+            ("dtype", json!(self.place.dtype_name())),
         ] {
             report["figures"][name] = value;
         }
@@ -228,7 +221,7 @@ impl Setup<'_> {
     /// Begins the same generation where kernels are compiled at their first use, so that the rates
     /// do not include compilation.
     fn warm_up(&self, prompt: &[u32]) -> Result<Option<Duration>, Box<dyn Error>> {
-        if self.device == DeviceSpec::Flex {
+        if self.place.device == DeviceSpec::Flex {
             return Ok(None);
         }
         let started = Instant::now();

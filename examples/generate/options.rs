@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
 use ds4_model::generate::{ChatOptions, GenerateConfig, SamplingConfig};
 use ds4_model::pipeline::Pipeline;
@@ -10,7 +9,8 @@ use ds4_model::pipeline::Pipeline;
 use crate::shared::chat::{Effort, Encoding};
 use crate::shared::drafts::DraftArgs;
 use crate::shared::flash::FlashArgs;
-use crate::shared::{Dtype, Head, shipped_checkpoint};
+use crate::shared::place::PlaceArgs;
+use crate::shared::{Head, shipped_checkpoint};
 
 /// Tokens that continue a prompt, where nothing else is asked for.
 const TOKENS: usize = 128;
@@ -92,12 +92,8 @@ pub struct Args {
     /// Prints ids, text, the reason of the end and figures as JSON, at the end.
     #[arg(long)]
     pub json: bool,
-    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX [default: the best that is there].
-    #[arg(long)]
-    pub device: Option<DeviceSpec>,
-    /// Dtype of the activations [default: bf16 with CUDA, else f32].
-    #[arg(long, value_enum)]
-    pub dtype: Option<Dtype>,
+    #[command(flatten)]
+    pub place: PlaceArgs,
     /// Launches every step anew, even where it could be replayed as a graph. The text is the same.
     #[arg(long)]
     pub no_graph: bool,
@@ -107,19 +103,6 @@ pub struct Args {
 }
 
 impl Args {
-    /// Where the model runs.
-    pub fn device(&self) -> DeviceSpec {
-        self.device.unwrap_or_else(DeviceSpec::best)
-    }
-
-    /// The dtype of its activations there.
-    pub fn dtype(&self, device: DeviceSpec) -> Dtype {
-        self.dtype.unwrap_or(match device {
-            DeviceSpec::Cuda(_) => Dtype::Bf16,
-            _ => Dtype::F32,
-        })
-    }
-
     /// How a conversation is rendered.
     pub fn chat_options(&self, pipeline: &Pipeline) -> ChatOptions {
         let encoding = self.encoding.map_or(pipeline.chat.encoding, Into::into);

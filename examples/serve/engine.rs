@@ -23,6 +23,7 @@ use crate::metrics::{Metrics, StepFigures};
 use crate::options::Args;
 use crate::shared::load_bar::LoadBar;
 use crate::shared::load_options;
+use crate::shared::place::Place;
 
 /// Tokens of a warm-up: enough to launch, record and replay a step.
 const WARM_UP_TOKENS: usize = 24;
@@ -66,6 +67,8 @@ pub struct Loaded {
     pub config: ModelConfig,
     /// How it is meant to generate.
     pub defaults: GenerateConfig,
+    /// Where it runs.
+    pub place: Place,
     /// Drafts of a step.
     pub drafts: usize,
     /// What its chat prompts are like.
@@ -125,15 +128,20 @@ fn run(
     jobs: &Receiver<Job>,
     metrics: &Metrics,
 ) -> Result<(), Failure> {
-    let device = args.device.init()?;
+    let place = args.place.place();
+    let device = place.device.init()?;
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
-        ..load_options(args.device, args.dtype, args.drafts.is_wanted(args.device))
+        ..load_options(
+            place.device,
+            place.dtype,
+            args.drafts.is_wanted(place.device),
+        )
     };
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
-    let config = args.engine(args.drafts.drafts(args.device, &pipeline.model)?);
-    if args.device != DeviceSpec::Flex {
+    let config = args.engine(args.drafts.drafts(place.device, &pipeline.model)?);
+    if place.device != DeviceSpec::Flex {
         warm_up(&pipeline, &config)?;
     }
     let drafts = config.drafts;
@@ -142,6 +150,7 @@ fn run(
         tokenizer: pipeline.tokenizer.clone(),
         config: pipeline.model.config().clone(),
         defaults: pipeline.defaults.clone(),
+        place,
         drafts,
         encoding: args.encoding.map_or(pipeline.chat.encoding, Into::into),
     };

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock, mpsc};
 
 use axum::response::IntoResponse;
+use burn_ds4_ops::device::DeviceSpec;
 use clap::Parser;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{ChatEncoding, GenerateConfig, TextTokenizer};
@@ -10,7 +11,8 @@ use ds4_model::generate::{ChatEncoding, GenerateConfig, TextTokenizer};
 use crate::app::App;
 use crate::engine::Loaded;
 use crate::options::Args;
-use crate::shared::shipped_checkpoint;
+use crate::shared::place::Place;
+use crate::shared::{Dtype, shipped_checkpoint};
 use crate::{chat, completions};
 
 /// The server of the shipped checkpoint, without its engine.
@@ -23,6 +25,10 @@ pub fn app() -> &'static App {
             tokenizer: TextTokenizer::from_dir(&directory).expect("an asset"),
             config: config.expect("an asset"),
             defaults: GenerateConfig::default(),
+            place: Place {
+                device: DeviceSpec::Flex,
+                dtype: Dtype::F32,
+            },
             drafts: 0,
             encoding: ChatEncoding::V4,
         };
@@ -64,5 +70,5 @@ mod driver;
 #[cfg(test)]
 #[test]
 fn bodies() {
-    driver::drive("request", 2000, request);
+    driver::drive("request", 10_000, request);
 }

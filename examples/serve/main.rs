@@ -35,6 +35,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use tokio::sync::oneshot;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::app::App;
 use crate::engine::{EngineThread, join};
@@ -50,10 +53,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_target(false)
-        .init();
+    log_to_stderr();
     // What is wrong with the arguments is told before anything is loaded.
     args.engine(0).validate()?;
     args.drafts.check()?;
@@ -85,6 +85,20 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// Logs what the server and the library have to say; what graphics drivers complain about helps
+/// nobody here.
+fn log_to_stderr() {
+    let own = [env!("CARGO_CRATE_NAME"), "ds4_model", "burn_ds4_ops"];
+    let own = own.map(|target| (target, LevelFilter::INFO));
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(io::stderr)
+        .with_target(false);
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(Targets::from_iter(own))
+        .init();
+}
+
 /// Serves until a signal comes, or the engine fails. Then running answers end, and new requests are
 /// refused. Whether the engine has ended, and not a second signal come before.
 async fn serve(
@@ -96,13 +110,14 @@ async fn serve(
     let address = listener.local_addr()?;
     let mut signals = Signals::new()?;
     let (stop, is_stopped) = oneshot::channel::<()>();
-    let server = axum::serve(listener, routes::router(app));
+    let server = axum::serve(routes::connections(listener), routes::router(app));
     let server = server.with_graceful_shutdown(async {
         let _ = is_stopped.await;
     });
     let server = tokio::spawn(server.into_future());
     writeln!(io::stdout(), "listening on http://{address}")?;
-    tracing::info!(%address, model = app.model, deterministic = app.deterministic, "serving");
+    let (place, deterministic) = (app.loaded.place, app.deterministic);
+    tracing::info!(%address, model = app.model, %place, deterministic, "serving");
 
     tokio::select! {
         () = signals.next() => {

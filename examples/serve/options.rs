@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
 use ds4_model::generate::{EngineConfig, MAX_DRAFTS, MAX_LANES};
 
 use crate::shared::chat::Encoding;
 use crate::shared::drafts::DraftArgs;
-use crate::shared::{Dtype, shipped_checkpoint};
+use crate::shared::place::PlaceArgs;
+use crate::shared::shipped_checkpoint;
 
 /// Environment variable for `--api-key`, which other users of the machine cannot see.
 const API_KEY: &str = "DS4_API_KEY";
@@ -32,12 +32,8 @@ pub struct Args {
     /// Port to listen at; 0 for any that is free.
     #[arg(long, default_value_t = 8080)]
     pub port: u16,
-    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX.
-    #[arg(long, default_value_t = DeviceSpec::Flex)]
-    pub device: DeviceSpec,
-    /// Dtype of the activations.
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    pub dtype: Dtype,
+    #[command(flatten)]
+    pub place: PlaceArgs,
     /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
     #[arg(long)]
     pub quantized_cache: bool,

@@ -1,5 +1,6 @@
 //! Which path and method leads where, and what is done for all of them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -15,7 +16,9 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::serve::{Listener, ListenerExt};
 use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::app::App;
 use crate::error::{ApiError, json_response};
@@ -42,6 +45,13 @@ pub fn router(app: &'static App) -> Router {
         .fallback(not_found)
         .layer(from_fn_with_state(app, around))
         .with_state(app)
+}
+
+/// The connections of a listener, which send what they have at once. A token of a stream is a small
+/// packet, which would otherwise wait until the last one is acknowledged.
+pub fn connections(listener: TcpListener) -> impl Listener<Io = TcpStream, Addr = SocketAddr> {
+    // A connection that is gone already is found when it is read.
+    listener.tap_io(|connection| drop(connection.set_nodelay(true)))
 }
 
 /// Key, CORS and log of every request.
@@ -193,4 +203,19 @@ async fn method_not_allowed(request: Request) -> ApiError {
         Some("method_not_allowed"),
         message,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_send_what_they_have_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let mut connections = connections(listener);
+        let (client, (connection, _)) = tokio::join!(client, connections.accept());
+        assert!(connection.nodelay().unwrap());
+        drop(client);
+    }
 }

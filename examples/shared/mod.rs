@@ -9,6 +9,7 @@ pub mod chat;
 pub mod drafts;
 pub mod flash;
 pub mod load_bar;
+pub mod place;
 
 use std::error::Error;
 use std::fmt::Display;

@@ -72,8 +72,8 @@ pub(crate) fn run(name: &str, arguments: &[&str]) -> Ended {
 pub(crate) fn run_with_input(name: &str, arguments: &[&str], input: &[u8]) -> Ended {
     let mut command = Command::new(example(name));
     command.args(arguments).current_dir(root());
-    if name == "generate" && !arguments.contains(&"--device") {
-        // The expected texts are those of the CPU, whatever else there is.
+    if ["generate", "serve"].contains(&name) && !arguments.contains(&"--device") {
+        // What is expected is of the CPU, whatever else there is and a driver says of it.
         command.args(["--device", "flex"]);
     }
     command.stdin(Stdio::piped());

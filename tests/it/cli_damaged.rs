@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use burn::tensor::Device;
 #[cfg(target_os = "linux")]
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
-use ds4_model::flash_head::FLASH_HEAD_FILE;
+use ds4_model::flash_head::{FLASH_HEAD_FILE, FlashHeadFile};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -215,16 +215,73 @@ fn ignores_interrupts() -> bool {
     ignored.is_some_and(|mask| mask & 0b10 != 0)
 }
 
+/// The signal that interrupts, and its number. A process in the background may ignore interrupts,
+/// and so do its children.
+#[cfg(unix)]
+fn interrupt() -> (&'static str, i32) {
+    match ignores_interrupts() {
+        true => ("TERM", 15),
+        false => ("INT", 2),
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_at_any_time_leaves_a_whole_head_or_none() {
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::Instant;
+    let start = |dir: &Path| {
+        let mut child = Command::new(example("generate"));
+        child.arg("--model").arg(dir).current_dir(root());
+        child.args([
+            "-n",
+            "2",
+            "--device",
+            "flex",
+            "--head",
+            "flash",
+            "--save-head",
+        ]);
+        child.stdin(Stdio::null());
+        child.stdout(Stdio::null()).stderr(Stdio::null());
+        child.spawn().expect("the example starts")
+    };
+    let whole = copy(&[]);
+    let started = Instant::now();
+    let ended = start(whole.path()).wait().expect("a child");
+    let time = started.elapsed();
+    assert_eq!(ended.code(), Some(0));
+    let length = |path: &Path| Some(fs::metadata(path).ok()?.len());
+    let expected = length(&whole.path().join(FLASH_HEAD_FILE));
+    assert!(expected.is_some(), "it is saved");
+
+    let (name, number) = interrupt();
+    let dir = copy(&[]);
+    let path = dir.path().join(FLASH_HEAD_FILE);
+    let mut interrupted = 0;
+    for part in 1..=12 {
+        let mut child = start(dir.path());
+        std::thread::sleep(time * part / 12);
+        signal(&child, name);
+        let ended = child.wait().expect("a child");
+        let by_signal = ended.signal() == Some(number);
+        assert!(by_signal || ended.code() == Some(0), "{ended:?}");
+        interrupted += u32::from(by_signal);
+        if let Some(bytes) = length(&path) {
+            assert_eq!(Some(bytes), expected, "after {part} of 12 parts");
+            FlashHeadFile::open(&path).expect("it is whole");
+            fs::remove_file(&path).expect("the directory is writable");
+        }
+    }
+    assert!(interrupted > 3, "{interrupted} in {time:?}");
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_ends_a_generation_after_the_text_so_far() {
     use std::io::Read;
     use std::os::unix::process::ExitStatusExt;
-    // A process in the background may ignore interrupts, and so do its children.
-    let (name, number) = match ignores_interrupts() {
-        true => ("TERM", 15),
-        false => ("INT", 2),
-    };
+    let (name, number) = interrupt();
     let (text, continuation) = golden_text("short", 64);
     let mut child = Command::new(example("generate"));
     child.args(["-p", &text, "-n", "4000", "--device", "flex"]);

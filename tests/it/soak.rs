@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
+use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::generate::{Engine, EngineConfig, Request, RequestId, SamplingConfig};
 
 use crate::engine::{Random, add, engine, penalised, request, sampled, together};
@@ -15,8 +16,8 @@ use crate::two_layers::{CAPACITY, Fixture, text};
 const TOKENS: &str = "DS4_SOAK_TOKENS";
 /// Without it.
 const FEW_TOKENS: usize = 400;
-/// Engines after which the memory is as large as it gets.
-const WARM_UP: usize = 5;
+/// Another device than Flex.
+const DEVICE: &str = "DS4_SOAK_DEVICE";
 const LONGEST_PROMPT: usize = 30;
 /// Drafts and lanes, no more than 16 tokens a step: texts are the same to the bit.
 const KINDS: [[usize; 2]; 10] = [
@@ -44,6 +45,25 @@ struct Running {
     /// Tokens that it has, and that it will have.
     seen: usize,
     count: usize,
+}
+
+/// Engines of a long run, and after how many of them the memory is as large as it gets: a device
+/// that compiles has all kernels once each kind had each capacity.
+fn engines(device: DeviceSpec) -> [usize; 2] {
+    match device {
+        DeviceSpec::Flex => [2 * KINDS.len(), 5],
+        _ => [3 * KINDS.len(), 2 * KINDS.len()],
+    }
+}
+
+/// The model as a device computes it in use.
+fn fixture(device: DeviceSpec) -> Fixture {
+    let on = device.init().expect("the device is there");
+    let dtype = match device != DeviceSpec::Flex && on.supports_dtype(FloatDType::BF16) {
+        true => FloatDType::BF16,
+        false => FloatDType::F32,
+    };
+    Fixture::open(&on, dtype, device == DeviceSpec::Flex)
 }
 
 /// What has happened.
@@ -150,9 +170,9 @@ fn run(
     events.rejected += engine.stats().drafted - engine.stats().accepted;
 }
 
-/// Bytes of memory that the process has, where the system tells.
-fn resident() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+/// Bytes of memory that a process has, `self` or a number, where the system tells.
+pub(crate) fn resident(process: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -166,11 +186,19 @@ fn texts_that_come_and_go_for_long_are_those_that_they_are_alone() {
     let tokens = wanted.as_ref().map_or(FEW_TOKENS, |wanted| {
         wanted.parse().expect("a number of tokens")
     });
+    let device = std::env::var(DEVICE).map_or(DeviceSpec::Flex, |name| {
+        name.parse()
+            .unwrap_or_else(|error| panic!("{DEVICE}: {error}"))
+    });
+    let [long, warm_up] = engines(device);
     let (count, longest, engines) = match wanted {
-        Some(_) => (48, 120, 2 * KINDS.len()),
+        Some(_) => (48, 120, long),
         None => (6, 16, KINDS.len()),
     };
-    let fixture = Fixture::open(&Device::flex(), FloatDType::F32, true);
+    let fixture = fixture(device);
+    if wanted.is_some() {
+        println!("{device}, {:?}", fixture.model.output.val().dtype());
+    }
     let mut random = Random(1);
     let known = known(&fixture, &mut random, count, longest);
     let (mut events, mut memory) = (Events::default(), Vec::new());
@@ -185,7 +213,7 @@ fn texts_that_come_and_go_for_long_are_those_that_they_are_alone() {
             &mut events,
         );
         drop(engine);
-        memory.extend(resident());
+        memory.extend(resident("self"));
         if wanted.is_some() {
             let seconds = started.elapsed().as_secs();
             println!("{seconds} s, {events:?}, memory {:?}", memory.last());
@@ -198,7 +226,7 @@ fn texts_that_come_and_go_for_long_are_those_that_they_are_alone() {
     );
     if let (Some(_), [_, ..]) = (wanted, &memory[..]) {
         let most = |part: &[u64]| part.iter().copied().max().expect("some engines");
-        let [before, after] = [&memory[..WARM_UP], &memory[WARM_UP..]].map(most);
+        let [before, after] = [&memory[..warm_up], &memory[warm_up..]].map(most);
         assert!(
             after <= before + before / 100,
             "{before} bytes grew to {after}"

@@ -46,8 +46,8 @@ enum Command {
     /// Run the tests of every operator on every device; DS4_REQUIRE makes a missing device a
     /// failure.
     Verify {
-        /// Part of `family::test`.
-        filter: Option<String>,
+        /// Parts of `family::test`; all tests if there are none.
+        filters: Vec<String>,
     },
     /// Verify and time the cases.
     Time {
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse_from(arguments);
     report_panics_here();
     match arguments.command {
-        Command::Verify { filter } => verify(&filter.unwrap_or_default()),
+        Command::Verify { filters } => verify(&filters),
         Command::Time {
             filter,
             device,
@@ -149,13 +149,12 @@ fn main() -> ExitCode {
             finish(result)
         }
         Command::Launch { filters, device } => {
-            let named = |case: &&Case| {
-                let id = case.id();
-                filters.is_empty() || filters.iter().any(|filter| id.contains(filter))
-            };
             let launched = device_or_best(device).and_then(|(_, device)| {
                 let cases = cases();
-                launch(cases.iter().filter(named), &device)
+                launch(
+                    cases.iter().filter(|case| is_named(&case.id(), &filters)),
+                    &device,
+                )
             });
             finish(launched)
         }
@@ -202,7 +201,12 @@ fn catalogue() -> impl Iterator<Item = (String, fn())> {
     })
 }
 
-fn verify(filter: &str) -> ExitCode {
+/// Whether one of the filters is a part of the name, or there is none.
+fn is_named(name: &str, filters: &[String]) -> bool {
+    filters.is_empty() || filters.iter().any(|filter| name.contains(filter))
+}
+
+fn verify(filters: &[String]) -> ExitCode {
     // Before any test, so that a required device that is missing fails once, and not in a test.
     let names = catching(|| {
         let names = devices().iter().map(|(name, _)| name.as_str());
@@ -213,7 +217,7 @@ fn verify(filter: &str) -> ExitCode {
         Err(error) => return finish(Err(error)),
     }
     let (mut passed, mut failed) = (0, 0);
-    for (name, run) in catalogue().filter(|(name, _)| name.contains(filter)) {
+    for (name, run) in catalogue().filter(|(name, _)| is_named(name, filters)) {
         match catching(run) {
             Ok(()) => {
                 passed += 1;

@@ -13,6 +13,7 @@ use crate::cli::example;
 #[cfg(unix)]
 use crate::cli::signal;
 use crate::golden::root;
+use crate::soak::resident;
 
 /// How long a response may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,14 +26,20 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts the server with the shipped checkpoint, unless the arguments say otherwise.
+    /// Starts the server with the shipped checkpoint, unless the arguments say otherwise, on the
+    /// CPU, which the expected texts are of.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_with_key(arguments, "")
+    }
+
+    /// The same with a key in the environment.
+    pub(crate) fn start_with_key(arguments: &[&str], key: &str) -> Self {
         let mut log = tempfile::tempfile().expect("a temporary file");
         let stderr = log.try_clone().expect("a second handle");
         let mut child = Command::new(example("serve"))
-            .args(["--port", "0"])
+            .args(["--port", "0", "--device", "flex"])
             .args(arguments)
-            .env_remove("DS4_API_KEY")
+            .env("DS4_API_KEY", key)
             .current_dir(root())
             .stdout(Stdio::piped())
             .stderr(stderr)
@@ -145,6 +152,11 @@ impl Server {
             std::thread::sleep(Duration::from_millis(20));
         }
         panic!("{name} is {}, not {expected}", self.metric(name));
+    }
+
+    /// Bytes of memory that the process has, where the system tells.
+    pub(crate) fn memory(&self) -> Option<u64> {
+        resident(&self.child.id().to_string())
     }
 
     /// Asks the server to stop, by `TERM` or `INT`.

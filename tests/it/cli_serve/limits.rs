@@ -73,6 +73,20 @@ fn only_who_has_the_key_gets_in() {
 }
 
 #[test]
+fn a_key_of_the_environment_counts_unless_an_option_has_another() {
+    for (options, right, wrong) in [
+        (&[][..], "Bearer secret", "Bearer other"),
+        (&["--api-key", "other"], "Bearer other", "Bearer secret"),
+    ] {
+        let server = Server::start_with_key(options, "secret");
+        for (key, status) in [(right, 200), (wrong, 401)] {
+            let response = server.open("GET", "/v1/models", &[("authorization", key)], b"");
+            assert_eq!(response.status, status, "{options:?} {key}");
+        }
+    }
+}
+
+#[test]
 fn without_the_option_no_page_of_another_origin_gets_in() {
     let server = Server::shared();
     let asks = [
@@ -156,6 +170,7 @@ fn a_server_that_is_stopped_finishes_what_it_has_begun() {
         .filter(|line| line.contains("path=/v1/chat/completions"));
     let outcomes = lines.map(|line| line.contains("outcome=\"completed\""));
     assert_eq!(outcomes.collect::<Vec<bool>>(), [false, true], "{log}");
+    assert!(log.contains("place=flex in f32"), "{log}");
 }
 
 #[cfg(unix)]

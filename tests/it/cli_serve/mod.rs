@@ -2,6 +2,7 @@
 
 mod client;
 mod errors;
+mod fields;
 mod formats;
 mod limits;
 mod load;

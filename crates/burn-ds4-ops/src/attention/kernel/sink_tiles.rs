@@ -12,7 +12,7 @@ use super::sink::AttentionInputs;
 use super::softmax_weight;
 use crate::attention::{HIDDEN_BELOW, MASKED};
 use crate::intrinsics::{
-    Target, await_copies, commit_copies, group_sum, multiply_tiles, pack_bf16, pack_f16,
+    Target, await_copies, commit_copies, group_sum, modulo, multiply_tiles, pack_bf16, pack_f16,
     shuffle_xor,
 };
 
@@ -402,7 +402,7 @@ fn multiply_queries<F: Float>(
     let n_tiles = comptime!(blueprint.logit_columns());
     let dtype = comptime!(if blueprint.f16_input { "f16" } else { "bf16" });
     let (group, group_lane) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
-    let first_row = UNIT_POS_Y % planes * comptime!(m_tiles * 16) + group;
+    let first_row = modulo(UNIT_POS_Y, planes) * comptime!(m_tiles * 16) + group;
     let first_column = UNIT_POS_Y / planes * comptime!(n_tiles * 8);
     // The rows of all tiles of a lane are the same modulo 8.
     let even = swizzled(group, group_lane);

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::select::{RouterRow, SelectBlueprint, Selection};
-use crate::intrinsics::{arrives_last, multiply_tiles, shuffle_xor, sync_group};
+use crate::intrinsics::{arrives_last, modulo, multiply_tiles, shuffle_xor, sync_group};
 
 /// How [`dense_kernel`] is compiled.
 ///
@@ -78,7 +78,7 @@ impl<X: Float, G: Float, N: Size> RouterOperands<X, G, N> {
     /// `[model_planes, expert_planes, experts, tokens]`.
     fn multiply(&self, shared_partials: &mut Shared<[f32]>, #[comptime] blueprint: DenseBlueprint) {
         let lane = UNIT_POS_X;
-        let expert_plane = UNIT_POS_Y % blueprint.expert_planes;
+        let expert_plane = modulo(UNIT_POS_Y, blueprint.expert_planes);
         let model_plane = UNIT_POS_Y / blueprint.expert_planes;
         let cube_experts = comptime!(blueprint.cube_experts());
         let first_expert = CUBE_POS_X * cube_experts + expert_plane * blueprint.experts;
