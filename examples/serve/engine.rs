@@ -128,11 +128,11 @@ fn run(
     let device = args.device.init()?;
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
-        ..load_options(args.device, args.dtype, args.drafts.is_wanted(args.device))
+        ..load_options(args.device, args.dtype, args.drafts.is_wanted())
     };
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
-    let config = args.engine(args.drafts.drafts(args.device, &pipeline.model)?);
+    let config = args.engine(args.drafts.drafts(&pipeline.model)?);
     if args.device != DeviceSpec::Flex {
         warm_up(&pipeline, &config)?;
     }
