@@ -1,5 +1,5 @@
-//! Drafts of a Markov head: those of an oracle in f64, of tables made by hand, with ties and special
-//! values, alone and among others.
+//! Drafts of a Markov head: those of an oracle in f64, of tables made by hand, with ties and
+//! special values, alone and among others.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::markov::markov_drafts;
