@@ -52,7 +52,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // What is wrong with the arguments is told before anything is loaded.
     args.config(GenerateConfig::default()).validate()?;
     args.drafts.check()?;
-    let drafts = args.drafts.is_wanted(spec);
+    let drafts = args.drafts.is_wanted();
     if args.draft_head == Head::Flash && !drafts {
         return Err("--draft-head flash needs drafts, --draft-tokens 1 to 8".into());
     }
@@ -84,7 +84,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let setup = Setup {
         args,
         config: GenerateConfig {
-            drafts: args.drafts.drafts(spec, &pipeline.model)?,
+            drafts: args.drafts.drafts(&pipeline.model)?,
             ..args.config(pipeline.defaults.clone())
         },
         pipeline: &pipeline,

@@ -132,15 +132,11 @@ fn run(
     let device = place.device.init()?;
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
-        ..load_options(
-            place.device,
-            place.dtype,
-            args.drafts.is_wanted(place.device),
-        )
+        ..load_options(place.device, place.dtype, args.drafts.is_wanted())
     };
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
-    let config = args.engine(args.drafts.drafts(place.device, &pipeline.model)?);
+    let config = args.engine(args.drafts.drafts(&pipeline.model)?);
     if place.device != DeviceSpec::Flex {
         warm_up(&pipeline, &config)?;
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ds4_model::generate::Constraint;
+use ds4_model::generate::{Constraint, SpecialTokens};
 use serde_json::{Value, json};
 
 use super::{Grammars, MAX_MESSAGE};
@@ -42,7 +42,7 @@ fn follow(constraint: &mut dyn Constraint, text: &str) -> (String, bool) {
         constraint.accept(id).expect("an allowed token");
         taken.push(id);
     }
-    let text = app().loaded.tokenizer.decode(&taken, false);
+    let text = app().loaded.tokenizer.decode(&taken, SpecialTokens::Keep);
     let ends = allowed(constraint).contains(&app().loaded.config.eos_token_id);
     (text.expect("tokens of the tokenizer"), ends)
 }

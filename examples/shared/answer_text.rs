@@ -1,7 +1,8 @@
 //! From the tokens of an answer to its text, while they arrive.
 
 use ds4_model::generate::{
-    CompletionPart, CompletionSplitter, DecodeStream, GenerateError, StopStrings, TextTokenizer,
+    CompletionPart, CompletionSplitter, DecodeStream, GenerateError, SpecialTokens, StopStrings,
+    TextTokenizer,
 };
 
 /// How an answer is taken apart.
@@ -44,9 +45,13 @@ impl<'a> AnswerText<'a> {
             Split::Chat { thinking } => Some(thinking),
             _ => None,
         };
+        // The splitter knows what to do with special tokens; others have none.
+        let special = match thinking {
+            Some(_) => SpecialTokens::Keep,
+            None => SpecialTokens::Skip,
+        };
         Ok(Self {
-            // The splitter knows what to do with special tokens; others have none.
-            decoder: tokenizer.decode_stream(thinking.is_none()),
+            decoder: tokenizer.decode_stream(special),
             split,
             splitter: thinking.map(CompletionSplitter::new),
             stops: StopStrings::new(stops)?,

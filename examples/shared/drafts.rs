@@ -1,6 +1,5 @@
 //! What drafts tokens, and how many.
 
-use burn_ds4_ops::device::DeviceSpec;
 use clap::{Args, ValueEnum, value_parser};
 use ds4_model::generate::MAX_DRAFTS;
 use ds4_model::model::Model;
@@ -19,8 +18,7 @@ enum Drafter {
 /// Options of drafting. They change no token.
 #[derive(Clone, Debug, Args)]
 pub struct DraftArgs {
-    /// What drafts tokens; the text is the same [default: what the checkpoint has; nothing on flex,
-    /// where verifying takes as long as it saves, unless --draft-tokens is given].
+    /// What drafts tokens; the text is the same [default: what the checkpoint has].
     #[arg(long, value_enum)]
     drafter: Option<Drafter>,
     /// Tokens to draft per step, 0 for none [default: 1 for an MTP layer, those of a block for
@@ -35,12 +33,8 @@ pub struct DraftArgs {
 
 impl DraftArgs {
     /// Whether the drafter of a checkpoint is to be loaded.
-    pub fn is_wanted(&self, device: DeviceSpec) -> bool {
-        match (self.drafter, self.draft_tokens) {
-            (Some(Drafter::None), _) | (_, Some(0)) => false,
-            (None, None) => device != DeviceSpec::Flex,
-            _ => true,
-        }
+    pub fn is_wanted(&self) -> bool {
+        self.drafter != Some(Drafter::None) && self.draft_tokens != Some(0)
     }
 
     /// Checks what can be without a model.
@@ -55,8 +49,8 @@ impl DraftArgs {
 
     /// Drafts of a step by the drafter of a model, which was loaded if it [is
     /// wanted](Self::is_wanted).
-    pub fn drafts(&self, device: DeviceSpec, model: &Model) -> Result<usize, String> {
-        if !self.is_wanted(device) {
+    pub fn drafts(&self, model: &Model) -> Result<usize, String> {
+        if !self.is_wanted() {
             return Ok(0);
         }
         let block = model.dspark.as_ref().map(|dspark| dspark.params.block_size);

@@ -171,7 +171,7 @@ fn bad_options_of_a_flash_head_end_with_one_line_that_names_them() {
         ("generate", &["--save-head"], 1, "--save-head needs --head"),
         (
             "generate",
-            &["--draft-head", "flash"],
+            &["--draft-head", "flash", "--drafter", "none"],
             1,
             "--draft-tokens 1 to 8",
         ),

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ds4_model::generate::TextTokenizer;
+use ds4_model::generate::{SpecialTokens, TextTokenizer};
 use serde_json::Value;
 
 use crate::cli::{golden_text, run, run_with_input};
@@ -70,7 +70,11 @@ fn json_has_ids_text_reason_and_figures() {
         ids.map(|id| id.as_u64().expect("an id") as u32).collect()
     };
     let tokenizer = TextTokenizer::from_dir(root().join("assets/ds4-tiny")).expect("an asset");
-    let decoded = |name: &str| tokenizer.decode(&ids(name), true).expect("known ids");
+    let decoded = |name: &str| {
+        tokenizer
+            .decode(&ids(name), SpecialTokens::Skip)
+            .expect("known ids")
+    };
     assert_eq!(decoded("ids"), continuation);
     assert_eq!(decoded("prompt_ids"), text);
     let figures = &report["figures"];

@@ -124,7 +124,7 @@ fn constrained(request: Request, constraint: impl Constraint + 'static) -> Reque
     }
 }
 
-fn by_thirds(request: Request) -> Request {
+pub(crate) fn by_thirds(request: Request) -> Request {
     let last = request.prompt[request.prompt.len() - 1];
     constrained(request, Thirds(last))
 }

@@ -419,6 +419,48 @@ fn texts_are_those_without_drafts_whatever_is_combined() {
 }
 
 #[test]
+fn texts_of_unequal_lengths_have_the_drafts_that_they_have_alone() {
+    let fixture = Trained::open();
+    for (name, device) in quick_devices() {
+        let model = Trained::model(device, name == "flex");
+        let any = fixture.ids("long", "input_ids");
+        // Shorter and longer than the window; the last is drawn.
+        let requests = [(0..3, 0.0), (20..61, 0.0), (0..130, 0.8)].map(|(range, temperature)| {
+            let sampling = SamplingConfig {
+                temperature,
+                ..SamplingConfig::default()
+            };
+            Request {
+                sampling,
+                ..request(&any[range], 40)
+            }
+        });
+        let run = |lanes: usize, requests: &[Request]| {
+            let config = EngineConfig {
+                lanes,
+                // With the next token, 15 rows of three lanes, as many as those of their blocks.
+                drafts: 4,
+                prefill_chunk: 32,
+                ..EngineConfig::default()
+            };
+            let mut engine = Engine::new(&model, config).expect("valid options");
+            let texts = together(&mut engine, requests);
+            (texts, engine.stats().drafted, engine.stats().accepted)
+        };
+        let alone: Vec<_> = requests
+            .iter()
+            .map(|request| run(1, std::slice::from_ref(request)))
+            .collect();
+        assert!(alone.iter().all(|text| text.2 > 0), "{name}: {alone:?}");
+        let texts: Vec<_> = alone.iter().map(|text| text.0[0].clone()).collect();
+        let drafted = alone.iter().map(|text| text.1).sum();
+        let accepted = alone.iter().map(|text| text.2).sum();
+        let together = run(3, &requests);
+        assert_eq!(together, (texts, drafted, accepted), "{name}");
+    }
+}
+
+#[test]
 fn a_prompt_that_begins_like_a_text_before_has_the_drafts_of_a_fresh_one() {
     let (_, device) = &devices()[0];
     let (fixture, model) = (Trained::open(), Trained::model(device, true));

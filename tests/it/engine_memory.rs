@@ -2,7 +2,7 @@
 //! texts of a measurement come and go.
 
 use burn::tensor::{Device, FloatDType};
-use ds4_model::generate::{Engine, EngineConfig, Request};
+use ds4_model::generate::{Engine, EngineConfig, GenerateError, Request};
 
 use crate::engine::{Texts, add, alone, collect, engine, request, together};
 use crate::two_layers::{Fixture, text};
@@ -156,6 +156,50 @@ fn processed(fixture: &Fixture, prefix_bytes: usize, long: bool) -> usize {
     let id = add(&mut engine, request(&prompt, 2));
     engine.step().expect("a device that works");
     engine.progress(id).expect("it has not ended").processed
+}
+
+#[test]
+fn a_text_of_128_ki_tokens_has_a_lane_of_its_own_size() {
+    const TOKENS: usize = 128 << 10;
+    let mut fixture = fixture();
+    fixture.model.config.max_position_embeddings = 2 * TOKENS;
+    let prompt: Vec<u32> = (0..TOKENS as u32).map(|position| position % 1000).collect();
+    let short = request(&text(1), 10);
+    let config = EngineConfig {
+        graphs: false,
+        ..EngineConfig::default()
+    };
+    // Rows of the long text are drawn; the short one has none before it.
+    let mut engine = engine(&fixture, &config).with_random_contexts();
+    let ids = [request(&prompt, 4), short.clone()].map(|request| add(&mut engine, request));
+    let (mut texts, mut together) = (Texts::new(), None);
+    while !engine.is_idle() {
+        collect(engine.step().expect("a device that works"), &mut texts);
+        let [long, short] = ids.map(|id| engine.capacity(id));
+        let sizes = long.zip(short);
+        together = together.or(sizes.map(|sizes| (sizes, engine.cache_bytes())));
+    }
+    assert_eq!(texts[&ids[0]].len(), 4);
+    assert_eq!(texts[&ids[1]], alone(&fixture, &short));
+    let (sizes, bytes) = together.expect("they were decoded side by side");
+    assert_eq!(sizes, (2 * TOKENS, 1024));
+    let lanes = lane_bytes(&fixture, 1024) + lane_bytes(&fixture, 2 * TOKENS);
+    assert_eq!(bytes, lanes, "one lane of each size");
+
+    // Where there is no memory for it, that is said before anything is allocated.
+    let config = EngineConfig {
+        cache_bytes: Some(bytes / 2),
+        ..config
+    };
+    let mut engine = self::engine(&fixture, &config);
+    let error = engine
+        .add(request(&prompt, 4))
+        .expect_err("it does not fit");
+    assert!(
+        matches!(error, GenerateError::CacheMemory { .. }),
+        "{error}"
+    );
+    assert_eq!(engine.cache_bytes(), 0);
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod gated_delta_net;
 mod golden;
 mod layer_goldens;
 mod load_bar;
+mod pairs;
 mod pipeline;
 mod precision;
 mod sampled;

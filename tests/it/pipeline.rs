@@ -6,6 +6,7 @@ use ds4_model::checkpoint::{CheckpointError, LoadOptions};
 use ds4_model::config::ConfigErrorKind;
 use ds4_model::generate::{
     ChatOptions, FinishReason, GenerateConfig, GenerateError, Generation, Message, SamplingConfig,
+    SpecialTokens,
 };
 use ds4_model::pipeline::{Pipeline, PipelineError};
 use serde_json::{Value, json};
@@ -64,7 +65,9 @@ fn after_an_error_no_text_follows_that_was_held_back() {
     let embedding = embedding.slice_assign([row..row + 1, 0..width], nan);
     pipeline.model.embedding = Param::from_tensor(embedding);
     // The last character before the error may be the first of a stop string.
-    let before = pipeline.tokenizer.decode(&tokens[..=fatal], false);
+    let before = pipeline
+        .tokenizer
+        .decode(&tokens[..=fatal], SpecialTokens::Keep);
     let before = before.expect("known tokens");
     let last = before.chars().last().expect("some text");
     let config = GenerateConfig {
@@ -108,9 +111,34 @@ fn a_pipeline_generates_the_golden_text_with_the_defaults() {
     assert_eq!(pieces.expect("finite logits"), expected);
 
     let chat = pipeline.encode_chat(&[Message::user("Who?")], &ChatOptions::default());
-    let chat = pipeline.tokenizer.decode(&chat.expect("a chat"), false);
+    let chat = chat.expect("a chat");
+    let chat = pipeline.tokenizer.decode(&chat, SpecialTokens::Keep);
     let expected = "<｜begin▁of▁sentence｜><｜User｜>Who?<｜Assistant｜></think>";
     assert_eq!(chat.expect("known tokens"), expected);
+}
+
+#[test]
+fn special_tokens_are_left_out_of_a_text_or_kept_for_those_who_parse_it() {
+    let dir = root().join("assets/ds4-tiny");
+    let pipeline = Pipeline::open_with(&dir, &EXPANDED, &Device::flex()).expect("an asset");
+    let begin = pipeline.model.config().bos_token_id;
+    let texts = [SpecialTokens::Skip, SpecialTokens::Keep].map(|special_tokens| {
+        let config = GenerateConfig {
+            max_new_tokens: 2,
+            special_tokens,
+            sampling: SamplingConfig {
+                // Nothing else is ever chosen.
+                logit_bias: vec![(begin, 1e6)],
+                ..SamplingConfig::default()
+            },
+            ..pipeline.defaults.clone()
+        };
+        let generation = pipeline.generate(config, &[begin]).expect("valid options");
+        let pieces: Result<String, GenerateError> = generation.collect();
+        pieces.expect("finite logits")
+    });
+    assert_eq!(texts[0], "");
+    assert_eq!(texts[1], "<｜begin▁of▁sentence｜>".repeat(2));
 }
 
 #[test]

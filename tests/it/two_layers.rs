@@ -33,6 +33,8 @@ pub(crate) const CAPACITY: usize = 32;
 /// Enough for the indexer to pick from the beginning.
 pub(crate) const PICKED_CAPACITY: usize = 2 * CAPACITY;
 const PROMPT: usize = 28;
+/// What the model computes in.
+const DTYPES: [FloatDType; 2] = [FloatDType::F32, FloatDType::BF16];
 
 /// Opens the checkpoint, which is made once. Its files are mapped, and gone when it is open.
 fn checkpoint() -> &'static Checkpoint {
@@ -140,21 +142,27 @@ impl Fixture {
 /// Runs `test` with every dtype that a device has, and with weights as they are used there: packed
 /// on GPUs.
 pub(crate) fn every_model(test: impl Fn(&str, &Fixture)) {
-    models(devices(), test);
+    every_model_in(&DTYPES, test);
+}
+
+/// The same with some dtypes only.
+pub(crate) fn every_model_in(dtypes: &[FloatDType], test: impl Fn(&str, &Fixture)) {
+    models(devices(), dtypes, test);
 }
 
 /// The same without devices that compile kernels slowly: for what the host decides.
 pub(crate) fn every_quick_model(test: impl Fn(&str, &Fixture)) {
     let devices = devices().iter().filter(|(name, _)| !compiles_slowly(name));
-    models(devices, test);
+    models(devices, &DTYPES, test);
 }
 
 fn models<'a>(
     devices: impl IntoIterator<Item = &'a (String, Device)>,
+    dtypes: &[FloatDType],
     test: impl Fn(&str, &Fixture),
 ) {
     for (name, device) in devices {
-        for dtype in [FloatDType::F32, FloatDType::BF16] {
+        for &dtype in dtypes {
             if !device.supports_dtype(dtype) {
                 skip(name, &format!("{dtype:?}").to_lowercase());
                 continue;

@@ -7,6 +7,7 @@ mod compress_rows;
 mod flash_head;
 mod gated_delta;
 mod harness;
+mod markov;
 mod moe;
 mod moe_shared;
 mod norm;
@@ -90,6 +91,7 @@ fn cases() -> Vec<Case> {
         moe_shared::cases,
         norm::cases,
         flash_head::cases,
+        markov::cases,
         gated_delta::cases,
         sampling::cases,
     ];

@@ -11,6 +11,7 @@
 //! - [`gated_delta`]: gated delta rule: recurrent linear attention on a pool of states
 //! - [`hyper_connection`]: coefficients, collapse and expansion of residual streams, the head, each
 //!   with the norm that follows
+//! - [`markov`]: drafts that are chosen one after the other, each by the token before it
 //! - [`matmul`]: small-M products whose rows do not depend on each other, products of any rows; f32
 //!   operands never in TF32
 //! - [`moe`]: clamped SwiGLU, experts with dense or packed weights, alone and with a shared one
@@ -62,6 +63,7 @@ pub mod hyper_connection;
 mod intrinsics;
 #[cfg(feature = "cube")]
 mod launching;
+pub mod markov;
 pub mod matmul;
 pub mod moe;
 pub mod norm;

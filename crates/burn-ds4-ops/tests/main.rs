@@ -40,6 +40,7 @@ mod hyper_connection_errors;
 mod hyper_connection_fused;
 mod hyper_connection_kernels;
 pub(crate) mod linear;
+pub(crate) mod markov;
 mod matmul;
 pub(crate) mod mixing;
 mod moe;
@@ -121,6 +122,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("hyper_connection_errors", hyper_connection_errors::CASES),
     ("hyper_connection_fused", hyper_connection_fused::CASES),
     ("hyper_connection_kernels", hyper_connection_kernels::CASES),
+    ("markov", markov::CASES),
     ("matmul", matmul::CASES),
     ("moe", moe::CASES),
     ("moe_errors", moe_errors::CASES),

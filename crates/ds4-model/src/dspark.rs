@@ -11,8 +11,9 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::OpError;
+use burn_ds4_ops::markov::markov_drafts;
 use burn_ds4_ops::topk::{Order, Windows, top_k};
 
 use crate::block::{Block, BlockConfig, flattened, unflattened};
@@ -119,8 +120,8 @@ pub struct BlockDrafts {
     pub ids: Tensor<2, Int>,
     /// The collapsed streams that they are chosen from: `[batch, drafts, d_model]`.
     pub hidden: Tensor<3>,
-    /// The embedding of the token before each: `[batch, rank]`.
-    pub embedded: Vec<Tensor<2>>,
+    /// The token before the first: `[batch, 1]`.
+    pub tokens: Tensor<2, Int>,
 }
 
 impl Dspark {
@@ -175,8 +176,7 @@ impl Dspark {
     ///
     /// # Errors
     ///
-    /// [`OpError`] where no operator chooses from so many tokens, or the [clustered
-    /// head](Self::flash_head) is of another width or dtype.
+    /// [`OpError`] where the [clustered head](Self::flash_head) is of another width or dtype.
     pub fn choose(
         &self,
         streams: Tensor<4>,
@@ -198,70 +198,39 @@ impl Dspark {
             }
         };
         trace.record("logits", &logits);
-        let [vocabulary, _] = self.markov_embedding.dims();
-        let known = |ids: Tensor<2, Int>| ids.clamp(0, vocabulary as i64 - 1);
-        let mut last = known(tokens);
-        let (mut drafts, mut values, mut embedded) = (Vec::new(), Vec::new(), Vec::new());
-        for draft in 0..count {
-            let own = self.embed(last);
-            let logits = logits.clone().narrow(1, draft, 1).squeeze_dim::<2>(1);
-            let ids = ids.clone();
-            let ids = ids.map(|ids| ids.narrow(1, draft, 1).squeeze_dim::<2>(1));
-            let logits = logits + self.bias(own.clone(), ids.clone());
-            let (value, best) = top_k(logits, Windows::All, 1, Order::Column)?;
-            let draft = match ids {
-                None => best,
-                Some(ids) => ids.gather(1, best),
-            };
-            last = match self.flash_head {
-                None => draft.clone(),
-                // Places may be without a candidate.
-                Some(_) => known(draft.clone()),
-            };
-            drafts.push(draft);
-            values.push(value);
-            embedded.push(own);
-        }
+        let drafts = markov_drafts(
+            logits,
+            ids,
+            tokens.clone(),
+            self.markov_embedding.val(),
+            self.markov_output.val(),
+        )?;
         let drafts = BlockDrafts {
-            ids: chosen(Tensor::cat(values, 1), Tensor::cat(drafts, 1)),
+            ids: drafts,
             hidden,
-            embedded,
+            tokens,
         };
         trace.record("drafts", &drafts.ids);
         trace.record_with("confidence", || self.confidence(&drafts));
         Ok(drafts)
     }
 
-    /// Embeddings of the tokens before drafts (`[batch, 1]`): `[batch, rank]`.
-    fn embed(&self, token_ids: Tensor<2, Int>) -> Tensor<2> {
-        let [batch, _] = token_ids.dims();
-        let embedding = self.markov_embedding.val();
-        embedding.select(0, token_ids.reshape([batch]))
-    }
-
-    /// What embeddings `[batch, rank]` add to the logits of all tokens, or of `ids` (`[batch,
-    /// candidates]`): f32 `[batch, tokens]`.
-    fn bias(&self, embedded: Tensor<2>, ids: Option<Tensor<2, Int>>) -> Tensor<2> {
-        let output = self.markov_output.val();
-        let Some(ids) = ids else {
-            return project_f32(embedded, output);
-        };
-        let [batch, candidates] = ids.dims();
-        let [vocabulary, rank] = output.dims();
-        let ids = ids.clamp(0, vocabulary as i64 - 1);
-        let rows = output.select(0, ids.reshape([batch * candidates]));
-        let rows = rows
-            .reshape([batch, candidates, rank])
-            .cast(FloatDType::F32);
-        let embedded = embedded.reshape([batch, 1, rank]).cast(FloatDType::F32);
-        (rows * embedded).sum_dim(2).squeeze_dim(2)
-    }
-
     /// The logit of each draft's probability to be accepted, if those before it are: f32 `[batch,
     /// drafts]`.
     pub fn confidence(&self, drafts: &BlockDrafts) -> Tensor<2> {
-        let embedded = Tensor::stack(drafts.embedded.clone(), 1);
-        let inputs = Tensor::cat(vec![drafts.hidden.clone(), embedded], 2);
+        let BlockDrafts {
+            ids,
+            hidden,
+            tokens,
+        } = drafts;
+        let ([batch, count], [vocabulary, rank]) = (ids.dims(), self.markov_embedding.dims());
+        let first = tokens.clone().cast(ids.dtype());
+        let before = Tensor::cat(vec![first, ids.clone()], 1).narrow(1, 0, count);
+        let before = before.clamp(0, vocabulary as i64 - 1);
+        let embedding = self.markov_embedding.val();
+        let embedded = embedding.select(0, before.reshape([batch * count]));
+        let embedded = embedded.reshape([batch, count, rank]);
+        let inputs = Tensor::cat(vec![hidden.clone(), embedded], 2);
         project_f32(inputs, self.confidence.val()).squeeze_dim(2)
     }
 }
@@ -270,12 +239,7 @@ impl Dspark {
 /// `[rows, 1]`; -1 where no logit is a number above `-inf`.
 pub(crate) fn most_likely(logits: Tensor<2>) -> Result<Tensor<2, Int>, OpError> {
     let (values, ids) = top_k(logits, Windows::All, 1, Order::Column)?;
-    Ok(chosen(values, ids))
-}
-
-/// The ids with the highest logits, or -1 where these are no numbers above `-inf`.
-fn chosen(values: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<2, Int> {
     // Not so for NaN, which ranks last, nor for infinity below.
     let is_number = values.greater_equal_elem(f32::MIN);
-    ids.mask_fill(is_number.bool_not(), -1)
+    Ok(ids.mask_fill(is_number.bool_not(), -1))
 }

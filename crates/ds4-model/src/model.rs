@@ -468,11 +468,8 @@ impl Model {
         let tokens = self.in_vocabulary(tokens);
         let filler = i64::from(dspark.params.noise_token_id);
         let like = (&tokens.device(), tokens.dtype());
-        let mut block = vec![tokens];
-        if size > 1 {
-            block.push(Tensor::full([batch, size - 1], filler, like));
-        }
-        let block = Tensor::cat(block, 1);
+        let block = Tensor::full([batch, size], filler, like);
+        let block = block.slice_assign([0..batch, 0..1], tokens);
         let (embedded, layers) = (self.embed(block.clone()), cache.layers_mut());
         let trace = trace.scope("dspark");
         Ok(dspark.forward(embedded, block, &step, layers, &trace))

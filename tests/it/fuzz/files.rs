@@ -6,7 +6,7 @@ use burn::tensor::{Device, FloatDType};
 use ds4_model::cache::{CacheConfig, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::config::{GenerationDefaults, ModelConfig};
-use ds4_model::generate::TextTokenizer;
+use ds4_model::generate::{SpecialTokens, TextTokenizer};
 use tempfile::TempDir;
 
 /// The shipped checkpoint: of the checkout that cargo runs this in, or was built in.
@@ -121,11 +121,11 @@ pub fn tokenizer(data: &[u8]) {
         let Ok(ids) = encoded else {
             continue;
         };
-        let _ = tokenizer.decode(&ids, true);
-        let mut stream = tokenizer.decode_stream(false);
+        let _ = tokenizer.decode(&ids, SpecialTokens::Skip);
+        let mut stream = tokenizer.decode_stream(SpecialTokens::Keep);
         let pieces = ids.iter().map(|id| stream.push(*id));
         let pieces: Result<String, _> = pieces.collect();
-        if let (Ok(pieces), Ok(whole)) = (pieces, tokenizer.decode(&ids, false)) {
+        if let (Ok(pieces), Ok(whole)) = (pieces, tokenizer.decode(&ids, SpecialTokens::Keep)) {
             assert_eq!(pieces + &stream.finish(), whole);
         }
     }

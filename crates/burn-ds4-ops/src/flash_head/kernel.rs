@@ -9,7 +9,7 @@ const PADDING: i32 = -1;
 /// The bits of `-inf`. Shader languages have no literal for it.
 const NEG_INFINITY_BITS: u32 = 0xff80_0000;
 /// The [`rank`] of the lowest finite number: what a winner has at least.
-const LOWEST_RANK: u32 = 0x0080_0000;
+pub(crate) const LOWEST_RANK: u32 = 0x0080_0000;
 
 /// The numbers of tokens and candidates.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -45,7 +45,7 @@ pub(crate) struct Candidates {
 /// An integer in the same order as the floats: zeros of either sign are equal, and NaN comes before
 /// everything else.
 #[cube]
-fn rank(x: f32) -> u32 {
+pub(crate) fn rank(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
     let magnitude = bits & 0x7fff_ffffu32;
     let rank = select(bits == magnitude, bits | 0x8000_0000u32, !bits);

@@ -21,6 +21,31 @@ const AHEAD: usize = 1;
 /// Selects which drafts are taken to be right.
 const SEED: u64 = 7;
 
+/// How tokens are drafted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Drafts {
+    /// How many a step.
+    pub count: usize,
+    /// Probability below which DSpark leaves one out.
+    pub confidence: f64,
+}
+
+impl Drafts {
+    /// What a table and a line of JSON say of it.
+    pub fn json(self, model: &Model) -> Value {
+        let mtp = model.mtp.as_ref();
+        let mtp = mtp.and_then(|mtp| mtp.flash_head.as_ref());
+        let dspark = model.dspark.as_ref();
+        let dspark = dspark.and_then(|dspark| dspark.flash_head.as_ref());
+        json!({
+            "drafts": self.count,
+            "drafter": if model.dspark.is_some() { "dspark" } else { "mtp" },
+            "draft_head": if mtp.or(dspark).is_some() { "flash" } else { "dense" },
+            "draft_confidence": self.confidence,
+        })
+    }
+}
+
 /// What is decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
@@ -28,8 +53,8 @@ pub struct Workload {
     pub batch: usize,
     /// Positions before the first step.
     pub context: usize,
-    /// Tokens that are drafted per step.
-    pub drafts: usize,
+    /// How tokens are drafted.
+    pub drafts: Drafts,
     /// Fraction of drafts that are taken to be right; `None` for those that are.
     pub acceptance: Option<f64>,
     /// Whether a step is recorded.
@@ -53,7 +78,7 @@ impl Workload {
     /// What a step is called in tables.
     pub fn name(&self) -> String {
         let kind = if self.graphs { "recorded" } else { "launched" };
-        match self.drafts {
+        match self.drafts.count {
             0 => format!("{kind}, 1 token"),
             drafts => format!("{kind}, {} tokens, drafting", 1 + drafts),
         }
@@ -66,10 +91,12 @@ impl Workload {
         steps_ahead: usize,
     ) -> Result<Engine<'a>, Box<dyn Error>> {
         let steps = MOST_WARM_UPS + (SERIES + 1) * (self.samples + steps_ahead);
-        let tokens = steps * (1 + self.drafts);
+        let Drafts { count, confidence } = self.drafts;
+        let tokens = steps * (1 + count);
         let config = EngineConfig {
             lanes: self.batch,
-            drafts: self.drafts,
+            drafts: count,
+            draft_confidence: confidence,
             capacity: self.context + tokens + 2 * (1 + MAX_DRAFTS),
             graphs: self.graphs,
             steps_ahead,
@@ -144,21 +171,25 @@ impl Workload {
         layer_us: Option<f64>,
     ) -> Result<(), Box<dyn Error>> {
         let config = model.config();
-        let line = json!({
-            "model": "flash",
-            "layers": config.layers.len(),
-            "experts": config.n_routed_experts,
-            "context": self.context,
-            "batch": self.batch,
-            "drafts": self.drafts,
-            "drafter": if model.dspark.is_some() { "dspark" } else { "mtp" },
-            "kind": if self.graphs { "recorded" } else { "launched" },
-            "ms": measured.ms,
-            "us_per_layer": layer_us,
-            "host_us": measured.host,
-            "tokens_per_step": measured.tokens,
-            "acceptance": self.acceptance,
-        });
+        let mut line = self.drafts.json(model);
+        for (key, value) in [
+            ("model", json!("flash")),
+            ("layers", json!(config.layers.len())),
+            ("experts", json!(config.n_routed_experts)),
+            ("context", json!(self.context)),
+            ("batch", json!(self.batch)),
+            (
+                "kind",
+                json!(if self.graphs { "recorded" } else { "launched" }),
+            ),
+            ("ms", json!(measured.ms)),
+            ("us_per_layer", json!(layer_us)),
+            ("host_us", json!(measured.host)),
+            ("tokens_per_step", json!(measured.tokens)),
+            ("acceptance", json!(self.acceptance)),
+        ] {
+            line[key] = value;
+        }
         append_line(file, &line)
     }
 }

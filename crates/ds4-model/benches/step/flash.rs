@@ -1,8 +1,11 @@
 //! The first layers of V4-Flash, and its MTP layer or DSpark drafter.
 
 use burn::tensor::Tensor;
+use burn_ds4_ops::OpError;
+use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions};
 use ds4_model::block::Block;
 use ds4_model::config::{DsparkParams, ModelConfig};
+use ds4_model::flash_head::{DEFAULT_CAPACITY, ProbedHead};
 use ds4_model::linear::WeightStack;
 use ds4_model::model::Model;
 
@@ -37,6 +40,18 @@ pub fn with_dspark(mut config: ModelConfig) -> ModelConfig {
         layers: 3,
     });
     config
+}
+
+/// A clustered head of the model's output matrix, which takes as long as any other: rows of random
+/// weights have no clusters, so that any will do.
+pub fn draft_head(model: &Model, probes: Option<usize>) -> Result<ProbedHead, OpError> {
+    let output = model.output.val();
+    let [vocabulary, _] = output.dims();
+    let clusters = vocabulary.div_ceil(DEFAULT_CAPACITY);
+    let assignments: Vec<u32> = (0..vocabulary).map(|id| (id % clusters) as u32).collect();
+    let centroids = output.clone().slice_dim(0, 0..clusters);
+    let head = FlashHead::new(output, &assignments, centroids, FlashHeadOptions::default())?;
+    ProbedHead::new(head, probes.unwrap_or(ProbedHead::default_probes(clusters)))
 }
 
 fn last(layers: usize) -> Vec<usize> {

@@ -17,9 +17,12 @@ use std::time::Instant;
 use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, ValueEnum};
 use ds4_model::checkpoint::Checkpoint;
-use shared::{Dtype, finish, load_options, shipped_checkpoint};
+use ds4_model::model::Model;
+use shared::flash::FlashArgs;
+use shared::{Dtype, Head, finish, load_options, shipped_checkpoint};
 
 use calls::Context;
+use decoding::Drafts;
 use whole::Options;
 
 /// Times whole forward calls, over one token and over the 2 to 5 of a verification, and the steps
@@ -38,10 +41,10 @@ struct Args {
     /// Directory of the checkpoint, for `tiny`.
     #[arg(long, default_value_os_t = shipped_checkpoint())]
     checkpoint: PathBuf,
-    /// Positions in the cache before the first call that is timed [default: 256 for tiny, 4096 for
-    /// flash].
-    #[arg(long)]
-    context: Option<usize>,
+    /// Positions in the cache before the first call that is timed, each in turn [default: 256 for
+    /// tiny, 4096 for flash].
+    #[arg(long, value_delimiter = ',')]
+    context: Vec<usize>,
     /// Sequences, all of the same length.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
@@ -64,12 +67,22 @@ struct Args {
     /// What a plain copy reaches, in TB/s, for `flash`.
     #[arg(long, default_value_t = 4.3, value_parser = positive)]
     copy_rate: f64,
-    /// Appends a line of JSON for each kind of step to this file, for `flash`.
+    /// Appends a line of JSON for each kind of step or text to this file.
     #[arg(long)]
     jsonl: Option<PathBuf>,
-    /// Tokens that are drafted per step.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
-    drafts: u8,
+    /// Tokens that are drafted per step, each number in turn.
+    #[arg(long, default_value = "1", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=8))]
+    drafts: Vec<u8>,
+    /// Leaves out drafts, from the first that DSpark gives a smaller probability to be accepted,
+    /// each value in turn.
+    #[arg(long, default_value = "0", value_delimiter = ',', value_parser = fraction)]
+    draft_confidence: Vec<f64>,
+    /// Head that chooses the drafts, each in turn. That of `flash` has random clusters.
+    #[arg(long, value_enum, default_value = "dense", value_delimiter = ',')]
+    draft_head: Vec<Head>,
+    #[command(flatten)]
+    clusters: FlashArgs,
     /// Drafts with the DSpark drafter of V4-Flash-0731 in place of the MTP layer, for `flash`.
     #[arg(long)]
     dspark: bool,
@@ -133,23 +146,64 @@ fn main() -> ExitCode {
     })
 }
 
+impl Args {
+    /// How to draft: every number of drafts with every confidence.
+    fn drafts(&self) -> Vec<Drafts> {
+        let confidences = self.draft_confidence.iter();
+        confidences
+            .flat_map(|&confidence| {
+                let counts = self.drafts.iter();
+                counts.map(move |&count| Drafts {
+                    count: count.into(),
+                    confidence,
+                })
+            })
+            .collect()
+    }
+
+    /// Sets the head of a model that drafts are chosen with.
+    fn set_draft_head(&self, head: Head, model: &mut Model) -> Result<(), Box<dyn Error>> {
+        let head = match (head, self.model) {
+            (Head::Dense, _) => None,
+            (Head::Flash, Which::Tiny) => Some(self.clusters.head(&self.checkpoint, model)?),
+            (Head::Flash, Which::Flash) => Some(flash::draft_head(model, self.clusters.probes)?),
+        };
+        if let Some(head) = &head {
+            let (probes, clusters) = (head.probes(), head.head().clusters());
+            println!("drafts by a clustered head, {probes} of {clusters} clusters probed");
+        }
+        model.set_draft_head(head);
+        Ok(())
+    }
+}
+
 fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
     let device = args.device.init()?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let model = checkpoint.load(&load_options(args.device, args.dtype, true), &device)?;
-    let context = context(args, 256);
-    let samples = args.samples as usize;
-    calls::steps(&model, context, samples, &device)?;
+    let options = load_options(args.device, args.dtype, true);
+    let mut model = checkpoint.load(&options, &device)?;
+    for context in contexts(args, 256) {
+        calls::steps(&model, context, args.samples as usize, &device)?;
+    }
     if args.batch > 1 {
         return Ok(());
     }
-    let (tokens, drafts) = (args.tokens as usize, args.drafts.into());
-    generations::generations(&model, &args.checkpoint, tokens, drafts)
+    for &head in &args.draft_head {
+        args.set_draft_head(head, &mut model)?;
+        let texts = generations::Texts {
+            model: &model,
+            checkpoint: &args.checkpoint,
+            tokens: args.tokens as usize,
+            drafts: args.drafts(),
+            jsonl: args.jsonl.as_deref(),
+        };
+        texts.measure()?;
+    }
+    Ok(())
 }
 
 fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     let device = args.device.init()?;
-    let context = context(args, 4096);
     let start = Instant::now();
     let [layers, experts, vocabulary, shrink] =
         [args.layers, args.experts, args.vocabulary, args.shrink].map(|number| number as usize);
@@ -164,58 +218,78 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     config.validate()?;
     device.seed(0);
-    let model = config.init_packed(args.dtype.into(), &device);
+    let mut model = config.init_packed(args.dtype.into(), &device);
     device.sync()?;
     println!(
         "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",
         start.elapsed().as_secs_f64()
     );
-    let options = Options {
+    let [contexts, prompts] = [contexts(args, 4096), prompts(args)];
+    let options = |context: Context| Options {
         batch: context.batch,
         context: context.positions,
         samples: args.samples as usize,
-        drafts: args.drafts.into(),
+        drafts: args.drafts(),
         acceptance: args.acceptance,
         jsonl: args.jsonl.clone(),
         copy_rate: args.copy_rate,
     };
-    match args.account {
-        Some(Account::Step) => return whole::account(&model, &options, 0),
-        Some(Account::Round) => return whole::account(&model, &options, options.drafts),
-        Some(Account::Prompt) => return whole::account_prompt(&model, &options, args.prompt),
-        None => {}
+    if let Some(account) = args.account {
+        let options = options(contexts[0]);
+        return match account {
+            Account::Step => whole::account(&model, &options, 0),
+            Account::Round => whole::account(&model, &options, options.drafts[0].count),
+            Account::Prompt => whole::account_prompt(&model, &options, args.prompt),
+        };
     }
-    if !args.only_prompt.is_empty() {
-        return args.only_prompt.iter().try_for_each(|&context| {
-            let options = Options {
-                context,
-                jsonl: args.jsonl.clone(),
-                ..options
-            };
-            whole::prefill(&model, &options, args.prompt)
-        });
+    if !prompts.is_empty() {
+        let mut prompts = prompts.into_iter();
+        return prompts
+            .try_for_each(|context| whole::prefill(&model, &options(context), args.prompt));
     }
-    whole::decoding(&model, &options)?;
-    println!("{:.1} s since the start", start.elapsed().as_secs_f64());
-    calls::steps(&model, context, options.samples, &device)?;
-    println!("{:.1} s since the start", start.elapsed().as_secs_f64());
-    if args.prompt > 0 {
-        whole::prefill(&model, &options, args.prompt)?;
+    for context in contexts {
+        let options = options(context);
+        for &head in &args.draft_head {
+            args.set_draft_head(head, &mut model)?;
+            whole::decoding(&model, &options)?;
+            println!("{:.1} s since the start", start.elapsed().as_secs_f64());
+        }
+        calls::steps(&model, context, options.samples, &device)?;
+        println!("{:.1} s since the start", start.elapsed().as_secs_f64());
+        if args.prompt > 0 {
+            whole::prefill(&model, &options, args.prompt)?;
+        }
     }
     Ok(())
 }
 
-/// Contents of the cache, which are also printed.
-fn context(args: &Args, default: usize) -> Context {
-    let context = Context {
-        batch: args.batch as usize,
-        positions: args.context.unwrap_or(default),
-        drawn: args.model == Which::Flash,
+/// Contents of the cache, one after the other, which are also printed.
+fn contexts(args: &Args, default: usize) -> Vec<Context> {
+    let default = [default];
+    let positions = match &args.context[..] {
+        [] => &default[..],
+        positions => positions,
     };
-    let name = format!("{:?} in {:?}", args.model, args.dtype).to_lowercase();
     println!(
-        "{name} on {}, {} positions before, {} sequences",
-        args.device, context.positions, context.batch
+        "{} on {}, {positions:?} positions before, {} sequences",
+        format!("{:?} in {:?}", args.model, args.dtype).to_lowercase(),
+        args.device,
+        args.batch
     );
-    context
+    let context = |&positions: &usize| context(args, positions);
+    positions.iter().map(context).collect()
+}
+
+/// The same before chunks that alone are timed.
+fn prompts(args: &Args) -> Vec<Context> {
+    let context = |&positions: &usize| context(args, positions);
+    args.only_prompt.iter().map(context).collect()
+}
+
+fn context(args: &Args, positions: usize) -> Context {
+    Context {
+        batch: args.batch as usize,
+        positions,
+        drawn: args.model == Which::Flash,
+    }
 }

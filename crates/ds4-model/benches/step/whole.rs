@@ -12,7 +12,7 @@ use ds4_model::trace::Trace;
 use serde_json::json;
 
 use crate::calls::{Timings, any_ids};
-use crate::decoding::{Measured, Workload, append_line};
+use crate::decoding::{Drafts, Measured, Workload, append_line};
 use crate::flash;
 
 /// Prompts that are timed, after one that is not.
@@ -25,8 +25,8 @@ pub struct Options {
     pub batch: usize,
     pub context: usize,
     pub samples: usize,
-    /// Tokens that are drafted per step.
-    pub drafts: usize,
+    /// How tokens are drafted, one way after the other.
+    pub drafts: Vec<Drafts>,
     /// Fraction of drafts that are taken to be right.
     pub acceptance: f64,
     /// Where lines of JSON go.
@@ -41,7 +41,7 @@ impl Options {
         Workload {
             batch: self.batch,
             context: self.context,
-            drafts: 0,
+            drafts: Drafts::default(),
             acceptance: None,
             graphs: true,
             samples: self.samples,
@@ -133,10 +133,10 @@ fn depth(
 ) -> Result<Depth, Box<dyn Error>> {
     let model = flash::first_layers(model, layers);
     let mut times = Vec::new();
-    for drafts in [0, options.drafts] {
+    for drafts in [&[Drafts::default()], &options.drafts[..]].concat() {
         let workload = Workload {
             drafts,
-            acceptance: (drafts > 0).then_some(options.acceptance),
+            acceptance: (drafts.count > 0).then_some(options.acceptance),
             graphs,
             ..options.workload()
         };
@@ -254,7 +254,10 @@ pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Bo
 pub fn account(model: &Model, options: &Options, drafts: usize) -> Result<(), Box<dyn Error>> {
     let device = model.embedding.val().device();
     let workload = Workload {
-        drafts,
+        drafts: Drafts {
+            count: drafts,
+            ..Drafts::default()
+        },
         acceptance: None,
         graphs: false,
         samples: 1,

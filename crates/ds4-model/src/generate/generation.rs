@@ -6,6 +6,7 @@ use super::engine::{Engine, EngineConfig, FinishReason, MAX_DRAFTS, Output, Requ
 use super::error::GenerateError;
 use super::sampling::SamplingConfig;
 use super::stats::SpeculativeStats;
+use super::tokenizer::SpecialTokens;
 use crate::model::Model;
 
 /// How to generate.
@@ -24,9 +25,9 @@ pub struct GenerateConfig {
     /// Texts at which to stop; they are not part of the output. Used by
     /// [`TextGeneration`](super::TextGeneration).
     pub stop_strings: Vec<String>,
-    /// Whether special tokens, such as those of tool calls, are left out of the text. Used by
+    /// What becomes of special tokens, such as those of tool calls, in the text. Used by
     /// [`TextGeneration`](super::TextGeneration).
-    pub skip_special_tokens: bool,
+    pub special_tokens: SpecialTokens,
     /// Whether to go on after the end-of-sequence token.
     pub ignore_eos: bool,
     /// Prompt tokens per forward call.
@@ -49,7 +50,7 @@ impl Default for GenerateConfig {
             draft_confidence: 0.0,
             stop_tokens: Vec::new(),
             stop_strings: Vec::new(),
-            skip_special_tokens: true,
+            special_tokens: SpecialTokens::default(),
             ignore_eos: false,
             prefill_chunk: 256,
             capacity: None,

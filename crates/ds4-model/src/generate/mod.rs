@@ -37,4 +37,4 @@ pub use sampling::{SamplingConfig, greedy_token};
 pub use stats::{PositionStats, SpeculativeStats};
 pub use stop::{StopStep, StopStrings};
 pub use text::TextGeneration;
-pub use tokenizer::{DecodeStream, TextTokenizer};
+pub use tokenizer::{DecodeStream, SpecialTokens, TextTokenizer};

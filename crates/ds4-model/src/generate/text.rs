@@ -38,7 +38,7 @@ impl<'a> TextGeneration<'a> {
     ) -> Result<Self, GenerateError> {
         Ok(Self {
             stops: StopStrings::new(config.stop_strings.clone())?,
-            decoder: tokenizer.decode_stream(config.skip_special_tokens),
+            decoder: tokenizer.decode_stream(config.special_tokens),
             tokens: Generation::new(model, config, prompt)?,
             generated: 0,
             flushed: false,

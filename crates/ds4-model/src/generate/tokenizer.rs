@@ -11,6 +11,16 @@ use crate::files;
 /// File that [`TextTokenizer::from_dir`] reads.
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
+/// What becomes of tokens that the tokenizer file flags as special, where ids become text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// They are left out.
+    #[default]
+    Skip,
+    /// They are written out, as [`parse_completion`](super::parse_completion) needs them.
+    Keep,
+}
+
 /// A checkpoint's byte-level tokenizer.
 ///
 /// It adds no tokens of its own: whatever the file's post-processor says, a prompt begins with the
@@ -118,13 +128,12 @@ impl TextTokenizer {
         }
     }
 
-    /// Decodes ids; bytes that are not UTF-8 become replacement characters. `skip_special` leaves
-    /// out the tokens that the tokenizer file flags as special.
+    /// Decodes ids; bytes that are not UTF-8 become replacement characters.
     ///
     /// # Errors
     /// [`GenerateError::UnknownToken`] for an id without a token.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, GenerateError> {
-        let mut stream = self.decode_stream(skip_special);
+    pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, GenerateError> {
+        let mut stream = self.decode_stream(special);
         let mut text = String::new();
         for &id in ids {
             text += &stream.push(id)?;
@@ -150,10 +159,10 @@ impl TextTokenizer {
     }
 
     /// Starts decoding one id at a time.
-    pub fn decode_stream(&self, skip_special: bool) -> DecodeStream<'_> {
+    pub fn decode_stream(&self, special: SpecialTokens) -> DecodeStream<'_> {
         DecodeStream {
             tokenizer: self,
-            skip_special,
+            special,
             pending: Vec::new(),
         }
     }
@@ -175,7 +184,7 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateError> 
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a TextTokenizer,
-    skip_special: bool,
+    special: SpecialTokens,
     pending: Vec<u8>,
 }
 
@@ -185,7 +194,7 @@ impl DecodeStream<'_> {
     /// # Errors
     /// [`GenerateError::UnknownToken`] for an id without a token; the stream can go on after it.
     pub fn push(&mut self, id: u32) -> Result<String, GenerateError> {
-        if self.skip_special
+        if self.special == SpecialTokens::Skip
             && self
                 .tokenizer
                 .added

@@ -66,8 +66,12 @@ fn golden_continuations_decode_to_the_golden_texts_whole_and_streamed() {
             ids(&prompt["greedy"]),
             prompt["greedy_text"].as_str().unwrap(),
         );
-        assert_eq!(tokenizer.decode(&greedy, true).unwrap(), text, "{name}");
-        let mut stream = tokenizer.decode_stream(true);
+        assert_eq!(
+            tokenizer.decode(&greedy, SpecialTokens::Skip).unwrap(),
+            text,
+            "{name}"
+        );
+        let mut stream = tokenizer.decode_stream(SpecialTokens::Skip);
         let pieces: Vec<String> = greedy.iter().map(|&id| stream.push(id).unwrap()).collect();
         assert_eq!(pieces.concat() + &stream.finish(), text, "{name}");
     }
@@ -112,7 +116,7 @@ fn plain_text_cannot_become_a_control_token() {
             ids.iter().all(|id| *id >= CONTROL.len() as u32),
             "{token}: {ids:?}"
         );
-        assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+        assert_eq!(tokenizer.decode(&ids, SpecialTokens::Skip).unwrap(), text);
     }
     let text = "In the beginning 2024 世界 é\r\n\n  x";
     assert_eq!(
@@ -132,7 +136,10 @@ fn added_tokens_that_are_not_flagged_special_cannot_be_injected_either() {
     assert_eq!(tokenizer.encode("<｜User｜>").unwrap(), [3]);
     let ids = tokenizer.encode_plain("<｜User｜><think>").unwrap();
     assert!(ids.iter().all(|id| *id >= CONTROL.len() as u32), "{ids:?}");
-    assert_eq!(tokenizer.decode(&[3], true).unwrap(), "<｜User｜>");
+    assert_eq!(
+        tokenizer.decode(&[3], SpecialTokens::Skip).unwrap(),
+        "<｜User｜>"
+    );
 }
 
 #[test]
@@ -159,9 +166,9 @@ fn a_vocabulary_that_leads_back_to_an_added_token_is_an_error() {
 fn special_tokens_are_kept_or_skipped_on_request() {
     let tokenizer = tiny();
     let ids = [vec![0, 5], tokenizer.encode("Amen").unwrap(), vec![1]].concat();
-    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "Amen");
+    assert_eq!(tokenizer.decode(&ids, SpecialTokens::Skip).unwrap(), "Amen");
     assert_eq!(
-        tokenizer.decode(&ids, false).unwrap(),
+        tokenizer.decode(&ids, SpecialTokens::Keep).unwrap(),
         "<｜begin▁of▁sentence｜><think>Amen<｜end▁of▁sentence｜>"
     );
 }
@@ -171,7 +178,7 @@ fn a_character_appears_with_its_last_byte() {
     let tokenizer = tiny();
     let bytes = tokenizer.encode("世").unwrap();
     assert_eq!(bytes.len(), 3, "the tiny vocabulary spells it in bytes");
-    let mut stream = tokenizer.decode_stream(false);
+    let mut stream = tokenizer.decode_stream(SpecialTokens::Keep);
     assert_eq!(stream.push(bytes[0]).unwrap(), "");
     assert_eq!(stream.push(bytes[1]).unwrap(), "");
     assert_eq!(stream.push(bytes[2]).unwrap(), "世");
@@ -183,7 +190,7 @@ fn a_broken_character_becomes_a_replacement_as_soon_as_it_is_known() {
     let tokenizer = tiny();
     let bytes = tokenizer.encode("世").unwrap();
     let letter = tokenizer.encode("A").unwrap();
-    let mut stream = tokenizer.decode_stream(false);
+    let mut stream = tokenizer.decode_stream(SpecialTokens::Keep);
     assert_eq!(stream.push(bytes[0]).unwrap(), "");
     assert_eq!(stream.push(letter[0]).unwrap(), "\u{fffd}A");
     assert_eq!(stream.push(bytes[1]).unwrap(), "\u{fffd}");
@@ -195,10 +202,10 @@ fn a_broken_character_becomes_a_replacement_as_soon_as_it_is_known() {
 fn an_id_without_a_token_is_an_error_that_a_stream_survives() {
     let tokenizer = tiny();
     assert!(matches!(
-        tokenizer.decode(&[43, 9999], false),
+        tokenizer.decode(&[43, 9999], SpecialTokens::Keep),
         Err(GenerateError::UnknownToken { token: 9999 })
     ));
-    let mut stream = tokenizer.decode_stream(true);
+    let mut stream = tokenizer.decode_stream(SpecialTokens::Skip);
     assert!(stream.push(1024).is_err());
     assert_eq!(stream.push(tokenizer.encode("A").unwrap()[0]).unwrap(), "A");
 }
@@ -317,7 +324,7 @@ proptest! {
     fn any_text_survives_plain_encoding_and_decoding(text in "\\PC{0,40}") {
         let tokenizer = tiny();
         let ids = tokenizer.encode_plain(&text).unwrap();
-        prop_assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+        prop_assert_eq!(tokenizer.decode(&ids, SpecialTokens::Skip).unwrap(), text);
     }
 
     #[test]
@@ -326,7 +333,8 @@ proptest! {
         skip: bool,
     ) {
         let tokenizer = tiny();
-        let mut stream = tokenizer.decode_stream(skip);
+        let special = if skip { SpecialTokens::Skip } else { SpecialTokens::Keep };
+        let mut stream = tokenizer.decode_stream(special);
         let pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
         let expected = tokenizer.tokenizer.decode(&ids, skip).unwrap();
         prop_assert_eq!(pieces.concat() + &stream.finish(), expected);

@@ -4,6 +4,7 @@ mod groups;
 mod open;
 mod packing;
 mod progress;
+mod releases;
 mod report;
 mod sharded;
 

@@ -482,7 +482,10 @@ fn content_cannot_inject_control_tokens() {
     let control: Vec<u32> = ids.iter().copied().filter(|&id| id < 7).collect();
     // BOS, User, Assistant, <think>, </think>, EOS, User, Assistant, <think>
     assert_eq!(control, [0, 3, 4, 5, 6, 1, 3, 4, 5]);
-    assert_eq!(tokenizer.decode(&ids, false).unwrap(), prompt.text());
+    assert_eq!(
+        tokenizer.decode(&ids, SpecialTokens::Keep).unwrap(),
+        prompt.text()
+    );
 }
 
 #[test]

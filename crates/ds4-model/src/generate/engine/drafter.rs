@@ -225,13 +225,9 @@ impl<'a> DsparkDrafter<'a> {
             return drafts.ids;
         }
         let (confidence, ids) = (self.dspark.confidence(&drafts), drafts.ids);
-        let [_, count] = ids.dims();
-        let mut survival = vec![sigmoid(confidence.clone().narrow(1, 0, 1))];
-        for draft in 1..count {
-            let own = sigmoid(confidence.clone().narrow(1, draft, 1));
-            survival.push(survival[draft - 1].clone() * own);
-        }
-        let unlikely = Tensor::cat(survival, 1).lower_elem(self.confidence);
+        // A draft is verified only after those before it.
+        let survival = sigmoid(confidence).cumprod(1);
+        let unlikely = survival.lower_elem(self.confidence);
         let left_out = unlikely.bool_and(ids.clone().greater_equal_elem(0));
         ids.mask_fill(left_out, LEFT_OUT)
     }

@@ -1,0 +1,99 @@
+//! Drafts of a Markov head: tokens that are chosen one after the other, each by logits of its own
+//! and by the token before it.
+
+mod backend;
+#[cfg(feature = "cube")]
+mod kernel;
+#[cfg(feature = "cube")]
+mod launch;
+mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use crate::OpError;
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use backend::MarkovOps;
+
+/// Chooses a token for each place, one after the other: the candidate with the highest `logits +
+/// output[candidate] · embedding[token before]`, of equal ones that in the lowest column.
+///
+/// Sums of products are in f32, in an order that depends on the rank alone. So a lane has the same
+/// tokens alone and among others.
+///
+/// # Shapes and dtypes
+///
+/// - `logits`: `[lanes, places, columns]`, f32
+/// - `ids`: `[lanes, places, columns]`, i32: the candidate of each column. Without it, the columns
+///   are the vocabulary. One that is no id needs the logit `-inf`.
+/// - `tokens`: `[lanes, 1]`, any integer of 32 bits or more: the token before the first place. One
+///   that is no id counts as the nearest.
+/// - `embedding`, `output`: `[vocabulary, rank]`, f32 / f16 / bf16
+/// - output: `[lanes, places]`, i32; -1 where no sum is a number above `-inf`. To the next place
+///   that is token 0.
+///
+/// # Special values
+///
+/// A sum that is NaN is not chosen. `+inf` is a number.
+///
+/// # Source
+///
+/// DeepSeek-V4-Flash-0731 `inference/model.py`, the Markov head of DSpark.
+///
+/// # Errors
+///
+/// [`OpError`] for a dtype, shape or device that does not match, and a rank of 0.
+pub fn markov_drafts(
+    logits: Tensor<3>,
+    ids: Option<Tensor<3, Int>>,
+    tokens: Tensor<2, Int>,
+    embedding: Tensor<2>,
+    output: Tensor<2>,
+) -> Result<Tensor<2, Int>, OpError> {
+    check(&logits, ids.as_ref(), &tokens, [&embedding, &output])?;
+    let [lanes, places, columns] = logits.dims();
+    if lanes * places * columns == 0 {
+        let like = (&logits.device(), DType::I32);
+        return Ok(Tensor::full([lanes, places], -1, like));
+    }
+    Ok(Tensor::from_dispatch(Dispatch::markov_drafts(
+        logits.into_dispatch(),
+        ids.into(),
+        tokens.reshape([lanes]).into_dispatch(),
+        embedding.into_dispatch(),
+        output.into_dispatch(),
+    )))
+}
+
+fn check(
+    logits: &Tensor<3>,
+    ids: Option<&Tensor<3, Int>>,
+    tokens: &Tensor<2, Int>,
+    [embedding, output]: [&Tensor<2>; 2],
+) -> Result<(), OpError> {
+    let ([lanes, places, columns], device) = (logits.dims(), logits.device());
+    let [vocabulary, rank] = embedding.dims();
+    expect_dtype("logits", "F32", logits, &[DType::F32])?;
+    let words = [DType::I32, DType::I64, DType::U32, DType::U64];
+    expect_dtype("tokens", "I32, I64, U32 or U64", tokens, &words)?;
+    expect_float("embedding", embedding)?;
+    expect_float("output", output)?;
+    expect_shape("tokens", tokens.dims(), [lanes, 1])?;
+    expect_shape("output", output.dims(), [vocabulary, rank])?;
+    expect_device("tokens", &tokens.device(), "logits", &device)?;
+    expect_device("embedding", &embedding.device(), "logits", &device)?;
+    expect_device("output", &output.device(), "logits", &device)?;
+    match ids {
+        None => expect_shape("logits", logits.dims(), [lanes, places, vocabulary])?,
+        Some(ids) => {
+            expect_dtype("ids", "I32", ids, &[DType::I32])?;
+            expect_shape("ids", ids.dims(), [lanes, places, columns])?;
+            expect_device("ids", &ids.device(), "logits", &device)?;
+        }
+    }
+    match (rank, vocabulary) {
+        (0, _) => Err(invalid("rank", "at least 1", rank)),
+        (_, 0) if columns > 0 => Err(invalid("vocabulary", "at least 1", vocabulary)),
+        _ => Ok(()),
+    }
+}
