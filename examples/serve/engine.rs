@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use burn_ds4_ops::device::DeviceSpec;
-use ds4_model::checkpoint::LoadOptions;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
     ChatEncoding, Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output,
@@ -126,10 +125,9 @@ fn run(
     metrics: &Metrics,
 ) -> Result<(), Failure> {
     let device = args.device.init()?;
-    let options = LoadOptions {
-        quantized_cache: args.quantized_cache,
-        ..load_options(args.device, args.dtype, args.drafts.is_wanted(args.device))
-    };
+    let drafter = args.drafts.is_wanted(args.device);
+    let options = load_options(args.device, args.dtype, drafter);
+    let options = args.rounding.apply(options);
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
     let config = args.engine(args.drafts.drafts(args.device, &pipeline.model)?);

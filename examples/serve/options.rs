@@ -12,7 +12,7 @@ use ds4_model::generate::{EngineConfig, MAX_DRAFTS, MAX_LANES};
 
 use crate::shared::chat::Encoding;
 use crate::shared::drafts::DraftArgs;
-use crate::shared::{Dtype, shipped_checkpoint};
+use crate::shared::{Dtype, RoundingArgs, shipped_checkpoint};
 
 /// Environment variable for `--api-key`, which other users of the machine cannot see.
 const API_KEY: &str = "DS4_API_KEY";
@@ -38,9 +38,8 @@ pub struct Args {
     /// Dtype of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub dtype: Dtype,
-    /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
-    #[arg(long)]
-    pub quantized_cache: bool,
+    #[command(flatten)]
+    pub rounding: RoundingArgs,
     /// Most texts at a time.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u8).range(1..=MAX_LANES as i64))]
     pub lanes: u8,

@@ -2,11 +2,25 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 use super::backend::{PackedWeights, QuantOps};
-use super::{FP4_BLOCK, FP8_BLOCK};
+use super::{FP4_BLOCK, FP8_BLOCK, fp8_roundtrip};
 use crate::OpError;
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_shape, expect_supported,
 };
+
+/// What products by weights do to their other operand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// They take it as it is.
+    #[default]
+    Exact,
+    /// They round it to FP8, as the released models do before each product by FP8 or FP4 weights:
+    /// [`fp8_roundtrip`] in blocks of [`FP8_BLOCK`] columns. Experts also round what their second
+    /// matrix takes.
+    ///
+    /// Source: DeepSeek-V4 `inference/kernel.py`, `act_quant`, called by `Linear`.
+    Released,
+}
 
 /// A stack of weight matrices `[count, out, in]`, dense or packed, checked once.
 ///
@@ -15,6 +29,7 @@ use crate::validation::{
 #[derive(Clone, Debug)]
 pub struct Weights {
     values: Values,
+    activations: Activations,
 }
 
 #[derive(Clone, Debug)]
@@ -41,9 +56,7 @@ impl Weights {
     /// [`OpError::DtypeMismatch`] for another dtype.
     pub fn dense(values: Tensor<3>) -> Result<Self, OpError> {
         expect_float("values", &values)?;
-        Ok(Self {
-            values: Values::Dense(values),
-        })
+        Ok(Self::of(Values::Dense(values)))
     }
 
     /// FP8 matrices.
@@ -66,14 +79,12 @@ impl Weights {
         parts: usize,
     ) -> Result<Self, OpError> {
         check_fp8(&words, &scales, columns, parts)?;
-        Ok(Self {
-            values: Values::Fp8 {
-                words,
-                scales,
-                columns,
-                parts,
-            },
-        })
+        Ok(Self::of(Values::Fp8 {
+            words,
+            scales,
+            columns,
+            parts,
+        }))
     }
 
     /// FP4 matrices.
@@ -92,13 +103,44 @@ impl Weights {
         columns: usize,
     ) -> Result<Self, OpError> {
         check_fp4(&words, &scales, columns)?;
-        Ok(Self {
-            values: Values::Fp4 {
-                words,
-                scales,
-                columns,
-            },
-        })
+        Ok(Self::of(Values::Fp4 {
+            words,
+            scales,
+            columns,
+        }))
+    }
+
+    fn of(values: Values) -> Self {
+        Self {
+            values,
+            activations: Activations::default(),
+        }
+    }
+
+    /// The same matrices, for products that take their other operand so.
+    pub fn with_activations(self, activations: Activations) -> Self {
+        Self {
+            activations,
+            ..self
+        }
+    }
+
+    /// What products do to their other operand.
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    /// `x` as products take it: itself, or rounded. Operators that are given these weights do that
+    /// by themselves.
+    ///
+    /// # Errors
+    ///
+    /// As [`fp8_roundtrip`], where `x` is rounded.
+    pub fn input<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
+        match self.activations {
+            Activations::Exact => Ok(x),
+            Activations::Released => fp8_roundtrip(x, FP8_BLOCK),
+        }
     }
 
     /// `[count, out, in]`.

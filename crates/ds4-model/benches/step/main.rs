@@ -17,7 +17,7 @@ use std::time::Instant;
 use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, ValueEnum};
 use ds4_model::checkpoint::Checkpoint;
-use shared::{Dtype, finish, load_options, shipped_checkpoint};
+use shared::{ActivationsArg, Dtype, finish, load_options, shipped_checkpoint};
 
 use calls::Context;
 use whole::Options;
@@ -76,6 +76,9 @@ struct Args {
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
+    /// What products by packed weights do to their other operand, for `flash`.
+    #[arg(long, value_enum, default_value_t)]
+    activations: ActivationsArg,
     /// Only times chunks of a prompt, each after so many positions, for `flash`.
     #[arg(long, value_delimiter = ',')]
     only_prompt: Vec<usize>,
@@ -164,7 +167,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     config.validate()?;
     device.seed(0);
-    let model = config.init_packed(args.dtype.into(), &device);
+    let model = config.init_packed(args.dtype.into(), args.activations.into(), &device);
     device.sync()?;
     println!(
         "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",

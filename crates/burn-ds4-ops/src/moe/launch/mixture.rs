@@ -47,6 +47,7 @@ impl WithShared {
         let shared = SharedExpert {
             matrices: self.shared.matrices(),
             limit: self.shared.limit,
+            rounded: self.shared.rounded,
         };
         Mixture {
             shared: Some(shared),
@@ -75,7 +76,8 @@ impl WithShared {
         let [tokens, _] = self.routed.ids.shape().dims();
         let x = &self.routed.x;
         let [gate_up, down] = self.shared.matrices();
-        let hidden = output(x, [tokens, down.columns], dtype);
+        let layout = self.shared.plain_hidden(x);
+        let hidden = layout.output(x, tokens);
         let shared = output(x, [tokens, down.rows], DType::F32);
         let gated = Portable {
             x,
@@ -91,7 +93,7 @@ impl WithShared {
         };
         gated.launch(&hidden);
         Portable {
-            x: &hidden,
+            x: &layout.finish(hidden),
             matrices: down,
             role: Role::Rows,
             ..gated

@@ -11,8 +11,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::PackedExperts;
 use crate::gemm::launch::{
-    Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS,
-    SMALL_M_ROWS, can_multiply, has_tiles, sort, sum_slots,
+    Grouping, Hidden, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role,
+    SMALL_M_PAIRS, SMALL_M_ROWS, can_multiply, has_tiles, sort, sum_slots,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{aligned, is_wide_int, narrow, output};
@@ -30,6 +30,8 @@ pub(crate) struct Experts {
     /// Gate and up, and down.
     matrices: [Matrices; 2],
     limit: f64,
+    /// Whether hidden values are rounded to FP8.
+    rounded: bool,
 }
 
 impl From<PackedExperts<CubeBackend>> for Experts {
@@ -37,6 +39,7 @@ impl From<PackedExperts<CubeBackend>> for Experts {
         Self {
             matrices: [experts.gate_up, experts.down].map(Matrices::from),
             limit: experts.limit,
+            rounded: experts.rounded,
         }
     }
 }
@@ -46,10 +49,22 @@ impl Experts {
         self.matrices.each_ref()
     }
 
+    /// The hidden values for the kernel for any device.
+    fn plain_hidden(&self, x: &CubeTensor) -> Hidden<'_> {
+        let [_, down] = self.matrices();
+        Hidden {
+            down,
+            columns: down.columns,
+            dtype: x.dtype,
+            terms: 1,
+            rounded: self.rounded,
+        }
+    }
+
     fn contiguous(self) -> Self {
         Self {
             matrices: self.matrices.map(Matrices::contiguous),
-            limit: self.limit,
+            ..self
         }
     }
 }
@@ -97,6 +112,7 @@ impl Routed {
             scores: &self.scores,
             experts: self.experts.matrices(),
             limit: self.experts.limit,
+            rounded: self.experts.rounded,
             shared: None,
         }
     }
@@ -124,7 +140,8 @@ impl Routed {
         let [tokens, slots] = scores.shape().dims();
         let pairs = tokens * slots;
         let [gate_up, down] = self.experts.matrices();
-        let hidden = output(x, [pairs, down.columns], x.dtype);
+        let layout = self.experts.plain_hidden(x);
+        let hidden = layout.output(x, pairs);
         let gated = Portable {
             x,
             grouping,
@@ -139,7 +156,7 @@ impl Routed {
         };
         gated.launch(&hidden);
         Portable {
-            x: &hidden,
+            x: &layout.finish(hidden),
             scores: None,
             addend,
             matrices: down,
@@ -174,17 +191,19 @@ impl Routed {
         let ids = into_contiguous(narrow(&self.ids, first, tokens));
         let scores = into_contiguous(narrow(&self.scores, first, tokens));
         let [gate_up, down] = self.experts.matrices();
-        let terms = terms(x.dtype) as usize;
         let large_m = LargeMTiles::of_pairs(&x, pairs, self.experts.matrices());
         let sorted = sort(&ids, gate_up.count, large_m.rows(x.dtype));
         // A row for every pair.
         let rows_of_pairs = output(&x, [pairs, down.rows], DType::F32);
         if tiles {
-            let hidden = output(
-                &x,
-                [pairs * terms, large_m.hidden_columns(down)],
-                DType::BF16,
-            );
+            let layout = Hidden {
+                down,
+                columns: large_m.hidden_columns(down),
+                dtype: DType::BF16,
+                terms: terms(x.dtype),
+                rounded: self.experts.rounded,
+            };
+            let hidden = layout.output(&x, pairs);
             LargeM {
                 x: &x,
                 sorted: Some(&sorted),
@@ -201,7 +220,7 @@ impl Routed {
             }
             .launch(&hidden);
             LargeM {
-                x: &hidden,
+                x: &layout.finish(hidden),
                 sorted: Some(&sorted),
                 scores: None,
                 matrices: down,
