@@ -3,6 +3,7 @@
 
 use super::common::{EXACT, absolute, assert_close, compiles_slowly, devices, skip, some, values};
 use super::round_trips::{FP4, FP8};
+use super::tables::E4M3;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_ds4_ops::quant::{fp4_roundtrip, fp8_roundtrip, hadamard};
 use proptest::prelude::*;
