@@ -47,7 +47,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use shared::flash::FlashArgs;
 use shared::load_bar::LoadBar;
-use shared::{Dtype, asset, load_options, note, shipped_checkpoint};
+use shared::{Dtype, RoundingArgs, asset, load_options, note, shipped_checkpoint};
 
 /// Positions per forward call: limits the logits that are read back at once.
 const POSITIONS_PER_CALL: usize = 64;
@@ -93,6 +93,8 @@ struct Args {
     /// Dtype of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
+    #[command(flatten)]
+    rounding: RoundingArgs,
 }
 
 fn main() -> ExitCode {
@@ -109,6 +111,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         .tokens
         .map_or(tokens.len(), |n| n.get().min(tokens.len()))];
     let options = load_options(args.device, args.dtype, true);
+    let options = args.rounding.apply(options);
     let model = checkpoint.load_with_progress(&options, &device, LoadBar::default())?;
     let head = match args.flash_head {
         true => Some(args.flash.head(&args.model, &model)?),

@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use burn_ds4_ops::device::DeviceSpec;
 use clap::Parser;
-use ds4_model::checkpoint::LoadOptions;
 use ds4_model::generate::{CompletionPart, EngineConfig, GenerateConfig, Message};
 use ds4_model::model::Model;
 use ds4_model::pipeline::Pipeline;
@@ -72,10 +71,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
 
     let started = Instant::now();
-    let options = LoadOptions {
-        quantized_cache: args.quantized_cache,
-        ..load_options(spec, place.dtype, drafts)
-    };
+    let options = load_options(spec, place.dtype, drafts);
+    let options = args.rounding.apply(options);
     let bar = LoadBar::default();
     let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
     if flash {

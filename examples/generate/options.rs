@@ -10,7 +10,7 @@ use crate::shared::chat::{Effort, Encoding};
 use crate::shared::drafts::DraftArgs;
 use crate::shared::flash::FlashArgs;
 use crate::shared::place::PlaceArgs;
-use crate::shared::{Head, shipped_checkpoint};
+use crate::shared::{Head, RoundingArgs, shipped_checkpoint};
 
 /// Tokens that continue a prompt, where nothing else is asked for.
 const TOKENS: usize = 128;
@@ -97,9 +97,8 @@ pub struct Args {
     /// Launches every step anew, even where it could be replayed as a graph. The text is the same.
     #[arg(long)]
     pub no_graph: bool,
-    /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
-    #[arg(long)]
-    pub quantized_cache: bool,
+    #[command(flatten)]
+    pub rounding: RoundingArgs,
 }
 
 impl Args {

@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use burn_ds4_ops::device::DeviceSpec;
-use ds4_model::checkpoint::LoadOptions;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
     ChatEncoding, Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output,
@@ -130,10 +129,8 @@ fn run(
 ) -> Result<(), Failure> {
     let place = args.place.place();
     let device = place.device.init()?;
-    let options = LoadOptions {
-        quantized_cache: args.quantized_cache,
-        ..load_options(place.device, place.dtype, args.drafts.is_wanted())
-    };
+    let options = load_options(place.device, place.dtype, args.drafts.is_wanted());
+    let options = args.rounding.apply(options);
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
     let config = args.engine(args.drafts.drafts(&pipeline.model)?);

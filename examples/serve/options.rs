@@ -12,7 +12,7 @@ use ds4_model::generate::{EngineConfig, MAX_DRAFTS, MAX_LANES};
 use crate::shared::chat::Encoding;
 use crate::shared::drafts::DraftArgs;
 use crate::shared::place::PlaceArgs;
-use crate::shared::shipped_checkpoint;
+use crate::shared::{RoundingArgs, shipped_checkpoint};
 
 /// Environment variable for `--api-key`, which other users of the machine cannot see.
 const API_KEY: &str = "DS4_API_KEY";
@@ -34,9 +34,8 @@ pub struct Args {
     pub port: u16,
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
-    #[arg(long)]
-    pub quantized_cache: bool,
+    #[command(flatten)]
+    pub rounding: RoundingArgs,
     /// Most texts at a time.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u8).range(1..=MAX_LANES as i64))]
     pub lanes: u8,

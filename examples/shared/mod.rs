@@ -19,7 +19,8 @@ use std::process::ExitCode;
 
 use burn::tensor::FloatDType;
 use burn_ds4_ops::device::DeviceSpec;
-use clap::ValueEnum;
+use burn_ds4_ops::quant::Activations;
+use clap::{Args, ValueEnum};
 use ds4_model::checkpoint::LoadOptions;
 use ds4_model::printable::Printable;
 
@@ -49,6 +50,47 @@ impl From<Dtype> for FloatDType {
             Dtype::F32 => Self::F32,
             Dtype::Bf16 => Self::BF16,
             Dtype::F16 => Self::F16,
+        }
+    }
+}
+
+/// What products by FP8 and FP4 weights do to their other operand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
+pub enum ActivationsArg {
+    /// Nothing.
+    #[default]
+    Exact,
+    /// Round it to FP8, as the released model does.
+    Released,
+}
+
+impl From<ActivationsArg> for Activations {
+    fn from(activations: ActivationsArg) -> Self {
+        match activations {
+            ActivationsArg::Exact => Self::Exact,
+            ActivationsArg::Released => Self::Released,
+        }
+    }
+}
+
+/// What is rounded as in the released model.
+#[derive(Args, Clone, Copy, Debug, Hash)]
+pub struct RoundingArgs {
+    /// Rounds cached rows to FP8 and FP4 and back, as the released model was trained with.
+    #[arg(long)]
+    pub quantized_cache: bool,
+    /// What products by FP8 and FP4 weights do to their other operand.
+    #[arg(long, value_enum, default_value_t)]
+    pub activations: ActivationsArg,
+}
+
+impl RoundingArgs {
+    /// The options with this rounding.
+    pub fn apply(self, options: LoadOptions) -> LoadOptions {
+        LoadOptions {
+            quantized_cache: self.quantized_cache,
+            activations: self.activations.into(),
+            ..options
         }
     }
 }

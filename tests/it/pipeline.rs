@@ -2,6 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
+use burn_ds4_ops::quant::Activations;
 use ds4_model::checkpoint::{CheckpointError, LoadOptions};
 use ds4_model::config::ConfigErrorKind;
 use ds4_model::generate::{
@@ -20,6 +21,7 @@ const EXPANDED: LoadOptions = LoadOptions {
     expand: true,
     drafter: false,
     quantized_cache: false,
+    activations: Activations::Exact,
 };
 
 /// A copy of the shipped checkpoint with files of its own.
@@ -147,8 +149,8 @@ fn the_default_options_keep_weights_packed_and_the_mtp_layer() {
     let pipeline = Pipeline::open(&dir, &Device::flex()).expect("an asset");
     let projection = &pipeline.model.layers[0].attention.query_a;
     assert!(!matches!(
-        projection.weight,
-        ds4_model::linear::WeightStack::Dense(_)
+        projection.weight.values,
+        ds4_model::linear::StackValues::Dense(_)
     ));
     assert!(pipeline.model.mtp.is_some());
 }

@@ -1,7 +1,7 @@
 //! Other precisions than f32: bf16 activations, and the cache round trips of the released model.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_ds4_ops::quant;
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
+use burn_ds4_ops::quant::{self, Activations};
 use ds4_model::cache::CacheConfig;
 use ds4_model::checkpoint::{Checkpoint, CheckpointError, LoadOptions};
 use ds4_model::generate::greedy_token;
@@ -102,6 +102,61 @@ fn bf16_activations_deviate_as_bf16_does() {
                 deviation.agreement
             );
             assert!(deviation.largest > 1e-4, "{name}: that was not bf16");
+        }
+    }
+}
+
+#[test]
+fn released_activations_are_rounded_before_products_by_fp8_and_fp4_weights() {
+    let (golden, ids) = prompt();
+    let expected = golden.get("medium.logits").f32();
+    let mut first: Option<Vec<f32>> = None;
+    for (name, device) in devices() {
+        for expand in [false, true] {
+            let [exact, released] =
+                [Activations::Exact, Activations::Released].map(|activations| {
+                    let options = LoadOptions {
+                        activations,
+                        expand,
+                        ..LoadOptions::default()
+                    };
+                    load(&options, device)
+                });
+            let of = |model: &Model| model.layers[1].attention.query_a.clone();
+            let x = Tensor::<2>::random([3, 256], Distribution::Normal(0.0, 1.0), device);
+            let rounded = quant::fp8_roundtrip(x.clone(), quant::FP8_BLOCK).expect("floats");
+            assert_close(
+                &values(of(&released).forward(x.clone())),
+                &values(of(&exact).forward(rounded)),
+                EXACT,
+                &format!("{name}, expand {expand}"),
+            );
+            let layer = &released.layers[1];
+            assert_eq!(layer.moe.gate_up.activations, Activations::Released);
+            assert_eq!(layer.moe.down.activations, Activations::Released);
+            assert_eq!(layer.moe.shared.down.activations, Activations::Released);
+            // The release reads this weight in bf16.
+            assert_eq!(layer.attention.output_a.activations, Activations::Exact);
+
+            let actual = logits(&released, &ids, 65, &Trace::off());
+            let deviation = deviation(&actual, &expected);
+            println!(
+                "{name}, expand {expand}: released logits deviate from exact ones by at most \
+                 {:.3}, {:.4} on average; {:.1} % of the greedy tokens agree",
+                deviation.largest,
+                deviation.mean,
+                100.0 * deviation.agreement
+            );
+            assert!(deviation.mean < 0.2, "{name}: mean {}", deviation.mean);
+            assert!(deviation.largest > 1e-2, "{name}: nothing was rounded");
+            // Devices sum in another order, and now and then a number is rounded to its other
+            // neighbour. That is much less than what rounding does.
+            let first = first.get_or_insert_with(|| actual.clone());
+            let between: f64 = std::iter::zip(&actual, first.iter())
+                .map(|(a, b)| f64::from((a - b).abs()))
+                .sum();
+            let between = between / actual.len() as f64;
+            assert!(between < deviation.mean / 2.0, "{name}: {between} apart");
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::quant::Activations;
 use ds4_model::cache::{Cache, CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
-use ds4_model::linear::WeightStack;
+use ds4_model::linear::StackValues;
 use ds4_model::model::Model;
 use safetensors::SafeTensors;
 use tempfile::TempDir;
@@ -193,16 +194,24 @@ fn random_packed_weights_have_the_formats_of_a_checkpoint_and_finite_logits() {
             ..LoadOptions::default()
         };
         let expected = checkpoint.weight_bytes(&options, &device);
-        let model = checkpoint.config().init_packed(dtype, &device);
+        let model = checkpoint
+            .config()
+            .init_packed(dtype, Activations::Exact, &device);
         assert_eq!(
             bytes(&model),
             expected.expect("an asset"),
             "{name}, {dtype:?}"
         );
         let layer = &model.layers[1];
-        assert!(matches!(layer.moe.gate_up, WeightStack::Fp4(_)));
-        assert!(matches!(layer.moe.shared.gate_up, WeightStack::Fp8(_)));
-        assert!(matches!(layer.attention.output_a, WeightStack::Fp8(_)));
+        assert!(matches!(layer.moe.gate_up.values, StackValues::Fp4(_)));
+        assert!(matches!(
+            layer.moe.shared.gate_up.values,
+            StackValues::Fp8(_)
+        ));
+        assert!(matches!(
+            layer.attention.output_a.values,
+            StackValues::Fp8(_)
+        ));
 
         let mut cache = model.new_cache(CacheConfig::default()).expect("defaults");
         let ids = TensorData::new((1..70).collect::<Vec<i32>>(), [1, 69]);

@@ -72,6 +72,7 @@ pub mod quant;
 mod random;
 pub mod readback;
 mod reference;
+mod roundtrip;
 pub mod router;
 #[cfg(feature = "cube")]
 mod rows;

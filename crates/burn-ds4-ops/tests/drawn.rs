@@ -1,7 +1,7 @@
 //! Stacks of matrices too large for the host: drawn on a device, and read back one by one.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::quant::{FP4_BLOCK, Weights};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Weights};
 
 use super::common::{assert_within, narrow, values, wide};
 use super::experts::{Rounding, Stacks};
@@ -211,6 +211,7 @@ impl DrawnExperts {
                 dtype,
                 weights_fit: gate_up.is_exact_in(dtype) && down.is_exact_in(dtype),
                 products_fit: false,
+                activations: Activations::Exact,
             };
             rounding.slot(
                 &x,

@@ -5,11 +5,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::{moe::expert_ffn, quant::Weights};
+use burn_ds4_ops::moe::expert_ffn;
+use burn_ds4_ops::quant::{Activations, FP8_BLOCK, Weights};
 
 use super::common::{assert_within, floats, integers, narrow, values, wide};
 use super::distributions::Random;
 use super::packing::{Format, Packed, rounded};
+use super::round_trips::FP8;
 use super::sums::{Sum, smallest, unit};
 
 /// How many of what.
@@ -56,6 +58,8 @@ pub struct Rounding {
     /// Whether it holds the products of gate and up as they are, so that a device rounds the hidden
     /// layer as the oracle does.
     pub products_fit: bool,
+    /// What the products do to x and to the hidden layer.
+    pub activations: Activations,
 }
 
 /// The weights of all experts on a device.
@@ -91,6 +95,7 @@ impl Layer {
                 dtype,
                 weights_fit,
                 products_fit: false,
+                activations: Activations::Exact,
             },
         }
     }
@@ -129,8 +134,15 @@ impl Layer {
                 dtype,
                 weights_fit: true,
                 products_fit: true,
+                activations: Activations::Exact,
             },
         }
+    }
+
+    /// The same layer, whose products round what they take to FP8.
+    pub fn released(mut self) -> Self {
+        self.rounding.activations = Activations::Released;
+        self
     }
 
     /// Some of the tokens with the same experts.
@@ -146,8 +158,14 @@ impl Layer {
 
     pub fn stacks(&self, device: &Device) -> Stacks {
         Stacks {
-            gate_up: self.gate_up.on(device),
-            down: self.down.on(device),
+            gate_up: self
+                .gate_up
+                .on(device)
+                .with_activations(self.rounding.activations),
+            down: self
+                .down
+                .on(device)
+                .with_activations(self.rounding.activations),
         }
     }
 
@@ -196,7 +214,10 @@ impl Layer {
     pub fn expected(&self) -> Vec<(f64, f64)> {
         let Size { k, d, .. } = self.size;
         let mut matrices = HashMap::new();
-        let x = wide(&self.x);
+        let x = match self.rounding.activations {
+            Activations::Exact => wide(&self.x),
+            Activations::Released => wide(&FP8.rows(&self.x, self.size.d, FP8_BLOCK)),
+        };
         let mut outputs = vec![(0.0, 0.0); x.len()];
         for (pair, &id) in self.ids.iter().enumerate() {
             let Some(expert) = usize::try_from(id).ok() else {
@@ -261,7 +282,13 @@ impl Rounding {
                 (value, error + unit * value.abs() + smallest(self.dtype))
             }
         });
-        let hidden: Vec<(f64, f64)> = hidden.collect();
+        let mut hidden: Vec<(f64, f64)> = hidden.collect();
+        if self.activations == Activations::Released {
+            let values: Vec<f32> = hidden.iter().map(|(value, _)| *value as f32).collect();
+            for (hidden, rounded) in hidden.iter_mut().zip(FP8.row(&values, FP8_BLOCK)) {
+                hidden.0 = f64::from(rounded);
+            }
+        }
         down.chunks(hidden.len().max(1))
             .map(|row| {
                 let sum = Sum::of(row.iter().zip(&hidden).map(|(w, h)| w * h.0));

@@ -4,6 +4,7 @@
 #[macro_use]
 mod catalogue;
 
+mod activations;
 pub(crate) mod attending;
 mod attention;
 mod attention_errors;
@@ -61,6 +62,7 @@ mod quant_roundtrip;
 pub(crate) mod ranking;
 mod readback;
 pub(crate) mod rotation;
+pub(crate) mod round_trips;
 mod router;
 mod router_errors;
 mod router_kernels;
@@ -103,6 +105,7 @@ type Family = &'static [(&'static str, fn())];
 /// Every family's tests, for the benchmark binary, which includes this file.
 #[allow(dead_code)]
 pub const CATALOGUE: &[(&str, Family)] = &[
+    ("activations", activations::CASES),
     ("attention", attention::CASES),
     ("cached_attention", cached_attention::CASES),
     ("compress_rows", compress_rows::CASES),

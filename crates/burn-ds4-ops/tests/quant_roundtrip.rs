@@ -2,66 +2,14 @@
 //! the code tables, and the matrix written out.
 
 use super::common::{EXACT, absolute, assert_close, compiles_slowly, devices, skip, some, values};
-use super::tables::{E2M1, E4M3};
+use super::round_trips::{FP4, FP8};
+use super::tables::E4M3;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_ds4_ops::quant::{fp4_roundtrip, fp8_roundtrip, hadamard};
 use proptest::prelude::*;
 
 fn floats<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
-}
-
-struct Oracle {
-    /// Non-negative values in the order of their codes.
-    codes: &'static [f64],
-    amax_floor: f64,
-}
-
-const FP8: Oracle = Oracle {
-    codes: E4M3.split_at(127).0,
-    // The reference holds the floor in f32.
-    amax_floor: 1e-4_f32 as f64,
-};
-// 6 * 2^-126
-const FP4: Oracle = Oracle {
-    codes: E2M1.split_at(8).0,
-    amax_floor: 6.0 * f32::MIN_POSITIVE as f64,
-};
-
-impl Oracle {
-    fn row(&self, x: &[f32], block: usize) -> Vec<f32> {
-        x.chunks(block)
-            .flat_map(|block| self.block(block))
-            .collect()
-    }
-
-    fn block(&self, x: &[f32]) -> Vec<f32> {
-        let finite = x.iter().filter(|v| v.is_finite());
-        let amax = finite.fold(self.amax_floor, |amax, v| amax.max(f64::from(v.abs())));
-        let max = self.codes[self.codes.len() - 1];
-        let exponent = (-200..200).find(|&e| amax <= max * 2f64.powi(e)).unwrap();
-        let scale = 2f64.powi(exponent);
-        x.iter()
-            .map(|&v| {
-                if !v.is_finite() {
-                    return v;
-                }
-                let magnitude = self.nearest(f64::from(v.abs()) / scale) * scale;
-                magnitude.copysign(f64::from(v)) as f32
-            })
-            .collect()
-    }
-
-    fn nearest(&self, x: f64) -> f64 {
-        let mut best = 0;
-        for code in 1..self.codes.len() {
-            let (old, new) = ((x - self.codes[best]).abs(), (x - self.codes[code]).abs());
-            if new < old || (new == old && code % 2 == 0) {
-                best = code;
-            }
-        }
-        self.codes[best]
-    }
 }
 
 /// A device that flushes denormals gives zero where the result or the input lies below the normal
@@ -86,10 +34,7 @@ fn check_on(name: &str, device: &Device, x: &[f32], columns: usize, block: usize
         ("fp8", &FP8, fp8_roundtrip(input(), block)),
         ("fp4", &FP4, fp4_roundtrip(input(), block)),
     ] {
-        let expected: Vec<f32> = x
-            .chunks(columns)
-            .flat_map(|row| oracle.row(row, block))
-            .collect();
+        let expected = oracle.rows(x, columns, block);
         let mut actual = values(actual.unwrap());
         forgive_flushed(&mut actual, &expected, x);
         let what = format!("{name} {format} columns {columns} block {block}");

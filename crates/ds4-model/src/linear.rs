@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::matmul::{INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-use burn_ds4_ops::quant::{Weights, quant_linear, quant_linear_pair};
+use burn_ds4_ops::quant::{Activations, Weights, quant_linear, quant_linear_pair};
 
 use crate::weights::{self, WeightSource};
 
@@ -75,18 +75,19 @@ impl PackedLinear {
     ///
     /// If the last dimension of `x` is not `d_input`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        match &self.weight {
-            WeightStack::Dense(weight) => {
+        let weights = self.weight.weights();
+        match &self.weight.values {
+            StackValues::Dense(weight) => weights.input(x).and_then(|x| {
                 small_m_matmul(x, weight.val().squeeze_dim(0), SmallMOptions::default())
-            }
-            WeightStack::Fp8(_) | WeightStack::Fp4(_) => quant_linear(x, &self.weight.weights()),
+            }),
+            StackValues::Fp8(_) | StackValues::Fp4(_) => quant_linear(x, &weights),
         }
         .expect("an input that fits the weight")
     }
 
     /// [`forward`](Self::forward) of two maps on one input; a single operator if both are packed.
     pub(crate) fn forward_both<const D: usize>(x: Tensor<D>, maps: [&Self; 2]) -> [Tensor<D>; 2] {
-        let is_dense = |map: &&Self| matches!(map.weight, WeightStack::Dense(_));
+        let is_dense = |map: &&Self| matches!(map.weight.values, StackValues::Dense(_));
         if maps.iter().any(is_dense) {
             return maps.map(|map| map.forward(x.clone()));
         }
@@ -103,8 +104,18 @@ impl PackedLinear {
 /// Matrices `[matrices, out, in]` of one shape and format: one for a linear map, or one per expert
 /// or group.
 #[derive(Module, Debug)]
+pub struct WeightStack {
+    /// The matrices.
+    pub values: StackValues,
+    /// What products do to their other operand.
+    #[module(skip)]
+    pub activations: Activations,
+}
+
+/// The matrices of a [`WeightStack`].
+#[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)]
-pub enum WeightStack {
+pub enum StackValues {
     /// A float tensor `[matrices, out, in]`.
     Dense(Param<Tensor<3>>),
     /// E4M3 codes with one scale per 128x128 block.
@@ -138,6 +149,16 @@ pub struct Fp4Weight {
     pub columns: usize,
 }
 
+impl From<StackValues> for WeightStack {
+    /// Products take their other operand as it is.
+    fn from(values: StackValues) -> Self {
+        Self {
+            values,
+            activations: Activations::Exact,
+        }
+    }
+}
+
 impl WeightStack {
     /// The matrices as operators take them; copies no weight.
     ///
@@ -145,14 +166,16 @@ impl WeightStack {
     ///
     /// If words, scales and sizes do not fit each other. Those of a loaded checkpoint always fit.
     pub fn weights(&self) -> Weights {
-        match self {
-            Self::Dense(values) => Weights::dense(values.val()),
-            Self::Fp8(fp8) => {
+        let weights = match &self.values {
+            StackValues::Dense(values) => Weights::dense(values.val()),
+            StackValues::Fp8(fp8) => {
                 Weights::fp8(fp8.words.val(), fp8.scales.val(), fp8.columns, fp8.parts)
             }
-            Self::Fp4(fp4) => Weights::fp4(fp4.words.val(), fp4.scales.val(), fp4.columns),
-        }
-        .expect("shapes and dtype were checked when the weight was loaded")
+            StackValues::Fp4(fp4) => Weights::fp4(fp4.words.val(), fp4.scales.val(), fp4.columns),
+        };
+        weights
+            .expect("shapes and dtype were checked when the weight was loaded")
+            .with_activations(self.activations)
     }
 
     /// The matrices as floats of the given dtype.
@@ -161,9 +184,9 @@ impl WeightStack {
     ///
     /// As [`weights`](Self::weights), or if the device does not compute in `dtype`.
     pub fn dense(&self, dtype: FloatDType) -> Tensor<3> {
-        match self {
-            Self::Dense(values) => values.val().cast(dtype),
-            Self::Fp8(_) | Self::Fp4(_) => self
+        match &self.values {
+            StackValues::Dense(values) => values.val().cast(dtype),
+            StackValues::Fp8(_) | StackValues::Fp4(_) => self
                 .weights()
                 .dequantize(dtype)
                 .expect("a dtype that the device computes in"),

@@ -17,6 +17,8 @@ pub struct PackedExperts<B: Backend> {
     pub down: PackedWeights<B>,
     /// Clamp of the SwiGLU inputs.
     pub limit: f64,
+    /// Whether hidden values are rounded to FP8.
+    pub rounded: bool,
 }
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the

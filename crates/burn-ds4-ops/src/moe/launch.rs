@@ -9,8 +9,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::PackedExperts;
 use crate::gemm::launch::{
-    Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role, SMALL_M_PAIRS,
-    SMALL_M_ROWS, SharedExpert, can_multiply, can_sum_pairs, has_tiles, sort, sum_slots,
+    Grouping, Hidden, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role,
+    SMALL_M_PAIRS, SMALL_M_ROWS, SharedExpert, can_multiply, can_sum_pairs, has_tiles, sort,
+    sum_slots,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{aligned, is_wide_int, narrow, output};
@@ -26,6 +27,8 @@ pub(crate) struct Experts {
     /// Gate and up, and down.
     matrices: [Matrices; 2],
     limit: f64,
+    /// Whether hidden values are rounded to FP8.
+    rounded: bool,
 }
 
 impl From<PackedExperts<CubeBackend>> for Experts {
@@ -33,6 +36,7 @@ impl From<PackedExperts<CubeBackend>> for Experts {
         Self {
             matrices: [experts.gate_up, experts.down].map(Matrices::from),
             limit: experts.limit,
+            rounded: experts.rounded,
         }
     }
 }
@@ -45,7 +49,7 @@ impl Experts {
     fn contiguous(self) -> Self {
         Self {
             matrices: self.matrices.map(Matrices::contiguous),
-            limit: self.limit,
+            ..self
         }
     }
 
@@ -63,7 +67,14 @@ impl Experts {
         let slots = scores.map_or(1, |scores| scores.meta.shape()[1]);
         let pairs = x.meta.shape()[0] * slots;
         let [gate_up, down] = self.matrices();
-        let hidden = output(x, [pairs, down.columns], x.dtype);
+        let layout = Hidden {
+            down,
+            columns: down.columns,
+            dtype: x.dtype,
+            terms: 1,
+            rounded: self.rounded,
+        };
+        let hidden = layout.output(x, pairs);
         let gated = Portable {
             x,
             grouping,
@@ -78,7 +89,7 @@ impl Experts {
         };
         gated.launch(&hidden);
         Portable {
-            x: &hidden,
+            x: &layout.finish(hidden),
             scores: None,
             addend,
             matrices: down,
@@ -165,9 +176,11 @@ impl Routed {
             scores: &self.scores,
             experts: self.experts.matrices(),
             limit: self.experts.limit,
+            rounded: self.experts.rounded,
             shared: shared.map(|shared| SharedExpert {
                 matrices: shared.matrices(),
                 limit: shared.limit,
+                rounded: shared.rounded,
             }),
         }
     }
@@ -214,17 +227,19 @@ impl Routed {
         let ids = into_contiguous(narrow(&self.ids, first, tokens));
         let scores = into_contiguous(narrow(&self.scores, first, tokens));
         let [gate_up, down] = self.experts.matrices();
-        let terms = terms(x.dtype) as usize;
         let large_m = LargeMTiles::of_pairs(&x, pairs, self.experts.matrices());
         let sorted = sort(&ids, gate_up.count, large_m.rows(x.dtype));
         // A row for every pair.
         let rows_of_pairs = output(&x, [pairs, down.rows], DType::F32);
         if has_tiles(&x, self.experts.matrices()) {
-            let hidden = output(
-                &x,
-                [pairs * terms, large_m.hidden_columns(down)],
-                DType::BF16,
-            );
+            let layout = Hidden {
+                down,
+                columns: large_m.hidden_columns(down),
+                dtype: DType::BF16,
+                terms: terms(x.dtype),
+                rounded: self.experts.rounded,
+            };
+            let hidden = layout.output(&x, pairs);
             let gated = LargeM {
                 x: &x,
                 sorted: Some(&sorted),
@@ -241,7 +256,7 @@ impl Routed {
             };
             gated.launch(&hidden);
             LargeM {
-                x: &hidden,
+                x: &layout.finish(hidden),
                 scores: None,
                 matrices: down,
                 gated: None,

@@ -10,7 +10,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::OpError;
 use crate::device::is_host;
-use crate::quant::Weights;
+use crate::quant::{Activations, Weights};
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
@@ -125,7 +125,7 @@ pub fn expert_ffn(
         return Ok(Tensor::zeros([tokens, d], (&device, DType::F32)));
     }
     Ok(Tensor::from_dispatch(Dispatch::expert_ffn(
-        x.into_dispatch(),
+        gate_up.input(x)?.into_dispatch(),
         ids.into_dispatch(),
         weights.into_dispatch(),
         experts,
@@ -167,6 +167,7 @@ impl Experts<'_> {
             gate_up: self.gate_up.clone().into(),
             down: self.down.clone().into(),
             limit: value,
+            rounded: self.down.activations() == Activations::Released,
         })
     }
 
@@ -234,8 +235,9 @@ pub fn moe_ffn(
     if tokens == 0 || d == 0 {
         return Ok(Tensor::zeros([tokens, d], (&device, dtype)));
     }
-    if k == 0 || routed.is_empty() || shared.is_empty() {
-        // Kernels need something of both kinds.
+    let apart = routed.gate_up.activations() != shared.gate_up.activations();
+    if apart || k == 0 || routed.is_empty() || shared.is_empty() {
+        // Kernels need something of both kinds, for one `x`.
         let Experts { gate_up, down, .. } = routed;
         let own = expert_ffn(x.clone(), ids, weights, gate_up, down, routed.limit)?;
         let to_first = Tensor::zeros([tokens, 1], (&device, DType::I32));
@@ -245,7 +247,7 @@ pub fn moe_ffn(
         return Ok((own + all).cast(dtype));
     }
     Ok(Tensor::from_dispatch(Dispatch::moe_ffn(
-        x.into_dispatch(),
+        routed.gate_up.input(x)?.into_dispatch(),
         ids.into_dispatch(),
         weights.into_dispatch(),
         packed,

@@ -8,8 +8,9 @@ use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
 use super::backend::{MoeOps, PackedExperts};
-use crate::quant::{PackedWeights, QuantOps};
+use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
 use crate::reference::bool_dtype;
+use crate::roundtrip::SmallFloat;
 
 /// (token, slot) pairs whose matrices are decoded at once: a bound on the memory for them.
 const MAX_GATHERED_PAIRS: usize = 48;
@@ -61,8 +62,7 @@ pub(super) fn gathered<B: QuantOps>(
         let x = B::float_slice(x.clone(), &[range, (0..d).into()]);
         let weights = B::float_slice(weights.clone(), &[range, (0..1).into()]);
         let hidden = multiply::<B>(&experts.gate_up, ids.clone(), x.clone());
-        let hidden = hidden_layer::<B>(hidden, weights, experts.limit);
-        let hidden = B::float_cast(hidden, x.dtype().into());
+        let hidden = hidden_layer::<B>(hidden, weights, &experts, x.dtype().into());
         outputs.push(multiply::<B>(&experts.down, ids, hidden));
     }
     let outputs = B::float_cast(B::float_cat(outputs, 0), FloatDType::F32);
@@ -141,7 +141,7 @@ pub(super) fn grouped<B: QuantOps>(
     let hidden = per_expert::<B>(B::float_select(x, 0, rows), &pairs_of, &experts.gate_up);
     let weights = B::float_reshape(weights, Shape::new([tokens * k, 1]));
     let weights = B::float_select(weights, 0, pairs.clone());
-    let hidden = B::float_cast(hidden_layer::<B>(hidden, weights, experts.limit), dtype);
+    let hidden = hidden_layer::<B>(hidden, weights, &experts, dtype);
     let outputs = per_expert::<B>(hidden, &pairs_of, &experts.down);
     let outputs = B::float_cast(outputs, FloatDType::F32);
     // Back to one row per (token, slot), so that the sum over slots has a fixed order.
@@ -170,20 +170,26 @@ fn per_expert<B: QuantOps>(
     B::float_cat(outputs, 0)
 }
 
-/// Splits the gate-up projection, applies the activation in f32 and the routing weight.
-fn hidden_layer<B: Backend>(
+/// Splits the gate-up projection, applies the activation in f32 and the routing weight. The result
+/// is rounded to `dtype`, and to FP8 if these experts do that.
+fn hidden_layer<B: QuantOps>(
     gate_up: FloatTensor<B>,
     weights: FloatTensor<B>,
-    limit: f64,
+    experts: &PackedExperts<B>,
+    dtype: FloatDType,
 ) -> FloatTensor<B> {
     let [rows, width] = gate_up.shape().dims();
     let gate_up = B::float_cast(gate_up, FloatDType::F32);
     let half = |columns: std::ops::Range<usize>| {
         B::float_slice(gate_up.clone(), &[(0..rows).into(), columns.into()])
     };
-    let hidden = swiglu::<B>(half(0..width / 2), half(width / 2..width), limit);
+    let hidden = swiglu::<B>(half(0..width / 2), half(width / 2..width), experts.limit);
     let weights = B::float_expand(weights, hidden.shape());
-    B::float_mul(hidden, weights)
+    let hidden = B::float_cast(B::float_mul(hidden, weights), dtype);
+    match experts.rounded {
+        true => B::roundtrip(hidden, FP8_BLOCK, SmallFloat::Fp8),
+        false => hidden,
+    }
 }
 
 /// Sums `[tokens · k, d]` over the `k` slots of a token.

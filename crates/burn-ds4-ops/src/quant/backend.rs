@@ -7,6 +7,7 @@ use super::reference;
 #[cfg(feature = "cube")]
 use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::SmallMOps;
+use crate::roundtrip::SmallFloat;
 
 /// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.
 #[derive(Clone, Debug, ExtensionType)]
@@ -124,6 +125,13 @@ pub trait QuantOps: SmallMOps {
         reference::dequantize::<Self>(weights, dtype)
     }
 
+    /// See [`fp8_roundtrip`](super::fp8_roundtrip) and [`fp4_roundtrip`](super::fp4_roundtrip); `x`
+    /// is `[rows, columns]`.
+    #[fusion(meta = |x, _block, _to| x.clone())]
+    fn roundtrip(x: FloatTensor<Self>, block: usize, to: SmallFloat) -> FloatTensor<Self> {
+        reference::roundtrip::<Self>(x, block, to)
+    }
+
     /// See [`quant_linear`](super::quant_linear); `x` is `[rows, in]`.
     #[fusion(meta = |x, weights| fusion::product(x, weights))]
     fn quant_linear(
@@ -158,6 +166,14 @@ impl QuantOps for burn::backend::Flex {}
 
 #[cfg(feature = "cube")]
 impl QuantOps for burn_cubecl::CubeBackend {
+    fn roundtrip(x: FloatTensor<Self>, block: usize, to: SmallFloat) -> FloatTensor<Self> {
+        if crate::roundtrip::launch::can_round(&x, block) {
+            crate::roundtrip::launch::round(x, block, to)
+        } else {
+            reference::roundtrip::<Self>(x, block, to)
+        }
+    }
+
     fn quant_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
         use burn::backend::ops::FloatTensorOps;
 

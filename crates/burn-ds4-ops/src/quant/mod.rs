@@ -38,18 +38,19 @@ mod backend;
 #[cfg(feature = "cube")]
 mod launch;
 mod reference;
-pub(crate) mod roundtrip;
 mod weights;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::OpError;
+use crate::roundtrip::SmallFloat;
+use crate::roundtrip::reference::hadamard as transform;
 use crate::validation::{expect_device, expect_float, expect_shape, expect_supported};
 
 pub use crate::gemm::FP8_BLOCK;
 pub(crate) use backend::{PackedWeights, QuantOps};
-pub use weights::Weights;
+pub use weights::{Activations, Weights};
 use weights::{check_fp4, check_fp8};
 
 /// Columns that share one FP4 weight scale.
@@ -163,6 +164,8 @@ pub fn dequantize_fp4_batched(
 ///   the dtype of `x`
 /// - output: `[.., out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
 ///
+/// [`Weights::with_activations`] says whether `x` is rounded first.
+///
 /// # Special values
 ///
 /// A NaN or an infinity in `x` affects its own row only; one in a row of the weight, its own column
@@ -198,7 +201,7 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
     let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = x.reshape([rows, columns]);
+    let x: Tensor<2> = weights.input(x)?.reshape([rows, columns]);
     let y = Dispatch::quant_linear(x.into_dispatch(), weights.clone().into());
     Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
 }
@@ -235,11 +238,13 @@ pub fn quant_linear_pair<const D: usize>(
         expect_device(argument, &weights.device(), "x", &x.device())?;
     }
     let [first, second] = weights;
-    if shape.contains(&0) || weights.iter().any(|weights| weights.dims()[1] == 0) {
+    let apart = first.activations() != second.activations()
+        || weights.iter().any(|weights| weights.dims()[1] == 0);
+    if apart || shape.contains(&0) {
         return Ok([quant_linear(x.clone(), first)?, quant_linear(x, second)?]);
     }
     let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = x.reshape([rows, columns]);
+    let x: Tensor<2> = first.input(x)?.reshape([rows, columns]);
     let (product, other) = Dispatch::quant_linear_pair(
         x.into_dispatch(),
         first.clone().into(),
@@ -285,7 +290,7 @@ pub fn grouped_linear<const D: usize>(
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
     let tokens = shape[..D - 2].iter().product();
-    let x: Tensor<3> = x.reshape([tokens, groups, columns]);
+    let x: Tensor<3> = weights.input(x)?.reshape([tokens, groups, columns]);
     let y = Dispatch::grouped_linear(x.into_dispatch(), weights.clone().into());
     Ok(Tensor::<3>::from_dispatch(y).reshape(shape))
 }
@@ -305,7 +310,7 @@ pub fn grouped_linear<const D: usize>(
 ///
 /// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] for a `block` of zero.
 pub fn fp8_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
-    roundtrip_blocks(x, block, &roundtrip::E4M3)
+    roundtrip_blocks(x, block, SmallFloat::Fp8)
 }
 
 /// Rounds to FP4 and back: what an indexer channel becomes in an FP4 cache.
@@ -316,7 +321,7 @@ pub fn fp8_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tenso
 ///
 /// Dtypes and errors as [`fp8_roundtrip`].
 pub fn fp4_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
-    roundtrip_blocks(x, block, &roundtrip::E2M1)
+    roundtrip_blocks(x, block, SmallFloat::Fp4)
 }
 
 /// Walsh-Hadamard transform of the last dimension, in Sylvester order, times `n^-0.5`: orthonormal,
@@ -345,7 +350,7 @@ pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
         return Ok(x);
     }
     let x: Tensor<2> = x.cast(FloatDType::F32).reshape([rows, columns]);
-    let transformed = roundtrip::hadamard::<Dispatch>(x.into_dispatch());
+    let transformed = transform::<Dispatch>(x.into_dispatch());
     Ok(Tensor::<2>::from_dispatch(transformed)
         .reshape(shape)
         .cast(FloatDType::from(dtype)))
@@ -365,7 +370,7 @@ fn empty<const D: usize>(
 fn roundtrip_blocks<const D: usize>(
     x: Tensor<D>,
     block: usize,
-    format: &roundtrip::RoundtripFormat,
+    to: SmallFloat,
 ) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     if block == 0 {
@@ -375,15 +380,13 @@ fn roundtrip_blocks<const D: usize>(
             actual: block,
         });
     }
-    let (shape, dtype) = (x.dims(), x.dtype());
+    let shape = x.dims();
     if shape.contains(&0) {
         return Ok(x);
     }
     let columns = shape[D - 1];
     let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = x.cast(FloatDType::F32).reshape([rows, columns]);
-    let rounded = roundtrip::roundtrip::<Dispatch>(x.into_dispatch(), block, format);
-    Ok(Tensor::<2>::from_dispatch(rounded)
-        .reshape(shape)
-        .cast(FloatDType::from(dtype)))
+    let x: Tensor<2> = x.reshape([rows, columns]);
+    let rounded = Dispatch::roundtrip(x.into_dispatch(), block, to);
+    Ok(Tensor::<2>::from_dispatch(rounded).reshape(shape))
 }

@@ -8,6 +8,8 @@ use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 use super::backend::{PackedWeights, QuantOps};
 use super::{FP4_BLOCK, FP8_BLOCK};
 use crate::matmul::INVARIANT_ROWS;
+use crate::roundtrip::reference::roundtrip as rounded;
+use crate::roundtrip::{SmallFloat, power_of_two};
 
 /// E2M1 magnitudes, then the same with the sign bit.
 const E2M1_VALUES: [f32; 16] = [
@@ -40,12 +42,6 @@ fn e8m0_values() -> Vec<f32> {
         .collect()
 }
 
-/// `2^exponent` for the exponents of normal `f32` values.
-pub(super) const fn power_of_two(exponent: i32) -> f32 {
-    assert!(exponent >= -126 && exponent <= 127);
-    f32::from_bits(((exponent + 127) as u32) << 23)
-}
-
 /// The matrices `[count, out, in]` in `dtype`, rounded once.
 pub(super) fn dequantize<B: Backend>(
     weights: PackedWeights<B>,
@@ -66,6 +62,17 @@ pub(super) fn dequantize<B: Backend>(
         } => dequantize_fp4::<B>(words, scales, columns),
     };
     B::float_cast(values, dtype)
+}
+
+/// Rounds in blocks, in f32, to a small format and back.
+pub(super) fn roundtrip<B: Backend>(
+    x: FloatTensor<B>,
+    block: usize,
+    to: SmallFloat,
+) -> FloatTensor<B> {
+    let dtype = x.dtype().into();
+    let x = B::float_cast(x, FloatDType::F32);
+    B::float_cast(rounded::<B>(x, block, &to.format()), dtype)
 }
 
 /// `x · weightᵀ` for the one matrix of `weights`.

@@ -2,11 +2,25 @@ use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 use super::backend::{PackedWeights, QuantOps};
-use super::{FP4_BLOCK, FP8_BLOCK};
+use super::{FP4_BLOCK, FP8_BLOCK, fp8_roundtrip};
 use crate::OpError;
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_shape, expect_supported,
 };
+
+/// What products by weights do to their other operand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// They take it as it is.
+    #[default]
+    Exact,
+    /// They round it to FP8, as the released models do before each product by FP8 or FP4 weights:
+    /// [`fp8_roundtrip`] in blocks of [`FP8_BLOCK`] columns. Experts also round what their second
+    /// matrix takes.
+    ///
+    /// Source: DeepSeek-V4 `inference/kernel.py`, `act_quant`, called by `Linear`.
+    Released,
+}
 
 /// A stack of weight matrices `[count, out, in]`, dense or packed, checked once.
 ///
@@ -15,6 +29,7 @@ use crate::validation::{
 #[derive(Clone, Debug)]
 pub struct Weights {
     values: PackedWeights<Dispatch>,
+    activations: Activations,
 }
 
 impl Weights {
@@ -29,6 +44,7 @@ impl Weights {
             values: PackedWeights::Dense {
                 values: values.into_dispatch(),
             },
+            activations: Activations::Exact,
         })
     }
 
@@ -59,6 +75,7 @@ impl Weights {
                 columns,
                 parts,
             },
+            activations: Activations::Exact,
         })
     }
 
@@ -84,7 +101,34 @@ impl Weights {
                 scales: scales.into_dispatch(),
                 columns,
             },
+            activations: Activations::Exact,
         })
+    }
+
+    /// The same matrices, for products that take their other operand so.
+    pub fn with_activations(self, activations: Activations) -> Self {
+        Self {
+            activations,
+            ..self
+        }
+    }
+
+    /// What products do to their other operand.
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    /// `x` as products take it: itself, or rounded. Operators that are given these weights do that
+    /// by themselves.
+    ///
+    /// # Errors
+    ///
+    /// As [`fp8_roundtrip`], where `x` is rounded.
+    pub fn input<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
+        match self.activations {
+            Activations::Exact => Ok(x),
+            Activations::Released => fp8_roundtrip(x, FP8_BLOCK),
+        }
     }
 
     /// `[count, out, in]`.

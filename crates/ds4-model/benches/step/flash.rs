@@ -6,7 +6,7 @@ use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions};
 use ds4_model::block::Block;
 use ds4_model::config::{DsparkParams, ModelConfig};
 use ds4_model::flash_head::{DEFAULT_CAPACITY, ProbedHead};
-use ds4_model::linear::WeightStack;
+use ds4_model::linear::{StackValues, WeightStack};
 use ds4_model::model::Model;
 
 /// The configuration of V4-Flash, reduced to the first layers: two with a window only, then CSA and
@@ -121,12 +121,12 @@ pub fn bytes(block: &Block, tokens: usize) -> f64 {
 
 fn stack_bytes(stack: &WeightStack) -> f64 {
     let four = |words: usize| 4.0 * words as f64;
-    match stack {
-        WeightStack::Dense(weight) => tensor_bytes(&weight.val()),
-        WeightStack::Fp8(weight) => {
+    match &stack.values {
+        StackValues::Dense(weight) => tensor_bytes(&weight.val()),
+        StackValues::Fp8(weight) => {
             four(weight.words.shape().num_elements() + weight.scales.shape().num_elements())
         }
-        WeightStack::Fp4(weight) => {
+        StackValues::Fp4(weight) => {
             four(weight.words.shape().num_elements() + weight.scales.shape().num_elements())
         }
     }

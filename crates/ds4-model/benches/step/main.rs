@@ -19,7 +19,7 @@ use clap::{Parser, ValueEnum};
 use ds4_model::checkpoint::Checkpoint;
 use ds4_model::model::Model;
 use shared::flash::FlashArgs;
-use shared::{Dtype, Head, finish, load_options, shipped_checkpoint};
+use shared::{ActivationsArg, Dtype, Head, finish, load_options, shipped_checkpoint};
 
 use calls::Context;
 use decoding::Drafts;
@@ -89,6 +89,9 @@ struct Args {
     /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
+    /// What products by packed weights do to their other operand, for `flash`.
+    #[arg(long, value_enum, default_value_t)]
+    activations: ActivationsArg,
     /// Only times chunks of a prompt, each after so many positions, for `flash`.
     #[arg(long, value_delimiter = ',')]
     only_prompt: Vec<usize>,
@@ -218,7 +221,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     config.validate()?;
     device.seed(0);
-    let mut model = config.init_packed(args.dtype.into(), &device);
+    let mut model = config.init_packed(args.dtype.into(), args.activations.into(), &device);
     device.sync()?;
     println!(
         "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",

@@ -3,11 +3,12 @@
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::device::may_allocate;
+use burn_ds4_ops::quant::Activations;
 
 use super::host::{FP4_BLOCK, FP8_BLOCK, blocks_alike};
 use super::{Checkpoint, CheckpointError, Dtype, HostExperts, LoadProgress, Loader, load_all};
 use crate::config::AttentionKind;
-use crate::linear::{Fp4Weight, Fp8Weight, WeightStack};
+use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
 use crate::model::Model;
 use crate::weights::{Initial, WeightSource};
 
@@ -28,16 +29,21 @@ pub struct LoadOptions {
     /// Whether key/value rows and indexer channels make the FP8 and FP4 round trips that the
     /// released model was trained with.
     pub quantized_cache: bool,
+    /// What products by FP8 and FP4 weights do to their other operand: nothing, or, as the released
+    /// model does, round it to FP8. The low-rank output projection by groups is excepted, whose
+    /// weights the released model reads in bf16.
+    pub activations: Activations,
 }
 
 impl Default for LoadOptions {
-    /// f32 activations, packed weights, what drafts, no round trips.
+    /// f32 activations, packed weights, what drafts, exact products, no round trips.
     fn default() -> Self {
         Self {
             dtype: FloatDType::F32,
             expand: false,
             drafter: true,
             quantized_cache: false,
+            activations: Activations::Exact,
         }
     }
 }
@@ -210,7 +216,14 @@ impl WeightSource for Stored<'_, '_> {
         let first = format!("{first}{}", parts.first()?);
         self.count_stack(&first, [matrices, parts.len(), out, inp], false);
         let host = self.loader.stack(prefix, experts, parts, [out, inp])?;
-        Some(self.weight_stack(host))
+        let activations = match host {
+            HostExperts::Dense(_) => Activations::Exact,
+            HostExperts::Fp8 { .. } | HostExperts::Fp4 { .. } => self.options.activations,
+        };
+        Some(WeightStack {
+            activations,
+            ..self.weight_stack(host)
+        })
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
@@ -224,7 +237,7 @@ impl WeightSource for Stored<'_, '_> {
             Ok(host) => self.weight_stack(host),
             Err(host) => {
                 let whole = self.weight_stack(host.into()).dense(self.options.dtype);
-                WeightStack::Dense(parameter(whole.reshape([groups, rank, width])))
+                StackValues::Dense(parameter(whole.reshape([groups, rank, width]))).into()
             }
         })
     }
@@ -286,26 +299,27 @@ impl Stored<'_, '_> {
     }
 
     fn weight_stack(&self, host: HostExperts) -> WeightStack {
-        let stack = match host {
+        let values = match host {
             HostExperts::Dense(data) => {
-                WeightStack::Dense(parameter(self.float_tensor(data, self.options.dtype)))
+                StackValues::Dense(parameter(self.float_tensor(data, self.options.dtype)))
             }
             HostExperts::Fp8 {
                 shape,
                 parts,
                 words,
                 scales,
-            } => WeightStack::Fp8(self.fp8(shape, parts, words, scales)),
+            } => StackValues::Fp8(self.fp8(shape, parts, words, scales)),
             HostExperts::Fp4 {
                 shape,
                 words,
                 scales,
-            } => WeightStack::Fp4(self.fp4(shape, words, scales)),
+            } => StackValues::Fp4(self.fp4(shape, words, scales)),
         };
-        if !self.options.expand {
-            return stack;
+        let stack = WeightStack::from(values);
+        match self.options.expand {
+            true => StackValues::Dense(parameter(stack.dense(self.options.dtype))).into(),
+            false => stack,
         }
-        WeightStack::Dense(parameter(stack.dense(self.options.dtype)))
     }
 
     fn fp8(

@@ -7,8 +7,9 @@ mod packed;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use burn_ds4_ops::quant::Activations;
 
-use crate::linear::WeightStack;
+use crate::linear::{StackValues, WeightStack};
 use packed::RandomBits;
 
 /// What a parameter is where nothing has been learned.
@@ -109,6 +110,14 @@ impl<'d> Random<'d> {
         }
     }
 
+    /// What packed weights do to their inputs.
+    fn activations(&self) -> Activations {
+        match &self.packed {
+            Some(packed) => packed.activations(),
+            None => Activations::Exact,
+        }
+    }
+
     fn tensor<const D: usize>(&self, shape: [usize; D], initial: Initial) -> Tensor<D> {
         match initial {
             Initial::Zeros => Tensor::zeros(shape, self.device),
@@ -164,18 +173,22 @@ impl WeightSource for Random<'_> {
         [out, inp]: [usize; 2],
     ) -> Option<WeightStack> {
         let shape = [experts.unwrap_or(1), parts.len() * out, inp];
-        Some(match (&mut self.packed, experts) {
+        let values = match (&mut self.packed, experts) {
             (None, _) => {
-                WeightStack::Dense(Param::from_tensor(self.tensor(shape, Initial::Random)))
+                StackValues::Dense(Param::from_tensor(self.tensor(shape, Initial::Random)))
             }
-            (Some(packed), None) => WeightStack::Fp8(packed.fp8(shape, parts.len())),
-            (Some(packed), Some(_)) => WeightStack::Fp4(packed.fp4(shape)),
+            (Some(packed), None) => StackValues::Fp8(packed.fp8(shape, parts.len())),
+            (Some(packed), Some(_)) => StackValues::Fp4(packed.fp4(shape)),
+        };
+        Some(WeightStack {
+            values,
+            activations: self.activations(),
         })
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
         Some(match &mut self.packed {
-            Some(packed) => WeightStack::Fp8(packed.fp8([groups, rank, width], 1)),
+            Some(packed) => StackValues::Fp8(packed.fp8([groups, rank, width], 1)).into(),
             None => self.stack(prefix, Some(groups), &[""], [rank, width])?,
         })
     }

@@ -1,6 +1,6 @@
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK};
 
 use super::{Random, deviation};
 use crate::config::ModelConfig;
@@ -10,7 +10,8 @@ use crate::model::Model;
 impl ModelConfig {
     /// Initializes a model with random weights in the formats of a released checkpoint: routed
     /// experts in FP4, the other linear maps in FP8, and the matrices that are read in f32 in bf16,
-    /// where the device has it. `dtype` is that of the activations.
+    /// where the device has it. `dtype` is that of the activations, which products by packed weights
+    /// take as `activations` says.
     ///
     /// For measurements of models that are not at hand. The weights are drawn on the device; the
     /// host never holds one. No two matrices share memory, so that a cache of the device holds no
@@ -19,12 +20,18 @@ impl ModelConfig {
     /// # Panics
     ///
     /// If the configuration contradicts itself, see [`validate`](Self::validate).
-    pub fn init_packed(&self, dtype: FloatDType, device: &Device) -> Model {
+    pub fn init_packed(
+        &self,
+        dtype: FloatDType,
+        activations: Activations,
+        device: &Device,
+    ) -> Model {
         self.init_from(Random {
             device,
             packed: Some(RandomBits {
                 device,
                 dtype,
+                activations,
                 words: None,
                 copies: 0,
             }),
@@ -37,6 +44,7 @@ impl ModelConfig {
 pub(super) struct RandomBits<'d> {
     device: &'d Device,
     dtype: FloatDType,
+    activations: Activations,
     words: Option<Tensor<1, Int>>,
     copies: u32,
 }
@@ -45,6 +53,11 @@ impl RandomBits<'_> {
     /// The dtype of the activations.
     pub(super) fn dtype(&self) -> FloatDType {
         self.dtype
+    }
+
+    /// What products do to them.
+    pub(super) fn activations(&self) -> Activations {
+        self.activations
     }
 
     /// The dtype in which a released file has dense matrices, if the device has it.

@@ -11,7 +11,6 @@ mod index;
 mod index_tiles;
 mod pool;
 mod rotate;
-mod rounding;
 mod row;
 mod sink;
 mod sink_tiles;

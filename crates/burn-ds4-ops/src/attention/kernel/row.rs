@@ -3,11 +3,11 @@
 use cubecl::prelude::*;
 
 use super::rotate::AngleTable;
-use super::rounding::{rounded, scale_of};
 use crate::attention::{CONTENT_BLOCK, RowRounding};
 use crate::intrinsics::{Target, modulo};
 use crate::quant::FP4_BLOCK;
-use crate::quant::roundtrip::{E2M1, E4M3, RoundtripFormat};
+use crate::roundtrip::kernel::{rounded, scale_of};
+use crate::roundtrip::{E2M1, E4M3, RoundtripFormat};
 use crate::rows::{RowPartition, row_sum};
 
 /// Compile-time configuration of [`store`].

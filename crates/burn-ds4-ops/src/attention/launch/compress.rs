@@ -19,7 +19,7 @@ use crate::caps::Caps;
 use crate::launching::{
     MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, with_contiguous_rows, writable,
 };
-use crate::quant::roundtrip::hadamard_scale;
+use crate::roundtrip::hadamard_scale;
 use crate::rows::RowPartition;
 
 /// The most units of a cube that stores rows.

@@ -7,8 +7,9 @@ use burn::tensor::{FloatDType, IndexingUpdateOp, Shape};
 use super::INT;
 use crate::attention::{CONTENT_BLOCK, RowRounding};
 use crate::quant::FP4_BLOCK;
-use crate::quant::roundtrip::{E2M1, E4M3, hadamard, roundtrip};
 use crate::reference::{bool_dtype, slice};
+use crate::roundtrip::reference::{hadamard, roundtrip};
+use crate::roundtrip::{E2M1, E4M3};
 
 /// The new positions of every sequence, from its start on.
 pub(super) struct NewPositions<B: Backend> {

@@ -3,7 +3,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::stream::{BUDGETS, Budget, StreamProblem, launch_stream};
 use super::sum::{SumBlueprint, SumProblem, launch_sum};
-use super::{Pairing, SMALL_M_ROWS, StreamBlueprint};
+use super::{Hidden, Pairing, SMALL_M_ROWS, StreamBlueprint};
 use crate::caps::Caps;
 use crate::gemm::{Matrices, terms};
 use crate::launching::output;
@@ -18,6 +18,8 @@ pub(crate) struct Mixture<'a> {
     /// `[gate and up, down]`.
     pub experts: [&'a Matrices; 2],
     pub limit: f64,
+    /// Whether hidden values are rounded to FP8.
+    pub rounded: bool,
     pub shared: Option<SharedExpert<'a>>,
 }
 
@@ -26,6 +28,7 @@ pub(crate) struct SharedExpert<'a> {
     /// `[gate and up, down]`.
     pub matrices: [&'a Matrices; 2],
     pub limit: f64,
+    pub rounded: bool,
 }
 
 /// How both launches are compiled.
@@ -67,7 +70,7 @@ fn bytes_of(blueprints: &[Option<StreamBlueprint>; 2]) -> usize {
     other + partials + most(|blueprint| blueprint.x_bytes())
 }
 
-impl Mixture<'_> {
+impl<'a> Mixture<'a> {
     fn sizes(&self) -> [usize; 2] {
         [self.ids.meta.shape()[0], self.ids.meta.shape()[1]]
     }
@@ -91,12 +94,17 @@ impl Mixture<'_> {
     /// The sums of `tokens` in `dtype`.
     pub fn launch(&self, blueprint: &MixtureBlueprint, dtype: DType) -> CubeTensor {
         let [tokens, slots] = self.sizes();
-        let term_rows = tokens * terms(self.x.dtype) as usize;
-        let hidden =
-            |rows, down: &Matrices| output(self.x, [rows, down.padded_columns()], DType::BF16);
+        let hidden = |down: &'a Matrices, rounded| Hidden {
+            down,
+            columns: down.padded_columns(),
+            dtype: DType::BF16,
+            terms: terms(self.x.dtype),
+            rounded,
+        };
         let [gate_up, down] = self.experts;
-        let routed_hidden = hidden(term_rows * slots, down);
         let pairs = tokens * slots;
+        let layout = hidden(down, self.rounded);
+        let routed_hidden = layout.output(self.x, pairs);
         let routed = StreamProblem {
             ids: Some(self.ids),
             scores: Some(self.scores),
@@ -105,22 +113,26 @@ impl Mixture<'_> {
             ..StreamProblem::of_rows(gate_up, &routed_hidden, pairs, blueprint.gated)
         };
         let shared = self.shared.zip(blueprint.shared_gated);
-        let shared_hidden = shared.map(|(shared, _)| hidden(term_rows, shared.matrices[1]));
-        let shared = shared.zip(shared_hidden.as_ref());
-        let problem = shared.map(|((shared, blueprint), output)| StreamProblem {
-            limit: shared.limit,
-            ..StreamProblem::of_rows(shared.matrices[0], output, tokens, blueprint)
+        let shared = shared.map(|(shared, blueprint)| {
+            let layout = hidden(shared.matrices[1], shared.rounded);
+            (shared, blueprint, layout, layout.output(self.x, tokens))
         });
+        let problem = shared
+            .as_ref()
+            .map(|(shared, blueprint, _, output)| StreamProblem {
+                limit: shared.limit,
+                ..StreamProblem::of_rows(shared.matrices[0], output, tokens, *blueprint)
+            });
         launch_stream(self.x, &routed, problem.as_ref());
         let sums = output(self.x, [tokens, down.rows], dtype);
         let experts = SumProblem {
-            x: &routed_hidden,
+            x: &layout.finish(routed_hidden),
             matrices: down,
         };
-        let shared = shared.map(|((shared, _), x)| SumProblem {
-            x,
-            matrices: shared.matrices[1],
-        });
+        let shared = shared.map(|(shared, _, layout, x)| (layout.finish(x), shared.matrices[1]));
+        let shared = shared
+            .as_ref()
+            .map(|(x, matrices)| SumProblem { x, matrices });
         launch_sum(self.ids, &experts, shared.as_ref(), &blueprint.sum, &sums);
         sums
     }

@@ -1,6 +1,7 @@
 //! The host side: which schedule, and how the work is divided.
 
 pub(crate) mod dense;
+mod hidden;
 mod large_m;
 pub(crate) mod library;
 mod mixture;
@@ -18,6 +19,7 @@ use crate::caps::Caps;
 use crate::launching::{MAX_CUBES, is_float};
 
 pub(crate) use super::kernel::{Pairing, Role, StreamBlueprint};
+pub(crate) use hidden::Hidden;
 pub(crate) use large_m::{LargeM, LargeMTiles, SortedPairs, sort, sum_slots};
 pub(crate) use mixture::{Mixture, MixtureBlueprint, SharedExpert};
 pub(crate) use portable::{Grouping, Portable, can_sum_pairs};

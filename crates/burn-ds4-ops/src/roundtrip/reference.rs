@@ -5,45 +5,8 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
-use super::reference::power_of_two;
+use super::{RoundtripFormat, hadamard_scale, power_of_two};
 use crate::reference::{bool_dtype, slice};
-
-/// A small float format as a target of rounding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct RoundtripFormat {
-    /// Largest value.
-    pub max: f32,
-    /// Exponent of the smallest normal value.
-    pub min_exponent: i32,
-    /// Bits after the binary point of a normal value.
-    pub mantissa_bits: i32,
-    /// Halvings that bring the largest value into the lowest normal binade, as a descending sum.
-    exponent_steps: &'static [i32],
-    /// The largest magnitude of a block is taken to be at least this.
-    pub amax_floor: f32,
-    /// Exponent of the scale that belongs to `amax_floor`.
-    min_scale_exponent: i32,
-}
-
-/// FP8 with 1e-4 as the smallest block maximum.
-pub(crate) const E4M3: RoundtripFormat = RoundtripFormat {
-    max: 448.0,
-    min_exponent: -6,
-    mantissa_bits: 3,
-    exponent_steps: &[8, 4, 2, 1],
-    amax_floor: 1e-4,
-    min_scale_exponent: -22,
-};
-
-/// FP4 with the smallest normal scale as the smallest scale.
-pub(crate) const E2M1: RoundtripFormat = RoundtripFormat {
-    max: 6.0,
-    min_exponent: 0,
-    mantissa_bits: 1,
-    exponent_steps: &[2, 1],
-    amax_floor: 6.0 * power_of_two(-126),
-    min_scale_exponent: -126,
-};
 
 /// Descending sum of 255, which covers every scale exponent; in parts that keep all factors normal.
 const SCALE_STEPS: [i32; 9] = [64, 64, 64, 32, 16, 8, 4, 2, 1];
@@ -130,11 +93,6 @@ fn full_like<B: Backend>(x: &FloatTensor<B>, value: f32) -> FloatTensor<B> {
 
 fn times_where<B: Backend>(x: FloatTensor<B>, mask: BoolTensor<B>, factor: f32) -> FloatTensor<B> {
     B::float_mask_where(x.clone(), mask, B::float_mul_scalar(x, factor.into()))
-}
-
-/// What the sums of a Walsh-Hadamard transform are multiplied by.
-pub(crate) fn hadamard_scale(columns: usize) -> f32 {
-    (columns as f64).sqrt().recip() as f32
 }
 
 /// Butterflies from the innermost stride outwards.

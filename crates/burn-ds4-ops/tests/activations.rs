@@ -1,0 +1,134 @@
+//! Products that round what they take to FP8, against products of what the oracle rounds.
+
+use burn::tensor::{FloatDType, Tensor};
+use burn_ds4_ops::quant::{
+    Activations, FP8_BLOCK, fp8_roundtrip, grouped_linear, quant_linear_pair,
+};
+
+use super::common::{
+    EXACT, assert_close, compiles_slowly, devices, dtypes, every_dtype, some, values,
+};
+use super::experts::{Layer, size};
+use super::linear::{Input, linear};
+use super::packing::{FP8_PAIR, Format, Packed, every_format};
+use super::round_trips::FP8;
+use super::sharing::Both;
+
+const RELEASED: Activations = Activations::Released;
+
+impl Input {
+    /// What the products make of it.
+    fn rounded(&self) -> Self {
+        let values = FP8.rows(&self.values, self.shape[1], FP8_BLOCK);
+        Self::new(self.shape, self.dtype, &values)
+    }
+}
+
+fn rows_of_16_bits_are_rounded_as_those_of_32() {
+    every_dtype(|name, device, dtype| {
+        for &(rows, columns) in some(name, &[(3, 256), (5, 200), (1, 7), (40, 1024)], 2) {
+            let x = Input::random([rows, columns], dtype, columns as u64);
+            let actual = fp8_roundtrip(x.on(device), FP8_BLOCK).expect("arguments that fit");
+            let actual = values(actual.cast(FloatDType::F32));
+            let what = format!("{name} {dtype:?} {rows} x {columns}");
+            assert_close(&actual, &x.rounded().values, EXACT, &what);
+        }
+    });
+}
+
+fn linear_maps_round_their_input() {
+    for (name, device) in devices() {
+        every_format(name, device, |format| {
+            for dtype in dtypes(name, device) {
+                if compiles_slowly(name) && dtype != FloatDType::F32 {
+                    continue;
+                }
+                let shapes = [[1, 130, 200], [9, 24, 512], [40, 130, 384], [70, 64, 136]];
+                for (i, &[rows, outputs, inputs]) in some(name, &shapes, 2).enumerate() {
+                    let weights = Packed::random(format, [1, outputs, inputs], i as u64);
+                    let x = Input::random([rows, inputs], dtype, i as u64 + 9);
+                    let on_device = weights.on(device).with_activations(RELEASED);
+                    let y = linear(x.on(device), &on_device);
+                    x.rounded()
+                        .check(&weights, &y, &format!("{name} {dtype:?}"));
+                }
+            }
+        });
+    }
+}
+
+fn pairs_and_groups_round_as_single_maps_do() {
+    for (name, device) in devices() {
+        let [first, second] = [0, 1].map(|seed| {
+            let weights = Packed::random(Format::Fp4, [1, 40, 256], seed);
+            weights.on(device)
+        });
+        let x = Input::random([3, 256], FloatDType::F32, 5).on(device);
+        for modes in [[RELEASED; 2], [RELEASED, Activations::Exact]] {
+            let [first, second] = [(&first, modes[0]), (&second, modes[1])]
+                .map(|(weights, mode)| weights.clone().with_activations(mode));
+            let pair = quant_linear_pair(x.clone(), [&first, &second]).expect("they fit");
+            for (actual, weights) in pair.into_iter().zip([&first, &second]) {
+                let alone = linear(x.clone(), weights);
+                assert_close(&values(actual), &alone, EXACT, &format!("{name} {modes:?}"));
+            }
+        }
+        let groups = Packed::random(Format::Fp4, [2, 40, 256], 7).on(device);
+        let x: Tensor<3> = Tensor::stack(vec![x.clone(), x * 3.0], 1);
+        let rounded = fp8_roundtrip(x.clone(), FP8_BLOCK).expect("arguments that fit");
+        let expected = grouped_linear(rounded, &groups).expect("arguments that fit");
+        let actual = grouped_linear(x, &groups.with_activations(RELEASED));
+        let actual = values(actual.expect("arguments that fit"));
+        assert_close(&actual, &values(expected), EXACT, name);
+    }
+}
+
+fn experts_round_what_both_of_their_matrices_take() {
+    for (name, device) in devices() {
+        let sizes = [
+            size([1, 2, 5, 96, 264]),
+            size([7, 6, 5, 96, 72]),
+            size([16, 1, 5, 520, 136]),
+            size([17, 2, 5, 40, 136]),
+            size([300, 2, 5, 136, 264]),
+            size([300, 6, 5, 256, 256]),
+        ];
+        for format in [Format::Fp4, FP8_PAIR, Format::Dense(FloatDType::F32)] {
+            for dtype in dtypes(name, device) {
+                let step = if dtype == FloatDType::F32 { 3 } else { 6 };
+                for (i, &size) in some(name, &sizes, step).enumerate() {
+                    let mut layer = Layer::exact(size, format, dtype, i as u64).released();
+                    layer.limit = Some(64.0);
+                    layer.check(&format!("{name} {format:?} {dtype:?}"), device);
+                }
+            }
+        }
+    }
+}
+
+fn a_shared_expert_rounds_for_itself() {
+    for (name, device) in devices() {
+        let formats = [Format::Fp4, FP8_PAIR];
+        for dtype in dtypes(name, device) {
+            if compiles_slowly(name) && dtype != FloatDType::F32 {
+                continue;
+            }
+            for &tokens in some(name, &[3, 40], 2) {
+                let sizes = (size([tokens, 2, 5, 96, 264]), 136);
+                let mut both = Both::exact(sizes, formats, dtype, 3);
+                both.own = both.own.released();
+                both.check(&format!("{name} {dtype:?} own"), device);
+                both.shared = both.shared.released();
+                both.check(&format!("{name} {dtype:?} both"), device);
+            }
+        }
+    }
+}
+
+catalogue![
+    rows_of_16_bits_are_rounded_as_those_of_32,
+    linear_maps_round_their_input,
+    pairs_and_groups_round_as_single_maps_do,
+    experts_round_what_both_of_their_matrices_take,
+    a_shared_expert_rounds_for_itself,
+];
