@@ -129,10 +129,11 @@ fn pairs_of(values: &[usize; VALUES.len()]) -> impl Iterator<Item = Pair> + '_ {
 /// Few cases that have every pair of values of two features.
 fn cases() -> Vec<Case> {
     let mut missing = BTreeSet::new();
-    for first in 0..VALUES.len() {
-        for second in first + 1..VALUES.len() {
-            for value in 0..VALUES[first] {
-                let all = (0..VALUES[second]).map(|other| [(first, value), (second, other)]);
+    let features = || VALUES.into_iter().enumerate();
+    for (first, values) in features() {
+        for (second, others) in features().skip(first + 1) {
+            for value in 0..values {
+                let all = (0..others).map(|other| [(first, value), (second, other)]);
                 missing.extend(all.filter(is_possible));
             }
         }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::generate::SpecialTokens;
 use crate::repository;
 
 const WEATHER: &str = r#"{"type": "function", "function":
