@@ -88,8 +88,8 @@ fn oracle(asked: &Asked) -> Vec<i64> {
     let known = |id: i64| id.clamp(0, vocabulary as i64 - 1) as usize;
     let tokens = integer_values(asked.tokens.clone());
     let mut drafts = Vec::new();
-    for lane in 0..lanes {
-        let mut last = known(tokens[lane]);
+    for (lane, &token) in tokens.iter().enumerate().take(lanes) {
+        let mut last = known(token);
         for place in 0..places {
             let first = (lane * places + place) * columns;
             let id = |column: usize| match &ids {
@@ -330,7 +330,8 @@ fn what_does_not_fit_is_refused() {
         } = asked;
         markov_drafts(logits, ids, tokens, embedding, output)
     };
-    let cases: [(fn(&mut Asked), &str); 6] = [
+    type Change = fn(&mut Asked);
+    let cases: [(Change, &str); 6] = [
         (
             |asked| asked.logits = asked.logits.clone().slice([0..2, 0..3, 0..4]),
             "`logits` has shape [2, 3, 4], expected [2, 3, 5]",
