@@ -82,8 +82,8 @@ fn roles_parts_and_both_names_of_a_length_are_taken() {
 #[test]
 fn a_server_says_whether_its_answers_are_deterministic() {
     let cases: [(&[&str], bool); 5] = [
-        (&["--lanes", "16"], true),
-        (&["--lanes", "17"], false),
+        (&["--lanes", "16", "--drafter", "none"], true),
+        (&["--lanes", "17", "--drafter", "none"], false),
         (&["--lanes", "8", "--draft-tokens", "2"], false),
         (&["--prefix-cache", "1000000"], false),
         (&["--prefix-cache", "1000000", "--exact-prefix"], true),
