@@ -33,8 +33,8 @@ const CHECKED: usize = VARIANTS.len();
 const TOLERANCE: f64 = 1e-5;
 /// Bytes of an i32.
 const WORD: usize = 4;
-/// Words that are read of a lane: six of its filter, two of its seed, and its position.
-const LANE_WORDS: usize = 9;
+/// Words that are read of a lane: five of its filter, two of its seed, and its position.
+const LANE_WORDS: usize = 8;
 /// Tokens of a text, in the prompt and in the output.
 const TEXT: u32 = 2000;
 /// The most likely tokens that are listed.

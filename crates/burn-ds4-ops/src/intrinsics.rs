@@ -234,6 +234,19 @@ pub(crate) fn sum_of_plane(x: u32, #[comptime] lanes: u32, #[comptime] target: T
     }
 }
 
+/// The highest of the plane, in all lanes. Every lane of the plane must call this.
+#[cube]
+pub(crate) fn plane_highest(x: u32, #[comptime] lanes: u32, #[comptime] target: Target) -> u32 {
+    if comptime!(target.is_at_least(80) && lanes == 32) {
+        let y: u32;
+        let x = i32::reinterpret(x);
+        gpu_asm!("redux.sync.max.u32 {y}, {x}, -1;", y = out(_) y, x = in(_) x, options(nomem));
+        y
+    } else {
+        plane_max(x)
+    }
+}
+
 /// The value of lane `from`. Every lane of the plane must call this, with the same `from`.
 #[cube]
 pub(crate) fn plane_value(x: u32, from: u32, #[comptime] target: Target) -> u32 {
@@ -272,8 +285,37 @@ pub(crate) fn sync_planes(group: u32, #[comptime] planes: u32) {
     gpu_asm!("bar.sync {barrier}, {units};", barrier = in(_) barrier);
 }
 
-/// Counts this cube on one of two `counters`, and returns whether it is the last of `cubes`. The
-/// last cube sees everything that the other cubes wrote.
+/// Counts this cube on a counter, and returns how many cubes were counted before. The last cube
+/// sees everything that the other cubes wrote.
+#[cube]
+pub(crate) fn arrival_order(
+    counters: &mut [Atomic<u32>],
+    index: usize,
+    #[comptime] target: Target,
+) -> u32 {
+    let mut order = Shared::<u32>::new();
+    if target.ptx {
+        // One unit's fences suffice: the barrier before makes the cube's writes visible to that
+        // unit, and the barrier after passes on what the unit sees.
+        sync_cube();
+        if UNIT_POS == 0 {
+            gpu_asm!("fence.acq_rel.gpu;");
+            *order = counters[index].fetch_add(1u32);
+            gpu_asm!("fence.acq_rel.gpu;");
+        }
+        sync_cube();
+    } else {
+        sync_storage();
+        if UNIT_POS == 0 {
+            *order = counters[index].fetch_add(1u32);
+        }
+        sync_storage();
+    }
+    *order
+}
+
+/// Counts this cube on one of two `counters`, and returns whether it is the last of `cubes`, as
+/// [`arrival_order`] says.
 ///
 /// That counter is 0 before and after the launch. The other one is 0 after it, whatever an aborted
 /// launch has left there. See [`counters`](crate::arrival::counters).
@@ -284,25 +326,7 @@ pub(crate) fn arrives_last(
     cubes: u32,
     #[comptime] target: Target,
 ) -> bool {
-    let mut order = Shared::<u32>::new();
-    if target.ptx {
-        // One unit's fences suffice: the barrier before makes the cube's writes visible to that
-        // unit, and the barrier after passes on what the unit sees.
-        sync_cube();
-        if UNIT_POS == 0 {
-            gpu_asm!("fence.acq_rel.gpu;");
-            *order = counters[turn as usize].fetch_add(1u32);
-            gpu_asm!("fence.acq_rel.gpu;");
-        }
-        sync_cube();
-    } else {
-        sync_storage();
-        if UNIT_POS == 0 {
-            *order = counters[turn as usize].fetch_add(1u32);
-        }
-        sync_storage();
-    }
-    let is_last = *order == cubes - 1;
+    let is_last = arrival_order(counters, turn as usize, target) == cubes - 1;
     if UNIT_POS == 0 {
         if is_last {
             counters[turn as usize].store(0u32);

@@ -71,6 +71,7 @@ mod sampling_lanes;
 mod sampling_log_probs;
 mod sampling_penalties;
 mod sampling_recorded;
+mod sampling_split;
 mod sampling_verify;
 pub(crate) mod sharing;
 mod sink_attention;
@@ -147,6 +148,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("sampling_log_probs", sampling_log_probs::CASES),
     ("sampling_penalties", sampling_penalties::CASES),
     ("sampling_recorded", sampling_recorded::CASES),
+    ("sampling_split", sampling_split::CASES),
     ("sampling_verify", sampling_verify::CASES),
     ("sink_attention", sink_attention::CASES),
     ("sink_attention_values", sink_attention_values::CASES),

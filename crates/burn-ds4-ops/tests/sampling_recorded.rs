@@ -10,7 +10,8 @@ use burn_ds4_ops::sampling::{
 
 use super::common::{devices, floats, integer_values, integers};
 
-const COLUMNS: usize = 8;
+/// Columns of a row that one cube works on, and of one that is divided.
+const COLUMNS: [usize; 2] = [8, 8192];
 
 /// The inputs of a step, and what it updates.
 struct Step {
@@ -23,24 +24,26 @@ struct Step {
 
 impl Step {
     /// Two lanes whose most likely tokens are 0 and 1, a little less.
-    fn new(device: &Device) -> Self {
-        let row = [2.5, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    fn new(columns: usize, device: &Device) -> Self {
+        let mut row = vec![0.0; columns];
+        row[..2].copy_from_slice(&[2.5, 2.0]);
         let params = vec![LaneParams::default(); 2];
-        let params = BatchParams::new(&params, COLUMNS, device).expect("parameters in range");
+        let params = BatchParams::new(&params, columns, device).expect("parameters in range");
         Self {
-            logits: floats(&[row, row].concat(), [2, 1, COLUMNS], device),
+            logits: floats(&row.repeat(2), [2, 1, columns], device),
             drafts: Tensor::zeros([2, 0], device),
             positions: integers(&[0, 0], [2], device),
             params: RefCell::new(params),
-            counts: RefCell::new(TokenCounts::new(2, COLUMNS, device)),
+            counts: RefCell::new(TokenCounts::new(2, columns, device)),
         }
     }
 
     fn run(&self) -> Tensor<1, Int> {
         let (params, counts) = (self.params.borrow(), &mut *self.counts.borrow_mut());
         let (logits, drafts) = (self.logits.clone(), self.drafts.clone());
+        let columns = params.vocabulary();
         let logits = apply_penalties(logits, drafts, &params, counts);
-        let logits = logits.expect("arguments that fit").reshape([2, COLUMNS]);
+        let logits = logits.expect("arguments that fit").reshape([2, columns]);
         let tokens = sample(logits, &params, self.positions.clone());
         let tokens = tokens.expect("arguments that fit");
         let counted = counts.count(tokens.clone().reshape([2, 1]));
@@ -62,8 +65,10 @@ fn a_recorded_step_sees_what_lanes_get_later() {
         return;
     }
     // Flex records nothing.
-    for (name, device) in devices().iter().filter(|device| device.0 != "flex") {
-        let step = Step::new(device);
+    let recording = devices().iter().filter(|device| device.0 != "flex");
+    for ((name, device), columns) in recording.flat_map(|one| COLUMNS.map(|columns| (one, columns)))
+    {
+        let step = Step::new(columns, device);
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch).expect("a device that records");
         // So that there is memory for the recording.
@@ -88,7 +93,7 @@ fn a_recorded_step_sees_what_lanes_get_later() {
         };
         step.set(1, frequent.clone());
         let steps = [replay(), replay(), replay()];
-        assert_eq!(steps, [[0, 0], [0, 1], [0, 0]], "{name}");
+        assert_eq!(steps, [[0, 0], [0, 1], [0, 0]], "{name}, {columns} columns");
         step.set(1, frequent);
         step.set(
             0,
@@ -97,7 +102,11 @@ fn a_recorded_step_sees_what_lanes_get_later() {
                 ..LaneParams::default()
             },
         );
-        assert_eq!([replay(), replay()], [[5, 0], [5, 1]], "{name}");
+        assert_eq!(
+            [replay(), replay()],
+            [[5, 0], [5, 1]],
+            "{name}, {columns} columns"
+        );
         step.set(
             1,
             LaneParams {
@@ -110,7 +119,7 @@ fn a_recorded_step_sees_what_lanes_get_later() {
                 ..LaneParams::default()
             },
         );
-        assert_eq!(replay(), [5, 1], "{name}");
+        assert_eq!(replay(), [5, 1], "{name}, {columns} columns");
     }
 }
 

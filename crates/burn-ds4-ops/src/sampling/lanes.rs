@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::layout::{
-    BIAS, BIAS_ID, BIASES, FARTHEST, FREQUENCY, MINIMUM, PENALISED, PRESENCE, RATE, REPETITION,
-    SEED, TOP_K, TOP_P, WIDTH,
+    BIAS, BIAS_ID, BIASES, FARTHEST, FREQUENCY, LAST, PENALISED, PRESENCE, RATE, REPETITION, SEED,
+    TOP_K, TOP_P, WIDTH,
 };
 use super::weight::WeightFilter;
 use super::{SamplingParams, validation};
@@ -154,8 +154,7 @@ fn row(params: &LaneParams, vocabulary: usize) -> Result<([f32; WIDTH], [i32; WI
         floats[FARTHEST] = filter.farthest;
         words[TOP_K] = filter.top_k as i32;
         words[TOP_P] = filter.top_p as i32;
-        words[MINIMUM[0]] = filter.minimum as i32;
-        words[MINIMUM[1]] = (filter.minimum >> 32) as i32;
+        words[LAST] = filter.last as i32;
     }
     words[BIASES] = logit_bias.len() as i32;
     words[BIAS_ID..].fill(-1);

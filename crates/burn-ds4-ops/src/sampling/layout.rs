@@ -20,12 +20,12 @@ pub(super) const SEED: [usize; 2] = [0, 1];
 pub(super) const TOP_K: usize = 2;
 /// In units of 2^-32; 0 keeps all.
 pub(super) const TOP_P: usize = 3;
-/// Low word, high word.
-pub(super) const MINIMUM: [usize; 2] = [4, 5];
+/// The last exponent that min-p keeps.
+pub(super) const LAST: usize = 4;
 /// 1 where a penalty makes a difference, else 0.
-pub(super) const PENALISED: usize = 6;
+pub(super) const PENALISED: usize = 5;
 /// How many biases there are.
-pub(super) const BIASES: usize = 7;
+pub(super) const BIASES: usize = 6;
 /// The first of the biases' tokens.
 pub(super) const BIAS_ID: usize = 8;
 

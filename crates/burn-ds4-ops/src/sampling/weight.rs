@@ -2,7 +2,7 @@
 //! tokens chosen by them.
 
 use super::SamplingParams;
-use super::layout::{FARTHEST as FARTHEST_COLUMN, MINIMUM, RATE, TOP_K, TOP_P};
+use super::layout::{FARTHEST as FARTHEST_COLUMN, LAST, RATE, TOP_K, TOP_P};
 
 /// Fractional bits of an exponent.
 pub(super) const EXPONENT_BITS: u32 = 25;
@@ -11,6 +11,8 @@ pub(super) const FARTHEST: f32 = 43.5;
 /// The most likely token has the weight two to this power, so that the sum over
 /// [`MAX_COLUMNS`](super::MAX_COLUMNS) tokens fits in 63 bits.
 pub(super) const WEIGHT_BITS: u32 = 43;
+/// The last exponent whose weight is not 0.
+pub(super) const LIGHTEST: u32 = WEIGHT_BITS << EXPONENT_BITS;
 /// Bits of the mantissa of a weight, and how far it is shifted up.
 pub(super) const MANTISSA_BITS: u32 = 31;
 pub(super) const SHIFT: u32 = WEIGHT_BITS - MANTISSA_BITS;
@@ -36,8 +38,8 @@ pub(super) struct WeightFilter {
     pub top_k: usize,
     /// The fraction of the weight that top-p keeps, times 2^32; 2^32 keeps all.
     pub top_p: u64,
-    /// The lowest weight that min-p keeps.
-    pub minimum: u64,
+    /// The last exponent that min-p keeps, whose weight is at least 1.
+    pub last: u32,
 }
 
 impl WeightFilter {
@@ -54,7 +56,7 @@ impl WeightFilter {
                 0
             },
             top_p: (f64::from(sampling.top_p) * (1u64 << 32) as f64).ceil() as u64,
-            minimum: (minimum.ceil() as u64).max(1),
+            last: last_exponent((minimum.ceil() as u64).max(1)),
         }
     }
 
@@ -72,7 +74,7 @@ impl WeightFilter {
             farthest: floats[FARTHEST_COLUMN],
             top_k: words[TOP_K] as usize,
             top_p,
-            minimum: (u64::from(words[MINIMUM[1]]) << 32) | u64::from(words[MINIMUM[0]]),
+            last: words[LAST],
         })
     }
 
@@ -95,6 +97,20 @@ impl WeightFilter {
         };
         (exponent * (1 << EXPONENT_BITS) as f32) as u32
     }
+}
+
+/// The last exponent whose weight is at least `minimum`, which is at most that of exponent 0.
+fn last_exponent(minimum: u64) -> u32 {
+    let (mut last, mut after) = (0, LIGHTEST + 1);
+    while after - last > 1 {
+        let middle = last + (after - last) / 2;
+        if weight(middle) >= minimum {
+            last = middle;
+        } else {
+            after = middle;
+        }
+    }
+    last
 }
 
 /// The weight of an exponent.
@@ -133,10 +149,38 @@ mod tests {
 
     #[test]
     fn no_weight_is_above_that_of_a_lower_exponent() {
+        // All mantissas: other exponents have the same ones, shifted.
         let mut last = u64::MAX;
+        for exponent in 0..=1 << EXPONENT_BITS {
+            let weight = weight(exponent);
+            assert!(weight <= last, "{exponent}");
+            last = weight;
+        }
         for exponent in (0..44 << EXPONENT_BITS).step_by(997) {
-            assert!(weight(exponent) <= last, "{exponent}");
-            last = weight(exponent);
+            assert!(weight(exponent + 997) <= weight(exponent), "{exponent}");
+        }
+    }
+
+    #[test]
+    fn the_last_exponent_is_the_last_that_is_heavy_enough() {
+        let [lightest, heaviest] = [1, 1 << WEIGHT_BITS];
+        assert_eq!(last_exponent(lightest), LIGHTEST);
+        assert_eq!(last_exponent(heaviest), 0);
+        assert_eq!(weight(LIGHTEST + 1), 0);
+        for minimum in [
+            2,
+            3,
+            1000,
+            1 << 20,
+            (1 << 31) + 1,
+            heaviest / 20,
+            heaviest - 1,
+        ] {
+            let last = last_exponent(minimum);
+            assert!(
+                weight(last) >= minimum && weight(last + 1) < minimum,
+                "{minimum}"
+            );
         }
     }
 }

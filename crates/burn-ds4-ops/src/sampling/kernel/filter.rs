@@ -2,9 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::super::weight::{COEFFICIENTS, EXPONENT_BITS, FARTHEST, MANTISSA_BITS, SHIFT};
+use super::super::weight::{COEFFICIENTS, EXPONENT_BITS, FARTHEST, LIGHTEST, MANTISSA_BITS, SHIFT};
+use super::lanes::LaneFilter;
 use super::wide::Wide;
-use crate::topk::kernel::key::{HIGHEST, LOWEST, key_of};
+use crate::topk::kernel::key::{HIGHEST, LOWEST, float_of, key_of};
 
 /// What is summed or searched for over the elements of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,8 +22,16 @@ pub(super) enum Measure {
     KeptWeights,
 }
 
+/// More than all that is rounded of the distance of two logits, as a share of their sum.
+const ROUNDING: f32 = 2e-6;
+/// A number whose double is finite.
+const HUGE: f32 = 1e38;
+
+/// An exponent that no element has.
+pub(super) const NO_EXPONENT: u32 = u32::MAX;
+
 /// The bounds of the elements that are kept: the lowest logit and the lowest weight, and for
-/// elements that are equal to it the last id.
+/// elements that are equal to it the last id; and the last exponent of min-p.
 #[derive(CubeType)]
 pub(super) struct FilterBounds {
     pub highest: f32,
@@ -33,29 +42,23 @@ pub(super) struct FilterBounds {
     pub key_id: u32,
     pub exponent: u32,
     pub exponent_id: u32,
-    pub minimum: Wide,
+    pub last: u32,
 }
 
 #[cube]
 impl FilterBounds {
     /// The bounds that keep all candidates, given the highest logit.
-    pub fn new(
-        highest: f32,
-        highest_key: u32,
-        rate: f32,
-        farthest: f32,
-        minimum: Wide,
-    ) -> FilterBounds {
+    pub fn new(highest_key: u32, filter: &LaneFilter) -> FilterBounds {
         FilterBounds {
-            highest,
+            highest: float_of(highest_key),
             highest_key,
-            rate,
-            farthest,
+            rate: filter.rate,
+            farthest: filter.farthest,
             key: select(highest_key == HIGHEST, HIGHEST, comptime!(LOWEST + 1)),
             key_id: u32::MAX.runtime(),
             exponent: u32::MAX.runtime(),
             exponent_id: u32::MAX.runtime(),
-            minimum,
+            last: filter.last,
         }
     }
 
@@ -63,7 +66,38 @@ impl FilterBounds {
         key > self.key || (key == self.key && id <= self.key_id)
     }
 
-    fn exponent_of(&self, x: f32, key: u32) -> u32 {
+    /// The exponent of an element that top-k keeps and whose weight is not 0, else
+    /// [`NO_EXPONENT`].
+    pub fn weighed_exponent(&self, x: f32, id: u32) -> u32 {
+        let key = key_of(x);
+        let exponent = self.exponent_of(x, key);
+        let is_weighed = self.among_logits(key, id) && exponent <= LIGHTEST;
+        select(is_weighed, exponent, NO_EXPONENT)
+    }
+
+    /// Two logits between which are all whose exponents are in `first..end`. There may be others,
+    /// too: these bounds only spare most elements a closer look.
+    pub fn range(&self, first: u32, end: u32) -> (f32, f32) {
+        let unit = comptime!(1.0 / (1u32 << EXPONENT_BITS) as f32);
+        let nearest = min(f32::cast_from(first) * unit / self.rate, HUGE);
+        let farthest = f32::cast_from(end) * unit / self.rate;
+        let magnitude = max(self.highest, 0.0f32 - self.highest);
+        let margin = (magnitude + farthest) * ROUNDING + comptime!(8.0 * f32::MIN_POSITIVE);
+        let low = self.highest - 2.0f32 * farthest - margin;
+        // The difference of infinities would be NaN.
+        let is_bounded = farthest < HUGE && self.highest_key != HIGHEST;
+        let low = select(is_bounded, low, f32::MIN);
+        (low, self.highest - 2.0f32 * nearest + margin)
+    }
+
+    /// Whether an element is kept that top-k keeps.
+    pub fn keeps(&self, exponent: u32, id: u32) -> bool {
+        let among_weights =
+            exponent < self.exponent || (exponent == self.exponent && id <= self.exponent_id);
+        among_weights && exponent <= self.last
+    }
+
+    pub fn exponent_of(&self, x: f32, key: u32) -> u32 {
         // Subtracts half of each, so that the difference is finite.
         let half = self.highest * 0.5f32 - x * 0.5f32;
         let near = min(half * self.rate, FARTHEST);
@@ -96,18 +130,12 @@ impl FilterBounds {
             let mut amount = Wide::new(0u32, 0u32);
             if self.among_logits(key, id) {
                 let exponent = self.exponent_of(x, key);
-                let equal = exponent == self.exponent;
-                let mut taken = equal;
+                let mut taken = exponent == self.exponent;
                 if comptime!(measure == Measure::KeptWeights) {
-                    taken = exponent < self.exponent || (equal && id <= self.exponent_id);
+                    taken = self.keeps(exponent, id);
                 }
                 if taken {
-                    let weight = weight_of(exponent);
-                    let low = comptime!(measure == Measure::KeptWeights)
-                        && weight.is_below(&self.minimum);
-                    if !low {
-                        amount.add(&weight);
-                    }
+                    amount.add(&weight_of(exponent));
                 }
             }
             amount

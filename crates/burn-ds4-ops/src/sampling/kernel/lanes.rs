@@ -1,6 +1,8 @@
 use cubecl::prelude::*;
 
-use super::super::layout::{FARTHEST, MINIMUM, RATE, TOP_K, TOP_P, WIDTH};
+use super::super::layout::{FARTHEST, LAST, RATE, SEED, TOP_K, TOP_P, WIDTH};
+use super::wide::Wide;
+use crate::random::philox_words;
 
 /// [`WeightFilter`](crate::sampling::weight::WeightFilter) of a lane.
 #[derive(CubeType, Clone, Copy)]
@@ -12,8 +14,8 @@ pub(crate) struct LaneFilter {
     pub top_k: u32,
     /// In units of 2^-32; 0 keeps all.
     pub top_p: u32,
-    pub minimum_high: u32,
-    pub minimum_low: u32,
+    /// The last exponent that min-p keeps.
+    pub last: u32,
 }
 
 /// The parameters of all lanes; see [`layout`](crate::sampling::layout).
@@ -48,8 +50,30 @@ impl LaneTables {
             farthest: self.float(lane, FARTHEST),
             top_k: self.word(lane, TOP_K),
             top_p: self.word(lane, TOP_P),
-            minimum_high: self.word(lane, comptime!(MINIMUM[1])),
-            minimum_low: self.word(lane, comptime!(MINIMUM[0])),
+            last: self.word(lane, LAST),
         }
+    }
+}
+
+/// What the rows of lanes are drawn by.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Lanes<I: Int> {
+    pub tables: LaneTables,
+    /// Of the first row of each lane.
+    positions: Box<[I]>,
+}
+
+#[cube]
+impl<I: Int> Lanes<I> {
+    /// The random number of a row, in units of 2^-64, where lanes have `lane_rows` rows each.
+    pub(super) fn random_number(&self, row: u32, lane_rows: u32) -> Wide {
+        let lane = row / lane_rows;
+        let position = u32::cast_from(self.positions[lane as usize]) + row % lane_rows;
+        let seed = (
+            self.tables.word(lane, comptime!(SEED[0])),
+            self.tables.word(lane, comptime!(SEED[1])),
+        );
+        let words = philox_words(position, seed);
+        Wide::new(words.1, words.0)
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct WeightedRadixSelect {
 impl WeightedRadixSelect {
     pub fn new(#[comptime] log2_bins: u32, #[comptime] units: u32) -> WeightedRadixSelect {
         let bins = comptime!(1usize << log2_bins);
-        let search = WeightedRadixSelect {
+        let mut search = WeightedRadixSelect {
             high: Shared::new_slice(bins),
             low: Shared::new_slice(bins),
             found: Shared::new_slice(5usize),
@@ -45,9 +45,7 @@ impl WeightedRadixSelect {
         };
         #[unroll]
         for i in 0..comptime!(bins as u32 / units) {
-            let bin = (UNIT_POS + i * units) as usize;
-            search.high[bin].store(0u32);
-            search.low[bin].store(0u32);
+            search.set(UNIT_POS + i * units, &Wide::new(0u32, 0u32));
         }
         sync_cube();
         search
@@ -104,15 +102,28 @@ impl WeightedRadixSelect {
         if comptime!(measure == Measure::Logits) {
             self.low[bin].fetch_add(1u32);
         } else {
-            let weight = super::filter::weight_of(!rank);
-            let before = self.low[bin].fetch_add(weight.low);
-            let after = before + weight.low;
-            let carry = select(after < before, 1u32, 0u32);
-            self.high[bin].fetch_add(weight.high + carry);
+            self.add_wide(bin as u32, &super::filter::weight_of(!rank));
         }
     }
 
-    fn bin(&self, index: u32) -> Wide {
+    /// Adds to a bin.
+    pub fn add_wide(&mut self, index: u32, amount: &Wide) {
+        let bin = index as usize;
+        let before = self.low[bin].fetch_add(amount.low);
+        let after = before + amount.low;
+        let high = amount.high + select(after < before, 1u32, 0u32);
+        // Most weights are small.
+        if high > 0 {
+            self.high[bin].fetch_add(high);
+        }
+    }
+
+    pub fn set(&mut self, index: u32, sum: &Wide) {
+        self.high[index as usize].store(sum.high);
+        self.low[index as usize].store(sum.low);
+    }
+
+    pub fn bin(&self, index: u32) -> Wide {
         Wide::new(
             self.high[index as usize].load(),
             self.low[index as usize].load(),
@@ -150,8 +161,7 @@ impl WeightedRadixSelect {
         for i in 0..own {
             let index = last - (UNIT_POS * own + i);
             let bin = self.bin(index);
-            self.high[index as usize].store(0u32);
-            self.low[index as usize].store(0u32);
+            self.set(index, &Wide::new(0u32, 0u32));
             let reaches = before.is_below(&found.needed);
             let above = found.needed.minus(&before);
             before.add(&bin);

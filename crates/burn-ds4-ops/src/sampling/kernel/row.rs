@@ -1,24 +1,23 @@
 use cubecl::prelude::*;
 
-use super::super::layout::SEED;
 use super::filter::{FilterBounds, Measure, weight_of};
-use super::lanes::{LaneFilter, LaneTables};
+use super::lanes::{LaneFilter, Lanes};
 use super::radix_select::WeightedRadixSelect;
 use super::scan::WideScanner;
 use super::wide::Wide;
-use crate::random::philox_words;
-use crate::topk::kernel::key::{LOWEST, float_of, key_of};
+use crate::topk::kernel::CubeUnits;
+use crate::topk::kernel::key::{LOWEST, key_of};
 
 /// The token of a row without candidates.
-const NONE: i32 = -1;
+pub(super) const NONE: i32 = -1;
 /// Units that work on the same strip of a row.
 const STRIP_UNITS: u32 = 32;
 
 /// How [`sample_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SampleBlueprint {
-    /// Units of a cube: a power of two, and at least the units of a strip.
-    pub units: u32,
+    /// Units of a cube, at least those of a strip. Planes of one lane are not relied on.
+    pub units: CubeUnits,
     /// Binary logarithm of the number of bins of a search. There are at least as many bins as
     /// units.
     pub log2_bins: u32,
@@ -47,7 +46,7 @@ pub(super) struct SamplingRow<'a, F: Float, N: Size> {
 
 #[cube]
 impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
-    fn new(
+    pub fn new(
         logits: &'a [Vector<F, N>],
         first: usize,
         vectors: u32,
@@ -78,12 +77,13 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
         sum
     }
 
-    /// The key of the highest logit, and its lowest id. Every unit of the cube must call this.
-    fn highest(&self, scanner: &mut WideScanner) -> Wide {
+    /// The key of the highest logit of some vectors, and its lowest id. Every unit of the cube must
+    /// call this.
+    pub fn highest(&self, first: u32, end: u32, scanner: &mut WideScanner) -> Wide {
         let mut key = 0u32;
         let mut id = u32::MAX.runtime();
-        let mut at = UNIT_POS;
-        while at < self.vectors {
+        let mut at = first + UNIT_POS;
+        while at < end {
             let values = self.read(at);
             #[unroll]
             for i in 0..N::value() {
@@ -100,25 +100,18 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
     }
 
     /// Draws a token by `drawn`, a fraction in units of 2^-64, given the highest logit. Every unit
-    /// of the cube must call this.
-    fn draw(
+    /// of the cube must call this. The bins of the search are empty.
+    pub fn draw(
         &self,
         highest: &Wide,
         filter: &LaneFilter,
         drawn: &Wide,
         scanner: &mut WideScanner,
-        #[comptime] blueprint: SampleBlueprint,
+        search: &mut WeightedRadixSelect,
+        found: &mut Shared<[u32]>,
     ) -> u32 {
-        let mut bounds = FilterBounds::new(
-            float_of(highest.high),
-            highest.high,
-            filter.rate,
-            filter.farthest,
-            Wide::new(filter.minimum_high, filter.minimum_low),
-        );
-        let mut found = Shared::<[u32]>::new_slice(4usize);
+        let mut bounds = FilterBounds::new(highest.high, filter);
         let one = Wide::new(0u32, 1u32);
-        let mut search = WeightedRadixSelect::new(blueprint.log2_bins, blueprint.units);
         let count = filter.top_k;
         if count > 0 {
             let last = search.find::<F, N>(self, &bounds, scanner, count, 0u32, Measure::Logits);
@@ -130,7 +123,7 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
                         &target,
                         &bounds,
                         scanner,
-                        &mut found,
+                        found,
                         false,
                         Measure::EqualLogits,
                     );
@@ -150,20 +143,13 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
                     &target,
                     &bounds,
                     scanner,
-                    &mut found,
+                    found,
                     false,
                     Measure::EqualWeights,
                 );
             }
         }
-        self.locate(
-            drawn,
-            &bounds,
-            scanner,
-            &mut found,
-            true,
-            Measure::KeptWeights,
-        )
+        self.locate(drawn, &bounds, scanner, found, true, Measure::KeptWeights)
     }
 
     /// The first id at which the running sum exceeds `target`. With `is_fraction`, `target` is a
@@ -215,7 +201,22 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
         let first = found[0usize] * length;
         let target = Wide::new(found[1usize], found[2usize]);
         let end = min(first + length, self.vectors);
-        let own = length.div_ceil(comptime!(self.units));
+        self.locate_between(first, end, &target, bounds, scanner, found, measure)
+    }
+
+    /// The first id of some vectors at which their running sum exceeds `target`. Every unit of the
+    /// cube must call this, and the total must exceed the target.
+    pub fn locate_between(
+        &self,
+        first: u32,
+        end: u32,
+        target: &Wide,
+        bounds: &FilterBounds,
+        scanner: &mut WideScanner,
+        found: &mut Shared<[u32]>,
+        #[comptime] measure: Measure,
+    ) -> u32 {
+        let own = (end - first).div_ceil(comptime!(self.units));
         let first = min(first + UNIT_POS * own, end);
         let end = min(first + own, end);
         let mut sum = Wide::new(0u32, 0u32);
@@ -249,23 +250,14 @@ impl<'a, F: Float, N: Size> SamplingRow<'a, F, N> {
     }
 }
 
-/// The random number of a position, in units of 2^-64.
-#[cube]
-fn random_number(position: u32, seed_low: u32, seed_high: u32) -> Wide {
-    let words = philox_words(position, (seed_low, seed_high));
-    Wide::new(words.1, words.0)
-}
-
 /// Chooses a token for each row by the parameters of its lane.
 ///
 /// - `logits`: rows of vectors
-/// - `positions`: for each lane
 /// - `tokens`: `[rows]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn sample_kernel<F: Float, I: Int, N: Size>(
     logits: &[Vector<F, N>],
-    tables: LaneTables,
-    positions: &[I],
+    lanes: &Lanes<I>,
     tokens: &mut [i32],
     shape: RowShape,
     #[comptime] blueprint: SampleBlueprint,
@@ -277,23 +269,26 @@ pub(crate) fn sample_kernel<F: Float, I: Int, N: Size>(
         logits,
         index as usize * shape.row_vectors,
         shape.vectors,
-        blueprint.units,
+        blueprint.units.cube,
     );
     let mut scanner = WideScanner::new(blueprint.units);
-    let highest = row.highest(&mut scanner);
+    let highest = row.highest(0u32, shape.vectors, &mut scanner);
     let mut token = NONE.runtime();
     if highest.high > LOWEST {
         token = highest.low as i32;
-        let lane = index / shape.lane_rows;
-        let filter = tables.filter(lane);
+        let filter = lanes.tables.filter(index / shape.lane_rows);
         if filter.rate > 0.0f32 {
-            let position = u32::cast_from(positions[lane as usize]) + index % shape.lane_rows;
-            let drawn = random_number(
-                position,
-                tables.word(lane, comptime!(SEED[0])),
-                tables.word(lane, comptime!(SEED[1])),
-            );
-            token = row.draw(&highest, &filter, &drawn, &mut scanner, blueprint) as i32;
+            let drawn = lanes.random_number(index, shape.lane_rows);
+            let mut found = Shared::<[u32]>::new_slice(4usize);
+            let mut search = WeightedRadixSelect::new(blueprint.log2_bins, blueprint.units.cube);
+            token = row.draw(
+                &highest,
+                &filter,
+                &drawn,
+                &mut scanner,
+                &mut search,
+                &mut found,
+            ) as i32;
         }
     }
     if UNIT_POS == 0 {

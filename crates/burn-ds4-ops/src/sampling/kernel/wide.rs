@@ -2,6 +2,9 @@
 
 use cubecl::prelude::*;
 
+/// Bits of a limb.
+const LIMB_BITS: u32 = 22;
+
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Wide {
     pub high: u32,
@@ -37,6 +40,33 @@ impl Wide {
 
     pub fn is_below(&self, other: &Wide) -> bool {
         self.high < other.high || (self.high == other.high && self.low < other.low)
+    }
+
+    /// Three numbers of at most 22 bits, sums of which [`from_limbs`](Self::from_limbs) puts
+    /// together. Each of them can be added a thousand times without a carry.
+    pub fn limb(&self, #[comptime] index: u32) -> u32 {
+        let mask = comptime!((1u32 << LIMB_BITS) - 1);
+        if comptime!(index == 0) {
+            self.low & mask
+        } else if comptime!(index == 1) {
+            ((self.low >> LIMB_BITS) | (self.high << comptime!(32 - LIMB_BITS))) & mask
+        } else {
+            self.high >> comptime!(2 * LIMB_BITS - 32)
+        }
+    }
+
+    pub fn from_limbs(first: u32, second: u32, third: u32) -> Wide {
+        let mut sum = Wide::new(0u32, first);
+        sum.add(&Wide::new(
+            second >> comptime!(32 - LIMB_BITS),
+            second << LIMB_BITS,
+        ));
+        sum.add(&Wide::new(third << comptime!(2 * LIMB_BITS - 32), 0u32));
+        sum
+    }
+
+    pub fn is_zero(&self) -> bool {
+        self.high == 0 && self.low == 0
     }
 
     /// The product with `factor`, divided by 2^32 and rounded up.

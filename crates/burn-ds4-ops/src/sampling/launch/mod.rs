@@ -1,21 +1,24 @@
 mod log_probs;
 mod penalties;
+mod split;
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::MAX_COLUMNS;
 use super::kernel::{
-    LaneTablesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel, verify_kernel,
+    LaneTablesLaunch, LanesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel, verify_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,
 };
+use crate::topk::kernel::CubeUnits;
 
 pub(super) use log_probs::{can_have_log_probs, log_probs};
 pub(super) use penalties::{apply_penalties, can_count, can_penalise, count_tokens};
@@ -33,8 +36,10 @@ const SMALL_LOG2_BINS: u32 = 9;
 /// Binary logarithm of the most bins of a unit. Each bin is cleared and summed, however short the
 /// row.
 const LOG2_UNIT_BINS: u32 = 3;
-/// Bytes of a bin, and of a unit's sum.
+/// Bytes of a bin's sum.
 const WIDE_BYTES: usize = 8;
+/// Bytes of a unit's sum, and of its share in that of its plane, which has four lanes at least.
+const SCAN_BYTES: usize = WIDE_BYTES + WIDE_BYTES / 4;
 /// Bytes of shared memory for the results of a search.
 const FOUND_BYTES: usize = 64;
 /// Units of a cube that verifies drafts.
@@ -52,8 +57,8 @@ fn units_and_bins(logits: &CubeTensor) -> Option<(u32, u32)> {
         .div_ceil(MAX_VECTOR * MIN_UNIT_VECTORS)
         .next_power_of_two() as u32;
     let fits = |&(units, log2_bins): &(u32, u32)| {
-        Caps::of(&logits.client)
-            .fits_shared(WIDE_BYTES * (units as usize + (1 << log2_bins)) + FOUND_BYTES)
+        let bytes = SCAN_BYTES * units as usize + (WIDE_BYTES << log2_bins) + FOUND_BYTES;
+        Caps::of(&logits.client).fits_shared(bytes)
     };
     let sizes = [
         (most, LOG2_BINS),
@@ -88,22 +93,74 @@ pub(super) fn sample(
     tables: [CubeTensor; 2],
     positions: CubeTensor,
 ) -> CubeTensor {
-    let logits = with_contiguous_rows(logits);
-    let positions = into_contiguous(positions);
-    let [rows, columns] = logits.shape().dims();
+    let sampling = Sampling {
+        logits: with_contiguous_rows(logits),
+        tables,
+        positions: into_contiguous(positions),
+    };
+    match split::division(&sampling.logits) {
+        Some(division) => split::sample(sampling, &division),
+        None => sample_whole(sampling),
+    }
+}
+
+/// What tokens are chosen from, in rows that are contiguous.
+struct Sampling {
+    logits: CubeTensor,
+    tables: [CubeTensor; 2],
+    positions: CubeTensor,
+}
+
+impl Sampling {
+    fn rows(&self) -> usize {
+        self.logits.shape()[0]
+    }
+
+    fn row_shape(&self, size: usize) -> RowShapeLaunch {
+        let [rows, columns] = self.logits.shape().dims();
+        RowShapeLaunch::new(
+            rows as u32,
+            (columns / size) as u32,
+            self.logits.meta.strides()[0] / size,
+            (rows / self.positions.shape()[0]) as u32,
+        )
+    }
+
+    fn lanes_arg<I: Int>(&self) -> LanesLaunch<I> {
+        LanesLaunch::new(
+            tables_arg(self.tables.clone()),
+            self.positions.clone().into_buffer_arg(),
+        )
+    }
+
+    fn dtypes(&self) -> [ElemType; 2] {
+        [self.logits.dtype, self.positions.dtype].map(dtype_to_storage_type)
+    }
+}
+
+/// The units of a cube, as kernels exchange sums among them.
+fn cube_units(client: &Client, cube: u32) -> CubeUnits {
+    let caps = Caps::of(client);
+    CubeUnits {
+        cube,
+        plane: caps.plane().unwrap_or(1),
+        target: caps.target,
+    }
+}
+
+/// Launches one cube for each row.
+fn sample_whole(sampling: Sampling) -> CubeTensor {
+    let logits = &sampling.logits;
+    let rows = sampling.rows();
     let client = logits.client.clone();
-    let tokens = output(&logits, [rows], DType::I32);
-    let size = vector_size(&logits, MAX_VECTOR);
-    let (units, log2_bins) = units_and_bins(&logits).expect("checked by can_sample");
-    let blueprint = SampleBlueprint { units, log2_bins };
-    let dtypes = [logits.dtype, positions.dtype].map(dtype_to_storage_type);
-    let address = address_type([&logits, &positions, &tables[0]]);
-    let shape = RowShapeLaunch::new(
-        rows as u32,
-        (columns / size) as u32,
-        logits.meta.strides()[0] / size,
-        (rows / positions.shape()[0]) as u32,
-    );
+    let tokens = output(logits, [rows], DType::I32);
+    let size = vector_size(logits, MAX_VECTOR);
+    let (units, log2_bins) = units_and_bins(logits).expect("checked by can_sample");
+    let blueprint = SampleBlueprint {
+        units: cube_units(&client, units),
+        log2_bins,
+    };
+    let address = address_type([logits, &sampling.positions, &sampling.tables[0]]);
     // SAFETY: reads are of vectors of the rows, and of the parameters and position of a row's lane;
     // a cube writes its row's token.
     unsafe {
@@ -113,13 +170,12 @@ pub(super) fn sample(
             CubeDim::new_1d(units),
             address,
             size,
-            logits.into_buffer_arg(),
-            tables_arg(tables),
-            positions.into_buffer_arg(),
+            logits.clone().into_buffer_arg(),
+            sampling.lanes_arg(),
             tokens.clone().into_buffer_arg(),
-            shape,
+            sampling.row_shape(size),
             blueprint,
-            dtypes,
+            sampling.dtypes(),
         );
     }
     tokens

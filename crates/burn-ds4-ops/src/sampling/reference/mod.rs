@@ -117,7 +117,7 @@ fn choose(
         let kept = kept.count();
         candidates.truncate(kept);
     }
-    candidates.retain(|candidate| weight(candidate.exponent) >= filter.minimum);
+    candidates.retain(|candidate| candidate.exponent <= filter.last);
     candidates.sort_unstable_by_key(|candidate| Reverse(candidate.id));
 
     let [low, high, ..] = philox([position, 0, 0, 0], seed);

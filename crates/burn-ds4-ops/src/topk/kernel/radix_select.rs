@@ -22,7 +22,7 @@ pub(crate) struct CubeUnits {
 }
 
 impl CubeUnits {
-    fn planes(&self) -> u32 {
+    pub(crate) fn planes(&self) -> u32 {
         self.cube / self.plane
     }
 }
