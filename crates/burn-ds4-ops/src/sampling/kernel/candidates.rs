@@ -156,7 +156,8 @@ impl Candidates {
         let (rank, other_rank) = (self.ranks[low], self.ranks[high]);
         let (id, other_id) = (self.ids[low], self.ids[high]);
         let is_after = rank > other_rank || (rank == other_rank && id > other_id);
-        if is_after == ascends {
+        // CUDA C++ has no comparison of two conditions.
+        if (is_after && ascends) || !(is_after || ascends) {
             self.ranks[low] = other_rank;
             self.ranks[high] = rank;
             self.ids[low] = other_id;

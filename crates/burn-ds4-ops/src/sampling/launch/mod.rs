@@ -36,8 +36,10 @@ const SMALL_LOG2_BINS: u32 = 9;
 /// Binary logarithm of the most bins of a unit. Each bin is cleared and summed, however short the
 /// row.
 const LOG2_UNIT_BINS: u32 = 3;
-/// Bytes of a bin, and of a unit's sum.
+/// Bytes of a bin's sum.
 const WIDE_BYTES: usize = 8;
+/// Bytes of a unit's sum, and of its share in that of its plane, which has four lanes at least.
+const SCAN_BYTES: usize = WIDE_BYTES + WIDE_BYTES / 4;
 /// Bytes of shared memory for the results of a search.
 const FOUND_BYTES: usize = 64;
 /// Units of a cube that verifies drafts.
@@ -55,8 +57,8 @@ fn units_and_bins(logits: &CubeTensor) -> Option<(u32, u32)> {
         .div_ceil(MAX_VECTOR * MIN_UNIT_VECTORS)
         .next_power_of_two() as u32;
     let fits = |&(units, log2_bins): &(u32, u32)| {
-        Caps::of(&logits.client)
-            .fits_shared(WIDE_BYTES * (units as usize + (1 << log2_bins)) + FOUND_BYTES)
+        let bytes = SCAN_BYTES * units as usize + (WIDE_BYTES << log2_bins) + FOUND_BYTES;
+        Caps::of(&logits.client).fits_shared(bytes)
     };
     let sizes = [
         (most, LOG2_BINS),

@@ -10,7 +10,7 @@ use super::super::kernel::{
     COUNTERS, DrawStages, MASS_WORDS, RowPartsLaunch, SampleBlueprint, SplitBlueprint,
     SplitShapeLaunch, TOTAL_WORDS, draw_kernel, highest_kernel,
 };
-use super::{MAX_VECTOR, Sampling, WIDE_BYTES, cube_units};
+use super::{FOUND_BYTES, MAX_VECTOR, SCAN_BYTES, Sampling, WIDE_BYTES, cube_units};
 use crate::caps::Caps;
 use crate::launching::{address_type, output, vector_size};
 
@@ -31,9 +31,7 @@ const UNIT_CANDIDATES: u32 = 2;
 /// Bytes of a bin: of its sum and its count.
 const BIN_BYTES: usize = WIDE_BYTES + 4;
 /// Bytes of shared memory for each unit: its sum, its segment and its candidates.
-const UNIT_BYTES: usize = WIDE_BYTES + 4 + 8 * UNIT_CANDIDATES as usize;
-/// Bytes of shared memory for the sums of planes and for the results of searches.
-const OTHER_BYTES: usize = 1152;
+const UNIT_BYTES: usize = SCAN_BYTES + 4 + 8 * UNIT_CANDIDATES as usize;
 /// Buffers of the kernel that weighs, and one for its sizes.
 const BINDINGS: u32 = 9;
 
@@ -58,7 +56,7 @@ pub(super) fn division(logits: &CubeTensor) -> Option<Division> {
         return None;
     }
     let fits = |&(units, log2_bins): &(u32, u32)| {
-        let bytes = (BIN_BYTES << log2_bins) + UNIT_BYTES * units as usize + OTHER_BYTES;
+        let bytes = (BIN_BYTES << log2_bins) + UNIT_BYTES * units as usize + FOUND_BYTES;
         units <= caps.cube_units && caps.fits_shared(bytes)
     };
     let (units, log2_bins) = SIZES.into_iter().find(fits)?;
