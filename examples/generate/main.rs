@@ -32,6 +32,7 @@ use crate::generator::Generator;
 use crate::options::Args;
 use crate::page::Page;
 use crate::prompt::Prompt;
+use crate::shared::devices::DeviceArgs;
 use crate::shared::load_bar::LoadBar;
 use crate::shared::{Dtype, Head, finish, load_options, note};
 
@@ -46,7 +47,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let spec = args.device();
+    let devices = args.device();
+    let spec = devices.first();
     let dtype = args.dtype(spec);
     // What is wrong with the arguments is told before anything is loaded.
     args.config(GenerateConfig::default()).validate()?;
@@ -58,7 +60,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let flash = args.head == Head::Flash || args.draft_head == Head::Flash;
     args.flash
         .check(flash, "--head flash or --draft-head flash")?;
-    let device = spec.init()?;
+    let on = devices.init(args.ctx.map(|ctx| ctx as usize))?;
     let prompt = Prompt::of(args)?;
     if prompt != Prompt::Chat && !args.chat {
         let options = [
@@ -76,7 +78,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         ..load_options(spec, dtype, drafts)
     };
     let bar = LoadBar::default();
-    let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
+    let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &on, bar)?;
     if flash {
         choose_heads(args, &mut pipeline.model)?;
     }
@@ -87,7 +89,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             ..args.config(pipeline.defaults.clone())
         },
         pipeline: &pipeline,
-        device: spec,
+        devices,
         dtype,
         loaded: started.elapsed(),
     };
@@ -103,7 +105,7 @@ struct Setup<'a> {
     args: &'a Args,
     pipeline: &'a Pipeline,
     config: GenerateConfig,
-    device: DeviceSpec,
+    devices: DeviceArgs,
     dtype: Dtype,
     loaded: Duration,
 }
@@ -199,7 +201,7 @@ impl Setup<'_> {
     /// Where the model runs, which nobody may have said.
     fn place(&self) -> String {
         let dtype = format!("{:?}", self.dtype).to_lowercase();
-        format!("{} in {dtype}", self.device)
+        format!("{} in {dtype}", self.devices)
     }
 
     fn report(&self, prompt: &[u32], answer: &Answer) -> serde_json::Value {
@@ -217,7 +219,7 @@ impl Setup<'_> {
         for (name, value) in [
             ("tokens_per_second", json!(figures.rate())),
             ("load_seconds", json!(self.loaded.as_secs_f64())),
-            ("device", json!(self.device.to_string())),
+            ("device", json!(self.devices.to_string())),
             ("dtype", json!(format!("{:?}", self.dtype).to_lowercase())),
         ] {
             report["figures"][name] = value;
@@ -228,7 +230,7 @@ impl Setup<'_> {
     /// Begins the same generation where kernels are compiled at their first use, so that the rates
     /// do not include compilation.
     fn warm_up(&self, prompt: &[u32]) -> Result<Option<Duration>, Box<dyn Error>> {
-        if self.device == DeviceSpec::Flex {
+        if self.devices.first() == DeviceSpec::Flex {
             return Ok(None);
         }
         let started = Instant::now();

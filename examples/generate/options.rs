@@ -8,6 +8,7 @@ use ds4_model::generate::{ChatOptions, GenerateConfig, SamplingConfig};
 use ds4_model::pipeline::Pipeline;
 
 use crate::shared::chat::{Effort, Encoding};
+use crate::shared::devices::DeviceArgs;
 use crate::shared::drafts::DraftArgs;
 use crate::shared::flash::FlashArgs;
 use crate::shared::{Dtype, Head, shipped_checkpoint};
@@ -92,9 +93,8 @@ pub struct Args {
     /// Prints ids, text, the reason of the end and figures as JSON, at the end.
     #[arg(long)]
     pub json: bool,
-    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX [default: the best that is there].
-    #[arg(long)]
-    pub device: Option<DeviceSpec>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Dtype of the activations [default: bf16 with CUDA, else f32].
     #[arg(long, value_enum)]
     pub dtype: Option<Dtype>,
@@ -108,8 +108,8 @@ pub struct Args {
 
 impl Args {
     /// Where the model runs.
-    pub fn device(&self) -> DeviceSpec {
-        self.device.unwrap_or_else(DeviceSpec::best)
+    pub fn device(&self) -> DeviceArgs {
+        self.device.clone().or(DeviceSpec::best)
     }
 
     /// The dtype of its activations there.

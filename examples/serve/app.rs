@@ -221,7 +221,7 @@ pub fn unix_time() -> u64 {
 
 fn fingerprint(args: &Args, loaded: &Loaded) -> String {
     let mut hasher = DefaultHasher::new();
-    let (engine, device) = (args.engine(loaded.drafts), args.device);
+    let (engine, device) = (args.engine(loaded.drafts), &args.device);
     let build = (env!("CARGO_PKG_VERSION"), args.quantized_cache);
     format!("{engine:?} {device:?} {:?} {build:?}", args.dtype).hash(&mut hasher);
     format!("{:?}", loaded.config).hash(&mut hasher);

@@ -125,15 +125,17 @@ fn run(
     jobs: &Receiver<Job>,
     metrics: &Metrics,
 ) -> Result<(), Failure> {
-    let device = args.device.init()?;
+    let context = args.ctx.map(|ctx| ctx as usize * usize::from(args.lanes));
+    let devices = args.device.init(context)?;
+    let device = args.device.first();
     let options = LoadOptions {
         quantized_cache: args.quantized_cache,
-        ..load_options(args.device, args.dtype, args.drafts.is_wanted(args.device))
+        ..load_options(device, args.dtype, args.drafts.is_wanted(device))
     };
     let bar = LoadBar::default();
-    let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
-    let config = args.engine(args.drafts.drafts(args.device, &pipeline.model)?);
-    if args.device != DeviceSpec::Flex {
+    let pipeline = Pipeline::open_with_progress(&args.model, &options, &devices, bar)?;
+    let config = args.engine(args.drafts.drafts(device, &pipeline.model)?);
+    if device != DeviceSpec::Flex {
         warm_up(&pipeline, &config)?;
     }
     let drafts = config.drafts;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
 use ds4_model::generate::{EngineConfig, MAX_DRAFTS, MAX_LANES};
 
 use crate::shared::chat::Encoding;
+use crate::shared::devices::DeviceArgs;
 use crate::shared::drafts::DraftArgs;
 use crate::shared::{Dtype, shipped_checkpoint};
 
@@ -32,9 +32,8 @@ pub struct Args {
     /// Port to listen at; 0 for any that is free.
     #[arg(long, default_value_t = 8080)]
     pub port: u16,
-    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX.
-    #[arg(long, default_value_t = DeviceSpec::Flex)]
-    pub device: DeviceSpec,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Dtype of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub dtype: Dtype,

@@ -104,7 +104,7 @@ impl Workload {
 
     /// Times steps, whose outcome is read while the next one runs.
     pub fn measure(&self, model: &Model) -> Result<Measured, Box<dyn Error>> {
-        let device = model.embedding.val().device();
+        let device = model.placement.last();
         let mut engine = self.engine(model, if self.graphs { AHEAD } else { 0 })?;
         let (mut times, mut tokens) = (Vec::with_capacity(SERIES), 0);
         for _ in 0..SERIES {

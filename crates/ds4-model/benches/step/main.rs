@@ -14,9 +14,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, ValueEnum};
 use ds4_model::checkpoint::Checkpoint;
+use shared::devices::DeviceArgs;
 use shared::{Dtype, finish, load_options, shipped_checkpoint};
 
 use calls::Context;
@@ -29,9 +29,8 @@ struct Args {
     /// What to run.
     #[arg(long, value_enum, default_value_t = Which::Tiny)]
     model: Which,
-    /// cuda, cuda:INDEX, wgpu, flex or cpu.
-    #[arg(long, default_value_t = DeviceSpec::Flex)]
-    device: DeviceSpec,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Dtype of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
@@ -134,12 +133,15 @@ fn main() -> ExitCode {
 }
 
 fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
-    let device = args.device.init()?;
+    let devices = args.device.init(args.context)?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let model = checkpoint.load(&load_options(args.device, args.dtype, true), &device)?;
+    let model = checkpoint.load(
+        &load_options(args.device.first(), args.dtype, true),
+        &devices,
+    )?;
     let context = context(args, 256);
     let samples = args.samples as usize;
-    calls::steps(&model, context, samples, &device)?;
+    calls::steps(&model, context, samples)?;
     if args.batch > 1 {
         return Ok(());
     }
@@ -148,8 +150,8 @@ fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
-    let device = args.device.init()?;
     let context = context(args, 4096);
+    let devices = args.device.init(Some(context.positions * context.batch))?;
     let start = Instant::now();
     let [layers, experts, vocabulary, shrink] =
         [args.layers, args.experts, args.vocabulary, args.shrink].map(|number| number as usize);
@@ -163,9 +165,21 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         false => (config, "MTP"),
     };
     config.validate()?;
-    device.seed(0);
-    let model = config.init_packed(args.dtype.into(), &device);
-    device.sync()?;
+    for device in devices.devices() {
+        device.seed(0);
+    }
+    let model = config.init_packed_on(args.dtype.into(), &devices)?;
+    for run in model.placement.runs() {
+        run.device.sync()?;
+        let usage = run.device.memory_pool_usage();
+        let bytes = usage.map_or("an unknown number of".to_owned(), |usage| {
+            usage.bytes_in_use.to_string()
+        });
+        println!(
+            "layers {:?} on {:?}: {bytes} bytes in use",
+            run.layers, run.device
+        );
+    }
     println!(
         "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",
         start.elapsed().as_secs_f64()
@@ -197,7 +211,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     whole::decoding(&model, &options)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());
-    calls::steps(&model, context, options.samples, &device)?;
+    calls::steps(&model, context, options.samples)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());
     if args.prompt > 0 {
         whole::prefill(&model, &options, args.prompt)?;

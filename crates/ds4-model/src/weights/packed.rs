@@ -2,10 +2,12 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 
+use super::sizes::{PackedSizes, WeightBytes};
 use super::{Random, deviation};
 use crate::config::ModelConfig;
 use crate::linear::{Fp4Weight, Fp8Weight};
 use crate::model::Model;
+use crate::placement::{Devices, ModelBytes, Placement, PlacementError};
 
 impl ModelConfig {
     /// Initializes a model with random weights in the formats of a released checkpoint: routed
@@ -20,15 +22,57 @@ impl ModelConfig {
     ///
     /// If the configuration contradicts itself, see [`validate`](Self::validate).
     pub fn init_packed(&self, dtype: FloatDType, device: &Device) -> Model {
-        self.init_from(Random {
+        self.init_from(Random::packed(dtype, device, None))
+    }
+
+    /// Initializes a model like [`init_packed`](Self::init_packed), each layer on its own device.
+    ///
+    /// # Errors
+    ///
+    /// If the model cannot be divided as asked.
+    ///
+    /// # Panics
+    ///
+    /// As [`init_packed`](Self::init_packed).
+    pub fn init_packed_on(
+        &self,
+        dtype: FloatDType,
+        devices: impl Into<Devices>,
+    ) -> Result<Model, PlacementError> {
+        self.assert_valid();
+        let devices = devices.into();
+        let bytes = self.packed_bytes(dtype, devices.devices(), devices.context());
+        let placement = devices.place(&bytes)?;
+        let device = placement.first();
+        Ok(self.init_from(Random::packed(dtype, device, Some(&placement))))
+    }
+
+    /// Bytes of a model that is [packed](Self::init_packed), and of its caches.
+    fn packed_bytes(&self, dtype: FloatDType, devices: &[Device], context: usize) -> ModelBytes {
+        let mut source = PackedSizes {
+            bytes: WeightBytes::default(),
+            dtype,
+            stored: stored_dtype(&devices[0]),
+            device: &devices[0],
+        };
+        // There is no model of no weights.
+        let _ = self.build(&mut source, false);
+        source.bytes.model.with_caches(self, dtype, context)
+    }
+}
+
+impl<'d> Random<'d> {
+    fn packed(dtype: FloatDType, device: &'d Device, placement: Option<&'d Placement>) -> Self {
+        Self {
             device,
+            placement,
             packed: Some(RandomBits {
                 device,
                 dtype,
                 words: None,
                 copies: 0,
             }),
-        })
+        }
     }
 }
 
@@ -41,7 +85,15 @@ pub(super) struct RandomBits<'d> {
     copies: u32,
 }
 
-impl RandomBits<'_> {
+impl<'d> RandomBits<'d> {
+    /// Makes weights on another device from now on.
+    pub(super) fn move_to(&mut self, device: &'d Device) {
+        if *self.device != *device {
+            self.device = device;
+            self.words = None;
+        }
+    }
+
     /// The dtype of the activations.
     pub(super) fn dtype(&self) -> FloatDType {
         self.dtype
@@ -49,10 +101,7 @@ impl RandomBits<'_> {
 
     /// The dtype in which a released file has dense matrices, if the device has it.
     pub(super) fn stored_dtype(&self) -> FloatDType {
-        match self.device.supports_dtype(FloatDType::BF16) {
-            true => FloatDType::BF16,
-            false => FloatDType::F32,
-        }
+        stored_dtype(self.device)
     }
 
     /// Random codes without NaN, and scales that keep the size of what the weights multiply: powers
@@ -105,6 +154,13 @@ impl RandomBits<'_> {
         // copy them each time.
         let words = words.narrow(0, 0, count);
         words.bitwise_xor_scalar(self.copies).reshape(shape)
+    }
+}
+
+fn stored_dtype(device: &Device) -> FloatDType {
+    match device.supports_dtype(FloatDType::BF16) {
+        true => FloatDType::BF16,
+        false => FloatDType::F32,
     }
 }
 

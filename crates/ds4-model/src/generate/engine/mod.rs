@@ -243,7 +243,7 @@ impl<'a> Engine<'a> {
         let accepted = |_| (0..drafts).take_while(|_| stands()).count() as i32;
         let accepted: Vec<i32> = (0..=positions).map(accepted).collect();
         let accepted = TensorData::new(accepted, [positions + 1]);
-        self.setup.oracle = Some(Tensor::from_data(accepted, &self.setup.device()));
+        self.setup.oracle = Some(Tensor::from_data(accepted, self.setup.device()));
         self
     }
 

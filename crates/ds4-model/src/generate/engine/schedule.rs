@@ -3,6 +3,7 @@
 use super::constraint::LaneConstraint;
 use super::lanes::{Entry, Lanes};
 use super::prompt::Prompt;
+use super::setup::upload;
 use super::text::Text;
 use super::{Engine, Group, RequestId};
 use crate::generate::error::GenerateError;
@@ -55,7 +56,7 @@ impl Engine<'_> {
         let constraint = text.request.constraint.take();
         let last = text.tokens.last().map(|token| *token as i32);
         let no_drafts = std::iter::repeat_n(-1, self.setup.config.drafts);
-        let inputs = self.setup.ids(last.into_iter().chain(no_drafts));
+        let inputs = upload(last.into_iter().chain(no_drafts), self.setup.device());
         self.settle(group)?;
         let entry = Entry {
             caches: &caches,
