@@ -34,6 +34,8 @@ pub struct Workload {
     pub acceptance: Option<f64>,
     /// Whether a step is recorded.
     pub graphs: bool,
+    /// Whether several devices work at once, where there are texts enough.
+    pub overlap: bool,
     /// Steps that are timed.
     pub samples: usize,
 }
@@ -72,6 +74,7 @@ impl Workload {
             drafts: self.drafts,
             capacity: self.context + tokens + 2 * (1 + MAX_DRAFTS),
             graphs: self.graphs,
+            overlap: self.overlap,
             steps_ahead,
             prefill_chunk: usize::MAX,
             ..EngineConfig::default()
@@ -89,12 +92,16 @@ impl Workload {
                 ..Request::new(&prompt, tokens)
             })?;
         }
+        let groups = match self.overlap {
+            true => model.placement.runs().len().min(self.batch),
+            false => 1,
+        };
         for _ in 0..MOST_WARM_UPS {
             for output in engine.step()? {
                 output.token?;
             }
             let all = engine.running() == self.batch;
-            if all && (!self.graphs || engine.graphs().recordings > 0) {
+            if all && (!self.graphs || engine.graphs().recordings == groups) {
                 return Ok(engine);
             }
         }

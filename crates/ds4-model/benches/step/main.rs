@@ -88,6 +88,12 @@ struct Args {
     /// Tokens to generate without drafts and with them, for `tiny`.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
+    /// Lets only one of several devices work at a time.
+    #[arg(long)]
+    no_overlap: bool,
+    /// Only times the engine's steps, for `flash`.
+    #[arg(long)]
+    only_steps: bool,
     /// Added by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
@@ -192,6 +198,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         acceptance: args.acceptance,
         jsonl: args.jsonl.clone(),
         copy_rate: args.copy_rate,
+        overlap: !args.no_overlap,
     };
     match args.account {
         Some(Account::Step) => return whole::account(&model, &options, 0),
@@ -211,6 +218,9 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     whole::decoding(&model, &options)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());
+    if args.only_steps {
+        return Ok(());
+    }
     calls::steps(&model, context, options.samples)?;
     println!("{:.1} s since the start", start.elapsed().as_secs_f64());
     if args.prompt > 0 {

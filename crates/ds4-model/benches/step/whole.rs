@@ -33,6 +33,8 @@ pub struct Options {
     pub jsonl: Option<PathBuf>,
     /// TB/s.
     pub copy_rate: f64,
+    /// Whether several devices work at once, where there are texts enough.
+    pub overlap: bool,
 }
 
 impl Options {
@@ -44,6 +46,7 @@ impl Options {
             drafts: 0,
             acceptance: None,
             graphs: true,
+            overlap: self.overlap,
             samples: self.samples,
         }
     }

@@ -797,7 +797,7 @@ impl Cache {
         let batch = self.config.batch;
         self.parts[part].change(|start, _| {
             let lengths = lengths.cast(start.dtype());
-            start.slice_assign([0..batch], lengths)
+            start.slice_assign(0..batch, lengths)
         });
     }
 

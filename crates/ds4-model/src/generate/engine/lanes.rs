@@ -110,6 +110,12 @@ impl Lanes {
         })
     }
 
+    /// Hands back to the other devices what the last step has left for the next, if that was put
+    /// off.
+    pub(super) fn catch_up(&mut self) {
+        self.links.catch_up(&mut self.caches.trunk);
+    }
+
     pub(super) fn lanes(&self) -> usize {
         self.caches.trunk.batch()
     }
@@ -195,6 +201,7 @@ impl Lanes {
     /// Adds vacant lanes until there are `lanes`. No step may be ahead. The parameters of all
     /// others have to be set again.
     pub(super) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
+        self.catch_up();
         // The memory that the recording holds is needed.
         self.forget();
         recorder::note_launch();
@@ -233,6 +240,7 @@ impl Lanes {
 
     /// Puts a text into a vacant lane. No step may be ahead.
     pub(super) fn enter(&mut self, lane: usize, entry: Entry) -> Result<(), GenerateError> {
+        self.catch_up();
         let positions = entry.caches.trunk.lengths()[entry.from];
         self.caches
             .adopt(lane, entry.caches, entry.from, positions)?;
@@ -247,6 +255,7 @@ impl Lanes {
 
     /// Makes a lane vacant. No step may be ahead.
     pub(super) fn vacate(&mut self, lane: usize) -> Result<(), GenerateError> {
+        self.catch_up();
         recorder::note_launch();
         self.constraints.set(lane, None);
         for cache in self.caches.both_mut() {
@@ -256,16 +265,18 @@ impl Lanes {
     }
 
     /// The outcome of the oldest step that the host has not counted, of which there is one: the
-    /// lanes want up to `wanted` tokens yet.
+    /// lanes want up to `wanted` tokens yet. `others` lets the other lanes [catch
+    /// up](Self::catch_up), once the first device has a part of a step of these.
     pub(super) fn advance(
         &mut self,
         setup: &Setup,
         wanted: usize,
+        others: &mut dyn FnMut(),
     ) -> Result<Outcome, GenerateError> {
         if self.is_settled() {
             self.upload_masks(setup);
         }
-        self.run_ahead(setup, wanted);
+        self.run_ahead(setup, wanted, others);
         if self.is_settled() {
             self.late.take().map_or(Ok(()), Err)?;
             self.begin(setup, wanted)?;
@@ -311,14 +322,14 @@ impl Lanes {
     }
 
     /// Replays as many steps as may be ahead.
-    fn run_ahead(&mut self, setup: &Setup, wanted: usize) {
+    fn run_ahead(&mut self, setup: &Setup, wanted: usize, others: &mut dyn FnMut()) {
         let most = match self.kind.constrained {
             // The masks of a step depend on the tokens of the one before.
             true => 0,
             false => setup.config.steps_ahead,
         };
         while self.late.is_none() && self.outstanding() <= most && self.outstanding() < wanted {
-            match self.replay(setup) {
+            match self.replay(setup, others) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => self.late = Some(error),
@@ -332,20 +343,26 @@ impl Lanes {
     }
 
     /// Replays the recorded step; `false` if that is not possible now.
-    fn replay(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
+    fn replay(&mut self, setup: &Setup, others: &mut dyn FnMut()) -> Result<bool, GenerateError> {
         let drafts = setup.config.drafts;
         let fits = self.caches.longest() + setup.positions(drafts) <= self.capacity();
         let epoch = self.epoch();
         if !fits {
             return Ok(false);
         }
+        self.catch_up();
         let Self {
             recorder,
             links,
             caches,
             ..
         } = self;
-        let follow = |part, results: &_| links.follow(part, results, &mut caches.trunk);
+        let follow = |part, results: &_| {
+            if part == 0 {
+                others();
+            }
+            links.follow(part, results, &mut caches.trunk);
+        };
         // SAFETY: this, the setup and the model own or borrow every tensor of the step. None has
         // been replaced, as the epoch says, nor is it shared with another thread.
         if !unsafe { recorder.replay(&epoch, follow) }? {
@@ -374,7 +391,8 @@ impl Lanes {
 
     /// Launches a step, or records one. No step is ahead.
     fn begin(&mut self, setup: &Setup, wanted: usize) -> Result<(), GenerateError> {
-        // The memory that the recording holds is needed.
+        // It is in the memory of the recording, which is needed.
+        self.catch_up();
         self.forget();
         let free = self.capacity() - self.caches.longest().min(self.capacity());
         let all = setup.config.drafts;
@@ -554,7 +572,7 @@ impl Recordable for RecordedStep<'_, '_> {
         let given = (part > 0).then(|| lanes.links.arrival(part));
         Ok(match part + 1 == lanes.links.devices().len() {
             true => PartResults::Chosen(Box::new(lanes.finish(setup, open, given)?)),
-            false => PartResults::Passed(lanes.pass(setup, open, (part, given))),
+            false => PartResults::Passed(Box::new(lanes.pass(setup, open, (part, given)))),
         })
     }
 

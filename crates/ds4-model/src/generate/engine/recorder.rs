@@ -1,6 +1,7 @@
 //! Steps with the same launches, which are recorded once and replayed where the device can.
 
 use std::cell::Cell;
+use std::thread::{self, ThreadId};
 
 use burn::tensor::Device;
 use burn_ds4_ops::device::forget_scratch;
@@ -26,9 +27,9 @@ pub(super) fn note_launch() {
     LAUNCHES.set(LAUNCHES.get() + 1);
 }
 
-/// How often this thread has given devices work other than a replay.
-pub(super) fn launches() -> u64 {
-    LAUNCHES.get()
+/// The current thread, and how often it has given devices work other than a replay.
+pub(super) fn launches() -> (ThreadId, u64) {
+    (thread::current().id(), LAUNCHES.get())
 }
 
 /// What operators keep between launches is part of every recording of the thread. After it is

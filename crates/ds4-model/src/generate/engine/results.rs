@@ -29,7 +29,7 @@ pub(super) struct StepResults {
 #[derive(Debug)]
 pub(super) enum PartResults {
     /// What it passes on to the next device.
-    Passed(Tensor<2>),
+    Passed(Box<Tensor<2>>),
     /// The results of the step.
     Chosen(Box<StepResults>),
 }

@@ -40,6 +40,14 @@ impl Setup<'_> {
         self.model.placement.first()
     }
 
+    /// Groups that lanes of one size are divided into, so that each device has a step to work at.
+    pub(super) fn ways(&self) -> usize {
+        match self.config.overlap {
+            true => self.model.placement.runs().len().min(self.config.lanes),
+            false => 1,
+        }
+    }
+
     /// Layers of the trunk whose outputs the drafter reads.
     pub(super) fn taps(&self) -> &[usize] {
         self.drafter.as_ref().map_or(&[], |drafter| drafter.taps())

@@ -4,6 +4,12 @@
 //! the texts, go back to all others, before the next step begins. Recorded steps are replayed
 //! device by device, and what is moved goes in between: it arrives in new memory, which cannot be
 //! recorded, and is copied to where the next recording reads.
+//!
+//! A device that receives something does its later work after it has arrived. So where groups of
+//! lanes share the devices, what goes back is put off until the next group has begun its step: the
+//! first device has work then, while the last one is still busy.
+
+use std::thread::ThreadId;
 
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
@@ -22,9 +28,17 @@ pub(super) struct Links {
     inputs: Vec<Option<Tensor<2, Int>>>,
     /// Where each device but the first has what was passed to it last. Taken while it is written.
     arrivals: Vec<Option<Tensor<2>>>,
+    /// Whether what goes back is put off.
+    puts_off: bool,
+    /// What has not gone back yet.
+    pending: Option<Tensor<2, Int>>,
+    /// What has arrived last, by device. Its memory must not be that of what arrives next, which
+    /// may be for another group: the copy of this may not have been made then.
+    held_rows: Vec<Option<Tensor<2>>>,
+    held_inputs: Vec<Option<Tensor<2, Int>>>,
     /// How much this thread had [launched](launches) when all devices had done what they were given
     /// before.
-    done: Option<u64>,
+    done: Option<(ThreadId, u64)>,
 }
 
 impl Links {
@@ -35,9 +49,14 @@ impl Links {
         let columns = 1 + setup.config.drafts;
         let inputs = others.iter();
         let inputs = inputs.map(|device| Some(Tensor::zeros([lanes, columns], device)));
+        let others = others.len();
         Self {
             inputs: inputs.collect(),
             arrivals: Vec::new(),
+            puts_off: setup.ways() > 1,
+            pending: None,
+            held_rows: vec![None; others],
+            held_inputs: vec![None; others],
             done: None,
             devices,
         }
@@ -94,6 +113,28 @@ impl Links {
         self.arrivals = arrivals.collect();
     }
 
+    /// Passes on what a launched part of a step results in to the device of the next part, and
+    /// returns it there: where a recorded step would have it, so that a launched one takes as much
+    /// memory.
+    pub(super) fn deliver(&mut self, rows: Tensor<2>, part: usize) -> Tensor<2> {
+        let arrived = transfer(rows, &self.devices[part]);
+        let place = self.arrivals.get(part - 1).and_then(Option::as_ref);
+        match place.is_some_and(|place| place.dims() == arrived.dims()) {
+            true => {
+                self.put(part, arrived);
+                self.arrival(part)
+            }
+            false => arrived,
+        }
+    }
+
+    fn put(&mut self, part: usize, arrived: Tensor<2>) {
+        let place = self.arrivals[part - 1].take().expect("it is put back");
+        let [rows, columns] = place.dims();
+        let place = place.slice_assign([0..rows, 0..columns], arrived);
+        self.arrivals[part - 1] = Some(place);
+    }
+
     /// What a device other than the first was passed.
     pub(super) fn arrival(&self, part: usize) -> Tensor<2> {
         self.arrivals[part - 1].clone().expect("it is put back")
@@ -103,16 +144,25 @@ impl Links {
     pub(super) fn follow(&mut self, part: usize, results: &PartResults, trunk: &mut Cache) {
         match results {
             PartResults::Passed(rows) => {
-                let arrived = self.moved(rows.clone(), part + 1);
-                let place = self.arrivals[part].take().expect("it is put back");
-                let [rows, columns] = place.dims();
-                self.arrivals[part] = Some(place.slice_assign([0..rows, 0..columns], arrived));
+                let arrived = self.moved((**rows).clone(), part + 1);
+                self.held_rows[part] = Some(arrived.clone());
+                self.put(part + 1, arrived);
             }
             PartResults::Chosen(results) => {
-                let in_turn = self.is_in_turn();
-                self.hand_back(results.next.as_ref(), trunk, in_turn);
+                self.pending = results.next.clone();
+                if !self.puts_off {
+                    self.catch_up(trunk);
+                }
                 self.done = Some(launches());
             }
+        }
+    }
+
+    /// Hands back what was put off.
+    pub(super) fn catch_up(&mut self, trunk: &mut Cache) {
+        if let Some(next) = self.pending.take() {
+            let in_turn = self.is_in_turn();
+            self.hand_back(Some(&next), trunk, in_turn);
         }
     }
 
@@ -133,6 +183,7 @@ impl Links {
                 true => transfer_in_turn(next.clone(), device),
                 false => transfer(next.clone(), device),
             };
+            self.held_inputs[part] = Some(next.clone());
             let known = inputs.take().expect("they are put back");
             let [lanes, columns] = known.dims();
             let own = next.clone().narrow(1, 0, columns).cast(known.dtype());

@@ -2,7 +2,6 @@
 
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample, verify};
-use burn_ds4_ops::transfer::transfer;
 
 use super::super::drafter::{Features, Verified};
 use super::super::results::StepResults;
@@ -25,7 +24,7 @@ impl Lanes {
         let mut given = None;
         for part in 0..last {
             let rows = self.pass(setup, open, (part, given));
-            given = Some(transfer(rows, &self.links.devices()[part + 1]));
+            given = Some(self.links.deliver(rows, part + 1));
         }
         let results = self.finish(setup, open, given)?;
         let trunk = &mut self.caches.trunk;
