@@ -34,7 +34,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, value_parser};
 use ds4_model::cache::{CacheConfig, Rollback};
 use ds4_model::checkpoint::Checkpoint;
@@ -45,6 +44,7 @@ use ds4_model::trace::Trace;
 use heads::Curve;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use shared::devices::DeviceArgs;
 use shared::flash::FlashArgs;
 use shared::load_bar::LoadBar;
 use shared::{Dtype, RoundingArgs, asset, load_options, note, shipped_checkpoint};
@@ -87,9 +87,8 @@ struct Args {
     /// Prints the results as one JSON object.
     #[arg(long)]
     json: bool,
-    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX.
-    #[arg(long, default_value_t = DeviceSpec::Flex)]
-    device: DeviceSpec,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Dtype of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
@@ -103,16 +102,16 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     args.flash.check(args.flash_head, "--flash-head")?;
-    let device = args.device.init()?;
+    let devices = args.device.init(Some(args.window.get()))?;
     let checkpoint = Checkpoint::open(&args.model)?;
     let config = checkpoint.config();
     let tokens = read_tokens(args, config)?;
     let tokens = &tokens[..args
         .tokens
         .map_or(tokens.len(), |n| n.get().min(tokens.len()))];
-    let options = load_options(args.device, args.dtype, true);
+    let options = load_options(args.device.first(), args.dtype, true);
     let options = args.rounding.apply(options);
-    let model = checkpoint.load_with_progress(&options, &device, LoadBar::default())?;
+    let model = checkpoint.load_with_progress(&options, &devices, LoadBar::default())?;
     let head = match args.flash_head {
         true => Some(args.flash.head(&args.model, &model)?),
         false => None,
@@ -124,7 +123,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let evaluator = Evaluator {
         model: &model,
-        device,
+        device: model.placement.first().clone(),
     };
     let mut score = Score {
         curve: head.as_ref().map(Curve::new).transpose()?,

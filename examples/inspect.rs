@@ -9,6 +9,9 @@
 //!   forward call come on top.
 //! * **Cache** is that of one sequence that can be rolled back by one draft, trunk and MTP layer
 //!   together.
+//! * **Plan**, with `--devices`: the layers that each device would have, as they are loaded packed
+//!   with bf16 activations, and the bytes of their weights and of the caches of `--ctx` positions.
+//!   With `--memory`, whether that fits, and up to how many positions.
 
 mod shared;
 
@@ -25,6 +28,10 @@ use clap::Parser;
 use ds4_model::cache::{CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, CheckpointTensor, Dtype, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
+use ds4_model::placement::{DEFAULT_CONTEXT, ModelBytes, PlacementError, Plan};
+
+/// Dtype of the activations of a model that is divided among devices.
+const DIVIDED_DTYPE: FloatDType = FloatDType::BF16;
 
 /// Shows configuration, tensors and memory of a checkpoint without loading it.
 #[derive(Debug, Parser)]
@@ -35,6 +42,24 @@ struct Args {
     /// Lists every tensor.
     #[arg(long)]
     tensors: bool,
+    /// Shows how the layers would be divided among so many devices.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    devices: Option<u32>,
+    /// Positions of all texts together, whose caches count for that.
+    #[arg(long, value_name = "TOKENS", default_value_t = DEFAULT_CONTEXT, requires = "devices")]
+    ctx: usize,
+    /// Layers of each device, with commas between them [default: as many as balance the memory].
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LAYERS",
+        requires = "devices"
+    )]
+    split: Option<Vec<usize>>,
+    /// Memory of a device, in GB.
+    #[arg(long, value_name = "GB", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(requires = "devices")]
+    memory: Option<u32>,
 }
 
 fn main() -> ExitCode {
@@ -44,6 +69,10 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::open(&args.model)?;
     let memory = memory(&checkpoint)?;
+    let division = args
+        .devices
+        .map(|count| Division::new(&checkpoint, count, args));
+    let division = division.transpose()?;
     let config = checkpoint.config();
     let mut out = BufWriter::new(io::stdout().lock());
     writeln!(out, "{}", args.model.display())?;
@@ -78,8 +107,103 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             grouped(fixed)
         )?;
     }
+    if let Some(division) = division {
+        division.print(config, &mut out)?;
+    }
     out.flush()?;
     Ok(())
+}
+
+/// How the model is divided among devices.
+struct Division<'a> {
+    args: &'a Args,
+    names: Vec<String>,
+    bytes: ModelBytes,
+    positions: usize,
+    plan: Plan,
+}
+
+impl<'a> Division<'a> {
+    fn new(checkpoint: &Checkpoint, count: u32, args: &'a Args) -> Result<Self, Box<dyn Error>> {
+        let options = LoadOptions {
+            dtype: DIVIDED_DTYPE,
+            ..LoadOptions::default()
+        };
+        let positions = args.ctx.min(checkpoint.config().max_position_embeddings);
+        let device = DeviceSpec::Flex.init()?;
+        let bytes = checkpoint.model_bytes(&options, &device, positions)?;
+        let names = (0..count).map(|index| format!("device {index}"));
+        let names: Vec<String> = names.collect();
+        Ok(Self {
+            plan: plan(&bytes, &names, args)?,
+            args,
+            names,
+            bytes,
+            positions,
+        })
+    }
+
+    fn print(&self, config: &ModelConfig, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+        writeln!(
+            out,
+            "\nplan for {} devices, packed, bf16 activations, caches of {} positions",
+            self.names.len(),
+            grouped(self.positions)
+        )?;
+        let heads = ["layers", "weights", "caches", "together"];
+        let [layers, weights, cache, all] = heads;
+        writeln!(
+            out,
+            "  {:<12}{layers:>10}{weights:>20}{cache:>20}{all:>20}",
+            ""
+        )?;
+        let Plan { runs, bytes } = &self.plan;
+        for ((name, run), bytes) in self.names.iter().zip(runs).zip(bytes) {
+            let layers = format!("{}-{}", run.start, run.end - 1);
+            let [weights, cache, all] = [bytes.weights, bytes.cache, bytes.total()].map(grouped);
+            writeln!(
+                out,
+                "  {name:<12}{layers:>10}{weights:>20}{cache:>20}{all:>20}{:>12}",
+                human(bytes.total())
+            )?;
+        }
+        let Some(memory) = self.args.memory else {
+            return Ok(());
+        };
+        let memory = [Some(memory as usize * 1_000_000_000)].repeat(self.names.len());
+        // The plan comes before an error.
+        out.flush()?;
+        self.plan.check(&self.names, &memory)?;
+        let fits = |positions: usize| {
+            let bytes = self.bytes.clone();
+            let bytes = bytes.with_caches(config, DIVIDED_DTYPE, positions);
+            let plan = plan(&bytes, &self.names, self.args);
+            plan.is_ok_and(|plan| plan.check(&self.names, &memory).is_ok())
+        };
+        let longest = config.max_position_embeddings;
+        let (mut known, mut most) = (self.positions, longest);
+        while known < most {
+            let middle = known + (most - known).div_ceil(2);
+            match fits(middle) {
+                true => known = middle,
+                false => most = middle - 1,
+            }
+        }
+        writeln!(
+            out,
+            "  fits, with {} of {} positions at most; intermediate tensors come on top",
+            grouped(known),
+            grouped(longest)
+        )?;
+        Ok(())
+    }
+}
+
+fn plan(bytes: &ModelBytes, names: &[String], args: &Args) -> Result<Plan, PlacementError> {
+    match &args.split {
+        Some(split) => Plan::split(bytes, names, split),
+        None => Plan::balanced(bytes, names),
+    }
 }
 
 /// Bytes of the model's tensors, by how it is loaded.

@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let place = args.place.place();
-    let spec = place.device;
+    let spec = place.device();
     // What is wrong with the arguments is told before anything is loaded.
     args.config(GenerateConfig::default()).validate()?;
     args.drafts.check()?;
@@ -58,7 +58,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let flash = args.head == Head::Flash || args.draft_head == Head::Flash;
     args.flash
         .check(flash, "--head flash or --draft-head flash")?;
-    let device = spec.init()?;
+    let on = place.devices.init(args.ctx.map(|ctx| ctx as usize))?;
     let prompt = Prompt::of(args)?;
     if prompt != Prompt::Chat && !args.chat {
         let options = [
@@ -74,7 +74,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let options = load_options(spec, place.dtype, drafts);
     let options = args.rounding.apply(options);
     let bar = LoadBar::default();
-    let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
+    let mut pipeline = Pipeline::open_with_progress(&args.model, &options, &on, bar)?;
     if flash {
         choose_heads(args, &mut pipeline.model)?;
     }
@@ -207,7 +207,7 @@ impl Setup<'_> {
         for (name, value) in [
             ("tokens_per_second", json!(figures.rate())),
             ("load_seconds", json!(self.loaded.as_secs_f64())),
-            ("device", json!(self.place.device.to_string())),
+            ("device", json!(self.place.devices.to_string())),
             ("dtype", json!(self.place.dtype_name())),
         ] {
             report["figures"][name] = value;
@@ -218,7 +218,7 @@ impl Setup<'_> {
     /// Begins the same generation where kernels are compiled at their first use, so that the rates
     /// do not include compilation.
     fn warm_up(&self, prompt: &[u32]) -> Result<Option<Duration>, Box<dyn Error>> {
-        if self.place.device == DeviceSpec::Flex {
+        if self.place.device() == DeviceSpec::Flex {
             return Ok(None);
         }
         let started = Instant::now();

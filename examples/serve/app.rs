@@ -221,7 +221,7 @@ pub fn unix_time() -> u64 {
 
 fn fingerprint(args: &Args, loaded: &Loaded) -> String {
     let mut hasher = DefaultHasher::new();
-    let (engine, place) = (args.engine(loaded.drafts), loaded.place);
+    let (engine, place) = (args.engine(loaded.drafts), &loaded.place);
     let build = (env!("CARGO_PKG_VERSION"), args.rounding);
     format!("{engine:?} {place:?} {build:?}").hash(&mut hasher);
     format!("{:?}", loaded.config).hash(&mut hasher);

@@ -128,13 +128,14 @@ fn run(
     metrics: &Metrics,
 ) -> Result<(), Failure> {
     let place = args.place.place();
-    let device = place.device.init()?;
-    let options = load_options(place.device, place.dtype, args.drafts.is_wanted());
+    let context = args.ctx.map(|ctx| ctx as usize * usize::from(args.lanes));
+    let devices = place.devices.init(context)?;
+    let options = load_options(place.device(), place.dtype, args.drafts.is_wanted());
     let options = args.rounding.apply(options);
     let bar = LoadBar::default();
-    let pipeline = Pipeline::open_with_progress(&args.model, &options, &device, bar)?;
+    let pipeline = Pipeline::open_with_progress(&args.model, &options, &devices, bar)?;
     let config = args.engine(args.drafts.drafts(&pipeline.model)?);
-    if place.device != DeviceSpec::Flex {
+    if place.device() != DeviceSpec::Flex {
         warm_up(&pipeline, &config)?;
     }
     let drafts = config.drafts;

@@ -3,7 +3,6 @@
 use std::sync::{Arc, OnceLock, mpsc};
 
 use axum::response::IntoResponse;
-use burn_ds4_ops::device::DeviceSpec;
 use clap::Parser;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{ChatEncoding, GenerateConfig, TextTokenizer};
@@ -11,29 +10,26 @@ use ds4_model::generate::{ChatEncoding, GenerateConfig, TextTokenizer};
 use crate::app::App;
 use crate::engine::Loaded;
 use crate::options::Args;
-use crate::shared::place::Place;
-use crate::shared::{Dtype, shipped_checkpoint};
+use crate::shared::shipped_checkpoint;
 use crate::{chat, completions};
 
 /// The server of the shipped checkpoint, without its engine.
 pub fn app() -> &'static App {
     static APP: OnceLock<App> = OnceLock::new();
     APP.get_or_init(|| {
+        let options = ["serve", "--name", "m", "--device", "flex", "--dtype", "f32"];
+        let args = Args::parse_from(options);
         let directory = shipped_checkpoint();
         let config = ModelConfig::from_json_file(&directory.join("config.json"));
         let loaded = Loaded {
             tokenizer: TextTokenizer::from_dir(&directory).expect("an asset"),
             config: config.expect("an asset"),
             defaults: GenerateConfig::default(),
-            place: Place {
-                device: DeviceSpec::Flex,
-                dtype: Dtype::F32,
-            },
+            place: args.place.place(),
             drafts: 0,
             encoding: ChatEncoding::V4,
         };
         let (jobs, _) = mpsc::channel();
-        let args = Args::parse_from(["serve", "--name", "m"]);
         App::new(&args, loaded, jobs, Arc::default()).expect("options that suit the model")
     })
 }

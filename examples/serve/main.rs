@@ -116,7 +116,7 @@ async fn serve(
     });
     let server = tokio::spawn(server.into_future());
     writeln!(io::stdout(), "listening on http://{address}")?;
-    let (place, deterministic) = (app.loaded.place, app.deterministic);
+    let (place, deterministic) = (&app.loaded.place, app.deterministic);
     tracing::info!(%address, model = app.model, %place, deterministic, "serving");
 
     tokio::select! {

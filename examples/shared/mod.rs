@@ -6,6 +6,7 @@
 
 pub mod answer_text;
 pub mod chat;
+pub mod devices;
 pub mod drafts;
 pub mod flash;
 pub mod load_bar;

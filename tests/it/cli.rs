@@ -10,6 +10,7 @@ use burn::tensor::FloatDType;
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::generate::{SpecialTokens, TextTokenizer};
+use ds4_model::placement::Plan;
 use serde_json::Value;
 
 use crate::golden::{Golden, root};
@@ -272,7 +273,7 @@ fn generate_drafts_with_what_the_checkpoint_has() {
 
 #[test]
 fn bad_arguments_end_with_one_line_that_names_them() {
-    let cases: [(&str, &[&str], i32, &str); 15] = [
+    let cases: [(&str, &[&str], i32, &str); 21] = [
         ("generate", &["--top-p", "2"], 1, "top_p"),
         ("generate", &["--temperature", "-1"], 1, "temperature"),
         ("generate", &["--draft-tokens", "9"], 2, "--draft-tokens"),
@@ -281,6 +282,22 @@ fn bad_arguments_end_with_one_line_that_names_them() {
         ("generate", &["--device", "tpu"], 2, "`tpu`"),
         ("generate", &["--stop", ""], 1, "stop string 0"),
         ("inspect", &["--model", "no/such/dir"], 1, "no/such/dir"),
+        ("inspect", &["--devices", "99"], 1, "devices: 99 of them"),
+        (
+            "inspect",
+            &["--devices", "2", "--split", "1,1"],
+            1,
+            "split [1, 1]",
+        ),
+        ("inspect", &["--devices", "0"], 2, "--devices"),
+        ("inspect", &["--split", "1,1"], 2, "required arguments"),
+        (
+            "generate",
+            &["--device", "flex,flex"],
+            1,
+            "flex is named twice",
+        ),
+        ("generate", &["--device", "flex,tpu"], 2, "`tpu`"),
         ("eval", &["--file", "no/such/text"], 1, "no/such/text"),
         ("eval", &["--window", "0"], 2, "--window"),
         ("compose", &["--device", "cuda:4096"], 1, "cuda:4096"),
@@ -362,6 +379,36 @@ fn inspect_knows_the_bytes_of_the_loaded_model() {
             .collect();
         assert_eq!(digits.parse(), Ok(bytes.expect("an asset")), "{line}");
     }
+}
+
+#[test]
+fn a_plan_has_the_layers_and_all_bytes_of_each_device() {
+    let arguments = ["--devices", "2", "--ctx", "128", "--memory", "1"];
+    let ended = run("inspect", &arguments).ok();
+    let checkpoint = Checkpoint::open(&root().join("assets/ds4-tiny")).expect("an asset");
+    let options = LoadOptions {
+        dtype: FloatDType::BF16,
+        ..LoadOptions::default()
+    };
+    let device = DeviceSpec::Flex.init().expect("Flex is always present");
+    let bytes = checkpoint
+        .model_bytes(&options, &device, 128)
+        .expect("it is complete");
+    let names = ["device 0", "device 1"].map(str::to_owned);
+    let plan = Plan::balanced(&bytes, &names).expect("a layer for each");
+    // The embedding is there twice, for the MTP layer.
+    let weights: usize = plan.bytes.iter().map(|bytes| bytes.weights).sum();
+    assert_eq!(weights, bytes.weights() + bytes.embedding);
+    let digits = |text: &str| text.replace(' ', "");
+    for ((name, run), bytes) in names.iter().zip(&plan.runs).zip(&plan.bytes) {
+        let lines = ended.stdout.lines().map(str::trim);
+        let line = lines.filter_map(|line| line.strip_prefix(name)).next();
+        let line = digits(line.expect("a line of each device"));
+        let layers = format!("{}-{}", run.start, run.end - 1);
+        let expected = format!("{layers}{}{}{}", bytes.weights, bytes.cache, bytes.total());
+        assert!(line.starts_with(&expected), "{line}: {expected}");
+    }
+    assert!(ended.stdout.contains("  fits, with "), "{}", ended.stdout);
 }
 
 #[test]

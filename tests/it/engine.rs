@@ -417,12 +417,12 @@ fn more_tokens_a_step_than_have_the_same_bits_give_texts_all_the_same() {
 }
 
 thread_local! {
-    static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(crate) static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The logits as they are, by a function that cannot be recorded when it is called for the third
 /// time, which is when it would be.
-fn unrecordable(logits: Tensor<3>) -> Tensor<3> {
+pub(crate) fn unrecordable(logits: Tensor<3>) -> Tensor<3> {
     let device = logits.device();
     CALLS.set(CALLS.get() + 1);
     // Nothing is recorded on the CPU, where this would but take long.

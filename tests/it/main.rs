@@ -12,6 +12,7 @@ mod cli_serve;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod constraints;
+mod devices;
 mod ds4_tiny;
 mod dspark;
 mod engine;

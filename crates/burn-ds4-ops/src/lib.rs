@@ -45,8 +45,8 @@
 //!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a
 //! one-line error where it is not compiled in or not present. [`readback`] reads a few numbers back
-//! while the device continues to work. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose
-//! the backends.
+//! while the device continues to work, and [`transfer`] moves tensors between devices. Features
+//! `flex` (default), `wgpu`, `cuda` and `cpu` choose the backends.
 
 #[cfg(feature = "cube")]
 mod arrival;
@@ -78,6 +78,7 @@ pub mod router;
 mod rows;
 pub mod sampling;
 pub mod topk;
+pub mod transfer;
 mod validation;
 #[cfg(feature = "cube")]
 mod warpgroup;

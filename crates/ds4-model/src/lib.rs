@@ -8,7 +8,7 @@
 //! - Parts of the model: [`router`], [`moe`], [`attention`], [`norm`], [`rope`], [`linear`],
 //!   [`hyper_connection`], [`block`]; the drafters [`mtp`] and [`dspark`]; the whole [`model`]
 //! - What it remembers of texts: [`cache`]
-//! - What it is loaded from: [`config`], [`checkpoint`]
+//! - What it is loaded from: [`config`], [`checkpoint`]; where its layers live: [`placement`]
 //! - What writes text: [`generate`], with the engine, sampling, tokenizer and chats; [`pipeline`];
 //!   a [`flash_head`] in place of the output matrix
 //! - For tests and debugging: [`trace`]
@@ -44,6 +44,7 @@ pub mod moe;
 pub mod mtp;
 pub mod norm;
 pub mod pipeline;
+pub mod placement;
 pub mod printable;
 #[cfg(test)]
 mod repository;

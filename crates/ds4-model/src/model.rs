@@ -2,10 +2,11 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
+use burn_ds4_ops::transfer::transfer;
 
 use crate::attention::AttentionConfig;
 use crate::block::{Block, BlockConfig, flattened, unflattened};
-use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout, Step};
+use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout, OpenStep, Step};
 use crate::checkpoint::load_all;
 use crate::config::{AttentionKind, ModelConfig};
 use crate::dspark::{Dspark, DsparkConfig};
@@ -15,6 +16,7 @@ use crate::linear::project_f32;
 use crate::moe::MoeLayerConfig;
 use crate::mtp::{MtpLayer, MtpLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::placement::{Place, Placement, PlacementError};
 use crate::trace::Trace;
 use crate::weights::{Random, WeightSource, all_or_nothing};
 
@@ -89,11 +91,15 @@ impl ModelConfig {
     }
 
     pub(crate) fn init_from(&self, mut source: Random) -> Model {
+        self.assert_valid();
+        let model = self.build(&mut source, false);
+        model.expect("any weight can be drawn")
+    }
+
+    pub(crate) fn assert_valid(&self) {
         if let Err(error) = self.validate() {
             panic!("{error}");
         }
-        let model = self.build(&mut source, false);
-        model.expect("any weight can be drawn")
     }
 
     /// The model of a checkpoint's tensors. `quantized_cache` is that of every
@@ -104,17 +110,23 @@ impl ModelConfig {
         quantized_cache: bool,
     ) -> Option<Model> {
         let matrix = [self.vocab_size, self.hidden_size];
+        source.enter(Place::Embedding);
         let embedding = source.embedding("embed.weight", matrix);
         let layers = load_all((0..self.layers.len()).map(|layer| {
+            source.enter(Place::Layer(layer));
             let mut block = self.block(layer);
             block.attention.quantized_cache = quantized_cache;
             block.build(source, &format!("layers.{layer}."))
         }));
+        source.enter(Place::Head);
         let head = self.hyper_connection().build_head(source, "");
         let norm = RmsNormConfig::new(self.hidden_size)
             .with_epsilon(self.rms_norm_eps)
             .build(source, "norm");
         let output = source.stored(&["head.weight".into()], matrix);
+        if self.num_mtp_layers > 0 || self.dspark.is_some() {
+            source.enter(Place::Drafter);
+        }
         let mtp = (self.num_mtp_layers > 0).then(|| {
             let mut mtp = self.mtp();
             mtp.block.attention.quantized_cache = quantized_cache;
@@ -124,7 +136,7 @@ impl ModelConfig {
             dspark.block.attention.quantized_cache = quantized_cache;
             dspark.build(source, "mtp.")
         });
-        Some(Model {
+        let model = Model {
             embedding: embedding?,
             layers: layers?,
             head: head?,
@@ -133,8 +145,12 @@ impl ModelConfig {
             mtp: all_or_nothing(mtp)?,
             dspark: all_or_nothing(dspark)?,
             flash_head: None,
+            draft_embedding: None,
+            placement: source.placement(self.layers.len()),
             config: self.clone(),
-        })
+        };
+        model.placement.warn_of_copies();
+        Some(model.with_draft_embedding())
     }
 }
 
@@ -160,6 +176,13 @@ pub struct Model {
     /// module's parameters, of which it holds copies.
     #[module(skip)]
     pub flash_head: Option<ProbedHead>,
+    /// The token embeddings on the device of what drafts, where that is not that of the first
+    /// layer. [`place`](Self::place) makes it.
+    #[module(skip)]
+    pub draft_embedding: Option<Tensor<2>>,
+    /// Where the layers live. It must be true of the modules; [`place`](Self::place) moves them.
+    #[module(skip)]
+    pub placement: Placement,
     /// What the model was made by. Context and end-of-sequence token may be changed; the rest must
     /// be that of the modules.
     #[module(skip)]
@@ -170,6 +193,56 @@ impl Model {
     /// What the model was made by.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Moves the layers to where `placement` has them, the embedding to the first of them, the head
+    /// and what drafts to the last. [Clustered heads](Self::flash_head) stay where they are.
+    ///
+    /// # Errors
+    ///
+    /// If the placement is of another number of layers.
+    pub fn place(self, placement: Placement) -> Result<Self, PlacementError> {
+        let (layers, runs) = (self.layers.len(), placement.runs().iter());
+        let split: Vec<usize> = runs.map(|run| run.layers.len()).collect();
+        if placement.layers() != layers {
+            return Err(PlacementError::SplitSum {
+                sum: placement.layers(),
+                split,
+                layers,
+            });
+        }
+        placement.warn_of_copies();
+        let layers = self.layers.into_iter().enumerate();
+        let layers = layers.map(|(index, layer)| {
+            let device = placement.device(Place::Layer(index));
+            moved(layer, device)
+        });
+        let (first, last) = (placement.first(), placement.last());
+        let model = Self {
+            embedding: moved(self.embedding, first),
+            layers: layers.collect(),
+            head: moved(self.head, last),
+            norm: moved(self.norm, last),
+            output: moved(self.output, last),
+            mtp: self.mtp.map(|mtp| moved(mtp, last)),
+            dspark: self.dspark.map(|dspark| moved(dspark, last)),
+            flash_head: self.flash_head,
+            draft_embedding: None,
+            placement: placement.clone(),
+            config: self.config,
+        };
+        Ok(model.with_draft_embedding())
+    }
+
+    /// The same with a copy of the embeddings for what drafts, if it needs one.
+    fn with_draft_embedding(self) -> Self {
+        let drafts = self.mtp.is_some() || self.dspark.is_some();
+        let own = (drafts && self.placement.is_divided())
+            .then(|| transfer(self.embedding.val(), self.placement.last()));
+        Self {
+            draft_embedding: own,
+            ..self
+        }
     }
 
     /// Sets the head that drafts are chosen with, if the model has what drafts; `None` for the
@@ -188,7 +261,7 @@ impl Model {
     ///
     /// As [`Cache::new`].
     pub fn new_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
-        self.cache_of(CacheLayout::trunk(&self.config), options)
+        self.cache_of(CacheLayout::trunk(&self.config), options, &self.placement)
     }
 
     /// Makes an empty cache for the MTP layer.
@@ -197,7 +270,7 @@ impl Model {
     ///
     /// As [`Cache::new`].
     pub fn new_mtp_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
-        self.cache_of(CacheLayout::mtp(&self.config), options)
+        self.drafter_cache(CacheLayout::mtp(&self.config), options)
     }
 
     /// Makes an empty cache for the DSpark drafter.
@@ -210,16 +283,29 @@ impl Model {
     ///
     /// If the configuration has no DSpark drafter.
     pub fn new_dspark_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
-        self.cache_of(CacheLayout::dspark(&self.config), options)
+        self.drafter_cache(CacheLayout::dspark(&self.config), options)
     }
 
-    fn cache_of(&self, layout: CacheLayout, options: CacheConfig) -> Result<Cache, CacheError> {
-        let embedding = self.embedding.val();
+    fn drafter_cache(
+        &self,
+        layout: CacheLayout,
+        options: CacheConfig,
+    ) -> Result<Cache, CacheError> {
+        let placement = Placement::single(self.placement.last(), layout.layers.len());
+        self.cache_of(layout, options, &placement)
+    }
+
+    fn cache_of(
+        &self,
+        layout: CacheLayout,
+        options: CacheConfig,
+        placement: &Placement,
+    ) -> Result<Cache, CacheError> {
         let options = CacheConfig {
-            dtype: embedding.dtype().into(),
+            dtype: self.embedding.val().dtype().into(),
             ..options
         };
-        Cache::new(layout, options, &embedding.device())
+        Cache::placed(layout, options, placement)
     }
 
     /// Runs the trunk over new tokens of every sequence, and returns the logits at each: f32
@@ -305,29 +391,74 @@ impl Model {
     ) -> Result<(Streams, Option<Tensor<3>>), CacheError> {
         let [batch, positions] = token_ids.dims();
         check_batch("token_ids", batch, cache)?;
-        cache.check_layers(self.layers.iter().map(|layer| layer.attention.kind()))?;
-        let step = cache.begin(positions)?;
-        let token_ids = self.in_vocabulary(token_ids);
-        let embedded = self.embed(token_ids.clone());
-        let streams = embedded
-            .unsqueeze_dim::<4>(2)
-            .repeat_dim(2, self.config.hc_mult);
-        let mut streams = flattened(streams);
-        let mut tapped = Vec::new();
-        for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
-            let trace = trace.scope(&format!("layer{index}"));
-            streams = layer.forward(streams, token_ids.clone(), &step, cache, &trace);
-            if taps.contains(&index) {
-                // A copy: what the trunk computes must not depend on whether somebody looks on.
-                let output = unflattened(streams.clone(), [batch, positions]);
-                tapped.push(output.mean_dim(2).squeeze_dim::<3>(2));
-            }
+        let open = self.open(positions, cache)?;
+        let mut passing = None;
+        for (part, run) in self.placement.runs().iter().enumerate() {
+            let given = passing.map(|passing: Passing| {
+                let rows = transfer(passing.rows(), &run.device);
+                self.passed(rows, [batch, positions])
+            });
+            let token_ids = transfer(token_ids.clone(), &run.device);
+            let step = cache.step(open, part);
+            passing = Some(self.run_part(part, (token_ids, given), (&step, cache), taps, trace));
+            cache.advance(part, step);
         }
-        cache.commit(step)?;
+        cache.close(open)?;
+        let Passing { streams, tapped } = passing.expect("there is at least one run");
         Ok((
             streams,
             (!tapped.is_empty()).then(|| Tensor::cat(tapped, 2)),
         ))
+    }
+
+    /// What the device before has passed on as [rows](Passing::rows).
+    pub(crate) fn passed(&self, rows: Tensor<2>, positions: [usize; 2]) -> Passing {
+        let [_, d_model] = self.embedding.dims();
+        Passing::of_rows(rows, self.config.hc_mult, d_model, positions)
+    }
+
+    /// Begins a step of the trunk.
+    pub(crate) fn open(&self, positions: usize, cache: &mut Cache) -> Result<OpenStep, CacheError> {
+        cache.check_layers(self.layers.iter().map(|layer| layer.attention.kind()))?;
+        cache.open(positions)
+    }
+
+    /// Runs the layers of one device over token ids `[batch, positions]`, after what the device
+    /// before it has passed on.
+    pub(crate) fn run_part(
+        &self,
+        part: usize,
+        (token_ids, given): (Tensor<2, Int>, Option<Passing>),
+        (step, cache): (&Step, &mut Cache),
+        taps: &[usize],
+        trace: &Trace,
+    ) -> Passing {
+        let positions = token_ids.dims();
+        let token_ids = self.in_vocabulary(token_ids);
+        let Passing {
+            mut streams,
+            mut tapped,
+        } = given.unwrap_or_else(|| {
+            let embedded = embed(self.embedding.val(), token_ids.clone());
+            let streams = embedded
+                .unsqueeze_dim::<4>(2)
+                .repeat_dim(2, self.config.hc_mult);
+            Passing {
+                streams: flattened(streams),
+                tapped: Vec::new(),
+            }
+        });
+        for index in self.placement.runs()[part].layers.clone() {
+            let (layer, cache) = (&self.layers[index], &mut cache.layers_mut()[index]);
+            let trace = trace.scope(&format!("layer{index}"));
+            streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
+            if taps.contains(&index) {
+                // A copy: what the trunk computes must not depend on whether somebody looks on.
+                let output = unflattened(streams.clone(), positions);
+                tapped.push(output.mean_dim(2).squeeze_dim::<3>(2));
+            }
+        }
+        Passing { streams, tapped }
     }
 
     /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32
@@ -388,8 +519,8 @@ impl Model {
             "streams and next_ids must have the same batch and positions"
         );
         let step = cache.begin(positions)?;
-        let next_ids = self.in_vocabulary(next_ids);
-        let embedded = self.embed(next_ids.clone());
+        let next_ids = transfer(self.in_vocabulary(next_ids), self.placement.last());
+        let embedded = self.embed_for_drafter(next_ids.clone());
         let layer = &mut cache.layers_mut()[0];
         let streams = mtp.forward(
             streams,
@@ -465,12 +596,13 @@ impl Model {
         let [batch, _] = tokens.dims();
         let step = self.begin_dspark("tokens", [batch, size], cache)?;
         let step = step.not_causal();
-        let tokens = self.in_vocabulary(tokens);
+        let tokens = transfer(self.in_vocabulary(tokens), self.placement.last());
         let filler = i64::from(dspark.params.noise_token_id);
         let like = (&tokens.device(), tokens.dtype());
         let block = Tensor::full([batch, size], filler, like);
         let block = block.slice_assign([0..batch, 0..1], tokens);
-        let (embedded, layers) = (self.embed(block.clone()), cache.layers_mut());
+        let embedded = self.embed_for_drafter(block.clone());
+        let layers = cache.layers_mut();
         let trace = trace.scope("dspark");
         Ok(dspark.forward(embedded, block, &step, layers, &trace))
     }
@@ -497,15 +629,83 @@ impl Model {
         token_ids.clamp(0, vocabulary as i64 - 1)
     }
 
-    fn embed(&self, token_ids: Tensor<2, Int>) -> Tensor<3> {
-        let [batch, positions] = token_ids.dims();
-        let embedded = self
-            .embedding
-            .val()
-            .select(0, token_ids.reshape([batch * positions]));
-        let [_, d_model] = embedded.dims();
-        embedded.reshape([batch, positions, d_model])
+    /// Embeddings `[batch, positions, d_model]` on the device of what drafts.
+    fn embed_for_drafter(&self, token_ids: Tensor<2, Int>) -> Tensor<3> {
+        let own = self.draft_embedding.clone();
+        embed(own.unwrap_or_else(|| self.embedding.val()), token_ids)
     }
+}
+
+/// What the layers of one device pass on to those of the next.
+pub(crate) struct Passing {
+    /// `[batch * positions, n, d_model]`
+    pub(crate) streams: Streams,
+    /// The mean over the streams of each layer that is tapped: `[batch, positions, d_model]`.
+    pub(crate) tapped: Vec<Tensor<3>>,
+}
+
+impl Passing {
+    /// All of it side by side, so that it is moved at once: `[batch * positions, columns]`.
+    pub(crate) fn rows(self) -> Tensor<2> {
+        let [tokens, n, d] = self.streams.dims();
+        let streams = self
+            .streams
+            .ready()
+            .expect("a layer that keeps shape and dtype");
+        let streams = streams.reshape([tokens, n * d]);
+        if self.tapped.is_empty() {
+            return streams;
+        }
+        let tapped = self.tapped.into_iter().map(|tap| tap.reshape([tokens, d]));
+        Tensor::cat(std::iter::once(streams).chain(tapped).collect(), 1)
+    }
+
+    /// What [`rows`](Self::rows) has been made of, `n` streams and any number of taps.
+    pub(crate) fn of_rows(
+        rows: Tensor<2>,
+        n: usize,
+        d_model: usize,
+        [batch, positions]: [usize; 2],
+    ) -> Self {
+        let [tokens, columns] = rows.dims();
+        let taps = columns / d_model - n;
+        if taps == 0 {
+            let streams = rows.reshape([tokens, n, d_model]);
+            return Self {
+                streams: streams.into(),
+                tapped: Vec::new(),
+            };
+        }
+        let streams = rows.clone().narrow(1, 0, n * d_model);
+        let tapped = (0..taps).map(|tap| {
+            let rows = rows.clone().narrow(1, (n + tap) * d_model, d_model);
+            rows.reshape([batch, positions, d_model])
+        });
+        Self {
+            tapped: tapped.collect(),
+            streams: streams.reshape([tokens, n, d_model]).into(),
+        }
+    }
+}
+
+/// Rows `[batch, positions, d_model]` of a matrix `[vocabulary, d_model]`.
+fn embed(embedding: Tensor<2>, token_ids: Tensor<2, Int>) -> Tensor<3> {
+    let ([batch, positions], [_, d_model]) = (token_ids.dims(), embedding.dims());
+    let embedded = embedding.select(0, token_ids.reshape([batch * positions]));
+    embedded.reshape([batch, positions, d_model])
+}
+
+/// A module on another device. The host waits for it: the memory that it had may be used again.
+fn moved<M: Module>(module: M, device: &Device) -> M {
+    let from = module.devices();
+    if from.iter().all(|from| from == device) {
+        return module;
+    }
+    // What has failed is told by whoever reads it.
+    let _ = device.sync();
+    let module = module.to_device(device);
+    let _ = device.sync();
+    module
 }
 
 fn check_batch(argument: &'static str, actual: usize, cache: &Cache) -> Result<(), CacheError> {

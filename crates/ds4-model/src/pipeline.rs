@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Device;
-
 use crate::checkpoint::{Checkpoint, CheckpointError, LoadOptions, LoadProgress};
 use crate::config::{ConfigError, ConfigErrorKind, GenerationDefaults, ModelConfig};
 use crate::generate::{
@@ -11,6 +9,7 @@ use crate::generate::{
     TextGeneration, TextTokenizer, render_chat,
 };
 use crate::model::Model;
+use crate::placement::Devices;
 use crate::printable::place;
 
 const GENERATION_CONFIG_FILE: &str = "generation_config.json";
@@ -61,14 +60,15 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Opens the checkpoint in `dir`, with the default [`LoadOptions`].
+    /// Opens the checkpoint in `dir`, with the default [`LoadOptions`], on a device or
+    /// [several](Devices).
     ///
     /// # Errors
     ///
     /// If a file is missing or cannot be used, or the files do not belong together. What is quick
     /// to check is checked before the weights are read.
-    pub fn open(dir: &Path, device: &Device) -> Result<Self, PipelineError> {
-        Self::open_with(dir, &LoadOptions::default(), device)
+    pub fn open(dir: &Path, devices: impl Into<Devices>) -> Result<Self, PipelineError> {
+        Self::open_with(dir, &LoadOptions::default(), devices)
     }
 
     /// Opens a checkpoint like [`open`](Self::open), with options.
@@ -79,9 +79,9 @@ impl Pipeline {
     pub fn open_with(
         dir: &Path,
         options: &LoadOptions,
-        device: &Device,
+        devices: impl Into<Devices>,
     ) -> Result<Self, PipelineError> {
-        Self::open_with_progress(dir, options, device, |_: u64, _: u64| {})
+        Self::open_with_progress(dir, options, devices, |_: u64, _: u64| {})
     }
 
     /// Opens a checkpoint like [`open_with`](Self::open_with), and reports progress.
@@ -92,7 +92,7 @@ impl Pipeline {
     pub fn open_with_progress(
         dir: &Path,
         options: &LoadOptions,
-        device: &Device,
+        devices: impl Into<Devices>,
         progress: impl LoadProgress,
     ) -> Result<Self, PipelineError> {
         let checkpoint = Checkpoint::open(dir)?;
@@ -112,7 +112,7 @@ impl Pipeline {
         };
         let defaults = generate_config(&stored, checkpoint.config());
         let defaults = defaults.map_err(|error| error.at(&path))?;
-        let mut model = checkpoint.load_with_progress(options, device, progress)?;
+        let mut model = checkpoint.load_with_progress(options, devices, progress)?;
         let ids = &mut model.config;
         ids.bos_token_id = stored.bos_token_id.unwrap_or(ids.bos_token_id);
         let eos_token_ids = stored.eos_token_ids.as_deref();

@@ -50,12 +50,8 @@ impl Context {
 
 /// Prints the time of a forward call over 1 to 5 positions, as far as all sequences together have
 /// at most [`DECODE_TOKENS`] tokens.
-pub fn steps(
-    model: &Model,
-    context: Context,
-    samples: usize,
-    device: &Device,
-) -> Result<(), Box<dyn Error>> {
+pub fn steps(model: &Model, context: Context, samples: usize) -> Result<(), Box<dyn Error>> {
+    let device = model.placement.last();
     let most = (DECODE_TOKENS / context.batch).clamp(1, MAX_POSITIONS);
     let mut cache = context.cache(model, most, most)?;
     let mut times = vec![Vec::new(); most];

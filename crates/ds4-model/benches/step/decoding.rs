@@ -59,6 +59,8 @@ pub struct Workload {
     pub acceptance: Option<f64>,
     /// Whether a step is recorded.
     pub graphs: bool,
+    /// Whether several devices work at once, where there are texts enough.
+    pub overlap: bool,
     /// Steps that are timed.
     pub samples: usize,
 }
@@ -99,6 +101,7 @@ impl Workload {
             draft_confidence: confidence,
             capacity: self.context + tokens + 2 * (1 + MAX_DRAFTS),
             graphs: self.graphs,
+            overlap: self.overlap,
             steps_ahead,
             prefill_chunk: usize::MAX,
             ..EngineConfig::default()
@@ -116,12 +119,16 @@ impl Workload {
                 ..Request::new(&prompt, tokens)
             })?;
         }
+        let groups = match self.overlap {
+            true => model.placement.runs().len().min(self.batch),
+            false => 1,
+        };
         for _ in 0..MOST_WARM_UPS {
             for output in engine.step()? {
                 output.token?;
             }
             let all = engine.running() == self.batch;
-            if all && (!self.graphs || engine.graphs().recordings > 0) {
+            if all && (!self.graphs || engine.graphs().recordings == groups) {
                 return Ok(engine);
             }
         }
@@ -131,7 +138,7 @@ impl Workload {
 
     /// Times steps, whose outcome is read while the next one runs.
     pub fn measure(&self, model: &Model) -> Result<Measured, Box<dyn Error>> {
-        let device = model.embedding.val().device();
+        let device = model.placement.last();
         let mut engine = self.engine(model, if self.graphs { AHEAD } else { 0 })?;
         let (mut times, mut tokens) = (Vec::with_capacity(SERIES), 0);
         for _ in 0..SERIES {

@@ -63,6 +63,7 @@ pub fn first_layers(model: &Model, layers: usize) -> Model {
     let mut model = Model {
         layers: model.layers[..layers].to_vec(),
         config: first(model.config(), layers),
+        placement: model.placement.first_layers(layers),
         ..model.clone()
     };
     if let Some(dspark) = &mut model.dspark {

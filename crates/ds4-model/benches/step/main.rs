@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, ValueEnum};
 use ds4_model::checkpoint::Checkpoint;
 use ds4_model::model::Model;
+use shared::devices::DeviceArgs;
 use shared::flash::FlashArgs;
 use shared::{ActivationsArg, Dtype, Head, finish, load_options, shipped_checkpoint};
 
@@ -32,9 +32,8 @@ struct Args {
     /// What to run.
     #[arg(long, value_enum, default_value_t = Which::Tiny)]
     model: Which,
-    /// cuda, cuda:INDEX, wgpu, flex or cpu.
-    #[arg(long, default_value_t = DeviceSpec::Flex)]
-    device: DeviceSpec,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Dtype of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
@@ -105,6 +104,12 @@ struct Args {
     /// Tokens to generate without drafts and with them, for `tiny`.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
+    /// Lets only one of several devices work at a time.
+    #[arg(long)]
+    no_overlap: bool,
+    /// Only times the engine's steps, for `flash`.
+    #[arg(long)]
+    only_steps: bool,
     /// Added by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
@@ -181,12 +186,12 @@ impl Args {
 }
 
 fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
-    let device = args.device.init()?;
+    let devices = args.device.init(args.context.iter().copied().max())?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let options = load_options(args.device, args.dtype, true);
-    let mut model = checkpoint.load(&options, &device)?;
+    let options = load_options(args.device.first(), args.dtype, true);
+    let mut model = checkpoint.load(&options, &devices)?;
     for context in contexts(args, 256) {
-        calls::steps(&model, context, args.samples as usize, &device)?;
+        calls::steps(&model, context, args.samples as usize)?;
     }
     if args.batch > 1 {
         return Ok(());
@@ -206,7 +211,10 @@ fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
-    let device = args.device.init()?;
+    let [contexts, prompts] = [contexts(args, 4096), prompts(args)];
+    let most = contexts.iter().chain(&prompts);
+    let most = most.map(|context| context.positions * context.batch).max();
+    let devices = args.device.init(most)?;
     let start = Instant::now();
     let [layers, experts, vocabulary, shrink] =
         [args.layers, args.experts, args.vocabulary, args.shrink].map(|number| number as usize);
@@ -220,14 +228,25 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         false => (config, "MTP"),
     };
     config.validate()?;
-    device.seed(0);
-    let mut model = config.init_packed(args.dtype.into(), args.activations.into(), &device);
-    device.sync()?;
+    for device in devices.devices() {
+        device.seed(0);
+    }
+    let mut model = config.init_packed_on(args.dtype.into(), args.activations.into(), &devices)?;
+    for run in model.placement.runs() {
+        run.device.sync()?;
+        let usage = run.device.memory_pool_usage();
+        let bytes = usage.map_or("an unknown number of".to_owned(), |usage| {
+            usage.bytes_in_use.to_string()
+        });
+        println!(
+            "layers {:?} on {:?}: {bytes} bytes in use",
+            run.layers, run.device
+        );
+    }
     println!(
         "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",
         start.elapsed().as_secs_f64()
     );
-    let [contexts, prompts] = [contexts(args, 4096), prompts(args)];
     let options = |context: Context| Options {
         batch: context.batch,
         context: context.positions,
@@ -236,6 +255,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         acceptance: args.acceptance,
         jsonl: args.jsonl.clone(),
         copy_rate: args.copy_rate,
+        overlap: !args.no_overlap,
     };
     if let Some(account) = args.account {
         let options = options(contexts[0]);
@@ -257,7 +277,10 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
             whole::decoding(&model, &options)?;
             println!("{:.1} s since the start", start.elapsed().as_secs_f64());
         }
-        calls::steps(&model, context, options.samples, &device)?;
+        if args.only_steps {
+            continue;
+        }
+        calls::steps(&model, context, options.samples)?;
         println!("{:.1} s since the start", start.elapsed().as_secs_f64());
         if args.prompt > 0 {
             whole::prefill(&model, &options, args.prompt)?;

@@ -33,6 +33,8 @@ pub struct Options {
     pub jsonl: Option<PathBuf>,
     /// TB/s.
     pub copy_rate: f64,
+    /// Whether several devices work at once, where there are texts enough.
+    pub overlap: bool,
 }
 
 impl Options {
@@ -44,6 +46,7 @@ impl Options {
             drafts: Drafts::default(),
             acceptance: None,
             graphs: true,
+            overlap: self.overlap,
             samples: self.samples,
         }
     }
@@ -64,6 +67,8 @@ pub fn decoding(model: &Model, options: &Options) -> Result<(), Box<dyn Error>> 
     let recorded = depth(model, all, true, options)?;
     let launched = depth(model, all, false, options)?;
     let half = match all / 2 {
+        // The head of fewer layers would be on another device.
+        _ if model.placement.is_divided() => None,
         0 => None,
         half => Some(depth(model, half, true, options)?),
     };
@@ -197,12 +202,14 @@ impl<'a> Chunk<'a> {
         &mut self,
         before: impl FnOnce(&Device) -> Result<(), Box<dyn Error>>,
     ) -> Result<f64, Box<dyn Error>> {
-        let device = self.model.embedding.val().device();
+        let device = self.model.placement.last();
         let normal = Distribution::Normal(0.0, 1.0);
         self.cache.fill_random(self.context, normal)?;
         let ids = any_ids(self.context, self.shape, self.model);
-        device.sync()?;
-        before(&device)?;
+        for run in self.model.placement.runs() {
+            run.device.sync()?;
+        }
+        before(device)?;
         let start = Instant::now();
         let streams = self
             .model
@@ -252,7 +259,7 @@ pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Bo
 /// Launches one step between two marks, for a profiler: the kernel of random numbers, which no step
 /// has. The step has so many drafts.
 pub fn account(model: &Model, options: &Options, drafts: usize) -> Result<(), Box<dyn Error>> {
-    let device = model.embedding.val().device();
+    let device = model.placement.last();
     let workload = Workload {
         drafts: Drafts {
             count: drafts,
@@ -267,9 +274,9 @@ pub fn account(model: &Model, options: &Options, drafts: usize) -> Result<(), Bo
     for _ in 0..WARM_UPS {
         engine.step()?;
     }
-    mark(&device)?;
+    mark(device)?;
     engine.step()?;
-    mark(&device)?;
+    mark(device)?;
     println!(
         "one launched step of {} layers with {drafts} drafts lies between the last two launches \
          of prng_kernel",
@@ -287,7 +294,7 @@ pub fn account_prompt(
     let mut chunk = Chunk::new(model, options, tokens)?;
     chunk.process(|_| Ok(()))?;
     chunk.process(mark)?;
-    mark(&model.embedding.val().device())?;
+    mark(model.placement.last())?;
     println!(
         "one chunk of {tokens} tokens through {} layers lies between the last two launches of \
          prng_kernel",

@@ -16,6 +16,7 @@ mod ring;
 mod sequences;
 mod step;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
@@ -23,13 +24,14 @@ use burn_ds4_ops::attention::DECODE_TOKENS;
 use burn_ds4_ops::device::may_allocate;
 
 use crate::config::{AttentionKind, ModelConfig};
+use crate::placement::Placement;
 use crate::rope::{RotaryConfig, RotaryTable};
 
 use constants::Constants;
 pub(crate) use mark::CacheMark;
 pub(crate) use ring::Ring;
 pub use step::Step;
-pub(crate) use step::{CompressedIndices, CompressedStep, PrefillStep, mask};
+pub(crate) use step::{CompressedIndices, CompressedStep, OpenStep, PrefillStep, mask};
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -258,6 +260,29 @@ impl CacheLayout {
         Ok(self.bytes_at(&config, capacity))
     }
 
+    /// The same for layers that are divided among devices.
+    ///
+    /// # Errors
+    ///
+    /// As [`bytes`](Self::bytes).
+    pub(crate) fn bytes_on(
+        &self,
+        placement: &Placement,
+        config: CacheConfig,
+    ) -> Result<usize, CacheError> {
+        let runs = placement.runs().iter();
+        let bytes = runs.map(|run| self.of_layers(run.layers.clone()).bytes(config));
+        bytes.sum()
+    }
+
+    /// The layout of some of the layers.
+    pub(crate) fn of_layers(&self, layers: Range<usize>) -> Self {
+        Self {
+            layers: self.layers[layers].to_vec(),
+            ..self.clone()
+        }
+    }
+
     /// The options as a cache uses them, and its first capacity.
     fn checked(&self, config: CacheConfig) -> Result<(CacheConfig, usize), CacheError> {
         if config.batch == 0 {
@@ -274,29 +299,54 @@ impl CacheLayout {
             },
             ..config
         };
-        Ok((config, config.capacity.min(self.max_positions).max(1)))
+        Ok((config, self.first_capacity(&config)))
     }
 
     fn bytes_at(&self, config: &CacheConfig, capacity: usize) -> usize {
-        let rings = self.layers.iter().map(|kind| {
-            let LayerRings {
-                window,
-                compressed,
-                indexer,
-            } = LayerRings::new(*kind, self, config, capacity);
-            let compressors = [compressed, indexer].into_iter().flatten().flatten();
-            let rings = compressors.chain([window]);
-            rings.fold(0, |sum: usize, ring| sum.saturating_add(ring.bytes()))
-        });
+        let rings = self.layers.iter();
+        let rings = rings.map(|kind| self.ring_bytes(*kind, config, capacity));
         let rings = rings.fold(0, usize::saturating_add);
+        rings.saturating_add(self.table_bytes_at(capacity))
+    }
+
+    /// Bytes of the rings of a layer, of all sequences.
+    fn ring_bytes(&self, kind: AttentionKind, config: &CacheConfig, capacity: usize) -> usize {
+        let LayerRings {
+            window,
+            compressed,
+            indexer,
+        } = LayerRings::new(kind, self, config, capacity);
+        let compressors = [compressed, indexer].into_iter().flatten().flatten();
+        let rings = compressors.chain([window]);
+        let bytes = rings.fold(0, |sum: usize, ring| sum.saturating_add(ring.bytes()));
+        bytes.saturating_mul(config.batch)
+    }
+
+    fn table_bytes_at(&self, capacity: usize) -> usize {
         let tables = [
             (self.has_window_only(), &self.rotary),
             (self.has_compressed(), &self.compressed_rotary),
         ];
         let tables = tables.iter().filter(|(is_used, _)| *is_used);
         let tables = tables.map(|(_, rotary)| bytes_of([capacity, rotary.dim], DType::F32));
-        let tables = tables.fold(0, usize::saturating_add);
-        config.batch.saturating_mul(rings).saturating_add(tables)
+        tables.fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of the rows of each layer, in a cache that is made like this.
+    pub(crate) fn layer_bytes(&self, config: CacheConfig) -> Vec<usize> {
+        let capacity = self.first_capacity(&config);
+        let kinds = self.layers.iter();
+        let bytes = kinds.map(|kind| self.ring_bytes(*kind, &config, capacity));
+        bytes.collect()
+    }
+
+    /// Bytes of the rotary tables, which each device has that has layers of all kinds.
+    pub(crate) fn table_bytes(&self, config: CacheConfig) -> usize {
+        self.table_bytes_at(self.first_capacity(&config))
+    }
+
+    fn first_capacity(&self, config: &CacheConfig) -> usize {
+        config.capacity.min(self.max_positions).max(1)
     }
 
     /// Positions of the window that a cache of this capacity keeps. In one that is cut, all
@@ -422,31 +472,94 @@ pub struct LayerCache {
 }
 
 /// State of a stack of layers for a batch of sequences, which may have different lengths.
+///
+/// The layers may be on several devices. Each of them then has the lengths of the sequences.
 #[derive(Clone, Debug)]
 pub struct Cache {
     layout: CacheLayout,
     config: CacheConfig,
     layers: Vec<LayerCache>,
-    rotary: Option<RotaryTable>,
-    compressed_rotary: Option<RotaryTable>,
+    /// In the order of the layers.
+    parts: Vec<Part>,
     lengths: Vec<usize>,
     /// Greatest length whose rows may have been written, per sequence.
     high_water: Vec<usize>,
-    /// The lengths, on the device: `[batch]`. Taken while they are updated, so that the update is
-    /// in place.
-    start: Option<Tensor<1, Int>>,
     /// Whether each sequence is vacant: steps add no positions to it.
     vacant: Vec<bool>,
-    /// Positions that a step of one position adds to each sequence, on the device: `[batch]`, 0 for
-    /// vacant ones. `None` until a sequence becomes vacant for the first time.
-    active: Option<Tensor<1, Int>>,
-    constants: Constants,
     capacity: usize,
     /// Changes whenever a tensor that steps use is replaced by another.
     epoch: u64,
     /// The step that may be committed.
     open_step: Option<u64>,
+}
+
+/// What the layers of one device have in common.
+#[derive(Clone, Debug)]
+struct Part {
     device: Device,
+    layers: Range<usize>,
+    rotary: Option<RotaryTable>,
+    compressed_rotary: Option<RotaryTable>,
+    /// The lengths, on the device: `[batch]`. Taken while they are updated, so that the update is
+    /// in place.
+    start: Option<Tensor<1, Int>>,
+    /// Positions that a step of one position adds to each sequence, on the device: `[batch]`, 0 for
+    /// vacant ones. `None` until a sequence becomes vacant for the first time.
+    active: Option<Tensor<1, Int>>,
+    constants: Constants,
+}
+
+impl Part {
+    fn new(
+        layout: &CacheLayout,
+        batch: usize,
+        capacity: usize,
+        device: &Device,
+        layers: Range<usize>,
+    ) -> Self {
+        let own = layout.of_layers(layers.clone());
+        let table = |is_used: bool, rotary: &RotaryConfig| {
+            is_used.then(|| RotaryTable::new(rotary, capacity, device))
+        };
+        Self {
+            device: device.clone(),
+            layers,
+            rotary: table(own.has_window_only(), &own.rotary),
+            compressed_rotary: table(own.has_compressed(), &own.compressed_rotary),
+            start: Some(Tensor::zeros([batch], device)),
+            active: None,
+            constants: Constants::new(batch, device),
+        }
+    }
+
+    fn start(&self) -> Tensor<1, Int> {
+        self.start.clone().expect("lengths are put back")
+    }
+
+    /// Changes the lengths in place.
+    fn change(
+        &mut self,
+        change: impl FnOnce(Tensor<1, Int>, Option<&Tensor<1, Int>>) -> Tensor<1, Int>,
+    ) {
+        let start = self.start.take().expect("lengths are put back");
+        self.start = Some(change(start, self.active.as_ref()));
+    }
+
+    /// Adds `count` positions to the sequences that are not vacant.
+    fn advance(&mut self, count: usize) {
+        self.change(|start, active| match active {
+            None => start + count as i64,
+            Some(active) if count == 1 => start + active.clone(),
+            Some(active) => start + active.clone() * count as i64,
+        });
+    }
+
+    /// Sets the length of every sequence, in a tensor of its own.
+    fn replace(&mut self, lengths: &[usize]) {
+        let lengths: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
+        let data = TensorData::from(lengths.as_slice());
+        self.start = Some(Tensor::from_data(data, &self.device));
+    }
 }
 
 impl Cache {
@@ -461,39 +574,56 @@ impl Cache {
         config: CacheConfig,
         device: &Device,
     ) -> Result<Self, CacheError> {
+        let placement = Placement::single(device, layout.layers.len());
+        Self::placed(layout, config, &placement)
+    }
+
+    /// Makes an empty cache like [`new`](Self::new), each layer where the placement has it.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    ///
+    /// If the placement is of another number of layers.
+    pub fn placed(
+        layout: CacheLayout,
+        config: CacheConfig,
+        placement: &Placement,
+    ) -> Result<Self, CacheError> {
         let (config, capacity) = layout.checked(config)?;
-        layout.check_memory(&config, capacity, device)?;
+        let layers = layout.layers.len();
+        assert_eq!(placement.layers(), layers, "placement: number of layers");
+        let mut parts = Vec::new();
+        for run in placement.runs() {
+            let own = layout.of_layers(run.layers.clone());
+            own.check_memory(&config, capacity, &run.device)?;
+            let (device, layers) = (&run.device, run.layers.clone());
+            parts.push(Part::new(&layout, config.batch, capacity, device, layers));
+        }
         let mut cache = Self {
-            rotary: layout
-                .has_window_only()
-                .then(|| RotaryTable::new(&layout.rotary, capacity, device)),
-            compressed_rotary: layout
-                .has_compressed()
-                .then(|| RotaryTable::new(&layout.compressed_rotary, capacity, device)),
             lengths: vec![0; config.batch],
             high_water: vec![0; config.batch],
-            start: Some(Tensor::zeros([config.batch], device)),
             vacant: vec![false; config.batch],
-            active: None,
-            constants: Constants::new(config.batch, device),
             layers: Vec::new(),
+            parts,
             capacity,
             epoch: new_epoch(),
             open_step: None,
             layout,
             config,
-            device: device.clone(),
         };
-        cache.layers = cache
-            .layout
-            .layers
-            .iter()
-            .map(|kind| cache.new_layer(*kind))
-            .collect();
+        let parts = cache.parts.iter();
+        let layers = parts.flat_map(|part| {
+            let kinds = cache.layout.layers[part.layers.clone()].iter();
+            kinds.map(|kind| cache.new_layer(*kind, &part.device))
+        });
+        cache.layers = layers.collect();
         Ok(cache)
     }
 
-    fn new_layer(&self, kind: AttentionKind) -> LayerCache {
+    fn new_layer(&self, kind: AttentionKind, device: &Device) -> LayerCache {
         let sizes = LayerRings::new(kind, &self.layout, &self.config, self.capacity);
         let ring = |sizes: RingSizes| {
             let RingSizes {
@@ -501,7 +631,7 @@ impl Cache {
                 width,
                 dtype,
             } = sizes;
-            Ring::new(self.config.batch, slots, width, dtype, &self.device)
+            Ring::new(self.config.batch, slots, width, dtype, device)
         };
         let compressor = |[rows, raw]: [RingSizes; 2]| CompressedCache {
             rows: ring(rows),
@@ -547,18 +677,47 @@ impl Cache {
     /// If `count` is 0, a sequence would become too long, the cache cannot grow for want of memory,
     /// or dropped steps have overwritten rows that are still needed.
     pub fn begin(&mut self, count: usize) -> Result<Step, CacheError> {
+        let open = self.open(count)?;
+        Ok(self.step(open, 0))
+    }
+
+    /// Prepares for a step like [`begin`](Self::begin), of which each device has a
+    /// [part](Self::step).
+    pub(crate) fn open(&mut self, count: usize) -> Result<OpenStep, CacheError> {
         if count == 0 {
             return Err(CacheError::Zero { argument: "count" });
         }
         let needed = self.check_step(count)?;
         self.reserve(needed)?;
         self.raise_high_water(count);
-        if self.constants.prune() {
+        let pruned = self.parts.iter_mut().map(|part| part.constants.prune());
+        if pruned.fold(false, |any, pruned| any | pruned) {
             self.epoch = new_epoch();
         }
-        let step = Step::new(self, count);
-        self.open_step = Some(step.id());
-        Ok(step)
+        let open = OpenStep::new(count);
+        self.open_step = Some(open.id);
+        Ok(open)
+    }
+
+    /// What the layers of a device need for a step.
+    pub(crate) fn step(&mut self, open: OpenStep, part: usize) -> Step {
+        Step::new(self, part, open)
+    }
+
+    /// Adds the positions of a step to the lengths on a device, all of whose layers have taken it.
+    pub(crate) fn advance(&mut self, part: usize, step: Step) {
+        let count = step.count();
+        // Drop what the step derived from the lengths, so that they are updated in place.
+        drop(step);
+        self.parts[part].advance(count);
+    }
+
+    /// Counts the positions of a step by which the lengths on all devices have
+    /// [advanced](Self::advance).
+    pub(crate) fn close(&mut self, open: OpenStep) -> Result<(), CacheError> {
+        self.check_open(open.id)?;
+        self.add_positions(open.count);
+        Ok(())
     }
 
     /// Adds the positions of `step`, the last one begun, to the lengths.
@@ -568,20 +727,20 @@ impl Cache {
     /// If the step was begun by another cache, or this one has begun another step or was truncated
     /// since.
     pub fn commit(&mut self, step: Step) -> Result<(), CacheError> {
-        if self.open_step != Some(step.id()) {
-            return Err(CacheError::StaleStep);
-        }
+        self.check_open(step.id())?;
         let count = step.count();
         // Drop what the step derived from the lengths, so that they are updated in place.
         drop(step);
         self.add_positions(count);
-        let start = self.start.take().expect("lengths are put back");
-        self.start = Some(match &self.active {
-            None => start + count as i64,
-            Some(active) if count == 1 => start + active.clone(),
-            Some(active) => start + active.clone() * count as i64,
-        });
+        self.parts.iter_mut().for_each(|part| part.advance(count));
         Ok(())
+    }
+
+    fn check_open(&self, id: u64) -> Result<(), CacheError> {
+        match self.open_step == Some(id) {
+            true => Ok(()),
+            false => Err(CacheError::StaleStep),
+        }
     }
 
     /// Counts `count` positions of a recorded step that was replayed and has written `written`, for
@@ -627,20 +786,34 @@ impl Cache {
         }
     }
 
-    /// The lengths, on the device: `[batch]`. While the caller holds them, the next step cannot
-    /// update them in place.
+    /// The lengths, on the device of the last layer: `[batch]`. While the caller holds them, the
+    /// next step cannot update them in place.
     pub(crate) fn start(&self) -> Tensor<1, Int> {
-        self.start.clone().expect("lengths are put back")
+        self.last().start()
+    }
+
+    /// Sets the lengths on a device, in place: what [`start`](Self::start) has, moved there.
+    pub(crate) fn set_start(&mut self, part: usize, lengths: Tensor<1, Int>) {
+        let batch = self.config.batch;
+        self.parts[part].change(|start, _| {
+            let lengths = lengths.cast(start.dtype());
+            start.slice_assign(0..batch, lengths)
+        });
+    }
+
+    fn last(&self) -> &Part {
+        self.parts.last().expect("a placement has a device")
     }
 
     /// Removes the newest `count` positions of every sequence but the first `kept` (`[batch]`; none
-    /// without it) of them, on the device and in place. The host counts all of them until
-    /// [`settle`](Self::settle) tells it how many are left.
+    /// without it) of them, in place, on the device of the last layer; the others have to be
+    /// [told](Self::set_start). The host counts all of them until [`settle`](Self::settle) tells it
+    /// how many are left.
     pub(crate) fn keep_first(&mut self, count: usize, kept: Option<Tensor<1, Int>>) {
         self.open_step = None;
-        let start = self.start.take().expect("lengths are put back");
         let count = count as i64;
-        let changed = match (kept, &self.active) {
+        let part = self.parts.last_mut().expect("a placement has a device");
+        part.change(|start, active| match (kept, active) {
             (None, None) => start - count,
             (None, Some(active)) => start - active.clone() * count,
             (Some(kept), None) => {
@@ -651,8 +824,7 @@ impl Cache {
                 let kept = kept.cast(start.dtype());
                 start + (kept - count) * active.clone()
             }
-        };
-        self.start = Some(changed);
+        });
     }
 
     /// Of the newest `count` positions of each sequence, counts the first `kept`; the device has
@@ -745,14 +917,13 @@ impl Cache {
         let mut removed = self.lengths.iter().zip(lengths).map(|(old, new)| old - new);
         let first = removed.next().unwrap_or(0);
         if removed.all(|other| other == first) {
-            let start = self.start.take().expect("lengths are put back");
-            self.start = Some(start - first as i64);
+            for part in &mut self.parts {
+                part.change(|start, _| start - first as i64);
+            }
         } else {
-            let start: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
-            self.start = Some(Tensor::from_data(
-                TensorData::from(start.as_slice()),
-                &self.device,
-            ));
+            for part in &mut self.parts {
+                part.replace(lengths);
+            }
             self.epoch = new_epoch();
         }
         self.lengths = lengths.to_vec();
@@ -794,12 +965,11 @@ impl Cache {
         self.lengths.fill(positions);
         self.high_water.fill(positions);
         self.vacant.fill(false);
-        self.active = None;
-        self.start = Some(Tensor::full(
-            [self.config.batch],
-            positions as i64,
-            &self.device,
-        ));
+        for part in &mut self.parts {
+            part.active = None;
+            let lengths = Tensor::full([self.config.batch], positions as i64, &part.device);
+            part.start = Some(lengths);
+        }
         self.open_step = None;
         self.epoch = new_epoch();
         Ok(())
@@ -834,15 +1004,16 @@ impl Cache {
             .checked_next_power_of_two()
             .unwrap_or(doubled)
             .min(self.layout.max_positions);
-        self.layout
-            .check_memory(&self.config, capacity, &self.device)?;
+        for part in &self.parts {
+            let own = self.layout.of_layers(part.layers.clone());
+            own.check_memory(&self.config, capacity, &part.device)?;
+        }
         self.epoch = new_epoch();
         self.capacity = capacity;
-        for table in [&mut self.rotary, &mut self.compressed_rotary]
-            .into_iter()
-            .flatten()
-        {
-            table.grow(capacity);
+        for part in &mut self.parts {
+            let tables = [&mut part.rotary, &mut part.compressed_rotary];
+            let tables = tables.into_iter().flatten();
+            tables.for_each(|table| table.grow(capacity));
         }
         for layer in &mut self.layers {
             let sizes = LayerRings::new(layer.kind, &self.layout, &self.config, capacity);
@@ -863,7 +1034,10 @@ impl Cache {
 
     /// Bytes of device memory that the cache holds.
     pub fn bytes(&self) -> usize {
-        self.layout.bytes_at(&self.config, self.capacity)
+        let layouts = self.parts.iter();
+        let layouts = layouts.map(|part| self.layout.of_layers(part.layers.clone()));
+        let bytes = layouts.map(|layout| layout.bytes_at(&self.config, self.capacity));
+        bytes.sum()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::{Cache, CacheError, Constants, LayerCache, Ring, new_epoch};
+use super::{Cache, CacheError, Constants, LayerCache, Part, Ring, new_epoch};
 
 impl LayerCache {
     fn rings(&self) -> impl Iterator<Item = &Ring> {
@@ -16,6 +16,20 @@ impl LayerCache {
         let compressed = compressed.into_iter().flatten();
         let compressed = compressed.flat_map(|cache| [&mut cache.rows, &mut cache.raw]);
         std::iter::once(&mut self.window).chain(compressed)
+    }
+}
+
+impl Part {
+    /// Takes the tensor, which the caller has to put back, and tells whether it is new.
+    fn take_active(&mut self) -> (Tensor<1, Int>, bool) {
+        match self.active.take() {
+            Some(active) => (active, false),
+            None => {
+                let start = self.start();
+                let like = (&self.device, start.dtype());
+                (Tensor::ones(start.dims(), like), true)
+            }
+        }
     }
 }
 
@@ -58,9 +72,13 @@ impl Cache {
                 own.adopt(sequence, source, from);
             }
         }
-        let start = self.start.take().expect("lengths are put back");
-        let newest = source.start().narrow(0, from, 1).cast(start.dtype());
-        self.start = Some(set(start, sequence, newest));
+        for (own, source) in self.parts.iter_mut().zip(&source.parts) {
+            let newest = source.start().narrow(0, from, 1);
+            own.change(|start, _| {
+                let newest = newest.cast(start.dtype());
+                set(start, sequence, newest)
+            });
+        }
         self.lengths[sequence] = length;
         self.high_water[sequence] = source.high_water[from];
         self.set_vacant(sequence, false);
@@ -79,9 +97,12 @@ impl Cache {
     pub fn vacate(&mut self, sequence: usize) -> Result<(), CacheError> {
         self.check_sequence("sequence", sequence)?;
         self.open_step = None;
-        let start = self.start.take().expect("lengths are put back");
-        let none = Tensor::zeros([1], (&self.device, start.dtype()));
-        self.start = Some(set(start, sequence, none));
+        for part in &mut self.parts {
+            part.change(|start, _| {
+                let none = Tensor::zeros([1], (&start.device(), start.dtype()));
+                set(start, sequence, none)
+            });
+        }
         self.lengths[sequence] = 0;
         self.high_water[sequence] = 0;
         self.set_vacant(sequence, true);
@@ -92,8 +113,10 @@ impl Cache {
     pub(super) fn set_length(&mut self, length: usize) {
         self.epoch = new_epoch();
         self.open_step = None;
-        let (device, dtype) = (&self.device, self.start().dtype());
-        self.start = Some(Tensor::full([1], length as i64, (device, dtype)));
+        for part in &mut self.parts {
+            let like = (&part.device, part.start().dtype());
+            part.start = Some(Tensor::full([1], length as i64, like));
+        }
         self.lengths[0] = length;
         self.high_water[0] = length;
     }
@@ -113,13 +136,15 @@ impl Cache {
             let none = Tensor::zeros([more], (&numbers.device(), numbers.dtype()));
             Tensor::cat(vec![numbers, none], 0)
         };
-        let active = self.take_active();
-        self.active = Some(widened(active));
-        self.start = self.start.take().map(widened);
+        for part in &mut self.parts {
+            let (active, _) = part.take_active();
+            part.active = Some(widened(active));
+            part.start = part.start.take().map(widened);
+            part.constants = Constants::new(batch, &part.device);
+        }
         self.lengths.resize(batch, 0);
         self.high_water.resize(batch, 0);
         self.vacant.resize(batch, true);
-        self.constants = Constants::new(batch, &self.device);
         self.config.batch = batch;
     }
 
@@ -128,20 +153,26 @@ impl Cache {
             return;
         }
         self.vacant[sequence] = vacant;
-        let active = self.take_active();
-        let now = Tensor::full([1], i64::from(!vacant), (&self.device, active.dtype()));
-        self.active = Some(set(active, sequence, now));
+        for part in &mut self.parts {
+            let (active, is_new) = part.take_active();
+            if is_new {
+                // From now on steps read it.
+                self.epoch = new_epoch();
+            }
+            let now = Tensor::full([1], i64::from(!vacant), (&part.device, active.dtype()));
+            part.active = Some(set(active, sequence, now));
+        }
     }
 
-    /// Takes the tensor, which the caller has to put back.
-    fn take_active(&mut self) -> Tensor<1, Int> {
-        let active = self.active.take();
-        active.unwrap_or_else(|| {
-            // From now on steps read it.
-            self.epoch = new_epoch();
-            let start = self.start();
-            Tensor::ones([self.config.batch], (&self.device, start.dtype()))
-        })
+    /// The device, or the devices and the layers that each has.
+    fn devices(&self) -> String {
+        match &self.parts[..] {
+            [part] => format!("{:?}", part.device),
+            parts => {
+                let parts = parts.iter().map(|part| (&part.device, &part.layers));
+                format!("{:?}", parts.collect::<Vec<_>>())
+            }
+        }
     }
 
     fn check_sequence(&self, argument: &'static str, sequence: usize) -> Result<(), CacheError> {
@@ -173,7 +204,7 @@ impl Cache {
                 ("max_positions", format!("{}", layout.max_positions)),
                 ("rollback", format!("{:?}", cache.config.rollback)),
                 ("dtype", format!("{:?}", cache.config.dtype)),
-                ("device", format!("{:?}", cache.device)),
+                ("device", cache.devices()),
             ]
         };
         let mut pairs = properties(self).into_iter().zip(properties(source));

@@ -42,15 +42,35 @@ pub(super) fn shortest_history(layout: &CacheLayout, capacity: usize) -> usize {
         .unwrap_or(0)
 }
 
-/// Indices and masks of one forward call, shared by all layers of its [`Cache`].
+/// A step that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenStep {
+    /// Differs from that of every other step of the process.
+    pub(super) id: u64,
+    /// Number of new positions per sequence.
+    pub(super) count: usize,
+}
+
+impl OpenStep {
+    pub(crate) fn count(self) -> usize {
+        self.count
+    }
+
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            count,
+        }
+    }
+}
+
+/// Indices and masks of one forward call, shared by all layers of its [`Cache`] on one device.
 ///
 /// A decode step has at most [`DECODE_TOKENS`] positions of a sequence, a prefill step has more.
 #[derive(Debug)]
 pub struct Step {
-    /// Differs from that of every other step of the process.
-    id: u64,
+    open: OpenStep,
     batch: usize,
-    count: usize,
     /// Rows of a window that are visible to a query, its own included.
     pub(crate) span: usize,
     /// Whether a query sees nothing of later positions.
@@ -129,27 +149,27 @@ pub(crate) struct CompressedIndices {
 }
 
 impl Step {
-    pub(super) fn new(cache: &mut Cache, count: usize) -> Self {
-        let start = cache.start();
+    pub(super) fn new(cache: &mut Cache, index: usize, open: OpenStep) -> Self {
+        let (part, count) = (&cache.parts[index], open.count);
+        let start = part.start();
         let rotation = |table: &Option<RotaryTable>| {
             let table = table.as_ref();
             table.map(|table| table.from(start.clone()))
         };
         Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            open,
             batch: cache.config.batch,
-            count,
             span: cache.layout.window_at(cache.capacity),
             causal: true,
-            rotation: rotation(&cache.rotary),
-            compressed_rotation: rotation(&cache.compressed_rotary),
-            prefill: (count > DECODE_TOKENS).then(|| PrefillStep::new(cache, &start, count)),
+            rotation: rotation(&part.rotary),
+            compressed_rotation: rotation(&part.compressed_rotary),
+            prefill: (count > DECODE_TOKENS).then(|| PrefillStep::new(cache, index, &start, count)),
             start,
         }
     }
 
     pub(super) fn id(&self) -> u64 {
-        self.id
+        self.open.id
     }
 
     /// The same step, but all of its queries see all of its positions, and the window of the first
@@ -163,7 +183,7 @@ impl Step {
 
     /// Number of new positions per sequence.
     pub fn count(&self) -> usize {
-        self.count
+        self.open.count
     }
 
     /// Number of sequences.
@@ -191,7 +211,7 @@ impl Step {
     pub(crate) fn window_rows(&self, window: &Ring) -> (Tensor<3>, Tensor<2>) {
         let mut constants = Constants::new(self.batch, &self.start.device());
         let history = window_history(self.span);
-        let (start, count) = (&self.start, self.count);
+        let (start, count) = (&self.start, self.count());
         let step = WindowStep::new(start, count, history, window.slots(), &mut constants);
         let rows = |indices: Tensor<1, Int>| {
             let rows = window.gather(indices);
@@ -206,19 +226,21 @@ impl Step {
     /// trace needs it.
     pub(crate) fn mask_blocks(&self, ratio: usize, rows: usize) -> Tensor<3> {
         let mut constants = Constants::new(self.batch, &self.start.device());
-        let positions = positions(&self.start, self.count, &mut constants);
+        let positions = positions(&self.start, self.count(), &mut constants);
         compressed_bias(&positions, ratio, constants.range(rows))
     }
 }
 
 impl PrefillStep {
-    fn new(cache: &mut Cache, start: &Tensor<1, Int>, count: usize) -> Self {
+    fn new(cache: &mut Cache, part: usize, start: &Tensor<1, Int>, count: usize) -> Self {
         let end = cache.lengths.iter().max().copied().unwrap_or(0) + count;
-        let constants = &mut cache.constants;
+        let part = &mut cache.parts[part];
+        let constants = &mut part.constants;
+        let layers = &cache.layers[part.layers.clone()];
         let positions = positions(start, count, constants);
         let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
-        for layer in &cache.layers {
-            let (Some(rows), Some(table)) = (&layer.compressed, &cache.compressed_rotary) else {
+        for layer in layers {
+            let (Some(rows), Some(table)) = (&layer.compressed, &part.compressed_rotary) else {
                 continue;
             };
             if compressed.iter().any(|(kind, _)| *kind == layer.kind) {
@@ -246,10 +268,7 @@ impl PrefillStep {
         }
 
         let history = window_history(cache.layout.window_at(cache.capacity));
-        let slots = cache
-            .layers
-            .first()
-            .map_or(history, |layer| layer.window.slots());
+        let slots = layers.first().map_or(history, |layer| layer.window.slots());
         Self {
             window: WindowStep::new(start, count, history, slots, constants),
             compressed,

@@ -5,12 +5,13 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::device::may_allocate;
 use burn_ds4_ops::quant::Activations;
 
-use super::host::{FP4_BLOCK, FP8_BLOCK, blocks_alike};
+use super::host::blocks_alike;
 use super::{Checkpoint, CheckpointError, Dtype, HostExperts, LoadProgress, Loader, load_all};
-use crate::config::AttentionKind;
+use crate::config::{AttentionKind, ModelConfig};
 use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
 use crate::model::Model;
-use crate::weights::{Initial, WeightSource};
+use crate::placement::{Devices, ModelBytes, Place, Placement, Run};
+use crate::weights::{Initial, WeightBytes, WeightSource};
 
 /// How to load a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,15 +50,20 @@ impl Default for LoadOptions {
 }
 
 impl Checkpoint {
-    /// Loads the model onto `device`.
+    /// Loads the model onto `devices`: a device, or [several](Devices), among which the layers are
+    /// divided.
     ///
     /// # Errors
     ///
     /// If tensors are missing, unexpected, mis-shaped or have invalid contents (all of them, in one
-    /// error), the model does not fit the host's memory, where that is the device's, or the device
-    /// or the model cannot do what `options` ask for.
-    pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Model, CheckpointError> {
-        self.load_with(Loader::new(self), options, device)
+    /// error), the model does not fit the host's memory, where that is a device's, it cannot be
+    /// divided as asked, or a device or the model cannot do what `options` ask for.
+    pub fn load(
+        &self,
+        options: &LoadOptions,
+        devices: impl Into<Devices>,
+    ) -> Result<Model, CheckpointError> {
+        self.load_with(Loader::new(self), options, &devices.into())
     }
 
     /// Loads the model like [`load`](Self::load), and reports progress.
@@ -68,10 +74,11 @@ impl Checkpoint {
     pub fn load_with_progress(
         &self,
         options: &LoadOptions,
-        device: &Device,
+        devices: impl Into<Devices>,
         progress: impl LoadProgress,
     ) -> Result<Model, CheckpointError> {
-        self.load_with(Loader::new(self).with_progress(progress), options, device)
+        let loader = Loader::new(self).with_progress(progress);
+        self.load_with(loader, options, &devices.into())
     }
 
     /// Counts the bytes that the weights of the [loaded](Self::load) model take on `device`, and
@@ -85,22 +92,56 @@ impl Checkpoint {
         options: &LoadOptions,
         device: &Device,
     ) -> Result<usize, CheckpointError> {
-        self.build(Loader::of_headers(self), options, device, |_, bytes| {
-            Some(bytes)
-        })
+        Ok(self.count(options, device)?.weights())
+    }
+
+    /// Counts the bytes of the [loaded](Self::load) model part by part, like
+    /// [`weight_bytes`](Self::weight_bytes), and those of the caches of one text of so many
+    /// positions.
+    ///
+    /// # Errors
+    ///
+    /// As [`weight_bytes`](Self::weight_bytes).
+    pub fn model_bytes(
+        &self,
+        options: &LoadOptions,
+        device: &Device,
+        positions: usize,
+    ) -> Result<ModelBytes, CheckpointError> {
+        let bytes = self.count(options, device)?;
+        let config = self.config_of(options);
+        Ok(bytes.with_caches(&config, options.dtype, positions))
+    }
+
+    fn count(&self, options: &LoadOptions, device: &Device) -> Result<ModelBytes, CheckpointError> {
+        let placement = Placement::single(device, self.config().layers.len());
+        let loader = Loader::of_headers(self);
+        self.build(loader, options, &placement, |_, bytes| Some(bytes))
     }
 
     fn load_with(
         &self,
         loader: Loader<'_>,
         options: &LoadOptions,
-        device: &Device,
+        devices: &Devices,
     ) -> Result<Model, CheckpointError> {
-        // Headers that are wrong are reported together with contents that are.
-        if let Ok(bytes) = self.weight_bytes(options, device) {
-            self.check_memory(bytes, device)?;
-        }
-        self.build(loader, options, device, |model, _| model)
+        let first = &devices.devices()[0];
+        let bytes = self.model_bytes(options, first, devices.context());
+        let placement = match bytes {
+            Ok(bytes) => {
+                let placement = devices.place(&bytes)?;
+                for (device, bytes) in placement.bytes_on_devices(&bytes) {
+                    self.check_memory(bytes, &device)?;
+                }
+                placement
+            }
+            // Headers that are wrong are reported together with contents that are.
+            Err(CheckpointError::Weights(_)) => {
+                Placement::single(first, self.config().layers.len())
+            }
+            Err(error) => return Err(error),
+        };
+        self.build(loader, options, &placement, |model, _| model)
     }
 
     pub(super) fn check_memory(
@@ -122,16 +163,18 @@ impl Checkpoint {
         &self,
         mut loader: Loader<'_>,
         options: &LoadOptions,
-        device: &Device,
-        result: impl FnOnce(Option<Model>, usize) -> Option<T>,
+        placement: &Placement,
+        result: impl FnOnce(Option<Model>, ModelBytes) -> Option<T>,
     ) -> Result<T, CheckpointError> {
-        if !device.supports_dtype(DType::from(options.dtype)) {
-            return Err(CheckpointError::UnsupportedDtype {
-                dtype: options.dtype,
-                device: format!("{device:?}"),
-            });
+        for Run { device, .. } in placement.runs() {
+            if !device.supports_dtype(DType::from(options.dtype)) {
+                return Err(CheckpointError::UnsupportedDtype {
+                    dtype: options.dtype,
+                    device: format!("{device:?}"),
+                });
+            }
         }
-        let mut config = self.config().clone();
+        let config = self.config_of(options);
         let indexed = config
             .layers
             .iter()
@@ -142,19 +185,28 @@ impl Checkpoint {
             });
         }
         if !options.drafter {
-            config.num_mtp_layers = 0;
-            config.dspark = None;
             loader.skip_prefix("mtp.");
         }
         let mut source = Stored {
             loader,
             options,
-            device,
-            bytes: 0,
+            placement,
+            device: placement.first(),
+            bytes: WeightBytes::default(),
         };
         let model = config.build(&mut source, options.quantized_cache);
-        let result = result(model, source.bytes);
+        let result = result(model, source.bytes.model);
         source.loader.finish(result)
+    }
+
+    /// The configuration of what is loaded.
+    fn config_of(&self, options: &LoadOptions) -> ModelConfig {
+        let mut config = self.config().clone();
+        if !options.drafter {
+            config.num_mtp_layers = 0;
+            config.dspark = None;
+        }
+        config
     }
 }
 
@@ -163,12 +215,23 @@ impl Checkpoint {
 struct Stored<'l, 'a> {
     loader: Loader<'a>,
     options: &'l LoadOptions,
+    placement: &'l Placement,
+    /// Of the part that is asked for.
     device: &'l Device,
-    /// What all weights asked for take on the device.
-    bytes: usize,
+    /// What all weights asked for take on the devices.
+    bytes: WeightBytes,
 }
 
 impl WeightSource for Stored<'_, '_> {
+    fn placement(&self, _: usize) -> Placement {
+        self.placement.clone()
+    }
+
+    fn enter(&mut self, place: Place) {
+        self.device = self.placement.device(place);
+        self.bytes.enter(place);
+    }
+
     fn arranged<const D: usize>(
         &mut self,
         name: &str,
@@ -256,10 +319,7 @@ impl WeightSource for Stored<'_, '_> {
 
 impl Stored<'_, '_> {
     fn count(&mut self, shape: &[usize], dtype: DType) {
-        let bytes = shape
-            .iter()
-            .fold(dtype.size(), |n, size| n.saturating_mul(*size));
-        self.bytes = self.bytes.saturating_add(bytes);
+        self.bytes.tensor(shape, dtype);
     }
 
     /// Counts matrices of `parts` linears each, in the format of the linear `first`. FP8 may have
@@ -268,15 +328,9 @@ impl Stored<'_, '_> {
         let expand = self.options.expand;
         match self.stored_dtype(&format!("{first}.weight")) {
             Some(Dtype::F8_E4M3) if !expand && !decoded => {
-                let blocks = [out.div_ceil(FP8_BLOCK), inp.div_ceil(FP8_BLOCK)];
-                self.count(&[matrices, parts, out, inp.div_ceil(4)], DType::U32);
-                self.count(&[matrices, parts, blocks[0], blocks[1]], DType::F32);
+                self.bytes.fp8([matrices, parts, out, inp]);
             }
-            Some(Dtype::I8) if !expand => {
-                let scales = (parts * out).saturating_mul(inp.div_ceil(FP4_BLOCK));
-                self.count(&[matrices, parts, out, inp.div_ceil(8)], DType::U32);
-                self.count(&[matrices, scales.div_ceil(4)], DType::U32);
-            }
+            Some(Dtype::I8) if !expand => self.bytes.fp4([matrices, parts, out, inp]),
             _ => self.count(&[matrices, parts, out, inp], self.options.dtype.into()),
         }
     }

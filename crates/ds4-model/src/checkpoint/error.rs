@@ -7,6 +7,7 @@ use safetensors::Dtype;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::placement::PlacementError;
 use crate::printable::{Printable, place};
 
 /// Most names of a list that are shown.
@@ -16,6 +17,9 @@ pub(super) const SHOWN: usize = 20;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
+    /// The model cannot be divided among the devices as asked.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     /// `config.json` cannot be used; the message names the file.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -4,13 +4,16 @@
 //! a checkpoint or [random numbers](Random), and the weights are dense or packed.
 
 mod packed;
+mod sizes;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_ds4_ops::quant::Activations;
 
 use crate::linear::{StackValues, WeightStack};
+use crate::placement::{Place, Placement};
 use packed::RandomBits;
+pub(crate) use sizes::WeightBytes;
 
 /// What a parameter is where nothing has been learned.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +30,13 @@ pub(crate) enum Initial {
 /// module asks for all weights before giving up, so that a source can tell everything that is
 /// wrong.
 pub(crate) trait WeightSource {
+    /// Where the layers of a trunk of so many are to be.
+    fn placement(&self, layers: usize) -> Placement;
+
+    /// Says which part of a model the weights that are asked for next belong to: they are put on
+    /// its device.
+    fn enter(&mut self, place: Place);
+
     /// An f32 parameter of this shape, which `arrange` makes of the tensor that is stored.
     fn arranged<const D: usize>(
         &mut self,
@@ -98,6 +108,8 @@ pub(crate) fn dense<T>(device: &Device, build: impl FnOnce(&mut Random) -> Optio
 /// Random weights.
 pub(crate) struct Random<'d> {
     device: &'d Device,
+    /// Where the layers are to be, if not all on the device.
+    placement: Option<&'d Placement>,
     /// Makes them packed as the released ones.
     packed: Option<RandomBits<'d>>,
 }
@@ -106,6 +118,7 @@ impl<'d> Random<'d> {
     pub(crate) fn dense(device: &'d Device) -> Self {
         Self {
             device,
+            placement: None,
             packed: None,
         }
     }
@@ -134,6 +147,22 @@ impl<'d> Random<'d> {
 }
 
 impl WeightSource for Random<'_> {
+    fn placement(&self, layers: usize) -> Placement {
+        match self.placement {
+            Some(placement) => placement.clone(),
+            None => Placement::single(self.device, layers),
+        }
+    }
+
+    fn enter(&mut self, place: Place) {
+        if let Some(placement) = self.placement {
+            self.device = placement.device(place);
+            if let Some(packed) = &mut self.packed {
+                packed.move_to(self.device);
+            }
+        }
+    }
+
     fn arranged<const D: usize>(
         &mut self,
         _: &str,

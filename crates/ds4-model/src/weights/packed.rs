@@ -2,16 +2,18 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK};
 
+use super::sizes::{PackedSizes, WeightBytes};
 use super::{Random, deviation};
 use crate::config::ModelConfig;
 use crate::linear::{Fp4Weight, Fp8Weight};
 use crate::model::Model;
+use crate::placement::{Devices, ModelBytes, Placement, PlacementError};
 
 impl ModelConfig {
     /// Initializes a model with random weights in the formats of a released checkpoint: routed
     /// experts in FP4, the other linear maps in FP8, and the matrices that are read in f32 in bf16,
-    /// where the device has it. `dtype` is that of the activations, which products by packed weights
-    /// take as `activations` says.
+    /// where the device has it. `dtype` is that of the activations, which products by packed
+    /// weights take as `activations` says.
     ///
     /// For measurements of models that are not at hand. The weights are drawn on the device; the
     /// host never holds one. No two matrices share memory, so that a cache of the device holds no
@@ -26,8 +28,57 @@ impl ModelConfig {
         activations: Activations,
         device: &Device,
     ) -> Model {
-        self.init_from(Random {
+        self.init_from(Random::packed(dtype, activations, device, None))
+    }
+
+    /// Initializes a model like [`init_packed`](Self::init_packed), each layer on its own device.
+    ///
+    /// # Errors
+    ///
+    /// If the model cannot be divided as asked.
+    ///
+    /// # Panics
+    ///
+    /// As [`init_packed`](Self::init_packed).
+    pub fn init_packed_on(
+        &self,
+        dtype: FloatDType,
+        activations: Activations,
+        devices: impl Into<Devices>,
+    ) -> Result<Model, PlacementError> {
+        self.assert_valid();
+        let devices = devices.into();
+        let bytes = self.packed_bytes(dtype, devices.devices(), devices.context());
+        let placement = devices.place(&bytes)?;
+        let device = placement.first();
+        let source = Random::packed(dtype, activations, device, Some(&placement));
+        Ok(self.init_from(source))
+    }
+
+    /// Bytes of a model that is [packed](Self::init_packed), and of its caches.
+    fn packed_bytes(&self, dtype: FloatDType, devices: &[Device], context: usize) -> ModelBytes {
+        let mut source = PackedSizes {
+            bytes: WeightBytes::default(),
+            dtype,
+            stored: stored_dtype(&devices[0]),
+            device: &devices[0],
+        };
+        // There is no model of no weights.
+        let _ = self.build(&mut source, false);
+        source.bytes.model.with_caches(self, dtype, context)
+    }
+}
+
+impl<'d> Random<'d> {
+    fn packed(
+        dtype: FloatDType,
+        activations: Activations,
+        device: &'d Device,
+        placement: Option<&'d Placement>,
+    ) -> Self {
+        Self {
             device,
+            placement,
             packed: Some(RandomBits {
                 device,
                 dtype,
@@ -35,7 +86,7 @@ impl ModelConfig {
                 words: None,
                 copies: 0,
             }),
-        })
+        }
     }
 }
 
@@ -49,7 +100,15 @@ pub(super) struct RandomBits<'d> {
     copies: u32,
 }
 
-impl RandomBits<'_> {
+impl<'d> RandomBits<'d> {
+    /// Makes weights on another device from now on.
+    pub(super) fn move_to(&mut self, device: &'d Device) {
+        if *self.device != *device {
+            self.device = device;
+            self.words = None;
+        }
+    }
+
     /// The dtype of the activations.
     pub(super) fn dtype(&self) -> FloatDType {
         self.dtype
@@ -62,10 +121,7 @@ impl RandomBits<'_> {
 
     /// The dtype in which a released file has dense matrices, if the device has it.
     pub(super) fn stored_dtype(&self) -> FloatDType {
-        match self.device.supports_dtype(FloatDType::BF16) {
-            true => FloatDType::BF16,
-            false => FloatDType::F32,
-        }
+        stored_dtype(self.device)
     }
 
     /// Random codes without NaN, and scales that keep the size of what the weights multiply: powers
@@ -118,6 +174,13 @@ impl RandomBits<'_> {
         // copy them each time.
         let words = words.narrow(0, 0, count);
         words.bitwise_xor_scalar(self.copies).reshape(shape)
+    }
+}
+
+fn stored_dtype(device: &Device) -> FloatDType {
+    match device.supports_dtype(FloatDType::BF16) {
+        true => FloatDType::BF16,
+        false => FloatDType::F32,
     }
 }
 

@@ -10,6 +10,7 @@ use super::super::{Checkpoint, LoadOptions};
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::{AttentionKind, DsparkParams, ModelConfig};
 use crate::linear::WeightStack;
+use crate::placement::{Place, Placement};
 use crate::weights::{Initial, WeightSource};
 
 /// Lists the tensors of a release, in its formats, and has none.
@@ -56,6 +57,12 @@ impl Listed {
 }
 
 impl WeightSource for Listed {
+    fn placement(&self, layers: usize) -> Placement {
+        Placement::single(&Device::flex(), layers)
+    }
+
+    fn enter(&mut self, _: Place) {}
+
     fn arranged<const D: usize>(
         &mut self,
         name: &str,
@@ -264,7 +271,11 @@ fn random_packed_weights_of_pro_with_its_drafter_have_the_bytes_of_its_file() {
         ..pro()
     };
     let device = Device::flex();
-    let model = config.init_packed(burn::tensor::FloatDType::F32, &device);
+    let model = config.init_packed(
+        burn::tensor::FloatDType::F32,
+        burn_ds4_ops::quant::Activations::Exact,
+        &device,
+    );
     let dspark = model.dspark.as_ref().unwrap();
     assert_eq!(dspark.projection.weight.weights().dims(), [1, 896, 3 * 896]);
     assert_eq!(dspark.markov_output.val().dims(), [1024, 512]);

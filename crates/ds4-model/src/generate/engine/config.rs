@@ -47,6 +47,9 @@ pub struct EngineConfig {
     /// Whether steps may be recorded and replayed as a graph where the device can, which changes no
     /// token.
     pub graphs: bool,
+    /// Whether the lanes of a model on several devices are in as many groups, so that all devices
+    /// work at once where there are texts enough. It changes no token.
+    pub overlap: bool,
     /// Steps that may be replayed before the host reads the one before: 1 is enough for the device
     /// not to wait.
     pub steps_ahead: usize,
@@ -64,6 +67,7 @@ impl Default for EngineConfig {
             prefix_bytes: 0,
             exact_prefix: false,
             graphs: true,
+            overlap: true,
             steps_ahead: 1,
         }
     }

@@ -6,11 +6,12 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
 
 use super::config::EngineConfig;
+use crate::block::unflattened;
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::ModelConfig;
 use crate::dspark::{BlockDrafts, Dspark, most_likely};
 use crate::generate::error::GenerateError;
-use crate::model::Model;
+use crate::model::{Model, Passing};
 use crate::trace::Trace;
 
 /// A draft that is left out because the drafter has little confidence in it. Any negative number is
@@ -23,6 +24,17 @@ pub(super) struct Features {
     pub(super) streams: Tensor<4>,
     /// Its [taps](Model::forward_tapped) of the layers that the drafter wants.
     pub(super) taps: Option<Tensor<3>>,
+}
+
+impl Features {
+    /// Those of a whole trunk.
+    pub(super) fn of(passing: Passing, positions: [usize; 2]) -> Self {
+        let Passing { streams, tapped } = passing;
+        Self {
+            streams: unflattened(streams, positions),
+            taps: (!tapped.is_empty()).then(|| Tensor::cat(tapped, 2)),
+        }
+    }
 }
 
 /// What the trunk has found out in a step, on the device.

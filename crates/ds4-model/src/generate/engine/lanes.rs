@@ -6,20 +6,22 @@
 //! not depend on the outcome, which stays on the device for the next step and reaches the host
 //! later.
 
+mod links;
 mod step;
 
 use std::collections::VecDeque;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
 use super::constraint::{Constraints, LaneConstraint};
-use super::recorder::{self, Recorder, WORTH_RECORDING};
-use super::results::{Outcome, Pending, StepResults};
+use super::recorder::{self, Recordable, Recorder, WORTH_RECORDING};
+use super::results::{Outcome, PartResults, Pending, StepResults};
 use super::setup::{Caches, Setup};
-use crate::cache::Cache;
+use crate::cache::{Cache, OpenStep};
 use crate::generate::error::{GenerateError, device_error};
 use crate::graph::Refusal;
+use links::Links;
 
 /// A text's place in a group of lanes, as it enters.
 pub(super) struct Entry<'t> {
@@ -47,8 +49,9 @@ pub(super) struct StepKind {
 #[derive(Debug)]
 pub(super) struct Lanes {
     /// Its recording goes before all that it reads and writes.
-    recorder: Recorder<StepResults, (Vec<u64>, StepKind)>,
+    recorder: Recorder<PartResults, (Vec<u64>, StepKind)>,
     caches: Caches,
+    links: Links,
     params: BatchParams,
     counts: Option<TokenCounts>,
     constraints: Constraints,
@@ -86,15 +89,16 @@ impl Lanes {
         let device = setup.device();
         let params = vec![LaneParams::default(); lanes];
         let vocabulary = setup.model.config().vocab_size;
-        let params = BatchParams::new(&params, vocabulary, &device);
+        let params = BatchParams::new(&params, vocabulary, device);
         Ok(Self {
             recorder: Recorder::new(setup.config.graphs),
             caches,
+            links: Links::new(setup, lanes),
             params: params.map_err(GenerateError::Logits)?,
             counts: None,
             constraints: Constraints::new(lanes),
-            inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], &device)),
-            numbers: Tensor::arange(0..lanes as i64, &device),
+            inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], device)),
+            numbers: Tensor::arange(0..lanes as i64, device),
             kind: StepKind::default(),
             logits: None,
             launched: 0,
@@ -104,6 +108,12 @@ impl Lanes {
             spoiled: None,
             graph_bytes: None,
         })
+    }
+
+    /// Hands back to the other devices what the last step has left for the next, if that was put
+    /// off.
+    pub(super) fn catch_up(&mut self) {
+        self.links.catch_up(&mut self.caches.trunk);
     }
 
     pub(super) fn lanes(&self) -> usize {
@@ -176,8 +186,9 @@ impl Lanes {
         let is_new = kind.penalties && self.counts.is_none();
         if is_new {
             self.forget();
+            recorder::note_launch();
             let vocabulary = self.params.vocabulary();
-            self.counts = Some(TokenCounts::new(self.lanes(), vocabulary, &setup.device()));
+            self.counts = Some(TokenCounts::new(self.lanes(), vocabulary, setup.device()));
         }
         is_new
     }
@@ -190,19 +201,22 @@ impl Lanes {
     /// Adds vacant lanes until there are `lanes`. No step may be ahead. The parameters of all
     /// others have to be set again.
     pub(super) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
+        self.catch_up();
         // The memory that the recording holds is needed.
         self.forget();
+        recorder::note_launch();
+        self.links.widen(lanes);
         let (known, device) = (self.lanes(), setup.device());
         self.caches.both_mut().for_each(|cache| cache.widen(lanes));
         let params = vec![LaneParams::default(); lanes];
-        let params = BatchParams::new(&params, self.params.vocabulary(), &device);
+        let params = BatchParams::new(&params, self.params.vocabulary(), device);
         self.params = params.map_err(GenerateError::Logits)?;
         self.counts = None;
         self.constraints.widen(lanes);
-        self.numbers = Tensor::arange(0..lanes as i64, &device);
+        self.numbers = Tensor::arange(0..lanes as i64, device);
         let inputs = self.inputs.take().expect("they are put back");
         let [_, columns] = inputs.dims();
-        let more = Tensor::zeros([lanes - known, columns], (&device, inputs.dtype()));
+        let more = Tensor::zeros([lanes - known, columns], (device, inputs.dtype()));
         self.inputs = Some(Tensor::cat(vec![inputs, more], 0));
         Ok(())
     }
@@ -214,6 +228,7 @@ impl Lanes {
         params: &LaneParams,
         history: Option<[&[u32]; 2]>,
     ) -> Result<(), GenerateError> {
+        recorder::note_launch();
         let set = self.params.set_lane(lane, params);
         set.map_err(GenerateError::Logits)?;
         if let (Some(counts), Some([prompt, output])) = (&mut self.counts, history) {
@@ -225,10 +240,12 @@ impl Lanes {
 
     /// Puts a text into a vacant lane. No step may be ahead.
     pub(super) fn enter(&mut self, lane: usize, entry: Entry) -> Result<(), GenerateError> {
+        self.catch_up();
         let positions = entry.caches.trunk.lengths()[entry.from];
         self.caches
             .adopt(lane, entry.caches, entry.from, positions)?;
         self.constraints.set(lane, entry.constraint);
+        self.links.enter(lane, &entry.inputs);
         let inputs = self.inputs.take().expect("they are put back");
         let [_, columns] = inputs.dims();
         let own = entry.inputs.cast(inputs.dtype());
@@ -238,6 +255,8 @@ impl Lanes {
 
     /// Makes a lane vacant. No step may be ahead.
     pub(super) fn vacate(&mut self, lane: usize) -> Result<(), GenerateError> {
+        self.catch_up();
+        recorder::note_launch();
         self.constraints.set(lane, None);
         for cache in self.caches.both_mut() {
             cache.vacate(lane)?;
@@ -246,16 +265,18 @@ impl Lanes {
     }
 
     /// The outcome of the oldest step that the host has not counted, of which there is one: the
-    /// lanes want up to `wanted` tokens yet.
+    /// lanes want up to `wanted` tokens yet. `others` lets the other lanes [catch
+    /// up](Self::catch_up), once the first device has a part of a step of these.
     pub(super) fn advance(
         &mut self,
         setup: &Setup,
         wanted: usize,
+        others: &mut dyn FnMut(),
     ) -> Result<Outcome, GenerateError> {
         if self.is_settled() {
             self.upload_masks(setup);
         }
-        self.run_ahead(setup, wanted);
+        self.run_ahead(setup, wanted, others);
         if self.is_settled() {
             self.late.take().map_or(Ok(()), Err)?;
             self.begin(setup, wanted)?;
@@ -281,7 +302,8 @@ impl Lanes {
         if !self.is_settled() {
             return Ok(None);
         }
-        let recorded = self.recorder.results().map(|results| &results.logits);
+        recorder::note_launch();
+        let recorded = self.recorded().map(|results| &results.logits);
         let logits = recorded.unwrap_or(&self.logits).clone();
         let logits = logits.map(|logits| logits.narrow(0, lane, 1).narrow(1, row, 1));
         logits
@@ -300,14 +322,14 @@ impl Lanes {
     }
 
     /// Replays as many steps as may be ahead.
-    fn run_ahead(&mut self, setup: &Setup, wanted: usize) {
+    fn run_ahead(&mut self, setup: &Setup, wanted: usize, others: &mut dyn FnMut()) {
         let most = match self.kind.constrained {
             // The masks of a step depend on the tokens of the one before.
             true => 0,
             false => setup.config.steps_ahead,
         };
         while self.late.is_none() && self.outstanding() <= most && self.outstanding() < wanted {
-            match self.replay(setup) {
+            match self.replay(setup, others) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => self.late = Some(error),
@@ -321,13 +343,29 @@ impl Lanes {
     }
 
     /// Replays the recorded step; `false` if that is not possible now.
-    fn replay(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
+    fn replay(&mut self, setup: &Setup, others: &mut dyn FnMut()) -> Result<bool, GenerateError> {
         let drafts = setup.config.drafts;
         let fits = self.caches.longest() + setup.positions(drafts) <= self.capacity();
         let epoch = self.epoch();
+        if !fits {
+            return Ok(false);
+        }
+        self.catch_up();
+        let Self {
+            recorder,
+            links,
+            caches,
+            ..
+        } = self;
+        let follow = |part, results: &_| {
+            if part == 0 {
+                others();
+            }
+            links.follow(part, results, &mut caches.trunk);
+        };
         // SAFETY: this, the setup and the model own or borrow every tensor of the step. None has
         // been replaced, as the epoch says, nor is it shared with another thread.
-        if !fits || !unsafe { self.recorder.replay(&epoch) }? {
+        if !unsafe { recorder.replay(&epoch, follow) }? {
             return Ok(false);
         }
         self.caches.trunk.commit_replay(1 + drafts, 1 + drafts);
@@ -339,13 +377,22 @@ impl Lanes {
     }
 
     fn read_recorded(&mut self) {
-        let results = self.recorder.results().map(Pending::of);
+        let results = self.recorded().map(Pending::of);
         self.ahead.extend(results);
+    }
+
+    /// What the recorded step results in, if there is one.
+    fn recorded(&self) -> Option<&StepResults> {
+        match self.recorder.results()? {
+            PartResults::Chosen(results) => Some(results),
+            PartResults::Passed(_) => None,
+        }
     }
 
     /// Launches a step, or records one. No step is ahead.
     fn begin(&mut self, setup: &Setup, wanted: usize) -> Result<(), GenerateError> {
-        // The memory that the recording holds is needed.
+        // It is in the memory of the recording, which is needed.
+        self.catch_up();
         self.forget();
         let free = self.capacity() - self.caches.longest().min(self.capacity());
         let all = setup.config.drafts;
@@ -368,6 +415,7 @@ impl Lanes {
 
     /// Launches a step and begins to read its outcome.
     fn launch(&mut self, setup: &Setup, drafts: usize) -> Result<(), GenerateError> {
+        recorder::note_launch();
         self.logits = None;
         let results = self.enqueue(setup, drafts)?;
         self.ahead.push_back(Pending::of(&results));
@@ -377,31 +425,39 @@ impl Lanes {
 
     /// A few steps, of which the last is recorded and replayed.
     fn record(&mut self, setup: &Setup) -> Result<(), GenerateError> {
-        let device = setup.device();
         let drafts = setup.config.drafts;
-        let reserved = || device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+        let devices = self.links.devices().to_vec();
+        let reserved = || {
+            let usage = devices.iter().map(Device::memory_pool_usage);
+            let bytes = usage.map(|usage| usage.map(|usage| usage.bytes_reserved));
+            bytes.sum::<Option<u64>>()
+        };
         let reserved_before = reserved();
+        self.links.prepare(setup, self.lanes() * (1 + drafts));
         // The clones share buffers with their originals until the next step, which therefore leaves
         // them alone and writes copies.
         let before = (
-            self.caches.clone(),
+            (self.caches.clone(), self.links.clone()),
             self.inputs.clone(),
             self.counts.clone(),
             self.constraints.fork(),
         );
-        let launch = |lanes: &mut Self| {
-            lanes.launch(setup, drafts)?;
-            lanes.read_for_masks(setup)
+        let mut work = RecordedStep {
+            lanes: self,
+            setup,
+            open: None,
         };
-        let work = |lanes: &mut Self| {
-            lanes.logits = None;
-            lanes.enqueue(setup, drafts)
+        let outcome = match setup.model.placement.is_distinct() {
+            // SAFETY: this, the setup and the model own or borrow every tensor of the step.
+            true => unsafe { recorder::record(&devices, &mut work) },
+            false => recorder::Outcome::Refused(Refusal::Unsupported(
+                "a device has layers in several places".to_owned(),
+            )),
         };
-        // SAFETY: this, the setup and the model own or borrow every tensor of the step.
-        match unsafe { recorder::record(&device, self, launch, work) } {
-            recorder::Outcome::Recorded(recording) => {
+        match outcome {
+            recorder::Outcome::Recorded(recordings) => {
                 let epoch = self.epoch();
-                self.recorder.keep(recording, epoch);
+                self.recorder.keep(recordings, epoch);
                 let grown = reserved().zip(reserved_before);
                 self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
                 self.read_recorded();
@@ -424,7 +480,9 @@ impl Lanes {
                 self.ahead.clear();
                 self.read.clear();
                 // Continue from the state before.
-                (self.caches, self.inputs, self.counts, self.constraints) = before;
+                let (caches, inputs, counts, constraints) = before;
+                (self.caches, self.links) = caches;
+                (self.inputs, self.counts, self.constraints) = (inputs, counts, constraints);
                 self.upload_masks(setup);
                 self.spoiled = Some(refusal);
                 let launched = self.launch(setup, drafts);
@@ -445,7 +503,8 @@ impl Lanes {
     fn upload_masks(&mut self, setup: &Setup) {
         if self.kind.constrained {
             let (rows, vocabulary) = (1 + setup.config.drafts, self.params.vocabulary());
-            self.constraints.upload(rows, vocabulary, &setup.device());
+            recorder::note_launch();
+            self.constraints.upload(rows, vocabulary, setup.device());
         }
     }
 
@@ -480,5 +539,45 @@ impl Lanes {
         }
         self.constraints.accept(&outcome);
         Ok(outcome)
+    }
+}
+
+/// A step that is recorded, a part for each device.
+struct RecordedStep<'l, 's> {
+    lanes: &'l mut Lanes,
+    setup: &'l Setup<'s>,
+    /// The step, once its first part is recorded.
+    open: Option<OpenStep>,
+}
+
+impl Recordable for RecordedStep<'_, '_> {
+    type Results = PartResults;
+
+    fn launch(&mut self) -> Result<(), GenerateError> {
+        self.lanes.launch(self.setup, self.setup.config.drafts)?;
+        self.lanes.read_for_masks(self.setup)
+    }
+
+    fn work(&mut self, part: usize) -> Result<PartResults, GenerateError> {
+        let Self { lanes, setup, .. } = self;
+        lanes.logits = None;
+        let open = match self.open {
+            Some(open) => open,
+            None => {
+                let rows = 1 + setup.config.drafts;
+                setup.model.open(rows, &mut lanes.caches.trunk)?
+            }
+        };
+        self.open = Some(open);
+        let given = (part > 0).then(|| lanes.links.arrival(part));
+        Ok(match part + 1 == lanes.links.devices().len() {
+            true => PartResults::Chosen(Box::new(lanes.finish(setup, open, given)?)),
+            false => PartResults::Passed(Box::new(lanes.pass(setup, open, (part, given)))),
+        })
+    }
+
+    fn follow(&mut self, part: usize, results: &PartResults) {
+        let Lanes { links, caches, .. } = &mut *self.lanes;
+        links.follow(part, results, &mut caches.trunk);
     }
 }

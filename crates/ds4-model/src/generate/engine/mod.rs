@@ -65,7 +65,7 @@ pub struct Progress {
 /// Steps that are recorded at present, and the memory that they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphUsage {
-    /// Recorded steps, at most one for each size of lanes.
+    /// Recorded steps, at most one for each size of lanes, and for each device that has layers.
     pub recordings: usize,
     /// Bytes by which the memory that Burn has reserved on the device grew, from before the steps
     /// that precede a recording until after it. That counts the workspace and the graph's own
@@ -78,6 +78,8 @@ pub struct GraphUsage {
 /// Texts in lanes of one size.
 #[derive(Debug)]
 struct Group {
+    /// Which one it is of those with lanes of its size.
+    way: usize,
     lanes: Lanes,
     texts: Vec<Option<Text>>,
 }
@@ -131,6 +133,10 @@ impl Group {
 /// lanes, and vacant ones count as tokens of a step, too. Lanes come in sizes: those of
 /// [`EngineConfig::capacity`] positions, of four times as many, and so on. Each size in use takes a
 /// forward call of its own, so choose the capacity for most of the texts.
+///
+/// Where the model's layers are on several devices, lanes of each size are in as many groups, so
+/// that all devices have a step to work at, unless [`EngineConfig::overlap`] says otherwise. Each
+/// group takes a forward call.
 ///
 /// # Constraints
 ///
@@ -243,7 +249,7 @@ impl<'a> Engine<'a> {
         let accepted = |_| (0..drafts).take_while(|_| stands()).count() as i32;
         let accepted: Vec<i32> = (0..=positions).map(accepted).collect();
         let accepted = TensorData::new(accepted, [positions + 1]);
-        self.setup.oracle = Some(Tensor::from_data(accepted, &self.setup.device()));
+        self.setup.oracle = Some(Tensor::from_data(accepted, self.setup.device()));
         self
     }
 
@@ -300,14 +306,14 @@ impl<'a> Engine<'a> {
     /// one text is in its [output](Output::token).
     pub fn step(&mut self) -> Result<Vec<Output>, GenerateError> {
         self.process_prompts()?;
-        let sizes: Vec<usize> = self
+        let keys: Vec<(usize, usize)> = self
             .groups
             .iter()
-            .map(|group| group.lanes.capacity())
+            .map(|group| (group.lanes.capacity(), group.way))
             .collect();
-        for capacity in sizes {
-            self.move_grown(capacity)?;
-            if let Some(group) = self.group_of(capacity) {
+        for (capacity, way) in keys {
+            self.move_grown(capacity, way)?;
+            if let Some(group) = self.group_of(capacity, way) {
                 self.decode(group)?;
             }
         }
@@ -385,7 +391,7 @@ impl<'a> Engine<'a> {
         let Some((group, lane)) = self.place(request) else {
             return Ok(None);
         };
-        let Group { lanes, texts } = &self.groups[group];
+        let Group { lanes, texts, .. } = &self.groups[group];
         let row = texts[lane].as_ref().and_then(|text| text.last_row);
         row.map_or(Ok(None), |row| lanes.logits(lane, row))
     }
@@ -438,10 +444,10 @@ impl<'a> Engine<'a> {
         tokens + self.setup.positions(self.setup.config.drafts)
     }
 
-    /// The group of lanes with so many positions.
-    fn group_of(&self, capacity: usize) -> Option<usize> {
+    /// A group of lanes with so many positions.
+    fn group_of(&self, capacity: usize, way: usize) -> Option<usize> {
         let mut groups = self.groups.iter();
-        groups.position(|group| group.lanes.capacity() == capacity)
+        groups.position(|group| group.lanes.capacity() == capacity && group.way == way)
     }
 
     /// Group and lane of a text.
@@ -457,12 +463,19 @@ impl<'a> Engine<'a> {
 
     /// A step of one group.
     fn decode(&mut self, group: usize) -> Result<(), GenerateError> {
-        let Group { lanes, texts } = &mut self.groups[group];
-        let wanted = texts.iter().flatten().map(Text::wanted).max();
+        let wanted = self.groups[group].texts().map(Text::wanted).max();
         let Some(wanted) = wanted else {
             return Ok(());
         };
-        let outcome = lanes.advance(&self.setup, wanted)?;
+        let (before, rest) = self.groups.split_at_mut(group);
+        let Some((own, after)) = rest.split_first_mut() else {
+            return Ok(());
+        };
+        let mut others = || {
+            let others = before.iter_mut().chain(after.iter_mut());
+            others.for_each(|group| group.lanes.catch_up());
+        };
+        let outcome = own.lanes.advance(&self.setup, wanted, &mut others)?;
         self.take(group, &outcome);
         if self.groups[group].texts().any(|text| text.ended) {
             self.settle(group)?;
@@ -474,7 +487,7 @@ impl<'a> Engine<'a> {
     /// Hands the tokens of a step to the texts of a group.
     fn take(&mut self, group: usize, outcome: &Outcome) {
         let config = self.setup.model.config();
-        let Group { lanes, texts } = &mut self.groups[group];
+        let Group { lanes, texts, .. } = &mut self.groups[group];
         let texts = texts.iter_mut().enumerate();
         for (lane, text) in texts.filter_map(|(lane, text)| Some((lane, text.as_mut()?))) {
             if text.ended {
@@ -523,12 +536,13 @@ impl<'a> Engine<'a> {
         while let Some(outcome) = self.groups[group].lanes.drain(&self.setup)? {
             self.take(group, &outcome);
         }
+        self.groups[group].lanes.catch_up();
         Ok(())
     }
 
     /// Makes the lanes of texts that have ended vacant. No step may be ahead.
     fn vacate_ended(&mut self, group: usize) -> Result<(), GenerateError> {
-        let Group { lanes, texts } = &mut self.groups[group];
+        let Group { lanes, texts, .. } = &mut self.groups[group];
         for (lane, place) in texts.iter_mut().enumerate() {
             let Some(text) = place.take_if(|text| text.ended) else {
                 continue;
@@ -544,7 +558,7 @@ impl<'a> Engine<'a> {
     fn refresh(&mut self, group: usize, changed: Range<usize>) -> Result<(), GenerateError> {
         let group = &mut self.groups[group];
         let kind = group.kind(&self.setup);
-        let Group { lanes, texts } = group;
+        let Group { lanes, texts, .. } = group;
         let changed = match lanes.set_kind(&self.setup, kind) {
             true => 0..texts.len(),
             false => changed,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::Distribution;
 
 use super::prefix::PrefixCache;
-use super::setup::{Caches, Setup};
+use super::setup::{Caches, Setup, upload};
 use super::text::Text;
 use crate::generate::error::GenerateError;
 
@@ -76,10 +76,15 @@ impl Prompt {
         let (end, tokens) = (start + count, &self.text.tokens);
         let caches = self.caches.as_mut().expect("it has begun");
         if start < end {
-            let ids = |range: Range<usize>| setup.ids(tokens[range].iter().map(|id| *id as i32));
-            let features = setup.forward(ids(start..end), &mut caches.trunk)?;
+            let ids = |range: Range<usize>, device| {
+                let ids = tokens[range].iter().map(|id| *id as i32);
+                upload(ids, device)
+            };
+            let features =
+                setup.forward(ids(start..end, setup.first_device()), &mut caches.trunk)?;
             if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut caches.draft) {
-                drafter.observe(features, ids(start + 1..end + 1), cache)?;
+                let next = ids(start + 1..end + 1, setup.device());
+                drafter.observe(features, next, cache)?;
             }
             if prefixes.is_wanted() && end % size == 0 {
                 let (marks, lanes) = (&mut self.text.marks, setup.config.lanes);

@@ -1,6 +1,7 @@
 //! Steps with the same launches, which are recorded once and replayed where the device can.
 
 use std::cell::Cell;
+use std::thread::{self, ThreadId};
 
 use burn::tensor::Device;
 use burn_ds4_ops::device::forget_scratch;
@@ -17,6 +18,18 @@ pub(super) const WARM_UPS: usize = 2;
 thread_local! {
     /// How often this thread has dropped what operators keep between launches.
     static FORGOTTEN: Cell<u64> = const { Cell::new(0) };
+    /// What [`launches`] counts.
+    static LAUNCHES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Notes that this thread gives devices work other than a replay.
+pub(super) fn note_launch() {
+    LAUNCHES.set(LAUNCHES.get() + 1);
+}
+
+/// The current thread, and how often it has given devices work other than a replay.
+pub(super) fn launches() -> (ThreadId, u64) {
+    (thread::current().id(), LAUNCHES.get())
 }
 
 /// What operators keep between launches is part of every recording of the thread. After it is
@@ -28,8 +41,8 @@ fn forget_what_is_kept() {
 
 /// How an attempt to record ended, after the runs before it.
 pub(super) enum Outcome<R> {
-    /// Recorded, and replayed once: the run after those.
-    Recorded(Recording<R>),
+    /// Recorded, a part for each device, and replayed once: the run after those.
+    Recorded(Vec<Recording<R>>),
     /// One of them failed.
     Broken(GenerateError),
     /// Nothing can be recorded. The runs remain valid.
@@ -38,50 +51,79 @@ pub(super) enum Outcome<R> {
     Spoiled(Refusal),
 }
 
+/// Work that is recorded: a part for each of some devices, which are done one after the other.
+pub(super) trait Recordable {
+    /// What a part results in.
+    type Results;
+
+    /// Launches all parts.
+    fn launch(&mut self) -> Result<(), GenerateError>;
+
+    /// Does the work of a part, so that it can be recorded.
+    fn work(&mut self, part: usize) -> Result<Self::Results, GenerateError>;
+
+    /// Does what follows on the replay of a part.
+    fn follow(&mut self, part: usize, results: &Self::Results);
+}
+
 /// Launches work a few times, records it and replays it, and returns the outcome of the recording.
 ///
 /// # Safety
 ///
-/// Every tensor that `work` reads or writes must be alive and in its place after it, and not be in
-/// use by another thread.
-pub(super) unsafe fn record<C, R>(
-    device: &Device,
-    context: &mut C,
-    launch: impl Fn(&mut C) -> Result<(), GenerateError>,
-    work: impl FnOnce(&mut C) -> Result<R, GenerateError>,
-) -> Outcome<R> {
-    let preparation = match Preparation::new(device) {
-        Ok(preparation) => preparation,
+/// Every tensor that the work reads or writes must be alive and in its place after it, and not be
+/// in use by another thread.
+pub(super) unsafe fn record<W: Recordable>(
+    devices: &[Device],
+    work: &mut W,
+) -> Outcome<W::Results> {
+    let preparations: Result<Vec<_>, _> = devices.iter().map(Preparation::new).collect();
+    let preparations = match preparations {
+        Ok(preparations) => preparations,
         Err(refusal) => return Outcome::Refused(refusal),
     };
     for _ in 0..WARM_UPS {
-        if let Err(error) = launch(context) {
+        if let Err(error) = work.launch() {
             return Outcome::Broken(error);
         }
     }
-    let capture = match preparation.start() {
-        Ok(capture) => capture,
-        Err(refusal) => return Outcome::Refused(refusal),
-    };
-    let results = work(context).map_err(|error| Refusal::Failed(error.to_string()));
-    let recording = results.and_then(|results| capture.end(results));
-    let replayed = recording.and_then(|recording| {
-        // SAFETY: the caller guarantees it, and this is the thread that has recorded it.
-        unsafe { recording.replay() }?;
-        Ok(recording)
-    });
-    match replayed {
-        Ok(recording) => Outcome::Recorded(recording),
-        Err(refusal) => {
-            forget_what_is_kept();
-            Outcome::Spoiled(refusal)
+    let mut recordings = Vec::new();
+    for (part, preparation) in preparations.into_iter().enumerate() {
+        // No device may do anything while another one records. What has failed is told by whoever
+        // reads it.
+        let _: Result<Vec<_>, _> = devices.iter().map(Device::sync).collect();
+        let capture = match preparation.start() {
+            Ok(capture) => capture,
+            Err(refusal) if part == 0 => return Outcome::Refused(refusal),
+            Err(refusal) => return spoiled_by(refusal),
+        };
+        let results = work.work(part);
+        let results = results.map_err(|error| Refusal::Failed(error.to_string()));
+        let recording = results.and_then(|results| capture.end(results));
+        let replayed = recording.and_then(|recording| {
+            // SAFETY: the caller guarantees it, and this is the thread that has recorded it.
+            unsafe { recording.replay() }?;
+            Ok(recording)
+        });
+        match replayed {
+            Ok(recording) => {
+                work.follow(part, &recording.results);
+                recordings.push(recording);
+            }
+            Err(refusal) => return spoiled_by(refusal),
         }
     }
+    Outcome::Recorded(recordings)
+}
+
+fn spoiled_by<R>(refusal: Refusal) -> Outcome<R> {
+    forget_what_is_kept();
+    Outcome::Spoiled(refusal)
 }
 
 #[derive(Debug)]
 struct KeptRecording<R, E> {
-    recording: Recording<R>,
+    /// A part for each device, in the order of a step.
+    recordings: Vec<Recording<R>>,
     /// Epoch of what it works on.
     epoch: E,
     /// [`FORGOTTEN`] when it was made.
@@ -91,7 +133,7 @@ struct KeptRecording<R, E> {
 /// The recording of a group of lanes, and the outcome of the attempts to make one.
 #[derive(Debug)]
 pub(super) struct Recorder<R, E> {
-    recording: Option<KeptRecording<R, E>>,
+    kept: Option<KeptRecording<R, E>>,
     graphs: bool,
     refusal: Option<String>,
     replays: usize,
@@ -100,7 +142,7 @@ pub(super) struct Recorder<R, E> {
 impl<R, E: PartialEq> Recorder<R, E> {
     pub(super) fn new(graphs: bool) -> Self {
         Self {
-            recording: None,
+            kept: None,
             graphs,
             refusal: None,
             replays: 0,
@@ -122,45 +164,52 @@ impl<R, E: PartialEq> Recorder<R, E> {
         self.replays
     }
 
-    /// What the recording results in, if there is one.
+    /// What the last part of the recording results in, if there is one.
     pub(super) fn results(&self) -> Option<&R> {
-        let kept = self.recording.as_ref();
-        kept.map(|kept| &kept.recording.results)
+        let recordings = &self.kept.as_ref()?.recordings;
+        recordings.last().map(|recording| &recording.results)
     }
 
     /// Drops the recording, with the memory that it holds.
     pub(super) fn forget(&mut self) {
-        self.recording = None;
+        self.kept = None;
     }
 
     /// Keeps a recording that has been replayed once.
-    pub(super) fn keep(&mut self, recording: Recording<R>, epoch: E) {
-        self.recording = Some(KeptRecording {
-            recording,
+    pub(super) fn keep(&mut self, recordings: Vec<Recording<R>>, epoch: E) {
+        self.kept = Some(KeptRecording {
+            recordings,
             epoch,
             forgotten: FORGOTTEN.get(),
         });
         self.replays += 1;
     }
 
-    /// Replays the recording; `false` if there is none of this epoch and thread, or another has
-    /// failed since it was made.
+    /// Replays the recording, and after each part what `follow` does; `false` if there is none of
+    /// this epoch and thread, or another has failed since it was made.
     ///
     /// # Safety
     ///
     /// While the epoch is `epoch`, every tensor of the recorded work must be alive, in the same
     /// place and not in use by another thread.
-    pub(super) unsafe fn replay(&mut self, epoch: &E) -> Result<bool, GenerateError> {
-        let Some(kept) = &self.recording else {
+    pub(super) unsafe fn replay(
+        &mut self,
+        epoch: &E,
+        mut follow: impl FnMut(usize, &R),
+    ) -> Result<bool, GenerateError> {
+        let Some(kept) = &self.kept else {
             return Ok(false);
         };
-        let recording = &kept.recording;
-        let is_current = kept.epoch == *epoch && recording.is_of_this_thread();
+        let mut recordings = kept.recordings.iter();
+        let is_current = kept.epoch == *epoch && recordings.all(Recording::is_of_this_thread);
         if !is_current || kept.forgotten != FORGOTTEN.get() {
             return Ok(false);
         }
-        // SAFETY: the caller guarantees it, and this is the thread of the recording.
-        unsafe { recording.replay() }.map_err(|refusal| device_error(refusal.reason()))?;
+        for (part, recording) in kept.recordings.iter().enumerate() {
+            // SAFETY: the caller guarantees it, and this is the thread of the recording.
+            unsafe { recording.replay() }.map_err(|refusal| device_error(refusal.reason()))?;
+            follow(part, &recording.results);
+        }
         self.replays += 1;
         Ok(true)
     }

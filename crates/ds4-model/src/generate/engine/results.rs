@@ -20,6 +20,18 @@ pub(super) struct StepResults {
     /// f32 `[lanes, rows, vocabulary]`, if computed for all tokens.
     pub(super) logits: Option<Tensor<3>>,
     pub(super) log_probs: Option<LogProbs>,
+    /// The inputs of the next step and the lengths of the texts, for the devices of other layers:
+    /// `[lanes, columns + 1]`; `None` where there are none.
+    pub(super) next: Option<Tensor<2, Int>>,
+}
+
+/// What a device's part of a step results in.
+#[derive(Debug)]
+pub(super) enum PartResults {
+    /// What it passes on to the next device.
+    Passed(Box<Tensor<2>>),
+    /// The results of the step.
+    Chosen(Box<StepResults>),
 }
 
 /// A step that the host has not counted yet.
@@ -111,6 +123,7 @@ impl StepResults {
             drafted: None,
             logits: None,
             log_probs: None,
+            next: None,
         })
     }
 }

@@ -3,6 +3,7 @@
 use super::constraint::LaneConstraint;
 use super::lanes::{Entry, Lanes};
 use super::prompt::Prompt;
+use super::setup::upload;
 use super::text::Text;
 use super::{Engine, Group, RequestId};
 use crate::generate::error::GenerateError;
@@ -55,7 +56,7 @@ impl Engine<'_> {
         let constraint = text.request.constraint.take();
         let last = text.tokens.last().map(|token| *token as i32);
         let no_drafts = std::iter::repeat_n(-1, self.setup.config.drafts);
-        let inputs = self.setup.ids(last.into_iter().chain(no_drafts));
+        let inputs = upload(last.into_iter().chain(no_drafts), self.setup.device());
         self.settle(group)?;
         let entry = Entry {
             caches: &caches,
@@ -77,7 +78,8 @@ impl Engine<'_> {
         more: usize,
     ) -> Result<Option<(usize, usize)>, GenerateError> {
         let capacity = self.capacity_for(self.needed(tokens));
-        let Some(group) = self.group_of(capacity) else {
+        let way = self.emptiest(capacity);
+        let Some(group) = self.group_of(capacity, way) else {
             if !self.has_memory(capacity, 1, more)? {
                 return Ok(None);
             }
@@ -90,27 +92,29 @@ impl Engine<'_> {
             self.setup.config.graphs &= self.graph_refusal().is_none();
             let lanes = Lanes::new(&self.setup, 1, capacity)?;
             let texts = vec![None];
-            self.groups.insert(group, Group { lanes, texts });
+            self.groups.insert(group, Group { way, lanes, texts });
             return Ok(Some((group, 0)));
         };
         let texts = &self.groups[group].texts;
         let (known, vacant) = (texts.len(), texts.iter().position(Option::is_none));
         let lanes = match vacant {
             Some(_) => known,
-            None => (2 * known).min(self.setup.config.lanes),
+            None => (2 * known).min(self.setup.config.lanes.div_ceil(self.setup.ways())),
         };
         if !self.has_memory(capacity, lanes - known, more)? {
             return Ok(None);
         }
         // Others may have been dropped.
-        let Some(group) = self.group_of(capacity) else {
+        let Some(group) = self.group_of(capacity, way) else {
             return Ok(None);
         };
         if let Some(lane) = vacant {
             return Ok(Some((group, lane)));
         }
         self.settle(group)?;
-        let Group { lanes: own, texts } = &mut self.groups[group];
+        let Group {
+            lanes: own, texts, ..
+        } = &mut self.groups[group];
         own.widen(&self.setup, lanes)?;
         texts.resize_with(lanes, || None);
         for text in texts.iter_mut().flatten() {
@@ -122,10 +126,21 @@ impl Engine<'_> {
         Ok(vacant.map(|lane| (group, lane)))
     }
 
+    /// Of the groups of lanes with so many positions, the first that has the fewest texts.
+    fn emptiest(&self, capacity: usize) -> usize {
+        let texts = |way: &usize| {
+            let group = self.group_of(capacity, *way);
+            group.map_or(0, |group| self.groups[group].texts().count())
+        };
+        let ways = 0..self.setup.ways();
+        ways.min_by_key(texts).unwrap_or(0)
+    }
+
     /// Moves texts for which a step has too few positions to larger lanes.
-    pub(super) fn move_grown(&mut self, capacity: usize) -> Result<(), GenerateError> {
+    pub(super) fn move_grown(&mut self, capacity: usize, way: usize) -> Result<(), GenerateError> {
         let step = self.setup.positions(self.setup.config.drafts);
-        let Some(group) = self.group_of(capacity).map(|group| &self.groups[group]) else {
+        let group = self.group_of(capacity, way);
+        let Some(group) = group.map(|group| &self.groups[group]) else {
             return Ok(());
         };
         if !group.lanes.is_settled() || capacity == self.max_positions() {
@@ -167,6 +182,7 @@ impl Engine<'_> {
                 self.settle(new_group)?;
                 let groups = self.groups.get_disjoint_mut([group, new_group]);
                 let [old, new] = groups.expect("lanes of another size");
+                old.lanes.catch_up();
                 let constraint = old.lanes.take_constraint(lane);
                 let entry = Entry {
                     caches: old.lanes.caches(),

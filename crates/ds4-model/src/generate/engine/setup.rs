@@ -30,15 +30,27 @@ pub(super) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    pub(super) fn device(&self) -> Device {
-        self.model.embedding.val().device()
+    /// The device that tokens are chosen on, and drafted: that of the last layer.
+    pub(super) fn device(&self) -> &Device {
+        self.model.placement.last()
     }
 
-    /// Token ids on the device: `[1, ids]`.
-    pub(super) fn ids(&self, ids: impl Iterator<Item = i32>) -> Tensor<2, Int> {
-        let ids: Vec<i32> = ids.collect();
-        let count = ids.len();
-        Tensor::from_data(TensorData::new(ids, [1, count]), &self.device())
+    /// The device that a step begins on: that of the first layer.
+    pub(super) fn first_device(&self) -> &Device {
+        self.model.placement.first()
+    }
+
+    /// Groups that lanes of one size are divided into, so that each device has a step to work at.
+    pub(super) fn ways(&self) -> usize {
+        match self.config.overlap {
+            true => self.model.placement.runs().len().min(self.config.lanes),
+            false => 1,
+        }
+    }
+
+    /// Layers of the trunk whose outputs the drafter reads.
+    pub(super) fn taps(&self) -> &[usize] {
+        self.drafter.as_ref().map_or(&[], |drafter| drafter.taps())
     }
 
     /// Positions that a step of so many drafts needs at most, in any cache.
@@ -60,10 +72,10 @@ impl Setup<'_> {
         token_ids: Tensor<2, Int>,
         cache: &mut Cache,
     ) -> Result<Features, GenerateError> {
-        let taps = self.drafter.as_ref().map_or(&[][..], |own| own.taps());
-        let (streams, taps) = self
-            .model
-            .forward_tapped(token_ids, cache, taps, &Trace::off())?;
+        recorder::note_launch();
+        let (streams, taps) =
+            self.model
+                .forward_tapped(token_ids, cache, self.taps(), &Trace::off())?;
         Ok(Features { streams, taps })
     }
 
@@ -87,7 +99,7 @@ impl Setup<'_> {
         let (model, options) = (self.model.config(), self.cache_config(1, capacity));
         let drafter = self.drafter.as_ref();
         let draft = drafter.map(|drafter| drafter.layout(model).bytes(options));
-        let trunk = CacheLayout::trunk(model).bytes(options)?;
+        let trunk = CacheLayout::trunk(model).bytes_on(&self.model.placement, options)?;
         Ok(trunk.saturating_add(draft.transpose()?.unwrap_or(0)))
     }
 
@@ -97,6 +109,7 @@ impl Setup<'_> {
         batch: usize,
         capacity: usize,
     ) -> Result<Caches, GenerateError> {
+        recorder::note_launch();
         let options = self.cache_config(batch, capacity);
         let drafter = self.drafter.as_ref();
         Ok(Caches {
@@ -106,6 +119,13 @@ impl Setup<'_> {
                 .transpose()?,
         })
     }
+}
+
+/// Token ids on a device: `[1, ids]`.
+pub(super) fn upload(ids: impl Iterator<Item = i32>, device: &Device) -> Tensor<2, Int> {
+    let ids: Vec<i32> = ids.collect();
+    let count = ids.len();
+    Tensor::from_data(TensorData::new(ids, [1, count]), device)
 }
 
 /// The caches of the trunk and of the drafter, which are equally long between steps.
@@ -147,6 +167,7 @@ impl Caches {
         from: usize,
         positions: usize,
     ) -> Result<(), GenerateError> {
+        recorder::note_launch();
         for (own, source) in self.both_mut().zip(source.both()) {
             own.adopt_within(lane, source, from, positions)?;
         }

@@ -3,11 +3,14 @@
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample, verify};
 
-use super::super::drafter::Verified;
+use super::super::drafter::{Features, Verified};
 use super::super::results::StepResults;
 use super::super::setup::Setup;
 use super::{Lanes, StepKind};
+use crate::cache::OpenStep;
 use crate::generate::error::GenerateError;
+use crate::model::Passing;
+use crate::trace::Trace;
 
 impl Lanes {
     /// Enqueues one step.
@@ -16,7 +19,56 @@ impl Lanes {
         setup: &Setup,
         drafts: usize,
     ) -> Result<StepResults, GenerateError> {
-        let (lanes, rows) = (self.lanes(), 1 + drafts);
+        let open = setup.model.open(1 + drafts, &mut self.caches.trunk)?;
+        let last = self.links.devices().len() - 1;
+        let mut given = None;
+        for part in 0..last {
+            let rows = self.pass(setup, open, (part, given));
+            given = Some(self.links.deliver(rows, part + 1));
+        }
+        let results = self.finish(setup, open, given)?;
+        let trunk = &mut self.caches.trunk;
+        self.links.hand_back(results.next.as_ref(), trunk, false);
+        Ok(results)
+    }
+
+    /// Enqueues the part of a step of a device other than the last, after what it was given by the
+    /// one before. Returns what it passes on.
+    pub(super) fn pass(
+        &mut self,
+        setup: &Setup,
+        open: OpenStep,
+        (part, given): (usize, Option<Tensor<2>>),
+    ) -> Tensor<2> {
+        let inputs = self.links.inputs(part).narrow(1, 0, open.count());
+        self.run(setup, open, part, (inputs, given)).rows()
+    }
+
+    fn run(
+        &mut self,
+        setup: &Setup,
+        open: OpenStep,
+        part: usize,
+        (inputs, given): (Tensor<2, Int>, Option<Tensor<2>>),
+    ) -> Passing {
+        let (model, trunk) = (setup.model, &mut self.caches.trunk);
+        let given = given.map(|rows| model.passed(rows, inputs.dims()));
+        let step = trunk.step(open, part);
+        let (given, cache) = ((inputs, given), (&step, &mut *trunk));
+        let passing = model.run_part(part, given, cache, setup.taps(), &Trace::off());
+        trunk.advance(part, step);
+        passing
+    }
+
+    /// Enqueues the part of a step of the last device.
+    pub(super) fn finish(
+        &mut self,
+        setup: &Setup,
+        open: OpenStep,
+        given: Option<Tensor<2>>,
+    ) -> Result<StepResults, GenerateError> {
+        let (lanes, rows) = (self.lanes(), open.count());
+        let drafts = rows - 1;
         let inputs = self.inputs().narrow(1, 0, rows);
         let (device, dtype) = (inputs.device(), inputs.dtype());
         let drafted = match drafts {
@@ -24,7 +76,10 @@ impl Lanes {
             _ => inputs.clone().narrow(1, 1, drafts),
         };
         // Nobody else may hold the inputs when they are written.
-        let features = setup.forward(inputs, &mut self.caches.trunk)?;
+        let last = self.links.devices().len() - 1;
+        let passing = self.run(setup, open, last, (inputs, given));
+        self.caches.trunk.close(open)?;
+        let features = Features::of(passing, [lanes, rows]);
         let hidden = setup.model.hidden(features.streams.clone());
         let mut results = self.choose(setup, hidden, drafted.clone())?;
         if let (Some(oracle), Some(accepted)) = (&setup.oracle, &mut results.accepted) {
@@ -85,6 +140,10 @@ impl Lanes {
         let inputs = self.inputs.take().expect("they are put back");
         let [_, width] = inputs.dims();
         self.inputs = Some(inputs.slice_assign([0..lanes, 0..width], columns));
+        if self.links.is_divided() {
+            let lengths = self.caches.trunk.start().cast(dtype).reshape([lanes, 1]);
+            results.next = Some(Tensor::cat(vec![self.inputs(), lengths], 1));
+        }
         Ok(results)
     }
 
@@ -144,6 +203,7 @@ impl Lanes {
             drafted: None,
             logits: Some(logits),
             log_probs,
+            next: None,
         })
     }
 

@@ -1,0 +1,209 @@
+//! What goes from one device to another in the steps of a group of lanes whose layers are divided.
+//!
+//! The streams go from each device to the next. What the last device has chosen, and the lengths of
+//! the texts, go back to all others, before the next step begins. Recorded steps are replayed
+//! device by device, and what is moved goes in between: it arrives in new memory, which cannot be
+//! recorded, and is copied to where the next recording reads.
+//!
+//! A device that receives something does its later work after it has arrived. So where groups of
+//! lanes share the devices, what goes back is put off until the next group has begun its step: the
+//! first device has work then, while the last one is still busy.
+
+use std::thread::ThreadId;
+
+use burn::tensor::{Device, Int, Tensor};
+use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
+
+use super::super::recorder::launches;
+use super::super::results::PartResults;
+use super::super::setup::Setup;
+use crate::cache::Cache;
+
+#[derive(Clone, Debug)]
+pub(super) struct Links {
+    /// One for each run of layers.
+    devices: Vec<Device>,
+    /// The inputs of the lanes on each device but the last, which has the lanes' own. Taken while
+    /// they are written.
+    inputs: Vec<Option<Tensor<2, Int>>>,
+    /// Where each device but the first has what was passed to it last. Taken while it is written.
+    arrivals: Vec<Option<Tensor<2>>>,
+    /// Whether what goes back is put off.
+    puts_off: bool,
+    /// What has not gone back yet.
+    pending: Option<Tensor<2, Int>>,
+    /// What has arrived last, by device. Its memory must not be that of what arrives next, which
+    /// may be for another group: the copy of this may not have been made then.
+    held_rows: Vec<Option<Tensor<2>>>,
+    held_inputs: Vec<Option<Tensor<2, Int>>>,
+    /// How much this thread had [launched](launches) when all devices had done what they were given
+    /// before.
+    done: Option<(ThreadId, u64)>,
+}
+
+impl Links {
+    pub(super) fn new(setup: &Setup, lanes: usize) -> Self {
+        let runs = setup.model.placement.runs().iter();
+        let devices: Vec<Device> = runs.map(|run| run.device.clone()).collect();
+        let (_, others) = devices.split_last().expect("there is at least one run");
+        let columns = 1 + setup.config.drafts;
+        let inputs = others.iter();
+        let inputs = inputs.map(|device| Some(Tensor::zeros([lanes, columns], device)));
+        let others = others.len();
+        Self {
+            inputs: inputs.collect(),
+            arrivals: Vec::new(),
+            puts_off: setup.ways() > 1,
+            pending: None,
+            held_rows: vec![None; others],
+            held_inputs: vec![None; others],
+            done: None,
+            devices,
+        }
+    }
+
+    /// The devices, in the order of a step.
+    pub(super) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Whether there is more than one part of a step.
+    pub(super) fn is_divided(&self) -> bool {
+        self.devices.len() > 1
+    }
+
+    /// The inputs on a device other than the last.
+    pub(super) fn inputs(&self, part: usize) -> Tensor<2, Int> {
+        self.inputs[part].clone().expect("they are put back")
+    }
+
+    /// Adds vacant lanes.
+    pub(super) fn widen(&mut self, lanes: usize) {
+        self.arrivals.clear();
+        for inputs in &mut self.inputs {
+            let known = inputs.take().expect("they are put back");
+            let [rows, columns] = known.dims();
+            let like = (&known.device(), known.dtype());
+            let more = Tensor::zeros([lanes - rows, columns], like);
+            *inputs = Some(Tensor::cat(vec![known, more], 0));
+        }
+    }
+
+    /// Sets the inputs of a lane (`[1, columns]`).
+    pub(super) fn enter(&mut self, lane: usize, own: &Tensor<2, Int>) {
+        for (inputs, device) in self.inputs.iter_mut().zip(&self.devices) {
+            let known = inputs.take().expect("they are put back");
+            let [_, columns] = known.dims();
+            let own = transfer(own.clone(), device).cast(known.dtype());
+            *inputs = Some(known.slice_assign([lane..lane + 1, 0..columns], own));
+        }
+    }
+
+    /// Makes the places where recorded steps of so many tokens find what was passed.
+    pub(super) fn prepare(&mut self, setup: &Setup, tokens: usize) {
+        let runs = setup.model.placement.runs().iter().skip(1);
+        let dtype = setup.model.embedding.val().dtype();
+        let [_, d_model] = setup.model.embedding.dims();
+        let arrivals = runs.map(|run| {
+            let before = |layer: &&usize| **layer < run.layers.start;
+            let taps = setup.taps().iter().filter(before).count();
+            let columns = (setup.model.config().hc_mult + taps) * d_model;
+            Some(Tensor::zeros([tokens, columns], (&run.device, dtype)))
+        });
+        self.arrivals = arrivals.collect();
+    }
+
+    /// Passes on what a launched part of a step results in to the device of the next part, and
+    /// returns it there: where a recorded step would have it, so that a launched one takes as much
+    /// memory.
+    pub(super) fn deliver(&mut self, rows: Tensor<2>, part: usize) -> Tensor<2> {
+        let arrived = transfer(rows, &self.devices[part]);
+        let place = self.arrivals.get(part - 1).and_then(Option::as_ref);
+        match place.is_some_and(|place| place.dims() == arrived.dims()) {
+            true => {
+                self.put(part, arrived);
+                self.arrival(part)
+            }
+            false => arrived,
+        }
+    }
+
+    fn put(&mut self, part: usize, arrived: Tensor<2>) {
+        let place = self.arrivals[part - 1].take().expect("it is put back");
+        let [rows, columns] = place.dims();
+        let place = place.slice_assign([0..rows, 0..columns], arrived);
+        self.arrivals[part - 1] = Some(place);
+    }
+
+    /// What a device other than the first was passed.
+    pub(super) fn arrival(&self, part: usize) -> Tensor<2> {
+        self.arrivals[part - 1].clone().expect("it is put back")
+    }
+
+    /// Passes on what a recorded part of a step results in, after its replay.
+    pub(super) fn follow(&mut self, part: usize, results: &PartResults, trunk: &mut Cache) {
+        match results {
+            PartResults::Passed(rows) => {
+                let arrived = self.moved((**rows).clone(), part + 1);
+                self.held_rows[part] = Some(arrived.clone());
+                self.put(part + 1, arrived);
+            }
+            PartResults::Chosen(results) => {
+                self.pending = results.next.clone();
+                if !self.puts_off {
+                    self.catch_up(trunk);
+                }
+                self.done = Some(launches());
+            }
+        }
+    }
+
+    /// Hands back what was put off.
+    pub(super) fn catch_up(&mut self, trunk: &mut Cache) {
+        if let Some(next) = self.pending.take() {
+            let in_turn = self.is_in_turn();
+            self.hand_back(Some(&next), trunk, in_turn);
+        }
+    }
+
+    /// Hands what the last device has for the next step to all others: `next` is
+    /// `[lanes, columns + 1]`, the inputs and the length of each lane.
+    pub(super) fn hand_back(
+        &mut self,
+        next: Option<&Tensor<2, Int>>,
+        trunk: &mut Cache,
+        in_turn: bool,
+    ) {
+        let Some(next) = next else {
+            return;
+        };
+        for (part, inputs) in self.inputs.iter_mut().enumerate() {
+            let device = &self.devices[part];
+            let next = match in_turn {
+                true => transfer_in_turn(next.clone(), device),
+                false => transfer(next.clone(), device),
+            };
+            self.held_inputs[part] = Some(next.clone());
+            let known = inputs.take().expect("they are put back");
+            let [lanes, columns] = known.dims();
+            let own = next.clone().narrow(1, 0, columns).cast(known.dtype());
+            *inputs = Some(known.slice_assign([0..lanes, 0..columns], own));
+            let lengths = next.narrow(1, columns, 1).reshape([lanes]);
+            trunk.set_start(part, lengths);
+        }
+    }
+
+    fn moved(&self, rows: Tensor<2>, part: usize) -> Tensor<2> {
+        let device = &self.devices[part];
+        match self.is_in_turn() {
+            true => transfer_in_turn(rows, device),
+            false => transfer(rows, device),
+        }
+    }
+
+    /// Whether nothing but replays, each of which waits for the one before, has been launched since
+    /// all devices had done what they were given.
+    fn is_in_turn(&self) -> bool {
+        self.done == Some(launches())
+    }
+}

@@ -1,0 +1,661 @@
+//! Which layers of a model live on which device.
+//!
+//! The layers are divided into contiguous runs, one for each device. The embedding is with the
+//! first run, the head and what drafts with the last. Only the residual streams go from one device
+//! to the next. The cache of a layer is where the layer is.
+//!
+//! [`Devices`] says which devices there are, and a [`Plan`] how many layers each has: as many as
+//! balance the bytes of weights and caches. Both become a [`Placement`].
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::Once;
+
+use burn::tensor::{Device, FloatDType};
+use burn_ds4_ops::transfer::Route;
+
+use crate::cache::{CacheConfig, CacheLayout, Rollback};
+use crate::config::ModelConfig;
+use crate::generate::MAX_DRAFTS;
+
+/// Positions of the one text whose cache counts where nobody says how long texts are.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
+/// Why a model cannot be divided among devices as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    /// No device is named.
+    #[error("devices: none is named")]
+    NoDevice,
+    /// A device is named twice.
+    #[error("devices: {device} is named twice")]
+    Repeated {
+        /// The device.
+        device: String,
+    },
+    /// There are more devices than layers.
+    #[error(
+        "devices: {devices} of them cannot share {layers} layers, {device} would be left without"
+    )]
+    TooManyDevices {
+        /// Number of devices.
+        devices: usize,
+        /// Number of layers.
+        layers: usize,
+        /// The first device without a layer.
+        device: String,
+    },
+    /// A split has not one number for each device.
+    #[error("split {split:?}: it has {} numbers, there are {devices} devices", split.len())]
+    SplitCount {
+        /// The split.
+        split: Vec<usize>,
+        /// Number of devices.
+        devices: usize,
+    },
+    /// A split leaves a device without a layer.
+    #[error("split {split:?}: it has no layer for {device}")]
+    EmptyRun {
+        /// The split.
+        split: Vec<usize>,
+        /// The device.
+        device: String,
+    },
+    /// A split is of another number of layers.
+    #[error("split {split:?}: it has {sum} layers, the model has {layers}")]
+    SplitSum {
+        /// The split.
+        split: Vec<usize>,
+        /// Its sum.
+        sum: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A device has too little memory for its layers.
+    #[error(
+        "{device}: layers {} to {} take {weights} bytes of weights and {cache} of caches, the \
+         device has {memory}",
+        layers.start,
+        layers.end - 1
+    )]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Its layers.
+        layers: Range<usize>,
+        /// Bytes of their weights, and of what else is on the device.
+        weights: usize,
+        /// Bytes of their caches.
+        cache: usize,
+        /// Bytes that the device has.
+        memory: usize,
+    },
+}
+
+/// Layers that are on one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// The device.
+    pub device: Device,
+    /// The layers.
+    pub layers: Range<usize>,
+}
+
+/// Which layers of a model live on which device: at least one run, each of at least one layer,
+/// unless there is only one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    runs: Vec<Run>,
+}
+
+/// A part of a model, for which a placement has a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The token embeddings.
+    Embedding,
+    /// A layer of the trunk.
+    Layer(usize),
+    /// The head, the norm and the output matrix.
+    Head,
+    /// What drafts.
+    Drafter,
+}
+
+impl Placement {
+    /// All layers on one device.
+    pub fn single(device: &Device, layers: usize) -> Self {
+        let device = device.clone();
+        Self {
+            runs: vec![Run {
+                device,
+                layers: 0..layers,
+            }],
+        }
+    }
+
+    /// So many layers on each device, in their order.
+    ///
+    /// A device may come several times. It then has several runs, which compute what several
+    /// devices would, so that a placement can be tested with one.
+    ///
+    /// # Errors
+    ///
+    /// If there is no device, or `split` has another number of entries or a 0.
+    pub fn new(devices: &[Device], split: &[usize]) -> Result<Self, PlacementError> {
+        let names: Vec<String> = devices.iter().map(name).collect();
+        let runs = runs_of(split, &names)?;
+        let runs = runs.into_iter().zip(devices).map(|(layers, device)| {
+            let device = device.clone();
+            Run { device, layers }
+        });
+        Ok(Self {
+            runs: runs.collect(),
+        })
+    }
+
+    /// The runs, in the order of the layers.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.last_run().layers.end
+    }
+
+    /// The device of the embedding and of the first layer.
+    pub fn first(&self) -> &Device {
+        &self.runs[0].device
+    }
+
+    /// The device of the last layer, the head and what drafts.
+    pub fn last(&self) -> &Device {
+        &self.last_run().device
+    }
+
+    fn last_run(&self) -> &Run {
+        self.runs.last().expect("there is at least one run")
+    }
+
+    /// Whether the layers are in several runs.
+    pub fn is_divided(&self) -> bool {
+        self.runs.len() > 1
+    }
+
+    /// The first `layers` layers, with the devices that have some of them.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer layers.
+    pub fn first_layers(&self, layers: usize) -> Self {
+        assert!(layers <= self.layers(), "layers: {layers} of {self:?}");
+        let runs = self.runs.iter().enumerate();
+        let runs = runs.filter(|(index, run)| *index == 0 || run.layers.start < layers);
+        let runs = runs.map(|(_, run)| Run {
+            device: run.device.clone(),
+            layers: run.layers.start..run.layers.end.min(layers),
+        });
+        Self {
+            runs: runs.collect(),
+        }
+    }
+
+    /// Whether no device has two runs.
+    pub(crate) fn is_distinct(&self) -> bool {
+        let mut devices = self.runs.iter().map(|run| &run.device).enumerate();
+        devices.all(|(index, device)| {
+            let before = &self.runs[..index];
+            before.iter().all(|run| run.device != *device)
+        })
+    }
+
+    /// The bytes of the weights on each device.
+    pub(crate) fn bytes_on_devices(&self, model: &ModelBytes) -> Vec<(Device, usize)> {
+        let mut devices: Vec<(Device, usize)> = Vec::new();
+        for Run { device, layers } in &self.runs {
+            let PartBytes { weights, .. } = model.of_run(layers);
+            match devices.iter_mut().find(|(known, _)| known == device) {
+                Some((_, bytes)) => *bytes = bytes.saturating_add(weights),
+                None => devices.push((device.clone(), weights)),
+            }
+        }
+        devices
+    }
+
+    pub(crate) fn device(&self, place: Place) -> &Device {
+        match place {
+            Place::Embedding => self.first(),
+            Place::Layer(layer) => {
+                let run = self.runs.iter().find(|run| run.layers.contains(&layer));
+                &run.expect("a layer of the model").device
+            }
+            Place::Head | Place::Drafter => self.last(),
+        }
+    }
+
+    /// Says once, in the log, if copies between neighbouring devices go through the host.
+    pub(crate) fn warn_of_copies(&self) {
+        static SAID: Once = Once::new();
+        for pair in self.runs.windows(2) {
+            let [from, to] = [0, 1].map(|index| &pair[index].device);
+            let hint = match Route::between(from, to) {
+                Route::Same | Route::Direct => continue,
+                Route::Host => "",
+                Route::HostWithoutNccl => {
+                    ": NCCL is not found as `libnccl.so`; where there is only `libnccl.so.2`, link \
+                     it under that name"
+                }
+            };
+            let [from, to] = [from, to].map(name);
+            SAID.call_once(|| {
+                log::warn!("copies from {from} to {to} go through the host's memory{hint}");
+            });
+        }
+    }
+}
+
+/// What a device is called in errors, if nobody has named it.
+fn name(device: &Device) -> String {
+    format!("{device:?}")
+}
+
+/// The runs of a split.
+fn runs_of(split: &[usize], names: &[String]) -> Result<Vec<Range<usize>>, PlacementError> {
+    if names.is_empty() {
+        return Err(PlacementError::NoDevice);
+    }
+    if split.len() != names.len() {
+        return Err(PlacementError::SplitCount {
+            split: split.to_vec(),
+            devices: names.len(),
+        });
+    }
+    if let Some(empty) = split.iter().position(|layers| *layers == 0) {
+        return Err(PlacementError::EmptyRun {
+            split: split.to_vec(),
+            device: names[empty].clone(),
+        });
+    }
+    let mut start = 0;
+    let runs = split.iter().map(|layers| {
+        let run = start..start + layers;
+        start = run.end;
+        run
+    });
+    Ok(runs.collect())
+}
+
+/// Bytes that something takes on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartBytes {
+    /// Of weights.
+    pub weights: usize,
+    /// Of the caches of all texts.
+    pub cache: usize,
+}
+
+impl PartBytes {
+    /// Weights and caches together.
+    pub fn total(self) -> usize {
+        self.weights.saturating_add(self.cache)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.saturating_add(other.weights),
+            cache: self.cache.saturating_add(other.cache),
+        }
+    }
+}
+
+/// Bytes of the parts of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelBytes {
+    /// Of the token embeddings. What drafts has a copy of them where it is on another device.
+    pub embedding: usize,
+    /// Of each layer.
+    pub layers: Vec<PartBytes>,
+    /// Of head, norm and output matrix.
+    pub head: usize,
+    /// Of what drafts, if there is anything.
+    pub drafter: Option<PartBytes>,
+    /// Of what the caches have on each device, however many layers are there.
+    pub tables: usize,
+}
+
+impl ModelBytes {
+    /// Adds bytes of weights to those of a part.
+    pub(crate) fn add(&mut self, place: Place, bytes: usize) {
+        let weights = match place {
+            Place::Embedding => &mut self.embedding,
+            Place::Layer(layer) => {
+                let layers = self.layers.len().max(layer + 1);
+                self.layers.resize(layers, PartBytes::default());
+                &mut self.layers[layer].weights
+            }
+            Place::Head => &mut self.head,
+            Place::Drafter => &mut self.drafter.get_or_insert_default().weights,
+        };
+        *weights = weights.saturating_add(bytes);
+    }
+
+    /// Sets the bytes of the caches of one text of so many positions. Of more texts together, which
+    /// are shorter, the caches take a little more.
+    #[must_use]
+    pub fn with_caches(
+        mut self,
+        config: &ModelConfig,
+        dtype: FloatDType,
+        positions: usize,
+    ) -> Self {
+        let options = CacheConfig {
+            capacity: positions,
+            rollback: Rollback::Bounded(MAX_DRAFTS),
+            dtype,
+            ..CacheConfig::default()
+        };
+        let trunk = CacheLayout::trunk(config);
+        let rings = trunk.layer_bytes(options);
+        for (layer, cache) in self.layers.iter_mut().zip(rings) {
+            layer.cache = cache;
+        }
+        self.tables = trunk.table_bytes(options);
+        if let Some(drafter) = &mut self.drafter {
+            let layout = match config.dspark {
+                Some(_) => CacheLayout::dspark(config),
+                None => CacheLayout::mtp(config),
+            };
+            let rings: usize = layout.layer_bytes(options).iter().sum();
+            drafter.cache = rings.saturating_add(layout.table_bytes(options));
+        }
+        self
+    }
+
+    /// Bytes of all weights on one device.
+    pub fn weights(&self) -> usize {
+        let layers = self.layers.iter().map(|layer| layer.weights);
+        let drafter = self.drafter.iter().map(|drafter| drafter.weights);
+        let parts = layers.chain(drafter).chain([self.embedding, self.head]);
+        parts.fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of a run of layers, with what else is on its device.
+    fn of_run(&self, run: &Range<usize>) -> PartBytes {
+        let (is_first, is_last) = (run.start == 0, run.end == self.layers.len());
+        let tables = PartBytes {
+            weights: 0,
+            cache: self.tables,
+        };
+        let layers = self.layers[run.clone()].iter();
+        let mut bytes = layers.fold(tables, |sum, layer| sum.plus(*layer));
+        let mut more = |weights| {
+            bytes = bytes.plus(PartBytes { weights, cache: 0 });
+        };
+        if is_first {
+            more(self.embedding);
+        }
+        if is_last {
+            more(self.head);
+            if self.drafter.is_some() && !is_first {
+                more(self.embedding);
+            }
+        }
+        match self.drafter.filter(|_| is_last) {
+            Some(drafter) => bytes.plus(drafter),
+            None => bytes,
+        }
+    }
+}
+
+/// How many layers each of some devices has, and the bytes that they take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The layers of each device.
+    pub runs: Vec<Range<usize>>,
+    /// The bytes on each device.
+    pub bytes: Vec<PartBytes>,
+}
+
+impl Plan {
+    /// Divides the layers among devices of these names so that the fullest device has as little as
+    /// possible, and the others as much alike as possible.
+    ///
+    /// # Errors
+    ///
+    /// If there is no device, or not a layer for each.
+    pub fn balanced(model: &ModelBytes, names: &[String]) -> Result<Self, PlacementError> {
+        let (layers, devices) = (model.layers.len(), names.len());
+        match devices {
+            0 => return Err(PlacementError::NoDevice),
+            1 => return Ok(Self::of_runs(model, std::iter::once(0..layers).collect())),
+            _ if devices > layers => {
+                return Err(PlacementError::TooManyDevices {
+                    devices,
+                    layers,
+                    device: names[layers].clone(),
+                });
+            }
+            _ => {}
+        }
+        // The best way to give the first layers, so many, to the devices so far.
+        let mut best = vec![Some(Way::default())];
+        best.resize(layers + 1, None);
+        for device in 0..devices {
+            let left = devices - 1 - device;
+            let reached = device + 1..=layers - left;
+            let next = (0..=layers).map(|end| {
+                let starts = (device..end).rev().filter(|_| reached.contains(&end));
+                let ways = starts.filter_map(|start| {
+                    let before = best[start].as_ref()?;
+                    Some(before.with(model, start..end))
+                });
+                ways.min_by(Way::order)
+            });
+            let next = next.collect();
+            best = next;
+        }
+        let way = best[layers]
+            .take()
+            .expect("there is a layer for each device");
+        Ok(Self::of_runs(model, way.runs))
+    }
+
+    /// Gives each device of these names as many layers as `split` has for it.
+    ///
+    /// # Errors
+    ///
+    /// If there is no device, or the split does not fit devices and layers.
+    pub fn split(
+        model: &ModelBytes,
+        names: &[String],
+        split: &[usize],
+    ) -> Result<Self, PlacementError> {
+        let runs = runs_of(split, names)?;
+        let (sum, layers) = (split.iter().sum(), model.layers.len());
+        if sum != layers {
+            return Err(PlacementError::SplitSum {
+                split: split.to_vec(),
+                sum,
+                layers,
+            });
+        }
+        Ok(Self::of_runs(model, runs))
+    }
+
+    fn of_runs(model: &ModelBytes, runs: Vec<Range<usize>>) -> Self {
+        let bytes = runs.iter().map(|run| model.of_run(run)).collect();
+        Self { runs, bytes }
+    }
+
+    /// Checks that each device has memory for its part, where that is known.
+    ///
+    /// # Errors
+    ///
+    /// For the first device that has not.
+    pub fn check(&self, names: &[String], memory: &[Option<usize>]) -> Result<(), PlacementError> {
+        let parts = self
+            .runs
+            .iter()
+            .zip(&self.bytes)
+            .zip(names.iter().zip(memory));
+        for ((layers, bytes), (device, memory)) in parts {
+            if let Some(memory) = memory.filter(|memory| bytes.total() > *memory) {
+                return Err(PlacementError::OutOfMemory {
+                    device: device.clone(),
+                    layers: layers.clone(),
+                    weights: bytes.weights,
+                    cache: bytes.cache,
+                    memory,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Layers of each device.
+    pub fn counts(&self) -> Vec<usize> {
+        self.runs.iter().map(ExactSizeIterator::len).collect()
+    }
+}
+
+/// Runs of the first layers.
+#[derive(Clone, Debug, Default)]
+struct Way {
+    runs: Vec<Range<usize>>,
+    /// Bytes of the fullest device.
+    largest: usize,
+    /// Sum of the squares of all devices' bytes.
+    squares: f64,
+}
+
+impl Way {
+    fn with(&self, model: &ModelBytes, run: Range<usize>) -> Self {
+        let total = model.of_run(&run).total();
+        let mut runs = self.runs.clone();
+        runs.push(run);
+        Self {
+            runs,
+            largest: self.largest.max(total),
+            squares: self.squares + (total as f64).powi(2),
+        }
+    }
+
+    fn order(&self, other: &Self) -> Ordering {
+        let largest = self.largest.cmp(&other.largest);
+        largest.then(self.squares.total_cmp(&other.squares))
+    }
+}
+
+/// The devices that a model is to be divided among. A [`Device`] alone is one, too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Devices {
+    devices: Vec<Device>,
+    names: Vec<String>,
+    memory: Vec<Option<usize>>,
+    split: Option<Vec<usize>>,
+    context: usize,
+}
+
+impl From<&Device> for Devices {
+    fn from(device: &Device) -> Self {
+        Self {
+            devices: vec![device.clone()],
+            names: vec![name(device)],
+            memory: vec![None],
+            split: None,
+            context: DEFAULT_CONTEXT,
+        }
+    }
+}
+
+impl From<&Devices> for Devices {
+    fn from(devices: &Devices) -> Self {
+        devices.clone()
+    }
+}
+
+impl Devices {
+    /// Devices, each with the name that errors give it.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or one comes twice.
+    pub fn new(devices: Vec<(String, Device)>) -> Result<Self, PlacementError> {
+        if devices.is_empty() {
+            return Err(PlacementError::NoDevice);
+        }
+        for (index, (name, device)) in devices.iter().enumerate() {
+            if devices[..index].iter().any(|(_, known)| known == device) {
+                return Err(PlacementError::Repeated {
+                    device: name.clone(),
+                });
+            }
+        }
+        let (names, devices): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
+        Ok(Self {
+            memory: vec![None; devices.len()],
+            names,
+            devices,
+            split: None,
+            context: DEFAULT_CONTEXT,
+        })
+    }
+
+    /// Gives each device so many layers, in place of as many as balance the bytes.
+    #[must_use]
+    pub fn with_split(mut self, split: Option<Vec<usize>>) -> Self {
+        self.split = split;
+        self
+    }
+
+    /// Counts the caches of so many positions, of all texts together, in place of
+    /// [`DEFAULT_CONTEXT`].
+    #[must_use]
+    pub fn with_context(mut self, positions: usize) -> Self {
+        self.context = positions;
+        self
+    }
+
+    /// Refuses what takes more than so many bytes on any device.
+    #[must_use]
+    pub fn with_memory(mut self, bytes: usize) -> Self {
+        self.memory.fill(Some(bytes));
+        self
+    }
+
+    /// The devices, in the order of the layers that they are to have.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Positions whose caches count.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Divides a model of so many bytes.
+    ///
+    /// # Errors
+    ///
+    /// If it has too few layers, the split does not fit it, or a device has too little memory.
+    pub fn place(&self, model: &ModelBytes) -> Result<Placement, PlacementError> {
+        let plan = match &self.split {
+            Some(split) => Plan::split(model, &self.names, split)?,
+            None => Plan::balanced(model, &self.names)?,
+        };
+        plan.check(&self.names, &self.memory)?;
+        let runs = plan.runs.into_iter().zip(&self.devices);
+        let runs = runs.map(|(layers, device)| Run {
+            device: device.clone(),
+            layers,
+        });
+        Ok(Placement {
+            runs: runs.collect(),
+        })
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+#[path = "placement_tests.rs"]
+mod tests;

@@ -1,0 +1,124 @@
+use super::*;
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|index| format!("cuda:{index}")).collect()
+}
+
+fn model(layers: &[usize], embedding: usize, head: usize) -> ModelBytes {
+    let layer = |weights: &usize| PartBytes {
+        weights: *weights,
+        cache: 1,
+    };
+    ModelBytes {
+        embedding,
+        layers: layers.iter().map(layer).collect(),
+        head,
+        drafter: None,
+        tables: 0,
+    }
+}
+
+#[test]
+fn the_fullest_device_has_as_little_as_it_can() {
+    for (layers, embedding, head, devices, counts) in [
+        (vec![9; 6], 0, 0, 1, vec![6]),
+        (vec![9; 6], 0, 0, 2, vec![3, 3]),
+        (vec![9; 7], 0, 0, 3, vec![3, 2, 2]),
+        // What else is with the first layer, and with the last.
+        (vec![9; 6], 20, 0, 2, vec![2, 4]),
+        (vec![9; 6], 0, 20, 2, vec![4, 2]),
+        (vec![9; 6], 0, 60, 2, vec![5, 1]),
+        (vec![40, 10, 10, 10, 10], 0, 0, 2, vec![1, 4]),
+        (vec![5; 4], 0, 0, 4, vec![1, 1, 1, 1]),
+        (vec![], 3, 4, 1, vec![0]),
+    ] {
+        let plan = Plan::balanced(&model(&layers, embedding, head), &names(devices)).unwrap();
+        assert_eq!(plan.counts(), counts, "{layers:?}");
+        let ends: Vec<usize> = plan.runs.iter().map(|run| run.end).collect();
+        let starts = plan.runs.iter().skip(1).map(|run| run.start);
+        assert!(starts.eq(ends[..devices - 1].iter().copied()), "{plan:?}");
+    }
+}
+
+#[test]
+fn every_byte_is_on_one_device_but_for_the_embedding_of_the_drafter() {
+    let drafter = PartBytes {
+        weights: 30,
+        cache: 2,
+    };
+    let model = ModelBytes {
+        drafter: Some(drafter),
+        ..model(&[10, 20, 30, 40], 7, 8)
+    };
+    let whole = Plan::split(&model, &names(1), &[4]).unwrap();
+    assert_eq!(whole.bytes[0].weights, 100 + 7 + 8 + 30);
+    assert_eq!(whole.bytes[0].cache, 4 + 2);
+    assert_eq!(model.weights(), 145);
+    let plan = Plan::split(&model, &names(2), &[1, 3]).unwrap();
+    let bytes = |weights, cache| PartBytes { weights, cache };
+    assert_eq!(plan.bytes, [bytes(17, 1), bytes(90 + 8 + 30 + 7, 3 + 2)]);
+}
+
+#[test]
+fn a_split_that_does_not_fit_is_refused_with_its_values() {
+    let model = model(&[10; 4], 0, 0);
+    let refused = |split: &[usize], devices| {
+        let error = Plan::split(&model, &names(devices), split).unwrap_err();
+        error.to_string()
+    };
+    assert_eq!(
+        refused(&[2, 1], 2),
+        "split [2, 1]: it has 3 layers, the model has 4"
+    );
+    assert_eq!(
+        refused(&[4, 0], 2),
+        "split [4, 0]: it has no layer for cuda:1"
+    );
+    assert_eq!(
+        refused(&[2, 1, 1], 2),
+        "split [2, 1, 1]: it has 3 numbers, there are 2 devices"
+    );
+    assert_eq!(refused(&[], 0), "devices: none is named");
+    let error = Plan::balanced(&model, &names(5)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "devices: 5 of them cannot share 4 layers, cuda:4 would be left without"
+    );
+    assert_eq!(
+        Plan::balanced(&model, &[]).unwrap_err(),
+        PlacementError::NoDevice
+    );
+}
+
+#[test]
+fn a_device_with_too_little_memory_is_named() {
+    let plan = Plan::split(&model(&[10; 4], 5, 0), &names(2), &[2, 2]).unwrap();
+    let memory = |bytes: [Option<usize>; 2]| plan.check(&names(2), &bytes);
+    assert_eq!(memory([Some(27), Some(22)]), Ok(()));
+    assert_eq!(memory([None, None]), Ok(()));
+    assert_eq!(
+        memory([None, Some(21)]).unwrap_err().to_string(),
+        "cuda:1: layers 2 to 3 take 20 bytes of weights and 2 of caches, the device has 21"
+    );
+    assert!(memory([Some(26), None]).is_err());
+}
+
+#[test]
+fn a_device_that_is_named_twice_is_refused_unless_a_placement_is_made_by_hand() {
+    let flex = Device::flex();
+    let twice = vec![("one".into(), flex.clone()), ("two".into(), flex.clone())];
+    let error = Devices::new(twice).unwrap_err();
+    assert_eq!(error.to_string(), "devices: two is named twice");
+    assert_eq!(Devices::new(vec![]).unwrap_err(), PlacementError::NoDevice);
+
+    let placement = Placement::new(&[flex.clone(), flex.clone()], &[1, 3]).unwrap();
+    assert_eq!((placement.layers(), placement.runs().len()), (4, 2));
+    assert!(placement.is_divided() && !placement.is_distinct());
+    assert!(Placement::new(&[flex.clone(), flex.clone()], &[0, 4]).is_err());
+    let first = placement.first_layers(1);
+    assert_eq!((first.layers(), first.runs().len()), (1, 1));
+    assert_eq!(placement.first_layers(2).runs()[1].layers, 1..2);
+    let devices = Devices::from(&flex);
+    let placement = devices.place(&model(&[1; 3], 0, 0)).unwrap();
+    assert_eq!(placement, Placement::single(&flex, 3));
+}

@@ -1,0 +1,77 @@
+//! Where a model runs.
+
+use std::fmt;
+
+use burn_ds4_ops::device::{DeviceError, DeviceSpec};
+use clap::Args;
+use ds4_model::placement::{DEFAULT_CONTEXT, Devices, PlacementError};
+
+/// Why a model cannot run there.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceArgsError {
+    /// A device is not there.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The devices do not go together.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+}
+
+/// Options of where a model runs.
+#[derive(Clone, Debug, Args)]
+pub struct DeviceArgs {
+    /// Device: flex (CPU), wgpu, cuda or cuda:INDEX. Several, with commas between them, share the
+    /// layers: cuda:0,cuda:1 [default: flex; generate and serve: the best that is there].
+    #[arg(long, value_delimiter = ',', value_name = "DEVICE")]
+    device: Vec<DeviceSpec>,
+    /// Layers of each device, with commas between them [default: as many as balance the memory].
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LAYERS",
+        requires = "device"
+    )]
+    split: Option<Vec<usize>>,
+}
+
+impl DeviceArgs {
+    /// Takes this device where none is given.
+    pub fn or(self, default: impl FnOnce() -> DeviceSpec) -> Self {
+        match self.device.is_empty() {
+            true => Self {
+                device: vec![default()],
+                ..self
+            },
+            false => self,
+        }
+    }
+
+    /// The first of them. The others are of its kind, or as slow at most.
+    pub fn first(&self) -> DeviceSpec {
+        self.device.first().copied().unwrap_or_default()
+    }
+
+    /// The devices, for texts of so many positions together, or as many as usual.
+    pub fn init(&self, positions: Option<usize>) -> Result<Devices, DeviceArgsError> {
+        let specs = match &self.device[..] {
+            [] => &[DeviceSpec::default()],
+            specs => specs,
+        };
+        let devices = specs
+            .iter()
+            .map(|spec| Ok((spec.to_string(), spec.init()?)));
+        let devices = devices.collect::<Result<_, DeviceError>>()?;
+        let devices = Devices::new(devices)?.with_split(self.split.clone());
+        Ok(devices.with_context(positions.unwrap_or(DEFAULT_CONTEXT)))
+    }
+}
+
+impl fmt::Display for DeviceArgs {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", self.first())?;
+        let others = self.device.iter().skip(1);
+        others
+            .into_iter()
+            .try_for_each(|device| write!(formatter, ",{device}"))
+    }
+}
