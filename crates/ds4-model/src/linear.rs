@@ -75,12 +75,11 @@ impl PackedLinear {
     ///
     /// If the last dimension of `x` is not `d_input`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let weights = self.weight.weights();
         match &self.weight.values {
-            StackValues::Dense(weight) => weights.input(x).and_then(|x| {
+            StackValues::Dense(weight) => self.weight.activations.input(x).and_then(|x| {
                 small_m_matmul(x, weight.val().squeeze_dim(0), SmallMOptions::default())
             }),
-            StackValues::Fp8(_) | StackValues::Fp4(_) => quant_linear(x, &weights),
+            StackValues::Fp8(_) | StackValues::Fp4(_) => quant_linear(x, &self.weight.weights()),
         }
         .expect("an input that fits the weight")
     }

@@ -125,7 +125,7 @@ pub fn expert_ffn(
         return Ok(Tensor::zeros([tokens, d], (&device, DType::F32)));
     }
     Ok(Tensor::from_dispatch(Dispatch::expert_ffn(
-        gate_up.input(x)?.into_dispatch(),
+        gate_up.activations().input(x)?.into_dispatch(),
         ids.into_dispatch(),
         weights.into_dispatch(),
         experts,
@@ -247,7 +247,7 @@ pub fn moe_ffn(
         return Ok((own + all).cast(dtype));
     }
     Ok(Tensor::from_dispatch(Dispatch::moe_ffn(
-        routed.gate_up.input(x)?.into_dispatch(),
+        routed.gate_up.activations().input(x)?.into_dispatch(),
         ids.into_dispatch(),
         weights.into_dispatch(),
         packed,

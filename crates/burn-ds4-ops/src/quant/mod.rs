@@ -201,7 +201,7 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
     let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = weights.input(x)?.reshape([rows, columns]);
+    let x: Tensor<2> = weights.activations().input(x)?.reshape([rows, columns]);
     let y = Dispatch::quant_linear(x.into_dispatch(), weights.clone().into());
     Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
 }
@@ -244,7 +244,7 @@ pub fn quant_linear_pair<const D: usize>(
         return Ok([quant_linear(x.clone(), first)?, quant_linear(x, second)?]);
     }
     let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = first.input(x)?.reshape([rows, columns]);
+    let x: Tensor<2> = first.activations().input(x)?.reshape([rows, columns]);
     let (product, other) = Dispatch::quant_linear_pair(
         x.into_dispatch(),
         first.clone().into(),
@@ -290,7 +290,10 @@ pub fn grouped_linear<const D: usize>(
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
     let tokens = shape[..D - 2].iter().product();
-    let x: Tensor<3> = weights.input(x)?.reshape([tokens, groups, columns]);
+    let x: Tensor<3> = weights
+        .activations()
+        .input(x)?
+        .reshape([tokens, groups, columns]);
     let y = Dispatch::grouped_linear(x.into_dispatch(), weights.clone().into());
     Ok(Tensor::<3>::from_dispatch(y).reshape(shape))
 }

@@ -22,6 +22,20 @@ pub enum Activations {
     Released,
 }
 
+impl Activations {
+    /// `x` as products take it: itself, or rounded. Operators do that by themselves.
+    ///
+    /// # Errors
+    ///
+    /// As [`fp8_roundtrip`], where `x` is rounded.
+    pub fn input<const D: usize>(self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
+        match self {
+            Self::Exact => Ok(x),
+            Self::Released => fp8_roundtrip(x, FP8_BLOCK),
+        }
+    }
+}
+
 /// A stack of weight matrices `[count, out, in]`, dense or packed, checked once.
 ///
 /// Operators that take it read the codes as they are, wherever a device has a kernel for that. It
@@ -116,19 +130,6 @@ impl Weights {
     /// What products do to their other operand.
     pub fn activations(&self) -> Activations {
         self.activations
-    }
-
-    /// `x` as products take it: itself, or rounded. Operators that are given these weights do that
-    /// by themselves.
-    ///
-    /// # Errors
-    ///
-    /// As [`fp8_roundtrip`], where `x` is rounded.
-    pub fn input<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
-        match self.activations {
-            Activations::Exact => Ok(x),
-            Activations::Released => fp8_roundtrip(x, FP8_BLOCK),
-        }
     }
 
     /// `[count, out, in]`.
