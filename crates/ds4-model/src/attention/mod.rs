@@ -407,8 +407,8 @@ impl Attention {
         }
     }
 
-    /// Stores the key/value rows of a prefill step, and returns them after the earlier rows that are
-    /// visible to its queries.
+    /// Stores the key/value rows of a prefill step, and returns them after the earlier rows that
+    /// are visible to its queries.
     fn window_rows(
         &self,
         rows: Tensor<3>,
