@@ -4,6 +4,7 @@ use std::cell::{OnceCell, RefCell};
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::moe::{expert_ffn, swiglu};
+use burn_ds4_ops::quant::Activations;
 
 use crate::{
     harness::{Case, Prepared},
@@ -24,6 +25,8 @@ const PRO: [usize; 3] = [384, 7168, 3072];
 pub(crate) const SMALL: [usize; 3] = [16, 256, 128];
 const TOKENS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 256, 2048, 4096, 16384];
 const FP8_TOKENS: [usize; 3] = [1, 8, 4096];
+const RELEASED_TOKENS: [usize; 4] = [1, 2048, 4096, 16384];
+const FP8_RELEASED_TOKENS: usize = 4096;
 /// Tokens in the comparison with Burn's own operators.
 const BURN_TOKENS: usize = 4096;
 /// Tokens from which arithmetic may be the bound.
@@ -36,6 +39,8 @@ pub(crate) const WORD: usize = 4;
 enum Method {
     /// By the operator.
     Fused,
+    /// The same with both inputs rounded.
+    Released,
     /// Expert by expert with Burn's operators, from matrices that are dequantised each time.
     Dequantized,
     /// The same from dense matrices.
@@ -61,7 +66,12 @@ pub fn cases() -> Vec<Case> {
         ),
     ];
     let fp8 = FP8_TOKENS.map(|tokens| case(tokens, FLASH, ("fp8", FP8_PAIR), bf16, Method::Fused));
-    let flash = of(FLASH).chain(burn).chain(fp8);
+    let released =
+        |(variant, format), tokens| case(tokens, FLASH, (variant, format), bf16, Method::Released);
+    let fp4_released = RELEASED_TOKENS.map(|tokens| released(("fp4_released", fp4), tokens));
+    let fp8_released = released(("fp8_released", FP8_PAIR), FP8_RELEASED_TOKENS);
+    let fp4 = of(FLASH).chain(fp4_released);
+    let flash = fp4.chain(burn).chain(fp8).chain([fp8_released]);
     std::iter::once(small).chain(flash).chain(of(PRO)).collect()
 }
 
@@ -86,7 +96,10 @@ fn case(
         // All sets share the weights of the layer; each uses other experts.
         input_bytes: weights + x,
         build: Box::new(move |device, seed| {
-            let layer = layer(format, shape, device);
+            let mut layer = layer(format, shape, device);
+            if method == Method::Released {
+                layer.activations = Activations::Released;
+            }
             device.seed(u64::from(seed));
             let uniform = Distribution::Uniform(-1.0, 1.0);
             let x = Tensor::<2>::random([tokens, d], uniform, (device, DType::F32)).cast(dtype);
@@ -94,7 +107,7 @@ fn case(
             let random = &mut Random::new(u64::from(!seed));
             let weights: Vec<f32> = (0..pairs).map(|_| random.unit() / 2.0).collect();
             let run = match method {
-                Method::Fused => fused(&layer, &x, &ids, &weights),
+                Method::Fused | Method::Released => fused(&layer, &x, &ids, &weights),
                 Method::Dequantized | Method::Dense => {
                     by_expert(&layer, &x, &ids, &weights, method)
                 }

@@ -1,7 +1,7 @@
 //! Linear layers with packed weights, at the sizes of the released models' projections.
 
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
-use burn_ds4_ops::quant::{FP4_BLOCK, Weights, quant_linear, quant_linear_pair};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_pair};
 
 use crate::{
     harness::{Case, Prepared},
@@ -15,6 +15,8 @@ use crate::{
 const SIZES: [(usize, usize); 3] = [(4096, 4096), (32768, 1024), (7168, 2048)];
 /// Small, to see whether everything runs.
 const SMALL: (usize, usize) = (256, 512);
+/// Rows of products that round them.
+const RELEASED_ROWS: [usize; 4] = [1, 128, 2048, 4096];
 const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 4096];
 /// Outputs of both matrices, and inputs: the projections of tokens and of low-rank queries in
 /// V4-Flash.
@@ -27,12 +29,23 @@ const APART: &str = "apart";
 const ARITHMETIC_ROWS: usize = 64;
 
 pub fn cases() -> Vec<Case> {
-    let formats = [("fp8", FP8), ("fp4", Format::Fp4)].into_iter();
-    let large = formats.flat_map(|format| {
-        let sizes = SIZES.into_iter();
-        sizes.flat_map(move |size| ROWS.map(|rows| case(rows, size, format, FloatDType::BF16)))
-    });
-    let small = case(1, SMALL, ("fp4", Format::Fp4), FloatDType::F32);
+    let exact = Activations::Exact;
+    let released = Activations::Released;
+    let variants = [
+        ("fp8", FP8, exact, &ROWS[..]),
+        ("fp4", Format::Fp4, exact, &ROWS[..]),
+        ("fp8_released", FP8, released, &RELEASED_ROWS[..]),
+        ("fp4_released", Format::Fp4, released, &RELEASED_ROWS[..]),
+    ];
+    let large = variants
+        .into_iter()
+        .flat_map(|(variant, format, mode, rows)| {
+            SIZES.into_iter().flat_map(move |size| {
+                let rows = rows.iter();
+                rows.map(move |&rows| case(rows, size, (variant, format, mode), FloatDType::BF16))
+            })
+        });
+    let small = case(1, SMALL, ("fp4", Format::Fp4, exact), FloatDType::F32);
     let pairs = PAIRS.into_iter().flat_map(|size| {
         let variants = ["fp8", APART].into_iter();
         variants.flat_map(move |variant| {
@@ -47,7 +60,7 @@ pub fn cases() -> Vec<Case> {
 fn case(
     rows: usize,
     (outputs, inputs): (usize, usize),
-    (variant, format): (&'static str, Format),
+    (variant, format, activations): (&'static str, Format, Activations),
     dtype: FloatDType,
 ) -> Case {
     let weights = bytes_of_one(format, outputs, inputs);
@@ -64,17 +77,25 @@ fn case(
             let drawn = Drawn::new(format, [1, outputs, inputs], device, seed);
             let uniform = Distribution::Uniform(-1.0, 1.0);
             let x = Tensor::<2>::random([rows, inputs], uniform, (device, DType::F32)).cast(dtype);
-            let (weights, checked) = (drawn.weights(), x.clone());
+            let weights = drawn.weights().with_activations(activations);
+            let checked = x.clone();
             Prepared::new(
                 move || quant_linear(x.clone(), &weights).expect("a matrix"),
-                move |output: Tensor<2>| check(&checked, &drawn.read(), &output, variant),
+                move |output: Tensor<2>| {
+                    check(&checked, &drawn.read(), &output, (variant, activations));
+                },
             )
         }),
     }
 }
 
 /// Compares the first row and the last.
-fn check(x: &Tensor<2>, matrix: &Packed, output: &Tensor<2>, variant: &str) {
+fn check(
+    x: &Tensor<2>,
+    matrix: &Packed,
+    output: &Tensor<2>,
+    (variant, activations): (&str, Activations),
+) {
     let [rows, inputs] = x.dims();
     let mut some = vec![0, rows - 1];
     some.dedup();
@@ -83,7 +104,10 @@ fn check(x: &Tensor<2>, matrix: &Packed, output: &Tensor<2>, variant: &str) {
             let row = tensor.clone().slice_dim(0, row..row + 1);
             values(row.cast(FloatDType::F32))
         };
-        let x = Input::new([1, inputs], x.dtype().into(), &read(x));
+        let mut x = Input::new([1, inputs], x.dtype().into(), &read(x));
+        if activations == Activations::Released {
+            x = x.rounded();
+        }
         x.check(matrix, &read(output), &format!("{variant} row {row}"));
     }
 }
@@ -126,7 +150,8 @@ fn pair_case(
                 move || run_pair(&x, &weights, variant == APART),
                 move |(first, second): (Tensor<2>, Tensor<2>)| {
                     for (drawn, output) in drawn.iter().zip([first, second]) {
-                        check(&checked, &drawn.read(), &output, variant);
+                        let exact = (variant, Activations::Exact);
+                        check(&checked, &drawn.read(), &output, exact);
                     }
                 },
             )

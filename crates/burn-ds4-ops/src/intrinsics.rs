@@ -496,6 +496,24 @@ pub(crate) fn e4m3_to_f16(word: u32, #[comptime] upper: bool) -> u32 {
     y
 }
 
+/// Rounds four floats to E4M3, to nearest with ties to even, with the first in the lowest byte of
+/// the word. NaN stays NaN, larger numbers become the largest. Needs PTX and a processor that has
+/// this conversion.
+#[cube]
+pub(crate) fn pack_e4m3(x: &Array<f32>, #[comptime] first: usize) -> u32 {
+    let y: u32;
+    let a = f32::reinterpret(u32::reinterpret(x[first]));
+    let b = f32::reinterpret(u32::reinterpret(x[comptime!(first + 1)]));
+    let c = f32::reinterpret(u32::reinterpret(x[comptime!(first + 2)]));
+    let d = f32::reinterpret(u32::reinterpret(x[comptime!(first + 3)]));
+    gpu_asm!(
+        "{{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, {b}, {a}; \
+        cvt.rn.satfinite.e4m3x2.f32 h, {d}, {c}; mov.b32 {y}, {{l, h}}; }}",
+        y = out(_) y, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d, options(pure, nomem)
+    );
+    y
+}
+
 /// Multiplies a 16x16 and a 16x8 tile on tensor cores and adds the product to `sum`. Every lane of
 /// the plane holds its part of each tile.
 ///

@@ -11,18 +11,9 @@ use super::common::{
 use super::experts::{Layer, size};
 use super::linear::{Input, linear};
 use super::packing::{FP8_PAIR, Format, Packed, every_format};
-use super::round_trips::FP8;
 use super::sharing::Both;
 
 const RELEASED: Activations = Activations::Released;
-
-impl Input {
-    /// What the products make of it.
-    fn rounded(&self) -> Self {
-        let values = FP8.rows(&self.values, self.shape[1], FP8_BLOCK);
-        Self::new(self.shape, self.dtype, &values)
-    }
-}
 
 fn rows_of_16_bits_are_rounded_as_those_of_32() {
     every_dtype(|name, device, dtype| {
@@ -43,7 +34,13 @@ fn linear_maps_round_their_input() {
                 if compiles_slowly(name) && dtype != FloatDType::F32 {
                     continue;
                 }
-                let shapes = [[1, 130, 200], [9, 24, 512], [40, 130, 384], [70, 64, 136]];
+                let shapes = [
+                    [1, 130, 200],
+                    [9, 24, 512],
+                    [40, 130, 384],
+                    [70, 64, 136],
+                    [200, 264, 640],
+                ];
                 for (i, &[rows, outputs, inputs]) in some(name, &shapes, 2).enumerate() {
                     let weights = Packed::random(format, [1, outputs, inputs], i as u64);
                     let x = Input::random([rows, inputs], dtype, i as u64 + 9);
@@ -51,6 +48,54 @@ fn linear_maps_round_their_input() {
                     let y = linear(x.on(device), &on_device);
                     x.rounded()
                         .check(&weights, &y, &format!("{name} {dtype:?}"));
+                }
+            }
+        });
+    }
+}
+
+/// Where tensor cores multiply FP8, their sums of small integers are exact. So a weight, a row or a
+/// scale that is left out shows.
+fn products_of_small_integers_are_exact() {
+    for (name, device) in devices() {
+        every_format(name, device, |format| {
+            let shapes = [
+                [33, 40, 128],
+                [150, 264, 640],
+                [300, 136, 1024],
+                [70, 1100, 272],
+            ];
+            for (i, &[rows, outputs, inputs]) in some(name, &shapes, 2).enumerate() {
+                for dtype in dtypes(name, device) {
+                    let weights = Packed::exact(format, [1, outputs, inputs], 0, i as u64);
+                    let x = Input::exact([rows, inputs], dtype, i as u64 + 9);
+                    let on_device = weights.on(device).with_activations(RELEASED);
+                    let y = linear(x.on(device), &on_device);
+                    x.check_exact(&weights, &y, &format!("{name} {dtype:?}"));
+                }
+            }
+        });
+    }
+}
+
+fn what_is_not_finite_stays_in_its_row() {
+    for (name, device) in devices() {
+        every_format(name, device, |format| {
+            for dtype in dtypes(name, device) {
+                let weights = Packed::exact(format, [1, 40, 256], 0, 1);
+                let weights = weights.on(device).with_activations(RELEASED);
+                let mut x = Input::exact([64, 256], dtype, 2);
+                let finite = linear(x.on(device), &weights);
+                x.values[3 * 256 + 7] = f32::NAN;
+                x.values[20 * 256 + 200] = f32::INFINITY;
+                let y = linear(x.on(device), &weights);
+                for (i, (actual, finite)) in y.into_iter().zip(finite).enumerate() {
+                    let what = format!("{name} {dtype:?} row {}: {actual}", i / 40);
+                    match i / 40 {
+                        3 => assert!(actual.is_nan(), "{what}"),
+                        20 => assert!(!actual.is_finite(), "{what}"),
+                        _ => assert_eq!(actual, finite, "{what}"),
+                    }
                 }
             }
         });
@@ -128,6 +173,8 @@ fn a_shared_expert_rounds_for_itself() {
 catalogue![
     rows_of_16_bits_are_rounded_as_those_of_32,
     linear_maps_round_their_input,
+    products_of_small_integers_are_exact,
+    what_is_not_finite_stays_in_its_row,
     pairs_and_groups_round_as_single_maps_do,
     experts_round_what_both_of_their_matrices_take,
     a_shared_expert_rounds_for_itself,

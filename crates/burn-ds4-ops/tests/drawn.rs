@@ -1,11 +1,12 @@
 //! Stacks of matrices too large for the host: drawn on a device, and read back one by one.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Weights};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Weights};
 
 use super::common::{assert_within, narrow, values, wide};
 use super::experts::{Rounding, Stacks};
 use super::packing::{Format, Packed, fp8_blocks};
+use super::round_trips::FP8;
 
 /// A stack `[count, out, in]` on a device.
 #[derive(Clone)]
@@ -164,6 +165,8 @@ fn codes<const D: usize>(words: Tensor<D, Int>, length: usize, per_word: usize) 
 pub struct DrawnExperts {
     pub gate_up: Drawn,
     pub down: Drawn,
+    /// What the products do to x and to the hidden layer.
+    pub activations: Activations,
 }
 
 /// Some tokens of a batch, and the error that is allowed.
@@ -182,14 +185,14 @@ impl DrawnExperts {
         Self {
             gate_up: Drawn::new(format, [experts, 2 * inner, d], device, 2 * seed),
             down: Drawn::new(format.of_down(), down, device, 2 * seed + 1),
+            activations: Activations::Exact,
         }
     }
 
     pub fn stacks(&self) -> Stacks {
-        Stacks {
-            gate_up: self.gate_up.weights(),
-            down: self.down.weights(),
-        }
+        let [gate_up, down] = [&self.gate_up, &self.down]
+            .map(|stack| stack.weights().with_activations(self.activations));
+        Stacks { gate_up, down }
     }
 
     /// The outputs of one token, with the error that is allowed. The slots are worked out side by
@@ -197,7 +200,11 @@ impl DrawnExperts {
     pub fn expected(&self, batch: &Batch, token: usize) -> Vec<(f64, f64)> {
         let x = batch.x.clone().slice_dim(0, token..token + 1);
         let dtype = FloatDType::from(x.dtype());
-        let x = wide(&values(x.cast(FloatDType::F32)));
+        let x = values(x.cast(FloatDType::F32));
+        let x = match self.activations {
+            Activations::Exact => wide(&x),
+            Activations::Released => wide(&FP8.row(&x, FP8_BLOCK)),
+        };
         let k = batch.ids.len() / batch.x.dims()[0];
         let slots = (token * k..(token + 1) * k).filter(|&pair| batch.ids[pair] >= 0);
         let slots = slots.map(|pair| {
@@ -211,7 +218,7 @@ impl DrawnExperts {
                 dtype,
                 weights_fit: gate_up.is_exact_in(dtype) && down.is_exact_in(dtype),
                 products_fit: false,
-                activations: Activations::Exact,
+                activations: self.activations,
             };
             rounding.slot(
                 &x,

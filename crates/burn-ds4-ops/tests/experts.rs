@@ -262,6 +262,7 @@ impl Rounding {
             unit(self.dtype)
         };
         let of_weights = if self.weights_fit { 0.0 } else { unit };
+        let released = self.activations == Activations::Released;
         let rows: Vec<(f64, f64)> = gate_up
             .chunks(x.len())
             .map(|row| {
@@ -283,10 +284,19 @@ impl Rounding {
             }
         });
         let mut hidden: Vec<(f64, f64)> = hidden.collect();
-        if self.activations == Activations::Released {
-            let values: Vec<f32> = hidden.iter().map(|(value, _)| *value as f32).collect();
-            for (hidden, rounded) in hidden.iter_mut().zip(FP8.row(&values, FP8_BLOCK)) {
-                hidden.0 = f64::from(rounded);
+        if released {
+            // A value may be on either side of where rounding changes, and so may the largest.
+            let off_by = |sign: f64| {
+                let off = hidden.iter().map(|&(value, error)| {
+                    (value.abs() + sign * error).max(0.0).copysign(value) as f32
+                });
+                FP8.row(&off.collect::<Vec<_>>(), FP8_BLOCK)
+            };
+            let (nearest, less, more) = (off_by(0.0), off_by(-1.0), off_by(1.0));
+            for (i, hidden) in hidden.iter_mut().enumerate() {
+                let rounded = nearest[i];
+                let error = (rounded - less[i]).abs().max((rounded - more[i]).abs());
+                *hidden = (f64::from(rounded), f64::from(error));
             }
         }
         down.chunks(hidden.len().max(1))

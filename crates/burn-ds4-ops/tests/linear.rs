@@ -1,11 +1,12 @@
 //! Inputs of a linear layer with packed weights, and what comes out, worked out in f64.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_ds4_ops::quant::{Weights, quant_linear};
+use burn_ds4_ops::quant::{FP8_BLOCK, Weights, quant_linear};
 
 use super::common::{EXACT, assert_close, assert_within, narrow, values, wide};
 use super::distributions::Random;
 use super::packing::{Packed, rounded};
+use super::round_trips::FP8;
 use super::sums::{Sum, smallest, unit};
 
 /// An x on the host.
@@ -13,6 +14,8 @@ pub struct Input {
     pub shape: [usize; 2],
     pub dtype: FloatDType,
     pub values: Vec<f32>,
+    /// Whether products by packed weights may be those of E4M3.
+    in_fp8: bool,
 }
 
 impl Input {
@@ -21,6 +24,16 @@ impl Input {
             shape,
             dtype,
             values: rounded(values, dtype),
+            in_fp8: false,
+        }
+    }
+
+    /// What products make of it that round their input.
+    pub fn rounded(&self) -> Self {
+        let values = FP8.rows(&self.values, self.shape[1], FP8_BLOCK);
+        Self {
+            in_fp8: self.dtype == FloatDType::BF16,
+            ..Self::new(self.shape, self.dtype, &values)
         }
     }
 
@@ -79,6 +92,8 @@ impl Input {
             let error = sums[index].error(of_weights);
             let on_the_way = sums[index].spread() + sums[index].value.abs();
             let error = error + self.rounded_on_the_way(what) * on_the_way;
+            let of_fp8 = sums[index].error_of_fp8() * f64::from(u8::from(self.in_fp8));
+            let error = error + of_fp8;
             error + unit * (sums[index].value.abs() + error) + smallest(self.dtype)
         };
         let (format, shape) = (weights.format(), self.shape);

@@ -242,6 +242,7 @@ impl Routed {
             let hidden = layout.output(&x, pairs);
             let gated = LargeM {
                 x: &x,
+                x_scales: None,
                 sorted: Some(&sorted),
                 scores: Some(&scores),
                 matrices: gate_up,

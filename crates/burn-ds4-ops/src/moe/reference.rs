@@ -8,6 +8,8 @@ use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
 use super::backend::{MoeOps, PackedExperts};
+#[cfg(feature = "flex")]
+use crate::quant::Activations;
 use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
 use crate::reference::bool_dtype;
 use crate::roundtrip::SmallFloat;
@@ -163,7 +165,8 @@ fn per_expert<B: QuantOps>(
         if !pairs.is_empty() {
             let to = from + pairs.len();
             let rows = B::float_slice(x.clone(), &[(from..to).into(), (0..columns).into()]);
-            outputs.push(B::quant_linear(rows, matrices.one(expert)));
+            let exact = Activations::Exact;
+            outputs.push(B::quant_linear(rows, matrices.one(expert), exact));
             from = to;
         }
     }

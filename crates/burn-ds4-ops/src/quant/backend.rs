@@ -3,7 +3,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Shape, Slice};
 
-use super::reference;
+use super::{Activations, reference};
 #[cfg(feature = "cube")]
 use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::SmallMOps;
@@ -133,31 +133,36 @@ pub trait QuantOps: SmallMOps {
     }
 
     /// See [`quant_linear`](super::quant_linear); `x` is `[rows, in]`.
-    #[fusion(meta = |x, weights| fusion::product(x, weights))]
+    #[fusion(meta = |x, weights, _activations| fusion::product(x, weights))]
     fn quant_linear(
         x: FloatTensor<Self>,
         #[extension_type] weights: PackedWeights<Self>,
+        activations: Activations,
     ) -> FloatTensor<Self> {
-        reference::quant_linear::<Self>(x, weights)
+        reference::quant_linear::<Self>(x, weights, activations)
     }
 
     /// See [`quant_linear_pair`](super::quant_linear_pair); `x` is `[rows, in]`.
-    #[fusion(meta = |x, first, second| (fusion::product(x, first), fusion::product(x, second)))]
+    #[fusion(meta = |x, first, second, _activations| {
+        (fusion::product(x, first), fusion::product(x, second))
+    })]
     fn quant_linear_pair(
         x: FloatTensor<Self>,
         #[extension_type] first: PackedWeights<Self>,
         #[extension_type] second: PackedWeights<Self>,
+        activations: Activations,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        reference::quant_linear_pair::<Self>(x, first, second)
+        reference::quant_linear_pair::<Self>(x, first, second, activations)
     }
 
     /// See [`grouped_linear`](super::grouped_linear); `x` is `[tokens, groups, in]`.
-    #[fusion(meta = |x, weights| fusion::products(x, weights))]
+    #[fusion(meta = |x, weights, _activations| fusion::products(x, weights))]
     fn grouped_linear(
         x: FloatTensor<Self>,
         #[extension_type] weights: PackedWeights<Self>,
+        activations: Activations,
     ) -> FloatTensor<Self> {
-        reference::grouped_linear::<Self>(x, weights)
+        reference::grouped_linear::<Self>(x, weights, activations)
     }
 }
 
@@ -174,7 +179,11 @@ impl QuantOps for burn_cubecl::CubeBackend {
         }
     }
 
-    fn quant_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
+    fn quant_linear(
+        x: FloatTensor<Self>,
+        weights: PackedWeights<Self>,
+        activations: Activations,
+    ) -> FloatTensor<Self> {
         use burn::backend::ops::FloatTensorOps;
 
         if let PackedWeights::Dense { values } = &weights
@@ -183,13 +192,14 @@ impl QuantOps for burn_cubecl::CubeBackend {
             let [_, out, columns] = weights.dims();
             let values = Self::float_reshape(values.clone(), Shape::new([out, columns]));
             let dtype = x.dtype().into();
+            let x = reference::input::<Self>(x, activations);
             return Self::small_m_matmul(x, values, dtype, INVARIANT_ROWS);
         }
         let matrix = weights.clone().into();
         if super::launch::can_multiply_rows(&x, &matrix) {
-            super::launch::multiply_rows(x, matrix)
+            super::launch::multiply_rows(x, matrix, activations)
         } else {
-            reference::quant_linear::<Self>(x, weights)
+            reference::quant_linear::<Self>(x, weights, activations)
         }
     }
 
@@ -197,20 +207,28 @@ impl QuantOps for burn_cubecl::CubeBackend {
         x: FloatTensor<Self>,
         first: PackedWeights<Self>,
         second: PackedWeights<Self>,
+        activations: Activations,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let matrices = [first.clone(), second.clone()].map(Into::into);
         match super::launch::pair_blueprint(&x, &matrices) {
-            Some(blueprint) => super::launch::multiply_pair(x, matrices, blueprint),
-            None => reference::quant_linear_pair::<Self>(x, first, second),
+            Some(blueprint) => {
+                let x = reference::input::<Self>(x, activations);
+                super::launch::multiply_pair(x, matrices, blueprint)
+            }
+            None => reference::quant_linear_pair::<Self>(x, first, second, activations),
         }
     }
 
-    fn grouped_linear(x: FloatTensor<Self>, weights: PackedWeights<Self>) -> FloatTensor<Self> {
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        weights: PackedWeights<Self>,
+        activations: Activations,
+    ) -> FloatTensor<Self> {
         let matrices = weights.clone().into();
         if super::launch::can_multiply_groups(&x, &matrices) {
-            super::launch::multiply_groups(x, matrices)
+            super::launch::multiply_groups(x, matrices, activations)
         } else {
-            reference::grouped_linear::<Self>(x, weights)
+            reference::grouped_linear::<Self>(x, weights, activations)
         }
     }
 }

@@ -3,13 +3,14 @@ use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::PackedWeights;
+use super::reference::input;
+use super::{Activations, PackedWeights};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::{
     Grouping, LargeM, LargeMTiles, Pairing, Portable, Role, SMALL_M_ROWS, StreamBlueprint,
-    StreamProblem, can_multiply, has_tiles, launch_stream,
+    StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
 };
 use crate::launching::{aligned, narrow, output, rows_view};
 
@@ -52,26 +53,30 @@ pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
 }
 
 /// `x · Wᵀ` for the one matrix of a stack, in the dtype of `x`.
-pub(super) fn multiply_rows(x: CubeTensor, matrix: Matrices) -> CubeTensor {
+pub(super) fn multiply_rows(
+    x: CubeTensor,
+    matrix: Matrices,
+    activations: Activations,
+) -> CubeTensor {
     let matrix = &matrix.contiguous();
     let [rows, _] = x.shape().dims();
     if rows <= MAX_ROWS {
-        return multiply_rows_of(x, matrix);
+        return multiply_rows_of(x, matrix, activations);
     }
     let firsts = (0..rows).step_by(MAX_ROWS);
     let products = firsts.map(|first| {
         let count = MAX_ROWS.min(rows - first);
-        multiply_rows_of(narrow(&x, first, count), matrix)
+        multiply_rows_of(narrow(&x, first, count), matrix, activations)
     });
     CubeBackend::float_cat(products.collect(), 0)
 }
 
-fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
-    let x = aligned(x);
+fn multiply_rows_of(x: CubeTensor, matrix: &Matrices, activations: Activations) -> CubeTensor {
     let [rows, _] = x.shape().dims();
     if has_tiles(&x, [matrix]) {
-        return multiply_tiles(&x, matrix, rows);
+        return multiply_tiles(x, matrix, rows, activations);
     }
+    let x = aligned(input::<CubeBackend>(x, activations));
     let result = output(&x, [rows, matrix.rows], x.dtype);
     Portable {
         x: &x,
@@ -91,12 +96,25 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices) -> CubeTensor {
 
 /// `rows` rows of `x` by each matrix of a stack: row `r` and matrix `m` have row `r * count + m` of
 /// `x` and of the result, which is `[rows, count * out]`.
-fn multiply_tiles(x: &CubeTensor, matrices: &Matrices, rows: usize) -> CubeTensor {
+fn multiply_tiles(
+    x: CubeTensor,
+    matrices: &Matrices,
+    rows: usize,
+    activations: Activations,
+) -> CubeTensor {
     let groups = matrices.count;
-    let result = output(x, [rows, groups * matrices.rows], x.dtype);
-    let Some(parts) = parts(x, matrices, rows) else {
+    let x = aligned(x);
+    let result = output(&x, [rows, groups * matrices.rows], x.dtype);
+    let tiles = LargeMTiles::of_rows(&x, rows, matrices, activations.are_rounded());
+    let x = match tiles.is_fp8() {
+        true => x,
+        false => input::<CubeBackend>(x, activations),
+    };
+    let Some(parts) = parts(&x, matrices, (rows, tiles)) else {
+        let (codes, scales) = tiles.is_fp8().then(|| quantize(&x, matrices)).unzip();
         LargeM {
-            x,
+            x: codes.as_ref().unwrap_or(&x),
+            x_scales: scales.as_ref(),
             sorted: None,
             scores: None,
             matrices,
@@ -105,15 +123,15 @@ fn multiply_tiles(x: &CubeTensor, matrices: &Matrices, rows: usize) -> CubeTenso
             pairs: rows,
             groups,
             pairs_per_row: 1,
-            tiles: LargeMTiles::of_rows(x, rows, matrices),
-            dtype: x.dtype,
+            tiles,
+            dtype: result.dtype,
             limit: 0.0,
         }
         .launch(&result);
         return result;
     };
     for (first, count, blueprint) in parts {
-        let x = aligned(narrow(x, first * groups, count * groups));
+        let x = aligned(narrow(&x, first * groups, count * groups));
         let result = rows_view(&result, first, count);
         let problem = StreamProblem::of_rows(matrices, &result, count * groups, blueprint);
         launch_stream(&x, &problem, None);
@@ -130,12 +148,11 @@ fn multiply_tiles(x: &CubeTensor, matrices: &Matrices, rows: usize) -> CubeTenso
 fn parts(
     x: &CubeTensor,
     matrices: &Matrices,
-    rows: usize,
+    (rows, tiles): (usize, LargeMTiles),
 ) -> Option<Vec<(usize, usize, StreamBlueprint)>> {
     let count = rows.div_ceil(SMALL_M_ROWS);
     let cubes = count * matrices.rows.div_ceil(STREAMED_HEIGHT) * matrices.count;
     let few = || {
-        let tiles = LargeMTiles::of_rows(x, rows, matrices);
         matrices.format != WeightFormat::Dense
             && rows <= MAX_STREAMED_ROWS
             && matches!(tiles, LargeMTiles::Planes(_))
@@ -206,10 +223,14 @@ pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
 }
 
 /// Multiplies the channels of each group by its own matrix: `[tokens, groups, out]`.
-pub(super) fn multiply_groups(x: CubeTensor, matrices: Matrices) -> CubeTensor {
+pub(super) fn multiply_groups(
+    x: CubeTensor,
+    matrices: Matrices,
+    activations: Activations,
+) -> CubeTensor {
     let [tokens, groups, columns] = x.shape().dims();
     let rows = CubeBackend::float_reshape(x, [tokens * groups, columns].into());
     let shape = [tokens, groups, matrices.rows].into();
-    let result = multiply_tiles(&aligned(rows), &matrices.contiguous(), tokens);
+    let result = multiply_tiles(rows, &matrices.contiguous(), tokens, activations);
     CubeBackend::float_reshape(result, shape)
 }

@@ -201,8 +201,9 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
     let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = weights.activations().input(x)?.reshape([rows, columns]);
-    let y = Dispatch::quant_linear(x.into_dispatch(), weights.clone().into());
+    let x: Tensor<2> = x.reshape([rows, columns]);
+    let activations = weights.activations();
+    let y = Dispatch::quant_linear(x.into_dispatch(), weights.clone().into(), activations);
     Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
 }
 
@@ -244,11 +245,12 @@ pub fn quant_linear_pair<const D: usize>(
         return Ok([quant_linear(x.clone(), first)?, quant_linear(x, second)?]);
     }
     let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = first.activations().input(x)?.reshape([rows, columns]);
+    let x: Tensor<2> = x.reshape([rows, columns]);
     let (product, other) = Dispatch::quant_linear_pair(
         x.into_dispatch(),
         first.clone().into(),
         second.clone().into(),
+        first.activations(),
     );
     Ok([product, other].map(|product| {
         let product = Tensor::<2>::from_dispatch(product);
@@ -290,11 +292,9 @@ pub fn grouped_linear<const D: usize>(
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
     let tokens = shape[..D - 2].iter().product();
-    let x: Tensor<3> = weights
-        .activations()
-        .input(x)?
-        .reshape([tokens, groups, columns]);
-    let y = Dispatch::grouped_linear(x.into_dispatch(), weights.clone().into());
+    let x: Tensor<3> = x.reshape([tokens, groups, columns]);
+    let activations = weights.activations();
+    let y = Dispatch::grouped_linear(x.into_dispatch(), weights.clone().into(), activations);
     Ok(Tensor::<3>::from_dispatch(y).reshape(shape))
 }
 

@@ -6,7 +6,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
 use super::backend::{PackedWeights, QuantOps};
-use super::{FP4_BLOCK, FP8_BLOCK};
+use super::{Activations, FP4_BLOCK, FP8_BLOCK};
 use crate::matmul::INVARIANT_ROWS;
 use crate::roundtrip::reference::roundtrip as rounded;
 use crate::roundtrip::{SmallFloat, power_of_two};
@@ -75,11 +75,21 @@ pub(super) fn roundtrip<B: Backend>(
     B::float_cast(rounded::<B>(x, block, &to.format()), dtype)
 }
 
+/// Rows of `x` as products take them.
+pub(super) fn input<B: QuantOps>(x: FloatTensor<B>, activations: Activations) -> FloatTensor<B> {
+    match activations {
+        Activations::Exact => x,
+        Activations::Released => B::roundtrip(x, FP8_BLOCK, SmallFloat::Fp8),
+    }
+}
+
 /// `x · weightᵀ` for the one matrix of `weights`.
 pub(super) fn quant_linear<B: QuantOps>(
     x: FloatTensor<B>,
     weights: PackedWeights<B>,
+    activations: Activations,
 ) -> FloatTensor<B> {
+    let x = input::<B>(x, activations);
     let [_, out, columns] = weights.dims();
     let dtype = x.dtype().into();
     let weight = B::float_reshape(dequantize::<B>(weights, dtype), Shape::new([out, columns]));
@@ -91,9 +101,10 @@ pub(super) fn quant_linear_pair<B: QuantOps>(
     x: FloatTensor<B>,
     first: PackedWeights<B>,
     second: PackedWeights<B>,
+    activations: Activations,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let product = B::quant_linear(x.clone(), first);
-    (product, B::quant_linear(x, second))
+    let product = B::quant_linear(x.clone(), first, activations);
+    (product, B::quant_linear(x, second, activations))
 }
 
 /// The linear maps of the groups, one after the other. They use `quant_linear`, which is
@@ -101,6 +112,7 @@ pub(super) fn quant_linear_pair<B: QuantOps>(
 pub(super) fn grouped_linear<B: QuantOps>(
     x: FloatTensor<B>,
     weights: PackedWeights<B>,
+    activations: Activations,
 ) -> FloatTensor<B> {
     let [tokens, groups, columns] = x.shape().dims();
     let [_, out, _] = weights.dims();
@@ -112,7 +124,7 @@ pub(super) fn grouped_linear<B: QuantOps>(
         ];
         let x = B::float_slice(x.clone(), &own);
         let x = B::float_reshape(x, Shape::new([tokens, columns]));
-        let product = B::quant_linear(x, weights.one(group));
+        let product = B::quant_linear(x, weights.one(group), activations);
         B::float_reshape(product, Shape::new([tokens, 1, out]))
     });
     B::float_cat(products.collect(), 1)

@@ -12,7 +12,7 @@ const BIAS: u32 = 127;
 
 /// `2^(exponent - BIAS)`.
 #[cube]
-fn power_of_two(exponent: u32) -> f32 {
+pub(crate) fn power_of_two(exponent: u32) -> f32 {
     f32::reinterpret(exponent << MANTISSA)
 }
 

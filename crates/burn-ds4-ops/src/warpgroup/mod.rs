@@ -209,6 +209,39 @@ pub(crate) fn dot(#[comptime] index: u32) -> f32 {
     y
 }
 
+/// Adds [`dot`]s to the accumulators: times the scale of a lane's row or of its row 8 below, and
+/// times those of their columns, which are in shared memory from address `scales` on. No product
+/// may be unfinished.
+#[cube]
+pub(crate) fn add_scaled_dots(low: f32, high: f32, scales: u32, #[comptime] columns: u32) {
+    let scales = i32::reinterpret(scales + UNIT_POS % 4 * 8);
+    let low = f32::reinterpret(u32::reinterpret(low));
+    let high = f32::reinterpret(u32::reinterpret(high));
+    gpu_asm!(
+        "{{ .reg .b32 at; .reg .f32 low, high, x<2>, f<4>; mov.b32 at, {scales}; \
+        mov.f32 low, {low}; mov.f32 high, {high}; {sums} }}",
+        scales = in(_) scales, low = in(_) low, high = in(_) high,
+        sums = const scaled_dots(columns)
+    );
+}
+
+/// The instructions of [`add_scaled_dots`].
+fn scaled_dots(columns: u32) -> String {
+    let eight = |first: u32| {
+        let factors = (0..4).map(|i| {
+            let row = ["low", "high"][i / 2];
+            format!("mul.f32 f{i}, x{}, {row};", i % 2)
+        });
+        let sums = (0..4).map(|i| {
+            let index = first * 4 + i;
+            format!("fma.rn.f32 sum{index}, dot{index}, f{i}, sum{index};")
+        });
+        let all = factors.chain(sums).collect::<Vec<_>>().join(" ");
+        format!("ld.shared.v2.f32 {{x0, x1}}, [at + {}]; {all}", first * 32)
+    };
+    (0..columns / 8).map(eight).collect::<Vec<_>>().join(" ")
+}
+
 /// The names of accumulators for tiles of `columns` columns.
 fn accumulators(name: &str, columns: u32) -> String {
     let names: Vec<String> = (0..columns / 2).map(|i| format!("{name}{i}")).collect();
@@ -281,8 +314,20 @@ pub(crate) fn multiply(
     );
 }
 
-/// Starts the product of tiles of rows in shared memory, 64x16 and `columns`x16. It is added to the
-/// accumulators `sums`, those of [`sum()`] or of [`dot`], or replaces them if `adds` is 0.
+/// The shape and the types of a product of tiles in shared memory, and what it says of them: that
+/// they are not transposed, which only values of 16 bits can be.
+fn shared_product(dtype: &str, columns: u32) -> [String; 2] {
+    let (k, transposed) = match dtype {
+        "e4m3" => (32, ""),
+        _ => (16, ", 0, 0"),
+    };
+    let product = format!("m64n{columns}k{k}.f32.{dtype}.{dtype}");
+    [product, transposed.into()]
+}
+
+/// Starts the product of tiles in shared memory, 64 and `columns` rows of 32 bytes in `bf16`, `f16`
+/// or `e4m3`. It is added to the accumulators `sums`, those of [`sum()`] or of [`dot`], or replaces
+/// them if `adds` is 0.
 #[cube]
 pub(crate) fn multiply_shared(
     left: u32,
@@ -298,10 +343,11 @@ pub(crate) fn multiply_shared(
     gpu_asm!(
         "{{ .reg .pred p; .reg .b32 high; .reg .b64 a, b; mov.b32 high, 0x40000040; \
         setp.ne.s32 p, {adds}, 0; mov.b64 a, {{{left}, high}}; mov.b64 b, {{{right}, high}}; ",
-        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {sums}, ",
-        "a, b, p, 1, 1, 0, 0; }}",
-        left = in(_) left, right = in(_) right, adds = in(_) adds, columns = const columns,
-        dtype = const dtype, sums = const accumulators(sums, columns)
+        "wgmma.mma_async.sync.aligned.{product} {sums}, a, b, p, 1, 1{transposed}; }}",
+        left = in(_) left, right = in(_) right, adds = in(_) adds,
+        product = const shared_product(dtype, columns)[0].clone(),
+        sums = const accumulators(sums, columns),
+        transposed = const shared_product(dtype, columns)[1].clone()
     );
 }
 

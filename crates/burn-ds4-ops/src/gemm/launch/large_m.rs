@@ -28,16 +28,20 @@ pub(crate) enum LargeMTiles {
     Planes(usize),
     /// Rows, for products of warpgroups.
     Warpgroups(usize),
+    /// The same for rows that are rounded to E4M3, by FP8 weights.
+    Fp8(usize),
 }
 
 impl LargeMTiles {
-    /// For so many rows of `x` by each matrix.
-    pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices) -> Self {
-        let faster = wgmma::is_faster(&x.client, rows, matrices);
-        if faster && wgmma::can_multiply(x, &[matrices], false) {
-            Self::Warpgroups(wgmma::columns_of_rows(&x.client, rows, matrices))
-        } else {
+    /// For so many rows of `x` by each matrix, which may be `rounded` to E4M3.
+    pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices, rounded: bool) -> Self {
+        if !wgmma::is_faster(x, rows, matrices) || !wgmma::can_multiply(x, &[matrices], false) {
             Self::planes(rows * terms(x.dtype) as usize)
+        } else if rounded && let Some(columns) = wgmma::fp8_columns(x, rows, matrices) {
+            Self::Fp8(columns)
+        } else {
+            let operands = wgmma::operands(x.dtype, matrices, false);
+            Self::Warpgroups(wgmma::columns_of_rows(&x.client, rows, matrices, operands))
         }
     }
 
@@ -51,6 +55,10 @@ impl LargeMTiles {
         }
     }
 
+    pub fn is_fp8(self) -> bool {
+        matches!(self, Self::Fp8(_))
+    }
+
     /// For a number of columns to a matrix.
     fn planes(columns: usize) -> Self {
         let tiles = columns.div_ceil(8).next_power_of_two();
@@ -61,7 +69,7 @@ impl LargeMTiles {
     pub fn rows(self, dtype: DType) -> usize {
         match self {
             Self::Planes(tiles) => 8 * tiles / terms(dtype) as usize,
-            Self::Warpgroups(rows) => rows,
+            Self::Warpgroups(rows) | Self::Fp8(rows) => rows,
         }
     }
 
@@ -69,7 +77,7 @@ impl LargeMTiles {
     pub fn hidden_columns(self, down: &Matrices) -> usize {
         match self {
             Self::Planes(_) => down.padded_columns(),
-            Self::Warpgroups(_) => wgmma::padded_columns(down.columns, down.format),
+            _ => wgmma::padded_columns(down.columns, down.format),
         }
     }
 }
@@ -133,6 +141,8 @@ pub(crate) fn sort(ids: &CubeTensor, experts: usize, problem_pairs: usize) -> So
 #[derive(Clone, Copy)]
 pub(crate) struct LargeM<'a> {
     pub x: &'a CubeTensor,
+    /// Those of `x`, if it is what [`quantize`](super::quantize) makes of it.
+    pub x_scales: Option<&'a CubeTensor>,
     pub sorted: Option<&'a SortedPairs>,
     pub scores: Option<&'a CubeTensor>,
     pub matrices: &'a Matrices,
@@ -159,7 +169,9 @@ impl LargeM<'_> {
     pub(crate) fn launch(self, result: &CubeTensor) {
         match self.tiles {
             LargeMTiles::Planes(x_tiles) => self.launch_planes(x_tiles, result),
-            LargeMTiles::Warpgroups(columns) => wgmma::launch(&self, columns, result),
+            LargeMTiles::Warpgroups(columns) | LargeMTiles::Fp8(columns) => {
+                wgmma::launch(&self, columns, result);
+            }
         }
     }
 

@@ -24,6 +24,7 @@ pub(crate) use large_m::{LargeM, LargeMTiles, SortedPairs, sort, sum_slots};
 pub(crate) use mixture::{Mixture, MixtureBlueprint, SharedExpert};
 pub(crate) use portable::{Grouping, Portable, can_sum_pairs};
 pub(crate) use stream::{StreamProblem, launch_stream};
+pub(crate) use wgmma::quantize;
 
 /// Rows of `x` up to which reading the weights is the limit, and a row's result does not depend on
 /// the others.

@@ -9,8 +9,8 @@ use super::large_m::{LargeM, LargeMTiles, SortedPairs};
 use super::optional;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    LargeMPairsLaunch, WeightFormat, WgmmaBlueprint, permute_kernel, sum_splits_kernel,
-    wgmma_k_block, wgmma_kernel,
+    LargeMPairsLaunch, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch,
+    hidden_block, permute_kernel, quantize_kernel, sum_splits_kernel, wgmma_kernel,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, aligned, cube_count, output, vector_size};
@@ -23,6 +23,8 @@ pub(super) const MIN_PAIRS: usize = 32;
 /// Rows of `x` of a tile, at most, and what their numbers are multiples of.
 const MAX_COLUMNS: usize = 256;
 const COLUMN_STEP: usize = 32;
+/// As [`MAX_COLUMNS`], for E4M3, whose sums are in two sets of registers.
+const MAX_FP8_COLUMNS: usize = 128;
 /// Rows of `x` of a tile for which decoding weights takes as long as multiplying them, and those
 /// that could be multiplied in the time that a tile takes besides.
 const DECODED_COLUMNS: usize = 96;
@@ -42,13 +44,25 @@ const SPLIT_STAGES: usize = 8;
 const SUM_UNITS: u32 = 256;
 /// Bytes by which the alignment of stages may add to shared memory.
 const ALIGNMENT: usize = 2 * 1024;
-/// Units of a cube that permutes columns.
+/// Units of a cube that permutes columns, or rounds them.
 const PERMUTING_UNITS: u32 = 256;
+
+/// The operands of products of rows of `dtype`, which may be `rounded` to E4M3, by FP8 weights as
+/// E4M3.
+pub(super) fn operands(dtype: DType, matrices: &Matrices, rounded: bool) -> WgmmaOperands {
+    let weights = matrices.format;
+    let x = match dtype {
+        _ if rounded && weights == WeightFormat::Fp8 => RowFormat::Fp8,
+        DType::F16 => RowFormat::F16,
+        _ => RowFormat::Bf16,
+    };
+    WgmmaOperands { weights, x }
+}
 
 /// Whether warpgroups can multiply these rows by these matrices, the first of them with a gate.
 pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) -> bool {
     let indexed = |vectors: usize| u32::try_from(vectors).is_ok();
-    let fits = |(which, matrices): (usize, &&Matrices)| {
+    let accepted = |(which, matrices): (usize, &&Matrices)| {
         // The rows of a warpgroup have the same scales of FP8.
         let gates = matrices.rows / (1 + usize::from(gated && which == 0));
         let whole = |rows: usize| rows == matrices.rows || rows.is_multiple_of(FP8_BLOCK);
@@ -60,15 +74,24 @@ pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) 
     Caps::of(&x.client).wgmma
         && x.dtype == DType::BF16
         && indexed(x.shape()[0] * x.meta.strides()[0] / 8)
-        && stages(&x.client, WeightFormat::Fp8, 2, MAX_COLUMNS as u32) >= *STAGES.start()
-        && matrices.iter().enumerate().all(fits)
+        && fits(&x.client, WeightFormat::Fp8)
+        && matrices.iter().enumerate().all(accepted)
 }
 
 /// Whether warpgroups are faster than planes for `rows` rows of `x` by each matrix.
-pub(super) fn is_faster(client: &Client, rows: usize, matrices: &Matrices) -> bool {
-    let tiles = tiles_of_rows(rows, COLUMN_STEP, matrices);
-    let splits = splits_of(tiles, Caps::of(client).processors as usize, matrices);
+pub(super) fn is_faster(x: &CubeTensor, rows: usize, matrices: &Matrices) -> bool {
+    let operands = operands(x.dtype, matrices, false);
+    let splits = splits_of_rows(&x.client, (rows, COLUMN_STEP), matrices, operands);
     rows >= MIN_ROWS[usize::from(splits == 1)]
+}
+
+/// Rows of `x` of a tile of E4M3, for `rows` rows by each matrix. `None` where weights are not FP8,
+/// and for so few that K is split, which is not timed with E4M3.
+pub(super) fn fp8_columns(x: &CubeTensor, rows: usize, matrices: &Matrices) -> Option<usize> {
+    let operands = operands(x.dtype, matrices, true);
+    let columns = columns_of_rows(&x.client, rows, matrices, operands);
+    let splits = splits_of_rows(&x.client, (rows, columns), matrices, operands);
+    (operands.is_fp8() && splits == 1).then_some(columns)
 }
 
 /// Whether warpgroups can multiply these rows by rows of 16-bit weights.
@@ -81,29 +104,47 @@ pub(super) fn can_multiply_dense(x: &CubeTensor, weight: &CubeTensor) -> bool {
         && x.shape()[1].is_multiple_of(8)
         && indexed(x)
         && indexed(weight)
-        && stages(&x.client, WeightFormat::Dense, 2, MAX_COLUMNS as u32) >= *STAGES.start()
+        && fits(&x.client, WeightFormat::Dense)
+}
+
+/// Whether there is shared memory for tiles of any number of rows of 16 bits, which need more than
+/// those of E4M3.
+fn fits(client: &Client, weights: WeightFormat) -> bool {
+    let x = RowFormat::Bf16;
+    stages(client, WgmmaOperands { weights, x }, 2, MAX_COLUMNS as u32) >= *STAGES.start()
 }
 
 /// Stages that fit into shared memory, at most as many as are of use.
-fn stages(client: &Client, format: WeightFormat, groups: u32, columns: u32) -> usize {
+fn stages(client: &Client, operands: WgmmaOperands, groups: u32, columns: u32) -> usize {
     let caps = Caps::of(client);
-    let stage = WgmmaBlueprint::stage_bytes(format, groups, columns);
+    let stage = operands.stage_bytes(groups, columns);
     let fits = |stages: &usize| caps.fits_shared(stages * stage + ALIGNMENT);
     (1..=*STAGES.end()).rev().find(fits).unwrap_or(0)
 }
 
 /// Rows of `x` of a tile, for `rows` rows by each matrix.
-pub(super) fn columns_of_rows(client: &Client, rows: usize, matrices: &Matrices) -> usize {
+pub(super) fn columns_of_rows(
+    client: &Client,
+    rows: usize,
+    matrices: &Matrices,
+    operands: WgmmaOperands,
+) -> usize {
     let processors = Caps::of(client).processors as usize;
-    let decoded = match matrices.format {
-        WeightFormat::Fp4 | WeightFormat::Fp8 => DECODED_COLUMNS,
-        WeightFormat::Dense => 0,
+    let decoded = match operands.weights {
+        WeightFormat::Fp4 | WeightFormat::Fp8 if !operands.is_fp8() => DECODED_COLUMNS,
+        _ => 0,
     };
-    cheapest(|columns| {
+    // Twice as many E4M3 products take as long.
+    let cost_columns = COST_COLUMNS * (1 + usize::from(operands.is_fp8()));
+    let most = match operands.is_fp8() {
+        true => MAX_FP8_COLUMNS,
+        false => MAX_COLUMNS,
+    };
+    cheapest(most, |columns| {
         let tiles = tiles_of_rows(rows, columns, matrices);
-        let steps = matrices.columns.div_ceil(COST_COLUMNS);
+        let steps = matrices.columns.div_ceil(cost_columns);
         let tile = (tile_cost(columns, decoded) * steps) as f64;
-        match splits_of(tiles, processors, matrices) {
+        match splits_of(tiles, processors, matrices.columns, operands) {
             1 => tiles.div_ceil(processors) as f64 * tile,
             splits => {
                 let partials = (splits * rows * matrices.rows * matrices.count) as f64;
@@ -117,10 +158,21 @@ fn tiles_of_rows(rows: usize, columns: usize, matrices: &Matrices) -> usize {
     matrices.rows.div_ceil(128) * matrices.count * rows.div_ceil(columns)
 }
 
-/// The K-splits of so many tiles by one of several matrices.
-fn splits_of(tiles: usize, processors: usize, matrices: &Matrices) -> usize {
-    let k_block = wgmma_k_block(matrices.format) as usize;
-    let most = matrices.columns.div_ceil(k_block) / SPLIT_STAGES;
+/// The K-splits for rows of `x` in tiles of so many.
+fn splits_of_rows(
+    client: &Client,
+    (rows, columns): (usize, usize),
+    matrices: &Matrices,
+    operands: WgmmaOperands,
+) -> usize {
+    let tiles = tiles_of_rows(rows, columns, matrices);
+    let processors = Caps::of(client).processors as usize;
+    splits_of(tiles, processors, matrices.columns, operands)
+}
+
+/// The K-splits of so many tiles by matrices of `width` columns.
+fn splits_of(tiles: usize, processors: usize, width: usize, operands: WgmmaOperands) -> usize {
+    let most = width.div_ceil(operands.k_block() as usize) / SPLIT_STAGES;
     (processors / tiles.max(1)).min(most).clamp(1, MAX_SPLITS)
 }
 
@@ -128,7 +180,7 @@ fn splits_of(tiles: usize, processors: usize, matrices: &Matrices) -> usize {
 pub(super) fn columns_of_pairs(pairs: usize, matrices: usize) -> usize {
     let mean = pairs as f64 / matrices as f64;
     let most = mean + 2.0 * mean.sqrt();
-    cheapest(|columns| {
+    cheapest(MAX_COLUMNS, |columns| {
         let tiles = (most / columns as f64).ceil();
         tiles * tile_cost(columns, DECODED_COLUMNS) as f64
     })
@@ -140,10 +192,10 @@ fn tile_cost(columns: usize, decoded: usize) -> usize {
     columns.max(decoded) + TILE_COLUMNS
 }
 
-/// The number of rows of a tile that costs least.
-fn cheapest(cost: impl Fn(usize) -> f64) -> usize {
+/// The number of rows of a tile, at most `most`, that costs least.
+fn cheapest(most: usize, cost: impl Fn(usize) -> f64) -> usize {
     let mut best = COLUMN_STEP;
-    for columns in (COLUMN_STEP..=MAX_COLUMNS).step_by(COLUMN_STEP) {
+    for columns in (COLUMN_STEP..=most).step_by(COLUMN_STEP) {
         if cost(columns) < cost(best) {
             best = columns;
         }
@@ -165,8 +217,10 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
     };
     let (x, matrices) = (aligned(x), matrices.contiguous());
     let result = output(&x, [rows, height], dtype);
+    let operands = operands(x.dtype, &matrices, false);
     LargeM {
         x: &x,
+        x_scales: None,
         sorted: None,
         scores: None,
         matrices: &matrices,
@@ -175,7 +229,7 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
         pairs: rows,
         groups: 1,
         pairs_per_row: 1,
-        tiles: LargeMTiles::Warpgroups(columns_of_rows(&x.client, rows, &matrices)),
+        tiles: LargeMTiles::Warpgroups(columns_of_rows(&x.client, rows, &matrices, operands)),
         dtype: x.dtype,
         limit: 0.0,
     }
@@ -185,13 +239,14 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
 
 /// Columns of a gated result with padding.
 pub(super) fn padded_columns(columns: usize, format: WeightFormat) -> usize {
-    columns.next_multiple_of(wgmma_k_block(format) as usize)
+    columns.next_multiple_of(hidden_block(format) as usize)
 }
 
 /// Launches [`wgmma_kernel`] with tiles of `columns` rows of `x`.
 pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) {
     let matrices = product.matrices;
     let client = product.x.client.clone();
+    let operands = operands(product.x.dtype, matrices, product.x_scales.is_some());
     let permuted;
     let x = if matrices.format == WeightFormat::Fp4 && !product.permuted {
         permuted = permute(product.x, matrices.columns);
@@ -209,15 +264,14 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         2
     };
     let mut blueprint = WgmmaBlueprint {
-        format: matrices.format,
-        f16_input: x.dtype == DType::F16,
+        operands,
         groups,
         columns: columns as u32,
-        stages: stages(&client, matrices.format, groups, columns as u32) as u32,
+        stages: stages(&client, operands, groups, columns as u32) as u32,
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
-        whole_stages: matrices.columns == padded_columns(matrices.columns, matrices.format),
+        whole_stages: matrices.columns.is_multiple_of(operands.k_block() as usize),
         scale_words: match matrices.format {
             WeightFormat::Fp4 => matrices.columns.is_multiple_of(128),
             WeightFormat::Fp8 => true,
@@ -240,7 +294,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     let processors = Caps::of(&client).processors as usize;
     let cubes = tiles.min(processors).max(1);
     let splits = match (product.sorted, product.gated) {
-        (None, None) => splits_of(tiles, processors, matrices),
+        (None, None) => splits_of(tiles, processors, matrices.columns, operands),
         _ => 1,
     };
     let partials;
@@ -267,8 +321,12 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             CubeDim::new_1d(blueprint.units()),
             address_type([x, &matrices.words, written]),
             size,
-            x.clone().into_buffer_arg(),
-            (x.meta.strides()[0] / 8) as u32,
+            WgmmaRowsLaunch::new(
+                x.clone().into_buffer_arg(),
+                (x.meta.strides()[0] * x.elem_size() / 16) as u32,
+                optional(product.x_scales),
+                x.meta.shape()[0] as u32,
+            ),
             LargeMPairsLaunch::new(
                 of_sorted(|sorted| &sorted.order),
                 of_sorted(|sorted| &sorted.problems),
@@ -334,6 +392,34 @@ fn permute(x: &CubeTensor, columns: usize) -> CubeTensor {
         );
     }
     permuted
+}
+
+/// Rows of `bf16` rounded to E4M3, for products by FP8 weights, and the scales of their blocks.
+pub(crate) fn quantize(x: &CubeTensor, matrices: &Matrices) -> (CubeTensor, CubeTensor) {
+    let client = x.client.clone();
+    let [rows, _] = x.shape().dims();
+    let blocks = matrices.columns.div_ceil(FP8_BLOCK);
+    let codes = output(x, [rows, blocks * FP8_BLOCK / 4], DType::U32);
+    let scales = output(x, [blocks, rows], DType::F32);
+    // 16 units have a block.
+    let cubes = (rows * blocks * 16).div_ceil(PERMUTING_UNITS as usize);
+    // SAFETY: reads are within the rows of `x`, writes within those of the results.
+    unsafe {
+        quantize_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, cubes),
+            CubeDim::new_1d(PERMUTING_UNITS),
+            address_type([x, &codes]),
+            x.clone().into_buffer_arg(),
+            x.meta.strides()[0] / 8,
+            (matrices.columns / 8) as u32,
+            rows as u32,
+            codes.clone().into_buffer_arg(),
+            scales.clone().into_buffer_arg(),
+            Caps::of(&client).target,
+        );
+    }
+    (codes, scales)
 }
 
 #[cfg(test)]

@@ -16,7 +16,10 @@ use k_block::{KBlockWeights, XRows, any_rare, fetch_weights, multiply_k_block, s
 pub(crate) use sort::{
     MAX_SORTED, SortBlueprint, SortSizesLaunch, sort_kernel, sum_slots_kernel, sum_splits_kernel,
 };
-pub(crate) use wgmma::{WgmmaBlueprint, k_block as wgmma_k_block, permute_kernel, wgmma_kernel};
+pub(crate) use wgmma::{
+    RowFormat, WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch, hidden_block, permute_kernel,
+    quantize_kernel, wgmma_kernel,
+};
 
 /// Columns of weights that a cube multiplies between two barriers.
 pub(super) const K_BLOCK: u32 = 128;

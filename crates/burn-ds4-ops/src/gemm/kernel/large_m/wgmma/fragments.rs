@@ -43,7 +43,7 @@ struct Scales {
 impl Scales {
     /// Whether the plane has codes of FP4 scales above two.
     fn are_rare(&self, #[comptime] blueprint: WgmmaBlueprint) -> bool {
-        if comptime!(blueprint.format == WeightFormat::Fp4) {
+        if comptime!(blueprint.format() == WeightFormat::Fp4) {
             ballot((self.low | self.high) & 0x80 != 0, blueprint.target) != 0
         } else {
             false.runtime()
@@ -57,7 +57,7 @@ impl Scales {
         rare: bool,
         #[comptime] blueprint: WgmmaBlueprint,
     ) -> Array<u32> {
-        let (low, high) = if comptime!(blueprint.format == WeightFormat::Fp4) {
+        let (low, high) = if comptime!(blueprint.format() == WeightFormat::Fp4) {
             (fp4_first_factor(self.low), fp4_first_factor(self.high))
         } else {
             (
@@ -104,7 +104,7 @@ impl<'a> LaneRows<'a> {
         let reader = WeightReader::new(
             stack,
             comptime!(ReaderBlueprint {
-                format: blueprint.format,
+                format: blueprint.format(),
                 k_aligned: false,
                 scale_vectors: false,
                 target: blueprint.target,
@@ -141,7 +141,7 @@ impl<'a> LaneRows<'a> {
         if comptime!(blueprint.scale_words) {
             let at = (first + self.row) as usize;
             let (low, high) = (stages.scales[at], stages.scales[at + 8]);
-            if comptime!(blueprint.format == WeightFormat::Fp4) {
+            if comptime!(blueprint.format() == WeightFormat::Fp4) {
                 let shift = UNIT_POS % 4 * 8;
                 Scales {
                     low: (low >> shift) & 255,
@@ -195,7 +195,7 @@ impl<'a> LaneRows<'a> {
                 self.read(ring, stages, step, &mut codes, &mut scales, blueprint);
             }
             let rare = scales.are_rare(blueprint);
-            let short = if comptime!(blueprint.format == WeightFormat::Fp4) {
+            let short = if comptime!(blueprint.format() == WeightFormat::Fp4) {
                 true.runtime()
             } else {
                 is_short(scales.low) && is_short(scales.high)
@@ -249,7 +249,7 @@ impl<'a> LaneRows<'a> {
     ) {
         ring.wait_full();
         let row = self.row * comptime!(blueprint.row_chunks());
-        if comptime!(blueprint.format == WeightFormat::Fp4) {
+        if comptime!(blueprint.format() == WeightFormat::Fp4) {
             let first = stages.weights_vector(ring.slot) + row;
             let at = (first + chunk_place(self.row, UNIT_POS % 4, blueprint)) as usize;
             let (low, high) = (stages.weights[at], stages.weights[at + 32]);
@@ -288,7 +288,7 @@ impl<'a> LaneRows<'a> {
         let first = comptime!(part * blueprint.part_codes());
         #[unroll]
         for i in 0..8usize {
-            if comptime!(blueprint.format == WeightFormat::Fp4) {
+            if comptime!(blueprint.format() == WeightFormat::Fp4) {
                 pairs[i] = fp4_pair(codes[comptime!(first + i % 2)], comptime!(i / 2));
             } else {
                 let pair = fp8_pair(codes[comptime!(first + i)], 1usize);

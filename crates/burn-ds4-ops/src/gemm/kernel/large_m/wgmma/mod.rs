@@ -2,6 +2,7 @@
 
 mod dense;
 mod epilogue;
+mod fp8;
 mod fragments;
 mod order;
 mod ring;
@@ -11,28 +12,81 @@ use cubecl::prelude::*;
 use super::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::{Target, plane_value};
-use crate::warpgroup::{WARPGROUP, declare_sums, set_registers};
+use crate::warpgroup::{WARPGROUP, declare_dots, declare_sums, set_registers};
 use dense::multiply_dense;
 use epilogue::LaneSums;
+use fp8::multiply_fp8;
 use fragments::LaneRows;
 use order::column_at;
 use ring::Stages;
 
-pub(crate) use order::permute_kernel;
+pub(crate) use order::{permute_kernel, quantize_kernel};
 
-/// Columns of `x` and of weights in a stage: 128 (FP4), or 64.
-pub(crate) const fn k_block(format: WeightFormat) -> u32 {
-    row_chunks(format) * format.columns()
+/// What the rows of `x` consist of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum RowFormat {
+    Bf16,
+    F16,
+    /// E4M3 codes with a scale for every 128 columns, for FP8 weights, which are multiplied as they
+    /// are.
+    Fp8,
 }
 
-/// Chunks of 16 bytes of a row of weights in a stage.
-const fn row_chunks(format: WeightFormat) -> u32 {
-    match format {
-        WeightFormat::Fp4 | WeightFormat::Fp8 => 4,
-        // As many as a swizzle spans: products read them from shared memory.
-        WeightFormat::Dense => 8,
+/// How the operands of [`wgmma_kernel`] are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaOperands {
+    /// FP4, for which the columns of `x` are permuted, FP8, or as `x`.
+    pub weights: WeightFormat,
+    pub x: RowFormat,
+}
+
+impl WgmmaOperands {
+    /// Columns of `x` and of weights in a stage: 128, or 64.
+    pub const fn k_block(self) -> u32 {
+        self.row_chunks() * self.weights.columns()
+    }
+
+    /// Chunks of 16 bytes of a row of weights in a stage.
+    const fn row_chunks(self) -> u32 {
+        // As many as a swizzle spans where products read them from shared memory.
+        if self.shares_weights() { 8 } else { 4 }
+    }
+
+    /// Whether products read weights from shared memory.
+    const fn shares_weights(self) -> bool {
+        match self.weights {
+            WeightFormat::Fp4 => false,
+            WeightFormat::Fp8 => self.is_fp8(),
+            WeightFormat::Dense => true,
+        }
+    }
+
+    pub const fn is_fp8(self) -> bool {
+        matches!(self.x, RowFormat::Fp8)
+    }
+
+    /// Scales of a stage: one for each row of weights, and for each row of `x` that has any.
+    const fn scales(self, rows: u32, columns: u32) -> u32 {
+        if self.is_fp8() { rows + columns } else { rows }
+    }
+
+    /// Shared memory of a stage, with its barriers.
+    pub const fn stage_bytes(self, groups: u32, columns: u32) -> usize {
+        let rows = 64 * groups;
+        let x = columns * self.x_tiles() * ROW_BYTES;
+        let weights = rows * self.row_chunks() * 16;
+        (x + weights + self.scales(rows, columns) * 4 + 24) as usize
+    }
+
+    /// Tiles of `x` in a stage, of 128 bytes of a row each.
+    const fn x_tiles(self) -> u32 {
+        let bytes = if self.is_fp8() { 1 } else { 2 };
+        self.k_block() * bytes / ROW_BYTES
     }
 }
+
+/// Bytes of a row of a tile of `x`, the span of the swizzle.
+const ROW_BYTES: u32 = 128;
 /// Rows of tiles that are multiplied at about the same time, so that what they read stays in the
 /// cache.
 const BAND: u32 = 16;
@@ -40,16 +94,13 @@ const BAND: u32 = 16;
 /// How [`wgmma_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WgmmaBlueprint {
-    /// FP4, for which the columns of `x` are permuted, FP8, or none, with both operands in 16 bits.
-    pub format: WeightFormat,
-    /// Whether those are `f16` rather than `bf16`.
-    pub f16_input: bool,
+    pub operands: WgmmaOperands,
     /// Warpgroups that multiply, 64 rows of weights each: 2, or 3 for tiles of at most 128 rows of
     /// `x`. One more copies.
     pub groups: u32,
     /// Rows of `x` of a tile, which are columns of the product: a multiple of 32, at most 256.
     pub columns: u32,
-    /// Stages of [`k_block`] columns of `x` and of weights.
+    /// Stages of [`WgmmaOperands::k_block`] columns of `x` and of weights.
     pub stages: u32,
     /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
     /// score. The result is in the order for weights of this format.
@@ -98,28 +149,40 @@ impl WgmmaBlueprint {
 
     /// Whether units that copy give registers to those that multiply.
     const fn moves_registers(self) -> bool {
-        !matches!(self.format, WeightFormat::Dense) || self.columns > 128
+        !matches!(self.format(), WeightFormat::Dense) || self.columns > 128
     }
 
     const fn multiplying_planes(self) -> u32 {
         self.groups * WARPGROUP / 32
     }
 
+    const fn format(self) -> WeightFormat {
+        self.operands.weights
+    }
+
     const fn k_block(self) -> u32 {
-        k_block(self.format)
+        self.operands.k_block()
     }
 
     const fn row_chunks(self) -> u32 {
-        row_chunks(self.format)
+        self.operands.row_chunks()
     }
 
     const fn dtype(self) -> &'static str {
-        if self.f16_input { "f16" } else { "bf16" }
+        match self.operands.x {
+            RowFormat::Bf16 => "bf16",
+            RowFormat::F16 => "f16",
+            RowFormat::Fp8 => "e4m3",
+        }
     }
 
-    /// Tiles of `x` in a stage, of 64 columns each.
     const fn x_tiles(self) -> u32 {
-        self.k_block() / 64
+        self.operands.x_tiles()
+    }
+
+    /// Words of scales of a stage.
+    const fn stage_scales(self) -> u32 {
+        self.operands.scales(self.rows(), self.columns)
     }
 
     /// Rows of `x` of which a unit copies a chunk of each tile.
@@ -153,14 +216,19 @@ impl WgmmaBlueprint {
     }
 
     const fn permuted(self) -> bool {
-        matches!(self.format, WeightFormat::Fp4)
+        matches!(self.format(), WeightFormat::Fp4)
     }
+}
 
-    /// Shared memory of a stage, with its barriers.
-    pub const fn stage_bytes(format: WeightFormat, groups: u32, columns: u32) -> usize {
-        let row_bytes = row_chunks(format) * 16;
-        (columns * k_block(format) * 2 + 64 * groups * (row_bytes + 4) + 24) as usize
-    }
+/// The rows of the other operand.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct WgmmaRows {
+    pub words: Box<[Vector<u32, Const<4>>]>,
+    /// Vectors from one row to the next.
+    pub vectors: u32,
+    /// Of codes: `[blocks of 128 columns, rows]`.
+    pub scales: ComptimeOption<Box<[Vector<u32, Const<1>>]>>,
+    pub rows: u32,
 }
 
 /// What a cube multiplies at a time: rows of `x` and rows of weights.
@@ -198,10 +266,10 @@ impl Tile {
 
 /// Multiplies many rows of `x` by the rows of their matrices: `x · Wᵀ`, or with a gate.
 ///
-/// - `x`: rows of `bf16`, `x_vectors` vectors of eight from one to the next; for FP4 weights as
-///   [`permute_kernel`] writes them
-/// - `output`: `[pairs, rows]`; gated, `[positions, rows / 2]` in `bf16` with padding to a multiple
-///   of [`k_block`], in the order for the next weights
+/// - `x`: rows of 16-bit floats, for FP4 weights as [`permute_kernel`] writes them; or what
+///   [`quantize_kernel`] makes of them
+/// - `output`: `[pairs, rows]`; gated, `[positions, rows / 2]` in `bf16` with padding as
+///   [`padded`] says, in the order for the next weights
 /// - `max_problems`: capacity of the table of problems
 ///
 /// The first warpgroup of a cube copies rows of `x` and of weights to a ring of stages. The others
@@ -210,8 +278,7 @@ impl Tile {
 /// are the partial sums of each: `[splits, pairs, rows]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
-    x: &[Vector<u32, Const<4>>],
-    x_vectors: u32,
+    x: &WgmmaRows,
     pairs: &LargeMPairs,
     max_problems: u32,
     matrices: &MatrixStack<Vector<u32, Const<4>>>,
@@ -227,6 +294,9 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
         ..
     } = comptime!(blueprint);
     declare_sums(comptime!(columns / 2));
+    if comptime!(blueprint.operands.is_fp8()) {
+        declare_dots(comptime!(columns / 2));
+    }
     let stages = Stages::new(blueprint);
     let mut ring = stages.ring();
 
@@ -251,7 +321,7 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
         }
         for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
             let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
-            stages.fill(&mut ring, x, x_vectors, pairs, matrices, &tile);
+            stages.fill(&mut ring, x, pairs, matrices, &tile);
         }
         ring.finish();
     } else {
@@ -263,7 +333,9 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
             let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
             let width = matrices.layout.columns;
             let mut nan = (false.runtime(), false.runtime());
-            if comptime!(blueprint.format == WeightFormat::Dense) {
+            if comptime!(blueprint.operands.is_fp8()) {
+                multiply_fp8(&mut ring, &stages, width, group - 1, row, blueprint);
+            } else if comptime!(blueprint.format() == WeightFormat::Dense) {
                 multiply_dense(&mut ring, &stages, width, group - 1, blueprint);
             } else {
                 let mut lane = LaneRows::new(matrices, &tile, row, blueprint);
@@ -289,10 +361,16 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
     }
 }
 
+/// What the number of columns of a gated result is a multiple of, by the weights that it is for.
+pub(crate) const fn hidden_block(weights: WeightFormat) -> u32 {
+    let x = RowFormat::Bf16;
+    WgmmaOperands { weights, x }.k_block()
+}
+
 /// Columns of a gated result with padding, which tiles write, too.
 #[cube]
 fn padded(columns: u32, #[comptime] format: WeightFormat) -> u32 {
-    let block = comptime!(k_block(format));
+    let block = comptime!(hidden_block(format));
     columns.div_ceil(block) * block
 }
 

@@ -5,6 +5,9 @@ use cubecl::prelude::*;
 
 use crate::gemm::kernel::input::bf16_pair;
 use crate::gemm::kernel::weights::WeightFormat;
+use crate::intrinsics::{Target, group_max, pack_e4m3};
+use crate::roundtrip::SmallFloat;
+use crate::roundtrip::kernel::{power_of_two, scale_of};
 
 /// The column at a position.
 ///
@@ -67,6 +70,67 @@ pub(crate) fn permute_kernel(
                 vector.insert(lane, bf16_pair(low, high));
             }
             output[row * (row_units * 4) as usize + (word * 4) as usize + pair] = vector;
+        }
+    }
+}
+
+/// Rounds rows of `bf16` to E4M3, with a scale for every 128 columns, as
+/// [`fp8_roundtrip`](crate::quant::fp8_roundtrip) does. What is not finite becomes NaN.
+///
+/// - `x`: `[rows, columns]` in vectors of eight, `stride` from one row to the next
+/// - `codes`: `[rows, columns with padding to a multiple of 128]`
+/// - `scales`: `[blocks of 128 columns, rows]`
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn quantize_kernel(
+    x: &[Vector<u32, Const<4>>],
+    stride: usize,
+    vectors: u32,
+    rows: u32,
+    codes: &mut [Vector<u32, Const<2>>],
+    scales: &mut [f32],
+    #[comptime] target: Target,
+) {
+    // 16 units have a block, a vector each.
+    let blocks = (vectors + 15) / 16;
+    let block = ABSOLUTE_POS / 16;
+    let row = block / blocks as usize;
+    let block = (block % blocks as usize) as u32;
+    let own = UNIT_POS % 16;
+    let vector = block * 16 + own;
+    let exists = row < rows as usize;
+    let inside = exists && vector < vectors;
+    let words = x[select(inside, row * stride + vector as usize, 0usize)];
+    let mut values = Array::<f32>::new(8usize);
+    let mut largest = 0.0f32;
+    #[unroll]
+    for i in 0..8usize {
+        let word = words.extract(comptime!(i / 2));
+        let bits = if comptime!(i % 2 == 0) {
+            word << 16
+        } else {
+            word & 0xffff_0000u32
+        };
+        let bits = select(inside, bits, 0u32);
+        let finite = bits & 0x7f80_0000u32 != 0x7f80_0000u32;
+        let magnitude = f32::reinterpret(bits & 0x7fff_ffffu32);
+        largest = max(largest, select(finite, magnitude, 0.0f32));
+        values[i] = f32::reinterpret(select(finite, bits, 0x7fc0_0000u32));
+    }
+    let scale = scale_of(
+        group_max(largest, 16u32, target),
+        comptime!(SmallFloat::Fp8.format()),
+    );
+    let inverse = power_of_two(254 - scale);
+    #[unroll]
+    for i in 0..8usize {
+        values[i] *= inverse;
+    }
+    if exists {
+        let mut words = Vector::<u32, Const<2>>::new(pack_e4m3(&values, 0usize));
+        words.insert(1usize, pack_e4m3(&values, 4usize));
+        codes[(row * blocks as usize + block as usize) * 16 + own as usize] = words;
+        if own == 0 {
+            scales[block as usize * rows as usize + row] = power_of_two(scale);
         }
     }
 }

@@ -2,16 +2,14 @@
 
 use cubecl::prelude::*;
 
-use super::{Tile, WgmmaBlueprint};
-use crate::gemm::kernel::large_m::LargeMPairs;
+use super::{ROW_BYTES, Tile, WgmmaBlueprint, WgmmaRows};
+use crate::gemm::kernel::large_m::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::warpgroup::{
     Ring, RingBlueprint, WARPGROUP, copy_vector, copy_word, rows_descriptor, shared_address,
 };
 
-/// Bytes of a row of a tile of `x`, the span of the swizzle.
-const ROW_BYTES: u32 = 128;
-/// Vectors of 16 bytes of such a row.
+/// Vectors of 16 bytes of a row of a tile of `x`.
 const ROW_VECTORS: u32 = ROW_BYTES / 16;
 
 /// The stages in shared memory.
@@ -22,7 +20,7 @@ pub(super) struct Stages {
     /// Rows of codes, four vectors, which change their places from one pair of rows to the next; or
     /// rows of tiles like those of `x`.
     pub weights: Shared<[Vector<u32, Const<4>>]>,
-    /// A word for each row of weights.
+    /// A word for each row of weights, and for each row of `x` that has scales.
     pub scales: Shared<[u32]>,
     barriers: Shared<[u64]>,
     #[cube(comptime)]
@@ -35,7 +33,7 @@ impl Stages {
         let count = comptime!(blueprint.stages);
         let x = comptime!((count * x_bytes(blueprint) / 4) as usize);
         let weights = comptime!((count * blueprint.rows() * blueprint.row_chunks()) as usize);
-        let scales = comptime!((count * blueprint.rows()) as usize);
+        let scales = comptime!((count * blueprint.stage_scales()) as usize);
         Stages {
             x: Shared::new_aligned_slice(x, 1024usize),
             weights: Shared::new_aligned_slice(weights, comptime!(weights_alignment(blueprint))),
@@ -76,14 +74,19 @@ impl Stages {
 
     /// The first of its scales.
     pub fn scale(&self, slot: u32) -> u32 {
-        slot * comptime!(self.blueprint.rows())
+        slot * comptime!(self.blueprint.stage_scales())
+    }
+
+    /// The address of those of the rows of `x`.
+    pub fn x_scales(&self, slot: u32) -> u32 {
+        shared_address(&self.scales) + (self.scale(slot) + comptime!(self.blueprint.rows())) * 4
     }
 
     fn x_address(&self, slot: u32) -> u32 {
         shared_address(&self.x) + slot * comptime!(x_bytes(self.blueprint))
     }
 
-    /// The lower word of the descriptor of its rows of `x` from column `32 * part` on.
+    /// The lower word of the descriptor of its rows of `x` from byte `64 * part` on.
     pub fn x_descriptor(&self, slot: u32, #[comptime] part: usize) -> u32 {
         let tile = comptime!(part as u32 / 2 * self.blueprint.columns * ROW_BYTES);
         rows_descriptor(self.x_address(slot)) + comptime!((tile + part as u32 % 2 * 64) / 16)
@@ -94,8 +97,7 @@ impl Stages {
     pub fn fill(
         &self,
         ring: &mut Ring,
-        x: &[Vector<u32, Const<4>>],
-        x_vectors: u32,
+        x: &WgmmaRows,
         pairs: &LargeMPairs,
         matrices: &MatrixStack<Vector<u32, Const<4>>>,
         tile: &Tile,
@@ -103,7 +105,7 @@ impl Stages {
         let blueprint = comptime!(self.blueprint);
         let x_rows = comptime!(blueprint.unit_rows());
         let width = matrices.layout.columns;
-        let sources = Sources::new(x_vectors, pairs, matrices, tile, blueprint);
+        let sources = Sources::new(x, pairs, matrices, tile, blueprint);
         let range = StageRange::new(width, blueprint);
         for step in range.first..range.end {
             ring.wait_free();
@@ -113,20 +115,22 @@ impl Stages {
                 let to = to + comptime!(tile * blueprint.columns * ROW_BYTES);
                 let vector = (step * comptime!(blueprint.x_tiles()) + tile) * ROW_VECTORS
                     + UNIT_POS % ROW_VECTORS;
-                let inside = comptime!(blueprint.whole_stages || blueprint.permuted()).runtime()
-                    || vector < width / 8;
+                // Where a launch has put them in order, there is padding.
+                let padded = comptime!(blueprint.permuted() || blueprint.operands.is_fp8());
+                let inside =
+                    comptime!(blueprint.whole_stages || padded).runtime() || vector < width / 8;
                 let vector = select(inside, vector, 0u32);
                 #[unroll]
                 for i in 0..x_rows {
                     let to = to + comptime!(i * WARPGROUP / ROW_VECTORS * ROW_BYTES);
-                    copy_vector(to, x, sources.x[i as usize] + vector, inside);
+                    copy_vector(to, &x.words, sources.x[i as usize] + vector, inside);
                 }
             }
             let to = self.weights_address(ring.slot) + sources.weights_to;
             let chunks = comptime!(blueprint.row_chunks());
             let vector = step * chunks + UNIT_POS % chunks;
             let inside = comptime!(blueprint.whole_stages).runtime()
-                || vector < width / comptime!(blueprint.format.columns());
+                || vector < width / comptime!(blueprint.format().columns());
             let vector = select(inside, vector, 0u32);
             #[unroll]
             for i in 0..comptime!(blueprint.unit_weight_rows()) {
@@ -142,6 +146,17 @@ impl Stages {
                     let to = to + comptime!(i * WARPGROUP * 4);
                     if UNIT_POS < comptime!(blueprint.rows() - i * WARPGROUP) {
                         copy_word(to, &matrices.scales, sources.scales[i as usize] + word);
+                    }
+                }
+            }
+            #[comptime]
+            if let ComptimeOption::Some(scales) = &x.scales {
+                let to = self.x_scales(ring.slot) + UNIT_POS * 4;
+                #[unroll]
+                for i in 0..comptime!(blueprint.columns.div_ceil(WARPGROUP)) {
+                    let to = to + comptime!(i * WARPGROUP * 4);
+                    if UNIT_POS < comptime!(blueprint.columns - i * WARPGROUP) {
+                        copy_word(to, scales, step * x.rows + sources.x_scales[i as usize]);
                     }
                 }
             }
@@ -162,12 +177,14 @@ struct Sources {
     weights_to: u32,
     /// The first word of the scales of every 128th row.
     scales: Array<u32>,
+    /// Every 128th row of `x`.
+    x_scales: Array<u32>,
 }
 
 #[cube]
 impl Sources {
     fn new(
-        x_vectors: u32,
+        x: &WgmmaRows,
         pairs: &LargeMPairs,
         matrices: &MatrixStack<Vector<u32, Const<4>>>,
         tile: &Tile,
@@ -178,21 +195,20 @@ impl Sources {
         let x_rows = comptime!(blueprint.unit_rows());
         let row = UNIT_POS / ROW_VECTORS;
         let x_to = row * ROW_BYTES + ((UNIT_POS % ROW_VECTORS) ^ (row % 8)) * 16;
-        let mut x = Array::<u32>::new(x_rows as usize);
+        let mut x_rows_of = Array::<u32>::new(x_rows as usize);
         #[unroll]
         for i in 0..x_rows {
-            // Rows past the end are others, whose products nobody reads.
-            let own = min(
-                row + comptime!(i * WARPGROUP / ROW_VECTORS),
-                problem.count - 1,
-            );
-            let at = problem.start + own;
-            let x_row = if comptime!(blueprint.by_position) {
-                at
-            } else {
-                pairs.at(problem, at) / pairs.per_row
-            };
-            x[i as usize] = x_row * x_vectors;
+            let own = row + comptime!(i * WARPGROUP / ROW_VECTORS);
+            x_rows_of[i as usize] = x_row(pairs, problem, own, blueprint) * x.vectors;
+        }
+        let x_scale_rows = comptime!(blueprint.columns.div_ceil(WARPGROUP));
+        let mut x_scales = Array::<u32>::new(x_scale_rows as usize);
+        if comptime!(blueprint.operands.is_fp8()) {
+            #[unroll]
+            for i in 0..x_scale_rows {
+                let own = UNIT_POS + comptime!(i * WARPGROUP);
+                x_scales[i as usize] = x_row(pairs, problem, own, blueprint);
+            }
         }
         let weight_rows = comptime!(blueprint.unit_weight_rows());
         let chunks = comptime!(blueprint.row_chunks());
@@ -202,7 +218,7 @@ impl Sources {
         for i in 0..weight_rows {
             let own = row + comptime!(i * WARPGROUP / blueprint.row_chunks());
             let own = problem.matrix * layout.rows + tile.matrix_row(own, layout.rows, blueprint);
-            weights[i as usize] = own * (layout.columns / comptime!(blueprint.format.columns()));
+            weights[i as usize] = own * (layout.columns / comptime!(blueprint.format().columns()));
         }
         let scale_rows = comptime!(blueprint.unit_scales());
         let mut scales = Array::<u32>::new(scale_rows as usize);
@@ -210,19 +226,37 @@ impl Sources {
         for i in 0..scale_rows {
             let own = tile.matrix_row(UNIT_POS + comptime!(i * WARPGROUP), layout.rows, blueprint);
             let start = problem.matrix as usize * layout.scales_per_matrix
-                + layout.scale_row_start(own, blueprint.format);
-            scales[i as usize] = match comptime!(blueprint.format) {
+                + layout.scale_row_start(own, blueprint.format());
+            scales[i as usize] = match comptime!(blueprint.format()) {
                 WeightFormat::Fp4 => (start / 4) as u32,
                 _ => start as u32,
             };
         }
         Sources {
-            x,
+            x: x_rows_of,
             x_to,
             weights,
             weights_to: (row * chunks + chunk_place(row, UNIT_POS % chunks, blueprint)) * 16,
             scales,
+            x_scales,
         }
+    }
+}
+
+/// The row of `x` of a column of the tile. Columns past the end have others, whose products nobody
+/// reads.
+#[cube]
+fn x_row(
+    pairs: &LargeMPairs,
+    problem: &Problem,
+    column: u32,
+    #[comptime] blueprint: WgmmaBlueprint,
+) -> u32 {
+    let at = problem.start + min(column, problem.count - 1);
+    if comptime!(blueprint.by_position) {
+        at
+    } else {
+        pairs.at(problem, at) / pairs.per_row
     }
 }
 
@@ -253,7 +287,7 @@ const fn x_bytes(blueprint: WgmmaBlueprint) -> u32 {
 /// read together do so from different banks.
 #[cube]
 pub(super) fn chunk_place(row: u32, chunk: u32, #[comptime] blueprint: WgmmaBlueprint) -> u32 {
-    if comptime!(blueprint.format == WeightFormat::Dense) {
+    if comptime!(blueprint.operands.shares_weights()) {
         chunk ^ (row % ROW_VECTORS)
     } else {
         chunk ^ (row / 2 % comptime!(blueprint.row_chunks()))
@@ -262,8 +296,9 @@ pub(super) fn chunk_place(row: u32, chunk: u32, #[comptime] blueprint: WgmmaBlue
 
 /// The alignment of a stage's weights, in bytes.
 const fn weights_alignment(blueprint: WgmmaBlueprint) -> usize {
-    match blueprint.format {
-        WeightFormat::Fp4 | WeightFormat::Fp8 => 16,
-        WeightFormat::Dense => 1024,
+    if blueprint.operands.shares_weights() {
+        1024
+    } else {
+        16
     }
 }
