@@ -1,4 +1,4 @@
-//! Compressed rows of a few tokens, at the sizes of the released models.
+//! Compressed rows of a few tokens and of prompts, at the sizes of the released models.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ const ROLLBACK: usize = 5;
 /// Channels that share a scale in the unrotated part of a row.
 const CONTENT: usize = 64;
 /// Sequences, and new positions of each.
-const STEPS: [(usize, usize); 3] = [(1, 1), (1, 5), (64, 1)];
+const STEPS: [(usize, usize); 4] = [(1, 1), (1, 5), (64, 1), (1, 2048)];
 /// Bytes of a bf16, and of an f32.
 const BF16_BYTES: usize = 2;
 const F32_BYTES: usize = 4;
@@ -86,7 +86,7 @@ impl Kind {
             overlap: self.overlap,
             width: self.width,
             rotated: ROTATED,
-            slots: series * self.ratio - 1 + ROLLBACK,
+            slots: series * self.ratio - 1 + ROLLBACK.max(count),
             positions: (series + 1) * self.ratio + count,
         }
     }
@@ -101,7 +101,8 @@ impl Kind {
     pub fn bytes(self, batch: usize, count: usize, complete: bool) -> usize {
         let step = batch * count * self.sizes(batch, count).raw_width();
         let pooled = batch * self.series() * self.ratio * 2 * self.width;
-        let done = usize::from(complete);
+        let first = self.first(complete);
+        let done = (first + count) / self.ratio - first / self.ratio;
         (2 * step + done * pooled) * F32_BYTES + done * batch * self.width * BF16_BYTES
     }
 }
