@@ -10,8 +10,8 @@ use std::time::Instant;
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
-    ChatEncoding, Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output,
-    Request, RequestId, TextTokenizer, TokenLogProbs,
+    ChatEncoding, Engine, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId,
+    TextTokenizer, TokenLogProbs,
 };
 use ds4_model::pipeline::Pipeline;
 use tokio::sync::mpsc::UnboundedSender;
@@ -23,9 +23,7 @@ use crate::options::Args;
 use crate::shared::load_bar::LoadBar;
 use crate::shared::load_options;
 use crate::shared::place::Place;
-
-/// Tokens of a warm-up: enough to launch, record and replay a step.
-const WARM_UP_TOKENS: usize = 24;
+use crate::warm_up::warm_up;
 
 /// An error of the thread.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -135,8 +133,15 @@ fn run(
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &devices, bar)?;
     let config = args.engine(args.drafts.drafts(&pipeline.model)?);
-    if place.device() != DeviceSpec::Flex {
-        warm_up(&pipeline, &config)?;
+    if !args.no_warm_up && place.device() != DeviceSpec::Flex {
+        let started = Instant::now();
+        let most = pipeline.model.config().max_position_embeddings;
+        let ctx = args.ctx.map_or(most, |ctx| most.min(ctx as usize));
+        warm_up(&pipeline.model, &config, ctx)?;
+        tracing::info!(
+            seconds = started.elapsed().as_secs_f32(),
+            "kernels are compiled"
+        );
     }
     let drafts = config.drafts;
     let engine = Engine::new(&pipeline.model, config)?;
@@ -150,21 +155,6 @@ fn run(
     };
     loaded.send(known)?;
     Ok(serve(engine, jobs, metrics)?)
-}
-
-/// Compiles the kernels of prompts and steps, which otherwise the first requests would wait for.
-fn warm_up(pipeline: &Pipeline, config: &EngineConfig) -> Result<(), GenerateError> {
-    let mut engine = Engine::new(&pipeline.model, config.clone())?;
-    let bos = pipeline.model.config().bos_token_id;
-    let request = Request {
-        ignore_eos: true,
-        ..Request::new(&[bos; 32], WARM_UP_TOKENS)
-    };
-    engine.add(request)?;
-    while !engine.is_idle() {
-        engine.step()?;
-    }
-    Ok(())
 }
 
 /// A text in the engine.

@@ -25,6 +25,7 @@ mod routes;
 mod shared;
 mod text;
 mod tracker;
+mod warm_up;
 
 use std::error::Error;
 use std::io::{self, Write};

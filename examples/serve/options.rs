@@ -64,6 +64,9 @@ pub struct Args {
     /// Launches every step anew, even where it could be replayed as a graph.
     #[arg(long)]
     pub no_graph: bool,
+    /// Is ready at once, and compiles kernels when requests need them.
+    #[arg(long)]
+    pub no_warm_up: bool,
     /// Texts that may wait for a lane; further requests are refused.
     #[arg(long, default_value_t = 64, value_name = "TEXTS")]
     pub queue: u16,

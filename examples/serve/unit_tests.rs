@@ -22,3 +22,4 @@ mod routes;
 mod shared;
 mod text;
 mod tracker;
+mod warm_up;

@@ -136,40 +136,80 @@ fn part(all: &[f32], [sequence, row]: [usize; 2], [rows, width]: [usize; 2]) -> 
     &all[(sequence * rows + row) * width..][..width]
 }
 
+/// Checks both tensors after steps of so many positions, from the start on.
+fn assert_oracle(
+    name: &str,
+    (dtype, device): (FloatDType, &Device),
+    sizes: Sizes,
+    steps: &[usize],
+) {
+    let case = Case::new(sizes, 3);
+    let what = format!("{name} {sizes:?} {steps:?}");
+    let starts = vec![0; sizes.batch];
+    let state = run(&case, starts, steps, RowRounding::None, (dtype, device));
+    assert_eq!(state.rows.dtype(), dtype.into(), "{what}");
+    let (raw, rows) = (read(&state.raw), read(&state.rows));
+    let length = steps.iter().sum::<usize>();
+    let close = Tolerance {
+        absolute: 5e-6,
+        relative: half_unit(dtype),
+    };
+    for sequence in 0..sizes.batch {
+        for block in 0..sizes.rows() {
+            let actual = part(&rows, [sequence, block], [sizes.rows(), sizes.width]);
+            let what = format!("{what}, block {block} of {sequence}");
+            if (block + 1) * sizes.ratio <= length {
+                let expected = narrow(&case.row(sequence, block));
+                assert_close(actual, &expected, close, &what);
+            } else {
+                assert!(actual.iter().all(|x| *x == 1.0), "{what}: not complete");
+            }
+        }
+        for position in length.saturating_sub(sizes.slots)..length {
+            let at = [sequence, position % sizes.slots];
+            let actual = part(&raw, at, [sizes.slots, sizes.raw_width()]);
+            assert_eq!(actual, case.raw(sequence, position), "{what} {position}");
+        }
+    }
+}
+
 fn rows_of_complete_blocks_agree_with_the_oracle() {
     every_dtype(|name, device, dtype| {
         for &sizes in shapes(name, dtype) {
-            let case = Case::new(sizes, 3);
-            let what = format!("{name} {sizes:?}");
-            let counts = steps(sizes.positions - 1);
-            let starts = vec![0; sizes.batch];
-            let state = run(&case, starts, &counts, RowRounding::None, (dtype, device));
-            assert_eq!(state.rows.dtype(), dtype.into(), "{what}");
-            let (raw, rows) = (read(&state.raw), read(&state.rows));
-            let length = sizes.positions - 1;
-            let close = Tolerance {
-                absolute: 5e-6,
-                relative: half_unit(dtype),
-            };
-            for sequence in 0..sizes.batch {
-                for block in 0..sizes.rows() {
-                    let actual = part(&rows, [sequence, block], [sizes.rows(), sizes.width]);
-                    let what = format!("{what}, block {block} of {sequence}");
-                    if (block + 1) * sizes.ratio <= length {
-                        let expected = narrow(&case.row(sequence, block));
-                        assert_close(actual, &expected, close, &what);
-                    } else {
-                        assert!(actual.iter().all(|x| *x == 1.0), "{what}: not complete");
-                    }
-                }
-                for position in length.saturating_sub(sizes.slots)..length {
-                    let at = [sequence, position % sizes.slots];
-                    let actual = part(&raw, at, [sizes.slots, sizes.raw_width()]);
-                    assert_eq!(actual, case.raw(sequence, position), "{what} {position}");
-                }
-            }
+            let steps = steps(sizes.positions - 1);
+            assert_oracle(name, (dtype, device), sizes, &steps);
         }
     });
+}
+
+fn many_blocks_at_once_agree_with_the_oracle() {
+    let narrow = Sizes {
+        batch: 2,
+        ratio: 2,
+        overlap: true,
+        width: 6,
+        rotated: 2,
+        slots: 40,
+        positions: 1400,
+    };
+    // Raw rows of some positions and of all, several of them in the slots of earlier ones.
+    let sizes = [
+        (narrow, [5, 1300, 94]),
+        (
+            Sizes {
+                overlap: false,
+                ratio: 1,
+                slots: 1301,
+                ..narrow
+            },
+            [1, 1200, 198],
+        ),
+    ];
+    for (name, device) in devices() {
+        for (sizes, steps) in sizes {
+            assert_oracle(name, (FloatDType::F32, device), sizes, &steps);
+        }
+    }
 }
 
 /// One product more is rounded.
@@ -411,6 +451,7 @@ fn a_large_batch_of_sequences_of_different_lengths_is_each_of_them_alone() {
 catalogue![
     a_large_batch_of_sequences_of_different_lengths_is_each_of_them_alone,
     a_nan_reaches_the_rows_that_pool_it_only,
+    many_blocks_at_once_agree_with_the_oracle,
     positions_at_once_are_positions_one_by_one,
     rows_are_rounded_as_by_the_round_trips,
     rows_have_the_bits_of_the_operators_that_they_are_made_of,

@@ -51,21 +51,14 @@ impl RotaryConfig {
 pub(crate) struct RotaryTable {
     /// `[positions, dim]`: cosines of all frequencies, then sines.
     angles: Tensor<2>,
-    /// `[1, 1, dim]`: -1 at even channels, +1 at odd ones.
-    signs: Tensor<3>,
     frequencies: Vec<f32>,
 }
 
 impl RotaryTable {
     pub(crate) fn new(config: &RotaryConfig, positions: usize, device: &Device) -> Self {
         let frequencies = config.frequencies();
-        let signs: Vec<f32> = frequencies.iter().flat_map(|_| [-1.0, 1.0]).collect();
         Self {
             angles: angles(&frequencies, 0, positions, device),
-            signs: Tensor::from_data(
-                TensorData::new(signs, [1, 1, config.dim]),
-                (device, DType::F32),
-            ),
             frequencies,
         }
     }
@@ -85,29 +78,6 @@ impl RotaryTable {
         Rotation {
             angles: self.angles.clone(),
             start,
-        }
-    }
-
-    /// The rotation of blocks at `positions` (`[batch, blocks]`), each below the table's size.
-    pub(crate) fn at(&self, positions: Tensor<2, Int>) -> BlockRotation {
-        let [batch, count] = positions.dims();
-        let pairs = self.frequencies.len();
-        let angles = self
-            .angles
-            .clone()
-            .select(0, positions.reshape([batch * count]))
-            .reshape([batch, count, 2, pairs, 1])
-            .expand([batch, count, 2, pairs, 2])
-            .reshape([batch, count, 2, 2 * pairs]);
-        let half = |half: usize| {
-            angles
-                .clone()
-                .slice([0..batch, 0..count, half..half + 1, 0..2 * pairs])
-                .squeeze_dim::<3>(2)
-        };
-        BlockRotation {
-            cos: half(0),
-            sin: half(1) * self.signs.clone(),
         }
     }
 }
@@ -157,26 +127,6 @@ impl Rotation {
     fn rotate(&self, x: Tensor<4>, inverse: bool) -> Tensor<4> {
         attention::rotate_at(x, self.angles.clone(), self.start.clone(), inverse)
             .expect("positions of the table, and no more channels than `x` has")
-    }
-}
-
-/// A rotation for each block, at its first position.
-#[derive(Clone, Debug)]
-pub(crate) struct BlockRotation {
-    cos: Tensor<3>,
-    sin: Tensor<3>,
-}
-
-impl BlockRotation {
-    /// Rotates the trailing channels of a row for each block: `[batch, blocks, width]`.
-    pub(crate) fn apply(&self, rows: Tensor<3>) -> Tensor<3> {
-        attention::rotate(
-            rows.unsqueeze_dim::<4>(2),
-            self.cos.clone(),
-            self.sin.clone(),
-        )
-        .expect("as many blocks and no more channels than `rows` has")
-        .squeeze_dim::<3>(2)
     }
 }
 

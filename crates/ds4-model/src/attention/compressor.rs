@@ -2,13 +2,12 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::attention::{
-    self as ops, CompressionInputs, CompressionOptions, CompressorState, RowRounding,
+    self as ops, CompressionInputs, CompressionOptions, CompressorState, Positions, RowRounding,
     StepCompression,
 };
 use burn_ds4_ops::quant;
 
-use super::quantize_content;
-use crate::cache::{CompressedCache, CompressedIndices};
+use crate::cache::CompressedCache;
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::weights::{self, Initial, WeightSource};
 
@@ -111,73 +110,26 @@ impl Compressor {
         }
     }
 
-    /// Pools the blocks that a prefill step completes, and stores their projections (as
-    /// [`step`](Self::step) takes them) and rows.
+    /// Stores the projections of a prefill step (as [`step`](Self::step) takes them), and rows for
+    /// the blocks that it completes.
     pub(super) fn append(
         &self,
         projections: Tensor<3>,
-        indices: &CompressedIndices,
+        positions: Positions,
         cache: &mut CompressedCache,
         rounding: RowRounding,
     ) {
-        let [batch, count, raw_width] = projections.dims();
-        let series = 1 + usize::from(self.overlap);
-        let width = raw_width / (2 * series);
-
-        let bias = self.position_bias.val().select(0, indices.slots.clone());
-        let raw = projections + bias.reshape([batch, count, raw_width]);
-
-        let history = indices.ring.history;
-        let earlier = cache
-            .raw
-            .gather(indices.ring.read.clone())
-            .reshape([batch, history, raw_width]);
-        let pooled = Tensor::cat(vec![earlier, raw.clone()], 1)
-            .reshape([batch * (history + count), raw_width])
-            .select(0, indices.pooled.clone())
-            .reshape([batch, indices.blocks + series - 1, self.ratio, raw_width]);
-        cache
-            .raw
-            .write(indices.ring.write.clone(), indices.ring.newest(raw));
-
-        let rows = self.norm.forward(self.pool(pooled, indices, width));
-        let rows = indices.rotation.apply(rows);
-        let rows = match rounding {
-            RowRounding::None => rows,
-            RowRounding::Content => quantize_content(rows, self.rotated),
-            RowRounding::Index => quantize_index(rows),
-        };
-        cache.rows.write(
-            indices.write.clone(),
-            rows.reshape([batch * indices.blocks, width]),
-        );
-    }
-
-    /// Pools `[batch, blocks, ratio, raw_width]` (with one more block in front where blocks
-    /// overlap) to `[batch, blocks, width]`.
-    fn pool(&self, raw: Tensor<4>, indices: &CompressedIndices, width: usize) -> Tensor<3> {
-        let [batch, given, slots, _] = raw.dims();
-        let part = |blocks: std::ops::Range<usize>, series: usize| {
-            let from = series * width;
-            raw.clone()
-                .slice([0..batch, blocks, 0..slots, from..from + width])
-        };
-        if !self.overlap {
-            return pooled(part(0..given, 0), part(0..given, 1));
-        }
-        let (previous, own) = (0..given - 1, 1..given);
-        let values = Tensor::cat(vec![part(previous.clone(), 0), part(own.clone(), 1)], 2);
-        let previous_scores = part(previous, 2) + indices.previous_bias.clone();
-        let scores = Tensor::cat(vec![previous_scores, part(own, 3)], 2);
-        pooled(values, scores)
+        let StepCompression {
+            inputs,
+            options,
+            state,
+        } = self.step(projections, cache, rounding);
+        let stored = ops::compress_rows(inputs, positions, options, state.raw, state.rows);
+        cache.put(stored.expect("a cache that was made for the model and has capacity"));
     }
 }
 
-fn pooled(values: Tensor<4>, scores: Tensor<4>) -> Tensor<3> {
-    ops::pool(values, scores).expect("parts of one projection")
-}
-
-/// Rounds an indexer row or query as the released model's FP4 cache does.
+/// Rounds an indexer's query as the released model's FP4 cache does.
 pub(super) fn quantize_index<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let transformed = quant::hadamard(x).expect("the width was checked at initialization or load");
     quant::fp4_roundtrip(transformed, quant::FP4_BLOCK).expect("float channels in non-empty blocks")

@@ -6,7 +6,7 @@ use burn_ds4_ops::device::is_host;
 use burn_ds4_ops::topk::{self, Windows};
 
 use super::compressor::{Compressor, CompressorConfig, quantize_index};
-use crate::cache::{CompressedCache, CompressedStep, mask};
+use crate::cache::{CompressedCache, CompressedStep, Step, mask};
 use crate::linear::{PackedLinear, PackedLinearConfig};
 use crate::rope::Rotation;
 use crate::trace::Trace;
@@ -99,8 +99,8 @@ pub(super) struct IndexerInput<'a> {
     /// `[batch, positions, heads, width]`.
     pub(super) queries: Option<Tensor<4>>,
     pub(super) rotation: &'a Rotation,
-    /// Mask and indices of a prefill step.
-    pub(super) step: Option<&'a CompressedStep>,
+    /// A prefill step, and its part for the compressed rows.
+    pub(super) prefill: Option<(&'a CompressedStep, &'a Step)>,
     pub(super) quantized: bool,
 }
 
@@ -113,6 +113,16 @@ pub(super) enum PickedRows {
     Masked(Tensor<3>),
     /// The rows with these indices: `[batch, positions, picks]`.
     Some(Tensor<3, Int>),
+}
+
+impl PickedRows {
+    /// The indices of the rows, if they are some.
+    pub(super) fn ids(self) -> Option<Tensor<3, Int>> {
+        match self {
+            Self::Some(picks) => Some(picks),
+            Self::All | Self::Masked(_) => None,
+        }
+    }
 }
 
 impl Indexer {
@@ -143,7 +153,7 @@ impl Indexer {
             head_weights,
             queries,
             rotation,
-            step,
+            prefill: masked,
             quantized,
         } = input;
         let Some(queries) = queries else {
@@ -151,37 +161,38 @@ impl Indexer {
             return PickedRows::All;
         };
         let [batch, count, _, _] = queries.dims();
-        let available = available(cache, step);
+        let available = available(cache, masked.map(|(of_kind, _)| of_kind));
         let ratio = self.compressor.ratio;
 
-        let visible = step.is_none().then(|| VisibleBlocks {
+        let keys = cache.rows.first(available);
+        // On the host, a prefill step masks scores. Elsewhere, each position says what is visible.
+        let masked = masked.filter(|_| is_host(&keys.device()));
+        let visible = masked.is_none().then(|| VisibleBlocks {
             start: rotation.start.clone(),
             ratio,
         });
-        let keys = cache.rows.first(available);
         let scores = self.scores(head_weights, queries, rotation, quantized, keys, visible);
         trace.record("scores", &scores);
-        let Some(step) = step else {
-            let scores = scores.reshape([batch * count, available]);
-            let windows = Windows::Blocks {
-                starts: rotation.start.clone(),
-                ratio,
-                next_n: count,
-            };
-            let picks = topk::top_k_ids(scores, windows, self.top_k).expect(FITTING);
-            trace.record("picks", &picks);
-            return PickedRows::Some(picks.reshape([batch, count, self.top_k]));
+        let (scores, windows) = match masked {
+            None => {
+                let windows = Windows::Blocks {
+                    starts: rotation.start.clone(),
+                    ratio,
+                    next_n: count,
+                };
+                (scores, windows)
+            }
+            Some((of_kind, step)) => (scores + of_kind.bias(step), Windows::All),
         };
-
-        // On the host, gather each query's picks, or mask rows once for all queries: whichever
-        // touches fewer rows. Other devices read picks where they are.
-        let scores = (scores + step.bias.clone()).reshape([batch * count, available]);
-        if is_host(&scores.device()) && count * self.top_k > available {
+        let scores = scores.reshape([batch * count, available]);
+        // Gather each query's picks, or mask rows once for all queries: whichever touches fewer
+        // rows.
+        if masked.is_some() && count * self.top_k > available {
             let picked = topk::top_k_mask(scores, self.top_k).expect(FITTING);
             let picked = picked.reshape([batch, count, available]);
             return PickedRows::Masked(mask(picked.bool_not()));
         }
-        let picks = topk::top_k_ids(scores, Windows::All, self.top_k).expect(FITTING);
+        let picks = topk::top_k_ids(scores, windows, self.top_k).expect(FITTING);
         trace.record("picks", &picks);
         PickedRows::Some(picks.reshape([batch, count, self.top_k]))
     }
@@ -209,5 +220,5 @@ impl Indexer {
 
 /// Rows that queries may pick from.
 fn available(cache: &CompressedCache, step: Option<&CompressedStep>) -> usize {
-    step.map_or(cache.rows.slots(), CompressedStep::rows)
+    step.map_or(cache.rows.slots(), |step| step.rows)
 }

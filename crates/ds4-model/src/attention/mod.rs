@@ -12,7 +12,7 @@ use burn_ds4_ops::attention::{
 };
 use burn_ds4_ops::{device::is_host, quant};
 
-use crate::cache::{CompressedIndices, CompressedStep, LayerCache, PrefillStep, Step};
+use crate::cache::{CompressedStep, LayerCache, PrefillStep, Step};
 use crate::config::AttentionKind;
 use crate::linear::{PackedLinear, PackedLinearConfig, WeightStack, project_all_f32, project_f32};
 use crate::norm::{RmsNorm, RmsNormConfig, normalize};
@@ -260,10 +260,9 @@ impl Attention {
                 let prefill_of_kind = prefill.compressed(cache.kind);
                 let (queries, index_queries) =
                     self.project_queries(low_rank, cache, prefill_of_kind);
-                let window = self.window_keys(rows, prefill, step, cache);
-                let head_weights = compressions
-                    .zip(prefill_of_kind)
-                    .and_then(|(all, prefill)| self.compress_prefill(all, &prefill.indices, cache));
+                let window = self.window_rows(rows, prefill, step, cache);
+                let head_weights =
+                    compressions.and_then(|all| self.compress_prefill(all, step, cache));
                 let picks = self.pick(
                     head_weights,
                     index_queries,
@@ -329,10 +328,7 @@ impl Attention {
     ) -> Tensor<4> {
         let rows = cache.compressed.as_ref().map(|cache| cache.rows.all());
         // A decode step has no mask: all rows are visible, or some are picked.
-        let picks = match picks {
-            Some(PickedRows::Some(picks)) => Some(picks),
-            _ => None,
-        };
+        let picks = picks.and_then(PickedRows::ids);
         let ratio = cache.kind.ratio().unwrap_or(1);
         trace.record_with("rows", || step.window_rows(&cache.window).0);
         trace.record_with("probabilities", || {
@@ -395,19 +391,11 @@ impl Attention {
     ///
     /// - `x`: `[batch, positions, d_model]`
     pub(crate) fn append(&self, x: Tensor<3>, step: &Step, cache: &mut LayerCache) {
-        let rows = self.key_value.forward(x);
-        match &step.prefill {
-            Some(prefill) => {
-                self.store_rows(rows, prefill, step, cache);
-            }
-            None => {
-                let positions = step.rotation(cache.kind).positions();
-                let stored = ops::append_rows(self.new_rows(rows), positions, cache.window.take());
-                cache
-                    .window
-                    .put(stored.expect("a cache that was made for the model"));
-            }
-        }
+        let rows = self.new_rows(self.key_value.forward(x));
+        let positions = step.rotation(cache.kind).positions();
+        let stored = ops::append_rows(rows, positions, cache.window.take());
+        let stored = stored.expect("a cache that was made for the model");
+        cache.window.put(stored);
     }
 
     fn new_rows(&self, x: Tensor<3>) -> NewRows {
@@ -419,15 +407,15 @@ impl Attention {
         }
     }
 
-    /// Stores the key/value rows of a prefill step, and returns them with the earlier rows that are
-    /// visible to its queries.
-    fn window_keys(
+    /// Stores the key/value rows of a prefill step, and returns them after the earlier rows that
+    /// are visible to its queries.
+    fn window_rows(
         &self,
         rows: Tensor<3>,
         prefill: &PrefillStep,
         step: &Step,
         cache: &mut LayerCache,
-    ) -> WindowKeys {
+    ) -> Tensor<3> {
         let [batch, _, _] = rows.dims();
         let ring = &prefill.window.ring;
         let earlier =
@@ -435,22 +423,6 @@ impl Attention {
                 .window
                 .gather(ring.read.clone())
                 .reshape([batch, ring.history, self.head_dim]);
-        let rows = self.store_rows(rows, prefill, step, cache);
-        WindowKeys {
-            rows: Tensor::cat(vec![earlier, rows], 1),
-            bias: prefill.window.bias.clone(),
-            span: step.span,
-        }
-    }
-
-    /// Stores the key/value rows of a prefill step, and returns them.
-    fn store_rows(
-        &self,
-        rows: Tensor<3>,
-        prefill: &PrefillStep,
-        step: &Step,
-        cache: &mut LayerCache,
-    ) -> Tensor<3> {
         let rotation = step.rotation(cache.kind);
         let rows = self.key_value_norm.forward(rows).unsqueeze_dim::<4>(2);
         let rows = rotation.apply(rows).squeeze_dim::<3>(2);
@@ -459,18 +431,17 @@ impl Attention {
         } else {
             rows
         };
-        let ring = &prefill.window.ring;
         cache
             .window
             .write(ring.write.clone(), ring.newest(rows.clone()));
-        rows
+        Tensor::cat(vec![earlier, rows], 1)
     }
 
     /// Attention of a prefill step: everything between the projections, except storing its rows.
     fn attend_prefill(
         &self,
         queries: Tensor<4>,
-        window: WindowKeys,
+        window: Tensor<3>,
         picks: Option<PickedRows>,
         prefill: &PrefillStep,
         step: &Step,
@@ -479,43 +450,49 @@ impl Attention {
     ) -> Tensor<4> {
         let rotation = step.rotation(cache.kind);
         let prepared = |queries| rotation.apply(normalize(queries, self.norm_epsilon));
-        let compressed = cache.compressed.as_ref().zip(picks).map(|(cached, picks)| {
-            let known = prefill.compressed(cache.kind);
-            let known = known.expect("a layer with compressed rows");
-            let bias = known.bias.clone();
-            let (bias, picks) = match picks {
-                PickedRows::All => (bias, None),
-                PickedRows::Masked(mask) => (bias + mask, None),
-                PickedRows::Some(picks) => (bias, Some(picks)),
+        let of_kind = prefill.compressed(cache.kind);
+        let compressed = cache.compressed.as_ref().zip(of_kind).zip(picks);
+        let compressed = compressed
+            .map(|((cached, of_kind), picks)| (cached.rows.first(of_kind.rows), of_kind, picks));
+        let keys = || {
+            let window = WindowKeys {
+                rows: window.clone(),
+                bias: prefill.window.bias(step),
+                span: step.span,
             };
-            CompressedKeys {
-                rows: cached.rows.first(known.rows()),
-                bias,
-                picks,
-            }
-        });
+            let compressed = compressed.clone().map(|(rows, of_kind, picks)| {
+                let bias = of_kind.bias(step);
+                let (bias, picks) = match picks {
+                    PickedRows::All => (bias, None),
+                    PickedRows::Masked(mask) => (bias + mask, None),
+                    PickedRows::Some(picks) => (bias, Some(picks)),
+                };
+                CompressedKeys { rows, bias, picks }
+            });
+            (window, compressed)
+        };
         let (sinks, scale) = (self.sinks.val(), self.scale());
         trace.record_with("probabilities", || {
+            let (window, compressed) = keys();
             let queries = prepared(queries.clone());
-            let (window, compressed) = (window.clone(), compressed.clone());
             ops::sink_probabilities(queries, window, compressed, sinks.clone(), scale)
                 .expect("what the attention itself takes")
         });
-        if !is_host(&queries.device()) {
-            let window = CachedWindow {
-                rows: window.rows,
-                layout: WindowLayout::Latest,
-                span: window.span,
-                causal: true,
-            };
-            let positions = rotation.positions();
-            let compressed = compressed.map(|keys| (keys.rows, keys.picks));
-            return self.attend_cached(queries, positions, window, compressed, cache);
+        if is_host(&queries.device()) {
+            let (window, compressed) = keys();
+            let queries = prepared(queries);
+            let attended = ops::sink_attention(queries, window, compressed, sinks, scale)
+                .expect("a step that belongs to the cache");
+            return rotation.apply_inverse(attended);
         }
-        let queries = prepared(queries);
-        let attended = ops::sink_attention(queries, window, compressed, sinks, scale)
-            .expect("a step that belongs to the cache");
-        rotation.apply_inverse(attended)
+        let window = CachedWindow {
+            rows: window,
+            layout: WindowLayout::Latest,
+            span: step.span,
+            causal: true,
+        };
+        let compressed = compressed.map(|(rows, _, picks)| (rows, picks.ids()));
+        self.attend_cached(queries, rotation.positions(), window, compressed, cache)
     }
 
     /// Projections that compressors pool into rows; `None` without a compressor.
@@ -587,8 +564,7 @@ impl Attention {
             (&mut cache.indexer, stored.indexed),
         ] {
             if let (Some(cache), Some(state)) = (cache, state) {
-                cache.raw.put(state.raw);
-                cache.rows.put(state.rows);
+                cache.put(state);
             }
         }
         let (queries, index_queries) = self.project_queries(stored.queries, cache, None);
@@ -601,17 +577,18 @@ impl Attention {
     fn compress_prefill(
         &self,
         compressions: Compressions,
-        indices: &CompressedIndices,
+        step: &Step,
         cache: &mut LayerCache,
     ) -> Option<Tensor<3>> {
+        let positions = step.rotation(cache.kind).positions();
         let (compressor, compressed) = self.compressor.as_ref().zip(cache.compressed.as_mut())?;
-        compressor.append(compressions.own, indices, compressed, self.rounding());
+        let own = compressions.own;
+        compressor.append(own, positions.clone(), compressed, self.rounding());
         let (projections, head_weights) = compressions.indexer?;
         let (indexer, indexed) = self.indexer.as_ref().zip(cache.indexer.as_mut())?;
         let rounding = Indexer::rounding(self.quantized_cache);
-        indexer
-            .compressor
-            .append(projections, indices, indexed, rounding);
+        let compressor = &indexer.compressor;
+        compressor.append(projections, positions, indexed, rounding);
         Some(head_weights)
     }
 
@@ -636,7 +613,7 @@ impl Attention {
                     head_weights,
                     queries,
                     rotation: step.rotation(self.kind()),
-                    step: prefill,
+                    prefill: prefill.map(|prefill| (prefill, step)),
                     quantized: self.quantized_cache,
                 };
                 indexer.pick(input, cache, &trace.scope("indexer"))

@@ -10,7 +10,6 @@
 //! of a step depend on them. That tensor and the rows are written in place, so that each replay of
 //! a recorded step continues where the last one ended.
 
-mod constants;
 mod mark;
 mod ring;
 mod sequences;
@@ -20,18 +19,17 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::attention::DECODE_TOKENS;
+use burn_ds4_ops::attention::{CompressorState, DECODE_TOKENS};
 use burn_ds4_ops::device::may_allocate;
 
 use crate::config::{AttentionKind, ModelConfig};
 use crate::placement::Placement;
 use crate::rope::{RotaryConfig, RotaryTable};
 
-use constants::Constants;
 pub(crate) use mark::CacheMark;
 pub(crate) use ring::Ring;
 pub use step::Step;
-pub(crate) use step::{CompressedIndices, CompressedStep, OpenStep, PrefillStep, mask};
+pub(crate) use step::{CompressedStep, OpenStep, PrefillStep, mask};
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -461,6 +459,14 @@ pub(crate) struct CompressedCache {
     pub(crate) raw: Ring,
 }
 
+impl CompressedCache {
+    /// Puts back what was taken for an operation.
+    pub(crate) fn put(&mut self, state: CompressorState) {
+        self.raw.put(state.raw);
+        self.rows.put(state.rows);
+    }
+}
+
 /// State of one attention layer.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
@@ -506,7 +512,6 @@ struct Part {
     /// Positions that a step of one position adds to each sequence, on the device: `[batch]`, 0 for
     /// vacant ones. `None` until a sequence becomes vacant for the first time.
     active: Option<Tensor<1, Int>>,
-    constants: Constants,
 }
 
 impl Part {
@@ -528,7 +533,6 @@ impl Part {
             compressed_rotary: table(own.has_compressed(), &own.compressed_rotary),
             start: Some(Tensor::zeros([batch], device)),
             active: None,
-            constants: Constants::new(batch, device),
         }
     }
 
@@ -690,10 +694,6 @@ impl Cache {
         let needed = self.check_step(count)?;
         self.reserve(needed)?;
         self.raise_high_water(count);
-        let pruned = self.parts.iter_mut().map(|part| part.constants.prune());
-        if pruned.fold(false, |any, pruned| any | pruned) {
-            self.epoch = new_epoch();
-        }
         let open = OpenStep::new(count);
         self.open_step = Some(open.id);
         Ok(open)

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::{Cache, CacheError, Constants, LayerCache, Part, Ring, new_epoch};
+use super::{Cache, CacheError, LayerCache, Part, Ring, new_epoch};
 
 impl LayerCache {
     fn rings(&self) -> impl Iterator<Item = &Ring> {
@@ -140,7 +140,6 @@ impl Cache {
             let (active, _) = part.take_active();
             part.active = Some(widened(active));
             part.start = part.start.take().map(widened);
-            part.constants = Constants::new(batch, &part.device);
         }
         self.lengths.resize(batch, 0);
         self.high_water.resize(batch, 0);

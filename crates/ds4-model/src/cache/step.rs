@@ -1,12 +1,12 @@
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{DECODE_TOKENS, MASKED};
 
-use super::constants::Constants;
 use super::{Cache, CacheLayout, Ring};
 use crate::config::AttentionKind;
-use crate::rope::{BlockRotation, RotaryTable, Rotation};
+use crate::rope::{RotaryTable, Rotation};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -77,7 +77,8 @@ pub struct Step {
     pub(crate) causal: bool,
     /// First new positions: `[batch]`.
     start: Tensor<1, Int>,
-    /// Indices and masks of a prefill step. Kernels compute those of a decode step themselves.
+    /// Indices and masks of a prefill step. Kernels compute those of a decode step themselves, and
+    /// masks of any.
     pub(crate) prefill: Option<PrefillStep>,
     rotation: Option<Rotation>,
     compressed_rotation: Option<Rotation>,
@@ -94,8 +95,15 @@ pub(crate) struct PrefillStep {
 #[derive(Clone, Debug)]
 pub(crate) struct WindowStep {
     pub(crate) ring: RingStep,
+    bias: OnceLock<Tensor<2>>,
+}
+
+impl WindowStep {
     /// Mask of the history's rows and the step's own: f32 `[batch, history + count]`.
-    pub(crate) bias: Tensor<2>,
+    pub(crate) fn bias(&self, step: &Step) -> Tensor<2> {
+        let bias = || window_bias(&step.start, step.count(), self.ring.history);
+        self.bias.get_or_init(bias).clone()
+    }
 }
 
 /// Where a step reads and writes a ring of the newest rows.
@@ -111,45 +119,26 @@ pub(crate) struct RingStep {
     pub(crate) write: Tensor<1, Int>,
 }
 
-/// Mask and indices of compressed rows in a prefill step.
+/// The compressed rows of a prefill step.
 #[derive(Clone, Debug)]
 pub(crate) struct CompressedStep {
-    /// Mask of the compressed rows that some position of the step may see, but of one row at least:
-    /// f32 `[batch, count, rows]`. The number of rows follows from the lengths alone, since sums
-    /// over others may round differently.
-    pub(crate) bias: Tensor<3>,
-    pub(crate) indices: CompressedIndices,
+    ratio: usize,
+    /// Rows that the step reads: those that some position of it may see, but one at least. Their
+    /// number follows from the lengths alone, since sums over others may round differently.
+    pub(crate) rows: usize,
+    bias: OnceLock<Tensor<3>>,
 }
 
 impl CompressedStep {
-    /// Rows that the step reads.
-    pub(crate) fn rows(&self) -> usize {
-        self.bias.dims()[2]
+    /// Mask of the rows: f32 `[batch, count, rows]`.
+    pub(crate) fn bias(&self, step: &Step) -> Tensor<3> {
+        let bias = || step.mask_blocks(self.ratio, self.rows);
+        self.bias.get_or_init(bias).clone()
     }
 }
 
-/// Where a step reads raw projections and writes compressed rows.
-#[derive(Clone, Debug)]
-pub(crate) struct CompressedIndices {
-    pub(crate) ring: RingStep,
-    /// Blocks that may be completed by the step.
-    pub(crate) blocks: usize,
-    /// Raw rows of these blocks (and of the one before, where blocks overlap) among history and
-    /// step: `[batch · rows]`.
-    pub(crate) pooled: Tensor<1, Int>,
-    /// In-block slot of each of the step's positions: `[batch · count]`.
-    pub(crate) slots: Tensor<1, Int>,
-    /// Mask that hides the previous block's slots from block 0, which has none: f32
-    /// `[batch, blocks, 1, 1]`.
-    pub(crate) previous_bias: Tensor<4>,
-    /// Rotation of the blocks' rows, at their first positions.
-    pub(crate) rotation: BlockRotation,
-    /// Row indices of the blocks: `[batch · blocks]`.
-    pub(crate) write: Tensor<1, Int>,
-}
-
 impl Step {
-    pub(super) fn new(cache: &mut Cache, index: usize, open: OpenStep) -> Self {
+    pub(super) fn new(cache: &Cache, index: usize, open: OpenStep) -> Self {
         let (part, count) = (&cache.parts[index], open.count);
         let start = part.start();
         let rotation = |table: &Option<RotaryTable>| {
@@ -209,68 +198,53 @@ impl Step {
     /// Window rows that its queries attend to, and their mask. The ring already holds the step's
     /// own rows. Only a trace needs them.
     pub(crate) fn window_rows(&self, window: &Ring) -> (Tensor<3>, Tensor<2>) {
-        let mut constants = Constants::new(self.batch, &self.start.device());
         let history = window_history(self.span);
-        let (start, count) = (&self.start, self.count());
-        let step = WindowStep::new(start, count, history, window.slots(), &mut constants);
+        let step = WindowStep::new(&self.start, self.count(), history, window.slots());
+        let bias = step.bias(self);
         let rows = |indices: Tensor<1, Int>| {
             let rows = window.gather(indices);
             let [all, width] = rows.dims();
             rows.reshape([self.batch, all / self.batch, width])
         };
         let rows = Tensor::cat(vec![rows(step.ring.read), rows(step.ring.write)], 1);
-        (rows, step.bias)
+        (rows, bias)
     }
 
-    /// Mask of `rows` compressed rows of `ratio` positions each: f32 `[batch, count, rows]`. Only a
-    /// trace needs it.
+    /// Mask of `rows` compressed rows of `ratio` positions each, by their numbers: f32
+    /// `[batch, count, rows]`. A row is visible from the last position of its block on.
     pub(crate) fn mask_blocks(&self, ratio: usize, rows: usize) -> Tensor<3> {
-        let mut constants = Constants::new(self.batch, &self.start.device());
-        let positions = positions(&self.start, self.count(), &mut constants);
-        compressed_bias(&positions, ratio, constants.range(rows))
+        let (batch, count, device) = (self.batch, self.count(), self.start.device());
+        let range = |count: usize| Tensor::<1, Int>::arange(0..count as i64, &device);
+        let positions = self.start.clone().unsqueeze_dim::<2>(1) + range(count).unsqueeze();
+        let visible = ((positions + 1) / ratio as i64).unsqueeze_dim::<3>(2);
+        let shape = [batch, count, rows];
+        let numbers = range(rows).reshape([1, 1, rows]).expand(shape);
+        mask(numbers.greater_equal(visible.expand(shape)))
     }
 }
 
 impl PrefillStep {
-    fn new(cache: &mut Cache, part: usize, start: &Tensor<1, Int>, count: usize) -> Self {
+    fn new(cache: &Cache, part: usize, start: &Tensor<1, Int>, count: usize) -> Self {
         let end = cache.lengths.iter().max().copied().unwrap_or(0) + count;
-        let part = &mut cache.parts[part];
-        let constants = &mut part.constants;
+        let part = &cache.parts[part];
         let layers = &cache.layers[part.layers.clone()];
-        let positions = positions(start, count, constants);
         let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
-        for layer in layers {
-            let (Some(rows), Some(table)) = (&layer.compressed, &part.compressed_rotary) else {
-                continue;
-            };
-            if compressed.iter().any(|(kind, _)| *kind == layer.kind) {
-                continue;
+        for kind in layers.iter().map(|layer| layer.kind) {
+            let known = compressed.iter().any(|(other, _)| *other == kind);
+            if let (false, Some(ratio)) = (known, kind.ratio()) {
+                let step = CompressedStep {
+                    ratio,
+                    rows: (end / ratio).max(1),
+                    bias: OnceLock::new(),
+                };
+                compressed.push((kind, step));
             }
-            let (ratio, series) = match layer.kind {
-                AttentionKind::CompressedSparse { ratio } => (ratio, 2),
-                AttentionKind::HeavilyCompressed { ratio } => (ratio, 1),
-                AttentionKind::Window => continue,
-            };
-            let geometry = CompressedGeometry {
-                ratio,
-                series,
-                slots: rows.raw.slots(),
-                rows: rows.rows.slots(),
-            };
-            let rotation = |blocks| table.at(blocks);
-            let columns = constants.range(geometry.rows);
-            let columns = columns.narrow(0, 0, (end / ratio).max(1));
-            let step = CompressedStep {
-                bias: compressed_bias(&positions, ratio, columns),
-                indices: CompressedIndices::new(&positions, start, geometry, rotation, constants),
-            };
-            compressed.push((layer.kind, step));
         }
 
         let history = window_history(cache.layout.window_at(cache.capacity));
         let slots = layers.first().map_or(history, |layer| layer.window.slots());
         Self {
-            window: WindowStep::new(start, count, history, slots, constants),
+            window: WindowStep::new(start, count, history, slots),
             compressed,
         }
     }
@@ -284,34 +258,17 @@ impl PrefillStep {
     }
 }
 
-/// New positions of every sequence: `[batch, count]`.
-fn positions(start: &Tensor<1, Int>, count: usize, constants: &mut Constants) -> Tensor<2, Int> {
-    start.clone().unsqueeze_dim::<2>(1) + constants.range(count).unsqueeze()
-}
-
 impl WindowStep {
-    fn new(
-        start: &Tensor<1, Int>,
-        count: usize,
-        history: usize,
-        slots: usize,
-        constants: &mut Constants,
-    ) -> Self {
+    fn new(start: &Tensor<1, Int>, count: usize, history: usize, slots: usize) -> Self {
         Self {
-            ring: RingStep::new(start, count, history, slots, constants),
-            bias: window_bias(start, count, history, constants),
+            ring: RingStep::new(start, count, history, slots),
+            bias: OnceLock::new(),
         }
     }
 }
 
 impl RingStep {
-    fn new(
-        start: &Tensor<1, Int>,
-        count: usize,
-        history: usize,
-        slots: usize,
-        constants: &mut Constants,
-    ) -> Self {
+    fn new(start: &Tensor<1, Int>, count: usize, history: usize, slots: usize) -> Self {
         let stored = count.min(slots);
         // Adding whole ring lengths makes positions before the first non-negative, and keeps their
         // slots.
@@ -320,9 +277,9 @@ impl RingStep {
         let write = start.clone() + (count - stored) as i64;
         Self {
             history,
-            read: slot_indices(read, history, slots, constants),
+            read: slot_indices(read, history, slots),
             stored,
-            write: slot_indices(write, stored, slots, constants),
+            write: slot_indices(write, stored, slots),
         }
     }
 
@@ -338,95 +295,23 @@ impl RingStep {
     }
 }
 
-/// Row indices of the slots of positions `from..from + count` of every sequence: `[batch · count]`.
-fn slot_indices(
-    from: Tensor<1, Int>,
-    count: usize,
-    slots: usize,
-    constants: &mut Constants,
-) -> Tensor<1, Int> {
-    let positions = from.unsqueeze_dim::<2>(1) + constants.range(count).unsqueeze();
-    constants.flatten(positions.remainder_scalar(slots as i64), slots)
-}
-
-struct CompressedGeometry {
-    ratio: usize,
-    series: usize,
-    /// Slots of the ring of raw projections.
-    slots: usize,
-    rows: usize,
-}
-
-impl CompressedIndices {
-    fn new(
-        positions: &Tensor<2, Int>,
-        start: &Tensor<1, Int>,
-        geometry: CompressedGeometry,
-        rotation: impl FnOnce(Tensor<2, Int>) -> BlockRotation,
-        constants: &mut Constants,
-    ) -> Self {
-        let [batch, count] = positions.dims();
-        let CompressedGeometry {
-            ratio,
-            series,
-            slots,
-            rows,
-        } = geometry;
-        let history = raw_history(ratio, series);
-        let ring = RingStep::new(start, count, history, slots, constants);
-
-        // From the block of the first new position on; at most this many blocks end inside the
-        // step.
-        let blocks = count.div_ceil(ratio);
-        let first = (start.clone() / ratio as i64).unsqueeze_dim::<2>(1);
-        let block = first.clone() + constants.range(blocks).unsqueeze();
-
-        // Rows of history and step are side by side, the first new position at index `history`.
-        let pooled_rows = (blocks + series - 1) * ratio;
-        let in_block = start
-            .clone()
-            .remainder_scalar(ratio as i64)
-            .unsqueeze_dim::<2>(1);
-        let base = in_block.neg() + (history as i64 - ((series - 1) * ratio) as i64);
-        let pooled = (base + constants.range(pooled_rows).unsqueeze())
-            .clamp(0, (history + count - 1) as i64);
-
-        Self {
-            ring,
-            blocks,
-            pooled: constants.flatten(pooled, history + count),
-            slots: positions
-                .clone()
-                .remainder_scalar(ratio as i64)
-                .reshape([batch * count]),
-            previous_bias: mask(block.clone().equal_elem(0)).reshape([batch, blocks, 1, 1]),
-            rotation: rotation(block.clone() * ratio as i64),
-            write: constants.flatten(block, rows),
-        }
+/// Row indices of the slots of positions `from..from + count` of every sequence, among those of all
+/// sequences: `[batch · count]`.
+fn slot_indices(from: Tensor<1, Int>, count: usize, slots: usize) -> Tensor<1, Int> {
+    let ([batch], device) = (from.dims(), from.device());
+    let range = |count: usize| Tensor::<1, Int>::arange(0..count as i64, &device);
+    let positions = from.unsqueeze_dim::<2>(1) + range(count).unsqueeze();
+    let mut indices = positions.remainder_scalar(slots as i64);
+    if batch > 1 {
+        indices = indices + range(batch).unsqueeze_dim::<2>(1) * slots as i64;
     }
-}
-
-/// Mask of compressed rows by their numbers: a row is visible from the last position of its block
-/// on.
-fn compressed_bias(positions: &Tensor<2, Int>, ratio: usize, numbers: Tensor<1, Int>) -> Tensor<3> {
-    let [batch, count] = positions.dims();
-    let [rows] = numbers.dims();
-    let columns = numbers.reshape([1, 1, rows]);
-    let visible = ((positions.clone() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
-    let hidden = columns
-        .expand([batch, count, rows])
-        .greater_equal(visible.expand([batch, count, rows]));
-    mask(hidden)
+    indices.reshape([batch * count])
 }
 
 /// Mask of history rows and own rows, which hides rows before position 0.
-fn window_bias(
-    start: &Tensor<1, Int>,
-    count: usize,
-    history: usize,
-    constants: &mut Constants,
-) -> Tensor<2> {
-    let columns = constants.range(history + count).unsqueeze();
+fn window_bias(start: &Tensor<1, Int>, count: usize, history: usize) -> Tensor<2> {
+    let rows = 0..(history + count) as i64;
+    let columns = Tensor::<1, Int>::arange(rows, &start.device()).unsqueeze();
     let from_history = start.clone().unsqueeze_dim::<2>(1) + columns;
     mask(from_history.lower_elem(history as i64))
 }

@@ -55,7 +55,7 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
         if CUBE_POS_X == 0 {
             let mut compressor = compressed.unwrap();
             let own = comptime!(blueprint.compressed.unwrap());
-            compress::<R, W, I>(&mut compressor, positions, sequence, own);
+            compress::<R, W, I>(&mut compressor, positions, sequence, 0u32, own);
         }
     }
     let compressor_cubes = comptime!(blueprint.compressor_cubes());
@@ -63,7 +63,7 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
         if CUBE_POS_X == comptime!(compressor_cubes - 1) {
             let mut compressor = indexed.unwrap();
             let own = comptime!(blueprint.indexed.unwrap());
-            compress::<R, W, I>(&mut compressor, positions, sequence, own);
+            compress::<R, W, I>(&mut compressor, positions, sequence, 0u32, own);
         }
     }
     if CUBE_POS_X >= compressor_cubes {

@@ -9,12 +9,12 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::{Positions, stride};
-use crate::attention::RowRounding;
 use crate::attention::backend::Compression;
 use crate::attention::kernel::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, RowBlueprint, RowNormLaunch,
     compress_kernel,
 };
+use crate::attention::{DECODE_TOKENS, RowRounding};
 use crate::caps::Caps;
 use crate::launching::{
     MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, with_contiguous_rows, writable,
@@ -24,6 +24,9 @@ use crate::rows::RowPartition;
 
 /// The most units of a cube that stores rows.
 pub(super) const ROW_UNITS: u32 = 512;
+/// The fewest and the most cubes that the blocks of a sequence are divided among, besides that of
+/// the first blocks.
+const DIVIDED_CUBES: [usize; 2] = [32, 512];
 /// Bytes of an f32.
 pub(super) const F32_BYTES: usize = 4;
 
@@ -66,6 +69,7 @@ fn blueprint(
         row: row_blueprint(client, width, rotated, inputs.rounding)?,
         ratio: inputs.ratio as u32,
         overlap: inputs.overlap,
+        divided: false,
     })
 }
 
@@ -165,11 +169,21 @@ pub(in crate::attention) fn compress_rows(
     rows: CubeTensor,
 ) -> (CubeTensor, CubeTensor) {
     let client = rows.client.clone();
-    let [batch, _, _] = inputs.projections.shape().dims();
+    let [batch, count, _] = inputs.projections.shape().dims();
+    let blocks = count.div_ceil(inputs.ratio);
     let dtypes = [rows.dtype, inputs.norm.dtype, inputs.start.dtype].map(dtype_to_storage_type);
     let positions = Positions::new(inputs.angles.clone(), inputs.start.clone());
     let arguments = CompressArguments::new(inputs, raw, rows);
-    let blueprint = arguments.blueprint;
+    let blueprint = CompressBlueprint {
+        divided: count > DECODE_TOKENS,
+        ..arguments.blueprint
+    };
+    let mut cubes = 1;
+    if blueprint.divided {
+        let [fewest, most] = DIVIDED_CUBES;
+        let others = blocks.saturating_sub(blueprint.series() as usize);
+        cubes += others.clamp(fewest, most);
+    }
     let address = arguments
         .address_type()
         .max(address_type([&positions.angles]));
@@ -180,7 +194,7 @@ pub(in crate::attention) fn compress_rows(
     unsafe {
         compress_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(batch as u32, 1, 1),
+            CubeCount::Static(cubes as u32, batch as u32, 1),
             CubeDim::new_2d(blueprint.row.partition.plane, blueprint.row.planes),
             address,
             positions.arg(),

@@ -173,14 +173,21 @@ impl<'a, B: AttentionOps + NormOps> CompressionStep<'a, B> {
         let end = B::int_add_scalar(self.positions.start.clone(), (self.count as i64).into());
         let ratio = self.inputs.ratio as i64;
         let complete = B::int_div_scalar(end, ratio.into());
-        // One block at a time, since all blocks that are out of range have the same index.
-        for block in 0..self.blocks() {
-            let number = B::int_add_scalar(self.first(), (block as i64).into());
-            let index = B::int_clamp_max(number.clone(), (self.rows as i64 - 1).into());
+        // As many blocks at a time as there are rows, so that those that are out of range, whose
+        // rows stay as they are, share none with the others.
+        let blocks = self.blocks();
+        for from in (0..blocks).step_by(self.rows) {
+            let count = self.rows.min(blocks - from);
+            let first = B::int_add_scalar(self.first(), (from as i64).into());
+            let number = self.positions.from(first, count);
+            let index = B::int_remainder_scalar(number.clone(), (self.rows as i64).into());
             let out = B::int_not_equal(index.clone(), number.clone(), mask_dtype);
-            let partial = B::int_lower_equal(complete.clone(), number, mask_dtype);
-            let old = B::bool_or(B::bool_or(out, partial), self.positions.vacant.clone());
-            let row = slice::<B>(compressed.clone(), 1, block..block + 1);
+            let vacant = self.positions.vacant.clone();
+            let vacant = B::bool_expand(vacant, number.shape());
+            let complete = B::int_expand(complete.clone(), number.shape());
+            let partial = B::int_lower_equal(complete, number, mask_dtype);
+            let old = B::bool_or(B::bool_or(out, partial), vacant);
+            let row = slice::<B>(compressed.clone(), 1, from..from + count);
             rows = self.positions.put(rows, index, row, old);
         }
         rows

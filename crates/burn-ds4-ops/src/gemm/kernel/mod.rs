@@ -11,8 +11,9 @@ mod weights;
 pub(crate) use groups::Pairing;
 pub(crate) use input::{InputLayout, bf16_pair, term_of};
 pub(crate) use large_m::{
-    LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, SortBlueprint, WgmmaBlueprint, large_m_kernel,
-    permute_kernel, sort_kernel, sum_slots_kernel, sum_splits_kernel, wgmma_k_block, wgmma_kernel,
+    LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, SortBlueprint, SortSizesLaunch, WgmmaBlueprint,
+    large_m_kernel, permute_kernel, sort_kernel, sum_slots_kernel, sum_splits_kernel,
+    wgmma_k_block, wgmma_kernel,
 };
 pub(crate) use portable::{
     CUBE_X_ROWS, EpilogueLaunch, PLANES as PORTABLE_PLANES, PairsLaunch, PortableBlueprint, Role,

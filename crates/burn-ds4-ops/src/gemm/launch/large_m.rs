@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 use super::{optional, wgmma};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    InputLayout, LargeMBlueprint, LargeMPairsLaunch, SortBlueprint, WeightFormat, large_m_kernel,
-    sort_kernel, sum_slots_kernel,
+    InputLayout, LargeMBlueprint, LargeMPairsLaunch, SortBlueprint, SortSizesLaunch, WeightFormat,
+    large_m_kernel, sort_kernel, sum_slots_kernel,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{address_type, cube_count, output, vector_size};
@@ -96,12 +96,11 @@ pub(crate) fn sort(ids: &CubeTensor, experts: usize, problem_pairs: usize) -> So
     };
     let lanes = Caps::of(&client).lanes();
     let units = Caps::of(&client).cube_units;
-    let planes = (units.min(1024) / lanes)
-        .min(pairs.div_ceil(lanes as usize) as u32)
-        .max(1);
+    // By powers of two, so that there are few kernels for all numbers of pairs.
+    let planes = pairs.div_ceil(lanes as usize).next_power_of_two();
+    let planes = (planes as u32).min(units.min(1024) / lanes);
     let blueprint = SortBlueprint {
         experts: (experts as u32).next_multiple_of(lanes),
-        problem_pairs: problem_pairs as u32,
         lanes,
         planes,
         target: Caps::of(&client).target,
@@ -117,9 +116,12 @@ pub(crate) fn sort(ids: &CubeTensor, experts: usize, problem_pairs: usize) -> So
             sorted.order.clone().into_buffer_arg(),
             sorted.starts.clone().into_buffer_arg(),
             sorted.problems.clone().into_buffer_arg(),
-            pairs as u32,
-            experts as u32,
-            max_problems as u32,
+            SortSizesLaunch::new(
+                pairs as u32,
+                experts as u32,
+                problem_pairs as u32,
+                max_problems as u32,
+            ),
             blueprint,
             dtype_to_storage_type(ids.dtype),
         );

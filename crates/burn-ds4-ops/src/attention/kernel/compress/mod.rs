@@ -1,4 +1,5 @@
-//! Compressed rows. Each sequence has a cube.
+//! Compressed rows. Each sequence has a cube, or several where its new positions complete many
+//! blocks.
 
 mod slots;
 
@@ -6,6 +7,7 @@ use cubecl::prelude::*;
 
 use super::rotate::Positions;
 use super::row::{RowBlueprint, RowNorm, RowPlace, RowStorage, store};
+use crate::intrinsics::modulo;
 use slots::{PoolSource, pool};
 
 /// Compile-time configuration of [`compress_kernel`].
@@ -16,16 +18,23 @@ pub(crate) struct CompressBlueprint {
     pub ratio: u32,
     /// Whether a row also pools the block before its own.
     pub overlap: bool,
+    /// Whether the blocks of a sequence are divided among several cubes.
+    pub divided: bool,
 }
 
 impl CompressBlueprint {
-    const fn series(self) -> u32 {
+    pub(crate) const fn series(self) -> u32 {
         if self.overlap { 2 } else { 1 }
     }
 
     /// Slots that a row pools.
     const fn slots(self) -> u32 {
         self.series() * self.ratio
+    }
+
+    /// The most earlier positions that are pooled with new ones.
+    const fn history(self) -> u32 {
+        self.slots() - 1
     }
 }
 
@@ -68,7 +77,8 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
     #[comptime] blueprint: CompressBlueprint,
     #[define(R, W, I)] _dtypes: [ElemType; 3],
 ) {
-    compress::<R, W, I>(&mut compressor, positions, CUBE_POS, blueprint);
+    let sequence = CUBE_POS_Y as usize;
+    compress::<R, W, I>(&mut compressor, positions, sequence, CUBE_POS_X, blueprint);
 }
 
 /// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they
@@ -76,6 +86,10 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
 ///
 /// A unit has the same channels of all raw rows and of all series, so it overwrites only what it
 /// alone reads. It writes raw rows after all blocks are pooled.
+///
+/// Where blocks are divided, the first cube has those that pool earlier positions, and overwrites
+/// these; the other cubes of the row have the other blocks and slots. `cube` is the number of the
+/// cube among them.
 ///
 /// With PTX, blocks that are not complete are skipped. Other compilers may not see that the
 /// condition is the same for the whole cube. There, all barriers are passed for these blocks too,
@@ -85,6 +99,7 @@ pub(super) fn compress<R: Float, W: Float, I: Int>(
     compressor: &mut Compressor<R, W>,
     positions: &Positions<I>,
     sequence: usize,
+    cube: u32,
     #[comptime] blueprint: CompressBlueprint,
 ) {
     let width = comptime!(blueprint.row.width);
@@ -104,7 +119,18 @@ pub(super) fn compress<R: Float, W: Float, I: Int>(
     if comptime!(blueprint.row.target.ptx) {
         blocks = select(active, end / ratio - begin / ratio, 0u32);
     }
-    for i in 0..blocks {
+    let mut first = 0u32.runtime();
+    let mut step = 1u32.runtime();
+    if comptime!(blueprint.divided) {
+        let series = comptime!(blueprint.series());
+        if cube == 0 {
+            blocks = min(blocks, series);
+        } else {
+            first = cube + comptime!(blueprint.series() - 1);
+            step = CUBE_COUNT_X - 1;
+        }
+    }
+    for i in range_stepped(first, blocks, step) {
         let block = begin / ratio + i;
         let complete = active && (block + 1) * ratio <= end && block < compressor.sizes.rows;
 
@@ -142,27 +168,57 @@ pub(super) fn compress<R: Float, W: Float, I: Int>(
     }
 
     if active {
-        let first = select(
-            compressor.sizes.count > compressor.sizes.slots,
-            compressor.sizes.count - compressor.sizes.slots,
-            0u32,
-        );
-        for token in first..compressor.sizes.count {
-            let position = begin + token;
-            let from = projections_at + token as usize * compressor.sizes.projections_token;
-            let to =
-                raw_at + (position % compressor.sizes.slots) as usize * compressor.sizes.raw_slot;
-            let slot = (position % ratio) as usize * compressor.sizes.bias_slot;
-            let mut channel = UNIT_POS;
-            while channel < width {
-                #[unroll]
-                for part in 0..comptime!(2 * blueprint.series()) {
-                    let at = (channel + comptime!(part * width)) as usize;
-                    compressor.raw[to + at] =
-                        compressor.projections[from + at] + compressor.bias[slot + at];
+        let count = compressor.sizes.count;
+        let slots = compressor.sizes.slots;
+        let first = select(count > slots, count - slots, 0u32);
+        if comptime!(!blueprint.divided) {
+            for token in first..count {
+                store_raw(compressor, sequence, begin, token, blueprint);
+            }
+        } else if cube == 0 {
+            // The new positions in slots of those that this cube has pooled.
+            let history = comptime!(blueprint.history());
+            let from = (slots - history + slots - first % slots) % slots;
+            for i in 0..history {
+                let token = first + (from + i) % slots;
+                if token < count {
+                    store_raw(compressor, sequence, begin, token, blueprint);
                 }
-                channel += units;
+            }
+        } else {
+            for token in range_stepped(first + cube - 1, count, CUBE_COUNT_X - 1) {
+                if token % slots < slots - comptime!(blueprint.history()) {
+                    store_raw(compressor, sequence, begin, token, blueprint);
+                }
             }
         }
+    }
+}
+
+/// Stores the raw row of a new position. A unit has its channels of all series.
+#[cube]
+fn store_raw<R: Float, W: Float>(
+    compressor: &mut Compressor<R, W>,
+    sequence: usize,
+    begin: u32,
+    token: u32,
+    #[comptime] blueprint: CompressBlueprint,
+) {
+    let width = comptime!(blueprint.row.width);
+    let position = begin + token;
+    let from = sequence * compressor.sizes.projections_sequence
+        + token as usize * compressor.sizes.projections_token;
+    let to = sequence * compressor.sizes.raw_sequence
+        + (position % compressor.sizes.slots) as usize * compressor.sizes.raw_slot;
+    let slot = modulo(position, blueprint.ratio) as usize * compressor.sizes.bias_slot;
+    let mut channel = UNIT_POS;
+    while channel < width {
+        #[unroll]
+        for part in 0..comptime!(2 * blueprint.series()) {
+            let at = (channel + comptime!(part * width)) as usize;
+            compressor.raw[to + at] =
+                compressor.projections[from + at] + compressor.bias[slot + at];
+        }
+        channel += comptime!(blueprint.row.units());
     }
 }

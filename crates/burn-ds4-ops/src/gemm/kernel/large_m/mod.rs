@@ -14,7 +14,7 @@ use crate::intrinsics::{Target, modulo};
 use k_block::{KBlockWeights, XRows, any_rare, fetch_weights, multiply_k_block, store_x};
 
 pub(crate) use sort::{
-    MAX_SORTED, SortBlueprint, sort_kernel, sum_slots_kernel, sum_splits_kernel,
+    MAX_SORTED, SortBlueprint, SortSizesLaunch, sort_kernel, sum_slots_kernel, sum_splits_kernel,
 };
 pub(crate) use wgmma::{WgmmaBlueprint, k_block as wgmma_k_block, permute_kernel, wgmma_kernel};
 

@@ -13,11 +13,20 @@ pub(crate) const MAX_SORTED: usize = 4096;
 pub(crate) struct SortBlueprint {
     /// Experts, rounded up to a multiple of a plane's lanes.
     pub experts: u32,
-    /// Pairs of a problem, at most.
-    pub problem_pairs: u32,
     pub lanes: u32,
     pub planes: u32,
     pub target: Target,
+}
+
+/// Numbers of what [`sort_kernel`] sorts and makes.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct SortSizes {
+    pub pairs: u32,
+    pub experts: u32,
+    /// Pairs of a problem, at most.
+    pub problem_pairs: u32,
+    /// Capacity of the table of problems.
+    pub max_problems: u32,
 }
 
 /// Sorts (token, slot) pairs into groups of one expert, and divides the groups into problems. One
@@ -28,19 +37,23 @@ pub(crate) struct SortBlueprint {
 /// - `starts`: the position in `order` where each expert's group begins, and the end of the last
 ///   one
 /// - `problems`: expert, first position and number of positions of each problem;
-///   `problems[3 * max_problems]` is the number of problems
+///   `problems[3 * sizes.max_problems]` is the number of problems
 #[cube(launch_unchecked)]
 pub(crate) fn sort_kernel<I: Int>(
     ids: &[I],
     order: &mut [u32],
     starts: &mut [u32],
     problems: &mut [u32],
-    pairs: u32,
-    experts: u32,
-    max_problems: u32,
+    sizes: SortSizes,
     #[comptime] blueprint: SortBlueprint,
     #[define(I)] _dtype: ElemType,
 ) {
+    let SortSizes {
+        pairs,
+        experts,
+        problem_pairs,
+        max_problems,
+    } = sizes;
     let counts = Shared::<[Atomic<u32>]>::new_slice(comptime!(blueprint.experts as usize));
     let mut expert = UNIT_POS;
     while expert < blueprint.experts {
@@ -65,8 +78,7 @@ pub(crate) fn sort_kernel<I: Int>(
             let expert = block * blueprint.lanes + UNIT_POS_X;
             let count = counts[expert as usize].load();
             let after = plane_running_sum(count, blueprint.lanes, blueprint.target);
-            let own_problems =
-                (count + comptime!(blueprint.problem_pairs - 1)) / blueprint.problem_pairs;
+            let own_problems = (count + problem_pairs - 1) / problem_pairs;
             let problems_after = plane_running_sum(own_problems, blueprint.lanes, blueprint.target);
             let first = start + after - count;
             counts[expert as usize].store(first);
@@ -76,10 +88,10 @@ pub(crate) fn sort_kernel<I: Int>(
             let mut own = 0u32;
             while own < own_problems {
                 let entry = (problem + problems_after - own_problems + own) as usize * 3;
-                let done = own * blueprint.problem_pairs;
+                let done = own * problem_pairs;
                 problems[entry] = expert;
                 problems[entry + 1] = first + done;
-                problems[entry + 2] = min(count - done, blueprint.problem_pairs);
+                problems[entry + 2] = min(count - done, problem_pairs);
                 own += 1;
             }
             start += last_of(after, blueprint);
