@@ -177,6 +177,29 @@ fn a_lone_device_and_tensors_without_elements_come_back() {
     }
 }
 
+fn devices_find_each_other_after_memory_was_moved() {
+    for (name, group) in groups() {
+        if *group.route() != GroupRoute::Memory {
+            continue;
+        }
+        let sum = || {
+            let partials = on_all(&group, [1, 512], DType::F32, |rank| vec![rank as f32; 512]);
+            let sums = group.all_reduce(0, partials).expect("partials that fit");
+            sums.iter().map(bits).collect::<Vec<_>>()
+        };
+        let before = sum();
+        // Larger pages than before, with room for what the others have.
+        for device in group.devices() {
+            let large = [1 << 25, 1 << 9].map(|count| Tensor::<1>::zeros([count], device));
+            let [_, kept] = large;
+            device.memory_cleanup();
+            assert_eq!(kept.into_data().num_elements(), 1 << 9);
+        }
+        assert_eq!(sum(), before, "{name}");
+        assert_eq!(group.check(), Ok(()), "{name}");
+    }
+}
+
 /// Takes as long as a device waits.
 fn a_device_that_waits_in_vain_gives_up_and_the_group_begins_anew() {
     for (name, group) in groups() {
@@ -240,6 +263,7 @@ catalogue![
     parts_are_gathered_in_the_order_of_the_ranks,
     all_ranks_have_the_integers_of_the_root,
     a_lone_device_and_tensors_without_elements_come_back,
+    devices_find_each_other_after_memory_was_moved,
     a_device_that_waits_in_vain_gives_up_and_the_group_begins_anew,
     what_does_not_fit_the_group_is_refused,
 ];

@@ -12,8 +12,8 @@ pub(crate) const MAX_UNITS: u32 = 1 << 17;
 /// Words of an inbox before those that others write: whether the device has given up, and the
 /// number of the last exchange of each unit.
 pub(crate) const STATE_WORDS: u32 = MAX_UNITS + UNIT_WORDS;
-/// How often a unit looks for what another device sends: for about 12 seconds. The other one may
-/// have kernels to compile.
+/// How often a unit looks for what another device sends: for about 12 seconds where few units look,
+/// longer where many do. The other one may have kernels of its own to run first.
 const PATIENCE: u32 = 1 << 26;
 
 type Words = Vector<u32, Const<4>>;

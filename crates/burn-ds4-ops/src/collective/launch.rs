@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -24,6 +25,8 @@ const UNITS: u32 = 128;
 struct Inbox {
     client: Client,
     memory: Handle,
+    /// Keeps the memory where it is. CubeCL may move it otherwise, but the others know its address.
+    _in_place: Box<dyn Any>,
     words: usize,
     /// Where the others' words begin in the memory of each rank.
     places: Handle,
@@ -39,7 +42,25 @@ thread_local! {
 
 /// Drops the current thread's inboxes, so that they are created again when they are next needed.
 pub(crate) fn forget() {
-    INBOXES.with_borrow_mut(HashMap::clear);
+    INBOXES.with_borrow_mut(|all| all.drain().for_each(|(_, inboxes)| wait(&inboxes)));
+}
+
+/// Waits until no device writes to the inboxes any more.
+fn wait(inboxes: &[Inbox]) {
+    for inbox in inboxes {
+        // What has failed is told by whoever reads it.
+        let _ = block_on(inbox.client.sync());
+    }
+}
+
+/// Waits until the devices have been given all that was launched: the host holds nothing back, and
+/// all kernels are compiled. A `flush` would also free memory, and wait for the device to do so,
+/// which may wait for another one.
+fn hand_over(inboxes: &[Inbox]) {
+    for inbox in inboxes {
+        // As above.
+        let _ = inbox.client.check([]);
+    }
 }
 
 fn key(devices: &[Device]) -> Key {
@@ -62,24 +83,23 @@ impl Inbox {
             .iter()
             .map(|client| client.create_from_slice(&vec![0; WORD * words]))
             .collect();
-        let starts = clients.iter().zip(&memories).map(|(client, memory)| {
-            let start = super::peer_access::address(client, memory);
-            start + u64::from(STATE_WORDS) * WORD as u64
-        });
+        let held = clients.iter().zip(&memories);
+        let held = held.map(|(client, memory)| super::peer_access::in_place(client, memory));
+        let (starts, held): (Vec<u64>, Vec<Box<dyn Any>>) = held.unzip();
+        let others = u64::from(STATE_WORDS) * WORD as u64;
+        let starts = starts.into_iter().map(|start| start + others);
         let starts: Vec<u8> = starts.flat_map(u64::to_le_bytes).collect();
-        let inboxes = clients.into_iter().zip(memories);
+        let inboxes = clients.into_iter().zip(memories).zip(held);
         let inboxes: Vec<Self> = inboxes
-            .map(|(client, memory)| Self {
+            .map(|((client, memory), _in_place)| Self {
                 places: client.create_from_slice(&starts),
                 client,
                 memory,
+                _in_place,
                 words,
             })
             .collect();
-        for inbox in &inboxes {
-            // What has failed is told by whoever reads it.
-            let _ = block_on(inbox.client.sync());
-        }
+        wait(&inboxes);
         inboxes
     }
 }
@@ -99,6 +119,12 @@ pub(super) fn exchange(
         let inboxes = inboxes.or_insert_with_key(|(devices, _)| Inbox::of_all(devices));
         let tensors: Vec<CubeTensor> = tensors.into_iter().map(into_contiguous).collect();
         let outputs: Vec<CubeTensor> = tensors.iter().map(|x| output(x, ranks, combine)).collect();
+        // What comes before may compile kernels, which takes seconds, and allocate or free memory,
+        // for which the driver waits for devices: it must be done before one waits for another.
+        // While a device records, it is alone, and nothing waits.
+        if is_whole {
+            hand_over(inboxes);
+        }
         let words = tensors[0].shape().num_elements() * tensors[0].dtype.size() / WORD;
         let step = (MAX_UNITS * UNIT_WORDS) as usize;
         for begin in (0..words).step_by(step) {
@@ -119,11 +145,9 @@ pub(super) fn exchange(
                 );
             }
         }
-        // All of them wait for each other now: none may be left on the host. While a device
-        // records, it is alone, and nothing waits.
-        for inbox in inboxes.iter().filter(|_| is_whole) {
-            // As above.
-            let _ = inbox.client.flush();
+        // Now they wait for each other.
+        if is_whole {
+            hand_over(inboxes);
         }
         outputs
     })
@@ -183,6 +207,8 @@ pub(super) fn check(devices: &[Device]) -> Result<(), GroupError> {
     let Some(inboxes) = INBOXES.with_borrow_mut(|inboxes| inboxes.remove(&key)) else {
         return Ok(());
     };
+    // For all of them, as the memory of all may be given back.
+    wait(&inboxes);
     let mut timed_out = Vec::new();
     for (inbox, device) in inboxes.iter().zip(devices) {
         let after = (inbox.words - 1) * WORD;

@@ -1,9 +1,13 @@
 //! Access to the memory of other CUDA devices, which CubeCL does not offer.
 
+use std::any::Any;
+
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use cubecl::Device as CubeDevice;
 use cubecl::client::Client;
+use cubecl::config::memory::CudaAllocator;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::cuda::CudaRuntime;
 use cubecl::server::Handle;
 use cudarc::driver::{result, sys};
@@ -27,6 +31,9 @@ pub(super) fn enable(devices: &[Device]) -> Result<(), String> {
         if !Caps::of(&own.client()).target.ptx {
             return Err("the kernels of this build contain no PTX".to_owned());
         }
+    }
+    if CubeClRuntimeConfig::get().memory.cuda.allocator == CudaAllocator::Async {
+        return Err("CubeCL allocates memory that peers cannot access".to_owned());
     }
     let before = result::ctx::get_current().ok().flatten();
     let enabled = enable_indices(&indices);
@@ -74,9 +81,9 @@ fn enable_indices(indices: &[usize]) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a buffer is in the memory of its device.
-pub(super) fn address(client: &Client, buffer: &Handle) -> u64 {
+/// Where a buffer is in the memory of its device, and what keeps it there.
+pub(super) fn in_place(client: &Client, buffer: &Handle) -> (u64, Box<dyn Any>) {
     let resource = client.get_resource::<CudaServer>(buffer.clone());
     let resource = resource.expect("a buffer of a CUDA device that was just made");
-    resource.resource().ptr
+    (resource.resource().ptr, Box::new(resource))
 }
