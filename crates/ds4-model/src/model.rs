@@ -559,7 +559,8 @@ impl Model {
     ///
     /// If one has.
     pub fn check_group(&self) -> Result<(), GroupError> {
-        self.parallel.as_ref().map_or(Ok(()), TensorParallel::check)
+        let parallel = self.parallel.as_ref();
+        parallel.map_or(Ok(()), |parallel| parallel.group().check())
     }
 
     /// What the device before has passed on as [rows](Passing::rows).

@@ -17,7 +17,7 @@ use std::sync::Once;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Int, Tensor};
-use burn_ds4_ops::collective::{DeviceGroup, GroupError, GroupRoute};
+use burn_ds4_ops::collective::{DeviceGroup, GroupRoute};
 use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 use burn_ds4_ops::transfer::transfer;
 
@@ -124,11 +124,11 @@ impl Share {
         let heads = self.of(attention.heads);
         Attention {
             query_b: PackedLinear {
-                weight: self.rows(&attention.query_b.weight, 1),
+                weight: self.stack(&attention.query_b.weight, Cut::Rows(1)),
             },
-            output_a: self.matrices(&attention.output_a),
+            output_a: self.stack(&attention.output_a, Cut::Matrices),
             output_b: PackedLinear {
-                weight: self.columns(&attention.output_b.weight),
+                weight: self.stack(&attention.output_b.weight, Cut::Columns),
             },
             heads: heads.len(),
             sinks: Param::from_tensor(own.slice_dim(0, heads)),
@@ -140,11 +140,11 @@ impl Share {
     /// A part of the inner width of each expert.
     fn moe(self, moe: &MoeLayer) -> MoeLayer {
         MoeLayer {
-            gate_up: self.rows(&moe.gate_up, 2),
-            down: self.columns(&moe.down),
+            gate_up: self.stack(&moe.gate_up, Cut::Rows(2)),
+            down: self.stack(&moe.down, Cut::Columns),
             shared: SharedExpert {
-                gate_up: self.rows(&moe.shared.gate_up, 2),
-                down: self.columns(&moe.shared.down),
+                gate_up: self.stack(&moe.shared.gate_up, Cut::Rows(2)),
+                down: self.stack(&moe.shared.down, Cut::Columns),
                 swiglu_limit: moe.shared.swiglu_limit,
             },
             ..moe.clone()
@@ -157,110 +157,81 @@ impl Share {
         output.slice_dim(0, self.of(vocabulary))
     }
 
-    /// Some rows of each of `parts` linears on top of each other.
-    fn rows(self, stack: &WeightStack, parts: usize) -> WeightStack {
-        let cut = |x: Tensor<3>| rows_of(x, parts, |rows| self.of(rows));
-        let values = match &stack.values {
-            StackValues::Dense(values) => StackValues::Dense(Param::from_tensor(cut(values.val()))),
-            StackValues::Fp8(fp8) => {
-                let [_, rows, _] = fp8.words.dims();
-                let own = self.of(rows / parts);
-                let blocks = |_| blocks(&own, FP8_BLOCK);
-                StackValues::Fp8(Fp8Weight {
-                    words: parameter(rows_of(fp8.words.val(), parts, |rows| self.of(rows))),
-                    scales: Param::from_tensor(rows_of(fp8.scales.val(), parts, blocks)),
-                    ..fp8.clone()
-                })
-            }
-            StackValues::Fp4(fp4) => {
-                let words = rows_of(fp4.words.val(), parts, |rows| self.of(rows));
-                let scales = rows_of(scales_of(fp4), parts, |rows| self.of(rows));
-                StackValues::Fp4(Fp4Weight {
-                    words: parameter(words),
-                    scales: parameter(packed(scales)),
-                    ..fp4.clone()
-                })
-            }
-        };
-        with_values(stack, values)
-    }
-
-    /// Some columns.
-    fn columns(self, stack: &WeightStack) -> WeightStack {
+    /// A part of each of some matrices, or some of them.
+    fn stack(self, stack: &WeightStack, cut: Cut) -> WeightStack {
         let values = match &stack.values {
             StackValues::Dense(values) => {
-                let [_, _, columns] = values.dims();
-                let own = values.val().slice_dim(2, self.of(columns));
+                let [_, rows, columns] = values.dims();
+                let own = self.part(values.val(), cut, [(rows, 1), (columns, 1)]);
                 StackValues::Dense(Param::from_tensor(own))
             }
             StackValues::Fp8(fp8) => {
-                let own = self.of(fp8.columns);
-                let words = fp8.words.val().slice_dim(2, own.start / 4..own.end / 4);
-                let scales = fp8.scales.val().slice_dim(2, blocks(&own, FP8_BLOCK));
+                let ([_, rows, _], columns) = (fp8.words.dims(), fp8.columns);
+                let words = self.part(fp8.words.val(), cut, [(rows, 1), (columns, 4)]);
+                let blocks = [(rows, FP8_BLOCK), (columns, FP8_BLOCK)];
                 StackValues::Fp8(Fp8Weight {
                     words: parameter(words),
-                    scales: Param::from_tensor(scales),
+                    scales: Param::from_tensor(self.part(fp8.scales.val(), cut, blocks)),
+                    columns: self.columns(columns, cut),
                     parts: fp8.parts,
-                    columns: own.len(),
                 })
             }
             StackValues::Fp4(fp4) => {
-                let own = self.of(fp4.columns);
-                let words = fp4.words.val().slice_dim(2, own.start / 8..own.end / 8);
-                let scales = scales_of(fp4).slice_dim(2, blocks(&own, FP4_BLOCK));
+                let ([_, rows, _], columns) = (fp4.words.dims(), fp4.columns);
+                let words = self.part(fp4.words.val(), cut, [(rows, 1), (columns, 8)]);
+                let blocks = [(rows, 1), (columns, FP4_BLOCK)];
                 StackValues::Fp4(Fp4Weight {
                     words: parameter(words),
-                    scales: parameter(packed(scales)),
-                    columns: own.len(),
+                    scales: parameter(packed(self.part(scales_of(fp4), cut, blocks))),
+                    columns: self.columns(columns, cut),
                 })
             }
         };
-        with_values(stack, values)
+        WeightStack {
+            values,
+            activations: stack.activations,
+        }
     }
 
-    /// Some of the matrices.
-    fn matrices(self, stack: &WeightStack) -> WeightStack {
-        let values = match &stack.values {
-            StackValues::Dense(values) => {
-                let [matrices, _, _] = values.dims();
-                let own = values.val().slice_dim(0, self.of(matrices));
-                StackValues::Dense(Param::from_tensor(own))
+    /// A part of a tensor `[matrices, rows, columns]` whose elements have a block of the weights
+    /// each: the weights' rows and how many a block has of them, and the same for columns.
+    fn part<K: Basic>(
+        self,
+        x: Tensor<3, K>,
+        cut: Cut,
+        [(rows, height), (columns, width)]: [(usize, usize); 2],
+    ) -> Tensor<3, K> {
+        let [matrices, tall, wide] = x.dims();
+        match cut {
+            Cut::Matrices => x.slice_dim(0, self.of(matrices)),
+            Cut::Columns => x.slice_dim(2, blocks(&self.of(columns), width)),
+            Cut::Rows(parts) => {
+                let own = blocks(&self.of(rows / parts), height);
+                let count = own.len();
+                let x = x.reshape([matrices, parts, tall / parts, wide]);
+                let x = x.slice_dim(2, own);
+                x.reshape([matrices, parts * count, wide])
             }
-            StackValues::Fp8(fp8) => {
-                let [matrices, _, _] = fp8.words.dims();
-                let own = self.of(matrices);
-                StackValues::Fp8(Fp8Weight {
-                    words: parameter(fp8.words.val().slice_dim(0, own.clone())),
-                    scales: Param::from_tensor(fp8.scales.val().slice_dim(0, own)),
-                    ..fp8.clone()
-                })
-            }
-            StackValues::Fp4(fp4) => {
-                let [matrices, _, _] = fp4.words.dims();
-                let own = self.of(matrices);
-                StackValues::Fp4(Fp4Weight {
-                    words: parameter(fp4.words.val().slice_dim(0, own.clone())),
-                    scales: parameter(fp4.scales.val().slice_dim(0, own)),
-                    ..fp4.clone()
-                })
-            }
-        };
-        with_values(stack, values)
+        }
+    }
+
+    fn columns(self, columns: usize, cut: Cut) -> usize {
+        match cut {
+            Cut::Columns => self.of(columns).len(),
+            Cut::Rows(_) | Cut::Matrices => columns,
+        }
     }
 }
 
-/// Some of the rows of each of `parts` groups of rows.
-fn rows_of<K: Basic>(
-    x: Tensor<3, K>,
-    parts: usize,
-    own: impl FnOnce(usize) -> Range<usize>,
-) -> Tensor<3, K> {
-    let [matrices, rows, columns] = x.dims();
-    let own = own(rows / parts);
-    let count = own.len();
-    let x = x.reshape([matrices, parts, rows / parts, columns]);
-    let x = x.slice_dim(2, own);
-    x.reshape([matrices, parts * count, columns])
+/// What a rank has of a stack of matrices.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// Some of them.
+    Matrices,
+    /// Some rows of each of so many linears on top of each other.
+    Rows(usize),
+    /// Some columns.
+    Columns,
 }
 
 /// The blocks that a range has parts of: it begins with one, or is inside of one.
@@ -303,13 +274,6 @@ fn packed(scales: Tensor<3, Int>) -> Tensor<2, Int> {
     });
     let word = shifted.reduce(|word, byte| word.bitwise_or(byte));
     word.expect("four bytes").reshape([matrices, words])
-}
-
-fn with_values(stack: &WeightStack, values: StackValues) -> WeightStack {
-    WeightStack {
-        values,
-        activations: stack.activations,
-    }
 }
 
 fn parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
@@ -446,11 +410,6 @@ impl TensorParallel {
                 log::warn!("exchanges between devices go through the host's memory: {reason}");
             });
         }
-    }
-
-    /// Fails if a device has given up waiting for another since this was asked last.
-    pub(crate) fn check(&self) -> Result<(), GroupError> {
-        self.group.check()
     }
 }
 

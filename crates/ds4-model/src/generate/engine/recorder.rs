@@ -34,7 +34,7 @@ pub(super) fn launches() -> (ThreadId, u64) {
 
 /// What operators keep between launches is part of every recording of the thread. After it is
 /// dropped, replays would write to memory that is in use by others.
-fn forget_what_is_kept() {
+pub(super) fn forget_what_is_kept() {
     FORGOTTEN.set(FORGOTTEN.get() + 1);
     forget_scratch();
 }

@@ -67,8 +67,7 @@ struct ListedLogProbs {
 impl Outcome {
     /// Whether there is a row with no token to choose.
     pub(super) fn has_failures(&self) -> bool {
-        let lanes = self.accepted.iter().enumerate();
-        let mut tokens = lanes.flat_map(|(lane, _)| self.tokens(lane));
+        let mut tokens = (0..self.accepted.len()).flat_map(|lane| self.tokens(lane));
         tokens.any(|token| *token < 0)
     }
 
