@@ -162,7 +162,8 @@ fn launch(
     let all = output.shape().num_elements() * output.dtype.size() / WORD;
     let ranks = blueprint.ranks as usize;
     // SAFETY: the handles have as many words; units read and write those below `words`, of each
-    // rank, and in the inbox those of their own number, which is below `MAX_UNITS`.
+    // rank, and in all inboxes those of their own number, which is below `MAX_UNITS`. Inboxes stay
+    // where `places` has them, and are dropped together, after what writes to them.
     unsafe {
         exchange_kernel::launch_unchecked(
             &inbox.client,
