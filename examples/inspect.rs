@@ -9,9 +9,10 @@
 //!   forward call come on top.
 //! * **Cache** is that of one sequence that can be rolled back by one draft, trunk and MTP layer
 //!   together.
-//! * **Plan**, with `--devices`: the layers that each device would have, as they are loaded packed
-//!   with bf16 activations, and the bytes of their weights and of the caches of `--ctx` positions.
-//!   With `--memory`, whether that fits, and up to how many positions.
+//! * **Plan**, with `--devices`: the layers that each device would have, or has parts of with
+//!   `--parallel tensor`, as they are loaded packed with bf16 activations, and the bytes of their
+//!   weights and of the caches of `--ctx` positions. With `--memory`, whether that fits, and up to
+//!   how many positions.
 
 mod shared;
 
@@ -28,7 +29,10 @@ use clap::Parser;
 use ds4_model::cache::{CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, CheckpointTensor, Dtype, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
+use ds4_model::parallel;
 use ds4_model::placement::{DEFAULT_CONTEXT, ModelBytes, PlacementError, Plan};
+
+use shared::devices::ParallelArg;
 
 /// Dtype of the activations of a model that is divided among devices.
 const DIVIDED_DTYPE: FloatDType = FloatDType::BF16;
@@ -42,7 +46,7 @@ struct Args {
     /// Lists every tensor.
     #[arg(long)]
     tensors: bool,
-    /// Shows how the layers would be divided among so many devices.
+    /// Shows how the model would be divided among so many devices.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     devices: Option<u32>,
     /// Positions of all texts together, whose caches count for that.
@@ -56,6 +60,9 @@ struct Args {
         requires = "devices"
     )]
     split: Option<Vec<usize>>,
+    /// What the devices share: whole layers, or parts of every layer.
+    #[arg(long, value_enum, default_value_t, requires = "devices")]
+    parallel: ParallelArg,
     /// Memory of a device, in GB.
     #[arg(long, value_name = "GB", value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(requires = "devices")]
@@ -134,6 +141,9 @@ impl<'a> Division<'a> {
         let bytes = checkpoint.model_bytes(&options, &device, positions)?;
         let names = (0..count).map(|index| format!("device {index}"));
         let names: Vec<String> = names.collect();
+        if args.parallel == ParallelArg::Tensor {
+            parallel::check(checkpoint.config(), names.len())?;
+        }
         Ok(Self {
             plan: plan(&bytes, &names, args)?,
             args,
@@ -146,9 +156,13 @@ impl<'a> Division<'a> {
     fn print(&self, config: &ModelConfig, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
         writeln!(
             out,
-            "\nplan for {} devices, packed, bf16 activations, caches of {} positions",
+            "\nplan for {} devices, packed, bf16 activations, caches of {} positions{}",
             self.names.len(),
-            grouped(self.positions)
+            grouped(self.positions),
+            match self.args.parallel {
+                ParallelArg::Layers => "",
+                ParallelArg::Tensor => ", a part of every layer on each",
+            }
         )?;
         let heads = ["layers", "weights", "caches", "together"];
         let [layers, weights, cache, all] = heads;
@@ -200,9 +214,13 @@ impl<'a> Division<'a> {
 }
 
 fn plan(bytes: &ModelBytes, names: &[String], args: &Args) -> Result<Plan, PlacementError> {
-    match &args.split {
-        Some(split) => Plan::split(bytes, names, split),
-        None => Plan::balanced(bytes, names),
+    match (args.parallel, &args.split) {
+        (ParallelArg::Tensor, None) => Plan::tensor(bytes, names),
+        (ParallelArg::Tensor, Some(split)) => Err(PlacementError::SplitTensor {
+            split: split.clone(),
+        }),
+        (ParallelArg::Layers, Some(split)) => Plan::split(bytes, names, split),
+        (ParallelArg::Layers, None) => Plan::balanced(bytes, names),
     }
 }
 

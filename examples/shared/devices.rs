@@ -3,7 +3,8 @@
 use std::fmt;
 
 use burn_ds4_ops::device::{DeviceError, DeviceSpec};
-use clap::Args;
+use clap::{Args, ValueEnum};
+use ds4_model::parallel::Parallel;
 use ds4_model::placement::{DEFAULT_CONTEXT, Devices, PlacementError};
 
 /// Why a model cannot run there.
@@ -17,11 +18,30 @@ pub enum DeviceArgsError {
     Placement(#[from] PlacementError),
 }
 
+/// How several devices share a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ParallelArg {
+    /// Each has some of the layers.
+    #[default]
+    Layers,
+    /// Each has a part of every layer: one text takes less time.
+    Tensor,
+}
+
+impl From<ParallelArg> for Parallel {
+    fn from(arg: ParallelArg) -> Self {
+        match arg {
+            ParallelArg::Layers => Self::Layers,
+            ParallelArg::Tensor => Self::Tensor,
+        }
+    }
+}
+
 /// Options of where a model runs.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
     /// Device: flex (CPU), wgpu, cuda or cuda:INDEX. Several, with commas between them, share the
-    /// layers: cuda:0,cuda:1 [default: flex; generate and serve: the best that is there].
+    /// model: cuda:0,cuda:1 [default: flex; generate and serve: the best that is there].
     #[arg(long, value_delimiter = ',', value_name = "DEVICE")]
     device: Vec<DeviceSpec>,
     /// Layers of each device, with commas between them [default: as many as balance the memory].
@@ -32,6 +52,9 @@ pub struct DeviceArgs {
         requires = "device"
     )]
     split: Option<Vec<usize>>,
+    /// What several devices share: whole layers, or parts of every layer.
+    #[arg(long, value_enum, default_value_t, requires = "device")]
+    parallel: ParallelArg,
 }
 
 impl DeviceArgs {
@@ -62,6 +85,7 @@ impl DeviceArgs {
             .map(|spec| Ok((spec.to_string(), spec.init()?)));
         let devices = devices.collect::<Result<_, DeviceError>>()?;
         let devices = Devices::new(devices)?.with_split(self.split.clone());
+        let devices = devices.with_parallel(self.parallel.into());
         Ok(devices.with_context(positions.unwrap_or(DEFAULT_CONTEXT)))
     }
 }

@@ -273,7 +273,7 @@ fn generate_drafts_with_what_the_checkpoint_has() {
 
 #[test]
 fn bad_arguments_end_with_one_line_that_names_them() {
-    let cases: [(&str, &[&str], i32, &str); 21] = [
+    let cases: [(&str, &[&str], i32, &str); 22] = [
         ("generate", &["--top-p", "2"], 1, "top_p"),
         ("generate", &["--temperature", "-1"], 1, "temperature"),
         ("generate", &["--draft-tokens", "9"], 2, "--draft-tokens"),
@@ -288,6 +288,12 @@ fn bad_arguments_end_with_one_line_that_names_them() {
             &["--devices", "2", "--split", "1,1"],
             1,
             "split [1, 1]",
+        ),
+        (
+            "inspect",
+            &["--devices", "4", "--parallel", "tensor"],
+            1,
+            "o_groups (2)",
         ),
         ("inspect", &["--devices", "0"], 2, "--devices"),
         ("inspect", &["--split", "1,1"], 2, "required arguments"),
@@ -383,8 +389,6 @@ fn inspect_knows_the_bytes_of_the_loaded_model() {
 
 #[test]
 fn a_plan_has_the_layers_and_all_bytes_of_each_device() {
-    let arguments = ["--devices", "2", "--ctx", "128", "--memory", "1"];
-    let ended = run("inspect", &arguments).ok();
     let checkpoint = Checkpoint::open(&root().join("assets/ds4-tiny")).expect("an asset");
     let options = LoadOptions {
         dtype: FloatDType::BF16,
@@ -399,16 +403,22 @@ fn a_plan_has_the_layers_and_all_bytes_of_each_device() {
     // The embedding is there twice, for the MTP layer.
     let weights: usize = plan.bytes.iter().map(|bytes| bytes.weights).sum();
     assert_eq!(weights, bytes.weights() + bytes.embedding);
-    let digits = |text: &str| text.replace(' ', "");
-    for ((name, run), bytes) in names.iter().zip(&plan.runs).zip(&plan.bytes) {
-        let lines = ended.stdout.lines().map(str::trim);
-        let line = lines.filter_map(|line| line.strip_prefix(name)).next();
-        let line = digits(line.expect("a line of each device"));
-        let layers = format!("{}-{}", run.start, run.end - 1);
-        let expected = format!("{layers}{}{}{}", bytes.weights, bytes.cache, bytes.total());
-        assert!(line.starts_with(&expected), "{line}: {expected}");
+    let parts = Plan::tensor(&bytes, &names).expect("two devices");
+    for (parallel, plan) in [("layers", plan), ("tensor", parts)] {
+        let arguments = ["--devices", "2", "--ctx", "128", "--memory", "1"];
+        let arguments = [&arguments[..], &["--parallel", parallel]].concat();
+        let ended = run("inspect", &arguments).ok();
+        let digits = |text: &str| text.replace(' ', "");
+        for ((name, run), bytes) in names.iter().zip(&plan.runs).zip(&plan.bytes) {
+            let lines = ended.stdout.lines().map(str::trim);
+            let line = lines.filter_map(|line| line.strip_prefix(name)).next();
+            let line = digits(line.expect("a line of each device"));
+            let layers = format!("{}-{}", run.start, run.end - 1);
+            let expected = format!("{layers}{}{}{}", bytes.weights, bytes.cache, bytes.total());
+            assert!(line.starts_with(&expected), "{line}: {expected}");
+        }
+        assert!(ended.stdout.contains("  fits, with "), "{}", ended.stdout);
     }
-    assert!(ended.stdout.contains("  fits, with "), "{}", ended.stdout);
 }
 
 #[test]

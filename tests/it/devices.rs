@@ -22,7 +22,7 @@ use crate::golden::root;
 use crate::two_layers::{CAPACITY, Fixture, bits, text};
 
 /// Two devices of one kind for each kind that is there, by name.
-fn pairs() -> Vec<(String, [Device; 2])> {
+pub(crate) fn pairs() -> Vec<(String, [Device; 2])> {
     let pairs = devices().iter().filter_map(|(name, device)| {
         let second = match name.as_str() {
             // The same once more: it computes what two would.
@@ -82,7 +82,7 @@ fn placed(model: &Model, devices: &[Device], split: &[usize]) -> Model {
     placed.expect("a placement of as many layers")
 }
 
-fn few<T>(name: &str, many: T, few: T) -> T {
+pub(crate) fn few<T>(name: &str, many: T, few: T) -> T {
     match compiles_slowly(name) {
         true => few,
         false => many,
@@ -287,7 +287,7 @@ fn lone_texts_have_the_same_tokens_and_logits_on_two_devices() {
 }
 
 /// Texts that begin one after the other, of which the second is aborted; the others whole.
-fn joining(engine: &mut Engine, requests: &[Request]) -> Vec<Vec<u32>> {
+pub(crate) fn joining(engine: &mut Engine, requests: &[Request]) -> Vec<Vec<u32>> {
     let (mut ids, mut texts) = (Vec::<RequestId>::new(), Texts::new());
     let mut steps = 0;
     while ids.len() < requests.len() || !engine.is_idle() {
@@ -493,7 +493,7 @@ fn flash(layers: usize, [first, second]: &[Device; 2]) -> [Model; 2] {
     [whole, divided]
 }
 
-fn two_gpus() -> Option<[Device; 2]> {
+pub(crate) fn two_gpus() -> Option<[Device; 2]> {
     let gpus = [0, 1].map(|index| DeviceSpec::Cuda(index).init());
     match gpus {
         [Ok(first), Ok(second)] => Some([first, second]),

@@ -30,5 +30,6 @@ mod sampled;
 mod sequences;
 mod sizes;
 mod soak;
+mod tensor_parallel;
 mod two_layers;
 mod verification;

@@ -5,6 +5,7 @@
 //   cc -shared -fPIC -O1 -o libcuda.so.1 fake_cuda.c
 //
 //   FAKE_CUDA_SM       compute capability, 90 for 9.0 (the default)
+//   FAKE_CUDA_DEVICES  devices, 1
 //   FAKE_CUDA_SHARED   bytes of shared memory of a block, at most (232448)
 //   FAKE_CUDA_SMS      streaming multiprocessors (132)
 //   FAKE_CUDA_PTX      folder for the PTX, a file for each module
@@ -43,6 +44,7 @@ static int anything;
 IGNORED(cuInit)
 IGNORED(cuCtxSetCurrent)
 IGNORED(cuCtxSynchronize)
+IGNORED(cuCtxEnablePeerAccess)
 IGNORED(cuDevicePrimaryCtxRelease_v2)
 IGNORED(cuStreamSynchronize)
 IGNORED(cuStreamQuery)
@@ -84,13 +86,18 @@ result cuDriverGetVersion(int *version) {
 }
 
 result cuDeviceGetCount(int *count) {
-  *count = 1;
+  *count = number("FAKE_CUDA_DEVICES", 1);
   return SUCCESS;
 }
 
 result cuDeviceGet(int *device, int index) {
   *device = index;
-  return index == 0 ? SUCCESS : INVALID_VALUE;
+  return index < number("FAKE_CUDA_DEVICES", 1) ? SUCCESS : INVALID_VALUE;
+}
+
+result cuDeviceCanAccessPeer(int *can) {
+  *can = 1;
+  return SUCCESS;
 }
 
 result cuDeviceGetName(char *name, int length, int device) {

@@ -66,6 +66,8 @@ pub enum DeviceError {
 pub fn forget_scratch() {
     #[cfg(feature = "cube")]
     crate::arrival::forget();
+    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+    crate::collective::forget();
 }
 
 /// Whether a device may have so many bytes to allocate. Where its memory is the host's, the host is

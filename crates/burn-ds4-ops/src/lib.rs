@@ -6,6 +6,8 @@
 //!
 //! - [`attention`]: partial rotary embedding, pooling of key/value blocks, indexer scores,
 //!   attention with a sink, the same over the rows of a cache and what appends them
+//! - [`collective`]: sums, copies and rows of several devices, through each other's memory where
+//!   they can
 //! - [`flash_head`]: an output head that reads the likely part of the vocabulary: the greedy token,
 //!   candidates, draws
 //! - [`gated_delta`]: gated delta rule: recurrent linear attention on a pool of states
@@ -53,6 +55,7 @@ mod arrival;
 pub mod attention;
 #[cfg(feature = "cube")]
 mod caps;
+pub mod collective;
 pub mod device;
 mod error;
 pub mod flash_head;

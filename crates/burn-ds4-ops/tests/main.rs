@@ -10,6 +10,7 @@ mod attention;
 mod attention_errors;
 mod cached_attention;
 pub(crate) mod caching;
+mod collective;
 pub(crate) mod common;
 mod compress_rows;
 mod compress_rows_errors;
@@ -109,6 +110,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("activations", activations::CASES),
     ("attention", attention::CASES),
     ("cached_attention", cached_attention::CASES),
+    ("collective", collective::CASES),
     ("compress_rows", compress_rows::CASES),
     ("flash_head", flash_head::CASES),
     ("flash_head_build", flash_head_build::CASES),

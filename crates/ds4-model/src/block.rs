@@ -89,7 +89,22 @@ impl Block {
         trace: &Trace,
     ) -> Streams {
         let positions = token_ids.dims();
-        let streams = self.attention_connection.forward(
+        let streams = self.attend(streams, positions, step, cache, trace);
+        let streams = self.mix_experts(streams, token_ids, trace);
+        trace.record_with("output", || unflattened(streams.clone(), positions));
+        streams
+    }
+
+    /// Applies the attention, whose output stays pending.
+    pub(crate) fn attend(
+        &self,
+        streams: Streams,
+        positions: [usize; 2],
+        step: &Step,
+        cache: &mut LayerCache,
+        trace: &Trace,
+    ) -> Streams {
+        self.attention_connection.forward(
             streams,
             positions,
             &self.attention_norm,
@@ -98,16 +113,23 @@ impl Block {
                 self.attention
                     .forward_traced(x, step, cache, &trace.scope("attention"))
             },
-        );
-        let streams = self.moe_connection.forward(
+        )
+    }
+
+    /// Applies the mixture of experts, whose output stays pending.
+    pub(crate) fn mix_experts(
+        &self,
+        streams: Streams,
+        token_ids: Tensor<2, Int>,
+        trace: &Trace,
+    ) -> Streams {
+        self.moe_connection.forward(
             streams,
-            positions,
+            token_ids.dims(),
             &self.moe_norm,
             &trace.scope("moe_connection"),
             |x| self.moe.forward_traced(x, token_ids, &trace.scope("moe")),
-        );
-        trace.record_with("output", || unflattened(streams.clone(), positions));
-        streams
+        )
     }
 }
 

@@ -43,6 +43,7 @@ pub mod model;
 pub mod moe;
 pub mod mtp;
 pub mod norm;
+pub mod parallel;
 pub mod pipeline;
 pub mod placement;
 pub mod printable;

@@ -2,6 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
+use burn_ds4_ops::collective::GroupError;
 use burn_ds4_ops::transfer::transfer;
 
 use crate::attention::AttentionConfig;
@@ -16,6 +17,7 @@ use crate::linear::project_f32;
 use crate::moe::MoeLayerConfig;
 use crate::mtp::{MtpLayer, MtpLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::parallel::{self, Divider, TensorParallel};
 use crate::placement::{Place, Placement, PlacementError};
 use crate::trace::Trace;
 use crate::weights::{Random, WeightSource, all_or_nothing};
@@ -110,13 +112,16 @@ impl ModelConfig {
         quantized_cache: bool,
     ) -> Option<Model> {
         let matrix = [self.vocab_size, self.hidden_size];
+        let placement = source.placement(self.layers.len());
+        let mut divider = Divider::new(placement.ranks());
         source.enter(Place::Embedding);
         let embedding = source.embedding("embed.weight", matrix);
         let layers = load_all((0..self.layers.len()).map(|layer| {
             source.enter(Place::Layer(layer));
             let mut block = self.block(layer);
             block.attention.quantized_cache = quantized_cache;
-            block.build(source, &format!("layers.{layer}."))
+            let block = block.build(source, &format!("layers.{layer}."))?;
+            Some(divider.take(block))
         }));
         source.enter(Place::Head);
         let head = self.hyper_connection().build_head(source, "");
@@ -136,17 +141,22 @@ impl ModelConfig {
             dspark.block.attention.quantized_cache = quantized_cache;
             dspark.build(source, "mtp.")
         });
+        let (embedding, output): (Param<Tensor<2>>, Param<Tensor<2>>) = (embedding?, output?);
+        let (head, norm) = (head?, norm?);
+        let layers = layers?;
+        let parallel = divider.finish(&embedding.val(), &head, &norm, &output.val());
         let model = Model {
-            embedding: embedding?,
-            layers: layers?,
-            head: head?,
-            norm: norm?,
-            output: output?,
+            embedding,
+            layers,
+            head,
+            norm,
+            output,
             mtp: all_or_nothing(mtp)?,
             dspark: all_or_nothing(dspark)?,
             flash_head: None,
             draft_embedding: None,
-            placement: source.placement(self.layers.len()),
+            parallel,
+            placement,
             config: self.clone(),
         };
         model.placement.warn_of_copies();
@@ -180,6 +190,10 @@ pub struct Model {
     /// layer. [`place`](Self::place) makes it.
     #[module(skip)]
     pub draft_embedding: Option<Tensor<2>>,
+    /// The other devices that have parts of every layer, where the modules have no more than a part
+    /// themselves. [`place`](Self::place) makes it.
+    #[module(skip)]
+    pub parallel: Option<TensorParallel>,
     /// Where the layers live. It must be true of the modules; [`place`](Self::place) moves them.
     #[module(skip)]
     pub placement: Placement,
@@ -200,8 +214,16 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// If the placement is of another number of layers.
+    /// If the placement is of another number of layers, or has parts of layers that cannot be
+    /// divided, or that are divided already.
     pub fn place(self, placement: Placement) -> Result<Self, PlacementError> {
+        if self.parallel.is_some() {
+            return Err(PlacementError::Divided);
+        }
+        let ranks = placement.ranks().to_vec();
+        if !ranks.is_empty() {
+            parallel::check(&self.config, ranks.len())?;
+        }
         let (layers, runs) = (self.layers.len(), placement.runs().iter());
         let split: Vec<usize> = runs.map(|run| run.layers.len()).collect();
         if placement.layers() != layers {
@@ -212,18 +234,23 @@ impl Model {
             });
         }
         placement.warn_of_copies();
+        let mut divider = Divider::new(&ranks);
         let layers = self.layers.into_iter().enumerate();
         let layers = layers.map(|(index, layer)| {
             let device = placement.device(Place::Layer(index));
-            moved(layer, device)
+            divider.take(moved(layer, device))
         });
+        let layers = layers.collect();
         let (first, last) = (placement.first(), placement.last());
+        let (embedding, output) = (moved(self.embedding, first), moved(self.output, last));
+        let (head, norm) = (moved(self.head, last), moved(self.norm, last));
         let model = Self {
-            embedding: moved(self.embedding, first),
-            layers: layers.collect(),
-            head: moved(self.head, last),
-            norm: moved(self.norm, last),
-            output: moved(self.output, last),
+            parallel: divider.finish(&embedding.val(), &head, &norm, &output.val()),
+            embedding,
+            layers,
+            head,
+            norm,
+            output,
             mtp: self.mtp.map(|mtp| moved(mtp, last)),
             dspark: self.dspark.map(|dspark| moved(dspark, last)),
             flash_head: self.flash_head,
@@ -261,7 +288,8 @@ impl Model {
     ///
     /// As [`Cache::new`].
     pub fn new_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
-        self.cache_of(CacheLayout::trunk(&self.config), options, &self.placement)
+        let (layout, placement) = self.trunk_cache();
+        self.cache_of(layout, options, &placement)
     }
 
     /// Makes an empty cache for the MTP layer.
@@ -284,6 +312,15 @@ impl Model {
     /// If the configuration has no DSpark drafter.
     pub fn new_dspark_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
         self.drafter_cache(CacheLayout::dspark(&self.config), options)
+    }
+
+    /// The layers of the trunk's cache, and where they are: all of them on each device that has
+    /// parts of layers.
+    pub(crate) fn trunk_cache(&self) -> (CacheLayout, Placement) {
+        let mut layout = CacheLayout::trunk(&self.config);
+        let ranks = self.placement.ranks().len().max(1);
+        layout.layers = layout.layers.repeat(ranks);
+        (layout, self.placement.of_caches())
     }
 
     fn drafter_cache(
@@ -392,6 +429,14 @@ impl Model {
         let [batch, positions] = token_ids.dims();
         check_batch("token_ids", batch, cache)?;
         let open = self.open(positions, cache)?;
+        if let Some(parallel) = &self.parallel {
+            let devices = parallel.devices().iter();
+            let token_ids = devices.map(|device| transfer(token_ids.clone(), device));
+            let ranks = self.run_ranks((0, token_ids.collect()), open, cache, taps, trace);
+            cache.close(open)?;
+            let last = ranks.into_iter().next_back();
+            return Ok(last.expect("there is a rank at least").into_parts());
+        }
         let mut passing = None;
         for (part, run) in self.placement.runs().iter().enumerate() {
             let given = passing.map(|passing: Passing| {
@@ -404,11 +449,118 @@ impl Model {
             cache.advance(part, step);
         }
         cache.close(open)?;
-        let Passing { streams, tapped } = passing.expect("there is at least one run");
-        Ok((
-            streams,
-            (!tapped.is_empty()).then(|| Tensor::cat(tapped, 2)),
-        ))
+        Ok(passing.expect("there is at least one run").into_parts())
+    }
+
+    /// Runs all layers on the devices of some ranks, the first of them with the first of the token
+    /// ids `[batch, positions]`. The caches take their rows, and the lengths there advance.
+    pub(crate) fn run_ranks(
+        &self,
+        (first, token_ids): (usize, Vec<Tensor<2, Int>>),
+        open: OpenStep,
+        cache: &mut Cache,
+        taps: &[usize],
+        trace: &Trace,
+    ) -> Vec<Passing> {
+        let parallel = self.parallel.as_ref().expect("layers in parts");
+        let (layers, last) = (self.layers.len(), parallel.ranks() - 1);
+        let all = Trace::off();
+        let trace = |rank: usize| if rank == last { trace } else { &all };
+        let ids = token_ids.into_iter().map(|ids| self.in_vocabulary(ids));
+        let ids: Vec<Tensor<2, Int>> = ids.collect();
+        let positions = ids[0].dims();
+        let ranks = first..first + ids.len();
+        let steps = ranks.clone().map(|rank| cache.step(open, rank));
+        let steps: Vec<Step> = steps.collect();
+        let mut passings: Vec<Passing> = ranks
+            .clone()
+            .zip(&ids)
+            .map(|(rank, ids)| {
+                let embedding = match parallel.other(rank) {
+                    Some(rank) => rank.embedding.clone(),
+                    None => self.embedding.val(),
+                };
+                self.embedded(embedding, ids.clone())
+            })
+            .collect();
+        for index in 0..layers {
+            let block = |rank: usize| match parallel.other(rank) {
+                Some(rank) => &rank.layers[index],
+                None => &self.layers[index],
+            };
+            let name = format!("layer{index}");
+            let given = passings.iter().zip(ranks.clone()).zip(&steps);
+            let partials = given.map(|((passing, rank), step)| {
+                let cache = &mut cache.layers_mut()[rank * layers + index];
+                let (streams, trace) = (passing.streams.clone(), trace(rank).scope(&name));
+                block(rank).attend(streams, positions, step, cache, &trace)
+            });
+            let attended = parallel.sum(first, partials.collect());
+            let given = attended.into_iter().zip(ranks.clone()).zip(&ids);
+            let partials = given.map(|((streams, rank), ids)| {
+                let trace = trace(rank).scope(&name);
+                block(rank).mix_experts(streams, ids.clone(), &trace)
+            });
+            let mixed = parallel.sum(first, partials.collect());
+            for ((passing, streams), rank) in passings.iter_mut().zip(mixed).zip(ranks.clone()) {
+                passing.streams = streams;
+                let trace = trace(rank).scope(&name);
+                trace.record_with("output", || unflattened(passing.streams.clone(), positions));
+                if rank == last && taps.contains(&index) {
+                    passing.tap(positions);
+                }
+            }
+        }
+        for (rank, step) in ranks.zip(steps) {
+            cache.advance(rank, step);
+        }
+        passings
+    }
+
+    /// The streams of token ids `[batch, positions]` before the first layer.
+    fn embedded(&self, embedding: Tensor<2>, token_ids: Tensor<2, Int>) -> Passing {
+        let embedded = embed(embedding, token_ids);
+        let streams = embedded
+            .unsqueeze_dim::<4>(2)
+            .repeat_dim(2, self.config.hc_mult);
+        Passing {
+            streams: flattened(streams),
+            tapped: Vec::new(),
+        }
+    }
+
+    /// The logits at what the ranks from `first` on have, where layers are in parts:
+    /// `[batch, positions, vocabulary]` on each of them.
+    pub(crate) fn logits_of_ranks(
+        &self,
+        first: usize,
+        streams: Vec<Streams>,
+        [batch, positions]: [usize; 2],
+    ) -> Vec<Tensor<3>> {
+        let parallel = self.parallel.as_ref().expect("layers in parts");
+        let hidden = streams.into_iter().zip(first..);
+        let hidden = hidden.map(|(streams, rank)| match parallel.other(rank) {
+            Some(rank) => rank.head.forward_norm(streams, &rank.norm),
+            None => self.head.forward_norm(streams, &self.norm),
+        });
+        let logits = parallel.logits(first, hidden.collect()).into_iter();
+        let logits = logits.map(|logits| {
+            let [_, vocabulary] = logits.dims();
+            logits.reshape([batch, positions, vocabulary])
+        });
+        logits.collect()
+    }
+
+    /// Waits for what the calling thread has launched, and tells whether a device that has parts of
+    /// the layers has waited in vain for another. What has been computed since this was asked last
+    /// is worth nothing then.
+    ///
+    /// # Errors
+    ///
+    /// If one has.
+    pub fn check_group(&self) -> Result<(), GroupError> {
+        let parallel = self.parallel.as_ref();
+        parallel.map_or(Ok(()), |parallel| parallel.group().check())
     }
 
     /// What the device before has passed on as [rows](Passing::rows).
@@ -419,7 +571,10 @@ impl Model {
 
     /// Begins a step of the trunk.
     pub(crate) fn open(&self, positions: usize, cache: &mut Cache) -> Result<OpenStep, CacheError> {
-        cache.check_layers(self.layers.iter().map(|layer| layer.attention.kind()))?;
+        let kinds = self.layers.iter().map(|layer| layer.attention.kind());
+        let kinds: Vec<AttentionKind> = kinds.collect();
+        let ranks = self.parallel.as_ref().map_or(1, TensorParallel::ranks);
+        cache.check_layers(kinds.repeat(ranks).into_iter())?;
         cache.open(positions)
     }
 
@@ -435,30 +590,18 @@ impl Model {
     ) -> Passing {
         let positions = token_ids.dims();
         let token_ids = self.in_vocabulary(token_ids);
-        let Passing {
-            mut streams,
-            mut tapped,
-        } = given.unwrap_or_else(|| {
-            let embedded = embed(self.embedding.val(), token_ids.clone());
-            let streams = embedded
-                .unsqueeze_dim::<4>(2)
-                .repeat_dim(2, self.config.hc_mult);
-            Passing {
-                streams: flattened(streams),
-                tapped: Vec::new(),
-            }
-        });
+        let mut passing =
+            given.unwrap_or_else(|| self.embedded(self.embedding.val(), token_ids.clone()));
         for index in self.placement.runs()[part].layers.clone() {
             let (layer, cache) = (&self.layers[index], &mut cache.layers_mut()[index]);
             let trace = trace.scope(&format!("layer{index}"));
-            streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
+            let streams = passing.streams;
+            passing.streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
             if taps.contains(&index) {
-                // A copy: what the trunk computes must not depend on whether somebody looks on.
-                let output = unflattened(streams.clone(), positions);
-                tapped.push(output.mean_dim(2).squeeze_dim::<3>(2));
+                passing.tap(positions);
             }
         }
-        Passing { streams, tapped }
+        passing
     }
 
     /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32
@@ -645,6 +788,20 @@ pub(crate) struct Passing {
 }
 
 impl Passing {
+    /// Adds the tap of the layer that was the last.
+    fn tap(&mut self, positions: [usize; 2]) {
+        // A copy: what the trunk computes must not depend on whether somebody looks on.
+        let output = unflattened(self.streams.clone(), positions);
+        self.tapped.push(output.mean_dim(2).squeeze_dim::<3>(2));
+    }
+
+    /// The streams, and the taps side by side: `[batch, positions, taps · d_model]`.
+    pub(crate) fn into_parts(self) -> (Streams, Option<Tensor<3>>) {
+        let Self { streams, tapped } = self;
+        let taps = (!tapped.is_empty()).then(|| Tensor::cat(tapped, 2));
+        (streams, taps)
+    }
+
     /// All of it side by side, so that it is moved at once: `[batch * positions, columns]`.
     pub(crate) fn rows(self) -> Tensor<2> {
         let [tokens, n, d] = self.streams.dims();

@@ -17,6 +17,7 @@ use burn_ds4_ops::transfer::Route;
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::ModelConfig;
 use crate::generate::MAX_DRAFTS;
+use crate::parallel::{self, Parallel, share_of_bytes};
 
 /// Positions of the one text whose cache counts where nobody says how long texts are.
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -72,6 +73,31 @@ pub enum PlacementError {
         /// Layers of the model.
         layers: usize,
     },
+    /// Devices cannot have equal parts of every layer.
+    #[error(
+        "{what} ({size}) cannot be divided among {devices} devices, each with a multiple of \
+         {multiple}"
+    )]
+    Indivisible {
+        /// Field of the configuration, or what follows from fields.
+        what: &'static str,
+        /// Its value.
+        size: usize,
+        /// Number of devices.
+        devices: usize,
+        /// What each device must have a multiple of, so that no block of weights with one scale is
+        /// shared.
+        multiple: usize,
+    },
+    /// Layers of each device are named, but each has a part of every layer.
+    #[error("split {split:?}: each device has a part of every layer")]
+    SplitTensor {
+        /// The split.
+        split: Vec<usize>,
+    },
+    /// The layers are in parts, which cannot be moved.
+    #[error("the layers are in parts on several devices, and cannot be placed again")]
+    Divided,
     /// A device has too little memory for its layers.
     #[error(
         "{device}: layers {} to {} take {weights} bytes of weights and {cache} of caches, the \
@@ -107,6 +133,9 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     runs: Vec<Run>,
+    /// The devices that have a part of every layer, of which the last is that of the run; none
+    /// where layers are whole.
+    ranks: Vec<Device>,
 }
 
 /// A part of a model, for which a placement has a device.
@@ -131,6 +160,50 @@ impl Placement {
                 device,
                 layers: 0..layers,
             }],
+            ranks: Vec::new(),
+        }
+    }
+
+    /// A part of every layer on each of several devices. The embedding is on all of them; head and
+    /// what drafts are on the last.
+    ///
+    /// A device may come several times, as in [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// If there is no device.
+    pub fn tensor(devices: &[Device], layers: usize) -> Result<Self, PlacementError> {
+        let last = devices.last().ok_or(PlacementError::NoDevice)?;
+        let ranks = match devices.len() {
+            1 => Vec::new(),
+            _ => devices.to_vec(),
+        };
+        Ok(Self {
+            ranks,
+            ..Self::single(last, layers)
+        })
+    }
+
+    /// The devices that have a part of every layer; none where layers are whole.
+    pub fn ranks(&self) -> &[Device] {
+        &self.ranks
+    }
+
+    /// Where the layers of caches are: those of one device after those of another, where each has a
+    /// part of every layer.
+    pub(crate) fn of_caches(&self) -> Self {
+        if self.ranks.is_empty() {
+            return self.clone();
+        }
+        let layers = self.layers();
+        let ranks = self.ranks.iter().enumerate();
+        let runs = ranks.map(|(rank, device)| Run {
+            device: device.clone(),
+            layers: rank * layers..(rank + 1) * layers,
+        });
+        Self {
+            runs: runs.collect(),
+            ranks: Vec::new(),
         }
     }
 
@@ -151,6 +224,7 @@ impl Placement {
         });
         Ok(Self {
             runs: runs.collect(),
+            ranks: Vec::new(),
         })
     }
 
@@ -198,6 +272,7 @@ impl Placement {
         });
         Self {
             runs: runs.collect(),
+            ranks: self.ranks.clone(),
         }
     }
 
@@ -213,8 +288,13 @@ impl Placement {
     /// The bytes of the weights on each device.
     pub(crate) fn bytes_on_devices(&self, model: &ModelBytes) -> Vec<(Device, usize)> {
         let mut devices: Vec<(Device, usize)> = Vec::new();
-        for Run { device, layers } in &self.runs {
-            let PartBytes { weights, .. } = model.of_run(layers);
+        let runs = self.runs.iter();
+        let runs = runs.map(|run| (&run.device, model.of_run(&run.layers)));
+        let count = self.ranks.len();
+        let ranks = self.ranks.iter().enumerate();
+        let ranks = ranks.map(|(rank, device)| (device, model.of_rank(rank, count)));
+        let runs = runs.filter(|_| count == 0).chain(ranks);
+        for (device, PartBytes { weights, .. }) in runs {
             match devices.iter_mut().find(|(known, _)| known == device) {
                 Some((_, bytes)) => *bytes = bytes.saturating_add(weights),
                 None => devices.push((device.clone(), weights)),
@@ -316,6 +396,8 @@ pub struct ModelBytes {
     pub embedding: usize,
     /// Of each layer.
     pub layers: Vec<PartBytes>,
+    /// Of the weights of each layer of which devices can have parts.
+    pub divided: Vec<usize>,
     /// Of head, norm and output matrix.
     pub head: usize,
     /// Of what drafts, if there is anything.
@@ -325,6 +407,14 @@ pub struct ModelBytes {
 }
 
 impl ModelBytes {
+    /// Says that so many bytes of those of a part are weights of which devices can have parts.
+    pub(crate) fn divide(&mut self, place: Place, bytes: usize) {
+        if let Place::Layer(layer) = place {
+            self.divided.resize(self.layers.len().max(layer + 1), 0);
+            self.divided[layer] = self.divided[layer].saturating_add(bytes);
+        }
+    }
+
     /// Adds bytes of weights to those of a part.
     pub(crate) fn add(&mut self, place: Place, bytes: usize) {
         let weights = match place {
@@ -378,6 +468,31 @@ impl ModelBytes {
         let drafter = self.drafter.iter().map(|drafter| drafter.weights);
         let parts = layers.chain(drafter).chain([self.embedding, self.head]);
         parts.fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of a rank of `ranks`, each of which has a part of every layer.
+    fn of_rank(&self, rank: usize, ranks: usize) -> PartBytes {
+        let divided = self.divided.iter().copied().chain(std::iter::repeat(0));
+        let layers = self.layers.iter().zip(divided);
+        let layers = layers.map(|(layer, divided)| PartBytes {
+            weights: share_of_bytes(layer.weights, divided, ranks),
+            cache: layer.cache,
+        });
+        let head = self.head.div_ceil(ranks);
+        let own = PartBytes {
+            weights: self.embedding.saturating_add(head),
+            cache: self.tables,
+        };
+        let bytes = layers.fold(own, PartBytes::plus);
+        if rank + 1 < ranks {
+            return bytes;
+        }
+        // What drafts needs the whole output matrix.
+        let whole = PartBytes {
+            weights: self.head,
+            cache: 0,
+        };
+        bytes.plus(whole).plus(self.drafter.unwrap_or_default())
     }
 
     /// Bytes of a run of layers, with what else is on its device.
@@ -483,6 +598,25 @@ impl Plan {
         Ok(Self::of_runs(model, runs))
     }
 
+    /// Gives each device of these names an equal part of every layer.
+    ///
+    /// # Errors
+    ///
+    /// If there is no device.
+    pub fn tensor(model: &ModelBytes, names: &[String]) -> Result<Self, PlacementError> {
+        let (layers, ranks) = (model.layers.len(), names.len());
+        match ranks {
+            0 => return Err(PlacementError::NoDevice),
+            1 => return Ok(Self::of_runs(model, std::iter::once(0..layers).collect())),
+            _ => {}
+        }
+        let bytes = (0..ranks).map(|rank| model.of_rank(rank, ranks));
+        Ok(Self {
+            runs: vec![0..layers; ranks],
+            bytes: bytes.collect(),
+        })
+    }
+
     fn of_runs(model: &ModelBytes, runs: Vec<Range<usize>>) -> Self {
         let bytes = runs.iter().map(|run| model.of_run(run)).collect();
         Self { runs, bytes }
@@ -554,6 +688,7 @@ pub struct Devices {
     names: Vec<String>,
     memory: Vec<Option<usize>>,
     split: Option<Vec<usize>>,
+    parallel: Parallel,
     context: usize,
 }
 
@@ -564,6 +699,7 @@ impl From<&Device> for Devices {
             names: vec![name(device)],
             memory: vec![None],
             split: None,
+            parallel: Parallel::default(),
             context: DEFAULT_CONTEXT,
         }
     }
@@ -598,6 +734,7 @@ impl Devices {
             names,
             devices,
             split: None,
+            parallel: Parallel::default(),
             context: DEFAULT_CONTEXT,
         })
     }
@@ -606,6 +743,13 @@ impl Devices {
     #[must_use]
     pub fn with_split(mut self, split: Option<Vec<usize>>) -> Self {
         self.split = split;
+        self
+    }
+
+    /// Gives each device some of the layers, or a part of each.
+    #[must_use]
+    pub fn with_parallel(mut self, parallel: Parallel) -> Self {
+        self.parallel = parallel;
         self
     }
 
@@ -638,8 +782,23 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// If it has too few layers, the split does not fit it, or a device has too little memory.
-    pub fn place(&self, model: &ModelBytes) -> Result<Placement, PlacementError> {
+    /// If it has too few layers, or such as cannot be divided, the split does not fit it, or a
+    /// device has too little memory.
+    pub fn place(
+        &self,
+        config: &ModelConfig,
+        model: &ModelBytes,
+    ) -> Result<Placement, PlacementError> {
+        if self.parallel == Parallel::Tensor {
+            if let Some(split) = &self.split {
+                let split = split.clone();
+                return Err(PlacementError::SplitTensor { split });
+            }
+            parallel::check(config, self.devices.len())?;
+            let plan = Plan::tensor(model, &self.names)?;
+            plan.check(&self.names, &self.memory)?;
+            return Placement::tensor(&self.devices, model.layers.len());
+        }
         let plan = match &self.split {
             Some(split) => Plan::split(model, &self.names, split)?,
             None => Plan::balanced(model, &self.names)?,
@@ -652,6 +811,7 @@ impl Devices {
         });
         Ok(Placement {
             runs: runs.collect(),
+            ranks: Vec::new(),
         })
     }
 }

@@ -12,6 +12,7 @@ fn model(layers: &[usize], embedding: usize, head: usize) -> ModelBytes {
     ModelBytes {
         embedding,
         layers: layers.iter().map(layer).collect(),
+        divided: Vec::new(),
         head,
         drafter: None,
         tables: 0,
@@ -119,6 +120,8 @@ fn a_device_that_is_named_twice_is_refused_unless_a_placement_is_made_by_hand() 
     assert_eq!((first.layers(), first.runs().len()), (1, 1));
     assert_eq!(placement.first_layers(2).runs()[1].layers, 1..2);
     let devices = Devices::from(&flex);
-    let placement = devices.place(&model(&[1; 3], 0, 0)).unwrap();
+    let placement = devices
+        .place(&ModelConfig::new(), &model(&[1; 3], 0, 0))
+        .unwrap();
     assert_eq!(placement, Placement::single(&flex, 3));
 }

@@ -232,16 +232,21 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         device.seed(0);
     }
     let mut model = config.init_packed_on(args.dtype.into(), args.activations.into(), &devices)?;
-    for run in model.placement.runs() {
-        run.device.sync()?;
-        let usage = run.device.memory_pool_usage();
+    let placed = model.placement.runs().iter();
+    let placed = placed.map(|run| (run.layers.clone(), &run.device));
+    let parts = model
+        .parallel
+        .iter()
+        .flat_map(|parallel| parallel.devices());
+    let parts = parts.map(|device| (0..layers, device));
+    let whole = placed.filter(|_| model.parallel.is_none());
+    for (layers, device) in whole.chain(parts) {
+        device.sync()?;
+        let usage = device.memory_pool_usage();
         let bytes = usage.map_or("an unknown number of".to_owned(), |usage| {
             usage.bytes_in_use.to_string()
         });
-        println!(
-            "layers {:?} on {:?}: {bytes} bytes in use",
-            run.layers, run.device
-        );
+        println!("layers {layers:?} on {device:?}: {bytes} bytes in use");
     }
     println!(
         "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",

@@ -129,7 +129,7 @@ impl Checkpoint {
         let bytes = self.model_bytes(options, first, devices.context());
         let placement = match bytes {
             Ok(bytes) => {
-                let placement = devices.place(&bytes)?;
+                let placement = devices.place(&self.config_of(options), &bytes)?;
                 for (device, bytes) in placement.bytes_on_devices(&bytes) {
                     self.check_memory(bytes, &device)?;
                 }
@@ -277,7 +277,8 @@ impl WeightSource for Stored<'_, '_> {
         let matrices = experts.unwrap_or(1);
         let first = experts.map_or(prefix.to_owned(), |_| format!("{prefix}.0"));
         let first = format!("{first}{}", parts.first()?);
-        self.count_stack(&first, [matrices, parts.len(), out, inp], false);
+        let shape = [matrices, parts.len(), out, inp];
+        self.count_stack((prefix, &first), shape, false);
         let host = self.loader.stack(prefix, experts, parts, [out, inp])?;
         let activations = match host {
             HostExperts::Dense(_) => Activations::Exact,
@@ -290,11 +291,8 @@ impl WeightSource for Stored<'_, '_> {
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
-        self.count_stack(
-            prefix,
-            [groups, 1, rank, width],
-            !blocks_alike(groups, rank),
-        );
+        let decoded = !blocks_alike(groups, rank);
+        self.count_stack((prefix, prefix), [groups, 1, rank, width], decoded);
         let host = self.loader.linear(prefix, groups * rank, width)?;
         Some(match host.into_groups(groups) {
             Ok(host) => self.weight_stack(host),
@@ -322,17 +320,16 @@ impl Stored<'_, '_> {
         self.bytes.tensor(shape, dtype);
     }
 
-    /// Counts matrices of `parts` linears each, in the format of the linear `first`. FP8 may have
-    /// to be decoded.
-    fn count_stack(&mut self, first: &str, [matrices, parts, out, inp]: [usize; 4], decoded: bool) {
-        let expand = self.options.expand;
-        match self.stored_dtype(&format!("{first}.weight")) {
-            Some(Dtype::F8_E4M3) if !expand && !decoded => {
-                self.bytes.fp8([matrices, parts, out, inp]);
-            }
-            Some(Dtype::I8) if !expand => self.bytes.fp4([matrices, parts, out, inp]),
-            _ => self.count(&[matrices, parts, out, inp], self.options.dtype.into()),
-        }
+    /// Counts matrices of `parts` linears each under a prefix, in the format of the linear `first`.
+    /// FP8 may have to be decoded.
+    fn count_stack(&mut self, (prefix, first): (&str, &str), shape: [usize; 4], decoded: bool) {
+        let (expand, dtype) = (self.options.expand, self.options.dtype.into());
+        let stored = self.stored_dtype(&format!("{first}.weight"));
+        self.bytes.under(prefix, |bytes| match stored {
+            Some(Dtype::F8_E4M3) if !expand && !decoded => bytes.fp8(shape),
+            Some(Dtype::I8) if !expand => bytes.fp4(shape),
+            _ => bytes.tensor(&shape, dtype),
+        });
     }
 
     fn stored_dtype(&self, name: &str) -> Option<Dtype> {

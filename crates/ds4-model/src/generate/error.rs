@@ -154,6 +154,9 @@ pub enum GenerateError {
         /// The device's own message.
         reason: String,
     },
+    /// Devices that have parts of every layer have lost each other.
+    #[error(transparent)]
+    Group(#[from] burn_ds4_ops::collective::GroupError),
     /// The tokenizer file cannot be read.
     #[error("{}: cannot be read: {source}", place(path))]
     TokenizerRead {

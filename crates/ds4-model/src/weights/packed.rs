@@ -49,14 +49,19 @@ impl ModelConfig {
         self.assert_valid();
         let devices = devices.into();
         let bytes = self.packed_bytes(dtype, devices.devices(), devices.context());
-        let placement = devices.place(&bytes)?;
+        let placement = devices.place(self, &bytes)?;
         let device = placement.first();
         let source = Random::packed(dtype, activations, device, Some(&placement));
         Ok(self.init_from(source))
     }
 
     /// Bytes of a model that is [packed](Self::init_packed), and of its caches.
-    fn packed_bytes(&self, dtype: FloatDType, devices: &[Device], context: usize) -> ModelBytes {
+    pub(crate) fn packed_bytes(
+        &self,
+        dtype: FloatDType,
+        devices: &[Device],
+        context: usize,
+    ) -> ModelBytes {
         let mut source = PackedSizes {
             bytes: WeightBytes::default(),
             dtype,

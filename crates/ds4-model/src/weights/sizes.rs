@@ -6,6 +6,7 @@ use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 
 use super::{Initial, WeightSource};
 use crate::linear::WeightStack;
+use crate::parallel::is_divided;
 use crate::placement::{ModelBytes, Place, Placement};
 
 /// Counts the bytes of weights, part by part.
@@ -29,6 +30,17 @@ impl WeightBytes {
     pub(crate) fn enter(&mut self, place: Place) {
         self.place = place;
         self.model.add(place, 0);
+    }
+
+    /// Counts what `count` counts, of which devices can have parts if the prefix of the weights
+    /// says so.
+    pub(crate) fn under(&mut self, prefix: &str, count: impl FnOnce(&mut Self)) {
+        let before = self.model.weights();
+        count(self);
+        if is_divided(prefix) {
+            let bytes = self.model.weights().saturating_sub(before);
+            self.model.divide(self.place, bytes);
+        }
     }
 
     /// Counts a tensor.
@@ -101,20 +113,21 @@ impl WeightSource for PackedSizes<'_> {
 
     fn stack(
         &mut self,
-        _: &str,
+        prefix: &str,
         experts: Option<usize>,
         parts: &[&str],
         [out, inp]: [usize; 2],
     ) -> Option<WeightStack> {
-        match experts {
-            None => self.bytes.fp8([1, parts.len(), out, inp]),
-            Some(experts) => self.bytes.fp4([experts, parts.len(), out, inp]),
-        }
+        self.bytes.under(prefix, |bytes| match experts {
+            None => bytes.fp8([1, parts.len(), out, inp]),
+            Some(experts) => bytes.fp4([experts, parts.len(), out, inp]),
+        });
         None
     }
 
-    fn groups(&mut self, _: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
-        self.bytes.fp8([groups, 1, rank, width]);
+    fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
+        let count = |bytes: &mut WeightBytes| bytes.fp8([groups, 1, rank, width]);
+        self.bytes.under(prefix, count);
         None
     }
 

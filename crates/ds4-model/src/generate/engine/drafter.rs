@@ -29,10 +29,10 @@ pub(super) struct Features {
 impl Features {
     /// Those of a whole trunk.
     pub(super) fn of(passing: Passing, positions: [usize; 2]) -> Self {
-        let Passing { streams, tapped } = passing;
+        let (streams, taps) = passing.into_parts();
         Self {
             streams: unflattened(streams, positions),
-            taps: (!tapped.is_empty()).then(|| Tensor::cat(tapped, 2)),
+            taps,
         }
     }
 }

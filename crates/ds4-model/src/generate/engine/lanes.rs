@@ -385,7 +385,7 @@ impl Lanes {
     fn recorded(&self) -> Option<&StepResults> {
         match self.recorder.results()? {
             PartResults::Chosen(results) => Some(results),
-            PartResults::Passed(_) => None,
+            PartResults::Passed(_) | PartResults::Exchanged => None,
         }
     }
 
@@ -447,12 +447,17 @@ impl Lanes {
             setup,
             open: None,
         };
-        let outcome = match setup.model.placement.is_distinct() {
+        let parallel = setup.model.parallel.as_ref();
+        let is_recordable = parallel.is_none_or(|parallel| parallel.group().is_recordable());
+        let refused = match (setup.model.placement.is_distinct(), is_recordable) {
+            (true, true) => None,
+            (false, _) => Some("a device has layers in several places"),
+            (_, false) => Some("devices exchange through the host"),
+        };
+        let outcome = match refused {
             // SAFETY: this, the setup and the model own or borrow every tensor of the step.
-            true => unsafe { recorder::record(&devices, &mut work) },
-            false => recorder::Outcome::Refused(Refusal::Unsupported(
-                "a device has layers in several places".to_owned(),
-            )),
+            None => unsafe { recorder::record(&devices, &mut work) },
+            Some(reason) => recorder::Outcome::Refused(Refusal::Unsupported(reason.to_owned())),
         };
         match outcome {
             recorder::Outcome::Recorded(recordings) => {
@@ -553,6 +558,10 @@ struct RecordedStep<'l, 's> {
 impl Recordable for RecordedStep<'_, '_> {
     type Results = PartResults;
 
+    fn is_joint(&self) -> bool {
+        self.setup.model.parallel.is_some()
+    }
+
     fn launch(&mut self) -> Result<(), GenerateError> {
         self.lanes.launch(self.setup, self.setup.config.drafts)?;
         self.lanes.read_for_masks(self.setup)
@@ -569,6 +578,11 @@ impl Recordable for RecordedStep<'_, '_> {
             }
         };
         self.open = Some(open);
+        if setup.model.parallel.is_some() {
+            let results = lanes.run_ranks(setup, open, part..part + 1)?;
+            let chosen = results.map(|results| PartResults::Chosen(Box::new(results)));
+            return Ok(chosen.unwrap_or(PartResults::Exchanged));
+        }
         let given = (part > 0).then(|| lanes.links.arrival(part));
         Ok(match part + 1 == lanes.links.devices().len() {
             true => PartResults::Chosen(Box::new(lanes.finish(setup, open, given)?)),

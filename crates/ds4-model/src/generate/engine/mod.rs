@@ -476,7 +476,7 @@ impl<'a> Engine<'a> {
             others.for_each(|group| group.lanes.catch_up());
         };
         let outcome = own.lanes.advance(&self.setup, wanted, &mut others)?;
-        self.take(group, &outcome);
+        self.take(group, &outcome)?;
         if self.groups[group].texts().any(|text| text.ended) {
             self.settle(group)?;
             self.vacate_ended(group)?;
@@ -485,7 +485,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Hands the tokens of a step to the texts of a group.
-    fn take(&mut self, group: usize, outcome: &Outcome) {
+    fn take(&mut self, group: usize, outcome: &Outcome) -> Result<(), GenerateError> {
+        if outcome.has_failures() {
+            // Devices that have waited in vain for others compute no numbers. Recordings of other
+            // engines would go on like that.
+            let checked = self.setup.model.check_group();
+            checked.inspect_err(|_| recorder::forget_what_is_kept())?;
+        }
         let config = self.setup.model.config();
         let Group { lanes, texts, .. } = &mut self.groups[group];
         let texts = texts.iter_mut().enumerate();
@@ -529,12 +535,13 @@ impl<'a> Engine<'a> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Counts all steps of a group that are ahead.
     fn settle(&mut self, group: usize) -> Result<(), GenerateError> {
         while let Some(outcome) = self.groups[group].lanes.drain(&self.setup)? {
-            self.take(group, &outcome);
+            self.take(group, &outcome)?;
         }
         self.groups[group].lanes.catch_up();
         Ok(())

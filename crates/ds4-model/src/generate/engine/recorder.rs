@@ -34,7 +34,7 @@ pub(super) fn launches() -> (ThreadId, u64) {
 
 /// What operators keep between launches is part of every recording of the thread. After it is
 /// dropped, replays would write to memory that is in use by others.
-fn forget_what_is_kept() {
+pub(super) fn forget_what_is_kept() {
     FORGOTTEN.set(FORGOTTEN.get() + 1);
     forget_scratch();
 }
@@ -55,6 +55,10 @@ pub(super) enum Outcome<R> {
 pub(super) trait Recordable {
     /// What a part results in.
     type Results;
+
+    /// Whether parts wait for each other while they run, so that none may be waited for before all
+    /// are launched.
+    fn is_joint(&self) -> bool;
 
     /// Launches all parts.
     fn launch(&mut self) -> Result<(), GenerateError>;
@@ -98,18 +102,23 @@ pub(super) unsafe fn record<W: Recordable>(
         };
         let results = work.work(part);
         let results = results.map_err(|error| Refusal::Failed(error.to_string()));
-        let recording = results.and_then(|results| capture.end(results));
-        let replayed = recording.and_then(|recording| {
-            // SAFETY: the caller guarantees it, and this is the thread that has recorded it.
-            unsafe { recording.replay() }?;
-            Ok(recording)
-        });
-        match replayed {
-            Ok(recording) => {
-                work.follow(part, &recording.results);
-                recordings.push(recording);
-            }
+        match results.and_then(|results| capture.end(results)) {
+            Ok(recording) => recordings.push(recording),
             Err(refusal) => return spoiled_by(refusal),
+        }
+        // Parts that wait for others are replayed when all are recorded.
+        let replayed = match work.is_joint() {
+            true if part + 1 < devices.len() => 0..0,
+            true => 0..devices.len(),
+            false => part..part + 1,
+        };
+        for part in replayed {
+            let recording: &Recording<_> = &recordings[part];
+            // SAFETY: the caller guarantees it, and this is the thread that has recorded it.
+            if let Err(refusal) = unsafe { recording.replay() } {
+                return spoiled_by(refusal);
+            }
+            work.follow(part, &recording.results);
         }
     }
     Outcome::Recorded(recordings)

@@ -30,6 +30,8 @@ pub(super) struct StepResults {
 pub(super) enum PartResults {
     /// What it passes on to the next device.
     Passed(Box<Tensor<2>>),
+    /// Nothing that is not exchanged within the part.
+    Exchanged,
     /// The results of the step.
     Chosen(Box<StepResults>),
 }
@@ -63,6 +65,12 @@ struct ListedLogProbs {
 }
 
 impl Outcome {
+    /// Whether there is a row with no token to choose.
+    pub(super) fn has_failures(&self) -> bool {
+        let mut tokens = (0..self.accepted.len()).flat_map(|lane| self.tokens(lane));
+        tokens.any(|token| *token < 0)
+    }
+
     /// Accepted drafts of a lane.
     pub(super) fn accepted(&self, lane: usize) -> usize {
         self.accepted[lane]

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use super::config::EngineConfig;
 use super::drafter::{Drafter, Features};
 use super::recorder;
-use crate::cache::{Cache, CacheConfig, CacheLayout, Rollback};
+use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::generate::error::GenerateError;
 use crate::model::Model;
 use crate::trace::Trace;
@@ -38,6 +38,14 @@ impl Setup<'_> {
     /// The device that a step begins on: that of the first layer.
     pub(super) fn first_device(&self) -> &Device {
         self.model.placement.first()
+    }
+
+    /// The devices that have a part of a step each, in the order of the parts: those of all runs of
+    /// layers, or those that have parts of every layer.
+    pub(super) fn step_devices(&self) -> Vec<Device> {
+        let placement = self.model.trunk_cache().1;
+        let runs = placement.runs().iter();
+        runs.map(|run| run.device.clone()).collect()
     }
 
     /// Groups that lanes of one size are divided into, so that each device has a step to work at.
@@ -99,7 +107,8 @@ impl Setup<'_> {
         let (model, options) = (self.model.config(), self.cache_config(1, capacity));
         let drafter = self.drafter.as_ref();
         let draft = drafter.map(|drafter| drafter.layout(model).bytes(options));
-        let trunk = CacheLayout::trunk(model).bytes_on(&self.model.placement, options)?;
+        let (layout, placement) = self.model.trunk_cache();
+        let trunk = layout.bytes_on(&placement, options)?;
         Ok(trunk.saturating_add(draft.transpose()?.unwrap_or(0)))
     }
 

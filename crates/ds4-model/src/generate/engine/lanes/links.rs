@@ -8,6 +8,9 @@
 //! A device that receives something does its later work after it has arrived. So where groups of
 //! lanes share the devices, what goes back is put off until the next group has begun its step: the
 //! first device has work then, while the last one is still busy.
+//!
+//! Devices that have parts of every layer exchange all of this within a step, which is recorded
+//! with it.
 
 use std::thread::ThreadId;
 
@@ -21,7 +24,7 @@ use crate::cache::Cache;
 
 #[derive(Clone, Debug)]
 pub(super) struct Links {
-    /// One for each run of layers.
+    /// One for each part of a step.
     devices: Vec<Device>,
     /// The inputs of the lanes on each device but the last, which has the lanes' own. Taken while
     /// they are written.
@@ -43,8 +46,7 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn new(setup: &Setup, lanes: usize) -> Self {
-        let runs = setup.model.placement.runs().iter();
-        let devices: Vec<Device> = runs.map(|run| run.device.clone()).collect();
+        let devices = setup.step_devices();
         let (_, others) = devices.split_last().expect("there is at least one run");
         let columns = 1 + setup.config.drafts;
         let inputs = others.iter();
@@ -148,6 +150,7 @@ impl Links {
                 self.held_rows[part] = Some(arrived.clone());
                 self.put(part + 1, arrived);
             }
+            PartResults::Exchanged => {}
             PartResults::Chosen(results) => {
                 self.pending = results.next.clone();
                 if !self.puts_off {
@@ -177,20 +180,26 @@ impl Links {
         let Some(next) = next else {
             return;
         };
-        for (part, inputs) in self.inputs.iter_mut().enumerate() {
+        for part in 0..self.inputs.len() {
             let device = &self.devices[part];
             let next = match in_turn {
                 true => transfer_in_turn(next.clone(), device),
                 false => transfer(next.clone(), device),
             };
             self.held_inputs[part] = Some(next.clone());
-            let known = inputs.take().expect("they are put back");
-            let [lanes, columns] = known.dims();
-            let own = next.clone().narrow(1, 0, columns).cast(known.dtype());
-            *inputs = Some(known.slice_assign([0..lanes, 0..columns], own));
-            let lengths = next.narrow(1, columns, 1).reshape([lanes]);
-            trunk.set_start(part, lengths);
+            self.take_back(part, next, trunk);
         }
+    }
+
+    /// Writes what a device other than the last has for the next step, as
+    /// [`hand_back`](Self::hand_back) has it.
+    pub(super) fn take_back(&mut self, part: usize, next: Tensor<2, Int>, trunk: &mut Cache) {
+        let known = self.inputs[part].take().expect("they are put back");
+        let [lanes, columns] = known.dims();
+        let own = next.clone().narrow(1, 0, columns).cast(known.dtype());
+        self.inputs[part] = Some(known.slice_assign([0..lanes, 0..columns], own));
+        let lengths = next.narrow(1, columns, 1).reshape([lanes]);
+        trunk.set_start(part, lengths);
     }
 
     fn moved(&self, rows: Tensor<2>, part: usize) -> Tensor<2> {

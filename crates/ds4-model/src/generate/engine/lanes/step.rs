@@ -1,5 +1,7 @@
 //! The work of one step.
 
+use std::ops::Range;
+
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample, verify};
 
@@ -12,6 +14,14 @@ use crate::generate::error::GenerateError;
 use crate::model::Passing;
 use crate::trace::Trace;
 
+/// What tokens are chosen by.
+enum Scores {
+    /// Hidden states that the head multiplies: `[lanes, rows, d_model]`.
+    Hidden(Tensor<3>),
+    /// f32 `[lanes, rows, vocabulary]`
+    Logits(Tensor<3>),
+}
+
 impl Lanes {
     /// Enqueues one step.
     pub(super) fn enqueue(
@@ -20,6 +30,10 @@ impl Lanes {
         drafts: usize,
     ) -> Result<StepResults, GenerateError> {
         let open = setup.model.open(1 + drafts, &mut self.caches.trunk)?;
+        if setup.model.parallel.is_some() {
+            let results = self.run_ranks(setup, open, 0..self.links.devices().len())?;
+            return Ok(results.expect("the last device is one of them"));
+        }
         let last = self.links.devices().len() - 1;
         let mut given = None;
         for part in 0..last {
@@ -60,6 +74,55 @@ impl Lanes {
         passing
     }
 
+    /// Enqueues the parts of a step of some devices that have parts of every layer. Returns the
+    /// results if the last of all is one of them.
+    pub(super) fn run_ranks(
+        &mut self,
+        setup: &Setup,
+        open: OpenStep,
+        ranks: Range<usize>,
+    ) -> Result<Option<StepResults>, GenerateError> {
+        let (model, count) = (setup.model, open.count());
+        let parallel = model.parallel.as_ref().expect("layers in parts");
+        let (first, last) = (ranks.start, parallel.ranks() - 1);
+        let inputs = ranks.clone().map(|rank| {
+            let inputs = match rank == last {
+                true => self.inputs(),
+                false => self.links.inputs(rank),
+            };
+            inputs.narrow(1, 0, count)
+        });
+        let (inputs, trunk) = (inputs.collect(), &mut self.caches.trunk);
+        let passings = model.run_ranks((first, inputs), open, trunk, setup.taps(), &Trace::off());
+        let positions = [self.lanes(), count];
+        // A clustered head is on the last device, and needs no logits of others.
+        let mut logits = model.flash_head.is_none().then(|| {
+            let streams = passings.iter().map(|passing| passing.streams.clone());
+            model.logits_of_ranks(first, streams.collect(), positions)
+        });
+        let mut next: Vec<Tensor<2, Int>> = Vec::new();
+        let mut results = None;
+        for (rank, passing) in ranks.clone().zip(passings) {
+            if rank < last {
+                let inputs = self.links.inputs(rank);
+                let [lanes, columns] = inputs.dims();
+                let like = (&inputs.device(), inputs.dtype());
+                next.push(Tensor::zeros([lanes, columns + 1], like));
+                continue;
+            }
+            let logits = logits.as_mut().and_then(Vec::pop);
+            let mut own = self.conclude(setup, open, passing, logits)?;
+            next.extend(own.next.take());
+            results = Some(own);
+        }
+        let next = parallel.group().broadcast(last, first, next);
+        let next = next.map_err(GenerateError::Logits)?;
+        for (rank, next) in ranks.zip(next).filter(|(rank, _)| *rank < last) {
+            self.links.take_back(rank, next, &mut self.caches.trunk);
+        }
+        Ok(results)
+    }
+
     /// Enqueues the part of a step of the last device.
     pub(super) fn finish(
         &mut self,
@@ -67,21 +130,37 @@ impl Lanes {
         open: OpenStep,
         given: Option<Tensor<2>>,
     ) -> Result<StepResults, GenerateError> {
+        let inputs = self.inputs().narrow(1, 0, open.count());
+        let last = self.links.devices().len() - 1;
+        let passing = self.run(setup, open, last, (inputs, given));
+        self.conclude(setup, open, passing, None)
+    }
+
+    /// Enqueues what follows the trunk, whose logits may be known.
+    fn conclude(
+        &mut self,
+        setup: &Setup,
+        open: OpenStep,
+        passing: Passing,
+        logits: Option<Tensor<3>>,
+    ) -> Result<StepResults, GenerateError> {
         let (lanes, rows) = (self.lanes(), open.count());
         let drafts = rows - 1;
-        let inputs = self.inputs().narrow(1, 0, rows);
+        let inputs = self.inputs();
         let (device, dtype) = (inputs.device(), inputs.dtype());
         let drafted = match drafts {
             0 => Tensor::zeros([lanes, 0], (&device, dtype)),
             _ => inputs.clone().narrow(1, 1, drafts),
         };
         // Nobody else may hold the inputs when they are written.
-        let last = self.links.devices().len() - 1;
-        let passing = self.run(setup, open, last, (inputs, given));
+        drop(inputs);
         self.caches.trunk.close(open)?;
         let features = Features::of(passing, [lanes, rows]);
-        let hidden = setup.model.hidden(features.streams.clone());
-        let mut results = self.choose(setup, hidden, drafted.clone())?;
+        let scores = match logits {
+            Some(logits) => Scores::Logits(logits),
+            None => Scores::Hidden(setup.model.hidden(features.streams.clone())),
+        };
+        let mut results = self.choose(setup, scores, drafted.clone())?;
         if let (Some(oracle), Some(accepted)) = (&setup.oracle, &mut results.accepted) {
             // Vacant lanes have no positions.
             let positions = (self.caches.trunk.start() - drafts as i64).clamp_min(0);
@@ -151,23 +230,23 @@ impl Lanes {
     fn choose(
         &self,
         setup: &Setup,
-        hidden: Tensor<3>,
+        scores: Scores,
         drafts: Tensor<2, Int>,
     ) -> Result<StepResults, GenerateError> {
         let model = setup.model;
-        let [lanes, rows, _] = hidden.dims();
-        let logits = match &model.flash_head {
-            None => model.logits_of(hidden),
-            Some(head) if self.is_plainly_greedy(setup) => {
+        let logits = match (scores, &model.flash_head) {
+            (Scores::Logits(logits), _) => logits,
+            (Scores::Hidden(hidden), None) => model.logits_of(hidden),
+            (Scores::Hidden(hidden), Some(head)) if self.is_plainly_greedy(setup) => {
                 return StepResults::of_greedy(head.greedy_tokens(hidden)?, drafts);
             }
-            Some(head) => head.logits(hidden)?,
+            (Scores::Hidden(hidden), Some(head)) => head.logits(hidden)?,
         };
         let mut logits = match setup.processor {
             None => logits,
             Some(process) => process(logits),
         };
-        let [_, _, vocabulary] = logits.dims();
+        let [lanes, rows, vocabulary] = logits.dims();
         // Log-probabilities are those before penalties and masks.
         let raw = self.kind.log_probs.map(|top| (logits.clone(), top));
         if let Some(counts) = self.counts.as_ref().filter(|_| self.kind.penalties) {

@@ -1,0 +1,233 @@
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use burn::backend::{DispatchDevice, StreamId, TensorMetadata};
+use burn::tensor::{DType, Device, Shape};
+use burn_cubecl::CubeDevice;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::future::block_on;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::kernel::{
+    Element, ExchangeBlueprint, MAX_UNITS, STATE_WORDS, UNIT_BYTES, UNIT_WORDS, exchange_kernel,
+};
+use super::{Combine, GroupError, WORD};
+use crate::launching::address_type;
+
+/// Units of a cube: few, so that a short exchange is on several SMs.
+const UNITS: u32 = 128;
+
+/// Memory of a device that the others write to.
+struct Inbox {
+    client: Client,
+    memory: Handle,
+    /// Keeps the memory where it is. CubeCL may move it otherwise, but the others know its address.
+    _in_place: Box<dyn Any>,
+    words: usize,
+    /// Where the others' words begin in the memory of each rank.
+    places: Handle,
+}
+
+/// The devices of a group, and a stream: what one thread launches has its own order.
+type Key = (Vec<CubeDevice>, StreamId);
+
+thread_local! {
+    /// The inboxes of the devices. Groups of the same devices share them.
+    static INBOXES: RefCell<HashMap<Key, Vec<Inbox>>> = RefCell::default();
+}
+
+/// Drops the current thread's inboxes, so that they are created again when they are next needed.
+pub(crate) fn forget() {
+    INBOXES.with_borrow_mut(|all| all.drain().for_each(|(_, inboxes)| wait(&inboxes)));
+}
+
+/// Waits until no device writes to the inboxes any more.
+fn wait(inboxes: &[Inbox]) {
+    for inbox in inboxes {
+        // What has failed is told by whoever reads it.
+        let _ = block_on(inbox.client.sync());
+    }
+}
+
+/// Waits until the devices have been given all that was launched: the host holds nothing back, and
+/// all kernels are compiled. A `flush` would also free memory, and wait for the device to do so,
+/// which may wait for another one.
+fn hand_over(inboxes: &[Inbox]) {
+    for inbox in inboxes {
+        // As above.
+        let _ = inbox.client.check([]);
+    }
+}
+
+fn key(devices: &[Device]) -> Key {
+    let devices = devices.iter().map(|device| match device.as_dispatch() {
+        DispatchDevice::Cube(device) => device.clone(),
+        #[allow(unreachable_patterns)]
+        _ => unreachable!("only CUDA devices have inboxes"),
+    });
+    (devices.collect(), StreamId::current())
+}
+
+impl Inbox {
+    /// One for each device, empty. The host waits for them: another device may write to one as soon
+    /// as it is known.
+    fn of_all(devices: &[CubeDevice]) -> Vec<Self> {
+        let words =
+            STATE_WORDS as usize + (2 * devices.len() * (MAX_UNITS * UNIT_BYTES) as usize) / WORD;
+        let clients: Vec<Client> = devices.iter().map(CubeDevice::client).collect();
+        let memories: Vec<Handle> = clients
+            .iter()
+            .map(|client| client.create_from_slice(&vec![0; WORD * words]))
+            .collect();
+        let held = clients.iter().zip(&memories);
+        let held = held.map(|(client, memory)| super::peer_access::in_place(client, memory));
+        let (starts, held): (Vec<u64>, Vec<Box<dyn Any>>) = held.unzip();
+        let others = u64::from(STATE_WORDS) * WORD as u64;
+        let starts = starts.into_iter().map(|start| start + others);
+        let starts: Vec<u8> = starts.flat_map(u64::to_le_bytes).collect();
+        let inboxes = clients.into_iter().zip(memories).zip(held);
+        let inboxes: Vec<Self> = inboxes
+            .map(|((client, memory), _in_place)| Self {
+                places: client.create_from_slice(&starts),
+                client,
+                memory,
+                _in_place,
+                words,
+            })
+            .collect();
+        wait(&inboxes);
+        inboxes
+    }
+}
+
+/// Combines what the ranks from `first` on have with what all others have.
+pub(super) fn exchange(
+    devices: &[Device],
+    first: usize,
+    tensors: Vec<CubeTensor>,
+    combine: Combine,
+) -> Vec<CubeTensor> {
+    let key = key(devices);
+    let ranks = devices.len();
+    let is_whole = tensors.len() == ranks;
+    INBOXES.with_borrow_mut(|inboxes| {
+        let inboxes = inboxes.entry(key);
+        let inboxes = inboxes.or_insert_with_key(|(devices, _)| Inbox::of_all(devices));
+        let tensors: Vec<CubeTensor> = tensors.into_iter().map(into_contiguous).collect();
+        let outputs: Vec<CubeTensor> = tensors.iter().map(|x| output(x, ranks, combine)).collect();
+        // What comes before may compile kernels, which takes seconds, and allocate or free memory,
+        // for which the driver waits for devices: it must be done before one waits for another.
+        // While a device records, it is alone, and nothing waits.
+        if is_whole {
+            hand_over(inboxes);
+        }
+        let words = tensors[0].shape().num_elements() * tensors[0].dtype.size() / WORD;
+        let step = (MAX_UNITS * UNIT_WORDS) as usize;
+        for begin in (0..words).step_by(step) {
+            let own = tensors.iter().zip(&outputs).zip(first..);
+            for ((x, output), rank) in own {
+                let blueprint = ExchangeBlueprint {
+                    rank: rank as u32,
+                    ranks: ranks as u32,
+                    combine,
+                    element: element(x.dtype),
+                };
+                let units = (words - begin).min(step).div_ceil(UNIT_WORDS as usize);
+                launch(
+                    &inboxes[rank],
+                    [x, output],
+                    [words, begin, units],
+                    blueprint,
+                );
+            }
+        }
+        // Now they wait for each other.
+        if is_whole {
+            hand_over(inboxes);
+        }
+        outputs
+    })
+}
+
+fn launch(
+    inbox: &Inbox,
+    [x, output]: [&CubeTensor; 2],
+    [words, begin, units]: [usize; 3],
+    blueprint: ExchangeBlueprint,
+) {
+    let all = output.shape().num_elements() * output.dtype.size() / WORD;
+    let ranks = blueprint.ranks as usize;
+    // SAFETY: the handles have as many words; units read and write those below `words`, of each
+    // rank, and in all inboxes those of their own number, which is below `MAX_UNITS`. Inboxes stay
+    // where `places` has them, and are dropped together, after what writes to them.
+    unsafe {
+        exchange_kernel::launch_unchecked(
+            &inbox.client,
+            CubeCount::Static((units as u32).div_ceil(UNITS), 1, 1),
+            CubeDim::new_1d(UNITS),
+            address_type([x, output]),
+            BufferArg::from_raw_parts(x.handle.clone(), words),
+            BufferArg::from_raw_parts(output.handle.clone(), all),
+            BufferArg::from_raw_parts(inbox.memory.clone(), inbox.words),
+            BufferArg::from_raw_parts(inbox.places.clone(), ranks),
+            words as u32,
+            begin as u32,
+            blueprint,
+        );
+    }
+}
+
+fn output(x: &CubeTensor, ranks: usize, combine: Combine) -> CubeTensor {
+    let mut shape: Vec<usize> = x.shape().iter().copied().collect();
+    if combine == Combine::Gather {
+        shape[0] *= ranks;
+    }
+    burn_cubecl::ops::numeric::empty_device_contiguous_dtype(
+        x.client.clone(),
+        x.device.clone(),
+        Shape::from(shape),
+        x.dtype,
+    )
+}
+
+/// The floats of a dtype; integers are not added.
+fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::Bf16,
+        _ => Element::F32,
+    }
+}
+
+pub(super) fn check(devices: &[Device]) -> Result<(), GroupError> {
+    let key = key(devices);
+    let Some(inboxes) = INBOXES.with_borrow_mut(|inboxes| inboxes.remove(&key)) else {
+        return Ok(());
+    };
+    // For all of them, as the memory of all may be given back.
+    wait(&inboxes);
+    let mut timed_out = Vec::new();
+    for (inbox, device) in inboxes.iter().zip(devices) {
+        let after = (inbox.words - 1) * WORD;
+        let flag = inbox.memory.clone().offset_end(after as u64);
+        match inbox.client.read_one(flag) {
+            Ok(flag) if flag.iter().all(|byte| *byte == 0) => {}
+            Ok(_) => timed_out.push(format!("{device:?}")),
+            Err(error) => {
+                return Err(GroupError::Lost {
+                    device: format!("{device:?}"),
+                    reason: error.to_string(),
+                });
+            }
+        }
+    }
+    if timed_out.is_empty() {
+        INBOXES.with_borrow_mut(|all| all.insert(key, inboxes));
+        return Ok(());
+    }
+    Err(GroupError::TimedOut { devices: timed_out })
+}

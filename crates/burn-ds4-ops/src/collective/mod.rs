@@ -1,0 +1,363 @@
+//! What several devices do together: sums, copies and rows of all of them.
+//!
+//! The devices of a [`DeviceGroup`] each have a rank. An operator takes a tensor of every device
+//! and returns one on every device. All results have the same bits on all devices, whichever of
+//! them computes them: floats are added in the order of the ranks.
+//!
+//! # Supported
+//! - Any devices, the same one several times included: through the memory of the host.
+//! - CUDA devices of one host that can access each other's memory, where kernels contain PTX: each
+//!   device writes what it has into the memory of all others, waits for what they write and
+//!   combines it, in one launch that can be recorded.
+//!
+//! # Order
+//! On CUDA, one thread has to launch the operators of a group, in one order for all devices.
+//! Threads do not disturb each other. A launch for one rank alone, as while a device records, has
+//! to be followed by those for all others, before anything waits for it.
+
+#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+mod kernel;
+#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+mod launch;
+#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+mod peer_access;
+mod reference;
+
+#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+pub(crate) use launch::forget;
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use crate::OpError;
+use crate::validation::{expect_dtype, expect_float, expect_shape, invalid};
+
+/// Devices that compute together.
+#[derive(Clone)]
+pub struct DeviceGroup {
+    devices: Arc<[Device]>,
+    route: GroupRoute,
+}
+
+/// How the devices of a group exchange what they have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupRoute {
+    /// There is one device.
+    Alone,
+    /// Each device writes to the memory of the others.
+    Memory,
+    /// Through the memory of the host, which waits.
+    Host {
+        /// Why it is not the first.
+        reason: String,
+    },
+}
+
+/// Why the results of a group are worth nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// Devices have given up waiting for another.
+    #[error("{} waited too long for what the other devices of the group send", devices.join(", "))]
+    TimedOut {
+        /// Those that have given up.
+        devices: Vec<String>,
+    },
+    /// A device does not say whether it has.
+    #[error("{device} does not tell whether it has received everything: {reason}")]
+    Lost {
+        /// The device.
+        device: String,
+        /// What the device says.
+        reason: String,
+    },
+}
+
+/// What a rank has of the tensors of all ranks in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Combine {
+    /// Their sum.
+    Sum,
+    /// That of one rank.
+    Root(usize),
+    /// All of them, one after the other.
+    Gather,
+}
+
+impl fmt::Debug for DeviceGroup {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("DeviceGroup");
+        let debug = debug.field("devices", &self.devices);
+        debug.field("route", &self.route).finish()
+    }
+}
+
+impl DeviceGroup {
+    /// Groups devices, of which the first has rank 0. Lets CUDA devices access each other's memory,
+    /// for as long as the process lives, if they can.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] if there is no device.
+    pub fn new(devices: &[Device]) -> Result<Self, OpError> {
+        let route = match devices.len() {
+            0 => return Err(invalid("devices", "at least 1", 0)),
+            1 => GroupRoute::Alone,
+            _ => route(devices),
+        };
+        Ok(Self {
+            devices: devices.into(),
+            route,
+        })
+    }
+
+    /// The devices, in the order of their ranks.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// How they exchange what they have.
+    pub fn route(&self) -> &GroupRoute {
+        &self.route
+    }
+
+    /// Whether ranks can be launched one by one, which a recording needs.
+    pub fn is_recordable(&self) -> bool {
+        matches!(self.route, GroupRoute::Alone | GroupRoute::Memory)
+    }
+
+    /// The sum of the partials of all ranks, on each of them.
+    ///
+    /// Added in f32 in the order of the ranks, and rounded once.
+    ///
+    /// # Arguments
+    ///
+    /// * `first` - the rank of the first partial. Others than all ranks can only be given where the
+    ///   group [is recordable](Self::is_recordable).
+    /// * `partials` - of this rank and those after it, f32 / f16 / bf16, of one shape and dtype.
+    ///
+    /// # Special values
+    ///
+    /// On a device that has [given up waiting](Self::check), all sums are NaN.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] for a dtype, shape, device or rank that does not fit.
+    pub fn all_reduce<const D: usize>(
+        &self,
+        first: usize,
+        partials: Vec<Tensor<D>>,
+    ) -> Result<Vec<Tensor<D>>, OpError> {
+        for partial in &partials {
+            expect_float("partials", partial)?;
+        }
+        self.exchange("partials", first, partials, Combine::Sum)
+    }
+
+    /// The parts of all ranks on each of them, one after the other along the first dimension.
+    ///
+    /// # Arguments
+    ///
+    /// As those of [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Special values
+    ///
+    /// On a device that has [given up waiting](Self::check), everything is NaN.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn all_gather<const D: usize>(
+        &self,
+        first: usize,
+        parts: Vec<Tensor<D>>,
+    ) -> Result<Vec<Tensor<D>>, OpError> {
+        for part in &parts {
+            expect_float("parts", part)?;
+        }
+        self.exchange("parts", first, parts, Combine::Gather)
+    }
+
+    /// What the rank `root` has, on each rank.
+    ///
+    /// # Arguments
+    ///
+    /// * `root` - a rank of the group.
+    /// * `first` - as that of [`all_reduce`](Self::all_reduce).
+    /// * `tensors` - of this rank and those after it, i32 or i64, of one shape and dtype. What
+    ///   others than `root` have is not read.
+    ///
+    /// # Special values
+    ///
+    /// On a device that has [given up waiting](Self::check), everything is 0.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce), and for a `root` that is no rank.
+    pub fn broadcast<const D: usize>(
+        &self,
+        root: usize,
+        first: usize,
+        tensors: Vec<Tensor<D, Int>>,
+    ) -> Result<Vec<Tensor<D, Int>>, OpError> {
+        let ranks = self.devices.len();
+        if root >= ranks {
+            return Err(invalid("root", format!("below {ranks}"), root));
+        }
+        for tensor in &tensors {
+            let accepted = [DType::I32, DType::I64];
+            expect_dtype("tensors", "I32 or I64", tensor, &accepted)?;
+        }
+        self.exchange("tensors", first, tensors, Combine::Root(root))
+    }
+
+    /// Waits for what the calling thread has launched, and tells whether a device has given up
+    /// waiting for another.
+    ///
+    /// Such a device waits no more, and sends nothing: the others give up, too. This begins anew
+    /// for what is launched later; what is recorded has to be recorded again.
+    ///
+    /// # Errors
+    ///
+    /// If one has.
+    pub fn check(&self) -> Result<(), GroupError> {
+        #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+        if self.route == GroupRoute::Memory {
+            return launch::check(&self.devices);
+        }
+        Ok(())
+    }
+
+    fn exchange<const D: usize, K: Exchanged>(
+        &self,
+        argument: &'static str,
+        first: usize,
+        tensors: Vec<Tensor<D, K>>,
+        combine: Combine,
+    ) -> Result<Vec<Tensor<D, K>>, OpError> {
+        self.check_tensors(argument, first, &tensors)?;
+        let is_empty = tensors[0].dims().contains(&0);
+        Ok(match self.route {
+            _ if is_empty => tensors,
+            GroupRoute::Alone => tensors,
+            #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+            GroupRoute::Memory => {
+                let own = tensors.into_iter().map(K::into_cube);
+                let combined = launch::exchange(&self.devices, first, own.collect(), combine);
+                combined.into_iter().map(K::from_cube).collect()
+            }
+            _ => reference::exchange(&self.devices, tensors, combine),
+        })
+    }
+
+    fn check_tensors<const D: usize, K: Basic>(
+        &self,
+        argument: &'static str,
+        first: usize,
+        tensors: &[Tensor<D, K>],
+    ) -> Result<(), OpError> {
+        let (ranks, count) = (self.devices.len(), tensors.len());
+        let least = match self.is_recordable() {
+            true => 1,
+            false => ranks,
+        };
+        if !(least..=ranks).contains(&count) {
+            let expected = match least == ranks {
+                true => format!("{ranks} tensors"),
+                false => format!("{least} to {ranks} tensors"),
+            };
+            return Err(invalid(argument, expected, count));
+        }
+        if first > ranks - count {
+            let expected = format!("at most {}", ranks - count);
+            return Err(invalid("first", expected, first));
+        }
+        let like = &tensors[0];
+        for (tensor, device) in tensors.iter().zip(&self.devices[first..]) {
+            expect_shape(argument, tensor.dims(), like.dims())?;
+            expect_dtype(argument, "one dtype", tensor, &[like.dtype()])?;
+            if tensor.device() != *device {
+                return Err(OpError::DeviceMismatch {
+                    argument,
+                    other: "devices",
+                    expected: format!("{device:?}"),
+                    actual: format!("{:?}", tensor.device()),
+                });
+            }
+        }
+        let bytes = like.shape().num_elements() * like.dtype().size();
+        if self.route == GroupRoute::Memory && !bytes.is_multiple_of(WORD) {
+            return Err(invalid(argument, "whole words of 4 bytes", bytes));
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of what devices write to each other at least.
+const WORD: usize = 4;
+
+/// Kinds of tensors that devices exchange.
+trait Exchanged: Basic + Sized {
+    /// The sum, added in the order of the tensors.
+    fn sum<const D: usize>(tensors: impl Iterator<Item = Tensor<D, Self>>) -> Tensor<D, Self>;
+
+    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+    fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> burn_cubecl::tensor::CubeTensor;
+
+    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+    fn from_cube<const D: usize>(tensor: burn_cubecl::tensor::CubeTensor) -> Tensor<D, Self>;
+}
+
+macro_rules! exchanged {
+    ($kind:ty, $widened:expr) => {
+        impl Exchanged for $kind {
+            fn sum<const D: usize>(
+                tensors: impl Iterator<Item = Tensor<D, Self>>,
+            ) -> Tensor<D, Self> {
+                let mut tensors = tensors.peekable();
+                let dtype = tensors.peek().map(Tensor::dtype);
+                let dtype = dtype.expect("a tensor of each rank");
+                let wide = tensors.map(|tensor| tensor.cast($widened(dtype)));
+                let sum = wide.reduce(|sum, tensor| sum + tensor);
+                sum.expect("a tensor of each rank").cast(dtype)
+            }
+
+            #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+            fn into_cube<const D: usize>(
+                tensor: Tensor<D, Self>,
+            ) -> burn_cubecl::tensor::CubeTensor {
+                let tensor = tensor.try_into_primitive::<burn_cubecl::CubeBackend>();
+                tensor.expect("a tensor of a CUDA device")
+            }
+
+            #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+            fn from_cube<const D: usize>(
+                tensor: burn_cubecl::tensor::CubeTensor,
+            ) -> Tensor<D, Self> {
+                Tensor::from_primitive::<burn_cubecl::CubeBackend>(tensor)
+            }
+        }
+    };
+}
+
+exchanged!(burn::tensor::Float, |_| DType::F32);
+exchanged!(Int, |dtype| dtype);
+
+/// How several devices exchange what they have.
+fn route(devices: &[Device]) -> GroupRoute {
+    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
+    {
+        match peer_access::enable(devices) {
+            Ok(()) => GroupRoute::Memory,
+            Err(reason) => GroupRoute::Host { reason },
+        }
+    }
+    #[cfg(not(all(feature = "cuda-llvm", not(feature = "fusion"))))]
+    {
+        let reason = format!("{:?} cannot write to the memory of another", devices[0]);
+        GroupRoute::Host { reason }
+    }
+}
