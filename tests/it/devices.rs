@@ -10,7 +10,7 @@ use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{Engine, EngineConfig, Request, RequestId};
 use ds4_model::model::Model;
-use ds4_model::placement::{Devices, Placement, Plan};
+use ds4_model::placement::{Devices, ModelBytes, Placement, Plan};
 use ds4_model::trace::Trace;
 
 use crate::common::{compiles_slowly, devices, integers, skip, values};
@@ -597,8 +597,9 @@ fn weights_that_are_drawn_take_the_bytes_of_the_plan() {
     }
 }
 
-#[test]
-fn the_sparse_checkpoint_of_the_tool_has_all_tensors_of_v4_flash() {
+/// The configuration of the checkpoint of V4-Flash that the tool writes, and the bytes of its model
+/// in bf16 with caches for 128 Ki positions. `None` without Python.
+pub(crate) fn sparse_v4_flash() -> Option<(ModelConfig, ModelBytes)> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let tool = root().join("tools/sparse-checkpoint.py");
     let written = std::process::Command::new("python3")
@@ -607,18 +608,26 @@ fn the_sparse_checkpoint_of_the_tool_has_all_tensors_of_v4_flash() {
         .output();
     let Ok(written) = written else {
         eprintln!("skipped: python3");
-        return;
+        return None;
     };
     assert!(written.status.success(), "{written:?}");
     let checkpoint = Checkpoint::open(dir.path()).expect("it is a checkpoint");
-    assert_eq!(*checkpoint.config(), ModelConfig::new());
     let options = LoadOptions {
         dtype: FloatDType::BF16,
         ..LoadOptions::default()
     };
-    // Nothing is missing, unexpected or of another shape.
     let bytes = checkpoint.model_bytes(&options, &Device::flex(), 131_072);
+    // Nothing is missing, unexpected or of another shape.
     let bytes = bytes.expect("all tensors of the release");
+    Some((checkpoint.config().clone(), bytes))
+}
+
+#[test]
+fn the_sparse_checkpoint_of_the_tool_has_all_tensors_of_v4_flash() {
+    let Some((config, bytes)) = sparse_v4_flash() else {
+        return;
+    };
+    assert_eq!(config, ModelConfig::new());
     let names = ["first", "second"].map(str::to_owned);
     let plan = Plan::balanced(&bytes, &names).expect("43 layers");
     let largest = bytes.layers.iter().map(|layer| layer.total()).max();
