@@ -215,7 +215,11 @@ impl QuantOps for burn_cubecl::CubeBackend {
                 let x = reference::input::<Self>(x, activations);
                 super::launch::multiply_pair(x, matrices, blueprint)
             }
-            None => reference::quant_linear_pair::<Self>(x, first, second, activations),
+            // Each rounds for itself, since what FP8 tensor cores multiply is not rounded rows.
+            None => {
+                let product = Self::quant_linear(x.clone(), first, activations);
+                (product, Self::quant_linear(x, second, activations))
+            }
         }
     }
 

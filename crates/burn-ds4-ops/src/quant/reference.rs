@@ -96,15 +96,16 @@ pub(super) fn quant_linear<B: QuantOps>(
     B::small_m_matmul(x, weight, dtype, INVARIANT_ROWS)
 }
 
-/// Both linear maps, one after the other.
+/// Both linear maps, one after the other. The rows are rounded once.
 pub(super) fn quant_linear_pair<B: QuantOps>(
     x: FloatTensor<B>,
     first: PackedWeights<B>,
     second: PackedWeights<B>,
     activations: Activations,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let product = B::quant_linear(x.clone(), first, activations);
-    (product, B::quant_linear(x, second, activations))
+    let (x, exact) = (input::<B>(x, activations), Activations::Exact);
+    let product = B::quant_linear(x.clone(), first, exact);
+    (product, B::quant_linear(x, second, exact))
 }
 
 /// The linear maps of the groups, one after the other. They use `quant_linear`, which is
