@@ -123,6 +123,17 @@ moe moe::few_tokens_and_many
 moe moe::groups_of_all_sizes
 moe moe_routing::padding_adds
 moe moe_routing::ids_may_have
+markov markov::drafts_are
+markov markov::a_lane_has
+activations activations::rows_of_16
+activations activations::products_of_small
+activations activations::what_is_not
+activations activations::a_shared_expert
+sampling_split sampling_split::rows_of_all
+sampling_split sampling_split::drafts_of_long
+small_m_layouts small_m_layouts::both_operands
+small_m_layouts small_m_layouts::rows_of_odd
+moe_large moe_large::thousands_of_tokens
 small rotation::the_last_channels
 small rotation::positions_of_a_table
 small norm::rows_of_any_length

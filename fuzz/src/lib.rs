@@ -25,6 +25,8 @@ mod experts;
 mod heads;
 #[path = "../../crates/burn-ds4-ops/tests/linear.rs"]
 mod linear;
+#[path = "../../crates/burn-ds4-ops/tests/markov.rs"]
+mod markov;
 #[path = "../../crates/burn-ds4-ops/tests/mixing.rs"]
 mod mixing;
 #[path = "../../crates/burn-ds4-ops/tests/packing.rs"]

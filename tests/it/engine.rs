@@ -16,6 +16,7 @@ use crate::flash_head::{CLUSTERS, head};
 use crate::two_layers::{
     CAPACITY, Fixture, PICKED_CAPACITY, bits, every_model, every_model_in, every_quick_model, text,
 };
+use crate::warnings::warnings_of;
 
 /// Tokens of a prompt that has no prefill step of its own.
 const SHORT: usize = 12;
@@ -942,8 +943,13 @@ fn drafts_without_a_number_are_dropped_and_the_text_is_as_without_drafts() {
                 ..EngineConfig::default()
             };
             let mut engine = engine(fixture, &config);
-            let text = together(&mut engine, std::slice::from_ref(&own)).remove(0);
-            assert_eq!(text, expected, "{name}, {drafts} drafts");
+            let (mut texts, warnings) =
+                warnings_of(|| together(&mut engine, std::slice::from_ref(&own)));
+            assert_eq!(texts.remove(0), expected, "{name}, {drafts} drafts");
+            // Once, though each step drops some.
+            let name_of = "the MTP layer (`mtp.0`)";
+            let warning = format!("{name_of} has no numbers to draft by: its drafts are dropped");
+            assert_eq!(warnings, [warning], "{name}, {drafts} drafts");
             let stats = engine.stats();
             assert_eq!((stats.drafted, stats.accepted), (0, 0), "{name}");
             // All of each step but the first, as far as the text wants tokens after the next.

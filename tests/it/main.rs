@@ -33,3 +33,4 @@ mod soak;
 mod tensor_parallel;
 mod two_layers;
 mod verification;
+mod warnings;

@@ -14,12 +14,12 @@ const NAN: f32 = f32::NAN;
 
 /// A head and what it is asked.
 #[derive(Clone)]
-struct Asked {
-    logits: Tensor<3>,
-    ids: Option<Tensor<3, Int>>,
-    tokens: Tensor<2, Int>,
-    embedding: Tensor<2>,
-    output: Tensor<2>,
+pub(crate) struct Asked {
+    pub logits: Tensor<3>,
+    pub ids: Option<Tensor<3, Int>>,
+    pub tokens: Tensor<2, Int>,
+    pub embedding: Tensor<2>,
+    pub output: Tensor<2>,
 }
 
 impl Asked {
@@ -72,7 +72,7 @@ fn eighths(count: usize, seed: u32) -> Vec<f32> {
 }
 
 /// The drafts, one after the other, in f64.
-fn oracle(asked: &Asked) -> Vec<i64> {
+pub(crate) fn oracle(asked: &Asked) -> Vec<i64> {
     let [lanes, places, columns] = asked.logits.dims();
     let [vocabulary, rank] = asked.embedding.dims();
     let [embedding, output] = [&asked.embedding, &asked.output].map(|matrix| wide(&read(matrix)));

@@ -20,9 +20,14 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 
 /// Reads a regular file of so many bytes at most.
 pub(crate) fn read(path: &Path, maximum: u64) -> io::Result<Vec<u8>> {
+    read_from(open(path)?, maximum)
+}
+
+/// Reads all that there is, so many bytes at most.
+fn read_from(source: impl Read, maximum: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = open(path)?;
-    file.take(maximum.saturating_add(1))
+    source
+        .take(maximum.saturating_add(1))
         .read_to_end(&mut bytes)?;
     if bytes.len() as u64 > maximum {
         let message = format!("more than {maximum} bytes");
@@ -49,6 +54,38 @@ mod tests {
         assert_eq!(read(&path, 10).unwrap(), [7; 10]);
         let error = read(&path, 9).unwrap_err();
         assert_eq!(error.to_string(), "more than 9 bytes");
+    }
+
+    /// A byte at a time, each after an interruption, and an error after the last.
+    struct Halting {
+        left: u8,
+        interrupted: bool,
+    }
+
+    impl Read for Halting {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.interrupted = !self.interrupted;
+            if self.interrupted {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            if self.left == 0 {
+                return Err(io::Error::other("the disk is gone"));
+            }
+            buffer[0] = self.left;
+            self.left -= 1;
+            Ok(1)
+        }
+    }
+
+    #[test]
+    fn short_reads_are_put_together_and_an_error_among_them_is_told() {
+        let halting = |left| Halting {
+            left,
+            interrupted: false,
+        };
+        assert_eq!(read_from(halting(5).take(4), 4).unwrap(), [5, 4, 3, 2]);
+        let error = read_from(halting(3), 10).unwrap_err();
+        assert_eq!(error.to_string(), "the disk is gone");
     }
 
     #[cfg(unix)]

@@ -113,7 +113,8 @@ pub(super) fn markov_drafts(
         }
     }
     let last = &winners[(places + 1) % 2];
-    // SAFETY: as above.
+    // SAFETY: a unit takes one text of those there are, and reads as many winners as cubes of the
+    // last place have written; ids are clamped to the columns, and it writes the draft of its text.
     unsafe {
         last_draft_kernel::launch_unchecked(
             &client,

@@ -14,6 +14,7 @@ pub(crate) mod driver;
 pub mod flash_head;
 pub mod gated_delta;
 pub mod hyper_connection;
+pub mod markov;
 pub mod matmul;
 pub mod moe;
 pub mod moe_ffn;
@@ -45,6 +46,7 @@ driven! {
     flash_head: 1000,
     gated_delta: 1000,
     hyper_connection: 1000,
+    markov: 3000,
     matmul: 1500,
     moe: 1500,
     moe_ffn: 4000,
