@@ -66,7 +66,6 @@ pub enum DeviceError {
 pub fn forget_scratch() {
     #[cfg(feature = "cube")]
     crate::arrival::forget();
-    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
     crate::collective::forget();
 }
 
