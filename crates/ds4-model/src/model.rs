@@ -659,6 +659,9 @@ impl Model {
         let kinds: Vec<AttentionKind> = kinds.collect();
         let ranks = self.parallel.as_ref().map_or(1, TensorParallel::ranks);
         cache.check_layers(kinds.repeat(ranks).into_iter())?;
+        if let Some(parallel) = &self.parallel {
+            parallel.group().prepare()?;
+        }
         cache.open(positions)
     }
 
