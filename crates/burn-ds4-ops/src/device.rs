@@ -17,7 +17,9 @@
 
 use std::{fmt, str::FromStr};
 
-use burn::tensor::Device;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Device, Float, Int, Tensor};
 
 /// A device by name: `flex`, `wgpu`, `cuda`, `cuda:1`, `cpu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -66,7 +68,6 @@ pub enum DeviceError {
 pub fn forget_scratch() {
     #[cfg(feature = "cube")]
     crate::arrival::forget();
-    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
     crate::collective::forget();
 }
 
@@ -81,6 +82,65 @@ pub fn may_allocate(device: &Device, bytes: usize) -> bool {
     // An allocation that nothing uses might be optimised away, and granted.
     std::hint::black_box(memory.as_mut_ptr());
     granted
+}
+
+/// Checks that devices have taken the parameters of a module: the memory for them, and their data.
+/// Waits until the devices have been given all of it, not until they have done what they were
+/// given.
+///
+/// # Errors
+///
+/// What a device says, if it has not.
+pub fn check_module(module: &impl Module) -> Result<(), String> {
+    let mut parameters = Parameters {
+        taken: Ok(()),
+        synced: Vec::new(),
+    };
+    module.visit(&mut parameters);
+    parameters.taken
+}
+
+/// Checks parameters, up to the first that a device has not taken.
+struct Parameters {
+    taken: Result<(), String>,
+    /// Devices that do not tell of a tensor alone, and have done all that they were given.
+    synced: Vec<Device>,
+}
+
+impl Parameters {
+    fn check<const D: usize, K: Basic>(&mut self, tensor: &Tensor<D, K>) {
+        let device = tensor.device();
+        if !self.synced.contains(&device) {
+            self.taken = device.sync().map_err(|error| error.to_string());
+            self.synced.push(device);
+        }
+    }
+}
+
+macro_rules! visit {
+    ($visit:ident, $kind:ty) => {
+        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<D, $kind>>) {
+            if self.taken.is_err() {
+                return;
+            }
+            let tensor = param.val();
+            #[cfg(all(feature = "cube", not(feature = "fusion")))]
+            if let Ok(own) = tensor
+                .clone()
+                .try_into_primitive::<burn_cubecl::CubeBackend>()
+            {
+                let taken = own.client.check([&own.handle]);
+                self.taken = taken.map_err(|error| error.to_string());
+                return;
+            }
+            self.check(&tensor);
+        }
+    };
+}
+
+impl ModuleVisitor for Parameters {
+    visit!(visit_float, Float);
+    visit!(visit_int, Int);
 }
 
 /// Whether tensors of the device are in the host's own memory, so that reading them costs nothing

@@ -81,6 +81,9 @@ pub enum OpError {
         /// The device of the input tensors.
         device: String,
     },
+    /// Devices cannot exchange what they have.
+    #[error(transparent)]
+    Group(#[from] crate::collective::GroupError),
 }
 
 fn shown(clusters: &[(usize, usize)]) -> String {

@@ -108,6 +108,26 @@ impl Share {
         self.rank * part..(self.rank + 1) * part
     }
 
+    /// What a device has of a block, in memory of its own.
+    fn moved(self, block: &Block, device: &Device) -> Block {
+        self.block(block).map(&mut Copied(device))
+    }
+
+    /// What the device of a block keeps of it, once the rest is gone.
+    pub(crate) fn kept(self, block: Block, device: &Device) -> Block {
+        let own = self.moved(&block, device);
+        // The memory of the whole layer is that of the next one.
+        drop(block);
+        // What has failed is told by whoever reads it.
+        let _ = device.sync();
+        own
+    }
+
+    /// The rank's rows of the output matrix, in memory of their own.
+    pub(crate) fn kept_output(self, output: Tensor<2>, device: &Device) -> Tensor<2> {
+        Copied(device).tensor(self.output(output))
+    }
+
     /// The rank's part of a block, where the block is.
     pub(crate) fn block(self, block: &Block) -> Block {
         let Block { attention, moe, .. } = block;
@@ -152,7 +172,7 @@ impl Share {
     }
 
     /// The rows of the output matrix of a part of the vocabulary.
-    pub(crate) fn output(self, output: Tensor<2>) -> Tensor<2> {
+    fn output(self, output: Tensor<2>) -> Tensor<2> {
         let [vocabulary, _] = output.dims();
         output.slice_dim(0, self.of(vocabulary))
     }
@@ -336,6 +356,18 @@ pub struct TensorParallel {
 }
 
 impl TensorParallel {
+    /// What the ranks have: those other than the last, and a part of the output matrix each.
+    pub(crate) fn new(devices: &[Device], others: Vec<Rank>, output: Vec<Tensor<2>>) -> Self {
+        let group = DeviceGroup::new(devices);
+        let parallel = Self {
+            group: group.expect("there are devices"),
+            others,
+            output,
+        };
+        parallel.warn_of_copies();
+        parallel
+    }
+
     /// The devices of all ranks.
     pub fn devices(&self) -> &[Device] {
         self.group.devices()
@@ -432,18 +464,13 @@ impl<'d> Divider<'d> {
         let Some((last, _)) = self.devices.split_last() else {
             return block;
         };
-        let part = |rank: usize, device: &Device| {
-            let own = Share { rank, ranks }.block(&block);
-            own.map(&mut Copied(device))
-        };
         for (rank, layers) in self.others.iter_mut().enumerate() {
-            layers.push(part(rank, &self.devices[rank]));
+            layers.push(Share { rank, ranks }.moved(&block, &self.devices[rank]));
         }
-        let own = part(ranks - 1, last);
-        // The memory of the whole layer is that of the next one.
-        drop(block);
-        for device in self.devices {
-            // What has failed is told by whoever reads it.
+        let rank = ranks - 1;
+        let own = Share { rank, ranks }.kept(block, last);
+        for device in &self.devices[..rank] {
+            // As there.
             let _ = device.sync();
         }
         own
@@ -468,18 +495,16 @@ impl<'d> Divider<'d> {
             head: head.clone().map(&mut Copied(device)),
             norm: norm.clone().map(&mut Copied(device)),
         });
-        let parts = self.devices.iter().enumerate().map(|(rank, device)| {
-            let own = Share { rank, ranks }.output(output.clone());
-            Copied(device).tensor(own)
-        });
-        let group = DeviceGroup::new(self.devices);
-        let parallel = TensorParallel {
-            group: group.expect("there are devices"),
-            others: others.collect(),
-            output: parts.collect(),
-        };
-        parallel.warn_of_copies();
-        Some(parallel)
+        let parts = self
+            .devices
+            .iter()
+            .enumerate()
+            .map(|(rank, device)| Share { rank, ranks }.kept_output(output.clone(), device));
+        Some(TensorParallel::new(
+            self.devices,
+            others.collect(),
+            parts.collect(),
+        ))
     }
 }
 

@@ -17,7 +17,7 @@ use burn_ds4_ops::transfer::Route;
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::ModelConfig;
 use crate::generate::MAX_DRAFTS;
-use crate::parallel::{self, Parallel, share_of_bytes};
+use crate::parallel::{self, Parallel, Share, share_of_bytes};
 
 /// Positions of the one text whose cache counts where nobody says how long texts are.
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -98,6 +98,14 @@ pub enum PlacementError {
     /// The layers are in parts, which cannot be moved.
     #[error("the layers are in parts on several devices, and cannot be placed again")]
     Divided,
+    /// A device has not taken what is to be there, for example because its memory is full.
+    #[error("{device}: it has not taken its part of the model: {reason}")]
+    Refused {
+        /// What the device is called.
+        device: String,
+        /// What the device says.
+        reason: String,
+    },
     /// A device has too little memory for its layers.
     #[error(
         "{device}: layers {} to {} take {weights} bytes of weights and {cache} of caches, the \
@@ -149,6 +157,39 @@ pub(crate) enum Place {
     Head,
     /// What drafts.
     Drafter,
+}
+
+/// What is built by itself: the layers of a run, or a device's parts of all layers.
+#[derive(Clone, Debug)]
+pub(crate) struct Portion {
+    pub(crate) device: Device,
+    pub(crate) layers: Range<usize>,
+    /// Which part of each layer, where they are divided.
+    pub(crate) share: Option<Share>,
+    is_first: bool,
+    is_last: bool,
+}
+
+impl Portion {
+    /// Whether it has the embedding.
+    pub(crate) fn embeds(&self) -> bool {
+        self.is_first || self.share.is_some()
+    }
+
+    /// Whether it has the head, the norm and the output matrix.
+    pub(crate) fn concludes(&self) -> bool {
+        self.is_last || self.share.is_some()
+    }
+
+    /// Whether others have parts of the same layers.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.share.is_some()
+    }
+
+    /// Whether it has what drafts.
+    pub(crate) fn drafts(&self) -> bool {
+        self.is_last
+    }
 }
 
 impl Placement {
@@ -226,6 +267,37 @@ impl Placement {
             runs: runs.collect(),
             ranks: Vec::new(),
         })
+    }
+
+    /// What each run has.
+    pub(crate) fn portions(&self) -> Vec<Portion> {
+        let runs = self.runs.iter().enumerate();
+        let runs = runs.map(|(index, run)| Portion {
+            device: run.device.clone(),
+            layers: run.layers.clone(),
+            share: None,
+            is_first: index == 0,
+            is_last: index + 1 == self.runs.len(),
+        });
+        runs.collect()
+    }
+
+    /// What each device has, where several have a part of every layer, and what each run has
+    /// otherwise.
+    pub(crate) fn device_portions(&self) -> Vec<Portion> {
+        let ranks = self.ranks.len();
+        if ranks == 0 {
+            return self.portions();
+        }
+        let portions = self.ranks.iter().enumerate();
+        let portions = portions.map(|(rank, device)| Portion {
+            device: device.clone(),
+            layers: 0..self.layers(),
+            share: Some(Share { rank, ranks }),
+            is_first: rank == 0,
+            is_last: rank + 1 == ranks,
+        });
+        portions.collect()
     }
 
     /// The runs, in the order of the layers.
@@ -336,7 +408,7 @@ impl Placement {
 }
 
 /// What a device is called in errors, if nobody has named it.
-fn name(device: &Device) -> String {
+pub(crate) fn name(device: &Device) -> String {
     format!("{device:?}")
 }
 
@@ -766,6 +838,15 @@ impl Devices {
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.memory.fill(Some(bytes));
         self
+    }
+
+    /// An error with the name that a device has here.
+    pub(crate) fn named(&self, mut error: PlacementError) -> PlacementError {
+        if let PlacementError::Refused { device, .. } = &mut error {
+            let known = self.devices.iter().position(|own| name(own) == *device);
+            *device = known.map_or_else(|| device.clone(), |known| self.names[known].clone());
+        }
+        error
     }
 
     /// The devices, in the order of the layers that they are to have.

@@ -15,16 +15,15 @@
 //! Threads do not disturb each other. A launch for one rank alone, as while a device records, has
 //! to be followed by those for all others, before anything waits for it.
 
-#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-mod kernel;
-#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-mod launch;
-#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-mod peer_access;
+// The one place that knows which builds have kernels with PTX.
+#[cfg_attr(
+    not(all(feature = "cuda-llvm", not(feature = "fusion"))),
+    path = "no_peer.rs"
+)]
+mod peer;
 mod reference;
 
-#[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-pub(crate) use launch::forget;
+pub(crate) use peer::forget;
 
 use std::fmt;
 use std::sync::Arc;
@@ -66,7 +65,15 @@ pub enum GroupError {
         /// Those that have given up.
         devices: Vec<String>,
     },
-    /// A device does not say whether it has.
+    /// A device has no memory for what the others send.
+    #[error("{device} has no memory for what other devices send: {reason}")]
+    NoInbox {
+        /// The device.
+        device: String,
+        /// What the device says.
+        reason: String,
+    },
+    /// A device does not say whether it has given up.
     #[error("{device} does not tell whether it has received everything: {reason}")]
     Lost {
         /// The device.
@@ -106,7 +113,10 @@ impl DeviceGroup {
         let route = match devices.len() {
             0 => return Err(invalid("devices", "at least 1", 0)),
             1 => GroupRoute::Alone,
-            _ => route(devices),
+            _ => match peer::enable(devices) {
+                Ok(()) => GroupRoute::Memory,
+                Err(reason) => GroupRoute::Host { reason },
+            },
         };
         Ok(Self {
             devices: devices.into(),
@@ -145,7 +155,8 @@ impl DeviceGroup {
     ///
     /// # Errors
     ///
-    /// [`OpError`] for a dtype, shape, device or rank that does not fit.
+    /// [`OpError`] for a dtype, shape, device or rank that does not fit, or where
+    /// [`prepare`](Self::prepare) fails.
     pub fn all_reduce<const D: usize>(
         &self,
         first: usize,
@@ -214,6 +225,19 @@ impl DeviceGroup {
         self.exchange("tensors", first, tensors, Combine::Root(root))
     }
 
+    /// Makes what the calling thread needs to launch operators, unless it is there: the first
+    /// operator does so otherwise. Each device gives 8 MiB for each rank.
+    ///
+    /// # Errors
+    ///
+    /// [`GroupError::NoInbox`] if a device has no memory for that.
+    pub fn prepare(&self) -> Result<(), GroupError> {
+        match self.route {
+            GroupRoute::Memory => peer::prepare(&self.devices),
+            GroupRoute::Alone | GroupRoute::Host { .. } => Ok(()),
+        }
+    }
+
     /// Waits for what the calling thread has launched, and tells whether a device has given up
     /// waiting for another.
     ///
@@ -224,11 +248,10 @@ impl DeviceGroup {
     ///
     /// If one has.
     pub fn check(&self) -> Result<(), GroupError> {
-        #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-        if self.route == GroupRoute::Memory {
-            return launch::check(&self.devices);
+        match self.route {
+            GroupRoute::Memory => peer::check(&self.devices),
+            GroupRoute::Alone | GroupRoute::Host { .. } => Ok(()),
         }
-        Ok(())
     }
 
     fn exchange<const D: usize, K: Exchanged>(
@@ -243,13 +266,8 @@ impl DeviceGroup {
         Ok(match self.route {
             _ if is_empty => tensors,
             GroupRoute::Alone => tensors,
-            #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-            GroupRoute::Memory => {
-                let own = tensors.into_iter().map(K::into_cube);
-                let combined = launch::exchange(&self.devices, first, own.collect(), combine);
-                combined.into_iter().map(K::from_cube).collect()
-            }
-            _ => reference::exchange(&self.devices, tensors, combine),
+            GroupRoute::Memory => peer::exchange(&self.devices, first, tensors, combine)?,
+            GroupRoute::Host { .. } => reference::exchange(&self.devices, tensors, combine),
         })
     }
 
@@ -300,15 +318,9 @@ impl DeviceGroup {
 const WORD: usize = 4;
 
 /// Kinds of tensors that devices exchange.
-trait Exchanged: Basic + Sized {
+trait Exchanged: Basic + Sized + peer::Peer {
     /// The sum, added in the order of the tensors.
     fn sum<const D: usize>(tensors: impl Iterator<Item = Tensor<D, Self>>) -> Tensor<D, Self>;
-
-    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-    fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> burn_cubecl::tensor::CubeTensor;
-
-    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-    fn from_cube<const D: usize>(tensor: burn_cubecl::tensor::CubeTensor) -> Tensor<D, Self>;
 }
 
 macro_rules! exchanged {
@@ -324,40 +336,9 @@ macro_rules! exchanged {
                 let sum = wide.reduce(|sum, tensor| sum + tensor);
                 sum.expect("a tensor of each rank").cast(dtype)
             }
-
-            #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-            fn into_cube<const D: usize>(
-                tensor: Tensor<D, Self>,
-            ) -> burn_cubecl::tensor::CubeTensor {
-                let tensor = tensor.try_into_primitive::<burn_cubecl::CubeBackend>();
-                tensor.expect("a tensor of a CUDA device")
-            }
-
-            #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-            fn from_cube<const D: usize>(
-                tensor: burn_cubecl::tensor::CubeTensor,
-            ) -> Tensor<D, Self> {
-                Tensor::from_primitive::<burn_cubecl::CubeBackend>(tensor)
-            }
         }
     };
 }
 
 exchanged!(burn::tensor::Float, |_| DType::F32);
 exchanged!(Int, |dtype| dtype);
-
-/// How several devices exchange what they have.
-fn route(devices: &[Device]) -> GroupRoute {
-    #[cfg(all(feature = "cuda-llvm", not(feature = "fusion")))]
-    {
-        match peer_access::enable(devices) {
-            Ok(()) => GroupRoute::Memory,
-            Err(reason) => GroupRoute::Host { reason },
-        }
-    }
-    #[cfg(not(all(feature = "cuda-llvm", not(feature = "fusion"))))]
-    {
-        let reason = format!("{:?} cannot write to the memory of another", devices[0]);
-        GroupRoute::Host { reason }
-    }
-}

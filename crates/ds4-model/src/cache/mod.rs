@@ -63,6 +63,9 @@ pub enum CacheError {
         /// Bytes that it would take.
         bytes: usize,
     },
+    /// Devices that have parts of every layer cannot exchange what they have.
+    #[error(transparent)]
+    Group(#[from] burn_ds4_ops::collective::GroupError),
     /// More positions were to be removed than there are.
     #[error("cannot remove {count} positions of sequence {sequence}, it has {length}")]
     RemoveBeyondStart {

@@ -1,16 +1,22 @@
 //! From a checkpoint to modules: which tensor is held in which form, and how many bytes that takes.
 
-use burn::module::{Param, ParamId};
+use std::panic::resume_unwind;
+use std::thread;
+
+use burn::backend::StreamId;
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::device::may_allocate;
+use burn_ds4_ops::device::{check_module, may_allocate};
 use burn_ds4_ops::quant::Activations;
 
 use super::host::blocks_alike;
+use super::loader::Branch;
 use super::{Checkpoint, CheckpointError, Dtype, HostExperts, LoadProgress, Loader, load_all};
+use crate::block::Block;
 use crate::config::{AttentionKind, ModelConfig};
 use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
 use crate::model::Model;
-use crate::placement::{Devices, ModelBytes, Place, Placement, Run};
+use crate::placement::{Devices, ModelBytes, Place, Placement, PlacementError, Portion, Run, name};
 use crate::weights::{Initial, WeightBytes, WeightSource};
 
 /// How to load a model.
@@ -56,8 +62,9 @@ impl Checkpoint {
     /// # Errors
     ///
     /// If tensors are missing, unexpected, mis-shaped or have invalid contents (all of them, in one
-    /// error), the model does not fit the host's memory, where that is a device's, it cannot be
-    /// divided as asked, or a device or the model cannot do what `options` ask for.
+    /// error), the model does not fit the host's memory, where that is a device's, a device has not
+    /// taken its part, the model cannot be divided as asked, or a device or the model cannot do
+    /// what `options` ask for. Nothing stays on any device then.
     pub fn load(
         &self,
         options: &LoadOptions,
@@ -141,7 +148,11 @@ impl Checkpoint {
             }
             Err(error) => return Err(error),
         };
-        self.build(loader, options, &placement, |model, _| model)
+        let built = self.build(loader, options, &placement, |model, _| model);
+        built.map_err(|error| match error {
+            CheckpointError::Placement(error) => devices.named(error).into(),
+            error => error,
+        })
     }
 
     pub(super) fn check_memory(
@@ -159,7 +170,7 @@ impl Checkpoint {
     }
 
     /// Asks the loader for all weights. `result` is given the model and its bytes.
-    fn build<T>(
+    pub(super) fn build<T>(
         &self,
         mut loader: Loader<'_>,
         options: &LoadOptions,
@@ -191,12 +202,17 @@ impl Checkpoint {
             loader,
             options,
             placement,
-            device: placement.first(),
+            device: placement.first().clone(),
             bytes: WeightBytes::default(),
+            refusal: None,
         };
         let model = config.build(&mut source, options.quantized_cache);
         let result = result(model, source.bytes.model);
-        source.loader.finish(result)
+        match source.refusal {
+            // What else is wrong cannot be told from that.
+            Some(refusal) => Err(refusal.into()),
+            None => source.loader.finish(result),
+        }
     }
 
     /// The configuration of what is loaded.
@@ -216,19 +232,87 @@ struct Stored<'l, 'a> {
     loader: Loader<'a>,
     options: &'l LoadOptions,
     placement: &'l Placement,
-    /// Of the part that is asked for.
-    device: &'l Device,
+    device: Device,
     /// What all weights asked for take on the devices.
     bytes: WeightBytes,
+    /// Why a device has not taken a weight.
+    refusal: Option<PlacementError>,
 }
 
-impl WeightSource for Stored<'_, '_> {
+impl<'l, 'a> WeightSource for Stored<'l, 'a> {
     fn placement(&self, _: usize) -> Placement {
         self.placement.clone()
     }
 
+    /// The threads work on the stream of this one, so that the weights are as if it had made them.
+    fn build_portions<T: Send>(
+        &mut self,
+        placement: &Placement,
+        build: impl Fn(&mut Self, &Portion) -> Option<T> + Sync,
+    ) -> Vec<Option<T>> {
+        let portions = placement.device_portions();
+        if let [alone] = &portions[..] {
+            return vec![build(self, alone)];
+        }
+        let stream = StreamId::current();
+        let (options, placement) = (self.options, self.placement);
+        let (branch, reports) = self.loader.branch();
+        let on_thread = |portion: &Portion, branch: Branch<'a>| {
+            let mut own: Stored<'l, 'a> = Stored {
+                loader: branch.loader(),
+                options,
+                placement,
+                device: portion.device.clone(),
+                bytes: WeightBytes::default(),
+                refusal: None,
+            };
+            let built = stream.executes(|| build(&mut own, portion));
+            (built, own.refusal, own.loader.into_findings())
+        };
+        thread::scope(|scope| {
+            let threads = portions.iter().map(|portion| {
+                let (branch, work) = (branch.clone(), &on_thread);
+                scope.spawn(move || work(portion, branch))
+            });
+            let threads: Vec<_> = threads.collect();
+            // Reports end when the threads have.
+            drop(branch);
+            for tensor in reports {
+                self.loader.count(&tensor);
+            }
+            let results = threads.into_iter().zip(&portions).map(|(thread, portion)| {
+                let (built, refusal, findings) = thread.join().unwrap_or_else(|panic| {
+                    resume_unwind(panic);
+                });
+                self.refusal = self.refusal.take().or(refusal);
+                self.loader.merge(findings, portion.is_repeated());
+                built
+            });
+            results.collect()
+        })
+    }
+
+    fn take(&mut self, block: Block, portion: &Portion) -> Option<Block> {
+        let block = match portion.share {
+            Some(share) => share.kept(block, &portion.device),
+            None => block,
+        };
+        self.is_taken(&block).then_some(block)
+    }
+
+    fn is_taken(&mut self, module: &impl Module) -> bool {
+        let taken = check_module(module);
+        self.refusal = taken.err().map(|reason| PlacementError::Refused {
+            device: name(&self.device),
+            reason,
+        });
+        if self.refusal.is_some() {
+            self.loader.spoil();
+        }
+        self.refusal.is_none()
+    }
+
     fn enter(&mut self, place: Place) {
-        self.device = self.placement.device(place);
         self.bytes.enter(place);
     }
 
@@ -311,7 +395,7 @@ impl WeightSource for Stored<'_, '_> {
     ) -> Option<Param<Tensor<2, Int>>> {
         self.count(&shape, DType::I32);
         let table = TensorData::new(self.loader.ids(name, &shape, experts)?, shape);
-        Some(int_parameter(Tensor::from_data(table, self.device)))
+        Some(int_parameter(Tensor::from_data(table, &self.device)))
     }
 }
 
@@ -409,13 +493,13 @@ impl Stored<'_, '_> {
 
     fn words<const D: usize>(&self, data: TensorData) -> Param<Tensor<D, Int>> {
         let (flat, shape) = flat(data);
-        let device = (self.device, DType::U32);
+        let device = (&self.device, DType::U32);
         int_parameter(Tensor::<1, Int>::from_data(flat, device).reshape::<D, _>(shape))
     }
 
     fn float_tensor<const D: usize>(&self, data: TensorData, dtype: FloatDType) -> Tensor<D> {
         let (flat, shape) = flat(data);
-        let device = (self.device, dtype.into());
+        let device = (&self.device, dtype.into());
         Tensor::<1>::from_data(flat, device).reshape::<D, _>(shape)
     }
 }

@@ -342,6 +342,17 @@ impl WeightErrors {
             && self.invalid.is_empty()
     }
 
+    /// Adds those of another part of the model, or those of the same one.
+    pub(super) fn extend(&mut self, other: Self, is_repeated: bool) {
+        self.missing.extend(other.missing);
+        self.more_missing = match is_repeated {
+            true => self.more_missing.max(other.more_missing),
+            false => self.more_missing.saturating_add(other.more_missing),
+        };
+        self.mis_shaped.extend(other.mis_shaped);
+        self.invalid.extend(other.invalid);
+    }
+
     pub(super) fn sort(&mut self) {
         self.missing.sort();
         self.missing.dedup();

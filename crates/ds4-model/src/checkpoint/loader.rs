@@ -1,6 +1,9 @@
 //! Hands out a checkpoint's weights and collects what is wrong with them.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use burn::tensor::TensorData;
 
@@ -48,16 +51,46 @@ pub struct Loader<'a> {
     skipped: Vec<String>,
     errors: WeightErrors,
     progress: Option<Box<dyn LoadProgress + 'a>>,
+    /// Who is told of tensors that are read, in place of `progress`.
+    reported_to: Option<Sender<CheckpointTensor<'a>>>,
     bytes_read: u64,
     bytes_total: u64,
+    /// Whether the weights are of no use, those of all threads together.
+    spoiled: Arc<AtomicBool>,
     /// Whether to look at names, types and shapes alone, and to return no weight.
     headers_only: bool,
+}
+
+/// What a loader on another thread is made of.
+#[derive(Clone)]
+pub(super) struct Branch<'a> {
+    checkpoint: &'a Checkpoint,
+    skipped: Vec<String>,
+    reported_to: Sender<CheckpointTensor<'a>>,
+    spoiled: Arc<AtomicBool>,
+}
+
+/// What a loader has found out.
+pub(super) struct Findings<'a> {
+    asked: HashSet<&'a str>,
+    errors: WeightErrors,
 }
 
 /// All items, or `None` if one is missing. Unlike `collect`, it takes every item before it returns.
 pub fn load_all<T>(items: impl IntoIterator<Item = Option<T>>) -> Option<Vec<T>> {
     let items: Vec<Option<T>> = items.into_iter().collect();
     items.into_iter().collect()
+}
+
+impl<'a> Branch<'a> {
+    pub(super) fn loader(self) -> Loader<'a> {
+        Loader {
+            skipped: self.skipped,
+            reported_to: Some(self.reported_to),
+            spoiled: self.spoiled,
+            ..Loader::new(self.checkpoint)
+        }
+    }
 }
 
 impl<'a> Loader<'a> {
@@ -78,8 +111,10 @@ impl<'a> Loader<'a> {
                 ..WeightErrors::default()
             },
             progress: None,
+            reported_to: None,
             bytes_read: 0,
             bytes_total,
+            spoiled: Arc::default(),
             headers_only: false,
         }
     }
@@ -90,6 +125,39 @@ impl<'a> Loader<'a> {
             headers_only: true,
             ..Self::new(checkpoint)
         }
+    }
+
+    /// What loaders on other threads are made of, and what they tell of the tensors that they have
+    /// read.
+    pub(super) fn branch(&self) -> (Branch<'a>, Receiver<CheckpointTensor<'a>>) {
+        let (reported_to, reports) = channel();
+        let branch = Branch {
+            checkpoint: self.checkpoint,
+            skipped: self.skipped.clone(),
+            reported_to,
+            spoiled: self.spoiled.clone(),
+        };
+        (branch, reports)
+    }
+
+    /// Takes what a loader on another thread has found out, which others may have asked for the
+    /// same.
+    pub(super) fn merge(&mut self, findings: Findings<'a>, is_repeated: bool) {
+        self.asked.extend(findings.asked);
+        self.errors.extend(findings.errors, is_repeated);
+    }
+
+    /// Ends a loader on another thread.
+    pub(super) fn into_findings(self) -> Findings<'a> {
+        Findings {
+            asked: self.asked,
+            errors: self.errors,
+        }
+    }
+
+    /// Says that the weights are of no use any more.
+    pub(super) fn spoil(&self) {
+        self.spoiled.store(true, Ordering::Relaxed);
     }
 
     /// Reports the bytes read so far to `progress`, for example a closure.
@@ -151,9 +219,8 @@ impl<'a> Loader<'a> {
     /// A tensor of I64 or I32, every element of which must be in `0..upper_bound`.
     pub fn ids(&mut self, name: &str, shape: &[usize], upper_bound: usize) -> Option<Vec<i32>> {
         let tensor = self.find(name, shape)?;
-        self.count(&tensor);
         let bytes = tensor.bytes;
-        match tensor.dtype {
+        let ids = match tensor.dtype {
             Dtype::I64 => {
                 let ids = codec::elements(bytes, i64::from_le_bytes);
                 self.checked_ids(&tensor, shape, upper_bound, ids)
@@ -166,7 +233,9 @@ impl<'a> Loader<'a> {
                 self.invalid_dtype(&tensor, "I64 or I32");
                 None
             }
-        }
+        };
+        self.count(&tensor);
+        ids
     }
 
     fn checked_ids(
@@ -241,7 +310,10 @@ impl<'a> Loader<'a> {
 
     /// Whether the weights are of no use any more.
     pub(super) fn failed(&self) -> bool {
-        !self.errors.is_empty()
+        if !self.errors.is_empty() {
+            self.spoil();
+        }
+        self.spoiled.load(Ordering::Relaxed)
     }
 
     fn is_left_out(&self, name: &str) -> bool {
@@ -267,8 +339,17 @@ impl<'a> Loader<'a> {
         Some(tensor)
     }
 
-    /// Reports the tensor as read; one that is used twice counts once.
-    fn count(&mut self, tensor: &CheckpointTensor<'a>) {
+    /// Reports the tensor as read; one that is used twice counts once. The memory of the host may
+    /// take its pages back.
+    pub(super) fn count(&mut self, tensor: &CheckpointTensor<'a>) {
+        if !self.headers_only {
+            self.checkpoint.release(tensor.name);
+        }
+        if let Some(reported_to) = &self.reported_to {
+            // Nobody listens any more where the load was given up.
+            let _ = reported_to.send(*tensor);
+            return;
+        }
         if !self.counted.insert(tensor.name) || self.is_left_out(tensor.name) {
             return;
         }

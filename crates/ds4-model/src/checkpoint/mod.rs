@@ -238,6 +238,14 @@ impl Checkpoint {
         Some(self.view(name, entry))
     }
 
+    /// Gives the pages of a tensor that was read back to the system, which keeps them for as long
+    /// as it has memory for that. They are read again where anybody asks for them.
+    fn release(&self, name: &str) {
+        if let Some(entry) = self.entries.get(name) {
+            self.shards[entry.shard].release(entry.begin..entry.end);
+        }
+    }
+
     /// The numbers of the tensors `{prefix}.{number}.*`.
     fn numbers_under(&self, prefix: &str) -> BTreeSet<usize> {
         let prefix = format!("{prefix}.");

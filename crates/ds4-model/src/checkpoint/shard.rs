@@ -1,8 +1,11 @@
 //! One memory-mapped safetensors file.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::IgnoredAny;
 
@@ -66,6 +69,21 @@ impl Shard {
 
     pub(super) fn data(&self) -> &[u8] {
         &self.map[self.data_start..]
+    }
+
+    /// Takes a range of the data out of the process's memory until it is read again.
+    pub(super) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            let (start, length) = (self.data_start + range.start, range.len());
+            let advice = UncheckedAdvice::DontNeed;
+            // SAFETY: the map is private and nobody has written to it, so that its pages hold
+            // nothing but the file's bytes. The next read of one, on whatever thread, finds these
+            // again. Without advice, pages stay where they are.
+            let _ = unsafe { self.map.unchecked_advise_range(advice, start, length) };
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 }
 

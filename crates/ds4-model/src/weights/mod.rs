@@ -6,12 +6,14 @@
 mod packed;
 mod sizes;
 
-use burn::module::{Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_ds4_ops::quant::Activations;
 
+use crate::block::Block;
 use crate::linear::{StackValues, WeightStack};
-use crate::placement::{Place, Placement};
+use crate::parallel::Divider;
+use crate::placement::{Place, Placement, Portion};
 use packed::RandomBits;
 pub(crate) use sizes::WeightBytes;
 
@@ -32,6 +34,33 @@ pub(crate) enum Initial {
 pub(crate) trait WeightSource {
     /// Where the layers of a trunk of so many are to be.
     fn placement(&self, layers: usize) -> Placement;
+
+    /// Lets `build` make what each device has. Where weights are read, it does so on a thread for
+    /// each device, with a source of its own.
+    fn build_portions<T: Send>(
+        &mut self,
+        placement: &Placement,
+        build: impl Fn(&mut Self, &Portion) -> Option<T> + Sync,
+    ) -> Vec<Option<T>> {
+        let portions = placement.portions();
+        portions.iter().map(|own| build(self, own)).collect()
+    }
+
+    /// Takes a layer that is complete, and returns what its device is to have of it; `None` if that
+    /// has not taken it.
+    fn take(&mut self, block: Block, _: &Portion) -> Option<Block> {
+        Some(block)
+    }
+
+    /// Whether a device has taken the weights of a module.
+    fn is_taken(&mut self, _: &impl Module) -> bool {
+        true
+    }
+
+    /// What has divided the layers, if they were divided as they were [taken](Self::take).
+    fn divider(&mut self) -> Option<Divider<'_>> {
+        None
+    }
 
     /// Says which part of a model the weights that are asked for next belong to: they are put on
     /// its device.
@@ -108,6 +137,8 @@ pub(crate) fn dense<T>(device: &Device, build: impl FnOnce(&mut Random) -> Optio
 /// Random weights.
 pub(crate) struct Random<'d> {
     device: &'d Device,
+    /// Divides the layers, if several devices are to have parts of each.
+    divider: Option<Divider<'d>>,
     /// Where the layers are to be, if not all on the device.
     placement: Option<&'d Placement>,
     /// Makes them packed as the released ones.
@@ -118,6 +149,7 @@ impl<'d> Random<'d> {
     pub(crate) fn dense(device: &'d Device) -> Self {
         Self {
             device,
+            divider: None,
             placement: None,
             packed: None,
         }
@@ -152,6 +184,17 @@ impl WeightSource for Random<'_> {
             Some(placement) => placement.clone(),
             None => Placement::single(self.device, layers),
         }
+    }
+
+    fn take(&mut self, block: Block, _: &Portion) -> Option<Block> {
+        Some(match &mut self.divider {
+            Some(divider) => divider.take(block),
+            None => block,
+        })
+    }
+
+    fn divider(&mut self) -> Option<Divider<'_>> {
+        self.divider.take()
     }
 
     fn enter(&mut self, place: Place) {

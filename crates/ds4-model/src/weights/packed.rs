@@ -7,6 +7,7 @@ use super::{Random, deviation};
 use crate::config::ModelConfig;
 use crate::linear::{Fp4Weight, Fp8Weight};
 use crate::model::Model;
+use crate::parallel::Divider;
 use crate::placement::{Devices, ModelBytes, Placement, PlacementError};
 
 impl ModelConfig {
@@ -81,8 +82,10 @@ impl<'d> Random<'d> {
         device: &'d Device,
         placement: Option<&'d Placement>,
     ) -> Self {
+        let ranks = placement.map_or(&[][..], Placement::ranks);
         Self {
             device,
+            divider: (!ranks.is_empty()).then(|| Divider::new(ranks)),
             placement,
             packed: Some(RandomBits {
                 device,

@@ -3,6 +3,7 @@ mod fixtures;
 mod groups;
 mod open;
 mod packing;
+mod portions;
 mod progress;
 mod releases;
 mod report;

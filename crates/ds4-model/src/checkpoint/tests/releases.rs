@@ -114,7 +114,7 @@ impl WeightSource for Listed {
 }
 
 /// A checkpoint of all tensors of a configuration, whose contents are zeros that take no space.
-fn checkpoint(config: ModelConfig) -> Checkpoint {
+pub(super) fn checkpoint(config: ModelConfig) -> Checkpoint {
     let mut listed = Listed::default();
     assert!(config.build(&mut listed, false).is_none());
     let (header, bytes) = listed.header();

@@ -1,25 +1,59 @@
+//! Exchanges through each other's memory.
+
+mod access;
+mod kernel;
+
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use burn::backend::{DispatchDevice, StreamId, TensorMetadata};
-use burn::tensor::{DType, Device, Shape};
-use burn_cubecl::CubeDevice;
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Device, Float, Int, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::prelude::*;
-use cubecl::server::Handle;
+use cubecl::server::{Handle, ServerError};
 
-use super::kernel::{
+use super::{Combine, Exchanged, GroupError, WORD};
+use crate::launching::address_type;
+use kernel::{
     Element, ExchangeBlueprint, MAX_UNITS, STATE_WORDS, UNIT_BYTES, UNIT_WORDS, exchange_kernel,
 };
-use super::{Combine, GroupError, WORD};
-use crate::launching::address_type;
+
+pub(super) use access::enable;
 
 /// Units of a cube: few, so that a short exchange is on several SMs.
 const UNITS: u32 = 128;
+
+/// Kinds of tensors that kernels take.
+pub(super) trait Peer: Basic {
+    fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> CubeTensor;
+
+    fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self>;
+}
+
+macro_rules! peer {
+    ($kind:ty) => {
+        impl Peer for $kind {
+            fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> CubeTensor {
+                let tensor = tensor.try_into_primitive::<CubeBackend>();
+                tensor.expect("a tensor of a CUDA device")
+            }
+
+            fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self> {
+                Tensor::from_primitive::<CubeBackend>(tensor)
+            }
+        }
+    };
+}
+
+peer!(Float);
+peer!(Int);
 
 /// Memory of a device that the others write to.
 struct Inbox {
@@ -75,82 +109,117 @@ fn key(devices: &[Device]) -> Key {
 impl Inbox {
     /// One for each device, empty. The host waits for them: another device may write to one as soon
     /// as it is known.
-    fn of_all(devices: &[CubeDevice]) -> Vec<Self> {
+    fn of_all(devices: &[CubeDevice]) -> Result<Vec<Self>, GroupError> {
         let words =
             STATE_WORDS as usize + (2 * devices.len() * (MAX_UNITS * UNIT_BYTES) as usize) / WORD;
-        let clients: Vec<Client> = devices.iter().map(CubeDevice::client).collect();
-        let memories: Vec<Handle> = clients
-            .iter()
-            .map(|client| client.create_from_slice(&vec![0; WORD * words]))
-            .collect();
-        let held = clients.iter().zip(&memories);
-        let held = held.map(|(client, memory)| super::peer_access::in_place(client, memory));
-        let (starts, held): (Vec<u64>, Vec<Box<dyn Any>>) = held.unzip();
-        let others = u64::from(STATE_WORDS) * WORD as u64;
-        let starts = starts.into_iter().map(|start| start + others);
-        let starts: Vec<u8> = starts.flat_map(u64::to_le_bytes).collect();
-        let inboxes = clients.into_iter().zip(memories).zip(held);
-        let inboxes: Vec<Self> = inboxes
-            .map(|((client, memory), _in_place)| Self {
-                places: client.create_from_slice(&starts),
-                client,
-                memory,
-                _in_place,
-                words,
+        let mut inboxes = Vec::new();
+        let mut starts = Vec::new();
+        for device in devices {
+            let client = device.client();
+            let memory = client.create_from_slice(&vec![0; WORD * words]);
+            let placed = client.check([&memory]);
+            let placed = placed.and_then(|()| access::in_place(&client, &memory));
+            let (start, _in_place) = placed.map_err(|error| no_inbox(device, &error))?;
+            let others = start + u64::from(STATE_WORDS) * WORD as u64;
+            starts.extend(others.to_le_bytes());
+            inboxes.push((client, memory, _in_place));
+        }
+        let inboxes = inboxes.into_iter().zip(devices);
+        let inboxes: Result<Vec<Self>, GroupError> = inboxes
+            .map(|((client, memory, _in_place), device)| {
+                let places = client.create_from_slice(&starts);
+                let placed = client.check([&places]);
+                placed.map_err(|error| no_inbox(device, &error))?;
+                Ok(Self {
+                    places,
+                    client,
+                    memory,
+                    _in_place,
+                    words,
+                })
             })
             .collect();
+        let inboxes = inboxes?;
         wait(&inboxes);
-        inboxes
+        Ok(inboxes)
     }
 }
 
+fn no_inbox(device: &CubeDevice, error: &ServerError) -> GroupError {
+    GroupError::NoInbox {
+        device: format!("{device:?}"),
+        reason: error.to_string(),
+    }
+}
+
+/// Makes the current thread's inboxes of the devices, unless they are there.
+pub(super) fn prepare(devices: &[Device]) -> Result<(), GroupError> {
+    INBOXES.with_borrow_mut(|all| {
+        if let Entry::Vacant(place) = all.entry(key(devices)) {
+            let inboxes = Inbox::of_all(&place.key().0)?;
+            place.insert(inboxes);
+        }
+        Ok(())
+    })
+}
+
 /// Combines what the ranks from `first` on have with what all others have.
-pub(super) fn exchange(
+pub(super) fn exchange<const D: usize, K: Exchanged>(
     devices: &[Device],
+    first: usize,
+    tensors: Vec<Tensor<D, K>>,
+    combine: Combine,
+) -> Result<Vec<Tensor<D, K>>, GroupError> {
+    prepare(devices)?;
+    let own = tensors.into_iter().map(K::into_cube);
+    let own = own.map(into_contiguous).collect();
+    let combined = INBOXES.with_borrow(|all| {
+        let inboxes = &all[&key(devices)];
+        exchange_in(inboxes, first, own, combine)
+    });
+    Ok(combined.into_iter().map(K::from_cube).collect())
+}
+
+fn exchange_in(
+    inboxes: &[Inbox],
     first: usize,
     tensors: Vec<CubeTensor>,
     combine: Combine,
 ) -> Vec<CubeTensor> {
-    let key = key(devices);
-    let ranks = devices.len();
+    let ranks = inboxes.len();
     let is_whole = tensors.len() == ranks;
-    INBOXES.with_borrow_mut(|inboxes| {
-        let inboxes = inboxes.entry(key);
-        let inboxes = inboxes.or_insert_with_key(|(devices, _)| Inbox::of_all(devices));
-        let tensors: Vec<CubeTensor> = tensors.into_iter().map(into_contiguous).collect();
-        let outputs: Vec<CubeTensor> = tensors.iter().map(|x| output(x, ranks, combine)).collect();
-        // What comes before may compile kernels, which takes seconds, and allocate or free memory,
-        // for which the driver waits for devices: it must be done before one waits for another.
-        // While a device records, it is alone, and nothing waits.
-        if is_whole {
-            hand_over(inboxes);
+    let outputs: Vec<CubeTensor> = tensors.iter().map(|x| output(x, ranks, combine)).collect();
+    // What comes before may compile kernels, which takes seconds, and allocate or free memory, for
+    // which the driver waits for devices: it must be done before one waits for another. While a
+    // device records, it is alone, and nothing waits.
+    if is_whole {
+        hand_over(inboxes);
+    }
+    let words = tensors[0].shape().num_elements() * tensors[0].dtype.size() / WORD;
+    let step = (MAX_UNITS * UNIT_WORDS) as usize;
+    for begin in (0..words).step_by(step) {
+        let own = tensors.iter().zip(&outputs).zip(first..);
+        for ((x, output), rank) in own {
+            let blueprint = ExchangeBlueprint {
+                rank: rank as u32,
+                ranks: ranks as u32,
+                combine,
+                element: element(x.dtype),
+            };
+            let units = (words - begin).min(step).div_ceil(UNIT_WORDS as usize);
+            launch(
+                &inboxes[rank],
+                [x, output],
+                [words, begin, units],
+                blueprint,
+            );
         }
-        let words = tensors[0].shape().num_elements() * tensors[0].dtype.size() / WORD;
-        let step = (MAX_UNITS * UNIT_WORDS) as usize;
-        for begin in (0..words).step_by(step) {
-            let own = tensors.iter().zip(&outputs).zip(first..);
-            for ((x, output), rank) in own {
-                let blueprint = ExchangeBlueprint {
-                    rank: rank as u32,
-                    ranks: ranks as u32,
-                    combine,
-                    element: element(x.dtype),
-                };
-                let units = (words - begin).min(step).div_ceil(UNIT_WORDS as usize);
-                launch(
-                    &inboxes[rank],
-                    [x, output],
-                    [words, begin, units],
-                    blueprint,
-                );
-            }
-        }
-        // Now they wait for each other.
-        if is_whole {
-            hand_over(inboxes);
-        }
-        outputs
-    })
+    }
+    // Now they wait for each other.
+    if is_whole {
+        hand_over(inboxes);
+    }
+    outputs
 }
 
 fn launch(

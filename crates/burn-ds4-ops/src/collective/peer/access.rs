@@ -9,7 +9,7 @@ use cubecl::client::Client;
 use cubecl::config::memory::CudaAllocator;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::cuda::CudaRuntime;
-use cubecl::server::Handle;
+use cubecl::server::{Handle, ServerError};
 use cudarc::driver::{result, sys};
 
 use crate::caps::Caps;
@@ -17,7 +17,7 @@ use crate::caps::Caps;
 type CudaServer = <CudaRuntime as cubecl::__private::Runtime>::Server;
 
 /// Lets each of some devices access the memory of all others.
-pub(super) fn enable(devices: &[Device]) -> Result<(), String> {
+pub(in crate::collective) fn enable(devices: &[Device]) -> Result<(), String> {
     let mut indices: Vec<usize> = Vec::new();
     for device in devices {
         let DispatchDevice::Cube(own @ CubeDevice::Cuda(cuda)) = device.as_dispatch() else {
@@ -82,8 +82,10 @@ fn enable_indices(indices: &[usize]) -> Result<(), String> {
 }
 
 /// Where a buffer is in the memory of its device, and what keeps it there.
-pub(super) fn in_place(client: &Client, buffer: &Handle) -> (u64, Box<dyn Any>) {
-    let resource = client.get_resource::<CudaServer>(buffer.clone());
-    let resource = resource.expect("a buffer of a CUDA device that was just made");
-    (resource.resource().ptr, Box::new(resource))
+pub(super) fn in_place(
+    client: &Client,
+    buffer: &Handle,
+) -> Result<(u64, Box<dyn Any>), ServerError> {
+    let resource = client.get_resource::<CudaServer>(buffer.clone())?;
+    Ok((resource.resource().ptr, Box::new(resource)))
 }

@@ -1,6 +1,6 @@
 use cubecl::prelude::*;
 
-use super::Combine;
+use crate::collective::Combine;
 use crate::intrinsics::{f16_to_f32, pack_bf16, pack_f16};
 
 /// Words that a unit exchanges.
@@ -12,9 +12,11 @@ pub(crate) const MAX_UNITS: u32 = 1 << 17;
 /// Words of an inbox before those that others write: whether the device has given up, and the
 /// number of the last exchange of each unit.
 pub(crate) const STATE_WORDS: u32 = MAX_UNITS + UNIT_WORDS;
-/// How often a unit looks for what another device sends: for about 12 seconds where few units look,
-/// longer where many do. The other one may have kernels of its own to run first.
-const PATIENCE: u32 = 1 << 26;
+/// Nanoseconds for which a unit looks for what another device sends. The other one may have kernels
+/// of its own to run first.
+const PATIENCE: u64 = 10_000_000_000;
+/// How often a unit looks before it looks at the clock.
+const LOOKS: u32 = 1 << 10;
 
 type Words = Vector<u32, Const<4>>;
 
@@ -58,11 +60,21 @@ fn get(at: u64) -> Words {
     words
 }
 
-/// Reads the words of a unit of another rank, once they are those of exchange `number`. Looks for
-/// them `patience` times at most, and returns how often it could have gone on looking.
+/// Nanoseconds since some time.
 #[cube]
-fn receive(at: u64, number: u32, patience: u32, words: &mut Array<u32>) -> u32 {
-    let mut left = patience;
+fn now() -> u64 {
+    let time: i64;
+    gpu_asm!("mov.u64 {time}, %globaltimer;", time = out(_) time);
+    u64::reinterpret(time)
+}
+
+/// Reads the words of a unit of another rank, once they are those of exchange `number`. Returns
+/// whether they have come in time.
+#[cube]
+fn receive(at: u64, number: u32, words: &mut Array<u32>) -> bool {
+    let mut looks = 0u32;
+    let mut since = 0u64;
+    let mut arrived = false;
     let mut waits = true;
     while waits {
         let first = get(at);
@@ -75,13 +87,19 @@ fn receive(at: u64, number: u32, patience: u32, words: &mut Array<u32>) -> u32 {
             | (first.extract(3usize) ^ number)
             | (second.extract(1usize) ^ number)
             | (second.extract(3usize) ^ number);
-        waits = false;
-        if numbers != 0 {
-            left -= 1;
-            waits = left != 0;
+        arrived = numbers == 0u32;
+        waits = !arrived;
+        looks += 1u32;
+        if waits && looks == LOOKS {
+            looks = 0u32;
+            let time = now();
+            if since == 0u64 {
+                since = time;
+            }
+            waits = time - since < PATIENCE;
         }
     }
-    left
+    arrived
 }
 
 /// Adds the floats in the words of a unit to sums, or begins the sums with them.
@@ -196,7 +214,7 @@ pub(crate) fn exchange_kernel(
                 }
             }
         }
-        let mut left = select(failed, 1u32, PATIENCE);
+        let mut complete = !failed;
         let mut arrived = Array::<u32>::new(4usize);
         let mut sums = Array::<f32>::new(8usize);
         let mut combined = Array::<u32>::new(comptime!(4 * ranks as usize));
@@ -207,10 +225,10 @@ pub(crate) fn exchange_kernel(
                 for i in 0..4usize {
                     arrived[i] = own[i];
                 }
-            } else if left != 0u32 {
+            } else if complete {
                 let offset = ((place + other) * MAX_UNITS + unit) * UNIT_BYTES;
                 let at = places[rank as usize] + offset as u64;
-                left = receive(at, number, left, &mut arrived);
+                complete = receive(at, number, &mut arrived);
             }
             if comptime!(combine == Combine::Sum) {
                 add(&mut sums, &arrived, comptime!(other == 0), element);
@@ -221,10 +239,9 @@ pub(crate) fn exchange_kernel(
                 }
             }
         }
-        if left == 0u32 {
+        if !complete {
             inbox[0] = 1u32;
         }
-        let failed = failed || left == 0u32;
         let nothing = comptime!(poison(combine, element)).runtime();
         #[unroll]
         for i in 0..4usize {
@@ -232,17 +249,17 @@ pub(crate) fn exchange_kernel(
             if at < words {
                 if comptime!(combine == Combine::Sum) {
                     let sum = rounded(&sums, i, element);
-                    output[at as usize] = select(failed, nothing, sum);
+                    output[at as usize] = select(complete, sum, nothing);
                 } else if comptime!(combine == Combine::Gather) {
                     #[unroll]
                     for other in 0..ranks {
                         let word = combined[comptime!(4 * other as usize + i)];
                         let to = other as usize * words as usize + at as usize;
-                        output[to] = select(failed, nothing, word);
+                        output[to] = select(complete, word, nothing);
                     }
                 } else {
                     let word = combined[comptime!(4 * root_of(combine) + i)];
-                    output[at as usize] = select(failed, nothing, word);
+                    output[at as usize] = select(complete, word, nothing);
                 }
             }
         }
