@@ -10,7 +10,7 @@ use crate::shared::chat::{Effort, Encoding};
 use crate::shared::drafts::DraftArgs;
 use crate::shared::flash::FlashArgs;
 use crate::shared::place::PlaceArgs;
-use crate::shared::{Head, RoundingArgs, shipped_checkpoint};
+use crate::shared::{Head, RoundingArgs, drafting_checkpoint};
 
 /// Tokens that continue a prompt, where nothing else is asked for.
 const TOKENS: usize = 128;
@@ -20,7 +20,7 @@ const TOKENS: usize = 128;
 #[command(allow_negative_numbers = true)]
 pub struct Args {
     /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
-    #[arg(short, long, default_value_os_t = shipped_checkpoint())]
+    #[arg(short, long, default_value_os_t = drafting_checkpoint())]
     pub model: PathBuf,
     /// Text to continue [default: what standard input has; at a terminal, a chat].
     #[arg(short, long, conflicts_with = "file")]

@@ -23,6 +23,7 @@ use crate::options::Args;
 use crate::shared::load_bar::LoadBar;
 use crate::shared::load_options;
 use crate::shared::place::Place;
+use crate::startup::Startup;
 use crate::warm_up::warm_up;
 
 /// An error of the thread.
@@ -70,6 +71,8 @@ pub struct Loaded {
     pub drafts: usize,
     /// What its chat prompts are like.
     pub encoding: ChatEncoding,
+    /// Whether its kernels are compiled.
+    pub startup: Arc<Startup>,
 }
 
 /// The running thread.
@@ -133,27 +136,34 @@ fn run(
     let bar = LoadBar::default();
     let pipeline = Pipeline::open_with_progress(&args.model, &options, &devices, bar)?;
     let config = args.engine(args.drafts.drafts(&pipeline.model)?);
-    if !args.no_warm_up && place.device() != DeviceSpec::Flex {
-        let started = Instant::now();
-        let most = pipeline.model.config().max_position_embeddings;
-        let ctx = args.ctx.map_or(most, |ctx| most.min(ctx as usize));
-        warm_up(&pipeline.model, &config, ctx)?;
-        tracing::info!(
-            seconds = started.elapsed().as_secs_f32(),
-            "kernels are compiled"
-        );
-    }
-    let drafts = config.drafts;
-    let engine = Engine::new(&pipeline.model, config)?;
+    let startup = Arc::new(Startup::default());
+    let engine = Engine::new(&pipeline.model, config.clone())?;
     let known = Loaded {
         tokenizer: pipeline.tokenizer.clone(),
         config: pipeline.model.config().clone(),
         defaults: pipeline.defaults.clone(),
         place,
-        drafts,
+        drafts: config.drafts,
         encoding: args.encoding.map_or(pipeline.chat.encoding, Into::into),
+        startup: startup.clone(),
     };
+    let is_cold = !args.no_warm_up && known.place.device() != DeviceSpec::Flex;
+    if !is_cold {
+        startup.finish();
+    }
+    // From here on the server listens: texts that come meanwhile wait.
     loaded.send(known)?;
+    if is_cold {
+        let started = Instant::now();
+        let most = pipeline.model.config().max_position_embeddings;
+        let ctx = args.ctx.map_or(most, |ctx| most.min(ctx as usize));
+        warm_up(&pipeline.model, &config, ctx, &startup)?;
+        startup.finish();
+        tracing::info!(
+            seconds = started.elapsed().as_secs_f32(),
+            "ready, kernels are compiled"
+        );
+    }
     Ok(serve(engine, jobs, metrics)?)
 }
 

@@ -16,22 +16,26 @@ use crate::{chat, completions};
 /// The server of the shipped checkpoint, without its engine.
 pub fn app() -> &'static App {
     static APP: OnceLock<App> = OnceLock::new();
-    APP.get_or_init(|| {
-        let options = ["serve", "--name", "m", "--device", "flex", "--dtype", "f32"];
-        let args = Args::parse_from(options);
-        let directory = shipped_checkpoint();
-        let config = ModelConfig::from_json_file(&directory.join("config.json"));
-        let loaded = Loaded {
-            tokenizer: TextTokenizer::from_dir(&directory).expect("an asset"),
-            config: config.expect("an asset"),
-            defaults: GenerateConfig::default(),
-            place: args.place.place(),
-            drafts: 0,
-            encoding: ChatEncoding::V4,
-        };
-        let (jobs, _) = mpsc::channel();
-        App::new(&args, loaded, jobs, Arc::default()).expect("options that suit the model")
-    })
+    APP.get_or_init(new_app)
+}
+
+/// A server of its own.
+pub fn new_app() -> App {
+    let options = ["serve", "--name", "m", "--device", "flex", "--dtype", "f32"];
+    let args = Args::parse_from(options);
+    let directory = shipped_checkpoint();
+    let config = ModelConfig::from_json_file(&directory.join("config.json"));
+    let loaded = Loaded {
+        tokenizer: TextTokenizer::from_dir(&directory).expect("an asset"),
+        config: config.expect("an asset"),
+        defaults: GenerateConfig::default(),
+        place: args.place.place(),
+        drafts: 0,
+        encoding: ChatEncoding::V4,
+        startup: Arc::default(),
+    };
+    let (jobs, _) = mpsc::channel();
+    App::new(&args, loaded, jobs, Arc::default()).expect("options that suit the model")
 }
 
 /// The first byte chooses the endpoint, the rest is the body. A body becomes requests that the

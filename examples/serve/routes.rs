@@ -110,10 +110,13 @@ async fn page() -> impl IntoResponse {
 }
 
 async fn health(State(app): State<&'static App>) -> Result<Response, ApiError> {
-    match app.is_open() {
-        true => Ok(json_response(&json!({"status": "ok"}))),
-        false => Err(ApiError::stopping()),
-    }
+    let mut response = match (app.is_open(), app.loaded.startup.is_warm()) {
+        (true, true) => return Ok(json_response(&json!({"status": "ok"}))),
+        (true, false) => json_response(&json!({"status": "warming up"})),
+        (false, _) => return Err(ApiError::stopping()),
+    };
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    Ok(response)
 }
 
 async fn metrics(State(app): State<&'static App>) -> impl IntoResponse {
@@ -208,6 +211,23 @@ async fn method_not_allowed(request: Request) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn the_state_of_health_tells_a_server_that_warms_up_from_one_that_stops() {
+        let app: &'static App = Box::leak(Box::new(crate::fuzz::new_app()));
+        let state = || async move {
+            let response = health(State(app)).await.into_response();
+            let status = response.status().as_u16();
+            let body = to_bytes(response.into_body(), 1 << 10).await.unwrap();
+            (status, serde_json::from_slice::<Value>(&body).unwrap())
+        };
+        assert_eq!(state().await, (503, json!({"status": "warming up"})));
+        app.loaded.startup.finish();
+        assert_eq!(state().await, (200, json!({"status": "ok"})));
+        app.close();
+        let (status, body) = state().await;
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("stopping")));
+    }
 
     #[tokio::test]
     async fn connections_send_what_they_have_at_once() {

@@ -20,6 +20,7 @@ mod response_format;
 mod routes;
 #[path = "../shared/mod.rs"]
 mod shared;
+mod startup;
 mod text;
 mod tracker;
 mod warm_up;

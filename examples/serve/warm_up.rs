@@ -1,32 +1,56 @@
 //! What a server compiles before it is ready.
 
+use std::time::{Duration, Instant};
+
 use ds4_model::generate::{Engine, EngineConfig, GenerateError, Request, SamplingConfig};
 use ds4_model::model::Model;
 
-/// Tokens of a text: enough to launch, record and replay a step.
-const TOKENS: usize = 24;
+use crate::startup::Startup;
+
+/// Tokens by which a text is longer than those after which a step is recorded.
+const TOKENS: usize = 8;
+/// Tokens for each row of a step, after which it is recorded.
+const RECORDED: usize = 16;
 /// The shortest prompt that is processed as a prompt, not as a decode step.
 const SHORTEST: usize = 17;
+/// Between two lines in the log.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Compiles the kernels of prompts and steps, which otherwise the first requests would wait for:
 /// those of any chunk of a prompt, of every number of lanes, and of tokens that are the most likely
-/// ones or drawn.
-pub fn warm_up(model: &Model, config: &EngineConfig, ctx: usize) -> Result<(), GenerateError> {
+/// ones or drawn. CubeCL compiles one kernel after the other for a device, whatever thread launches
+/// it, so that this has one thread, and tells how far it is.
+pub fn warm_up(
+    model: &Model,
+    config: &EngineConfig,
+    ctx: usize,
+    startup: &Startup,
+) -> Result<(), GenerateError> {
     let mut engine = Engine::new(model, config.clone())?;
     // The last of the texts must join before the first one ends.
-    let tokens = TOKENS + 2 * config.lanes;
+    let tokens = TOKENS + RECORDED * recorded_rows(config) + 2 * config.lanes;
+    let tokens = tokens.min(ctx / 2).max(1);
     let longest = ctx.saturating_sub(tokens).max(1);
-    let lengths: Vec<usize> = lengths(config.prefill_chunk)
+    let mut lengths: Vec<usize> = lengths(config.prefill_chunk)
         .map(|length| length.min(longest))
         .collect();
+    // Of a short context, many are the same.
+    lengths.sort_unstable();
+    lengths.dedup();
     let drawn = SamplingConfig {
         temperature: 1.0,
         top_p: 0.95,
         ..SamplingConfig::default()
     };
     let few = [SHORTEST.min(longest)];
-    for (lengths, sampling) in [(&lengths[..], SamplingConfig::default()), (&few, drawn)] {
-        for length in lengths.iter().cycle().take(lengths.len().max(config.lanes)) {
+    let kinds = [(&lengths[..], SamplingConfig::default()), (&few, drawn)];
+    let texts = kinds.each_ref().map(|kind| kind.0.len().max(config.lanes));
+    let (all, mut done) = (texts.iter().sum::<usize>(), 0);
+    let started = Instant::now();
+    let mut told = started;
+    tracing::info!(texts = all, "warming up: compiling kernels");
+    for ((lengths, sampling), texts) in kinds.into_iter().zip(texts) {
+        for length in lengths.iter().cycle().take(texts) {
             engine.add(Request {
                 ignore_eos: true,
                 sampling: sampling.clone(),
@@ -34,10 +58,31 @@ pub fn warm_up(model: &Model, config: &EngineConfig, ctx: usize) -> Result<(), G
             })?;
         }
         while !engine.is_idle() {
-            engine.step()?;
+            if startup.is_given_up() {
+                return Ok(());
+            }
+            let outputs = engine.step()?;
+            done += outputs
+                .iter()
+                .filter(|output| output.finish.is_some())
+                .count();
+            if told.elapsed() >= PAUSE {
+                told = Instant::now();
+                let seconds = started.elapsed().as_secs_f32();
+                tracing::info!(done, texts = all, seconds, "warming up: compiling kernels");
+            }
         }
     }
     Ok(())
+}
+
+/// Rows of all steps that the engine records for texts that are long enough.
+fn recorded_rows(config: &EngineConfig) -> usize {
+    let rows = 1 + config.drafts;
+    match config.draft_confidence > 0.0 {
+        true => (1..=rows).sum(),
+        false => rows,
+    }
 }
 
 /// Lengths of prompts whose chunks need all kernels that any prompt does. How a chunk is processed
@@ -54,7 +99,34 @@ fn lengths(chunk: usize) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
+    use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+
     use super::*;
+    use crate::shared::shipped_checkpoint;
+
+    #[test]
+    fn a_warm_up_ends_by_itself_and_at_once_when_the_server_stops() {
+        let checkpoint = Checkpoint::open(&shipped_checkpoint()).expect("an asset");
+        let options = LoadOptions {
+            expand: true,
+            ..LoadOptions::default()
+        };
+        let device = burn_ds4_ops::device::DeviceSpec::Flex;
+        let device = device.init().expect("it is always present");
+        let model = checkpoint.load(&options, &device).expect("an asset");
+        let config = EngineConfig {
+            lanes: 2,
+            prefill_chunk: 20,
+            ..EngineConfig::default()
+        };
+        let startup = Startup::default();
+        // A context that leaves little to the texts.
+        warm_up(&model, &config, 40, &startup).expect("a device that works");
+        startup.give_up();
+        let started = Instant::now();
+        warm_up(&model, &config, 2048, &startup).expect("a device that works");
+        assert!(started.elapsed() < Duration::from_secs(1));
+    }
 
     #[test]
     fn every_length_of_a_chunk_has_a_like() {

@@ -123,6 +123,11 @@ pub fn shipped_checkpoint() -> PathBuf {
     asset("ds4-tiny")
 }
 
+/// The checkpoint that comes with the repository and has the drafter of the current releases.
+pub fn drafting_checkpoint() -> PathBuf {
+    asset("ds4-tiny-dspark")
+}
+
 /// Writes a line to standard error. That it is full or closed is no reason to end.
 pub fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");

@@ -20,6 +20,8 @@ import os
 import random
 import sys
 import time
+import urllib.error
+import urllib.request
 from urllib.parse import urlsplit
 
 # One is enough for some ten thousand tokens a second.
@@ -151,6 +153,18 @@ def measure(pool, number, count, options):
     }
 
 
+def await_ready(url):
+    """Waits until the server has compiled its kernels."""
+    while True:
+        try:
+            urllib.request.urlopen(url + "/health").close()
+            return
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(0.5)
+
+
 def bounds(text):
     low, high = (int(part) for part in text.split(":"))
     return low, high
@@ -171,6 +185,7 @@ def main():
     options.host, options.port = address.hostname, address.port
     numbers = [int(number) for number in options.clients.split(",")]
     options.processes = min(MOST_PROCESSES, os.cpu_count(), max(numbers))
+    await_ready(options.url)
     failed = False
     with multiprocessing.Pool(options.processes) as pool:
         for number in numbers:

@@ -5,9 +5,12 @@
     python3 -m venv venv && venv/bin/pip install openai
     venv/bin/python tests/clients/openai_client.py --url http://127.0.0.1:8080/v1
 
-It ends with exit code 0 and a line for each check, or with a traceback. Tools are checked as far as
-the checkpoint goes: the tokenizer of the shipped one has no token for their markup, so that a
-request with tools is refused.
+It ends with exit code 0 and a line for each check, or with a traceback. The tokenizer of the
+shipped checkpoint has no token for the markup of tool calls, so that a request with tools is
+refused. With a model named `tools`, which tool_checkpoint.py writes, calls are checked:
+
+    python3 tests/clients/tool_checkpoint.py tools
+    cargo run --release --example serve -- --model tools
 """
 
 import argparse
@@ -98,14 +101,43 @@ class Checks:
 
     def check_tools(self):
         try:
-            answer = self.chat(tools=TOOLS)
+            self.chat(tools=TOOLS, max_tokens=1)
         except openai.BadRequestError as error:
-            assert "DSML" in error.message, error
+            # The tokenizer of the shipped checkpoint has no token for the markup of calls.
+            assert "DSML" in error.message and not self.has_calls(), error
             return
-        message = answer.choices[0].message
-        assert "DSML" not in (message.content or ""), message
-        for call in message.tool_calls or []:
-            assert call.id and call.function.name, call
+        assert self.has_calls(), "the checkpoint is not one that can be made to write calls"
+        fields = {
+            "tools": TOOLS,
+            "max_tokens": 4,
+            # Each is far above the next, and one that has occurred loses its bias.
+            "logit_bias": {"1021": 100, "1022": 75, "1023": 50, "1": 25},
+            "extra_body": {"repetition_penalty": 1e6},
+        }
+        choice = self.chat(**fields).choices[0]
+        message = choice.message
+        assert choice.finish_reason == "tool_calls", choice
+        assert message.content == "Let me see.", message
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+        assert [name for name, _ in calls] == ["weather", "now"], calls
+        assert [json.loads(text) for _, text in calls] == [{"city": "Rome"}, {}], calls
+        content, streamed = "", {}
+        for chunk in self.chat(stream=True, **fields):
+            for delta in (choice.delta for choice in chunk.choices):
+                content += delta.content or ""
+                for call in delta.tool_calls or []:
+                    name, arguments = streamed.get(call.index, ("", ""))
+                    name += call.function.name or ""
+                    streamed[call.index] = name, arguments + (call.function.arguments or "")
+        assert content == "Let me see.", content
+        assert [streamed[index] for index in sorted(streamed)] == calls, streamed
+        # The answer goes back as it came, with the result of a call.
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny."}
+        question = {"role": "user", "content": "How is it in Rome?"}
+        self.chat(messages=[question, message, result], tools=TOOLS, max_tokens=2)
+
+    def has_calls(self):
+        return self.model == "tools"
 
     def check_response_format(self):
         schema = {

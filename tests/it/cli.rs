@@ -237,10 +237,11 @@ fn generate_answers_a_chat_without_repeating_the_prompt() {
 fn generate_drafts_with_what_the_checkpoint_has() {
     let dspark = root().join("assets/ds4-tiny-dspark");
     let dspark = dspark.to_str().expect("a path in UTF-8");
+    let mtp = root().join("assets/ds4-tiny");
+    let mtp = mtp.to_str().expect("a path in UTF-8");
     let (text, continuation) = golden_text("short", 40);
     for (more, named) in [
-        (&[][..], Ok("drafts ")),
-        (&["--drafter", "dspark"], Ok("drafts ")),
+        (&["--drafter", "dspark"][..], Ok("drafts ")),
         (
             &["--draft-tokens", "3", "--draft-confidence", "0.3"],
             Ok("drafts "),
@@ -254,8 +255,11 @@ fn generate_drafts_with_what_the_checkpoint_has() {
             &["--draft-tokens", "6"],
             Err("`drafts` is 6, expected 0..=5"),
         ),
+        // Which is the default.
+        (&["--model", dspark], Ok("drafts ")),
+        (&["--model", mtp, "--drafter", "mtp"], Ok("drafts ")),
     ] {
-        let arguments = [&["--model", dspark, "-p", &text, "-n", "40"], more].concat();
+        let arguments = [&["-p", &text, "-n", "40"], more].concat();
         let ended = run("generate", &arguments);
         match named {
             Ok(named) => {

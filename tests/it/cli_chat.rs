@@ -3,8 +3,10 @@
 use std::process::Command;
 
 use rexpect::session::{PtySession, spawn_command};
+use serde_json::{Value, json};
 
 use crate::cli::example;
+use crate::cli_serve::Server;
 use crate::golden::root;
 
 /// Of the longest wait for anything, in milliseconds.
@@ -52,6 +54,35 @@ fn a_chat_answers_turn_after_turn_and_ends_at_the_end_of_input() {
     session.exp_string("> ").expect("a prompt");
     session.send_control('d').expect("it listens");
     session.exp_eof().expect("it ends");
+}
+
+#[test]
+fn answers_with_exact_prefixes_are_those_of_fresh_runs() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("saved.json");
+    let path = path.to_str().expect("a UTF-8 path");
+    // The same drafts as those of the server, the same encoding, and chunks of the same length.
+    let options = ["-m", "assets/ds4-tiny", "-n", "12", "--temp", "1.2"];
+    let mut session = chat(&[&options[..], &["--seed", "7", "--exact-prefix"]].concat());
+    for question in ["Who made the heaven?", "And who the earth?", "And the sea?"] {
+        say(&mut session, question, " tokens, ");
+    }
+    say(&mut session, &format!("/save {path}"), "");
+    say(&mut session, "/exit", "");
+    session.exp_eof().expect("it ends");
+    let saved = std::fs::read(path).expect("a conversation");
+    let saved: Value = serde_json::from_slice(&saved).expect("JSON");
+    let messages = saved["messages"].as_array().expect("messages");
+    assert_eq!(messages.len(), 6, "{saved}");
+    let server = Server::shared();
+    for turn in [1, 3, 5] {
+        let body = json!({
+            "messages": messages[..turn], "max_tokens": 12, "temperature": 1.2, "seed": 7,
+        });
+        let answer = server.ask("/v1/chat/completions", &body);
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["content"], messages[turn]["content"], "{saved}");
+    }
 }
 
 #[test]

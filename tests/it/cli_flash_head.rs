@@ -44,6 +44,8 @@ fn generate_prints_the_golden_continuation_with_drafts_of_a_flash_head() {
     let (text, continuation) = golden_text("short", 40);
     for (drafts, probes) in [("1", None), ("3", Some("1")), ("2", Some("64"))] {
         let mut arguments = vec!["-p", &text, "-n", "40", "--draft-tokens", drafts];
+        // Its MTP layer drafts.
+        arguments.extend(["--model", "assets/ds4-tiny"]);
         let dense = run("generate", &arguments).ok();
         arguments.extend(["--draft-head", "flash"]);
         arguments.extend(probes.iter().flat_map(|probes| ["--probes", *probes]));

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::generate::{SpecialTokens, TextTokenizer};
 use serde_json::Value;
 
@@ -151,13 +152,20 @@ fn options_of_a_chat_need_one() {
 
 #[test]
 fn a_device_that_nobody_names_is_told() {
-    if cfg!(any(feature = "wgpu", feature = "cuda-llvm")) {
-        // It depends on the machine then.
-        return;
-    }
     let mut command = std::process::Command::new(crate::cli::example("generate"));
     command.args(["-p", "And", "-n", "2"]).current_dir(root());
     let output = command.output().expect("the example starts");
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
-    assert!(stderr.ends_with("; flex in f32]\n"), "{stderr}");
+    // Which one it is depends on the machine where more than Flex is compiled in.
+    let (best, is_alone) = (
+        DeviceSpec::best(),
+        !cfg!(any(feature = "wgpu", feature = "cuda-llvm")),
+    );
+    assert!(best == DeviceSpec::Flex || !is_alone, "{best}");
+    let dtype = match best {
+        DeviceSpec::Cuda(_) => "bf16",
+        _ => "f32",
+    };
+    let end = format!("; {best} in {dtype}]\n");
+    assert!(stderr.ends_with(&end), "{end:?}: {stderr}");
 }

@@ -1,6 +1,7 @@
 //! The DSpark drafter: every intermediate tensor of a random one and every draft of a trained one,
 //! against independent implementations; and the engine's texts with it.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor, TensorData};
@@ -8,16 +9,19 @@ use ds4_model::cache::{Cache, CacheConfig};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::dspark::{BlockDrafts, Dspark};
 use ds4_model::flash_head::ProbedHead;
-use ds4_model::generate::{Engine, EngineConfig, Request, SamplingConfig};
+use ds4_model::generate::{
+    Engine, EngineConfig, FinishReason, Request, SamplingConfig, TokenLogProbs,
+};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 use serde_json::Value;
 
 use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
 
-use crate::common::{absolute, assert_close, compiles_slowly, devices, integer_values};
+use crate::common::{absolute, assert_close, compiles_slowly, devices, integer_values, skip};
+use crate::constraints::by_thirds;
 use crate::ds4_tiny::ids_tensor;
-use crate::engine::{Texts, add, collect, request, together};
+use crate::engine::{Texts, add, collect, has_graphs, request, together};
 use crate::golden::{Golden, TOLERANCE, assert_golden, root};
 
 const RANDOM: &str = "tests/fixtures/dspark-goldens";
@@ -520,6 +524,173 @@ fn drafts_in_which_the_drafter_has_no_confidence_are_left_out() {
         "{acceptance:?}"
     );
     assert!(likely.1 > 1.2 * all.1, "{acceptance:?}");
+}
+
+#[test]
+fn drafts_that_are_left_out_are_not_verified() {
+    thread_local! {
+        /// Rows of each step.
+        static ROWS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    }
+    let (_, device) = &devices()[0];
+    let (fixture, model) = (Trained::open(), Trained::model(device, true));
+    let count = 60;
+    let expected = &fixture.ids("medium", "greedy")[..count];
+    let requests = [request(&fixture.ids("medium", "input_ids"), count)];
+    for draft_confidence in [0.0, 0.3, 1.0] {
+        let config = EngineConfig {
+            drafts: BLOCK,
+            draft_confidence,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::new(&model, config).expect("valid options");
+        let mut engine = engine.with_logits_processor(|logits| {
+            ROWS.with_borrow_mut(|rows| rows.push(logits.dims()[1]));
+            logits
+        });
+        assert_eq!(together(&mut engine, &requests)[0], expected);
+        let (rows, drafted) = (ROWS.take(), engine.stats().drafted);
+        let verified: usize = rows.iter().map(|rows| rows - 1).sum();
+        match draft_confidence {
+            0.0 => assert_eq!(verified, BLOCK * rows.len()),
+            1.0 => assert_eq!((verified, rows.len()), (0, count)),
+            // The drafts of a step of which the text wants less count only as far as it does.
+            _ => {
+                let sizes: Vec<usize> = (1..=BLOCK).filter(|size| rows.contains(size)).collect();
+                assert!(sizes.len() > 2, "{rows:?}");
+                assert!((drafted..drafted + BLOCK).contains(&verified), "{rows:?}");
+            }
+        }
+    }
+}
+
+/// A token with what is told of it.
+type Told = (u32, Option<TokenLogProbs>, Option<FinishReason>);
+
+fn told(engine: &mut Engine, requests: &[Request]) -> Vec<Vec<Told>> {
+    let ids: Vec<_> = requests
+        .iter()
+        .map(|request| add(engine, request.clone()))
+        .collect();
+    let mut texts = vec![Vec::new(); ids.len()];
+    while !engine.is_idle() {
+        for output in engine.step().expect("a device that works") {
+            let text = ids.iter().position(|id| *id == output.request);
+            let token = output.token.expect("finite logits");
+            let text: &mut Vec<Told> = &mut texts[text.expect("a request from above")];
+            text.push((token, output.log_probs, output.finish));
+        }
+    }
+    texts
+}
+
+#[test]
+fn stop_tokens_constraints_and_log_probabilities_are_those_without_drafts() {
+    let fixture = Trained::open();
+    for (name, device) in quick_devices() {
+        let model = Trained::model(device, name == "flex");
+        let any = fixture.ids("long", "input_ids");
+        let of = |range: std::ops::Range<usize>, sampling| Request {
+            sampling,
+            log_probs: Some(3),
+            ..request(&any[range], 40)
+        };
+        let config = |lanes, drafts, draft_confidence| EngineConfig {
+            lanes,
+            drafts,
+            draft_confidence,
+            capacity: 64,
+            prefill_chunk: 32,
+            ..EngineConfig::default()
+        };
+        let without = |request: &Request| {
+            let mut engine = Engine::new(&model, config(1, 0, 0.0)).expect("valid options");
+            told(&mut engine, std::slice::from_ref(request)).remove(0)
+        };
+        let mut stopped = of(0..70, SamplingConfig::default());
+        let whole = without(&stopped);
+        // Between the drafts of a step, wherever these begin.
+        stopped.stop_tokens = vec![whole[17].0];
+        let requests = [
+            stopped,
+            by_thirds(of(10..47, SamplingConfig::default())),
+            by_thirds(of(3..40, sampled(7, 0.2))),
+            Request {
+                log_probs: None,
+                ..of(5..30, sampled(3, 0.0))
+            },
+        ];
+        let expected: Vec<Vec<Told>> = requests.iter().map(without).collect();
+        let last = expected[0].last().and_then(|last| last.2);
+        assert_eq!(last, Some(FinishReason::StopToken), "{name}");
+        assert!(expected[0].len() <= 18, "{name}");
+        assert_ne!(expected[1], without(&of(10..47, SamplingConfig::default())));
+        for (lanes, drafts, confidence) in [(1, 5, 0.0), (1, 5, 0.3), (2, 5, 0.3), (4, 3, 0.0)] {
+            let mut engine = Engine::new(&model, config(lanes, drafts, confidence));
+            let engine = engine.as_mut().expect("valid options");
+            let what = format!("{name}: {lanes} lanes, {drafts} drafts, {confidence}");
+            assert!(engine.stats().accepted == 0, "{what}");
+            let texts = told(engine, &requests);
+            for (index, (text, expected)) in texts.iter().zip(&expected).enumerate() {
+                let ids = |text: &[Told]| text.iter().map(|told| told.0).collect::<Vec<_>>();
+                assert_eq!(ids(text), ids(expected), "{what}: text {index}");
+                for ((_, own, end), (_, other, expected)) in text.iter().zip(expected) {
+                    assert_eq!(end, expected, "{what}: text {index}");
+                    let values = |told: &Option<TokenLogProbs>| {
+                        let told = told.as_ref();
+                        told.map(|told| (told.chosen, told.top.clone()))
+                    };
+                    assert_eq!(values(own), values(other), "{what}: text {index}");
+                }
+            }
+            assert!(engine.stats().accepted > 0, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_round_of_drafts_and_verification_is_one_recording() {
+    let fixture = Trained::open();
+    for (name, device) in devices() {
+        if !has_graphs(name) {
+            skip(name, "graphs");
+            continue;
+        }
+        if compiles_slowly(name) {
+            skip(name, "speed");
+            continue;
+        }
+        let model = Trained::model(device, false);
+        let expected = fixture.ids("medium", "greedy");
+        let own = request(&fixture.ids("medium", "input_ids"), expected.len());
+        for (draft_confidence, recordings) in [(0.0, 1..=1), (0.3, 2..=1 + BLOCK)] {
+            let config = EngineConfig {
+                drafts: BLOCK,
+                draft_confidence,
+                ..EngineConfig::default()
+            };
+            let mut engine = Engine::new(&model, config).expect("valid options");
+            // A text before has made the step worth recording.
+            together(&mut engine, std::slice::from_ref(&own));
+            let id = add(&mut engine, own.clone());
+            let (mut texts, mut steps, replays) = (Texts::new(), 0, engine.replays());
+            while !engine.is_idle() {
+                let outputs = engine.step().expect("a device that works");
+                steps += usize::from(!outputs.is_empty());
+                collect(outputs, &mut texts);
+            }
+            let what = format!("{name}, {draft_confidence}: {:?}", engine.graphs());
+            assert_eq!(engine.graph_refusal(), None, "{what}");
+            assert_eq!(texts[&id], expected, "{what}");
+            assert!(recordings.contains(&engine.graphs().recordings), "{what}");
+            // Those before a recording are launched.
+            let replays = engine.replays() - replays;
+            assert!(
+                replays + 2 * 6 >= steps && replays > steps / 2,
+                "{what}: {replays} of {steps}"
+            );
+        }
+    }
 }
 
 #[test]

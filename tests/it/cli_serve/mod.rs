@@ -11,7 +11,7 @@ mod tools;
 use serde_json::{Value, json};
 
 use crate::cli::golden_text;
-use client::Server;
+pub(crate) use client::Server;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";

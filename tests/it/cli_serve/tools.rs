@@ -10,18 +10,9 @@ use crate::golden::root;
 
 const END: &str = "1";
 const THINK_END: &str = "6";
-/// Tokens that stand in place of the last merges of the tokenizer, and their ids.
-const TOKENS: [(&str, usize); 4] = [
-    ("｜DSML｜", 1020),
-    ("Let me see.", 1021),
-    ("\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"wea", 1022),
-    (
-        "ther\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Rome</｜DSML｜parameter>\n\
-         </｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n\n</｜DSML｜invoke>\n\
-         </｜DSML｜tool_calls>",
-        1023,
-    ),
-];
+/// Tokens that stand in place of the last merges of the tokenizer, and their ids. OpenAI's client
+/// asks for them, too.
+const TOKENS: &str = include_str!("../../clients/tool_tokens.json");
 
 /// The shipped checkpoint with these tokens.
 fn checkpoint(directory: &Path) {
@@ -29,17 +20,18 @@ fn checkpoint(directory: &Path) {
     for name in ["config.json", "model.safetensors"] {
         std::fs::copy(asset.join(name), directory.join(name)).expect("a copy");
     }
+    let tokens: Vec<(String, usize)> = serde_json::from_str(TOKENS).expect("pairs");
     let file = std::fs::read(asset.join("tokenizer.json")).expect("an asset");
     let mut file: Value = serde_json::from_slice(&file).expect("JSON");
     let vocabulary = file["model"]["vocab"].as_object_mut().expect("a map");
-    vocabulary.retain(|_, id| !TOKENS.iter().any(|(_, new)| *id == *new));
-    for (text, id) in TOKENS {
-        vocabulary.insert(text.into(), json!(id));
+    vocabulary.retain(|_, id| !tokens.iter().any(|(_, new)| *id == *new));
+    for (text, id) in &tokens {
+        vocabulary.insert(text.clone(), json!(id));
     }
     let merges = file["model"]["merges"].as_array_mut().expect("a list");
-    merges.truncate(merges.len() - TOKENS.len());
+    merges.truncate(merges.len() - tokens.len());
     let added = file["added_tokens"].as_array_mut().expect("a list");
-    for (text, id) in TOKENS {
+    for (text, id) in tokens {
         let token = merged(added[0].clone(), json!({"id": id, "content": text}));
         added.push(token);
     }

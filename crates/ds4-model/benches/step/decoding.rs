@@ -128,7 +128,7 @@ impl Workload {
                 output.token?;
             }
             let all = engine.running() == self.batch;
-            if all && (!self.graphs || engine.graphs().recordings == groups) {
+            if all && (!self.graphs || engine.graphs().recordings >= groups) {
                 return Ok(engine);
             }
         }

@@ -25,6 +25,10 @@ pub struct EngineConfig {
     pub drafts: usize,
     /// A draft of a DSpark drafter is left out, with those after it, if the drafter gives it a
     /// smaller probability to be accepted than this, 0 (leaves none out) to 1. It changes no token.
+    ///
+    /// Above 0, a step verifies only as many drafts as one of its texts has. The host has to know
+    /// that number before a step begins, so no step runs ahead then, whatever
+    /// [`steps_ahead`](Self::steps_ahead) is; and a step is recorded for each number.
     pub draft_confidence: f64,
     /// Prompt tokens per forward call. Between two of them, the texts that are already being
     /// continued go on by a step.

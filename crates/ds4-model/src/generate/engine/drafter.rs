@@ -80,6 +80,11 @@ pub(super) trait Drafter: fmt::Debug + Send {
         self.positions(drafts)
     }
 
+    /// Whether it may leave drafts out, so that a step verifies no more than the texts have.
+    fn leaves_out(&self) -> bool {
+        false
+    }
+
     /// Shows it positions of a prompt: what the trunk has computed there, and the token after each
     /// (`[1, positions]`).
     fn observe(
@@ -233,7 +238,7 @@ impl<'a> DsparkDrafter<'a> {
 
     /// The drafts, of which those are left out that are too unlikely to be accepted.
     fn confident(&self, drafts: BlockDrafts) -> Tensor<2, Int> {
-        if self.confidence <= 0.0 {
+        if !self.leaves_out() {
             return drafts.ids;
         }
         let (confidence, ids) = (self.dspark.confidence(&drafts), drafts.ids);
@@ -272,6 +277,10 @@ impl Drafter for DsparkDrafter<'_> {
 
     fn counted(&self, drafts: usize) -> usize {
         1 + drafts
+    }
+
+    fn leaves_out(&self) -> bool {
+        self.confidence > 0.0
     }
 
     fn observe(

@@ -46,9 +46,18 @@ pub(super) struct StepKind {
     pub(super) log_probs: Option<usize>,
 }
 
+/// What the texts of a group of lanes want of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// Tokens that one of them wants yet, at most.
+    pub(super) tokens: usize,
+    /// Drafts that one of them has to be verified, at most. Known when no step is ahead.
+    pub(super) drafts: usize,
+}
+
 #[derive(Debug)]
 pub(super) struct Lanes {
-    /// Its recording goes before all that it reads and writes.
+    /// Its recordings go before all that it reads and writes.
     recorder: Recorder<PartResults, (Vec<u64>, StepKind)>,
     caches: Caches,
     links: Links,
@@ -61,6 +70,8 @@ pub(super) struct Lanes {
     /// Of the lanes: `[lanes]`. Made here, because it is an upload, which cannot be recorded.
     numbers: Tensor<1, Int>,
     kind: StepKind,
+    /// Drafts that the step makes which is being launched.
+    new_drafts: usize,
     /// The logits of the last step, if it was launched.
     logits: Option<Tensor<3>>,
     /// Steps that were launched where none could be replayed.
@@ -73,7 +84,7 @@ pub(super) struct Lanes {
     late: Option<GenerateError>,
     /// Why a recording has failed, until a step was launched after it.
     spoiled: Option<Refusal>,
-    /// Bytes by which the device's memory grew when the step was recorded.
+    /// Bytes by which the device's memory grew when steps were recorded.
     graph_bytes: Option<u64>,
 }
 
@@ -100,6 +111,7 @@ impl Lanes {
             inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], device)),
             numbers: Tensor::arange(0..lanes as i64, device),
             kind: StepKind::default(),
+            new_drafts: 0,
             logits: None,
             launched: 0,
             read: VecDeque::new(),
@@ -143,9 +155,9 @@ impl Lanes {
         self.recorder.refusal()
     }
 
-    /// Whether a step is recorded.
-    pub(super) fn is_recorded(&self) -> bool {
-        self.recorder.results().is_some()
+    /// Steps that are recorded.
+    pub(super) fn recordings(&self) -> usize {
+        self.recorder.count()
     }
 
     /// Bytes by which the device's memory grew for what is recorded.
@@ -265,12 +277,12 @@ impl Lanes {
     }
 
     /// The outcome of the oldest step that the host has not counted, of which there is one: the
-    /// lanes want up to `wanted` tokens yet. `others` lets the other lanes [catch
+    /// lanes want tokens yet. `others` lets the other lanes [catch
     /// up](Self::catch_up), once the first device has a part of a step of these.
     pub(super) fn advance(
         &mut self,
         setup: &Setup,
-        wanted: usize,
+        wanted: Wanted,
         others: &mut dyn FnMut(),
     ) -> Result<Outcome, GenerateError> {
         if self.is_settled() {
@@ -322,14 +334,17 @@ impl Lanes {
     }
 
     /// Replays as many steps as may be ahead.
-    fn run_ahead(&mut self, setup: &Setup, wanted: usize, others: &mut dyn FnMut()) {
-        let most = match self.kind.constrained {
-            // The masks of a step depend on the tokens of the one before.
-            true => 0,
-            false => setup.config.steps_ahead,
+    fn run_ahead(&mut self, setup: &Setup, wanted: Wanted, others: &mut dyn FnMut()) {
+        // The masks of a step depend on the tokens of the one before, and which drafts there are to
+        // verify depends on its drafts.
+        let (most, verified) = match (setup.leaves_out(), self.kind.constrained) {
+            (true, _) => (0, wanted.drafts),
+            (false, true) => (0, setup.config.drafts),
+            (false, false) => (setup.config.steps_ahead, setup.config.drafts),
         };
-        while self.late.is_none() && self.outstanding() <= most && self.outstanding() < wanted {
-            match self.replay(setup, others) {
+        let tokens = wanted.tokens;
+        while self.late.is_none() && self.outstanding() <= most && self.outstanding() < tokens {
+            match self.replay(setup, verified, others) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => self.late = Some(error),
@@ -342,8 +357,17 @@ impl Lanes {
         (self.caches.both().map(Cache::epoch).collect(), self.kind)
     }
 
-    /// Replays the recorded step; `false` if that is not possible now.
-    fn replay(&mut self, setup: &Setup, others: &mut dyn FnMut()) -> Result<bool, GenerateError> {
+    /// Replays the recorded step that verifies the fewest drafts, at least so many; `false` if that
+    /// is not possible now.
+    fn replay(
+        &mut self,
+        setup: &Setup,
+        verified: usize,
+        others: &mut dyn FnMut(),
+    ) -> Result<bool, GenerateError> {
+        let Some(verified) = self.recorder.fitting(verified) else {
+            return Ok(false);
+        };
         let drafts = setup.config.drafts;
         let fits = self.caches.longest() + setup.positions(drafts) <= self.capacity();
         let epoch = self.epoch();
@@ -365,12 +389,12 @@ impl Lanes {
         };
         // SAFETY: this, the setup and the model own or borrow every tensor of the step. None has
         // been replaced, as the epoch says, nor is it shared with another thread.
-        if !unsafe { recorder.replay(&epoch, follow) }? {
+        if !unsafe { recorder.replay(verified, &epoch, follow) }? {
             return Ok(false);
         }
-        self.caches.trunk.commit_replay(1 + drafts, 1 + drafts);
+        self.caches.trunk.commit_replay(1 + verified, 1 + verified);
         if let Some(cache) = &mut self.caches.draft {
-            cache.commit_replay(setup.positions(drafts), setup.counted(drafts));
+            cache.commit_replay(setup.positions(drafts), setup.counted(verified));
         }
         self.read_recorded();
         Ok(true)
@@ -381,7 +405,7 @@ impl Lanes {
         self.ahead.extend(results);
     }
 
-    /// What the recorded step results in, if there is one.
+    /// What the recorded step results in that was replayed last, if there is one.
     fn recorded(&self) -> Option<&StepResults> {
         match self.recorder.results()? {
             PartResults::Chosen(results) => Some(results),
@@ -389,8 +413,8 @@ impl Lanes {
         }
     }
 
-    /// Launches a step, or records one. No step is ahead.
-    fn begin(&mut self, setup: &Setup, wanted: usize) -> Result<(), GenerateError> {
+    /// Launches a step, or records some. No step is ahead.
+    fn begin(&mut self, setup: &Setup, wanted: Wanted) -> Result<(), GenerateError> {
         // It is in the memory of the recording, which is needed.
         self.catch_up();
         self.forget();
@@ -401,16 +425,26 @@ impl Lanes {
             .rev()
             .find(|drafts| setup.positions(*drafts) <= free);
         let drafts = fitting.unwrap_or(0);
-        let rows = 1 + drafts;
         // Recording is worth it for many short texts as well.
-        let used = wanted.max(self.launched * rows);
-        let wanted = self.recorder.is_wanted() && drafts == all;
-        if wanted && free.min(used) >= WORTH_RECORDING * rows {
-            self.launched = 0;
-            return self.record(setup);
+        let used = wanted.tokens.max(self.launched * (1 + drafts));
+        if self.recorder.is_wanted() && drafts == all {
+            let recorded = worth_recording(free.min(used), all, setup.leaves_out());
+            if !recorded.is_empty() {
+                self.launched = 0;
+                return self.record(setup, &recorded, wanted);
+            }
         }
         self.launched += 1;
-        self.launch(setup, drafts)
+        self.new_drafts = drafts;
+        self.launch(setup, self.verified(setup, wanted))
+    }
+
+    /// Drafts that a step verifies which makes as many as there are positions for.
+    fn verified(&self, setup: &Setup, wanted: Wanted) -> usize {
+        match setup.leaves_out() {
+            true => wanted.drafts.min(self.new_drafts),
+            false => self.new_drafts,
+        }
     }
 
     /// Launches a step and begins to read its outcome.
@@ -423,9 +457,15 @@ impl Lanes {
         Ok(())
     }
 
-    /// A few steps, of which the last is recorded and replayed.
-    fn record(&mut self, setup: &Setup) -> Result<(), GenerateError> {
-        let drafts = setup.config.drafts;
+    /// For each of some numbers of verified drafts, a few steps, of which the last is recorded and
+    /// replayed.
+    fn record(
+        &mut self,
+        setup: &Setup,
+        recorded: &[usize],
+        wanted: Wanted,
+    ) -> Result<(), GenerateError> {
+        self.new_drafts = setup.config.drafts;
         let devices = self.links.devices().to_vec();
         let reserved = || {
             let usage = devices.iter().map(Device::memory_pool_usage);
@@ -433,7 +473,8 @@ impl Lanes {
             bytes.sum::<Option<u64>>()
         };
         let reserved_before = reserved();
-        self.links.prepare(setup, self.lanes() * (1 + drafts));
+        self.links
+            .prepare(setup, self.lanes() * (1 + setup.config.drafts));
         // The clones share buffers with their originals until the next step, which therefore leaves
         // them alone and writes copies.
         let before = (
@@ -442,11 +483,6 @@ impl Lanes {
             self.counts.clone(),
             self.constraints.fork(),
         );
-        let mut work = RecordedStep {
-            lanes: self,
-            setup,
-            open: None,
-        };
         let parallel = setup.model.parallel.as_ref();
         let is_recordable = parallel.is_none_or(|parallel| parallel.group().is_recordable());
         let refused = match (setup.model.placement.is_distinct(), is_recordable) {
@@ -454,46 +490,61 @@ impl Lanes {
             (false, _) => Some("a device has layers in several places"),
             (_, false) => Some("devices exchange through the host"),
         };
-        let outcome = match refused {
-            // SAFETY: this, the setup and the model own or borrow every tensor of the step.
-            None => unsafe { recorder::record(&devices, &mut work) },
-            Some(reason) => recorder::Outcome::Refused(Refusal::Unsupported(reason.to_owned())),
-        };
-        match outcome {
-            recorder::Outcome::Recorded(recordings) => {
-                let epoch = self.epoch();
-                self.recorder.keep(recordings, epoch);
-                let grown = reserved().zip(reserved_before);
-                self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
-                self.read_recorded();
-                Ok(())
+        for &drafts in recorded {
+            // Caches can go back by no more steps than those of one recording.
+            while !self.ahead.is_empty() {
+                let outcome = self.wait(setup)?;
+                self.read.push_back(outcome);
+                self.upload_masks(setup);
             }
-            recorder::Outcome::Broken(error) if self.is_settled() => Err(error),
-            recorder::Outcome::Broken(error) => {
-                self.late = Some(error);
-                Ok(())
-            }
-            recorder::Outcome::Refused(refusal) => {
-                self.recorder.refuse(&refusal);
-                match self.is_settled() {
-                    true => self.launch(setup, drafts),
-                    false => Ok(()),
+            let mut work = RecordedStep {
+                lanes: self,
+                setup,
+                drafts,
+                open: None,
+            };
+            let outcome = match refused {
+                // SAFETY: this, the setup and the model own or borrow every tensor of the step.
+                None => unsafe { recorder::record(&devices, &mut work) },
+                Some(reason) => recorder::Outcome::Refused(Refusal::Unsupported(reason.to_owned())),
+            };
+            match outcome {
+                recorder::Outcome::Recorded(recordings) => {
+                    let epoch = self.epoch();
+                    self.recorder.keep(recordings, drafts, epoch);
+                    self.read_recorded();
+                }
+                recorder::Outcome::Broken(error) if self.is_settled() => return Err(error),
+                recorder::Outcome::Broken(error) => {
+                    self.late = Some(error);
+                    return Ok(());
+                }
+                recorder::Outcome::Refused(refusal) => {
+                    self.recorder.refuse(&refusal);
+                    return match self.is_settled() {
+                        true => self.launch(setup, self.verified(setup, wanted)),
+                        false => Ok(()),
+                    };
+                }
+                recorder::Outcome::Spoiled(refusal) => {
+                    self.recorder.forget();
+                    self.recorder.refuse(&refusal);
+                    self.ahead.clear();
+                    self.read.clear();
+                    // Continue from the state before.
+                    let (caches, inputs, counts, constraints) = before;
+                    (self.caches, self.links) = caches;
+                    (self.inputs, self.counts, self.constraints) = (inputs, counts, constraints);
+                    self.upload_masks(setup);
+                    self.spoiled = Some(refusal);
+                    let launched = self.launch(setup, self.verified(setup, wanted));
+                    return launched.map_err(|error| self.explained(error));
                 }
             }
-            recorder::Outcome::Spoiled(refusal) => {
-                self.recorder.refuse(&refusal);
-                self.ahead.clear();
-                self.read.clear();
-                // Continue from the state before.
-                let (caches, inputs, counts, constraints) = before;
-                (self.caches, self.links) = caches;
-                (self.inputs, self.counts, self.constraints) = (inputs, counts, constraints);
-                self.upload_masks(setup);
-                self.spoiled = Some(refusal);
-                let launched = self.launch(setup, drafts);
-                launched.map_err(|error| self.explained(error))
-            }
         }
+        let grown = reserved().zip(reserved_before);
+        self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
+        Ok(())
     }
 
     /// The error of a step that a failed recording may have left nothing to work with.
@@ -547,10 +598,28 @@ impl Lanes {
     }
 }
 
+/// The numbers of verified drafts whose steps are worth recording where so many tokens follow: all
+/// drafts first, then the fewest, which take the least. Only all, unless drafts may be left out.
+fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
+    let fewer = 0..if leaves_out { all } else { 0 };
+    let mut left = tokens;
+    let is_worth_it = |drafts: &usize| {
+        let rest = left.checked_sub(WORTH_RECORDING * (1 + drafts));
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    std::iter::once(all)
+        .chain(fewer)
+        .take_while(is_worth_it)
+        .collect()
+}
+
 /// A step that is recorded, a part for each device.
 struct RecordedStep<'l, 's> {
     lanes: &'l mut Lanes,
     setup: &'l Setup<'s>,
+    /// Drafts that it verifies.
+    drafts: usize,
     /// The step, once its first part is recorded.
     open: Option<OpenStep>,
 }
@@ -563,19 +632,17 @@ impl Recordable for RecordedStep<'_, '_> {
     }
 
     fn launch(&mut self) -> Result<(), GenerateError> {
-        self.lanes.launch(self.setup, self.setup.config.drafts)?;
+        self.lanes.launch(self.setup, self.drafts)?;
         self.lanes.read_for_masks(self.setup)
     }
 
     fn work(&mut self, part: usize) -> Result<PartResults, GenerateError> {
         let Self { lanes, setup, .. } = self;
+        let rows = 1 + self.drafts;
         lanes.logits = None;
         let open = match self.open {
             Some(open) => open,
-            None => {
-                let rows = 1 + setup.config.drafts;
-                setup.model.open(rows, &mut lanes.caches.trunk)?
-            }
+            None => setup.model.open(rows, &mut lanes.caches.trunk)?,
         };
         self.open = Some(open);
         if setup.model.parallel.is_some() {
@@ -583,7 +650,7 @@ impl Recordable for RecordedStep<'_, '_> {
             let chosen = results.map(|results| PartResults::Chosen(Box::new(results)));
             return Ok(chosen.unwrap_or(PartResults::Exchanged));
         }
-        let given = (part > 0).then(|| lanes.links.arrival(part));
+        let given = (part > 0).then(|| lanes.links.arrival(part, lanes.lanes() * rows));
         Ok(match part + 1 == lanes.links.devices().len() {
             true => PartResults::Chosen(Box::new(lanes.finish(setup, open, given)?)),
             false => PartResults::Passed(Box::new(lanes.pass(setup, open, (part, given)))),
@@ -593,5 +660,22 @@ impl Recordable for RecordedStep<'_, '_> {
     fn follow(&mut self, part: usize, results: &PartResults) {
         let Lanes { links, caches, .. } = &mut *self.lanes;
         links.follow(part, results, &mut caches.trunk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_steps_are_recorded_as_are_worth_it() {
+        let one = WORTH_RECORDING;
+        assert_eq!(worth_recording(6 * one, 5, false), [5]);
+        assert_eq!(worth_recording(100 * one, 5, false), [5]);
+        assert_eq!(worth_recording(6 * one - 1, 5, true), [0; 0]);
+        assert_eq!(worth_recording(6 * one, 5, true), [5]);
+        assert_eq!(worth_recording(9 * one, 5, true), [5, 0, 1]);
+        assert_eq!(worth_recording(21 * one, 5, true), [5, 0, 1, 2, 3, 4]);
+        assert_eq!(worth_recording(one, 0, true), [0]);
     }
 }

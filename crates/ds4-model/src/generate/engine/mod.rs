@@ -31,7 +31,7 @@ pub use constraint::{Constraint, ConstraintError};
 pub use setup::LogitsProcessor;
 pub use text::{FinishReason, Output, TokenLogProbs};
 
-use lanes::{Lanes, StepKind};
+use lanes::{Lanes, StepKind, Wanted};
 use prefix::PrefixCache;
 use prompt::Prompt;
 use results::Outcome;
@@ -66,6 +66,7 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphUsage {
     /// Recorded steps, at most one for each size of lanes, and for each device that has layers.
+    /// With [`EngineConfig::draft_confidence`], one for each number of drafts that is verified.
     pub recordings: usize,
     /// Bytes by which the memory that Burn has reserved on the device grew, from before the steps
     /// that precede a recording until after it. That counts the workspace and the graph's own
@@ -416,12 +417,11 @@ impl<'a> Engine<'a> {
 
     /// What is recorded at present.
     pub fn graphs(&self) -> GraphUsage {
-        let groups = self.groups.iter().map(|group| &group.lanes);
-        let recorded = groups.filter(|lanes| lanes.is_recorded());
-        let bytes: Vec<Option<u64>> = recorded.map(Lanes::graph_bytes).collect();
+        let groups = || self.groups.iter().map(|group| &group.lanes);
+        let recorded = groups().filter(|lanes| lanes.recordings() > 0);
         GraphUsage {
-            recordings: bytes.len(),
-            bytes: bytes.into_iter().sum(),
+            recordings: groups().map(Lanes::recordings).sum(),
+            bytes: recorded.map(Lanes::graph_bytes).sum(),
         }
     }
 
@@ -463,10 +463,12 @@ impl<'a> Engine<'a> {
 
     /// A step of one group.
     fn decode(&mut self, group: usize) -> Result<(), GenerateError> {
-        let wanted = self.groups[group].texts().map(Text::wanted).max();
-        let Some(wanted) = wanted else {
+        let texts = || self.groups[group].texts();
+        let Some(tokens) = texts().map(Text::wanted).max() else {
             return Ok(());
         };
+        let drafts = texts().map(Text::useful_drafts).max().unwrap_or(0);
+        let wanted = Wanted { tokens, drafts };
         let (before, rest) = self.groups.split_at_mut(group);
         let Some((own, after)) = rest.split_first_mut() else {
             return Ok(());

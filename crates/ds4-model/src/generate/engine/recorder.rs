@@ -133,16 +133,21 @@ fn spoiled_by<R>(refusal: Refusal) -> Outcome<R> {
 struct KeptRecording<R, E> {
     /// A part for each device, in the order of a step.
     recordings: Vec<Recording<R>>,
+    /// Drafts that it verifies.
+    drafts: usize,
     /// Epoch of what it works on.
     epoch: E,
     /// [`FORGOTTEN`] when it was made.
     forgotten: u64,
 }
 
-/// The recording of a group of lanes, and the outcome of the attempts to make one.
+/// The recordings of a group of lanes, by the drafts that they verify, and the outcome of the
+/// attempts to make them.
 #[derive(Debug)]
 pub(super) struct Recorder<R, E> {
-    kept: Option<KeptRecording<R, E>>,
+    kept: Vec<KeptRecording<R, E>>,
+    /// Of those, the one that was replayed last.
+    last: usize,
     graphs: bool,
     refusal: Option<String>,
     replays: usize,
@@ -151,7 +156,8 @@ pub(super) struct Recorder<R, E> {
 impl<R, E: PartialEq> Recorder<R, E> {
     pub(super) fn new(graphs: bool) -> Self {
         Self {
-            kept: None,
+            kept: Vec::new(),
+            last: 0,
             graphs,
             refusal: None,
             replays: 0,
@@ -173,29 +179,42 @@ impl<R, E: PartialEq> Recorder<R, E> {
         self.replays
     }
 
-    /// What the last part of the recording results in, if there is one.
+    /// Recordings that there are.
+    pub(super) fn count(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// What the last part of the recording that was replayed last results in, if there is one.
     pub(super) fn results(&self) -> Option<&R> {
-        let recordings = &self.kept.as_ref()?.recordings;
+        let recordings = &self.kept.get(self.last)?.recordings;
         recordings.last().map(|recording| &recording.results)
     }
 
-    /// Drops the recording, with the memory that it holds.
+    /// Drops the recordings, with the memory that they hold.
     pub(super) fn forget(&mut self) {
-        self.kept = None;
+        self.kept.clear();
     }
 
-    /// Keeps a recording that has been replayed once.
-    pub(super) fn keep(&mut self, recordings: Vec<Recording<R>>, epoch: E) {
-        self.kept = Some(KeptRecording {
+    /// Keeps a recording of a step that verifies `drafts` drafts, which has been replayed once.
+    pub(super) fn keep(&mut self, recordings: Vec<Recording<R>>, drafts: usize, epoch: E) {
+        self.last = self.kept.len();
+        self.kept.push(KeptRecording {
             recordings,
+            drafts,
             epoch,
             forgotten: FORGOTTEN.get(),
         });
         self.replays += 1;
     }
 
-    /// Replays the recording, and after each part what `follow` does; `false` if there is none of
-    /// this epoch and thread, or another has failed since it was made.
+    /// The fewest drafts, at least `drafts`, that a recording verifies.
+    pub(super) fn fitting(&self, drafts: usize) -> Option<usize> {
+        let recorded = self.kept.iter().map(|kept| kept.drafts);
+        recorded.filter(|recorded| *recorded >= drafts).min()
+    }
+
+    /// Replays the recording that verifies `drafts` drafts, and after each part what `follow` does;
+    /// `false` if there is none of this epoch and thread, or another has failed since it was made.
     ///
     /// # Safety
     ///
@@ -203,10 +222,12 @@ impl<R, E: PartialEq> Recorder<R, E> {
     /// place and not in use by another thread.
     pub(super) unsafe fn replay(
         &mut self,
+        drafts: usize,
         epoch: &E,
         mut follow: impl FnMut(usize, &R),
     ) -> Result<bool, GenerateError> {
-        let Some(kept) = &self.kept else {
+        let index = self.kept.iter().position(|kept| kept.drafts == drafts);
+        let Some((index, kept)) = index.map(|index| (index, &self.kept[index])) else {
             return Ok(false);
         };
         let mut recordings = kept.recordings.iter();
@@ -219,6 +240,7 @@ impl<R, E: PartialEq> Recorder<R, E> {
             unsafe { recording.replay() }.map_err(|refusal| device_error(refusal.reason()))?;
             follow(part, &recording.results);
         }
+        self.last = index;
         self.replays += 1;
         Ok(true)
     }

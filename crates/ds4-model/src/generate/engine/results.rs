@@ -14,7 +14,7 @@ pub(super) struct StepResults {
     pub(super) tokens: Tensor<2, Int>,
     /// `[lanes]`; `None` without drafts.
     pub(super) accepted: Option<Tensor<1, Int>>,
-    /// Drafts that the next step verifies, -1 where there is none: i32 `[lanes, rows - 1]`; `None`
+    /// Drafts for the next step, negative where there is none: i32 `[lanes, drafts]`; `None`
     /// without drafts.
     pub(super) drafted: Option<Tensor<2, Int>>,
     /// f32 `[lanes, rows, vocabulary]`, if computed for all tokens.
@@ -41,6 +41,8 @@ pub(super) enum PartResults {
 pub(super) struct Pending {
     read: Readback,
     rows: usize,
+    /// Drafts for the next step.
+    drafted: usize,
     log_probs: Option<usize>,
 }
 
@@ -51,7 +53,8 @@ pub(super) struct Outcome {
     pub(super) drafts: usize,
     pub(super) accepted: Vec<usize>,
     tokens: Vec<i32>,
-    drafted: Vec<i32>,
+    /// Those of each lane for the next step.
+    drafted: Vec<Vec<i32>>,
     log_probs: Option<ListedLogProbs>,
 }
 
@@ -85,18 +88,18 @@ impl Outcome {
     /// Drafts of a lane that the next step verifies, which are those before the first that is no
     /// token, and those that were dropped, because the drafter had no numbers to choose by.
     pub(super) fn drafted(&self, lane: usize) -> (usize, usize) {
-        let own = &self.drafted[lane * self.drafts..][..self.drafts];
+        let own = &self.drafted[lane];
         let drafted = own.iter().take_while(|draft| **draft >= 0).count();
         match own.get(drafted) {
             None | Some(&LEFT_OUT) => (drafted, 0),
-            Some(_) => (drafted, self.drafts - drafted),
+            Some(_) => (drafted, own.len() - drafted),
         }
     }
 
     /// Drafts of a lane that the next step verifies.
     pub(super) fn next_drafts(&self, lane: usize) -> impl Iterator<Item = u32> {
-        let own = &self.drafted[lane * self.drafts..][..self.drafts];
-        own.iter().map_while(|draft| u32::try_from(*draft).ok())
+        let own = self.drafted[lane].iter();
+        own.map_while(|draft| u32::try_from(*draft).ok())
     }
 
     /// The log-probability of a lane's token, and the most likely ones with theirs.
@@ -160,6 +163,7 @@ impl Pending {
         Self {
             read: Readback::begin_both(&numbers, &values),
             rows,
+            drafted: results.drafted.as_ref().map_or(0, |own| own.dims()[1]),
             log_probs,
         }
     }
@@ -170,15 +174,16 @@ impl Pending {
         let count = lanes * self.rows;
         let (tokens, rest) = numbers.split_at(count);
         let drafts = self.rows - 1;
-        let (accepted, drafted, ids) = match drafts {
-            0 => (vec![0; lanes], [].as_slice(), rest),
+        let (accepted, rest) = match drafts {
+            0 => (vec![0; lanes], rest),
             _ => {
                 let (accepted, rest) = rest.split_at(lanes);
-                let (drafted, ids) = rest.split_at(lanes * drafts);
                 let accepted = accepted.iter().map(|count| *count as usize);
-                (accepted.collect(), drafted, ids)
+                (accepted.collect(), rest)
             }
         };
+        let (drafted, ids) = rest.split_at(lanes * self.drafted);
+        let of_lane = |lane: usize| drafted[lane * self.drafted..][..self.drafted].to_vec();
         let log_probs = self.log_probs.map(|top| {
             let (chosen, listed) = values.split_at(count);
             ListedLogProbs {
@@ -192,7 +197,7 @@ impl Pending {
             drafts,
             accepted,
             tokens: tokens.to_vec(),
-            drafted: drafted.to_vec(),
+            drafted: (0..lanes).map(of_lane).collect(),
             log_probs,
         })
     }

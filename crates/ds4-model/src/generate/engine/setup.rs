@@ -61,6 +61,13 @@ impl Setup<'_> {
         self.drafter.as_ref().map_or(&[], |drafter| drafter.taps())
     }
 
+    /// Whether a step verifies no more drafts than the texts have, which the host has to read then
+    /// before it begins the step.
+    pub(super) fn leaves_out(&self) -> bool {
+        let drafter = self.drafter.as_ref();
+        drafter.is_some_and(|drafter| drafter.leaves_out())
+    }
+
     /// Positions that a step of so many drafts needs at most, in any cache.
     pub(super) fn positions(&self, drafts: usize) -> usize {
         let drafter = self.drafter.as_ref();

@@ -89,6 +89,12 @@ impl Text {
         self.request.max_new_tokens - generated
     }
 
+    /// Drafts that the next step has to verify: without those that the drafter has left out.
+    pub(super) fn useful_drafts(&self) -> usize {
+        let most = self.wanted().saturating_sub(1);
+        (self.drafts + self.dropped).min(most)
+    }
+
     /// Prompt and output, if the choice of tokens depends on them.
     pub(super) fn history(&self) -> Option<[&[u32]; 2]> {
         let changes = self.request.sampling.changes_logits();

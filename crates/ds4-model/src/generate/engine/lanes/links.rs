@@ -101,7 +101,7 @@ impl Links {
         }
     }
 
-    /// Makes the places where recorded steps of so many tokens find what was passed.
+    /// Makes the places where recorded steps of up to so many tokens find what was passed.
     pub(super) fn prepare(&mut self, setup: &Setup, tokens: usize) {
         let runs = setup.model.placement.runs().iter().skip(1);
         let dtype = setup.model.embedding.val().dtype();
@@ -120,11 +120,12 @@ impl Links {
     /// memory.
     pub(super) fn deliver(&mut self, rows: Tensor<2>, part: usize) -> Tensor<2> {
         let arrived = transfer(rows, &self.devices[part]);
+        let [tokens, _] = arrived.dims();
         let place = self.arrivals.get(part - 1).and_then(Option::as_ref);
-        match place.is_some_and(|place| place.dims() == arrived.dims()) {
+        match place.is_some_and(|place| place.dims()[0] >= tokens) {
             true => {
                 self.put(part, arrived);
-                self.arrival(part)
+                self.arrival(part, tokens)
             }
             false => arrived,
         }
@@ -132,14 +133,18 @@ impl Links {
 
     fn put(&mut self, part: usize, arrived: Tensor<2>) {
         let place = self.arrivals[part - 1].take().expect("it is put back");
-        let [rows, columns] = place.dims();
+        let [rows, columns] = arrived.dims();
         let place = place.slice_assign([0..rows, 0..columns], arrived);
         self.arrivals[part - 1] = Some(place);
     }
 
-    /// What a device other than the first was passed.
-    pub(super) fn arrival(&self, part: usize) -> Tensor<2> {
-        self.arrivals[part - 1].clone().expect("it is put back")
+    /// What a device other than the first was passed of so many tokens.
+    pub(super) fn arrival(&self, part: usize, tokens: usize) -> Tensor<2> {
+        let place = self.arrivals[part - 1].clone().expect("it is put back");
+        match place.dims()[0] == tokens {
+            true => place,
+            false => place.narrow(0, 0, tokens),
+        }
     }
 
     /// Passes on what a recorded part of a step results in, after its replay.

@@ -23,7 +23,7 @@ enum Scores {
 }
 
 impl Lanes {
-    /// Enqueues one step.
+    /// Enqueues one step, which verifies so many drafts.
     pub(super) fn enqueue(
         &mut self,
         setup: &Setup,
@@ -204,10 +204,11 @@ impl Lanes {
                 newest: newest.unwrap_or_else(none),
                 next,
             };
-            results.drafted = drafter.draft(verified, cache, drafts)?;
+            let count = self.new_drafts;
+            results.drafted = drafter.draft(verified, cache, count)?;
             let new = results.drafted.clone();
             columns.extend(new.map(|new| new.cast(dtype)));
-            let missing = setup.config.drafts - drafts;
+            let missing = setup.config.drafts - count;
             if missing > 0 {
                 columns.push(Tensor::full([lanes, missing], -1, (&device, dtype)));
             }
