@@ -51,6 +51,8 @@
 //! `flex` (default), `wgpu`, `cuda` and `cpu` choose the backends.
 
 #[cfg(feature = "cube")]
+mod argmax;
+#[cfg(feature = "cube")]
 mod arrival;
 pub mod attention;
 #[cfg(feature = "cube")]

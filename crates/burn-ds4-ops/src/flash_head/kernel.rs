@@ -2,15 +2,13 @@
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, arrives_last, has_nan_bits};
+use crate::argmax::{LOWEST_RANK, best_of_units, is_better, rank};
+use crate::intrinsics::{Target, arrives_last};
 
 /// The id of padding.
 const PADDING: i32 = -1;
 /// The bits of `-inf`. Shader languages have no literal for it.
 const NEG_INFINITY_BITS: u32 = 0xff80_0000;
-/// The [`rank`] of the lowest finite number: what a winner has at least.
-pub(crate) const LOWEST_RANK: u32 = 0x0080_0000;
-
 /// The numbers of tokens and candidates.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct CandidateShape {
@@ -40,17 +38,6 @@ pub(crate) struct Candidates {
     ids: Box<[i32]>,
     special: ComptimeOption<Special>,
     shape: CandidateShape,
-}
-
-/// An integer in the same order as the floats: zeros of either sign are equal, and NaN comes before
-/// everything else.
-#[cube]
-pub(crate) fn rank(x: f32) -> u32 {
-    let bits = u32::reinterpret(x);
-    let magnitude = bits & 0x7fff_ffffu32;
-    let rank = select(bits == magnitude, bits | 0x8000_0000u32, !bits);
-    let rank = select(magnitude == 0u32, 0x8000_0000u32, rank);
-    select(has_nan_bits(x), 0u32, rank)
 }
 
 /// How [`argmax_kernel`] is compiled.
@@ -117,7 +104,7 @@ pub(crate) fn argmax_kernel(
         for i in 0..comptime!(per_unit as usize) {
             // As an unsigned number, the id of padding is large.
             let (own, id) = (ranks[i], u32::cast_from(row_ids[i]));
-            let wins = id < 0x8000_0000u32 && (own > best || (own == best && id < winner));
+            let wins = id < 0x8000_0000u32 && is_better(own, id, best, winner);
             best = select(wins, own, best);
             winner = select(wins, id, winner);
         }
@@ -129,7 +116,7 @@ pub(crate) fn argmax_kernel(
         while at < shape.special {
             let id = u32::cast_from(ids[special.rows[at as usize] as usize]);
             let own = rank(special.logits[(token * shape.special + at) as usize]);
-            let wins = own > best || (own == best && id < winner);
+            let wins = is_better(own, id, best, winner);
             best = select(wins, own, best);
             winner = select(wins, id, winner);
             at += all_units;
@@ -137,20 +124,7 @@ pub(crate) fn argmax_kernel(
     }
     ranks[UNIT_POS as usize] = best;
     winners[UNIT_POS as usize] = winner;
-    #[unroll]
-    for step in 0..comptime!(units.ilog2()) {
-        let distance = comptime!(units >> (step + 1));
-        sync_cube();
-        if UNIT_POS < distance {
-            let (own, other) = (UNIT_POS as usize, (UNIT_POS + distance) as usize);
-            let (best, its) = (ranks[own], ranks[other]);
-            let (winner, id) = (winners[own], winners[other]);
-            if its > best || (its == best && id < winner) {
-                ranks[own] = its;
-                winners[own] = id;
-            }
-        }
-    }
+    best_of_units(&mut ranks, &mut winners, units);
     if comptime!(!split) {
         if UNIT_POS == 0 {
             output[token as usize] = i32::cast_from(winners[0]);
@@ -170,7 +144,7 @@ pub(crate) fn argmax_kernel(
                 for cube in 0..CUBE_COUNT_X {
                     let at = token * CUBE_COUNT_X + cube;
                     let (own, id) = (partials[at as usize], partials[(cubes + at) as usize]);
-                    let wins = own > best || (own == best && id < winner);
+                    let wins = is_better(own, id, best, winner);
                     best = select(wins, own, best);
                     winner = select(wins, id, winner);
                 }

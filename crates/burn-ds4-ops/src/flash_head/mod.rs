@@ -43,8 +43,6 @@ use crate::optional::{OptionalFloat, OptionalInt};
 use backend::FlashHeadOps;
 pub use build::{BuildOptions, BuildProgress};
 pub use head::{FlashHead, FlashHeadOptions};
-#[cfg(feature = "cube")]
-pub(crate) use kernel::{LOWEST_RANK, rank};
 
 /// The most hidden states that the operators of this family take.
 pub const MAX_TOKENS: usize = 16;

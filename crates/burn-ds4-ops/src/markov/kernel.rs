@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::flash_head::{LOWEST_RANK, rank};
+use crate::argmax::{LOWEST_RANK, best_of_units, is_better, rank};
 use crate::intrinsics::{Target, group_sum};
 
 /// Columns whose rows a plane reads before it sums any, so that several reads are on their way.
@@ -36,25 +36,38 @@ pub(crate) struct MarkovShape {
     pub cubes: u32,
 }
 
+/// What is chosen among.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct MarkovCandidates {
+    /// `[texts, places, columns]`, if the columns are not the vocabulary.
+    ids: ComptimeOption<Box<[i32]>>,
+    shape: MarkovShape,
+}
+
+/// What a place is chosen by.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct MarkovOperands<I: Int, E: Float, W: Float, N: Size> {
+    /// `[texts, places, columns]`
+    pub logits: Box<[f32]>,
+    /// `[texts]`, before the first place
+    pub tokens: Box<[I]>,
+    pub embedding: Box<[Vector<E, N>]>,
+    pub output: Box<[Vector<W, N>]>,
+}
+
 /// Finds the winner of each cube among its columns, for one place, and writes what came of the
 /// place before. Cubes along x share the columns, those along y have texts of their own.
 ///
-/// - `logits`, `ids`: `[texts, places, columns]`
-/// - `tokens`: `[texts]`, before the first place
 /// - `before`: the winners of the place before, if it is not the first, as `winners`
 /// - `winners`: `[2, texts, cubes]`, ranks and columns
 /// - `drafts`: `[texts, places]`
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
-    logits: &[f32],
-    ids: ComptimeOption<&[i32]>,
-    tokens: &[I],
-    embedding: &[Vector<E, N>],
-    output: &[Vector<W, N>],
+    operands: &MarkovOperands<I, E, W, N>,
+    candidates: &MarkovCandidates,
     before: ComptimeOption<&[u32]>,
     winners: &mut [u32],
     drafts: &mut [i32],
-    shape: MarkovShape,
     #[comptime] blueprint: MarkovBlueprint,
     #[define(I, E, W)] _dtypes: [ElemType; 3],
 ) {
@@ -65,6 +78,7 @@ pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
         texts,
         target,
     } = comptime!(blueprint);
+    let shape = &candidates.shape;
     let size = N::value();
     let held = comptime!(steps as usize * size);
     let first_text = CUBE_POS_Y * texts;
@@ -78,8 +92,8 @@ pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
         let mut token = 0u32;
         #[comptime]
         if let ComptimeOption::Some(before) = before {
-            let column = winner_of(before, number, &shape, comptime!(plane * planes));
-            let id = draft_of(column, number, shape.place - 1, &ids, &shape);
+            let column = winner_of(before, number, shape, comptime!(plane * planes));
+            let id = candidates.draft_of(column, number, shape.place - 1);
             if CUBE_POS_X == 0 && UNIT_POS == 0 {
                 drafts[(number * shape.places + shape.place - 1) as usize] = id;
             }
@@ -87,14 +101,14 @@ pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
         }
         if comptime!(before.is_none()) {
             let last = I::cast_from(shape.vocabulary - 1);
-            token = u32::cast_from(clamp(tokens[number as usize], I::new(0), last));
+            token = u32::cast_from(clamp(operands.tokens[number as usize], I::new(0), last));
         }
         #[unroll]
         for step in 0..steps {
             let vector = comptime!(step * plane) + UNIT_POS_X;
             let inside = vector < shape.vectors;
             let at = token * shape.vectors + select(inside, vector, 0u32);
-            let values = Vector::<f32, N>::cast_from(embedding[at as usize]);
+            let values = Vector::<f32, N>::cast_from(operands.embedding[at as usize]);
             let values = select(inside, values, Vector::new(0.0f32));
             #[unroll]
             for j in 0..size {
@@ -118,7 +132,7 @@ pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
             let at = min(first + column, shape.columns - 1);
             let mut row = at;
             #[comptime]
-            if let ComptimeOption::Some(ids) = ids {
+            if let ComptimeOption::Some(ids) = &candidates.ids {
                 // A cube has one text then.
                 let number = min(first_text, shape.texts - 1);
                 let place = number * shape.places + shape.place;
@@ -133,7 +147,7 @@ pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
                 let at = row as usize * shape.vectors as usize + vector as usize;
                 let zeros = Vector::new(W::new(0.0));
                 rows[comptime!((column * steps + step) as usize)] =
-                    select(inside, output[at], zeros);
+                    select(inside, operands.output[at], zeros);
             }
         }
         #[unroll]
@@ -156,7 +170,7 @@ pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
                 let sum = group_sum(sum, plane, target);
                 let number = min(first_text + text, shape.texts - 1);
                 let place = number * shape.places + shape.place;
-                let logit = logits[place as usize * shape.columns as usize + at as usize];
+                let logit = operands.logits[place as usize * shape.columns as usize + at as usize];
                 let score = rank(logit + sum);
                 let index = comptime!(text as usize);
                 let wins = is_better(score, at, ranks[index], columns[index]);
@@ -198,24 +212,19 @@ pub(crate) fn markov_kernel<I: Int, E: Float, W: Float, N: Size>(
 /// Writes what came of the last place, with one cube for each text.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn last_draft_kernel(
-    ids: ComptimeOption<&[i32]>,
+    candidates: &MarkovCandidates,
     before: &[u32],
     drafts: &mut [i32],
-    shape: MarkovShape,
     #[comptime] units: u32,
 ) {
+    let shape = &candidates.shape;
     // Cubes beyond the texts repeat the work of the last one.
     let text = min(CUBE_POS as u32, shape.texts - 1);
-    let column = winner_of(before, text, &shape, units);
-    let id = draft_of(column, text, shape.place - 1, &ids, &shape);
+    let column = winner_of(before, text, shape, units);
+    let id = candidates.draft_of(column, text, shape.place - 1);
     if UNIT_POS == 0 {
         drafts[(text * shape.places + shape.place - 1) as usize] = id;
     }
-}
-
-#[cube]
-fn is_better(rank: u32, column: u32, other_rank: u32, other_column: u32) -> bool {
-    rank > other_rank || (rank == other_rank && column < other_column)
 }
 
 /// The column that won for a text, [`u32::MAX`] without one, in all units. Every unit of the cube
@@ -238,18 +247,7 @@ fn winner_of(before: &[u32], text: u32, shape: &MarkovShape, #[comptime] units: 
     }
     ranks[UNIT_POS as usize] = best;
     columns[UNIT_POS as usize] = winner;
-    #[unroll]
-    for step in 0..comptime!(units.ilog2()) {
-        let distance = comptime!(units >> (step + 1));
-        sync_cube();
-        if UNIT_POS < distance {
-            let (own, other) = (UNIT_POS as usize, (UNIT_POS + distance) as usize);
-            if is_better(ranks[other], columns[other], ranks[own], columns[own]) {
-                ranks[own] = ranks[other];
-                columns[own] = columns[other];
-            }
-        }
-    }
+    best_of_units(&mut ranks, &mut columns, units);
     sync_cube();
     let winner = columns[0usize];
     // The shared memory may be used again.
@@ -257,21 +255,18 @@ fn winner_of(before: &[u32], text: u32, shape: &MarkovShape, #[comptime] units: 
     winner
 }
 
-/// The candidate in a column of a text's place, -1 for a column that there is not.
 #[cube]
-fn draft_of(
-    column: u32,
-    text: u32,
-    place: u32,
-    ids: &ComptimeOption<&[i32]>,
-    shape: &MarkovShape,
-) -> i32 {
-    let mut id = i32::cast_from(column);
-    #[comptime]
-    if let ComptimeOption::Some(ids) = ids {
-        let row = (text * shape.places + place) as usize * shape.columns as usize;
-        let inside = select(column < shape.columns, column, 0u32);
-        id = ids[row + inside as usize];
+impl MarkovCandidates {
+    /// The candidate in a column of a text's place, -1 for a column that there is not.
+    fn draft_of(&self, column: u32, text: u32, place: u32) -> i32 {
+        let shape = &self.shape;
+        let mut id = i32::cast_from(column);
+        #[comptime]
+        if let ComptimeOption::Some(ids) = &self.ids {
+            let row = (text * shape.places + place) as usize * shape.columns as usize;
+            let inside = select(column < shape.columns, column, 0u32);
+            id = ids[row + inside as usize];
+        }
+        select(column < shape.columns, id, -1i32)
     }
-    select(column < shape.columns, id, -1i32)
 }

@@ -5,7 +5,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::kernel::{MarkovBlueprint, MarkovShapeLaunch, UNROLL, last_draft_kernel, markov_kernel};
+use super::kernel::{
+    MarkovBlueprint, MarkovCandidatesLaunch, MarkovOperandsLaunch, MarkovShapeLaunch, UNROLL,
+    last_draft_kernel, markov_kernel,
+};
 use crate::caps::Caps;
 use crate::launching::{MAX_CUBES, address_type, cube_count, fits_i32, output, row_vector_size};
 
@@ -68,8 +71,8 @@ pub(super) fn markov_drafts(
     let cubes = columns
         .div_ceil((planes * UNROLL) as usize)
         .min(MAX_COLUMN_CUBES);
-    let shape = |place: usize| {
-        MarkovShapeLaunch::new(
+    let candidates = |place: usize| {
+        let shape = MarkovShapeLaunch::new(
             texts as u32,
             places as u32,
             columns as u32,
@@ -77,7 +80,9 @@ pub(super) fn markov_drafts(
             (rank / size) as u32,
             place as u32,
             cubes as u32,
-        )
+        );
+        let ids = ids.clone().map(CubeTensor::into_buffer_arg);
+        MarkovCandidatesLaunch::new(ids.into(), shape)
     };
     let drafts = output(&logits, [texts, places], DType::I32);
     // Those of a place are read while those of the next are written.
@@ -85,7 +90,6 @@ pub(super) fn markov_drafts(
     let [embedding, weight] = &matrices;
     let dtypes = [tokens.dtype, embedding.dtype, weight.dtype].map(dtype_to_storage_type);
     let address = address_type([&logits, embedding, weight]);
-    let ids_arg = || ids.clone().map(CubeTensor::into_buffer_arg).into();
     for place in 0..places {
         let (before, own) = (&winners[(place + 1) % 2], &winners[place % 2]);
         let before = (place > 0).then(|| before.clone().into_buffer_arg());
@@ -98,15 +102,16 @@ pub(super) fn markov_drafts(
                 CubeDim::new_2d(plane, planes),
                 address,
                 size,
-                logits.clone().into_buffer_arg(),
-                ids_arg(),
-                tokens.clone().into_buffer_arg(),
-                embedding.clone().into_buffer_arg(),
-                weight.clone().into_buffer_arg(),
+                MarkovOperandsLaunch::new(
+                    logits.clone().into_buffer_arg(),
+                    tokens.clone().into_buffer_arg(),
+                    embedding.clone().into_buffer_arg(),
+                    weight.clone().into_buffer_arg(),
+                ),
+                candidates(place),
                 before.into(),
                 own.clone().into_buffer_arg(),
                 drafts.clone().into_buffer_arg(),
-                shape(place),
                 blueprint,
                 dtypes,
             );
@@ -121,10 +126,9 @@ pub(super) fn markov_drafts(
             cube_count(&client, texts),
             CubeDim::new_1d(UNITS),
             address,
-            ids_arg(),
+            candidates(places),
             last.clone().into_buffer_arg(),
             drafts.clone().into_buffer_arg(),
-            shape(places),
             UNITS,
         );
     }

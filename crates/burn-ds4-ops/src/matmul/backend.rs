@@ -50,13 +50,7 @@ impl MatmulOps for burn::backend::Flex {
 #[cfg(feature = "cube")]
 impl MatmulOps for burn_cubecl::CubeBackend {
     fn precise_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        use burn::backend::ops::FloatTensorOps;
-
-        if lhs.dtype() == burn::tensor::DType::F32 {
-            crate::gemm::launch::library::f32_matmul(lhs, rhs)
-        } else {
-            Self::float_matmul(lhs, rhs)
-        }
+        crate::gemm::launch::library::matmul(lhs, rhs)
     }
 }
 

@@ -1,14 +1,12 @@
 //! The host side: which kernel, and how the work is divided.
 
 use burn::backend::TensorMetadata;
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{DType, FloatDType};
-use burn_cubecl::CubeBackend;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::group_layout;
 use crate::gemm::launch::dense::MatrixGroup;
-use crate::gemm::launch::library::{f32_matmul, half_linear};
+use crate::gemm::launch::library::linear;
 use crate::launching::output;
 
 /// Rows of an f32 weight up to which the kernel for few rows of `x` is faster for any number of
@@ -33,22 +31,11 @@ pub(super) fn small_m_matmul(
     };
     let narrow = weight.dtype == DType::F32 && height <= NARROW_HEIGHT && rows <= MAX_NARROW_ROWS;
     if rows > invariant_rows && !narrow && !group.streams(&x) {
-        return large_m_matmul(x, weight, dtype);
+        return linear(x, weight, dtype);
     }
     let result = output(&x, [rows, height], dtype);
     group.launch(x, &result);
     result
-}
-
-/// The fastest product for large M.
-fn large_m_matmul(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
-    let same = x.dtype == weight.dtype;
-    if same && x.dtype != DType::F32 {
-        return half_linear(x, weight, dtype);
-    }
-    let wide = |tensor| CubeBackend::float_cast(tensor, FloatDType::F32);
-    let product = f32_matmul(wide(x), CubeBackend::float_transpose(wide(weight)));
-    CubeBackend::float_cast(product, dtype.into())
 }
 
 /// The products of `x` with each of some weights of one dtype, laid out as [`group_layout`] says.

@@ -134,8 +134,8 @@ impl RouterOps for burn_cubecl::CubeBackend {
             let (bias, padding) = (bias.into_option(), padding.into_option());
             return super::launch::dense_router(x, gate, bias, padding, k, scale);
         }
-        let logits = if super::launch::can_multiply_16_bit(&x, &gate) {
-            crate::gemm::launch::library::half_linear(x, gate, burn::tensor::DType::F32)
+        let logits = if x.shape().num_elements() > 0 {
+            crate::gemm::launch::library::linear(x, gate, burn::tensor::DType::F32)
         } else {
             reference::logits::<Self>(x, gate)
         };

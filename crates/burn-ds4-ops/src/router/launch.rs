@@ -359,15 +359,7 @@ fn mma_dtype(x: &CubeTensor, gate: &CubeTensor) -> Option<&'static str> {
     }
 }
 
-/// Whether the matrix product can take the operands as they are without a loss of precision.
-pub(super) fn can_multiply_16_bit(x: &CubeTensor, gate: &CubeTensor) -> bool {
-    let [tokens, d_model] = x.shape().dims();
-    tokens > 0
-        && d_model > 0
-        && x.dtype == gate.dtype
-        && matches!(x.dtype, DType::F16 | DType::BF16)
-}
-
+/// Whether there is a kernel that multiplies and selects.
 pub(super) fn can_fuse(x: &CubeTensor, gate: &CubeTensor, k: usize) -> bool {
     let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
     let most = match mma_dtype(x, gate) {

@@ -2,11 +2,11 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::matmul::init_matmul_output;
+use burn_cubecl::kernel::matmul::{MatmulStrategy, init_matmul_output, matmul as burn_matmul};
 use burn_cubecl::tensor::CubeTensor;
-use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
 use cubek::matmul::launch::launch_ref;
 use cubek::matmul::multi_level;
 use cubek::matmul::strategy::Strategy;
@@ -14,61 +14,126 @@ use cubek::std::InputBinding;
 
 use super::wgmma::{can_multiply_dense, multiply_dense};
 
+/// `lhs · rhs` in the dtype of both, whose products are summed in f32.
+pub(crate) fn matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
+    let dtype = lhs.dtype;
+    if dtype == DType::F32 {
+        return f32_matmul(lhs, rhs);
+    }
+    let strategy = MatmulStrategy::default();
+    burn_matmul(lhs.clone(), rhs.clone(), None, strategy, dtype)
+        .unwrap_or_else(|_| wide_matmul(lhs, rhs, dtype))
+}
+
+/// `lhs · rhs` in f32, for operands of 16 bits that no kernel takes: without tensor cores, theirs
+/// takes more shared memory than some devices have.
+fn wide_matmul(lhs: CubeTensor, rhs: CubeTensor, out: DType) -> CubeTensor {
+    let wide = |tensor| CubeBackend::float_cast(tensor, FloatDType::F32);
+    CubeBackend::float_cast(f32_matmul(wide(lhs), wide(rhs)), out.into())
+}
+
 /// Multiplies with a kernel that uses no tensor cores: only those keep f32 operands as they are.
-pub(crate) fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
-    let f32 = dtype_to_storage_type(DType::F32);
+fn f32_matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
     let output = init_matmul_output(&lhs, &rhs, DType::F32);
-    let client = output.client.clone();
-    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
-        lhs: f32,
-        rhs: f32,
-        out: f32,
-    });
-    launch_ref(
-        &Strategy::MultiLevel(multi_level::Strategy::SimpleUnit(Default::default())),
-        &client,
-        InputBinding::new(lhs.binding(), f32),
-        InputBinding::new(rhs.binding(), f32),
-        output.clone().binding(),
-        &mut dtypes,
-    )
-    .expect("the kernel without tensor cores takes any shape");
+    let strategy = multi_level::Strategy::SimpleUnit(Default::default());
+    launch(strategy, lhs, rhs, &output)
+        .expect("the kernel without tensor cores takes f32 of any shape");
     output
 }
 
-/// `x · weightᵀ` for f16 or bf16 matrices of one dtype, on tensor cores if there are any; the f32
-/// sums become `out`.
-pub(crate) fn half_linear(x: CubeTensor, weight: CubeTensor, out: DType) -> CubeTensor {
+/// `x · weightᵀ` for large M: 16-bit matrices of one dtype on tensor cores if there are any, all
+/// others in f32. The f32 sums become `out`.
+pub(crate) fn linear(x: CubeTensor, weight: CubeTensor, out: DType) -> CubeTensor {
     if can_multiply_dense(&x, &weight) {
         return multiply_dense(x, weight, out);
     }
-    let (lhs, rhs) = (x, CubeBackend::float_transpose(weight));
-    let dtype = dtype_to_storage_type(lhs.dtype);
-    let output = init_matmul_output(&lhs, &rhs, out);
-    let out = dtype_to_storage_type(out);
-    let client = output.client.clone();
-    // Fastest first. A strategy that the device or the shape rules out fails before it launches.
+    // Fastest first.
     let strategies = [
-        Strategy::MultiLevel(multi_level::Strategy::SpecializedTmaMma(Default::default())),
-        Strategy::MultiLevel(multi_level::Strategy::DoubleCyclicMma(Default::default())),
-        Strategy::Auto,
+        multi_level::Strategy::SpecializedTmaMma(Default::default()),
+        multi_level::Strategy::DoubleCyclicMma(Default::default()),
+        multi_level::Strategy::SimpleCyclicCmma(Default::default()),
+        multi_level::Strategy::SimpleUnit(Default::default()),
     ];
-    let launched = strategies.iter().any(|strategy| {
-        let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
-            lhs: dtype,
-            rhs: dtype,
-            out,
-        });
-        launch_ref(
-            strategy,
-            &client,
-            InputBinding::new(lhs.clone().binding(), dtype),
-            InputBinding::new(rhs.clone().binding(), dtype),
-            output.clone().binding(),
-            &mut dtypes,
-        )
-        .is_ok()
+    linear_by(&strategies, x, weight, out)
+}
+
+/// [`linear`] by the first strategy that takes the operands, else in f32.
+fn linear_by(
+    strategies: &[multi_level::Strategy],
+    x: CubeTensor,
+    weight: CubeTensor,
+    out: DType,
+) -> CubeTensor {
+    let weight = CubeBackend::float_transpose(weight);
+    if x.dtype == weight.dtype && x.dtype != DType::F32 {
+        let output = init_matmul_output(&x, &weight, out);
+        // A strategy that the device or the shape rules out fails before it launches.
+        let launched = strategies
+            .iter()
+            .any(|strategy| launch(strategy.clone(), x.clone(), weight.clone(), &output).is_ok());
+        if launched {
+            return output;
+        }
+    }
+    wide_matmul(x, weight, out)
+}
+
+fn launch(
+    strategy: multi_level::Strategy,
+    lhs: CubeTensor,
+    rhs: CubeTensor,
+    output: &CubeTensor,
+) -> Result<(), MatmulSetupError> {
+    let [lhs_dtype, rhs_dtype, out] =
+        [lhs.dtype, rhs.dtype, output.dtype].map(dtype_to_storage_type);
+    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
+        lhs: lhs_dtype,
+        rhs: rhs_dtype,
+        out,
     });
-    assert!(launched, "matmul: no kernel for this device");
-    output
+    launch_ref(
+        &Strategy::MultiLevel(strategy),
+        &output.client,
+        InputBinding::new(lhs.binding(), lhs_dtype),
+        InputBinding::new(rhs.binding(), rhs_dtype),
+        output.clone().binding(),
+        &mut dtypes,
+    )
+}
+
+// With fusion, tensors are of another backend.
+#[cfg(all(test, not(feature = "fusion")))]
+mod tests {
+    use burn::tensor::{Distribution, Tensor};
+
+    use super::*;
+    use crate::device::DeviceSpec;
+
+    #[test]
+    fn sixteen_bits_are_multiplied_in_f32_where_no_strategy_takes_them() {
+        for spec in [DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+            let Ok(device) = spec.init() else {
+                continue;
+            };
+            // TMA takes no rows of 6 bytes, and no device but a few of NVIDIA's has it.
+            let tma = multi_level::Strategy::SpecializedTmaMma(Default::default());
+            for strategies in [&[][..], &[tma]] {
+                let random = |shape| {
+                    let values = Tensor::<2>::random(shape, Distribution::Default, &device);
+                    values.cast(FloatDType::F16)
+                };
+                let (x, weight) = (random([40, 3]), random([24, 3]));
+                let wide = |tensor: &Tensor<2>| tensor.clone().cast(FloatDType::F32);
+                let expected = wide(&x).matmul(wide(&weight).transpose());
+                let [x, weight] = [x, weight].map(|tensor| {
+                    let tensor = tensor.try_into_primitive::<CubeBackend>();
+                    tensor.expect("a tensor of this backend")
+                });
+                let product = linear_by(strategies, x, weight, DType::F32);
+                let product = Tensor::<2>::try_from_primitive::<CubeBackend>(product);
+                let error = (product - expected).abs().max().into_scalar::<f32>();
+                assert!(error < 1e-5, "{spec}: {error}");
+            }
+        }
+    }
 }
