@@ -90,6 +90,7 @@ impl HyperConnectionConfig {
 
 /// Collapses the streams before a sub-layer and spreads its output after it. All coefficients are
 /// computed in f32.
+#[doc(alias = "mhc")]
 #[derive(Module, Debug)]
 pub struct HyperConnection {
     /// Projection of all streams to the coefficients: f32 `[(2 + n)·n, n·d]`.

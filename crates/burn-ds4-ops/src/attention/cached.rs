@@ -117,6 +117,7 @@ pub struct CachedQueries {
 /// # Source
 ///
 /// DeepSeek-V4 `inference/model.py`, the window part of `Attention.forward`.
+#[doc(alias = "reshape_and_cache")]
 pub fn append_rows(
     new: NewRows,
     positions: Positions,
@@ -221,6 +222,8 @@ impl backend::NewRows<Dispatch> {
 ///
 /// DeepSeek-V4 `inference/model.py`, `Attention.forward`, and `inference/kernel.py`,
 /// `sparse_attn_kernel`.
+#[doc(alias = "flash_decoding")]
+#[doc(alias = "paged_attention")]
 pub fn cached_attention(
     queries: CachedQueries,
     positions: Positions,

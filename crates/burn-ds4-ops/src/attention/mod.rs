@@ -231,6 +231,7 @@ pub struct VisibleBlocks {
 /// # Source
 ///
 /// DeepSeek-V4 `inference/model.py`, `Indexer.forward`.
+#[doc(alias = "lightning_indexer")]
 pub fn index_scores(
     queries: Tensor<4>,
     keys: Tensor<3>,

@@ -138,6 +138,8 @@ pub struct GatedDelta {
 /// a scale or threshold that is NaN. Where the device's memory is the host's, also for a slot
 /// beyond the pool, a slot that one sequence writes to and another one uses, and more accepted
 /// tokens than there are.
+#[doc(alias = "gdn")]
+#[doc(alias = "fused_recurrent_gated_delta_rule")]
 pub fn gated_delta_rule(
     inputs: GatedDeltaInputs,
     pool: Tensor<4>,

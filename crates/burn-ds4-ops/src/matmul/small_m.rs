@@ -61,6 +61,22 @@ impl Default for SmallMOptions {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and for `invariant_rows` outside its
 /// range.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_data([[2.0, 4.0], [1.0, 0.0]], &device);
+/// let weight = Tensor::<2>::from_data([[1.0, 2.0], [0.0, -1.0]], &device);
+/// let y = small_m_matmul(x, weight, SmallMOptions::default())?;
+/// y.into_data().assert_eq(&TensorData::from([[10.0_f32, -4.0], [1.0, 0.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "gemv")]
 pub fn small_m_matmul<const D: usize>(
     x: Tensor<D>,

@@ -32,6 +32,24 @@ use backend::{MoeOps, PackedExperts};
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and for a `limit` that is negative
 /// or NaN.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::moe::swiglu;
+///
+/// let device = Device::flex();
+/// let gate = Tensor::<1>::from_data([0.0, 100.0], &device);
+/// let up = Tensor::<1>::from_data([3.0, 7.0], &device);
+/// // silu(0) · 3, and 5 · 5 after the clamp.
+/// let output = swiglu(gate, up, Some(5.0))?.into_data();
+/// assert_eq!(output.iter::<f32>().next(), Some(0.0));
+/// assert!((output.iter::<f32>().nth(1).unwrap() - 24.8327).abs() < 1e-3);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "silu_and_mul")]
 pub fn swiglu<const D: usize>(
     gate: Tensor<D>,

@@ -45,6 +45,22 @@ pub(crate) use launch::Norm;
 ///
 /// [`OpError`] for a dtype, shape or device that does not match, and for an `epsilon` that is
 /// negative or NaN.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::norm::rms_norm;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_data([[2.0, -2.0, 2.0, 2.0]], &device);
+/// let weight = Tensor::<1>::from_data([1.0, 1.0, 1.0, 3.0], &device);
+/// let normed = rms_norm(x, Some(weight), 0.0)?;
+/// normed.into_data().assert_eq(&TensorData::from([[1.0_f32, -1.0, 1.0, 3.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "RMSNorm")]
 pub fn rms_norm<const D: usize>(
     x: Tensor<D>,

@@ -182,6 +182,25 @@ pub fn dequantize_fp4_batched(
 ///
 /// [`OpError`] where `x` has another dtype, or `weights` are not one matrix with as many columns as
 /// `x`, or are on another device.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::quant::{Weights, quant_linear};
+///
+/// let device = Device::flex();
+/// // A matrix of floats; `Weights::fp8` and `Weights::fp4` take codes and scales.
+/// let values = Tensor::<3>::from_data([[[1.0, 2.0], [0.0, -1.0], [0.5, 0.5]]], &device);
+/// let x = Tensor::<2>::from_data([[2.0, 4.0]], &device);
+/// let y = quant_linear(x, &Weights::dense(values)?)?;
+/// y.into_data().assert_eq(&TensorData::from([[10.0_f32, -4.0, 3.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
+#[doc(alias = "w8a16")]
+#[doc(alias = "w4a16")]
 pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     let [count, out, columns] = weights.dims();

@@ -229,6 +229,24 @@ pub enum HashWeights {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and where there is no row in
 /// `table`, no entry in a row, no expert or more experts than an id can name.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::router::{HashWeights, hash_route};
+///
+/// let device = Device::flex();
+/// // The two experts of each of three tokens of a vocabulary.
+/// let table = Tensor::<2, Int>::from_data([[0, 1], [3, 2], [1, 3]], &device);
+/// let text = Tensor::<1, Int>::from_data([2, 1], &device);
+/// let (weights, ids) = hash_route(text, table, HashWeights::Uniform { experts: 4 }, 1.0)?;
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 3, 3, 2]);
+/// assert_eq!(weights.into_data().iter::<f32>().collect::<Vec<_>>(), [0.5; 4]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn hash_route(
     token_ids: Tensor<1, Int>,
     table: Tensor<2, Int>,

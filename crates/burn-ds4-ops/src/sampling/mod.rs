@@ -126,6 +126,29 @@ pub struct VerifiedDrafts {
 ///
 /// [`OpError`] for a dtype, shape or device that does not match, and more than [`MAX_COLUMNS`]
 /// columns.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::sampling::{BatchParams, LaneParams, SamplingParams, sample};
+///
+/// let device = Device::flex();
+/// let logits = Tensor::<2>::from_data([[0.5, 2.0, 1.0], [9.0, 0.0, 0.0]], &device);
+/// let drawn = SamplingParams { temperature: 0.8, top_p: 0.9, ..SamplingParams::default() };
+/// // The first lane is greedy, the second draws from the most likely tokens.
+/// let lanes = [
+///     LaneParams::default(),
+///     LaneParams { sampling: drawn, seed: 7, ..LaneParams::default() },
+/// ];
+/// let params = BatchParams::new(&lanes, 3, &device)?;
+/// let positions = Tensor::<1, Int>::from_data([0, 0], &device);
+/// let ids = sample(logits, &params, positions)?;
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 0]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn sample(
     logits: Tensor<2>,
     params: &BatchParams,

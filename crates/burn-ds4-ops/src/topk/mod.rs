@@ -160,6 +160,24 @@ pub fn top_k_per_row_decode<const D: usize>(
 ///
 /// As [`top_k_per_row`]; also for a `next_n` that is 0 or does not divide the number of rows, and
 /// where the columns stand for no tokens or for more than 2^30.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::topk::{Windows, top_k_ids};
+///
+/// let device = Device::flex();
+/// let logits = Tensor::<2>::from_data([[3.0, 1.0, 2.0, 9.0], [3.0, 1.0, 2.0, 9.0]], &device);
+/// // Two tokens of a text of four: the first does not see the last column.
+/// let lengths = Tensor::<1, Int>::from_data([4], &device);
+/// let ids = top_k_ids(logits, Windows::Lengths { lengths, next_n: 2 }, 2)?;
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [0, 2, 0, 3]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
+#[doc(alias = "topk")]
 pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Result<Tensor<2, Int>, OpError> {
     check(&logits, &windows, k)?;
     Ok(ids_within(logits, windows.into_bounds(), k))

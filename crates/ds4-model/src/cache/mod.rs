@@ -483,6 +483,8 @@ pub struct LayerCache {
 /// State of a stack of layers for a batch of sequences, which may have different lengths.
 ///
 /// The layers may be on several devices. Each of them then has the lengths of the sequences.
+#[doc(alias = "kv_cache")]
+#[doc(alias = "KVCache")]
 #[derive(Clone, Debug)]
 pub struct Cache {
     layout: CacheLayout,

@@ -172,6 +172,7 @@ impl Group {
 ///     Ok(texts)
 /// }
 /// ```
+#[doc(alias = "continuous_batching")]
 #[derive(Debug)]
 pub struct Engine<'a> {
     /// Smaller lanes first.
