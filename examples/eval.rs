@@ -97,12 +97,13 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    shared::log::show();
     shared::finish(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     args.flash.check(args.flash_head, "--flash-head")?;
-    let devices = args.device.init(Some(args.window.get()))?;
+    let devices = args.device.init(1, Some(args.window.get()))?;
     let checkpoint = Checkpoint::open(&args.model)?;
     let config = checkpoint.config();
     let tokens = read_tokens(args, config)?;

@@ -29,10 +29,10 @@ use clap::Parser;
 use ds4_model::cache::{CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, CheckpointTensor, Dtype, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
-use ds4_model::parallel;
+use ds4_model::parallel::Parallel;
 use ds4_model::placement::{DEFAULT_CONTEXT, ModelBytes, PlacementError, Plan};
 
-use shared::devices::ParallelArg;
+use shared::devices::SharingArgs;
 
 /// Dtype of the activations of a model that is divided among devices.
 const DIVIDED_DTYPE: FloatDType = FloatDType::BF16;
@@ -47,25 +47,17 @@ struct Args {
     #[arg(long)]
     tensors: bool,
     /// Shows how the model would be divided among so many devices.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(id = "device", long = "devices", value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     devices: Option<u32>,
     /// Positions of all texts together, whose caches count for that.
-    #[arg(long, value_name = "TOKENS", default_value_t = DEFAULT_CONTEXT, requires = "devices")]
+    #[arg(long, value_name = "TOKENS", default_value_t = DEFAULT_CONTEXT, requires = "device")]
     ctx: usize,
-    /// Layers of each device, with commas between them [default: as many as balance the memory].
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "LAYERS",
-        requires = "devices"
-    )]
-    split: Option<Vec<usize>>,
-    /// What the devices share: whole layers, or parts of every layer.
-    #[arg(long, value_enum, default_value_t, requires = "devices")]
-    parallel: ParallelArg,
+    #[command(flatten)]
+    sharing: SharingArgs,
     /// Memory of a device, in GB.
     #[arg(long, value_name = "GB", value_parser = clap::value_parser!(u32).range(1..))]
-    #[arg(requires = "devices")]
+    #[arg(requires = "device")]
     memory: Option<u32>,
 }
 
@@ -141,11 +133,8 @@ impl<'a> Division<'a> {
         let bytes = checkpoint.model_bytes(&options, &device, positions)?;
         let names = (0..count).map(|index| format!("device {index}"));
         let names: Vec<String> = names.collect();
-        if args.parallel == ParallelArg::Tensor {
-            parallel::check(checkpoint.config(), names.len())?;
-        }
         Ok(Self {
-            plan: plan(&bytes, &names, args)?,
+            plan: plan(checkpoint.config(), &bytes, &names, args)?,
             args,
             names,
             bytes,
@@ -159,9 +148,9 @@ impl<'a> Division<'a> {
             "\nplan for {} devices, packed, bf16 activations, caches of {} positions{}",
             self.names.len(),
             grouped(self.positions),
-            match self.args.parallel {
-                ParallelArg::Layers => "",
-                ParallelArg::Tensor => ", a part of every layer on each",
+            match self.args.sharing.parallel.into() {
+                Parallel::Layers | Parallel::Auto => "",
+                Parallel::Tensor => ", a part of every layer on each",
             }
         )?;
         let heads = ["layers", "weights", "caches", "together"];
@@ -191,7 +180,7 @@ impl<'a> Division<'a> {
         let fits = |positions: usize| {
             let bytes = self.bytes.clone();
             let bytes = bytes.with_caches(config, DIVIDED_DTYPE, positions);
-            let plan = plan(&bytes, &self.names, self.args);
+            let plan = plan(config, &bytes, &self.names, self.args);
             plan.is_ok_and(|plan| plan.check(&self.names, &memory).is_ok())
         };
         let longest = config.max_position_embeddings;
@@ -213,15 +202,14 @@ impl<'a> Division<'a> {
     }
 }
 
-fn plan(bytes: &ModelBytes, names: &[String], args: &Args) -> Result<Plan, PlacementError> {
-    match (args.parallel, &args.split) {
-        (ParallelArg::Tensor, None) => Plan::tensor(bytes, names),
-        (ParallelArg::Tensor, Some(split)) => Err(PlacementError::SplitTensor {
-            split: split.clone(),
-        }),
-        (ParallelArg::Layers, Some(split)) => Plan::split(bytes, names, split),
-        (ParallelArg::Layers, None) => Plan::balanced(bytes, names),
-    }
+fn plan(
+    config: &ModelConfig,
+    bytes: &ModelBytes,
+    names: &[String],
+    args: &Args,
+) -> Result<Plan, PlacementError> {
+    let SharingArgs { split, parallel } = &args.sharing;
+    Plan::new(config, bytes, names, (*parallel).into(), split.as_deref())
 }
 
 /// Bytes of the model's tensors, by how it is loaded.

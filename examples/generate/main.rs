@@ -11,7 +11,6 @@ mod page;
 mod prompt;
 #[path = "../shared/mod.rs"]
 mod shared;
-mod warnings;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -41,7 +40,7 @@ const WARM_UP_PROMPT: usize = 64;
 const WARM_UP_PIECES: usize = 8;
 
 fn main() -> ExitCode {
-    warnings::show();
+    shared::log::show();
     finish(run(&Args::parse()))
 }
 
@@ -58,7 +57,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let flash = args.head == Head::Flash || args.draft_head == Head::Flash;
     args.flash
         .check(flash, "--head flash or --draft-head flash")?;
-    let on = place.devices.init(args.ctx.map(|ctx| ctx as usize))?;
+    let on = place.devices.init(1, args.ctx.map(|ctx| ctx as usize))?;
     let prompt = Prompt::of(args)?;
     if prompt != Prompt::Chat && !args.chat {
         let options = [

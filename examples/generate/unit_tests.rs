@@ -11,4 +11,3 @@ mod page;
 mod prompt;
 #[path = "../shared/mod.rs"]
 mod shared;
-mod warnings;

@@ -130,7 +130,7 @@ fn run(
 ) -> Result<(), Failure> {
     let place = args.place.place();
     let context = args.ctx.map(|ctx| ctx as usize * usize::from(args.lanes));
-    let devices = place.devices.init(context)?;
+    let devices = place.devices.init(args.lanes.into(), context)?;
     let options = load_options(place.device(), place.dtype, args.drafts.is_wanted());
     let options = args.rounding.apply(options);
     let bar = LoadBar::default();

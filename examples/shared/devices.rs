@@ -21,8 +21,11 @@ pub enum DeviceArgsError {
 /// How several devices share a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ParallelArg {
-    /// Each has some of the layers.
+    /// Parts for one text at a time, if the devices can write to each other's memory and each can
+    /// have an equal part; layers otherwise.
     #[default]
+    Auto,
+    /// Each has some of the layers.
     Layers,
     /// Each has a part of every layer: one text takes less time.
     Tensor,
@@ -31,10 +34,27 @@ pub enum ParallelArg {
 impl From<ParallelArg> for Parallel {
     fn from(arg: ParallelArg) -> Self {
         match arg {
+            ParallelArg::Auto => Self::Auto,
             ParallelArg::Layers => Self::Layers,
             ParallelArg::Tensor => Self::Tensor,
         }
     }
+}
+
+/// Options of how several devices share a model. The argument that says which is `device`.
+#[derive(Clone, Debug, Args)]
+pub struct SharingArgs {
+    /// Layers of each device, with commas between them [default: as many as balance the memory].
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LAYERS",
+        requires = "device"
+    )]
+    pub split: Option<Vec<usize>>,
+    /// What several devices share: whole layers, or parts of every layer.
+    #[arg(long, value_enum, default_value_t, requires = "device")]
+    pub parallel: ParallelArg,
 }
 
 /// Options of where a model runs.
@@ -44,17 +64,8 @@ pub struct DeviceArgs {
     /// model: cuda:0,cuda:1 [default: flex; generate and serve: the best that is there].
     #[arg(long, value_delimiter = ',', value_name = "DEVICE")]
     device: Vec<DeviceSpec>,
-    /// Layers of each device, with commas between them [default: as many as balance the memory].
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "LAYERS",
-        requires = "device"
-    )]
-    split: Option<Vec<usize>>,
-    /// What several devices share: whole layers, or parts of every layer.
-    #[arg(long, value_enum, default_value_t, requires = "device")]
-    parallel: ParallelArg,
+    #[command(flatten)]
+    sharing: SharingArgs,
 }
 
 impl DeviceArgs {
@@ -74,8 +85,9 @@ impl DeviceArgs {
         self.device.first().copied().unwrap_or_default()
     }
 
-    /// The devices, for texts of so many positions together, or as many as usual.
-    pub fn init(&self, positions: Option<usize>) -> Result<Devices, DeviceArgsError> {
+    /// The devices, for up to so many texts at a time, of so many positions together, or as many
+    /// as usual.
+    pub fn init(&self, texts: usize, positions: Option<usize>) -> Result<Devices, DeviceArgsError> {
         let specs = match &self.device[..] {
             [] => &[DeviceSpec::default()],
             specs => specs,
@@ -84,8 +96,13 @@ impl DeviceArgs {
             .iter()
             .map(|spec| Ok((spec.to_string(), spec.init()?)));
         let devices = devices.collect::<Result<_, DeviceError>>()?;
-        let devices = Devices::new(devices)?.with_split(self.split.clone());
-        let devices = devices.with_parallel(self.parallel.into());
+        let SharingArgs { split, parallel } = self.sharing.clone();
+        let devices = Devices::new(devices)?.with_split(split);
+        let devices = devices.with_parallel(match parallel {
+            // With whole layers, all devices work at once where there are several texts.
+            ParallelArg::Auto if texts > 1 => Parallel::Layers,
+            own => own.into(),
+        });
         Ok(devices.with_context(positions.unwrap_or(DEFAULT_CONTEXT)))
     }
 }

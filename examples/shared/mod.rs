@@ -10,6 +10,7 @@ pub mod devices;
 pub mod drafts;
 pub mod flash;
 pub mod load_bar;
+pub mod log;
 pub mod place;
 
 use std::error::Error;

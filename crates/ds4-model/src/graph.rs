@@ -138,6 +138,11 @@ impl<T> Recording<T> {
         StreamId::current() == self.stream
     }
 
+    /// What the device is called in errors.
+    pub(crate) fn device(&self) -> String {
+        crate::placement::name(&self.device)
+    }
+
     /// Enqueues the recorded work.
     ///
     /// # Safety

@@ -38,6 +38,9 @@ pub enum Parallel {
     Layers,
     /// Each has a part of every layer: one text takes less.
     Tensor,
+    /// Parts, if the devices can write to each other's memory, each can have an equal part, and no
+    /// split is named; whole layers otherwise.
+    Auto,
 }
 
 /// Ends of the names of weights of which each device has a part, besides the output matrix. The

@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::Once;
 
 use burn::tensor::{Device, FloatDType};
+use burn_ds4_ops::collective::{DeviceGroup, GroupRoute};
 use burn_ds4_ops::transfer::Route;
 
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
@@ -605,6 +606,32 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Divides a model among devices of these names: in parts, by a split, or balanced.
+    /// [`Parallel::Auto`] means whole layers here, since names do not tell what devices can do.
+    ///
+    /// # Errors
+    ///
+    /// If there is no device, the layers cannot be divided, or the split does not fit them.
+    pub fn new(
+        config: &ModelConfig,
+        model: &ModelBytes,
+        names: &[String],
+        parallel: Parallel,
+        split: Option<&[usize]>,
+    ) -> Result<Self, PlacementError> {
+        match (parallel, split) {
+            (Parallel::Tensor, Some(split)) => Err(PlacementError::SplitTensor {
+                split: split.to_vec(),
+            }),
+            (Parallel::Tensor, None) => {
+                parallel::check(config, names.len())?;
+                Self::tensor(model, names)
+            }
+            (Parallel::Layers | Parallel::Auto, Some(split)) => Self::split(model, names, split),
+            (Parallel::Layers | Parallel::Auto, None) => Self::balanced(model, names),
+        }
+    }
+
     /// Divides the layers among devices of these names so that the fullest device has as little as
     /// possible, and the others as much alike as possible.
     ///
@@ -859,7 +886,7 @@ impl Devices {
         self.context
     }
 
-    /// Divides a model of so many bytes.
+    /// Divides a model of so many bytes. Among several devices, the log has the plan.
     ///
     /// # Errors
     ///
@@ -870,21 +897,18 @@ impl Devices {
         config: &ModelConfig,
         model: &ModelBytes,
     ) -> Result<Placement, PlacementError> {
-        if self.parallel == Parallel::Tensor {
-            if let Some(split) = &self.split {
-                let split = split.clone();
-                return Err(PlacementError::SplitTensor { split });
-            }
-            parallel::check(config, self.devices.len())?;
-            let plan = Plan::tensor(model, &self.names)?;
-            plan.check(&self.names, &self.memory)?;
+        let parallel = self.chosen(config, model, || {
+            let group = DeviceGroup::new(&self.devices);
+            group.is_ok_and(|group| *group.route() == GroupRoute::Memory)
+        });
+        let plan = self.plan(config, model, parallel)?;
+        if self.devices.len() > 1 {
+            let lines = self.lines(&plan, parallel);
+            lines.for_each(|line| log::info!("{line}"));
+        }
+        if parallel == Parallel::Tensor {
             return Placement::tensor(&self.devices, model.layers.len());
         }
-        let plan = match &self.split {
-            Some(split) => Plan::split(model, &self.names, split)?,
-            None => Plan::balanced(model, &self.names)?,
-        };
-        plan.check(&self.names, &self.memory)?;
         let runs = plan.runs.into_iter().zip(&self.devices);
         let runs = runs.map(|(layers, device)| Run {
             device: device.clone(),
@@ -893,6 +917,52 @@ impl Devices {
         Ok(Placement {
             runs: runs.collect(),
             ranks: Vec::new(),
+        })
+    }
+
+    fn plan(
+        &self,
+        config: &ModelConfig,
+        model: &ModelBytes,
+        parallel: Parallel,
+    ) -> Result<Plan, PlacementError> {
+        let split = self.split.as_deref();
+        let plan = Plan::new(config, model, &self.names, parallel, split)?;
+        plan.check(&self.names, &self.memory)?;
+        Ok(plan)
+    }
+
+    /// What [`Parallel::Auto`] means for a model. Devices are asked last whether they can write to
+    /// each other's memory.
+    fn chosen(
+        &self,
+        config: &ModelConfig,
+        model: &ModelBytes,
+        can_exchange: impl FnOnce() -> bool,
+    ) -> Parallel {
+        if self.parallel != Parallel::Auto {
+            return self.parallel;
+        }
+        let fits = || self.plan(config, model, Parallel::Tensor).is_ok();
+        match self.devices.len() > 1 && fits() && can_exchange() {
+            true => Parallel::Tensor,
+            false => Parallel::Layers,
+        }
+    }
+
+    /// What each device has.
+    fn lines(&self, plan: &Plan, parallel: Parallel) -> impl Iterator<Item = String> {
+        let what = match parallel {
+            Parallel::Tensor => "a part of each of the layers",
+            Parallel::Layers | Parallel::Auto => "layers",
+        };
+        let devices = self.names.iter().zip(&plan.runs).zip(&plan.bytes);
+        devices.map(move |((name, run), bytes)| {
+            let (first, last) = (run.start, run.end.saturating_sub(1));
+            let PartBytes { weights, cache } = bytes;
+            format!(
+                "{name}: {what} {first} to {last}, {weights} bytes of weights, {cache} of caches"
+            )
         })
     }
 }

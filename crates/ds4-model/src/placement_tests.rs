@@ -125,3 +125,77 @@ fn a_device_that_is_named_twice_is_refused_unless_a_placement_is_made_by_hand() 
         .unwrap();
     assert_eq!(placement, Placement::single(&flex, 3));
 }
+
+#[test]
+fn devices_have_parts_of_layers_only_where_all_that_takes_is_there() {
+    let names = names(2);
+    let [one, two] = [Device::flex(), Device::flex()];
+    let devices = |parallel| {
+        Devices {
+            devices: vec![one.clone(), two.clone()],
+            names: names.clone(),
+            ..Devices::from(&one)
+        }
+        .with_parallel(parallel)
+        .with_memory(1000)
+    };
+    let (config, model) = (ModelConfig::new(), model(&[10; 4], 5, 6));
+    let chosen = |devices: &Devices, can_exchange| devices.chosen(&config, &model, || can_exchange);
+    let auto = devices(Parallel::Auto);
+    assert_eq!(chosen(&auto, true), Parallel::Tensor);
+    assert_eq!(chosen(&auto, false), Parallel::Layers);
+    // A split, memory for no more than some layers, sizes that are odd, one device.
+    let split = auto.clone().with_split(Some(vec![2, 2]));
+    assert_eq!(chosen(&split, true), Parallel::Layers);
+    assert_eq!(
+        chosen(&auto.clone().with_memory(40), true),
+        Parallel::Layers
+    );
+    let odd = ModelConfig {
+        o_groups: 3,
+        ..config.clone()
+    };
+    assert_eq!(auto.chosen(&odd, &model, || true), Parallel::Layers);
+    let alone = Devices::from(&one).with_parallel(Parallel::Auto);
+    assert_eq!(chosen(&alone, true), Parallel::Layers);
+    // What is named is taken, whatever the devices can do.
+    for parallel in [Parallel::Layers, Parallel::Tensor] {
+        for can_exchange in [false, true] {
+            assert_eq!(chosen(&devices(parallel), can_exchange), parallel);
+        }
+    }
+    // Devices of the host have no memory to exchange through.
+    let placement = auto.place(&config, &model).unwrap();
+    assert_eq!((placement.ranks().len(), placement.runs().len()), (0, 2));
+}
+
+#[test]
+fn the_log_names_each_device_with_what_it_has() {
+    let flex = Device::flex();
+    let devices = Devices {
+        devices: vec![flex.clone(), flex.clone()],
+        names: names(2),
+        ..Devices::from(&flex)
+    };
+    let (config, model) = (ModelConfig::new(), model(&[10; 4], 5, 6));
+    let lines = |parallel| {
+        let plan = Plan::new(&config, &model, &devices.names, parallel, None).unwrap();
+        devices.lines(&plan, parallel).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        lines(Parallel::Layers),
+        [
+            "cuda:0: layers 0 to 1, 25 bytes of weights, 2 of caches",
+            "cuda:1: layers 2 to 3, 26 bytes of weights, 2 of caches",
+        ]
+    );
+    assert_eq!(
+        lines(Parallel::Tensor)[0],
+        "cuda:0: a part of each of the layers 0 to 3, 48 bytes of weights, 4 of caches"
+    );
+    let error = Plan::new(&config, &model, &names(2), Parallel::Tensor, Some(&[2, 2]));
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "split [2, 2]: each device has a part of every layer"
+    );
+}

@@ -147,6 +147,7 @@ enum Account {
 }
 
 fn main() -> ExitCode {
+    shared::log::show();
     let args = Args::parse();
     finish(match args.model {
         Which::Tiny => tiny(&args),
@@ -186,7 +187,9 @@ impl Args {
 }
 
 fn tiny(args: &Args) -> Result<(), Box<dyn Error>> {
-    let devices = args.device.init(args.context.iter().copied().max())?;
+    let devices = args
+        .device
+        .init(args.batch as usize, args.context.iter().copied().max())?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let options = load_options(args.device.first(), args.dtype, true);
     let mut model = checkpoint.load(&options, &devices)?;
@@ -214,7 +217,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
     let [contexts, prompts] = [contexts(args, 4096), prompts(args)];
     let most = contexts.iter().chain(&prompts);
     let most = most.map(|context| context.positions * context.batch).max();
-    let devices = args.device.init(most)?;
+    let devices = args.device.init(args.batch as usize, most)?;
     let start = Instant::now();
     let [layers, experts, vocabulary, shrink] =
         [args.layers, args.experts, args.vocabulary, args.shrink].map(|number| number as usize);

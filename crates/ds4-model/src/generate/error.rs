@@ -148,9 +148,11 @@ pub enum GenerateError {
     /// The cache refused a step.
     #[error(transparent)]
     Cache(#[from] crate::cache::CacheError),
-    /// The device failed to deliver a result.
-    #[error("the device failed: {reason}")]
+    /// A device failed to deliver a result.
+    #[error("{device} failed: {reason}")]
     Device {
+        /// The device, or those of several that have failed.
+        device: String,
         /// The device's own message.
         reason: String,
     },
@@ -224,8 +226,9 @@ pub enum GenerateError {
     },
 }
 
-pub(super) fn device_error(error: impl ToString) -> GenerateError {
+pub(super) fn device_error(device: impl ToString, error: impl ToString) -> GenerateError {
     GenerateError::Device {
+        device: device.to_string(),
         reason: error.to_string(),
     }
 }

@@ -19,7 +19,7 @@ use super::recorder::{self, Recordable, Recorder, WORTH_RECORDING};
 use super::results::{Outcome, PartResults, Pending, StepResults};
 use super::setup::{Caches, Setup};
 use crate::cache::{Cache, OpenStep};
-use crate::generate::error::{GenerateError, device_error};
+use crate::generate::error::GenerateError;
 use crate::graph::Refusal;
 use links::Links;
 
@@ -308,6 +308,7 @@ impl Lanes {
     /// computed for all tokens; `row` is that token's.
     pub(super) fn logits(
         &self,
+        setup: &Setup,
         lane: usize,
         row: usize,
     ) -> Result<Option<Vec<f32>>, GenerateError> {
@@ -319,8 +320,9 @@ impl Lanes {
         let logits = recorded.unwrap_or(&self.logits).clone();
         let logits = logits.map(|logits| logits.narrow(0, lane, 1).narrow(1, row, 1));
         logits
-            .map(|logits| logits.try_into_vec_as::<f32>().map_err(device_error))
+            .map(|logits| logits.try_into_vec_as::<f32>())
             .transpose()
+            .map_err(|error| setup.device_error(error))
     }
 
     /// Drops the recording, with the memory that it holds.
@@ -586,7 +588,7 @@ impl Lanes {
     fn wait(&mut self, setup: &Setup) -> Result<Outcome, GenerateError> {
         let pending = self.ahead.pop_front().expect("a step is ahead");
         let outcome = pending.wait(self.lanes());
-        let outcome = outcome.map_err(|error| self.explained(error))?;
+        let outcome = outcome.map_err(|error| self.explained(setup.device_error(error)))?;
         self.spoiled = None;
         let kept: Vec<usize> = outcome.accepted.iter().map(|count| 1 + count).collect();
         self.caches.trunk.settle(1 + outcome.drafts, &kept);

@@ -395,7 +395,7 @@ impl<'a> Engine<'a> {
         };
         let Group { lanes, texts, .. } = &self.groups[group];
         let row = texts[lane].as_ref().and_then(|text| text.last_row);
-        row.map_or(Ok(None), |row| lanes.logits(lane, row))
+        row.map_or(Ok(None), |row| lanes.logits(&self.setup, lane, row))
     }
 
     /// Drafts made and accepted so far.

@@ -237,7 +237,9 @@ impl<R, E: PartialEq> Recorder<R, E> {
         }
         for (part, recording) in kept.recordings.iter().enumerate() {
             // SAFETY: the caller guarantees it, and this is the thread of the recording.
-            unsafe { recording.replay() }.map_err(|refusal| device_error(refusal.reason()))?;
+            let replayed = unsafe { recording.replay() };
+            let failed = |refusal: Refusal| device_error(recording.device(), refusal.reason());
+            replayed.map_err(failed)?;
             follow(part, &recording.results);
         }
         self.last = index;
@@ -262,8 +264,13 @@ pub(super) fn spoiled(refusal: &Refusal, error: GenerateError) -> GenerateError 
     // operators keep between calls.
     forget_what_is_kept();
     let reason = refusal.reason();
-    device_error(format!(
+    let device = match &error {
+        GenerateError::Device { device, .. } => device.clone(),
+        _ => "a device".to_owned(),
+    };
+    let reason = format!(
         "a step could not be recorded ({reason}), and now none can be launched either ({error}): \
          the model has to be loaded again"
-    ))
+    );
+    GenerateError::Device { device, reason }
 }

@@ -1,11 +1,12 @@
 //! Results of a step: on the device, on their way to the host, and there.
 
+use burn::backend::ExecutionError;
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::readback::Readback;
 use burn_ds4_ops::sampling::{LogProbs, accept_drafts};
 
 use super::drafter::LEFT_OUT;
-use crate::generate::error::{GenerateError, device_error};
+use crate::generate::error::GenerateError;
 
 /// Results of a step on the device.
 #[derive(Debug)]
@@ -168,8 +169,8 @@ impl Pending {
         }
     }
 
-    pub(super) fn wait(self, lanes: usize) -> Result<Outcome, GenerateError> {
-        let read = self.read.wait_both().map_err(device_error)?;
+    pub(super) fn wait(self, lanes: usize) -> Result<Outcome, ExecutionError> {
+        let read = self.read.wait_both()?;
         let (numbers, values) = (read.ints, read.floats);
         let count = lanes * self.rows;
         let (tokens, rest) = numbers.split_at(count);

@@ -6,8 +6,9 @@ use super::config::EngineConfig;
 use super::drafter::{Drafter, Features};
 use super::recorder;
 use crate::cache::{Cache, CacheConfig, Rollback};
-use crate::generate::error::GenerateError;
+use crate::generate::error::{GenerateError, device_error};
 use crate::model::Model;
+use crate::placement;
 use crate::trace::Trace;
 
 /// Changes logits (f32 `[lanes, 1 + drafts, vocabulary]`) before anything else does.
@@ -38,6 +39,19 @@ impl Setup<'_> {
     /// The device that a step begins on: that of the first layer.
     pub(super) fn first_device(&self) -> &Device {
         self.model.placement.first()
+    }
+
+    /// What a device that results were read from has said. If others have a part of the step, it
+    /// may be one of them that has failed: each tells of its own work.
+    pub(super) fn device_error(&self, error: impl ToString) -> GenerateError {
+        let failed = self.step_devices();
+        let failed = failed.iter().filter(|device| device.sync().is_err());
+        let mut names: Vec<String> = failed.map(placement::name).collect();
+        names.dedup();
+        if names.is_empty() {
+            names.push(placement::name(self.device()));
+        }
+        device_error(names.join(", "), error)
     }
 
     /// The devices that have a part of a step each, in the order of the parts: those of all runs of
