@@ -8,8 +8,6 @@ use cubecl::features::{AtomicUsage, Plane};
 use cubecl::ir::{DeviceProperties, FloatKind, Type, UIntKind};
 use cubecl::prelude::*;
 
-use crate::intrinsics::Target;
-
 /// The architecture from which on SMs copy to shared memory asynchronously, and multiply tiles of
 /// 16 by 8 by 16 in `f16` and `bf16`.
 const TENSOR_CORES_FROM: u32 = 80;
@@ -21,6 +19,25 @@ const WGMMA_OF: u32 = 90;
 const RESERVED_SHARED_BYTES: usize = 1024;
 /// The environment variable with [`Limits`].
 const LIMITS: &str = "DS4_CAPS";
+
+/// The instructions that a kernel may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Target {
+    /// The code generator emits CUDA C++, which can contain PTX.
+    pub ptx: bool,
+    /// The architecture of the SMs, 90 for compute capability 9.0, which the PTX may be of; 0
+    /// without PTX.
+    pub sm: u32,
+    /// A plane can synchronise its own lanes alone.
+    pub sync_plane: bool,
+}
+
+impl Target {
+    /// Whether PTX may have the instructions of this architecture.
+    pub(crate) const fn is_at_least(self, sm: u32) -> bool {
+        self.sm >= sm
+    }
+}
 
 /// What a device can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

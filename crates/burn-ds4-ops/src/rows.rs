@@ -6,7 +6,8 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use crate::caps::Caps;
-use crate::intrinsics::{Target, group_sum, modulo};
+use crate::caps::Target;
+use crate::intrinsics::{group_sum, modulo};
 
 /// Bytes of a block: the widest read.
 const BLOCK_BYTES: usize = 16;

@@ -1,7 +1,7 @@
 //! What the operators of attention refuse.
 
 use super::attending::{Case, SMALL, Sizes};
-use super::common::{devices, second_device};
+use super::common::{assert_on_another_device, devices, second_device, two_devices};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::attention::{
@@ -353,6 +353,66 @@ fn cached_attention_refuses_what_does_not_fit() {
         refused(output),
         "`last position` is 9, expected less than 9, the positions of angles"
     );
+}
+
+#[test]
+fn cached_attention_refuses_tensors_of_other_devices() {
+    let Some(on) = two_devices() else {
+        return;
+    };
+    type Given = (CachedQueries, Positions, CachedWindow, CachedRows);
+    let given = |device: &Device| -> Given {
+        let queries = CachedQueries {
+            x: Tensor::zeros([1, 2, 3, 6], device),
+            epsilon: 0.0,
+            sinks: Tensor::zeros([3], device),
+            scale: 1.0,
+        };
+        let positions = Positions {
+            angles: Tensor::zeros([9, 2], device),
+            start: Tensor::zeros([1], device),
+        };
+        let window = CachedWindow {
+            rows: Tensor::zeros([1, 5, 6], device),
+            layout: WindowLayout::Ring,
+            span: 4,
+            causal: true,
+        };
+        let blocks = CachedRows {
+            rows: Tensor::zeros([1, 5, 6], device),
+            ratio: 1,
+            picking: true,
+            picks: Some(Tensor::zeros([1, 2, 2], device)),
+        };
+        (queries, positions, window, blocks)
+    };
+    type Spoil = fn(&mut Given, Given);
+    let spoils: [(Spoil, [&str; 2]); 6] = [
+        (
+            |own, other| own.0.sinks = other.0.sinks,
+            ["queries.sinks", "queries.x"],
+        ),
+        (|own, other| own.1.angles = other.1.angles, ["angles", "x"]),
+        (|own, other| own.1.start = other.1.start, ["start", "x"]),
+        (
+            |own, other| own.2.rows = other.2.rows,
+            ["window.rows", "queries.x"],
+        ),
+        (
+            |own, other| own.3.rows = other.3.rows,
+            ["compressed.rows", "queries.x"],
+        ),
+        (
+            |own, other| own.3.picks = other.3.picks,
+            ["compressed.picks", "queries.x"],
+        ),
+    ];
+    for (spoil, named) in spoils {
+        let [mut own, other] = on.map(given);
+        spoil(&mut own, other);
+        let result = cached_attention(own.0, own.1, own.2, Some(own.3));
+        assert_on_another_device(result, named);
+    }
 }
 
 /// Arguments that fit, to be spoilt.

@@ -5,8 +5,8 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::markov::markov_drafts;
 
 use super::common::{
-    assert_refused, devices, every_dtype, floats, integer_values, integers, noise, read, some,
-    some_of_half, wide,
+    assert_on_another_device, assert_refused, devices, every_dtype, floats, integer_values,
+    integers, noise, read, some, some_of_half, two_devices, wide,
 };
 
 const INF: f32 = f32::INFINITY;
@@ -374,6 +374,37 @@ fn what_does_not_fit_is_refused() {
         result,
         "`tokens` has dtype I8, expected I32, I64, U32 or U64",
     );
+}
+
+#[test]
+fn arguments_on_two_devices_are_refused() {
+    let Some(on) = two_devices() else {
+        return;
+    };
+    type Change = fn(&mut Asked, Asked);
+    let changes: [(Change, &str); 4] = [
+        (|asked, other| asked.ids = other.ids, "ids"),
+        (|asked, other| asked.tokens = other.tokens, "tokens"),
+        (
+            |asked, other| asked.embedding = other.embedding,
+            "embedding",
+        ),
+        (|asked, other| asked.output = other.output, "output"),
+    ];
+    for (change, argument) in changes {
+        let [mut spoilt, other] =
+            on.map(|device| asked(device, FloatDType::F32, [2, 3, 5, 4], Some(3)));
+        change(&mut spoilt, other);
+        let Asked {
+            logits,
+            ids,
+            tokens,
+            embedding,
+            output,
+        } = spoilt;
+        let result = markov_drafts(logits, ids, tokens, embedding, output);
+        assert_on_another_device(result, [argument, "logits"]);
+    }
 }
 
 catalogue![

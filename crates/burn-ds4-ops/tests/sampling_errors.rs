@@ -3,10 +3,11 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::sampling::{
-    BatchParams, LaneParams, MAX_COLUMNS, Penalties, SamplingParams, sample, verify,
+    BatchParams, LaneParams, MAX_COLUMNS, Penalties, SamplingParams, TokenCounts, accept_drafts,
+    apply_penalties, log_probs, sample, verify,
 };
 
-use super::common::{devices, integers};
+use super::common::{assert_on_another_device, devices, integers, two_devices};
 use super::tokens::{batch, draws, sampled};
 
 fn error<T: std::fmt::Debug>(result: Result<T, OpError>) -> String {
@@ -174,6 +175,45 @@ fn positions_and_drafts_of_another_number_are_refused() {
             assert!(message.starts_with(expected), "{name}: {message}");
         }
     }
+}
+
+#[test]
+fn arguments_on_two_devices_are_refused() {
+    let Some([first, second]) = two_devices() else {
+        return;
+    };
+    let params = [first, second].map(|device| greedy(2, 3, device));
+    let [own, other] = &params;
+    let logits = || Tensor::<2>::zeros([2, 3], first);
+    let rows = || Tensor::<3>::zeros([2, 2, 3], first);
+    let [drafts, others] = [first, second].map(|device| integers(&[0; 2], [2, 1], device));
+
+    let result = sample(logits(), other, start(2, first));
+    assert_on_another_device(result, ["params", "logits"]);
+    let result = sample(logits(), own, start(2, second));
+    assert_on_another_device(result, ["positions", "logits"]);
+
+    let result = verify(rows(), drafts.clone(), other, start(2, first));
+    assert_on_another_device(result, ["params", "logits"]);
+    let result = verify(rows(), drafts.clone(), own, start(2, second));
+    assert_on_another_device(result, ["positions", "logits"]);
+    let result = verify(rows(), others.clone(), own, start(2, first));
+    assert_on_another_device(result, ["drafts", "logits"]);
+    let tokens = Tensor::zeros([2, 2], (first, DType::I32));
+    assert_on_another_device(accept_drafts(tokens, others.clone()), ["drafts", "tokens"]);
+
+    let mut counts = TokenCounts::new(2, 3, second);
+    assert_on_another_device(counts.count(drafts.clone()), ["tokens", "counts"]);
+    let result = apply_penalties(rows(), drafts.clone(), own, &counts);
+    assert_on_another_device(result, ["counts", "logits"]);
+    let counts = TokenCounts::new(2, 3, first);
+    let result = apply_penalties(rows(), others, own, &counts);
+    assert_on_another_device(result, ["drafts", "logits"]);
+    let result = apply_penalties(rows(), drafts, other, &counts);
+    assert_on_another_device(result, ["params", "logits"]);
+
+    let tokens = Tensor::zeros([2], (second, DType::I32));
+    assert_on_another_device(log_probs(logits(), tokens, 0), ["tokens", "logits"]);
 }
 
 fn too_many_columns_are_refused() {

@@ -1,9 +1,13 @@
 //! Everything that a step stores: the bits of the operators for each part of it.
 
 use burn::tensor::{FloatDType, Tensor};
-use burn_ds4_ops::attention::{Positions, RowRounding, StepRows, StoredStep, store_step};
+use burn_ds4_ops::attention::{
+    Positions, RowRounding, StepCompression, StepRows, StoredStep, store_step,
+};
 
-use super::common::{devices, every_dtype, floats, some, values};
+use super::common::{
+    assert_on_another_device, devices, every_dtype, floats, some, two_devices, values,
+};
 use super::storing::{Dtypes, Layer, WINDOW, expect_equal, one_by_one};
 
 const FITS: &str = "arguments that fit";
@@ -267,6 +271,56 @@ fn what_does_not_fit_is_refused() {
         spoil(&mut step, &mut positions);
         let error = store_step(step, positions).expect_err(message);
         assert_eq!(error.to_string(), message);
+    }
+}
+
+#[test]
+fn parts_on_two_devices_are_refused() {
+    let Some(on) = two_devices() else {
+        return;
+    };
+    type Step = (StepRows, Positions);
+    type Spoil = fn(&mut Step, Step);
+    fn index(step: &mut Step) -> &mut StepCompression {
+        step.0.indexed.as_mut().expect("given")
+    }
+    let spoils: [(Spoil, [&str; 2]); 9] = [
+        (
+            |own, other| own.0.new.norm = other.0.new.norm,
+            ["norm", "x"],
+        ),
+        (|own, other| own.0.ring = other.0.ring, ["ring", "x"]),
+        (|own, other| own.1.angles = other.1.angles, ["angles", "x"]),
+        (|own, other| own.1.start = other.1.start, ["start", "x"]),
+        (
+            |own, other| own.0.queries.x = other.0.queries.x,
+            ["queries.x", "x"],
+        ),
+        (
+            |own, other| own.0.queries.norm = other.0.queries.norm,
+            ["queries.norm", "x"],
+        ),
+        (
+            |own, mut other| {
+                let theirs = index(&mut other).inputs.projections.clone();
+                index(own).inputs.projections = theirs;
+            },
+            ["projections", "x"],
+        ),
+        (
+            |own, mut other| index(own).inputs.bias = index(&mut other).inputs.bias.clone(),
+            ["bias", "rows"],
+        ),
+        (
+            |own, mut other| index(own).state.raw = index(&mut other).state.raw.clone(),
+            ["raw", "rows"],
+        ),
+    ];
+    for (spoil, named) in spoils {
+        let [mut own, other] =
+            on.map(|device| SMALL.step(&STARTS, (Dtypes::all(FloatDType::F32), device)));
+        spoil(&mut own, other);
+        assert_on_another_device(store_step(own.0, own.1), named);
     }
 }
 

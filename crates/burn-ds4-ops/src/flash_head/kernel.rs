@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use crate::argmax::{LOWEST_RANK, best_of_units, is_better, rank};
-use crate::intrinsics::{Target, arrives_last};
+use crate::caps::Target;
+use crate::intrinsics::arrives_last;
 
 /// The id of padding.
 const PADDING: i32 = -1;
@@ -102,9 +103,11 @@ pub(crate) fn argmax_kernel(
         }
         #[unroll]
         for i in 0..comptime!(per_unit as usize) {
-            // As an unsigned number, the id of padding is large.
             let (own, id) = (ranks[i], u32::cast_from(row_ids[i]));
-            let wins = id < 0x8000_0000u32 && is_better(own, id, best, winner);
+            // What is called after `&&` becomes a branch.
+            let wins = is_better(own, id, best, winner);
+            // As an unsigned number, the id of padding is large.
+            let wins = id < 0x8000_0000u32 && wins;
             best = select(wins, own, best);
             winner = select(wins, id, winner);
         }

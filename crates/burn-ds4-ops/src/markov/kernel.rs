@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use crate::argmax::{LOWEST_RANK, best_of_units, is_better, rank};
-use crate::intrinsics::{Target, group_sum};
+use crate::caps::Target;
+use crate::intrinsics::group_sum;
 
 /// Columns whose rows a plane reads before it sums any, so that several reads are on their way.
 pub(super) const UNROLL: u32 = 4;

@@ -1,6 +1,6 @@
 use cubecl::prelude::*;
 
-use crate::intrinsics::Target;
+use crate::caps::Target;
 use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How [`rms_norm_kernel`] is compiled.

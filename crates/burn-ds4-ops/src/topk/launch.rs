@@ -14,7 +14,7 @@ use super::kernel::{
     segment_kernel, values_kernel, whole_row_kernel,
 };
 use crate::caps::Caps;
-use crate::intrinsics::Target;
+use crate::caps::Target;
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows,
 };

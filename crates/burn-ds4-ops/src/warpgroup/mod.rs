@@ -7,7 +7,8 @@ use cubecl::prelude::*;
 
 pub(crate) use ring::{Ring, RingBlueprint};
 
-use crate::intrinsics::{Target, shuffle_xor};
+use crate::caps::Target;
+use crate::intrinsics::shuffle_xor;
 
 /// Units of a warpgroup.
 pub(crate) const WARPGROUP: u32 = 128;

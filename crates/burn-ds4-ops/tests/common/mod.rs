@@ -10,24 +10,27 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::device::DeviceSpec;
 
+/// Names a comma-separated list of devices to test, in place of all.
+const DEVICES: &str = "DS4_DEVICES";
 /// Names a comma-separated list of devices that must be there; without it a missing device is only
 /// reported.
 const REQUIRE: &str = "DS4_REQUIRE";
 /// Names a comma-separated list of `device:capability` that a required device may lack.
 const MAY_LACK: &str = "DS4_MAY_LACK";
 
-/// Every device that is compiled in and present, by name.
+/// Every device that is compiled in and present, by name; of those that `DS4_DEVICES` names, if it
+/// is set.
 ///
 /// # Panics
 ///
-/// Where `DS4_REQUIRE` names a device that is missing, or something that is no device, and where
-/// there is no device at all.
+/// Where `DS4_REQUIRE` names a device that is missing, one of the variables names something that is
+/// no device, and where there is no device at all.
 pub fn devices() -> &'static [(String, Device)] {
-    static DEVICES: OnceLock<Vec<(String, Device)>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        let required = required();
+    static FOUND: OnceLock<Vec<(String, Device)>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let required = specs(REQUIRE);
         let mut found = Vec::new();
-        for spec in [DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
+        for spec in tested() {
             match spec.init() {
                 Ok(device) => found.push((spec.to_string(), device)),
                 Err(error) => {
@@ -73,12 +76,22 @@ pub fn assert_refused<T>(result: Result<T, OpError>, message: &str) {
     assert_eq!(error.as_deref(), Some(message));
 }
 
-fn required() -> Vec<DeviceSpec> {
-    list(REQUIRE)
+/// The devices to test. CubeCL's CPU runtime is one of them only by name: most tests take minutes
+/// on it.
+fn tested() -> Vec<DeviceSpec> {
+    match specs(DEVICES) {
+        none if none.is_empty() => vec![DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)],
+        named => named,
+    }
+}
+
+/// The devices that a variable names.
+fn specs(variable: &str) -> Vec<DeviceSpec> {
+    list(variable)
         .iter()
         .map(|name| {
             name.parse()
-                .unwrap_or_else(|error| panic!("{REQUIRE}: {error}"))
+                .unwrap_or_else(|error| panic!("{variable}: {error}"))
         })
         .collect()
 }
@@ -105,7 +118,7 @@ pub fn skip(device: &str, capability: &str) {
         entry.is_some_and(|(name, what)| name.parse() == Ok(spec) && what == capability)
     });
     assert!(
-        allowed || !required().contains(&spec),
+        allowed || !specs(REQUIRE).contains(&spec),
         "{REQUIRE} names {device}, which lacks {capability}; \
          {MAY_LACK}={device}:{capability} allows that"
     );
@@ -158,7 +171,7 @@ pub fn is_gpu(name: &str) -> bool {
 /// Whether a device of that name, or of one that begins with it, compiles kernels for longer than
 /// it runs them.
 pub fn compiles_slowly(name: &str) -> bool {
-    name.starts_with("wgpu")
+    name.starts_with("wgpu") || name.starts_with("cpu")
 }
 
 /// What a test takes of its shapes: all of them, or every `step`th where each of them makes another

@@ -8,8 +8,9 @@ use super::rotate::{RowRotation, rotate_vector};
 use super::softmax_weight;
 use super::visibility::Visibility;
 use crate::attention::{HIDDEN_BELOW, MASKED};
+use crate::caps::Target;
 use crate::intrinsics::{
-    Target, ballot, f16_to_f32, group_max, group_sum, pack_bf16, pack_f16, plane_value, prefetch,
+    ballot, f16_to_f32, group_max, group_sum, pack_bf16, pack_f16, plane_value, prefetch,
     sync_group, sync_planes,
 };
 use crate::warpgroup::{

@@ -7,7 +7,7 @@ use super::rotate::{Positions, RowRotation, rotate_vector};
 use super::sink::{AttentionShape, PartialOutput, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::{MASKED, TINY};
-use crate::intrinsics::Target;
+use crate::caps::Target;
 
 /// The sum of all exponentials relative to `maximum`, that of the sink included.
 #[cube]

@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use super::index::{INDEX_PLANES, IndexInputs, store_score, visible_rows};
-use crate::intrinsics::{Target, multiply_tiles, shuffle_xor};
+use crate::caps::Target;
+use crate::intrinsics::{multiply_tiles, shuffle_xor};
 
 /// Rows of a cube, and heads that they are multiplied by at a time.
 pub(crate) const INDEX_TILE_ROWS: u32 = 16;

@@ -19,7 +19,8 @@ mod visibility;
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, exp};
+use crate::caps::Target;
+use crate::intrinsics::exp;
 
 pub(super) use append::{AppendSizesLaunch, AppenderLaunch, append_kernel};
 pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, cached_kernel};

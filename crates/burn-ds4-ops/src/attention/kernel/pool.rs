@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::softmax_weight;
-use crate::intrinsics::Target;
+use crate::caps::Target;
 
 /// Strides in elements.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

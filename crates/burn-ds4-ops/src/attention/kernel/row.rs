@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 
 use super::rotate::AngleTable;
 use crate::attention::{CONTENT_BLOCK, RowRounding};
-use crate::intrinsics::{Target, modulo};
+use crate::caps::Target;
+use crate::intrinsics::modulo;
 use crate::quant::FP4_BLOCK;
 use crate::roundtrip::kernel::{rounded, scale_of};
 use crate::roundtrip::{E2M1, E4M3, RoundtripFormat};

@@ -6,7 +6,7 @@ use super::combine::combine_planes;
 use super::heads::{Heads, KV_GROUP, KvGroup};
 use super::rotate::RowRotation;
 use crate::attention::MASKED;
-use crate::intrinsics::Target;
+use crate::caps::Target;
 
 /// Compile-time configuration of [`sink_kernel`].
 ///

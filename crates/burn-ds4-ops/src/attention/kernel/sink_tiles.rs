@@ -11,8 +11,9 @@ use super::combine::with_sink;
 use super::sink::AttentionInputs;
 use super::softmax_weight;
 use crate::attention::{HIDDEN_BELOW, MASKED};
+use crate::caps::Target;
 use crate::intrinsics::{
-    Target, await_copies, commit_copies, group_sum, modulo, multiply_tiles, pack_bf16, pack_f16,
+    await_copies, commit_copies, group_sum, modulo, multiply_tiles, pack_bf16, pack_f16,
     shuffle_xor,
 };
 

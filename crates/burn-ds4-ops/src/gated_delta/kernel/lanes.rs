@@ -4,8 +4,9 @@ use super::{
     DeltaInputs, DeltaResults, DeltaShape, GateInputs, NO_SLOT, RowLayout, RuleOptions, StateSlots,
     inverse_norm, slot_of,
 };
+use crate::caps::Target;
 use crate::gated_delta::MAX_TOKENS;
-use crate::intrinsics::{Target, modulo, shuffle_xor};
+use crate::intrinsics::{modulo, shuffle_xor};
 
 /// How [`lanes_kernel`] is compiled.
 ///

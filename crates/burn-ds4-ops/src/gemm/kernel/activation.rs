@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, exp, reciprocal};
+use crate::caps::Target;
+use crate::intrinsics::{exp, reciprocal};
 
 /// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; NaN stays NaN.
 #[cube]

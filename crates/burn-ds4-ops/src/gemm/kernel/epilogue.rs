@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::activation::swiglu;
 use super::input::{padded_columns, permuted_column, term_of};
 use super::weights::WeightFormat;
-use crate::intrinsics::Target;
+use crate::caps::Target;
 
 /// The result of a gate, times the score of the pair if there are scores.
 #[cube]

@@ -6,7 +6,8 @@ use cubecl::prelude::*;
 use super::epilogue::gated_value;
 use super::groups::{Groups, Pairing};
 use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, scale_value};
-use crate::intrinsics::{Target, group_sum};
+use crate::caps::Target;
+use crate::intrinsics::group_sum;
 
 /// Rows of `x` that are multiplied at a time.
 const X_ROWS: u32 = 4;

@@ -6,7 +6,8 @@ use cubecl::prelude::*;
 
 use super::expand::PendingOutput;
 use super::token::Streams;
-use crate::intrinsics::{Target, group_sum, modulo};
+use crate::caps::Target;
+use crate::intrinsics::{group_sum, modulo};
 
 /// Tokens that a cube holds in shared memory. A token has the same bits whatever others there are.
 pub(crate) const CUBE_TOKENS: usize = 16;

@@ -4,8 +4,9 @@ use cubecl::prelude::*;
 
 use super::expand::PendingOutput;
 use super::token::Streams;
+use crate::caps::Target;
 use crate::gemm::kernel::{bf16_pair, term_of};
-use crate::intrinsics::{Target, group_sum, modulo, multiply_tiles};
+use crate::intrinsics::{group_sum, modulo, multiply_tiles};
 
 /// Tokens that a plane multiplies at a time.
 pub(crate) const TILE_TOKENS: usize = 16;

@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, exp, reciprocal};
+use crate::caps::Target;
+use crate::intrinsics::{exp, reciprocal};
 
 /// Turns the logits of an `n` x `n` matrix, stored by rows, into a doubly stochastic matrix:
 /// softmax of the rows plus `epsilon`, then the columns, then rows and columns alternately.

@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, exp};
+use crate::caps::Target;
+use crate::intrinsics::exp;
 use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How the kernels that collapse a token's streams are compiled.

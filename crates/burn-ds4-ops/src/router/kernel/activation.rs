@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
-use crate::intrinsics::{LOG1P, Target, exp, polynomial, sqrt};
+use crate::caps::Target;
+use crate::intrinsics::{LOG1P, exp, polynomial, sqrt};
 
 /// As [`LOG1P`], with a relative error of 2e-7.
 const SHORT_LOG1P: &[f32] = &[

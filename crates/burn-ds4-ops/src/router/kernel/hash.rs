@@ -1,7 +1,8 @@
 use cubecl::prelude::*;
 
 use super::activation::{EPSILON, element, sqrt_softplus};
-use crate::intrinsics::{Target, group_sum, modulo, reciprocal};
+use crate::caps::Target;
+use crate::intrinsics::{group_sum, modulo, reciprocal};
 
 /// How [`hash_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,8 +1,9 @@
 use cubecl::prelude::*;
 
 use super::activation::{EPSILON, biased_score, element, sqrt_softplus};
+use crate::caps::Target;
 use crate::intrinsics::{
-    Target, group_ballot, group_max, group_sum, modulo, not_nan, reciprocal, sync_group,
+    group_ballot, group_max, group_sum, modulo, not_nan, reciprocal, sync_group,
 };
 
 /// Lower logits are raised to this one, which ranks above NaN: NaN becomes the lowest f32.

@@ -2,7 +2,8 @@
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, exp};
+use crate::caps::Target;
+use crate::intrinsics::exp;
 use crate::topk::kernel::key::{LOWEST, float_of, key_of};
 
 /// How [`log_probs_kernel`] is compiled.

@@ -3,7 +3,8 @@
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, f16_to_f32, ordered_f16};
+use crate::caps::Target;
+use crate::intrinsics::{f16_to_f32, ordered_f16};
 
 /// The key of zero. The key of a number differs from it by the bits of its magnitude.
 const ZERO: u32 = 0x8000_0000;

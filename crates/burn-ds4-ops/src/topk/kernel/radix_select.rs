@@ -6,9 +6,8 @@ use cubecl::prelude::*;
 use super::key::{
     BINS, LOG2_BINS, NONE, bins_of, first_key, float_of, is_comparable, lower_bound_of,
 };
-use crate::intrinsics::{
-    Target, has_nan_bits, plane_running_sum, plane_value, push_outside, sum_of_plane,
-};
+use crate::caps::Target;
+use crate::intrinsics::{has_nan_bits, plane_running_sum, plane_value, push_outside, sum_of_plane};
 
 /// The units of a cube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

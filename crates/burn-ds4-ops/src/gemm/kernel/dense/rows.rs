@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use super::tile_rows::{MatrixGroup, TileRows};
-use crate::intrinsics::{Target, group_sum, modulo};
+use crate::caps::Target;
+use crate::intrinsics::{group_sum, modulo};
 
 /// How [`rows_kernel`] is compiled.
 ///

@@ -6,7 +6,8 @@ use cubecl::prelude::*;
 use super::input::{InputBlueprint, InputRows};
 use super::terms::{add_products, split_weights};
 use super::tile_rows::{MatrixGroup, TileRows};
-use crate::intrinsics::{Target, await_copies, commit_copies, modulo, sync_group, sync_planes};
+use crate::caps::Target;
+use crate::intrinsics::{await_copies, commit_copies, modulo, sync_group, sync_planes};
 
 /// K-steps of a K-block. In each, a lane has 16 bytes of each of its rows.
 pub(super) const K_STEPS: u32 = 4;

@@ -3,11 +3,12 @@
 use cubecl::prelude::*;
 
 use super::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, LargeMPairs, Problem, ROW_PITCH, ROW_TILES};
+use crate::caps::Target;
 use crate::gemm::kernel::input::{load_vec8, vec8_at, vec8_slot};
 use crate::gemm::kernel::weights::{
     RowPair, WeightFormat, WeightReader, add_scaled, rare_bits, weight_pair,
 };
-use crate::intrinsics::{Target, ballot, modulo, multiply_tiles};
+use crate::intrinsics::{ballot, modulo, multiply_tiles};
 
 /// A lane's part of the weights of a K-block: 16 bytes of each row for every K-step, and a scale
 /// (FP8) or the code of a scale (FP4) for each row.

@@ -10,7 +10,8 @@ use super::epilogue::{Results, gated_value};
 use super::input::InputLayout;
 use super::stream::add_terms;
 use super::weights::{MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader};
-use crate::intrinsics::{Target, modulo};
+use crate::caps::Target;
+use crate::intrinsics::modulo;
 use k_block::{KBlockWeights, XRows, any_rare, fetch_weights, multiply_k_block, store_x};
 
 pub(crate) use sort::{

@@ -3,7 +3,8 @@
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::{Target, plane_running_sum, plane_value};
+use crate::caps::Target;
+use crate::intrinsics::{plane_running_sum, plane_value};
 
 /// Experts whose pairs are counted in shared memory, at most.
 pub(crate) const MAX_SORTED: usize = 4096;

@@ -1,8 +1,8 @@
 use super::pipeline::RING_BYTES;
+use crate::caps::Target;
 use crate::gemm::kernel::groups::Pairing;
 use crate::gemm::kernel::input::{InputLayout, SCALE_VEC8S};
 use crate::gemm::kernel::weights::{ReaderBlueprint, WeightFormat};
-use crate::intrinsics::Target;
 
 /// How the kernels of the stream schedule are compiled for one problem.
 ///

@@ -2,6 +2,7 @@ use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
 use super::pipeline::{Stream, new_ring};
+use crate::caps::Target;
 use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::epilogue::{Results, gated_value};
 use crate::gemm::kernel::groups::{Groups, Pairing};
@@ -9,7 +10,7 @@ use crate::gemm::kernel::input::{
     SCALE_VEC8S, load_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
 };
 use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
-use crate::intrinsics::{Target, modulo, shuffle_xor};
+use crate::intrinsics::{modulo, shuffle_xor};
 
 /// Rows of `x`, the matrices of a stack that they are multiplied by, and where the products go.
 #[derive(CubeType, CubeLaunch)]

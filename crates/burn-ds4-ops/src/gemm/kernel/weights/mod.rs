@@ -5,7 +5,7 @@ mod pairs;
 
 use cubecl::prelude::*;
 
-use crate::intrinsics::Target;
+use crate::caps::Target;
 
 pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, scale_value};
 pub(super) use decode::{fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair};

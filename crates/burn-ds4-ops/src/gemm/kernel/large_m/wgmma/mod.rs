@@ -10,8 +10,9 @@ mod ring;
 use cubecl::prelude::*;
 
 use super::{LargeMPairs, Problem};
+use crate::caps::Target;
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
-use crate::intrinsics::{Target, plane_value};
+use crate::intrinsics::plane_value;
 use crate::warpgroup::{WARPGROUP, declare_dots, declare_sums, set_registers};
 use dense::multiply_dense;
 use epilogue::LaneSums;

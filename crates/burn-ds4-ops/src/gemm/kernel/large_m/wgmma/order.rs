@@ -3,9 +3,10 @@
 
 use cubecl::prelude::*;
 
+use crate::caps::Target;
 use crate::gemm::kernel::input::bf16_pair;
 use crate::gemm::kernel::weights::WeightFormat;
-use crate::intrinsics::{Target, group_max, pack_e4m3};
+use crate::intrinsics::{group_max, pack_e4m3};
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::kernel::{power_of_two, scale_of};
 
