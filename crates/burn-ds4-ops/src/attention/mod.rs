@@ -312,6 +312,30 @@ pub fn index_scores(
 /// # Source
 ///
 /// DeepSeek-V4 `inference/kernel.py`, `sparse_attn_kernel`.
+///
+/// # Example
+///
+/// Two rows and the sink have the same logit, so that each has a third of the weight.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::attention::{WindowKeys, sink_attention};
+///
+/// let device = Device::flex();
+/// let queries = Tensor::<4>::zeros([1, 1, 1, 2], &device);
+/// let window = WindowKeys {
+///     rows: Tensor::from_data([[[3.0, 0.0], [0.0, 6.0]]], &device),
+///     bias: Tensor::zeros([1, 2], &device),
+///     span: 2,
+/// };
+/// let sinks = Tensor::<1>::zeros([1], &device);
+/// let output = sink_attention(queries, window, None, sinks, 1.0)?;
+/// let expected = TensorData::from([[[[1.0_f32, 2.0]]]]);
+/// output.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "sparse_attn")]
 pub fn sink_attention(
     queries: Tensor<4>,

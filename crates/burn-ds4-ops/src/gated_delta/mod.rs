@@ -138,6 +138,37 @@ pub struct GatedDelta {
 /// a scale or threshold that is NaN. Where the device's memory is the host's, also for a slot
 /// beyond the pool, a slot that one sequence writes to and another one uses, and more accepted
 /// tokens than there are.
+///
+/// # Example
+///
+/// A step of one head, which neither decays its state nor holds back the update.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::gated_delta::{
+///     GatedDeltaInputs, GatedDeltaOptions, StateSlots, gated_delta_rule,
+/// };
+///
+/// let device = Device::flex();
+/// let inputs = GatedDeltaInputs {
+///     q: Tensor::from_data([[[[1.0, 0.0]]]], &device),
+///     k: Tensor::from_data([[[[1.0, 0.0]]]], &device),
+///     v: Tensor::from_data([[[[2.0, 5.0]]]], &device),
+///     a: Tensor::from_data([[[-100.0]]], &device),
+///     b: Tensor::from_data([[[100.0]]], &device),
+///     a_log: Tensor::zeros([1], &device),
+///     dt_bias: Tensor::zeros([1], &device),
+/// };
+/// let pool = Tensor::<4>::zeros([1, 1, 2, 2], &device);
+/// let slots = StateSlots::in_place(Tensor::from_ints([0], &device));
+/// let options = GatedDeltaOptions::default().with_scale(1.0);
+/// let step = gated_delta_rule(inputs, pool, slots, &options)?;
+/// let expected = TensorData::from([[[[2.0_f32, 5.0]]]]);
+/// step.out.into_data().assert_approx_eq::<f32>(&expected, Tolerance::relative(1e-5));
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "gdn")]
 #[doc(alias = "fused_recurrent_gated_delta_rule")]
 pub fn gated_delta_rule(

@@ -120,6 +120,33 @@ pub fn swiglu<const D: usize>(
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for a `limit` that is negative or
 /// NaN, and, where the device's memory is the host's, for an id that is no expert's.
+///
+/// # Example
+///
+/// A token of one channel and the two experts of its choice, which have one hidden value each.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::{moe::expert_ffn, quant::Weights};
+///
+/// let device = Device::flex();
+/// let gate_up = Tensor::<3>::from_data([[[20.0], [1.0]], [[20.0], [0.5]]], &device);
+/// let down = Tensor::<3>::from_data([[[1.0]], [[2.0]]], &device);
+/// let output = expert_ffn(
+///     Tensor::from_data([[1.0]], &device),
+///     Tensor::from_ints([[1, 0]], &device),
+///     Tensor::from_data([[0.25, 0.75]], &device),
+///     &Weights::dense(gate_up)?,
+///     &Weights::dense(down)?,
+///     None,
+/// )?;
+/// // silu(20) is 20: 2 · (0.25 · 20 · 0.5) + 1 · (0.75 · 20 · 1).
+/// let expected = TensorData::from([[20.0_f32]]);
+/// output.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "fused_moe")]
 pub fn expert_ffn(
     x: Tensor<2>,
