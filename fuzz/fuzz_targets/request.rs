@@ -33,9 +33,13 @@ mod request;
 mod response_format;
 #[path = "../../examples/shared/mod.rs"]
 mod shared;
+#[path = "../../examples/serve/startup.rs"]
+mod startup;
 #[path = "../../examples/serve/text.rs"]
 mod text;
 #[path = "../../examples/serve/tracker.rs"]
 mod tracker;
+#[path = "../../examples/serve/warm_up.rs"]
+mod warm_up;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::request(data));

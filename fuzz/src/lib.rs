@@ -37,6 +37,8 @@ mod products;
 mod ranking;
 #[path = "../../crates/burn-ds4-ops/tests/rotation.rs"]
 mod rotation;
+#[path = "../../crates/burn-ds4-ops/tests/round_trips.rs"]
+mod round_trips;
 #[path = "../../crates/burn-ds4-ops/tests/routing.rs"]
 mod routing;
 #[path = "../../crates/burn-ds4-ops/tests/sharing.rs"]
