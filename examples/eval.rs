@@ -57,7 +57,7 @@ const POSITIONS_PER_CALL: usize = 64;
 #[derive(Debug, Parser)]
 struct Args {
     /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
-    #[arg(long, default_value_os_t = shipped_checkpoint())]
+    #[arg(short, long, default_value_os_t = shipped_checkpoint())]
     model: PathBuf,
     /// The text, UTF-8.
     #[arg(long, default_value_os_t = asset("sample.txt"))]

@@ -41,7 +41,7 @@ const DIVIDED_DTYPE: FloatDType = FloatDType::BF16;
 #[derive(Debug, Parser)]
 struct Args {
     /// Directory of the checkpoint: config.json, model.safetensors or its shards.
-    #[arg(long, default_value_os_t = shared::shipped_checkpoint())]
+    #[arg(short, long, default_value_os_t = shared::shipped_checkpoint())]
     model: PathBuf,
     /// Lists every tensor.
     #[arg(long)]

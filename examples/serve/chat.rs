@@ -1,8 +1,9 @@
 //! `/v1/chat/completions`: requests, and the messages of answers.
 
+use ds4_model::generate::chat::DSML_TOKEN;
 use ds4_model::generate::{
-    ChatEncoding, ChatOptions, Completion, CompletionPart, Message, ReasoningEffort, Tool,
-    ToolCall, render_chat,
+    ChatEncoding, ChatOptions, Completion, CompletionPart, GenerateError, Message, ReasoningEffort,
+    Tool, ToolCall, render_chat,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -89,10 +90,19 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         let what = "a JSON format together with `tools`";
         return Err(ApiError::unsupported("response_format", what));
     }
+    let has_tools = !tools.is_empty();
     let messages = messages(fields.messages, tools, schema.as_ref())?;
     let prompt = render_chat(&messages, &options);
     let prompt = prompt.and_then(|prompt| prompt.token_ids(&app.loaded.tokenizer));
-    let prompt = prompt.map_err(|error| ApiError::of_request(&error, "messages"))?;
+    let prompt = prompt.map_err(|error| {
+        let at_fault = match error {
+            GenerateError::MissingSpecialToken { token } if has_tools && token == DSML_TOKEN => {
+                "tools"
+            }
+            _ => "messages",
+        };
+        ApiError::of_request(&error, at_fault)
+    })?;
     let parts = Parts {
         format: Format::Chat,
         prompts: vec![prompt],

@@ -21,7 +21,7 @@ const API_KEY: &str = "DS4_API_KEY";
 #[derive(Clone, Debug, Parser)]
 pub struct Args {
     /// Directory of the checkpoint: config.json, tokenizer.json, model.safetensors or its shards.
-    #[arg(long, default_value_os_t = shipped_checkpoint())]
+    #[arg(short, long, default_value_os_t = shipped_checkpoint())]
     pub model: PathBuf,
     /// Name of the model in requests and answers [default: that of the directory].
     #[arg(long)]

@@ -9,8 +9,8 @@ It ends with exit code 0 and a line for each check, or with a traceback. The tok
 shipped checkpoint has no token for the markup of tool calls, so that a request with tools is
 refused. With a model named `tools`, which tool_checkpoint.py writes, calls are checked:
 
-    python3 tests/clients/tool_checkpoint.py tools
-    cargo run --release --example serve -- --model tools
+    python3 tests/clients/tool_checkpoint.py /tmp/tools
+    cargo run --release --example serve -- --model /tmp/tools
 """
 
 import argparse

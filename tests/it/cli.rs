@@ -277,7 +277,7 @@ fn generate_drafts_with_what_the_checkpoint_has() {
 
 #[test]
 fn bad_arguments_end_with_one_line_that_names_them() {
-    let cases: [(&str, &[&str], i32, &str); 22] = [
+    let cases: [(&str, &[&str], i32, &str); 24] = [
         ("generate", &["--top-p", "2"], 1, "top_p"),
         ("generate", &["--temperature", "-1"], 1, "temperature"),
         ("generate", &["--draft-tokens", "9"], 2, "--draft-tokens"),
@@ -285,7 +285,9 @@ fn bad_arguments_end_with_one_line_that_names_them() {
         ("generate", &["--device", "cuda:4096"], 1, "cuda:4096"),
         ("generate", &["--device", "tpu"], 2, "`tpu`"),
         ("generate", &["--stop", ""], 1, "stop string 0"),
-        ("inspect", &["--model", "no/such/dir"], 1, "no/such/dir"),
+        ("inspect", &["-m", "no/such/dir"], 1, "no/such/dir"),
+        ("eval", &["-m", "no/such/dir"], 1, "no/such/dir"),
+        ("serve", &["-m", "no/such/dir"], 1, "no/such/dir"),
         ("inspect", &["--devices", "99"], 1, "devices: 99 of them"),
         (
             "inspect",

@@ -217,7 +217,7 @@ fn the_field_at_fault_is_named() {
     }
     // The shipped tokenizer has no token for the markup of tools.
     let body = chat(json!({"tools": [tool]})).to_string();
-    refused(&server, CHAT, body.as_bytes(), 400, "messages", "DSML");
+    refused(&server, CHAT, body.as_bytes(), 400, "tools", "DSML");
 }
 
 #[test]
