@@ -13,6 +13,7 @@ use ds4_model::generate::{
     Engine, EngineConfig, FinishReason, Request, SamplingConfig, TokenLogProbs,
 };
 use ds4_model::model::Model;
+use ds4_model::placement::Placement;
 use ds4_model::trace::Trace;
 use serde_json::Value;
 
@@ -20,6 +21,7 @@ use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
 
 use crate::common::{absolute, assert_close, compiles_slowly, devices, integer_values, skip};
 use crate::constraints::by_thirds;
+use crate::devices::pairs;
 use crate::ds4_tiny::ids_tensor;
 use crate::engine::{Texts, add, collect, has_graphs, request, together};
 use crate::golden::{Golden, TOLERANCE, assert_golden, root};
@@ -696,6 +698,36 @@ fn a_round_of_drafts_and_verification_is_one_recording() {
                 "{what}: {replays} of {steps}"
             );
         }
+    }
+}
+
+#[test]
+fn steps_that_are_recorded_begin_where_the_recording_before_has_ended() {
+    let fixture = Trained::open();
+    let count = 60;
+    let expected = &fixture.ids("medium", "greedy")[..count];
+    let own = request(&fixture.ids("medium", "input_ids"), count);
+    for (name, pair) in pairs() {
+        if !has_graphs(&name) {
+            skip(&name, "graphs");
+            continue;
+        }
+        let model = Trained::model(&pair[0], false);
+        let layers = model.layers.len();
+        let placement = Placement::new(&pair, &[1, layers - 1]);
+        let model = model.place(placement.expect("layers for each device"));
+        let model = model.expect("a placement of as many layers");
+        let config = EngineConfig {
+            lanes: 2,
+            drafts: 1,
+            draft_confidence: 0.3,
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::new(&model, config).expect("valid options");
+        let texts = together(&mut engine, &[own.clone(), own.clone()]);
+        assert_eq!(engine.graph_refusal(), None, "{name}");
+        assert!(engine.replays() > 2, "{name}");
+        assert_eq!(texts, [expected, expected], "{name}");
     }
 }
 

@@ -493,7 +493,9 @@ impl Lanes {
             (_, false) => Some("devices exchange through the host"),
         };
         for &drafts in recorded {
-            // Caches can go back by no more steps than those of one recording.
+            // The next steps begin where the replay of the recording before has ended.
+            self.catch_up();
+            // The host may be behind by no more steps than those of one recording.
             while !self.ahead.is_empty() {
                 let outcome = self.wait(setup)?;
                 self.read.push_back(outcome);
