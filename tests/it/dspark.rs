@@ -702,6 +702,38 @@ fn a_round_of_drafts_and_verification_is_one_recording() {
 }
 
 #[test]
+fn a_text_may_end_in_the_first_of_the_steps_that_are_recorded() {
+    let fixture = Trained::open();
+    for (name, device) in devices() {
+        if !has_graphs(name) {
+            skip(name, "graphs");
+            continue;
+        }
+        let model = Trained::model(device, false);
+        // Both prompts are processed in one chunk.
+        let prompt = &fixture.ids("long", "input_ids")[..120];
+        let config = EngineConfig {
+            lanes: 2,
+            drafts: 3,
+            draft_confidence: 1e-9,
+            steps_ahead: 0,
+            prefix_bytes: 1 << 26,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::new(&model, config).expect("valid options");
+        // Each step adds as many tokens as it can.
+        let mut engine = engine.with_acceptance(1.0, 0);
+        for count in [200, 2] {
+            add(&mut engine, request(prompt, count));
+        }
+        let outputs = engine.step().expect("a text that can be kept");
+        assert_eq!(engine.graphs().recordings, 4, "{name}");
+        let ended = outputs.iter().filter(|output| output.finish.is_some());
+        assert_eq!(ended.count(), 1, "{name}");
+    }
+}
+
+#[test]
 fn steps_that_are_recorded_begin_where_the_recording_before_has_ended() {
     let fixture = Trained::open();
     let count = 60;

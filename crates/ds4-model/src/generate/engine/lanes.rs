@@ -10,6 +10,7 @@ mod links;
 mod step;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
@@ -605,7 +606,6 @@ impl Lanes {
 /// The numbers of verified drafts whose steps are worth recording where so many tokens follow: all
 /// drafts first, then the fewest, which take the least. Only all, unless drafts may be left out.
 fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
-    let fewer = 0..if leaves_out { all } else { 0 };
     let mut left = tokens;
     let is_worth_it = |drafts: &usize| {
         let rest = left.checked_sub(WORTH_RECORDING * (1 + drafts));
@@ -613,9 +613,14 @@ fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
         rest.is_some()
     };
     std::iter::once(all)
-        .chain(fewer)
+        .chain(fewer_drafts(all, leaves_out))
         .take_while(is_worth_it)
         .collect()
+}
+
+/// Of the numbers of verified drafts whose steps may be recorded, those below `all`.
+pub(super) fn fewer_drafts(all: usize, leaves_out: bool) -> Range<usize> {
+    0..if leaves_out { all } else { 0 }
 }
 
 /// A step that is recorded, a part for each device.
