@@ -317,8 +317,8 @@ impl Lanes {
             return Ok(None);
         }
         recorder::note_launch();
-        let recorded = self.recorded().map(|results| &results.logits);
-        let logits = recorded.unwrap_or(&self.logits).clone();
+        let recorded = || self.recorded()?.logits.as_ref();
+        let logits = self.logits.as_ref().or_else(recorded).cloned();
         let logits = logits.map(|logits| logits.narrow(0, lane, 1).narrow(1, row, 1));
         logits
             .map(|logits| logits.try_into_vec_as::<f32>())
@@ -395,6 +395,7 @@ impl Lanes {
         if !unsafe { recorder.replay(verified, &epoch, follow) }? {
             return Ok(false);
         }
+        self.logits = None;
         self.caches.trunk.commit_replay(1 + verified, 1 + verified);
         if let Some(cache) = &mut self.caches.draft {
             cache.commit_replay(setup.positions(drafts), setup.counted(verified));
@@ -518,6 +519,8 @@ impl Lanes {
                     let epoch = self.epoch();
                     self.recorder.keep(recordings, drafts, epoch);
                     self.read_recorded();
+                    let grown = reserved().zip(reserved_before);
+                    self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
                 }
                 recorder::Outcome::Broken(error) if self.is_settled() => return Err(error),
                 recorder::Outcome::Broken(error) => {
@@ -547,8 +550,6 @@ impl Lanes {
                 }
             }
         }
-        let grown = reserved().zip(reserved_before);
-        self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
         Ok(())
     }
 
