@@ -159,10 +159,11 @@ fn run(
         let ctx = args.ctx.map_or(most, |ctx| most.min(ctx as usize));
         warm_up(&pipeline.model, &config, ctx, &startup)?;
         startup.finish();
-        tracing::info!(
-            seconds = started.elapsed().as_secs_f32(),
-            "ready, kernels are compiled"
-        );
+        let seconds = started.elapsed().as_secs_f32();
+        match startup.is_given_up() {
+            true => tracing::info!(seconds, "not all kernels are compiled: the server stops"),
+            false => tracing::info!(seconds, "ready, kernels are compiled"),
+        }
     }
     Ok(serve(engine, jobs, metrics)?)
 }

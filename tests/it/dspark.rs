@@ -13,6 +13,7 @@ use ds4_model::generate::{
     Engine, EngineConfig, FinishReason, Request, SamplingConfig, TokenLogProbs,
 };
 use ds4_model::model::Model;
+use ds4_model::placement::Placement;
 use ds4_model::trace::Trace;
 use serde_json::Value;
 
@@ -20,6 +21,7 @@ use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
 
 use crate::common::{absolute, assert_close, compiles_slowly, devices, integer_values, skip};
 use crate::constraints::by_thirds;
+use crate::devices::pairs;
 use crate::ds4_tiny::ids_tensor;
 use crate::engine::{Texts, add, collect, has_graphs, request, together};
 use crate::golden::{Golden, TOLERANCE, assert_golden, root};
@@ -696,6 +698,68 @@ fn a_round_of_drafts_and_verification_is_one_recording() {
                 "{what}: {replays} of {steps}"
             );
         }
+    }
+}
+
+#[test]
+fn a_text_may_end_in_the_first_of_the_steps_that_are_recorded() {
+    let fixture = Trained::open();
+    for (name, device) in devices() {
+        if !has_graphs(name) {
+            skip(name, "graphs");
+            continue;
+        }
+        let model = Trained::model(device, false);
+        // Both prompts are processed in one chunk.
+        let prompt = &fixture.ids("long", "input_ids")[..120];
+        let config = EngineConfig {
+            lanes: 2,
+            drafts: 3,
+            draft_confidence: 1e-9,
+            steps_ahead: 0,
+            prefix_bytes: 1 << 26,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::new(&model, config).expect("valid options");
+        // Each step adds as many tokens as it can.
+        let mut engine = engine.with_acceptance(1.0, 0);
+        for count in [200, 2] {
+            add(&mut engine, request(prompt, count));
+        }
+        let outputs = engine.step().expect("a text that can be kept");
+        assert_eq!(engine.graphs().recordings, 4, "{name}");
+        let ended = outputs.iter().filter(|output| output.finish.is_some());
+        assert_eq!(ended.count(), 1, "{name}");
+    }
+}
+
+#[test]
+fn steps_that_are_recorded_begin_where_the_recording_before_has_ended() {
+    let fixture = Trained::open();
+    let count = 60;
+    let expected = &fixture.ids("medium", "greedy")[..count];
+    let own = request(&fixture.ids("medium", "input_ids"), count);
+    for (name, pair) in pairs() {
+        if !has_graphs(&name) {
+            skip(&name, "graphs");
+            continue;
+        }
+        let model = Trained::model(&pair[0], false);
+        let layers = model.layers.len();
+        let placement = Placement::new(&pair, &[1, layers - 1]);
+        let model = model.place(placement.expect("layers for each device"));
+        let model = model.expect("a placement of as many layers");
+        let config = EngineConfig {
+            lanes: 2,
+            drafts: 1,
+            draft_confidence: 0.3,
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::new(&model, config).expect("valid options");
+        let texts = together(&mut engine, &[own.clone(), own.clone()]);
+        assert_eq!(engine.graph_refusal(), None, "{name}");
+        assert!(engine.replays() > 2, "{name}");
+        assert_eq!(texts, [expected, expected], "{name}");
     }
 }
 

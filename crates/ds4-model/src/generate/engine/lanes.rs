@@ -10,6 +10,7 @@ mod links;
 mod step;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
@@ -316,8 +317,8 @@ impl Lanes {
             return Ok(None);
         }
         recorder::note_launch();
-        let recorded = self.recorded().map(|results| &results.logits);
-        let logits = recorded.unwrap_or(&self.logits).clone();
+        let recorded = || self.recorded()?.logits.as_ref();
+        let logits = self.logits.as_ref().or_else(recorded).cloned();
         let logits = logits.map(|logits| logits.narrow(0, lane, 1).narrow(1, row, 1));
         logits
             .map(|logits| logits.try_into_vec_as::<f32>())
@@ -394,6 +395,7 @@ impl Lanes {
         if !unsafe { recorder.replay(verified, &epoch, follow) }? {
             return Ok(false);
         }
+        self.logits = None;
         self.caches.trunk.commit_replay(1 + verified, 1 + verified);
         if let Some(cache) = &mut self.caches.draft {
             cache.commit_replay(setup.positions(drafts), setup.counted(verified));
@@ -493,7 +495,9 @@ impl Lanes {
             (_, false) => Some("devices exchange through the host"),
         };
         for &drafts in recorded {
-            // Caches can go back by no more steps than those of one recording.
+            // The next steps begin where the replay of the recording before has ended.
+            self.catch_up();
+            // The host may be behind by no more steps than those of one recording.
             while !self.ahead.is_empty() {
                 let outcome = self.wait(setup)?;
                 self.read.push_back(outcome);
@@ -515,6 +519,8 @@ impl Lanes {
                     let epoch = self.epoch();
                     self.recorder.keep(recordings, drafts, epoch);
                     self.read_recorded();
+                    let grown = reserved().zip(reserved_before);
+                    self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
                 }
                 recorder::Outcome::Broken(error) if self.is_settled() => return Err(error),
                 recorder::Outcome::Broken(error) => {
@@ -544,8 +550,6 @@ impl Lanes {
                 }
             }
         }
-        let grown = reserved().zip(reserved_before);
-        self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
         Ok(())
     }
 
@@ -603,7 +607,6 @@ impl Lanes {
 /// The numbers of verified drafts whose steps are worth recording where so many tokens follow: all
 /// drafts first, then the fewest, which take the least. Only all, unless drafts may be left out.
 fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
-    let fewer = 0..if leaves_out { all } else { 0 };
     let mut left = tokens;
     let is_worth_it = |drafts: &usize| {
         let rest = left.checked_sub(WORTH_RECORDING * (1 + drafts));
@@ -611,9 +614,14 @@ fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
         rest.is_some()
     };
     std::iter::once(all)
-        .chain(fewer)
+        .chain(fewer_drafts(all, leaves_out))
         .take_while(is_worth_it)
         .collect()
+}
+
+/// Of the numbers of verified drafts whose steps may be recorded, those below `all`.
+pub(super) fn fewer_drafts(all: usize, leaves_out: bool) -> Range<usize> {
+    0..if leaves_out { all } else { 0 }
 }
 
 /// A step that is recorded, a part for each device.

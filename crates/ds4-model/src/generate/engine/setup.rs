@@ -4,6 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::config::EngineConfig;
 use super::drafter::{Drafter, Features};
+use super::lanes::fewer_drafts;
 use super::recorder;
 use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::generate::error::{GenerateError, device_error};
@@ -109,16 +110,16 @@ impl Setup<'_> {
     }
 
     fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {
-        // The host counts steps later than the device, and a text may end before them.
-        let steps = self
-            .config
-            .steps_ahead
-            .saturating_add(recorder::WARM_UPS + 1);
-        let positions = self.positions(self.config.drafts);
+        // The host counts steps later than the device, and a text may end before them: those that
+        // are ahead, those of a recording, and of the others that are made with it.
+        let (drafts, runs) = (self.config.drafts, recorder::WARM_UPS + 1);
+        let steps = self.config.steps_ahead.saturating_add(runs);
+        let others = fewer_drafts(drafts, self.leaves_out()).map(|drafts| runs * (1 + drafts));
+        let positions = self.positions(drafts).saturating_mul(steps);
         CacheConfig {
             batch,
             capacity,
-            rollback: Rollback::Bounded(positions.saturating_mul(steps)),
+            rollback: Rollback::Bounded(positions.saturating_add(others.sum())),
             dtype: self.model.embedding.val().dtype().into(),
         }
     }
