@@ -9,8 +9,6 @@ use crate::startup::Startup;
 
 /// Tokens by which a text is longer than those after which a step is recorded.
 const TOKENS: usize = 8;
-/// Tokens for each row of a step, after which it is recorded.
-const RECORDED: usize = 16;
 /// The shortest prompt that is processed as a prompt, not as a decode step.
 const SHORTEST: usize = 17;
 /// Between two lines in the log.
@@ -28,7 +26,7 @@ pub fn warm_up(
 ) -> Result<(), GenerateError> {
     let mut engine = Engine::new(model, config.clone())?;
     // The last of the texts must join before the first one ends.
-    let tokens = TOKENS + RECORDED * recorded_rows(config) + 2 * config.lanes;
+    let tokens = TOKENS + config.recording_tokens() + 2 * config.lanes;
     let tokens = tokens.min(ctx / 2).max(1);
     let longest = ctx.saturating_sub(tokens).max(1);
     let mut lengths: Vec<usize> = lengths(config.prefill_chunk)
@@ -74,15 +72,6 @@ pub fn warm_up(
         }
     }
     Ok(())
-}
-
-/// Rows of all steps that the engine records for texts that are long enough.
-fn recorded_rows(config: &EngineConfig) -> usize {
-    let rows = 1 + config.drafts;
-    match config.draft_confidence > 0.0 {
-        true => (1..=rows).sum(),
-        false => rows,
-    }
 }
 
 /// Lengths of prompts whose chunks need all kernels that any prompt does. How a chunk is processed

@@ -23,7 +23,7 @@ use crate::common::{absolute, assert_close, compiles_slowly, devices, integer_va
 use crate::constraints::by_thirds;
 use crate::devices::pairs;
 use crate::ds4_tiny::ids_tensor;
-use crate::engine::{Texts, add, collect, has_graphs, request, together};
+use crate::engine::{Texts, add, collect, must_have_graphs, request, together};
 use crate::golden::{Golden, TOLERANCE, assert_golden, root};
 
 const RANDOM: &str = "tests/fixtures/dspark-goldens";
@@ -660,8 +660,7 @@ fn stop_tokens_constraints_and_log_probabilities_are_those_without_drafts() {
 fn a_round_of_drafts_and_verification_is_one_recording() {
     let fixture = Trained::open();
     for (name, device) in devices() {
-        if !has_graphs(name) {
-            skip(name, "graphs");
+        if !must_have_graphs(name) {
             continue;
         }
         if compiles_slowly(name) {
@@ -705,8 +704,7 @@ fn a_round_of_drafts_and_verification_is_one_recording() {
 fn a_text_may_end_in_the_first_of_the_steps_that_are_recorded() {
     let fixture = Trained::open();
     for (name, device) in devices() {
-        if !has_graphs(name) {
-            skip(name, "graphs");
+        if !must_have_graphs(name) {
             continue;
         }
         let model = Trained::model(device, false);
@@ -740,8 +738,7 @@ fn steps_that_are_recorded_begin_where_the_recording_before_has_ended() {
     let expected = &fixture.ids("medium", "greedy")[..count];
     let own = request(&fixture.ids("medium", "input_ids"), count);
     for (name, pair) in pairs() {
-        if !has_graphs(&name) {
-            skip(&name, "graphs");
+        if !must_have_graphs(&name) {
             continue;
         }
         let model = Trained::model(&pair[0], false);

@@ -12,6 +12,7 @@ use ds4_model::generate::{
 };
 use ds4_model::trace::Trace;
 
+use crate::common::skip;
 use crate::flash_head::{CLUSTERS, head};
 use crate::two_layers::{
     CAPACITY, Fixture, PICKED_CAPACITY, bits, every_model, every_model_in, every_quick_model, text,
@@ -24,6 +25,15 @@ const SHORT: usize = 12;
 /// Whether a device replays steps: CPUs do not.
 pub(crate) fn has_graphs(name: &str) -> bool {
     !name.starts_with("flex") && !cfg!(feature = "fusion")
+}
+
+/// [`has_graphs`], and reports where it is not so.
+pub(crate) fn must_have_graphs(name: &str) -> bool {
+    let has = has_graphs(name);
+    if !has {
+        skip(name, "graphs");
+    }
+    has
 }
 
 /// Another number for devices that take long to compile a kernel.

@@ -2,7 +2,7 @@
 //! special values, alone and among others.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::markov::markov_drafts;
+use burn_ds4_ops::{OpError, markov::markov_drafts};
 
 use super::common::{
     assert_on_another_device, assert_refused, devices, every_dtype, floats, integer_values,
@@ -23,7 +23,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    fn drafts(&self) -> Vec<i64> {
+    pub(crate) fn run(self) -> Result<Tensor<2, Int>, OpError> {
         let Self {
             logits,
             ids,
@@ -31,15 +31,12 @@ impl Asked {
             embedding,
             output,
         } = self;
-        let drafts = markov_drafts(
-            logits.clone(),
-            ids.clone(),
-            tokens.clone(),
-            embedding.clone(),
-            output.clone(),
-        );
-        let drafts = drafts.expect("arguments that fit");
-        let [lanes, places, _] = logits.dims();
+        markov_drafts(logits, ids, tokens, embedding, output)
+    }
+
+    fn drafts(&self) -> Vec<i64> {
+        let drafts = self.clone().run().expect("arguments that fit");
+        let [lanes, places, _] = self.logits.dims();
         assert_eq!(drafts.dims(), [lanes, places]);
         assert_eq!(drafts.dtype(), DType::I32);
         integer_values(drafts)
@@ -321,14 +318,7 @@ fn what_does_not_fit_is_refused() {
     let run = |change: fn(&mut Asked)| {
         let mut asked = asked(device, FloatDType::F32, [2, 3, 5, 4], None);
         change(&mut asked);
-        let Asked {
-            logits,
-            ids,
-            tokens,
-            embedding,
-            output,
-        } = asked;
-        markov_drafts(logits, ids, tokens, embedding, output)
+        asked.run()
     };
     type Change = fn(&mut Asked);
     let cases: [(Change, &str); 6] = [
@@ -367,11 +357,12 @@ fn what_does_not_fit_is_refused() {
     for (change, message) in cases {
         assert_refused(run(change), message);
     }
-    let tokens = Tensor::<2, Int>::from_data(data(1), (device, DType::I8));
-    let asked = asked(device, FloatDType::F32, [1, 1, 5, 4], None);
-    let result = markov_drafts(asked.logits, None, tokens, asked.embedding, asked.output);
+    let asked = Asked {
+        tokens: Tensor::from_data(data(1), (device, DType::I8)),
+        ..asked(device, FloatDType::F32, [1, 1, 5, 4], None)
+    };
     assert_refused(
-        result,
+        asked.run(),
         "`tokens` has dtype I8, expected I32, I64, U32 or U64",
     );
 }
@@ -395,15 +386,7 @@ fn arguments_on_two_devices_are_refused() {
         let [mut spoilt, other] =
             on.map(|device| asked(device, FloatDType::F32, [2, 3, 5, 4], Some(3)));
         change(&mut spoilt, other);
-        let Asked {
-            logits,
-            ids,
-            tokens,
-            embedding,
-            output,
-        } = spoilt;
-        let result = markov_drafts(logits, ids, tokens, embedding, output);
-        assert_on_another_device(result, [argument, "logits"]);
+        assert_on_another_device(spoilt.run(), [argument, "logits"]);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Drafts of a Markov head.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use burn_ds4_ops::markov::markov_drafts;
 
 use super::super::common::integer_values;
 use super::super::markov::{Asked, oracle};
@@ -49,13 +48,7 @@ pub fn markov(data: &[u8]) {
         embedding,
         output,
     };
-    let drafts = markov_drafts(
-        asked.logits.clone(),
-        asked.ids.clone(),
-        asked.tokens.clone(),
-        asked.embedding.clone(),
-        asked.output.clone(),
-    );
+    let drafts = asked.clone().run();
     let fits = rank > 0 && (vocabulary > 0 || width == 0);
     let Some(drafts) = draw.settle(drafts, fits) else {
         return;

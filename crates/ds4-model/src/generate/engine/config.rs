@@ -4,6 +4,8 @@ use burn_ds4_ops::matmul::INVARIANT_ROWS;
 use burn_ds4_ops::sampling::{MAX_TOP_LOG_PROBS, SamplingParams};
 
 use super::constraint::Constraint;
+use super::lanes::fewer_drafts;
+use super::recorder::WORTH_RECORDING;
 use crate::cache::CacheError;
 use crate::config::ModelConfig;
 use crate::generate::error::GenerateError;
@@ -78,6 +80,12 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
+    /// Tokens that a text has to want so that all steps are recorded of which it makes use.
+    pub fn recording_tokens(&self) -> usize {
+        let fewer = fewer_drafts(self.drafts, self.draft_confidence > 0.0);
+        WORTH_RECORDING * ((1 + self.drafts) + fewer.map(|drafts| 1 + drafts).sum::<usize>())
+    }
+
     /// Checks every field.
     ///
     /// # Errors

@@ -675,6 +675,7 @@ impl Recordable for RecordedStep<'_, '_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::config::EngineConfig;
     use super::*;
 
     #[test]
@@ -687,5 +688,16 @@ mod tests {
         assert_eq!(worth_recording(9 * one, 5, true), [5, 0, 1]);
         assert_eq!(worth_recording(21 * one, 5, true), [5, 0, 1, 2, 3, 4]);
         assert_eq!(worth_recording(one, 0, true), [0]);
+        for draft_confidence in [0.0, 0.3] {
+            let config = EngineConfig {
+                drafts: 5,
+                draft_confidence,
+                ..EngineConfig::default()
+            };
+            let recorded = |tokens| worth_recording(tokens, 5, draft_confidence > 0.0);
+            let all = config.recording_tokens();
+            assert_eq!(recorded(all), recorded(usize::MAX));
+            assert_ne!(recorded(all - 1), recorded(all));
+        }
     }
 }

@@ -226,8 +226,8 @@ impl<R, E: PartialEq> Recorder<R, E> {
         epoch: &E,
         mut follow: impl FnMut(usize, &R),
     ) -> Result<bool, GenerateError> {
-        let index = self.kept.iter().position(|kept| kept.drafts == drafts);
-        let Some((index, kept)) = index.map(|index| (index, &self.kept[index])) else {
+        let mut kept = self.kept.iter().enumerate();
+        let Some((index, kept)) = kept.find(|(_, kept)| kept.drafts == drafts) else {
             return Ok(false);
         };
         let mut recordings = kept.recordings.iter();

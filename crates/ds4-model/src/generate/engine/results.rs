@@ -55,7 +55,7 @@ pub(super) struct Outcome {
     pub(super) accepted: Vec<usize>,
     tokens: Vec<i32>,
     /// Those of each lane for the next step.
-    drafted: Vec<Vec<i32>>,
+    drafted: Vec<i32>,
     log_probs: Option<ListedLogProbs>,
 }
 
@@ -89,7 +89,7 @@ impl Outcome {
     /// Drafts of a lane that the next step verifies, which are those before the first that is no
     /// token, and those that were dropped, because the drafter had no numbers to choose by.
     pub(super) fn drafted(&self, lane: usize) -> (usize, usize) {
-        let own = &self.drafted[lane];
+        let own = self.of_drafter(lane);
         let drafted = own.iter().take_while(|draft| **draft >= 0).count();
         match own.get(drafted) {
             None | Some(&LEFT_OUT) => (drafted, 0),
@@ -99,8 +99,14 @@ impl Outcome {
 
     /// Drafts of a lane that the next step verifies.
     pub(super) fn next_drafts(&self, lane: usize) -> impl Iterator<Item = u32> {
-        let own = self.drafted[lane].iter();
+        let own = self.of_drafter(lane).iter();
         own.map_while(|draft| u32::try_from(*draft).ok())
+    }
+
+    /// What the drafter has made for a lane.
+    fn of_drafter(&self, lane: usize) -> &[i32] {
+        let count = self.drafted.len() / self.accepted.len();
+        &self.drafted[lane * count..][..count]
     }
 
     /// The log-probability of a lane's token, and the most likely ones with theirs.
@@ -184,7 +190,6 @@ impl Pending {
             }
         };
         let (drafted, ids) = rest.split_at(lanes * self.drafted);
-        let of_lane = |lane: usize| drafted[lane * self.drafted..][..self.drafted].to_vec();
         let log_probs = self.log_probs.map(|top| {
             let (chosen, listed) = values.split_at(count);
             ListedLogProbs {
@@ -198,7 +203,7 @@ impl Pending {
             drafts,
             accepted,
             tokens: tokens.to_vec(),
-            drafted: (0..lanes).map(of_lane).collect(),
+            drafted: drafted.to_vec(),
             log_probs,
         })
     }
