@@ -5,9 +5,10 @@
 #   tools/sanitize.sh OPS [TOOL...]      # memcheck racecheck synccheck initcheck
 #
 # A group has tests that launch each kernel of a family; most of the time compiles kernels. JOBS
-# processes run at a time (all cores), and what has not ended after LIMIT seconds (1200) is cut off
-# or left out. OUT (sanitized) gets sanitizers.txt, a line for each group, tests.txt, which tests
-# have passed, and errors.txt, what was reported.
+# processes run at a time (all cores), on all GPUs, and what has not ended in LIMIT seconds (1200)
+# is cut off or left out. ONLY, a regular expression, is matched with "TOOL GROUP" of what is run.
+# OUT (sanitized) gets sanitizers.txt, a line for each group, tests.txt, which tests have passed,
+# and errors.txt, what was reported.
 set -uo pipefail
 ops=$1
 shift
@@ -20,7 +21,8 @@ logs=$(mktemp -d)
 trap 'rm -r "$logs"' EXIT
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer | head -1)
 "$sanitizer" --version | tail -1
-export ops end out logs sanitizer
+gpus=$(nvidia-smi -L | wc -l)
+export ops end out logs sanitizer gpus
 # Paths may be relative.
 [[ $ops == */* ]] || ops=./$ops
 
@@ -32,7 +34,7 @@ moe_fp4 moe_kernels::fp4_experts_of_any_size_give_exact_sums
 moe_fp8 moe_kernels::fp8_experts_of_any_size_give_exact_sums
 moe_dense moe_kernels::dense_experts_of_any_size_give_exact_sums
 moe_shared moe_shared::sums_of_any_mix_of_formats_are_exact_at_any_size
-moe_shared moe_shared::a_token_of_padding
+moe_padding moe_shared::a_token_of_padding
 linear_fp4 quant_linear::fp4_products_of_any_shape_are_exact
 linear_fp8 quant_linear::fp8_products_of_any_shape_are_exact
 linear_dense quant_linear::dense_products_of_any_shape_are_exact
@@ -45,8 +47,8 @@ linear_codes quant_linear_codes::every_fp4_code
 linear_codes quant_linear_codes::every_fp8_code
 linear_codes quant_linear_codes::what_fills_up
 grouped_linear grouped_linear::every_group_is_multiplied
-grouped_linear grouped_linear::a_group_of_one
-grouped_linear grouped_linear::what_is_not
+grouped_linear_one grouped_linear::a_group_of_one
+grouped_linear_nan grouped_linear::what_is_not
 cached_prompts cached_attention::prompts_agree
 cached_prompts cached_attention::more_queries_than
 cached_attention cached_attention::queries_see_what
@@ -60,11 +62,11 @@ sink_tiles sink_attention::all_picks_in_order
 small_m small_m_matmul::products_of_any_shape
 small_m small_m_matmul::sums_are_made
 small_m_rows small_m_rows::up_to_16
-small_m_rows small_m_group::each_of_a_group
-small_m_rows small_m_tiles::many_tiles
+small_m_group small_m_group::each_of_a_group
+small_m_tiles small_m_tiles::many_tiles
 hyper_fused hyper_connection_fused::many_tokens_are
-hyper_fused hyper_connection_fused::a_token_is
-hyper_fused hyper_connection_fused::views
+hyper_fused_token hyper_connection_fused::a_token_is
+hyper_fused_views hyper_connection_fused::views
 hyper_connection hyper_connection::coefficients_agree
 hyper_connection hyper_connection::the_head_weighs
 hyper_connection hyper_connection::expand_agrees
@@ -84,7 +86,7 @@ delta gated_delta_states::every_intermediate
 delta_kernels gated_delta_kernels::tokens_that_are_not
 delta_kernels gated_delta_kernels::pools_and_values
 delta_batches gated_delta_batches::every_sequence_of_a_large
-delta_batches gated_delta_batches::parts_of_one
+delta_parts gated_delta_batches::parts_of_one
 sampling sampling::top_k_keeps
 sampling sampling::top_p_is_exact
 sampling sampling_draws::tokens_are_those
@@ -126,13 +128,13 @@ moe moe_routing::ids_may_have
 markov markov::drafts_are
 markov markov::a_lane_has
 activations activations::rows_of_16
-activations activations::products_of_small
-activations activations::what_is_not
-activations activations::a_shared_expert
+activations_small activations::products_of_small
+activations_nan activations::what_is_not
+activations_shared activations::a_shared_expert
 sampling_split sampling_split::rows_of_all
 sampling_split sampling_split::drafts_of_long
 small_m_layouts small_m_layouts::both_operands
-small_m_layouts small_m_layouts::rows_of_odd
+small_m_odd small_m_layouts::rows_of_odd
 moe_large moe_large::thousands_of_tokens
 small rotation::the_last_channels
 small rotation::positions_of_a_table
@@ -158,8 +160,9 @@ group() {
     echo "$tool $name: not run" >>"$out/sanitizers.txt"
     return
   fi
-  DS4_REQUIRE=${DS4_REQUIRE:-cuda} timeout -k 3 "$left" "$sanitizer" --tool "$tool" \
-    --print-limit 10 --error-exitcode 99 "$ops" verify "$@" >"$log" 2>&1
+  CUDA_VISIBLE_DEVICES=$((RANDOM % gpus)) DS4_REQUIRE=${DS4_REQUIRE:-cuda} \
+    timeout -k 3 "$left" "$sanitizer" --tool "$tool" --print-limit 10 --error-exitcode 99 \
+    "$ops" verify "$@" >"$log" 2>&1
   code=$?
   reports=$(grep -E ' SUMMARY' "$log" | sed 's/^=* //' | paste -sd';')
   [[ $code != 124 && $code != 137 ]] || reports='time ran out'
@@ -172,7 +175,7 @@ group() {
 }
 export -f group
 
-for tool in $tools; do of_groups | sed "s/^/$tool /"; done |
+for tool in $tools; do of_groups | sed "s/^/$tool /"; done | grep -E "${ONLY:-.}" |
   xargs -P "${JOBS:-$(nproc)}" -L 1 bash -c 'group "$@"' group
 sort -o "$out/sanitizers.txt" "$out/sanitizers.txt"
 for tool in $tools; do

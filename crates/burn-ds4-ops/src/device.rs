@@ -157,6 +157,18 @@ pub fn is_host(device: &Device) -> bool {
     }
 }
 
+/// What kernels are compiled for on a device: `ptx_sm90` on an H200, `flex` where there are none.
+///
+/// Devices that compute the same bits have the same name here.
+pub fn architecture(device: &Device) -> String {
+    #[cfg(feature = "cube")]
+    if let Some(client) = crate::transfer::client(device) {
+        return client.properties().identity.fingerprint.to_string();
+    }
+    let _ = device;
+    DeviceSpec::Flex.to_string()
+}
+
 /// Whether wgpu finds an adapter that is a GPU.
 #[cfg(feature = "wgpu")]
 fn has_gpu() -> bool {

@@ -91,7 +91,7 @@ fn wait_for_copies(device: &Device) {
 
 /// The client of a device, unless it is Flex.
 #[cfg(feature = "cube")]
-fn client(device: &Device) -> Option<cubecl::client::Client> {
+pub(crate) fn client(device: &Device) -> Option<cubecl::client::Client> {
     use burn::backend::DispatchDevice;
     #[allow(unreachable_patterns)]
     match device.as_dispatch() {

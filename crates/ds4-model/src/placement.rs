@@ -13,6 +13,7 @@ use std::sync::Once;
 
 use burn::tensor::{Device, FloatDType};
 use burn_ds4_ops::collective::{DeviceGroup, GroupRoute};
+use burn_ds4_ops::device::architecture;
 use burn_ds4_ops::transfer::Route;
 
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
@@ -35,6 +36,18 @@ pub enum PlacementError {
     Repeated {
         /// The device.
         device: String,
+    },
+    /// Devices are of several architectures, so that the bits of a text would depend on the split.
+    #[error("devices: {device} is a {architecture}, {first} a {expected}: they must be alike")]
+    Unlike {
+        /// A device.
+        device: String,
+        /// What kernels are compiled for there.
+        architecture: String,
+        /// The first device.
+        first: String,
+        /// What kernels are compiled for on the first device.
+        expected: String,
     },
     /// There are more devices than layers.
     #[error(
@@ -815,15 +828,23 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// If there is none, or one comes twice.
+    /// If there is none, one comes twice, or they are of several architectures.
     pub fn new(devices: Vec<(String, Device)>) -> Result<Self, PlacementError> {
-        if devices.is_empty() {
-            return Err(PlacementError::NoDevice);
-        }
+        let (first, device) = devices.first().ok_or(PlacementError::NoDevice)?;
+        let expected = architecture(device);
         for (index, (name, device)) in devices.iter().enumerate() {
             if devices[..index].iter().any(|(_, known)| known == device) {
                 return Err(PlacementError::Repeated {
                     device: name.clone(),
+                });
+            }
+            let architecture = architecture(device);
+            if architecture != expected {
+                return Err(PlacementError::Unlike {
+                    device: name.clone(),
+                    architecture,
+                    first: first.clone(),
+                    expected,
                 });
             }
         }

@@ -1,3 +1,5 @@
+use burn_ds4_ops::device::DeviceSpec;
+
 use super::*;
 
 fn names(count: usize) -> Vec<String> {
@@ -110,6 +112,12 @@ fn a_device_that_is_named_twice_is_refused_unless_a_placement_is_made_by_hand() 
     let twice = vec![("one".into(), flex.clone()), ("two".into(), flex.clone())];
     let error = Devices::new(twice).unwrap_err();
     assert_eq!(error.to_string(), "devices: two is named twice");
+    if let Ok(wgpu) = DeviceSpec::Wgpu.init() {
+        let unlike = vec![("one".into(), flex.clone()), ("two".into(), wgpu)];
+        let error = Devices::new(unlike).unwrap_err().to_string();
+        assert!(error.starts_with("devices: two is a "), "{error}");
+        assert!(error.ends_with(", one a flex: they must be alike"), "{error}");
+    }
     assert_eq!(Devices::new(vec![]).unwrap_err(), PlacementError::NoDevice);
 
     let placement = Placement::new(&[flex.clone(), flex.clone()], &[1, 3]).unwrap();
