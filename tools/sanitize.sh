@@ -33,7 +33,8 @@ of_groups() {
 moe_fp4 moe_kernels::fp4_experts_of_any_size_give_exact_sums
 moe_fp8 moe_kernels::fp8_experts_of_any_size_give_exact_sums
 moe_dense moe_kernels::dense_experts_of_any_size_give_exact_sums
-moe_shared moe_shared::sums_of_any_mix_of_formats_are_exact_at_any_size
+moe_shared moe_shared::a_token_has_the_same
+moe_shared moe_shared::what_is_not_finite
 moe_padding moe_shared::a_token_of_padding
 linear_fp4 quant_linear::fp4_products_of_any_shape_are_exact
 linear_fp8 quant_linear::fp8_products_of_any_shape_are_exact

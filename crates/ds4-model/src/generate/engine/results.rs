@@ -22,8 +22,8 @@ pub(super) struct StepResults {
     pub(super) logits: Option<Tensor<3>>,
     pub(super) log_probs: Option<LogProbs>,
     /// The inputs of the next step and the lengths of the texts, for the devices of other layers:
-    /// `[lanes, columns + 1]`; `None` where there are none.
-    pub(super) next: Option<Tensor<2, Int>>,
+    /// `lanes * columns` inputs, then `lanes` lengths; `None` where there are none.
+    pub(super) next: Option<Tensor<1, Int>>,
 }
 
 /// What a device's part of a step results in.

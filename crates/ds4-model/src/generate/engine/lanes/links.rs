@@ -34,11 +34,11 @@ pub(super) struct Links {
     /// Whether what goes back is put off.
     puts_off: bool,
     /// What has not gone back yet.
-    pending: Option<Tensor<2, Int>>,
+    pending: Option<Tensor<1, Int>>,
     /// What has arrived last, by device. Its memory must not be that of what arrives next, which
     /// may be for another group: the copy of this may not have been made then.
     held_rows: Vec<Option<Tensor<2>>>,
-    held_inputs: Vec<Option<Tensor<2, Int>>>,
+    held_inputs: Vec<Option<Tensor<1, Int>>>,
     /// How much this thread had [launched](launches) when all devices had done what they were given
     /// before.
     done: Option<(ThreadId, u64)>,
@@ -174,11 +174,11 @@ impl Links {
         }
     }
 
-    /// Hands what the last device has for the next step to all others: `next` is
-    /// `[lanes, columns + 1]`, the inputs and the length of each lane.
+    /// Hands what the last device has for the next step to all others: `next` is the inputs of all
+    /// lanes, `lanes * columns`, and the length of each.
     pub(super) fn hand_back(
         &mut self,
-        next: Option<&Tensor<2, Int>>,
+        next: Option<&Tensor<1, Int>>,
         trunk: &mut Cache,
         in_turn: bool,
     ) {
@@ -198,13 +198,17 @@ impl Links {
 
     /// Writes what a device other than the last has for the next step, as
     /// [`hand_back`](Self::hand_back) has it.
-    pub(super) fn take_back(&mut self, part: usize, next: Tensor<2, Int>, trunk: &mut Cache) {
+    ///
+    /// Both parts are read where they have arrived. A copy would be in memory that is free again
+    /// for the host at once, and what arrives next, for another group, may be sent there before
+    /// this device has read the copy.
+    pub(super) fn take_back(&mut self, part: usize, next: Tensor<1, Int>, trunk: &mut Cache) {
         let known = self.inputs[part].take().expect("they are put back");
         let [lanes, columns] = known.dims();
-        let own = next.clone().narrow(1, 0, columns).cast(known.dtype());
+        let own = next.clone().narrow(0, 0, lanes * columns);
+        let own = own.reshape([lanes, columns]).cast(known.dtype());
         self.inputs[part] = Some(known.slice_assign([0..lanes, 0..columns], own));
-        let lengths = next.narrow(1, columns, 1).reshape([lanes]);
-        trunk.set_start(part, lengths);
+        trunk.set_start(part, next.narrow(0, lanes * columns, lanes));
     }
 
     fn moved(&self, rows: Tensor<2>, part: usize) -> Tensor<2> {

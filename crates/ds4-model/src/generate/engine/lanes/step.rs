@@ -100,14 +100,14 @@ impl Lanes {
             let streams = passings.iter().map(|passing| passing.streams.clone());
             model.logits_of_ranks(first, streams.collect(), positions)
         });
-        let mut next: Vec<Tensor<2, Int>> = Vec::new();
+        let mut next: Vec<Tensor<1, Int>> = Vec::new();
         let mut results = None;
         for (rank, passing) in ranks.clone().zip(passings) {
             if rank < last {
                 let inputs = self.links.inputs(rank);
                 let [lanes, columns] = inputs.dims();
                 let like = (&inputs.device(), inputs.dtype());
-                next.push(Tensor::zeros([lanes, columns + 1], like));
+                next.push(Tensor::zeros([lanes * (columns + 1)], like));
                 continue;
             }
             let logits = logits.as_mut().and_then(Vec::pop);
@@ -221,8 +221,9 @@ impl Lanes {
         let [_, width] = inputs.dims();
         self.inputs = Some(inputs.slice_assign([0..lanes, 0..width], columns));
         if self.links.is_divided() {
-            let lengths = self.caches.trunk.start().cast(dtype).reshape([lanes, 1]);
-            results.next = Some(Tensor::cat(vec![self.inputs(), lengths], 1));
+            let inputs = self.inputs().reshape([lanes * width]);
+            let lengths = self.caches.trunk.start().cast(dtype);
+            results.next = Some(Tensor::cat(vec![inputs, lengths], 0));
         }
         Ok(results)
     }
