@@ -15,7 +15,7 @@ use ds4_model::trace::Trace;
 
 use crate::common::{compiles_slowly, devices, integers, skip, values};
 use crate::engine::{
-    CALLS, Texts, add, collect, engine, has_graphs, penalised, request, sampled, together,
+    CALLS, Texts, add, alone, collect, engine, has_graphs, penalised, request, sampled, together,
     unrecordable, with_logits,
 };
 use crate::golden::root;
@@ -230,15 +230,15 @@ fn a_recording_that_fails_on_the_second_device_loses_no_tokens() {
             return;
         }
         let own = request(&whole.prompt, 40);
+        let expected = alone(whole, &own);
         for drafts in [0, 1] {
             let config = EngineConfig {
                 drafts,
                 ..EngineConfig::default()
             };
-            let expected = together(&mut engine(whole, &config), std::slice::from_ref(&own));
             CALLS.set(0);
             let mut engine = engine(divided, &config).with_logits_processor(unrecordable);
-            let actual = together(&mut engine, std::slice::from_ref(&own));
+            let actual = together(&mut engine, std::slice::from_ref(&own)).remove(0);
             assert_eq!(actual, expected, "{name}, {drafts} drafts");
             assert_eq!(engine.graph_refusal().is_some(), has_graphs(name), "{name}");
         }
@@ -256,9 +256,18 @@ fn lone_texts_have_the_same_tokens_and_logits_on_two_devices() {
                 ..request(&whole.prompt[..9], count)
             },
         ];
+        // The logits of all tokens but the last.
+        let plain = EngineConfig {
+            graphs: false,
+            steps_ahead: 0,
+            ..EngineConfig::default()
+        };
+        let expected = requests
+            .each_ref()
+            .map(|own| with_logits(&mut engine(whole, &plain), own.clone()));
         let cases = [(0, true), (2, true), (1, false), (3, false)];
         for &(drafts, graphs) in &cases[..few(name, cases.len(), 2)] {
-            for (index, own) in requests.iter().enumerate() {
+            for (index, (own, expected)) in requests.iter().zip(&expected).enumerate() {
                 // The first outgrows its lane, the second has a recording from the beginning.
                 let config = EngineConfig {
                     drafts,
@@ -266,12 +275,11 @@ fn lone_texts_have_the_same_tokens_and_logits_on_two_devices() {
                     capacity: [CAPACITY, 1024][index],
                     ..EngineConfig::default()
                 };
-                let expected = with_logits(&mut engine(whole, &config), own.clone());
                 let mut engine = engine(divided, &config);
                 let actual = with_logits(&mut engine, own.clone());
                 let what = format!("{name}: text {index}, {drafts} drafts");
                 assert_eq!(actual.len(), expected.len(), "{what}");
-                for (place, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                for (place, (actual, expected)) in actual.iter().zip(expected).enumerate() {
                     assert_eq!(actual.0, expected.0, "{what}: token {place}");
                     if let (Some(actual), Some(expected)) = (&actual.1, &expected.1) {
                         assert!(actual == expected, "{what}: logits of token {place}");

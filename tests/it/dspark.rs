@@ -735,8 +735,8 @@ fn a_text_may_end_in_the_first_of_the_steps_that_are_recorded() {
 fn steps_that_are_recorded_begin_where_the_recording_before_has_ended() {
     let fixture = Trained::open();
     let count = 60;
-    let expected = &fixture.ids("medium", "greedy")[..count];
-    let own = request(&fixture.ids("medium", "input_ids"), count);
+    let expected = &fixture.ids("short", "greedy")[..count];
+    let own = request(&fixture.ids("short", "input_ids"), count);
     for (name, pair) in pairs() {
         if !must_have_graphs(&name) {
             continue;

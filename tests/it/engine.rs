@@ -334,15 +334,15 @@ fn a_recorded_step_serves_texts_that_join_after_it() {
         if !has_graphs(name) {
             return;
         }
+        let requests = [(5, 100), (7, 34), (12, 9), (3, 20), (4, 20)];
+        let requests = requests.map(|(length, count)| request(&fixture.prompt[..length], count));
+        let expected = requests.each_ref().map(|own| alone(fixture, own));
         for drafts in [0, 1] {
             let config = EngineConfig {
                 drafts,
                 ..EngineConfig::default()
             };
             let mut engine = engine(fixture, &config);
-            let requests = [(5, 100), (7, 34), (12, 9), (3, 20), (4, 20)];
-            let requests =
-                requests.map(|(length, count)| request(&fixture.prompt[..length], count));
             let mut ids = vec![add(&mut engine, requests[0].clone())];
             ids.push(add(&mut engine, requests[1].clone()));
             let mut texts = Texts::new();
@@ -370,8 +370,8 @@ fn a_recorded_step_serves_texts_that_join_after_it() {
             for (id, rest) in drain(&mut engine) {
                 texts.entry(id).or_default().extend(rest);
             }
-            for (id, request) in ids.iter().zip(&requests) {
-                assert_eq!(texts[id], alone(fixture, request), "{name}: {id}");
+            for (id, expected) in ids.iter().zip(&expected) {
+                assert_eq!(texts[id], *expected, "{name}: {id}");
             }
         }
     });
@@ -449,9 +449,11 @@ pub(crate) fn unrecordable(logits: Tensor<3>) -> Tensor<3> {
 #[test]
 fn a_recording_that_fails_loses_no_tokens() {
     every_model(|name, fixture| {
+        // Enough for a recording to be worth while, and fewer.
+        let requests = [(5, 60), (SHORT, 12)];
+        let requests = requests.map(|(length, count)| request(&fixture.prompt[..length], count));
+        let expected = requests.each_ref().map(|own| alone(fixture, own));
         for drafts in [0, 2] {
-            // Enough for a recording to be worth while.
-            let requests = [5, SHORT].map(|length| request(&fixture.prompt[..length], 60));
             let config = EngineConfig {
                 drafts,
                 lanes: 1,
@@ -475,7 +477,7 @@ fn a_recording_that_fails_loses_no_tokens() {
                 return;
             }
             let texts = drain(&mut engine);
-            assert_eq!(texts[&id], alone(fixture, &requests[0]), "{name}");
+            assert_eq!(texts[&id], expected[0], "{name}");
             assert_eq!(engine.replays(), 0, "{name}");
             let reason = engine.graph_refusal();
             assert_eq!(reason.is_some(), has_graphs(name), "{name}");
@@ -485,11 +487,7 @@ fn a_recording_that_fails_loses_no_tokens() {
             }
             let id = add(&mut engine, requests[1].clone());
             let texts = drain(&mut engine);
-            assert_eq!(
-                texts[&id],
-                alone(fixture, &requests[1]),
-                "{name}: afterwards"
-            );
+            assert_eq!(texts[&id], expected[1], "{name}: afterwards");
         }
     });
 }
