@@ -5,7 +5,7 @@ use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_ex
 #[cfg(feature = "cube")]
 use super::launch::{Candidates, can_run};
 use super::reference;
-use crate::matmul::SmallMOps;
+use crate::matmul::MatmulOps;
 use crate::optional::{OptionalFloat, OptionalInt};
 use crate::topk::TopkOps;
 
@@ -34,7 +34,7 @@ pub struct HeadTensors<B: Backend> {
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait FlashHeadOps: SmallMOps + TopkOps {
+pub trait FlashHeadOps: MatmulOps + TopkOps {
     /// Returns the clusters to probe, `[tokens, probes]`, i32, ascending. With `uniform`, they are
     /// drawn; see [`flash_head_draw`](super::flash_head_draw).
     #[fusion(meta = |h, _head, _uniform, probes, _temperature| fusion::clusters(h, *probes))]

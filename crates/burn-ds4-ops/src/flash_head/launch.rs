@@ -13,7 +13,7 @@ use super::kernel::{
 };
 use crate::arrival;
 use crate::caps::Caps;
-use crate::gemm::launch::dense::{can_multiply, product_of_picks};
+use crate::gemm::launch::dense::product_of_picks;
 use crate::launching::{address_type, cube_count, output};
 
 /// The most units of a cube that searches the winner.
@@ -42,7 +42,7 @@ pub(super) fn can_run(h: &CubeTensor, head: &HeadTensors<CubeBackend>, probes: u
     let [clusters, capacity] = head.ids.shape().dims();
     // Special tokens count too, and there are no more of them than rows.
     let candidates = (clusters + probes) * capacity;
-    can_multiply(h) && i32::try_from(tokens * candidates).is_ok()
+    i32::try_from(tokens * candidates).is_ok()
 }
 
 impl Candidates {

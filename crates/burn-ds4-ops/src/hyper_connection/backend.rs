@@ -3,7 +3,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
 use super::{Sinkhorn, reference};
-use crate::matmul::SmallMOps;
+use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
 
 /// The output that is to be spread over the streams before they are used.
@@ -48,7 +48,7 @@ pub struct Mix<B: Backend> {
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait HyperConnectionOps: SmallMOps + NormOps {
+pub trait HyperConnectionOps: MatmulOps + NormOps {
     /// `function · v` of every token in f32, where `v` is all its streams side by side:
     /// `[tokens, rows]`.
     #[fusion(meta = |streams, function| fusion::projected(streams, function))]

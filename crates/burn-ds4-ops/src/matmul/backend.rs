@@ -6,7 +6,10 @@ use burn::tensor::FloatDType;
 use super::reference;
 use super::weight_group::WeightGroup;
 
-/// Extension of Burn's backends by the operator of this family.
+/// Extension of Burn's backends by the operators of this family; the default bodies are the
+/// reference.
+///
+/// No tensor that gets here is empty.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -22,6 +25,29 @@ pub trait MatmulOps: Backend {
     })]
     fn precise_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_matmul(lhs, rhs)
+    }
+
+    /// See [`small_m_matmul`](super::small_m_matmul); `x` is `[rows, in]`.
+    #[fusion(dtype = (*dtype).into(), shape = [x[0], weight[0]].into())]
+    fn small_m_matmul(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        dtype: FloatDType,
+        invariant_rows: usize,
+    ) -> FloatTensor<Self> {
+        reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
+    }
+
+    /// See [`small_m_matmul_group`](super::small_m_matmul_group), for at most as many rows as are
+    /// invariant. The `weights` have one dtype; the products with each are laid out as
+    /// [`group_layout`] says.
+    #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
+    fn small_m_matmul_group(
+        x: FloatTensor<Self>,
+        #[extension_type] weights: WeightGroup<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        reference::small_m_matmul_group::<Self>(x, weights.into_vec(), dtype)
     }
 }
 
@@ -52,57 +78,14 @@ impl MatmulOps for burn_cubecl::CubeBackend {
     fn precise_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         crate::gemm::launch::library::matmul(lhs, rhs)
     }
-}
 
-/// Extension of Burn's backends by small-M products; the default body is the reference.
-///
-/// No tensor that gets here is empty.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Fusion: cfg(feature = "fusion")
-)]
-pub trait SmallMOps: MatmulOps {
-    /// See [`small_m_matmul`](super::small_m_matmul); `x` is `[rows, in]`.
-    #[fusion(dtype = (*dtype).into(), shape = [x[0], weight[0]].into())]
     fn small_m_matmul(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         dtype: FloatDType,
         invariant_rows: usize,
     ) -> FloatTensor<Self> {
-        reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
-    }
-
-    /// See [`small_m_matmul_group`](super::small_m_matmul_group), for at most as many rows as are
-    /// invariant. The `weights` have one dtype; the products with each are laid out as
-    /// [`group_layout`] says.
-    #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
-    fn small_m_matmul_group(
-        x: FloatTensor<Self>,
-        #[extension_type] weights: WeightGroup<Self>,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        reference::small_m_matmul_group::<Self>(x, weights.into_vec(), dtype)
-    }
-}
-
-#[cfg(feature = "flex")]
-impl SmallMOps for burn::backend::Flex {}
-
-#[cfg(feature = "cube")]
-impl SmallMOps for burn_cubecl::CubeBackend {
-    fn small_m_matmul(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        dtype: FloatDType,
-        invariant_rows: usize,
-    ) -> FloatTensor<Self> {
-        if crate::gemm::launch::dense::can_multiply(&x) {
-            super::launch::small_m_matmul(x, weight, dtype.into(), invariant_rows)
-        } else {
-            reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
-        }
+        super::launch::small_m_matmul(x, weight, dtype.into(), invariant_rows)
     }
 
     fn small_m_matmul_group(
@@ -110,12 +93,7 @@ impl SmallMOps for burn_cubecl::CubeBackend {
         weights: WeightGroup<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        let weights = weights.into_vec();
-        if crate::gemm::launch::dense::can_multiply(&x) {
-            super::launch::small_m_matmul_group(x, &weights, dtype.into())
-        } else {
-            reference::small_m_matmul_group::<Self>(x, weights, dtype)
-        }
+        super::launch::small_m_matmul_group(x, &weights.into_vec(), dtype.into())
     }
 }
 

@@ -24,11 +24,7 @@ pub(super) fn small_m_matmul(
 ) -> CubeTensor {
     let [rows, _] = x.shape().dims();
     let [height, _] = weight.shape().dims();
-    let group = MatrixGroup {
-        weights: std::slice::from_ref(&weight),
-        starts: &[0],
-        picks: None,
-    };
+    let group = MatrixGroup::of(&weight);
     let narrow = weight.dtype == DType::F32 && height <= NARROW_HEIGHT && rows <= MAX_NARROW_ROWS;
     if rows > invariant_rows && !narrow && !group.streams(&x) {
         return linear(x, weight, dtype);

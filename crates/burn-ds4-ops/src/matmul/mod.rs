@@ -18,7 +18,7 @@ use crate::OpError;
 use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
 pub use crate::gemm::INVARIANT_ROWS;
-pub(crate) use backend::{MatmulOps, SmallMOps};
+pub(crate) use backend::MatmulOps;
 pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
 
 /// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and

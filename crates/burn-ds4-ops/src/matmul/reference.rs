@@ -2,9 +2,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
+use super::MatmulOps;
 use super::backend::group_layout;
-use super::{MatmulOps, SmallMOps};
 use crate::gemm::INVARIANT_ROWS;
+use crate::reference::slice;
 
 /// `x · weightᵀ` in f32, cast to `dtype`.
 pub(super) fn small_m_matmul<B: MatmulOps>(
@@ -30,16 +31,13 @@ pub(super) fn one_by_one<B: Backend>(
     lhs: FloatTensor<B>,
     product: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let [rows, columns] = lhs.shape().dims();
-    let products = (0..rows).map(|row| {
-        let row = [(row..row + 1).into(), (0..columns).into()];
-        product(B::float_slice(lhs.clone(), &row))
-    });
+    let rows = 0..lhs.shape()[0];
+    let products = rows.map(|row| product(slice::<B>(lhs.clone(), 0, row..row + 1)));
     B::float_cat(products.collect(), 0)
 }
 
 /// The products with each of the weights, each followed by zeros up to the start of the next.
-pub(super) fn small_m_matmul_group<B: SmallMOps>(
+pub(super) fn small_m_matmul_group<B: MatmulOps>(
     x: FloatTensor<B>,
     weights: Vec<FloatTensor<B>>,
     dtype: FloatDType,

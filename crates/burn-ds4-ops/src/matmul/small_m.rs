@@ -3,12 +3,12 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-use super::SmallMOps;
+use super::MatmulOps;
 use super::backend::group_layout;
 use super::weight_group::{MAX_GROUP, WeightGroup};
 use crate::OpError;
 use crate::gemm::INVARIANT_ROWS;
-use crate::validation::{expect_device, expect_float, expect_shape};
+use crate::validation::{expect_device, expect_float, expect_shape, invalid};
 
 /// Largest [`SmallMOptions::invariant_rows`].
 pub const MAX_INVARIANT_ROWS: usize = 64;
@@ -155,11 +155,11 @@ fn check<const D: usize>(
 ) -> Result<(), OpError> {
     expect_float("x", x)?;
     if !(INVARIANT_ROWS..=MAX_INVARIANT_ROWS).contains(&options.invariant_rows) {
-        return Err(OpError::InvalidValue {
-            argument: "invariant_rows",
-            expected: format!("{INVARIANT_ROWS} to {MAX_INVARIANT_ROWS}"),
-            actual: options.invariant_rows,
-        });
+        return Err(invalid(
+            "invariant_rows",
+            format!("{INVARIANT_ROWS} to {MAX_INVARIANT_ROWS}"),
+            options.invariant_rows,
+        ));
     }
     for weight in weights {
         expect_float("weight", weight)?;

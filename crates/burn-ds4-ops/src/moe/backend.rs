@@ -2,6 +2,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
+#[cfg(feature = "cube")]
+use super::launch;
 use super::reference;
 use crate::quant::{PackedWeights, QuantOps};
 
@@ -84,18 +86,8 @@ impl MoeOps for burn_cubecl::CubeBackend {
         weights: FloatTensor<Self>,
         experts: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        let routed = super::launch::Routed {
-            x: x.clone(),
-            ids: ids.clone(),
-            scores: weights.clone(),
-            experts: experts.clone().into(),
-            shared: None,
-        };
-        if routed.can_launch() {
-            routed.launch()
-        } else {
-            reference::gathered::<Self>(x, ids, weights, experts)
-        }
+        launch::sums(&x, &ids, &weights, &experts, None)
+            .unwrap_or_else(|| reference::gathered::<Self>(x, ids, weights, experts))
     }
 
     fn moe_ffn(
@@ -105,18 +97,10 @@ impl MoeOps for burn_cubecl::CubeBackend {
         routed: PackedExperts<Self>,
         shared: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        let both = super::launch::Routed {
-            x: x.clone(),
-            ids: ids.clone(),
-            scores: weights.clone(),
-            experts: routed.clone().into(),
-            shared: Some(shared.clone().into()),
-        };
-        if both.can_launch() {
-            return both.launch();
-        }
-        let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
-        reference::add_shared::<Self>(routed, x, shared)
+        launch::sums(&x, &ids, &weights, &routed, Some(&shared)).unwrap_or_else(|| {
+            let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
+            reference::add_shared::<Self>(routed, x, shared)
+        })
     }
 }
 

@@ -9,27 +9,17 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::backend::PackedExperts;
 use crate::gemm::launch::{
-    Grouping, Hidden, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role,
-    SMALL_M_PAIRS, SMALL_M_ROWS, SharedExpert, can_multiply, can_sum_pairs, has_tiles, sort,
-    sum_slots,
+    Experts, Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role,
+    SMALL_M_PAIRS, SMALL_M_ROWS, can_multiply, can_sum_pairs, has_tiles, sort, sum_slots,
 };
 use crate::gemm::{Matrices, terms};
-use crate::launching::{aligned, is_wide_int, narrow, output};
+use crate::launching::{aligned, narrow, output};
 
 /// Pairs that are multiplied at a time: the sums of every pair and column of the output are in
 /// memory.
 const MAX_PAIRS: usize = 1 << 16;
 /// Bytes of those sums, at most.
 const MAX_SUMS: usize = 1 << 30;
-
-/// Matrices of experts of one kind.
-pub(crate) struct Experts {
-    /// Gate and up, and down.
-    matrices: [Matrices; 2],
-    limit: f64,
-    /// Whether hidden values are rounded to FP8.
-    rounded: bool,
-}
 
 impl From<PackedExperts<CubeBackend>> for Experts {
     fn from(experts: PackedExperts<CubeBackend>) -> Self {
@@ -41,18 +31,26 @@ impl From<PackedExperts<CubeBackend>> for Experts {
     }
 }
 
+/// The sums of the experts in f32, or with a shared expert in the dtype of `x`. `None` where there
+/// is no kernel.
+pub(super) fn sums(
+    x: &CubeTensor,
+    ids: &CubeTensor,
+    scores: &CubeTensor,
+    experts: &PackedExperts<CubeBackend>,
+    shared: Option<&PackedExperts<CubeBackend>>,
+) -> Option<CubeTensor> {
+    let mixture = Mixture {
+        x: x.clone(),
+        ids: ids.clone(),
+        scores: scores.clone(),
+        experts: experts.clone().into(),
+        shared: shared.cloned().map(Into::into),
+    };
+    mixture.can_launch().then(|| mixture.launch())
+}
+
 impl Experts {
-    fn matrices(&self) -> [&Matrices; 2] {
-        self.matrices.each_ref()
-    }
-
-    fn contiguous(self) -> Self {
-        Self {
-            matrices: self.matrices.map(Matrices::contiguous),
-            ..self
-        }
-    }
-
     /// Both products by the kernel for any device, the second in `role`. There is a pair for each
     /// of the `scores`, or else for each row of `x`.
     fn plain(
@@ -67,13 +65,7 @@ impl Experts {
         let slots = scores.map_or(1, |scores| scores.meta.shape()[1]);
         let pairs = x.meta.shape()[0] * slots;
         let [gate_up, down] = self.matrices();
-        let layout = Hidden {
-            down,
-            columns: down.columns,
-            dtype: x.dtype,
-            terms: 1,
-            rounded: self.rounded,
-        };
+        let layout = self.hidden(down.columns, x.dtype, 1);
         let hidden = layout.output(x, pairs);
         let gated = Portable {
             x,
@@ -101,35 +93,22 @@ impl Experts {
     }
 }
 
-/// Arguments of routed experts, and of one that all tokens share, if there is any.
-pub(super) struct Routed {
-    pub x: CubeTensor,
-    pub ids: CubeTensor,
-    pub scores: CubeTensor,
-    pub experts: Experts,
-    pub shared: Option<Experts>,
-}
-
 /// How a small number of tokens is computed: on tensor cores, or on any device.
 enum SmallM {
     Tiles(MixtureBlueprint),
     Plain,
 }
 
-impl Routed {
+impl Mixture {
     /// A shared expert is computed with the others for a small number of tokens only.
-    pub fn can_launch(&self) -> bool {
+    fn can_launch(&self) -> bool {
         let [_, slots] = self.ids.shape().dims();
         let multiplies = |experts: &Experts| can_multiply(&self.x, experts.matrices());
         let with = |shared: &Experts| multiplies(shared) && self.small_m().is_some();
-        is_wide_int(self.ids.dtype)
-            && slots <= SMALL_M_PAIRS
-            && multiplies(&self.experts)
-            && self.shared.as_ref().is_none_or(with)
+        slots <= SMALL_M_PAIRS && multiplies(&self.experts) && self.shared.as_ref().is_none_or(with)
     }
 
-    /// The sums in f32, or with a shared expert in the dtype of `x`.
-    pub fn launch(self) -> CubeTensor {
+    fn launch(self) -> CubeTensor {
         let this = Self {
             x: aligned(self.x),
             ids: into_contiguous(self.ids),
@@ -142,7 +121,7 @@ impl Routed {
             None => DType::F32,
         };
         match this.small_m() {
-            Some(SmallM::Tiles(blueprint)) => this.mixture().launch(&blueprint, dtype),
+            Some(SmallM::Tiles(blueprint)) => this.launch_tiles(&blueprint, dtype),
             Some(SmallM::Plain) => this.plain(dtype),
             None => this.large_m(),
         }
@@ -162,26 +141,9 @@ impl Routed {
             return None;
         }
         if tiles {
-            MixtureBlueprint::new(&self.mixture()).map(SmallM::Tiles)
+            MixtureBlueprint::new(self).map(SmallM::Tiles)
         } else {
             can_sum_pairs(&self.x, pairs).then_some(SmallM::Plain)
-        }
-    }
-
-    fn mixture(&self) -> Mixture<'_> {
-        let shared = self.shared.as_ref();
-        Mixture {
-            x: &self.x,
-            ids: &self.ids,
-            scores: &self.scores,
-            experts: self.experts.matrices(),
-            limit: self.experts.limit,
-            rounded: self.experts.rounded,
-            shared: shared.map(|shared| SharedExpert {
-                matrices: shared.matrices(),
-                limit: shared.limit,
-                rounded: shared.rounded,
-            }),
         }
     }
 
@@ -232,28 +194,17 @@ impl Routed {
         // A row for every pair.
         let rows_of_pairs = output(&x, [pairs, down.rows], DType::F32);
         if has_tiles(&x, self.experts.matrices()) {
-            let layout = Hidden {
-                down,
-                columns: large_m.hidden_columns(down),
-                dtype: DType::BF16,
-                terms: terms(x.dtype),
-                rounded: self.experts.rounded,
-            };
+            let columns = large_m.hidden_columns(down);
+            let layout = self.experts.hidden(columns, DType::BF16, terms(x.dtype));
             let hidden = layout.output(&x, pairs);
             let gated = LargeM {
-                x: &x,
-                x_scales: None,
                 sorted: Some(&sorted),
                 scores: Some(&scores),
-                matrices: gate_up,
                 gated: Some(down.format),
-                permuted: false,
                 pairs,
-                groups: 1,
                 pairs_per_row: slots,
-                tiles: large_m,
-                dtype: x.dtype,
                 limit: self.experts.limit,
+                ..LargeM::of_rows(&x, gate_up, large_m)
             };
             gated.launch(&hidden);
             LargeM {

@@ -338,11 +338,11 @@ pub fn check_expert_ids(ids: Tensor<2, Int>, experts: usize) -> Result<(), OpErr
     let unknown = |id: &i64| usize::try_from(*id).is_ok_and(|id| id >= experts);
     match ids.into_data().iter::<i64>().find(unknown) {
         None => Ok(()),
-        Some(id) => Err(OpError::InvalidValue {
-            argument: "ids",
-            expected: format!("less than {experts}, the number of experts"),
-            actual: id as usize,
-        }),
+        Some(id) => Err(invalid(
+            "ids",
+            format!("less than {experts}, the number of experts"),
+            id as usize,
+        )),
     }
 }
 

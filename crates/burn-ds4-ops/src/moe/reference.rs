@@ -3,7 +3,7 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape, Slice};
+use burn::tensor::{FloatDType, IntDType, Shape};
 #[cfg(feature = "flex")]
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
@@ -11,7 +11,7 @@ use super::backend::{MoeOps, PackedExperts};
 #[cfg(feature = "flex")]
 use crate::quant::Activations;
 use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
-use crate::reference::bool_dtype;
+use crate::reference::{bool_dtype, slice};
 use crate::roundtrip::SmallFloat;
 
 /// (token, slot) pairs whose matrices are decoded at once: a bound on the memory for them.
@@ -59,10 +59,10 @@ pub(super) fn gathered<B: QuantOps>(
 
     let mut outputs = Vec::new();
     for first in (0..pairs).step_by(MAX_GATHERED_PAIRS) {
-        let range: Slice = (first..pairs.min(first + MAX_GATHERED_PAIRS)).into();
-        let ids = B::int_slice(ids.clone(), &[range]);
-        let x = B::float_slice(x.clone(), &[range, (0..d).into()]);
-        let weights = B::float_slice(weights.clone(), &[range, (0..1).into()]);
+        let range = first..pairs.min(first + MAX_GATHERED_PAIRS);
+        let ids = B::int_slice(ids.clone(), &[range.clone().into()]);
+        let x = slice::<B>(x.clone(), 0, range.clone());
+        let weights = slice::<B>(weights.clone(), 0, range);
         let hidden = multiply::<B>(&experts.gate_up, ids.clone(), x.clone());
         let hidden = hidden_layer::<B>(hidden, weights, &experts, x.dtype().into());
         outputs.push(multiply::<B>(&experts.down, ids, hidden));
@@ -158,13 +158,12 @@ fn per_expert<B: QuantOps>(
     pairs_of: &[Vec<i32>],
     matrices: &PackedWeights<B>,
 ) -> FloatTensor<B> {
-    let [_, columns] = x.shape().dims();
     let mut from = 0;
     let mut outputs = Vec::new();
     for (expert, pairs) in pairs_of.iter().enumerate() {
         if !pairs.is_empty() {
             let to = from + pairs.len();
-            let rows = B::float_slice(x.clone(), &[(from..to).into(), (0..columns).into()]);
+            let rows = slice::<B>(x.clone(), 0, from..to);
             let exact = Activations::Exact;
             outputs.push(B::quant_linear(rows, matrices.one(expert), exact));
             from = to;
@@ -181,12 +180,11 @@ fn hidden_layer<B: QuantOps>(
     experts: &PackedExperts<B>,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    let [rows, width] = gate_up.shape().dims();
+    let [_, width] = gate_up.shape().dims();
     let gate_up = B::float_cast(gate_up, FloatDType::F32);
-    let half = |columns: std::ops::Range<usize>| {
-        B::float_slice(gate_up.clone(), &[(0..rows).into(), columns.into()])
-    };
-    let hidden = swiglu::<B>(half(0..width / 2), half(width / 2..width), experts.limit);
+    let gate = slice::<B>(gate_up.clone(), 1, 0..width / 2);
+    let up = slice::<B>(gate_up, 1, width / 2..width);
+    let hidden = swiglu::<B>(gate, up, experts.limit);
     let weights = B::float_expand(weights, hidden.shape());
     let hidden = B::float_cast(B::float_mul(hidden, weights), dtype);
     match experts.rounded {

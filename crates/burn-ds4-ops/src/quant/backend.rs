@@ -1,12 +1,13 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
-use burn::tensor::{FloatDType, Shape, Slice};
+use burn::tensor::{FloatDType, Shape};
 
 use super::{Activations, reference};
 #[cfg(feature = "cube")]
 use crate::matmul::INVARIANT_ROWS;
-use crate::matmul::SmallMOps;
+use crate::matmul::MatmulOps;
+use crate::reference::ranges;
 use crate::roundtrip::SmallFloat;
 
 /// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.
@@ -55,18 +56,14 @@ impl<B: Backend> PackedWeights<B> {
     /// The matrices at `ids`, one after the other.
     pub(crate) fn select(&self, ids: IntTensor<B>) -> Self {
         self.map(
-            |tensor| B::float_select(tensor, 0, ids.clone()),
-            |tensor| B::int_select(tensor, 0, ids.clone()),
+            |tensor| B::float_select(tensor.clone(), 0, ids.clone()),
+            |tensor| B::int_select(tensor.clone(), 0, ids.clone()),
         )
     }
 
     /// A stack of the one matrix at `index`.
     pub(crate) fn one(&self, index: usize) -> Self {
-        let range = |shape: Shape| {
-            let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
-            ranges[0] = (index..index + 1).into();
-            ranges
-        };
+        let range = |shape: Shape| ranges(&shape, 0, index..index + 1);
         self.map(
             |tensor| B::float_slice(tensor.clone(), &range(tensor.shape())),
             |tensor| B::int_slice(tensor.clone(), &range(tensor.shape())),
@@ -75,34 +72,16 @@ impl<B: Backend> PackedWeights<B> {
 
     fn map(
         &self,
-        floats: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
-        ints: impl Fn(IntTensor<B>) -> IntTensor<B>,
+        floats: impl Fn(&FloatTensor<B>) -> FloatTensor<B>,
+        ints: impl Fn(&IntTensor<B>) -> IntTensor<B>,
     ) -> Self {
-        match self.clone() {
-            Self::Dense { values } => Self::Dense {
-                values: floats(values),
-            },
-            Self::Fp8 {
-                words,
-                scales,
-                columns,
-                parts,
-            } => Self::Fp8 {
-                words: ints(words),
-                scales: floats(scales),
-                columns,
-                parts,
-            },
-            Self::Fp4 {
-                words,
-                scales,
-                columns,
-            } => Self::Fp4 {
-                words: ints(words),
-                scales: ints(scales),
-                columns,
-            },
+        let mut mapped = self.clone();
+        match &mut mapped {
+            Self::Dense { values } => *values = floats(values),
+            Self::Fp8 { words, scales, .. } => (*words, *scales) = (ints(words), floats(scales)),
+            Self::Fp4 { words, scales, .. } => (*words, *scales) = (ints(words), ints(scales)),
         }
+        mapped
     }
 }
 
@@ -115,7 +94,7 @@ impl<B: Backend> PackedWeights<B> {
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait QuantOps: SmallMOps {
+pub trait QuantOps: MatmulOps {
     /// See [`Weights::dequantize`](super::Weights::dequantize).
     #[fusion(meta = |weights, dtype| fusion::floats(weights, *dtype))]
     fn dequantize_weights(

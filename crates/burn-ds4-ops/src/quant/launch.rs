@@ -113,19 +113,11 @@ fn multiply_tiles(
     let Some(parts) = parts(&x, matrices, (rows, tiles)) else {
         let (codes, scales) = tiles.is_fp8().then(|| quantize(&x, matrices)).unzip();
         LargeM {
-            x: codes.as_ref().unwrap_or(&x),
             x_scales: scales.as_ref(),
-            sorted: None,
-            scores: None,
-            matrices,
-            gated: None,
-            permuted: false,
             pairs: rows,
             groups,
-            pairs_per_row: 1,
-            tiles,
             dtype: result.dtype,
-            limit: 0.0,
+            ..LargeM::of_rows(codes.as_ref().unwrap_or(&x), matrices, tiles)
         }
         .launch(&result);
         return result;

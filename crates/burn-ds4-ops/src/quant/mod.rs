@@ -41,12 +41,13 @@ mod reference;
 mod weights;
 
 use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::OpError;
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::reference::hadamard as transform;
-use crate::validation::{expect_device, expect_float, expect_shape, expect_supported};
+use crate::validation::{expect_device, expect_float, expect_shape, expect_supported, invalid};
 
 pub use crate::gemm::FP8_BLOCK;
 pub(crate) use backend::{PackedWeights, QuantOps};
@@ -203,27 +204,11 @@ pub fn dequantize_fp4_batched(
 #[doc(alias = "w4a16")]
 pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
-    let [count, out, columns] = weights.dims();
+    let [count, _, _] = weights.dims();
     if count != 1 {
-        return Err(OpError::InvalidValue {
-            argument: "number of matrices in weights",
-            expected: "1".into(),
-            actual: count,
-        });
+        return Err(invalid("number of matrices in weights", "1", count));
     }
-    let mut shape = x.dims();
-    shape[D - 1] = columns;
-    expect_shape("x", x.dims(), shape)?;
-    expect_device("weights", &weights.device(), "x", &x.device())?;
-    shape[D - 1] = out;
-    if columns == 0 || shape.contains(&0) {
-        return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
-    }
-    let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = x.reshape([rows, columns]);
-    let activations = weights.activations();
-    let y = Dispatch::quant_linear(x.into_dispatch(), weights.clone().into(), activations);
-    Ok(Tensor::<2>::from_dispatch(y).reshape(shape))
+    multiply::<D, 2>(x, weights, Dispatch::quant_linear)
 }
 
 /// Multiplies one `x` by two matrices: the results of [`quant_linear`] for each, with the same
@@ -300,21 +285,38 @@ pub fn grouped_linear<const D: usize>(
 ) -> Result<Tensor<D>, OpError> {
     const { assert!(D >= 2, "x must have a dimension of groups") };
     expect_float("x", &x)?;
+    multiply::<D, 3>(x, weights, Dispatch::grouped_linear)
+}
+
+/// Multiplies by a linear map of backends, whose `x` is `[rows, in]` or `[tokens, groups, in]`.
+fn multiply<const D: usize, const N: usize>(
+    x: Tensor<D>,
+    weights: &Weights,
+    map: fn(FloatTensor<Dispatch>, PackedWeights<Dispatch>, Activations) -> FloatTensor<Dispatch>,
+) -> Result<Tensor<D>, OpError> {
     let [groups, out, columns] = weights.dims();
     let mut shape = x.dims();
-    shape[D - 2] = groups;
+    if N == 3 {
+        shape[D - 2] = groups;
+    }
     shape[D - 1] = columns;
     expect_shape("x", x.dims(), shape)?;
     expect_device("weights", &weights.device(), "x", &x.device())?;
+    let mut rows = [columns; N];
+    let (outer, inner) = shape.split_at(D + 1 - N);
+    rows[0] = outer.iter().product();
+    rows[1..].copy_from_slice(inner);
     shape[D - 1] = out;
     if columns == 0 || shape.contains(&0) {
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
-    let tokens = shape[..D - 2].iter().product();
-    let x: Tensor<3> = x.reshape([tokens, groups, columns]);
-    let activations = weights.activations();
-    let y = Dispatch::grouped_linear(x.into_dispatch(), weights.clone().into(), activations);
-    Ok(Tensor::<3>::from_dispatch(y).reshape(shape))
+    let x: Tensor<N> = x.reshape(rows);
+    let y = map(
+        x.into_dispatch(),
+        weights.clone().into(),
+        weights.activations(),
+    );
+    Ok(Tensor::<N>::from_dispatch(y).reshape(shape))
 }
 
 /// Rounds to FP8 and back: what a value becomes in an FP8 cache, or as the input of an FP8 matrix
@@ -361,11 +363,7 @@ pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
     let (shape, dtype) = (x.dims(), x.dtype());
     let columns = shape[D - 1];
     if !columns.is_power_of_two() {
-        return Err(OpError::InvalidValue {
-            argument: "last dimension of x",
-            expected: "a power of two".into(),
-            actual: columns,
-        });
+        return Err(invalid("last dimension of x", "a power of two", columns));
     }
     let rows = shape[..D - 1].iter().product();
     if rows == 0 {
@@ -396,11 +394,7 @@ fn roundtrip_blocks<const D: usize>(
 ) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     if block == 0 {
-        return Err(OpError::InvalidValue {
-            argument: "block",
-            expected: "at least 1".into(),
-            actual: block,
-        });
+        return Err(invalid("block", "at least 1", block));
     }
     let shape = x.dims();
     if shape.contains(&0) {

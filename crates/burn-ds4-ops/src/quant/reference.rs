@@ -8,6 +8,7 @@ use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 use super::backend::{PackedWeights, QuantOps};
 use super::{Activations, FP4_BLOCK, FP8_BLOCK};
 use crate::matmul::INVARIANT_ROWS;
+use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
 use crate::roundtrip::{SmallFloat, power_of_two};
 
@@ -118,12 +119,7 @@ pub(super) fn grouped_linear<B: QuantOps>(
     let [tokens, groups, columns] = x.shape().dims();
     let [_, out, _] = weights.dims();
     let products = (0..groups).map(|group| {
-        let own = [
-            (0..tokens).into(),
-            (group..group + 1).into(),
-            (0..columns).into(),
-        ];
-        let x = B::float_slice(x.clone(), &own);
+        let x = slice::<B>(x.clone(), 1, group..group + 1);
         let x = B::float_reshape(x, Shape::new([tokens, columns]));
         let product = B::quant_linear(x, weights.one(group), activations);
         B::float_reshape(product, Shape::new([tokens, 1, out]))
@@ -149,14 +145,7 @@ fn dequantize_fp8<B: Backend>(
     let scales = B::float_reshape(scales, Shape::new([all_block_rows, 1, columns]));
     let scales = B::float_expand(scales, Shape::new([all_block_rows, FP8_BLOCK, columns]));
     let whole_blocks = Shape::new([count * parts, block_rows * FP8_BLOCK, columns]);
-    let scales = B::float_slice(
-        B::float_reshape(scales, whole_blocks),
-        &[
-            (0..count * parts).into(),
-            (0..part_rows).into(),
-            (0..columns).into(),
-        ],
-    );
+    let scales = slice::<B>(B::float_reshape(scales, whole_blocks), 1, 0..part_rows);
     let scales = B::float_reshape(scales, Shape::new([count * rows, columns]));
     B::float_reshape(
         B::float_mul(values, scales),
@@ -220,5 +209,5 @@ fn repeat_columns<B: Backend>(x: FloatTensor<B>, block: usize, columns: usize) -
     let x = B::float_reshape(x, Shape::new([rows, blocks, 1]));
     let x = B::float_expand(x, Shape::new([rows, blocks, block]));
     let x = B::float_reshape(x, Shape::new([rows, blocks * block]));
-    B::float_slice(x, &[(0..rows).into(), (0..columns).into()])
+    slice::<B>(x, 1, 0..columns)
 }

@@ -5,7 +5,7 @@ use super::backend::{PackedWeights, QuantOps};
 use super::{FP4_BLOCK, FP8_BLOCK, fp8_roundtrip};
 use crate::OpError;
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_shape, expect_supported,
+    expect_device, expect_dtype, expect_float, expect_shape, expect_supported, invalid,
 };
 
 /// What products by weights do to their other operand.
@@ -196,11 +196,7 @@ pub(super) fn check_fp8<const D: usize>(
     let packed = with_rows_and_columns(rows, columns.div_ceil(4));
     expect_words("words", words, packed)?;
     if parts == 0 || !rows.is_multiple_of(parts) {
-        return Err(OpError::InvalidValue {
-            argument: "parts",
-            expected: format!("a divisor of {rows} rows"),
-            actual: parts,
-        });
+        return Err(invalid("parts", format!("a divisor of {rows} rows"), parts));
     }
     expect_dtype("scales", "F32", scales, &[DType::F32])?;
     let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);

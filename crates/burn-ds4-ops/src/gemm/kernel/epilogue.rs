@@ -2,10 +2,18 @@
 
 use cubecl::prelude::*;
 
-use super::activation::swiglu;
 use super::input::{padded_columns, permuted_column, term_of};
 use super::weights::WeightFormat;
 use crate::caps::Target;
+use crate::intrinsics::{exp, reciprocal, shuffle_xor};
+
+/// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; NaN stays NaN.
+#[cube]
+pub(super) fn swiglu(gate: f32, up: f32, limit: f32, #[comptime] target: Target) -> f32 {
+    let gate = select(gate > limit, limit, gate);
+    let up = select(up > limit, limit, select(up < -limit, -limit, up));
+    gate * reciprocal(1.0f32 + exp(-gate, target), target) * up
+}
 
 /// The result of a gate, times the score of the pair if there are scores.
 #[cube]
@@ -64,4 +72,73 @@ impl Results {
             output[row_start + self.own as usize + 8] = Y::cast_from(high);
         }
     }
+}
+
+/// `count` accumulators of a lane.
+#[cube]
+pub(super) fn zero_sums(#[comptime] count: u32) -> Array<Vector<f32, Const<4>>> {
+    let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(count as usize));
+    #[unroll]
+    for i in 0..comptime!(count as usize) {
+        sums[i] = Vector::new(0.0f32);
+    }
+    sums
+}
+
+/// Reduces the sums of the terms of `x`, which are neighbouring columns of a tile. A lane has the
+/// sums of two columns in its lower row and in its upper one. One term: they stay as they are. Two
+/// terms: the first of each row becomes the sum of both. Four terms: it becomes the sum of both and
+/// of the neighbour's. Every lane of the plane must call this.
+#[cube]
+pub(super) fn add_terms(
+    sums: Vector<f32, Const<4>>,
+    #[comptime] terms: u32,
+    #[comptime] target: Target,
+) -> Vector<f32, Const<4>> {
+    let mut added = sums;
+    if comptime!(terms > 1) {
+        #[unroll]
+        for i in 0..2usize {
+            let mut sum = sums.extract(comptime!(2 * i)) + sums.extract(comptime!(2 * i + 1));
+            if comptime!(terms == 4) {
+                sum += shuffle_xor(sum, 1u32, target);
+            }
+            added.insert(comptime!(2 * i), sum);
+        }
+    }
+    added
+}
+
+/// Adds a block's sum times its scales, those of a lane's two rows, to `sum`.
+#[cube]
+pub(super) fn add_scaled(
+    sum: Vector<f32, Const<4>>,
+    block: Vector<f32, Const<4>>,
+    low: f32,
+    high: f32,
+) -> Vector<f32, Const<4>> {
+    let mut total = sum;
+    #[unroll]
+    for i in 0..4usize {
+        let scale = if comptime!(i < 2) { low } else { high };
+        total.insert(i, sum.extract(i) + block.extract(i) * scale);
+    }
+    total
+}
+
+/// Undoes the scaling of `x` in a block's sums: multiplies those of a lane's two columns by the
+/// factors of their rows of `x`.
+#[cube]
+pub(super) fn unscaled(
+    block: Vector<f32, Const<4>>,
+    first: f32,
+    second: f32,
+) -> Vector<f32, Const<4>> {
+    let mut sums = block;
+    #[unroll]
+    for i in 0..4usize {
+        let scale = if comptime!(i % 2 == 0) { first } else { second };
+        sums.insert(i, block.extract(i) * scale);
+    }
+    sums
 }

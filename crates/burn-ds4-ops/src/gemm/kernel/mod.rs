@@ -1,4 +1,3 @@
-mod activation;
 pub(crate) mod dense;
 mod epilogue;
 mod groups;

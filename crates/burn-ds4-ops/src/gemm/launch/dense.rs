@@ -12,7 +12,7 @@ use crate::gemm::kernel::dense::{
     TilesBlueprint, rows_kernel, tiles_kernel,
 };
 use crate::launching::{
-    MAX_CUBES, address_type, aligned, is_float, narrow, output, vector_size, with_vectors,
+    MAX_CUBES, address_type, aligned, narrow, output, vector_size, with_vectors,
 };
 
 /// Rows of `x` up to which tensor cores multiply by streamed 16-bit weights faster than the large-M
@@ -36,6 +36,7 @@ const MAX_X_READS: usize = 32;
 
 /// Matrices `[height, columns]` of one dtype, and where in the output the products of all rows of
 /// `x` with each of them begin.
+#[derive(Clone, Copy)]
 pub(crate) struct MatrixGroup<'a> {
     pub weights: &'a [CubeTensor],
     pub starts: &'a [usize],
@@ -53,7 +54,16 @@ pub(crate) struct PickedBlocks<'a> {
     pub height: usize,
 }
 
-impl MatrixGroup<'_> {
+impl<'a> MatrixGroup<'a> {
+    /// All rows of one matrix, whose products are the whole output.
+    pub fn of(weight: &'a CubeTensor) -> Self {
+        Self {
+            weights: std::slice::from_ref(weight),
+            starts: &[0],
+            picks: None,
+        }
+    }
+
     fn heights(&self) -> impl Iterator<Item = usize> + '_ {
         self.weights.iter().map(|weight| weight.shape()[0])
     }
@@ -105,8 +115,7 @@ impl MatrixGroup<'_> {
         let weights: Vec<_> = self.weights.iter().cloned().map(into_contiguous).collect();
         let group = MatrixGroup {
             weights: &weights,
-            starts: self.starts,
-            picks: self.picks,
+            ..*self
         };
         let [rows, _] = x.shape().dims();
         if !group.has_tiles(&x) {
@@ -136,9 +145,8 @@ impl MatrixGroup<'_> {
             // The rows of `x` of a part have picks of their own.
             assert!(self.picks.is_none(), "picks are multiplied at once");
             let group = MatrixGroup {
-                weights: self.weights,
                 starts: &starts,
-                picks: None,
+                ..*self
             };
             let x = aligned(narrow(&x, first, count));
             let blueprint = self.tiles_blueprint(&x, count);
@@ -147,14 +155,10 @@ impl MatrixGroup<'_> {
     }
 
     fn tiles_blueprint(&self, x: &CubeTensor, rows: usize) -> Option<TilesBlueprint> {
-        let client = &x.client;
+        let caps = Caps::of(&x.client);
         let weight = &self.weights[0];
         let [_, columns] = x.shape().dims();
-        let target = Caps::of(client).target;
-        if !Caps::of(client).tensor_cores
-            || weight.dtype == DType::F32
-            || !columns.is_multiple_of(8)
-        {
+        if !caps.tensor_cores || weight.dtype == DType::F32 || !columns.is_multiple_of(8) {
             return None;
         }
         let k_blocks = columns.div_ceil(K_BLOCK as usize);
@@ -181,7 +185,7 @@ impl MatrixGroup<'_> {
             planes,
             plane_groups,
             stages,
-            target,
+            target: caps.target,
         };
         let plane_groups = (PROCESSOR_PLANES / planes).max(1);
         let half = plane_groups.div_ceil(2);
@@ -200,8 +204,7 @@ impl MatrixGroup<'_> {
             (InputLocation::Global, 1, 2),
         ];
         let terms_shared = terms_shared.into_iter().filter(|_| terms > 1);
-        let fits =
-            |blueprint: &TilesBlueprint| Caps::of(client).fits_shared(blueprint.shared_bytes());
+        let fits = |blueprint: &TilesBlueprint| caps.fits_shared(blueprint.shared_bytes());
         terms_shared.chain(preferences).map(blueprint).find(fits)
     }
 
@@ -244,22 +247,18 @@ impl MatrixGroup<'_> {
         let most = 16 / x.elem_size().max(weight.elem_size());
         let size = vector_size(weight, most);
         let x = with_vectors(x, size);
-        let plane = Caps::of(&client).lanes();
-        let target = Caps::of(&client).target;
+        let caps = Caps::of(&client);
+        let (plane, target) = (caps.lanes(), caps.target);
         let vectors = columns / size;
         let tall = self.heights().any(|rows| rows >= TALL_HEIGHT);
         let height = if tall { ROWS_HEIGHT } else { 1 };
-        let most = (Caps::of(&client).cube_units / plane) as usize;
+        let most = (caps.cube_units / plane) as usize;
         let planes = vectors / (plane as usize * MIN_LANE_VECTORS);
         let planes = planes.min(most).clamp(1, ROWS_SPLIT_K_PLANES);
         let iterations = vectors.div_ceil(plane as usize * planes);
-        // A row of `x` has picks of its own.
-        let max_rows = if self.picks.is_some() {
-            1
-        } else {
-            ROWS_MAX_X_ROWS
-        };
-        let x_rows = rows.min(max_rows).next_power_of_two();
+        // With picks, every row of `x` has tiles of its own.
+        let rows_at_once = if self.picks.is_some() { 1 } else { rows };
+        let x_rows = rows_at_once.min(ROWS_MAX_X_ROWS).next_power_of_two();
         // Other shader compilers take long for unrolled code.
         let reads = if target.ptx {
             MAX_WEIGHT_READS / height as usize
@@ -278,11 +277,7 @@ impl MatrixGroup<'_> {
             target,
         };
         let tiles = self.tiles(blueprint.height as usize);
-        let deep = if self.picks.is_some() {
-            1
-        } else {
-            rows.div_ceil(ROWS_MAX_X_ROWS)
-        };
+        let deep = rows_at_once.div_ceil(ROWS_MAX_X_ROWS);
         let wide = tiles.min(MAX_CUBES);
         let high = tiles.div_ceil(wide);
         let largest = self.weights.iter().max_by_key(|weight| weight.shape()[0]);
@@ -311,11 +306,6 @@ impl MatrixGroup<'_> {
     }
 }
 
-/// Whether there is a kernel for a small number of rows of `x`.
-pub(crate) fn can_multiply(x: &CubeTensor) -> bool {
-    is_float(x.dtype)
-}
-
 /// The products of each row of `x` with the blocks of `height` rows of `weight` that the row has
 /// picked: `[rows, count * height]` in f32, with the bits of the products with all rows. `picks` is
 /// `[rows, count]`, i32; a block out of range counts as the last.
@@ -328,13 +318,10 @@ pub(crate) fn product_of_picks(
     let [rows, count] = picks.shape().dims();
     let blocks = into_contiguous(picks);
     let result = output(&x, [rows, count * height], DType::F32);
+    let blocks = &blocks;
     let group = MatrixGroup {
-        weights: std::slice::from_ref(&weight),
-        starts: &[0],
-        picks: Some(PickedBlocks {
-            blocks: &blocks,
-            height,
-        }),
+        picks: Some(PickedBlocks { blocks, height }),
+        ..MatrixGroup::of(&weight)
     };
     group.launch(x, &result);
     result

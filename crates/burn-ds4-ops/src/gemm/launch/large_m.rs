@@ -4,7 +4,8 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{optional, wgmma};
+use super::optional;
+use super::wgmma::{self, RowProducts};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
     InputLayout, LargeMBlueprint, LargeMPairsLaunch, SortBlueprint, SortSizesLaunch, WeightFormat,
@@ -35,13 +36,13 @@ pub(crate) enum LargeMTiles {
 impl LargeMTiles {
     /// For so many rows of `x` by each matrix, which may be `rounded` to E4M3.
     pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices, rounded: bool) -> Self {
-        if !wgmma::is_faster(x, rows, matrices) || !wgmma::can_multiply(x, &[matrices], false) {
+        let products = |rounded| RowProducts::new(x, rows, matrices, rounded);
+        if !products(false).are_faster() || !wgmma::can_multiply(x, &[matrices], false) {
             Self::planes(rows * terms(x.dtype) as usize)
-        } else if rounded && let Some(columns) = wgmma::fp8_columns(x, rows, matrices) {
+        } else if rounded && let Some(columns) = products(true).fp8_columns() {
             Self::Fp8(columns)
         } else {
-            let operands = wgmma::operands(x.dtype, matrices, false);
-            Self::Warpgroups(wgmma::columns_of_rows(&x.client, rows, matrices, operands))
+            Self::Warpgroups(products(false).columns())
         }
     }
 
@@ -160,10 +161,50 @@ pub(crate) struct LargeM<'a> {
     pub limit: f64,
 }
 
-impl LargeM<'_> {
+impl<'a> LargeM<'a> {
+    /// `x · Wᵀ` for all rows of `x` and the one matrix.
+    pub fn of_rows(x: &'a CubeTensor, matrices: &'a Matrices, tiles: LargeMTiles) -> Self {
+        Self {
+            x,
+            x_scales: None,
+            sorted: None,
+            scores: None,
+            matrices,
+            gated: None,
+            permuted: false,
+            pairs: x.meta.shape()[0],
+            groups: 1,
+            pairs_per_row: 1,
+            tiles,
+            dtype: x.dtype,
+            limit: 0.0,
+        }
+    }
+
     /// Columns of the result.
     pub(super) fn outputs(&self) -> usize {
         self.matrices.rows / (1 + usize::from(self.gated.is_some()))
+    }
+
+    /// Problems of at most `rows` rows of `x`, at most.
+    pub(super) fn problems(&self, rows: usize) -> usize {
+        match self.sorted {
+            Some(sorted) => sorted.max_problems,
+            None => self.pairs.div_ceil(rows) * self.groups,
+        }
+    }
+
+    /// The pairs as a kernel argument.
+    pub(super) fn pairs_arg(&self) -> LargeMPairsLaunch {
+        LargeMPairsLaunch::new(
+            optional(self.sorted.map(|sorted| &sorted.order)),
+            optional(self.sorted.map(|sorted| &sorted.problems)),
+            optional(self.scores),
+            self.pairs as u32,
+            self.groups as u32,
+            self.pairs_per_row as u32,
+            self.limit as f32,
+        )
     }
 
     pub(crate) fn launch(self, result: &CubeTensor) {
@@ -200,10 +241,7 @@ impl LargeM<'_> {
             k_aligned: matrices.columns.is_multiple_of(128),
             target: Caps::of(&client).target,
         };
-        let problems = match self.sorted {
-            Some(sorted) => sorted.max_problems,
-            None => self.pairs.div_ceil(blueprint.rows() as usize) * self.groups,
-        };
+        let problems = self.problems(blueprint.rows() as usize);
         let cubes = outputs.div_ceil(blueprint.outputs() as usize) * problems;
         if cubes < Caps::of(&client).processors as usize {
             blueprint.planes /= 2;
@@ -224,15 +262,7 @@ impl LargeM<'_> {
                 size,
                 self.x.clone().into_buffer_arg(),
                 stride,
-                LargeMPairsLaunch::new(
-                    optional(self.sorted.map(|sorted| &sorted.order)),
-                    optional(self.sorted.map(|sorted| &sorted.problems)),
-                    optional(self.scores),
-                    self.pairs as u32,
-                    self.groups as u32,
-                    self.pairs_per_row as u32,
-                    self.limit as f32,
-                ),
+                self.pairs_arg(),
                 matrices.arg(),
                 result.clone().into_buffer_arg(),
                 blueprint,

@@ -1,139 +1,112 @@
+use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::stream::{BUDGETS, Budget, StreamProblem, launch_stream};
-use super::sum::{SumBlueprint, SumProblem, launch_sum};
-use super::{Hidden, Pairing, SMALL_M_ROWS, StreamBlueprint};
+use super::stream::{BUDGETS, Budget, ExpertBlueprints, StreamProblem, launch_stream};
+use super::sum::{SumProblem, launch_sum, sum_blueprints};
+use super::{Experts, Pairing, SMALL_M_ROWS, StreamBlueprint};
 use crate::caps::Caps;
-use crate::gemm::{Matrices, terms};
+use crate::gemm::terms;
 use crate::launching::output;
 
-/// Both launches of a mixture of experts for a small number of tokens: the routed experts, and a
-/// shared one if there is any.
-pub(crate) struct Mixture<'a> {
-    pub x: &'a CubeTensor,
+/// Experts and the tokens that they are for: the routed ones, and a shared one if there is any.
+pub(crate) struct Mixture {
+    pub x: CubeTensor,
     /// Both are `[tokens, slots]`.
-    pub ids: &'a CubeTensor,
-    pub scores: &'a CubeTensor,
-    /// `[gate and up, down]`.
-    pub experts: [&'a Matrices; 2],
-    pub limit: f64,
-    /// Whether hidden values are rounded to FP8.
-    pub rounded: bool,
-    pub shared: Option<SharedExpert<'a>>,
+    pub ids: CubeTensor,
+    pub scores: CubeTensor,
+    pub experts: Experts,
+    pub shared: Option<Experts>,
 }
 
-#[derive(Clone, Copy)]
-pub(crate) struct SharedExpert<'a> {
-    /// `[gate and up, down]`.
-    pub matrices: [&'a Matrices; 2],
-    pub limit: f64,
-    pub rounded: bool,
-}
-
-/// How both launches are compiled.
+/// How both launches for a small number of tokens are compiled.
 pub(crate) struct MixtureBlueprint {
-    gated: StreamBlueprint,
-    shared_gated: Option<StreamBlueprint>,
-    sum: SumBlueprint,
+    gated: ExpertBlueprints,
+    sum: ExpertBlueprints,
 }
 
 impl MixtureBlueprint {
     /// `None` where shared memory is too small for any number of tokens up to [`SMALL_M_ROWS`].
-    pub fn new(mixture: &Mixture<'_>) -> Option<Self> {
+    pub fn new(mixture: &Mixture) -> Option<Self> {
         let caps = &Caps::of(&mixture.x.client);
         let [tokens, slots] = mixture.sizes();
-        let most = |budget: &&Budget| {
-            let both = mixture.gated(SMALL_M_ROWS, caps, budget);
-            let fits = |blueprint: &StreamBlueprint| blueprint.fits(caps);
-            both.iter().flatten().all(fits) && bytes_of(&both) <= caps.shared_bytes
-        };
+        let most = |budget: &&Budget| fits(&mixture.gated(SMALL_M_ROWS, caps, budget), caps);
         let budget = BUDGETS.iter().find(most)?;
-        let [gated, shared_gated] = mixture.gated(tokens, caps, budget);
-        let shared = mixture.shared.map(|shared| shared.matrices[1]);
-        let dtype = mixture.x.dtype;
+        let shared = mixture.shared.as_ref().map(|shared| &shared.matrices[1]);
+        let (dtype, down) = (mixture.x.dtype, &mixture.experts.matrices[1]);
         Some(Self {
-            gated: gated?,
-            shared_gated,
-            sum: SumBlueprint::new(dtype, mixture.experts[1], shared, (tokens, slots), caps)?,
+            gated: mixture.gated(tokens, caps, budget),
+            sum: sum_blueprints(dtype, down, shared, (tokens, slots), caps)?,
         })
     }
 }
 
-/// Bytes of shared memory of a cube, which has one of the two kinds of work.
-fn bytes_of(blueprints: &[Option<StreamBlueprint>; 2]) -> usize {
-    let most = |bytes: fn(&StreamBlueprint) -> usize| {
-        blueprints.iter().flatten().map(bytes).max().unwrap_or(0)
-    };
-    let other = most(|blueprint| blueprint.other_bytes());
-    let partials = most(|blueprint| blueprint.partial_bytes());
-    other + partials + most(|blueprint| blueprint.x_bytes())
+/// Whether shared memory is large enough for a cube, which has one of the two kinds of work.
+fn fits(blueprints: &ExpertBlueprints, caps: &Caps) -> bool {
+    let most =
+        |bytes: fn(&StreamBlueprint) -> usize| blueprints.both().map(bytes).max().unwrap_or(0);
+    let bytes = most(|blueprint| blueprint.other_bytes())
+        + most(|blueprint| blueprint.partial_bytes())
+        + most(|blueprint| blueprint.x_bytes());
+    blueprints.both().all(|blueprint| blueprint.fits(caps)) && bytes <= caps.shared_bytes
 }
 
-impl<'a> Mixture<'a> {
+impl Mixture {
     fn sizes(&self) -> [usize; 2] {
-        [self.ids.meta.shape()[0], self.ids.meta.shape()[1]]
+        self.ids.shape().dims()
     }
 
-    /// The blueprints of the first launch, for the routed experts and the shared one.
-    fn gated(&self, tokens: usize, caps: &Caps, budget: &Budget) -> [Option<StreamBlueprint>; 2] {
+    /// The blueprints of the first launch.
+    fn gated(&self, tokens: usize, caps: &Caps, budget: &Budget) -> ExpertBlueprints {
         let [_, slots] = self.sizes();
-        let of = |[gate_up, down]: [&Matrices; 2], slots| {
-            let dtype = self.x.dtype;
+        let of = |experts: &Experts, slots| {
+            let ([gate_up, down], dtype) = (experts.matrices(), self.x.dtype);
             StreamBlueprint::of_rows(dtype, gate_up, tokens, slots, (caps, budget))
                 .gated(down.format)
         };
-        let experts = of(self.experts, slots);
-        let Some(shared) = self.shared else {
-            return [Some(experts), None];
-        };
-        let shared = of(shared.matrices, 1).paired(Pairing::One);
-        StreamBlueprint::with_common_planes([experts, shared]).map(Some)
+        let shared = self.shared.as_ref();
+        let shared = shared.map(|shared| of(shared, 1).paired(Pairing::One));
+        ExpertBlueprints::new(of(&self.experts, slots), shared)
     }
 
-    /// The sums of `tokens` in `dtype`.
-    pub fn launch(&self, blueprint: &MixtureBlueprint, dtype: DType) -> CubeTensor {
+    /// The sums of all tokens in `dtype`, in two launches.
+    pub fn launch_tiles<'a>(&'a self, blueprint: &MixtureBlueprint, dtype: DType) -> CubeTensor {
         let [tokens, slots] = self.sizes();
-        let hidden = |down: &'a Matrices, rounded| Hidden {
-            down,
-            columns: down.padded_columns(),
-            dtype: DType::BF16,
-            terms: terms(self.x.dtype),
-            rounded,
-        };
-        let [gate_up, down] = self.experts;
         let pairs = tokens * slots;
-        let layout = hidden(down, self.rounded);
-        let routed_hidden = layout.output(self.x, pairs);
-        let routed = StreamProblem {
-            ids: Some(self.ids),
-            scores: Some(self.scores),
-            pairs_per_row: slots,
-            limit: self.limit,
-            ..StreamProblem::of_rows(gate_up, &routed_hidden, pairs, blueprint.gated)
+        let layout = |experts: &'a Experts| {
+            let columns = experts.matrices[1].padded_columns();
+            experts.hidden(columns, DType::BF16, terms(self.x.dtype))
         };
-        let shared = self.shared.zip(blueprint.shared_gated);
-        let shared = shared.map(|(shared, blueprint)| {
-            let layout = hidden(shared.matrices[1], shared.rounded);
-            (shared, blueprint, layout, layout.output(self.x, tokens))
+        let [gate_up, down] = self.experts.matrices();
+        let routed_layout = layout(&self.experts);
+        let routed_hidden = routed_layout.output(&self.x, pairs);
+        let routed = StreamProblem {
+            ids: Some(&self.ids),
+            scores: Some(&self.scores),
+            pairs_per_row: slots,
+            limit: self.experts.limit,
+            ..StreamProblem::of_rows(gate_up, &routed_hidden, pairs, blueprint.gated.experts)
+        };
+        let shared = self.shared.as_ref().map(|shared| {
+            let layout = layout(shared);
+            (shared, layout, layout.output(&self.x, tokens))
         });
-        let problem = shared
-            .as_ref()
-            .map(|(shared, blueprint, _, output)| StreamProblem {
-                limit: shared.limit,
-                ..StreamProblem::of_rows(shared.matrices[0], output, tokens, *blueprint)
-            });
-        launch_stream(self.x, &routed, problem.as_ref());
-        let sums = output(self.x, [tokens, down.rows], dtype);
+        let problem = shared.as_ref().zip(blueprint.gated.shared);
+        let problem = problem.map(|((shared, _, output), blueprint)| StreamProblem {
+            limit: shared.limit,
+            ..StreamProblem::of_rows(&shared.matrices[0], output, tokens, blueprint)
+        });
+        launch_stream(&self.x, &routed, problem.as_ref());
+        let sums = output(&self.x, [tokens, down.rows], dtype);
         let experts = SumProblem {
-            x: &layout.finish(routed_hidden),
+            x: routed_layout.finish(routed_hidden),
             matrices: down,
         };
-        let shared = shared.map(|(shared, _, layout, x)| (layout.finish(x), shared.matrices[1]));
-        let shared = shared
-            .as_ref()
-            .map(|(x, matrices)| SumProblem { x, matrices });
-        launch_sum(self.ids, &experts, shared.as_ref(), &blueprint.sum, &sums);
+        let shared = shared.map(|(shared, layout, hidden)| SumProblem {
+            x: layout.finish(hidden),
+            matrices: &shared.matrices[1],
+        });
+        launch_sum(&self.ids, &experts, shared.as_ref(), &blueprint.sum, &sums);
         sums
     }
 }

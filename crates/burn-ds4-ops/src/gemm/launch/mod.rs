@@ -1,7 +1,7 @@
 //! The host side: which schedule, and how the work is divided.
 
 pub(crate) mod dense;
-mod hidden;
+mod experts;
 mod large_m;
 pub(crate) mod library;
 mod mixture;
@@ -13,15 +13,15 @@ mod wgmma;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::kernel::{MAX_SORTED, PORTABLE_PLANES, WeightFormat};
+use super::kernel::{MAX_SORTED, PORTABLE_PLANES};
 use super::{INVARIANT_ROWS, Matrices};
 use crate::caps::Caps;
-use crate::launching::{MAX_CUBES, is_float};
+use crate::launching::MAX_CUBES;
 
 pub(crate) use super::kernel::{Pairing, Role, StreamBlueprint};
-pub(crate) use hidden::Hidden;
+pub(crate) use experts::Experts;
 pub(crate) use large_m::{LargeM, LargeMTiles, SortedPairs, sort, sum_slots};
-pub(crate) use mixture::{Mixture, MixtureBlueprint, SharedExpert};
+pub(crate) use mixture::{Mixture, MixtureBlueprint};
 pub(crate) use portable::{Grouping, Portable, can_sum_pairs};
 pub(crate) use stream::{StreamProblem, launch_stream};
 pub(crate) use wgmma::quantize;
@@ -42,9 +42,8 @@ pub(crate) fn can_multiply<const N: usize>(x: &CubeTensor, matrices: [&Matrices;
     let fits = |matrices: &Matrices| {
         matrices.rows.div_ceil(PORTABLE_PLANES as usize) <= MAX_CUBES
             && matrices.count <= MAX_SORTED
-            && (matrices.format != WeightFormat::Dense || is_float(matrices.words.dtype))
     };
-    is_float(x.dtype) && caps.counters && matrices.into_iter().all(fits)
+    caps.counters && matrices.into_iter().all(fits)
 }
 
 /// An optional argument of a kernel.

@@ -117,15 +117,6 @@ impl StreamBlueprint {
         }
     }
 
-    /// Gives both blueprints the larger number of planes to a cube.
-    pub(super) fn with_common_planes([one, other]: [Self; 2]) -> [Self; 2] {
-        let cube_planes = one.cube_planes.max(other.cube_planes);
-        [one, other].map(|blueprint| Self {
-            cube_planes,
-            ..blueprint
-        })
-    }
-
     /// Whether shared memory is large enough.
     pub(super) fn fits(&self, caps: &Caps) -> bool {
         self.x_bytes() <= MAX_X_BYTES && self.shared_bytes() <= caps.shared_bytes
@@ -155,6 +146,34 @@ impl StreamBlueprint {
             gated: Some(next),
             ..self
         }
+    }
+}
+
+/// How one launch is compiled for the routed experts and, if there is any, the shared one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertBlueprints {
+    pub experts: StreamBlueprint,
+    pub shared: Option<StreamBlueprint>,
+}
+
+impl ExpertBlueprints {
+    /// Cubes have the larger of both numbers of planes.
+    pub fn new(experts: StreamBlueprint, shared: Option<StreamBlueprint>) -> Self {
+        let cube_planes = shared
+            .map_or(0, |shared| shared.cube_planes)
+            .max(experts.cube_planes);
+        let with_planes = |blueprint| StreamBlueprint {
+            cube_planes,
+            ..blueprint
+        };
+        Self {
+            experts: with_planes(experts),
+            shared: shared.map(with_planes),
+        }
+    }
+
+    pub fn both(&self) -> impl Iterator<Item = &StreamBlueprint> {
+        std::iter::once(&self.experts).chain(&self.shared)
     }
 }
 

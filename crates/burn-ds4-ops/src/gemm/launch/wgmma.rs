@@ -5,12 +5,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::large_m::{LargeM, LargeMTiles, SortedPairs};
+use super::large_m::{LargeM, LargeMTiles};
 use super::optional;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    LargeMPairsLaunch, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch,
-    hidden_block, permute_kernel, quantize_kernel, sum_splits_kernel, wgmma_kernel,
+    RowFormat, WeightFormat, WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch, hidden_block,
+    permute_kernel, quantize_kernel, sum_splits_kernel, wgmma_kernel,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, aligned, cube_count, output, vector_size};
@@ -78,22 +78,6 @@ pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) 
         && matrices.iter().enumerate().all(accepted)
 }
 
-/// Whether warpgroups are faster than planes for `rows` rows of `x` by each matrix.
-pub(super) fn is_faster(x: &CubeTensor, rows: usize, matrices: &Matrices) -> bool {
-    let operands = operands(x.dtype, matrices, false);
-    let splits = splits_of_rows(&x.client, (rows, COLUMN_STEP), matrices, operands);
-    rows >= MIN_ROWS[usize::from(splits == 1)]
-}
-
-/// Rows of `x` of a tile of E4M3, for `rows` rows by each matrix. `None` where weights are not FP8,
-/// and for so few that K is split, which is not timed with E4M3.
-pub(super) fn fp8_columns(x: &CubeTensor, rows: usize, matrices: &Matrices) -> Option<usize> {
-    let operands = operands(x.dtype, matrices, true);
-    let columns = columns_of_rows(&x.client, rows, matrices, operands);
-    let splits = splits_of_rows(&x.client, (rows, columns), matrices, operands);
-    (operands.is_fp8() && splits == 1).then_some(columns)
-}
-
 /// Whether warpgroups can multiply these rows by rows of 16-bit weights.
 pub(super) fn can_multiply_dense(x: &CubeTensor, weight: &CubeTensor) -> bool {
     let indexed = |tensor: &CubeTensor| u32::try_from(tensor.shape().num_elements() / 8).is_ok();
@@ -122,52 +106,71 @@ fn stages(client: &Client, operands: WgmmaOperands, groups: u32, columns: u32) -
     (1..=*STAGES.end()).rev().find(fits).unwrap_or(0)
 }
 
-/// Rows of `x` of a tile, for `rows` rows by each matrix.
-pub(super) fn columns_of_rows(
-    client: &Client,
+/// Products of `rows` rows of `x` by each matrix of a stack.
+pub(super) struct RowProducts<'a> {
     rows: usize,
-    matrices: &Matrices,
+    matrices: &'a Matrices,
     operands: WgmmaOperands,
-) -> usize {
-    let processors = Caps::of(client).processors as usize;
-    let decoded = match operands.weights {
-        WeightFormat::Fp4 | WeightFormat::Fp8 if !operands.is_fp8() => DECODED_COLUMNS,
-        _ => 0,
-    };
-    // Twice as many E4M3 products take as long.
-    let cost_columns = COST_COLUMNS * (1 + usize::from(operands.is_fp8()));
-    let most = match operands.is_fp8() {
-        true => MAX_FP8_COLUMNS,
-        false => MAX_COLUMNS,
-    };
-    cheapest(most, |columns| {
-        let tiles = tiles_of_rows(rows, columns, matrices);
-        let steps = matrices.columns.div_ceil(cost_columns);
-        let tile = (tile_cost(columns, decoded) * steps) as f64;
-        match splits_of(tiles, processors, matrices.columns, operands) {
-            1 => tiles.div_ceil(processors) as f64 * tile,
-            splits => {
-                let partials = (splits * rows * matrices.rows * matrices.count) as f64;
-                tile / splits as f64 + SUM_COST + partials * PARTIAL_COST
-            }
+    processors: usize,
+}
+
+impl<'a> RowProducts<'a> {
+    /// The rows may be `rounded` to E4M3.
+    pub fn new(x: &CubeTensor, rows: usize, matrices: &'a Matrices, rounded: bool) -> Self {
+        Self {
+            rows,
+            matrices,
+            operands: operands(x.dtype, matrices, rounded),
+            processors: Caps::of(&x.client).processors as usize,
         }
-    })
-}
+    }
 
-fn tiles_of_rows(rows: usize, columns: usize, matrices: &Matrices) -> usize {
-    matrices.rows.div_ceil(128) * matrices.count * rows.div_ceil(columns)
-}
+    /// Whether warpgroups are faster than planes.
+    pub fn are_faster(&self) -> bool {
+        self.rows >= MIN_ROWS[usize::from(self.splits(COLUMN_STEP) == 1)]
+    }
 
-/// The K-splits for rows of `x` in tiles of so many.
-fn splits_of_rows(
-    client: &Client,
-    (rows, columns): (usize, usize),
-    matrices: &Matrices,
-    operands: WgmmaOperands,
-) -> usize {
-    let tiles = tiles_of_rows(rows, columns, matrices);
-    let processors = Caps::of(client).processors as usize;
-    splits_of(tiles, processors, matrices.columns, operands)
+    /// Rows of `x` of a tile of E4M3. `None` where weights are not FP8, and for so few rows that K
+    /// is split, which is not timed with E4M3.
+    pub fn fp8_columns(&self) -> Option<usize> {
+        let columns = self.columns();
+        (self.operands.is_fp8() && self.splits(columns) == 1).then_some(columns)
+    }
+
+    /// Rows of `x` of a tile.
+    pub fn columns(&self) -> usize {
+        let fp8 = self.operands.is_fp8();
+        let decoded = match self.operands.weights {
+            WeightFormat::Fp4 | WeightFormat::Fp8 if !fp8 => DECODED_COLUMNS,
+            _ => 0,
+        };
+        // Twice as many E4M3 products take as long.
+        let cost_columns = COST_COLUMNS * (1 + usize::from(fp8));
+        let most = if fp8 { MAX_FP8_COLUMNS } else { MAX_COLUMNS };
+        let matrices = self.matrices;
+        cheapest(most, |columns| {
+            let steps = matrices.columns.div_ceil(cost_columns);
+            let tile = (tile_cost(columns, decoded) * steps) as f64;
+            match self.splits(columns) {
+                1 => self.tiles(columns).div_ceil(self.processors) as f64 * tile,
+                splits => {
+                    let partials = (splits * self.rows * matrices.rows * matrices.count) as f64;
+                    tile / splits as f64 + SUM_COST + partials * PARTIAL_COST
+                }
+            }
+        })
+    }
+
+    /// Tiles of so many rows of `x`.
+    fn tiles(&self, columns: usize) -> usize {
+        self.matrices.rows.div_ceil(128) * self.matrices.count * self.rows.div_ceil(columns)
+    }
+
+    /// Their K-splits.
+    fn splits(&self, columns: usize) -> usize {
+        let (tiles, width) = (self.tiles(columns), self.matrices.columns);
+        splits_of(tiles, self.processors, width, self.operands)
+    }
 }
 
 /// The K-splits of so many tiles by matrices of `width` columns.
@@ -217,23 +220,8 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
     };
     let (x, matrices) = (aligned(x), matrices.contiguous());
     let result = output(&x, [rows, height], dtype);
-    let operands = operands(x.dtype, &matrices, false);
-    LargeM {
-        x: &x,
-        x_scales: None,
-        sorted: None,
-        scores: None,
-        matrices: &matrices,
-        gated: None,
-        permuted: false,
-        pairs: rows,
-        groups: 1,
-        pairs_per_row: 1,
-        tiles: LargeMTiles::Warpgroups(columns_of_rows(&x.client, rows, &matrices, operands)),
-        dtype: x.dtype,
-        limit: 0.0,
-    }
-    .launch(&result);
+    let columns = RowProducts::new(&x, rows, &matrices, false).columns();
+    LargeM::of_rows(&x, &matrices, LargeMTiles::Warpgroups(columns)).launch(&result);
     result
 }
 
@@ -258,11 +246,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     // Decoding for few rows of `x` takes longer than the products, and more planes to hide its
     // latencies.
     let decoding = product.sorted.is_some() && columns <= MAX_COLUMNS / 2;
-    let groups = if decoding && matrices.format == WeightFormat::Fp4 {
-        3
-    } else {
-        2
-    };
+    let groups = 2 + u32::from(decoding && matrices.format == WeightFormat::Fp4);
     let mut blueprint = WgmmaBlueprint {
         operands,
         groups,
@@ -282,10 +266,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             && outputs.is_multiple_of(8),
         target: Caps::of(&client).target,
     };
-    let problems = match product.sorted {
-        Some(sorted) => sorted.max_problems,
-        None => product.pairs.div_ceil(columns) * product.groups,
-    };
+    let problems = product.problems(columns);
     let positions = match product.gated {
         Some(format) => padded_columns(outputs, format),
         None => outputs,
@@ -306,12 +287,8 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     } else {
         result
     };
-    let size = if blueprint.vectors || product.gated.is_some() {
-        8
-    } else {
-        1
-    };
-    let of_sorted = |tensor: fn(&SortedPairs) -> &CubeTensor| optional(product.sorted.map(tensor));
+    let vectors = blueprint.vectors || product.gated.is_some();
+    let size = if vectors { 8 } else { 1 };
     // SAFETY: rows and columns past the end are read as zeros, or as others; writes are within the
     // output.
     unsafe {
@@ -327,15 +304,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
                 optional(product.x_scales),
                 x.meta.shape()[0] as u32,
             ),
-            LargeMPairsLaunch::new(
-                of_sorted(|sorted| &sorted.order),
-                of_sorted(|sorted| &sorted.problems),
-                optional(product.scores),
-                product.pairs as u32,
-                product.groups as u32,
-                product.pairs_per_row as u32,
-                product.limit as f32,
-            ),
+            product.pairs_arg(),
             product.sorted.map_or(0, |sorted| sorted.max_problems) as u32,
             matrices.arg(),
             written.clone().into_buffer_arg(),

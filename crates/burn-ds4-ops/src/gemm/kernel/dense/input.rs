@@ -128,15 +128,13 @@ impl<'a, X: Float, N: Size> InputRows<'a, X, N> {
         }
         InputRows::<'a, X, N> {
             x,
-            shared: Shared::new_slice(comptime!(if location == InputLocation::Shared {
-                shared_vectors
-            } else {
-                1
+            shared: Shared::new_slice(comptime!(match location {
+                InputLocation::Shared => shared_vectors,
+                _ => 1,
             })),
-            terms: Shared::new_slice(comptime!(if location == InputLocation::SharedTerms {
-                shared_vectors
-            } else {
-                1
+            terms: Shared::new_slice(comptime!(match location {
+                InputLocation::SharedTerms => shared_vectors,
+                _ => 1,
             })),
             fetched: Array::new(comptime!(blueprint.fetched() as usize)),
             row_starts,

@@ -2,7 +2,6 @@
 
 mod input;
 mod rows;
-mod terms;
 mod tile_rows;
 mod tiles;
 

@@ -38,13 +38,8 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
     #[comptime] blueprint: RowsBlueprint,
     #[define(X, W, Y)] _dtypes: [ElemType; 3],
 ) {
-    let RowsBlueprint {
-        x_rows,
-        height,
-        planes,
-        plane,
-        ..
-    } = comptime!(blueprint);
+    let (x_rows, height) = comptime!((blueprint.x_rows, blueprint.height));
+    let planes = comptime!(blueprint.planes);
     let count = comptime!((x_rows * height) as usize);
     let mut partials = Shared::<[f32]>::new_slice(comptime!(planes as usize * count));
     let own = CUBE_POS_X + CUBE_POS_Y * CUBE_COUNT_X;
@@ -67,7 +62,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
         }
         #[unroll]
         for i in 0..count {
-            let sum = group_sum(sums[i], plane, blueprint.target);
+            let sum = group_sum(sums[i], blueprint.plane, blueprint.target);
             if UNIT_POS_X == 0 {
                 partials[UNIT_POS_Y as usize * count + i] = sum;
             }
@@ -127,17 +122,9 @@ impl<'a, X: Float, N: Size> XRows<'a, X, N> {
         sums: &mut Array<f32>,
         #[comptime] blueprint: RowsBlueprint,
     ) {
-        let RowsBlueprint {
-            x_rows,
-            height,
-            reads,
-            planes,
-            plane,
-            ..
-        } = comptime!(blueprint);
-        let size = N::value();
-        let stride = comptime!(plane * planes);
-        let mut at = UNIT_POS_Y * plane + UNIT_POS_X;
+        let (height, reads) = comptime!((blueprint.height, blueprint.reads));
+        let stride = comptime!(blueprint.plane * blueprint.planes);
+        let mut at = UNIT_POS_Y * blueprint.plane + UNIT_POS_X;
         while at < self.vectors {
             let mut weights = Array::<Vector<f32, N>>::new(comptime!((reads * height) as usize));
             #[unroll]
@@ -159,7 +146,7 @@ impl<'a, X: Float, N: Size> XRows<'a, X, N> {
                 let vector = at + comptime!(c * stride);
                 let inside = vector < self.vectors;
                 #[unroll]
-                for t in 0..x_rows {
+                for t in 0..blueprint.x_rows {
                     let row = min(self.first + t, self.rows - 1);
                     let from =
                         row as usize * self.x_vectors + select(inside, vector, 0u32) as usize;
@@ -171,7 +158,7 @@ impl<'a, X: Float, N: Size> XRows<'a, X, N> {
                         let to = comptime!((t * height + r) as usize);
                         let weights = weights[comptime!((c * height + r) as usize)];
                         #[unroll]
-                        for j in 0..size {
+                        for j in 0..N::value() {
                             // A separate multiplication and addition could be rounded
                             // differently in another kernel.
                             sums[to] = fma(weights.extract(j), values.extract(j), sums[to]);

@@ -4,10 +4,13 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::input::{InputBlueprint, InputRows};
-use super::terms::{add_products, split_weights};
 use super::tile_rows::{MatrixGroup, TileRows};
 use crate::caps::Target;
-use crate::intrinsics::{await_copies, commit_copies, modulo, sync_group, sync_planes};
+use crate::gemm::kernel::epilogue::zero_sums;
+use crate::intrinsics::{
+    await_copies, commit_copies, f16_differences, f16_to_bf16, modulo, multiply_tiles, sync_group,
+    sync_planes,
+};
 
 /// K-steps of a K-block. In each, a lane has 16 bytes of each of its rows.
 pub(super) const K_STEPS: u32 = 4;
@@ -50,7 +53,7 @@ impl TilesBlueprint {
 
     /// Accumulators of a tile: two for the first terms, which alternate, and one for all others,
     /// which are so small that they would be lost in the sums of the first.
-    pub(super) const fn sums(self) -> u32 {
+    const fn sums(self) -> u32 {
         if self.input.terms * self.weight_terms == 1 {
             2
         } else {
@@ -58,7 +61,7 @@ impl TilesBlueprint {
         }
     }
 
-    pub(super) const fn dtype(self) -> &'static str {
+    const fn dtype(self) -> &'static str {
         if self.f16_weights && self.weight_terms == 1 {
             "f16"
         } else {
@@ -180,15 +183,8 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
 ) {
     let lane_row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
-    let TilesBlueprint {
-        planes,
-        plane_groups,
-        stages,
-        ..
-    } = comptime!(blueprint);
-    let InputBlueprint {
-        x_tiles, k_aligned, ..
-    } = comptime!(blueprint.input);
+    let (planes, plane_groups) = comptime!((blueprint.planes, blueprint.plane_groups));
+    let (stages, x_tiles) = comptime!((blueprint.stages, blueprint.input.x_tiles));
     let plane = modulo(UNIT_POS_Y, planes);
     let plane_group = UNIT_POS_Y / planes;
     let vectors = columns / 8;
@@ -224,11 +220,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     while tile < group.tiles {
         let block = group.picks.read(tile, 16u32);
         let each = comptime!(blueprint.sums());
-        let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!((each * x_tiles) as usize));
-        #[unroll]
-        for i in 0..comptime!((each * x_tiles) as usize) {
-            sums[i] = Vector::new(0.0f32);
-        }
+        let mut sums = zero_sums(comptime!(each * x_tiles));
         let mut k_block = plane;
         while k_block < k_blocks {
             let first = k_block * K_BLOCK + quarter * 8;
@@ -242,7 +234,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
                 let at = (row_start + ((comptime!(4 * c) + quarter) ^ swizzle)) as usize;
                 let mut low = ring[at];
                 let mut high = ring[at + comptime!(8 * ROW_VECTORS as usize)];
-                if comptime!(!k_aligned) {
+                if comptime!(!blueprint.input.k_aligned) {
                     let inside = column < columns;
                     low = select(inside, low, Vector::new(0u32));
                     high = select(inside, high, Vector::new(0u32));
@@ -314,4 +306,71 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
         }
         tile += CUBE_COUNT_X * plane_groups;
     }
+}
+
+/// Adds the products of a lane's 16 bytes of two rows of weights with the same columns of a row of
+/// `x` to the accumulators of tile `t`.
+#[cube]
+fn add_products(
+    low: &Array<Vector<u32, Const<4>>>,
+    high: &Array<Vector<u32, Const<4>>>,
+    columns: &Array<Vector<u32, Const<4>>>,
+    sums: &mut Array<Vector<f32, Const<4>>>,
+    #[comptime] t: u32,
+    #[comptime] accumulator: u32,
+    #[comptime] blueprint: TilesBlueprint,
+) {
+    #[unroll]
+    for term in 0..comptime!(blueprint.input.terms as usize) {
+        #[unroll]
+        for weight_term in 0..comptime!(blueprint.weight_terms as usize) {
+            let which = comptime!(if term == 0 && weight_term == 0 {
+                accumulator
+            } else {
+                2
+            });
+            let to = comptime!((t * blueprint.sums() + which) as usize);
+            #[unroll]
+            for m in 0..2usize {
+                sums[to] = multiply_tiles(
+                    low[weight_term].extract(comptime!(2 * m)),
+                    high[weight_term].extract(comptime!(2 * m)),
+                    low[weight_term].extract(comptime!(2 * m + 1)),
+                    high[weight_term].extract(comptime!(2 * m + 1)),
+                    columns[term].extract(comptime!(2 * m)),
+                    columns[term].extract(comptime!(2 * m + 1)),
+                    sums[to],
+                    comptime!(blueprint.dtype()),
+                );
+            }
+        }
+    }
+}
+
+/// Splits a lane's 16 bytes of weights into terms.
+#[cube]
+fn split_weights(
+    words: Vector<u32, Const<4>>,
+    #[comptime] blueprint: TilesBlueprint,
+) -> Array<Vector<u32, Const<4>>> {
+    let mut terms = Array::<Vector<u32, Const<4>>>::new(comptime!(blueprint.weight_terms as usize));
+    if comptime!(blueprint.weight_terms == 1) {
+        terms[0] = words;
+    } else {
+        let mut first = Vector::<u32, Const<4>>::new(0u32);
+        let mut second = Vector::<u32, Const<4>>::new(0u32);
+        #[unroll]
+        for i in 0..4usize {
+            // The first term has the upper eight bits of a significand of eleven, the second one
+            // the rest. The set bits of a NaN's mantissa may all be in the rest.
+            let word = words.extract(i);
+            let nan = ((word & 0x7fff_7fffu32) + 0x03ff_03ffu32) & 0x8000_8000u32;
+            let upper = (word & 0xfff8_fff8u32) | (nan >> 6);
+            first.insert(i, f16_to_bf16(upper));
+            second.insert(i, f16_to_bf16(f16_differences(word, upper)));
+        }
+        terms[0] = first;
+        terms[1] = second;
+    }
+    terms
 }

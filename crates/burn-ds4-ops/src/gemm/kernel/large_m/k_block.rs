@@ -4,10 +4,9 @@ use cubecl::prelude::*;
 
 use super::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, LargeMPairs, Problem, ROW_PITCH, ROW_TILES};
 use crate::caps::Target;
+use crate::gemm::kernel::epilogue::{add_scaled, zero_sums};
 use crate::gemm::kernel::input::{load_vec8, vec8_at, vec8_slot};
-use crate::gemm::kernel::weights::{
-    RowPair, WeightFormat, WeightReader, add_scaled, rare_bits, weight_pair,
-};
+use crate::gemm::kernel::weights::{RowPair, WeightFormat, WeightReader, rare_bits, weight_pair};
 use crate::intrinsics::{ballot, modulo, multiply_tiles};
 
 /// A lane's part of the weights of a K-block: 16 bytes of each row for every K-step, and a scale
@@ -120,20 +119,11 @@ pub(super) fn multiply_k_block(
 ) {
     let format = comptime!(blueprint.input.format);
     let x_tiles = comptime!(blueprint.x_tiles);
-    let count = comptime!((ROW_TILES * x_tiles) as usize);
     // FP8 weights are multiplied without their scales; a K-block has one scale.
-    let mut block_sums =
-        Array::<Vector<f32, Const<4>>>::new(comptime!(if format == WeightFormat::Fp8 {
-            count
-        } else {
-            1
-        }));
-    if comptime!(format == WeightFormat::Fp8) {
-        #[unroll]
-        for i in 0..count {
-            block_sums[i] = Vector::new(0.0f32);
-        }
-    }
+    let mut block_sums = zero_sums(comptime!(match format {
+        WeightFormat::Fp8 => ROW_TILES * x_tiles,
+        _ => 1,
+    }));
     #[unroll]
     for k_step in 0..comptime!(k_steps(format)) {
         #[unroll]

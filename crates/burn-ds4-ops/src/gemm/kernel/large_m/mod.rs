@@ -6,9 +6,8 @@ mod wgmma;
 
 use cubecl::prelude::*;
 
-use super::epilogue::{Results, gated_value};
+use super::epilogue::{Results, add_terms, gated_value, zero_sums};
 use super::input::InputLayout;
-use super::stream::add_terms;
 use super::weights::{MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader};
 use crate::caps::Target;
 use crate::intrinsics::modulo;
@@ -203,11 +202,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
     let mut stages = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
         (2 * 8 * x_tiles * ROW_PITCH) as usize
     ));
-    let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!((ROW_TILES * x_tiles) as usize));
-    #[unroll]
-    for i in 0..comptime!(ROW_TILES * x_tiles) {
-        sums[i as usize] = Vector::new(0.0f32);
-    }
+    let mut sums = zero_sums(comptime!(ROW_TILES * x_tiles));
 
     // While a K-block is multiplied, the weights and the `x` of the next one are read into
     // registers.

@@ -15,7 +15,6 @@ use tiles::{SharedStorage, StreamProblem, TileRange, multiply_tiles_of};
 pub(crate) use blueprint::StreamBlueprint;
 pub(crate) use sum::{SumProblemLaunch, SumSizesLaunch, slot_sum_kernel};
 pub(crate) use tiles::StreamProblemLaunch;
-pub(super) use tiles::add_terms;
 
 /// Time for 16 bytes of FP8 that become `f16`, relative to that of other weights: cubes that
 /// multiply by them are done that much earlier.

@@ -3,10 +3,9 @@ use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
 use crate::gemm::kernel::K_STEPS;
+use crate::gemm::kernel::epilogue::{add_scaled, unscaled, zero_sums};
 use crate::gemm::kernel::input::{InputLayout, scale_index};
-use crate::gemm::kernel::weights::{
-    WeightFormat, WeightReader, add_scaled, rare_bits, unscaled, weight_pair,
-};
+use crate::gemm::kernel::weights::{WeightFormat, WeightReader, rare_bits, weight_pair};
 use crate::intrinsics::{await_copies, ballot, byte, commit_copies, modulo, multiply_tiles};
 
 /// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
@@ -309,11 +308,7 @@ impl<'a> Stream<'a> {
         let vec8s = comptime!(format.vec8s());
         // Two alternating accumulators, so that a product need not wait for the one before; and a
         // third for FP8, which sums the scaled blocks.
-        let mut sums = Array::<Vector<f32, Const<4>>>::new(3usize);
-        #[unroll]
-        for i in 0..3usize {
-            sums[i] = Vector::new(0.0f32);
-        }
+        let mut sums = zero_sums(3u32);
         let mut columns = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * vec8s as usize));
         if comptime!(ahead) {
             #[unroll]

@@ -2,8 +2,8 @@ use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
 use super::pipeline::{Stream, new_ring};
-use super::tiles::add_terms;
 use crate::gemm::kernel::K_STEPS;
+use crate::gemm::kernel::epilogue::add_terms;
 use crate::gemm::kernel::groups::Groups;
 use crate::gemm::kernel::input::{padded_columns, read_rows, store_rows};
 use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
@@ -79,11 +79,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
 
     // Read the ids first, which most of the work waits for; then `x`; then weights.
     let expert = Groups::read::<I>(ids, pairs, matrices);
-    let own_vec8s = comptime!(if x_in_shared {
-        blueprint.unit_vec8s()
-    } else {
-        0
-    });
+    let own_vec8s = comptime!(blueprint.unit_vec8s());
     let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!((own_vec8s + 1) as usize));
     read_rows(
         hidden,
@@ -93,11 +89,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
         own_vec8s,
         blueprint,
     );
-    let shared_own_vec8s = comptime!(if x_in_shared && shared_expert.is_some() {
-        shared_blueprint.unit_vec8s()
-    } else {
-        0
-    });
+    let shared_own_vec8s = comptime!(shared_expert.map_or(0, StreamBlueprint::unit_vec8s));
     let mut shared_fetched =
         Array::<Vector<u32, Const<4>>>::new(comptime!((shared_own_vec8s + 1) as usize));
     let shared_rows = tokens * terms;
@@ -127,13 +119,8 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
         if shared_k_blocks > 0 {
             let x_row =
                 (min(row / terms, tokens - 1) * terms + modulo(row, terms)) as usize * shared_pitch;
-            shared_stream.seek(
-                0u32,
-                shared_row,
-                shared_row + 8,
-                shared_plane * shared_k_block,
-                x_row,
-            );
+            let (high, first) = (shared_row + 8, shared_plane * shared_k_block);
+            shared_stream.seek(0u32, shared_row, high, first, x_row);
             if comptime!(!x_in_shared) {
                 shared_stream.prefetch_x(shared_hidden);
             }
@@ -146,21 +133,17 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     let mut partials =
         Shared::<[f32]>::new_slice(comptime!((tile_sums * blueprint.partial_tiles) as usize));
     let shared_tile_sums = comptime!(shared_blueprint.pairs * shared_blueprint.planes * 16);
-    let mut shared_partials = Shared::<[f32]>::new_slice(comptime!(if shared_expert.is_some() {
-        (shared_tile_sums * blueprint.partial_tiles) as usize
-    } else {
-        1
+    let mut shared_partials = Shared::<[f32]>::new_slice(comptime!(match shared_expert {
+        Some(_) => (shared_tile_sums * blueprint.partial_tiles) as usize,
+        None => 1,
     }));
-    let mut x_rows = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(if x_in_shared {
-        (blueprint.x_rows * blueprint.row_pitch()) as usize
-    } else {
-        1
-    }));
+    let mut x_rows = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
+        (blueprint.x_rows * blueprint.row_pitch()).max(1) as usize
+    ));
     let mut shared_x_rows =
-        Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(if shared_own_vec8s > 0 {
-            (shared_blueprint.x_rows * shared_blueprint.row_pitch()) as usize
-        } else {
-            1
+        Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(match shared_own_vec8s {
+            0 => 1,
+            _ => (shared_blueprint.x_rows * shared_blueprint.row_pitch()) as usize,
         }));
     let pitch = if comptime!(x_in_shared) {
         comptime!(blueprint.row_pitch() as usize).runtime()
@@ -221,13 +204,8 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 let next = modulo(taken, shared_blueprint.plane_k_blocks)
                     * comptime!(shared_blueprint.planes)
                     + shared_plane;
-                shared_stream.seek(
-                    0u32,
-                    shared_row,
-                    shared_row + 8,
-                    next * shared_k_block,
-                    x_row,
-                );
+                let (high, first) = (shared_row + 8, next * shared_k_block);
+                shared_stream.seek(0u32, shared_row, high, first, x_row);
                 shared_stream.fetch();
             } else if at < end {
                 stream.continue_after(&fetched);

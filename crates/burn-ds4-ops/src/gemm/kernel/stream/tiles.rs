@@ -2,15 +2,14 @@ use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
 use super::pipeline::{Stream, new_ring};
-use crate::caps::Target;
 use crate::gemm::kernel::K_STEPS;
-use crate::gemm::kernel::epilogue::{Results, gated_value};
+use crate::gemm::kernel::epilogue::{Results, add_terms, gated_value};
 use crate::gemm::kernel::groups::{Groups, Pairing};
 use crate::gemm::kernel::input::{
     SCALE_VEC8S, load_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
 };
 use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
-use crate::intrinsics::{modulo, shuffle_xor};
+use crate::intrinsics::modulo;
 
 /// Rows of `x`, the matrices of a stack that they are multiplied by, and where the products go.
 #[derive(CubeType, CubeLaunch)]
@@ -72,30 +71,6 @@ impl SharedStorage {
 
 const fn largest(a: u32, b: u32) -> u32 {
     if a > b { a } else { b }
-}
-
-/// Reduces the sums of the terms of `x`, which are neighbouring columns of a tile. A lane has the
-/// sums of two columns in its lower row and in its upper one. One term: they stay as they are. Two
-/// terms: the first of each row becomes the sum of both. Four terms: it becomes the sum of both and
-/// of the neighbour's. Every lane of the plane must call this.
-#[cube]
-pub(in crate::gemm::kernel) fn add_terms(
-    sums: Vector<f32, Const<4>>,
-    #[comptime] terms: u32,
-    #[comptime] target: Target,
-) -> Vector<f32, Const<4>> {
-    let mut added = sums;
-    if comptime!(terms > 1) {
-        #[unroll]
-        for i in 0..2usize {
-            let mut sum = sums.extract(comptime!(2 * i)) + sums.extract(comptime!(2 * i + 1));
-            if comptime!(terms == 4) {
-                sum += shuffle_xor(sum, 1u32, target);
-            }
-            added.insert(comptime!(2 * i), sum);
-        }
-    }
-    added
 }
 
 /// Multiplies a cube's range of tiles of a problem. Every unit of the cube must call this.

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::gemm::kernel::K_STEPS;
-use crate::intrinsics::multiply_pairs;
+use crate::intrinsics::{e4m3_to_f16, multiply_pairs};
 
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,7 +86,7 @@ pub(in crate::gemm::kernel) fn fp8_pair(word: u32, #[comptime] i: usize) -> u32 
 
 /// [`fp8_pair`] times `2^120`; NaN codes become NaN.
 #[cube]
-pub(super) fn fp8_pair_with_nan(word: u32, #[comptime] i: usize) -> u32 {
+fn fp8_pair_with_nan(word: u32, #[comptime] i: usize) -> u32 {
     let pair = fp8_pair(word, i);
     let low = pair & 0x07f0u32 == 0x07f0u32;
     let high = pair & 0x07f0_0000u32 == 0x07f0_0000u32;
@@ -97,14 +97,14 @@ pub(super) fn fp8_pair_with_nan(word: u32, #[comptime] i: usize) -> u32 {
 
 /// A word that is not 0 if one of the four codes is NaN.
 #[cube]
-pub(super) fn fp8_nan(word: u32) -> u32 {
+fn fp8_nan(word: u32) -> u32 {
     ((word & 0x7f7f_7f7fu32) + 0x0101_0101u32) & 0x8080_8080u32
 }
 
 /// The factor of [`fp4_pair`] for a scale, twice in a word. A scale of more than two takes
 /// [`fp4_first_factor`] and [`fp4_second_factor`] instead.
 #[cube]
-pub(super) fn fp4_factor(scale: u32) -> u32 {
+fn fp4_factor(scale: u32) -> u32 {
     scale * 0x0080_0080u32 + 0x3f00_3f00u32
 }
 
@@ -119,6 +119,64 @@ pub(in crate::gemm::kernel) fn fp4_first_factor(scale: u32) -> u32 {
 pub(in crate::gemm::kernel) fn fp4_second_factor(scale: u32) -> u32 {
     let exponent = max(scale, 128u32) - 1;
     select(scale == 255u32, 0x7fc0_7fc0u32, exponent * 0x0080_0080u32)
+}
+
+/// Decodes pair `i` of vec8 `u` of a lane's 16 bytes, FP8 into `f16` with `f16_input`. `scale` is
+/// the code of an FP4 scale; FP8 scales are not applied here.
+#[cube]
+pub(in crate::gemm::kernel) fn weight_pair(
+    words: Vector<u32, Const<4>>,
+    scale: u32,
+    #[comptime] u: usize,
+    #[comptime] i: usize,
+    #[comptime] format: WeightFormat,
+    #[comptime] f16_input: bool,
+    #[comptime] rare: bool,
+) -> u32 {
+    match comptime!(format) {
+        WeightFormat::Fp4 => {
+            let pair = fp4_pair(words.extract(u), i);
+            if comptime!(rare) {
+                multiply_pairs(
+                    multiply_pairs(pair, fp4_first_factor(scale)),
+                    fp4_second_factor(scale),
+                )
+            } else {
+                multiply_pairs(pair, fp4_factor(scale))
+            }
+        }
+        WeightFormat::Fp8 => {
+            let word = words.extract(comptime!(2 * u + i / 2));
+            if comptime!(f16_input) {
+                e4m3_to_f16(word, comptime!(i % 2 == 1))
+            } else if comptime!(rare) {
+                fp8_pair_with_nan(word, comptime!(i % 2))
+            } else {
+                multiply_pairs(fp8_pair(word, comptime!(i % 2)), 0x7b80_7b80u32)
+            }
+        }
+        WeightFormat::Dense => words.extract(i),
+    }
+}
+
+/// A word that is not 0 if decoding `words` takes the slow path: for an FP4 scale above two, or an
+/// FP8 code that is NaN.
+#[cube]
+pub(in crate::gemm::kernel) fn rare_bits(
+    words: Vector<u32, Const<4>>,
+    scale: u32,
+    #[comptime] format: WeightFormat,
+) -> u32 {
+    match comptime!(format) {
+        WeightFormat::Fp4 => scale & 0x80u32,
+        WeightFormat::Fp8 => {
+            fp8_nan(words.extract(0usize))
+                | fp8_nan(words.extract(1usize))
+                | fp8_nan(words.extract(2usize))
+                | fp8_nan(words.extract(3usize))
+        }
+        WeightFormat::Dense => 0u32.runtime(),
+    }
 }
 
 /// Value of an E2M1 code in the lowest four bits.

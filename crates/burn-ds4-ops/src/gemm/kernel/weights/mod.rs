@@ -1,15 +1,15 @@
 //! Weights as operands: what a stack of matrices is to a kernel, and how it is read and decoded.
 
 mod decode;
-mod pairs;
 
 use cubecl::prelude::*;
 
 use crate::caps::Target;
 
 pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, scale_value};
-pub(super) use decode::{fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair};
-pub(super) use pairs::{add_scaled, rare_bits, unscaled, weight_pair};
+pub(super) use decode::{
+    fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair, rare_bits, weight_pair,
+};
 
 /// A stack of matrices in elements of `W`, and its scales; those of floats are not read.
 #[derive(CubeType, CubeLaunch)]

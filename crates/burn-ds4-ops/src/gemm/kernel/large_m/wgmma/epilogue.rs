@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{Tile, WgmmaBlueprint, padded};
-use crate::gemm::kernel::activation::swiglu;
+use crate::gemm::kernel::epilogue::swiglu;
 use crate::gemm::kernel::large_m::LargeMPairs;
 use crate::intrinsics::pack_bf16;
 use crate::warpgroup::{exchange_words, sum, transpose_tile};

@@ -151,7 +151,7 @@ impl<'a> LaneRows<'a> {
                 Scales { low, high }
             }
         } else {
-            let column = step * comptime!(blueprint.k_block()) + UNIT_POS % 4 * 32;
+            let column = step * comptime!(blueprint.operands.k_block()) + UNIT_POS % 4 * 32;
             let (low, high) = (self.rows.low_scale, self.rows.high_scale);
             let low_word = self.reader.scale_word(low, column);
             let high_word = self.reader.scale_word(high, column);
@@ -248,7 +248,7 @@ impl<'a> LaneRows<'a> {
         #[comptime] blueprint: WgmmaBlueprint,
     ) {
         ring.wait_full();
-        let row = self.row * comptime!(blueprint.row_chunks());
+        let row = self.row * comptime!(blueprint.operands.row_chunks());
         if comptime!(blueprint.format() == WeightFormat::Fp4) {
             let first = stages.weights_vector(ring.slot) + row;
             let at = (first + chunk_place(self.row, UNIT_POS % 4, blueprint)) as usize;

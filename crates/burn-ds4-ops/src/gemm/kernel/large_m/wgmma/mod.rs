@@ -1,11 +1,10 @@
 //! Hopper's warpgroup products: tiles of 128 or 192 rows of weights by up to 256 rows of `x`.
 
-mod dense;
 mod epilogue;
-mod fp8;
 mod fragments;
 mod order;
 mod ring;
+mod shared;
 
 use cubecl::prelude::*;
 
@@ -14,12 +13,11 @@ use crate::caps::Target;
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::plane_value;
 use crate::warpgroup::{WARPGROUP, declare_dots, declare_sums, set_registers};
-use dense::multiply_dense;
 use epilogue::LaneSums;
-use fp8::multiply_fp8;
 use fragments::LaneRows;
 use order::column_at;
 use ring::Stages;
+use shared::{multiply_dense, multiply_fp8};
 
 pub(crate) use order::{permute_kernel, quantize_kernel};
 
@@ -161,24 +159,12 @@ impl WgmmaBlueprint {
         self.operands.weights
     }
 
-    const fn k_block(self) -> u32 {
-        self.operands.k_block()
-    }
-
-    const fn row_chunks(self) -> u32 {
-        self.operands.row_chunks()
-    }
-
     const fn dtype(self) -> &'static str {
         match self.operands.x {
             RowFormat::Bf16 => "bf16",
             RowFormat::F16 => "f16",
             RowFormat::Fp8 => "e4m3",
         }
-    }
-
-    const fn x_tiles(self) -> u32 {
-        self.operands.x_tiles()
     }
 
     /// Words of scales of a stage.
@@ -193,7 +179,7 @@ impl WgmmaBlueprint {
 
     /// Rows of weights of which a unit copies a chunk.
     const fn unit_weight_rows(self) -> u32 {
-        self.rows() * self.row_chunks() / WARPGROUP
+        self.rows() * self.operands.row_chunks() / WARPGROUP
     }
 
     /// Rows of weights of which a unit copies the scales, at most.
@@ -203,7 +189,7 @@ impl WgmmaBlueprint {
 
     /// Parts of 32 columns of a stage, whose products are a group.
     const fn parts(self) -> usize {
-        self.k_block() as usize / 32
+        self.operands.k_block() as usize / 32
     }
 
     /// Words of codes of a lane in a part.

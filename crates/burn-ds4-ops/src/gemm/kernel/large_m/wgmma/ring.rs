@@ -32,7 +32,8 @@ impl Stages {
     pub fn new(#[comptime] blueprint: WgmmaBlueprint) -> Stages {
         let count = comptime!(blueprint.stages);
         let x = comptime!((count * x_bytes(blueprint) / 4) as usize);
-        let weights = comptime!((count * blueprint.rows() * blueprint.row_chunks()) as usize);
+        let weights =
+            comptime!((count * blueprint.rows() * blueprint.operands.row_chunks()) as usize);
         let scales = comptime!((count * blueprint.stage_scales()) as usize);
         Stages {
             x: Shared::new_aligned_slice(x, 1024usize),
@@ -59,7 +60,7 @@ impl Stages {
 
     /// The first vector of the weights of a stage, and its address.
     pub fn weights_vector(&self, slot: u32) -> u32 {
-        slot * comptime!(self.blueprint.rows() * self.blueprint.row_chunks())
+        slot * comptime!(self.blueprint.rows() * self.blueprint.operands.row_chunks())
     }
 
     pub fn weights_address(&self, slot: u32) -> u32 {
@@ -111,9 +112,9 @@ impl Stages {
             ring.wait_free();
             let to = self.x_address(ring.slot) + sources.x_to;
             #[unroll]
-            for tile in 0..comptime!(blueprint.x_tiles()) {
+            for tile in 0..comptime!(blueprint.operands.x_tiles()) {
                 let to = to + comptime!(tile * blueprint.columns * ROW_BYTES);
-                let vector = (step * comptime!(blueprint.x_tiles()) + tile) * ROW_VECTORS
+                let vector = (step * comptime!(blueprint.operands.x_tiles()) + tile) * ROW_VECTORS
                     + UNIT_POS % ROW_VECTORS;
                 // Where a launch has put them in order, there is padding.
                 let padded = comptime!(blueprint.permuted() || blueprint.operands.is_fp8());
@@ -127,7 +128,7 @@ impl Stages {
                 }
             }
             let to = self.weights_address(ring.slot) + sources.weights_to;
-            let chunks = comptime!(blueprint.row_chunks());
+            let chunks = comptime!(blueprint.operands.row_chunks());
             let vector = step * chunks + UNIT_POS % chunks;
             let inside = comptime!(blueprint.whole_stages).runtime()
                 || vector < width / comptime!(blueprint.format().columns());
@@ -139,7 +140,7 @@ impl Stages {
                 copy_vector(to, &matrices.words, from, inside);
             }
             if comptime!(blueprint.scale_words) {
-                let word = step * comptime!(blueprint.k_block()) / 128;
+                let word = step * comptime!(blueprint.operands.k_block()) / 128;
                 let to = shared_address(&self.scales) + (self.scale(ring.slot) + UNIT_POS) * 4;
                 #[unroll]
                 for i in 0..comptime!(blueprint.unit_scales()) {
@@ -211,12 +212,12 @@ impl Sources {
             }
         }
         let weight_rows = comptime!(blueprint.unit_weight_rows());
-        let chunks = comptime!(blueprint.row_chunks());
+        let chunks = comptime!(blueprint.operands.row_chunks());
         let row = UNIT_POS / chunks;
         let mut weights = Array::<u32>::new(weight_rows as usize);
         #[unroll]
         for i in 0..weight_rows {
-            let own = row + comptime!(i * WARPGROUP / blueprint.row_chunks());
+            let own = row + comptime!(i * WARPGROUP / blueprint.operands.row_chunks());
             let own = problem.matrix * layout.rows + tile.matrix_row(own, layout.rows, blueprint);
             weights[i as usize] = own * (layout.columns / comptime!(blueprint.format().columns()));
         }
@@ -270,7 +271,7 @@ pub(super) struct StageRange {
 #[cube]
 impl StageRange {
     pub fn new(width: u32, #[comptime] blueprint: WgmmaBlueprint) -> StageRange {
-        let all = width.div_ceil(comptime!(blueprint.k_block()));
+        let all = width.div_ceil(comptime!(blueprint.operands.k_block()));
         StageRange {
             first: CUBE_POS_Y * all / CUBE_COUNT_Y,
             end: (CUBE_POS_Y + 1) * all / CUBE_COUNT_Y,
@@ -280,7 +281,7 @@ impl StageRange {
 
 /// Bytes of `x` in a stage.
 const fn x_bytes(blueprint: WgmmaBlueprint) -> u32 {
-    blueprint.x_tiles() * blueprint.columns * ROW_BYTES
+    blueprint.operands.x_tiles() * blueprint.columns * ROW_BYTES
 }
 
 /// Where a chunk of 16 bytes of a row of weights is among those of the row, such that lanes that
@@ -290,7 +291,7 @@ pub(super) fn chunk_place(row: u32, chunk: u32, #[comptime] blueprint: WgmmaBlue
     if comptime!(blueprint.operands.shares_weights()) {
         chunk ^ (row % ROW_VECTORS)
     } else {
-        chunk ^ (row / 2 % comptime!(blueprint.row_chunks()))
+        chunk ^ (row / 2 % comptime!(blueprint.operands.row_chunks()))
     }
 }
 

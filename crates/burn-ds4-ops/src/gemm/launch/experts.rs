@@ -7,24 +7,55 @@ use crate::launching::output;
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::launch::round_terms;
 
+/// Matrices of experts of one kind.
+pub(crate) struct Experts {
+    /// Gate and up, and down.
+    pub matrices: [Matrices; 2],
+    /// The limit of gates.
+    pub limit: f64,
+    /// Whether hidden values are rounded to FP8.
+    pub rounded: bool,
+}
+
+impl Experts {
+    pub fn matrices(&self) -> [&Matrices; 2] {
+        self.matrices.each_ref()
+    }
+
+    pub fn contiguous(self) -> Self {
+        Self {
+            matrices: self.matrices.map(Matrices::contiguous),
+            ..self
+        }
+    }
+
+    /// Their hidden values in `columns` columns with padding, each the sum of `terms` of `dtype`.
+    pub fn hidden(&self, columns: usize, dtype: DType, terms: u32) -> Hidden<'_> {
+        Hidden {
+            experts: self,
+            columns,
+            dtype,
+            terms,
+        }
+    }
+}
+
 /// The hidden values of pairs, between the two products of experts: `[pairs · terms, columns]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Hidden<'a> {
-    pub down: &'a Matrices,
-    /// Columns with padding. Those of each [`FP8_BLOCK`] may have any order.
-    pub columns: usize,
-    pub dtype: DType,
+    experts: &'a Experts,
+    /// Those of each [`FP8_BLOCK`] may have any order.
+    columns: usize,
+    dtype: DType,
     /// Rows that a pair is the sum of.
-    pub terms: u32,
-    /// Whether they are rounded to FP8.
-    pub rounded: bool,
+    terms: u32,
 }
 
 impl Hidden<'_> {
     /// Memory for the first product to write.
     pub fn output(&self, x: &CubeTensor, pairs: usize) -> CubeTensor {
         let shape = [pairs * self.terms as usize, self.columns];
-        if !self.rounded || self.columns == self.down.columns {
+        if !self.experts.rounded || self.columns == self.experts.matrices[1].columns {
             return output(x, shape, self.dtype);
         }
         // Padding must not count among the largest of a block, and products do not write it.
@@ -41,7 +72,7 @@ impl Hidden<'_> {
 
     /// What the first product has written, as the second takes it.
     pub fn finish(&self, hidden: CubeTensor) -> CubeTensor {
-        match self.rounded {
+        match self.experts.rounded {
             true => round_terms(hidden, FP8_BLOCK, SmallFloat::Fp8, self.terms),
             false => hidden,
         }
