@@ -116,7 +116,10 @@ fn a_device_that_is_named_twice_is_refused_unless_a_placement_is_made_by_hand() 
         let unlike = vec![("one".into(), flex.clone()), ("two".into(), wgpu)];
         let error = Devices::new(unlike).unwrap_err().to_string();
         assert!(error.starts_with("devices: two is a "), "{error}");
-        assert!(error.ends_with(", one a flex: they must be alike"), "{error}");
+        assert!(
+            error.ends_with(", one a flex: they must be alike"),
+            "{error}"
+        );
     }
     assert_eq!(Devices::new(vec![]).unwrap_err(), PlacementError::NoDevice);
 
