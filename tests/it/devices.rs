@@ -337,6 +337,7 @@ fn texts_that_join_and_leave_have_the_same_tokens_on_two_devices() {
                 lanes,
                 capacity,
                 prefill_chunk: 18,
+                overlap: true,
                 ..EngineConfig::default()
             };
             let expected = joining(&mut engine(whole, &config), &requests);

@@ -104,9 +104,9 @@ struct Args {
     /// Tokens to generate without drafts and with them, for `tiny`.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
-    /// Lets only one of several devices work at a time.
+    /// Lets several devices work at the same time, each for some of the sequences.
     #[arg(long)]
-    no_overlap: bool,
+    overlap: bool,
     /// Only times the engine's steps, for `flash`.
     #[arg(long)]
     only_steps: bool,
@@ -263,7 +263,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         acceptance: args.acceptance,
         jsonl: args.jsonl.clone(),
         copy_rate: args.copy_rate,
-        overlap: !args.no_overlap,
+        overlap: args.overlap,
     };
     if let Some(account) = args.account {
         let options = options(contexts[0]);

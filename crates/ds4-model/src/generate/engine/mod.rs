@@ -135,9 +135,9 @@ impl Group {
 /// [`EngineConfig::capacity`] positions, of four times as many, and so on. Each size in use takes a
 /// forward call of its own, so choose the capacity for most of the texts.
 ///
-/// Where the model's layers are on several devices, lanes of each size are in as many groups, so
-/// that all devices have a step to work at, unless [`EngineConfig::overlap`] says otherwise. Each
-/// group takes a forward call.
+/// With [`EngineConfig::overlap`], where the model's layers are on several devices, lanes of each
+/// size are in as many groups, so that all devices have a step to work at. Each group takes a
+/// forward call.
 ///
 /// # Constraints
 ///

@@ -17,7 +17,7 @@ use std::thread::ThreadId;
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 
-use super::super::recorder::launches;
+use super::super::recorder::{launches, note_launch};
 use super::super::results::PartResults;
 use super::super::setup::Setup;
 use crate::cache::Cache;
@@ -170,6 +170,10 @@ impl Links {
     pub(super) fn catch_up(&mut self, trunk: &mut Cache) {
         if let Some(next) = self.pending.take() {
             let in_turn = self.is_in_turn();
+            if !in_turn {
+                // What another group receives must not come before this has been copied.
+                note_launch();
+            }
             self.hand_back(Some(&next), trunk, in_turn);
         }
     }
