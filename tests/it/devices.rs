@@ -59,7 +59,7 @@ fn second_wgpu() -> Option<Device> {
 }
 
 /// Runs `test` with the model of two layers on one device and on two, in every dtype.
-fn every_pair(test: impl Fn(&str, &Fixture, &Fixture)) {
+pub(crate) fn every_pair(test: impl Fn(&str, &Fixture, &Fixture)) {
     for (name, pair) in pairs() {
         for dtype in [FloatDType::F32, FloatDType::BF16] {
             if !pair[0].supports_dtype(dtype) {

@@ -238,8 +238,11 @@ impl<R, E: PartialEq> Recorder<R, E> {
         for (part, recording) in kept.recordings.iter().enumerate() {
             // SAFETY: the caller guarantees it, and this is the thread of the recording.
             let replayed = unsafe { recording.replay() };
-            let failed = |refusal: Refusal| device_error(recording.device(), refusal.reason());
-            replayed.map_err(failed)?;
+            replayed.map_err(|refusal| {
+                // It counts as failed with all that the step would have written.
+                forget_what_is_kept();
+                device_error(recording.device(), refusal.reason())
+            })?;
             follow(part, &recording.results);
         }
         self.last = index;
