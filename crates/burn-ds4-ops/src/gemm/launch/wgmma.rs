@@ -1,16 +1,18 @@
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use cubecl::zspace::{Strides, shape, strides};
 
 use super::large_m::{LargeM, LargeMTiles, SortedPairs};
 use super::optional;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    LargeMPairsLaunch, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch,
-    hidden_block, permute_kernel, quantize_kernel, sum_splits_kernel, wgmma_kernel,
+    LargeMPairsLaunch, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaBoxesLaunch, WgmmaOperands,
+    WgmmaRowsLaunch, hidden_block, permute_kernel, quantize_kernel, sum_splits_kernel,
+    wgmma_kernel,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, aligned, cube_count, output, vector_size};
@@ -42,6 +44,8 @@ const MAX_SPLITS: usize = 8;
 const SPLIT_STAGES: usize = 8;
 /// Units of a cube that sums K-splits.
 const SUM_UNITS: u32 = 256;
+/// Words of a row of a box of 128 bytes, which products read from shared memory.
+const SWIZZLED_WORDS: usize = 32;
 /// Bytes by which the alignment of stages may add to shared memory.
 const ALIGNMENT: usize = 2 * 1024;
 /// Units of a cube that permutes columns, or rounds them.
@@ -271,7 +275,6 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
-        whole_stages: matrices.columns.is_multiple_of(operands.k_block() as usize),
         scale_words: match matrices.format {
             WeightFormat::Fp4 => matrices.columns.is_multiple_of(128),
             WeightFormat::Fp8 => true,
@@ -321,6 +324,10 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             CubeDim::new_1d(blueprint.units()),
             address_type([x, &matrices.words, written]),
             size,
+            WgmmaBoxesLaunch::new(
+                x_boxes(x, columns, product.groups),
+                weight_boxes(matrices, blueprint),
+            ),
             WgmmaRowsLaunch::new(
                 x.clone().into_buffer_arg(),
                 (x.meta.strides()[0] * x.elem_size() / 16) as u32,
@@ -368,6 +375,60 @@ fn sum_splits(partials: &CubeTensor, splits: usize, result: &CubeTensor) {
             dtype_to_storage_type(result.dtype),
         );
     }
+}
+
+/// The rows of `x` of each of `groups` matrices in words, in boxes of `columns` rows.
+fn x_boxes(x: &CubeTensor, columns: usize, groups: usize) -> TensorMapArg<Tiled> {
+    let words = |elements: usize| elements * x.elem_size() / 4;
+    let ([rows, width], stride) = (x.shape().dims(), words(x.meta.strides()[0]));
+    boxes(
+        x,
+        shape![rows / groups, groups, words(width)],
+        strides![groups * stride, stride, 1],
+        shape![columns, 1, SWIZZLED_WORDS],
+    )
+}
+
+/// The rows of weights in words.
+///
+/// With a gate for FP4 weights, a box has 32 outputs in the order in which those want them: eight
+/// of every 32 rows of four such, with the first four of them and the others by turns.
+fn weight_boxes(matrices: &Matrices, blueprint: WgmmaBlueprint) -> TensorMapArg<Tiled> {
+    let rows = matrices.count * matrices.rows;
+    let width = matrices.columns / matrices.format.columns() as usize * 4;
+    let box_width = (blueprint.operands.k_block() / matrices.format.columns() * 4) as usize;
+    if blueprint.gated == Some(WeightFormat::Fp4) {
+        boxes(
+            &matrices.words,
+            shape![4, 4, rows / 32, 2, width],
+            strides![8 * width, width, 32 * width, 4 * width, 1],
+            shape![1, 4, 4, 2, box_width],
+        )
+    } else {
+        boxes(
+            &matrices.words,
+            shape![rows, width],
+            strides![width, 1],
+            shape![blueprint.box_rows() as usize, box_width],
+        )
+    }
+}
+
+/// A tensor of words in boxes whose rows are swizzled.
+fn boxes(tensor: &CubeTensor, shape: Shape, strides: Strides, size: Shape) -> TensorMapArg<Tiled> {
+    let swizzle = match size[size.len() - 1] {
+        SWIZZLED_WORDS => TensorMapSwizzle::B128,
+        _ => TensorMapSwizzle::B64,
+    };
+    // SAFETY: every row of this shape is one of the tensor.
+    let words = unsafe { TensorArg::from_raw_parts(tensor.handle.clone(), strides, shape) };
+    TensorMapArg::new(
+        TiledArgs { tile_size: size },
+        words,
+        u32::elem_type_native(),
+    )
+    .with_swizzle(swizzle)
+    .with_prefetch(TensorMapPrefetch::B256)
 }
 
 /// The rows of `x` in the order for FP4 weights.

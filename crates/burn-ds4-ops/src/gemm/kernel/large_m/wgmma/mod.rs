@@ -19,7 +19,7 @@ use epilogue::LaneSums;
 use fp8::multiply_fp8;
 use fragments::LaneRows;
 use order::column_at;
-use ring::Stages;
+use ring::{GATED_BOX_ROWS, Stages};
 
 pub(crate) use order::{permute_kernel, quantize_kernel};
 
@@ -110,8 +110,6 @@ pub(crate) struct WgmmaBlueprint {
     pub sorted: bool,
     /// Whether `x` has a row for each position in the order of groups.
     pub by_position: bool,
-    /// Whether K is a multiple of a stage.
-    pub whole_stages: bool,
     /// Whether the scales of 128 columns are a word, which those of FP8 always are.
     pub scale_words: bool,
     /// Whether outputs are written eight at a time.
@@ -141,11 +139,17 @@ impl WgmmaBlueprint {
     /// Registers of a unit that copies, and of one that multiplies. All of a cube's together are no
     /// more than it starts with: 168 for each of 384 units, 128 for each of 512.
     const fn registers(self) -> [u32; 2] {
-        if self.groups == 2 {
-            [56, 224]
-        } else {
-            [80, 144]
+        match (self.groups, self.gathers()) {
+            (2, false) => [40, 232],
+            (2, true) => [56, 224],
+            (_, false) => [56, 152],
+            (_, true) => [80, 144],
         }
+    }
+
+    /// Whether there are registers for the E4M3 products of two stages.
+    const fn alternates(self) -> bool {
+        self.groups == 2 && self.columns <= 128
     }
 
     /// Whether units that copy give registers to those that multiply.
@@ -186,14 +190,42 @@ impl WgmmaBlueprint {
         self.operands.scales(self.rows(), self.columns)
     }
 
-    /// Rows of `x` of which a unit copies a chunk of each tile.
+    /// Whether the rows of `x` of a tile are not next to each other.
+    const fn gathers(self) -> bool {
+        self.sorted && !self.by_position
+    }
+
+    /// Units that copy to a stage: one has the boxes, and all have scales and rows of `x` that are
+    /// gathered.
+    const fn copying_units(self) -> u32 {
+        if self.scale_words || self.gathers() {
+            WARPGROUP
+        } else {
+            1
+        }
+    }
+
+    /// Rows of `x` of which a unit copies a chunk of each tile, if they are gathered.
     const fn unit_rows(self) -> u32 {
         self.columns * 8 / WARPGROUP
     }
 
-    /// Rows of weights of which a unit copies a chunk.
-    const fn unit_weight_rows(self) -> u32 {
-        self.rows() * self.row_chunks() / WARPGROUP
+    /// Rows of weights of a box.
+    pub const fn box_rows(self) -> u32 {
+        if self.gated.is_some() {
+            GATED_BOX_ROWS
+        } else {
+            self.rows()
+        }
+    }
+
+    /// The distance between the rows of a lane among the rows of boxes.
+    const fn lane_rows_distance(self) -> u32 {
+        if self.gated.is_some() {
+            self.outputs()
+        } else {
+            8
+        }
     }
 
     /// Rows of weights of which a unit copies the scales, at most.
@@ -221,9 +253,20 @@ impl WgmmaBlueprint {
     }
 }
 
+/// Both operands in words.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct WgmmaBoxes {
+    /// `[rows of each matrix, matrices, words]`, in boxes of the rows of a tile by 128 bytes.
+    pub x: TensorMap<u32, Tiled>,
+    /// `[rows of all matrices, words]`, in boxes of [`WgmmaBlueprint::box_rows`]. With a gate for
+    /// FP4 weights, rows are divided as [`column_at`] divides columns.
+    pub weights: TensorMap<u32, Tiled>,
+}
+
 /// The rows of the other operand.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct WgmmaRows {
+    /// Where they are gathered.
     pub words: Box<[Vector<u32, Const<4>>]>,
     /// Vectors from one row to the next.
     pub vectors: u32,
@@ -279,6 +322,7 @@ impl Tile {
 /// are the partial sums of each: `[splits, pairs, rows]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
+    boxes: &WgmmaBoxes,
     x: &WgmmaRows,
     pairs: &LargeMPairs,
     max_problems: u32,
@@ -296,9 +340,10 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
     } = comptime!(blueprint);
     declare_sums(comptime!(columns / 2));
     if comptime!(blueprint.operands.is_fp8()) {
-        declare_dots(comptime!(columns / 2));
+        declare_dots(comptime!(columns / 2), "dot");
+        declare_dots(comptime!(columns / 2), "next");
     }
-    let stages = Stages::new(blueprint);
+    let mut stages = Stages::new(blueprint);
     let mut ring = stages.ring();
 
     let rows = matrices.layout.rows;
@@ -320,11 +365,15 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
         if comptime!(blueprint.moves_registers()) {
             set_registers(copying, false);
         }
-        for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
-            let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
-            stages.fill(&mut ring, x, pairs, matrices, &tile);
+        if UNIT_POS < comptime!(blueprint.copying_units()) {
+            for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
+                let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
+                stages.fill(&mut ring, boxes, x, pairs, matrices, &tile);
+            }
+            if comptime!(blueprint.gathers()) {
+                ring.finish();
+            }
         }
-        ring.finish();
     } else {
         if comptime!(blueprint.moves_registers()) {
             set_registers(multiplying, true);
@@ -335,7 +384,7 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
             let width = matrices.layout.columns;
             let mut nan = (false.runtime(), false.runtime());
             if comptime!(blueprint.operands.is_fp8()) {
-                multiply_fp8(&mut ring, &stages, width, group - 1, row, blueprint);
+                multiply_fp8(&mut ring, &stages, width, group - 1, blueprint);
             } else if comptime!(blueprint.format() == WeightFormat::Dense) {
                 multiply_dense(&mut ring, &stages, width, group - 1, blueprint);
             } else {
