@@ -7,11 +7,12 @@
 //! * **Memory** is what the model's tensors take on a device that has their dtypes, with packed
 //!   weights or with every weight decoded. The device's allocator and the intermediate tensors of a
 //!   forward call come on top.
-//! * **Cache** is that of one sequence that can be rolled back by one draft, trunk and MTP layer
-//!   together.
+//! * **Cache** is that of one sequence in an engine with the drafts that there are by default, of
+//!   trunk and drafter together.
 //! * **Plan**, with `--devices`: the layers that each device would have, or has parts of with
 //!   `--parallel tensor`, as they are loaded packed with bf16 activations, and the bytes of their
-//!   weights and of the caches of `--ctx` positions. With `--memory`, whether that fits, and up to
+//!   weights and of the caches of `--ctx` positions with as many drafts as there may be, and of the
+//!   copy of these while a step is recorded. With `--memory`, whether that fits, and up to
 //!   how many positions.
 
 mod shared;
@@ -29,6 +30,7 @@ use clap::Parser;
 use ds4_model::cache::{CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::checkpoint::{Checkpoint, CheckpointTensor, Dtype, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
+use ds4_model::generate::EngineConfig;
 use ds4_model::parallel::Parallel;
 use ds4_model::placement::{DEFAULT_CONTEXT, ModelBytes, PlacementError, Plan};
 
@@ -352,10 +354,16 @@ fn parameters(tensor: &CheckpointTensor<'_>) -> usize {
 
 /// Bytes that a cache takes whatever its length, and bytes per token.
 fn cache_bytes(config: &ModelConfig, dtype: FloatDType) -> Result<(usize, usize), CacheError> {
+    // With the drafts that `generate` and `serve` make by default.
+    let block = config.dspark.as_ref().map(|dspark| dspark.block_size);
+    let engine = EngineConfig {
+        drafts: block.unwrap_or(config.num_mtp_layers),
+        ..EngineConfig::default()
+    };
     let bytes_of = |layout: CacheLayout, capacity: usize| {
         let options = CacheConfig {
             capacity,
-            rollback: Rollback::Bounded(1),
+            rollback: Rollback::Bounded(engine.rollback(config)),
             dtype,
             ..CacheConfig::default()
         };

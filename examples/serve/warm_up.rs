@@ -7,8 +7,8 @@ use ds4_model::model::Model;
 
 use crate::startup::Startup;
 
-/// Tokens by which a text is longer than those after which a step is recorded.
-const TOKENS: usize = 8;
+/// Tokens by which a text is longer than those up to the first replayed step.
+const TOKENS: usize = 16;
 /// The shortest prompt that is processed as a prompt, not as a decode step.
 const SHORTEST: usize = 17;
 /// Between two lines in the log.
@@ -24,7 +24,6 @@ pub fn warm_up(
     ctx: usize,
     startup: &Startup,
 ) -> Result<(), GenerateError> {
-    let mut engine = Engine::new(model, config.clone())?;
     // The last of the texts must join before the first one ends.
     let tokens = TOKENS + config.recording_tokens() + 2 * config.lanes;
     let tokens = tokens.min(ctx / 2).max(1);
@@ -41,14 +40,27 @@ pub fn warm_up(
         ..SamplingConfig::default()
     };
     let few = [SHORTEST.min(longest)];
-    let kinds = [(&lengths[..], SamplingConfig::default()), (&few, drawn)];
-    let texts = kinds.each_ref().map(|kind| kind.0.len().max(config.lanes));
-    let (all, mut done) = (texts.iter().sum::<usize>(), 0);
+    let greedy = SamplingConfig::default();
+    let mut kinds = vec![(config.clone(), &lengths[..], &greedy)];
+    kinds.push((config.clone(), &few, &drawn));
+    // Where drafts may be left out, steps verify any number of them.
+    let leaves_out = config.draft_confidence > 0.0;
+    for drafts in 0..if leaves_out { config.drafts } else { 0 } {
+        let fewer = EngineConfig {
+            drafts,
+            draft_confidence: 0.0,
+            ..config.clone()
+        };
+        kinds.extend([&greedy, &drawn].map(|sampling| (fewer.clone(), &few[..], sampling)));
+    }
+    let texts = |lengths: &[usize]| lengths.len().max(config.lanes);
+    let (all, mut done) = (kinds.iter().map(|kind| texts(kind.1)).sum::<usize>(), 0);
     let started = Instant::now();
     let mut told = started;
     tracing::info!(texts = all, "warming up: compiling kernels");
-    for ((lengths, sampling), texts) in kinds.into_iter().zip(texts) {
-        for length in lengths.iter().cycle().take(texts) {
+    for (config, lengths, sampling) in kinds {
+        let mut engine = Engine::new(model, config)?;
+        for length in lengths.iter().cycle().take(texts(lengths)) {
             engine.add(Request {
                 ignore_eos: true,
                 sampling: sampling.clone(),

@@ -15,8 +15,8 @@ use ds4_model::trace::Trace;
 
 use crate::common::{compiles_slowly, devices, integers, skip, values};
 use crate::engine::{
-    CALLS, Texts, add, collect, engine, has_graphs, penalised, request, sampled, together,
-    unrecordable, with_logits,
+    RECORDABLE, Texts, add, collect, engine, has_graphs, launched_calls, penalised, request,
+    sampled, together, unrecordable, with_logits,
 };
 use crate::golden::root;
 use crate::two_layers::{CAPACITY, Fixture, bits, text};
@@ -59,7 +59,7 @@ fn second_wgpu() -> Option<Device> {
 }
 
 /// Runs `test` with the model of two layers on one device and on two, in every dtype.
-fn every_pair(test: impl Fn(&str, &Fixture, &Fixture)) {
+pub(crate) fn every_pair(test: impl Fn(&str, &Fixture, &Fixture)) {
     for (name, pair) in pairs() {
         for dtype in [FloatDType::F32, FloatDType::BF16] {
             if !pair[0].supports_dtype(dtype) {
@@ -236,7 +236,7 @@ fn a_recording_that_fails_on_the_second_device_loses_no_tokens() {
                 ..EngineConfig::default()
             };
             let expected = together(&mut engine(whole, &config), std::slice::from_ref(&own));
-            CALLS.set(0);
+            RECORDABLE.set(launched_calls());
             let mut engine = engine(divided, &config).with_logits_processor(unrecordable);
             let actual = together(&mut engine, std::slice::from_ref(&own));
             assert_eq!(actual, expected, "{name}, {drafts} drafts");

@@ -30,7 +30,7 @@ const RANDOM: &str = "tests/fixtures/dspark-goldens";
 const TRAINED: &str = "tests/fixtures/ds4-tiny-dspark";
 const PROMPTS: [&str; 3] = ["short", "medium", "long"];
 const LAYERS: usize = 3;
-const BLOCK: usize = 5;
+pub(crate) const BLOCK: usize = 5;
 /// Blocks of each case of the random model.
 const ROUNDS: usize = 5;
 /// A gap below this may be decided by rounding.
@@ -203,13 +203,13 @@ fn taps_of_the_trunk_equal_the_golden() {
 }
 
 /// What is known of the trained drafter.
-struct Trained {
+pub(crate) struct Trained {
     golden: Golden,
     facts: Value,
 }
 
 impl Trained {
-    fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let facts = std::fs::read(root().join(TRAINED).join("golden.json"));
         Self {
             golden: Golden::open(&format!("{TRAINED}/golden.safetensors")),
@@ -217,7 +217,7 @@ impl Trained {
         }
     }
 
-    fn model(device: &Device, expand: bool) -> Model {
+    pub(crate) fn model(device: &Device, expand: bool) -> Model {
         let options = LoadOptions {
             expand,
             ..LoadOptions::default()
@@ -225,7 +225,7 @@ impl Trained {
         load("assets/ds4-tiny-dspark", &options, device)
     }
 
-    fn ids(&self, prompt: &str, key: &str) -> Vec<u32> {
+    pub(crate) fn ids(&self, prompt: &str, key: &str) -> Vec<u32> {
         let ids = self.facts[prompt][key].as_array().expect("a list");
         let ids = ids.iter().map(|id| id.as_u64().expect("an id") as u32);
         ids.collect()
@@ -721,11 +721,16 @@ fn a_text_may_end_in_the_first_of_the_steps_that_are_recorded() {
         let engine = Engine::new(&model, config).expect("valid options");
         // Each step adds as many tokens as it can.
         let mut engine = engine.with_acceptance(1.0, 0);
-        for count in [200, 2] {
+        for count in [200, 16] {
             add(&mut engine, request(prompt, count));
         }
-        let outputs = engine.step().expect("a text that can be kept");
-        assert_eq!(engine.graphs().recordings, 4, "{name}");
+        // Four are launched before.
+        let mut outputs = Vec::new();
+        for _ in 0..5 {
+            assert_eq!(engine.graphs().recordings, 0, "{name}");
+            outputs = engine.step().expect("a text that can be kept");
+        }
+        assert_eq!(engine.graphs().recordings, 1, "{name}");
         let ended = outputs.iter().filter(|output| output.finish.is_some());
         assert_eq!(ended.count(), 1, "{name}");
     }
@@ -748,8 +753,9 @@ fn steps_that_are_recorded_begin_where_the_recording_before_has_ended() {
         let model = model.expect("a placement of as many layers");
         let config = EngineConfig {
             lanes: 2,
-            drafts: 1,
-            draft_confidence: 0.3,
+            drafts: BLOCK,
+            // Steps verify no draft: those with all are recorded first, then those with none.
+            draft_confidence: 1.0,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(&model, config).expect("valid options");

@@ -380,7 +380,7 @@ fn a_recorded_step_serves_texts_that_join_after_it() {
 #[test]
 fn more_tokens_a_step_than_have_the_same_bits_give_texts_all_the_same() {
     every_quick_model(|name, fixture| {
-        // Where steps are recorded, enough for that to be worth while.
+        // Where steps are recorded, enough for that.
         let count = if has_graphs(name) { 48 } else { 6 };
         // The second fills all lanes that there may be.
         for (texts, drafts, most) in [(20, 2, 32), (MAX_LANES - 20, 0, MAX_LANES)] {
@@ -428,16 +428,23 @@ fn more_tokens_a_step_than_have_the_same_bits_give_texts_all_the_same() {
 }
 
 thread_local! {
-    pub(crate) static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// Calls of [`unrecordable`] before the one that cannot be recorded.
+    pub(crate) static RECORDABLE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// The logits as they are, by a function that cannot be recorded when it is called for the third
-/// time, which is when it would be.
+/// Calls before the first that would be recorded of an engine without anything ahead.
+pub(crate) fn launched_calls() -> usize {
+    EngineConfig::default().recording_tokens() - 1
+}
+
+/// The logits as they are, by a function that cannot be recorded when it is called after
+/// [`RECORDABLE`] other calls.
 pub(crate) fn unrecordable(logits: Tensor<3>) -> Tensor<3> {
     let device = logits.device();
-    CALLS.set(CALLS.get() + 1);
+    let left = RECORDABLE.get();
+    RECORDABLE.set(left.wrapping_sub(1));
     // Nothing is recorded on the CPU, where this would but take long.
-    if CALLS.get() != 3 || Ok(&device) == DeviceSpec::Flex.init().as_ref() {
+    if left != 0 || Ok(&device) == DeviceSpec::Flex.init().as_ref() {
         return logits;
     }
     // No memory was left behind for this, and some devices refuse to upload.
@@ -450,14 +457,14 @@ pub(crate) fn unrecordable(logits: Tensor<3>) -> Tensor<3> {
 fn a_recording_that_fails_loses_no_tokens() {
     every_model(|name, fixture| {
         for drafts in [0, 2] {
-            // Enough for a recording to be worth while.
+            // Enough for a step to be recorded.
             let requests = [5, SHORT].map(|length| request(&fixture.prompt[..length], 60));
             let config = EngineConfig {
                 drafts,
                 lanes: 1,
                 ..EngineConfig::default()
             };
-            CALLS.set(0);
+            RECORDABLE.set(launched_calls());
             let engine = engine(fixture, &config);
             let mut engine = engine.with_logits_processor(unrecordable as LogitsProcessor);
             let id = add(&mut engine, requests[0].clone());

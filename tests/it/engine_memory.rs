@@ -2,8 +2,10 @@
 //! texts of a measurement come and go.
 
 use burn::tensor::{Device, FloatDType};
-use ds4_model::generate::{Engine, EngineConfig, GenerateError, Request};
+use ds4_model::generate::{Engine, EngineConfig, GenerateError, MAX_DRAFTS, Request};
+use ds4_model::placement::{ModelBytes, PartBytes};
 
+use crate::dspark::{BLOCK, Trained};
 use crate::engine::{Texts, add, alone, collect, engine, request, together};
 use crate::two_layers::{Fixture, text};
 
@@ -65,6 +67,41 @@ fn finish(engine: &mut Engine, maximum: usize) -> (Texts, usize) {
         }
     }
     panic!("{} running, {} waiting", engine.running(), engine.waiting());
+}
+
+#[test]
+fn a_plan_counts_the_caches_that_an_engine_makes_and_their_copies() {
+    let fixture = fixture();
+    let dspark = Trained::model(&Device::flex(), true);
+    for (model, drafts) in [
+        (&fixture.model, 0),
+        (&fixture.model, MAX_DRAFTS),
+        (&dspark, BLOCK),
+    ] {
+        let config = EngineConfig { drafts, ..config() };
+        let mut engine = Engine::new(model, config).expect("valid options");
+        add(&mut engine, request(&text(2), 4));
+        engine.step().expect("a device that works");
+        assert_eq!(engine.running(), 1);
+        let bytes = engine.cache_bytes();
+        let parts = ModelBytes {
+            layers: vec![PartBytes::default(); model.layers.len()],
+            drafter: (drafts > 0).then(PartBytes::default),
+            ..ModelBytes::default()
+        };
+        let parts = parts.with_caches(model.config(), FloatDType::F32, SMALL);
+        let layers = parts.layers.iter().map(|layer| layer.cache);
+        let drafter = parts.drafter.map(|drafter| drafter.cache);
+        let rows: usize = layers.chain(drafter).sum();
+        // The tables of rotary positions are not copied. Those of a drafter are as large at most.
+        let tables = if drafts > 0 { 2 } else { 1 } * parts.tables;
+        let planned = rows + parts.tables;
+        let least = 2 * bytes - tables;
+        assert!(
+            (least..=2 * bytes).contains(&planned),
+            "{drafts} drafts: {planned} of {bytes}"
+        );
+    }
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod load_bar;
 mod pairs;
 mod pipeline;
 mod precision;
+mod recordings;
 mod sampled;
 mod sequences;
 mod sizes;

@@ -17,7 +17,7 @@ use burn_ds4_ops::transfer::Route;
 
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::ModelConfig;
-use crate::generate::MAX_DRAFTS;
+use crate::generate::{EngineConfig, MAX_DRAFTS};
 use crate::parallel::{self, Parallel, Share, share_of_bytes};
 
 /// Positions of the one text whose cache counts where nobody says how long texts are.
@@ -444,7 +444,7 @@ fn runs_of(split: &[usize], names: &[String]) -> Result<Vec<Range<usize>>, Place
 pub struct PartBytes {
     /// Of weights.
     pub weights: usize,
-    /// Of the caches of all texts.
+    /// Of the caches of all texts, and of their copies.
     pub cache: usize,
 }
 
@@ -503,8 +503,9 @@ impl ModelBytes {
         *weights = weights.saturating_add(bytes);
     }
 
-    /// Sets the bytes of the caches of one text of so many positions. Of more texts together, which
-    /// are shorter, the caches take a little more.
+    /// Sets the bytes of the caches of one text of so many positions, as an engine makes them, with
+    /// as many drafts as there may be, and of the copy that there is of them while a step is
+    /// recorded. Of more texts together, which are shorter, the caches take a little more.
     #[must_use]
     pub fn with_caches(
         mut self,
@@ -512,16 +513,26 @@ impl ModelBytes {
         dtype: FloatDType,
         positions: usize,
     ) -> Self {
+        let drafts = match (&self.drafter, &config.dspark) {
+            (None, _) => 0,
+            (_, Some(dspark)) => dspark.block_size.min(MAX_DRAFTS),
+            (_, None) => MAX_DRAFTS,
+        };
+        let engine = EngineConfig {
+            drafts,
+            ..EngineConfig::default()
+        };
         let options = CacheConfig {
             capacity: positions,
-            rollback: Rollback::Bounded(MAX_DRAFTS),
+            rollback: Rollback::Bounded(engine.rollback(config)),
             dtype,
             ..CacheConfig::default()
         };
+        let twice = |bytes: usize| bytes.saturating_mul(2);
         let trunk = CacheLayout::trunk(config);
         let rings = trunk.layer_bytes(options);
         for (layer, cache) in self.layers.iter_mut().zip(rings) {
-            layer.cache = cache;
+            layer.cache = twice(cache);
         }
         self.tables = trunk.table_bytes(options);
         if let Some(drafter) = &mut self.drafter {
@@ -530,7 +541,7 @@ impl ModelBytes {
                 None => CacheLayout::mtp(config),
             };
             let rings: usize = layout.layer_bytes(options).iter().sum();
-            drafter.cache = rings.saturating_add(layout.table_bytes(options));
+            drafter.cache = twice(rings).saturating_add(layout.table_bytes(options));
         }
         self
     }

@@ -27,7 +27,7 @@ use crate::placement::Placement;
 use crate::rope::{RotaryConfig, RotaryTable};
 
 pub(crate) use mark::CacheMark;
-pub(crate) use ring::Ring;
+pub(crate) use ring::{Ring, detached};
 pub use step::Step;
 pub(crate) use step::{CompressedStep, OpenStep, PrefillStep, mask};
 

@@ -1,3 +1,4 @@
+use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Distribution, FloatDType, IndexingUpdateOp, Int, Tensor};
 
 /// Rows of every sequence at fixed slots: `[batch, slots, width]`.
@@ -123,4 +124,12 @@ impl Ring {
     pub(crate) fn bytes(&self) -> usize {
         self.batch * self.slots * self.width * self.all().dtype().size()
     }
+}
+
+/// The tensor in memory of its own. The memory that it has must be in use by another.
+pub(crate) fn detached<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Tensor<D, K> {
+    // A write copies what is shared.
+    let first = std::array::from_fn::<_, D, _>(|_| 0..1);
+    let own = tensor.clone().slice(first.clone());
+    tensor.slice_assign(first, own)
 }

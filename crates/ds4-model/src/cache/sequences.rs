@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::{Cache, CacheError, LayerCache, Part, Ring, new_epoch};
+use super::{Cache, CacheError, LayerCache, Part, Ring, detached, new_epoch};
 
 impl LayerCache {
     fn rings(&self) -> impl Iterator<Item = &Ring> {
@@ -83,6 +83,20 @@ impl Cache {
         self.high_water[sequence] = source.high_water[from];
         self.set_vacant(sequence, false);
         Ok(())
+    }
+
+    /// A copy with memory of its own for all that steps write. This one keeps its own when both are
+    /// written.
+    pub(crate) fn copied(&self) -> Self {
+        let mut copy = self.clone();
+        for ring in copy.layers.iter_mut().flat_map(LayerCache::rings_mut) {
+            let rows = ring.take();
+            ring.put(detached(rows));
+        }
+        for part in &mut copy.parts {
+            part.change(|start, _| detached(start));
+        }
+        copy
     }
 
     /// Makes the sequence at index `sequence` vacant: it has no positions, and steps add none to

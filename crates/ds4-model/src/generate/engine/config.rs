@@ -4,8 +4,8 @@ use burn_ds4_ops::matmul::INVARIANT_ROWS;
 use burn_ds4_ops::sampling::{MAX_TOP_LOG_PROBS, SamplingParams};
 
 use super::constraint::Constraint;
-use super::lanes::fewer_drafts;
-use super::recorder::WORTH_RECORDING;
+use super::drafter::positions;
+use super::recorder::{LAUNCHED_BEFORE, WARM_UPS};
 use crate::cache::CacheError;
 use crate::config::ModelConfig;
 use crate::generate::error::GenerateError;
@@ -30,7 +30,8 @@ pub struct EngineConfig {
     ///
     /// Above 0, a step verifies only as many drafts as one of its texts has. The host has to know
     /// that number before a step begins, so no step runs ahead then, whatever
-    /// [`steps_ahead`](Self::steps_ahead) is; and a step is recorded for each number.
+    /// [`steps_ahead`](Self::steps_ahead) is; and a step is recorded for each number that is needed
+    /// often.
     pub draft_confidence: f64,
     /// Prompt tokens per forward call. Between two of them, the texts that are already being
     /// continued go on by a step.
@@ -80,10 +81,17 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Tokens that a text has to want so that all steps are recorded of which it makes use.
+    /// Tokens of a lone text up to the first that is chosen by a replayed step, at most.
     pub fn recording_tokens(&self) -> usize {
-        let fewer = fewer_drafts(self.drafts, self.draft_confidence > 0.0);
-        WORTH_RECORDING * ((1 + self.drafts) + fewer.map(|drafts| 1 + drafts).sum::<usize>())
+        (LAUNCHED_BEFORE + WARM_UPS + 1) * (1 + self.drafts)
+    }
+
+    /// Positions by which the caches of an engine for such a model can go back: the host counts
+    /// steps later than the device, and a text may end before those that are ahead and those that a
+    /// recording takes.
+    pub fn rollback(&self, model: &ModelConfig) -> usize {
+        let steps = self.steps_ahead.saturating_add(WARM_UPS + 1);
+        positions(model, self.drafts).saturating_mul(steps)
     }
 
     /// Checks every field.

@@ -18,6 +18,18 @@ use crate::trace::Trace;
 /// no token.
 pub(super) const LEFT_OUT: i32 = -2;
 
+/// Positions that a step of so many drafts needs in any cache, at most.
+pub(super) fn positions(config: &ModelConfig, drafts: usize) -> usize {
+    // A row for each row of the trunk, and behind them those of a block, or one for each draft of
+    // the MTP layer that another draft follows.
+    let more = match &config.dspark {
+        _ if drafts == 0 => 0,
+        Some(dspark) => dspark.block_size,
+        None => drafts - 1,
+    };
+    1 + drafts + more
+}
+
 /// What the trunk has computed at new positions.
 pub(super) struct Features {
     /// Its streams: `[lanes, rows, n, d_model]`.
@@ -70,15 +82,9 @@ pub(super) trait Drafter: fmt::Debug + Send {
     /// An empty cache.
     fn new_cache(&self, options: CacheConfig) -> Result<Cache, CacheError>;
 
-    /// Positions that a step of so many drafts needs in the cache, at least one more than there are
-    /// drafts.
-    fn positions(&self, drafts: usize) -> usize;
-
-    /// Those of them that the host counts until it knows how many drafts are accepted: only the
-    /// positions of these, and one, remain.
-    fn counted(&self, drafts: usize) -> usize {
-        self.positions(drafts)
-    }
+    /// Those [positions] of its cache that the host counts until it knows how many drafts are
+    /// accepted: only the positions of these, and one, remain.
+    fn counted(&self, drafts: usize) -> usize;
 
     /// Whether it may leave drafts out, so that a step verifies no more than the texts have.
     fn leaves_out(&self) -> bool {
@@ -149,9 +155,8 @@ impl Drafter for MtpDrafter<'_> {
         self.model.new_mtp_cache(options)
     }
 
-    fn positions(&self, drafts: usize) -> usize {
-        // A row for each row of the trunk, and for each draft that another draft follows.
-        1 + drafts + drafts.saturating_sub(1)
+    fn counted(&self, drafts: usize) -> usize {
+        positions(self.model.config(), drafts)
     }
 
     fn observe(
@@ -265,14 +270,6 @@ impl Drafter for DsparkDrafter<'_> {
 
     fn new_cache(&self, options: CacheConfig) -> Result<Cache, CacheError> {
         self.model.new_dspark_cache(options)
-    }
-
-    fn positions(&self, drafts: usize) -> usize {
-        // A row for each row of the trunk, and those of a block behind them.
-        match drafts {
-            0 => 1,
-            _ => 1 + drafts + self.dspark.params.block_size,
-        }
     }
 
     fn counted(&self, drafts: usize) -> usize {

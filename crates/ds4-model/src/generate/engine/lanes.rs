@@ -7,19 +7,19 @@
 //! later.
 
 mod links;
+mod recorded;
 mod step;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
 use super::constraint::{Constraints, LaneConstraint};
-use super::recorder::{self, Recordable, Recorder, WORTH_RECORDING};
+use super::recorder::{self, Recorder};
 use super::results::{Outcome, PartResults, Pending, StepResults};
 use super::setup::{Caches, Setup};
-use crate::cache::{Cache, OpenStep};
+use crate::cache::Cache;
 use crate::generate::error::GenerateError;
 use crate::graph::Refusal;
 use links::Links;
@@ -75,8 +75,6 @@ pub(super) struct Lanes {
     new_drafts: usize,
     /// The logits of the last step, if it was launched.
     logits: Option<Tensor<3>>,
-    /// Steps that were launched where none could be replayed.
-    launched: usize,
     /// Steps that the host has read already, since the masks of the next depended on them.
     read: VecDeque<Outcome>,
     /// Steps after those.
@@ -114,12 +112,11 @@ impl Lanes {
             kind: StepKind::default(),
             new_drafts: 0,
             logits: None,
-            launched: 0,
             read: VecDeque::new(),
             ahead: VecDeque::new(),
             late: None,
             spoiled: None,
-            graph_bytes: None,
+            graph_bytes: Some(0),
         })
     }
 
@@ -214,8 +211,7 @@ impl Lanes {
     /// Adds vacant lanes until there are `lanes`. No step may be ahead. The parameters of all
     /// others have to be set again.
     pub(super) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
-        self.catch_up();
-        // The memory that the recording holds is needed.
+        // The memory that the recordings hold is needed.
         self.forget();
         recorder::note_launch();
         self.links.widen(lanes);
@@ -287,7 +283,11 @@ impl Lanes {
         others: &mut dyn FnMut(),
     ) -> Result<Outcome, GenerateError> {
         if self.is_settled() {
+            self.late.take().map_or(Ok(()), Err)?;
             self.upload_masks(setup);
+            if let Some(drafts) = self.due(setup, wanted) {
+                self.record(setup, drafts, wanted)?;
+            }
         }
         self.run_ahead(setup, wanted, others);
         if self.is_settled() {
@@ -326,10 +326,13 @@ impl Lanes {
             .map_err(|error| setup.device_error(error))
     }
 
-    /// Drops the recording, with the memory that it holds.
+    /// Drops the recordings, with the memory that they hold.
     fn forget(&mut self) {
+        // What it would hand back is in that memory.
+        self.catch_up();
         self.recorder.forget();
         self.logits = None;
+        self.graph_bytes = Some(0);
     }
 
     fn inputs(&self) -> Tensor<2, Int> {
@@ -417,30 +420,24 @@ impl Lanes {
         }
     }
 
-    /// Launches a step, or records some. No step is ahead.
+    /// Launches a step, since none can be replayed. No step is ahead.
     fn begin(&mut self, setup: &Setup, wanted: Wanted) -> Result<(), GenerateError> {
-        // It is in the memory of the recording, which is needed.
-        self.catch_up();
-        self.forget();
-        let free = self.capacity() - self.caches.longest().min(self.capacity());
-        let all = setup.config.drafts;
-        // Near the end of the model's context there may be no positions for all drafts.
-        let fitting = (0..=all)
-            .rev()
-            .find(|drafts| setup.positions(*drafts) <= free);
-        let drafts = fitting.unwrap_or(0);
-        // Recording is worth it for many short texts as well.
-        let used = wanted.tokens.max(self.launched * (1 + drafts));
-        if self.recorder.is_wanted() && drafts == all {
-            let recorded = worth_recording(free.min(used), all, setup.leaves_out());
-            if !recorded.is_empty() {
-                self.launched = 0;
-                return self.record(setup, &recorded, wanted);
-            }
+        if self.recordings() > 0 {
+            // The memory that they hold is needed.
+            self.forget();
         }
-        self.launched += 1;
-        self.new_drafts = drafts;
+        self.catch_up();
+        // Near the end of the model's context there may be no positions for all drafts.
+        let fitting = (0..=setup.config.drafts)
+            .rev()
+            .find(|drafts| setup.positions(*drafts) <= self.free());
+        self.new_drafts = fitting.unwrap_or(0);
         self.launch(setup, self.verified(setup, wanted))
+    }
+
+    /// Positions that the longest text has place for yet.
+    fn free(&self) -> usize {
+        self.capacity().saturating_sub(self.caches.longest())
     }
 
     /// Drafts that a step verifies which makes as many as there are positions for.
@@ -458,98 +455,6 @@ impl Lanes {
         let results = self.enqueue(setup, drafts)?;
         self.ahead.push_back(Pending::of(&results));
         self.logits = results.logits;
-        Ok(())
-    }
-
-    /// For each of some numbers of verified drafts, a few steps, of which the last is recorded and
-    /// replayed.
-    fn record(
-        &mut self,
-        setup: &Setup,
-        recorded: &[usize],
-        wanted: Wanted,
-    ) -> Result<(), GenerateError> {
-        self.new_drafts = setup.config.drafts;
-        let devices = self.links.devices().to_vec();
-        let reserved = || {
-            let usage = devices.iter().map(Device::memory_pool_usage);
-            let bytes = usage.map(|usage| usage.map(|usage| usage.bytes_reserved));
-            bytes.sum::<Option<u64>>()
-        };
-        let reserved_before = reserved();
-        self.links
-            .prepare(setup, self.lanes() * (1 + setup.config.drafts));
-        // The clones share buffers with their originals until the next step, which therefore leaves
-        // them alone and writes copies.
-        let before = (
-            (self.caches.clone(), self.links.clone()),
-            self.inputs.clone(),
-            self.counts.clone(),
-            self.constraints.fork(),
-        );
-        let parallel = setup.model.parallel.as_ref();
-        let is_recordable = parallel.is_none_or(|parallel| parallel.group().is_recordable());
-        let refused = match (setup.model.placement.is_distinct(), is_recordable) {
-            (true, true) => None,
-            (false, _) => Some("a device has layers in several places"),
-            (_, false) => Some("devices exchange through the host"),
-        };
-        for &drafts in recorded {
-            // The next steps begin where the replay of the recording before has ended.
-            self.catch_up();
-            // The host may be behind by no more steps than those of one recording.
-            while !self.ahead.is_empty() {
-                let outcome = self.wait(setup)?;
-                self.read.push_back(outcome);
-                self.upload_masks(setup);
-            }
-            let mut work = RecordedStep {
-                lanes: self,
-                setup,
-                drafts,
-                open: None,
-            };
-            let outcome = match refused {
-                // SAFETY: this, the setup and the model own or borrow every tensor of the step.
-                None => unsafe { recorder::record(&devices, &mut work) },
-                Some(reason) => recorder::Outcome::Refused(Refusal::Unsupported(reason.to_owned())),
-            };
-            match outcome {
-                recorder::Outcome::Recorded(recordings) => {
-                    let epoch = self.epoch();
-                    self.recorder.keep(recordings, drafts, epoch);
-                    self.read_recorded();
-                    let grown = reserved().zip(reserved_before);
-                    self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
-                }
-                recorder::Outcome::Broken(error) if self.is_settled() => return Err(error),
-                recorder::Outcome::Broken(error) => {
-                    self.late = Some(error);
-                    return Ok(());
-                }
-                recorder::Outcome::Refused(refusal) => {
-                    self.recorder.refuse(&refusal);
-                    return match self.is_settled() {
-                        true => self.launch(setup, self.verified(setup, wanted)),
-                        false => Ok(()),
-                    };
-                }
-                recorder::Outcome::Spoiled(refusal) => {
-                    self.recorder.forget();
-                    self.recorder.refuse(&refusal);
-                    self.ahead.clear();
-                    self.read.clear();
-                    // Continue from the state before.
-                    let (caches, inputs, counts, constraints) = before;
-                    (self.caches, self.links) = caches;
-                    (self.inputs, self.counts, self.constraints) = (inputs, counts, constraints);
-                    self.upload_masks(setup);
-                    self.spoiled = Some(refusal);
-                    let launched = self.launch(setup, self.verified(setup, wanted));
-                    return launched.map_err(|error| self.explained(error));
-                }
-            }
-        }
         Ok(())
     }
 
@@ -601,103 +506,5 @@ impl Lanes {
         }
         self.constraints.accept(&outcome);
         Ok(outcome)
-    }
-}
-
-/// The numbers of verified drafts whose steps are worth recording where so many tokens follow: all
-/// drafts first, then the fewest, which take the least. Only all, unless drafts may be left out.
-fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
-    let mut left = tokens;
-    let is_worth_it = |drafts: &usize| {
-        let rest = left.checked_sub(WORTH_RECORDING * (1 + drafts));
-        left = rest.unwrap_or(0);
-        rest.is_some()
-    };
-    std::iter::once(all)
-        .chain(fewer_drafts(all, leaves_out))
-        .take_while(is_worth_it)
-        .collect()
-}
-
-/// Of the numbers of verified drafts whose steps may be recorded, those below `all`.
-pub(super) fn fewer_drafts(all: usize, leaves_out: bool) -> Range<usize> {
-    0..if leaves_out { all } else { 0 }
-}
-
-/// A step that is recorded, a part for each device.
-struct RecordedStep<'l, 's> {
-    lanes: &'l mut Lanes,
-    setup: &'l Setup<'s>,
-    /// Drafts that it verifies.
-    drafts: usize,
-    /// The step, once its first part is recorded.
-    open: Option<OpenStep>,
-}
-
-impl Recordable for RecordedStep<'_, '_> {
-    type Results = PartResults;
-
-    fn is_joint(&self) -> bool {
-        self.setup.model.parallel.is_some()
-    }
-
-    fn launch(&mut self) -> Result<(), GenerateError> {
-        self.lanes.launch(self.setup, self.drafts)?;
-        self.lanes.read_for_masks(self.setup)
-    }
-
-    fn work(&mut self, part: usize) -> Result<PartResults, GenerateError> {
-        let Self { lanes, setup, .. } = self;
-        let rows = 1 + self.drafts;
-        lanes.logits = None;
-        let open = match self.open {
-            Some(open) => open,
-            None => setup.model.open(rows, &mut lanes.caches.trunk)?,
-        };
-        self.open = Some(open);
-        if setup.model.parallel.is_some() {
-            let results = lanes.run_ranks(setup, open, part..part + 1)?;
-            let chosen = results.map(|results| PartResults::Chosen(Box::new(results)));
-            return Ok(chosen.unwrap_or(PartResults::Exchanged));
-        }
-        let given = (part > 0).then(|| lanes.links.arrival(part, lanes.lanes() * rows));
-        Ok(match part + 1 == lanes.links.devices().len() {
-            true => PartResults::Chosen(Box::new(lanes.finish(setup, open, given)?)),
-            false => PartResults::Passed(Box::new(lanes.pass(setup, open, (part, given)))),
-        })
-    }
-
-    fn follow(&mut self, part: usize, results: &PartResults) {
-        let Lanes { links, caches, .. } = &mut *self.lanes;
-        links.follow(part, results, &mut caches.trunk);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::config::EngineConfig;
-    use super::*;
-
-    #[test]
-    fn as_many_steps_are_recorded_as_are_worth_it() {
-        let one = WORTH_RECORDING;
-        assert_eq!(worth_recording(6 * one, 5, false), [5]);
-        assert_eq!(worth_recording(100 * one, 5, false), [5]);
-        assert_eq!(worth_recording(6 * one - 1, 5, true), [0; 0]);
-        assert_eq!(worth_recording(6 * one, 5, true), [5]);
-        assert_eq!(worth_recording(9 * one, 5, true), [5, 0, 1]);
-        assert_eq!(worth_recording(21 * one, 5, true), [5, 0, 1, 2, 3, 4]);
-        assert_eq!(worth_recording(one, 0, true), [0]);
-        for draft_confidence in [0.0, 0.3] {
-            let config = EngineConfig {
-                drafts: 5,
-                draft_confidence,
-                ..EngineConfig::default()
-            };
-            let recorded = |tokens| worth_recording(tokens, 5, draft_confidence > 0.0);
-            let all = config.recording_tokens();
-            assert_eq!(recorded(all), recorded(usize::MAX));
-            assert_ne!(recorded(all - 1), recorded(all));
-        }
     }
 }

@@ -66,7 +66,7 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphUsage {
     /// Recorded steps, at most one for each size of lanes, and for each device that has layers.
-    /// With [`EngineConfig::draft_confidence`], one for each number of drafts that is verified.
+    /// With [`EngineConfig::draft_confidence`], as many for each number of drafts that is verified.
     pub recordings: usize,
     /// Bytes by which the memory that Burn has reserved on the device grew, from before the steps
     /// that precede a recording until after it. That counts the workspace and the graph's own

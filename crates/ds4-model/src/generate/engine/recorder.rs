@@ -6,13 +6,18 @@ use std::thread::{self, ThreadId};
 use burn::tensor::Device;
 use burn_ds4_ops::device::forget_scratch;
 
+use super::config::MAX_DRAFTS;
 use crate::generate::error::{GenerateError, device_error};
 use crate::graph::{Preparation, Recording, Refusal};
 
-/// Runs that a recording must be of use for: as many as it costs twice over.
-pub(super) const WORTH_RECORDING: usize = 16;
-/// Runs before a recording. The first copies what it writes, because the state before it is kept.
-/// From the second on, all are alike.
+/// Runs that are launched before one is recorded. A recording takes as long as to launch three runs
+/// or four: those before it, the recorded one, and what the driver makes of it.
+pub(super) const LAUNCHED_BEFORE: usize = 4;
+/// Rows that runs replayed for want of a recording of fewer compute for nobody, before that one is
+/// made. On an H200, one takes as long as 60 rows (8 layers of V4-Flash) to 130 (43 layers).
+const ROWS_IN_VAIN: usize = 96;
+/// Runs before a recording. The first may compile kernels, and makes what operators keep. From the
+/// second on, all are alike.
 pub(super) const WARM_UPS: usize = 2;
 
 thread_local! {
@@ -130,23 +135,31 @@ fn spoiled_by<R>(refusal: Refusal) -> Outcome<R> {
 }
 
 #[derive(Debug)]
-struct KeptRecording<R, E> {
+struct KeptRecording<R> {
     /// A part for each device, in the order of a step.
     recordings: Vec<Recording<R>>,
     /// Drafts that it verifies.
     drafts: usize,
-    /// Epoch of what it works on.
-    epoch: E,
     /// [`FORGOTTEN`] when it was made.
     forgotten: u64,
 }
 
-/// The recordings of a group of lanes, by the drafts that they verify, and the outcome of the
-/// attempts to make them.
+/// The recordings of a group of lanes, by the drafts that they verify, when to make them, and the
+/// outcome of the attempts to.
+///
+/// [`LAUNCHED_BEFORE`] steps are launched. The next is recorded, with all drafts. Steps with fewer
+/// replay what is recorded with the fewest that are enough. When those with some number of drafts
+/// have computed [`ROWS_IN_VAIN`] rows more than they had to, such a step is recorded, too.
 #[derive(Debug)]
 pub(super) struct Recorder<R, E> {
-    kept: Vec<KeptRecording<R, E>>,
-    /// Of those, the one that was replayed last.
+    kept: Vec<KeptRecording<R>>,
+    /// Of what they work on.
+    epoch: Option<E>,
+    /// Steps that were launched.
+    launched: usize,
+    /// Rows that steps have computed for nobody, by the drafts that they had to verify.
+    in_vain: [usize; 1 + MAX_DRAFTS],
+    /// Of the recordings, the one that was replayed last.
     last: usize,
     graphs: bool,
     refusal: Option<String>,
@@ -157,16 +170,14 @@ impl<R, E: PartialEq> Recorder<R, E> {
     pub(super) fn new(graphs: bool) -> Self {
         Self {
             kept: Vec::new(),
+            epoch: None,
+            launched: 0,
+            in_vain: [0; 1 + MAX_DRAFTS],
             last: 0,
             graphs,
             refusal: None,
             replays: 0,
         }
-    }
-
-    /// Whether a recording may be tried.
-    pub(super) fn is_wanted(&self) -> bool {
-        self.graphs
     }
 
     /// Why there are no recordings, though they were wanted and the device has them.
@@ -190,18 +201,50 @@ impl<R, E: PartialEq> Recorder<R, E> {
         recordings.last().map(|recording| &recording.results)
     }
 
-    /// Drops the recordings, with the memory that they hold.
+    /// Drops the recordings, with the memory that they hold, and counts anew.
     pub(super) fn forget(&mut self) {
         self.kept.clear();
+        self.launched = 0;
+        self.in_vain.fill(0);
+    }
+
+    /// Whether all that is recorded is of this epoch and thread, and none has failed since.
+    pub(super) fn is_of(&self, epoch: &E) -> bool {
+        let is_current = |kept: &KeptRecording<R>| {
+            let mut recordings = kept.recordings.iter();
+            kept.forgotten == FORGOTTEN.get() && recordings.all(Recording::is_of_this_thread)
+        };
+        self.epoch.as_ref() == Some(epoch) && self.kept.iter().all(is_current)
+    }
+
+    /// Says what the next recordings work on. There are none.
+    pub(super) fn begin(&mut self, epoch: E) {
+        self.epoch = Some(epoch);
+    }
+
+    /// Counts a step that verifies `drafts` drafts of `all`, and returns those that it had better
+    /// verify to be recorded, if it is time for that.
+    pub(super) fn due(&mut self, drafts: usize, all: usize) -> Option<usize> {
+        match self.fitting(drafts) {
+            _ if !self.graphs => None,
+            None => {
+                self.launched += 1;
+                (self.launched > LAUNCHED_BEFORE).then_some(all)
+            }
+            Some(recorded) if recorded == drafts => None,
+            Some(recorded) => {
+                self.in_vain[drafts] += recorded - drafts;
+                (self.in_vain[drafts] >= ROWS_IN_VAIN).then_some(drafts)
+            }
+        }
     }
 
     /// Keeps a recording of a step that verifies `drafts` drafts, which has been replayed once.
-    pub(super) fn keep(&mut self, recordings: Vec<Recording<R>>, drafts: usize, epoch: E) {
+    pub(super) fn keep(&mut self, recordings: Vec<Recording<R>>, drafts: usize) {
         self.last = self.kept.len();
         self.kept.push(KeptRecording {
             recordings,
             drafts,
-            epoch,
             forgotten: FORGOTTEN.get(),
         });
         self.replays += 1;
@@ -230,16 +273,17 @@ impl<R, E: PartialEq> Recorder<R, E> {
         let Some((index, kept)) = kept.find(|(_, kept)| kept.drafts == drafts) else {
             return Ok(false);
         };
-        let mut recordings = kept.recordings.iter();
-        let is_current = kept.epoch == *epoch && recordings.all(Recording::is_of_this_thread);
-        if !is_current || kept.forgotten != FORGOTTEN.get() {
+        if !self.is_of(epoch) {
             return Ok(false);
         }
         for (part, recording) in kept.recordings.iter().enumerate() {
             // SAFETY: the caller guarantees it, and this is the thread of the recording.
             let replayed = unsafe { recording.replay() };
-            let failed = |refusal: Refusal| device_error(recording.device(), refusal.reason());
-            replayed.map_err(failed)?;
+            replayed.map_err(|refusal| {
+                // It counts as failed with all that the step would have written.
+                forget_what_is_kept();
+                device_error(recording.device(), refusal.reason())
+            })?;
             follow(part, &recording.results);
         }
         self.last = index;
@@ -273,4 +317,71 @@ pub(super) fn spoiled(refusal: &Refusal, error: GenerateError) -> GenerateError 
          the model has to be loaded again"
     );
     GenerateError::Device { device, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: usize = 5;
+
+    /// The steps of these drafts that are recorded: how many there were before each, and its
+    /// drafts.
+    fn recorded(drafts: impl Iterator<Item = usize>) -> Vec<(usize, usize)> {
+        let mut recorder = Recorder::<(), ()>::new(true);
+        let due = drafts.enumerate().filter_map(|(step, drafts)| {
+            let due = recorder.due(drafts, ALL)?;
+            recorder.keep(Vec::new(), due);
+            Some((step, due))
+        });
+        due.collect()
+    }
+
+    #[test]
+    fn a_step_is_recorded_when_as_many_were_launched_as_that_costs() {
+        assert_eq!(recorded([ALL; 100].into_iter()), [(LAUNCHED_BEFORE, ALL)]);
+        // The first with all drafts, whatever those before had.
+        assert_eq!(
+            recorded([0, 3, 1, 2, 0, 5].into_iter()),
+            [(LAUNCHED_BEFORE, ALL)]
+        );
+        assert_eq!(recorded([0; LAUNCHED_BEFORE].into_iter()), []);
+    }
+
+    #[test]
+    fn steps_of_fewer_rows_are_recorded_when_as_many_were_in_vain_as_that_costs() {
+        let steps = ROWS_IN_VAIN.div_ceil(ALL);
+        let first = (LAUNCHED_BEFORE, ALL);
+        assert_eq!(
+            recorded([0; 100].into_iter()),
+            [first, (LAUNCHED_BEFORE + steps, 0)]
+        );
+        // One draft less is in vain more rarely, and once none is recorded, one row is.
+        let mixed = (0..400).map(|step| step % 2);
+        assert_eq!(recorded(mixed).len(), 3);
+        let rarely = (0..ROWS_IN_VAIN).map(|step| if step == 50 { 1 } else { ALL });
+        assert_eq!(recorded(rarely), [first]);
+    }
+
+    #[test]
+    fn what_was_dropped_is_counted_anew() {
+        let mut recorder = Recorder::<(), u8>::new(true);
+        assert!(!recorder.is_of(&1));
+        recorder.begin(1);
+        assert!(recorder.is_of(&1) && !recorder.is_of(&2));
+        let due = |recorder: &mut Recorder<(), u8>| {
+            (0..LAUNCHED_BEFORE).all(|_| recorder.due(0, ALL).is_none())
+                && recorder.due(0, ALL) == Some(ALL)
+        };
+        assert!(due(&mut recorder));
+        recorder.keep(Vec::new(), ALL);
+        assert_eq!((recorder.count(), recorder.fitting(2)), (1, Some(ALL)));
+        forget_what_is_kept();
+        assert!(!recorder.is_of(&1), "the scratch that it uses is gone");
+        recorder.forget();
+        assert_eq!(recorder.count(), 0);
+        assert!(due(&mut recorder));
+        recorder.refuse(&Refusal::Unsupported(String::new()));
+        assert_eq!(recorder.due(0, ALL), None);
+    }
 }

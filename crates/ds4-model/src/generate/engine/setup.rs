@@ -3,8 +3,7 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::config::EngineConfig;
-use super::drafter::{Drafter, Features};
-use super::lanes::fewer_drafts;
+use super::drafter::{self, Drafter, Features};
 use super::recorder;
 use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::generate::error::{GenerateError, device_error};
@@ -85,8 +84,7 @@ impl Setup<'_> {
 
     /// Positions that a step of so many drafts needs at most, in any cache.
     pub(super) fn positions(&self, drafts: usize) -> usize {
-        let drafter = self.drafter.as_ref();
-        drafter.map_or(1, |drafter| drafter.positions(drafts))
+        drafter::positions(self.model.config(), drafts)
     }
 
     /// Those of the drafter's cache that the host [counts](Drafter::counted).
@@ -110,16 +108,10 @@ impl Setup<'_> {
     }
 
     fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {
-        // The host counts steps later than the device, and a text may end before them: those that
-        // are ahead, those of a recording, and of the others that are made with it.
-        let (drafts, runs) = (self.config.drafts, recorder::WARM_UPS + 1);
-        let steps = self.config.steps_ahead.saturating_add(runs);
-        let others = fewer_drafts(drafts, self.leaves_out()).map(|drafts| runs * (1 + drafts));
-        let positions = self.positions(drafts).saturating_mul(steps);
         CacheConfig {
             batch,
             capacity,
-            rollback: Rollback::Bounded(positions.saturating_add(others.sum())),
+            rollback: Rollback::Bounded(self.config.rollback(self.model.config())),
             dtype: self.model.embedding.val().dtype().into(),
         }
     }
@@ -177,6 +169,14 @@ impl Caches {
 
     pub(super) fn bytes(&self) -> usize {
         self.both().map(Cache::bytes).sum()
+    }
+
+    /// The same with [memory of their own](Cache::copied).
+    pub(super) fn copied(&self) -> Self {
+        Self {
+            trunk: self.trunk.copied(),
+            draft: self.draft.as_ref().map(Cache::copied),
+        }
     }
 
     /// Positions of the longest text.

@@ -20,7 +20,7 @@ use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 use super::super::recorder::launches;
 use super::super::results::PartResults;
 use super::super::setup::Setup;
-use crate::cache::Cache;
+use crate::cache::{Cache, detached};
 
 #[derive(Clone, Debug)]
 pub(super) struct Links {
@@ -101,8 +101,23 @@ impl Links {
         }
     }
 
-    /// Makes the places where recorded steps of up to so many tokens find what was passed.
+    /// The same, with memory of their own for what steps write.
+    pub(super) fn copied(&self) -> Self {
+        let inputs = self.inputs.iter().cloned();
+        Self {
+            inputs: inputs.map(|inputs| inputs.map(detached)).collect(),
+            // Each step writes them before it reads them.
+            arrivals: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// Makes the places where recorded steps of up to so many tokens find what was passed, unless
+    /// they are there.
     pub(super) fn prepare(&mut self, setup: &Setup, tokens: usize) {
+        if !self.arrivals.is_empty() {
+            return;
+        }
         let runs = setup.model.placement.runs().iter().skip(1);
         let dtype = setup.model.embedding.val().dtype();
         let [_, d_model] = setup.model.embedding.dims();
