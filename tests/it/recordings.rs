@@ -2,7 +2,7 @@
 
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Device;
-use ds4_model::generate::{EngineConfig, GenerateError, Request};
+use ds4_model::generate::{EngineConfig, GenerateError, Request, SamplingConfig};
 
 use crate::common::some;
 use crate::devices::every_pair;
@@ -38,15 +38,12 @@ fn refuse_a_replay(name: &str, fixture: &Fixture, device: &Device, drafts: usize
         ..EngineConfig::default()
     };
     // Enough for a recording to be worth while.
-    let count = 16 * (1 + drafts) + 14;
-    let requests = [5, 12].map(|length| request(&fixture.prompt[..length], count));
-    let requests = [
-        requests[0].clone(),
-        Request {
-            sampling: penalised(3),
-            ..requests[1].clone()
-        },
-    ];
+    let count = config.recording_tokens() + 14;
+    let requests = [(5, SamplingConfig::default()), (12, penalised(3))];
+    let requests = requests.map(|(length, sampling)| Request {
+        sampling,
+        ..request(&fixture.prompt[..length], count)
+    });
     let expected = requests.each_ref().map(|own| alone(fixture, own));
     let mut engine = engine(fixture, &config);
     let ids = requests.each_ref().map(|own| add(&mut engine, own.clone()));

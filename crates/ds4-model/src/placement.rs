@@ -830,20 +830,19 @@ impl Devices {
     ///
     /// If there is none, one comes twice, or they are of several architectures.
     pub fn new(devices: Vec<(String, Device)>) -> Result<Self, PlacementError> {
-        let (first, device) = devices.first().ok_or(PlacementError::NoDevice)?;
-        let expected = architecture(device);
-        for (index, (name, device)) in devices.iter().enumerate() {
+        let (first_name, first) = devices.first().ok_or(PlacementError::NoDevice)?;
+        for (index, (name, device)) in devices.iter().enumerate().skip(1) {
             if devices[..index].iter().any(|(_, known)| known == device) {
                 return Err(PlacementError::Repeated {
                     device: name.clone(),
                 });
             }
-            let architecture = architecture(device);
+            let [architecture, expected] = [device, first].map(architecture);
             if architecture != expected {
                 return Err(PlacementError::Unlike {
                     device: name.clone(),
                     architecture,
-                    first: first.clone(),
+                    first: first_name.clone(),
                     expected,
                 });
             }
