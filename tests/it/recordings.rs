@@ -63,7 +63,12 @@ fn refuse_a_replay(name: &str, fixture: &Fixture, device: &Device, drafts: usize
     };
     drop(occupied);
     let named = format!("{device:?}");
-    let is_it = matches!(&error, GenerateError::Device { device, .. } if *device == named);
+    // CUDA lets no device of the process wait while one of them records, so that it names all.
+    let is_named = |device: &String| match name.starts_with("cuda") {
+        true => device.contains(&named),
+        false => *device == named,
+    };
+    let is_it = matches!(&error, GenerateError::Device { device, .. } if is_named(device));
     assert!(is_it, "{name}, {drafts} drafts: {error}");
     // What was told before is right.
     for (id, expected) in ids.iter().zip(&expected) {
@@ -101,24 +106,26 @@ fn refuse_a_replay(name: &str, fixture: &Fixture, device: &Device, drafts: usize
 
 #[test]
 fn a_replay_that_fails_is_an_error_that_names_the_device_and_new_texts_are_served() {
-    every_model(|name, fixture| {
-        if must_have_graphs(name) {
-            for &drafts in some(name, &[0, 2], 2) {
+    // A model for each, since CUDA may lose its weights.
+    for drafts in [0, 2] {
+        every_model(|name, fixture| {
+            if must_have_graphs(name) && some(name, &[0, 2], 2).any(|own| *own == drafts) {
                 refuse_a_replay(name, fixture, &fixture.device, drafts);
             }
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn a_step_of_which_one_device_fails_in_a_replay_is_an_error_that_names_it() {
-    every_pair(|name, _, divided| {
-        if must_have_graphs(name) {
+    // With the first, nothing of the step is done; with the last, a part of it is.
+    for place in [1, 0] {
+        every_pair(|name, _, divided| {
             let placement = &divided.model.placement;
-            // With the first, nothing of the step is done; with the last, a part of it is.
-            for device in some(name, &[placement.last(), placement.first()], 2) {
+            let device = [placement.first(), placement.last()][place];
+            if must_have_graphs(name) && some(name, &[1, 0], 2).any(|own| *own == place) {
                 refuse_a_replay(name, divided, device, 0);
             }
-        }
-    });
+        });
+    }
 }
