@@ -59,10 +59,12 @@ pub(crate) fn is_over(barrier: u32, parity: u32) -> bool {
     y != 0
 }
 
-/// Arrives at a barrier, once for each plane.
+/// Arrives at a barrier, once for each plane, after what all of its units have done.
 #[cube]
 pub(crate) fn arrive(barrier: u32) {
     let barrier = i32::reinterpret(barrier);
+    // An instruction of a warpgroup orders no accesses of other units.
+    sync_plane();
     if UNIT_POS.is_multiple_of(32) {
         gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{barrier}];", barrier = in(_) barrier);
     }
