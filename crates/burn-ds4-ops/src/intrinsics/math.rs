@@ -130,23 +130,41 @@ pub(crate) fn push_outside(
     }
 }
 
+/// `bits` shifted up by one, with the lowest bit set if `x` is above `high`, which is not `-0.0`.
+/// The bit may be clear for very small numbers although they are above, but is never set if `x` is
+/// not. NaN counts as not above.
+#[cube]
+pub(crate) fn push_above(bits: u32, x: f32, high: f32, #[comptime] target: Target) -> u32 {
+    if target.ptx {
+        push_sign(bits, high - x)
+    } else {
+        (bits << 1) | select(x > high && !has_nan_bits(x), 1u32, 0u32)
+    }
+}
+
 /// `bits` shifted up by one, with the lowest bit set if `x` is below `low`, which is not `0.0`. The
 /// bit may be clear for very small numbers although they are below, but is never set if `x` is not.
 /// NaN counts as not below.
 #[cube]
 pub(crate) fn push_below(bits: u32, x: f32, low: f32, #[comptime] target: Target) -> u32 {
     if target.ptx {
-        let y: u32;
-        let below = i32::reinterpret(x - low);
-        let bits = i32::reinterpret(bits);
-        gpu_asm!(
-            "shf.l.wrap.b32 {y}, {below}, {bits}, 1;",
-            y = out(_) y, below = in(_) below, bits = in(_) bits, options(pure, nomem)
-        );
-        y
+        push_sign(bits, x - low)
     } else {
         (bits << 1) | select(x < low && !has_nan_bits(x), 1u32, 0u32)
     }
+}
+
+/// `bits` shifted up by one, with the sign of `x` in the lowest bit. Needs PTX.
+#[cube]
+fn push_sign(bits: u32, x: f32) -> u32 {
+    let y: u32;
+    let x = i32::reinterpret(x);
+    let bits = i32::reinterpret(bits);
+    gpu_asm!(
+        "shf.l.wrap.b32 {y}, {x}, {bits}, 1;",
+        y = out(_) y, x = in(_) x, bits = in(_) bits, options(pure, nomem)
+    );
+    y
 }
 
 // With fusion, tensors are of another backend.

@@ -5,8 +5,10 @@ mod arrival;
 mod math;
 mod plane;
 mod ptx;
+mod shared;
 
 pub(crate) use arrival::{arrival_order, arrives_last};
 pub(crate) use math::*;
 pub(crate) use plane::*;
 pub(crate) use ptx::*;
+pub(crate) use shared::*;

@@ -260,3 +260,15 @@ pub(crate) fn byte(word: u32, index: u32) -> u32 {
     );
     y
 }
+
+/// The address in shared memory that PTX takes. Needs PTX.
+#[cube]
+pub(crate) fn shared_address<E: CubePrimitive>(slice: &[E]) -> u32 {
+    let y: u32;
+    let start = slice.as_ptr();
+    gpu_asm!(
+        "{{ .reg .b64 t; cvta.to.shared.u64 t, {start}; cvt.u32.u64 {y}, t; }}",
+        y = out(_) y, start = in(_) start, options(pure, nomem)
+    );
+    y
+}

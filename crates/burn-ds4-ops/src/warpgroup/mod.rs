@@ -13,18 +13,6 @@ use crate::intrinsics::shuffle_xor;
 /// Units of a warpgroup.
 pub(crate) const WARPGROUP: u32 = 128;
 
-/// The address in shared memory that PTX takes.
-#[cube]
-pub(crate) fn shared_address<E: CubePrimitive>(slice: &[E]) -> u32 {
-    let y: u32;
-    let start = slice.as_ptr();
-    gpu_asm!(
-        "{{ .reg .b64 t; cvta.to.shared.u64 t, {start}; cvt.u32.u64 {y}, t; }}",
-        y = out(_) y, start = in(_) start, options(pure, nomem)
-    );
-    y
-}
-
 /// Initialises a barrier in shared memory whose phases end after `count` arrivals.
 #[cube]
 pub(crate) fn init_barrier(barrier: u32, #[comptime] count: u32) {

@@ -1,8 +1,7 @@
 use cubecl::prelude::*;
 
-use super::{
-    arrive, arrive_after_copies, fence_shared, init_barrier, is_over, shared_address, wait,
-};
+use super::{arrive, arrive_after_copies, fence_shared, init_barrier, is_over, wait};
+use crate::intrinsics::shared_address;
 
 /// How a [`Ring`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

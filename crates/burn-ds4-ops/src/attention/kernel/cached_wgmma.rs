@@ -11,13 +11,13 @@ use crate::attention::{HIDDEN_BELOW, MASKED};
 use crate::caps::Target;
 use crate::intrinsics::{
     ballot, f16_to_f32, group_max, group_sum, pack_bf16, pack_f16, plane_value, prefetch,
-    sync_group, sync_planes,
+    shared_address, sync_group, sync_planes,
 };
 use crate::warpgroup::{
     Ring, RingBlueprint, TileLayout, WARPGROUP, arrive, await_products, clear_sums,
     columns_descriptor, commit_products, copy_vector, declare_dots, declare_sums, dot,
     exchange_words, fence_registers, fence_shared, multiply, multiply_shared, rows_descriptor,
-    scale_sums, set_registers, shared_address, store_shared, sum,
+    scale_sums, set_registers, store_shared, sum,
 };
 
 /// Heads of a cube, which are the rows of all products.

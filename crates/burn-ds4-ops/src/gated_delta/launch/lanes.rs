@@ -19,9 +19,11 @@ const MAX_LANE_WIDTH: usize = 32;
 const REGISTERS: usize = 32;
 const SMALL_BATCH_REGISTERS: usize = 16;
 /// The most rows for each SM of a small batch.
-const SMALL_BATCH_ROWS_PER_SM: usize = 64;
-/// The fewest planes of a cube. There may be more, so that there are as many units as tokens.
+const SMALL_BATCH_ROWS_PER_SM: usize = 128;
+/// The fewest planes of a cube, and of one of a small batch. There may be more, so that there are
+/// as many units as tokens.
 const MIN_CUBE_PLANES: u32 = 2;
+const MIN_SMALL_BATCH_PLANES: u32 = 1;
 
 /// Returns the lanes that share a row of `width` elements, and the vectors of `size` in each lane.
 /// Returns `None` if a lane would have too much, because the row is long or has few factors of two.
@@ -46,15 +48,15 @@ pub(super) fn launch(call: Call) {
     } else {
         DType::F32
     };
-    let planes = MIN_CUBE_PLANES.max((MAX_TOKENS as u32).div_ceil(plane));
-    let groups = planes * (plane / lanes as u32);
     let small_batch =
         batch * heads * channels <= SMALL_BATCH_ROWS_PER_SM * Caps::of(&client).processors as usize;
-    let registers = if small_batch && single_token {
-        SMALL_BATCH_REGISTERS
+    let (registers, least_planes) = if small_batch && single_token {
+        (SMALL_BATCH_REGISTERS, MIN_SMALL_BATCH_PLANES)
     } else {
-        REGISTERS
+        (REGISTERS, MIN_CUBE_PLANES)
     };
+    let planes = least_planes.max((MAX_TOKENS as u32).div_ceil(plane));
+    let groups = planes * (plane / lanes as u32);
     let elements = registers * DType::F32.size() / register_dtype.size();
     let rows = elements / (lane_vectors * call.size);
     let rows = rows.min(channels.div_ceil(groups as usize)).max(1);

@@ -17,8 +17,6 @@ pub(super) const NONE: u32 = 0;
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 const SIGN: u32 = !MAGNITUDE;
-/// The magnitude of the smallest normal number.
-const NORMAL: u32 = 1 << 23;
 
 /// The last column of the longest row.
 const MAX_COLUMN: u32 = (1 << 23) - 1;
@@ -66,14 +64,6 @@ pub(crate) fn float_of(key: u32) -> f32 {
 #[cube]
 pub(super) fn lower_bound_of(key: u32) -> f32 {
     f32::reinterpret(select(key == ZERO, SIGN, u32::reinterpret(float_of(key))))
-}
-
-/// Whether comparing floats finds the same elements below a key as comparing keys does, even if the
-/// comparison rounds the smallest numbers to zero.
-#[cube]
-pub(super) fn is_comparable(key: u32) -> bool {
-    let magnitude = select(key < ZERO, ZERO - key, key - ZERO);
-    magnitude - NORMAL < INFINITY - NORMAL
 }
 
 /// A key that is larger for lower columns, for a second search among columns whose elements are

@@ -6,6 +6,7 @@ mod candidates;
 pub(crate) mod key;
 mod long;
 mod radix_select;
+mod ranked;
 mod registers;
 mod row;
 mod sample;

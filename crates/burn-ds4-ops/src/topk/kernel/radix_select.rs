@@ -3,11 +3,13 @@
 
 use cubecl::prelude::*;
 
-use super::key::{
-    BINS, LOG2_BINS, NONE, bins_of, first_key, float_of, is_comparable, lower_bound_of,
-};
+use super::key::{BINS, LOG2_BINS, NONE, bins_of, first_key, float_of, lower_bound_of};
+use super::ranked::{LastTaken, RankedKeys, most_ranked};
 use crate::caps::Target;
-use crate::intrinsics::{has_nan_bits, plane_running_sum, plane_value, push_outside, sum_of_plane};
+use crate::intrinsics::{
+    add_shared, has_nan_bits, plane_running_sum, plane_value, push_above, push_outside,
+    sum_of_plane,
+};
 
 /// The units of a cube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,10 +38,6 @@ pub(super) struct TopkSelection {
     pub lowest: u32,
     pub equal: u32,
     pub equals: u32,
-    /// Whether exactly the elements that are at least `lowest_float` are taken. Set only where the
-    /// compiler does not assume that there is no NaN.
-    pub as_floats: bool,
-    pub lowest_float: f32,
 }
 
 /// How many of the preceding keys have been taken, and how many were equal to the k-th largest.
@@ -69,13 +67,7 @@ impl TopkSelection {
     /// Whether the next key, in the order of columns, is taken.
     pub fn takes(&self, key: u32, rank: &mut Rank) -> bool {
         let equal = key == self.equal && key != NONE;
-        (key >= self.lowest || equal) && self.takes_next(equal, rank)
-    }
-
-    /// As [`takes`](Self::takes), for a key that is known to be large enough or equal to the k-th
-    /// largest.
-    pub fn takes_next(&self, equal: bool, rank: &mut Rank) -> bool {
-        let takes = !equal || rank.equals < self.equals;
+        let takes = key >= self.lowest || (equal && rank.equals < self.equals);
         rank.equals += select(equal, 1u32, 0u32);
         rank.taken += select(takes, 1u32, 0u32);
         takes
@@ -156,6 +148,7 @@ pub(super) struct RadixSelect {
     /// The bin found, and the numbers of keys above it and in it.
     found: Shared<[u32]>,
     pub scanner: Scanner,
+    pub ranked: RankedKeys,
     /// The interval, both ends included.
     pub low: u32,
     pub high: u32,
@@ -182,6 +175,7 @@ impl RadixSelect {
             bins: Shared::new_slice(comptime!(BINS as usize)),
             found: Shared::new_slice(3usize),
             scanner: Scanner::new(units),
+            ranked: RankedKeys::new(units),
             low: NONE + 1,
             high: u32::MAX,
             low_float: 0.0f32,
@@ -241,6 +235,24 @@ impl RadixSelect {
         self.inside != self.needed && self.low != self.high && self.passes < MAX_PASSES
     }
 
+    /// Whether so few keys are left that they can be ranked.
+    pub fn can_rank(&self) -> bool {
+        self.inside <= comptime!(most_ranked(self.units))
+    }
+
+    /// Whether another pass is needed before the keys that are left can be ranked, or to tell which
+    /// keys are larger than the k-th largest.
+    pub fn needs_pass_to_rank(&self) -> bool {
+        self.needs_pass() && !self.can_rank()
+    }
+
+    /// The last of the k largest, once all keys of the interval were added to `ranked`. Every unit
+    /// of the cube must call this.
+    pub fn last_taken(&mut self) -> LastTaken {
+        let needed = self.needed;
+        self.ranked.last_taken(needed)
+    }
+
     /// Which keys are among the k largest. Valid once no pass is needed.
     pub fn selection(&self) -> TopkSelection {
         let ties = self.inside > self.needed;
@@ -248,8 +260,6 @@ impl RadixSelect {
             lowest: select(ties, self.high + 1, self.low),
             equal: select(ties, self.high, NONE),
             equals: select(ties, self.needed, 0u32),
-            as_floats: comptime!(self.units.target.ptx) && !ties && is_comparable(self.low),
-            lowest_float: self.low_float,
         }
     }
 
@@ -258,11 +268,15 @@ impl RadixSelect {
         let reversed = comptime!(((BINS - 1) << 16) | (BINS - 1))
             - bins_of(a, b, comptime!(self.units.target));
         if has_a {
-            self.bins[(reversed & 0xffff) as usize].fetch_add(1u32);
+            self.add(reversed & 0xffff, 1u32);
         }
         if has_b {
-            self.bins[(reversed >> 16) as usize].fetch_add(1u32);
+            self.add(reversed >> 16, 1u32);
         }
+    }
+
+    fn add(&mut self, index: u32, count: u32) {
+        add_shared(&self.bins, index, count, comptime!(self.units.target));
     }
 
     /// Whether an element is in the interval, or may be: NaN, and whatever a comparison of floats
@@ -283,6 +297,16 @@ impl RadixSelect {
         )
     }
 
+    /// The same for elements that are certainly above the interval.
+    pub fn push_above(&self, bits: u32, x: f32) -> u32 {
+        push_above(bits, x, self.high_float, comptime!(self.units.target))
+    }
+
+    /// Whether a key is in the interval.
+    pub fn contains(&self, key: u32) -> bool {
+        key >= self.low && key <= self.high
+    }
+
     /// Counts a key `count` times, if it is in the interval and belongs to an element.
     pub fn add_key(&mut self, key: u32, count: u32) {
         // The subtraction wraps to a very large number for keys below the interval.
@@ -293,7 +317,7 @@ impl RadixSelect {
                 let x = float_of(key);
                 bin = bins_of(x, x, comptime!(self.units.target)) & 0xffff;
             }
-            self.bins[(comptime!(BINS - 1) - bin) as usize].fetch_add(count);
+            self.add(comptime!(BINS - 1) - bin, count);
         }
     }
 

@@ -30,18 +30,10 @@ pub(super) fn first_vector_of(#[comptime] vectors: u32, #[comptime] units: CubeU
     UNIT_POS / units.plane * comptime!(vectors * units.plane) + UNIT_POS % units.plane
 }
 
-/// Which elements of a unit are among the largest, and where in the result those of each vector
-/// begin.
+/// How many elements there are before each of a unit's vectors, and in all.
 #[derive(CubeType)]
-pub(super) struct Taken {
-    /// Elements that are larger than the k-th largest, the first in the lowest bit.
-    pub above: u32,
-    /// Elements that are equal to the k-th largest. The first of them in the row are taken, as many
-    /// as are still needed.
-    pub equal: u32,
-    /// Numbers of elements before each vector, packed as [`TopkSelection::rank`] expects them.
-    pub before: Array<u32>,
-    /// Numbers of all elements of the cube, packed in the same way.
+pub(super) struct ElementsBefore {
+    pub vectors: Array<u32>,
     pub total: u32,
 }
 
@@ -131,66 +123,129 @@ impl RowRegisters {
         !below & self.mask
     }
 
-    /// Which elements are among the largest. Every unit of the cube must call this.
-    pub fn taken(&self, selection: &TopkSelection, scanner: &mut Scanner) -> Taken {
-        let count = comptime!(self.vectors * self.length);
-        let mut above = 0u32;
-        let mut equal = 0u32;
-        if selection.as_floats {
-            #[unroll]
-            for e in 0..count {
-                let bit = comptime!(1u32 << e);
-                above |= select(self.values[e as usize] >= selection.lowest_float, bit, 0u32);
-            }
+    /// Which elements are among the largest, once no pass is needed to rank those that are left.
+    /// Every unit of the cube must call this.
+    pub fn taken(&self, search: &mut RadixSelect) -> u32 {
+        let taken = if search.can_rank() {
+            self.ranked(search)
         } else {
-            #[unroll]
-            for e in 0..count {
-                let bit = comptime!(1u32 << e);
-                let key = key_of(self.values[e as usize]);
-                above |= select(key >= selection.lowest, bit, 0u32);
-                equal |= select(key == selection.equal, bit, 0u32);
-            }
-        }
-        self.in_order(above & self.mask, equal & self.mask, scanner)
+            let selection = search.selection();
+            self.selected(&selection, &mut search.scanner)
+        };
+        taken & self.mask
     }
 
-    /// Counts the elements before each vector, in the order of the row. Every unit of the cube must
-    /// call this.
-    pub fn in_order(&self, above: u32, equal: u32, scanner: &mut Scanner) -> Taken {
+    /// [`taken`](Self::taken) where the elements of the interval are ranked.
+    fn ranked(&self, search: &mut RadixSelect) -> u32 {
+        let count = comptime!(self.vectors * self.length);
+        let mut outside = 0u32;
+        let mut above = 0u32;
+        #[unroll]
+        for e in 0..count {
+            let x = self.values[comptime!((count - 1 - e) as usize)];
+            outside = search.push_outside(outside, x);
+            above = search.push_above(above, x);
+        }
+        let inside = !outside & self.mask;
+        // A plane seldom has more than a few of them.
+        let mut rest = inside;
+        while rest != 0 {
+            let e = rest.trailing_zeros();
+            let key = key_of(value_at(&self.values, e, comptime!(count as usize)));
+            if search.contains(key) {
+                search.ranked.add(key, self.place(e));
+            }
+            rest &= rest - 1;
+        }
+        let last = search.last_taken();
+        // Comparisons of floats may have left elements here that are not in the interval.
+        let mut rest = inside;
+        while rest != 0 {
+            let e = rest.trailing_zeros();
+            let key = key_of(value_at(&self.values, e, comptime!(count as usize)));
+            above |= select(last.takes(key, self.place(e)), 1u32 << e, 0u32);
+            rest &= rest - 1;
+        }
+        above
+    }
+
+    /// [`taken`](Self::taken) where the k-th largest is known.
+    fn selected(&self, selection: &TopkSelection, scanner: &mut Scanner) -> u32 {
+        let (count, vectors) = comptime!((self.vectors * self.length, self.vectors));
+        let mut above = 0u32;
+        let mut equal = 0u32;
+        #[unroll]
+        for e in 0..count {
+            let bit = comptime!(1u32 << e);
+            let key = key_of(self.values[e as usize]);
+            above |= select(key >= selection.lowest, bit, 0u32);
+            equal |= select(key == selection.equal, bit, 0u32);
+        }
+        equal &= self.mask;
+        if selection.equals > 0 {
+            let before = self.in_order(equal, scanner);
+            #[unroll]
+            for i in 0..vectors {
+                let mut equals = before.vectors[i as usize];
+                let mut rest = equal & comptime!(vector_bits(i, self.length));
+                while rest != 0 && equals < selection.equals {
+                    let others = rest & (rest - 1);
+                    above |= rest ^ others;
+                    rest = others;
+                    equals += 1;
+                }
+            }
+            // The scanner is used again.
+            sync_cube();
+        }
+        above
+    }
+
+    /// Where an element is in the row, of all that the cube holds.
+    fn place(&self, index: u32) -> u32 {
+        let length = comptime!(self.length);
+        // Shift and mask: a remainder of a division by 1 is not always 0.
+        let (i, j) = (index >> comptime!(length.ilog2()), index & (length - 1));
+        let (vectors, units) = comptime!((self.vectors, self.units));
+        (first_vector_of(vectors, units) + i * units.plane) * length + j
+    }
+
+    /// Counts the elements in `bits` that are before each vector, in the order of the row. Every
+    /// unit of the cube must call this.
+    pub fn in_order(&self, bits: u32, scanner: &mut Scanner) -> ElementsBefore {
         let (vectors, units) = comptime!((self.vectors, self.units));
         let lane = UNIT_POS % units.plane;
         let mut before = Array::<u32>::new(comptime!(vectors as usize));
         let mut total = 0u32;
         #[unroll]
-        for index in 0..vectors {
-            let bits = comptime!((((1u64 << self.length) - 1) as u32) << (index * self.length));
-            // Both counts fit in one word, as there are fewer than 2^16 elements.
+        for i in 0..vectors {
+            let own = bits & comptime!(vector_bits(i, self.length));
             if comptime!(self.length == 1) {
-                let above = ballot(above & bits != 0, units.target);
-                let equal = ballot(equal & bits != 0, units.target);
-                let first = (1u32 << lane) - 1;
-                before[index as usize] =
-                    total + (above & first).count_ones() + ((equal & first).count_ones() << 16);
-                total += above.count_ones() + (equal.count_ones() << 16);
+                let all = ballot(own != 0, units.target);
+                before[i as usize] = total + (all & ((1u32 << lane) - 1)).count_ones();
+                total += all.count_ones();
             } else {
-                let own = (above & bits).count_ones() + ((equal & bits).count_ones() << 16);
+                let own = own.count_ones();
                 let sum = plane_running_sum(own, units.plane, units.target);
-                before[index as usize] = total + sum - own;
+                before[i as usize] = total + sum - own;
                 total += plane_value(sum, comptime!(units.plane - 1), units.target);
             }
         }
         let planes = scanner.scan_planes(total);
         #[unroll]
-        for index in 0..vectors {
-            before[index as usize] += planes.before;
+        for i in 0..vectors {
+            before[i as usize] += planes.before;
         }
-        Taken {
-            above,
-            equal,
-            before,
+        ElementsBefore {
+            vectors: before,
             total: planes.total,
         }
     }
+}
+
+/// The bits of the elements of vector number `index`.
+fn vector_bits(index: u32, length: u32) -> u32 {
+    (((1u64 << length) - 1) as u32) << (index * length)
 }
 
 /// The value at `index`. Arrays in registers cannot be indexed, so this selects it bit by bit of

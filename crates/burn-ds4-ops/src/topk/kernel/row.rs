@@ -142,8 +142,6 @@ impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
                 lowest: selection.lowest,
                 equal: selection.equal,
                 equals: selection.equals - min(equals, selection.equals),
-                as_floats: selection.as_floats,
-                lowest_float: selection.lowest_float,
             };
             let scan = search.scanner.scan(count);
             let mut rank = rest.rank(scan.before);

@@ -125,12 +125,12 @@ pub(crate) fn segment_kernel<F: Float, I: Int, N: Size>(
         registers.set::<F, N>(i, values[i as usize], mask);
     }
     let hits = registers.at_least(lower_bound_of(lowest));
-    let found = registers.in_order(hits, 0u32, &mut search.scanner);
+    let found = registers.in_order(hits, &mut search.scanner);
     let segment = index * CUBE_COUNT_X + CUBE_POS_X;
     let out = segment as usize * comptime!((units.cube * own) as usize) * length;
     #[unroll]
     for i in 0..own {
-        let mut at = out + found.before[i as usize] as usize;
+        let mut at = out + found.vectors[i as usize] as usize;
         #[unroll]
         for j in 0..length {
             let e = comptime!(i as usize * length + j);
@@ -218,20 +218,17 @@ pub(crate) fn merge_kernel<F: Float, I: Int, N: Size>(
         registers.add_to(&mut search);
         search.advance();
         if full[0usize] == 0 && !search.whole {
-            while search.needs_pass() {
+            while search.needs_pass_to_rank() {
                 registers.add_to(&mut search);
                 search.advance();
             }
-            let selection = search.selection();
-            let taken = registers.taken(&selection, &mut search.scanner);
+            let taken = registers.taken(&mut search);
+            let before = registers.in_order(taken, &mut search.scanner);
             #[unroll]
             for i in 0..blueprint.unit_slots {
-                let mut rank = selection.rank(taken.before[i as usize]);
-                let equal = taken.equal & comptime!(1u32 << i) != 0;
-                if (equal || taken.above & comptime!(1u32 << i) != 0)
-                    && selection.takes_next(equal, &mut rank)
-                {
-                    output.ids[out + rank.taken as usize - 1] = own_columns[i as usize] as i32;
+                if taken & comptime!(1u32 << i) != 0 {
+                    output.ids[out + before.vectors[i as usize] as usize] =
+                        own_columns[i as usize] as i32;
                 }
             }
         } else {

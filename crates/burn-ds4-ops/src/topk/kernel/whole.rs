@@ -58,42 +58,23 @@ pub(crate) fn whole_row_kernel<F: Float, I: Int, N: Size>(
             write_all_columns(output, out, window.length(), units);
         } else {
             search.begin(output.k);
-            while search.needs_pass() {
+            while search.needs_pass_to_rank() {
                 registers.add_to(&mut search);
                 search.advance();
             }
-            let selection = search.selection();
-            let taken = registers.taken(&selection, &mut search.scanner);
-            if selection.as_floats {
-                #[unroll]
-                for i in 0..own {
-                    let mut at = out + taken.before[i as usize] as usize;
-                    let column = (first + i * units.plane) * size - window.start;
-                    #[unroll]
-                    for j in 0..length {
-                        let bit = comptime!(1u32 << (i * length as u32 + j as u32));
-                        if taken.above & bit != 0 {
-                            output.ids[at] = (column + j as u32) as i32;
-                            at += 1;
-                        }
-                    }
-                }
-                terminate!();
-            }
+            let taken = registers.taken(&mut search);
+            let before = registers.in_order(taken, &mut search.scanner);
             #[unroll]
             for i in 0..own {
-                let mut rank = selection.rank(taken.before[i as usize]);
-                let shift = comptime!(i * length as u32);
-                let bits = comptime!(((1u64 << length) - 1) as u32);
-                let equal = (taken.equal >> shift) & bits;
-                let mut rest = ((taken.above >> shift) & bits) | equal;
+                let mut at = out + before.vectors[i as usize] as usize;
                 let column = (first + i * units.plane) * size - window.start;
-                while rest != 0 {
-                    let j = rest.trailing_zeros();
-                    if selection.takes_next((equal >> j) & 1 == 1, &mut rank) {
-                        output.ids[out + rank.taken as usize - 1] = (column + j) as i32;
+                #[unroll]
+                for j in 0..length {
+                    let bit = comptime!(1u32 << (i * length as u32 + j as u32));
+                    if taken & bit != 0 {
+                        output.ids[at] = (column + j as u32) as i32;
+                        at += 1;
                     }
-                    rest &= rest - 1;
                 }
             }
         }
