@@ -103,6 +103,24 @@ impl CompressedKeys {
 ///
 /// [`OpError`] where a dtype, a shape or a device does not fit, or `rotated` is odd or larger than
 /// `width`.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::attention::rotate;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<4>::from_data([[[[1.0, 2.0, 3.0, 4.0]]]], &device);
+/// // The last pair by 90 degrees.
+/// let cos = Tensor::<3>::from_data([[[0.0, 0.0]]], &device);
+/// let sin = Tensor::<3>::from_data([[[-1.0, 1.0]]], &device);
+/// let y = rotate(x, cos, sin)?;
+/// y.into_data().assert_eq(&TensorData::from([[[[1.0_f32, 2.0, -4.0, 3.0]]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "rope")]
 pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>, OpError> {
     expect_float("x", &x)?;
@@ -231,6 +249,23 @@ pub struct VisibleBlocks {
 /// # Source
 ///
 /// DeepSeek-V4 `inference/model.py`, `Indexer.forward`.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::attention::index_scores;
+///
+/// let device = Device::flex();
+/// let queries = Tensor::<4>::from_data([[[[1.0, 0.0]]]], &device);
+/// let keys = Tensor::<3>::from_data([[[3.0, 1.0], [-2.0, 5.0]]], &device);
+/// let weights = Tensor::<3>::from_data([[[2.0]]], &device);
+/// let scores = index_scores(queries, keys, weights, 0.5, None)?;
+/// scores.into_data().assert_eq(&TensorData::from([[[3.0_f32, 0.0]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "lightning_indexer")]
 pub fn index_scores(
     queries: Tensor<4>,

@@ -75,6 +75,32 @@ pub struct Sinkhorn {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no
 /// iterations, and for an epsilon that is negative or NaN.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::hyper_connection::{Sinkhorn, collapse, expand};
+///
+/// let device = Device::flex();
+/// let streams = Tensor::<3>::from_data([[[1.0, 2.0], [3.0, 6.0]]], &device);
+/// // A function of zeros gives every stream the same share.
+/// let function = Tensor::<2>::zeros([8, 4], &device);
+/// let (base, scale) = (Tensor::<1>::zeros([8], &device), Tensor::<1>::ones([8], &device));
+/// let sinkhorn = Sinkhorn { iterations: 20, epsilon: 1e-6, norm_epsilon: 1e-6 };
+/// let (input, coefficients) = collapse(streams.clone(), function, base, scale, sinkhorn)?;
+/// let near = |tensor: Tensor<1>, expected: &[f32]| {
+///     let values = tensor.into_data().iter::<f32>().collect::<Vec<_>>();
+///     values.iter().zip(expected).all(|(value, expected)| (value - expected).abs() < 1e-4)
+/// };
+/// assert!(near(input.clone().flatten(0, 1), &[2.0, 4.0]));
+/// // What the sub-layer makes of its input goes to every stream.
+/// let result = expand(input, streams, &coefficients)?;
+/// assert!(near(result.flatten(0, 2), &[4.0, 8.0, 4.0, 8.0]));
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "hc_pre")]
 pub fn collapse(
     streams: Tensor<3>,

@@ -127,6 +127,25 @@ pub fn dequantize_fp8_batched(
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and for a `dtype` that the device
 /// does not compute in.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+/// use burn_ds4_ops::quant::dequantize_fp4;
+///
+/// let device = Device::flex();
+/// // 2 is 1.0, 7 is 6.0, 0xa is -1.0; 128 is the scale 2.0.
+/// let words = TensorData::new(vec![0xa72_u32], [1, 1]);
+/// let words = Tensor::<2, Int>::from_data(words, (&device, DType::U32));
+/// let scales = TensorData::new(vec![128_u32], [1]);
+/// let scales = Tensor::<1, Int>::from_data(scales, (&device, DType::U32));
+/// let weight = dequantize_fp4(words, scales, 3, FloatDType::F32)?;
+/// weight.into_data().assert_eq(&TensorData::from([[2.0_f32, 12.0, -2.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn dequantize_fp4(
     words: Tensor<2, Int>,
     scales: Tensor<1, Int>,
@@ -279,6 +298,22 @@ pub fn quant_linear_pair<const D: usize>(
 ///
 /// [`OpError`] where `x` has another dtype, or `weights` are not as many matrices as there are
 /// groups, with as many columns as `x`, or are on another device.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::quant::{Weights, grouped_linear};
+///
+/// let device = Device::flex();
+/// let matrices = Tensor::<3>::from_data([[[1.0, 1.0]], [[1.0, -1.0]]], &device);
+/// let x = Tensor::<3>::from_data([[[1.0, 2.0], [3.0, 4.0]]], &device);
+/// let y = grouped_linear(x, &Weights::dense(matrices)?)?;
+/// y.into_data().assert_eq(&TensorData::from([[[3.0_f32], [-1.0]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn grouped_linear<const D: usize>(
     x: Tensor<D>,
     weights: &Weights,
@@ -333,6 +368,20 @@ fn multiply<const D: usize, const N: usize>(
 /// # Errors
 ///
 /// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] for a `block` of zero.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::quant::fp8_roundtrip;
+///
+/// let x = Tensor::<2>::from_data([[1.0, 1.06, 0.5]], &Device::flex());
+/// let rounded = fp8_roundtrip(x, 64)?;
+/// rounded.into_data().assert_eq(&TensorData::from([[1.0_f32, 1.0, 0.5]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn fp8_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
     roundtrip_blocks(x, block, SmallFloat::Fp8)
 }
@@ -358,6 +407,20 @@ pub fn fp4_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tenso
 ///
 /// [`OpError::DtypeMismatch`] for another dtype, [`OpError::InvalidValue`] where the last dimension
 /// is no power of two.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::quant::hadamard;
+///
+/// let x = Tensor::<2>::from_data([[0.0, 2.0, 0.0, 0.0]], &Device::flex());
+/// let y = hadamard(x)?;
+/// y.into_data().assert_eq(&TensorData::from([[1.0_f32, -1.0, 1.0, -1.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn hadamard<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     let (shape, dtype) = (x.dims(), x.dtype());

@@ -63,6 +63,21 @@ pub fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
 /// # Errors
 ///
 /// [`OpError`] for another dtype, and for a `k` that is 0 or larger than the number of columns.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::router::topk_select;
+///
+/// let scores = Tensor::<2>::from_data([[1.0, 3.0, 3.0, 2.0]], &Device::flex());
+/// let (values, ids) = topk_select(scores, 3)?;
+/// assert_eq!(values.into_data().iter::<f32>().collect::<Vec<_>>(), [3.0, 3.0, 2.0]);
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 2, 3]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn topk_select<const D: usize>(
     scores: Tensor<D>,
     k: usize,
@@ -121,6 +136,21 @@ pub fn topk_select<const D: usize>(
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and for a `k` that is 0 or larger
 /// than the number of experts.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::router::activation_topk;
+///
+/// let logits = Tensor::<2>::from_data([[0.0, 1.0, 1.0]], &Device::flex());
+/// let (weights, ids) = activation_topk(logits, None, None, 2, 3.0)?;
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 2]);
+/// assert_eq!(weights.into_data().iter::<f32>().collect::<Vec<_>>(), [1.5, 1.5]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn activation_topk(
     logits: Tensor<2>,
     bias: Option<Tensor<1>>,
@@ -167,6 +197,25 @@ pub fn activation_topk(
 /// # Errors
 ///
 /// As for [`activation_topk`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::router::dense_router;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_data([[1.0, 0.0]], &device);
+/// let gate = Tensor::<2>::from_data([[0.0, 1.0], [2.0, 0.0], [1.0, 0.0]], &device);
+/// // The bias keeps the second expert from being chosen.
+/// let bias = Tensor::<1>::from_data([0.0, -5.0, 0.0], &device);
+/// let (weights, ids) = dense_router(x, gate, Some(bias), None, 1, 2.5)?;
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [2]);
+/// assert_eq!(weights.into_data().iter::<f32>().collect::<Vec<_>>(), [2.5]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "fused_topk")]
 pub fn dense_router(
     x: Tensor<2>,

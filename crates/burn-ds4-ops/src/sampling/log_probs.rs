@@ -47,6 +47,24 @@ pub struct LogProbs {
 ///
 /// [`OpError`] for a dtype, shape or device that does not match, for too large a `top`, and more
 /// than [`MAX_COLUMNS`](super::MAX_COLUMNS) columns.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::sampling::log_probs;
+///
+/// let device = Device::flex();
+/// let logits = Tensor::<2>::from_data([[1.0, 1.0]], &device);
+/// let tokens = Tensor::<1, Int>::from_data([1], &device);
+/// let listed = log_probs(logits, tokens, 1)?;
+/// let chosen = listed.chosen.into_data().iter::<f32>().next().unwrap();
+/// assert!((chosen - 0.5_f32.ln()).abs() < 1e-6);
+/// assert_eq!(listed.top_ids.into_data().iter::<i64>().collect::<Vec<_>>(), [0]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn log_probs(
     logits: Tensor<2>,
     tokens: Tensor<1, Int>,

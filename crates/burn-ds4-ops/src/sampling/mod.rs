@@ -181,6 +181,25 @@ pub fn sample(
 /// # Errors
 ///
 /// As [`sample`], and for `logits` without rows.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::sampling::{BatchParams, LaneParams, verify};
+///
+/// let device = Device::flex();
+/// let logits = Tensor::<3>::from_data([[[0.0, 5.0, 0.0], [7.0, 0.0, 0.0]]], &device);
+/// let drafts = Tensor::<2, Int>::from_data([[1]], &device);
+/// let params = BatchParams::new(&[LaneParams::default()], 3, &device)?;
+/// let positions = Tensor::<1, Int>::from_data([0], &device);
+/// let verified = verify(logits, drafts, &params, positions)?;
+/// assert_eq!(verified.tokens.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 0]);
+/// assert_eq!(verified.accepted.into_data().iter::<i64>().collect::<Vec<_>>(), [1]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "rejection_sampler")]
 pub fn verify(
     logits: Tensor<3>,
@@ -205,6 +224,22 @@ pub fn verify(
 /// # Errors
 ///
 /// [`OpError`] for a dtype, shape or device that does not match.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::sampling::accept_drafts;
+///
+/// let device = Device::flex();
+/// let tokens = Tensor::<2, Int>::from_data([[4, 7, 2]], &device);
+/// let drafts = Tensor::<2, Int>::from_data([[4, 9]], &device);
+/// let verified = accept_drafts(tokens, drafts)?;
+/// assert_eq!(verified.accepted.into_data().iter::<i64>().collect::<Vec<_>>(), [1]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn accept_drafts(
     tokens: Tensor<2, Int>,
     drafts: Tensor<2, Int>,

@@ -120,6 +120,28 @@ impl TokenCounts {
 ///
 /// [`OpError`] for a dtype, shape or device that does not match, and more than
 /// [`MAX_COLUMNS`](super::MAX_COLUMNS) columns.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor, TensorData};
+/// use burn_ds4_ops::sampling::{BatchParams, LaneParams, Penalties, TokenCounts, apply_penalties};
+///
+/// let device = Device::flex();
+/// let penalties = Penalties { frequency: 0.5, ..Penalties::default() };
+/// let lane = LaneParams { penalties, logit_bias: vec![(2, 1.0)], ..LaneParams::default() };
+/// let params = BatchParams::new(&[lane], 3, &device)?;
+/// let mut counts = TokenCounts::new(1, 3, &device);
+/// // The text so far has the token 1 twice.
+/// counts.reset_lane(0, &[0], &[1, 1])?;
+/// let logits = Tensor::<3>::from_data([[[4.0, 4.0, 4.0]]], &device);
+/// let no_drafts = Tensor::<2, Int>::zeros([1, 0], &device);
+/// let logits = apply_penalties(logits, no_drafts, &params, &counts)?;
+/// logits.into_data().assert_eq(&TensorData::from([[[4.0_f32, 3.0, 5.0]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn apply_penalties(
     logits: Tensor<3>,
     drafts: Tensor<2, Int>,

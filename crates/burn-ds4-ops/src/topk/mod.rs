@@ -106,6 +106,24 @@ pub enum Order {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for a `k` outside 1..=[`MAX_K`], and
 /// for more than [`MAX_COLUMNS`] columns.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::topk::top_k_per_row;
+///
+/// let device = Device::flex();
+/// let logits = Tensor::<2>::from_data([[5.0, 1.0, 4.0, 2.0]], &device);
+/// // The window of the row begins at column 1.
+/// let starts = Tensor::<1, Int>::from_data([1], &device);
+/// let ends = Tensor::<1, Int>::from_data([4], &device);
+/// let ids = top_k_per_row(logits, starts, ends, 2)?;
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 2]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn top_k_per_row(
     logits: Tensor<2>,
     row_starts: Tensor<1, Int>,
@@ -134,6 +152,22 @@ pub fn top_k_per_row(
 /// # Errors
 ///
 /// As [`top_k_per_row`]; also for a `next_n` that is 0 or does not divide the number of rows.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::topk::top_k_per_row_decode;
+///
+/// let device = Device::flex();
+/// let logits = Tensor::<2>::from_data([[1.0, 2.0, 9.0], [4.0, 3.0, 9.0]], &device);
+/// let lengths = Tensor::<1, Int>::from_data([2, 3], &device);
+/// let ids = top_k_per_row_decode(logits, lengths, 1, 1)?;
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 2]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn top_k_per_row_decode<const D: usize>(
     logits: Tensor<2>,
     seq_lens: Tensor<D, Int>,
@@ -194,6 +228,21 @@ pub fn top_k_ids(logits: Tensor<2>, windows: Windows, k: usize) -> Result<Tensor
 /// # Errors
 ///
 /// As [`top_k_ids`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::topk::{Order, Windows, top_k};
+///
+/// let logits = Tensor::<2>::from_data([[1.0, 3.0, 2.0]], &Device::flex());
+/// let (values, ids) = top_k(logits, Windows::All, 2, Order::Value)?;
+/// assert_eq!(values.into_data().iter::<f32>().collect::<Vec<_>>(), [3.0, 2.0]);
+/// assert_eq!(ids.into_data().iter::<i64>().collect::<Vec<_>>(), [1, 2]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn top_k(
     logits: Tensor<2>,
     windows: Windows,
@@ -223,6 +272,20 @@ pub fn top_k(
 /// # Errors
 ///
 /// As [`top_k_ids`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::topk::top_k_mask;
+///
+/// let logits = Tensor::<2>::from_data([[1.0, 3.0, 2.0]], &Device::flex());
+/// let mask = top_k_mask(logits, 2)?;
+/// assert_eq!(mask.into_data().iter::<bool>().collect::<Vec<_>>(), [false, true, true]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn top_k_mask(logits: Tensor<2>, k: usize) -> Result<Tensor<2, Bool>, OpError> {
     let [rows, columns] = logits.dims();
     let ids = top_k_ids(logits, Windows::All, k)?;
