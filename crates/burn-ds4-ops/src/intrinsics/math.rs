@@ -112,18 +112,9 @@ pub(crate) fn push_outside(
     #[comptime] target: Target,
 ) -> u32 {
     if target.ptx {
-        let y: u32;
         // Uses the signs of two differences, because comparisons would use the pipe that the rest
         // of the work keeps busy.
-        let below = i32::reinterpret(x - low);
-        let above = i32::reinterpret(high - x);
-        let outside = below | above;
-        let bits = i32::reinterpret(bits);
-        gpu_asm!(
-            "shf.l.wrap.b32 {y}, {outside}, {bits}, 1;",
-            y = out(_) y, outside = in(_) outside, bits = in(_) bits, options(pure, nomem)
-        );
-        y
+        push_sign(bits, i32::reinterpret(x - low) | i32::reinterpret(high - x))
     } else {
         let outside = (x < low || x > high) && !has_nan_bits(x);
         (bits << 1) | select(outside, 1u32, 0u32)
@@ -136,7 +127,7 @@ pub(crate) fn push_outside(
 #[cube]
 pub(crate) fn push_above(bits: u32, x: f32, high: f32, #[comptime] target: Target) -> u32 {
     if target.ptx {
-        push_sign(bits, high - x)
+        push_sign(bits, i32::reinterpret(high - x))
     } else {
         (bits << 1) | select(x > high && !has_nan_bits(x), 1u32, 0u32)
     }
@@ -148,21 +139,20 @@ pub(crate) fn push_above(bits: u32, x: f32, high: f32, #[comptime] target: Targe
 #[cube]
 pub(crate) fn push_below(bits: u32, x: f32, low: f32, #[comptime] target: Target) -> u32 {
     if target.ptx {
-        push_sign(bits, x - low)
+        push_sign(bits, i32::reinterpret(x - low))
     } else {
         (bits << 1) | select(x < low && !has_nan_bits(x), 1u32, 0u32)
     }
 }
 
-/// `bits` shifted up by one, with the sign of `x` in the lowest bit. Needs PTX.
+/// `bits` shifted up by one, with the highest bit of `word` in the lowest one. Needs PTX.
 #[cube]
-fn push_sign(bits: u32, x: f32) -> u32 {
+fn push_sign(bits: u32, word: i32) -> u32 {
     let y: u32;
-    let x = i32::reinterpret(x);
     let bits = i32::reinterpret(bits);
     gpu_asm!(
-        "shf.l.wrap.b32 {y}, {x}, {bits}, 1;",
-        y = out(_) y, x = in(_) x, bits = in(_) bits, options(pure, nomem)
+        "shf.l.wrap.b32 {y}, {word}, {bits}, 1;",
+        y = out(_) y, word = in(_) word, bits = in(_) bits, options(pure, nomem)
     );
     y
 }
