@@ -8,15 +8,60 @@
 //! [`transfer_in_turn`] of the first.
 //!
 //! All other devices copy through the memory of the host, which waits for it.
+//!
+//! Where what wrote a tensor has failed, CubeCL would not send it, and the receiver would wait for
+//! it for ever. So it is not sent: what is returned in its place is as lost as the tensor, and
+//! whoever reads it is told. With Burn's fusion, whose tensors cannot be asked, it is sent.
 
 use burn::tensor::kind::Basic;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Float, Int, Tensor};
+#[cfg(all(feature = "cube", not(feature = "fusion")))]
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+
+/// Kinds of tensors that can be moved: [`Float`] and [`Int`].
+pub trait Movable: Basic + private::OfCube {}
+
+impl Movable for Float {}
+impl Movable for Int {}
+
+mod private {
+    use super::*;
+
+    /// Kinds of tensors of devices that CubeCL has.
+    pub trait OfCube: Basic + Sized {
+        /// `None` for a tensor of another device.
+        #[cfg(all(feature = "cube", not(feature = "fusion")))]
+        fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> Option<CubeTensor>;
+
+        #[cfg(all(feature = "cube", not(feature = "fusion")))]
+        fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self>;
+    }
+
+    macro_rules! of_cube {
+        ($kind:ty) => {
+            impl OfCube for $kind {
+                #[cfg(all(feature = "cube", not(feature = "fusion")))]
+                fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> Option<CubeTensor> {
+                    tensor.try_into_primitive::<CubeBackend>().ok()
+                }
+
+                #[cfg(all(feature = "cube", not(feature = "fusion")))]
+                fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self> {
+                    Tensor::from_primitive::<CubeBackend>(tensor)
+                }
+            }
+        };
+    }
+
+    of_cube!(Float);
+    of_cube!(Int);
+}
 
 /// Moves a tensor to another device. The host waits until the receiver has done what it was given
 /// before.
 ///
 /// A tensor that is there already is returned as it is.
-pub fn transfer<const D: usize, K: Basic>(tensor: Tensor<D, K>, to: &Device) -> Tensor<D, K> {
+pub fn transfer<const D: usize, K: Movable>(tensor: Tensor<D, K>, to: &Device) -> Tensor<D, K> {
     if Route::between(&tensor.device(), to) == Route::Direct {
         // What has failed is told by whoever reads it.
         let _ = to.sync();
@@ -30,13 +75,17 @@ pub fn transfer<const D: usize, K: Basic>(tensor: Tensor<D, K>, to: &Device) -> 
 /// Only for a receiver that has done all of its work by the time that the tensor has been computed,
 /// such as one that has to wait for the sender after each of its own steps. Otherwise the copy may
 /// overwrite what earlier work of the receiver still uses.
-pub fn transfer_in_turn<const D: usize, K: Basic>(
+pub fn transfer_in_turn<const D: usize, K: Movable>(
     tensor: Tensor<D, K>,
     to: &Device,
 ) -> Tensor<D, K> {
     let from = tensor.device();
     if from == *to {
         return tensor;
+    }
+    #[cfg(all(feature = "cube", not(feature = "fusion")))]
+    if let Some(lost) = lost(&tensor, to) {
+        return lost;
     }
     let moved = tensor.to_device(to);
     wait_for_copies(&from);
@@ -75,6 +124,25 @@ impl Route {
         }
         Self::Host
     }
+}
+
+/// A tensor of `to` that nothing writes, if what wrote this one has failed.
+#[cfg(all(feature = "cube", not(feature = "fusion")))]
+fn lost<const D: usize, K: Movable>(tensor: &Tensor<D, K>, to: &Device) -> Option<Tensor<D, K>> {
+    use burn::backend::{DispatchDevice, StreamId};
+
+    #[allow(irrefutable_let_patterns)]
+    let DispatchDevice::Cube(to) = to.as_dispatch() else {
+        return None;
+    };
+    let own = K::into_cube(tensor.clone())?;
+    let error = own.client.check([&own.handle]).err()?;
+    log::warn!("a tensor is not moved to {to:?}, since what wrote it has failed: {error}");
+    let client = to.client();
+    let bytes = (tensor.shape().num_elements() * own.dtype.size()) as u64;
+    let handle = cubecl::server::Handle::new(client.service_id(), StreamId::current(), bytes);
+    let lost = CubeTensor::new_contiguous(client, to.clone(), tensor.shape(), handle, own.dtype);
+    Some(K::from_cube(lost))
 }
 
 /// Lets the device's later work begin after what it is sending. The host does not wait.
@@ -128,6 +196,31 @@ mod tests {
                 _ => Route::Host,
             };
             assert_eq!(Route::between(&flex, &device), route, "{spec}");
+        }
+    }
+
+    /// Two devices of a software driver: the default adapter, and the same by its kind.
+    #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
+    #[test]
+    fn what_was_never_written_is_lost_on_the_other_device_too() {
+        use burn::tensor::{DeviceKind, DeviceType};
+
+        let cpu = Device::wgpu(DeviceKind::Cpu);
+        if !Device::enumerate(DeviceType::Wgpu).contains(&cpu) {
+            return;
+        }
+        let first = DeviceSpec::Wgpu.init().expect("there is an adapter");
+        // No device has so much memory.
+        let never = Tensor::<1>::zeros([1_usize << 42], &first);
+        let ints = Tensor::<1, Int>::zeros([1_usize << 42], &first);
+        for moved in [
+            transfer(never.clone(), &cpu),
+            transfer_in_turn(never, &cpu) * 2,
+            transfer(ints, &cpu).float(),
+        ] {
+            assert_eq!(moved.device(), cpu);
+            let row: Result<Vec<f32>, _> = moved.slice([0..4]).try_into_vec_as();
+            assert!(row.is_err(), "{row:?}");
         }
     }
 }

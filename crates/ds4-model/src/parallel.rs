@@ -19,7 +19,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::collective::{DeviceGroup, GroupRoute};
 use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
-use burn_ds4_ops::transfer::transfer;
+use burn_ds4_ops::transfer::{Movable, transfer};
 
 use crate::attention::Attention;
 use crate::block::Block;
@@ -313,7 +313,7 @@ impl Copied<'_> {
         self.moved(tensor, |row| row * 1.0)
     }
 
-    fn moved<const D: usize, K: Basic>(
+    fn moved<const D: usize, K: Movable>(
         &self,
         tensor: Tensor<D, K>,
         own: impl FnOnce(Tensor<1, K>) -> Tensor<1, K>,

@@ -32,6 +32,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::OpError;
+use crate::transfer::Movable;
 use crate::validation::{expect_dtype, expect_float, expect_shape, invalid};
 
 /// Devices that compute together.
@@ -318,7 +319,7 @@ impl DeviceGroup {
 const WORD: usize = 4;
 
 /// Kinds of tensors that devices exchange.
-trait Exchanged: Basic + Sized + peer::Peer {
+trait Exchanged: Movable {
     /// The sum, added in the order of the tensors.
     fn sum<const D: usize>(tensors: impl Iterator<Item = Tensor<D, Self>>) -> Tensor<D, Self>;
 }

@@ -4,10 +4,6 @@ use burn::tensor::{Device, Tensor};
 
 use super::{Combine, Exchanged, GroupError, reference};
 
-pub(super) trait Peer {}
-
-impl<K> Peer for K {}
-
 pub(super) fn enable(devices: &[Device]) -> Result<(), String> {
     Err(format!(
         "{:?} cannot write to the memory of another",

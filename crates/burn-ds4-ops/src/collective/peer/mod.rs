@@ -9,11 +9,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use burn::backend::{DispatchDevice, StreamId, TensorMetadata};
-use burn::tensor::kind::Basic;
-use burn::tensor::{DType, Device, Float, Int, Shape, Tensor};
+use burn::tensor::{DType, Device, Shape, Tensor};
+use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::prelude::*;
@@ -29,31 +28,6 @@ pub(super) use access::enable;
 
 /// Units of a cube: few, so that a short exchange is on several SMs.
 const UNITS: u32 = 128;
-
-/// Kinds of tensors that kernels take.
-pub(super) trait Peer: Basic {
-    fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> CubeTensor;
-
-    fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self>;
-}
-
-macro_rules! peer {
-    ($kind:ty) => {
-        impl Peer for $kind {
-            fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> CubeTensor {
-                let tensor = tensor.try_into_primitive::<CubeBackend>();
-                tensor.expect("a tensor of a CUDA device")
-            }
-
-            fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self> {
-                Tensor::from_primitive::<CubeBackend>(tensor)
-            }
-        }
-    };
-}
-
-peer!(Float);
-peer!(Int);
 
 /// Memory of a device that the others write to.
 struct Inbox {
@@ -171,7 +145,8 @@ pub(super) fn exchange<const D: usize, K: Exchanged>(
     combine: Combine,
 ) -> Result<Vec<Tensor<D, K>>, GroupError> {
     prepare(devices)?;
-    let own = tensors.into_iter().map(K::into_cube);
+    let own = tensors.into_iter();
+    let own = own.map(|tensor| K::into_cube(tensor).expect("a tensor of a CUDA device"));
     let own = own.map(into_contiguous).collect();
     let combined = INBOXES.with_borrow(|all| {
         let inboxes = &all[&key(devices)];
