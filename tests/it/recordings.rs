@@ -35,6 +35,8 @@ impl Drop for Occupied {
 fn refuse_a_replay(name: &str, fixture: &Fixture, device: &Device, drafts: usize) {
     let config = EngineConfig {
         drafts,
+        // A device that is occupied records what it hands back, too, and does not send it.
+        overlap: false,
         ..EngineConfig::default()
     };
     // Enough for a recording to be worth while.

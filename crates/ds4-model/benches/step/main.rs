@@ -104,9 +104,9 @@ struct Args {
     /// Tokens to generate without drafts and with them, for `tiny`.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
-    /// Lets several devices work at the same time, each for some of the sequences.
+    /// Has one device work at a time, where there are several, for all of the sequences.
     #[arg(long)]
-    overlap: bool,
+    no_overlap: bool,
     /// Only times the engine's steps, for `flash`.
     #[arg(long)]
     only_steps: bool,
@@ -263,7 +263,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         acceptance: args.acceptance,
         jsonl: args.jsonl.clone(),
         copy_rate: args.copy_rate,
-        overlap: args.overlap,
+        overlap: !args.no_overlap,
     };
     if let Some(account) = args.account {
         let options = options(contexts[0]);

