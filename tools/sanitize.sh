@@ -137,6 +137,7 @@ sampling_split sampling_split::drafts_of_long
 small_m_layouts small_m_layouts::both_operands
 small_m_odd small_m_layouts::rows_of_odd
 moe_large moe_large::thousands_of_tokens
+moe_stages moe_large::hundreds_of_tokens
 small rotation::the_last_channels
 small rotation::positions_of_a_table
 small norm::rows_of_any_length

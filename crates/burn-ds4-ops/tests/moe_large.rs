@@ -102,13 +102,24 @@ fn dense_stacks_beyond_4_gib() {
     });
 }
 
-fn thousands_of_tokens_for_two_experts() {
-    let on_gpu: Sizes = (FLASH, &[4096]);
-    sized(on_gpu, (SMALL, &[40]), |name, device, (shape, batches)| {
-        check((name, device), Format::Fp4, shape, batches, |random| {
+/// Each number of tokens, for two experts whose rows fill several tiles.
+fn two_experts(format: Format, on_gpu: Sizes, elsewhere: Sizes) {
+    sized(on_gpu, elsewhere, |name, device, (shape, batches)| {
+        check((name, device), format, shape, batches, |random| {
             [3, shape[0] - 2][random.index(2)]
         });
     });
+}
+
+fn thousands_of_tokens_for_two_experts() {
+    two_experts(Format::Fp4, (FLASH, &[4096]), (SMALL, &[40]));
+}
+
+/// Stages of shared memory are filled again and again, at a size that tools can follow.
+fn hundreds_of_tokens_for_two_experts() {
+    for format in [Format::Fp4, FP8_PAIR] {
+        two_experts(format, ([5, 1024, 512], &[300]), (SMALL, &[20]));
+    }
 }
 
 /// The sizes above are checked with what is drawn on the device.
@@ -129,4 +140,5 @@ catalogue![
     fp8_stacks_beyond_4_gib,
     dense_stacks_beyond_4_gib,
     thousands_of_tokens_for_two_experts,
+    hundreds_of_tokens_for_two_experts,
 ];
