@@ -284,10 +284,12 @@ fn run(fixture: &Fixture, case: &Case, alone: &mut Alone, what: &str) -> usize {
 fn every_pair_of_features_gives_each_text_the_tokens_that_it_has_alone() {
     let cases = cases();
     every_model(|name, fixture| {
-        let count = match name {
-            _ if name.starts_with("cuda") => 48,
-            _ if name.starts_with("wgpu") => 6,
-            _ => 16,
+        // Some of the cases where a step takes long, or another dtype has them all.
+        let (count, every) = match name {
+            _ if name.starts_with("cuda") => (48, 1),
+            _ if name.starts_with("wgpu") => (6, 12),
+            "flex F32" => (16, 1),
+            _ => (16, 4),
         };
         let (known, mut replays) = (BTreeMap::new(), 0);
         let mut alone = Alone {
@@ -295,7 +297,7 @@ fn every_pair_of_features_gives_each_text_the_tokens_that_it_has_alone() {
             count,
             known,
         };
-        for (index, case) in cases.iter().enumerate() {
+        for (index, case) in cases.iter().enumerate().step_by(every) {
             let mut own = fixture.clone();
             let clustered = |wanted: bool| wanted.then(|| head(&fixture.model, CLUSTERS));
             own.model.flash_head = clustered(case.head);
@@ -306,7 +308,7 @@ fn every_pair_of_features_gives_each_text_the_tokens_that_it_has_alone() {
             replays += replayed;
         }
         let texts: BTreeSet<_> = alone.known.values().collect();
-        assert!(texts.len() > 15, "{name}: texts that tell nothing");
+        assert!(texts.len() > 15 / every, "{name}: texts that tell nothing");
         assert_eq!(replays > 0, has_graphs(name), "{name}");
     });
 }

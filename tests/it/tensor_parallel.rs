@@ -14,7 +14,7 @@ use ds4_model::parallel::Parallel;
 use ds4_model::placement::{Devices, Placement, PlacementError, Plan};
 use ds4_model::trace::Trace;
 
-use crate::common::{absolute, assert_close, compiles_slowly, skip, values};
+use crate::common::{absolute, assert_close, compiles_slowly, skip, some, values};
 use crate::devices::{few, joining, pairs, sparse_v4_flash, two_gpus};
 use crate::ds4_tiny::ids_tensor;
 use crate::engine::{engine, penalised, request, sampled, together};
@@ -128,7 +128,7 @@ fn lone_texts_in_parts_are_those_of_whole_layers() {
             return;
         }
         let own = request(&whole.prompt, few(name, 50, 20));
-        for drafts in [0, 2] {
+        for &drafts in some(name, &[2, 0], 2) {
             let config = EngineConfig {
                 drafts,
                 ..EngineConfig::default()
@@ -148,7 +148,7 @@ fn lone_texts_in_parts_are_those_of_whole_layers() {
 fn texts_in_parts_do_not_depend_on_lanes_drafts_and_graphs() {
     every_pair(|name, _, divided| {
         let any = text(120);
-        let count = few(name, 40, 16);
+        let count = few(name, 40, 10);
         let requests: Vec<Request> = (0..few(name, 5, 3))
             .map(|index| {
                 let kinds = [sampled(index), penalised(index), Default::default()];
