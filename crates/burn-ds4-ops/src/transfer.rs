@@ -61,6 +61,24 @@ mod private {
 /// before.
 ///
 /// A tensor that is there already is returned as it is.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::device::DeviceSpec;
+/// use burn_ds4_ops::transfer::transfer;
+///
+/// let device = Device::flex();
+/// // Another device, if there is one.
+/// let other = DeviceSpec::Cuda(0).init().unwrap_or(device.clone());
+/// let x = Tensor::<1>::from_data([1.0, 2.0], &device);
+/// let moved = transfer(x, &other);
+/// assert_eq!(moved.device(), other);
+/// moved.into_data().assert_eq(&TensorData::from([1.0_f32, 2.0]), true);
+/// # }
+/// ```
 pub fn transfer<const D: usize, K: Movable>(tensor: Tensor<D, K>, to: &Device) -> Tensor<D, K> {
     if Route::between(&tensor.device(), to) == Route::Direct {
         // What has failed is told by whoever reads it.

@@ -164,6 +164,24 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>,
 /// [`OpError`] where a dtype, a shape or a device does not fit, `rotated` is odd or larger than
 /// `width`, the table has no positions and, where the device's memory is the host's, for a position
 /// beyond it.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor, TensorData};
+/// use burn_ds4_ops::attention::rotate_at;
+///
+/// let device = Device::flex();
+/// // One pair. Nothing at position 0, a quarter turn at position 1: cosine, sine.
+/// let angles = Tensor::<2>::from_data([[1.0, 0.0], [0.0, 1.0]], &device);
+/// let x = Tensor::<4>::from_data([[[[9.0, 2.0, 3.0]]]], &device);
+/// let start = Tensor::<1, Int>::from_data([1], &device);
+/// let rotated = rotate_at(x, angles, start, false)?;
+/// rotated.into_data().assert_eq(&TensorData::from([[[[9.0_f32, -3.0, 2.0]]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn rotate_at(
     x: Tensor<4>,
     angles: Tensor<2>,
@@ -202,6 +220,22 @@ pub fn rotate_at(
 /// # Errors
 ///
 /// [`OpError`] where a dtype, a shape or a device does not fit.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::attention::pool;
+///
+/// let device = Device::flex();
+/// // One block of two slots, whose scores are alike, and two channels.
+/// let values = Tensor::<4>::from_data([[[[1.0, 10.0], [3.0, 30.0]]]], &device);
+/// let pooled = pool(values.clone(), values.zeros_like())?;
+/// pooled.into_data().assert_eq(&TensorData::from([[[2.0_f32, 20.0]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn pool(values: Tensor<4>, scores: Tensor<4>) -> Result<Tensor<3>, OpError> {
     expect_float("values", &values)?;
     expect_dtype("scores", "that of `values`", &scores, &[values.dtype()])?;

@@ -34,6 +34,22 @@ pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_mat
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and for operands of less than two
 /// dimensions.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::matmul::matmul;
+///
+/// let device = Device::flex();
+/// let lhs = Tensor::<2>::from_data([[1.0, 2.0]], &device);
+/// let rhs = Tensor::<2>::from_data([[3.0, 0.0], [4.0, 1.0]], &device);
+/// let product = matmul(lhs, rhs)?;
+/// product.into_data().assert_eq(&TensorData::from([[11.0_f32, 2.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Result<Tensor<D>, OpError> {
     if D < 2 {
         return Err(invalid("dimensions of lhs", "at least 2", D));

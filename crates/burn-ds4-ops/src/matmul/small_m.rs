@@ -94,6 +94,24 @@ pub fn small_m_matmul<const D: usize>(
 /// # Errors
 ///
 /// As [`small_m_matmul`], for any of the weights.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul_group};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_data([[2.0, 4.0]], &device);
+/// let first = Tensor::<2>::from_data([[1.0, 2.0], [0.0, -1.0]], &device);
+/// let second = Tensor::<2>::from_data([[0.5, 0.5]], &device);
+/// let all = small_m_matmul_group(x, &[first, second], SmallMOptions::default())?;
+/// all[0].to_data().assert_eq(&TensorData::from([[10.0_f32, -4.0]]), true);
+/// all[1].to_data().assert_eq(&TensorData::from([[3.0_f32]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn small_m_matmul_group<const D: usize>(
     x: Tensor<D>,
     weights: &[Tensor<2>],

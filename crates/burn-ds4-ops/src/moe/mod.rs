@@ -333,6 +333,22 @@ fn check_routing(
 /// # Panics
 ///
 /// If the device fails to return the ids.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_ds4_ops::moe::check_expert_ids;
+///
+/// let device = Device::flex();
+/// let ids = Tensor::<2, Int>::from_data([[3, -1], [7, 0]], &device);
+/// assert!(check_expert_ids(ids.clone(), 8).is_ok());
+/// let error = check_expert_ids(ids, 4).unwrap_err();
+/// assert_eq!(error.to_string(), "`ids` is 7, expected less than 4, the number of experts");
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn check_expert_ids(ids: Tensor<2, Int>, experts: usize) -> Result<(), OpError> {
     expect_ids(&ids)?;
     let unknown = |id: &i64| usize::try_from(*id).is_ok_and(|id| id >= experts);

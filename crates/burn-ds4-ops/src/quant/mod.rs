@@ -249,6 +249,24 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
 ///
 /// [`OpError`] where `x` has another dtype, or one of `weights`, named by its index, is not one
 /// matrix with as many columns as `x`, or is on another device.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::quant::{Weights, quant_linear_pair};
+///
+/// let device = Device::flex();
+/// let matrix = |rows| Weights::dense(Tensor::<3>::ones([1, rows, 2], &device));
+/// let (first, second) = (matrix(1)?, matrix(2)?);
+/// let x = Tensor::<2>::from_data([[1.0, 2.0]], &device);
+/// let [y, z] = quant_linear_pair(x, [&first, &second])?;
+/// y.into_data().assert_eq(&TensorData::from([[3.0_f32]]), true);
+/// z.into_data().assert_eq(&TensorData::from([[3.0_f32, 3.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn quant_linear_pair<const D: usize>(
     x: Tensor<D>,
     weights: [&Weights; 2],
@@ -393,6 +411,21 @@ pub fn fp8_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tenso
 /// rounded to the nearest E2M1 value, ties to the even code.
 ///
 /// Dtypes and errors as [`fp8_roundtrip`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::quant::fp4_roundtrip;
+///
+/// // The scale is 1: 6 is the largest value, and 2.5 is a tie between 2 and 3.
+/// let x = Tensor::<2>::from_data([[6.0, 2.5, 0.7, -5.5]], &Device::flex());
+/// let rounded = fp4_roundtrip(x, 32)?;
+/// rounded.into_data().assert_eq(&TensorData::from([[6.0_f32, 2.0, 0.5, -6.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn fp4_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tensor<D>, OpError> {
     roundtrip_blocks(x, block, SmallFloat::Fp4)
 }

@@ -41,6 +41,21 @@ const MAX_EXPERTS: usize = i32::MAX as usize;
 /// # Special values
 ///
 /// `+inf` gives `+inf`, `-inf` gives 0, NaN gives NaN.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::router::sqrt_softplus;
+///
+/// let logits = Tensor::<1>::from_data([0.0, 100.0, -200.0], &Device::flex());
+/// let scores = sqrt_softplus(logits).into_data();
+/// // sqrt(ln 2), sqrt(100), exp(-100).
+/// let expected = TensorData::from([0.832_554_6_f32, 10.0, 3.720_076e-44]);
+/// scores.assert_approx_eq::<f32>(&expected, Tolerance::default());
+/// # }
+/// ```
 pub fn sqrt_softplus<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::sqrt_softplus(logits.into_dispatch()))
 }
