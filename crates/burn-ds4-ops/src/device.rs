@@ -18,8 +18,9 @@
 use std::{fmt, str::FromStr};
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::kind::Basic;
-use burn::tensor::{Device, Float, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::transfer::Movable;
 
 /// A device by name: `flex`, `wgpu`, `cuda`, `cuda:1`, `cpu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -108,7 +109,17 @@ struct Parameters {
 }
 
 impl Parameters {
-    fn check<const D: usize, K: Basic>(&mut self, tensor: &Tensor<D, K>) {
+    fn check<const D: usize, K: Movable>(&mut self, value: impl FnOnce() -> Tensor<D, K>) {
+        if self.taken.is_err() {
+            return;
+        }
+        let tensor = value();
+        #[cfg(all(feature = "cube", not(feature = "fusion")))]
+        if let Some(own) = K::into_cube(tensor.clone()) {
+            let taken = own.client.check([&own.handle]);
+            self.taken = taken.map_err(|error| error.to_string());
+            return;
+        }
         let device = tensor.device();
         if !self.synced.contains(&device) {
             self.taken = device.sync().map_err(|error| error.to_string());
@@ -117,30 +128,14 @@ impl Parameters {
     }
 }
 
-macro_rules! visit {
-    ($visit:ident, $kind:ty) => {
-        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<D, $kind>>) {
-            if self.taken.is_err() {
-                return;
-            }
-            let tensor = param.val();
-            #[cfg(all(feature = "cube", not(feature = "fusion")))]
-            if let Ok(own) = tensor
-                .clone()
-                .try_into_primitive::<burn_cubecl::CubeBackend>()
-            {
-                let taken = own.client.check([&own.handle]);
-                self.taken = taken.map_err(|error| error.to_string());
-                return;
-            }
-            self.check(&tensor);
-        }
-    };
-}
-
 impl ModuleVisitor for Parameters {
-    visit!(visit_float, Float);
-    visit!(visit_int, Int);
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.check(|| param.val());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.check(|| param.val());
+    }
 }
 
 /// Whether tensors of the device are in the host's own memory, so that reading them costs nothing

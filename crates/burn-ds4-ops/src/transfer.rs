@@ -21,9 +21,6 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 /// Kinds of tensors that can be moved: [`Float`] and [`Int`].
 pub trait Movable: Basic + private::OfCube {}
 
-impl Movable for Float {}
-impl Movable for Int {}
-
 mod private {
     use super::*;
 
@@ -39,6 +36,8 @@ mod private {
 
     macro_rules! of_cube {
         ($kind:ty) => {
+            impl Movable for $kind {}
+
             impl OfCube for $kind {
                 #[cfg(all(feature = "cube", not(feature = "fusion")))]
                 fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> Option<CubeTensor> {
