@@ -13,7 +13,7 @@ use ds4_model::model::Model;
 use ds4_model::placement::{Devices, ModelBytes, Placement, Plan};
 use ds4_model::trace::Trace;
 
-use crate::common::{compiles_slowly, devices, integers, skip, some, values};
+use crate::common::{compiles_slowly, devices, few, integers, skip, some, values};
 use crate::engine::{
     CALLS, Texts, add, alone, collect, engine, has_graphs, penalised, request, sampled, together,
     unrecordable, with_logits,
@@ -80,13 +80,6 @@ fn placed(model: &Model, devices: &[Device], split: &[usize]) -> Model {
     let placement = Placement::new(devices, split).expect("a layer for each device");
     let placed = model.clone().place(placement);
     placed.expect("a placement of as many layers")
-}
-
-pub(crate) fn few<T>(name: &str, many: T, few: T) -> T {
-    match compiles_slowly(name) {
-        true => few,
-        false => many,
-    }
 }
 
 #[test]

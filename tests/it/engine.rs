@@ -12,7 +12,7 @@ use ds4_model::generate::{
 };
 use ds4_model::trace::Trace;
 
-use crate::common::{skip, some};
+use crate::common::{few, skip, some};
 use crate::flash_head::{CLUSTERS, head};
 use crate::two_layers::{
     CAPACITY, Fixture, PICKED_CAPACITY, bits, every_model, every_model_in, every_quick_model, text,
@@ -34,14 +34,6 @@ pub(crate) fn must_have_graphs(name: &str) -> bool {
         skip(name, "graphs");
     }
     has
-}
-
-/// Another number for devices that take long to compile a kernel.
-fn few<T>(name: &str, many: T, few: T) -> T {
-    match name.starts_with("wgpu") {
-        true => few,
-        false => many,
-    }
 }
 
 pub(crate) fn engine<'a>(fixture: &'a Fixture, config: &EngineConfig) -> Engine<'a> {

@@ -14,8 +14,8 @@ use ds4_model::parallel::Parallel;
 use ds4_model::placement::{Devices, Placement, PlacementError, Plan};
 use ds4_model::trace::Trace;
 
-use crate::common::{absolute, assert_close, compiles_slowly, skip, some, values};
-use crate::devices::{few, joining, pairs, sparse_v4_flash, two_gpus};
+use crate::common::{absolute, assert_close, compiles_slowly, few, skip, some, values};
+use crate::devices::{joining, pairs, sparse_v4_flash, two_gpus};
 use crate::ds4_tiny::ids_tensor;
 use crate::engine::{engine, penalised, request, sampled, together};
 use crate::golden::{TOLERANCE, root};

@@ -15,6 +15,10 @@ const TENSOR_CORES_FROM: u32 = 80;
 const FP8_CONVERSION_FROM: u32 = 89;
 /// The architecture that has products of warpgroups.
 const WGMMA_OF: u32 = 90;
+/// Planes of a cube that has not fewer than [`LEAST_UNITS`]. More are no faster where a plane has
+/// eight lanes, as with a software driver.
+const MOST_PLANES: u32 = 32;
+const LEAST_UNITS: u32 = 256;
 /// Shared memory that compilers reserve for themselves.
 const RESERVED_SHARED_BYTES: usize = 1024;
 /// The environment variable with [`Limits`].
@@ -105,7 +109,10 @@ impl Caps {
                 sync_plane: features.plane.contains(Plane::Sync),
             },
             plane_sizes: [hardware.plane_size_min, hardware.plane_size_max],
-            cube_units: hardware.max_units_per_cube,
+            cube_units: hardware
+                .max_units_per_cube
+                .min(MOST_PLANES * hardware.plane_size_max)
+                .max(LEAST_UNITS.min(hardware.max_units_per_cube)),
             shared_bytes: hardware.max_shared_memory_size,
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1),
             bindings: hardware.max_bindings,

@@ -151,7 +151,7 @@ fn assert_oracle(
     let (raw, rows) = (read(&state.raw), read(&state.rows));
     let length = steps.iter().sum::<usize>();
     let close = Tolerance {
-        absolute: 5e-6,
+        absolute: 1e-5,
         relative: half_unit(dtype),
     };
     for sequence in 0..sizes.batch {

@@ -39,8 +39,11 @@ impl Oracle {
         let finite = x.iter().filter(|v| v.is_finite());
         let amax = finite.fold(self.amax_floor, |amax, v| amax.max(f64::from(v.abs())));
         let max = self.codes[self.codes.len() - 1];
-        let exponent = (-200..200).find(|&e| amax <= max * 2f64.powi(e)).unwrap();
-        let scale = 2f64.powi(exponent);
+        // The logarithm is rounded; what comes before it by two is certainly too small.
+        let first = (amax / max).log2().ceil() as i32 - 2;
+        let exponents = first..first + 5;
+        let mut scales = exponents.map(|exponent| 2f64.powi(exponent));
+        let scale = scales.find(|scale| amax <= max * scale).unwrap();
         x.iter()
             .map(|&v| {
                 if !v.is_finite() {
@@ -53,13 +56,11 @@ impl Oracle {
     }
 
     fn nearest(&self, x: f64) -> f64 {
-        let mut best = 0;
-        for code in 1..self.codes.len() {
-            let (old, new) = ((x - self.codes[best]).abs(), (x - self.codes[code]).abs());
-            if new < old || (new == old && code % 2 == 0) {
-                best = code;
-            }
-        }
-        self.codes[best]
+        let above = self.codes.partition_point(|&code| code < x);
+        let above = above.min(self.codes.len() - 1);
+        let below = above.saturating_sub(1);
+        let (down, up) = (x - self.codes[below], self.codes[above] - x);
+        let is_below = down < up || (down == up && below.is_multiple_of(2));
+        self.codes[if is_below { below } else { above }]
     }
 }

@@ -174,6 +174,14 @@ pub fn compiles_slowly(name: &str) -> bool {
     name.starts_with("wgpu") || name.starts_with("cpu")
 }
 
+/// Another number for devices that compile slowly.
+pub fn few<T>(name: &str, many: T, few: T) -> T {
+    match compiles_slowly(name) {
+        true => few,
+        false => many,
+    }
+}
+
 /// What a test takes of its shapes: all of them, or every `step`th where each of them makes another
 /// kernel on a device that compiles slowly. For what another test, or another dtype of the same
 /// one, takes all shapes of.

@@ -16,7 +16,7 @@ pub(crate) use large_m::{
 };
 pub(crate) use portable::{
     CUBE_X_ROWS, EpilogueLaunch, PLANES as PORTABLE_PLANES, PairsLaunch, PortableBlueprint, Role,
-    portable_kernel,
+    X_ROWS, portable_kernel,
 };
 pub(crate) use stream::{
     StreamBlueprint, StreamProblemLaunch, SumProblemLaunch, SumSizesLaunch, slot_sum_kernel,

@@ -9,8 +9,8 @@ use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, scale_valu
 use crate::caps::Target;
 use crate::intrinsics::group_sum;
 
-/// Rows of `x` that are multiplied at a time.
-const X_ROWS: u32 = 4;
+/// Rows of `x` that are multiplied at a time, at most.
+pub(crate) const X_ROWS: u32 = 4;
 
 /// Planes of a cube, where it need not have more.
 pub(crate) const PLANES: u32 = 4;
@@ -37,6 +37,8 @@ pub(crate) struct PortableBlueprint {
     pub role: Role,
     /// Pairs at most, where each cube groups them for itself.
     pub pairs: Option<u32>,
+    /// Rows of `x` that are multiplied at a time. Those that are not there are read nevertheless.
+    pub x_rows: u32,
     pub plane: u32,
     pub planes: u32,
     pub target: Target,
@@ -154,10 +156,11 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
             end = groups.start(group + 1);
         }
         while start < end {
-            let mut x_pairs = Array::<u32>::new(comptime!(X_ROWS as usize));
-            let mut rows = Array::<usize>::new(comptime!(X_ROWS as usize));
+            let x_rows = comptime!(blueprint.x_rows);
+            let mut x_pairs = Array::<u32>::new(comptime!(x_rows as usize));
+            let mut rows = Array::<usize>::new(comptime!(x_rows as usize));
             #[unroll]
-            for t in 0..X_ROWS {
+            for t in 0..x_rows {
                 let at = min(start + t, end - 1);
                 let mut pair = at;
                 #[comptime]
@@ -170,23 +173,23 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                 x_pairs[t as usize] = pair;
                 rows[t as usize] = (pair / pairs.per_row) as usize * x_stride;
             }
-            let mut sums = Array::<f32>::new(comptime!(2 * X_ROWS as usize));
+            let mut sums = Array::<f32>::new(comptime!(2 * x_rows as usize));
             #[unroll]
-            for i in 0..comptime!(2 * X_ROWS as usize) {
+            for i in 0..comptime!(2 * x_rows as usize) {
                 sums[i] = 0.0f32;
             }
             add_products(x, &rows, matrices, matrix, row, 0u32, &mut sums, blueprint);
             if comptime!(gated) {
                 let up = row + outputs;
-                add_products(x, &rows, matrices, matrix, up, X_ROWS, &mut sums, blueprint);
+                add_products(x, &rows, matrices, matrix, up, x_rows, &mut sums, blueprint);
             }
             #[unroll]
-            for t in 0..X_ROWS {
+            for t in 0..x_rows {
                 let low = group_sum(sums[t as usize], blueprint.plane, blueprint.target);
                 let pair = x_pairs[t as usize];
                 let mut value = low;
                 if comptime!(gated) {
-                    let up = sums[comptime!((t + X_ROWS) as usize)];
+                    let up = sums[comptime!((t + x_rows) as usize)];
                     let up = group_sum(up, blueprint.plane, blueprint.target);
                     let scores = &epilogue.scores;
                     value = gated_value(low, up, epilogue.limit, scores, pair, blueprint.target);
@@ -200,7 +203,7 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                     }
                 }
             }
-            start += X_ROWS;
+            start += x_rows;
         }
         group += 1;
     }
@@ -278,7 +281,7 @@ fn add_products<X: Float, W: Numeric>(
                     WeightFormat::Dense => f32::cast_from(word),
                 };
                 #[unroll]
-                for t in 0..X_ROWS {
+                for t in 0..comptime!(blueprint.x_rows) {
                     let value = f32::cast_from(x[rows[t as usize] + (column + code) as usize]);
                     sums[comptime!((first + t) as usize)] += weight * value;
                 }

@@ -8,7 +8,7 @@ use super::{SortedPairs, optional};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::{
-    CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, portable_kernel,
+    CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, X_ROWS, portable_kernel,
 };
 use crate::launching::address_type;
 
@@ -60,10 +60,13 @@ impl Portable<'_> {
         };
         let pairs = ids.map(|_| small);
         let planes = PortableBlueprint::planes_for(pairs, plane);
+        // Rows of a matrix, if all have as many.
+        let rows = self.pairs.div_ceil(matrices.count.max(1)) as u32;
         let blueprint = PortableBlueprint {
             format: matrices.format,
             role: self.role,
             pairs,
+            x_rows: rows.next_power_of_two().min(X_ROWS),
             plane,
             planes,
             target: Caps::of(&client).target,
