@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use clap::{Parser, value_parser};
-use ds4_model::generate::{EngineConfig, MAX_DRAFTS, MAX_LANES};
+use ds4_model::generate::{DEFAULT_PREFILL_CHUNK, EngineConfig, MAX_DRAFTS, MAX_LANES};
 
 use crate::shared::chat::Encoding;
 use crate::shared::drafts::DraftArgs;
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(2..))]
     pub ctx: Option<u32>,
     /// Prompt tokens per forward call, between which other texts go on.
-    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    #[arg(long, default_value_t = DEFAULT_PREFILL_CHUNK, value_name = "TOKENS")]
     pub prefill_chunk: usize,
     /// Bytes that are kept of texts, so that a prompt that begins like one of them need not be
     /// processed again.

@@ -185,6 +185,9 @@ impl Workload {
             ("experts", json!(config.n_routed_experts)),
             ("context", json!(self.context)),
             ("batch", json!(self.batch)),
+            ("devices", json!(devices(model))),
+            ("parallel", json!(model.parallel.as_ref().map(|_| "tensor"))),
+            ("overlap", json!(self.overlap)),
             (
                 "kind",
                 json!(if self.graphs { "recorded" } else { "launched" }),
@@ -199,6 +202,13 @@ impl Workload {
         }
         append_line(file, &line)
     }
+}
+
+/// How many devices have layers of a model, or parts of them.
+pub fn devices(model: &Model) -> usize {
+    let ranks = model.parallel.as_ref();
+    let ranks = ranks.map_or(1, |parallel| parallel.devices().len());
+    ranks.max(model.placement.runs().len())
 }
 
 /// Appends a line of JSON to a file.

@@ -85,13 +85,16 @@ struct Args {
     /// Drafts with the DSpark drafter of V4-Flash-0731 in place of the MTP layer, for `flash`.
     #[arg(long)]
     dspark: bool,
-    /// Tokens of a chunk of a prompt, for `flash`; 0 for none.
+    /// Tokens of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
+    /// Tokens of a prompt that a call takes [default: all of them].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    chunk: Option<u32>,
     /// What products by packed weights do to their other operand, for `flash`.
     #[arg(long, value_enum, default_value_t)]
     activations: ActivationsArg,
-    /// Only times chunks of a prompt, each after so many positions, for `flash`.
+    /// Only times prompts, each after so many positions, for `flash`.
     #[arg(long, value_delimiter = ',')]
     only_prompt: Vec<usize>,
     /// Only launches a few steps, or chunks of a prompt, the last between marks, for a profiler
@@ -262,6 +265,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         drafts: args.drafts(),
         acceptance: args.acceptance,
         jsonl: args.jsonl.clone(),
+        chunk: args.chunk.map(|chunk| chunk as usize),
         copy_rate: args.copy_rate,
         overlap: !args.no_overlap,
     };

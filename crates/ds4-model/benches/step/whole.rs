@@ -12,7 +12,7 @@ use ds4_model::trace::Trace;
 use serde_json::json;
 
 use crate::calls::{Timings, any_ids};
-use crate::decoding::{Drafts, Measured, Workload, append_line};
+use crate::decoding::{Drafts, Measured, Workload, append_line, devices};
 use crate::flash;
 
 /// Prompts that are timed, after one that is not.
@@ -31,6 +31,8 @@ pub struct Options {
     pub acceptance: f64,
     /// Where lines of JSON go.
     pub jsonl: Option<PathBuf>,
+    /// Tokens of a prompt that a call takes; all without it.
+    pub chunk: Option<usize>,
     /// TB/s.
     pub copy_rate: f64,
     /// Whether several devices work at once, where there are texts enough.
@@ -173,15 +175,17 @@ fn depth(
     })
 }
 
-/// Chunks of a prompt at the given context, each of which is processed anew.
-struct Chunk<'a> {
+/// A prompt at the given context, which is processed anew each time.
+struct Prompt<'a> {
     model: &'a Model,
     cache: Cache,
     shape: [usize; 2],
     context: usize,
+    /// Tokens of a call.
+    chunk: usize,
 }
 
-impl<'a> Chunk<'a> {
+impl<'a> Prompt<'a> {
     fn new(model: &'a Model, options: &Options, tokens: usize) -> Result<Self, Box<dyn Error>> {
         let cache = CacheConfig {
             batch: options.batch,
@@ -194,10 +198,12 @@ impl<'a> Chunk<'a> {
             cache: model.new_cache(cache)?,
             shape: [options.batch, tokens],
             context: options.context,
+            chunk: options.chunk.unwrap_or(tokens),
         })
     }
 
-    /// Calls `before` when the cache is filled, then processes the chunk.
+    /// Calls `before` when the cache is filled, then processes the prompt. No call waits for the
+    /// one before, so that devices with a part of the layers each work at different chunks.
     fn process(
         &mut self,
         before: impl FnOnce(&Device) -> Result<(), Box<dyn Error>>,
@@ -211,30 +217,36 @@ impl<'a> Chunk<'a> {
         }
         before(device)?;
         let start = Instant::now();
-        let streams = self
-            .model
-            .forward_streams(ids, &mut self.cache, &Trace::off())?;
-        let last = streams.narrow(1, self.shape[1] - 1, 1);
-        let logits = self.model.logits(last);
+        let mut last = None;
+        for start in (0..self.shape[1]).step_by(self.chunk) {
+            let count = self.chunk.min(self.shape[1] - start);
+            let ids = ids.clone().narrow(1, start, count);
+            let streams = self
+                .model
+                .forward_streams(ids, &mut self.cache, &Trace::off())?;
+            last = Some(streams.narrow(1, count - 1, 1));
+        }
+        let logits = last.map(|last| self.model.logits(last));
         device.sync()?;
         drop(logits);
         Ok(start.elapsed().as_secs_f64())
     }
 }
 
-/// Prints the speed of prefill, for one chunk of a prompt at the given context.
+/// Prints the speed of prefill, for a prompt at the given context.
 pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Box<dyn Error>> {
-    let mut chunk = Chunk::new(model, options, tokens)?;
-    chunk.process(|_| Ok(()))?;
-    let times: Result<Vec<f64>, _> = (0..PROMPTS).map(|_| chunk.process(|_| Ok(()))).collect();
+    let mut prompt = Prompt::new(model, options, tokens)?;
+    prompt.process(|_| Ok(()))?;
+    let times: Result<Vec<f64>, _> = (0..PROMPTS).map(|_| prompt.process(|_| Ok(()))).collect();
     let time = Timings::new(times?).median();
     let (layers, whole) = (model.layers.len(), ModelConfig::new().layers.len());
     let Options { batch, context, .. } = *options;
+    let chunk = prompt.chunk;
     let rate = (batch * tokens) as f64 / time;
     println!(
-        "prompt, launched: {tokens} tokens of each of {batch} sequences after {context} positions \
-         in {:.1} ms, {rate:.0} tokens/s; with {whole} layers, {layers} / {whole} of that: {:.0} \
-         tokens/s",
+        "prompt, launched: {tokens} tokens of each of {batch} sequences, {chunk} a call, after \
+         {context} positions in {:.1} ms, {rate:.0} tokens/s; with {whole} layers, {layers} / \
+         {whole} of that: {:.0} tokens/s",
         time * 1e3,
         rate * layers as f64 / whole as f64
     );
@@ -246,6 +258,9 @@ pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Bo
             "context": context,
             "batch": batch,
             "tokens": tokens,
+            "chunk": chunk,
+            "devices": devices(model),
+            "parallel": model.parallel.as_ref().map(|_| "tensor"),
             "kind": "prompt, launched",
             "ms": time * 1e3,
             "us_per_layer": time * 1e6 / layers as f64,
@@ -291,9 +306,9 @@ pub fn account_prompt(
     options: &Options,
     tokens: usize,
 ) -> Result<(), Box<dyn Error>> {
-    let mut chunk = Chunk::new(model, options, tokens)?;
-    chunk.process(|_| Ok(()))?;
-    chunk.process(mark)?;
+    let mut prompt = Prompt::new(model, options, tokens)?;
+    prompt.process(|_| Ok(()))?;
+    prompt.process(mark)?;
     mark(model.placement.last())?;
     println!(
         "one chunk of {tokens} tokens through {} layers lies between the last two launches of \

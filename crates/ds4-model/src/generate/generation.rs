@@ -2,7 +2,10 @@
 
 use std::collections::VecDeque;
 
-use super::engine::{Engine, EngineConfig, FinishReason, MAX_DRAFTS, Output, Request, RequestId};
+use super::engine::{
+    DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, FinishReason, MAX_DRAFTS, Output, Request,
+    RequestId,
+};
 use super::error::GenerateError;
 use super::sampling::SamplingConfig;
 use super::stats::SpeculativeStats;
@@ -52,7 +55,7 @@ impl Default for GenerateConfig {
             stop_strings: Vec::new(),
             special_tokens: SpecialTokens::default(),
             ignore_eos: false,
-            prefill_chunk: 256,
+            prefill_chunk: DEFAULT_PREFILL_CHUNK,
             capacity: None,
             graphs: true,
         }

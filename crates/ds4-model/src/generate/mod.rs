@@ -28,8 +28,9 @@ pub use chat::{
     ReasoningEffort, Tool, ToolCall, parse_completion, render_chat,
 };
 pub use engine::{
-    Constraint, ConstraintError, Engine, EngineConfig, FinishReason, GraphUsage, LogitsProcessor,
-    MAX_DRAFTS, MAX_LANES, Output, Progress, Request, RequestId, TokenLogProbs,
+    Constraint, ConstraintError, DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, FinishReason,
+    GraphUsage, LogitsProcessor, MAX_DRAFTS, MAX_LANES, Output, Progress, Request, RequestId,
+    TokenLogProbs,
 };
 pub use error::GenerateError;
 pub use generation::{GenerateConfig, Generation};

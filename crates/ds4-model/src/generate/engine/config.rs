@@ -17,6 +17,9 @@ pub const MAX_LANES: usize = 64;
 /// Most tokens that are drafted per step.
 pub const MAX_DRAFTS: usize = 8;
 
+/// Prompt tokens per forward call by default. For fewer, a GPU reads weights that are not worth it.
+pub const DEFAULT_PREFILL_CHUNK: usize = 2048;
+
 /// How an [`Engine`](super::Engine) decodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
@@ -67,7 +70,7 @@ impl Default for EngineConfig {
             lanes: MAX_LANES,
             drafts: 0,
             draft_confidence: 0.0,
-            prefill_chunk: 256,
+            prefill_chunk: DEFAULT_PREFILL_CHUNK,
             capacity: 1024,
             cache_bytes: None,
             prefix_bytes: 0,

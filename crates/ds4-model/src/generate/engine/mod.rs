@@ -26,7 +26,7 @@ use super::stats::SpeculativeStats;
 use crate::flash_head::ProbedHead;
 use crate::model::Model;
 
-pub use config::{EngineConfig, MAX_DRAFTS, MAX_LANES, Request};
+pub use config::{DEFAULT_PREFILL_CHUNK, EngineConfig, MAX_DRAFTS, MAX_LANES, Request};
 pub use constraint::{Constraint, ConstraintError};
 pub use setup::LogitsProcessor;
 pub use text::{FinishReason, Output, TokenLogProbs};
