@@ -111,8 +111,7 @@ impl Caps {
             plane_sizes: [hardware.plane_size_min, hardware.plane_size_max],
             cube_units: hardware
                 .max_units_per_cube
-                .min(MOST_PLANES * hardware.plane_size_max)
-                .max(LEAST_UNITS.min(hardware.max_units_per_cube)),
+                .min(LEAST_UNITS.max(MOST_PLANES * hardware.plane_size_max)),
             shared_bytes: hardware.max_shared_memory_size,
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1),
             bindings: hardware.max_bindings,

@@ -6,8 +6,8 @@ use burn_ds4_ops::attention::{CompressorState, RowRounding, compress_rows, pool,
 use burn_ds4_ops::norm::rms_norm;
 
 use super::common::{
-    EXACT, Tolerance, assert_close, devices, every_dtype, floats, half_unit, integers, narrow,
-    read, sized, some, values,
+    EXACT, Tolerance, assert_close, devices, every_dtype, floats, half_unit, integers, is_limited,
+    narrow, read, sized, some, values,
 };
 use super::compressing::{Case, EPSILON, Sizes, round};
 
@@ -151,7 +151,8 @@ fn assert_oracle(
     let (raw, rows) = (read(&state.raw), read(&state.rows));
     let length = steps.iter().sum::<usize>();
     let close = Tolerance {
-        absolute: 1e-5,
+        // Without PTX, an H200 has come to 5.7e-6.
+        absolute: if is_limited() { 1e-5 } else { 5e-6 },
         relative: half_unit(dtype),
     };
     for sequence in 0..sizes.batch {

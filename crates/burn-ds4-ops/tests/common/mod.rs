@@ -125,6 +125,11 @@ pub fn skip(device: &str, capability: &str) {
     eprintln!("skipped: {device} lacks {capability}");
 }
 
+/// Whether `DS4_CAPS` takes capabilities away, so that other kernels sum than usually do.
+pub fn is_limited() -> bool {
+    std::env::var_os("DS4_CAPS").is_some()
+}
+
 /// Whether `DS4_CAPS` makes the size of a plane a range: kernels that rely on it are not used then.
 pub fn planes_vary() -> bool {
     std::env::var("DS4_CAPS").is_ok_and(|limits| limits.contains("plane_min"))
