@@ -74,6 +74,18 @@ pub fn forget_scratch() {
 
 /// Whether a device may have so many bytes to allocate. Where its memory is the host's, the host is
 /// asked, which grants what it has not got only if it is configured to. Others are not asked.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::Device;
+/// use burn_ds4_ops::device::may_allocate;
+///
+/// assert!(may_allocate(&Device::flex(), 1 << 10));
+/// assert!(!may_allocate(&Device::flex(), usize::MAX / 2));
+/// # }
+/// ```
 pub fn may_allocate(device: &Device, bytes: usize) -> bool {
     if !is_host(device) {
         return true;
@@ -92,6 +104,21 @@ pub fn may_allocate(device: &Device, bytes: usize) -> bool {
 /// # Errors
 ///
 /// What a device says, if it has not.
+///
+/// # Example
+///
+/// A parameter is a module, too.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::module::Param;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::device::check_module;
+///
+/// let weight = Param::from_tensor(Tensor::<2>::zeros([4, 4], &Device::flex()));
+/// assert_eq!(check_module(&weight), Ok(()));
+/// # }
+/// ```
 pub fn check_module(module: &impl Module) -> Result<(), String> {
     let mut parameters = Parameters {
         taken: Ok(()),
@@ -140,6 +167,20 @@ impl ModuleVisitor for Parameters {
 
 /// Whether tensors of the device are in the host's own memory, so that reading them costs nothing
 /// and never waits.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::Device;
+/// use burn_ds4_ops::device::{DeviceSpec, is_host};
+///
+/// assert!(is_host(&Device::flex()));
+/// if let Ok(gpu) = DeviceSpec::Wgpu.init() {
+///     assert!(!is_host(&gpu));
+/// }
+/// # }
+/// ```
 pub fn is_host(device: &Device) -> bool {
     #[cfg(feature = "flex")]
     {
@@ -155,6 +196,17 @@ pub fn is_host(device: &Device) -> bool {
 /// What kernels are compiled for on a device: `ptx_sm90` on an H200, `flex` where there are none.
 ///
 /// Devices that compute the same bits have the same name here.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::Device;
+/// use burn_ds4_ops::device::architecture;
+///
+/// assert_eq!(architecture(&Device::flex()), "flex");
+/// # }
+/// ```
 pub fn architecture(device: &Device) -> String {
     #[cfg(feature = "cube")]
     if let Some(client) = crate::transfer::client(device) {
@@ -182,6 +234,19 @@ impl DeviceSpec {
     /// The device to take where none is named: the first CUDA device, a GPU through wgpu, or
     /// [`Flex`](Self::Flex), the first of them that is compiled in and present. An adapter of wgpu
     /// that is a software driver is none of them: Flex is faster.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn_ds4_ops::device::DeviceSpec;
+    ///
+    /// let best = DeviceSpec::best();
+    /// assert!(best.init().is_ok());
+    /// // CubeCL's CPU runtime is taken by its name only.
+    /// assert_ne!(best, DeviceSpec::Cpu);
+    /// # }
+    /// ```
     pub fn best() -> Self {
         if Self::Cuda(0).init().is_ok() {
             Self::Cuda(0)
@@ -193,6 +258,14 @@ impl DeviceSpec {
     }
 
     /// The cargo feature that compiles this device in.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use burn_ds4_ops::device::DeviceSpec;
+    ///
+    /// assert_eq!(DeviceSpec::Cuda(1).feature(), "cuda");
+    /// ```
     pub fn feature(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -209,6 +282,19 @@ impl DeviceSpec {
     /// [`DeviceError::NotCompiled`] where the build leaves the backend out,
     /// [`DeviceError::NotPresent`] where the machine has no such device. It does not panic; the
     /// driver may still fail when the device is first used.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use burn_ds4_ops::device::DeviceSpec;
+    ///
+    /// assert_eq!(DeviceSpec::Flex.init(), Ok(Device::flex()));
+    /// // Compiled in or not, there are not so many.
+    /// assert!(DeviceSpec::Cuda(usize::MAX).init().is_err());
+    /// # }
+    /// ```
     pub fn init(self) -> Result<Device, DeviceError> {
         match self {
             Self::Flex => self.flex(),

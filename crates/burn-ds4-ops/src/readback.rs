@@ -59,6 +59,23 @@ impl Readback {
 
     /// Begins to read integers and floats together. If the tensors are on several devices, they are
     /// read at once.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_ds4_ops::readback::Readback;
+    ///
+    /// let device = Device::flex();
+    /// let ids = [Tensor::from_ints([7, 8], &device), Tensor::from_ints([9], &device)];
+    /// let read = Readback::begin_both(&ids, &[Tensor::from_data([0.5], &device)]);
+    /// let numbers = read.wait_both()?;
+    /// assert_eq!(numbers.ints, [7, 8, 9]);
+    /// assert_eq!(numbers.floats, [0.5]);
+    /// # }
+    /// # Ok::<(), burn::backend::ExecutionError>(())
+    /// ```
     pub fn begin_both(ints: &[Tensor<1, Int>], floats: &[Tensor<1>]) -> Self {
         Self(Some(PendingRead::begin(ints, floats)))
     }

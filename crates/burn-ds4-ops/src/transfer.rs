@@ -92,6 +92,24 @@ pub fn transfer<const D: usize, K: Movable>(tensor: Tensor<D, K>, to: &Device) -
 /// Only for a receiver that has done all of its work by the time that the tensor has been computed,
 /// such as one that has to wait for the sender after each of its own steps. Otherwise the copy may
 /// overwrite what earlier work of the receiver still uses.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor, TensorData};
+/// use burn_ds4_ops::device::DeviceSpec;
+/// use burn_ds4_ops::transfer::transfer_in_turn;
+///
+/// let device = Device::flex();
+/// // Another device, if there is one. It has nothing to do yet.
+/// let other = DeviceSpec::Cuda(0).init().unwrap_or(device.clone());
+/// let ids = Tensor::<1, Int>::from_ints([7, 8], &device);
+/// let moved = transfer_in_turn(ids, &other);
+/// assert_eq!(moved.device(), other);
+/// assert_eq!(moved.into_data().iter::<i32>().collect::<Vec<_>>(), [7, 8]);
+/// # }
+/// ```
 pub fn transfer_in_turn<const D: usize, K: Movable>(
     tensor: Tensor<D, K>,
     to: &Device,
@@ -125,6 +143,22 @@ pub enum Route {
 
 impl Route {
     /// The way of copies from one device to the other.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use burn_ds4_ops::device::DeviceSpec;
+    /// use burn_ds4_ops::transfer::Route;
+    ///
+    /// let device = Device::flex();
+    /// assert_eq!(Route::between(&device, &device), Route::Same);
+    /// if let Ok(other) = DeviceSpec::Wgpu.init() {
+    ///     assert_eq!(Route::between(&device, &other), Route::Host);
+    /// }
+    /// # }
+    /// ```
     pub fn between(from: &Device, to: &Device) -> Self {
         if from == to {
             return Self::Same;

@@ -117,6 +117,32 @@ pub struct CachedQueries {
 /// # Source
 ///
 /// DeepSeek-V4 `inference/model.py`, the window part of `Attention.forward`.
+///
+/// # Example
+///
+/// Position 3 has the second of two slots.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::attention::{NewRows, Positions, RowRounding, append_rows};
+///
+/// let device = Device::flex();
+/// let new = NewRows {
+///     x: Tensor::from_data([[[3.0, -3.0, 3.0, 3.0]]], &device),
+///     norm: Tensor::ones([4], &device),
+///     epsilon: 0.0,
+///     rounding: RowRounding::None,
+/// };
+/// // Cosine and sine of four positions. The last one turns the last two channels by 90 degrees.
+/// let angles = Tensor::from_data([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], &device);
+/// let positions = Positions { angles, start: Tensor::from_data([3], &device) };
+/// let ring = append_rows(new, positions, Tensor::zeros([1, 2, 4], &device))?;
+/// let expected = TensorData::from([[[0.0_f32, 0.0, 0.0, 0.0], [1.0, -1.0, -1.0, 1.0]]]);
+/// ring.into_data().assert_eq(&expected, true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "reshape_and_cache")]
 pub fn append_rows(
     new: NewRows,
@@ -222,6 +248,38 @@ impl backend::NewRows<Dispatch> {
 ///
 /// DeepSeek-V4 `inference/model.py`, `Attention.forward`, and `inference/kernel.py`,
 /// `sparse_attn_kernel`.
+///
+/// # Example
+///
+/// Two rows and the sink have the same logit, so that each has a third of the weight.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::attention::{
+///     CachedQueries, CachedWindow, Positions, WindowLayout, cached_attention,
+/// };
+///
+/// let device = Device::flex();
+/// let queries = CachedQueries {
+///     x: Tensor::zeros([1, 1, 1, 2], &device),
+///     epsilon: 1e-6,
+///     sinks: Tensor::zeros([1], &device),
+///     scale: 1.0,
+/// };
+/// // The query is at position 1, whose angle is 90 degrees. The third slot waits for position 2.
+/// let angles = Tensor::from_data([[1.0, 0.0], [0.0, 1.0]], &device);
+/// let positions = Positions { angles, start: Tensor::from_data([1], &device) };
+/// let rows = Tensor::from_data([[[3.0, 0.0], [0.0, 6.0], [9.0, 9.0]]], &device);
+/// let window = CachedWindow { rows, layout: WindowLayout::Ring, span: 2, causal: true };
+/// let output = cached_attention(queries, positions, window, None)?;
+/// // A third of each visible row is [1, 2], rotated back.
+/// let expected = TensorData::from([[[[2.0_f32, -1.0]]]]);
+/// output.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
+#[doc(alias = "flash_attn_with_kvcache")]
 #[doc(alias = "flash_decoding")]
 #[doc(alias = "paged_attention")]
 pub fn cached_attention(

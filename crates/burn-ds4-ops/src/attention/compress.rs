@@ -105,6 +105,34 @@ pub struct CompressorState {
 /// rotated channels or more than there are, a width that is no power of two with
 /// [`RowRounding::Index`], an `epsilon` that is negative or NaN and, where the device's memory is
 /// the host's, positions beyond the angles or the rows.
+///
+/// # Example
+///
+/// Positions 2 and 3 complete the second block of two.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::attention::{CompressionInputs, CompressionOptions, Positions, compress_rows};
+///
+/// let device = Device::flex();
+/// let inputs = CompressionInputs {
+///     // Two values and their scores, which are alike: the mean is [3, 3].
+///     projections: Tensor::from_data([[[2.0, 0.0, 0.0, 0.0], [4.0, 6.0, 0.0, 0.0]]], &device),
+///     bias: Tensor::zeros([2, 4], &device),
+///     norm: Tensor::ones([2], &device),
+///     epsilon: 0.0,
+/// };
+/// // The first position of the block, 2, turns by 90 degrees.
+/// let angles = Tensor::from_data([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], &device);
+/// let positions = Positions { angles, start: Tensor::from_data([2], &device) };
+/// let (raw, rows) = (Tensor::zeros([1, 2, 4], &device), Tensor::zeros([1, 2, 2], &device));
+/// let state = compress_rows(inputs, positions, CompressionOptions::default(), raw, rows)?;
+/// let expected = TensorData::from([[[0.0_f32, 0.0], [-1.0, 1.0]]]);
+/// state.rows.into_data().assert_eq(&expected, true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn compress_rows(
     inputs: CompressionInputs,
     positions: Positions,

@@ -437,6 +437,28 @@ pub fn sink_attention(
 /// # Errors
 ///
 /// As [`sink_attention`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::attention::{WindowKeys, sink_probabilities};
+///
+/// let device = Device::flex();
+/// let window = WindowKeys {
+///     rows: Tensor::from_data([[[2.0_f32.ln(), 0.0], [0.0, 0.0]]], &device),
+///     bias: Tensor::zeros([1, 2], &device),
+///     span: 2,
+/// };
+/// let queries = Tensor::<4>::from_data([[[[1.0, 0.0]]]], &device);
+/// let weights = sink_probabilities(queries, window, None, Tensor::zeros([1], &device), 1.0)?;
+/// // Exponentials of 2 and 1 for the rows, and 1 for the sink.
+/// let expected = TensorData::from([[[[0.5_f32, 0.25]]]]);
+/// weights.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn sink_probabilities(
     queries: Tensor<4>,
     window: WindowKeys,

@@ -76,6 +76,35 @@ pub struct StoredStep {
 ///
 /// [`OpError`] where one of these operators has one, low-rank queries have no columns, or queries
 /// and rows differ in batch, count or device.
+///
+/// # Example
+///
+/// A layer without compressors.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::attention::{
+///     LowRankQueries, NewRows, Positions, RowRounding, StepRows, store_step,
+/// };
+///
+/// let device = Device::flex();
+/// let (norm, epsilon) = (Tensor::ones([2], &device), 0.0);
+/// let x = Tensor::from_data([[[5.0, -5.0]]], &device);
+/// let queries = LowRankQueries { x, norm: norm.clone(), epsilon };
+/// let x = Tensor::from_data([[[3.0, 3.0]]], &device);
+/// let new = NewRows { x, norm, epsilon, rounding: RowRounding::None };
+/// let ring = Tensor::zeros([1, 2, 2], &device);
+/// let step = StepRows { queries, new, ring, compressed: None, indexed: None };
+/// // Position 1 turns by 90 degrees.
+/// let angles = Tensor::from_data([[1.0, 0.0], [0.0, 1.0]], &device);
+/// let stored = store_step(step, Positions { angles, start: Tensor::from_data([1], &device) })?;
+/// stored.queries.into_data().assert_eq(&TensorData::from([[[1.0_f32, -1.0]]]), true);
+/// let expected = TensorData::from([[[0.0_f32, 0.0], [-1.0, 1.0]]]);
+/// stored.ring.into_data().assert_eq(&expected, true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn store_step(step: StepRows, positions: Positions) -> Result<StoredStep, OpError> {
     check(&step, &positions)?;
     let StepRows {

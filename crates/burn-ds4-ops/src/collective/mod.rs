@@ -158,6 +158,27 @@ impl DeviceGroup {
     ///
     /// [`OpError`] for a dtype, shape, device or rank that does not fit, or where
     /// [`prepare`](Self::prepare) fails.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use burn_ds4_ops::collective::DeviceGroup;
+    ///
+    /// // The same device twice computes what two devices would.
+    /// let device = Device::flex();
+    /// let group = DeviceGroup::new(&[device.clone(), device.clone()])?;
+    /// let partials = [[1.0, 2.0], [10.0, 20.0]].map(|row| Tensor::<1>::from_data(row, &device));
+    /// let sums = group.all_reduce(0, partials.to_vec())?;
+    /// assert_eq!(sums.len(), 2);
+    /// for sum in sums {
+    ///     sum.into_data().assert_eq(&TensorData::from([11.0_f32, 22.0]), true);
+    /// }
+    /// # }
+    /// # Ok::<(), burn_ds4_ops::OpError>(())
+    /// ```
+    #[doc(alias = "custom_all_reduce")]
     pub fn all_reduce<const D: usize>(
         &self,
         first: usize,
@@ -182,6 +203,23 @@ impl DeviceGroup {
     /// # Errors
     ///
     /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use burn_ds4_ops::collective::DeviceGroup;
+    ///
+    /// let device = Device::flex();
+    /// let group = DeviceGroup::new(&[device.clone(), device.clone()])?;
+    /// let parts = [[1.0, 2.0], [3.0, 4.0]].map(|row| Tensor::<1>::from_data(row, &device));
+    /// for whole in group.all_gather(0, parts.to_vec())? {
+    ///     whole.into_data().assert_eq(&TensorData::from([1.0_f32, 2.0, 3.0, 4.0]), true);
+    /// }
+    /// # }
+    /// # Ok::<(), burn_ds4_ops::OpError>(())
+    /// ```
     pub fn all_gather<const D: usize>(
         &self,
         first: usize,
@@ -209,6 +247,24 @@ impl DeviceGroup {
     /// # Errors
     ///
     /// As [`all_reduce`](Self::all_reduce), and for a `root` that is no rank.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use burn_ds4_ops::collective::DeviceGroup;
+    ///
+    /// let device = Device::flex();
+    /// let group = DeviceGroup::new(&[device.clone(), device.clone()])?;
+    /// let ids = [[1, 2], [7, 8]].map(|row| Tensor::<1, Int>::from_ints(row, &device));
+    /// // Rank 1 says what all have.
+    /// for ids in group.broadcast(1, 0, ids.to_vec())? {
+    ///     assert_eq!(ids.into_data().iter::<i32>().collect::<Vec<_>>(), [7, 8]);
+    /// }
+    /// # }
+    /// # Ok::<(), burn_ds4_ops::OpError>(())
+    /// ```
     pub fn broadcast<const D: usize>(
         &self,
         root: usize,

@@ -53,6 +53,28 @@ impl FlashHead {
     /// all, clusters of another size, a special token that is not in the vocabulary, and centroids
     /// or norms that are no finite numbers, negative norms, or centroids whose length does not
     /// match given norms.
+    ///
+    /// # Example
+    ///
+    /// Four rows in two clusters, with the means as centroids. [`build`](Self::build) finds
+    /// clusters by itself.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions};
+    ///
+    /// let device = Device::flex();
+    /// let rows = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 3.0]];
+    /// let lm_head = Tensor::<2>::from_data(rows, &device);
+    /// let means = Tensor::from_data([[1.5, 0.0], [0.0, 2.0]], &device);
+    /// let head = FlashHead::new(lm_head, &[0, 1, 0, 1], means, FlashHeadOptions::default())?;
+    /// assert_eq!((head.vocabulary(), head.clusters(), head.capacity()), (4, 2, 2));
+    /// head.ids().into_data().assert_eq(&TensorData::from([[0, 2], [1, 3]]), true);
+    /// head.norms().into_data().assert_eq(&TensorData::from([1.5_f32, 2.0]), true);
+    /// # }
+    /// # Ok::<(), burn_ds4_ops::OpError>(())
+    /// ```
     pub fn new(
         lm_head: Tensor<2>,
         assignments: &[u32],

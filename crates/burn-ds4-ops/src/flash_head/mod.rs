@@ -73,6 +73,28 @@ pub struct FlashHeadCandidates {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, and a number of tokens or probes out
 /// of range.
+///
+/// # Example
+///
+/// The better of two clusters, which points along the first axis, has tokens 0 and 2. The best
+/// token of all is in the other one.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions, flash_head_argmax};
+///
+/// let device = Device::flex();
+/// let lm_head = Tensor::<2>::from_data([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 3.0]], &device);
+/// let means = Tensor::from_data([[1.5, 0.0], [0.0, 2.0]], &device);
+/// let head = FlashHead::new(lm_head, &[0, 1, 0, 1], means, FlashHeadOptions::default())?;
+/// let h = Tensor::<2>::from_data([[1.0, 0.8]], &device);
+/// let token = |probes| flash_head_argmax(h.clone(), &head, probes);
+/// assert_eq!(token(1)?.into_data().iter::<i32>().next(), Some(2));
+/// assert_eq!(token(2)?.into_data().iter::<i32>().next(), Some(3));
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn flash_head_argmax(
     h: Tensor<2>,
     head: &FlashHead,
@@ -100,6 +122,25 @@ pub fn flash_head_argmax(
 /// # Errors
 ///
 /// As [`flash_head_argmax`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions, flash_head_candidates};
+///
+/// let device = Device::flex();
+/// let lm_head = Tensor::<2>::from_data([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 3.0]], &device);
+/// let means = Tensor::from_data([[1.5, 0.0], [0.0, 2.0]], &device);
+/// let head = FlashHead::new(lm_head, &[0, 1, 0, 1], means, FlashHeadOptions::default())?;
+/// let h = Tensor::<2>::from_data([[1.0, 0.5]], &device);
+/// let candidates = flash_head_candidates(h, &head, 1)?;
+/// candidates.ids.into_data().assert_eq(&TensorData::from([[0, 2]]), true);
+/// candidates.logits.into_data().assert_eq(&TensorData::from([[1.0_f32, 2.0]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn flash_head_candidates(
     h: Tensor<2>,
     head: &FlashHead,
@@ -124,6 +165,25 @@ pub fn flash_head_candidates(
 /// # Errors
 ///
 /// As [`flash_head_argmax`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions, flash_head_logits};
+///
+/// let device = Device::flex();
+/// let lm_head = Tensor::<2>::from_data([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 3.0]], &device);
+/// let means = Tensor::from_data([[1.5, 0.0], [0.0, 2.0]], &device);
+/// let head = FlashHead::new(lm_head, &[0, 1, 0, 1], means, FlashHeadOptions::default())?;
+/// let h = Tensor::<2>::from_data([[1.0, 0.5]], &device);
+/// let logits = flash_head_logits(h, &head, 1)?;
+/// let none = f32::NEG_INFINITY;
+/// logits.into_data().assert_eq(&TensorData::from([[1.0, none, 2.0, none]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn flash_head_logits(
     h: Tensor<2>,
     head: &FlashHead,
@@ -159,6 +219,29 @@ pub fn flash_head_logits(
 /// # Errors
 ///
 /// As [`flash_head_argmax`], for `uniform` too, and for a temperature out of range.
+///
+/// # Example
+///
+/// The noise makes the worse of two clusters the one that is drawn.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions, flash_head_draw};
+///
+/// let device = Device::flex();
+/// let lm_head = Tensor::<2>::from_data([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 3.0]], &device);
+/// let means = Tensor::from_data([[1.5, 0.0], [0.0, 2.0]], &device);
+/// let head = FlashHead::new(lm_head, &[0, 1, 0, 1], means, FlashHeadOptions::default())?;
+/// let h = Tensor::<2>::from_data([[1.0, 0.5]], &device);
+/// // 1.5 and 1.0 are the products with the means; the noise adds 0.37 and 2.25 to them.
+/// let uniform = Tensor::from_data([[0.5, 0.9]], &device);
+/// let drawn = flash_head_draw(h, &head, 1, 1.0, uniform)?;
+/// drawn.ids.into_data().assert_eq(&TensorData::from([[1, 3]]), true);
+/// drawn.logits.into_data().assert_eq(&TensorData::from([[0.5_f32, 1.5]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn flash_head_draw(
     h: Tensor<2>,
     head: &FlashHead,

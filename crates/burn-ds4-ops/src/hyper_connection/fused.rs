@@ -65,6 +65,31 @@ pub struct Collapsed {
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, for no
 /// iterations, and for an epsilon that is negative or NaN.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::hyper_connection::{Norm, Sinkhorn, collapse_norm};
+///
+/// let device = Device::flex();
+/// let streams = Tensor::<3>::from_data([[[1.0, 1.0], [5.0, 5.0]]], &device);
+/// // A function of zeros gives every stream the same share.
+/// let function = Tensor::<2>::zeros([8, 4], &device);
+/// let (base, scale) = (Tensor::zeros([8], &device), Tensor::ones([8], &device));
+/// let sinkhorn = Sinkhorn { iterations: 20, epsilon: 1e-6, norm_epsilon: 1e-6 };
+/// let norm = Norm { weight: Tensor::ones([2], &device), epsilon: 1e-6 };
+/// let collapsed = collapse_norm(streams.into(), function, base, scale, sinkhorn, norm)?;
+/// let near = |data: TensorData, expected: f32| {
+///     let expected = TensorData::from([[expected, expected]]);
+///     data.assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-4));
+/// };
+/// near(collapsed.input.into_data(), 3.0);
+/// near(collapsed.normed.into_data(), 1.0);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn collapse_norm(
     streams: Streams,
     function: Tensor<2>,
@@ -122,6 +147,26 @@ pub fn collapse_norm(
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and
 /// for an epsilon that is negative or NaN.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::hyper_connection::{Norm, Streams, head_norm};
+///
+/// let device = Device::flex();
+/// let streams = Streams::from(Tensor::<3>::from_data([[[1.0, 1.0], [5.0, 5.0]]], &device));
+/// // A function of zeros gives both streams a weight of a half: [3, 3], or [1, 1] normalised.
+/// let function = Tensor::<2>::zeros([2, 4], &device);
+/// let (base, scale) = (Tensor::zeros([2], &device), Tensor::ones([1], &device));
+/// let norm = Norm { weight: Tensor::from_data([1.0, 2.0], &device), epsilon: 1e-6 };
+/// let output = head_norm(streams, function, base, scale, 1e-6, 1e-6, norm)?;
+/// let expected = TensorData::from([[1.0_f32, 2.0]]);
+/// output.into_data().assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-4));
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn head_norm(
     streams: Streams,
     function: Tensor<2>,

@@ -144,6 +144,25 @@ pub fn collapse(
 /// # Errors
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::hyper_connection::{Coefficients, expand};
+///
+/// let device = Device::flex();
+/// // Two streams of one channel, which change places.
+/// let streams = Tensor::<3>::from_data([[[1.0], [10.0]]], &device);
+/// let comb = Tensor::<3>::from_data([[[0.0, 1.0], [1.0, 0.0]]], &device);
+/// let (pre, post) = (Tensor::ones([1, 2], &device), Tensor::from_data([[1.0, 2.0]], &device));
+/// let coefficients = Coefficients::new(pre, post, comb)?;
+/// let result = expand(Tensor::from_data([[5.0]], &device), streams, &coefficients)?;
+/// result.into_data().assert_eq(&TensorData::from([[[15.0_f32], [11.0]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 #[doc(alias = "hc_post")]
 pub fn expand(
     output: Tensor<2>,
@@ -179,6 +198,25 @@ pub fn expand(
 ///
 /// [`OpError`] for a dtype, shape or device that does not fit, for streams without channels, and
 /// for an epsilon that is negative or NaN.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::hyper_connection::head;
+///
+/// let device = Device::flex();
+/// let streams = Tensor::<3>::from_data([[[2.0, 4.0], [9.0, 9.0]]], &device);
+/// let function = Tensor::<2>::zeros([2, 4], &device);
+/// // Without a function, the weights are sigmoid(0) and sigmoid(-100).
+/// let base = Tensor::<1>::from_data([0.0, -100.0], &device);
+/// let output = head(streams, function, base, Tensor::ones([1], &device), 1e-6, 1e-6)?;
+/// let expected = TensorData::from([[1.0_f32, 2.0]]);
+/// output.into_data().assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-4));
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn head(
     streams: Tensor<3>,
     function: Tensor<2>,

@@ -44,6 +44,27 @@ impl Streams {
     /// # Errors
     ///
     /// As [`expand`], if something is pending.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use burn_ds4_ops::hyper_connection::{Coefficients, Streams};
+    ///
+    /// let device = Device::flex();
+    /// // Two streams of one channel. The output goes to the second one, and nothing is mixed.
+    /// let (pre, post) = (Tensor::ones([1, 2], &device), Tensor::from_data([[0.0, 1.0]], &device));
+    /// let coefficients = Coefficients::new(pre, post, Tensor::eye(2, &device).unsqueeze())?;
+    /// let pending = Streams::Pending {
+    ///     output: Tensor::from_data([[5.0]], &device),
+    ///     streams: Tensor::from_data([[[1.0], [10.0]]], &device),
+    ///     coefficients,
+    /// };
+    /// pending.ready()?.into_data().assert_eq(&TensorData::from([[[1.0_f32], [15.0]]]), true);
+    /// # }
+    /// # Ok::<(), burn_ds4_ops::OpError>(())
+    /// ```
     pub fn ready(self) -> Result<Tensor<3>, OpError> {
         match self {
             Self::Ready(streams) => Ok(streams),

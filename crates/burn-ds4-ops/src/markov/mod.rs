@@ -43,6 +43,28 @@ use backend::MarkovOps;
 /// # Errors
 ///
 /// [`OpError`] for a dtype, shape or device that does not match, and a rank of 0.
+///
+/// # Example
+///
+/// Three tokens and a rank of one. By its logits alone, each place would have token 2.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::markov::markov_drafts;
+///
+/// let device = Device::flex();
+/// let logits = Tensor::<3>::from_data([[[0.0, 0.0, 1.5], [1.5, 0.0, 2.0]]], &device);
+/// // After token e, the logits of tokens 0, 1 and 2 grow by 0, e and -e.
+/// let embedding = Tensor::<2>::from_data([[0.0], [1.0], [2.0]], &device);
+/// let output = Tensor::<2>::from_data([[0.0], [1.0], [-1.0]], &device);
+/// let before = Tensor::from_ints([[2]], &device);
+/// let drafts = markov_drafts(logits, None, before, embedding, output)?;
+/// // [0, 2, -0.5] after token 2, then [1.5, 1, 1] after token 1.
+/// assert_eq!(drafts.into_data().iter::<i32>().collect::<Vec<_>>(), [1, 0]);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn markov_drafts(
     logits: Tensor<3>,
     ids: Option<Tensor<3, Int>>,

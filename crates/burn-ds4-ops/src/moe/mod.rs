@@ -252,6 +252,33 @@ impl Experts<'_> {
 ///
 /// As for [`expert_ffn`]; arguments of the shared expert are named so. [`OpError::InvalidValue`] if
 /// it is not one matrix of each kind.
+///
+/// # Example
+///
+/// The token and the experts of the example of [`expert_ffn`], and a shared expert.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use burn_ds4_ops::{moe::{Experts, moe_ffn}, quant::Weights};
+///
+/// let device = Device::flex();
+/// let stack = |values: TensorData| Weights::dense(Tensor::<3>::from_data(values, &device));
+/// let gate_up = stack(TensorData::from([[[20.0_f32], [1.0]], [[20.0], [0.5]]]))?;
+/// let down = stack(TensorData::from([[[1.0_f32]], [[2.0]]]))?;
+/// let shared_gate_up = stack(TensorData::from([[[20.0_f32], [0.1]]]))?;
+/// let shared_down = stack(TensorData::from([[[5.0_f32]]]))?;
+/// let routed = Experts { gate_up: &gate_up, down: &down, limit: None };
+/// let shared = Experts { gate_up: &shared_gate_up, down: &shared_down, limit: None };
+/// let ids = Tensor::from_ints([[1, 0]], &device);
+/// let weights = Tensor::from_data([[0.25, 0.75]], &device);
+/// let output = moe_ffn(Tensor::from_data([[1.0]], &device), ids, weights, routed, shared)?;
+/// // silu(20) is 20: 2 · (0.25 · 20 · 0.5) + 1 · (0.75 · 20 · 1) + 5 · (20 · 0.1).
+/// let expected = TensorData::from([[30.0_f32]]);
+/// output.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn moe_ffn(
     x: Tensor<2>,
     ids: Tensor<2, Int>,

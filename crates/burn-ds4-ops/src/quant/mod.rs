@@ -105,6 +105,26 @@ pub fn dequantize_fp8(
 ///
 /// As [`dequantize_fp8`]; [`OpError::InvalidValue`] where `parts` is zero or does not divide
 /// `rows`.
+///
+/// # Example
+///
+/// One matrix of two parts (a gate and an up row), each of which has a scale of its own.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+/// use burn_ds4_ops::quant::dequantize_fp8_batched;
+///
+/// let device = Device::flex();
+/// // 0x38 is 1.0 and 0xc0 is -2.0.
+/// let words = TensorData::new(vec![0xc038_u32; 2], [1, 2, 1]);
+/// let words = Tensor::<3, Int>::from_data(words, (&device, DType::U32));
+/// let scales = Tensor::<3>::from_data([[[0.5], [2.0]]], (&device, DType::F32));
+/// let weights = dequantize_fp8_batched(words, scales, 2, 2, FloatDType::F32)?;
+/// weights.into_data().assert_eq(&TensorData::from([[[0.5_f32, -1.0], [2.0, -4.0]]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn dequantize_fp8_batched(
     words: Tensor<3, Int>,
     scales: Tensor<3>,
@@ -166,6 +186,27 @@ pub fn dequantize_fp4(
 /// # Errors
 ///
 /// As [`dequantize_fp4`].
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+/// use burn_ds4_ops::quant::dequantize_fp4_batched;
+///
+/// let device = Device::flex();
+/// // Two matrices of one row: 2 is 1.0, 7 is 6.0 and 0xa is -1.0.
+/// let words = TensorData::new(vec![0xa72_u32; 2], [2, 1, 1]);
+/// let words = Tensor::<3, Int>::from_data(words, (&device, DType::U32));
+/// // 127 is the scale 1.0, 128 is 2.0; the other bytes of a word count for nothing.
+/// let scales = TensorData::new(vec![127_u32, 128], [2, 1]);
+/// let scales = Tensor::<2, Int>::from_data(scales, (&device, DType::U32));
+/// let weights = dequantize_fp4_batched(words, scales, 3, FloatDType::F32)?;
+/// let expected = TensorData::from([[[1.0_f32, 6.0, -1.0]], [[2.0, 12.0, -2.0]]]);
+/// weights.into_data().assert_eq(&expected, true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
 pub fn dequantize_fp4_batched(
     words: Tensor<3, Int>,
     scales: Tensor<2, Int>,

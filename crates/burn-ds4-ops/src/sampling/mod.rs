@@ -149,6 +149,7 @@ pub struct VerifiedDrafts {
 /// # }
 /// # Ok::<(), burn_ds4_ops::OpError>(())
 /// ```
+#[doc(alias = "top_k_top_p_sampling_from_logits")]
 pub fn sample(
     logits: Tensor<2>,
     params: &BatchParams,
