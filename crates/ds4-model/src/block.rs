@@ -80,6 +80,34 @@ impl Block {
     /// - `streams`: `[batch * positions, n, d_model]`
     /// - `token_ids`: `[batch, positions]`, used where the experts are looked up by token id
     /// - output: like `streams`
+    ///
+    /// # Example
+    ///
+    /// A block with random weights and a cache of its own, two positions.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor};
+    /// use ds4_model::cache::{Cache, CacheConfig, CacheLayout};
+    /// use ds4_model::{checkpoint::Checkpoint, trace::Trace};
+    ///
+    /// let device = Device::flex();
+    /// let config = Checkpoint::open("../../assets/ds4-tiny".as_ref())?.config().clone();
+    /// let block = config.block(0).init(&device);
+    /// let layout = CacheLayout { layers: vec![config.layers[0]], ..CacheLayout::trunk(&config) };
+    /// let mut cache = Cache::new(layout, CacheConfig::default(), &device)?;
+    /// let shape = [2, config.hc_mult, config.hidden_size];
+    /// let streams = Tensor::<3>::ones(shape, &device);
+    /// let ids = Tensor::from_ints([[7, 8]], &device);
+    /// let step = cache.begin(2)?;
+    /// let layer = &mut cache.layers_mut()[0];
+    /// let streams = block.forward(streams.into(), ids, &step, layer, &Trace::off());
+    /// cache.commit(step)?;
+    /// assert_eq!(streams.ready()?.dims(), shape);
+    /// assert_eq!(cache.lengths(), [2]);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn forward(
         &self,
         streams: Streams,

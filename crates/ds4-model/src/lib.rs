@@ -8,10 +8,14 @@
 //! - Parts of the model: [`router`], [`moe`], [`attention`], [`norm`], [`rope`], [`linear`],
 //!   [`hyper_connection`], [`block`]; the drafters [`mtp`] and [`dspark`]; the whole [`model`]
 //! - What it remembers of texts: [`cache`]
-//! - What it is loaded from: [`config`], [`checkpoint`]; where its layers live: [`placement`]
+//! - What it is loaded from: [`config`], [`checkpoint`]; where its layers live: [`placement`], and
+//!   how several devices share them: [`parallel`]
 //! - What writes text: [`generate`], with the engine, sampling, tokenizer and chats; [`pipeline`];
 //!   a [`flash_head`] in place of the output matrix
-//! - For tests and debugging: [`trace`]
+//! - For tests and debugging: [`trace`]; for messages: [`printable`]
+//!
+//! The examples of these pages load the checkpoint of the repository, `assets/ds4-tiny`, from the
+//! folder of this crate.
 //!
 //! ```no_run
 //! use ds4_model::pipeline::Pipeline;

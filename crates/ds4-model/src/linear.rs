@@ -57,6 +57,21 @@ pub(crate) fn project_all_f32<const D: usize, const N: usize>(
 }
 
 /// `y = x · Wᵀ` without a bias, its weight dense or packed.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use ds4_model::linear::PackedLinearConfig;
+///
+/// let device = Device::flex();
+/// let linear = PackedLinearConfig::new(2, 3).init(&device);
+/// let identity = Tensor::<2>::eye(2, &device);
+/// let weight = linear.dense(FloatDType::F32);
+/// linear.forward(identity).into_data().assert_eq(&weight.transpose().into_data(), true);
+/// # }
+/// ```
 #[derive(Module, Debug)]
 pub struct PackedLinear {
     /// The weight: one matrix `[d_output, d_input]`.

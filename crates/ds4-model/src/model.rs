@@ -442,6 +442,29 @@ impl Model {
     ///
     /// If batch or layers are not those of the cache, or the cache [cannot take](Cache::begin) the
     /// new positions.
+    ///
+    /// # Example
+    ///
+    /// The token after a prompt.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Int, Tensor, s};
+    /// use ds4_model::{cache::CacheConfig, generate::SpecialTokens, pipeline::Pipeline};
+    ///
+    /// let device = Device::flex();
+    /// let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &device)?;
+    /// let prompt = pipeline.encode("Once upon a time")?;
+    /// let ids: Vec<i64> = prompt.into_iter().map(i64::from).collect();
+    /// let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &device).unsqueeze();
+    /// let mut cache = pipeline.model.new_cache(CacheConfig::default())?;
+    /// let logits = pipeline.model.forward(ids, &mut cache)?;
+    /// let next = logits.slice(s![.., -1..]).argmax(2).into_data().iter::<u32>().next();
+    /// let next = pipeline.tokenizer.decode(&[next.unwrap()], SpecialTokens::Keep)?;
+    /// assert_eq!(next, ",");
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn forward(
         &self,
         token_ids: Tensor<2, Int>,
@@ -732,6 +755,35 @@ impl Model {
     /// # Panics
     ///
     /// If the model has no MTP layer, or `streams` and `next_ids` differ in batch or positions.
+    ///
+    /// # Example
+    ///
+    /// The token after a prompt, and a draft of the one that follows it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Int, Tensor, s};
+    /// use ds4_model::{cache::CacheConfig, generate::SpecialTokens};
+    /// use ds4_model::{pipeline::Pipeline, trace::Trace};
+    ///
+    /// let (device, off, options) = (Device::flex(), Trace::off(), CacheConfig::default());
+    /// let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &device)?;
+    /// let (model, tokenizer) = (&pipeline.model, &pipeline.tokenizer);
+    /// let (mut cache, mut drafter) = (model.new_cache(options)?, model.new_mtp_cache(options)?);
+    /// let ids: Vec<i64> = tokenizer.encode("And God said,")?.into_iter().map(i64::from).collect();
+    /// let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &device).unsqueeze::<2>();
+    /// let most_likely = |logits: Tensor<3>| logits.slice(s![.., -1..]).argmax(2).squeeze_dim(2);
+    ///
+    /// let streams = model.forward_streams(ids.clone(), &mut cache, &off)?;
+    /// let token: Tensor<2, Int> = most_likely(model.logits(streams.clone()));
+    /// let next_ids = Tensor::cat(vec![ids.slice(s![.., 1..]), token.clone()], 1);
+    /// let streams = model.forward_mtp(streams, next_ids, &mut drafter, &off)?;
+    /// let draft = most_likely(model.mtp_logits(streams));
+    /// let text: Vec<u32> = Tensor::cat(vec![token, draft], 1).into_data().iter().collect();
+    /// assert_eq!(tokenizer.decode(&text, SpecialTokens::Skip)?, " Thou");
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn forward_mtp(
         &self,
         streams: Tensor<4>,
@@ -815,6 +867,40 @@ impl Model {
     /// # Panics
     ///
     /// If the model has no DSpark drafter.
+    ///
+    /// # Example
+    ///
+    /// The token after a prompt is a comma. These are the drafts that follow it, of which the model
+    /// accepts the first.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Int, Tensor, s};
+    /// use ds4_model::{cache::CacheConfig, generate::SpecialTokens};
+    /// use ds4_model::{pipeline::Pipeline, trace::Trace};
+    ///
+    /// let (device, off, options) = (Device::flex(), Trace::off(), CacheConfig::default());
+    /// let pipeline = Pipeline::open("../../assets/ds4-tiny-dspark".as_ref(), &device)?;
+    /// let model = &pipeline.model;
+    /// let mut cache = model.new_cache(options)?;
+    /// let mut drafter = model.new_dspark_cache(options)?;
+    /// let prompt = pipeline.encode("Once upon a time")?;
+    /// let ids: Vec<i64> = prompt.into_iter().map(i64::from).collect();
+    /// let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &device).unsqueeze::<2>();
+    ///
+    /// let dspark = model.dspark.as_ref().expect("a DSpark drafter");
+    /// let targets = &dspark.params.target_layers;
+    /// let (streams, taps) = model.forward_tapped(ids, &mut cache, targets, &off)?;
+    /// model.append_dspark(taps.expect("of its layers"), &mut drafter, &off)?;
+    /// let token = model.logits(streams.slice(s![.., -1..])).argmax(2).squeeze_dim::<2>(2);
+    /// let block = model.forward_dspark(token.clone(), &mut drafter, &off)?;
+    /// let drafts = dspark.choose(block, token, model.output.val(), &off)?;
+    /// let text: Vec<u32> = drafts.ids.into_data().iter().collect();
+    /// let text = pipeline.tokenizer.decode(&text, SpecialTokens::Skip)?;
+    /// assert_eq!(text, " and the LORD, and");
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn forward_dspark(
         &self,
         tokens: Tensor<2, Int>,

@@ -71,6 +71,25 @@ impl MoeLayerConfig {
 }
 
 /// `Σ_k weight_k · expert_k(x) + shared(x)`.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Distribution, Tensor, s};
+/// use ds4_model::moe::MoeLayerConfig;
+///
+/// let device = Device::flex();
+/// // Tokens of 32 channels, and 8 experts of width 16, of which each token has two.
+/// let layer = MoeLayerConfig::new(32, 16, 8, 2).init(&device);
+/// let x = Tensor::<3>::random([1, 3, 32], Distribution::Default, &device);
+/// let ids = Tensor::zeros([1, 3], &device);
+/// let y = layer.forward(x.clone(), ids.clone());
+/// // Few tokens have the bits that each has alone.
+/// let alone = layer.forward(x.slice(s![.., 1..2]), ids.slice(s![.., 1..2]));
+/// alone.into_data().assert_eq(&y.slice(s![.., 1..2]).into_data(), true);
+/// # }
+/// ```
 #[derive(Module, Debug)]
 pub struct MoeLayer {
     /// The router.

@@ -37,6 +37,21 @@ impl RmsNormConfig {
 ///
 /// Unlike `burn::nn::RmsNorm`, it keeps the quotient in f32 until the weight is applied, as the
 /// released model does. In bf16 the difference is visible.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+/// use ds4_model::norm::RmsNormConfig;
+///
+/// let device = Device::flex();
+/// let norm = RmsNormConfig::new(2).init(&device);
+/// let y = norm.forward(Tensor::<2>::from_data([[3.0, -3.0]], &device));
+/// let expected = TensorData::from([[1.0_f32, -1.0]]);
+/// y.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+/// # }
+/// ```
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     /// Weight of each channel: `[d_model]`.

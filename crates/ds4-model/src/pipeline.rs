@@ -162,6 +162,22 @@ impl Pipeline {
     /// # Errors
     ///
     /// As [`TextGeneration::new`].
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::{generate::GenerateConfig, pipeline::Pipeline};
+    ///
+    /// let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &Device::flex())?;
+    /// let prompt = pipeline.encode("Once upon a time")?;
+    /// let config = GenerateConfig { max_new_tokens: 8, ..pipeline.defaults.clone() };
+    /// let text: String = pipeline.generate(config, &prompt)?.collect::<Result<_, _>>()?;
+    /// assert_eq!(text, ", and upon the earth, and upon");
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn generate(
         &self,
         config: GenerateConfig,

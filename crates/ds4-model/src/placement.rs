@@ -270,6 +270,22 @@ impl Placement {
     /// # Errors
     ///
     /// If there is no device, or `split` has another number of entries or a 0.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::placement::Placement;
+    ///
+    /// // The same device twice.
+    /// let device = Device::flex();
+    /// let placement = Placement::new(&[device.clone(), device], &[3, 1])?;
+    /// let layers: Vec<_> = placement.runs().iter().map(|run| run.layers.clone()).collect();
+    /// assert_eq!(layers, [0..3, 3..4]);
+    /// # }
+    /// # Ok::<(), ds4_model::placement::PlacementError>(())
+    /// ```
     pub fn new(devices: &[Device], split: &[usize]) -> Result<Self, PlacementError> {
         let names: Vec<String> = devices.iter().map(name).collect();
         let runs = runs_of(split, &names)?;
@@ -651,6 +667,20 @@ impl Plan {
     /// # Errors
     ///
     /// If there is no device, or not a layer for each.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use ds4_model::placement::{ModelBytes, PartBytes, Plan};
+    ///
+    /// // Four layers of 10 bytes, and a head of 15.
+    /// let layer = PartBytes { weights: 10, cache: 0 };
+    /// let model = ModelBytes { layers: vec![layer; 4], head: 15, ..ModelBytes::default() };
+    /// let plan = Plan::balanced(&model, &["first".into(), "second".into()])?;
+    /// assert_eq!(plan.runs, [0..3, 3..4]);
+    /// assert_eq!(plan.bytes.iter().map(|part| part.total()).collect::<Vec<_>>(), [30, 25]);
+    /// # Ok::<(), ds4_model::placement::PlacementError>(())
+    /// ```
     pub fn balanced(model: &ModelBytes, names: &[String]) -> Result<Self, PlacementError> {
         let (layers, devices) = (model.layers.len(), names.len());
         match devices {
@@ -794,6 +824,23 @@ impl Way {
 }
 
 /// The devices that a model is to be divided among. A [`Device`] alone is one, too.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::Device;
+/// use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+/// use ds4_model::placement::Devices;
+///
+/// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+/// let devices = Devices::new(vec![("flex".into(), Device::flex())])?;
+/// // What does not fit is refused before anything is loaded.
+/// let error = checkpoint.load(&LoadOptions::default(), devices.with_memory(1 << 10));
+/// assert!(error.unwrap_err().to_string().contains("flex"));
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Devices {
     devices: Vec<Device>,

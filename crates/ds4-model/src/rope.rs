@@ -18,6 +18,15 @@ pub struct RotaryConfig {
 
 impl RotaryConfig {
     /// The frequencies in radians per position: `dim / 2` of them.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use ds4_model::rope::RotaryConfig;
+    ///
+    /// let rotary = RotaryConfig { dim: 4, theta: 10000.0, yarn: None };
+    /// assert_eq!(rotary.frequencies(), [1.0, 0.01]);
+    /// ```
     pub fn frequencies(&self) -> Vec<f32> {
         let dim = self.dim as f64;
         let plain = (0..self.dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / dim));

@@ -11,6 +11,24 @@ use burn::tensor::{Tensor, TensorData, kind::Basic};
 ///
 /// A recording trace reads every recorded tensor back to the host, which is slow; one that is
 /// [off](Self::off) costs nothing.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use ds4_model::{router::RouterConfig, trace::Trace};
+///
+/// let device = Device::flex();
+/// let router = RouterConfig::new(4, 8, 2).init_score(&device);
+/// let trace = Trace::recording();
+/// let x = Tensor::ones([1, 4], &device);
+/// let routing = router.forward(x, Tensor::from_ints([0], &device), &trace.scope("router"));
+/// let records = trace.take();
+/// records["router.ids"].assert_eq(&routing.ids.into_data(), true);
+/// assert_eq!(records["router.logits"].shape(), &burn::tensor::Shape::from([1, 8]));
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     records: Option<Rc<RefCell<BTreeMap<String, TensorData>>>>,

@@ -256,6 +256,25 @@ impl CacheLayout {
     /// # Errors
     ///
     /// As [`Cache::new`], but for memory that there is not.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::cache::{Cache, CacheConfig, CacheLayout, Rollback};
+    /// use ds4_model::checkpoint::Checkpoint;
+    ///
+    /// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+    /// let layout = CacheLayout::trunk(checkpoint.config());
+    /// let options = CacheConfig { rollback: Rollback::Bounded(1), ..CacheConfig::default() };
+    /// let bytes = layout.bytes(options)?;
+    /// // Rows of all positions take more.
+    /// assert!(layout.bytes(CacheConfig::default())? > bytes);
+    /// assert_eq!(Cache::new(layout, options, &Device::flex())?.bytes(), bytes);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn bytes(&self, config: CacheConfig) -> Result<usize, CacheError> {
         let (config, capacity) = self.checked(config)?;
         Ok(self.bytes_at(&config, capacity))
@@ -483,6 +502,30 @@ pub struct LayerCache {
 /// State of a stack of layers for a batch of sequences, which may have different lengths.
 ///
 /// The layers may be on several devices. Each of them then has the lengths of the sequences.
+///
+/// # Example
+///
+/// What [`Model::forward`](crate::model::Model::forward) does with a cache, and a rollback.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::Device;
+/// use ds4_model::cache::{Cache, CacheConfig, CacheError, CacheLayout};
+/// use ds4_model::checkpoint::Checkpoint;
+///
+/// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+/// let layout = CacheLayout::trunk(checkpoint.config());
+/// let mut cache = Cache::new(layout, CacheConfig::default(), &Device::flex())?;
+/// let step = cache.begin(5)?;
+/// // Here, each layer writes its rows for the step.
+/// cache.commit(step)?;
+/// assert_eq!(cache.lengths(), [5]);
+/// cache.remove_newest(2)?;
+/// assert_eq!(cache.lengths(), [3]);
+/// assert!(matches!(cache.remove_newest(4), Err(CacheError::RemoveBeyondStart { .. })));
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "kv_cache")]
 #[doc(alias = "KVCache")]
 #[derive(Clone, Debug)]
@@ -863,6 +906,29 @@ impl Cache {
     ///
     /// If a sequence is shorter than `count`, or farther back than [`CacheConfig::rollback`]
     /// allows.
+    ///
+    /// # Example
+    ///
+    /// Positions that come again have the same logits.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor};
+    /// use ds4_model::cache::CacheConfig;
+    /// use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+    ///
+    /// let device = Device::flex();
+    /// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+    /// let model = checkpoint.load(&LoadOptions::default(), &device)?;
+    /// let mut cache = model.new_cache(CacheConfig::default())?;
+    /// model.forward(Tensor::from_ints([[0, 1]], &device), &mut cache)?;
+    /// let logits = model.forward(Tensor::from_ints([[2, 3]], &device), &mut cache)?;
+    /// cache.remove_newest(2)?;
+    /// let again = model.forward(Tensor::from_ints([[2, 3]], &device), &mut cache)?;
+    /// again.into_data().assert_eq(&logits.into_data(), true);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn remove_newest(&mut self, count: usize) -> Result<(), CacheError> {
         let lengths = self
             .lengths

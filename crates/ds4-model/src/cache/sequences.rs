@@ -43,6 +43,35 @@ impl Cache {
     ///
     /// If there is no such sequence, the source was made for another model or dtype, is on another
     /// device or has another rollback, or the cache cannot grow for want of memory.
+    ///
+    /// # Example
+    ///
+    /// A text that was processed by itself joins a batch.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::cache::{Cache, CacheConfig, CacheLayout};
+    /// use ds4_model::checkpoint::Checkpoint;
+    ///
+    /// let device = Device::flex();
+    /// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+    /// let layout = CacheLayout::trunk(checkpoint.config());
+    /// let mut prompt = Cache::new(layout.clone(), CacheConfig::default(), &device)?;
+    /// let step = prompt.begin(3)?;
+    /// prompt.commit(step)?;
+    /// let options = CacheConfig { batch: 2, ..CacheConfig::default() };
+    /// let mut lanes = Cache::new(layout, options, &device)?;
+    /// lanes.vacate(0)?;
+    /// lanes.adopt(1, &prompt, 0)?;
+    /// assert_eq!(lanes.lengths(), [0, 3]);
+    /// // A step adds no position to a vacant sequence.
+    /// let step = lanes.begin(1)?;
+    /// lanes.commit(step)?;
+    /// assert_eq!(lanes.lengths(), [0, 4]);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn adopt(
         &mut self,
         sequence: usize,

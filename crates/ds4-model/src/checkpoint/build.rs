@@ -78,6 +78,23 @@ impl Checkpoint {
     /// # Errors
     ///
     /// As [`load`](Self::load).
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+    ///
+    /// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+    /// let (mut done, mut of) = (0, 0);
+    /// let progress = |read, total| (done, of) = (read, total);
+    /// checkpoint.load_with_progress(&LoadOptions::default(), &Device::flex(), progress)?;
+    /// assert!(done > 0);
+    /// assert_eq!(done, of);
+    /// # }
+    /// # Ok::<(), ds4_model::checkpoint::CheckpointError>(())
+    /// ```
     pub fn load_with_progress(
         &self,
         options: &LoadOptions,
@@ -94,6 +111,25 @@ impl Checkpoint {
     /// # Errors
     ///
     /// As [`load`](Self::load), except for what is wrong with the contents of tensors.
+    ///
+    /// # Example
+    ///
+    /// Packed weights and decoded ones.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+    ///
+    /// let device = Device::flex();
+    /// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+    /// let packed = checkpoint.weight_bytes(&LoadOptions::default(), &device)?;
+    /// let options = LoadOptions { expand: true, ..LoadOptions::default() };
+    /// // FP4 takes an eighth of f32, and FP8 a fourth.
+    /// assert!(checkpoint.weight_bytes(&options, &device)? > 3 * packed);
+    /// # }
+    /// # Ok::<(), ds4_model::checkpoint::CheckpointError>(())
+    /// ```
     pub fn weight_bytes(
         &self,
         options: &LoadOptions,

@@ -4,6 +4,15 @@ use std::collections::TryReserveError;
 use std::ops::BitAnd;
 
 /// The value of an E8M0 code: `2^(code - 127)`, and NaN for 255.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::checkpoint::e8m0_to_f32;
+///
+/// assert_eq!([126, 127, 130].map(e8m0_to_f32), [0.5, 1.0, 8.0]);
+/// assert!(e8m0_to_f32(255).is_nan());
+/// ```
 pub fn e8m0_to_f32(code: u8) -> f32 {
     match code {
         // 2^-127 is subnormal: the top bit of the mantissa is worth half the smallest normal

@@ -77,6 +77,21 @@ pub(super) struct Findings<'a> {
 }
 
 /// All items, or `None` if one is missing. Unlike `collect`, it takes every item before it returns.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::checkpoint::load_all;
+///
+/// let mut asked = 0;
+/// let mut ask = |found| {
+///     asked += 1;
+///     found
+/// };
+/// let items = load_all([None, Some(2), Some(3)].into_iter().map(&mut ask));
+/// assert_eq!(items, None);
+/// assert_eq!(asked, 3);
+/// ```
 pub fn load_all<T>(items: impl IntoIterator<Item = Option<T>>) -> Option<Vec<T>> {
     let items: Vec<Option<T>> = items.into_iter().collect();
     items.into_iter().collect()

@@ -97,6 +97,21 @@ impl Checkpoint {
     ///
     /// # Errors
     /// See [`CheckpointError`]; every message names the file.
+    ///
+    /// # Example
+    ///
+    /// Look at a tensor without reading it.
+    ///
+    /// ```
+    /// use ds4_model::checkpoint::{Checkpoint, Dtype};
+    ///
+    /// let checkpoint = Checkpoint::open("../../assets/ds4-tiny".as_ref())?;
+    /// let embedding = checkpoint.tensor("embed.weight").expect("every checkpoint has one");
+    /// let config = checkpoint.config();
+    /// assert_eq!(embedding.shape, [config.vocab_size, config.hidden_size]);
+    /// assert_eq!(embedding.dtype, Dtype::BF16);
+    /// # Ok::<(), ds4_model::checkpoint::CheckpointError>(())
+    /// ```
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
         let config = ModelConfig::from_json_file(&dir.join(CONFIG_FILE))?;
         let single = dir.join(SINGLE_FILE);

@@ -50,6 +50,17 @@ impl ModelConfig {
     /// - [`ConfigErrorKind::Json`]: not a JSON object.
     /// - [`ConfigErrorKind::UnsupportedArchitecture`]: `model_type` is not `deepseek_v4`.
     /// - [`ConfigErrorKind::Invalid`]: all missing and all contradictory keys.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use ds4_model::config::ModelConfig;
+    ///
+    /// let error = ModelConfig::from_json_str(r#"{"vocab_size": 1024}"#).unwrap_err().to_string();
+    /// // All missing keys at once.
+    /// assert!(error.contains("hidden_size") && error.contains("num_attention_heads"));
+    /// assert!(!error.contains("vocab_size"));
+    /// ```
     pub fn from_json_str(text: &str) -> Result<Self, ConfigError> {
         let root = object(text)?;
         if let Some(model_type) = root.get("model_type").and_then(Value::as_str)

@@ -67,6 +67,28 @@ impl FlashHeadFile {
     ///
     /// # Errors
     /// [`FlashHeadFileError::Write`].
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_ds4_ops::flash_head::{BuildOptions, FlashHead};
+    /// use ds4_model::flash_head::FlashHeadFile;
+    ///
+    /// let output = Tensor::<2>::random([64, 8], Distribution::Default, &Device::flex());
+    /// let head = FlashHead::build(output.clone(), 4, &BuildOptions::default(), |_| {})?;
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("flash_head.safetensors");
+    /// FlashHeadFile::save(&path, &head, Some(0))?;
+    /// let file = FlashHeadFile::open(&path)?;
+    /// assert_eq!(file.assignments(), head.assignments());
+    /// assert!(file.head(output.clone()).is_ok());
+    /// // The clusters are of no use for another matrix.
+    /// assert!(file.head(output * 2).is_err());
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn save(
         path: &Path,
         head: &FlashHead,

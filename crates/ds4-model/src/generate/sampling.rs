@@ -174,6 +174,16 @@ impl SamplingConfig {
 /// # Errors
 ///
 /// [`GenerateError::NoCandidate`] where no logit is above negative infinity.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::generate::greedy_token;
+///
+/// assert_eq!(greedy_token(&[0.5, 2.0, f32::NAN, 2.0])?, 1);
+/// assert!(greedy_token(&[f32::NAN, f32::NEG_INFINITY]).is_err());
+/// # Ok::<(), ds4_model::generate::GenerateError>(())
+/// ```
 pub fn greedy_token(logits: &[f32]) -> Result<u32, GenerateError> {
     let mut best = (None, f32::NEG_INFINITY);
     for (id, &logit) in logits.iter().enumerate() {

@@ -16,6 +16,20 @@ pub struct StopStep {
 /// The emitted text is everything before the stop string that starts earliest, however the text was
 /// split into pieces: a suffix that may be the start of a stop string is withheld until it is
 /// decided.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::generate::StopStrings;
+///
+/// let mut stops = StopStrings::new(["\n\n"])?;
+/// // A line break may be the beginning of a stop string.
+/// assert_eq!(stops.push("one\n").emit, "one");
+/// assert_eq!(stops.push("two\n").emit, "\ntwo");
+/// let last = stops.push("\nthree");
+/// assert_eq!((last.emit.as_str(), last.stopped), ("", true));
+/// # Ok::<(), ds4_model::generate::GenerateError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,

@@ -25,6 +25,21 @@ pub enum SpecialTokens {
 ///
 /// It adds no tokens of its own: whatever the file's post-processor says, a prompt begins with the
 /// tokens of its text, and a beginning-of-sequence token is there only if the caller puts it there.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::generate::{SpecialTokens, TextTokenizer};
+///
+/// let tokenizer = TextTokenizer::from_dir("../../assets/ds4-tiny")?;
+/// let user = tokenizer.token_id("<｜User｜>").expect("a token of chats");
+/// assert_eq!(tokenizer.encode("<｜User｜>")?, [user]);
+/// // What a user writes must not become a control token.
+/// let ids = tokenizer.encode_plain("<｜User｜>")?;
+/// assert!(!ids.contains(&user));
+/// assert_eq!(tokenizer.decode(&ids, SpecialTokens::Keep)?, "<｜User｜>");
+/// # Ok::<(), ds4_model::generate::GenerateError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
@@ -181,6 +196,21 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateError> 
 ///
 /// The bytes of a character that is still incomplete are held back, so that the pieces joined are
 /// what [`TextTokenizer::decode`] makes of all ids at once.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::generate::{SpecialTokens, TextTokenizer};
+///
+/// let tokenizer = TextTokenizer::from_dir("../../assets/ds4-tiny")?;
+/// let ids = tokenizer.encode("Jehovah-jireh 🙂")?;
+/// let mut stream = tokenizer.decode_stream(SpecialTokens::Keep);
+/// let pieces = ids.iter().map(|id| stream.push(*id)).collect::<Result<Vec<_>, _>>()?;
+/// // The bytes of the last character are several tokens, of which only the last one gives text.
+/// assert_eq!(pieces[pieces.len() - 2..], ["", "🙂"]);
+/// assert_eq!(pieces.concat(), "Jehovah-jireh 🙂");
+/// # Ok::<(), ds4_model::generate::GenerateError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a TextTokenizer,

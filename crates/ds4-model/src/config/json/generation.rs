@@ -46,6 +46,19 @@ impl GenerationDefaults {
     /// - [`ConfigErrorKind::Json`](crate::config::ConfigErrorKind::Json): not a JSON object.
     /// - [`ConfigErrorKind::Invalid`](crate::config::ConfigErrorKind::Invalid): all keys with a
     ///   value of another type.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use ds4_model::config::GenerationDefaults;
+    ///
+    /// let text = r#"{"temperature": 0.6, "eos_token_id": 1}"#;
+    /// let defaults = GenerationDefaults::from_json_str(text)?;
+    /// assert_eq!(defaults.temperature, Some(0.6));
+    /// assert_eq!(defaults.eos_token_ids, Some(vec![1]));
+    /// assert_eq!(defaults.top_p, None);
+    /// # Ok::<(), ds4_model::config::ConfigError>(())
+    /// ```
     pub fn from_json_str(text: &str) -> Result<Self, ConfigError> {
         let root = object(text)?;
         let mut keys = Keys::new(&root);

@@ -53,6 +53,17 @@ impl Extend<CompletionPart> for Completion {
 /// [`GenerateError::Completion`] where the text leaves the encoding: reasoning without end, tool
 /// calls that are truncated or malformed, text after the tool calls or after the end, a control
 /// token where only text may stand. [`CompletionSplitter`] goes on there.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::generate::parse_completion;
+///
+/// let completion = parse_completion("one and one</think>Two.<｜end▁of▁sentence｜>", true)?;
+/// assert_eq!(completion.reasoning.as_deref(), Some("one and one"));
+/// assert_eq!(completion.content, "Two.");
+/// # Ok::<(), ds4_model::generate::GenerateError>(())
+/// ```
 pub fn parse_completion(text: &str, thinking: bool) -> Result<Completion, GenerateError> {
     let text = match text.split_once(EOS_TOKEN) {
         Some((text, "")) => text,

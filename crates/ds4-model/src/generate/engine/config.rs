@@ -37,6 +37,7 @@ pub struct EngineConfig {
     pub draft_confidence: f64,
     /// Prompt tokens per forward call. Between two of them, the texts that are already being
     /// continued go on by a step.
+    #[doc(alias = "chunked_prefill")]
     pub prefill_chunk: usize,
     /// Positions of a text that there is memory for at first. A text that needs more moves to lanes
     /// of four times as many, and so on.
@@ -48,6 +49,7 @@ pub struct EngineConfig {
     /// Bytes that the engine keeps of prompts, the least recently used going first, so that a
     /// prompt that begins like one before need not be processed again. What texts in lanes keep of
     /// their own prompts takes as much again at most. 0 keeps none.
+    #[doc(alias = "prefix_caching")]
     pub prefix_bytes: usize,
     /// Whether a kept prompt is used only as far as it was processed in chunks that the new prompt
     /// would have too: its text is then the same to the bit. Otherwise it is the same up to
@@ -123,6 +125,17 @@ impl EngineConfig {
 
     /// Whether a text is the same to the bit whatever else runs: steps have 16 tokens at most, and
     /// kept prompts are used only where they change nothing.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use ds4_model::generate::EngineConfig;
+    ///
+    /// let config = EngineConfig { lanes: 8, drafts: 1, ..EngineConfig::default() };
+    /// assert!(config.is_deterministic());
+    /// // 24 tokens a step.
+    /// assert!(!EngineConfig { drafts: 2, ..config }.is_deterministic());
+    /// ```
     pub fn is_deterministic(&self) -> bool {
         let tokens = self.lanes.saturating_mul(1 + self.drafts);
         tokens <= INVARIANT_ROWS && (self.prefix_bytes == 0 || self.exact_prefix)

@@ -16,6 +16,55 @@ pub type ConstraintError = Box<dyn Error + Send + Sync>;
 /// Decides which tokens a text may have, given those before: those of a grammar, for instance.
 ///
 /// A draft that it does not allow is rejected. A text has the same tokens with drafts and without.
+///
+/// # Example
+///
+/// ```
+/// use ds4_model::generate::{Constraint, ConstraintError};
+/// # #[cfg(feature = "flex")]
+/// # use ds4_model::generate::{Engine, EngineConfig, Request};
+/// # #[cfg(feature = "flex")]
+/// # use ds4_model::pipeline::Pipeline;
+///
+/// /// Allows the tokens below a number.
+/// #[derive(Clone, Debug)]
+/// struct Below(u32);
+///
+/// impl Constraint for Below {
+///     fn allow(&mut self, mask: &mut [u32]) -> Result<(), ConstraintError> {
+///         (0..self.0).for_each(|id| mask[id as usize / 32] |= 1 << (id % 32));
+///         Ok(())
+///     }
+///
+///     fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+///         Ok(())
+///     }
+///
+///     fn fork(&self) -> Box<dyn Constraint> {
+///         Box::new(self.clone())
+///     }
+/// }
+/// # #[cfg(feature = "flex")] {
+/// # let device = burn::tensor::Device::flex();
+/// # let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &device)?;
+/// # let mut engine = Engine::new(&pipeline.model, EngineConfig::default())?;
+/// # let prompt = pipeline.encode("And God said,")?;
+///
+/// let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Below(100)));
+/// engine.add(Request { constraint, ..Request::new(&prompt, 4) })?;
+/// let mut tokens = Vec::new();
+/// while !engine.is_idle() {
+///     for output in engine.step()? {
+///         tokens.push(output.token?);
+///     }
+/// }
+/// assert_eq!(tokens.len(), 4);
+/// assert!(tokens.iter().all(|token| *token < 100));
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "guided_decoding")]
+#[doc(alias = "structured_outputs")]
 pub trait Constraint: fmt::Debug + Send {
     /// Allows tokens to come next: sets bit `id % 32` of word `id / 32` of `mask`, all of whose
     /// bits are 0 before. The end-of-sequence token is one like others: it is to be allowed where
