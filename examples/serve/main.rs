@@ -1,7 +1,7 @@
 //! Serves a DeepSeek-V4 checkpoint over HTTP, with the interface of OpenAI's API.
 //!
 //! Without arguments it serves the small trained checkpoint that comes with the repository, on the
-//! CPU. `docs/serving.md` describes endpoints and options.
+//! best device that is compiled in and present. `docs/serving.md` describes endpoints and options.
 //!
 //! One thread owns the model and decodes the texts of all requests together (`engine`). Requests
 //! are read and checked (`request`, `chat`, `completions`), submitted (`app`), and their tokens
