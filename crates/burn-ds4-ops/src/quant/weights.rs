@@ -128,6 +128,25 @@ impl Weights {
     }
 
     /// The same matrices, for products that take their other operand so.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use burn_ds4_ops::quant::{Activations, Weights, quant_linear};
+    ///
+    /// let device = Device::flex();
+    /// let weights = Weights::dense(Tensor::<3>::ones([1, 1, 1], &device))?;
+    /// let x = Tensor::<2>::from_data([[1.1]], &device);
+    /// let exact = quant_linear(x.clone(), &weights)?;
+    /// exact.into_data().assert_eq(&TensorData::from([[1.1_f32]]), true);
+    /// // The nearest multiple of an eighth.
+    /// let rounded = quant_linear(x, &weights.with_activations(Activations::Released))?;
+    /// rounded.into_data().assert_eq(&TensorData::from([[1.125_f32]]), true);
+    /// # }
+    /// # Ok::<(), burn_ds4_ops::OpError>(())
+    /// ```
     pub fn with_activations(self, activations: Activations) -> Self {
         Self {
             activations,

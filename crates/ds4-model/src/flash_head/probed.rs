@@ -25,9 +25,7 @@ pub const DEFAULT_CAPACITY: usize = 16;
 ///     let clusters = output.dims()[0].div_ceil(DEFAULT_CAPACITY);
 ///     let head = FlashHead::build(output, clusters, &BuildOptions::default(), |_| {})?;
 ///     let probes = ProbedHead::default_probes(clusters);
-///     if let Some(mtp) = &mut model.mtp {
-///         mtp.flash_head = Some(ProbedHead::new(head, probes)?);
-///     }
+///     model.set_draft_head(Some(ProbedHead::new(head, probes)?));
 ///     Ok(())
 /// }
 /// ```

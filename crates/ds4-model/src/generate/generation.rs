@@ -103,6 +103,27 @@ impl GenerateConfig {
 /// A token that ends the text is not yielded: the end-of-sequence token, unless
 /// [`GenerateConfig::ignore_eos`] is set, and those of [`GenerateConfig::stop_tokens`]. After an
 /// error the iterator ends.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::Device;
+/// use ds4_model::generate::{FinishReason, GenerateConfig, Generation};
+/// use ds4_model::pipeline::Pipeline;
+///
+/// let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &Device::flex())?;
+/// let prompt = pipeline.encode("Once upon a time")?;
+/// let config = GenerateConfig { max_new_tokens: 8, drafts: 1, ..GenerateConfig::default() };
+/// let mut generation = Generation::new(&pipeline.model, config, &prompt)?;
+/// let tokens = generation.by_ref().collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(tokens.len(), 8);
+/// assert_eq!(generation.finish_reason(), Some(FinishReason::Length));
+/// // Each draft that is accepted saves a step.
+/// assert!(generation.stats().accepted > 0);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Generation<'a> {
     engine: Engine<'a>,

@@ -224,6 +224,30 @@ impl<'a> Engine<'a> {
     }
 
     /// Lets `processor` change the logits before anything else does.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, s};
+    /// use ds4_model::generate::{Engine, EngineConfig, Request};
+    /// use ds4_model::pipeline::Pipeline;
+    ///
+    /// let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &Device::flex())?;
+    /// // No token below 500.
+    /// let mut engine = Engine::new(&pipeline.model, EngineConfig::default())?
+    ///     .with_logits_processor(|logits| {
+    ///         logits.slice_fill(s![.., .., ..500], f32::NEG_INFINITY)
+    ///     });
+    /// engine.add(Request::new(&pipeline.encode("And God said,")?, 4))?;
+    /// while !engine.is_idle() {
+    ///     for output in engine.step()? {
+    ///         assert!(output.token? >= 500);
+    ///     }
+    /// }
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn with_logits_processor(mut self, processor: LogitsProcessor) -> Self {
         self.setup.processor = Some(processor);
@@ -275,6 +299,31 @@ impl<'a> Engine<'a> {
     /// # Errors
     ///
     /// If there is no such request, or no longer, or the device fails.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::generate::{Engine, EngineConfig, Request};
+    /// use ds4_model::pipeline::Pipeline;
+    ///
+    /// let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &Device::flex())?;
+    /// let mut engine = Engine::new(&pipeline.model, EngineConfig::default())?;
+    /// let prompt = pipeline.encode("And God said,")?;
+    /// let kept = engine.add(Request::new(&prompt, 4))?;
+    /// let left = engine.add(Request::new(&prompt, 9))?;
+    /// engine.step()?;
+    /// engine.abort(left)?;
+    /// assert!(engine.progress(left).is_none());
+    /// while !engine.is_idle() {
+    ///     assert!(engine.step()?.iter().all(|output| output.request == kept));
+    /// }
+    /// // It has ended.
+    /// assert!(engine.abort(kept).is_err());
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn abort(&mut self, request: RequestId) -> Result<(), GenerateError> {
         let (told, waiting) = (self.outputs.len(), self.prompts.len());
         self.prompts.retain(|prompt| prompt.text.id != request);
