@@ -20,6 +20,17 @@ pub(crate) fn init_barrier(barrier: u32, #[comptime] count: u32) {
     gpu_asm!("mbarrier.init.shared::cta.b64 [{barrier}], {count};", barrier = in(_) barrier);
 }
 
+/// Says that so many bytes of boxes will land before the phase of a barrier is over. This is no
+/// arrival.
+#[cube]
+pub(crate) fn expect_bytes(barrier: u32, #[comptime] bytes: u32) {
+    let barrier = i32::reinterpret(barrier);
+    gpu_asm!(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{barrier}], {bytes};",
+        barrier = in(_) barrier
+    );
+}
+
 /// Waits until the phase of this parity is over.
 #[cube]
 pub(crate) fn wait(barrier: u32, parity: u32) {
@@ -181,15 +192,14 @@ pub(crate) fn scale_sums(low: f32, high: f32, #[comptime] columns: u32) {
 
 /// The instructions of [`scale_sums`].
 fn scale_products(columns: u32) -> String {
-    let factor = |i: u32| ["low", "high"][i as usize / 2 % 2];
-    let products = (0..columns / 2).map(|i| format!("mul.f32 sum{i}, sum{i}, {};", factor(i)));
+    let products = (0..columns / 2).map(|i| format!("mul.f32 sum{i}, sum{i}, {};", row_of(i)));
     products.collect::<Vec<_>>().join(" ")
 }
 
-/// Declares the accumulators of a product of two tiles in shared memory; once in a kernel.
+/// Declares the accumulators `dots` of a product of two tiles in shared memory; once in a kernel.
 #[cube]
-pub(crate) fn declare_dots(#[comptime] count: u32) {
-    gpu_asm!(".reg .f32 dot<{count}>;");
+pub(crate) fn declare_dots(#[comptime] count: u32, #[comptime] dots: &'static str) {
+    gpu_asm!(".reg .f32 {dots}<{count}>;", dots = const dots);
 }
 
 /// Such an accumulator. No product may be unfinished.
@@ -200,37 +210,36 @@ pub(crate) fn dot(#[comptime] index: u32) -> f32 {
     y
 }
 
-/// Adds [`dot`]s to the accumulators: times the scale of a lane's row or of its row 8 below, and
-/// times those of their columns, which are in shared memory from address `scales` on. No product
-/// may be unfinished.
+/// Adds the accumulators `dots` to those of [`sum()`], times the scale of a lane's row and of its
+/// row 8 below. Their product must be finished.
 #[cube]
-pub(crate) fn add_scaled_dots(low: f32, high: f32, scales: u32, #[comptime] columns: u32) {
-    let scales = i32::reinterpret(scales + UNIT_POS % 4 * 8);
+pub(crate) fn add_scaled_dots(
+    low: f32,
+    high: f32,
+    #[comptime] columns: u32,
+    #[comptime] dots: &'static str,
+) {
     let low = f32::reinterpret(u32::reinterpret(low));
     let high = f32::reinterpret(u32::reinterpret(high));
     gpu_asm!(
-        "{{ .reg .b32 at; .reg .f32 low, high, x<2>, f<4>; mov.b32 at, {scales}; \
-        mov.f32 low, {low}; mov.f32 high, {high}; {sums} }}",
-        scales = in(_) scales, low = in(_) low, high = in(_) high,
-        sums = const scaled_dots(columns)
+        "{{ .reg .f32 low, high; mov.f32 low, {low}; mov.f32 high, {high}; {sums} }}",
+        low = in(_) low, high = in(_) high, sums = const scaled_dots(columns, dots),
+        options(nomem)
     );
 }
 
 /// The instructions of [`add_scaled_dots`].
-fn scaled_dots(columns: u32) -> String {
-    let eight = |first: u32| {
-        let factors = (0..4).map(|i| {
-            let row = ["low", "high"][i / 2];
-            format!("mul.f32 f{i}, x{}, {row};", i % 2)
-        });
-        let sums = (0..4).map(|i| {
-            let index = first * 4 + i;
-            format!("fma.rn.f32 sum{index}, dot{index}, f{i}, sum{index};")
-        });
-        let all = factors.chain(sums).collect::<Vec<_>>().join(" ");
-        format!("ld.shared.v2.f32 {{x0, x1}}, [at + {}]; {all}", first * 32)
+fn scaled_dots(columns: u32, dots: &str) -> String {
+    let sum = |i: u32| {
+        let scale = row_of(i);
+        format!("fma.rn.f32 sum{i}, {dots}{i}, {scale}, sum{i};")
     };
-    (0..columns / 8).map(eight).collect::<Vec<_>>().join(" ")
+    (0..columns / 2).map(sum).collect::<Vec<_>>().join(" ")
+}
+
+/// The row of a lane that an accumulator is of.
+fn row_of(accumulator: u32) -> &'static str {
+    ["low", "high"][accumulator as usize / 2 % 2]
 }
 
 /// The names of accumulators for tiles of `columns` columns.

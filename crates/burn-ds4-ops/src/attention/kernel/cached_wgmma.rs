@@ -100,7 +100,7 @@ pub(crate) fn cached_wgmma_kernel<F: Float, I: Int, P: Int>(
 ) {
     let target = comptime!(blueprint.target);
     declare_sums(comptime!(blueprint.channels() / 2));
-    declare_dots(comptime!(COLUMNS / 2));
+    declare_dots(comptime!(COLUMNS / 2), "dot");
     let words = comptime!(blueprint.stages * blueprint.stage_bytes() / 4);
     let query_tiles = Shared::<[u32]>::new_aligned_slice(
         comptime!(blueprint.stage_bytes() as usize / 4),
@@ -116,6 +116,7 @@ pub(crate) fn cached_wgmma_kernel<F: Float, I: Int, P: Int>(
             stages: blueprint.stages,
             landings: WARPGROUP + WARPGROUP / 32,
             planes: GROUPS * WARPGROUP / 32,
+            fenced: true,
         }),
     );
     let query_tiles = shared_address(&query_tiles);

@@ -10,9 +10,10 @@ mod weights;
 pub(crate) use groups::Pairing;
 pub(crate) use input::{InputLayout, bf16_pair, term_of};
 pub(crate) use large_m::{
-    LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, RowFormat, SortBlueprint, SortSizesLaunch,
-    WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch, hidden_block, large_m_kernel, permute_kernel,
-    quantize_kernel, sort_kernel, sum_slots_kernel, sum_splits_kernel, wgmma_kernel,
+    FP8_TILE, Fp8Blueprint, LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, RowFormat,
+    SortBlueprint, SortSizesLaunch, WgmmaBlueprint, WgmmaBoxesLaunch, WgmmaOperands,
+    WgmmaRowsLaunch, hidden_block, large_m_kernel, permute_kernel, quantize_kernel, sort_kernel,
+    sum_slots_kernel, sum_splits_kernel, wgmma_fp8_kernel, wgmma_kernel,
 };
 pub(crate) use portable::{
     CUBE_X_ROWS, EpilogueLaunch, PLANES as PORTABLE_PLANES, PairsLaunch, PortableBlueprint, Role,

@@ -8,8 +8,8 @@ use super::optional;
 use super::wgmma::{self, RowProducts};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    InputLayout, LargeMBlueprint, LargeMPairsLaunch, SortBlueprint, SortSizesLaunch, WeightFormat,
-    large_m_kernel, sort_kernel, sum_slots_kernel,
+    FP8_TILE, InputLayout, LargeMBlueprint, LargeMPairsLaunch, SortBlueprint, SortSizesLaunch,
+    WeightFormat, large_m_kernel, sort_kernel, sum_slots_kernel,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{address_type, cube_count, output, vector_size};
@@ -29,20 +29,20 @@ pub(crate) enum LargeMTiles {
     Planes(usize),
     /// Rows, for products of warpgroups.
     Warpgroups(usize),
-    /// The same for rows that are rounded to E4M3, by FP8 weights.
-    Fp8(usize),
+    /// [`FP8_TILE`] rows that are rounded to E4M3, by FP8 weights.
+    Fp8,
 }
 
 impl LargeMTiles {
     /// For so many rows of `x` by each matrix, which may be `rounded` to E4M3.
     pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices, rounded: bool) -> Self {
-        let products = |rounded| RowProducts::new(x, rows, matrices, rounded);
-        if !products(false).are_faster() || !wgmma::can_multiply(x, &[matrices], false) {
+        let products = RowProducts::new(x, rows, matrices);
+        if !products.are_faster() || !wgmma::can_multiply(x, &[matrices], false) {
             Self::planes(rows * terms(x.dtype) as usize)
-        } else if rounded && let Some(columns) = products(true).fp8_columns() {
-            Self::Fp8(columns)
+        } else if rounded && products.can_be_fp8() {
+            Self::Fp8
         } else {
-            Self::Warpgroups(products(false).columns())
+            Self::Warpgroups(products.columns())
         }
     }
 
@@ -57,7 +57,7 @@ impl LargeMTiles {
     }
 
     pub fn is_fp8(self) -> bool {
-        matches!(self, Self::Fp8(_))
+        matches!(self, Self::Fp8)
     }
 
     /// For a number of columns to a matrix.
@@ -70,7 +70,8 @@ impl LargeMTiles {
     pub fn rows(self, dtype: DType) -> usize {
         match self {
             Self::Planes(tiles) => 8 * tiles / terms(dtype) as usize,
-            Self::Warpgroups(rows) | Self::Fp8(rows) => rows,
+            Self::Warpgroups(rows) => rows,
+            Self::Fp8 => FP8_TILE as usize,
         }
     }
 
@@ -210,9 +211,8 @@ impl<'a> LargeM<'a> {
     pub(crate) fn launch(self, result: &CubeTensor) {
         match self.tiles {
             LargeMTiles::Planes(x_tiles) => self.launch_planes(x_tiles, result),
-            LargeMTiles::Warpgroups(columns) | LargeMTiles::Fp8(columns) => {
-                wgmma::launch(&self, columns, result);
-            }
+            LargeMTiles::Warpgroups(columns) => wgmma::launch(&self, columns, result),
+            LargeMTiles::Fp8 => wgmma::launch_fp8(&self, result),
         }
     }
 

@@ -1,16 +1,17 @@
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use cubecl::zspace::{Strides, shape, strides};
 
 use super::large_m::{LargeM, LargeMTiles};
-use super::optional;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    RowFormat, WeightFormat, WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch, hidden_block,
-    permute_kernel, quantize_kernel, sum_splits_kernel, wgmma_kernel,
+    FP8_TILE, Fp8Blueprint, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaBoxesLaunch,
+    WgmmaOperands, WgmmaRowsLaunch, hidden_block, permute_kernel, quantize_kernel,
+    sum_splits_kernel, wgmma_fp8_kernel, wgmma_kernel,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{address_type, aligned, cube_count, output, vector_size};
@@ -23,8 +24,6 @@ pub(super) const MIN_PAIRS: usize = 32;
 /// Rows of `x` of a tile, at most, and what their numbers are multiples of.
 const MAX_COLUMNS: usize = 256;
 const COLUMN_STEP: usize = 32;
-/// As [`MAX_COLUMNS`], for E4M3, whose sums are in two sets of registers.
-const MAX_FP8_COLUMNS: usize = 128;
 /// Rows of `x` of a tile for which decoding weights takes as long as multiplying them, and those
 /// that could be multiplied in the time that a tile takes besides.
 const DECODED_COLUMNS: usize = 96;
@@ -40,19 +39,21 @@ const STAGES: std::ops::RangeInclusive<usize> = 2..=8;
 /// K-splits, at most, and stages of one, at least.
 const MAX_SPLITS: usize = 8;
 const SPLIT_STAGES: usize = 8;
+/// K-splits, at most, of a product that takes no longer as a whole in E4M3.
+const FP8_SPLITS: usize = 4;
 /// Units of a cube that sums K-splits.
 const SUM_UNITS: u32 = 256;
+/// Words of a row of a box of 128 bytes, which products read from shared memory.
+const SWIZZLED_WORDS: usize = 32;
 /// Bytes by which the alignment of stages may add to shared memory.
 const ALIGNMENT: usize = 2 * 1024;
 /// Units of a cube that permutes columns, or rounds them.
 const PERMUTING_UNITS: u32 = 256;
 
-/// The operands of products of rows of `dtype`, which may be `rounded` to E4M3, by FP8 weights as
-/// E4M3.
-pub(super) fn operands(dtype: DType, matrices: &Matrices, rounded: bool) -> WgmmaOperands {
+/// The operands of products of rows of `dtype`.
+fn operands(dtype: DType, matrices: &Matrices) -> WgmmaOperands {
     let weights = matrices.format;
     let x = match dtype {
-        _ if rounded && weights == WeightFormat::Fp8 => RowFormat::Fp8,
         DType::F16 => RowFormat::F16,
         _ => RowFormat::Bf16,
     };
@@ -92,7 +93,7 @@ pub(super) fn can_multiply_dense(x: &CubeTensor, weight: &CubeTensor) -> bool {
 }
 
 /// Whether there is shared memory for tiles of any number of rows of 16 bits, which need more than
-/// those of E4M3.
+/// tiles of E4M3.
 fn fits(client: &Client, weights: WeightFormat) -> bool {
     let x = RowFormat::Bf16;
     stages(client, WgmmaOperands { weights, x }, 2, MAX_COLUMNS as u32) >= *STAGES.start()
@@ -100,9 +101,13 @@ fn fits(client: &Client, weights: WeightFormat) -> bool {
 
 /// Stages that fit into shared memory, at most as many as are of use.
 fn stages(client: &Client, operands: WgmmaOperands, groups: u32, columns: u32) -> usize {
+    stages_of(client, operands.stage_bytes(groups, columns))
+}
+
+/// The same for stages of so many bytes.
+fn stages_of(client: &Client, bytes: usize) -> usize {
     let caps = Caps::of(client);
-    let stage = operands.stage_bytes(groups, columns);
-    let fits = |stages: &usize| caps.fits_shared(stages * stage + ALIGNMENT);
+    let fits = |stages: &usize| caps.fits_shared(stages * bytes + ALIGNMENT);
     (1..=*STAGES.end()).rev().find(fits).unwrap_or(0)
 }
 
@@ -115,12 +120,11 @@ pub(super) struct RowProducts<'a> {
 }
 
 impl<'a> RowProducts<'a> {
-    /// The rows may be `rounded` to E4M3.
-    pub fn new(x: &CubeTensor, rows: usize, matrices: &'a Matrices, rounded: bool) -> Self {
+    pub fn new(x: &CubeTensor, rows: usize, matrices: &'a Matrices) -> Self {
         Self {
             rows,
             matrices,
-            operands: operands(x.dtype, matrices, rounded),
+            operands: operands(x.dtype, matrices),
             processors: Caps::of(&x.client).processors as usize,
         }
     }
@@ -130,26 +134,20 @@ impl<'a> RowProducts<'a> {
         self.rows >= MIN_ROWS[usize::from(self.splits(COLUMN_STEP) == 1)]
     }
 
-    /// Rows of `x` of a tile of E4M3. `None` where weights are not FP8, and for so few rows that K
-    /// is split, which is not timed with E4M3.
-    pub fn fp8_columns(&self) -> Option<usize> {
-        let columns = self.columns();
-        (self.operands.is_fp8() && self.splits(columns) == 1).then_some(columns)
+    /// Whether rows in E4M3 can be multiplied as they are, for which K is never split.
+    pub fn can_be_fp8(&self) -> bool {
+        self.matrices.format == WeightFormat::Fp8 && self.splits(FP8_TILE as usize) <= FP8_SPLITS
     }
 
     /// Rows of `x` of a tile.
     pub fn columns(&self) -> usize {
-        let fp8 = self.operands.is_fp8();
         let decoded = match self.operands.weights {
-            WeightFormat::Fp4 | WeightFormat::Fp8 if !fp8 => DECODED_COLUMNS,
-            _ => 0,
+            WeightFormat::Fp4 | WeightFormat::Fp8 => DECODED_COLUMNS,
+            WeightFormat::Dense => 0,
         };
-        // Twice as many E4M3 products take as long.
-        let cost_columns = COST_COLUMNS * (1 + usize::from(fp8));
-        let most = if fp8 { MAX_FP8_COLUMNS } else { MAX_COLUMNS };
         let matrices = self.matrices;
-        cheapest(most, |columns| {
-            let steps = matrices.columns.div_ceil(cost_columns);
+        cheapest(MAX_COLUMNS, |columns| {
+            let steps = matrices.columns.div_ceil(COST_COLUMNS);
             let tile = (tile_cost(columns, decoded) * steps) as f64;
             match self.splits(columns) {
                 1 => self.tiles(columns).div_ceil(self.processors) as f64 * tile,
@@ -220,7 +218,7 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
     };
     let (x, matrices) = (aligned(x), matrices.contiguous());
     let result = output(&x, [rows, height], dtype);
-    let columns = RowProducts::new(&x, rows, &matrices, false).columns();
+    let columns = RowProducts::new(&x, rows, &matrices).columns();
     LargeM::of_rows(&x, &matrices, LargeMTiles::Warpgroups(columns)).launch(&result);
     result
 }
@@ -234,7 +232,7 @@ pub(super) fn padded_columns(columns: usize, format: WeightFormat) -> usize {
 pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) {
     let matrices = product.matrices;
     let client = product.x.client.clone();
-    let operands = operands(product.x.dtype, matrices, product.x_scales.is_some());
+    let operands = operands(product.x.dtype, matrices);
     let permuted;
     let x = if matrices.format == WeightFormat::Fp4 && !product.permuted {
         permuted = permute(product.x, matrices.columns);
@@ -255,7 +253,6 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
-        whole_stages: matrices.columns.is_multiple_of(operands.k_block() as usize),
         scale_words: match matrices.format {
             WeightFormat::Fp4 => matrices.columns.is_multiple_of(128),
             WeightFormat::Fp8 => true,
@@ -289,6 +286,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     };
     let vectors = blueprint.vectors || product.gated.is_some();
     let size = if vectors { 8 } else { 1 };
+    let stage_words = (operands.k_block() / matrices.format.columns() * 4) as usize;
     // SAFETY: rows and columns past the end are read as zeros, or as others; writes are within the
     // output.
     unsafe {
@@ -298,11 +296,13 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             CubeDim::new_1d(blueprint.units()),
             address_type([x, &matrices.words, written]),
             size,
+            WgmmaBoxesLaunch::new(
+                x_boxes(x, columns, product.groups),
+                row_boxes(matrices, blueprint.rows() as usize, stage_words),
+            ),
             WgmmaRowsLaunch::new(
                 x.clone().into_buffer_arg(),
                 (x.meta.strides()[0] * x.elem_size() / 16) as u32,
-                optional(product.x_scales),
-                x.meta.shape()[0] as u32,
             ),
             product.pairs_arg(),
             product.sorted.map_or(0, |sorted| sorted.max_problems) as u32,
@@ -314,6 +314,40 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     }
     if splits > 1 {
         sum_splits(written, splits, result);
+    }
+}
+
+/// Launches [`wgmma_fp8_kernel`].
+pub(super) fn launch_fp8(product: &LargeM<'_>, result: &CubeTensor) {
+    let (x, matrices, tile) = (product.x, product.matrices, FP8_TILE as usize);
+    let x_scales = product.x_scales.expect("the scales of rounded rows");
+    let client = x.client.clone();
+    let caps = Caps::of(&client);
+    let blueprint = Fp8Blueprint {
+        stages: stages_of(&client, Fp8Blueprint::stage_bytes()) as u32,
+        vectors: result.dtype == DType::BF16 && matrices.rows.is_multiple_of(8),
+        target: caps.target,
+    };
+    let tiles = matrices.rows.div_ceil(tile) * product.problems(tile);
+    // SAFETY: boxes have zeros for rows and columns past the end; writes are within the output.
+    unsafe {
+        wgmma_fp8_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(tiles.clamp(1, caps.processors as usize) as u32, 1, 1),
+            CubeDim::new_1d(Fp8Blueprint::units()),
+            address_type([x, &matrices.words, result]),
+            if blueprint.vectors { 8 } else { 1 },
+            WgmmaBoxesLaunch::new(
+                x_boxes(x, tile, product.groups),
+                row_boxes(matrices, tile, SWIZZLED_WORDS),
+            ),
+            x_scales.clone().into_buffer_arg(),
+            product.pairs_arg(),
+            matrices.arg(),
+            result.clone().into_buffer_arg(),
+            blueprint,
+            dtype_to_storage_type(result.dtype),
+        );
     }
 }
 
@@ -337,6 +371,46 @@ fn sum_splits(partials: &CubeTensor, splits: usize, result: &CubeTensor) {
             dtype_to_storage_type(result.dtype),
         );
     }
+}
+
+/// The rows of `x` of each of `groups` matrices in words, in boxes of `columns` rows.
+fn x_boxes(x: &CubeTensor, columns: usize, groups: usize) -> TensorMapArg<Tiled> {
+    let words = |elements: usize| elements * x.elem_size() / 4;
+    let ([rows, width], stride) = (x.shape().dims(), words(x.meta.strides()[0]));
+    boxes(
+        x,
+        shape![rows / groups, groups, words(width)],
+        strides![groups * stride, stride, 1],
+        shape![columns, 1, SWIZZLED_WORDS],
+    )
+}
+
+/// The rows of weights in words, in boxes of so many rows and words.
+fn row_boxes(matrices: &Matrices, rows: usize, words: usize) -> TensorMapArg<Tiled> {
+    let width = matrices.columns / matrices.format.columns() as usize * 4;
+    boxes(
+        &matrices.words,
+        shape![matrices.count * matrices.rows, width],
+        strides![width, 1],
+        shape![rows, words],
+    )
+}
+
+/// A tensor of words in boxes whose rows are swizzled.
+fn boxes(tensor: &CubeTensor, shape: Shape, strides: Strides, size: Shape) -> TensorMapArg<Tiled> {
+    let swizzle = match size[size.len() - 1] {
+        SWIZZLED_WORDS => TensorMapSwizzle::B128,
+        _ => TensorMapSwizzle::B64,
+    };
+    // SAFETY: every row of this shape is one of the tensor.
+    let words = unsafe { TensorArg::from_raw_parts(tensor.handle.clone(), strides, shape) };
+    TensorMapArg::new(
+        TiledArgs { tile_size: size },
+        words,
+        u32::elem_type_native(),
+    )
+    .with_swizzle(swizzle)
+    .with_prefetch(TensorMapPrefetch::B256)
 }
 
 /// The rows of `x` in the order for FP4 weights.

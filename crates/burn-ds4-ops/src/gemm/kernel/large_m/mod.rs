@@ -17,8 +17,8 @@ pub(crate) use sort::{
     MAX_SORTED, SortBlueprint, SortSizesLaunch, sort_kernel, sum_slots_kernel, sum_splits_kernel,
 };
 pub(crate) use wgmma::{
-    RowFormat, WgmmaBlueprint, WgmmaOperands, WgmmaRowsLaunch, hidden_block, permute_kernel,
-    quantize_kernel, wgmma_kernel,
+    FP8_TILE, Fp8Blueprint, RowFormat, WgmmaBlueprint, WgmmaBoxesLaunch, WgmmaOperands,
+    WgmmaRowsLaunch, hidden_block, permute_kernel, quantize_kernel, wgmma_fp8_kernel, wgmma_kernel,
 };
 
 /// Columns of weights that a cube multiplies between two barriers.

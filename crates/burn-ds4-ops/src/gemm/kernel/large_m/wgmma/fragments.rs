@@ -251,7 +251,7 @@ impl<'a> LaneRows<'a> {
         let row = self.row * comptime!(blueprint.operands.row_chunks());
         if comptime!(blueprint.format() == WeightFormat::Fp4) {
             let first = stages.weights_vector(ring.slot) + row;
-            let at = (first + chunk_place(self.row, UNIT_POS % 4, blueprint)) as usize;
+            let at = (first + chunk_place(self.row, UNIT_POS % 4)) as usize;
             let (low, high) = (stages.weights[at], stages.weights[at + 32]);
             #[unroll]
             for part in 0..4usize {
@@ -262,7 +262,7 @@ impl<'a> LaneRows<'a> {
             let first = stages.weights_address(ring.slot) + row * 16 + UNIT_POS % 4 * 2;
             #[unroll]
             for group in 0..8u32 {
-                let chunk = chunk_place(self.row, comptime!(group / 2), blueprint);
+                let chunk = chunk_place(self.row, comptime!(group / 2));
                 let at = first + chunk * 16;
                 #[unroll]
                 for row in 0..2u32 {

@@ -1,6 +1,7 @@
 //! Hopper's warpgroup products: tiles of 128 or 192 rows of weights by up to 256 rows of `x`.
 
 mod epilogue;
+mod fp8;
 mod fragments;
 mod order;
 mod ring;
@@ -12,13 +13,14 @@ use super::{LargeMPairs, Problem};
 use crate::caps::Target;
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::plane_value;
-use crate::warpgroup::{WARPGROUP, declare_dots, declare_sums, set_registers};
+use crate::warpgroup::{WARPGROUP, declare_sums, set_registers};
 use epilogue::LaneSums;
 use fragments::LaneRows;
 use order::column_at;
 use ring::Stages;
-use shared::{multiply_dense, multiply_fp8};
+use shared::multiply_dense;
 
+pub(crate) use fp8::{FP8_TILE, Fp8Blueprint, wgmma_fp8_kernel};
 pub(crate) use order::{permute_kernel, quantize_kernel};
 
 /// What the rows of `x` consist of.
@@ -26,9 +28,6 @@ pub(crate) use order::{permute_kernel, quantize_kernel};
 pub(crate) enum RowFormat {
     Bf16,
     F16,
-    /// E4M3 codes with a scale for every 128 columns, for FP8 weights, which are multiplied as they
-    /// are.
-    Fp8,
 }
 
 /// How the operands of [`wgmma_kernel`] are stored.
@@ -53,20 +52,7 @@ impl WgmmaOperands {
 
     /// Whether products read weights from shared memory.
     const fn shares_weights(self) -> bool {
-        match self.weights {
-            WeightFormat::Fp4 => false,
-            WeightFormat::Fp8 => self.is_fp8(),
-            WeightFormat::Dense => true,
-        }
-    }
-
-    pub const fn is_fp8(self) -> bool {
-        matches!(self.x, RowFormat::Fp8)
-    }
-
-    /// Scales of a stage: one for each row of weights, and for each row of `x` that has any.
-    const fn scales(self, rows: u32, columns: u32) -> u32 {
-        if self.is_fp8() { rows + columns } else { rows }
+        matches!(self.weights, WeightFormat::Dense)
     }
 
     /// Shared memory of a stage, with its barriers.
@@ -74,13 +60,12 @@ impl WgmmaOperands {
         let rows = 64 * groups;
         let x = columns * self.x_tiles() * ROW_BYTES;
         let weights = rows * self.row_chunks() * 16;
-        (x + weights + self.scales(rows, columns) * 4 + 24) as usize
+        (x + weights + rows * 4 + 24) as usize
     }
 
     /// Tiles of `x` in a stage, of 128 bytes of a row each.
     const fn x_tiles(self) -> u32 {
-        let bytes = if self.is_fp8() { 1 } else { 2 };
-        self.k_block() * bytes / ROW_BYTES
+        self.k_block() * 2 / ROW_BYTES
     }
 }
 
@@ -108,8 +93,6 @@ pub(crate) struct WgmmaBlueprint {
     pub sorted: bool,
     /// Whether `x` has a row for each position in the order of groups.
     pub by_position: bool,
-    /// Whether K is a multiple of a stage.
-    pub whole_stages: bool,
     /// Whether the scales of 128 columns are a word, which those of FP8 always are.
     pub scale_words: bool,
     /// Whether outputs are written eight at a time.
@@ -139,10 +122,11 @@ impl WgmmaBlueprint {
     /// Registers of a unit that copies, and of one that multiplies. All of a cube's together are no
     /// more than it starts with: 168 for each of 384 units, 128 for each of 512.
     const fn registers(self) -> [u32; 2] {
-        if self.groups == 2 {
-            [56, 224]
-        } else {
-            [80, 144]
+        match (self.groups, self.gathers()) {
+            (2, false) => [40, 232],
+            (2, true) => [56, 224],
+            (_, false) => [56, 152],
+            (_, true) => [80, 144],
         }
     }
 
@@ -163,21 +147,30 @@ impl WgmmaBlueprint {
         match self.operands.x {
             RowFormat::Bf16 => "bf16",
             RowFormat::F16 => "f16",
-            RowFormat::Fp8 => "e4m3",
         }
     }
 
-    /// Words of scales of a stage.
-    const fn stage_scales(self) -> u32 {
-        self.operands.scales(self.rows(), self.columns)
+    /// Whether the rows of `x` of a tile are not next to each other.
+    const fn gathers(self) -> bool {
+        self.sorted && !self.by_position
     }
 
-    /// Rows of `x` of which a unit copies a chunk of each tile.
+    /// Units that copy to a stage: one has the boxes, and all have scales and rows of `x` that are
+    /// gathered.
+    const fn copying_units(self) -> u32 {
+        if self.scale_words || self.gathers() {
+            WARPGROUP
+        } else {
+            1
+        }
+    }
+
+    /// Rows of `x` of which a unit copies a chunk of each tile, if they are gathered.
     const fn unit_rows(self) -> u32 {
         self.columns * 8 / WARPGROUP
     }
 
-    /// Rows of weights of which a unit copies a chunk.
+    /// Rows of weights of which a unit copies a chunk, if rows of `x` are gathered.
     const fn unit_weight_rows(self) -> u32 {
         self.rows() * self.operands.row_chunks() / WARPGROUP
     }
@@ -207,15 +200,22 @@ impl WgmmaBlueprint {
     }
 }
 
+/// Both operands in words.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct WgmmaBoxes {
+    /// `[rows of each matrix, matrices, words]`, in boxes of the rows of a tile by 128 bytes.
+    pub x: TensorMap<u32, Tiled>,
+    /// `[rows of all matrices, words]`, in boxes of the rows of a tile.
+    pub weights: TensorMap<u32, Tiled>,
+}
+
 /// The rows of the other operand.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct WgmmaRows {
+    /// Where they are gathered.
     pub words: Box<[Vector<u32, Const<4>>]>,
     /// Vectors from one row to the next.
     pub vectors: u32,
-    /// Of codes: `[blocks of 128 columns, rows]`.
-    pub scales: ComptimeOption<Box<[Vector<u32, Const<1>>]>>,
-    pub rows: u32,
 }
 
 /// What a cube multiplies at a time: rows of `x` and rows of weights.
@@ -253,8 +253,7 @@ impl Tile {
 
 /// Multiplies many rows of `x` by the rows of their matrices: `x · Wᵀ`, or with a gate.
 ///
-/// - `x`: rows of 16-bit floats, for FP4 weights as [`permute_kernel`] writes them; or what
-///   [`quantize_kernel`] makes of them
+/// - `x`: rows of 16-bit floats, for FP4 weights as [`permute_kernel`] writes them
 /// - `output`: `[pairs, rows]`; gated, `[positions, rows / 2]` in `bf16` with padding as
 ///   [`padded`] says, in the order for the next weights
 /// - `max_problems`: capacity of the table of problems
@@ -265,6 +264,7 @@ impl Tile {
 /// are the partial sums of each: `[splits, pairs, rows]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
+    boxes: &WgmmaBoxes,
     x: &WgmmaRows,
     pairs: &LargeMPairs,
     max_problems: u32,
@@ -281,10 +281,7 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
         ..
     } = comptime!(blueprint);
     declare_sums(comptime!(columns / 2));
-    if comptime!(blueprint.operands.is_fp8()) {
-        declare_dots(comptime!(columns / 2));
-    }
-    let stages = Stages::new(blueprint);
+    let mut stages = Stages::new(blueprint);
     let mut ring = stages.ring();
 
     let rows = matrices.layout.rows;
@@ -306,11 +303,15 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
         if comptime!(blueprint.moves_registers()) {
             set_registers(copying, false);
         }
-        for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
-            let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
-            stages.fill(&mut ring, x, pairs, matrices, &tile);
+        if UNIT_POS < comptime!(blueprint.copying_units()) {
+            for index in range_stepped(CUBE_POS_X, tiles, CUBE_COUNT_X) {
+                let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
+                stages.fill(&mut ring, boxes, x, pairs, matrices, &tile);
+            }
+            if comptime!(blueprint.gathers()) {
+                ring.finish();
+            }
         }
-        ring.finish();
     } else {
         if comptime!(blueprint.moves_registers()) {
             set_registers(multiplying, true);
@@ -320,9 +321,7 @@ pub(crate) fn wgmma_kernel<Y: Float, N: Size>(
             let tile = tile_at(index, tile_rows, problems, pairs, max_problems, blueprint);
             let width = matrices.layout.columns;
             let mut nan = (false.runtime(), false.runtime());
-            if comptime!(blueprint.operands.is_fp8()) {
-                multiply_fp8(&mut ring, &stages, width, group - 1, row, blueprint);
-            } else if comptime!(blueprint.format() == WeightFormat::Dense) {
+            if comptime!(blueprint.format() == WeightFormat::Dense) {
                 multiply_dense(&mut ring, &stages, width, group - 1, blueprint);
             } else {
                 let mut lane = LaneRows::new(matrices, &tile, row, blueprint);
@@ -377,11 +376,19 @@ fn tile_at(
     } else {
         BAND.runtime()
     };
+    let (problem, row) = place_at(index, tile_rows, problems, band);
+    Tile {
+        problem: pairs.problem(problem, max_problems, blueprint.columns),
+        first: row * comptime!(blueprint.outputs()),
+    }
+}
+
+/// The problem and the row of tiles of a tile: `band` rows of tiles of every problem come after each
+/// other.
+#[cube]
+fn place_at(index: u32, tile_rows: u32, problems: u32, band: u32) -> (u32, u32) {
     let first = index / (band * problems) * band;
     let height = min(tile_rows - first, band);
     let place = index % (band * problems);
-    Tile {
-        problem: pairs.problem(place / height, max_problems, blueprint.columns),
-        first: (first + place % height) * comptime!(blueprint.outputs()),
-    }
+    (place / height, first + place % height)
 }

@@ -1,8 +1,9 @@
 //! The stages in shared memory, which one warpgroup fills and the others multiply.
 
+use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
-use super::{ROW_BYTES, Tile, WgmmaBlueprint, WgmmaRows};
+use super::{ROW_BYTES, Tile, WgmmaBlueprint, WgmmaBoxes, WgmmaRows};
 use crate::gemm::kernel::large_m::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::shared_address;
@@ -16,12 +17,12 @@ const ROW_VECTORS: u32 = ROW_BYTES / 16;
 pub(super) struct Stages {
     /// Tiles of rows of `x`, swizzled.
     x: Shared<[u32]>,
-    /// Rows of codes, four vectors, which change their places from one pair of rows to the next; or
-    /// rows of tiles like those of `x`.
+    /// Rows of weights, swizzled: four vectors each of codes that are decoded, or tiles like those
+    /// of `x`.
     pub weights: Shared<[Vector<u32, Const<4>>]>,
-    /// A word for each row of weights, and for each row of `x` that has scales.
+    /// A word for each row of weights.
     pub scales: Shared<[u32]>,
-    barriers: Shared<[u64]>,
+    barriers: Shared<[Barrier]>,
     #[cube(comptime)]
     blueprint: WgmmaBlueprint,
 }
@@ -33,10 +34,10 @@ impl Stages {
         let x = comptime!((count * x_bytes(blueprint) / 4) as usize);
         let weights =
             comptime!((count * blueprint.rows() * blueprint.operands.row_chunks()) as usize);
-        let scales = comptime!((count * blueprint.stage_scales()) as usize);
+        let scales = comptime!((count * blueprint.rows()) as usize);
         Stages {
             x: Shared::new_aligned_slice(x, 1024usize),
-            weights: Shared::new_aligned_slice(weights, comptime!(weights_alignment(blueprint))),
+            weights: Shared::new_aligned_slice(weights, 1024usize),
             scales: Shared::new_slice(scales),
             barriers: Shared::new_slice(comptime!(3 * count as usize)),
             blueprint,
@@ -45,14 +46,14 @@ impl Stages {
 
     /// A ring of these stages. Every unit of the cube must call this.
     pub fn ring(&self) -> Ring {
-        let stages = comptime!(self.blueprint.stages);
-        let planes = comptime!(self.blueprint.multiplying_planes());
+        let blueprint = comptime!(self.blueprint);
         Ring::new(
             &self.barriers,
             comptime!(RingBlueprint {
-                stages,
-                landings: WARPGROUP,
-                planes,
+                stages: blueprint.stages,
+                landings: blueprint.copying_units(),
+                planes: blueprint.multiplying_planes(),
+                fenced: blueprint.gathers(),
             }),
         )
     }
@@ -74,12 +75,7 @@ impl Stages {
 
     /// The first of its scales.
     pub fn scale(&self, slot: u32) -> u32 {
-        slot * comptime!(self.blueprint.stage_scales())
-    }
-
-    /// The address of those of the rows of `x`.
-    pub fn x_scales(&self, slot: u32) -> u32 {
-        shared_address(&self.scales) + (self.scale(slot) + comptime!(self.blueprint.rows())) * 4
+        slot * comptime!(self.blueprint.rows())
     }
 
     fn x_address(&self, slot: u32) -> u32 {
@@ -92,51 +88,33 @@ impl Stages {
         rows_descriptor(self.x_address(slot)) + comptime!((tile + part as u32 % 2 * 64) / 16)
     }
 
-    /// Copies the stages of a tile: rows of `x` and of weights, and a word with the scales of each
-    /// of those. Zeros stand for columns past the end. Every unit of the warpgroup must call this.
+    /// Copies the stages of a tile: boxes of rows of `x` and of weights, and a word with the scales
+    /// of each of those. Where rows of `x` are gathered, both are copied 16 bytes at a time. Zeros
+    /// stand for columns past the end. All units that copy must call this.
     pub fn fill(
-        &self,
+        &mut self,
         ring: &mut Ring,
+        boxes: &WgmmaBoxes,
         x: &WgmmaRows,
         pairs: &LargeMPairs,
         matrices: &MatrixStack<Vector<u32, Const<4>>>,
         tile: &Tile,
     ) {
         let blueprint = comptime!(self.blueprint);
-        let x_rows = comptime!(blueprint.unit_rows());
-        let width = matrices.layout.columns;
         let sources = Sources::new(x, pairs, matrices, tile, blueprint);
-        let range = StageRange::new(width, blueprint);
+        let range = StageRange::new(matrices.layout.columns, blueprint);
         for step in range.first..range.end {
             ring.wait_free();
-            let to = self.x_address(ring.slot) + sources.x_to;
-            #[unroll]
-            for tile in 0..comptime!(blueprint.operands.x_tiles()) {
-                let to = to + comptime!(tile * blueprint.columns * ROW_BYTES);
-                let vector = (step * comptime!(blueprint.operands.x_tiles()) + tile) * ROW_VECTORS
-                    + UNIT_POS % ROW_VECTORS;
-                // Where a launch has put them in order, there is padding.
-                let padded = comptime!(blueprint.permuted() || blueprint.operands.is_fp8());
-                let inside =
-                    comptime!(blueprint.whole_stages || padded).runtime() || vector < width / 8;
-                let vector = select(inside, vector, 0u32);
-                #[unroll]
-                for i in 0..x_rows {
-                    let to = to + comptime!(i * WARPGROUP / ROW_VECTORS * ROW_BYTES);
-                    copy_vector(to, &x.words, sources.x[i as usize] + vector, inside);
-                }
-            }
-            let to = self.weights_address(ring.slot) + sources.weights_to;
-            let chunks = comptime!(blueprint.operands.row_chunks());
-            let vector = step * chunks + UNIT_POS % chunks;
-            let inside = comptime!(blueprint.whole_stages).runtime()
-                || vector < width / comptime!(blueprint.format().columns());
-            let vector = select(inside, vector, 0u32);
-            #[unroll]
-            for i in 0..comptime!(blueprint.unit_weight_rows()) {
-                let to = to + comptime!(i * WARPGROUP * 16);
-                let from = sources.weights[i as usize] + vector;
-                copy_vector(to, &matrices.words, from, inside);
+            if comptime!(blueprint.gathers()) {
+                let width = matrices.layout.columns;
+                self.gather_x(ring.slot, &x.words, &sources, width, step);
+                self.gather_weights(ring.slot, &matrices.words, &sources, width, step);
+            } else if UNIT_POS == 0 {
+                let weights = comptime!(blueprint.rows() * blueprint.operands.row_chunks() * 16);
+                ring.expect(comptime!(x_bytes(blueprint) + weights));
+                self.copy_x(ring.slot, &boxes.x, tile, step);
+                let first = tile.problem.matrix * matrices.layout.rows + tile.first;
+                self.copy_weights(ring.slot, &boxes.weights, first, step);
             }
             if comptime!(blueprint.scale_words) {
                 let word = step * comptime!(blueprint.operands.k_block()) / 128;
@@ -149,23 +127,94 @@ impl Stages {
                     }
                 }
             }
-            #[comptime]
-            if let ComptimeOption::Some(scales) = &x.scales {
-                let to = self.x_scales(ring.slot) + UNIT_POS * 4;
-                #[unroll]
-                for i in 0..comptime!(blueprint.columns.div_ceil(WARPGROUP)) {
-                    let to = to + comptime!(i * WARPGROUP * 4);
-                    if UNIT_POS < comptime!(blueprint.columns - i * WARPGROUP) {
-                        copy_word(to, scales, step * x.rows + sources.x_scales[i as usize]);
-                    }
-                }
-            }
             ring.copied();
         }
     }
+
+    /// Starts to copy the rows of `x` of a stage. Past those of the tile are others, whose products
+    /// nobody reads.
+    fn copy_x(&mut self, slot: u32, x: &TensorMap<u32, Tiled>, tile: &Tile, step: u32) {
+        let blueprint = comptime!(self.blueprint);
+        let problem = &tile.problem;
+        let matrix = if comptime!(blueprint.sorted) {
+            0u32.runtime()
+        } else {
+            problem.matrix
+        };
+        let (first, matrix) = (i32::cast_from(problem.start), i32::cast_from(matrix));
+        let words = comptime!(blueprint.columns * ROW_BYTES / 4);
+        #[unroll]
+        for part in 0..comptime!(blueprint.operands.x_tiles()) {
+            let tile = step * comptime!(blueprint.operands.x_tiles()) + part;
+            let at = ((slot * comptime!(blueprint.operands.x_tiles()) + part) * words) as usize;
+            let to = &mut self.x[at..at + words as usize];
+            let word = i32::cast_from(tile * comptime!(ROW_BYTES / 4));
+            self.barriers[slot as usize].tma_load_3d(x, to, first, matrix, word);
+        }
+    }
+
+    /// Starts to copy this unit's part of the rows of `x` of a stage.
+    fn gather_x(
+        &self,
+        slot: u32,
+        x: &[Vector<u32, Const<4>>],
+        sources: &Sources,
+        width: u32,
+        step: u32,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let to = self.x_address(slot) + sources.x_to;
+        #[unroll]
+        for tile in 0..comptime!(blueprint.operands.x_tiles()) {
+            let to = to + comptime!(tile * blueprint.columns * ROW_BYTES);
+            let vector = (step * comptime!(blueprint.operands.x_tiles()) + tile) * ROW_VECTORS
+                + UNIT_POS % ROW_VECTORS;
+            // Where a launch has put them in order, there is padding.
+            let inside = comptime!(blueprint.permuted()).runtime() || vector < width / 8;
+            let vector = select(inside, vector, 0u32);
+            #[unroll]
+            for i in 0..comptime!(blueprint.unit_rows()) {
+                let to = to + comptime!(i * WARPGROUP / ROW_VECTORS * ROW_BYTES);
+                copy_vector(to, x, sources.x[i as usize] + vector, inside);
+            }
+        }
+    }
+
+    /// The same of the rows of weights.
+    fn gather_weights(
+        &self,
+        slot: u32,
+        weights: &[Vector<u32, Const<4>>],
+        sources: &Sources,
+        width: u32,
+        step: u32,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let chunks = comptime!(blueprint.operands.row_chunks());
+        let to = self.weights_address(slot) + sources.weights_to;
+        let vector = step * chunks + UNIT_POS % chunks;
+        let inside = vector < width / comptime!(blueprint.format().columns());
+        let vector = select(inside, vector, 0u32);
+        #[unroll]
+        for i in 0..comptime!(blueprint.unit_weight_rows()) {
+            let to = to + comptime!(i * WARPGROUP * 16);
+            copy_vector(to, weights, sources.weights[i as usize] + vector, inside);
+        }
+    }
+
+    /// Starts to copy the rows of weights of a stage from row `first` of all matrices on. Past those
+    /// of the matrix are others.
+    fn copy_weights(&mut self, slot: u32, weights: &TensorMap<u32, Tiled>, first: u32, step: u32) {
+        let chunks = comptime!(self.blueprint.operands.row_chunks());
+        let vectors = comptime!(self.blueprint.rows() * chunks);
+        let at = self.weights_vector(slot) as usize;
+        let to = &mut self.weights[at..at + vectors as usize];
+        let word = i32::cast_from(step * comptime!(chunks * 4));
+        self.barriers[slot as usize].tma_load_2d(weights, to, i32::cast_from(first), word);
+    }
 }
 
-/// What a unit copies of every stage of a tile.
+/// What a unit copies of every stage of a tile besides boxes.
 #[derive(CubeType)]
 struct Sources {
     /// The first vector of each of the unit's rows of `x`, and where the first one goes. Eight
@@ -175,10 +224,8 @@ struct Sources {
     /// The same of weights.
     weights: Array<u32>,
     weights_to: u32,
-    /// The first word of the scales of every 128th row.
+    /// The first word of the scales of every 128th row of weights.
     scales: Array<u32>,
-    /// Every 128th row of `x`.
-    x_scales: Array<u32>,
 }
 
 #[cube]
@@ -190,35 +237,30 @@ impl Sources {
         tile: &Tile,
         #[comptime] blueprint: WgmmaBlueprint,
     ) -> Sources {
-        let problem = &tile.problem;
-        let layout = &matrices.layout;
+        let (problem, layout) = (&tile.problem, &matrices.layout);
         let x_rows = comptime!(blueprint.unit_rows());
         let row = UNIT_POS / ROW_VECTORS;
         let x_to = row * ROW_BYTES + ((UNIT_POS % ROW_VECTORS) ^ (row % 8)) * 16;
         let mut x_rows_of = Array::<u32>::new(x_rows as usize);
-        #[unroll]
-        for i in 0..x_rows {
-            let own = row + comptime!(i * WARPGROUP / ROW_VECTORS);
-            x_rows_of[i as usize] = x_row(pairs, problem, own, blueprint) * x.vectors;
-        }
-        let x_scale_rows = comptime!(blueprint.columns.div_ceil(WARPGROUP));
-        let mut x_scales = Array::<u32>::new(x_scale_rows as usize);
-        if comptime!(blueprint.operands.is_fp8()) {
+        if comptime!(blueprint.gathers()) {
             #[unroll]
-            for i in 0..x_scale_rows {
-                let own = UNIT_POS + comptime!(i * WARPGROUP);
-                x_scales[i as usize] = x_row(pairs, problem, own, blueprint);
+            for i in 0..x_rows {
+                let own = row + comptime!(i * WARPGROUP / ROW_VECTORS);
+                x_rows_of[i as usize] = pair_of(pairs, problem, own) / pairs.per_row * x.vectors;
             }
         }
-        let weight_rows = comptime!(blueprint.unit_weight_rows());
         let chunks = comptime!(blueprint.operands.row_chunks());
         let row = UNIT_POS / chunks;
-        let mut weights = Array::<u32>::new(weight_rows as usize);
-        #[unroll]
-        for i in 0..weight_rows {
-            let own = row + comptime!(i * WARPGROUP / blueprint.operands.row_chunks());
-            let own = problem.matrix * layout.rows + tile.matrix_row(own, layout.rows, blueprint);
-            weights[i as usize] = own * (layout.columns / comptime!(blueprint.format().columns()));
+        let mut weights = Array::<u32>::new(comptime!(blueprint.unit_weight_rows() as usize));
+        if comptime!(blueprint.gathers()) {
+            #[unroll]
+            for i in 0..comptime!(blueprint.unit_weight_rows()) {
+                let own = row + comptime!(i * WARPGROUP / blueprint.operands.row_chunks());
+                let own = tile.matrix_row(own, layout.rows, blueprint);
+                let own = problem.matrix * layout.rows + own;
+                weights[i as usize] =
+                    own * (layout.columns / comptime!(blueprint.format().columns()));
+            }
         }
         let scale_rows = comptime!(blueprint.unit_scales());
         let mut scales = Array::<u32>::new(scale_rows as usize);
@@ -236,28 +278,16 @@ impl Sources {
             x: x_rows_of,
             x_to,
             weights,
-            weights_to: (row * chunks + chunk_place(row, UNIT_POS % chunks, blueprint)) * 16,
+            weights_to: (row * chunks + chunk_place(row, UNIT_POS % chunks)) * 16,
             scales,
-            x_scales,
         }
     }
 }
 
-/// The row of `x` of a column of the tile. Columns past the end have others, whose products nobody
-/// reads.
+/// The pair of a column of the tile. Columns past the end have others, whose products nobody reads.
 #[cube]
-fn x_row(
-    pairs: &LargeMPairs,
-    problem: &Problem,
-    column: u32,
-    #[comptime] blueprint: WgmmaBlueprint,
-) -> u32 {
-    let at = problem.start + min(column, problem.count - 1);
-    if comptime!(blueprint.by_position) {
-        at
-    } else {
-        pairs.at(problem, at) / pairs.per_row
-    }
+fn pair_of(pairs: &LargeMPairs, problem: &Problem, column: u32) -> u32 {
+    pairs.at(problem, problem.start + min(column, problem.count - 1))
 }
 
 /// The stages of a tile that a cube has: all, or those of its K-split.
@@ -283,22 +313,8 @@ const fn x_bytes(blueprint: WgmmaBlueprint) -> u32 {
     blueprint.operands.x_tiles() * blueprint.columns * ROW_BYTES
 }
 
-/// Where a chunk of 16 bytes of a row of weights is among those of the row, such that lanes that
-/// read together do so from different banks.
+/// Where the swizzle puts a chunk of 16 bytes of a row of codes among the four of the row.
 #[cube]
-pub(super) fn chunk_place(row: u32, chunk: u32, #[comptime] blueprint: WgmmaBlueprint) -> u32 {
-    if comptime!(blueprint.operands.shares_weights()) {
-        chunk ^ (row % ROW_VECTORS)
-    } else {
-        chunk ^ (row / 2 % comptime!(blueprint.operands.row_chunks()))
-    }
-}
-
-/// The alignment of a stage's weights, in bytes.
-const fn weights_alignment(blueprint: WgmmaBlueprint) -> usize {
-    if blueprint.operands.shares_weights() {
-        1024
-    } else {
-        16
-    }
+pub(super) fn chunk_place(row: u32, chunk: u32) -> u32 {
+    chunk ^ (row / 2 % 4)
 }
