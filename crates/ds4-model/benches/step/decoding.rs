@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
+use burn_ds4_ops::quant::Activations;
 use ds4_model::generate::{Engine, EngineConfig, MAX_DRAFTS, Request};
 use ds4_model::model::Model;
 use serde_json::{Value, json};
@@ -61,6 +62,8 @@ pub struct Workload {
     pub graphs: bool,
     /// Whether several devices work at once, where there are texts enough.
     pub overlap: bool,
+    /// What products by packed weights do to their other operand.
+    pub activations: Activations,
     /// Steps that are timed.
     pub samples: usize,
 }
@@ -188,6 +191,7 @@ impl Workload {
             ("devices", json!(devices(model))),
             ("parallel", json!(model.parallel.as_ref().map(|_| "tensor"))),
             ("overlap", json!(self.overlap)),
+            ("activations", json!(name_of(self.activations))),
             (
                 "kind",
                 json!(if self.graphs { "recorded" } else { "launched" }),
@@ -201,6 +205,14 @@ impl Workload {
             line[key] = value;
         }
         append_line(file, &line)
+    }
+}
+
+/// What a line of JSON calls them.
+pub const fn name_of(activations: Activations) -> &'static str {
+    match activations {
+        Activations::Exact => "exact",
+        Activations::Released => "released",
     }
 }
 

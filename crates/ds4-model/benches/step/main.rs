@@ -264,6 +264,7 @@ fn flash(args: &Args) -> Result<(), Box<dyn Error>> {
         samples: args.samples as usize,
         drafts: args.drafts(),
         acceptance: args.acceptance,
+        activations: args.activations.into(),
         jsonl: args.jsonl.clone(),
         chunk: args.chunk.map(|chunk| chunk as usize),
         copy_rate: args.copy_rate,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::tensor::{Device, Distribution, Tensor};
+use burn_ds4_ops::quant::Activations;
 use ds4_model::cache::{Cache, CacheConfig, Rollback};
 use ds4_model::config::ModelConfig;
 use ds4_model::model::Model;
@@ -12,7 +13,7 @@ use ds4_model::trace::Trace;
 use serde_json::json;
 
 use crate::calls::{Timings, any_ids};
-use crate::decoding::{Drafts, Measured, Workload, append_line, devices};
+use crate::decoding::{Drafts, Measured, Workload, append_line, devices, name_of};
 use crate::flash;
 
 /// Prompts that are timed, after one that is not.
@@ -29,6 +30,8 @@ pub struct Options {
     pub drafts: Vec<Drafts>,
     /// Fraction of drafts that are taken to be right.
     pub acceptance: f64,
+    /// What products by packed weights do to their other operand.
+    pub activations: Activations,
     /// Where lines of JSON go.
     pub jsonl: Option<PathBuf>,
     /// Tokens of a prompt that a call takes; all without it.
@@ -49,6 +52,7 @@ impl Options {
             acceptance: None,
             graphs: true,
             overlap: self.overlap,
+            activations: self.activations,
             samples: self.samples,
         }
     }
@@ -261,6 +265,7 @@ pub fn prefill(model: &Model, options: &Options, tokens: usize) -> Result<(), Bo
             "chunk": chunk,
             "devices": devices(model),
             "parallel": model.parallel.as_ref().map(|_| "tensor"),
+            "activations": name_of(options.activations),
             "kind": "prompt, launched",
             "ms": time * 1e3,
             "us_per_layer": time * 1e6 / layers as f64,
