@@ -383,8 +383,8 @@ fn tile_at(
     }
 }
 
-/// The problem and the row of tiles of a tile: `band` rows of tiles of every problem come after each
-/// other.
+/// The problem and the row of tiles of a tile: `band` rows of tiles of every problem come one after
+/// the other.
 #[cube]
 fn place_at(index: u32, tile_rows: u32, problems: u32, band: u32) -> (u32, u32) {
     let first = index / (band * problems) * band;

@@ -202,8 +202,8 @@ impl Stages {
         }
     }
 
-    /// Starts to copy the rows of weights of a stage from row `first` of all matrices on. Past those
-    /// of the matrix are others.
+    /// Starts to copy the rows of weights of a stage, from row `first` of all matrices on. Past
+    /// those of the matrix are others.
     fn copy_weights(&mut self, slot: u32, weights: &TensorMap<u32, Tiled>, first: u32, step: u32) {
         let chunks = comptime!(self.blueprint.operands.row_chunks());
         let vectors = comptime!(self.blueprint.rows() * chunks);
