@@ -88,7 +88,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     print_totals("dtype", &checkpoint, by_dtype, &mut out)?;
     print_totals("part", &checkpoint, by_part, &mut out)?;
 
-    writeln!(out, "\nmemory on a device, MTP layer included")?;
+    writeln!(out, "\nmemory on a device, drafter included")?;
     for (name, bytes) in memory {
         writeln!(
             out,
