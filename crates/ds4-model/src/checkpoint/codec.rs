@@ -3,6 +3,8 @@
 use std::collections::TryReserveError;
 use std::ops::BitAnd;
 
+use rayon::prelude::*;
+
 /// The value of an E8M0 code: `2^(code - 127)`, and NaN for 255.
 ///
 /// # Example
@@ -88,6 +90,89 @@ pub(super) fn elements<'a, const N: usize, T>(
     chunks.iter().map(move |chunk| decode(*chunk))
 }
 
+/// Bytes that a thread decodes at a time, about.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// So many of a value. `None` where there is not so much memory.
+pub(super) fn filled<T: Clone>(count: usize, value: T) -> Option<Vec<T>> {
+    let mut values = reserved(count).ok()?;
+    values.resize(count, value);
+    Some(values)
+}
+
+/// Zeros, in memory that nothing has touched yet. `None` where there is not so much.
+pub(super) fn zeros(count: usize) -> Option<Vec<u32>> {
+    bytemuck::allocation::try_zeroed_vec(count).ok()
+}
+
+/// Decodes `bytes` to `values` by several threads: every `unit` bytes are as many values as that is
+/// of all.
+pub(super) fn decode_units<T: Send>(
+    bytes: &[u8],
+    unit: usize,
+    values: &mut [T],
+    decode: impl Fn(&[u8], &mut [T]) + Sync,
+) {
+    let units = bytes.len() / unit.max(1);
+    if units == 0 {
+        return;
+    }
+    let unit_values = values.len() / units;
+    let piece = (PIECE_BYTES / unit).max(1);
+    let values = values.par_chunks_mut(unit_values * piece);
+    let pieces = values.zip(bytes.par_chunks(unit * piece));
+    pieces.for_each(|(values, bytes)| decode(bytes, values));
+}
+
+/// Decodes stored elements, which have no alignment.
+pub(super) fn decode_elements<const N: usize, T: Send>(
+    bytes: &[u8],
+    values: &mut [T],
+    decode: impl Fn([u8; N]) -> T + Clone + Sync,
+) {
+    decode_units(bytes, N, values, |bytes, values| {
+        for (value, element) in values.iter_mut().zip(elements(bytes, decode.clone())) {
+            *value = element;
+        }
+    });
+}
+
+/// Packs the rows of a matrix into words, the first byte the lowest. Each row begins a new word and
+/// has zeros behind its last byte, in `words` already.
+pub(super) fn pack_rows(bytes: &[u8], row_bytes: usize, words: &mut [u32]) {
+    if row_bytes.is_multiple_of(4) {
+        decode_elements(bytes, words, u32::from_le_bytes);
+        return;
+    }
+    decode_units(bytes, row_bytes, words, |bytes, words| {
+        let words = words.chunks_exact_mut(row_bytes.div_ceil(4));
+        for (row, words) in bytes.chunks_exact(row_bytes).zip(words) {
+            for (word, bytes) in words.iter_mut().zip(row.chunks(4)) {
+                let mut padded = [0; 4];
+                padded[..bytes.len()].copy_from_slice(bytes);
+                *word = u32::from_le_bytes(padded);
+            }
+        }
+    });
+}
+
+/// [`pack_rows`] of nibbles. Where their number is odd, the high nibble of a row's last byte is
+/// ignored.
+pub(super) fn pack_nibble_rows(bytes: &[u8], row_nibbles: usize, words: &mut [u32]) {
+    let row_bytes = row_nibbles.div_ceil(2);
+    pack_rows(bytes, row_bytes, words);
+    if row_nibbles.is_multiple_of(2) {
+        return;
+    }
+    // Nibbles of the last word of a row.
+    let last = (row_nibbles - 1) % 8 + 1;
+    for words in words.chunks_exact_mut(row_bytes.div_ceil(4)) {
+        if let Some(word) = words.last_mut() {
+            *word &= u32::MAX >> (32 - 4 * last);
+        }
+    }
+}
+
 /// Bytes packed into `u32` words: the first byte is the lowest.
 #[derive(Debug)]
 pub(super) struct Words {
@@ -126,38 +211,9 @@ impl Words {
     }
 
     /// Fills up an unfinished word with `byte`.
-    pub(super) fn pad(&mut self, byte: u8) {
+    fn pad(&mut self, byte: u8) {
         while self.tail_len != 0 {
             self.push_byte(byte);
-        }
-    }
-
-    /// The words of `bytes`, each row of `row_bytes` beginning a new word, with zeros in between.
-    pub(super) fn push_rows(&mut self, bytes: &[u8], row_bytes: usize) {
-        if row_bytes.is_multiple_of(4) {
-            self.push(bytes);
-            return;
-        }
-        for row in bytes.chunks_exact(row_bytes) {
-            self.push(row);
-            self.pad(0);
-        }
-    }
-
-    /// As [`push_rows`](Self::push_rows), for rows of nibbles. Where their number is odd, the high
-    /// nibble of a row's last byte is ignored.
-    pub(super) fn push_nibble_rows(&mut self, bytes: &[u8], row_nibbles: usize) {
-        let row_bytes = row_nibbles.div_ceil(2);
-        if row_nibbles.is_multiple_of(2) {
-            self.push_rows(bytes, row_bytes);
-            return;
-        }
-        for row in bytes.chunks_exact(row_bytes) {
-            if let Some((last, row)) = row.split_last() {
-                self.push(row);
-                self.push_byte(last & 0x0f);
-                self.pad(0);
-            }
         }
     }
 

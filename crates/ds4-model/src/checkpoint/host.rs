@@ -1,10 +1,9 @@
 //! Weights in host memory, in the layouts of the device tensors.
 
-use std::collections::TryReserveError;
-
 use burn::tensor::TensorData;
 pub(super) use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use super::codec::{self, Words};
 use super::{CheckpointTensor, Dtype};
@@ -209,64 +208,119 @@ pub(super) struct StoredLinear<'a> {
     pub(super) scale: Option<CheckpointTensor<'a>>,
 }
 
+impl<'a> StoredLinear<'a> {
+    /// Nothing where the format has no scales.
+    fn scale_bytes(&self) -> &'a [u8] {
+        self.scale.map_or(&[][..], |scale| scale.bytes)
+    }
+}
+
+/// Some weights of a stack.
+struct Part<'s, 'a> {
+    first: usize,
+    sources: &'s [StoredLinear<'a>],
+    /// Of a weight.
+    rows: usize,
+}
+
+impl Part<'_, '_> {
+    /// Decodes the bytes of each weight to its rows of so many values, by several threads.
+    fn decode<T: Send>(
+        &self,
+        values: &mut [T],
+        row: usize,
+        decode: impl Fn(&[u8], &mut [T]) + Sync,
+    ) {
+        let length = self.rows * row;
+        let values = values[self.first * length..].par_chunks_mut(length);
+        let parts = values.zip(self.sources);
+        parts.for_each(|(values, source)| decode(source.weight.bytes, values));
+    }
+}
+
 /// Linear weights of one format and width, on top of each other.
 #[derive(Debug)]
 pub(super) enum LinearStack {
     Bf16(Vec<bf16>),
     F16(Vec<f16>),
     F32(Vec<f32>),
-    Fp8 { words: Words, scales: Vec<f32> },
-    Fp4 { words: Words, scales: Words },
+    Fp8 { words: Vec<u32>, scales: Vec<f32> },
+    Fp4 { words: Vec<u32>, scales: Words },
 }
 
 impl LinearStack {
-    /// An empty stack with capacity for `linears` weights of `[out, inp]`.
-    pub(super) fn with_capacity(
+    /// Zeros for `linears` weights of `[out, inp]`, without their scales. `None` if memory cannot
+    /// hold them and the scales.
+    pub(super) fn zeros(
         format: WeightFormat,
         linears: usize,
         [out, inp]: [usize; 2],
-    ) -> Result<Self, TryReserveError> {
-        // A product that saturates is a capacity that `reserved` refuses.
+    ) -> Option<Self> {
+        // A product that saturates is more than there is.
         let total = |row: usize| linears.saturating_mul(out).saturating_mul(row);
-        Ok(match format {
-            WeightFormat::Bf16 => Self::Bf16(codec::reserved(total(inp))?),
-            WeightFormat::F16 => Self::F16(codec::reserved(total(inp))?),
-            WeightFormat::F32 => Self::F32(codec::reserved(total(inp))?),
+        Some(match format {
+            WeightFormat::Bf16 => Self::Bf16(codec::filled(total(inp), bf16::ZERO)?),
+            WeightFormat::F16 => Self::F16(codec::filled(total(inp), f16::ZERO)?),
+            WeightFormat::F32 => Self::F32(codec::filled(total(inp), 0.0)?),
             WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8ScaledF32 => {
                 let blocks = out
                     .div_ceil(FP8_BLOCK)
                     .saturating_mul(inp.div_ceil(FP8_BLOCK));
                 Self::Fp8 {
-                    words: Words::with_capacity(total(inp.div_ceil(4)))?,
-                    scales: codec::reserved(linears.saturating_mul(blocks))?,
+                    words: codec::zeros(total(inp.div_ceil(4)))?,
+                    scales: codec::reserved(linears.saturating_mul(blocks)).ok()?,
                 }
             }
             WeightFormat::Fp4 => Self::Fp4 {
-                words: Words::with_capacity(total(inp.div_ceil(8)))?,
-                scales: Words::with_capacity(total(inp.div_ceil(FP4_BLOCK)).div_ceil(4))?,
+                words: codec::zeros(total(inp.div_ceil(8)))?,
+                scales: Words::with_capacity(total(inp.div_ceil(FP4_BLOCK)).div_ceil(4)).ok()?,
             },
         })
     }
 
-    /// Appends a weight of the stack's format.
-    pub(super) fn push(&mut self, source: &StoredLinear<'_>, inp: usize) {
-        let bytes = source.weight.bytes;
-        let scale = source.scale.map_or(&[][..], |scale| scale.bytes);
+    /// Fills the stack with weights of its format and shape, from number `first` on. They come in
+    /// their order.
+    pub(super) fn fill(
+        &mut self,
+        first: usize,
+        sources: &[StoredLinear<'_>],
+        [out, inp]: [usize; 2],
+    ) {
+        let part = Part {
+            first,
+            sources,
+            rows: out,
+        };
         match self {
-            Self::Bf16(values) => values.extend(codec::elements(bytes, bf16::from_le_bytes)),
-            Self::F16(values) => values.extend(codec::elements(bytes, f16::from_le_bytes)),
-            Self::F32(values) => values.extend(codec::elements(bytes, f32::from_le_bytes)),
+            Self::Bf16(values) => part.decode(values, inp, |bytes, values| {
+                codec::decode_elements(bytes, values, bf16::from_le_bytes);
+            }),
+            Self::F16(values) => part.decode(values, inp, |bytes, values| {
+                codec::decode_elements(bytes, values, f16::from_le_bytes);
+            }),
+            Self::F32(values) => part.decode(values, inp, |bytes, values| {
+                codec::decode_elements(bytes, values, f32::from_le_bytes);
+            }),
             Self::Fp8 { words, scales } => {
-                words.push_rows(bytes, inp);
-                if source.format == WeightFormat::Fp8ScaledF32 {
-                    scales.extend(codec::elements(scale, f32::from_le_bytes));
-                } else {
-                    scales.extend(scale.iter().map(|&code| codec::e8m0_to_f32(code)));
+                part.decode(words, inp.div_ceil(4), |bytes, words| {
+                    codec::pack_rows(bytes, inp, words);
+                });
+                for source in sources {
+                    let bytes = source.scale_bytes();
+                    if source.format == WeightFormat::Fp8ScaledF32 {
+                        scales.extend(codec::elements(bytes, f32::from_le_bytes));
+                    } else {
+                        scales.extend(bytes.iter().map(|&code| codec::e8m0_to_f32(code)));
+                    }
                 }
             }
             Self::Fp4 { words, scales } => {
-                words.push_nibble_rows(bytes, inp);
-                scales.push(scale);
+                part.decode(words, inp.div_ceil(8), |bytes, words| {
+                    codec::pack_nibble_rows(bytes, inp, words);
+                });
+                for source in sources {
+                    scales.push(source.scale_bytes());
+                }
             }
         }
     }
@@ -279,12 +333,12 @@ impl LinearStack {
             Self::F32(values) => HostLinear::Dense(TensorData::new(values, shape)),
             Self::Fp8 { words, scales } => HostLinear::Fp8 {
                 shape,
-                words: words.finish(0),
+                words,
                 scales,
             },
             Self::Fp4 { words, scales } => HostLinear::Fp4 {
                 shape,
-                words: words.finish(0),
+                words,
                 scales: scales.finish(SCALE_ONE),
             },
         }
@@ -299,12 +353,12 @@ impl LinearStack {
             Self::Fp8 { words, scales } => HostExperts::Fp8 {
                 shape,
                 parts,
-                words: words.finish(0),
+                words,
                 scales,
             },
             Self::Fp4 { words, scales } => HostExperts::Fp4 {
                 shape,
-                words: words.finish(0),
+                words,
                 scales: scales.finish(SCALE_ONE),
             },
         }

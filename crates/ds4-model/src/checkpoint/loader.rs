@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use burn::tensor::TensorData;
+use rayon::prelude::*;
 
 use super::codec;
 use super::host::{FP4_BLOCK, FP8_BLOCK, HostLinear, LinearStack, StoredLinear, WeightFormat};
@@ -16,6 +17,10 @@ use super::{
 
 const DENSE: &str = "BF16, F16 or F32";
 const LINEAR: &str = "F8_E4M3, I8 (FP4), BF16, F16 or F32";
+
+/// Bytes of the files that are decoded at a time, about, by all threads together. The memory of the
+/// host may take their pages back before the next.
+const BATCH_BYTES: usize = 256 << 20;
 
 /// Reads the weights of a model from a [`Checkpoint`], one by one.
 ///
@@ -456,32 +461,19 @@ impl<'a> Loader<'a> {
     }
 
     /// Records values, codes and scales that are not finite.
-    fn check_contents(&mut self, source: &StoredLinear<'a>) {
-        let (weight, bytes) = (source.weight, source.weight.bytes);
-        let bad = match source.format {
-            WeightFormat::F32 => codec::not_finite_f32(bytes),
-            WeightFormat::Bf16 => codec::not_finite_bf16(bytes),
-            WeightFormat::F16 => codec::not_finite_f16(bytes),
-            WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8ScaledF32 => {
-                codec::count_bad(bytes.iter(), |&code| codec::is_e4m3_nan(code))
+    fn check_contents(&mut self, sources: &[StoredLinear<'a>]) {
+        let found: Vec<_> = sources.par_iter().map(bad_contents).collect();
+        for (source, [bad, bad_scales]) in sources.iter().zip(found) {
+            if let Some((count, first)) = bad {
+                let reason = match source.weight.dtype {
+                    Dtype::F8_E4M3 => InvalidReason::NanCodes { count, first },
+                    _ => InvalidReason::NonFinite { count, first },
+                };
+                self.invalid(source.weight.name, reason);
             }
-            // All codes are numbers.
-            WeightFormat::Fp4 => None,
-        };
-        if let Some((count, first)) = bad {
-            let reason = match weight.dtype {
-                Dtype::F8_E4M3 => InvalidReason::NanCodes { count, first },
-                _ => InvalidReason::NonFinite { count, first },
-            };
-            self.invalid(weight.name, reason);
-        }
-        let Some(scale) = source.scale else { return };
-        let bad = match scale.dtype {
-            Dtype::F32 => codec::not_finite_f32(scale.bytes),
-            _ => codec::count_bad(scale.bytes.iter(), |&code| codec::is_e8m0_nan(code)),
-        };
-        if let Some((count, first)) = bad {
-            self.invalid(scale.name, InvalidReason::NonFiniteScales { count, first });
+            if let (Some(scale), Some((count, first))) = (source.scale, bad_scales) {
+                self.invalid(scale.name, InvalidReason::NonFiniteScales { count, first });
+            }
         }
     }
 
@@ -500,24 +492,47 @@ impl<'a> Loader<'a> {
         };
         let mut stack = None;
         if !self.failed() {
-            stack = LinearStack::with_capacity(first.format, sources.len(), shape).ok();
+            stack = LinearStack::zeros(first.format, sources.len(), shape);
             if stack.is_none() {
                 self.invalid(first.weight.name, InvalidReason::OutOfMemory);
             }
         }
-        for source in sources {
-            self.check_contents(source);
+        let batch = (BATCH_BYTES / first.weight.bytes.len().max(1)).max(1);
+        for (index, sources) in sources.chunks(batch).enumerate() {
+            self.check_contents(sources);
             if self.failed() {
                 stack = None;
             }
             if let Some(stack) = &mut stack {
-                stack.push(source, shape[1]);
+                stack.fill(index * batch, sources, shape);
             }
-            self.count(&source.weight);
-            if let Some(scale) = &source.scale {
-                self.count(scale);
+            for source in sources {
+                self.count(&source.weight);
+                if let Some(scale) = &source.scale {
+                    self.count(scale);
+                }
             }
         }
         stack
     }
+}
+
+/// The numbers of values or codes that are not finite, and of such scales, each with the first.
+fn bad_contents(source: &StoredLinear<'_>) -> [Option<(usize, usize)>; 2] {
+    let bytes = source.weight.bytes;
+    let bad = match source.format {
+        WeightFormat::F32 => codec::not_finite_f32(bytes),
+        WeightFormat::Bf16 => codec::not_finite_bf16(bytes),
+        WeightFormat::F16 => codec::not_finite_f16(bytes),
+        WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8ScaledF32 => {
+            codec::count_bad(bytes.iter(), |&code| codec::is_e4m3_nan(code))
+        }
+        // All codes are numbers.
+        WeightFormat::Fp4 => None,
+    };
+    let bad_scales = source.scale.and_then(|scale| match scale.dtype {
+        Dtype::F32 => codec::not_finite_f32(scale.bytes),
+        _ => codec::count_bad(scale.bytes.iter(), |&code| codec::is_e8m0_nan(code)),
+    });
+    [bad, bad_scales]
 }
