@@ -3,6 +3,7 @@
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
+use super::ring::pair_of;
 use super::{BAND, ROW_BYTES, WgmmaBoxes, place_at};
 use crate::caps::Target;
 use crate::gemm::kernel::large_m::{LargeMPairs, Problem};
@@ -157,15 +158,6 @@ struct Fp8Tile {
     first: u32,
 }
 
-#[cube]
-impl Fp8Tile {
-    /// The pair of a row of `x`. Past the end, the last one's.
-    fn pair(&self, pairs: &LargeMPairs, row: u32) -> u32 {
-        let problem = &self.problem;
-        pairs.at(problem, problem.start + min(row, problem.count - 1))
-    }
-}
-
 /// The descriptors of the first stage: of the rows of `x` of a warpgroup, and of the weights.
 #[derive(CubeType)]
 struct Fp8Stages {
@@ -222,8 +214,8 @@ impl<'a> Fp8Scales<'a> {
         Fp8Scales::<'a> {
             x,
             weights: &matrices.scales,
-            low: tile.pair(pairs, tile.row),
-            high: tile.pair(pairs, tile.row + 8),
+            low: pair_of(pairs, &tile.problem, tile.row),
+            high: pair_of(pairs, &tile.problem, tile.row + 8),
             rows: pairs.count * pairs.groups,
             weight: (matrix + start) as u32,
         }
@@ -291,7 +283,7 @@ impl<'a> Fp8Sums<'a> {
             let row = self.tile.row + comptime!(i / 2 % 2 * 8);
             let column = self.tile.first + UNIT_POS % 4 * 2 + comptime!(i / 4 * 8 + i % 2);
             if row < self.tile.problem.count && column < self.outputs {
-                let pair = self.tile.pair(self.pairs, row);
+                let pair = pair_of(self.pairs, &self.tile.problem, row);
                 let at = pair as usize * self.outputs as usize + column as usize;
                 output[at] = Vector::cast_from(sum(i));
             }
@@ -316,7 +308,7 @@ impl<'a> Fp8Sums<'a> {
             let row = self.tile.row + comptime!(part % 2 * 8);
             let column = self.tile.first + comptime!(part / 2 * 32) + UNIT_POS % 4 * 8;
             if row < self.tile.problem.count && column < self.outputs {
-                let pair = self.tile.pair(self.pairs, row);
+                let pair = pair_of(self.pairs, &self.tile.problem, row);
                 let at = pair as usize * (self.outputs / 8) as usize + (column / 8) as usize;
                 output[at] = Vector::reinterpret(vector);
             }

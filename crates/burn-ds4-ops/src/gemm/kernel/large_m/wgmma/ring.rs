@@ -284,10 +284,11 @@ impl Sources {
     }
 }
 
-/// The pair of a column of the tile. Columns past the end have others, whose products nobody reads.
+/// The pair of a row of `x` of the tile. Rows past the end have the last one's, whose products
+/// nobody reads.
 #[cube]
-fn pair_of(pairs: &LargeMPairs, problem: &Problem, column: u32) -> u32 {
-    pairs.at(problem, problem.start + min(column, problem.count - 1))
+pub(super) fn pair_of(pairs: &LargeMPairs, problem: &Problem, row: u32) -> u32 {
+    pairs.at(problem, problem.start + min(row, problem.count - 1))
 }
 
 /// The stages of a tile that a cube has: all, or those of its K-split.
