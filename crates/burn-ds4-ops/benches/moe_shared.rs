@@ -16,7 +16,7 @@ use crate::{
     tests::packing::{FP8_PAIR, Format},
 };
 
-const TOKENS: [usize; 3] = [1, 2, 5];
+const TOKENS: [usize; 4] = [1, 2, 5, 2048];
 /// Both kinds of experts in launches of their own, and their sum.
 const APART: &str = "apart";
 

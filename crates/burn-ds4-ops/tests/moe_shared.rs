@@ -31,10 +31,14 @@ const SIZES: [(Size, usize); 8] = [
     (size([40, 2, 5, 40, 24]), 16),
 ];
 /// Sizes that a software driver would take too long for.
-const LARGER: [(Size, usize); 3] = [
+const LARGER: [(Size, usize); 6] = [
     (size([1, 6, 16, 4096, 2048]), 2048),
     (size([2, 6, 16, 2080, 3072]), 1088),
     (size([16, 8, 16, 1056, 544]), 4096),
+    // Enough rows for warpgroups by the shared expert, in one tile and in several.
+    (size([35, 2, 5, 416, 64]), 256),
+    (size([130, 1, 2, 544, 160]), 384),
+    (size([300, 2, 5, 160, 128]), 224),
 ];
 
 /// Every mix of formats of which a device has the dtypes.

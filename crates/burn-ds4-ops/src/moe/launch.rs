@@ -1,5 +1,7 @@
 //! The host side: which kernels, and for how many tokens at a time.
 
+use std::ops::Range;
+
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
@@ -10,7 +12,8 @@ use burn_cubecl::tensor::CubeTensor;
 use super::backend::PackedExperts;
 use crate::gemm::launch::{
     Experts, Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role,
-    SMALL_M_PAIRS, SMALL_M_ROWS, can_multiply, can_sum_pairs, has_tiles, sort, sum_slots,
+    SMALL_M_PAIRS, SMALL_M_ROWS, SortedPairs, can_multiply, can_sum_pairs, has_tiles, sort,
+    sum_slots,
 };
 use crate::gemm::{Matrices, terms};
 use crate::launching::{aligned, narrow, output};
@@ -51,6 +54,51 @@ pub(super) fn sums(
 }
 
 impl Experts {
+    /// Both products of many pairs, in f32, a row for each. There is a pair for each of the scores
+    /// of sorted ones, or else for each row of `x`.
+    fn large_m(
+        &self,
+        x: &CubeTensor,
+        sorted: Option<(&SortedPairs, &CubeTensor)>,
+        [gated_tiles, tiles]: [LargeMTiles; 2],
+    ) -> CubeTensor {
+        let [gate_up, down] = self.matrices();
+        let (sorted, scores) = sorted.unzip();
+        let slots = scores.map_or(1, |scores| scores.meta.shape()[1]);
+        let pairs = x.meta.shape()[0] * slots;
+        let rows = output(x, [pairs, down.rows], DType::F32);
+        if !has_tiles(x, self.matrices()) {
+            let grouping = sorted.map_or(Grouping::One, Grouping::Sorted);
+            self.plain(x, scores, &grouping, None, Role::Rows, &rows);
+            return rows;
+        }
+        let columns = tiles.hidden_columns(down);
+        let layout = self.hidden(columns, DType::BF16, terms(x.dtype));
+        let hidden = layout.output(x, pairs);
+        let gated = LargeM {
+            sorted,
+            scores,
+            gated: Some(down.format),
+            pairs,
+            pairs_per_row: slots,
+            limit: self.limit,
+            ..LargeM::of_rows(x, gate_up, gated_tiles)
+        };
+        gated.launch(&hidden);
+        LargeM {
+            x: &layout.finish(hidden),
+            scores: None,
+            matrices: down,
+            gated: None,
+            permuted: true,
+            pairs_per_row: 1,
+            tiles,
+            ..gated
+        }
+        .launch(&rows);
+        rows
+    }
+
     /// Both products by the kernel for any device, the second in `role`. There is a pair for each
     /// of the `scores`, or else for each row of `x`.
     fn plain(
@@ -100,11 +148,14 @@ enum SmallM {
 }
 
 impl Mixture {
-    /// A shared expert is computed with the others for a small number of tokens only.
+    /// A small number of tokens that must be computed in the way of many goes without a shared
+    /// expert: that one may have a way of its own.
     fn can_launch(&self) -> bool {
-        let [_, slots] = self.ids.shape().dims();
+        let [tokens, slots] = self.ids.shape().dims();
         let multiplies = |experts: &Experts| can_multiply(&self.x, experts.matrices());
-        let with = |shared: &Experts| multiplies(shared) && self.small_m().is_some();
+        let with = |shared: &Experts| {
+            multiplies(shared) && (tokens > SMALL_M_ROWS || self.small_m().is_some())
+        };
         slots <= SMALL_M_PAIRS && multiplies(&self.experts) && self.shared.as_ref().is_none_or(with)
     }
 
@@ -123,7 +174,7 @@ impl Mixture {
         match this.small_m() {
             Some(SmallM::Tiles(blueprint)) => this.launch_tiles(&blueprint, dtype),
             Some(SmallM::Plain) => this.plain(dtype),
-            None => this.large_m(),
+            None => this.large_m(dtype),
         }
     }
 
@@ -166,62 +217,42 @@ impl Mixture {
     }
 
     /// Computes a part of the tokens at a time if their sums would take too much memory.
-    fn large_m(&self) -> CubeTensor {
+    fn large_m(&self, dtype: DType) -> CubeTensor {
         let [tokens, slots] = self.ids.shape().dims();
         let [_, down] = self.experts.matrices();
         let most = (MAX_PAIRS / slots)
             .min(MAX_SUMS / (slots * down.rows * 4))
             .max(1);
         if tokens <= most {
-            return self.large_m_range(0, tokens);
+            return self.large_m_range(0..tokens, dtype);
         }
         // Parts of the same size have tiles of the same height, which leave less over.
         let most = tokens.div_ceil(tokens.div_ceil(most));
         let firsts = (0..tokens).step_by(most);
-        let sums = firsts.map(|first| self.large_m_range(first, most.min(tokens - first)));
+        let ranges = firsts.map(|first| first..tokens.min(first + most));
+        let sums = ranges.map(|range| self.large_m_range(range, dtype));
         CubeBackend::float_cat(sums.collect(), 0)
     }
 
-    fn large_m_range(&self, first: usize, tokens: usize) -> CubeTensor {
+    fn large_m_range(&self, range: Range<usize>, dtype: DType) -> CubeTensor {
         let [_, slots] = self.ids.shape().dims();
-        let pairs = tokens * slots;
-        let x = aligned(narrow(&self.x, first, tokens));
-        let ids = into_contiguous(narrow(&self.ids, first, tokens));
-        let scores = into_contiguous(narrow(&self.scores, first, tokens));
-        let [gate_up, down] = self.experts.matrices();
-        let large_m = LargeMTiles::of_pairs(&x, pairs, self.experts.matrices());
-        let sorted = sort(&ids, gate_up.count, large_m.rows(x.dtype));
-        // A row for every pair.
-        let rows_of_pairs = output(&x, [pairs, down.rows], DType::F32);
-        if has_tiles(&x, self.experts.matrices()) {
-            let columns = large_m.hidden_columns(down);
-            let layout = self.experts.hidden(columns, DType::BF16, terms(x.dtype));
-            let hidden = layout.output(&x, pairs);
-            let gated = LargeM {
-                sorted: Some(&sorted),
-                scores: Some(&scores),
-                gated: Some(down.format),
-                pairs,
-                pairs_per_row: slots,
-                limit: self.experts.limit,
-                ..LargeM::of_rows(&x, gate_up, large_m)
-            };
-            gated.launch(&hidden);
-            LargeM {
-                x: &layout.finish(hidden),
-                scores: None,
-                matrices: down,
-                gated: None,
-                permuted: true,
-                pairs_per_row: 1,
-                ..gated
-            }
-            .launch(&rows_of_pairs);
-        } else {
-            let (grouping, scores) = (Grouping::Sorted(&sorted), Some(&scores));
-            let experts = &self.experts;
-            experts.plain(&x, scores, &grouping, None, Role::Rows, &rows_of_pairs);
-        }
-        sum_slots(rows_of_pairs, &ids, gate_up.count)
+        let pairs = range.len() * slots;
+        let part = |tensor: &CubeTensor| narrow(tensor, range.start, range.len());
+        let x = aligned(part(&self.x));
+        let (ids, scores) = (
+            into_contiguous(part(&self.ids)),
+            into_contiguous(part(&self.scores)),
+        );
+        let experts = self.experts.matrices();
+        let (count, tiles) = (experts[0].count, LargeMTiles::of_pairs(&x, pairs, experts));
+        let sorted = sort(&ids, count, tiles.rows(x.dtype));
+        let rows = self
+            .experts
+            .large_m(&x, Some((&sorted, &scores)), [tiles; 2]);
+        let of_shared = |shared: &Experts| {
+            shared.large_m(&x, None, LargeMTiles::of_expert(&x, shared.matrices()))
+        };
+        let addend = self.shared.as_ref().map(of_shared);
+        sum_slots(rows, (&ids, count), addend.as_ref(), dtype)
     }
 }

@@ -36,7 +36,7 @@ pub(crate) enum LargeMTiles {
 impl LargeMTiles {
     /// For so many rows of `x` by each matrix, which may be `rounded` to E4M3.
     pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices, rounded: bool) -> Self {
-        let products = RowProducts::new(x, rows, matrices);
+        let products = RowProducts::new(x, rows, matrices, false);
         if !products.are_faster() || !wgmma::can_multiply(x, &[matrices], false) {
             Self::planes(rows * terms(x.dtype) as usize)
         } else if rounded && products.can_be_fp8() {
@@ -53,6 +53,19 @@ impl LargeMTiles {
             Self::Warpgroups(wgmma::columns_of_pairs(pairs, count))
         } else {
             Self::planes((pairs * terms(x.dtype) as usize).div_ceil(count))
+        }
+    }
+
+    /// For all rows of `x` by one expert, `[gate and up, down]`.
+    pub fn of_expert(x: &CubeTensor, expert: [&Matrices; 2]) -> [Self; 2] {
+        let rows = x.meta.shape()[0];
+        match Self::of_pairs(x, rows, expert) {
+            Self::Warpgroups(_) => {
+                [(expert[0], true), (expert[1], false)].map(|(matrices, gated)| {
+                    Self::Warpgroups(RowProducts::new(x, rows, matrices, gated).columns())
+                })
+            }
+            planes => [planes; 2],
         }
     }
 
@@ -272,14 +285,20 @@ impl<'a> LargeM<'a> {
     }
 }
 
-/// Sums the rows of each token's pairs.
-pub(crate) fn sum_slots(rows: CubeTensor, ids: &CubeTensor, experts: usize) -> CubeTensor {
+/// Sums the rows of each token's pairs, and a row of `addend` for each token.
+pub(crate) fn sum_slots(
+    rows: CubeTensor,
+    (ids, experts): (&CubeTensor, usize),
+    addend: Option<&CubeTensor>,
+    dtype: DType,
+) -> CubeTensor {
     let client = rows.client.clone();
     let ([tokens, slots], [_, columns]) = (ids.shape().dims(), rows.shape().dims());
-    let sums = output(&rows, [tokens, columns], DType::F32);
+    let sums = output(&rows, [tokens, columns], dtype);
     let size = vector_size(&rows, 4);
     let vectors = columns / size;
-    // SAFETY: reads are within `[pairs, columns]`, writes within `[tokens, columns]`.
+    let dtypes = [ids.dtype, dtype].map(dtype_to_storage_type);
+    // SAFETY: reads are within `[pairs, columns]` and `[tokens, columns]`, writes within the latter.
     unsafe {
         sum_slots_kernel::launch_unchecked(
             &client,
@@ -289,12 +308,13 @@ pub(crate) fn sum_slots(rows: CubeTensor, ids: &CubeTensor, experts: usize) -> C
             size,
             rows.into_buffer_arg(),
             ids.clone().into_buffer_arg(),
+            optional(addend),
             sums.clone().into_buffer_arg(),
             tokens as u32,
             slots as u32,
             experts as u32,
             vectors as u32,
-            dtype_to_storage_type(ids.dtype),
+            dtypes,
         );
     }
     sums

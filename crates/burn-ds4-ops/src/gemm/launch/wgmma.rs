@@ -24,9 +24,10 @@ pub(super) const MIN_PAIRS: usize = 32;
 /// Rows of `x` of a tile, at most, and what their numbers are multiples of.
 const MAX_COLUMNS: usize = 256;
 const COLUMN_STEP: usize = 32;
-/// Rows of `x` of a tile for which decoding weights takes as long as multiplying them, and those
-/// that could be multiplied in the time that a tile takes besides.
+/// Rows of `x` of a tile for which decoding weights takes as long as multiplying them, FP8 where K
+/// is not split, and those that could be multiplied in the time that a tile takes besides.
 const DECODED_COLUMNS: usize = 96;
+const DECODED_FP8_COLUMNS: usize = 192;
 const TILE_COLUMNS: usize = 32;
 /// Columns of weights of which a tile's cost is stated: a row of `x` by so many costs about 3 ns on
 /// an H200.
@@ -115,15 +116,18 @@ fn stages_of(client: &Client, bytes: usize) -> usize {
 pub(super) struct RowProducts<'a> {
     rows: usize,
     matrices: &'a Matrices,
+    /// Whether they have a gate: then K is never split.
+    gated: bool,
     operands: WgmmaOperands,
     processors: usize,
 }
 
 impl<'a> RowProducts<'a> {
-    pub fn new(x: &CubeTensor, rows: usize, matrices: &'a Matrices) -> Self {
+    pub fn new(x: &CubeTensor, rows: usize, matrices: &'a Matrices, gated: bool) -> Self {
         Self {
             rows,
             matrices,
+            gated,
             operands: operands(x.dtype, matrices),
             processors: Caps::of(&x.client).processors as usize,
         }
@@ -141,15 +145,17 @@ impl<'a> RowProducts<'a> {
 
     /// Rows of `x` of a tile.
     pub fn columns(&self) -> usize {
-        let decoded = match self.operands.weights {
-            WeightFormat::Fp4 | WeightFormat::Fp8 => DECODED_COLUMNS,
-            WeightFormat::Dense => 0,
-        };
         let matrices = self.matrices;
         cheapest(MAX_COLUMNS, |columns| {
+            let splits = self.splits(columns);
+            let decoded = match self.operands.weights {
+                WeightFormat::Fp8 if splits == 1 => DECODED_FP8_COLUMNS,
+                WeightFormat::Fp4 | WeightFormat::Fp8 => DECODED_COLUMNS,
+                WeightFormat::Dense => 0,
+            };
             let steps = matrices.columns.div_ceil(COST_COLUMNS);
             let tile = (tile_cost(columns, decoded) * steps) as f64;
-            match self.splits(columns) {
+            match splits {
                 1 => self.tiles(columns).div_ceil(self.processors) as f64 * tile,
                 splits => {
                     let partials = (splits * self.rows * matrices.rows * matrices.count) as f64;
@@ -167,7 +173,10 @@ impl<'a> RowProducts<'a> {
     /// Their K-splits.
     fn splits(&self, columns: usize) -> usize {
         let (tiles, width) = (self.tiles(columns), self.matrices.columns);
-        splits_of(tiles, self.processors, width, self.operands)
+        match self.gated {
+            true => 1,
+            false => splits_of(tiles, self.processors, width, self.operands),
+        }
     }
 }
 
@@ -218,7 +227,7 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
     };
     let (x, matrices) = (aligned(x), matrices.contiguous());
     let result = output(&x, [rows, height], dtype);
-    let columns = RowProducts::new(&x, rows, &matrices).columns();
+    let columns = RowProducts::new(&x, rows, &matrices, false).columns();
     LargeM::of_rows(&x, &matrices, LargeMTiles::Warpgroups(columns)).launch(&result);
     result
 }
@@ -298,7 +307,11 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             size,
             WgmmaBoxesLaunch::new(
                 x_boxes(x, columns, product.groups),
-                row_boxes(matrices, blueprint.rows() as usize, stage_words),
+                row_boxes(
+                    matrices,
+                    (blueprint.rows() / blueprint.weight_boxes()) as usize,
+                    stage_words,
+                ),
             ),
             WgmmaRowsLaunch::new(
                 x.clone().into_buffer_arg(),

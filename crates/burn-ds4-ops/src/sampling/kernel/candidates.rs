@@ -9,7 +9,7 @@ use crate::topk::kernel::key::key_of;
 /// The rank of no element, and its id.
 const NONE: u32 = u32::MAX;
 /// Vectors that a unit reads at once.
-const READS: u32 = 4;
+const READS: u32 = 8;
 
 /// Elements with their ranks, lowest first once they are sorted, in shared memory.
 #[derive(CubeType)]

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::super::weight::{COEFFICIENTS, EXPONENT_BITS, FARTHEST, LIGHTEST, MANTISSA_BITS, SHIFT};
 use super::lanes::LaneFilter;
 use super::wide::Wide;
-use crate::topk::kernel::key::{HIGHEST, LOWEST, float_of, key_of};
+use crate::topk::kernel::key::{HIGHEST, INFINITY, LOWEST, MAGNITUDE, float_of, key_of};
 
 /// What is summed or searched for over the elements of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +75,21 @@ impl FilterBounds {
         select(is_weighed, exponent, NO_EXPONENT)
     }
 
+    /// The exponents of some elements where all candidates are kept; above [`LIGHTEST`] for those
+    /// that are none.
+    pub fn exponents<F: Float, N: Size>(&self, values: &Vector<F, N>) -> Vector<u32, N> {
+        let mut exponents = Vector::<u32, N>::new(0u32);
+        #[unroll]
+        for i in 0..N::value() {
+            let x = f32::cast_from(values.extract(i));
+            let bits = u32::reinterpret(x);
+            let exponent = self.exponent_between(x, (bits & MAGNITUDE) <= INFINITY);
+            let is_highest = bits == u32::reinterpret(self.highest);
+            exponents.insert(i, select(is_highest, 0u32, exponent));
+        }
+        exponents
+    }
+
     /// Two logits between which are all whose exponents are in `first..end`. There may be others,
     /// too: these bounds only spare most elements a closer look.
     pub fn range(&self, first: u32, end: u32) -> (f32, f32) {
@@ -98,12 +113,18 @@ impl FilterBounds {
     }
 
     pub fn exponent_of(&self, x: f32, key: u32) -> u32 {
+        let exponent = self.exponent_between(x, true);
+        select(key == self.highest_key, 0u32, exponent)
+    }
+
+    /// The exponent of a number by its distance to the highest logit, which must not be 0 if that
+    /// is infinite. `is_number` says whether it is one.
+    fn exponent_between(&self, x: f32, is_number: bool) -> u32 {
         // Subtracts half of each, so that the difference is finite.
         let half = self.highest * 0.5f32 - x * 0.5f32;
         let near = min(half * self.rate, FARTHEST);
-        let exponent = select(half <= self.farthest, near, FARTHEST);
-        let exponent = u32::cast_from(exponent * comptime!((1u32 << EXPONENT_BITS) as f32));
-        select(key == self.highest_key, 0u32, exponent)
+        let exponent = select(is_number && half <= self.farthest, near, FARTHEST);
+        u32::cast_from(exponent * comptime!((1u32 << EXPONENT_BITS) as f32))
     }
 
     /// The key by which an element is searched for: larger for elements that are kept first.
@@ -140,6 +161,17 @@ impl FilterBounds {
             }
             amount
         }
+    }
+}
+
+/// The weight of an exponent, or 0. Without a branch, so that those of several elements do not wait
+/// for each other.
+#[cube]
+pub(super) fn weight_if(kept: bool, exponent: u32) -> Wide {
+    let weight = weight_of(min(exponent, LIGHTEST));
+    Wide {
+        high: select(kept, weight.high, 0u32),
+        low: select(kept, weight.low, 0u32),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use cubecl::prelude::*;
 
+use super::candidates::Candidates;
 use super::filter::{FilterBounds, Measure};
 use super::row::SamplingRow;
 use super::scan::WideScanner;
@@ -94,6 +95,33 @@ impl WeightedRadixSelect {
             self.advance(&mut found, scanner, fraction, shift, step == 0, counts);
         }
         found
+    }
+
+    /// Narrows a search by weights to the exponent at which the sum is reached, among the
+    /// candidates, whose exponents differ in the lower `bits` only. Every unit of the cube must
+    /// call this. The bins are empty, and so they are afterwards.
+    pub fn narrow(
+        &mut self,
+        found: &mut Found,
+        candidates: &Candidates,
+        scanner: &mut WideScanner,
+        #[comptime] bits: u32,
+    ) {
+        let log2_bins = comptime!(self.log2_bins);
+        for step in 0..comptime!(bits.div_ceil(log2_bins)) {
+            let upper = bits - step * log2_bins;
+            let shift = max(upper, log2_bins) - log2_bins;
+            let mut at = UNIT_POS;
+            while at < candidates.count {
+                let rank = !candidates.ranks[at as usize];
+                if (rank ^ found.rank) >> upper == 0 {
+                    self.add(rank, shift, Measure::Weights);
+                }
+                at += comptime!(self.units);
+            }
+            sync_cube();
+            self.advance(found, scanner, 0u32, shift, false, false);
+        }
     }
 
     fn add(&mut self, rank: u32, shift: u32, #[comptime] measure: Measure) {

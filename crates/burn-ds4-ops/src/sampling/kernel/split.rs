@@ -5,10 +5,11 @@
 
 use cubecl::prelude::*;
 
+use super::super::weight::LIGHTEST;
 use super::candidates::Candidates;
-use super::filter::{FilterBounds, Measure, NO_EXPONENT, weight_of};
+use super::filter::{FilterBounds, Measure, weight_if, weight_of};
 use super::lanes::{LaneFilter, Lanes};
-use super::radix_select::WeightedRadixSelect;
+use super::radix_select::{Found, WeightedRadixSelect};
 use super::row::{NONE, RowShape, SampleBlueprint, SamplingRow};
 use super::scan::WideScanner;
 use super::wide::Wide;
@@ -65,6 +66,41 @@ pub(crate) struct RowParts {
     /// Weights of each segment, summed up to and including each bin: `[rows, segments, bins, 2]`,
     /// high words first. Without a filter, the first bin has all.
     masses: Box<[BinPair]>,
+}
+
+/// Vectors that a unit reads at once.
+const READS: u32 = 2;
+
+/// Vectors of a row that a unit reads at once, one for each unit of the cube apart.
+#[derive(CubeType)]
+struct Reads<F: Float, N: Size> {
+    values: Array<Vector<F, N>>,
+    at: u32,
+    end: u32,
+    #[cube(comptime)]
+    units: u32,
+}
+
+#[cube]
+impl<F: Float, N: Size> Reads<F, N> {
+    /// Reads those from `at` on that are before `end`.
+    fn new(row: &SamplingRow<'_, F, N>, at: u32, end: u32, #[comptime] units: u32) -> Reads<F, N> {
+        let mut values = Array::<Vector<F, N>>::new(comptime!(READS as usize));
+        #[unroll]
+        for i in 0..READS {
+            values[i as usize] = row.read(min(at + i * units, end - 1));
+        }
+        Reads::<F, N> {
+            values,
+            at,
+            end,
+            units,
+        }
+    }
+
+    fn is_read(&self, #[comptime] index: u32) -> bool {
+        self.at + index * self.units < self.end
+    }
 }
 
 /// A row, and what its cubes have left.
@@ -226,15 +262,19 @@ impl DrawCube {
         let mut sum = Wide::new(0u32, 0u32);
         let mut at = first + UNIT_POS;
         while at < end {
-            let vector = row.read(at);
+            let vectors = Reads::<F, N>::new(row, at, end, comptime!(units.cube));
             #[unroll]
-            for i in 0..N::value() {
-                let exponent = bounds.weighed_exponent(f32::cast_from(vector.extract(i)), 0u32);
-                if exponent <= bounds.last {
-                    sum.add(&weight_of(exponent));
+            for read in 0..READS {
+                let exponents = bounds.exponents::<F, N>(&vectors.values[read as usize]);
+                let is_read = vectors.is_read(read);
+                #[unroll]
+                for i in 0..N::value() {
+                    let exponent = exponents.extract(i);
+                    let kept = is_read && exponent <= bounds.last;
+                    sum.add(&weight_if(kept, exponent));
                 }
             }
-            at += comptime!(units.cube);
+            at += comptime!(READS * units.cube);
         }
         let scan = self.scanner.scan(&sum);
         if UNIT_POS == 0 {
@@ -263,20 +303,33 @@ impl DrawCube {
         let end = min(first + shape.segment_vectors, shape.row.vectors);
         let mut at = first + UNIT_POS;
         while at < end {
-            let vector = row.read(at);
+            let vectors = Reads::<F, N>::new(row, at, end, comptime!(units.cube));
             #[unroll]
-            for i in 0..N::value() {
-                let x = f32::cast_from(vector.extract(i));
-                let exponent = bounds.weighed_exponent(x, 0u32);
-                if exponent != NO_EXPONENT {
-                    let bin = exponent >> comptime!(bin_shift(log2_bins));
-                    self.bins.add_wide(bin, &weight_of(exponent));
-                    if counts {
-                        self.counts[bin as usize].fetch_add(1u32);
+            for read in 0..READS {
+                let exponents = bounds.exponents::<F, N>(&vectors.values[read as usize]);
+                let is_read = vectors.is_read(read);
+                let mut high = Vector::<u32, N>::new(0u32);
+                let mut low = Vector::<u32, N>::new(0u32);
+                #[unroll]
+                for i in 0..N::value() {
+                    let weight = weight_if(true, exponents.extract(i));
+                    high.insert(i, weight.high);
+                    low.insert(i, weight.low);
+                }
+                #[unroll]
+                for i in 0..N::value() {
+                    let exponent = exponents.extract(i);
+                    if is_read && exponent <= LIGHTEST {
+                        let bin = exponent >> comptime!(bin_shift(log2_bins));
+                        let weight = Wide::new(high.extract(i), low.extract(i));
+                        self.bins.add_wide(bin, &weight);
+                        if counts {
+                            self.counts[bin as usize].fetch_add(1u32);
+                        }
                     }
                 }
             }
-            at += comptime!(units.cube);
+            at += comptime!(READS * units.cube);
         }
         sync_cube();
         let bins = comptime!(1u32 << log2_bins);
@@ -523,32 +576,53 @@ impl DrawCube {
         if needed.is_below(&all) && bin <= row.bin_of(bounds.last) {
             fits = self.candidates.collect::<F, N>(row, &*bounds, bin, false);
             if fits {
-                self.candidates.sort();
-                let own = comptime!(self.unit_candidates);
-                let first = UNIT_POS * own;
-                let end = min(first + own, self.candidates.count);
-                let mut sum = Wide::new(0u32, 0u32);
-                for at in first..end {
-                    sum.add(&weight_of(self.candidates.ranks[at as usize]));
-                }
-                let scan = self.scanner.scan(&sum);
-                let mut before = scan.before;
-                for at in first..end {
-                    let reaches = before.is_below(&needed);
-                    before.add(&weight_of(self.candidates.ranks[at as usize]));
-                    if reaches && !before.is_below(&needed) {
-                        self.found[0usize] = self.candidates.ranks[at as usize];
-                        self.found[1usize] = self.candidates.ids[at as usize];
-                    }
+                for i in 0..own {
+                    self.bins.set(first + i, &Wide::new(0u32, 0u32));
                 }
                 sync_cube();
-                bounds.exponent = self.found[0usize];
-                bounds.exponent_id = self.found[1usize];
+                let bits = comptime!(bin_shift(self.blueprint.log2_bins));
+                let mut last = Found {
+                    exists: true.runtime(),
+                    rank: !bin << bits,
+                    needed: Wide::new(needed.high, needed.low),
+                    equal: Wide::new(all.high, all.low),
+                };
+                self.bins
+                    .narrow(&mut last, &self.candidates, &mut self.scanner, bits);
+                bounds.exponent = !last.rank;
+                // If the equal ones without the last are not enough, all of them are kept.
+                let others = last.equal.minus(&weight_of(bounds.exponent));
+                if !others.is_below(&last.needed) {
+                    bounds.exponent_id = self.last_of_equals(&needed);
+                }
             }
         } else {
             bounds.exponent = bin_end;
         }
         fits
+    }
+
+    /// The id of the candidate with which the sum of weights is reached.
+    fn last_of_equals(&mut self, needed: &Wide) -> u32 {
+        self.candidates.sort();
+        let own = comptime!(self.unit_candidates);
+        let first = UNIT_POS * own;
+        let end = min(first + own, self.candidates.count);
+        let mut sum = Wide::new(0u32, 0u32);
+        for at in first..end {
+            sum.add(&weight_of(self.candidates.ranks[at as usize]));
+        }
+        let scan = self.scanner.scan(&sum);
+        let mut before = scan.before;
+        for at in first..end {
+            let reaches = before.is_below(needed);
+            before.add(&weight_of(self.candidates.ranks[at as usize]));
+            if reaches && !before.is_below(needed) {
+                self.found[0usize] = self.candidates.ids[at as usize];
+            }
+        }
+        sync_cube();
+        self.found[0usize]
     }
 }
 

@@ -14,8 +14,8 @@ pub(crate) const LOWEST: u32 = ZERO - INFINITY;
 pub(crate) const HIGHEST: u32 = ZERO + INFINITY;
 /// The key of no element.
 pub(super) const NONE: u32 = 0;
-const INFINITY: u32 = 0x7f80_0000;
-const MAGNITUDE: u32 = 0x7fff_ffff;
+pub(crate) const INFINITY: u32 = 0x7f80_0000;
+pub(crate) const MAGNITUDE: u32 = 0x7fff_ffff;
 const SIGN: u32 = !MAGNITUDE;
 
 /// The last column of the longest row.

@@ -116,21 +116,23 @@ pub(crate) fn sort_kernel<I: Int>(
     }
 }
 
-/// Sums the rows of a token's pairs in the order of slots, leaving out pairs without an expert.
+/// Sums the rows of a token's pairs in the order of slots, leaving out pairs without an expert, then
+/// the token's row of `addend`.
 ///
 /// - `rows`: `[tokens * slots, columns]`, in vectors
 /// - `ids`: `[tokens * slots]`
-/// - `output`: `[tokens, columns]`
+/// - `addend`, `output`: `[tokens, columns]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn sum_slots_kernel<I: Int, N: Size>(
+pub(crate) fn sum_slots_kernel<I: Int, Y: Float, N: Size>(
     rows: &[Vector<f32, N>],
     ids: &[I],
-    output: &mut [Vector<f32, N>],
+    addend: &ComptimeOption<Box<[Vector<f32, N>]>>,
+    output: &mut [Vector<Y, N>],
     tokens: u32,
     slots: u32,
     experts: u32,
     vectors: u32,
-    #[define(I)] _dtype: ElemType,
+    #[define(I, Y)] _dtypes: [ElemType; 2],
 ) {
     let at = ABSOLUTE_POS;
     let token = at / vectors as usize;
@@ -144,7 +146,11 @@ pub(crate) fn sum_slots_kernel<I: Int, N: Size>(
                 total += rows[pair * vectors as usize + vector];
             }
         }
-        output[at] = total;
+        #[comptime]
+        if let ComptimeOption::Some(addend) = addend {
+            total += addend[at];
+        }
+        output[at] = Vector::cast_from(total);
     }
 }
 

@@ -248,11 +248,17 @@ impl<'a> LaneRows<'a> {
         #[comptime] blueprint: WgmmaBlueprint,
     ) {
         ring.wait_full();
-        let row = self.row * comptime!(blueprint.operands.row_chunks());
+        let low_row = if comptime!(blueprint.weight_boxes() == 2) {
+            self.row / 16 * 8 + self.row % 8
+        } else {
+            self.row
+        };
+        let row = low_row * comptime!(blueprint.operands.row_chunks());
+        let distance = comptime!(blueprint.row_distance() * blueprint.operands.row_chunks());
         if comptime!(blueprint.format() == WeightFormat::Fp4) {
             let first = stages.weights_vector(ring.slot) + row;
-            let at = (first + chunk_place(self.row, UNIT_POS % 4)) as usize;
-            let (low, high) = (stages.weights[at], stages.weights[at + 32]);
+            let at = (first + chunk_place(low_row, UNIT_POS % 4)) as usize;
+            let (low, high) = (stages.weights[at], stages.weights[at + distance as usize]);
             #[unroll]
             for part in 0..4usize {
                 codes[comptime!(2 * part)] = low.extract(part);
@@ -262,11 +268,11 @@ impl<'a> LaneRows<'a> {
             let first = stages.weights_address(ring.slot) + row * 16 + UNIT_POS % 4 * 2;
             #[unroll]
             for group in 0..8u32 {
-                let chunk = chunk_place(self.row, comptime!(group / 2));
+                let chunk = chunk_place(low_row, comptime!(group / 2));
                 let at = first + chunk * 16;
                 #[unroll]
                 for row in 0..2u32 {
-                    let pair = read_half_word(at, comptime!(group % 2 * 8 + row * 512));
+                    let pair = read_half_word(at, comptime!(group % 2 * 8 + row * distance * 16));
                     // Two codes, each in the upper half of 16 bits.
                     codes[comptime!((2 * group + row) as usize)] = bytes_of(pair, 0u32, 0x1404u32);
                 }

@@ -150,9 +150,28 @@ impl WgmmaBlueprint {
         }
     }
 
-    /// Whether the rows of `x` of a tile are not next to each other.
+    /// Whether the rows of `x` of a tile are not next to each other, or its rows of weights are
+    /// more than two runs.
     const fn gathers(self) -> bool {
-        self.sorted && !self.by_position
+        (self.sorted && !self.by_position) || matches!(self.gated, Some(WeightFormat::Fp4))
+    }
+
+    /// Boxes of rows of weights of a stage. With a gate, the gates come first.
+    pub const fn weight_boxes(self) -> u32 {
+        if self.gated.is_some() && !self.gathers() {
+            2
+        } else {
+            1
+        }
+    }
+
+    /// The rows of a stage from the lower row of a lane to the upper one.
+    const fn row_distance(self) -> u32 {
+        if self.weight_boxes() == 2 {
+            self.rows() / 2
+        } else {
+            8
+        }
     }
 
     /// Units that copy to a stage: one has the boxes, and all have scales and rows of `x` that are
@@ -205,7 +224,7 @@ impl WgmmaBlueprint {
 pub(crate) struct WgmmaBoxes {
     /// `[rows of each matrix, matrices, words]`, in boxes of the rows of a tile by 128 bytes.
     pub x: TensorMap<u32, Tiled>,
-    /// `[rows of all matrices, words]`, in boxes of the rows of a tile.
+    /// `[rows of all matrices, words]`, in boxes of the rows of a tile, or of half of them.
     pub weights: TensorMap<u32, Tiled>,
 }
 

@@ -113,8 +113,7 @@ impl Stages {
                 let weights = comptime!(blueprint.rows() * blueprint.operands.row_chunks() * 16);
                 ring.expect(comptime!(x_bytes(blueprint) + weights));
                 self.copy_x(ring.slot, &boxes.x, tile, step);
-                let first = tile.problem.matrix * matrices.layout.rows + tile.first;
-                self.copy_weights(ring.slot, &boxes.weights, first, step);
+                self.copy_weights(ring.slot, &boxes.weights, tile, matrices.layout.rows, step);
             }
             if comptime!(blueprint.scale_words) {
                 let word = step * comptime!(blueprint.operands.k_block()) / 128;
@@ -202,15 +201,29 @@ impl Stages {
         }
     }
 
-    /// Starts to copy the rows of weights of a stage, from row `first` of all matrices on. Past
-    /// those of the matrix are others.
-    fn copy_weights(&mut self, slot: u32, weights: &TensorMap<u32, Tiled>, first: u32, step: u32) {
-        let chunks = comptime!(self.blueprint.operands.row_chunks());
-        let vectors = comptime!(self.blueprint.rows() * chunks);
-        let at = self.weights_vector(slot) as usize;
-        let to = &mut self.weights[at..at + vectors as usize];
+    /// Starts to copy the rows of weights of a stage, of a matrix of `rows` rows. Past those of the
+    /// matrix are others.
+    fn copy_weights(
+        &mut self,
+        slot: u32,
+        weights: &TensorMap<u32, Tiled>,
+        tile: &Tile,
+        rows: u32,
+        step: u32,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let (boxes, chunks) =
+            comptime!((blueprint.weight_boxes(), blueprint.operands.row_chunks()));
+        let vectors = comptime!(blueprint.rows() * chunks / boxes);
+        let first = tile.problem.matrix * rows + tile.first;
         let word = i32::cast_from(step * comptime!(chunks * 4));
-        self.barriers[slot as usize].tma_load_2d(weights, to, i32::cast_from(first), word);
+        #[unroll]
+        for part in 0..boxes {
+            let at = (self.weights_vector(slot) + comptime!(part * vectors)) as usize;
+            let to = &mut self.weights[at..at + vectors as usize];
+            let row = i32::cast_from(first + part * (rows / 2));
+            self.barriers[slot as usize].tma_load_2d(weights, to, row, word);
+        }
     }
 }
 
