@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::collective::GroupError;
-use burn_ds4_ops::transfer::transfer;
+use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 
 use crate::attention::AttentionConfig;
 use crate::block::{Block, BlockConfig, flattened, unflattened};
@@ -544,13 +544,18 @@ impl Model {
             let last = ranks.into_iter().next_back();
             return Ok(last.expect("there is a rank at least").into_parts());
         }
-        let mut passing = None;
+        let mut passing: Option<Passing> = None;
         for (part, run) in self.placement.runs().iter().enumerate() {
-            let given = passing.map(|passing: Passing| {
-                let rows = transfer(passing.rows(), &run.device);
-                self.passed(rows, [batch, positions])
-            });
-            let token_ids = transfer(token_ids.clone(), &run.device);
+            let (given, token_ids) = match passing {
+                None => (None, transfer(token_ids.clone(), &run.device)),
+                Some(passing) => {
+                    let rows = transfer(passing.rows(), &run.device);
+                    // All that the device still has to do is to receive the rows. The host must not
+                    // wait for that: it has to launch the sender's next chunk meanwhile.
+                    let token_ids = transfer_in_turn(token_ids.clone(), &run.device);
+                    (Some(self.passed(rows, [batch, positions])), token_ids)
+                }
+            };
             let step = cache.step(open, part);
             passing = Some(self.run_part(part, (token_ids, given), (&step, cache), taps, trace));
             cache.advance(part, step);

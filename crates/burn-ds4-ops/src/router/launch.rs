@@ -10,7 +10,6 @@ use super::kernel::{
     DenseBlueprint, HashBlueprint, HashSizesLaunch, RouterOperandsLaunch, SelectBlueprint,
     SelectRowsLaunch, SelectionLaunch, dense_kernel, hash_kernel, select_kernel,
 };
-use crate::arrival;
 use crate::caps::Caps;
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,
@@ -317,20 +316,11 @@ pub(super) fn hash_route(
     (weights, ids)
 }
 
-/// Tokens up to which [`dense_router`] is one launch, on devices whose cubes can pass results to
-/// each other. The last-arriving cube then selects for all tokens. For more tokens, a second launch
-/// with a cube for each is faster.
-const LAST_CUBE_TOKENS: usize = 8;
 /// Tokens up to which [`dense_router`] is two launches: where warpgroups multiply beyond, other
 /// tensor cores, or none. The matrix product reads `x` and the gate fewer times.
 const FUSED_TOKENS: [usize; 3] = [128, 2048, 512];
 /// Largest `d_model` for which the selection adds the partials while it reads them.
 const MAX_MODEL: usize = 1 << 14;
-/// Most shared memory of the last-arriving cube.
-const LAST_CUBE_BYTES: usize = 48 << 10;
-/// Experts up to which that cube can select for as many tokens at once as it has planes: 32 KiB of
-/// shared memory.
-const LAST_CUBE_EXPERTS: usize = 512;
 /// Cubes that `d_model` is divided among, or more for a long one. More fill the device better,
 /// but add partials.
 const K_SPLITS: usize = 4;
@@ -388,18 +378,12 @@ pub(super) fn dense_router(
     let (x, gate) = (with_contiguous_rows(x), with_contiguous_rows(gate));
     let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
     let client = x.client.clone();
-    let target = Caps::of(&client).target;
     let plane = Caps::of(&client).plane().expect("checked by can_fuse");
     let size = vector_size(&x, usize::MAX).min(vector_size(&gate, usize::MAX));
     let columns_size = [4, 2, 1]
         .into_iter()
         .find(|size| experts.is_multiple_of(*size))
         .expect("1 divides everything");
-    let last_cube_selects = Caps::of(&client).last_cube
-        && target.sync_plane
-        && tokens <= LAST_CUBE_TOKENS
-        && experts <= LAST_CUBE_EXPERTS
-        && Caps::of(&client).shared_bytes >= LAST_CUBE_BYTES;
 
     let model_vectors = d_model / size;
     // A row that starts at an unaligned offset is read in shorter vectors.
@@ -423,17 +407,10 @@ pub(super) fn dense_router(
         None => (tokens as u32).next_power_of_two().min(SIMT_TOKENS),
     };
     let planes = expert_planes * model_planes;
-    let selecting_planes = if last_cube_selects { planes } else { 1 };
-    let mut selection = select_blueprint(
-        &client,
-        experts,
-        columns_size,
-        plane,
-        selecting_planes,
-        k,
-        true,
-    );
-    selection.partials = k_splits as u32;
+    let selection = SelectBlueprint {
+        partials: k_splits as u32,
+        ..select_blueprint(&client, experts, columns_size, plane, 1, k, true)
+    };
     let blueprint = DenseBlueprint {
         tokens: cube_tokens,
         experts: plane_experts,
@@ -443,20 +420,17 @@ pub(super) fn dense_router(
         even: model_vectors == k_splits * split_vectors,
         plane,
         mma_dtype,
-        last_cube_selects,
-        select: selection,
+        target: Caps::of(&client).target,
     };
     let outputs = (
         output(&x, [tokens, k], DType::F32),
         output(&x, [tokens, k], DType::I32),
     );
     let partials = output(&x, [k_splits * tokens, experts], DType::F32);
-    let padding_dtype = padding.as_ref().map_or(DType::U32, |padding| padding.dtype);
-    let dtypes = [x.dtype, gate.dtype, padding_dtype].map(dtype_to_storage_type);
+    let dtypes = [x.dtype, gate.dtype].map(dtype_to_storage_type);
     let (x_vectors, gate_vectors) = (x.meta.strides()[0] / size, gate.meta.strides()[0] / size);
-    let (counters, turn) = arrival::counters(&client, &x.device, last_cube_selects);
     // SAFETY: tokens, experts and vectors past the end are read as the last or the first; writes
-    // are within `partials`, the two counters, and `[tokens, k]`.
+    // are within `partials`.
     unsafe {
         dense_kernel::launch_unchecked(
             &client,
@@ -479,25 +453,19 @@ pub(super) fn dense_router(
                 gate_vectors,
             ),
             partials.clone().into_buffer_arg(),
-            BufferArg::from_raw_parts(counters, 2),
-            optional(bias.clone()),
-            selection_arg(padding.clone(), &outputs, scale),
-            turn,
             blueprint,
             dtypes,
         );
     }
-    if !last_cube_selects {
-        let input = SelectInput {
-            rows: partials,
-            tokens,
-            columns: experts,
-            size: columns_size,
-            row_vectors: experts / columns_size,
-            partial_vectors: tokens * experts / columns_size,
-        };
-        launch_select(input, bias, padding, &outputs, scale, selection);
-    }
+    let input = SelectInput {
+        rows: partials,
+        tokens,
+        columns: experts,
+        size: columns_size,
+        row_vectors: experts / columns_size,
+        partial_vectors: tokens * experts / columns_size,
+    };
+    launch_select(input, bias, padding, &outputs, scale, selection);
     outputs
 }
 

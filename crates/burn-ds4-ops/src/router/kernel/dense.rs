@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
-use super::select::{RouterRow, SelectBlueprint, Selection};
-use crate::intrinsics::{arrives_last, modulo, multiply_tiles, shuffle_xor, sync_group};
+use crate::caps::Target;
+use crate::intrinsics::{modulo, multiply_tiles, shuffle_xor};
 
 /// How [`dense_kernel`] is compiled.
 ///
@@ -27,11 +27,7 @@ pub(crate) struct DenseBlueprint {
     pub plane: u32,
     /// Where tensor cores multiply, the name of the dtype of both operands.
     pub mma_dtype: Option<&'static str>,
-    /// Whether the last-arriving cube selects the experts. Needs cubes that can pass results to
-    /// each other.
-    pub last_cube_selects: bool,
-    /// How the experts are selected.
-    pub select: SelectBlueprint,
+    pub target: Target,
 }
 
 impl DenseBlueprint {
@@ -161,11 +157,11 @@ impl<X: Float, G: Float, N: Size> RouterOperands<X, G, N> {
                     let (low, high) = (sums[i as usize], sums[(i + half) as usize]);
                     let sent = select(upper, low, high);
                     let own = select(upper, high, low);
-                    sums[i as usize] = own + shuffle_xor(sent, mask, blueprint.select.target);
+                    sums[i as usize] = own + shuffle_xor(sent, mask, blueprint.target);
                 }
                 first += select(upper, half, 0u32);
             } else {
-                sums[0] += shuffle_xor(sums[0], mask, blueprint.select.target);
+                sums[0] += shuffle_xor(sums[0], mask, blueprint.target);
                 spare = spare || upper;
             }
         }
@@ -272,47 +268,21 @@ impl<X: Float, G: Float, N: Size> RouterOperands<X, G, N> {
     }
 }
 
-/// Multiplies tokens by the gate in partial sums. With `last_cube_selects`, also routes them.
+/// Multiplies tokens by the gate in partial sums.
 ///
-/// - `partials`: `[k_splits, tokens, experts]`, scratch
-/// - `arrived`, `turn`: see [`arrives_last`]
-/// - `bias`: one per column
+/// - `partials`: `[k_splits, tokens, experts]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-// CubeCL tells the condition on the blueprint from the one on the argument by their nesting.
-#[allow(clippy::collapsible_if)]
-pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
+pub(crate) fn dense_kernel<X: Float, G: Float, N: Size, M: Size>(
     operands: &RouterOperands<X, G, N>,
     partials: &mut [Vector<f32, M>],
-    arrived: &mut [Atomic<u32>],
-    bias: ComptimeOption<&[Vector<f32, M>]>,
-    selection: &mut Selection<f32, P>,
-    turn: u32,
     #[comptime] blueprint: DenseBlueprint,
-    #[define(X, G, P)] _dtypes: [ElemType; 3],
+    #[define(X, G)] _dtypes: [ElemType; 2],
 ) {
     let (tokens, experts) = (operands.tokens, operands.experts);
     let cube_experts = comptime!(blueprint.cube_experts());
     let cube_sums = comptime!(cube_experts * blueprint.tokens);
     let mut shared_partials =
         Shared::<[f32]>::new_slice(comptime!((cube_sums * blueprint.model_planes) as usize));
-    // Loads the bias early, as the last-arriving cube would otherwise wait as long for it as for
-    // the gate.
-    let mut shared_bias =
-        Shared::<[Vector<f32, M>]>::new_slice(comptime!(if blueprint.last_cube_selects {
-            blueprint.select.row_vectors() as usize
-        } else {
-            1
-        }));
-    #[comptime]
-    if let ComptimeOption::Some(bias) = bias {
-        if comptime!(blueprint.last_cube_selects) {
-            let mut vector = UNIT_POS;
-            while vector < experts / M::value() as u32 {
-                shared_bias[vector as usize] = bias[vector as usize];
-                vector += CUBE_DIM;
-            }
-        }
-    }
     if comptime!(blueprint.mma_dtype.is_some()) {
         operands.multiply_mma(&mut shared_partials, blueprint);
     } else {
@@ -345,31 +315,5 @@ pub(crate) fn dense_kernel<X: Float, G: Float, P: Int, N: Size, M: Size>(
             partials[row * columns as usize + column as usize] = total;
         }
         at += CUBE_DIM;
-    }
-
-    if comptime!(blueprint.last_cube_selects) {
-        let bias_read: ComptimeOption<&[Vector<f32, M>]> = bias.map(|_far| &shared_bias[..]);
-        if arrives_last(arrived, turn, CUBE_COUNT as u32, blueprint.select.target) {
-            let mut token = UNIT_POS_Y;
-            while token < tokens {
-                let at = token as usize * columns as usize;
-                let partial_vectors = tokens as usize * columns as usize;
-                let row = RouterRow::<f32, M>::new(
-                    &*partials,
-                    bias_read,
-                    at,
-                    partial_vectors,
-                    columns,
-                    UNIT_POS_X,
-                    selection.none,
-                    blueprint.select,
-                );
-                let padded = selection.is_padded(token);
-                row.write::<f32, P>(selection, token, padded, true);
-                // The next row overwrites this one's scores in shared memory.
-                sync_group(blueprint.select.target);
-                token += CUBE_DIM_Y;
-            }
-        }
     }
 }

@@ -9,7 +9,7 @@ use crate::topk::kernel::key::key_of;
 /// The rank of no element, and its id.
 const NONE: u32 = u32::MAX;
 /// Vectors that a unit reads at once.
-const READS: u32 = 8;
+const READS: u32 = 4;
 
 /// Elements with their ranks, lowest first once they are sorted, in shared memory.
 #[derive(CubeType)]
@@ -72,6 +72,11 @@ impl Candidates {
         let (low, high) = row.range_of(bin, bounds);
         let length = row.segment_vectors();
         let vectors = self.counts[0usize].load() * length;
+        // A vector's place in the list of segments, and in its segment: from one vector of a unit to
+        // the next without a division.
+        let (places, rest) = (units / length, units % length);
+        let mut place = UNIT_POS / length;
+        let mut offset = UNIT_POS % length;
         let mut at = UNIT_POS;
         while at < vectors {
             // The reads do not wait for each other.
@@ -79,13 +84,15 @@ impl Candidates {
             let mut firsts = Array::<u32>::new(comptime!(READS as usize));
             #[unroll]
             for i in 0..READS {
-                let own = at + i * units;
-                let within = min(own, vectors - 1);
-                let vector = self.segments[(within / length) as usize] * length + within % length;
-                let is_read = own < vectors && vector < row.row.vectors;
+                let segment = self.segments[min(place, comptime!(units - 1)) as usize];
+                let vector = segment * length + offset;
+                let is_read = at + i * units < vectors && vector < row.row.vectors;
                 let vector = select(is_read, vector, 0u32);
                 values[i as usize] = row.row.read(vector);
                 firsts[i as usize] = select(is_read, vector * N::value() as u32, NONE);
+                let is_past = offset + rest >= length;
+                place += places + select(is_past, 1u32, 0u32);
+                offset = offset + rest - select(is_past, length, 0u32);
             }
             #[unroll]
             for i in 0..READS {

@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::candidates::Candidates;
-use super::filter::{FilterBounds, Measure};
+use super::filter::{FilterBounds, Measure, weight_of};
 use super::row::SamplingRow;
 use super::scan::WideScanner;
 use super::wide::Wide;
@@ -97,15 +97,18 @@ impl WeightedRadixSelect {
         found
     }
 
-    /// Narrows a search by weights to the exponent at which the sum is reached, among the
-    /// candidates, whose exponents differ in the lower `bits` only. Every unit of the cube must
-    /// call this. The bins are empty, and so they are afterwards.
+    /// Narrows a search by weights to the candidate with which the sum is reached: to its exponent,
+    /// or to its id among those with this `exponent`. What is searched for differs in the lower
+    /// `bits` only. Every unit of the cube must call this. The bins are empty, and so they are
+    /// afterwards.
     pub fn narrow(
         &mut self,
         found: &mut Found,
         candidates: &Candidates,
         scanner: &mut WideScanner,
+        exponent: u32,
         #[comptime] bits: u32,
+        #[comptime] by_id: bool,
     ) {
         let log2_bins = comptime!(self.log2_bins);
         for step in 0..comptime!(bits.div_ceil(log2_bins)) {
@@ -113,9 +116,16 @@ impl WeightedRadixSelect {
             let shift = max(upper, log2_bins) - log2_bins;
             let mut at = UNIT_POS;
             while at < candidates.count {
-                let rank = !candidates.ranks[at as usize];
-                if (rank ^ found.rank) >> upper == 0 {
-                    self.add(rank, shift, Measure::Weights);
+                let own = candidates.ranks[at as usize];
+                let mut rank = !own;
+                let mut inside = true.runtime();
+                if comptime!(by_id) {
+                    rank = !candidates.ids[at as usize];
+                    inside = own == exponent;
+                }
+                if inside && (rank ^ found.rank) >> upper == 0 {
+                    let mask = comptime!((1u32 << self.log2_bins) - 1);
+                    self.add_wide((rank >> shift) & mask, &weight_of(own));
                 }
                 at += comptime!(self.units);
             }
@@ -130,7 +140,7 @@ impl WeightedRadixSelect {
         if comptime!(measure == Measure::Logits) {
             self.low[bin].fetch_add(1u32);
         } else {
-            self.add_wide(bin as u32, &super::filter::weight_of(!rank));
+            self.add_wide(bin as u32, &weight_of(!rank));
         }
     }
 

@@ -5,6 +5,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::MAX_COLUMNS;
 use super::super::weight::LIGHTEST;
 use super::candidates::Candidates;
 use super::filter::{FilterBounds, Measure, weight_if, weight_of};
@@ -70,6 +71,8 @@ pub(crate) struct RowParts {
 
 /// Vectors that a unit reads at once.
 const READS: u32 = 2;
+/// Bits of an id.
+const ID_BITS: u32 = MAX_COLUMNS.ilog2();
 
 /// Vectors of a row that a unit reads at once, one for each unit of the cube apart.
 #[derive(CubeType)]
@@ -202,8 +205,6 @@ struct DrawCube {
     found: Shared<[u32]>,
     candidates: Candidates,
     #[cube(comptime)]
-    unit_candidates: u32,
-    #[cube(comptime)]
     blueprint: SampleBlueprint,
 }
 
@@ -224,7 +225,6 @@ impl DrawCube {
             counts,
             found: Shared::new_slice(5usize),
             candidates: Candidates::new(comptime!(units * blueprint.unit_candidates), units),
-            unit_candidates: blueprint.unit_candidates,
             blueprint: blueprint.sample,
         }
     }
@@ -587,42 +587,34 @@ impl DrawCube {
                     needed: Wide::new(needed.high, needed.low),
                     equal: Wide::new(all.high, all.low),
                 };
-                self.bins
-                    .narrow(&mut last, &self.candidates, &mut self.scanner, bits);
+                self.bins.narrow(
+                    &mut last,
+                    &self.candidates,
+                    &mut self.scanner,
+                    bin_end,
+                    bits,
+                    false,
+                );
                 bounds.exponent = !last.rank;
                 // If the equal ones without the last are not enough, all of them are kept.
                 let others = last.equal.minus(&weight_of(bounds.exponent));
                 if !others.is_below(&last.needed) {
-                    bounds.exponent_id = self.last_of_equals(&needed);
+                    last.rank = comptime!(!0u32 << ID_BITS).runtime();
+                    self.bins.narrow(
+                        &mut last,
+                        &self.candidates,
+                        &mut self.scanner,
+                        bounds.exponent,
+                        ID_BITS,
+                        true,
+                    );
+                    bounds.exponent_id = !last.rank;
                 }
             }
         } else {
             bounds.exponent = bin_end;
         }
         fits
-    }
-
-    /// The id of the candidate with which the sum of weights is reached.
-    fn last_of_equals(&mut self, needed: &Wide) -> u32 {
-        self.candidates.sort();
-        let own = comptime!(self.unit_candidates);
-        let first = UNIT_POS * own;
-        let end = min(first + own, self.candidates.count);
-        let mut sum = Wide::new(0u32, 0u32);
-        for at in first..end {
-            sum.add(&weight_of(self.candidates.ranks[at as usize]));
-        }
-        let scan = self.scanner.scan(&sum);
-        let mut before = scan.before;
-        for at in first..end {
-            let reaches = before.is_below(needed);
-            before.add(&weight_of(self.candidates.ranks[at as usize]));
-            if reaches && !before.is_below(needed) {
-                self.found[0usize] = self.candidates.ids[at as usize];
-            }
-        }
-        sync_cube();
-        self.found[0usize]
     }
 }
 
