@@ -31,11 +31,13 @@ const SIZES: [(Size, usize); 8] = [
     (size([40, 2, 5, 40, 24]), 16),
 ];
 /// Sizes that a software driver would take too long for.
-const LARGER: [(Size, usize); 6] = [
+const LARGER: [(Size, usize); 3] = [
     (size([1, 6, 16, 4096, 2048]), 2048),
     (size([2, 6, 16, 2080, 3072]), 1088),
     (size([16, 8, 16, 1056, 544]), 4096),
-    // Enough rows for warpgroups by the shared expert, in one tile and in several.
+];
+/// Enough rows for warpgroups by the shared expert, in one tile and in several.
+const MANY: [(Size, usize); 3] = [
     (size([35, 2, 5, 416, 64]), 256),
     (size([130, 1, 2, 544, 160]), 384),
     (size([300, 2, 5, 160, 128]), 224),
@@ -73,6 +75,26 @@ fn sums_of_any_mix_of_formats_are_exact_at_any_size() {
         // every format for a token's own experts and for the shared one.
         for &(i, size, formats, dtype) in some(name, &cases, 20) {
             let both = Both::exact(size, formats, dtype, i as u64);
+            both.check(&format!("{name} {dtype:?}"), device);
+        }
+    }
+}
+
+fn a_shared_expert_of_many_tokens_is_exact() {
+    for (name, device) in devices() {
+        let mut cases = Vec::new();
+        for (i, &size) in MANY.iter().enumerate() {
+            for formats in mixes(name, device) {
+                // Those of a token's own go another way.
+                if formats[0] == Format::Fp4 {
+                    let dtypes = dtypes(name, device).into_iter();
+                    cases.extend(dtypes.map(|dtype| (i, size, formats, dtype)));
+                }
+            }
+        }
+        // Where kernels compile slowly, the first size and the second.
+        for &(i, size, formats, dtype) in some(name, &cases, 9) {
+            let both = Both::exact(size, formats, dtype, 7 + i as u64);
             both.check(&format!("{name} {dtype:?}"), device);
         }
     }
@@ -239,6 +261,7 @@ fn the_exact_cases_have_parts_of_both_kinds_in_most_sums() {
 
 catalogue![
     sums_of_any_mix_of_formats_are_exact_at_any_size,
+    a_shared_expert_of_many_tokens_is_exact,
     values_of_any_kind_are_what_f32_sums_can_be,
     a_token_has_the_same_bits_whatever_is_next_to_it,
     what_is_not_finite_stays_in_its_token,

@@ -298,7 +298,8 @@ pub(crate) fn sum_slots(
     let size = vector_size(&rows, 4);
     let vectors = columns / size;
     let dtypes = [ids.dtype, dtype].map(dtype_to_storage_type);
-    // SAFETY: reads are within `[pairs, columns]` and `[tokens, columns]`, writes within the latter.
+    // SAFETY: reads are within `[pairs, columns]` and `[tokens, columns]`, and writes within the
+    // latter.
     unsafe {
         sum_slots_kernel::launch_unchecked(
             &client,

@@ -72,8 +72,8 @@ impl Candidates {
         let (low, high) = row.range_of(bin, bounds);
         let length = row.segment_vectors();
         let vectors = self.counts[0usize].load() * length;
-        // A vector's place in the list of segments, and in its segment: from one vector of a unit to
-        // the next without a division.
+        // A vector's place in the list of segments, and in its segment: from one vector of a unit
+        // to the next without a division.
         let (places, rest) = (units / length, units % length);
         let mut place = UNIT_POS / length;
         let mut offset = UNIT_POS % length;

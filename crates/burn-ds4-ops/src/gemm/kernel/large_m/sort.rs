@@ -116,8 +116,8 @@ pub(crate) fn sort_kernel<I: Int>(
     }
 }
 
-/// Sums the rows of a token's pairs in the order of slots, leaving out pairs without an expert, then
-/// the token's row of `addend`.
+/// Sums the rows of a token's pairs in the order of slots, leaving out pairs without an expert, and
+/// then the token's row of `addend`.
 ///
 /// - `rows`: `[tokens * slots, columns]`, in vectors
 /// - `ids`: `[tokens * slots]`
