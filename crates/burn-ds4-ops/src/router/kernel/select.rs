@@ -51,7 +51,7 @@ impl SelectBlueprint {
     }
 
     /// Vectors of a row in shared memory.
-    pub fn row_vectors(&self) -> u32 {
+    fn row_vectors(&self) -> u32 {
         self.vectors * self.lanes
     }
 
@@ -61,7 +61,7 @@ impl SelectBlueprint {
     }
 
     /// Vectors of a cube in shared memory.
-    pub fn shared_vectors(&self) -> u32 {
+    fn shared_vectors(&self) -> u32 {
         self.row_vectors() * self.plane_rows() * self.planes
     }
 }
@@ -90,12 +90,12 @@ pub(crate) struct Selection<O: Float, P: Int> {
     /// The sum of the weights.
     scale: f32,
     /// -inf, which ranks below every element.
-    pub none: f32,
+    none: f32,
 }
 
 #[cube]
 impl<O: Float, P: Int> Selection<O, P> {
-    pub fn is_padded(&self, token: u32) -> bool {
+    fn is_padded(&self, token: u32) -> bool {
         let padding = self.padding.as_ref();
         let padded: ComptimeOption<bool> =
             padding.map(|padding| padding[token as usize] != P::from_int(0));
@@ -105,7 +105,7 @@ impl<O: Float, P: Int> Selection<O, P> {
 
 /// A row and the position of a lane in it.
 #[derive(CubeType)]
-pub(super) struct RouterRow<'a, 'b, F: Float, N: Size> {
+struct RouterRow<'a, 'b, F: Float, N: Size> {
     rows: &'a [Vector<F, N>],
     bias: ComptimeOption<&'b [Vector<f32, N>]>,
     /// First vector of the row.
@@ -179,7 +179,7 @@ impl BestScores {
 
 #[cube]
 impl<'a, 'b, F: Float, N: Size> RouterRow<'a, 'b, F, N> {
-    pub(super) fn new(
+    fn new(
         rows: &'a [Vector<F, N>],
         bias: ComptimeOption<&'b [Vector<f32, N>]>,
         first: usize,
@@ -434,7 +434,7 @@ impl<'a, 'b, F: Float, N: Size> RouterRow<'a, 'b, F, N> {
     }
 
     /// Writes the `k` best of the row.
-    pub(super) fn write<O: Float, P: Int>(
+    fn write<O: Float, P: Int>(
         &self,
         selection: &mut Selection<O, P>,
         token: u32,

@@ -124,8 +124,8 @@ impl WeightedRadixSelect {
                     inside = own == exponent;
                 }
                 if inside && (rank ^ found.rank) >> upper == 0 {
-                    let mask = comptime!((1u32 << self.log2_bins) - 1);
-                    self.add_wide((rank >> shift) & mask, &weight_of(own));
+                    let bin = self.bin_of(rank, shift);
+                    self.add_wide(bin, &weight_of(own));
                 }
                 at += comptime!(self.units);
             }
@@ -135,13 +135,17 @@ impl WeightedRadixSelect {
     }
 
     fn add(&mut self, rank: u32, shift: u32, #[comptime] measure: Measure) {
-        let mask = comptime!((1u32 << self.log2_bins) - 1);
-        let bin = ((rank >> shift) & mask) as usize;
+        let bin = self.bin_of(rank, shift);
         if comptime!(measure == Measure::Logits) {
-            self.low[bin].fetch_add(1u32);
+            self.low[bin as usize].fetch_add(1u32);
         } else {
-            self.add_wide(bin as u32, &weight_of(!rank));
+            self.add_wide(bin, &weight_of(!rank));
         }
+    }
+
+    /// The bin of a rank by its digit from bit `shift` on.
+    fn bin_of(&self, rank: u32, shift: u32) -> u32 {
+        (rank >> shift) & comptime!((1u32 << self.log2_bins) - 1)
     }
 
     /// Adds to a bin.

@@ -236,6 +236,15 @@ impl DrawCube {
         (UNIT_POS * own, own.runtime())
     }
 
+    /// Clears the sums of all bins. Every unit of the cube must call this.
+    fn clear_bins(&mut self) {
+        let (first, own) = self.own_bins();
+        for i in 0..own {
+            self.bins.set(first + i, &Wide::new(0u32, 0u32));
+        }
+        sync_cube();
+    }
+
     /// Sums the unit's own bins.
     fn own_sum(&self) -> Wide {
         let (first, own) = self.own_bins();
@@ -446,10 +455,7 @@ impl DrawCube {
             )
         } else {
             // Too many elements are alike: searches the whole row.
-            for i in 0..own {
-                self.bins.set(first + i, &Wide::new(0u32, 0u32));
-            }
-            sync_cube();
+            self.clear_bins();
             row.row.draw(
                 highest,
                 filter,
@@ -576,10 +582,7 @@ impl DrawCube {
         if needed.is_below(&all) && bin <= row.bin_of(bounds.last) {
             fits = self.candidates.collect::<F, N>(row, &*bounds, bin, false);
             if fits {
-                for i in 0..own {
-                    self.bins.set(first + i, &Wide::new(0u32, 0u32));
-                }
-                sync_cube();
+                self.clear_bins();
                 let bits = comptime!(bin_shift(self.blueprint.log2_bins));
                 let mut last = Found {
                     exists: true.runtime(),
