@@ -71,6 +71,11 @@ impl Matrices {
         self.format == WeightFormat::Fp4 && self.columns.is_multiple_of(k_block)
     }
 
+    /// Whether blocks of FP8 begin in its parts where they would not in the whole.
+    pub fn has_blocks_of_parts(&self) -> bool {
+        self.parts > 1 && !(self.rows / self.parts).is_multiple_of(FP8_BLOCK)
+    }
+
     /// Its elements as a kernel for any device reads them.
     pub fn element(&self) -> DType {
         match self.format {
@@ -82,14 +87,14 @@ impl Matrices {
     /// The stack as a kernel argument, in elements of `W`.
     pub fn arg<W: CubePrimitive>(&self) -> MatrixStackLaunch<W> {
         let part_rows = self.rows / self.parts;
-        let new_blocks = self.parts > 1 && !part_rows.is_multiple_of(FP8_BLOCK);
         let layout = StackLayoutLaunch::new(
             self.count as u32,
             self.rows as u32,
             self.columns as u32,
             self.scales_per_row() as u32,
             self.scales_per_matrix(),
-            if new_blocks { part_rows as u32 } else { 0 },
+            part_rows as u32,
+            part_rows.div_ceil(FP8_BLOCK) as u32,
         );
         // Something else to bind where there are no scales.
         let scales = self.scales.as_ref().unwrap_or(&self.words);

@@ -143,7 +143,7 @@ impl Experts {
 
 /// How a small number of tokens is computed: on tensor cores, or on any device.
 enum SmallM {
-    Tiles(MixtureBlueprint),
+    Tiles(Box<MixtureBlueprint>),
     Plain,
 }
 
@@ -192,7 +192,7 @@ impl Mixture {
             return None;
         }
         if tiles {
-            MixtureBlueprint::new(self).map(SmallM::Tiles)
+            MixtureBlueprint::new(self).map(|blueprint| SmallM::Tiles(Box::new(blueprint)))
         } else {
             can_sum_pairs(&self.x, pairs).then_some(SmallM::Plain)
         }

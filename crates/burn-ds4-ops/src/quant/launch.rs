@@ -125,7 +125,7 @@ fn multiply_tiles(
     for (first, count, blueprint) in parts {
         let x = aligned(narrow(&x, first * groups, count * groups));
         let result = rows_view(&result, first, count);
-        let problem = StreamProblem::of_rows(matrices, &result, count * groups, blueprint);
+        let problem = StreamProblem::of_rows(matrices, &result, count, blueprint);
         launch_stream(&x, &problem, None);
     }
     result
@@ -186,7 +186,11 @@ pub(super) fn pair_blueprint(
         && first.format == second.format
         && can_multiply(x, [first, second])
         && has_tiles(x, [first, second]);
-    one_launch.then(|| blueprint(x, first, rows)).flatten()
+    let blueprint = one_launch.then(|| blueprint(x, first, rows)).flatten()?;
+    Some(StreamBlueprint {
+        in_parts: first.has_blocks_of_parts() || second.has_blocks_of_parts(),
+        ..blueprint
+    })
 }
 
 /// `x · Wᵀ` for two matrices, by their [`pair_blueprint`].

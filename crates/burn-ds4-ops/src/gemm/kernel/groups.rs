@@ -1,7 +1,18 @@
 use cubecl::prelude::*;
 
+use crate::caps::Target;
+use crate::intrinsics::{ballot, plane_value};
+
 /// The expert of a pair that has none.
 const NONE: u32 = 0xffff_ffff;
+
+/// Numbers of tokens, and of (token, slot) pairs of each.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct PairSizes {
+    pub tokens: u32,
+    pub slots: u32,
+}
 
 /// (token, slot) pairs grouped by expert. Every cube computes this for itself, from so few pairs
 /// that each can be compared with all others.
@@ -12,11 +23,17 @@ pub(crate) struct Groups {
     experts: Shared<[u32]>,
     starts: Shared<[u32]>,
     order: Shared<[u32]>,
-    count: Shared<u32>,
-    pairs: u32,
+    /// What this plane has of the last three, from here on and from `first_start` on.
+    first: usize,
+    first_start: usize,
+    /// Number of experts that have pairs.
+    count: u32,
+    /// Where a plane groups the pairs, a bit for each that has an expert.
+    with_expert: u32,
+    sizes: PairSizes,
     all_experts: u32,
     #[cube(comptime)]
-    kind: Pairing,
+    pub blueprint: GroupsBlueprint,
 }
 
 /// How pairs find their experts.
@@ -30,28 +47,49 @@ pub(crate) enum Pairing {
     Every,
 }
 
+/// How pairs are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupsBlueprint {
+    pub pairing: Pairing,
+    /// Pairs, at most.
+    pub pairs: u32,
+    /// Planes of the cube if each groups the pairs for itself, without waiting for others. They
+    /// have 32 lanes, and at least as many as there are pairs.
+    pub planes: Option<u32>,
+    pub target: Target,
+}
+
 #[cube]
 impl Groups {
     /// Groups the pairs. Every unit of the cube must call this; with ids, the cube must have at
     /// least as many units as there are pairs.
     pub fn new<I: Int>(
         ids: &ComptimeOption<Box<[I]>>,
-        pairs: u32,
+        sizes: PairSizes,
         experts: u32,
-        #[comptime] max_pairs: u32,
-        #[comptime] kind: Pairing,
+        #[comptime] blueprint: GroupsBlueprint,
     ) -> Groups {
-        let own = Groups::read::<I>(ids, pairs, experts);
-        Groups::of(own, pairs, experts, max_pairs, kind)
+        let own = Groups::read::<I>(ids, sizes, experts, blueprint);
+        Groups::of(own, sizes, experts, blueprint)
     }
 
     /// Reads the expert of this unit's pair.
-    pub fn read<I: Int>(ids: &ComptimeOption<Box<[I]>>, pairs: u32, experts: u32) -> u32 {
+    pub fn read<I: Int>(
+        ids: &ComptimeOption<Box<[I]>>,
+        sizes: PairSizes,
+        experts: u32,
+        #[comptime] blueprint: GroupsBlueprint,
+    ) -> u32 {
         let mut expert = NONE.runtime();
         #[comptime]
         if let ComptimeOption::Some(ids) = ids {
-            if UNIT_POS < pairs {
-                let id = ids[UNIT_POS as usize];
+            let pair = if comptime!(blueprint.planes.is_some()) {
+                UNIT_POS_X
+            } else {
+                UNIT_POS
+            };
+            if pair < sizes.tokens * sizes.slots {
+                let id = ids[pair as usize];
                 let inside = id >= I::from_int(0) && id < I::cast_from(experts);
                 expert = select(inside, u32::cast_from(id), NONE);
             }
@@ -62,36 +100,93 @@ impl Groups {
     /// [`new`](Self::new) from the expert that each unit has [`read`](Self::read).
     pub fn of(
         own: u32,
-        pairs: u32,
+        sizes: PairSizes,
         experts: u32,
-        #[comptime] max_pairs: u32,
-        #[comptime] kind: Pairing,
+        #[comptime] blueprint: GroupsBlueprint,
     ) -> Groups {
-        let max_pairs = comptime!(if kind == Pairing::Ids {
-            max_pairs as usize
+        let max_pairs = comptime!(if blueprint.pairing == Pairing::Ids {
+            blueprint.pairs as usize
         } else {
             1
         });
+        let copies = comptime!(blueprint.planes.unwrap_or(1) as usize);
+        let copy = if comptime!(blueprint.planes.is_some()) {
+            UNIT_POS_Y as usize
+        } else {
+            0usize.runtime()
+        };
         let mut groups = Groups {
             leaders: Shared::new_slice(max_pairs),
-            experts: Shared::new_slice(max_pairs),
-            starts: Shared::new_slice(comptime!(max_pairs + 1)),
-            order: Shared::new_slice(max_pairs),
-            count: Shared::new(),
-            pairs,
+            experts: Shared::new_slice(comptime!(copies * max_pairs)),
+            starts: Shared::new_slice(comptime!(copies * (max_pairs + 1))),
+            order: Shared::new_slice(comptime!(copies * max_pairs)),
+            first: copy * max_pairs,
+            first_start: copy * comptime!(max_pairs + 1),
+            count: 1u32.runtime(),
+            with_expert: 0u32.runtime(),
+            sizes,
             all_experts: experts,
-            kind,
+            blueprint,
         };
-        if comptime!(kind == Pairing::Ids) {
-            groups.fill(own, max_pairs);
+        match comptime!(blueprint.pairing) {
+            Pairing::Ids => {
+                if comptime!(blueprint.planes.is_some()) {
+                    groups.fill_by_plane(own);
+                } else {
+                    groups.fill(own, max_pairs);
+                }
+            }
+            Pairing::One => {}
+            Pairing::Every => groups.count = experts,
         }
         groups
     }
 
+    /// Groups the pairs; `own` is the expert of this lane's pair.
+    fn fill_by_plane(&mut self, own: u32) {
+        let target = comptime!(self.blueprint.target);
+        let lane = UNIT_POS_X;
+        let has_expert = own != NONE;
+        let mut peers = 0u32;
+        #[unroll]
+        for other in 0..self.blueprint.pairs {
+            let same = plane_value(own, other.runtime(), target) == own;
+            peers |= select(same, comptime!(1u32 << other), 0u32);
+        }
+        // The bit of the first pair with the same expert.
+        let leader = select(has_expert, peers & (!peers + 1u32), NONE);
+        let leads = leader == 1u32 << lane;
+        let leaders = ballot(leads, target);
+        let with_expert = ballot(has_expert, target);
+        let mut before = 0u32;
+        #[unroll]
+        for other in 0..self.blueprint.pairs {
+            let earlier = plane_value(leader, other.runtime(), target) < leader;
+            before += select(earlier, 1u32, 0u32);
+        }
+        let within = (peers & ((1u32 << lane) - 1u32)).count_ones();
+        let rank = (leaders & (leader - 1u32)).count_ones();
+        self.count = leaders.count_ones();
+        self.with_expert = with_expert;
+        if has_expert {
+            self.order[self.first + (before + within) as usize] = lane;
+            if leads {
+                self.experts[self.first + rank as usize] = own;
+                self.starts[self.first_start + rank as usize] = before;
+            }
+        }
+        if lane == 0 {
+            let end = with_expert.count_ones();
+            self.starts[self.first_start + self.count as usize] = end;
+        }
+        sync_plane();
+    }
+
     /// Groups the pairs; `own` is the expert of this unit's pair.
     fn fill(&mut self, own: u32, #[comptime] max_pairs: usize) {
-        let pairs = self.pairs;
+        let pairs = self.sizes.tokens * self.sizes.slots;
         let mut chosen = Shared::<[u32]>::new_slice(max_pairs);
+        let mut all = Shared::<u32>::new();
         let pair = UNIT_POS;
         if pair < pairs {
             chosen[pair as usize] = own;
@@ -134,57 +229,61 @@ impl Groups {
             }
             if pair == 0 {
                 self.starts[count as usize] = total;
-                *self.count = count;
+                *all = count;
             }
         }
         sync_cube();
+        self.count = *all;
     }
 
     /// Number of experts that have pairs.
     pub fn count(&self) -> u32 {
-        match comptime!(self.kind) {
-            Pairing::Ids => *self.count,
-            Pairing::One => 1u32.runtime(),
-            Pairing::Every => self.all_experts,
-        }
+        self.count
     }
 
     /// The expert of a group.
     pub fn expert(&self, group: u32) -> u32 {
-        match comptime!(self.kind) {
-            Pairing::Ids => self.experts[group as usize],
+        match comptime!(self.blueprint.pairing) {
+            Pairing::Ids => self.experts[self.first + group as usize],
             Pairing::One => 0u32.runtime(),
             Pairing::Every => group,
         }
     }
 
-    /// The position of a group's first pair.
+    /// Where a group's pairs start, for [`pair`](Self::pair).
     pub fn start(&self, group: u32) -> u32 {
-        match comptime!(self.kind) {
-            Pairing::Ids => self.starts[group as usize],
-            Pairing::One => group * self.pairs,
-            Pairing::Every => group * (self.pairs / self.all_experts),
+        match comptime!(self.blueprint.pairing) {
+            Pairing::Ids => self.starts[self.first_start + group as usize],
+            Pairing::One => 0u32.runtime(),
+            Pairing::Every => group,
         }
     }
 
-    /// The pair at a position in the order of groups.
-    pub fn pair(&self, position: u32) -> u32 {
-        match comptime!(self.kind) {
-            Pairing::Ids => self.order[position as usize],
-            Pairing::One => position,
-            Pairing::Every => {
-                let tokens = self.pairs / self.all_experts;
-                position % tokens * self.all_experts + position / tokens
-            }
+    /// Number of pairs of the group that starts there.
+    pub fn size(&self, group: u32, start: u32) -> u32 {
+        match comptime!(self.blueprint.pairing) {
+            Pairing::Ids => self.starts[self.first_start + group as usize + 1] - start,
+            _ => self.sizes.tokens,
+        }
+    }
+
+    /// Pair `index` of the group that starts at `start`.
+    pub fn pair(&self, start: u32, index: u32) -> u32 {
+        match comptime!(self.blueprint.pairing) {
+            Pairing::Ids => self.order[self.first + (start + index) as usize],
+            Pairing::One => index,
+            Pairing::Every => index * self.all_experts + start,
         }
     }
 
     /// Whether the pair has an expert.
     pub fn has_expert(&self, pair: u32) -> bool {
-        if comptime!(self.kind == Pairing::Ids) {
-            self.leaders[pair as usize] != NONE
-        } else {
+        if comptime!(self.blueprint.pairing != Pairing::Ids) {
             true.runtime()
+        } else if comptime!(self.blueprint.planes.is_some()) {
+            self.with_expert >> pair & 1u32 == 1u32
+        } else {
+            self.leaders[pair as usize] != NONE
         }
     }
 }

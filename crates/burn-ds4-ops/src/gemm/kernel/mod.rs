@@ -7,7 +7,7 @@ mod portable;
 mod stream;
 mod weights;
 
-pub(crate) use groups::Pairing;
+pub(crate) use groups::{PairSizesLaunch, Pairing};
 pub(crate) use input::{InputLayout, bf16_pair, term_of};
 pub(crate) use large_m::{
     FP8_TILE, Fp8Blueprint, LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, RowFormat,
@@ -20,7 +20,7 @@ pub(crate) use portable::{
     X_ROWS, portable_kernel,
 };
 pub(crate) use stream::{
-    StreamBlueprint, StreamProblemLaunch, SumProblemLaunch, SumSizesLaunch, slot_sum_kernel,
+    CubeSplitLaunch, StreamBlueprint, StreamProblemLaunch, SumProblemLaunch, slot_sum_kernel,
     stream_kernel,
 };
 pub(crate) use weights::{MatrixStackLaunch, StackLayoutLaunch, WeightFormat};

@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::epilogue::gated_value;
-use super::groups::{Groups, Pairing};
+use super::groups::{Groups, GroupsBlueprint, PairSizes, Pairing};
 use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, scale_value};
 use crate::caps::Target;
 use crate::intrinsics::group_sum;
@@ -119,16 +119,20 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
         1
     }));
     let no_ids = ComptimeOption::<Box<[I]>>::new_None();
+    let grouping = comptime!(GroupsBlueprint {
+        pairing: if small { Pairing::Ids } else { Pairing::One },
+        pairs: max_pairs,
+        planes: None,
+        target: blueprint.target,
+    });
+    let sizes = PairSizes {
+        tokens: pairs.count,
+        slots: 1u32.runtime(),
+    };
     let groups = if comptime!(small) {
-        Groups::new::<I>(
-            &pairs.ids,
-            pairs.count,
-            layout.count,
-            max_pairs,
-            Pairing::Ids,
-        )
+        Groups::new::<I>(&pairs.ids, sizes, layout.count, grouping)
     } else {
-        Groups::new::<I>(&no_ids, 0u32, layout.count, max_pairs, Pairing::One)
+        Groups::new::<I>(&no_ids, sizes, layout.count, grouping)
     };
 
     let mut group = CUBE_POS_Y;
@@ -153,7 +157,7 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
         if comptime!(small) {
             matrix = groups.expert(group);
             start = groups.start(group);
-            end = groups.start(group + 1);
+            end = start + groups.size(group, start);
         }
         while start < end {
             let x_rows = comptime!(blueprint.x_rows);
@@ -168,7 +172,7 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
                     pair = order[at as usize];
                 }
                 if comptime!(small) {
-                    pair = groups.pair(at);
+                    pair = groups.pair(0u32, at);
                 }
                 x_pairs[t as usize] = pair;
                 rows[t as usize] = (pair / pairs.per_row) as usize * x_stride;
@@ -255,7 +259,7 @@ fn add_products<X: Float, W: Numeric>(
     let row_words = (stack.columns + comptime!(per_word - 1)) / per_word;
     let row_start = (matrix as usize * stack.rows as usize + row as usize) * row_words as usize;
     let scale_start =
-        matrix as usize * stack.scales_per_matrix + stack.scale_row_start(row, format);
+        matrix as usize * stack.scales_per_matrix + stack.scale_row_start(row, format, true);
     let mut at = UNIT_POS_X;
     while at < row_words {
         let word = matrices.words[row_start + at as usize];

@@ -83,9 +83,9 @@ impl Mixture {
         let routed = StreamProblem {
             ids: Some(&self.ids),
             scores: Some(&self.scores),
-            pairs_per_row: slots,
+            slots,
             limit: self.experts.limit,
-            ..StreamProblem::of_rows(gate_up, &routed_hidden, pairs, blueprint.gated.experts)
+            ..StreamProblem::of_rows(gate_up, &routed_hidden, tokens, blueprint.gated.experts)
         };
         let shared = self.shared.as_ref().map(|shared| {
             let layout = layout(shared);

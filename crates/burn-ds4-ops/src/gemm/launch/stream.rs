@@ -6,12 +6,16 @@ use cubecl::prelude::*;
 use super::{SMALL_M_ROWS, optional};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    InputLayout, Pairing, StreamBlueprint, StreamProblemLaunch, WeightFormat, stream_kernel,
+    CubeSplitLaunch, InputLayout, PairSizesLaunch, Pairing, StreamBlueprint, StreamProblemLaunch,
+    WeightFormat, stream_kernel,
 };
 use crate::gemm::{Matrices, terms};
 
 /// Planes that split K of a tile, at most.
 const SPLIT_K_PLANES: usize = 8;
+/// Time for 16 bytes of FP8 that become `f16`, relative to that of other weights: cubes that
+/// multiply by them are done that much earlier.
+const F16_INPUT_WORK: f64 = 0.55;
 /// Bytes of `x` in shared memory, at most.
 pub(super) const MAX_X_BYTES: usize = 70 << 10;
 
@@ -112,6 +116,7 @@ impl StreamBlueprint {
             partial_tiles: 0,
             k_aligned: matrices.columns == planes * plane_k_blocks * k_block,
             scale_vectors: matrices.has_scale_vectors(),
+            in_parts: matrices.has_blocks_of_parts(),
             gated: None,
             target: caps.target,
         }
@@ -190,20 +195,20 @@ pub(crate) struct StreamProblem<'a> {
     pub scores: Option<&'a CubeTensor>,
     pub matrices: &'a Matrices,
     pub output: &'a CubeTensor,
-    pub pairs: usize,
-    /// Pairs that have one row of `x`, with ids.
-    pub pairs_per_row: usize,
+    pub tokens: usize,
+    /// Pairs of a token; one without ids and groups.
+    pub slots: usize,
     /// The limit of gates.
     pub limit: f64,
     pub blueprint: StreamBlueprint,
 }
 
 impl<'a> StreamProblem<'a> {
-    /// Without ids and gates.
+    /// Without ids and gates: rows of `x` by one matrix, or `tokens` rows by each.
     pub fn of_rows(
         matrices: &'a Matrices,
         output: &'a CubeTensor,
-        pairs: usize,
+        tokens: usize,
         blueprint: StreamBlueprint,
     ) -> Self {
         Self {
@@ -211,21 +216,47 @@ impl<'a> StreamProblem<'a> {
             scores: None,
             matrices,
             output,
-            pairs,
-            pairs_per_row: 1,
+            tokens,
+            slots: matrices.count,
             limit: 0.0,
             blueprint,
         }
     }
 
+    /// Tiles of a matrix.
+    fn matrix_tiles(&self) -> usize {
+        let rows = match self.blueprint.gated {
+            Some(_) => self.matrices.rows / 2,
+            None => self.matrices.rows,
+        };
+        rows.div_ceil(self.blueprint.tile_outputs() as usize)
+    }
+
+    /// Tiles of all matrices that can be in use.
     fn tiles(&self) -> usize {
         let count = self.matrices.count;
         let groups = match self.blueprint.pairing {
-            Pairing::Ids => self.pairs.min(count),
+            Pairing::Ids => (self.tokens * self.slots).min(count),
             Pairing::One => 1,
             Pairing::Every => count,
         };
-        self.matrices.rows.div_ceil(16) * groups
+        self.matrix_tiles() * groups
+    }
+
+    /// The work of reading a matrix: its bytes, where those that the hardware decodes count less;
+    /// without ids, as often as all rows of `x` take.
+    fn work(&self) -> f64 {
+        let vectors = self.matrices.rows * self.matrices.columns
+            / self.blueprint.input.format.columns() as usize;
+        let reads = match self.blueprint.pairing {
+            Pairing::Ids => 1,
+            _ => self.tokens.div_ceil(self.blueprint.pass_pairs() as usize),
+        };
+        let work = match self.blueprint.input.f16_input {
+            true => F16_INPUT_WORK,
+            false => 1.0,
+        };
+        (vectors * reads) as f64 * work
     }
 
     fn arg<I: Int, Y: Float>(&self) -> StreamProblemLaunch<I, Y> {
@@ -234,8 +265,9 @@ impl<'a> StreamProblem<'a> {
             optional(self.scores),
             self.matrices.arg(),
             self.output.clone().into_buffer_arg(),
-            self.pairs as u32,
-            self.pairs_per_row as u32,
+            PairSizesLaunch::new(self.tokens as u32, self.slots as u32),
+            self.slots as u32,
+            self.matrix_tiles() as u32,
             self.limit as f32,
         )
     }
@@ -272,6 +304,10 @@ pub(crate) fn launch_stream(
             x.meta.strides()[0] / size,
             first.arg(),
             second.map(StreamProblem::arg).into(),
+            CubeSplitLaunch::new(
+                cubes as u32,
+                second.map_or(0.0, |second| second.work() / first.work()) as f32,
+            ),
             first.blueprint,
             second.map(|second| second.blueprint),
             dtypes,

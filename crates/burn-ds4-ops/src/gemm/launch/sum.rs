@@ -8,7 +8,7 @@ use super::stream::{ExpertBlueprints, MAX_X_BYTES, small_pairs};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::{
-    InputLayout, StreamBlueprint, SumProblemLaunch, SumSizesLaunch, slot_sum_kernel,
+    InputLayout, PairSizesLaunch, StreamBlueprint, SumProblemLaunch, slot_sum_kernel,
 };
 
 /// Planes that split K of a tile where the pairs of tokens are summed, and of a shared expert, at
@@ -116,7 +116,7 @@ pub(crate) fn launch_sum(
             // Something else to bind where there is no shared expert.
             shared.unwrap_or(experts).arg(),
             output.clone().into_buffer_arg(),
-            SumSizesLaunch::new(tokens as u32, slots as u32),
+            PairSizesLaunch::new(tokens as u32, slots as u32),
             own,
             other,
             dtypes,

@@ -17,13 +17,16 @@ pub(in crate::gemm::kernel) fn prefetch_rows<X: Float, N: Size>(
 ) {
     let row_lines =
         (width + comptime!(blueprint.cache_line_columns() - 1)) / blueprint.cache_line_columns();
-    let mut line = UNIT_POS;
-    while line < rows * row_lines {
-        let vector =
-            line % row_lines * comptime!(blueprint.cache_line_columns()) / N::value() as u32;
-        let at = (line / row_lines) as usize * x_vectors + vector as usize;
-        prefetch(&x[at..at + 1]);
-        line += CUBE_DIM;
+    let mut row = UNIT_POS_Y;
+    while row < rows {
+        let mut line = UNIT_POS_X;
+        while line < row_lines {
+            let vector = line * comptime!(blueprint.cache_line_columns()) / N::value() as u32;
+            let at = row as usize * x_vectors + vector as usize;
+            prefetch(&x[at..at + 1]);
+            line += CUBE_DIM_X;
+        }
+        row += CUBE_DIM_Y;
     }
 }
 

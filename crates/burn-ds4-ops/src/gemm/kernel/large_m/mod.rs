@@ -57,6 +57,7 @@ impl LargeMBlueprint {
             format: self.input.format,
             k_aligned: self.k_aligned,
             scale_vectors: false,
+            in_parts: true,
             target: self.target,
         }
     }

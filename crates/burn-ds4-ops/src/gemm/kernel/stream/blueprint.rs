@@ -1,6 +1,6 @@
 use super::pipeline::RING_BYTES;
 use crate::caps::Target;
-use crate::gemm::kernel::groups::Pairing;
+use crate::gemm::kernel::groups::{GroupsBlueprint, Pairing};
 use crate::gemm::kernel::input::{InputLayout, SCALE_VEC8S};
 use crate::gemm::kernel::weights::{ReaderBlueprint, WeightFormat};
 
@@ -35,19 +35,39 @@ pub(crate) struct StreamBlueprint {
     pub k_aligned: bool,
     /// Whether all scales of a K-block of FP4 are read at once.
     pub scale_vectors: bool,
+    /// Whether blocks of FP8 begin anew in parts of the rows.
+    pub in_parts: bool,
     /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
     /// score. The result is in the order in which weights of this format are decoded.
     pub gated: Option<WeightFormat>,
     pub target: Target,
 }
 
+/// Pairs up to which each plane groups them for itself: their groups fit the memory that those of
+/// the most pairs take for the cube.
+const PLANE_PAIRS: u32 = 16;
+
 impl StreamBlueprint {
+    /// How its pairs are grouped.
+    pub const fn groups(self) -> GroupsBlueprint {
+        GroupsBlueprint {
+            pairing: self.pairing,
+            pairs: self.pairs,
+            planes: match self.pairs <= PLANE_PAIRS {
+                true => Some(self.cube_planes),
+                false => None,
+            },
+            target: self.target,
+        }
+    }
+
     /// How its weights are read.
     pub const fn reader(self) -> ReaderBlueprint {
         ReaderBlueprint {
             format: self.input.format,
             k_aligned: self.k_aligned,
             scale_vectors: self.scale_vectors,
+            in_parts: self.in_parts,
             target: self.target,
         }
     }
@@ -109,6 +129,12 @@ impl StreamBlueprint {
 
     pub const fn shared_bytes(self) -> usize {
         self.other_bytes() + self.partial_bytes() + self.x_bytes()
+    }
+
+    /// Whether `x` is read a K-step before it is multiplied: from memory, and single rows by FP8.
+    /// With more rows, and with gates, that takes longer.
+    pub const fn reads_ahead(self) -> bool {
+        self.x_rows == 0 || (self.input.f16_input && self.gated.is_none() && self.x_rows == 1)
     }
 
     /// Pairs that are multiplied at a time.

@@ -32,9 +32,44 @@ pub(crate) struct Stream<'a> {
     first: u32,
     x_at: usize,
     quarter: u32,
-    /// Says whether `x` is in `f16`.
     #[cube(comptime)]
-    blueprint: StreamBlueprint,
+    pub blueprint: StreamBlueprint,
+}
+
+/// Where a lane is in the tiles of a cube.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct LanePlace {
+    /// Its row of a tile.
+    pub row: u32,
+    /// Its plane among those that split K, and which of their groups that is.
+    pub plane: u32,
+    pub plane_group: u32,
+    /// Rows of the output, and how far a lane's upper row is from its lower one: a tile has 16 rows
+    /// of the output, or 8 with their gates.
+    pub outputs: u32,
+    to_high: u32,
+    /// Where its row of `x` starts in shared memory, in vec8s.
+    x_row: usize,
+}
+
+#[cube]
+impl LanePlace {
+    pub fn new(outputs: u32, #[comptime] blueprint: StreamBlueprint) -> LanePlace {
+        let row = UNIT_POS_X / 4;
+        let to_high = if comptime!(blueprint.gated.is_some()) {
+            outputs
+        } else {
+            8u32.runtime()
+        };
+        LanePlace {
+            row,
+            plane: modulo(UNIT_POS_Y, blueprint.planes),
+            plane_group: UNIT_POS_Y / blueprint.planes,
+            outputs,
+            to_high,
+            x_row: (modulo(row, blueprint.x_rows) * comptime!(blueprint.row_pitch())) as usize,
+        }
+    }
 }
 
 /// A K-block that was fetched: the lane's first vector in its stage, and where its part of `x` and
@@ -101,6 +136,25 @@ impl<'a> Stream<'a> {
         self.high_scale = rows.high_scale;
         self.first = first + self.quarter * comptime!(format.columns());
         self.x_at = x_row + (first / 8 + self.quarter) as usize;
+    }
+
+    /// [`seek`](Self::seek) for K-block `block` of this plane, where a cube has `x_rows` rows of
+    /// `x`: that of the tile of this plane's group, where the first group has tile `first_tile`.
+    pub fn seek_tile(&mut self, place: &LanePlace, matrix: u32, first_tile: u32, block: u32) {
+        let blueprint = comptime!(self.blueprint);
+        let tile = first_tile + place.plane_group;
+        let own = min(
+            tile * comptime!(blueprint.tile_outputs()) + place.row,
+            place.outputs - 1,
+        );
+        let k_block = comptime!(blueprint.input.format.k_block());
+        let first = (block * blueprint.planes + place.plane) * k_block;
+        self.seek(matrix, own, own + place.to_high, first, place.x_row);
+    }
+
+    /// Columns of the weights.
+    pub fn columns(&self) -> u32 {
+        self.weights.stack.columns
     }
 
     /// Begins to fetch the weights of the chosen K-block.
@@ -273,8 +327,8 @@ impl<'a> Stream<'a> {
     }
 
     /// Multiplies the K-block that was [fetched](Self::fetched), and meanwhile fetches the chosen
-    /// one, if `has_next`. An `x` that is not in shared memory is read one K-step before it is
-    /// needed, including that of the next K-block. Every lane gets four sums of 16 rows by 8
+    /// one, if `has_next`. Where the blueprint says so, `x` is read one K-step before it is needed,
+    /// including that of the next K-block. Every lane gets four sums of 16 rows by 8
     /// columns. Every lane of the plane must call this.
     pub fn multiply(
         &mut self,
@@ -300,7 +354,7 @@ impl<'a> Stream<'a> {
         scales: &Array<u32>,
         has_next: bool,
     ) -> Vector<f32, Const<4>> {
-        let ahead = comptime!(self.blueprint.x_rows == 0);
+        let ahead = comptime!(self.blueprint.reads_ahead());
         let stage_offset = block.stage_offset;
         let (x_at, first) = (block.x_at, block.first);
         let format = comptime!(self.weights.blueprint.format);

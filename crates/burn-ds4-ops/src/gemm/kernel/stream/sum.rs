@@ -4,7 +4,7 @@ use super::blueprint::StreamBlueprint;
 use super::pipeline::{Stream, new_ring};
 use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::epilogue::add_terms;
-use crate::gemm::kernel::groups::Groups;
+use crate::gemm::kernel::groups::{Groups, PairSizes};
 use crate::gemm::kernel::input::{padded_columns, read_rows, store_rows};
 use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
 use crate::intrinsics::modulo;
@@ -16,13 +16,6 @@ pub(crate) struct SumProblem {
     /// [`permuted_column`](crate::gemm::kernel::input::permuted_column).
     pub x: Box<[Vector<u32, Const<4>>]>,
     pub matrices: MatrixStack<Vector<u32, Const<4>>>,
-}
-
-/// Numbers of tokens, and of pairs of each.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct SumSizes {
-    pub tokens: u32,
-    pub slots: u32,
 }
 
 /// Multiplies the gated output of [`stream_kernel`](super::stream_kernel) for every pair by the
@@ -41,12 +34,12 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     experts: &SumProblem,
     shared: &SumProblem,
     output: &mut [Y],
-    sizes: SumSizes,
+    sizes: PairSizes,
     #[comptime] blueprint: StreamBlueprint,
     #[comptime] shared_expert: Option<StreamBlueprint>,
     #[define(I, Y)] _dtypes: [ElemType; 2],
 ) {
-    let SumSizes { tokens, slots } = sizes;
+    let PairSizes { tokens, slots } = sizes;
     let hidden = &experts.x[..];
     let stack = &experts.matrices.layout;
     let shared_hidden = &shared.x[..];
@@ -78,7 +71,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     let mut shared_stream = Stream::new(shared_weights, quarter, ring, shared_blueprint);
 
     // Read the ids first, which most of the work waits for; then `x`; then weights.
-    let expert = Groups::read::<I>(ids, pairs, matrices);
+    let expert = Groups::read::<I>(ids, sizes, matrices, blueprint.groups());
     let own_vec8s = comptime!(blueprint.unit_vec8s());
     let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!((own_vec8s + 1) as usize));
     read_rows(
@@ -127,7 +120,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             shared_stream.fetch();
         }
     }
-    let groups = Groups::of(expert, pairs, matrices, blueprint.pairs, blueprint.pairing);
+    let groups = Groups::of(expert, sizes, matrices, blueprint.groups());
     // Partials of every pair and plane, 16 rows for each tile.
     let tile_sums = comptime!(blueprint.pairs * blueprint.planes * 16);
     let mut partials =
@@ -163,8 +156,8 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     if at < end {
         let group = at / blueprint.partial_tiles;
         start = groups.start(group);
-        count = groups.start(group + 1) - start;
-        let pair = groups.pair(start + min(row / terms, count - 1));
+        count = groups.size(group, start);
+        let pair = groups.pair(start, min(row / terms, count - 1));
         let x_row = (pair * terms + modulo(row, terms)) as usize * pitch;
         let own = first_row + modulo(at, blueprint.partial_tiles) * 16 + row;
         stream.seek(groups.expert(group), own, own + 8, plane * k_block, x_row);
@@ -258,14 +251,15 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                     pass = 0u32;
                     at += blueprint.plane_groups;
                     if at < end {
-                        start = groups.start(at / blueprint.partial_tiles);
-                        count = groups.start(at / blueprint.partial_tiles + 1) - start;
+                        let group = at / blueprint.partial_tiles;
+                        start = groups.start(group);
+                        count = groups.size(group, start);
                     }
                 }
             }
             let has_next = at < end;
             if has_next {
-                let pair = groups.pair(start + min(pass + row / terms, count - 1));
+                let pair = groups.pair(start, min(pass + row / terms, count - 1));
                 let x_row = (pair * terms + modulo(row, terms)) as usize * pitch;
                 let own = first_row + modulo(at, blueprint.partial_tiles) * 16 + row;
                 let first = (next * blueprint.planes + plane) * k_block;
@@ -286,7 +280,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             let low = sum.extract(comptime!(w as usize));
             let high = sum.extract(comptime!(w as usize + 2));
             if modulo(quarter * 2, terms) == 0 && current_pass + of < current_count {
-                let pair = groups.pair(current_start + current_pass + of);
+                let pair = groups.pair(current_start, current_pass + of);
                 let slot = current_tile * tile_sums + (pair * blueprint.planes + plane) * 16 + row;
                 partials[slot as usize] = low;
                 partials[slot as usize + 8] = high;

@@ -1,10 +1,11 @@
 use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
 
 use super::blueprint::StreamBlueprint;
-use super::pipeline::{Stream, new_ring};
+use super::pipeline::{LanePlace, Stream, new_ring};
 use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::epilogue::{Results, add_terms, gated_value};
-use crate::gemm::kernel::groups::{Groups, Pairing};
+use crate::gemm::kernel::groups::{Groups, PairSizes, Pairing};
 use crate::gemm::kernel::input::{
     SCALE_VEC8S, load_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
 };
@@ -22,19 +23,60 @@ pub(crate) struct StreamProblem<I: Int, Y: Float> {
     /// `[pairs, rows]`; gated, `[pairs, terms, rows / 2]` in `bf16`, in the order of
     /// [`permuted_column`].
     pub output: Box<[Y]>,
-    pub pairs: u32,
-    /// Neighbouring pairs with [ids](Pairing::Ids) that have the same row of `x`.
-    pub pairs_per_row: u32,
+    pub sizes: PairSizes,
+    /// The slots: with [ids](Pairing::Ids), the pairs of a token have the same row of `x`.
+    pub slots: FastDivmod<u32>,
+    /// Tiles of a matrix.
+    pub tiles: FastDivmod<u32>,
     /// The limit of gates.
     pub limit: f32,
 }
 
-/// The tiles that a cube multiplies: one of `count` equal ranges of all tiles.
+#[cube]
+impl<I: Int, Y: Float> StreamProblem<I, Y> {
+    /// Rows of the output: a gate is none of them.
+    fn outputs(&self, #[comptime] blueprint: StreamBlueprint) -> u32 {
+        if comptime!(blueprint.gated.is_some()) {
+            self.matrices.layout.rows / 2
+        } else {
+            self.matrices.layout.rows
+        }
+    }
+
+    /// Tiles of a matrix, as a number.
+    fn matrix_tiles(&self, #[comptime] blueprint: StreamBlueprint) -> u32 {
+        let tile_outputs = comptime!(blueprint.tile_outputs());
+        (self.outputs(blueprint) + comptime!(tile_outputs - 1)) / tile_outputs
+    }
+
+    /// All tiles of all groups.
+    pub fn tiles_of(&self, groups: &Groups, #[comptime] blueprint: StreamBlueprint) -> u32 {
+        if comptime!(blueprint.pairing == Pairing::One) {
+            self.matrix_tiles(blueprint)
+        } else {
+            groups.count() * self.matrix_tiles(blueprint)
+        }
+    }
+}
+
+/// The tiles that a cube multiplies, of all tiles of all groups.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub(super) struct TileRange {
-    /// Index of the range, and number of ranges.
-    pub index: u32,
-    pub count: u32,
+    first: u32,
+    end: u32,
+}
+
+#[cube]
+impl TileRange {
+    /// Range `index`: all have `least` tiles, the first `more` of them one more.
+    pub fn new(index: u32, least: u32, more: u32) -> TileRange {
+        let first = index * least + min(index, more);
+        TileRange {
+            first,
+            end: first + least + select(index < more, 1u32, 0u32),
+        }
+    }
 }
 
 /// Shared memory of a cube: the pipeline of weights, rows of `x`, and the partials of its planes.
@@ -73,7 +115,183 @@ const fn largest(a: u32, b: u32) -> u32 {
     if a > b { a } else { b }
 }
 
+/// A cube's tiles of one group, and the pairs of it that are multiplied at a time.
+#[derive(CubeType)]
+struct Pass {
+    matrix: u32,
+    first_tile: u32,
+    last_tile: u32,
+    /// Where the group's [pairs](Groups::pair) start, how many there are, and the first of this
+    /// pass.
+    start: u32,
+    count: u32,
+    first_pair: u32,
+    /// The cube's tiles of later groups.
+    next: u32,
+    end: u32,
+    /// Tiles of a matrix.
+    matrix_tiles: u32,
+}
+
+#[cube]
+impl Pass {
+    /// The first one of a range; without pairs where the range is empty.
+    fn first_of(
+        range: TileRange,
+        tiles: &FastDivmod<u32>,
+        matrix_tiles: u32,
+        groups: &Groups,
+    ) -> Pass {
+        let mut pass = Pass {
+            matrix: 0u32.runtime(),
+            first_tile: 0u32.runtime(),
+            last_tile: 0u32.runtime(),
+            start: 0u32.runtime(),
+            count: 0u32.runtime(),
+            first_pair: 0u32.runtime(),
+            next: range.first,
+            end: range.end,
+            matrix_tiles,
+        };
+        if range.first < range.end {
+            pass.begin_group(tiles, groups);
+        }
+        pass
+    }
+
+    fn begin_group(&mut self, tiles: &FastDivmod<u32>, groups: &Groups) {
+        let mut group = 0u32;
+        self.first_tile = self.next;
+        self.last_tile = self.end;
+        if comptime!(groups.blueprint.pairing != Pairing::One) {
+            let (at, first) = tiles.div_mod(self.next);
+            group = at;
+            self.first_tile = first;
+            self.last_tile = min(first + (self.end - self.next), self.matrix_tiles);
+        }
+        self.next += self.last_tile - self.first_tile;
+        self.matrix = groups.expert(group);
+        self.start = groups.start(group);
+        self.count = groups.size(group, self.start);
+        self.first_pair = 0u32;
+    }
+
+    /// Whether there are pairs to multiply.
+    fn has_pairs(&self) -> bool {
+        self.first_pair < self.count
+    }
+
+    /// Goes on to the next pairs of the group, or to the next group.
+    fn advance(
+        &mut self,
+        tiles: &FastDivmod<u32>,
+        groups: &Groups,
+        #[comptime] blueprint: StreamBlueprint,
+    ) {
+        self.first_pair += comptime!(blueprint.pass_pairs());
+        if self.first_pair >= self.count && self.next < self.end {
+            self.begin_group(tiles, groups);
+        }
+    }
+
+    /// K-blocks of this plane.
+    fn k_blocks(&self, place: &LanePlace, #[comptime] blueprint: StreamBlueprint) -> u32 {
+        let stride = comptime!(blueprint.plane_groups);
+        let plane_group = place.plane_group;
+        let tiles = self.last_tile - self.first_tile;
+        let k_blocks =
+            (tiles + comptime!(stride - 1) - plane_group) / stride * blueprint.plane_k_blocks;
+        if comptime!(blueprint.planes * stride < blueprint.cube_planes) {
+            select(plane_group < stride, k_blocks, 0u32)
+        } else {
+            k_blocks
+        }
+    }
+}
+
+/// Begins to fetch the first weights of a pass and puts its rows of `x` into shared memory. Every
+/// unit of the cube must call this.
+///
+/// `x` is asked for first, because all planes wait for it, and then the weights.
+#[cube]
+fn begin_pass<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    x_vectors: usize,
+    slots: &FastDivmod<u32>,
+    groups: &Groups,
+    pass: &Pass,
+    place: &LanePlace,
+    stream: &mut Stream,
+    x_rows: &mut Shared<[Vector<u32, Const<4>>]>,
+) {
+    let blueprint = comptime!(stream.blueprint);
+    let terms = comptime!(blueprint.input.terms);
+    let columns = stream.columns();
+    let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!(
+        (blueprint.unit_vec8s() * blueprint.input.read_vectors()) as usize
+    ));
+    #[unroll]
+    for i in 0..comptime!(blueprint.unit_vec8s()) {
+        let at = UNIT_POS + comptime!(i * blueprint.cube_units());
+        let x_row = min(
+            at / comptime!(blueprint.row_vec8s()),
+            comptime!(blueprint.x_rows - 1),
+        );
+        let vec8 = modulo(at, blueprint.row_vec8s());
+        let index = min(pass.first_pair + x_row / terms, pass.count - 1);
+        let pair = groups.pair(pass.start, index);
+        let inside = vec8 * 8 < columns;
+        let source_row = if comptime!(blueprint.pairing == Pairing::Ids) {
+            slots.div(pair)
+        } else {
+            pair
+        };
+        let source = source_row as usize * x_vectors;
+        let read = select(inside, vec8, 0u32);
+        let to = comptime!(i * blueprint.input.read_vectors());
+        if comptime!(blueprint.input.f16_input) {
+            read_vec8(x, source, read, &mut fetched, to, blueprint.input);
+        } else {
+            let pairs = load_vec8(x, source, read, modulo(x_row, terms), blueprint.input);
+            fetched[to as usize] = select(inside, pairs, Vector::new(0u32));
+        }
+    }
+    if pass.k_blocks(place, blueprint) > 0 {
+        stream.seek_tile(place, pass.matrix, pass.first_tile, 0u32);
+        stream.fetch();
+    }
+    #[unroll]
+    for i in 0..comptime!(blueprint.unit_vec8s()) {
+        let at = UNIT_POS + comptime!(i * blueprint.cube_units());
+        let x_row = at / comptime!(blueprint.row_vec8s());
+        let vec8 = modulo(at, blueprint.row_vec8s());
+        let slot = vec8_slot(vec8, blueprint.input.format);
+        let offset = (x_row * comptime!(blueprint.row_pitch()) + slot) as usize;
+        let from = comptime!(i * blueprint.input.read_vectors());
+        if comptime!(blueprint.input.f16_input) {
+            let (pairs, scale) = scaled_vec8::<X, N>(
+                &fetched,
+                from,
+                vec8 * 8 < columns,
+                modulo(x_row, terms),
+                blueprint,
+            );
+            if x_row < blueprint.x_rows {
+                x_rows[offset] = pairs;
+                if vec8 % SCALE_VEC8S == 0 {
+                    x_rows[scale_index(x_row, vec8 / SCALE_VEC8S, blueprint)] =
+                        Vector::new(u32::reinterpret(scale));
+                }
+            }
+        } else if x_row < blueprint.x_rows {
+            x_rows[offset] = fetched[from as usize];
+        }
+    }
+    sync_cube();
+}
+
 /// Multiplies a cube's range of tiles of a problem. Every unit of the cube must call this.
+///
 #[cube]
 pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
     x: &[Vector<X, N>],
@@ -86,199 +304,98 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
 ) {
     let gated = comptime!(blueprint.gated);
     let weights = WeightReader::new(&problem.matrices, blueprint.reader());
-    let row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
-    let plane = modulo(UNIT_POS_Y, blueprint.planes);
-    let plane_group = UNIT_POS_Y / blueprint.planes;
     let terms = comptime!(blueprint.input.terms);
-    let k_block = comptime!(blueprint.input.format.k_block());
     let stride = comptime!(blueprint.plane_groups);
-    let (rows, width) = (weights.stack.rows, weights.stack.columns);
+    let place = LanePlace::new(problem.outputs(blueprint), blueprint);
     let mut stream = Stream::new(weights, quarter, storage.ring.clone(), blueprint);
     let mut codes = Array::<u32>::new(comptime!(2 * K_STEPS as usize));
-    let x_start = (modulo(row, blueprint.x_rows) * comptime!(blueprint.row_pitch())) as usize;
 
-    // A tile has 16 rows of the output, or 8 with their gates.
-    let outputs = if comptime!(gated.is_some()) {
-        rows / 2
-    } else {
-        rows
-    };
     let tile_outputs = comptime!(blueprint.tile_outputs());
-    let to_high = if comptime!(gated.is_some()) {
-        outputs
-    } else {
-        8u32.runtime()
-    };
-    let tiles = (outputs + tile_outputs - 1) / tile_outputs;
-    // All tiles of all groups are divided equally among the cubes; the first cubes have a tile more
-    // if there is a remainder. Nothing can start before this is known, so there are as few
-    // divisions as possible.
-    let grouped = comptime!(blueprint.pairing != Pairing::One);
-    let all_tiles = if comptime!(grouped) {
-        groups.count() * tiles
-    } else {
-        tiles
-    };
-    let least = all_tiles / range.count;
-    let more = all_tiles - least * range.count;
-    let mut at = range.index * least + min(range.index, more);
-    let end = at + least + select(range.index < more, 1u32, 0u32);
-    while at < end {
-        let group = if comptime!(grouped) {
-            at / tiles
-        } else {
-            0u32.runtime()
-        };
-        let first_tile = at - group * tiles;
-        let last_tile = min(first_tile + (end - at), tiles);
-        at += last_tile - first_tile;
-        let matrix = groups.expert(group);
-        let start = groups.start(group);
-        let count = groups.start(group + 1) - start;
-        let mut k_blocks = (last_tile - first_tile + comptime!(stride - 1) - plane_group) / stride
-            * blueprint.plane_k_blocks;
-        if comptime!(blueprint.planes * stride < blueprint.cube_planes) {
-            k_blocks = select(plane_group < stride, k_blocks, 0u32);
+    let matrix_tiles = problem.matrix_tiles(blueprint);
+    let mut pass = Pass::first_of(range, &problem.tiles, matrix_tiles, groups);
+    while pass.has_pairs() {
+        begin_pass::<X, N>(
+            x,
+            x_vectors,
+            &problem.slots,
+            groups,
+            &pass,
+            &place,
+            &mut stream,
+            &mut storage.x_rows,
+        );
+        let mut taken = 0u32;
+        let k_blocks = pass.k_blocks(&place, blueprint);
+        if comptime!(blueprint.reads_ahead()) && k_blocks > 0 {
+            stream.prefetch_x(&storage.x_rows[..]);
         }
-        let mut pass = 0u32;
-        while pass < count {
-            let mut taken = 0u32;
-            // Fetch `x` first, because all planes wait for it, and then the weights.
-            let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!(
-                (blueprint.unit_vec8s() * blueprint.input.read_vectors()) as usize
-            ));
-            #[unroll]
-            for i in 0..comptime!(blueprint.unit_vec8s()) {
-                let at = UNIT_POS + comptime!(i * blueprint.cube_units());
-                let x_row = min(
-                    at / comptime!(blueprint.row_vec8s()),
-                    comptime!(blueprint.x_rows - 1),
-                );
-                let vec8 = at % comptime!(blueprint.row_vec8s());
-                let pair = groups.pair(start + min(pass + x_row / terms, count - 1));
-                let inside = vec8 * 8 < width;
-                let source_row = if comptime!(blueprint.pairing == Pairing::Ids) {
-                    pair / problem.pairs_per_row
-                } else {
-                    pair
-                };
-                let source = source_row as usize * x_vectors;
-                let read = select(inside, vec8, 0u32);
-                let to = comptime!(i * blueprint.input.read_vectors());
-                if comptime!(blueprint.input.f16_input) {
-                    read_vec8(x, source, read, &mut fetched, to, blueprint.input);
-                } else {
-                    let pairs = load_vec8(x, source, read, modulo(x_row, terms), blueprint.input);
-                    fetched[to as usize] = select(inside, pairs, Vector::new(0u32));
-                }
-            }
-            if taken < k_blocks {
-                let own = min((first_tile + plane_group) * tile_outputs + row, outputs - 1);
-                stream.seek(matrix, own, own + to_high, plane * k_block, x_start);
-                stream.fetch();
-            }
-            #[unroll]
-            for i in 0..comptime!(blueprint.unit_vec8s()) {
-                let at = UNIT_POS + comptime!(i * blueprint.cube_units());
-                let x_row = at / comptime!(blueprint.row_vec8s());
-                let vec8 = at % comptime!(blueprint.row_vec8s());
-                let slot = vec8_slot(vec8, blueprint.input.format);
-                let offset = (x_row * comptime!(blueprint.row_pitch()) + slot) as usize;
-                let from = comptime!(i * blueprint.input.read_vectors());
-                if comptime!(blueprint.input.f16_input) {
-                    let (pairs, scale) = scaled_vec8::<X, N>(
-                        &fetched,
-                        from,
-                        vec8 * 8 < width,
-                        modulo(x_row, terms),
-                        blueprint,
-                    );
-                    if x_row < blueprint.x_rows {
-                        storage.x_rows[offset] = pairs;
-                        if vec8 % SCALE_VEC8S == 0 {
-                            storage.x_rows[scale_index(x_row, vec8 / SCALE_VEC8S, blueprint)] =
-                                Vector::new(u32::reinterpret(scale));
-                        }
+        let (first_tile, last_tile) = (pass.first_tile, pass.last_tile);
+        let mut base = first_tile + 0u32;
+        while base < last_tile {
+            let mut filled = 0u32;
+            while filled < blueprint.partial_tiles && taken < k_blocks {
+                let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+                for block in 0..blueprint.plane_k_blocks {
+                    let fetched = stream.fetched();
+                    stream.load_scales(&mut codes);
+                    taken += 1;
+                    let has_next = taken < k_blocks;
+                    if has_next {
+                        let ends_tile = block + 1 == blueprint.plane_k_blocks;
+                        let ahead = filled + select(ends_tile, 1u32, 0u32);
+                        let next = select(ends_tile, 0u32, block + 1);
+                        stream.seek_tile(&place, pass.matrix, base + ahead * stride, next);
                     }
-                } else if x_row < blueprint.x_rows {
-                    storage.x_rows[offset] = fetched[from as usize];
+                    sum += stream.multiply(&fetched, &storage.x_rows[..], &codes, has_next);
                 }
+                let slot = (filled * stride + place.plane_group) * blueprint.planes + place.plane;
+                storage.partials[(slot * 32 + UNIT_POS_X) as usize] = sum;
+                filled += 1;
             }
             sync_cube();
-
-            let mut base = first_tile;
-            while base < last_tile {
-                let mut filled = 0u32;
-                while filled < blueprint.partial_tiles && taken < k_blocks {
-                    let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
-                    for block in 0..blueprint.plane_k_blocks {
-                        let fetched = stream.fetched();
-                        stream.load_scales(&mut codes);
-                        taken += 1;
-                        let has_next = taken < k_blocks;
-                        if has_next {
-                            let ends_tile = block + 1 == blueprint.plane_k_blocks;
-                            let tile = base
-                                + (filled + select(ends_tile, 1u32, 0u32)) * stride
-                                + plane_group;
-                            let own = min(tile * tile_outputs + row, outputs - 1);
-                            let next = select(ends_tile, 0u32, block + 1);
-                            let first = (next * blueprint.planes + plane) * k_block;
-                            stream.seek(matrix, own, own + to_high, first, x_start);
-                        }
-                        sum += stream.multiply(&fetched, &storage.x_rows[..], &codes, has_next);
-                    }
-                    let slot = (filled * stride + plane_group) * blueprint.planes + plane;
-                    storage.partials[(slot * 32 + UNIT_POS_X) as usize] = sum;
-                    filled += 1;
+            let mut local = UNIT_POS_Y;
+            while local < comptime!(blueprint.partial_tiles * stride) && base + local < last_tile {
+                let slot = local * comptime!(blueprint.planes * 32) + UNIT_POS_X;
+                let mut sum = storage.partials[slot as usize];
+                #[unroll]
+                for p in 1..blueprint.planes {
+                    sum += storage.partials[(slot + p * 32) as usize];
                 }
-                sync_cube();
-                let mut local = UNIT_POS_Y;
-                while local < comptime!(blueprint.partial_tiles * stride)
-                    && base + local < last_tile
-                {
-                    let slot = local * comptime!(blueprint.planes * 32) + UNIT_POS_X;
-                    let mut sum = storage.partials[slot as usize];
-                    #[unroll]
-                    for p in 1..blueprint.planes {
-                        sum += storage.partials[(slot + p * 32) as usize];
-                    }
-                    let sum = add_terms(sum, terms, blueprint.target);
-                    let lane_columns = comptime!(if terms == 1 { 2u32 } else { 1u32 });
-                    #[unroll]
-                    for w in 0..lane_columns {
-                        let of = (quarter * 2 + w) / terms;
-                        let low = sum.extract(comptime!(w as usize));
-                        let high = sum.extract(comptime!(w as usize + 2));
-                        let own = (base + local) * tile_outputs + row;
-                        let writes = modulo(quarter * 2, terms) == 0
-                            && of < comptime!(blueprint.pass_pairs());
-                        if writes && pass + of < count {
-                            let pair = groups.pair(start + pass + of);
-                            let results = Results {
-                                row: pair,
-                                own,
-                                outputs,
-                            };
-                            let output = &mut problem.output[..];
-                            if comptime!(gated.is_none()) {
-                                results.write(output, low, high);
-                            } else if own < outputs {
-                                let (scores, limit) = (&problem.scores, problem.limit);
-                                let target = comptime!(blueprint.target);
-                                let value = gated_value(low, high, limit, scores, pair, target);
-                                let next = comptime!(gated.unwrap());
-                                results.write_gated::<X, Y>(output, value, terms, next);
-                            }
+                let sum = add_terms(sum, terms, blueprint.target);
+                let lane_columns = comptime!(if terms == 1 { 2u32 } else { 1u32 });
+                #[unroll]
+                for w in 0..lane_columns {
+                    let of = (quarter * 2 + w) / terms;
+                    let low = sum.extract(comptime!(w as usize));
+                    let high = sum.extract(comptime!(w as usize + 2));
+                    let own = (base + local) * tile_outputs + place.row;
+                    let writes =
+                        modulo(quarter * 2, terms) == 0 && of < comptime!(blueprint.pass_pairs());
+                    if writes && pass.first_pair + of < pass.count {
+                        let pair = groups.pair(pass.start, pass.first_pair + of);
+                        let results = Results {
+                            row: pair,
+                            own,
+                            outputs: place.outputs,
+                        };
+                        let output = &mut problem.output[..];
+                        if comptime!(gated.is_none()) {
+                            results.write(output, low, high);
+                        } else if own < place.outputs {
+                            let (scores, limit) = (&problem.scores, problem.limit);
+                            let target = comptime!(blueprint.target);
+                            let value = gated_value(low, high, limit, scores, pair, target);
+                            let next = comptime!(gated.unwrap());
+                            results.write_gated::<X, Y>(output, value, terms, next);
                         }
                     }
-                    local += CUBE_DIM_Y;
                 }
-                sync_cube();
-                base += comptime!(blueprint.partial_tiles * stride);
+                local += CUBE_DIM_Y;
             }
-            pass += comptime!(blueprint.pass_pairs());
+            sync_cube();
+            base += comptime!(blueprint.partial_tiles * stride);
         }
+        pass.advance(&problem.tiles, groups, blueprint);
     }
 }

@@ -3,6 +3,7 @@
 mod decode;
 
 use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
 
 use crate::caps::Target;
 
@@ -31,24 +32,30 @@ pub(crate) struct StackLayout {
     pub scales_per_row: u32,
     /// Distance between the scales of neighbouring matrices, in bytes (FP4) or words (FP8).
     pub scales_per_matrix: usize,
-    /// Rows of a part, at whose start a new block (FP8) begins; 0 if parts are whole blocks anyway.
-    pub part_rows: u32,
+    /// Rows of a part, at whose start a new block (FP8) begins, and rows of its blocks.
+    pub part_rows: FastDivmod<u32>,
+    pub part_blocks: u32,
 }
 
 #[cube]
 impl StackLayout {
     /// The first scale of a row, relative to the first one of the matrix.
-    pub fn scale_row_start(&self, row: u32, #[comptime] format: WeightFormat) -> usize {
-        let mut scale_row = row;
-        if comptime!(format == WeightFormat::Fp8) {
-            scale_row = row / 128;
-            // Divisions by numbers known only at run time take longer than decoding a lane's part
-            // of the row.
-            if self.part_rows > 0 {
-                let part_blocks = (self.part_rows + 127) / 128;
-                scale_row = row / self.part_rows * part_blocks + row % self.part_rows / 128;
-            }
-        }
+    ///
+    /// `in_parts` is false where parts are whole blocks anyway, which takes fewer instructions.
+    pub fn scale_row_start(
+        &self,
+        row: u32,
+        #[comptime] format: WeightFormat,
+        #[comptime] in_parts: bool,
+    ) -> usize {
+        let scale_row = if comptime!(format != WeightFormat::Fp8) {
+            row
+        } else if comptime!(in_parts) {
+            let (part, part_row) = self.part_rows.div_mod(row);
+            part * self.part_blocks + part_row / 128
+        } else {
+            row / 128
+        };
         scale_row as usize * self.scales_per_row as usize
     }
 }
@@ -61,6 +68,8 @@ pub(crate) struct ReaderBlueprint {
     pub k_aligned: bool,
     /// Whether all scales of a K-block of FP4 are read at once.
     pub scale_vectors: bool,
+    /// Whether blocks of FP8 begin anew in [parts](StackLayout::part_rows) of the rows.
+    pub in_parts: bool,
     pub target: Target,
 }
 
@@ -103,13 +112,14 @@ impl<'a> WeightReader<'a> {
         let low = min(low, self.stack.rows - 1);
         let high = min(high, self.stack.rows - 1);
         let vectors = (self.stack.columns / comptime!(self.blueprint.format.columns())) as usize;
+        let (format, in_parts) = comptime!((self.blueprint.format, self.blueprint.in_parts));
         let first = matrix as usize * self.stack.rows as usize;
         let scales = matrix as usize * self.stack.scales_per_matrix;
         RowPair {
             low: (first + low as usize) * vectors,
             high: (first + high as usize) * vectors,
-            low_scale: scales + self.stack.scale_row_start(low, self.blueprint.format),
-            high_scale: scales + self.stack.scale_row_start(high, self.blueprint.format),
+            low_scale: scales + self.stack.scale_row_start(low, format, in_parts),
+            high_scale: scales + self.stack.scale_row_start(high, format, in_parts),
         }
     }
 

@@ -209,7 +209,7 @@ impl<'a> Fp8Scales<'a> {
         tile: &Fp8Tile,
     ) -> Fp8Scales<'a> {
         let layout = &matrices.layout;
-        let start = layout.scale_row_start(tile.first, WeightFormat::Fp8);
+        let start = layout.scale_row_start(tile.first, WeightFormat::Fp8, true);
         let matrix = tile.problem.matrix as usize * layout.scales_per_matrix;
         Fp8Scales::<'a> {
             x,

@@ -107,6 +107,7 @@ impl<'a> LaneRows<'a> {
                 format: blueprint.format(),
                 k_aligned: false,
                 scale_vectors: false,
+                in_parts: true,
                 target: blueprint.target,
             }),
         );

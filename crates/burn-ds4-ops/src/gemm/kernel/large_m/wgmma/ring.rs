@@ -281,7 +281,7 @@ impl Sources {
         for i in 0..scale_rows {
             let own = tile.matrix_row(UNIT_POS + comptime!(i * WARPGROUP), layout.rows, blueprint);
             let start = problem.matrix as usize * layout.scales_per_matrix
-                + layout.scale_row_start(own, blueprint.format());
+                + layout.scale_row_start(own, blueprint.format(), true);
             scales[i as usize] = match comptime!(blueprint.format()) {
                 WeightFormat::Fp4 => (start / 4) as u32,
                 _ => start as u32,
