@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::heads::Heads;
-use super::rotate::{Positions, RowRotation, rotate_vector};
+use super::rotate::{Positions, RowRotation, read_angles, rotate_by};
 use super::sink::{AttentionShape, PartialOutput, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::{MASKED, TINY};
@@ -131,8 +131,88 @@ pub(crate) struct OutputRotation<P: Int> {
 /// KV splits whose partial sums are loaded before any of them is used.
 const SPLITS_IN_FLIGHT: usize = 16;
 
+/// What a unit has combined so far of the KV splits of a head: as planes do with columns, relative
+/// to the largest logit.
+#[derive(CubeType)]
+struct SplitSums<N: Size> {
+    maximum: f32,
+    total: f32,
+    sum: Vector<f32, N>,
+}
+
+/// Where the partials of a head lie.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct SplitLayout {
+    /// The head, among those of all queries.
+    own: u32,
+    all_heads: u32,
+    splits: u32,
+    vectors: u32,
+    vector: u32,
+}
+
+#[cube]
+impl<N: Size> SplitSums<N> {
+    /// Adds up to [`SPLITS_IN_FLIGHT`] splits from `first` on. A split without a visible column has
+    /// written no sums: `only_written` says whether that is found out before they are read.
+    fn add(
+        &mut self,
+        partials: &PartialOutput<f32, N>,
+        layout: SplitLayout,
+        first: u32,
+        #[comptime] only_written: bool,
+        #[comptime] target: Target,
+    ) {
+        let mut maxima = Array::<f32>::new(SPLITS_IN_FLIGHT);
+        let mut totals = Array::<f32>::new(SPLITS_IN_FLIGHT);
+        let mut sums = Array::<Vector<f32, N>>::new(SPLITS_IN_FLIGHT);
+        #[unroll]
+        for i in 0..SPLITS_IN_FLIGHT {
+            let split = first + comptime!(i as u32);
+            let inside = split < layout.splits;
+            let at = select(inside, split, 0u32) * layout.all_heads + layout.own;
+            maxima[i] = partials.softmax_stats[at as usize];
+            let total = layout.splits * layout.all_heads + at;
+            totals[i] = select(inside, partials.softmax_stats[total as usize], 0.0f32);
+            let from = at as usize * layout.vectors as usize + layout.vector as usize;
+            if comptime!(only_written) {
+                let mut partial = Vector::<f32, N>::new(0.0f32);
+                if totals[i] != 0.0f32 {
+                    partial = partials.sums[from];
+                }
+                sums[i] = partial;
+            } else {
+                sums[i] = partials.sums[from];
+            }
+        }
+        let before = self.maximum;
+        #[unroll]
+        for i in 0..SPLITS_IN_FLIGHT {
+            self.maximum = max(self.maximum, maxima[i]);
+        }
+        let rescale = softmax_weight(before - self.maximum, target);
+        self.total *= rescale;
+        self.sum *= Vector::new(rescale);
+        #[unroll]
+        for i in 0..SPLITS_IN_FLIGHT {
+            let weight = softmax_weight(maxima[i] - self.maximum, target);
+            self.total = fma(totals[i], weight, self.total);
+            if comptime!(only_written) {
+                self.sum += sums[i] * Vector::new(weight);
+            } else {
+                let partial = select(totals[i] != 0.0f32, sums[i], Vector::new(0.0f32));
+                self.sum += partial * Vector::new(weight);
+            }
+        }
+    }
+}
+
 /// Combines the KV splits of [`sink_kernel`](super::sink_kernel). Each head of a query has a cube;
 /// `output` is `[batch, count, heads, vectors]`. If a rotation is given, results are rotated back.
+///
+/// All that a query needs is read at once, its first [`SPLITS_IN_FLIGHT`] splits included, written
+/// or not: reading what is not used takes less time than waiting to know.
 #[cube(launch_unchecked, address_type = "dynamic")]
 // A condition on comptime values gets an `if` of its own.
 #[allow(clippy::collapsible_if)]
@@ -148,57 +228,12 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
 ) {
     let head = CUBE_POS_X;
     let token = CUBE_POS_Y;
-    let all_heads = CUBE_COUNT_X * CUBE_COUNT_Y;
     let own = token * CUBE_COUNT_X + head;
+    let sink = sinks[head as usize];
     let mut vector = UNIT_POS;
     while vector < vectors {
-        // As planes do with columns: relative to the largest logit so far.
-        let mut maximum = partials.softmax_stats[own as usize];
-        let mut total = 0.0f32;
-        let mut sum = Vector::<f32, N>::new(0.0f32);
-        let mut first = 0u32;
-        while first < splits {
-            let mut maxima = Array::<f32>::new(SPLITS_IN_FLIGHT);
-            let mut totals = Array::<f32>::new(SPLITS_IN_FLIGHT);
-            let mut sums = Array::<Vector<f32, N>>::new(SPLITS_IN_FLIGHT);
-            #[unroll]
-            for i in 0..SPLITS_IN_FLIGHT {
-                let split = first + comptime!(i as u32);
-                let inside = split < splits;
-                let at = select(inside, split, 0u32) * all_heads + own;
-                maxima[i] = partials.softmax_stats[at as usize];
-                totals[i] = select(
-                    inside,
-                    partials.softmax_stats[(splits * all_heads + at) as usize],
-                    0.0f32,
-                );
-            }
-            let before = maximum;
-            #[unroll]
-            for i in 0..SPLITS_IN_FLIGHT {
-                let mut partial = Vector::<f32, N>::new(0.0f32);
-                // Splits without a visible column wrote nothing.
-                if totals[i] != 0.0f32 {
-                    let at = (first + comptime!(i as u32)) * all_heads + own;
-                    partial = partials.sums[at as usize * vectors as usize + vector as usize];
-                }
-                sums[i] = partial;
-                maximum = max(maximum, maxima[i]);
-            }
-            let rescale = softmax_weight(before - maximum, target);
-            total *= rescale;
-            sum *= Vector::new(rescale);
-            #[unroll]
-            for i in 0..SPLITS_IN_FLIGHT {
-                let weight = softmax_weight(maxima[i] - maximum, target);
-                total = fma(totals[i], weight, total);
-                sum += sums[i] * Vector::new(weight);
-            }
-            first += comptime!(SPLITS_IN_FLIGHT as u32);
-        }
-        let divisor = with_sink(total, sinks[head as usize], maximum, target);
-        let at = own as usize * vectors as usize + vector as usize;
-        let mut result = sum / Vector::new(divisor);
+        let mut cosines = Vector::<f32, N>::new(1.0f32);
+        let mut sines = Vector::<f32, N>::new(0.0f32);
         #[comptime]
         if let ComptimeOption::Some(rotation) = rotation {
             if vector >= rotation.unrotated {
@@ -206,7 +241,36 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
                 let start = rotation.positions.start[(token / rotation.count) as usize];
                 let angle = table.at::<P>(start, token % rotation.count);
                 let pairs = (vector - rotation.unrotated) * N::value() as u32 / 2;
-                result = rotate_vector::<N>(result, table, angle + pairs as usize, true);
+                let angles = read_angles::<N>(table, angle + pairs as usize);
+                cosines = angles.0;
+                sines = angles.1;
+            }
+        }
+        let layout = SplitLayout {
+            own,
+            all_heads: CUBE_COUNT_X * CUBE_COUNT_Y,
+            splits,
+            vectors,
+            vector,
+        };
+        let mut sums = SplitSums::<N> {
+            maximum: partials.softmax_stats[own as usize],
+            total: 0.0f32.runtime(),
+            sum: Vector::new(0.0f32),
+        };
+        sums.add(partials, layout, 0u32, false, target);
+        let mut first = comptime!(SPLITS_IN_FLIGHT as u32).runtime();
+        while first < splits {
+            sums.add(partials, layout, first, true, target);
+            first += comptime!(SPLITS_IN_FLIGHT as u32);
+        }
+        let divisor = with_sink(sums.total, sink, sums.maximum, target);
+        let at = own as usize * vectors as usize + vector as usize;
+        let mut result = sums.sum / Vector::new(divisor);
+        #[comptime]
+        if let ComptimeOption::Some(rotation) = rotation {
+            if vector >= rotation.unrotated {
+                result = rotate_by::<N>(result, cosines, sines, true);
             }
         }
         output[at] = Vector::cast_from(result);

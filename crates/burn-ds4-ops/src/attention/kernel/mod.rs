@@ -23,7 +23,7 @@ use crate::caps::Target;
 use crate::intrinsics::exp;
 
 pub(super) use append::{AppendSizesLaunch, AppenderLaunch, append_kernel};
-pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, cached_kernel};
+pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, MAX_STAGED_GROUPS, cached_kernel};
 pub(super) use cached_tiles::{
     CachedTilesBlueprint, PLANE_HEADS, SLICE_CHANNELS, TILE_COLUMNS, TILE_HEADS, TILE_PLANES,
     cached_tiles_kernel,

@@ -130,11 +130,39 @@ pub(super) fn rotate_vector<N: Size>(
     first: usize,
     #[comptime] inverse: bool,
 ) -> Vector<f32, N> {
-    let mut rotated = Vector::<f32, N>::new(0.0f32);
+    let (cosines, sines) = read_angles::<N>(table, first);
+    rotate_by::<N>(value, cosines, sines, inverse)
+}
+
+/// Reads the cosines and sines of the pairs from `first` on, each of them twice.
+#[cube]
+pub(super) fn read_angles<N: Size>(
+    table: &AngleTable,
+    first: usize,
+) -> (Vector<f32, N>, Vector<f32, N>) {
+    let mut cosines = Vector::<f32, N>::new(0.0f32);
+    let mut sines = Vector::<f32, N>::new(0.0f32);
     #[unroll]
     for i in 0..N::value() {
         let pair = first + comptime!(i / 2);
-        let (cos, sin) = (table.angles[pair], table.angles[pair + table.pairs]);
+        cosines.insert(i, table.angles[pair]);
+        sines.insert(i, table.angles[pair + table.pairs]);
+    }
+    (cosines, sines)
+}
+
+/// Rotates the pairs of a vector by angles as [`read_angles`] gives them, or back by them.
+#[cube]
+pub(super) fn rotate_by<N: Size>(
+    value: Vector<f32, N>,
+    cosines: Vector<f32, N>,
+    sines: Vector<f32, N>,
+    #[comptime] inverse: bool,
+) -> Vector<f32, N> {
+    let mut rotated = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for i in 0..N::value() {
+        let sin = sines.extract(i);
         // A rotation negates the sine for even channels, the inverse rotation for odd ones.
         let sin = if comptime!((i % 2 == 0) == inverse) {
             sin
@@ -142,7 +170,7 @@ pub(super) fn rotate_vector<N: Size>(
             -sin
         };
         let product = value.extract(comptime!(i ^ 1)) * sin;
-        rotated.insert(i, fma(value.extract(i), cos, product));
+        rotated.insert(i, fma(value.extract(i), cosines.extract(i), product));
     }
     rotated
 }

@@ -13,8 +13,9 @@ use super::{AttentionTensors, Positions, SinkLaunch, blueprint, combine, kv_spli
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
     AppendSizesLaunch, AppenderLaunch, CacheLayoutLaunch, CachedBlueprint, CachedInputsLaunch,
-    CachedTilesBlueprint, PLANE_HEADS, RowBlueprint, SLICE_CHANNELS, SinkBlueprint, TILE_COLUMNS,
-    TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel, cached_tiles_kernel,
+    CachedTilesBlueprint, KV_GROUP, MAX_STAGED_GROUPS, PLANE_HEADS, RowBlueprint, SLICE_CHANNELS,
+    SinkBlueprint, TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel,
+    cached_tiles_kernel,
 };
 use crate::attention::{DECODE_TOKENS, WindowLayout};
 use crate::caps::Caps;
@@ -313,6 +314,54 @@ impl CachedArguments {
     }
 }
 
+impl SinkLaunch {
+    /// The blueprint with rows in shared memory, where that is large enough for all rows of a cube
+    /// and the cubes are so few that each has a multiprocessor. No bit depends on it.
+    fn staged(&self, blueprint: CachedBlueprint) -> CachedBlueprint {
+        let caps = Caps::of(&self.result.client);
+        let [batch, count, heads, _] = self.result.shape().dims();
+        let cubes = heads.div_ceil(self.blueprint.heads as usize) * batch * count * self.splits;
+        let staged = CachedBlueprint {
+            staged_groups: self.plane_groups(),
+            ..blueprint
+        };
+        let bytes = staged.staged_vectors() * 16 + self.combined_bytes();
+        let can_stage = caps.tensor_cores
+            && self.inputs.size == 8
+            && self.inputs.queries.elem_size() == 2
+            && self.blueprint.even
+            && staged.staged_groups <= MAX_STAGED_GROUPS
+            && cubes <= caps.processors as usize
+            && caps.fits_shared(bytes);
+        if can_stage { staged } else { blueprint }
+    }
+
+    /// Groups of rows of a plane, at most.
+    fn plane_groups(&self) -> u32 {
+        let inputs = &self.inputs;
+        let [columns, planes] = [self.blueprint.split_columns, self.blueprint.planes];
+        let window = inputs.span as u32;
+        let rows = window.next_multiple_of(KV_GROUP);
+        let end = rows + inputs.selected as u32;
+        let groups = |columns: u32| columns.div_ceil(KV_GROUP * planes);
+        // From the second split with compressed rows on, all are of the same.
+        let splits = (0..end).step_by(columns as usize);
+        let of_split = splits.take((rows / columns) as usize + 2).map(|first| {
+            let last = (first + columns).min(end);
+            let in_window = last.min(window).saturating_sub(first);
+            groups(in_window) + groups(last.saturating_sub(first.max(rows)))
+        });
+        of_split.max().unwrap_or(0)
+    }
+
+    /// Bytes of shared memory in which the planes of a cube combine what they have.
+    fn combined_bytes(&self) -> usize {
+        let sink = self.blueprint;
+        let vectors = (sink.planes * sink.steps * sink.plane) as usize;
+        vectors * self.inputs.size * F32_BYTES + 2 * (sink.planes * sink.heads) as usize * F32_BYTES
+    }
+}
+
 pub(in crate::attention) fn cached_attention(
     queries: Queries<CubeBackend>,
     window: CubeTensor,
@@ -336,6 +385,11 @@ pub(in crate::attention) fn cached_attention(
         sink: launch.blueprint,
         unrotated,
         causal,
+        staged_groups: 0,
+    };
+    let blueprint = match tensor_cores {
+        true => blueprint,
+        false => launch.staged(blueprint),
     };
     let [input, output, pick] = launch.dtypes();
     let start = dtype_to_storage_type(cached.positions.start.dtype);
@@ -374,5 +428,5 @@ pub(in crate::attention) fn cached_attention(
             );
         }
     }
-    combine(launch, Some((cached.positions, unrotated)))
+    combine(launch, Some((cached.positions, (width - rotated) as u32)))
 }

@@ -56,6 +56,9 @@ const SPLIT_COLUMNS: u32 = 192;
 const PICKED_SPLIT_COLUMNS: u32 = 160;
 /// Units of a cube that combines KV splits.
 const COMBINE_UNITS: u32 = 128;
+/// Channels of a unit that combines KV splits, at most: with more, fewer units of a head would have
+/// any, and not all partial sums would be on their way at a time.
+const COMBINE_VECTOR: usize = 4;
 /// Channels of a cube that pools.
 const POOL_UNITS: u32 = 64;
 
@@ -372,14 +375,14 @@ impl SinkLaunch {
 }
 
 /// Combines the KV splits, if there are several. `rotation` has the positions by which results are
-/// rotated back, and the number of vectors in front that are not.
+/// rotated back, and the number of channels in front that are not.
 fn combine(launch: SinkLaunch, rotation: Option<(Positions, u32)>) -> CubeTensor {
     if !launch.blueprint.multiple_splits {
         return launch.result;
     }
     let client = launch.result.client.clone();
     let [batch, count, heads, width] = launch.result.shape().dims();
-    let size = launch.inputs.size;
+    let size = launch.inputs.size.min(COMBINE_VECTOR);
     let partials = launch.partials();
     let positions = rotation.as_ref().map(|(positions, _)| positions);
     let start_dtype = positions.map_or(DType::I32, |positions| positions.start.dtype);
@@ -387,7 +390,7 @@ fn combine(launch: SinkLaunch, rotation: Option<(Positions, u32)>) -> CubeTensor
     let angles = positions.map_or(&launch.result, |positions| &positions.angles);
     let address = address_type([&launch.sums, &launch.result, angles]);
     let rotation = rotation.as_ref().map(|(positions, unrotated)| {
-        OutputRotationLaunch::new(positions.arg(), count as u32, *unrotated)
+        OutputRotationLaunch::new(positions.arg(), count as u32, *unrotated / size as u32)
     });
     // SAFETY: there is a cube for each head of a query; angles are within the table.
     unsafe {
