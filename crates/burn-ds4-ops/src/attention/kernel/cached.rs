@@ -86,43 +86,42 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let rotation = RowRotation::new(table, visibility.angle, blueprint.unrotated);
     let stride = comptime!(KV_GROUP * sink.planes);
     let own = UNIT_POS_Y * KV_GROUP;
-    if comptime!(blueprint.staged_groups > 0) {
-        let mut staged = StagedRows::<F, N>::new(blueprint);
-        let mut first = split.first + own;
-        while first < min(split.end, shape.span) {
-            staged.copy(&attention.window, &window_group(inputs, &visibility, first));
-            first += stride;
+    let is_staged = comptime!(blueprint.staged_groups > 0);
+    let mut staged = StagedRows::<F, N>::new(blueprint);
+    if comptime!(!is_staged) {
+        heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
+    }
+    let mut first = split.first + own;
+    while first < min(split.end, shape.span) {
+        let group = window_group(inputs, &visibility, first);
+        if group.is_visible() {
+            if comptime!(is_staged) {
+                staged.copy(&attention.window, &group);
+            } else {
+                heads.attend::<F>(&attention.window, &group, shape.vectors, attention.scale);
+            }
         }
-        let mut first = split.row(split.first) + own;
-        while first < split.row(split.end) {
-            let group = compressed_group(inputs, &visibility, first, split.row(split.end));
-            staged.copy(&attention.rows, &group);
-            first += stride;
+        first += stride;
+    }
+    let mut first = split.row(split.first) + own;
+    while first < split.row(split.end) {
+        let group = compressed_group(inputs, &visibility, first, split.row(split.end));
+        if group.is_visible() {
+            if comptime!(is_staged) {
+                staged.copy(&attention.rows, &group);
+            } else {
+                heads.attend::<F>(&attention.rows, &group, shape.vectors, attention.scale);
+            }
         }
+        first += stride;
+    }
+    if comptime!(is_staged) {
         commit_copies();
         heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
         await_copies(0u32);
         for index in 0..staged.count {
             let group = staged.group(index);
             heads.attend::<F>(&staged.rows[..], &group, shape.vectors, attention.scale);
-        }
-    } else {
-        heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
-        let mut first = split.first + own;
-        while first < min(split.end, shape.span) {
-            let group = window_group(inputs, &visibility, first);
-            if group.is_visible() {
-                heads.attend::<F>(&attention.window, &group, shape.vectors, attention.scale);
-            }
-            first += stride;
-        }
-        let mut first = split.row(split.first) + own;
-        while first < split.row(split.end) {
-            let group = compressed_group(inputs, &visibility, first, split.row(split.end));
-            if group.is_visible() {
-                heads.attend::<F>(&attention.rows, &group, shape.vectors, attention.scale);
-            }
-            first += stride;
         }
     }
 
@@ -189,7 +188,7 @@ struct StagedRows<F: Float, N: Size> {
 impl<F: Float, N: Size> StagedRows<F, N> {
     fn new(#[comptime] blueprint: CachedBlueprint) -> StagedRows<F, N> {
         StagedRows::<F, N> {
-            rows: Shared::new_slice(comptime!(blueprint.staged_vectors())),
+            rows: Shared::new_slice(comptime!(blueprint.staged_vectors().max(1))),
             count: 0u32.runtime(),
             visible: 0u32.runtime(),
             blueprint,
@@ -203,26 +202,24 @@ impl<F: Float, N: Size> StagedRows<F, N> {
         ((UNIT_POS_Y * plane_rows + row) * vectors) as usize
     }
 
-    /// Begins to copy the rows of a group, if any of them is visible.
+    /// Begins to copy the rows of a group with a visible row.
     fn copy(&mut self, source: &[Vector<F, N>], group: &KvGroup) {
         let sink = comptime!(self.blueprint.sink);
-        if group.is_visible() {
+        #[unroll]
+        for c in 0..KV_GROUP {
+            let row = self.count * KV_GROUP + c;
+            let to = self.start(row) + UNIT_POS_X as usize;
+            let from = group.starts[c as usize] + UNIT_POS_X as usize;
             #[unroll]
-            for c in 0..KV_GROUP {
-                let row = self.count * KV_GROUP + c;
-                let to = self.start(row) + UNIT_POS_X as usize;
-                let from = group.starts[c as usize] + UNIT_POS_X as usize;
-                #[unroll]
-                for step in 0..sink.steps {
-                    let ahead = comptime!((step * sink.plane) as usize);
-                    let (from, to) = (from + ahead, to + ahead);
-                    copy_async(&source[from..from + 1], &mut self.rows[to..to + 1], 8u32);
-                }
-                let is_visible = group.biases[c as usize] == 0.0f32;
-                self.visible |= select(is_visible, 1u32, 0u32) << row;
+            for step in 0..sink.steps {
+                let ahead = comptime!((step * sink.plane) as usize);
+                let (from, to) = (from + ahead, to + ahead);
+                copy_async(&source[from..from + 1], &mut self.rows[to..to + 1], 8u32);
             }
-            self.count += 1;
+            let is_visible = group.biases[c as usize] == 0.0f32;
+            self.visible |= select(is_visible, 1u32, 0u32) << row;
         }
+        self.count += 1;
     }
 
     /// The rows of group `index` that were copied.

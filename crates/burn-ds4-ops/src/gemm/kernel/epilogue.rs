@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::input::{padded_columns, permuted_column, term_of};
 use super::weights::WeightFormat;
 use crate::caps::Target;
-use crate::intrinsics::{exp, reciprocal, shuffle_xor};
+use crate::intrinsics::{exp, modulo, reciprocal, shuffle_xor};
 
 /// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; NaN stays NaN.
 #[cube]
@@ -107,6 +107,41 @@ pub(super) fn add_terms(
         }
     }
     added
+}
+
+/// Rows of `x` of which a lane has sums, where a row has so many terms.
+pub(super) const fn lane_rows(terms: u32) -> u32 {
+    if terms == 1 { 2 } else { 1 }
+}
+
+/// A lane's sums of one row of `x`, of a tile whose [terms are added](add_terms).
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RowSums {
+    /// The row, among those of the tile.
+    pub x_row: u32,
+    /// Whether it is this lane that has the sums of all its terms.
+    pub is_own: bool,
+    /// Of the lane's lower row of weights, and of its upper one.
+    pub low: f32,
+    pub high: f32,
+}
+
+#[cube]
+impl RowSums {
+    /// Those of row `index` of the lane's [`lane_rows`].
+    pub fn new(
+        sums: Vector<f32, Const<4>>,
+        #[comptime] index: u32,
+        #[comptime] terms: u32,
+    ) -> RowSums {
+        let column = UNIT_POS_X % 4 * 2;
+        RowSums {
+            x_row: (column + index) / terms,
+            is_own: modulo(column, terms) == 0,
+            low: sums.extract(comptime!(index as usize)),
+            high: sums.extract(comptime!(index as usize + 2)),
+        }
+    }
 }
 
 /// Adds a block's sum times its scales, those of a lane's two rows, to `sum`.

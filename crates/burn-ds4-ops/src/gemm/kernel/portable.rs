@@ -118,7 +118,6 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
     } else {
         1
     }));
-    let no_ids = ComptimeOption::<Box<[I]>>::new_None();
     let grouping = comptime!(GroupsBlueprint {
         pairing: if small { Pairing::Ids } else { Pairing::One },
         pairs: max_pairs,
@@ -129,11 +128,7 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
         tokens: pairs.count,
         slots: 1u32.runtime(),
     };
-    let groups = if comptime!(small) {
-        Groups::new::<I>(&pairs.ids, sizes, layout.count, grouping)
-    } else {
-        Groups::new::<I>(&no_ids, sizes, layout.count, grouping)
-    };
+    let groups = Groups::new::<I>(&pairs.ids, sizes, layout.count, grouping);
 
     let mut group = CUBE_POS_Y;
     let mut last = CUBE_POS_Y + 1;

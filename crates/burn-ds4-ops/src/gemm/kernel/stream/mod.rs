@@ -55,10 +55,35 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
         prefetch_rows(x, first.sizes.tokens, columns, x_vectors, blueprint);
     }
     let groups = Groups::of(expert, first.sizes, matrices, blueprint.groups());
-    let tiles = first.tiles_of(&groups, blueprint);
-    if comptime!(second_blueprint.is_none()) {
-        let (least, more) = split.cubes.div_mod(tiles);
-        let range = TileRange::new(CUBE_POS_X, least, more);
+    let cubes = CUBE_COUNT_X;
+    let mut first_cubes = cubes;
+    if comptime!(second_blueprint.is_some()) {
+        // Without ids, a matrix has all rows of `x` and may be read repeatedly, which the work of
+        // the second problem is relative to.
+        let reads = if comptime!(blueprint.pairing == Pairing::Ids) {
+            groups.count()
+        } else {
+            1u32.runtime()
+        };
+        // Every cube computes the same number.
+        let part = split.second_work / (f32::cast_from(reads) + split.second_work);
+        let second_cubes = u32::cast_from(f32::cast_from(cubes) * part + 0.5f32);
+        first_cubes = cubes - min(max(second_cubes, 1u32), cubes - 1);
+    }
+    // A constant where there is no second problem, whose code is then left out.
+    let has_first = if comptime!(second_blueprint.is_some()) {
+        CUBE_POS_X < first_cubes
+    } else {
+        true.runtime()
+    };
+    if has_first {
+        let tiles = first.tiles_of(&groups, blueprint);
+        let range = if comptime!(second_blueprint.is_none()) {
+            let (least, more) = split.cubes.div_mod(tiles);
+            TileRange::new(CUBE_POS_X, least, more)
+        } else {
+            TileRange::of(CUBE_POS_X, first_cubes, tiles)
+        };
         multiply_tiles_of::<X, I, Y, N>(
             x,
             x_vectors,
@@ -70,46 +95,17 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
         );
     } else {
         let mut second = second.unwrap();
-        // Without ids, a matrix has all rows of `x` and may be read repeatedly, which the work of
-        // the second problem is relative to.
-        let reads = if comptime!(blueprint.pairing == Pairing::Ids) {
-            groups.count()
-        } else {
-            1u32.runtime()
-        };
-        let cubes = CUBE_COUNT_X;
-        // Every cube computes the same number.
-        let part = split.second_work / (f32::cast_from(reads) + split.second_work);
-        let second_cubes = u32::cast_from(f32::cast_from(cubes) * part + 0.5f32);
-        let second_cubes = min(max(second_cubes, 1u32), cubes - 1);
-        let first_cubes = cubes - second_cubes;
-        if CUBE_POS_X < first_cubes {
-            let least = tiles / first_cubes;
-            let range = TileRange::new(CUBE_POS_X, least, tiles - least * first_cubes);
-            multiply_tiles_of::<X, I, Y, N>(
-                x,
-                x_vectors,
-                &mut first,
-                &groups,
-                range,
-                &mut storage,
-                blueprint,
-            );
-        } else {
-            let no_ids = Groups::of(0u32, second.sizes, 1u32, other_blueprint.groups());
-            let tiles = second.tiles_of(&no_ids, other_blueprint);
-            let least = tiles / second_cubes;
-            let more = tiles - least * second_cubes;
-            let range = TileRange::new(CUBE_POS_X - first_cubes, least, more);
-            multiply_tiles_of::<X, I, Y, N>(
-                x,
-                x_vectors,
-                &mut second,
-                &no_ids,
-                range,
-                &mut storage,
-                other_blueprint,
-            );
-        }
+        let no_ids = Groups::of(0u32, second.sizes, 1u32, other_blueprint.groups());
+        let tiles = second.tiles_of(&no_ids, other_blueprint);
+        let range = TileRange::of(CUBE_POS_X - first_cubes, cubes - first_cubes, tiles);
+        multiply_tiles_of::<X, I, Y, N>(
+            x,
+            x_vectors,
+            &mut second,
+            &no_ids,
+            range,
+            &mut storage,
+            other_blueprint,
+        );
     }
 }

@@ -3,7 +3,7 @@ use cubecl::prelude::*;
 use super::blueprint::StreamBlueprint;
 use super::pipeline::{Stream, new_ring};
 use crate::gemm::kernel::K_STEPS;
-use crate::gemm::kernel::epilogue::add_terms;
+use crate::gemm::kernel::epilogue::{RowSums, add_terms, lane_rows};
 use crate::gemm::kernel::groups::{Groups, PairSizes};
 use crate::gemm::kernel::input::{padded_columns, read_rows, store_rows};
 use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
@@ -214,13 +214,16 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             }
             if ends_pass {
                 let sums = add_terms(sum, terms, blueprint.target);
-                let lane_columns = comptime!(if terms == 1 { 2u32 } else { 1u32 });
                 #[unroll]
-                for w in 0..lane_columns {
-                    let token = shared_pass + (quarter * 2 + w) / terms;
-                    let low = sums.extract(comptime!(w as usize));
-                    let high = sums.extract(comptime!(w as usize + 2));
-                    if modulo(quarter * 2, terms) == 0 && token < tokens {
+                for w in 0..comptime!(lane_rows(terms)) {
+                    let RowSums {
+                        x_row,
+                        is_own,
+                        low,
+                        high,
+                    } = RowSums::new(sums, w, terms);
+                    let token = shared_pass + x_row;
+                    if is_own && token < tokens {
                         let slot = shared_plane_group * shared_tile_sums
                             + (token * shared_blueprint.planes + shared_plane) * 16
                             + row;
@@ -273,14 +276,16 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             }
         }
         let sum = add_terms(sum, terms, blueprint.target);
-        let lane_columns = comptime!(if terms == 1 { 2u32 } else { 1u32 });
         #[unroll]
-        for w in 0..lane_columns {
-            let of = (quarter * 2 + w) / terms;
-            let low = sum.extract(comptime!(w as usize));
-            let high = sum.extract(comptime!(w as usize + 2));
-            if modulo(quarter * 2, terms) == 0 && current_pass + of < current_count {
-                let pair = groups.pair(current_start, current_pass + of);
+        for w in 0..comptime!(lane_rows(terms)) {
+            let RowSums {
+                x_row,
+                is_own,
+                low,
+                high,
+            } = RowSums::new(sum, w, terms);
+            if is_own && current_pass + x_row < current_count {
+                let pair = groups.pair(current_start, current_pass + x_row);
                 let slot = current_tile * tile_sums + (pair * blueprint.planes + plane) * 16 + row;
                 partials[slot as usize] = low;
                 partials[slot as usize + 8] = high;

@@ -4,7 +4,7 @@ use cubecl::std::FastDivmod;
 use super::blueprint::StreamBlueprint;
 use super::pipeline::{LanePlace, Stream, new_ring};
 use crate::gemm::kernel::K_STEPS;
-use crate::gemm::kernel::epilogue::{Results, add_terms, gated_value};
+use crate::gemm::kernel::epilogue::{Results, RowSums, add_terms, gated_value, lane_rows};
 use crate::gemm::kernel::groups::{Groups, PairSizes, Pairing};
 use crate::gemm::kernel::input::{
     SCALE_VEC8S, load_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
@@ -76,6 +76,12 @@ impl TileRange {
             first,
             end: first + least + select(index < more, 1u32, 0u32),
         }
+    }
+
+    /// Range `index` of `count` that `tiles` are divided into.
+    pub fn of(index: u32, count: u32, tiles: u32) -> TileRange {
+        let least = tiles / count;
+        TileRange::new(index, least, tiles - least * count)
     }
 }
 
@@ -291,7 +297,6 @@ fn begin_pass<X: Float, N: Size>(
 }
 
 /// Multiplies a cube's range of tiles of a problem. Every unit of the cube must call this.
-///
 #[cube]
 pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
     x: &[Vector<X, N>],
@@ -363,17 +368,18 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                     sum += storage.partials[(slot + p * 32) as usize];
                 }
                 let sum = add_terms(sum, terms, blueprint.target);
-                let lane_columns = comptime!(if terms == 1 { 2u32 } else { 1u32 });
                 #[unroll]
-                for w in 0..lane_columns {
-                    let of = (quarter * 2 + w) / terms;
-                    let low = sum.extract(comptime!(w as usize));
-                    let high = sum.extract(comptime!(w as usize + 2));
+                for w in 0..comptime!(lane_rows(terms)) {
+                    let RowSums {
+                        x_row,
+                        is_own,
+                        low,
+                        high,
+                    } = RowSums::new(sum, w, terms);
                     let own = (base + local) * tile_outputs + place.row;
-                    let writes =
-                        modulo(quarter * 2, terms) == 0 && of < comptime!(blueprint.pass_pairs());
-                    if writes && pass.first_pair + of < pass.count {
-                        let pair = groups.pair(pass.start, pass.first_pair + of);
+                    let writes = is_own && x_row < comptime!(blueprint.pass_pairs());
+                    if writes && pass.first_pair + x_row < pass.count {
+                        let pair = groups.pair(pass.start, pass.first_pair + x_row);
                         let results = Results {
                             row: pair,
                             own,
