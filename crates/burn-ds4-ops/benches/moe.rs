@@ -12,7 +12,7 @@ use crate::{
     tests::common::{floats, integers},
     tests::distributions::Random,
     tests::drawn::{Batch, Drawn, DrawnExperts, assert_row},
-    tests::packing::{FP8_PAIR, Format},
+    tests::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4},
 };
 
 /// Experts per token.
@@ -25,6 +25,8 @@ const PRO: [usize; 3] = [384, 7168, 3072];
 pub(crate) const SMALL: [usize; 3] = [16, 256, 128];
 const TOKENS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 256, 2048, 4096, 16384];
 const FP8_TOKENS: [usize; 3] = [1, 8, 4096];
+/// Tokens for experts of FP4 as released files have it.
+const PLAIN_TOKENS: [usize; 3] = [1, 8, 4096];
 const RELEASED_TOKENS: [usize; 4] = [1, 2048, 4096, 16384];
 const FP8_RELEASED_TOKENS: usize = 4096;
 /// Tokens in the comparison with Burn's own operators.
@@ -49,7 +51,7 @@ enum Method {
 
 /// The cases, those with the same weights one after the other.
 pub fn cases() -> Vec<Case> {
-    let (fp4, bf16) = (Format::Fp4, FloatDType::BF16);
+    let (fp4, bf16) = (REPACKED_FP4, FloatDType::BF16);
     let small = case(1, SMALL, ("fp4", fp4), FloatDType::F32, Method::Fused);
     let of = move |shape| {
         let tokens = TOKENS.into_iter();
@@ -70,7 +72,9 @@ pub fn cases() -> Vec<Case> {
         |(variant, format), tokens| case(tokens, FLASH, (variant, format), bf16, Method::Released);
     let fp4_released = RELEASED_TOKENS.map(|tokens| released(("fp4_released", fp4), tokens));
     let fp8_released = released(("fp8_released", FP8_PAIR), FP8_RELEASED_TOKENS);
-    let fp4 = of(FLASH).chain(fp4_released);
+    let plain = ("fp4_plain", FP4);
+    let fp4_plain = PLAIN_TOKENS.map(|tokens| case(tokens, FLASH, plain, bf16, Method::Fused));
+    let fp4 = of(FLASH).chain(fp4_released).chain(fp4_plain);
     let flash = fp4.chain(burn).chain(fp8).chain([fp8_released]);
     std::iter::once(small).chain(flash).chain(of(PRO)).collect()
 }

@@ -13,7 +13,7 @@ use crate::{
     tests::distributions::Random,
     tests::drawn::{Batch, DrawnExperts, assert_row},
     tests::experts::Stacks,
-    tests::packing::{FP8_PAIR, Format},
+    tests::packing::{FP8_PAIR, REPACKED_FP4},
 };
 
 const TOKENS: [usize; 4] = [1, 2, 5, 2048];
@@ -31,7 +31,7 @@ pub fn cases() -> Vec<Case> {
 fn case(tokens: usize, shape: [usize; 3], variant: &'static str, dtype: FloatDType) -> Case {
     let [experts, d, inner] = shape;
     let of_shared = [1, d, inner];
-    let own = distinct(tokens, experts) * bytes_of_expert(Format::Fp4, shape);
+    let own = distinct(tokens, experts) * bytes_of_expert(REPACKED_FP4, shape);
     let weights = own + bytes_of_expert(FP8_PAIR, of_shared);
     let x = tokens * d * DType::from(dtype).size();
     let pairs = tokens * K;
@@ -45,7 +45,7 @@ fn case(tokens: usize, shape: [usize; 3], variant: &'static str, dtype: FloatDTy
         // All sets share the weights of the layer; each uses other experts.
         input_bytes: weights + x,
         build: Box::new(move |device, seed| {
-            let own = layer(Format::Fp4, shape, device);
+            let own = layer(REPACKED_FP4, shape, device);
             let shared = DrawnExperts::new(FP8_PAIR, of_shared, device, seed + 2);
             device.seed(u64::from(seed));
             let uniform = Distribution::Uniform(-1.0, 1.0);

@@ -8,7 +8,7 @@ use crate::{
     tests::common::values,
     tests::drawn::Drawn,
     tests::linear::Input,
-    tests::packing::{FP8, Format, Packed, fp8_blocks},
+    tests::packing::{FP4, FP8, Format, Packed, REPACKED_FP4, fp8_blocks},
 };
 
 /// Outputs and inputs.
@@ -17,6 +17,8 @@ const SIZES: [(usize, usize); 3] = [(4096, 4096), (32768, 1024), (7168, 2048)];
 const SMALL: (usize, usize) = (256, 512);
 /// Rows of products that round them.
 const RELEASED_ROWS: [usize; 4] = [1, 128, 2048, 4096];
+/// Rows of products by FP4 as released files have it.
+const PLAIN_ROWS: [usize; 2] = [1, 2048];
 const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 4096];
 /// Outputs of both matrices, and inputs: the projections of tokens and of low-rank queries in
 /// V4-Flash.
@@ -33,9 +35,10 @@ pub fn cases() -> Vec<Case> {
     let released = Activations::Released;
     let variants = [
         ("fp8", FP8, exact, &ROWS[..]),
-        ("fp4", Format::Fp4, exact, &ROWS[..]),
+        ("fp4", REPACKED_FP4, exact, &ROWS[..]),
+        ("fp4_plain", FP4, exact, &PLAIN_ROWS[..]),
         ("fp8_released", FP8, released, &RELEASED_ROWS[..]),
-        ("fp4_released", Format::Fp4, released, &RELEASED_ROWS[..]),
+        ("fp4_released", REPACKED_FP4, released, &RELEASED_ROWS[..]),
     ];
     let large = variants
         .into_iter()
@@ -45,7 +48,7 @@ pub fn cases() -> Vec<Case> {
                 rows.map(move |&rows| case(rows, size, (variant, format, mode), FloatDType::BF16))
             })
         });
-    let small = case(1, SMALL, ("fp4", Format::Fp4, exact), FloatDType::F32);
+    let small = case(1, SMALL, ("fp4", REPACKED_FP4, exact), FloatDType::F32);
     let pairs = PAIRS.into_iter().flat_map(|size| {
         let variants = ["fp8", APART].into_iter();
         variants.flat_map(move |variant| {
@@ -177,6 +180,6 @@ pub fn bytes_of_one(format: Format, rows: usize, columns: usize) -> usize {
             let scales: usize = fp8_blocks([1, rows, columns], parts).iter().product();
             rows * columns.next_multiple_of(4) + 4 * scales
         }
-        Format::Fp4 => rows * (columns.div_ceil(8) * 4 + columns.div_ceil(FP4_BLOCK)),
+        Format::Fp4(_) => rows * (columns.div_ceil(8) * 4 + columns.div_ceil(FP4_BLOCK)),
     }
 }

@@ -10,7 +10,7 @@ use super::common::{
 };
 use super::experts::{Layer, size};
 use super::linear::{Input, linear};
-use super::packing::{FP8_PAIR, Format, Packed, every_format};
+use super::packing::{FP4, FP8_PAIR, Format, Packed, every_format};
 use super::sharing::Both;
 
 const RELEASED: Activations = Activations::Released;
@@ -105,7 +105,7 @@ fn what_is_not_finite_stays_in_its_row() {
 fn pairs_and_groups_round_as_single_maps_do() {
     for (name, device) in devices() {
         let [first, second] = [0, 1].map(|seed| {
-            let weights = Packed::random(Format::Fp4, [1, 40, 256], seed);
+            let weights = Packed::random(FP4, [1, 40, 256], seed);
             weights.on(device)
         });
         let x = Input::random([3, 256], FloatDType::F32, 5).on(device);
@@ -118,7 +118,7 @@ fn pairs_and_groups_round_as_single_maps_do() {
                 assert_close(&values(actual), &alone, EXACT, &format!("{name} {modes:?}"));
             }
         }
-        let groups = Packed::random(Format::Fp4, [2, 40, 256], 7).on(device);
+        let groups = Packed::random(FP4, [2, 40, 256], 7).on(device);
         let x: Tensor<3> = Tensor::stack(vec![x.clone(), x * 3.0], 1);
         let rounded = fp8_roundtrip(x.clone(), FP8_BLOCK).expect("arguments that fit");
         let expected = grouped_linear(rounded, &groups).expect("arguments that fit");
@@ -138,7 +138,7 @@ fn experts_round_what_both_of_their_matrices_take() {
             size([300, 2, 5, 136, 264]),
             size([300, 6, 5, 256, 256]),
         ];
-        for format in [Format::Fp4, FP8_PAIR, Format::Dense(FloatDType::F32)] {
+        for format in [FP4, FP8_PAIR, Format::Dense(FloatDType::F32)] {
             for dtype in dtypes(name, device) {
                 let step = if dtype == FloatDType::F32 { 3 } else { 6 };
                 for (i, &size) in some(name, &sizes, step).enumerate() {
@@ -153,7 +153,7 @@ fn experts_round_what_both_of_their_matrices_take() {
 
 fn a_shared_expert_rounds_for_itself() {
     for (name, device) in devices() {
-        let formats = [Format::Fp4, FP8_PAIR];
+        let formats = [FP4, FP8_PAIR];
         for dtype in dtypes(name, device) {
             if compiles_slowly(name) && dtype != FloatDType::F32 {
                 continue;

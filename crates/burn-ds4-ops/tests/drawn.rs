@@ -1,11 +1,11 @@
 //! Stacks of matrices too large for the host: drawn on a device, and read back one by one.
 
-use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Weights};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Fp4Layout, Weights};
 
 use super::common::{assert_within, narrow, values, wide};
 use super::experts::{Rounding, Stacks};
-use super::packing::{Format, Packed, fp8_blocks};
+use super::packing::{Format, Packed, fp8_blocks, plain_codes};
 use super::round_trips::FP8;
 
 /// A stack `[count, out, in]` on a device.
@@ -26,6 +26,7 @@ enum Stored {
     Fp4 {
         words: Tensor<3, Int>,
         scales: Tensor<2, Int>,
+        layout: Fp4Layout,
     },
 }
 
@@ -57,13 +58,14 @@ impl Drawn {
                     parts,
                 }
             }
-            Format::Fp4 => {
+            Format::Fp4(layout) => {
                 let scales = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
                 let lowest = 124 - spread.log2().round() as u32;
                 let varied = bits([count, scales], device).bitwise_and_scalar(0x0303_0303_u32);
                 Stored::Fp4 {
                     words: bits([count, rows, columns.div_ceil(8)], device),
                     scales: varied.add_scalar(lowest * 0x0101_0101),
+                    layout,
                 }
             }
         };
@@ -80,7 +82,11 @@ impl Drawn {
                 scales,
                 parts,
             } => Weights::fp8(words, scales, columns, parts),
-            Stored::Fp4 { words, scales } => Weights::fp4(words, scales, columns),
+            Stored::Fp4 {
+                words,
+                scales,
+                layout,
+            } => Weights::fp4(words, scales, columns, layout),
         }
         .expect("a stack as it should be")
     }
@@ -100,9 +106,14 @@ impl Drawn {
                 scales: scales.slice_dim(0, one),
                 parts,
             },
-            Stored::Fp4 { words, scales } => Stored::Fp4 {
+            Stored::Fp4 {
+                words,
+                scales,
+                layout,
+            } => Stored::Fp4 {
                 words: words.slice_dim(0, one.clone()),
                 scales: scales.slice_dim(0, one),
+                layout,
             },
         };
         Self {
@@ -127,10 +138,19 @@ impl Drawn {
                 let codes = codes(words, columns, 4);
                 Packed::fp8(self.shape, parts, codes, values(scales))
             }
-            Stored::Fp4 { words, scales } => {
+            Stored::Fp4 {
+                words,
+                scales,
+                layout,
+            } => {
                 let per_matrix = rows * columns.div_ceil(FP4_BLOCK);
                 let scales = codes(scales, per_matrix, 4);
-                Packed::fp4(self.shape, codes(words, columns, 8), scales)
+                let words = match layout {
+                    Fp4Layout::Plain => words,
+                    Fp4Layout::Repacked => plain(words),
+                };
+                let codes = codes(words, columns, 8);
+                Packed::fp4(self.shape, codes, scales).in_layout(layout)
             }
         }
     }
@@ -143,6 +163,14 @@ pub fn bits<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Int
         Tensor::<D, Int>::random(shape, distribution, (device, DType::U32))
     };
     half().mul_scalar(1_u32 << 16).add(half())
+}
+
+/// Words of FP4 that are repacked, in the plain layout.
+fn plain(words: Tensor<3, Int>) -> Tensor<3, Int> {
+    let (shape, device) = (words.dims(), words.device());
+    let words: Vec<u32> = words.try_into_vec_as().expect("words");
+    let words: Vec<u32> = words.into_iter().map(plain_codes).collect();
+    Tensor::from_data(TensorData::new(words, shape), (&device, DType::U32))
 }
 
 /// The first `length` codes of each row of words.

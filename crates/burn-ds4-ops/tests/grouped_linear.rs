@@ -9,7 +9,7 @@ use super::common::{
     values,
 };
 use super::linear::{Input, linear};
-use super::packing::{FP8, FP8_PAIR, Format, Packed, every_format};
+use super::packing::{FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4, every_format};
 use super::products::assert_same_bits;
 
 const F32: FloatDType = FloatDType::F32;
@@ -193,7 +193,7 @@ fn up_to_16_tokens_have_the_bits_that_each_has_alone() {
 
 fn a_group_of_one_is_a_linear_map() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8, FP8_PAIR, Format::Dense(F32)] {
+        for format in [FP4, REPACKED_FP4, FP8, FP8_PAIR, Format::Dense(F32)] {
             let weights = Packed::exact(format, [1, 66, 392], 0, 3).on(device);
             for &tokens in some(name, &[1, 5, 40], 2) {
                 let x = Input::exact([tokens, 392], dtype, 4).on(device);
@@ -241,7 +241,7 @@ fn x_may_be_any_view_and_have_two_dimensions() {
 
 fn nothing_in_gives_nothing_and_no_columns_give_zeros() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8, Format::Dense(F32)] {
+        for format in [FP4, FP8, Format::Dense(F32)] {
             for [tokens, groups, out, columns] in [
                 [0, 2, 6, 40],
                 [3, 0, 6, 40],
@@ -260,7 +260,7 @@ fn nothing_in_gives_nothing_and_no_columns_give_zeros() {
 
 fn what_is_not_finite_stays_in_its_token_and_group() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8] {
+        for format in [FP4, FP8] {
             let [groups, out, columns] = [3, 34, 96];
             let mut stack = Packed::exact(format, [groups, out, columns], 0, 3);
             for tokens in [3, 16, 40] {

@@ -8,9 +8,8 @@ use super::common::{
     some_of_half,
 };
 use super::experts::{Layer, Size, few_and_many, size};
-use super::packing::{FP8, FP8_PAIR, Format, every_format};
+use super::packing::{FP4, FP8, FP8_PAIR, Format, REPACKED_FP4, every_format};
 
-const FP4: Format = Format::Fp4;
 const F32: Format = Format::Dense(FloatDType::F32);
 
 const SIZES: [Size; 10] = [
@@ -47,8 +46,8 @@ fn sums_are_exact_at_any_size(format: Format) {
         let sizes: Vec<(usize, Size)> = sizes.collect();
         for dtype in dtypes(name, device) {
             let step = match (format, dtype) {
-                (Format::Fp4, FloatDType::F32) => 1,
-                (Format::Fp4, _) | (_, FloatDType::F32) => 3,
+                (FP4, FloatDType::F32) => 1,
+                (FP4 | REPACKED_FP4, _) | (_, FloatDType::F32) => 3,
                 _ if compiles_slowly(name) => continue,
                 _ => 1,
             };
@@ -66,6 +65,10 @@ fn sums_are_exact_at_any_size(format: Format) {
 
 fn fp4_experts_of_any_size_give_exact_sums() {
     sums_are_exact_at_any_size(FP4);
+}
+
+fn repacked_fp4_experts_of_any_size_give_exact_sums() {
+    sums_are_exact_at_any_size(REPACKED_FP4);
 }
 
 fn fp8_experts_of_any_size_give_exact_sums() {
@@ -210,6 +213,7 @@ fn column_major(x: Tensor<2>) -> Tensor<2> {
 
 catalogue![
     fp4_experts_of_any_size_give_exact_sums,
+    repacked_fp4_experts_of_any_size_give_exact_sums,
     fp8_experts_of_any_size_give_exact_sums,
     dense_experts_of_any_size_give_exact_sums,
     experts_of_any_format_are_what_f32_sums_can_be,

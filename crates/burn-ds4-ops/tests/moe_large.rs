@@ -7,7 +7,7 @@ use burn_ds4_ops::moe::expert_ffn;
 use super::common::{devices, floats, integers, sized, some, values};
 use super::distributions::Random;
 use super::drawn::{Batch, DrawnExperts, assert_row, bits};
-use super::packing::{FP8_PAIR, Format};
+use super::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4};
 
 /// Experts per token.
 const K: usize = 6;
@@ -76,11 +76,13 @@ fn any_expert(format: Format, on_gpu: Sizes, elsewhere: Sizes) {
 
 fn a_layer_of_v4_flash() {
     let batches = &[1, 7, 16, 17, 64, 300, 4096];
-    any_expert(Format::Fp4, (FLASH, batches), (SMALL, &[1, 17]));
+    for format in [FP4, REPACKED_FP4] {
+        any_expert(format, (FLASH, batches), (SMALL, &[1, 17]));
+    }
 }
 
 fn a_layer_of_v4_pro_whose_packed_weights_exceed_4_gib() {
-    any_expert(Format::Fp4, (PRO, &[1, 16, 512]), (SMALL, &[40]));
+    any_expert(REPACKED_FP4, (PRO, &[1, 16, 512]), (SMALL, &[40]));
 }
 
 fn fp8_stacks_beyond_4_gib() {
@@ -112,12 +114,12 @@ fn two_experts(format: Format, on_gpu: Sizes, elsewhere: Sizes) {
 }
 
 fn thousands_of_tokens_for_two_experts() {
-    two_experts(Format::Fp4, (FLASH, &[4096]), (SMALL, &[40]));
+    two_experts(REPACKED_FP4, (FLASH, &[4096]), (SMALL, &[40]));
 }
 
 /// Stages of shared memory are filled again and again, at a size that tools can follow.
 fn hundreds_of_tokens_for_two_experts() {
-    for format in [Format::Fp4, FP8_PAIR] {
+    for format in [FP4, REPACKED_FP4, FP8_PAIR] {
         two_experts(format, ([5, 1024, 512], &[300]), (SMALL, &[20]));
     }
 }

@@ -6,10 +6,9 @@ use super::common::{
     EXACT, assert_close, compiles_slowly, devices, every_dtype, skip, some, some_of_half,
 };
 use super::experts::{Layer, few_and_many, size};
-use super::packing::{FP8_PAIR, Format};
+use super::packing::{FP4, FP8_PAIR, Format};
 use super::ranking::typed;
 
-const FP4: Format = Format::Fp4;
 const F32: Format = Format::Dense(FloatDType::F32);
 
 fn one_expert_may_get_everything() {

@@ -10,11 +10,11 @@ use super::common::{
     is_gpu, read, some, values,
 };
 use super::experts::{Size, Stacks, size};
-use super::packing::{FP8_PAIR, Format, rounded};
+use super::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4, rounded};
 use super::sharing::{Both, experts};
 
 const FORMATS: [Format; 4] = [
-    Format::Fp4,
+    REPACKED_FP4,
     FP8_PAIR,
     Format::Dense(FloatDType::F32),
     Format::Dense(FloatDType::BF16),
@@ -86,7 +86,7 @@ fn a_shared_expert_of_many_tokens_is_exact() {
         for (i, &size) in MANY.iter().enumerate() {
             for formats in mixes(name, device) {
                 // Those of a token's own go another way.
-                if formats[0] == Format::Fp4 {
+                if formats[0] == REPACKED_FP4 {
                     let dtypes = dtypes(name, device).into_iter();
                     cases.extend(dtypes.map(|dtype| (i, size, formats, dtype)));
                 }
@@ -123,7 +123,7 @@ fn values_of_any_kind_are_what_f32_sums_can_be() {
 fn a_token_has_the_same_bits_whatever_is_next_to_it() {
     every_dtype(|name, device, dtype| {
         // Where kernels compile slowly, those for 6 pairs and for 96.
-        let mixes = [[Format::Fp4, FP8_PAIR], [FP8_PAIR, Format::Fp4]];
+        let mixes = [[REPACKED_FP4, FP8_PAIR], [FP8_PAIR, FP4]];
         for &formats in some(name, &mixes, 2) {
             let both = Both::random((size([16, 6, 12, 288, 160]), 576), formats, dtype, 3);
             let stacks = both.stacks(device);
@@ -142,7 +142,7 @@ fn what_is_not_finite_stays_in_its_token() {
     every_dtype(|name, device, dtype| {
         for &tokens in some(name, &[4, 20], 2) {
             let size = (size([tokens, 2, 5, 96, 64]), 128);
-            let mut both = Both::random(size, [Format::Fp4, FP8_PAIR], dtype, 4);
+            let mut both = Both::random(size, [FP4, FP8_PAIR], dtype, 4);
             let expected = both.run(device);
             both.own.x[96 + 7] = f32::NAN;
             let actual = both.run(device);
@@ -158,7 +158,7 @@ fn a_token_of_padding_has_the_shared_expert_alone() {
     for (name, device) in devices() {
         for &tokens in some(name, &[3, 20], 2) {
             let size = (size([tokens, 2, 5, 96, 64]), 64);
-            let mut both = Both::exact(size, [Format::Fp4, FP8_PAIR], FloatDType::F32, 5);
+            let mut both = Both::exact(size, [FP4, FP8_PAIR], FloatDType::F32, 5);
             both.own.ids.fill(-1);
             both.own.weights.fill(f32::NAN);
             both.own.gate_up.poison(0);
@@ -212,7 +212,7 @@ fn it_is_both_kinds_of_experts_added_up() {
     every_dtype(|name, device, dtype| {
         for &tokens in some(name, &[1, 7, 30], 3) {
             let size = (size([tokens, 2, 5, 136, 72]), 200);
-            let both = Both::random(size, [Format::Fp4, FP8_PAIR], dtype, tokens as u64);
+            let both = Both::random(size, [FP4, FP8_PAIR], dtype, tokens as u64);
             let stacks = both.stacks(device);
             let apart = [(&both.own, &stacks.own), (&both.shared, &stacks.shared)];
             let [own, shared] = apart.map(|(layer, stacks)| layer.run_with(stacks, device));
@@ -229,7 +229,7 @@ fn it_is_both_kinds_of_experts_added_up() {
 fn without_slots_there_is_the_shared_expert_and_without_tokens_nothing() {
     for (name, device) in devices() {
         let size = (size([3, 2, 5, 96, 64]), 64);
-        let both = Both::exact(size, [Format::Fp4, FP8_PAIR], FloatDType::F32, 6);
+        let both = Both::exact(size, [FP4, FP8_PAIR], FloatDType::F32, 6);
         let stacks = both.stacks(device);
         let run = |x: Tensor<2>, ids: Tensor<2, Int>| {
             let weights = Tensor::<2>::ones(ids.dims(), (device, DType::F32));
@@ -251,7 +251,7 @@ fn without_slots_there_is_the_shared_expert_and_without_tokens_nothing() {
 #[test]
 fn the_exact_cases_have_parts_of_both_kinds_in_most_sums() {
     let size = (size([2, 2, 5, 96, 64]), 64);
-    let both = Both::exact(size, [Format::Fp4, FP8_PAIR], FloatDType::F32, 1);
+    let both = Both::exact(size, [FP4, FP8_PAIR], FloatDType::F32, 1);
     for layer in [&both.own, &both.shared] {
         let sums = layer.expected();
         let some = sums.iter().filter(|(value, _)| value.abs() > 1e-3).count();

@@ -2,7 +2,7 @@
 //! they stand for.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK, Weights};
+use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK, Fp4Layout, Weights, repack_fp4};
 
 use super::common::{skip, wide};
 use super::distributions::Random;
@@ -13,7 +13,7 @@ use super::tables::{E2M1, E4M3, E8M0};
 pub enum Format {
     Dense(FloatDType),
     Fp8 { parts: usize },
-    Fp4,
+    Fp4(Fp4Layout),
 }
 
 pub const DENSE: [Format; 3] = [
@@ -21,6 +21,8 @@ pub const DENSE: [Format; 3] = [
     Format::Dense(FloatDType::F16),
     Format::Dense(FloatDType::BF16),
 ];
+pub const FP4: Format = Format::Fp4(Fp4Layout::Plain);
+pub const REPACKED_FP4: Format = Format::Fp4(Fp4Layout::Repacked);
 pub const FP8: Format = Format::Fp8 { parts: 1 };
 /// Gate above up, each with block rows of its own.
 pub const FP8_PAIR: Format = Format::Fp8 { parts: 2 };
@@ -37,7 +39,7 @@ impl Format {
 
 /// Runs `test` with every format of which a device has the dtype.
 pub fn every_format(name: &str, device: &Device, test: impl Fn(Format)) {
-    for format in [Format::Fp4, FP8, FP8_PAIR].into_iter().chain(DENSE) {
+    for format in [FP4, REPACKED_FP4, FP8, FP8_PAIR].into_iter().chain(DENSE) {
         match format {
             Format::Dense(dtype) if !device.supports_dtype(dtype) => {
                 skip(name, &format!("{dtype:?}").to_lowercase());
@@ -76,6 +78,7 @@ enum Stored {
         scales: Vec<f32>,
     },
     Fp4 {
+        layout: Fp4Layout,
         codes: Vec<u8>,
         scales: Vec<u8>,
     },
@@ -110,7 +113,23 @@ impl Packed {
     /// One code a weight, scales `[count, out, ceil(in / 32)]`.
     pub fn fp4(shape: [usize; 3], codes: Vec<u8>, scales: Vec<u8>) -> Self {
         assert_eq!(scales.len(), fp4_scales(shape));
-        Self::new(shape, Stored::Fp4 { codes, scales })
+        let layout = Fp4Layout::Plain;
+        Self::new(
+            shape,
+            Stored::Fp4 {
+                layout,
+                codes,
+                scales,
+            },
+        )
+    }
+
+    /// The same matrices, of FP4, in this layout.
+    pub fn in_layout(mut self, to: Fp4Layout) -> Self {
+        if let Stored::Fp4 { layout, .. } = &mut self.stored {
+            *layout = to;
+        }
+        self
     }
 
     fn new(shape: [usize; 3], stored: Stored) -> Self {
@@ -143,11 +162,11 @@ impl Packed {
                 let scales = (0..scales).map(|_| (0.5 + random.unit()) / (32.0 * spread));
                 Self::fp8(shape, parts, codes, scales.collect())
             }
-            Format::Fp4 => {
+            Format::Fp4(layout) => {
                 let codes = (0..weights).map(|_| random.index(16) as u8).collect();
                 let highest = 127 - spread.log2().round() as u8;
                 let scales = (0..fp4_scales(shape)).map(|_| highest - random.index(4) as u8);
-                Self::fp4(shape, codes, scales.collect())
+                Self::fp4(shape, codes, scales.collect()).in_layout(layout)
             }
         }
     }
@@ -169,11 +188,11 @@ impl Packed {
                 let scales = (0..scales).map(|_| 2f32.powi(exponent + random.index(2) as i32));
                 Self::fp8(shape, parts, codes, scales.collect())
             }
-            Format::Fp4 => {
+            Format::Fp4(layout) => {
                 let codes = codes.into_iter().map(|code| code as u8).collect();
                 let scales =
                     (0..fp4_scales(shape)).map(|_| (127 + exponent + random.index(2) as i32) as u8);
-                Self::fp4(shape, codes, scales.collect())
+                Self::fp4(shape, codes, scales.collect()).in_layout(layout)
             }
         }
     }
@@ -186,7 +205,7 @@ impl Packed {
         match self.stored {
             Stored::Dense { dtype, .. } => Format::Dense(dtype),
             Stored::Fp8 { parts, .. } => Format::Fp8 { parts },
-            Stored::Fp4 { .. } => Format::Fp4,
+            Stored::Fp4 { layout, .. } => Format::Fp4(layout),
         }
     }
 
@@ -279,19 +298,38 @@ impl Packed {
                 let scales = Tensor::from_data(scales, (device, DType::F32));
                 Weights::fp8(words, scales, columns, *parts)
             }
-            Stored::Fp4 { codes, scales } => {
+            Stored::Fp4 {
+                layout,
+                codes,
+                scales,
+            } => {
                 let per_matrix = rows * columns.div_ceil(FP4_BLOCK);
                 let words_of_scales = words(scales, per_matrix, 4, SCALE_PADDING);
-                let words = words(codes, columns, 8, FP4_PADDING);
+                let mut words = words(codes, columns, 8, FP4_PADDING);
+                if *layout == Fp4Layout::Repacked {
+                    repack_fp4(&mut words);
+                }
                 Weights::fp4(
                     integers(words, [count, rows, columns.div_ceil(8)], device),
                     integers(words_of_scales, [count, per_matrix.div_ceil(4)], device),
                     columns,
+                    *layout,
                 )
             }
         }
         .expect("a stack as it should be")
     }
+}
+
+/// The codes of a repacked word, the first in the lowest bits, by the definition of
+/// [`Fp4Layout::Repacked`].
+pub fn plain_codes(word: u32) -> u32 {
+    let turned = word.rotate_right(8);
+    let pairs = [word, word << 4, turned ^ turned << 2, turned ^ turned << 6];
+    pairs.into_iter().enumerate().fold(0, |codes, (i, pair)| {
+        let both = (pair >> 6 & 0x0007_0007) | (pair >> 12 & 0x0008_0008);
+        codes | both << (4 * i)
+    })
 }
 
 fn fp4_scales([count, rows, columns]: [usize; 3]) -> usize {

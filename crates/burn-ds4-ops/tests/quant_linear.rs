@@ -1,14 +1,14 @@
 //! The product with packed weights against sums in f64, at shapes that fit no tile.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
-use burn_ds4_ops::quant::Weights;
+use burn_ds4_ops::quant::{Fp4Layout, Weights};
 
 use super::common::{
     EXACT, FLOATS, assert_close, compiles_slowly, devices, dtypes, every_dtype, skip, some,
 };
 use super::drawn::bits;
 use super::linear::{Input, linear};
-use super::packing::{FP8, FP8_PAIR, Format, Packed, every_format, fp8_blocks};
+use super::packing::{FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4, every_format, fp8_blocks};
 
 const OUTPUTS: [usize; 7] = [1, 7, 15, 16, 17, 130, 257];
 const INPUTS: [usize; 12] = [1, 3, 31, 32, 33, 127, 128, 129, 511, 513, 1000, 4104];
@@ -59,7 +59,11 @@ fn products_of_any_shape_are_exact(format: Format, all: bool) {
 }
 
 fn fp4_products_of_any_shape_are_exact() {
-    products_of_any_shape_are_exact(Format::Fp4, true);
+    products_of_any_shape_are_exact(FP4, true);
+}
+
+fn repacked_fp4_products_of_any_shape_are_exact() {
+    products_of_any_shape_are_exact(REPACKED_FP4, true);
 }
 
 fn fp8_products_of_any_shape_are_exact() {
@@ -92,7 +96,7 @@ fn any_weights_times_any_x_are_what_f32_sums_can_be() {
 
 fn a_long_sum_stays_close() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8] {
+        for format in [FP4, FP8] {
             let weights = Packed::random(format, [1, 16, 20_000], 5);
             for rows in [1, 3, 20] {
                 let x = Input::random([rows, 20_000], dtype, 6);
@@ -132,7 +136,7 @@ fn what_is_small_next_to_what_is_large_counts() {
 
 /// More than one launch takes.
 fn as_many_rows_as_a_long_text_has_tokens() {
-    let weights = Packed::exact(Format::Fp4, [1, 3, 32], 0, 1);
+    let weights = Packed::exact(FP4, [1, 3, 32], 0, 1);
     let x = Input::exact([131_075, 32], FloatDType::F32, 2);
     for (name, device) in devices() {
         x.check_exact(&weights, &linear(x.on(device), &weights.on(device)), name);
@@ -146,14 +150,14 @@ fn weights_may_be_any_view() {
         let words = words.slice_dim(0, 1..2).slice_dim(2, 2..9);
         let unit = Tensor::<2, Int>::full([3, 20], 0x7f7f_7f7f, (device, DType::U32));
         let unit = unit.slice_dim(0, 1..2);
-        let dense = Weights::fp4(words.clone(), unit.clone(), 56).unwrap();
+        let dense = Weights::fp4(words.clone(), unit.clone(), 56, Fp4Layout::Plain).unwrap();
         let dense = dense.dequantize(FloatDType::F32).unwrap();
         let copy = Tensor::from_data(words.to_data(), (device, DType::U32));
         let turned = Tensor::<3>::from_data(dense.clone().swap_dims(1, 2).to_data(), device);
         let x = Input::exact([3, 56], FloatDType::F32, 4);
         let products = [
-            Weights::fp4(copy, unit.clone(), 56),
-            Weights::fp4(words, unit, 56),
+            Weights::fp4(copy, unit.clone(), 56, Fp4Layout::Plain),
+            Weights::fp4(words, unit, 56, Fp4Layout::Plain),
             Weights::dense(dense),
             Weights::dense(turned.swap_dims(1, 2)),
         ]
@@ -167,7 +171,7 @@ fn weights_may_be_any_view() {
 
 fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
     for (name, device) in devices() {
-        for format in [Format::Fp4, FP8, FP8_PAIR, Format::Dense(FloatDType::F32)] {
+        for format in [FP4, FP8, FP8_PAIR, Format::Dense(FloatDType::F32)] {
             for [rows, outputs, inputs] in [[0, 6, 40], [3, 0, 40], [3, 6, 0], [0, 0, 0]] {
                 let weights = Packed::exact(format, [1, outputs, inputs], 0, 1);
                 let x = Input::exact([rows, inputs], FloatDType::F32, 2);
@@ -180,7 +184,7 @@ fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
 
 fn a_row_does_not_depend_on_the_rows_next_to_it() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8] {
+        for format in [FP4, REPACKED_FP4, FP8] {
             let (outputs, inputs) = (130, 520);
             let weights = Packed::random(format, [1, outputs, inputs], 3).on(device);
             let x = Input::random([16, inputs], dtype, 4);
@@ -198,7 +202,7 @@ fn a_row_does_not_depend_on_the_rows_next_to_it() {
 
 fn two_runs_give_the_same_bits() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8] {
+        for format in [FP4, REPACKED_FP4, FP8] {
             let weights = Packed::random(format, [1, 257, 1000], 3).on(device);
             for rows in [1, 7, 130] {
                 let x = Input::random([rows, 1000], dtype, 4);
@@ -212,7 +216,7 @@ fn two_runs_give_the_same_bits() {
 
 fn what_is_not_finite_stays_in_its_row() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8] {
+        for format in [FP4, FP8] {
             let (outputs, inputs) = (130, 513);
             let packed = Packed::exact(format, [1, outputs, inputs], 0, 7);
             let first = packed.matrix(0);
@@ -246,7 +250,7 @@ fn what_is_not_finite_stays_in_its_row() {
 fn x_may_be_any_view() {
     every_dtype(|name, device, dtype| {
         let inputs = 264;
-        for format in [Format::Fp4, FP8, Format::Dense(FloatDType::F32)] {
+        for format in [FP4, FP8, Format::Dense(FloatDType::F32)] {
             let weights = Packed::exact(format, [1, 33, inputs], 0, 1);
             let on_device = weights.on(device);
             // Dense weights have kernels for each number of rows, and other tests of views.
@@ -296,7 +300,7 @@ fn values_at_the_ends_of_the_range_come_through() {
                 skip(name, "bf16");
                 continue;
             }
-            for (format, factor) in [(Format::Fp4, 1e30_f32), (FP8, 1e30), (FP8, 1e-30)] {
+            for (format, factor) in [(FP4, 1e30_f32), (FP8, 1e30), (FP8, 1e-30)] {
                 let weights = Packed::exact(format, [1, 40, 513], 0, 1);
                 for rows in [1, 4, 20] {
                     let x = Input::random([rows, 513], dtype, 2);
@@ -359,6 +363,7 @@ fn every_number_of_rows_outputs_and_inputs_is_among_the_shapes() {
 
 catalogue![
     fp4_products_of_any_shape_are_exact,
+    repacked_fp4_products_of_any_shape_are_exact,
     fp8_products_of_any_shape_are_exact,
     fp8_products_of_matrices_in_two_parts_are_exact,
     dense_products_of_any_shape_are_exact,

@@ -2,7 +2,7 @@
 //! weights.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_ds4_ops::quant::{Weights, quant_linear};
+use burn_ds4_ops::quant::{Fp4Layout, Weights, quant_linear};
 
 use super::common::{self, EXACT, assert_close, devices, every_dtype, floats, values};
 use super::packing::{Packed, rounded};
@@ -83,11 +83,14 @@ fn every_fp4_code_times_every_scale_byte_is_the_product() {
         let codes = (0..bytes.len()).flat_map(columns).map(|code| code as u8);
         let scales = bytes.iter().flat_map(|&byte| [byte; COLUMNS / 32]);
         let shape = [1, bytes.len(), COLUMNS];
-        let weights = Packed::fp4(shape, codes.collect(), scales.collect()).on(device);
+        let packed = Packed::fp4(shape, codes.collect(), scales.collect());
         let expected =
             |row: usize, column| E2M1[(row + column * 5) % 16] * E8M0[usize::from(bytes[row])];
         let may_vanish = |row: usize, value| is_denormal(value) || bytes[row] == 0;
-        check(&weights, expected, may_vanish, (name, device, dtype));
+        for layout in [Fp4Layout::Plain, Fp4Layout::Repacked] {
+            let weights = packed.clone().in_layout(layout).on(device);
+            check(&weights, expected, may_vanish, (name, device, dtype));
+        }
     });
 }
 
@@ -186,13 +189,15 @@ fn a_nan_code_or_scale_spoils_its_rows_and_no_other() {
         // Row 3 in its first block, row 77 in the last.
         scales[3 * 16] = 255;
         scales[77 * 16 + 15] = 255;
-        let fp4 = Packed::fp4([1, rows, COLUMNS], ones, scales).on(device);
+        let fp4 = Packed::fp4([1, rows, COLUMNS], ones, scales);
+        let repacked = fp4.clone().in_layout(Fp4Layout::Repacked).on(device);
+        let fp4 = fp4.on(device);
         let mut codes = vec![0x38; rows * COLUMNS];
         codes[3 * COLUMNS] = 0x7f;
         codes[77 * COLUMNS + COLUMNS - 1] = 0xff;
         let fp8 = Packed::fp8([1, rows, COLUMNS], 1, codes, vec![0.7; 8]).on(device);
         let expected: Vec<bool> = (0..rows).map(|row| [3, 77].contains(&row)).collect();
-        for (weights, format) in [(fp4, "FP4"), (fp8, "FP8")] {
+        for (weights, format) in [(fp4, "FP4"), (repacked, "repacked FP4"), (fp8, "FP8")] {
             for actual in not_finite(&weights, dtype, device) {
                 assert_eq!(actual, expected, "{name} {format}");
             }
@@ -238,7 +243,8 @@ fn a_weight_beyond_the_range_of_f32_gives_nothing_finite() {
         let codes = (0..16).flat_map(|row| [(row % 8) as u8; COLUMNS]);
         let scales = (0..16).flat_map(|row| [if row < 8 { 253 } else { 254 }; COLUMNS / 32]);
         let shape = [1, 16, COLUMNS];
-        let weights = Packed::fp4(shape, codes.collect(), scales.collect()).on(device);
+        let weights = Packed::fp4(shape, codes.collect(), scales.collect());
+        let weights = weights.in_layout(Fp4Layout::fastest_on(device)).on(device);
         // 0, 0.5, 1, 1.5, 2, 3, 4, 6 times 2^126, then 2^127: f32 ends below 2^128.
         let beyond = [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1].map(|b| b == 1);
         for columns in [&[100][..], &some()] {

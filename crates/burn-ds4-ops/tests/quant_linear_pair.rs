@@ -9,7 +9,7 @@ use super::common::{
     EXACT, assert_close, devices, every_dtype, is_gpu, skip, some, two_devices, values,
 };
 use super::linear::{Input, linear};
-use super::packing::{FP8, FP8_PAIR, Format, Packed};
+use super::packing::{FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4};
 use super::products::assert_same_bits;
 
 const F32: FloatDType = FloatDType::F32;
@@ -19,9 +19,10 @@ const ROWS: [usize; 5] = [1, 2, 5, 16, 17];
 /// products are two launches for any number of rows.
 const FEW: usize = 4;
 /// Formats that are one launch, where the device has one for them.
-const ALIKE: [[Format; 2]; 4] = [
+const ALIKE: [[Format; 2]; 5] = [
     [FP8, FP8],
-    [Format::Fp4, Format::Fp4],
+    [FP4, FP4],
+    [REPACKED_FP4, REPACKED_FP4],
     [FP8_PAIR, FP8],
     [FP8, FP8_PAIR],
 ];
@@ -78,7 +79,7 @@ fn each_of_two_has_the_bits_that_it_has_alone() {
 
 fn columns_need_not_be_whole_k_blocks() {
     every_dtype(|name, device, dtype| {
-        for format in [FP8, Format::Fp4] {
+        for format in [FP8, FP4] {
             // Some are no multiple of what tensor cores read at a time.
             let widths = [1, 16, 33, 128, 250, 256, 272, 512, 1000, 4128];
             for &columns in some(name, &widths, 4) {
@@ -99,10 +100,11 @@ fn formats_may_differ_and_be_dense() {
     every_dtype(|name, device, dtype| {
         let dense = Format::Dense(dtype);
         for formats in [
-            [FP8, Format::Fp4],
-            [Format::Fp4, FP8],
+            [FP8, FP4],
+            [FP4, FP8],
             [dense, FP8],
-            [Format::Fp4, dense],
+            [FP4, dense],
+            [FP4, REPACKED_FP4],
             [dense, dense],
         ] {
             let [first, second] = [0, 1].map(|of| {
@@ -175,7 +177,7 @@ fn both_may_be_the_same_matrix() {
 
 fn x_may_be_any_view() {
     every_dtype(|name, device, dtype| {
-        for format in [FP8, Format::Fp4] {
+        for format in [FP8, FP4] {
             let [first, second] = [33, 18]
                 .map(|outputs| Packed::random(format, [1, outputs, 288], outputs as u64))
                 .map(|packed| packed.on(device));
@@ -199,7 +201,7 @@ fn x_may_be_any_view() {
 
 fn a_row_does_not_depend_on_the_rows_next_to_it() {
     every_dtype(|name, device, dtype| {
-        for format in [FP8, Format::Fp4] {
+        for format in [FP8, FP4] {
             let [first, second] = [66, 20]
                 .map(|outputs| Packed::random(format, [1, outputs, 544], outputs as u64))
                 .map(|packed| packed.on(device));
@@ -224,7 +226,7 @@ fn a_row_does_not_depend_on_the_rows_next_to_it() {
 
 fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8, Format::Dense(F32)] {
+        for format in [FP4, FP8, Format::Dense(F32)] {
             for (rows, outputs, columns) in [
                 (0, [6, 3], 32),
                 (3, [0, 3], 32),
@@ -248,7 +250,7 @@ fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
 
 fn what_is_not_finite_stays_in_its_row_and_matrix() {
     every_dtype(|name, device, dtype| {
-        for format in [Format::Fp4, FP8] {
+        for format in [FP4, FP8] {
             let mut packed = [34, 50].map(|outputs| Packed::exact(format, [1, outputs, 96], 0, 7));
             for rows in [3, 16] {
                 let mut x = Input::exact([rows, 96], dtype, 8);

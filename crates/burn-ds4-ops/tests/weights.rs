@@ -8,7 +8,7 @@ use super::common::{
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::moe::expert_ffn;
-use burn_ds4_ops::quant::{Weights, quant_linear};
+use burn_ds4_ops::quant::{Fp4Layout, Weights, quant_linear};
 
 const F32: FloatDType = FloatDType::F32;
 const CLOSE: Tolerance = Tolerance {
@@ -62,6 +62,7 @@ fn fp4([count, out, columns]: [usize; 3], device: &Device) -> Weights {
             device,
         ),
         columns,
+        Fp4Layout::Plain,
     )
     .unwrap()
 }

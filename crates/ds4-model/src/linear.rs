@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::matmul::{INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-use burn_ds4_ops::quant::{Activations, Weights, quant_linear, quant_linear_pair};
+use burn_ds4_ops::quant::{Activations, Fp4Layout, Weights, quant_linear, quant_linear_pair};
 
 use crate::weights::{self, WeightSource};
 
@@ -161,6 +161,10 @@ pub struct Fp4Weight {
     pub scales: Param<Tensor<2, Int>>,
     /// Number of columns.
     pub columns: usize,
+    /// How codes are arranged in words. Records of modules do not have it: they are loaded into a
+    /// module of the same layout.
+    #[module(skip)]
+    pub layout: Fp4Layout,
 }
 
 impl From<StackValues> for WeightStack {
@@ -185,7 +189,9 @@ impl WeightStack {
             StackValues::Fp8(fp8) => {
                 Weights::fp8(fp8.words.val(), fp8.scales.val(), fp8.columns, fp8.parts)
             }
-            StackValues::Fp4(fp4) => Weights::fp4(fp4.words.val(), fp4.scales.val(), fp4.columns),
+            StackValues::Fp4(fp4) => {
+                Weights::fp4(fp4.words.val(), fp4.scales.val(), fp4.columns, fp4.layout)
+            }
         };
         weights
             .expect("shapes and dtype were checked when the weight was loaded")

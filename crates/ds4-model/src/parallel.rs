@@ -207,6 +207,7 @@ impl Share {
                     words: parameter(words),
                     scales: parameter(packed(self.part(scales_of(fp4), cut, blocks))),
                     columns: self.columns(columns, cut),
+                    layout: fp4.layout,
                 })
             }
         };

@@ -1,5 +1,5 @@
 use burn::tensor::FloatDType;
-use burn_ds4_ops::quant::Activations;
+use burn_ds4_ops::quant::{Activations, Fp4Layout};
 
 use super::*;
 use crate::config::ModelConfig;
@@ -105,6 +105,7 @@ fn scales_of_fp4_that_begin_within_a_word_are_moved() {
         )),
         scales: parameter(words.clone()),
         columns: 64,
+        layout: Fp4Layout::Plain,
     };
     let scales = scales_of(&fp4);
     let bytes: Vec<i64> = scales.clone().into_data().iter().collect();

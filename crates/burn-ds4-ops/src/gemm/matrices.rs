@@ -43,7 +43,7 @@ impl Matrices {
     /// Scales of a row (FP4) or of a row of blocks (FP8).
     fn scales_per_row(&self) -> usize {
         match self.format {
-            WeightFormat::Fp4 => self.columns.div_ceil(32),
+            WeightFormat::Fp4(_) => self.columns.div_ceil(32),
             WeightFormat::Fp8 => self.columns.div_ceil(FP8_BLOCK),
             WeightFormat::Dense => 0,
         }
@@ -52,7 +52,7 @@ impl Matrices {
     /// Distance between the scales of neighbouring matrices, in bytes (FP4) or words.
     fn scales_per_matrix(&self) -> usize {
         let scale_rows = match self.format {
-            WeightFormat::Fp4 => return (self.rows * self.scales_per_row()).next_multiple_of(4),
+            WeightFormat::Fp4(_) => return (self.rows * self.scales_per_row()).next_multiple_of(4),
             WeightFormat::Fp8 => self.parts * (self.rows / self.parts).div_ceil(FP8_BLOCK),
             WeightFormat::Dense => 0,
         };
@@ -68,7 +68,7 @@ impl Matrices {
     /// Whether a kernel can read all scales of a K-block at once: no row begins within it.
     pub fn has_scale_vectors(&self) -> bool {
         let k_block = self.format.k_block() as usize;
-        self.format == WeightFormat::Fp4 && self.columns.is_multiple_of(k_block)
+        self.format.is_fp4() && self.columns.is_multiple_of(k_block)
     }
 
     /// Whether blocks of FP8 begin in its parts where they would not in the whole.

@@ -27,6 +27,7 @@
 //! a scale for every 128 columns, and loses the digits below 2^-38 of the largest number of these
 //! columns.
 
+mod fp4;
 #[cfg(feature = "cube")]
 #[allow(
     clippy::collapsible_if,
@@ -34,6 +35,7 @@
     clippy::if_same_then_else,
     clippy::manual_div_ceil,
     clippy::manual_is_multiple_of,
+    clippy::manual_rotate,
     clippy::needless_range_loop,
     reason = "kernels lack these methods and iterators, nest comptime conditions, copy by computing"
 )]
@@ -43,6 +45,7 @@ pub(crate) mod launch;
 #[cfg(feature = "cube")]
 mod matrices;
 
+pub use fp4::{Fp4Layout, repack_fp4};
 #[cfg(feature = "cube")]
 pub(crate) use matrices::{Matrices, terms};
 

@@ -4,6 +4,7 @@ use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_ex
 use burn::tensor::{FloatDType, Shape};
 
 use super::{Activations, reference};
+use crate::gemm::Fp4Layout;
 #[cfg(feature = "cube")]
 use crate::matmul::INVARIANT_ROWS;
 use crate::matmul::MatmulOps;
@@ -38,6 +39,8 @@ pub enum PackedWeights<B: Backend> {
         scales: IntTensor<B>,
         /// Columns of a matrix.
         columns: usize,
+        /// How codes are arranged in words.
+        layout: Fp4Layout,
     },
 }
 

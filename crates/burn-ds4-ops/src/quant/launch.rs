@@ -32,7 +32,12 @@ impl From<PackedWeights<CubeBackend>> for Matrices {
                 parts,
                 ..
             } => (words, Some(scales), WeightFormat::Fp8, parts),
-            PackedWeights::Fp4 { words, scales, .. } => (words, Some(scales), WeightFormat::Fp4, 1),
+            PackedWeights::Fp4 {
+                words,
+                scales,
+                layout,
+                ..
+            } => (words, Some(scales), WeightFormat::Fp4(layout), 1),
         };
         Self {
             words,

@@ -14,7 +14,8 @@
 //!
 //! The last block of a row or column may be partial. FP4 scale bytes are `[rows, ceil(columns /
 //! 32)]`, row-major, four to a `u32` word, padded to a whole word. Formats: OCP OFP8 1.0 and OCP MX
-//! 1.0; layout: the released `model.safetensors` files.
+//! 1.0; layout: the released `model.safetensors` files. Tensor-core kernels read FP4 faster where
+//! each word is [repacked](Fp4Layout::Repacked).
 //!
 //! # Exactness
 //!
@@ -49,7 +50,7 @@ use crate::roundtrip::SmallFloat;
 use crate::roundtrip::reference::hadamard as transform;
 use crate::validation::{expect_device, expect_float, expect_shape, expect_supported, invalid};
 
-pub use crate::gemm::FP8_BLOCK;
+pub use crate::gemm::{FP8_BLOCK, Fp4Layout, repack_fp4};
 pub(crate) use backend::{PackedWeights, QuantOps};
 pub use weights::{Activations, Weights};
 use weights::{check_fp4, check_fp8};
@@ -176,7 +177,12 @@ pub fn dequantize_fp4(
     if shape.contains(&0) {
         return empty(shape, &words.device(), dtype);
     }
-    let weights = Weights::fp4(words.unsqueeze(), scales.unsqueeze(), columns)?;
+    let weights = Weights::fp4(
+        words.unsqueeze(),
+        scales.unsqueeze(),
+        columns,
+        Fp4Layout::Plain,
+    )?;
     Ok(weights.dequantize(dtype)?.squeeze_dim(0))
 }
 
@@ -213,7 +219,7 @@ pub fn dequantize_fp4_batched(
     columns: usize,
     dtype: FloatDType,
 ) -> Result<Tensor<3>, OpError> {
-    Weights::fp4(words, scales, columns)?.dequantize(dtype)
+    Weights::fp4(words, scales, columns, Fp4Layout::Plain)?.dequantize(dtype)
 }
 
 /// Multiplies by one dense or packed matrix: `x · weightsᵀ` over the last dimension of `x`.

@@ -7,6 +7,7 @@ use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
 use super::backend::{PackedWeights, QuantOps};
 use super::{Activations, FP4_BLOCK, FP8_BLOCK};
+use crate::gemm::Fp4Layout;
 use crate::matmul::INVARIANT_ROWS;
 use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
@@ -60,7 +61,14 @@ pub(super) fn dequantize<B: Backend>(
             words,
             scales,
             columns,
-        } => dequantize_fp4::<B>(words, scales, columns),
+            layout,
+        } => {
+            let words = match layout {
+                Fp4Layout::Plain => words,
+                Fp4Layout::Repacked => plain::<B>(words),
+            };
+            dequantize_fp4::<B>(words, scales, columns)
+        }
     };
     B::float_cast(values, dtype)
 }
@@ -169,6 +177,26 @@ fn dequantize_fp4<B: Backend>(
         B::float_mul(values, scales),
         Shape::new([count, rows, columns]),
     )
+}
+
+/// Words of FP4 that are repacked, in the plain layout: the definition of [`Fp4Layout::Repacked`].
+fn plain<B: Backend>(words: IntTensor<B>) -> IntTensor<B> {
+    let left = |x: &IntTensor<B>, by: u32| B::bitwise_left_shift_scalar(x.clone(), by.into());
+    let right = |x: &IntTensor<B>, by: u32| B::bitwise_right_shift_scalar(x.clone(), by.into());
+    let masked = |x, bits: u32| B::bitwise_and_scalar(x, bits.into());
+    let turned = B::bitwise_or(right(&words, 8), left(&words, 24));
+    let pairs = [
+        words.clone(),
+        left(&words, 4),
+        B::bitwise_xor(turned.clone(), left(&turned, 2)),
+        B::bitwise_xor(turned.clone(), left(&turned, 6)),
+    ];
+    let codes = (0..).zip(pairs).map(|(i, pair)| {
+        let magnitudes = masked(right(&pair, 6), 0x0007_0007);
+        let signs = masked(right(&pair, 12), 0x0008_0008);
+        left(&B::bitwise_or(magnitudes, signs), 4 * i)
+    });
+    codes.reduce(B::bitwise_or).expect("four pairs")
 }
 
 /// Splits every word into codes of `bits` bits, lowest first, keeps the first `columns` of a row

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use super::backend::{PackedWeights, QuantOps};
 use super::{FP4_BLOCK, FP8_BLOCK, fp8_roundtrip};
 use crate::OpError;
+use crate::gemm::Fp4Layout;
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_shape, expect_supported, invalid,
 };
@@ -106,6 +107,7 @@ impl Weights {
     /// - `words`: `u32` `[count, out, ceil(columns / 8)]`
     /// - `scales`: `u32` `[count, ceil(out * ceil(columns / 32) / 4)]`, the E8M0 bytes `[out,
     ///   ceil(columns / 32)]` of each matrix in row-major order, padded to a whole word
+    /// - `layout`: how codes are arranged in `words`; results are the same
     ///
     /// # Errors
     ///
@@ -115,6 +117,7 @@ impl Weights {
         words: Tensor<3, Int>,
         scales: Tensor<2, Int>,
         columns: usize,
+        layout: Fp4Layout,
     ) -> Result<Self, OpError> {
         check_fp4(&words, &scales, columns)?;
         Ok(Self {
@@ -122,6 +125,7 @@ impl Weights {
                 words: words.into_dispatch(),
                 scales: scales.into_dispatch(),
                 columns,
+                layout,
             },
             activations: Activations::Exact,
         })

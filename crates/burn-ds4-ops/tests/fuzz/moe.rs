@@ -5,7 +5,7 @@ use burn_ds4_ops::moe::{expert_ffn, swiglu};
 
 use super::super::common::{assert_within, half_unit, narrow, read, values};
 use super::super::experts::{Layer, Size};
-use super::super::packing::{DENSE, FP8_PAIR, Format};
+use super::super::packing::{DENSE, FP4, FP8_PAIR, REPACKED_FP4};
 use super::super::sums::smallest;
 use super::draw::Draw;
 
@@ -41,7 +41,7 @@ pub(super) fn any_size(draw: &mut Draw) -> Size {
 
 fn mixed(draw: &mut Draw, limit: Option<f64>, mut fits: bool) {
     let size = any_size(draw);
-    let format = draw.pick(&[Format::Fp4, FP8_PAIR, DENSE[0], DENSE[1], DENSE[2]]);
+    let format = draw.pick(&[FP4, REPACKED_FP4, FP8_PAIR, DENSE[0], DENSE[1], DENSE[2]]);
     let dtype = draw.dtype();
     let mut layer = Layer::random(size, format, dtype, draw.seed() >> 1);
     layer.limit = limit;

@@ -5,13 +5,13 @@ use burn_ds4_ops::moe::moe_ffn as multiply;
 
 use super::super::common::{assert_within, read};
 use super::super::experts::{Layer, Size};
-use super::super::packing::{DENSE, FP8_PAIR, Format};
+use super::super::packing::{DENSE, FP4, FP8_PAIR, Format, REPACKED_FP4};
 use super::super::sharing::{Both, experts};
 use super::super::sums::smallest;
 use super::draw::Draw;
 use super::moe::{LIMITS, any_size};
 
-const FORMATS: [Format; 5] = [Format::Fp4, FP8_PAIR, DENSE[0], DENSE[1], DENSE[2]];
+const FORMATS: [Format; 6] = [FP4, REPACKED_FP4, FP8_PAIR, DENSE[0], DENSE[1], DENSE[2]];
 
 pub fn moe_ffn(data: &[u8]) {
     let draw = &mut Draw::new(data);

@@ -3,12 +3,12 @@
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::quant::{
-    FP4_BLOCK, Weights, fp4_roundtrip, fp8_roundtrip, hadamard, quant_linear,
+    FP4_BLOCK, Fp4Layout, Weights, fp4_roundtrip, fp8_roundtrip, hadamard, quant_linear,
 };
 
 use super::super::common::{EXACT, assert_close, half_unit, narrow, read, values};
 use super::super::linear::Input;
-use super::super::packing::{DENSE, FP8, FP8_PAIR, Format, Packed, fp8_blocks};
+use super::super::packing::{DENSE, FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4, fp8_blocks};
 use super::draw::Draw;
 
 pub fn quant(data: &[u8]) {
@@ -35,6 +35,7 @@ fn decoded(draw: &mut Draw) {
         let codes = (0..count).map(|_| draw.below(16) as u8).collect();
         let scales = (0..scales).map(|_| draw.below(256) as u8).collect();
         Packed::fp4(shape, codes, scales)
+            .in_layout(draw.pick(&[Fp4Layout::Plain, Fp4Layout::Repacked]))
     };
     let weights = packed.on(&Device::flex());
     assert_eq!(weights.dims(), shape);
@@ -67,7 +68,7 @@ fn words(draw: &mut Draw) {
         let scales = Tensor::<2, Int>::zeros([count, scales], &Device::flex());
         let scales = scales.cast(IntDType::U32);
         check_dims(
-            Weights::fp4(words, scales, columns_given),
+            Weights::fp4(words, scales, columns_given, Fp4Layout::Plain),
             [count, rows, columns_given],
         );
     }
@@ -83,7 +84,15 @@ fn check_dims(weights: Result<Weights, OpError>, shape: [usize; 3]) {
 
 fn product(draw: &mut Draw) {
     let [rows, out, columns] = [draw.size(5), 2 * draw.size(4), draw.size(140)];
-    let formats: [Format; 6] = [Format::Fp4, FP8, FP8_PAIR, DENSE[0], DENSE[1], DENSE[2]];
+    let formats: [Format; 7] = [
+        FP4,
+        REPACKED_FP4,
+        FP8,
+        FP8_PAIR,
+        DENSE[0],
+        DENSE[1],
+        DENSE[2],
+    ];
     let (format, matrices) = (draw.pick(&formats), draw.pick(&[1, 1, 1, 1, 0, 2]));
     let packed = Packed::random(format, [matrices, out, columns], draw.seed());
     let x = draw.rows(rows, columns);

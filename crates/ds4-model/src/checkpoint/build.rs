@@ -7,7 +7,8 @@ use burn::backend::StreamId;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::device::{check_module, may_allocate};
-use burn_ds4_ops::quant::Activations;
+use burn_ds4_ops::quant::{Activations, Fp4Layout, repack_fp4};
+use rayon::prelude::*;
 
 use super::host::blocks_alike;
 use super::loader::Branch;
@@ -18,6 +19,9 @@ use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
 use crate::model::Model;
 use crate::placement::{Devices, ModelBytes, Place, Placement, PlacementError, Portion, Run, name};
 use crate::weights::{Initial, WeightBytes, WeightSource};
+
+/// Words of FP4 that a thread repacks at a time.
+const REPACKED_WORDS: usize = 1 << 16;
 
 /// How to load a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -514,9 +518,16 @@ impl Stored<'_, '_> {
     fn fp4(
         &self,
         [matrices, out, inp]: [usize; 3],
-        words: Vec<u32>,
+        mut words: Vec<u32>,
         scales: Vec<u32>,
     ) -> Fp4Weight {
+        let layout = match self.options.expand {
+            true => Fp4Layout::Plain,
+            false => Fp4Layout::fastest_on(&self.device),
+        };
+        if layout == Fp4Layout::Repacked {
+            words.par_chunks_mut(REPACKED_WORDS).for_each(repack_fp4);
+        }
         let words = TensorData::new(words, [matrices, out, inp.div_ceil(8)]);
         let scale_bytes = out * inp.div_ceil(32);
         let scales = word_aligned(scales, matrices, scale_bytes);
@@ -524,6 +535,7 @@ impl Stored<'_, '_> {
             words: self.words(words),
             scales: self.words(TensorData::new(scales, [matrices, scale_bytes.div_ceil(4)])),
             columns: inp,
+            layout,
         }
     }
 

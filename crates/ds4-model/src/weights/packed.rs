@@ -1,6 +1,6 @@
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Fp4Layout};
 
 use super::sizes::{PackedSizes, WeightBytes};
 use super::{Random, deviation};
@@ -161,6 +161,7 @@ impl<'d> RandomBits<'d> {
             words: int_parameter(self.bits([count, rows, columns.div_ceil(8)])),
             scales: int_parameter(scales.add_scalar(lowest * 0x0101_0101)),
             columns,
+            layout: Fp4Layout::fastest_on(self.device),
         }
     }
 

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::epilogue::gated_value;
 use super::groups::{Groups, GroupsBlueprint, PairSizes, Pairing};
-use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, scale_value};
+use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 use crate::caps::Target;
 use crate::intrinsics::group_sum;
 
@@ -258,9 +258,10 @@ fn add_products<X: Float, W: Numeric>(
     let mut at = UNIT_POS_X;
     while at < row_words {
         let word = matrices.words[row_start + at as usize];
+        let codes = plain_codes::<W>(word, format);
         let column = at * per_word;
         let mut scale = 1.0f32;
-        if comptime!(format == WeightFormat::Fp4) {
+        if comptime!(format.is_fp4()) {
             let offset = scale_start + (column / 32) as usize;
             let code =
                 (matrices.scales[offset / 4].extract(0usize) >> ((offset % 4) as u32 * 8)) & 255;
@@ -275,8 +276,8 @@ fn add_products<X: Float, W: Numeric>(
         for code in 0..per_word {
             if column + code < stack.columns {
                 let weight = match comptime!(format) {
-                    WeightFormat::Fp4 => fp4_value(u32::cast_from(word) >> (code * 4)) * scale,
-                    WeightFormat::Fp8 => fp8_value(u32::cast_from(word) >> (code * 8)) * scale,
+                    WeightFormat::Fp4(_) => fp4_value(codes >> (code * 4)) * scale,
+                    WeightFormat::Fp8 => fp8_value(codes >> (code * 8)) * scale,
                     WeightFormat::Dense => f32::cast_from(word),
                 };
                 #[unroll]

@@ -15,7 +15,7 @@ use crate::gemm::{Matrices, terms};
 const SPLIT_K_PLANES: usize = 8;
 /// Time for 16 bytes of FP8 that become `f16`, relative to that of other weights: cubes that
 /// multiply by them are done that much earlier.
-const F16_INPUT_WORK: f64 = 0.55;
+const F16_INPUT_WORK: f64 = 0.65;
 /// Bytes of `x` in shared memory, at most.
 pub(super) const MAX_X_BYTES: usize = 70 << 10;
 

@@ -70,7 +70,7 @@ pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) 
         let whole = |rows: usize| rows == matrices.rows || rows.is_multiple_of(FP8_BLOCK);
         let blocks = whole(gates) && whole(matrices.rows / matrices.parts);
         matrices.format != WeightFormat::Dense
-            && (blocks || matrices.format == WeightFormat::Fp4)
+            && (blocks || matrices.format.is_fp4())
             && indexed(matrices.words.shape().num_elements() / 4)
     };
     Caps::of(&x.client).wgmma
@@ -150,7 +150,7 @@ impl<'a> RowProducts<'a> {
             let splits = self.splits(columns);
             let decoded = match self.operands.weights {
                 WeightFormat::Fp8 if splits == 1 => DECODED_FP8_COLUMNS,
-                WeightFormat::Fp4 | WeightFormat::Fp8 => DECODED_COLUMNS,
+                WeightFormat::Fp4(_) | WeightFormat::Fp8 => DECODED_COLUMNS,
                 WeightFormat::Dense => 0,
             };
             let steps = matrices.columns.div_ceil(COST_COLUMNS);
@@ -243,8 +243,8 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     let client = product.x.client.clone();
     let operands = operands(product.x.dtype, matrices);
     let permuted;
-    let x = if matrices.format == WeightFormat::Fp4 && !product.permuted {
-        permuted = permute(product.x, matrices.columns);
+    let x = if matrices.format.is_fp4() && !product.permuted {
+        permuted = permute(product.x, matrices.columns, matrices.format);
         &permuted
     } else {
         product.x
@@ -253,7 +253,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     // Decoding for few rows of `x` takes longer than the products, and more planes to hide its
     // latencies.
     let decoding = product.sorted.is_some() && columns <= MAX_COLUMNS / 2;
-    let groups = 2 + u32::from(decoding && matrices.format == WeightFormat::Fp4);
+    let groups = 2 + u32::from(decoding && matrices.format.is_fp4());
     let mut blueprint = WgmmaBlueprint {
         operands,
         groups,
@@ -263,7 +263,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
         scale_words: match matrices.format {
-            WeightFormat::Fp4 => matrices.columns.is_multiple_of(128),
+            WeightFormat::Fp4(_) => matrices.columns.is_multiple_of(128),
             WeightFormat::Fp8 => true,
             WeightFormat::Dense => false,
         },
@@ -427,10 +427,10 @@ fn boxes(tensor: &CubeTensor, shape: Shape, strides: Strides, size: Shape) -> Te
 }
 
 /// The rows of `x` in the order for FP4 weights.
-fn permute(x: &CubeTensor, columns: usize) -> CubeTensor {
+fn permute(x: &CubeTensor, columns: usize, format: WeightFormat) -> CubeTensor {
     let client = x.client.clone();
     let [rows, _] = x.shape().dims();
-    let padded = padded_columns(columns, WeightFormat::Fp4);
+    let padded = padded_columns(columns, format);
     let permuted = output(x, [rows, padded], DType::BF16);
     let units = rows * padded / 32;
     // SAFETY: reads are within the rows of `x`, writes within those of the result.

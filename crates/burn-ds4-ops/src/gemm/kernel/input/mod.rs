@@ -148,7 +148,7 @@ pub(crate) fn vec8_at(slot: u32, #[comptime] format: WeightFormat) -> u32 {
 #[cube]
 pub(crate) fn permuted_column(column: u32, #[comptime] format: WeightFormat) -> u32 {
     let inside = match comptime!(format) {
-        WeightFormat::Fp4 => column % 4 * 2 + column / 4 % 2,
+        WeightFormat::Fp4(_) => column % 4 * 2 + column / 4 % 2,
         WeightFormat::Fp8 => column / 4 % 2 * 4 + column % 2 * 2 + column / 2 % 2,
         WeightFormat::Dense => column % 8,
     };

@@ -77,7 +77,7 @@ pub(super) fn fetch_weights(
 #[cube]
 fn fetch_scale(weights: &WeightReader<'_>, row: usize, first: u32, quarter: u32) -> u32 {
     match comptime!(weights.blueprint.format) {
-        WeightFormat::Fp4 => {
+        WeightFormat::Fp4(_) => {
             let column = first + quarter * 32;
             (weights.scale_word(row, column) >> weights.scale_shift(row, column)) & 255
         }

@@ -230,7 +230,7 @@ impl<'a> Stream<'a> {
 
     fn fetch_scales(&mut self) {
         let format = comptime!(self.weights.blueprint.format);
-        if comptime!(format == WeightFormat::Fp4) {
+        if comptime!(format.is_fp4()) {
             if comptime!(self.weights.blueprint.scale_vectors) {
                 let mut at = self.first / 512;
                 if comptime!(!self.weights.blueprint.k_aligned) {
@@ -300,7 +300,7 @@ impl<'a> Stream<'a> {
         for c in 0..K_STEPS {
             let low = self.scales[c as usize];
             let high = self.scales[comptime!((K_STEPS + c) as usize)];
-            if comptime!(self.weights.blueprint.format != WeightFormat::Fp4) {
+            if comptime!(!self.weights.blueprint.format.is_fp4()) {
                 scales[c as usize] = low;
                 scales[comptime!((K_STEPS + c) as usize)] = high;
             } else if comptime!(self.weights.blueprint.scale_vectors) {
@@ -371,7 +371,7 @@ impl<'a> Stream<'a> {
             }
         }
         let mut ordinary = true;
-        if comptime!(format == WeightFormat::Fp4) {
+        if comptime!(format.is_fp4()) {
             let mut rare = 0u32;
             #[unroll]
             for i in 0..comptime!(LANE_VECTORS as usize) {

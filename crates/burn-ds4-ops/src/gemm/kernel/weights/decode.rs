@@ -1,5 +1,6 @@
 use cubecl::prelude::*;
 
+use crate::gemm::Fp4Layout;
 use crate::gemm::kernel::K_STEPS;
 use crate::intrinsics::{e4m3_to_f16, multiply_pairs};
 
@@ -7,7 +8,7 @@ use crate::intrinsics::{e4m3_to_f16, multiply_pairs};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum WeightFormat {
     /// E2M1 codes, an E8M0 scale for every 32 columns of a row.
-    Fp4,
+    Fp4(Fp4Layout),
     /// E4M3 codes, an f32 scale for every 128 rows and columns.
     Fp8,
     /// Floats; `bf16` for tensor cores.
@@ -15,10 +16,20 @@ pub(crate) enum WeightFormat {
 }
 
 impl WeightFormat {
+    /// Whether it is FP4, in any layout.
+    pub const fn is_fp4(self) -> bool {
+        matches!(self, Self::Fp4(_))
+    }
+
+    /// Whether it is FP4 that is repacked.
+    pub const fn is_repacked(self) -> bool {
+        matches!(self, Self::Fp4(Fp4Layout::Repacked))
+    }
+
     /// Columns in 16 bytes, which a lane reads at once for tensor cores.
     pub const fn columns(self) -> u32 {
         match self {
-            Self::Fp4 => 32,
+            Self::Fp4(_) => 32,
             Self::Fp8 => 16,
             Self::Dense => 8,
         }
@@ -37,7 +48,7 @@ impl WeightFormat {
     /// Columns in a word; a float counts as a word.
     pub const fn codes(self) -> u32 {
         match self {
-            Self::Fp4 => 8,
+            Self::Fp4(_) => 8,
             Self::Fp8 => 4,
             Self::Dense => 1,
         }
@@ -51,7 +62,7 @@ impl WeightFormat {
     /// Where decoding puts the columns of a vec8: pair `i` has the columns `order()[i]`.
     pub const fn order(self) -> [(u32, u32); 4] {
         match self {
-            Self::Fp4 => [(0, 4), (1, 5), (2, 6), (3, 7)],
+            Self::Fp4(_) => [(0, 4), (1, 5), (2, 6), (3, 7)],
             Self::Fp8 => [(0, 2), (1, 3), (4, 6), (5, 7)],
             Self::Dense => [(0, 1), (2, 3), (4, 5), (6, 7)],
         }
@@ -61,16 +72,61 @@ impl WeightFormat {
 /// Two of the eight weights of a word, in `bf16` and times `2^-126`: pair `i` of
 /// [`WeightFormat::order`].
 #[cube]
-pub(in crate::gemm::kernel) fn fp4_pair(word: u32, #[comptime] i: usize) -> u32 {
+pub(in crate::gemm::kernel) fn fp4_pair(
+    word: u32,
+    #[comptime] i: usize,
+    #[comptime] format: WeightFormat,
+) -> u32 {
+    let bits = if comptime!(format.is_repacked()) {
+        repacked_bits(word, i)
+    } else {
+        spread_bits(word, i)
+    };
+    bits & 0x81c0_81c0u32
+}
+
+/// Bits among which are those of [`fp4_pair`], of a word that is [repacked](Fp4Layout::Repacked).
+#[cube]
+fn repacked_bits(word: u32, #[comptime] i: usize) -> u32 {
+    // Shifts to the left are multiplications, for which there are units of their own.
+    let turned = (word >> 8) | (word << 24);
+    match comptime!(i) {
+        0 => word,
+        1 => word * 16u32,
+        2 => turned ^ (turned * 4u32),
+        _ => turned ^ (turned * 64u32),
+    }
+}
+
+/// The same of a [plain](Fp4Layout::Plain) word.
+#[cube]
+fn spread_bits(word: u32, #[comptime] i: usize) -> u32 {
     // The sign of a code goes to the sign bit, its magnitude across the border between exponent and
     // mantissa. The code's own subnormal is then a subnormal `bf16` of the right value.
     let word = if comptime!(i >= 2) { word >> 8 } else { word };
-    let spread = if comptime!(i % 2 == 0) {
+    if comptime!(i % 2 == 0) {
         (word & 0x000f_000fu32) * 0x1040u32
     } else {
         (word & 0x00f0_00f0u32) * 0x0104u32
-    };
-    spread & 0x81c0_81c0u32
+    }
+}
+
+/// The codes of a word of packed weights, the first in the lowest bits.
+#[cube]
+pub(crate) fn plain_codes<W: Numeric>(word: W, #[comptime] format: WeightFormat) -> u32 {
+    let word = u32::cast_from(word);
+    if comptime!(format.is_repacked()) {
+        let mut codes = 0u32;
+        #[unroll]
+        for i in 0..4usize {
+            let pair = fp4_pair(word, i, format);
+            let both = ((pair >> 6) & 0x0007_0007u32) | ((pair >> 12) & 0x0008_0008u32);
+            codes |= both << comptime!(4 * i as u32);
+        }
+        codes
+    } else {
+        word
+    }
 }
 
 /// Two of the four weights of a word, in `bf16`, times `2^-120`.
@@ -134,8 +190,8 @@ pub(in crate::gemm::kernel) fn weight_pair(
     #[comptime] rare: bool,
 ) -> u32 {
     match comptime!(format) {
-        WeightFormat::Fp4 => {
-            let pair = fp4_pair(words.extract(u), i);
+        WeightFormat::Fp4(_) => {
+            let pair = fp4_pair(words.extract(u), i, format);
             if comptime!(rare) {
                 multiply_pairs(
                     multiply_pairs(pair, fp4_first_factor(scale)),
@@ -168,7 +224,7 @@ pub(in crate::gemm::kernel) fn rare_bits(
     #[comptime] format: WeightFormat,
 ) -> u32 {
     match comptime!(format) {
-        WeightFormat::Fp4 => scale & 0x80u32,
+        WeightFormat::Fp4(_) => scale & 0x80u32,
         WeightFormat::Fp8 => {
             fp8_nan(words.extract(0usize))
                 | fp8_nan(words.extract(1usize))

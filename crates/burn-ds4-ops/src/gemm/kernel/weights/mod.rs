@@ -7,7 +7,7 @@ use cubecl::std::FastDivmod;
 
 use crate::caps::Target;
 
-pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, scale_value};
+pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 pub(super) use decode::{
     fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair, rare_bits, weight_pair,
 };

@@ -6,7 +6,7 @@ use super::ring::{StageRange, Stages, chunk_place};
 use super::{Tile, WgmmaBlueprint};
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
-    MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader, fp4_first_factor, fp4_pair,
+    MatrixStack, ReaderBlueprint, RowPair, WeightReader, fp4_first_factor, fp4_pair,
     fp4_second_factor, fp8_pair,
 };
 use crate::intrinsics::{ballot, multiply_pairs};
@@ -43,7 +43,7 @@ struct Scales {
 impl Scales {
     /// Whether the plane has codes of FP4 scales above two.
     fn are_rare(&self, #[comptime] blueprint: WgmmaBlueprint) -> bool {
-        if comptime!(blueprint.format() == WeightFormat::Fp4) {
+        if comptime!(blueprint.format().is_fp4()) {
             ballot((self.low | self.high) & 0x80 != 0, blueprint.target) != 0
         } else {
             false.runtime()
@@ -57,7 +57,7 @@ impl Scales {
         rare: bool,
         #[comptime] blueprint: WgmmaBlueprint,
     ) -> Array<u32> {
-        let (low, high) = if comptime!(blueprint.format() == WeightFormat::Fp4) {
+        let (low, high) = if comptime!(blueprint.format().is_fp4()) {
             (fp4_first_factor(self.low), fp4_first_factor(self.high))
         } else {
             (
@@ -142,7 +142,7 @@ impl<'a> LaneRows<'a> {
         if comptime!(blueprint.scale_words) {
             let at = (first + self.row) as usize;
             let (low, high) = (stages.scales[at], stages.scales[at + 8]);
-            if comptime!(blueprint.format() == WeightFormat::Fp4) {
+            if comptime!(blueprint.format().is_fp4()) {
                 let shift = UNIT_POS % 4 * 8;
                 Scales {
                     low: (low >> shift) & 255,
@@ -196,7 +196,7 @@ impl<'a> LaneRows<'a> {
                 self.read(ring, stages, step, &mut codes, &mut scales, blueprint);
             }
             let rare = scales.are_rare(blueprint);
-            let short = if comptime!(blueprint.format() == WeightFormat::Fp4) {
+            let short = if comptime!(blueprint.format().is_fp4()) {
                 true.runtime()
             } else {
                 is_short(scales.low) && is_short(scales.high)
@@ -256,7 +256,7 @@ impl<'a> LaneRows<'a> {
         };
         let row = low_row * comptime!(blueprint.operands.row_chunks());
         let distance = comptime!(blueprint.row_distance() * blueprint.operands.row_chunks());
-        if comptime!(blueprint.format() == WeightFormat::Fp4) {
+        if comptime!(blueprint.format().is_fp4()) {
             let first = stages.weights_vector(ring.slot) + row;
             let at = (first + chunk_place(low_row, UNIT_POS % 4)) as usize;
             let (low, high) = (stages.weights[at], stages.weights[at + distance as usize]);
@@ -295,8 +295,9 @@ impl<'a> LaneRows<'a> {
         let first = comptime!(part * blueprint.part_codes());
         #[unroll]
         for i in 0..8usize {
-            if comptime!(blueprint.format() == WeightFormat::Fp4) {
-                pairs[i] = fp4_pair(codes[comptime!(first + i % 2)], comptime!(i / 2));
+            if comptime!(blueprint.format().is_fp4()) {
+                let word = codes[comptime!(first + i % 2)];
+                pairs[i] = fp4_pair(word, comptime!(i / 2), comptime!(blueprint.format()));
             } else {
                 let pair = fp8_pair(codes[comptime!(first + i)], 1usize);
                 // The largest magnitude, which is NaN, has a carry.

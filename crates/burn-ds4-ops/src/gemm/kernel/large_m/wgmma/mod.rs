@@ -153,7 +153,7 @@ impl WgmmaBlueprint {
     /// Whether the rows of `x` of a tile are not next to each other, or its rows of weights are
     /// more than two runs.
     const fn gathers(self) -> bool {
-        (self.sorted && !self.by_position) || matches!(self.gated, Some(WeightFormat::Fp4))
+        (self.sorted && !self.by_position) || matches!(self.gated, Some(WeightFormat::Fp4(_)))
     }
 
     /// Boxes of rows of weights of a stage. With a gate, the gates come first.
@@ -215,7 +215,7 @@ impl WgmmaBlueprint {
     }
 
     const fn permuted(self) -> bool {
-        matches!(self.format(), WeightFormat::Fp4)
+        self.format().is_fp4()
     }
 }
 

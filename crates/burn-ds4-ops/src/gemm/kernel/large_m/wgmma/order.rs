@@ -17,7 +17,7 @@ use crate::roundtrip::kernel::{power_of_two, scale_of};
 #[cube]
 pub(super) fn column_at(position: u32, #[comptime] format: WeightFormat) -> u32 {
     match comptime!(format) {
-        WeightFormat::Fp4 => {
+        WeightFormat::Fp4(_) => {
             let (word, pair) = (position / 32 % 4, position / 8 % 4);
             let (lane, upper) = (position / 2 % 4, position % 2);
             position / 128 * 128 + lane * 32 + word * 8 + upper * 4 + pair

@@ -283,7 +283,7 @@ impl Sources {
             let start = problem.matrix as usize * layout.scales_per_matrix
                 + layout.scale_row_start(own, blueprint.format(), true);
             scales[i as usize] = match comptime!(blueprint.format()) {
-                WeightFormat::Fp4 => (start / 4) as u32,
+                WeightFormat::Fp4(_) => (start / 4) as u32,
                 _ => start as u32,
             };
         }
