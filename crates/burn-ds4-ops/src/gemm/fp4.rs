@@ -13,10 +13,16 @@ pub enum Fp4Layout {
     /// makes it of the other.
     ///
     /// With `t` for the word `w` rotated by 8 bits to the right, codes `c` and `c + 4` are what the
-    /// mask `0x81c081c0` leaves of `w` (`c` = 0), `w << 4` (1), `t ^ (t << 2)` (2) and `t ^ (t <<
-    /// 6)` (3). The sign of code `c` is bit 15, and its other bits are bits 6 to 8; code `c + 4` is
-    /// 16 bits above it. These are where a `bf16` has its sign, and the end of its exponent next to
-    /// the beginning of its mantissa.
+    /// mask `0x81c081c0` leaves of
+    ///
+    /// - `w` for `c = 0`,
+    /// - `w << 4` for `c = 1`,
+    /// - `t ^ (t << 2)` for `c = 2`,
+    /// - `t ^ (t << 6)` for `c = 3`.
+    ///
+    /// The sign of code `c` is bit 15, and its other bits are bits 6 to 8; code `c + 4` is 16 bits
+    /// above it. These are where a `bf16` has its sign, and the end of its exponent next to the
+    /// beginning of its mantissa.
     Repacked,
 }
 
