@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::moe::moe_ffn;
-use burn_ds4_ops::quant::Weights;
+use burn_ds4_ops::quant::{Fp4Layout, Weights};
 
 use super::common::{
     EXACT, absolute, assert_close, devices, dtypes, every_dtype, floats, half_unit, integers,
@@ -13,12 +13,6 @@ use super::experts::{Size, Stacks, size};
 use super::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4, rounded};
 use super::sharing::{Both, experts};
 
-const FORMATS: [Format; 4] = [
-    REPACKED_FP4,
-    FP8_PAIR,
-    Format::Dense(FloatDType::F32),
-    Format::Dense(FloatDType::BF16),
-];
 /// Next to the inner width of the shared expert: that of several, in one.
 const SIZES: [(Size, usize); 8] = [
     (size([1, 1, 1, 40, 24]), 8),
@@ -50,7 +44,13 @@ fn mixes(name: &str, device: &Device) -> Vec<[Format; 2]> {
         Format::Dense(dtype) => dtypes.contains(dtype),
         _ => true,
     };
-    let formats: Vec<Format> = FORMATS.into_iter().filter(has).collect();
+    let formats = [
+        Format::Fp4(Fp4Layout::fastest_on(device)),
+        FP8_PAIR,
+        Format::Dense(FloatDType::F32),
+        Format::Dense(FloatDType::BF16),
+    ];
+    let formats: Vec<Format> = formats.into_iter().filter(has).collect();
     let mixes = |&own: &Format| formats.iter().map(move |&shared| [own, shared]);
     formats.iter().flat_map(mixes).collect()
 }
@@ -86,7 +86,7 @@ fn a_shared_expert_of_many_tokens_is_exact() {
         for (i, &size) in MANY.iter().enumerate() {
             for formats in mixes(name, device) {
                 // Those of a token's own go another way.
-                if formats[0] == REPACKED_FP4 {
+                if matches!(formats[0], Format::Fp4(_)) {
                     let dtypes = dtypes(name, device).into_iter();
                     cases.extend(dtypes.map(|dtype| (i, size, formats, dtype)));
                 }

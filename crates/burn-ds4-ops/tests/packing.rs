@@ -327,6 +327,7 @@ pub fn plain_codes(word: u32) -> u32 {
     let turned = word.rotate_right(8);
     let pairs = [word, word << 4, turned ^ turned << 2, turned ^ turned << 6];
     pairs.into_iter().enumerate().fold(0, |codes, (i, pair)| {
+        let pair = pair & 0x81c0_81c0;
         let both = (pair >> 6 & 0x0007_0007) | (pair >> 12 & 0x0008_0008);
         codes | both << (4 * i)
     })

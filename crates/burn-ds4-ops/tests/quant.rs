@@ -2,11 +2,14 @@
 //! the same bytes.
 
 use super::common::{EXACT, assert_close, devices, two_devices, values};
+use super::packing::plain_codes;
 use super::tables::{E2M1, E4M3, E8M0};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::{
     OpError,
-    quant::{dequantize_fp4, dequantize_fp4_batched, dequantize_fp8, dequantize_fp8_batched},
+    quant::{
+        dequantize_fp4, dequantize_fp4_batched, dequantize_fp8, dequantize_fp8_batched, repack_fp4,
+    },
 };
 
 const F32: FloatDType = FloatDType::F32;
@@ -337,6 +340,30 @@ fn tensors_on_different_devices_are_refused() {
         ),
         "{error}"
     );
+}
+
+fn repacked(word: u32) -> u32 {
+    let mut words = [word];
+    repack_fp4(&mut words);
+    words[0]
+}
+
+#[test]
+fn every_code_is_where_the_repacked_layout_has_it() {
+    // Both directions combine bits by XOR alone: what holds for each bit holds for all words.
+    for bit in 0..32 {
+        assert_eq!(plain_codes(repacked(1 << bit)), 1 << bit, "bit {bit}");
+    }
+    for word in [0, u32::MAX, 0x7654_3210, 0xfedc_ba98, 0x1234_8765] {
+        assert_eq!(plain_codes(repacked(word)), word, "{word:#x}");
+    }
+}
+
+#[test]
+fn repacking_is_linear() {
+    let (first, second) = (0x9e37_79b9, 0x7f4a_7c15);
+    assert_eq!(repacked(0), 0);
+    assert_eq!(repacked(first ^ second), repacked(first) ^ repacked(second));
 }
 
 catalogue![

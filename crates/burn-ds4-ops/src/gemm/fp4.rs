@@ -87,37 +87,3 @@ fn repacked(word: u32) -> u32 {
     let upper = (known & 0x8080_8080) | q_14 | q_16;
     known | upper | (by_2 ^ upper).rotate_right(2) | (by_6 ^ upper).rotate_right(6)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The codes as the definition of the layout says.
-    fn codes(word: u32) -> u32 {
-        let turned = word.rotate_right(8);
-        let pairs = [word, word << 4, turned ^ turned << 2, turned ^ turned << 6];
-        let code = |bits: u32| (bits >> 6 & 7) | (bits >> 12 & 8);
-        pairs.iter().enumerate().fold(0, |codes, (c, pair)| {
-            let pair = pair & 0x81c0_81c0;
-            codes | code(pair & 0xffff) << (4 * c) | code(pair >> 16) << (4 * c + 16)
-        })
-    }
-
-    #[test]
-    fn every_code_is_where_the_layout_has_it() {
-        // Both directions combine bits by XOR alone: what holds for each bit holds for all words.
-        for bit in 0..32 {
-            assert_eq!(codes(repacked(1 << bit)), 1 << bit, "bit {bit}");
-        }
-        for word in [0, u32::MAX, 0x7654_3210, 0xfedc_ba98, 0x1234_8765] {
-            assert_eq!(codes(repacked(word)), word, "{word:#x}");
-        }
-    }
-
-    #[test]
-    fn repacking_is_linear() {
-        let (first, second) = (0x9e37_79b9, 0x7f4a_7c15);
-        assert_eq!(repacked(0), 0);
-        assert_eq!(repacked(first ^ second), repacked(first) ^ repacked(second));
-    }
-}

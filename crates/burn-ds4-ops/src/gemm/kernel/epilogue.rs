@@ -142,6 +142,12 @@ impl RowSums {
             high: sums.extract(comptime!(index as usize + 2)),
         }
     }
+
+    /// Stores both: a tile's upper rows of weights are eight after its lower ones.
+    pub fn store(&self, partials: &mut Shared<[f32]>, slot: u32) {
+        partials[slot as usize] = self.low;
+        partials[slot as usize + 8] = self.high;
+    }
 }
 
 /// Adds a block's sum times its scales, those of a lane's two rows, to `sum`.

@@ -216,19 +216,13 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 let sums = add_terms(sum, terms, blueprint.target);
                 #[unroll]
                 for w in 0..comptime!(lane_rows(terms)) {
-                    let RowSums {
-                        x_row,
-                        is_own,
-                        low,
-                        high,
-                    } = RowSums::new(sums, w, terms);
-                    let token = shared_pass + x_row;
-                    if is_own && token < tokens {
+                    let of_row = RowSums::new(sums, w, terms);
+                    let token = shared_pass + of_row.x_row;
+                    if of_row.is_own && token < tokens {
                         let slot = shared_plane_group * shared_tile_sums
                             + (token * shared_blueprint.planes + shared_plane) * 16
                             + row;
-                        shared_partials[slot as usize] = low;
-                        shared_partials[slot as usize + 8] = high;
+                        of_row.store(&mut shared_partials, slot);
                     }
                 }
                 sum = Vector::new(0.0f32);
@@ -278,17 +272,12 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
         let sum = add_terms(sum, terms, blueprint.target);
         #[unroll]
         for w in 0..comptime!(lane_rows(terms)) {
-            let RowSums {
-                x_row,
-                is_own,
-                low,
-                high,
-            } = RowSums::new(sum, w, terms);
-            if is_own && current_pass + x_row < current_count {
-                let pair = groups.pair(current_start, current_pass + x_row);
+            let of_row = RowSums::new(sum, w, terms);
+            let index = current_pass + of_row.x_row;
+            if of_row.is_own && index < current_count {
+                let pair = groups.pair(current_start, index);
                 let slot = current_tile * tile_sums + (pair * blueprint.planes + plane) * 16 + row;
-                partials[slot as usize] = low;
-                partials[slot as usize + 8] = high;
+                of_row.store(&mut partials, slot);
             }
         }
     }

@@ -370,14 +370,10 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                 let sum = add_terms(sum, terms, blueprint.target);
                 #[unroll]
                 for w in 0..comptime!(lane_rows(terms)) {
-                    let RowSums {
-                        x_row,
-                        is_own,
-                        low,
-                        high,
-                    } = RowSums::new(sum, w, terms);
+                    let of_row = RowSums::new(sum, w, terms);
+                    let x_row = of_row.x_row;
                     let own = (base + local) * tile_outputs + place.row;
-                    let writes = is_own && x_row < comptime!(blueprint.pass_pairs());
+                    let writes = of_row.is_own && x_row < comptime!(blueprint.pass_pairs());
                     if writes && pass.first_pair + x_row < pass.count {
                         let pair = groups.pair(pass.start, pass.first_pair + x_row);
                         let results = Results {
@@ -387,11 +383,12 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                         };
                         let output = &mut problem.output[..];
                         if comptime!(gated.is_none()) {
-                            results.write(output, low, high);
+                            results.write(output, of_row.low, of_row.high);
                         } else if own < place.outputs {
                             let (scores, limit) = (&problem.scores, problem.limit);
                             let target = comptime!(blueprint.target);
-                            let value = gated_value(low, high, limit, scores, pair, target);
+                            let value =
+                                gated_value(of_row.low, of_row.high, limit, scores, pair, target);
                             let next = comptime!(gated.unwrap());
                             results.write_gated::<X, Y>(output, value, terms, next);
                         }
