@@ -16,7 +16,7 @@ use crate::{
     tests::packing::{FP8_PAIR, REPACKED_FP4},
 };
 
-const TOKENS: [usize; 4] = [1, 2, 5, 2048];
+const TOKENS: [usize; 5] = [1, 2, 5, 16, 2048];
 /// Both kinds of experts in launches of their own, and their sum.
 const APART: &str = "apart";
 

@@ -13,6 +13,9 @@ use crate::{
 
 /// Outputs and inputs.
 const SIZES: [(usize, usize); 3] = [(4096, 4096), (32768, 1024), (7168, 2048)];
+/// The output projection of V4-Flash, whose inputs come to shared memory in parts where there are
+/// several rows, and these numbers of rows.
+const WIDE: ((usize, usize), [usize; 4]) = ((4096, 8192), [1, 2, 8, 16]);
 /// Small, to see whether everything runs.
 const SMALL: (usize, usize) = (256, 512);
 /// Rows of products that round them.
@@ -24,7 +27,7 @@ const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 4096];
 /// V4-Flash.
 const PAIRS: [([usize; 2], usize); 2] = [([1024, 512], 4096), ([32768, 8192], 1024)];
 const SMALL_PAIR: ([usize; 2], usize) = ([128, 64], 512);
-const PAIR_ROWS: [usize; 2] = [1, 2];
+const PAIR_ROWS: [usize; 3] = [1, 2, 16];
 /// Each product in a launch of its own.
 const APART: &str = "apart";
 /// Rows from which arithmetic may be the bound.
@@ -48,6 +51,8 @@ pub fn cases() -> Vec<Case> {
                 rows.map(move |&rows| case(rows, size, (variant, format, mode), FloatDType::BF16))
             })
         });
+    let (size, rows) = WIDE;
+    let wide = rows.map(|rows| case(rows, size, ("fp8", FP8, exact), FloatDType::BF16));
     let small = case(1, SMALL, ("fp4", REPACKED_FP4, exact), FloatDType::F32);
     let pairs = PAIRS.into_iter().flat_map(|size| {
         let variants = ["fp8", APART].into_iter();
@@ -56,7 +61,7 @@ pub fn cases() -> Vec<Case> {
         })
     });
     let small_pair = pair_case(1, SMALL_PAIR, "fp8", FloatDType::F32);
-    let singles = std::iter::once(small).chain(large);
+    let singles = std::iter::once(small).chain(large).chain(wide);
     singles.chain([small_pair]).chain(pairs).collect()
 }
 

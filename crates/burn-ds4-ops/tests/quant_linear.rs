@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::{Fp4Layout, Weights};
 
 use super::common::{
-    EXACT, FLOATS, assert_close, compiles_slowly, devices, dtypes, every_dtype, skip, some,
+    EXACT, FLOATS, assert_close, compiles_slowly, devices, dtypes, every_dtype, is_gpu, skip, some,
 };
 use super::drawn::bits;
 use super::linear::{Input, linear};
@@ -183,9 +183,14 @@ fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
 }
 
 fn a_row_does_not_depend_on_the_rows_next_to_it() {
+    // On a GPU, also so many inputs that they come to shared memory in parts, and so many outputs
+    // that a cube comes to it several times.
+    let (all, few) = ([[130, 520], [130, 8200], [8500, 2600]], [[130, 520]]);
     every_dtype(|name, device, dtype| {
-        for format in [FP4, REPACKED_FP4, FP8] {
-            let (outputs, inputs) = (130, 520);
+        let shapes = if is_gpu(name) { &all[..] } else { &few };
+        let formats = [FP4, REPACKED_FP4, FP8].into_iter();
+        for (format, &[outputs, inputs]) in formats.flat_map(|f| shapes.iter().map(move |s| (f, s)))
+        {
             let weights = Packed::random(format, [1, outputs, inputs], 3).on(device);
             let x = Input::random([16, inputs], dtype, 4);
             let alone: Vec<f32> = (0..16)
@@ -193,7 +198,7 @@ fn a_row_does_not_depend_on_the_rows_next_to_it() {
                 .collect();
             for rows in 1..=16 {
                 let together = linear(x.rows(0..rows).on(device), &weights);
-                let what = format!("{name} {format:?} {rows} rows");
+                let what = format!("{name} {format:?} [{outputs}, {inputs}] {rows} rows");
                 assert_close(&together, &alone[..rows * outputs], EXACT, &what);
             }
         }

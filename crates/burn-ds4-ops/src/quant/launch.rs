@@ -9,8 +9,8 @@ use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::{
-    Grouping, LargeM, LargeMTiles, Pairing, Portable, Role, SMALL_M_ROWS, StreamBlueprint,
-    StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
+    Grouping, LargeM, LargeMTiles, Portable, Role, SMALL_M_ROWS, StreamBlueprint, StreamProblem,
+    can_multiply, has_tiles, launch_stream, quantize,
 };
 use crate::launching::{aligned, narrow, output, rows_view};
 
@@ -168,12 +168,7 @@ fn parts(
 
 /// Whether it fits is decided for [`SMALL_M_ROWS`] rows.
 fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamBlueprint> {
-    let (caps, groups) = (Caps::of(&x.client), matrices.count);
-    let blueprint = StreamBlueprint::new(x.dtype, matrices, rows, groups, &caps)?;
-    Some(blueprint.paired(match groups {
-        1 => Pairing::One,
-        _ => Pairing::Every,
-    }))
+    StreamBlueprint::new(x.dtype, matrices, rows, &Caps::of(&x.client))
 }
 
 /// How the products of a small number of rows with two matrices of the same number of columns are

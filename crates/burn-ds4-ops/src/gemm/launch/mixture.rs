@@ -2,9 +2,9 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::stream::{BUDGETS, Budget, ExpertBlueprints, StreamProblem, launch_stream};
+use super::stream::{BUDGETS, Budget, ExpertBlueprints, StreamProblem, XRows, launch_stream};
 use super::sum::{SumProblem, launch_sum, sum_blueprints};
-use super::{Experts, Pairing, SMALL_M_ROWS, StreamBlueprint};
+use super::{Experts, SMALL_M_ROWS, StreamBlueprint};
 use crate::caps::Caps;
 use crate::gemm::terms;
 use crate::launching::output;
@@ -61,12 +61,15 @@ impl Mixture {
         let [_, slots] = self.sizes();
         let of = |experts: &Experts, slots| {
             let ([gate_up, down], dtype) = (experts.matrices(), self.x.dtype);
-            StreamBlueprint::of_rows(dtype, gate_up, tokens, slots, (caps, budget))
-                .gated(down.format)
+            let rows = XRows {
+                rows: tokens,
+                slots,
+                in_parts: false,
+            };
+            StreamBlueprint::of_rows(dtype, gate_up, rows, (caps, budget)).gated(down.format)
         };
-        let shared = self.shared.as_ref();
-        let shared = shared.map(|shared| of(shared, 1).paired(Pairing::One));
-        ExpertBlueprints::new(of(&self.experts, slots), shared)
+        let shared = self.shared.as_ref().map(|shared| of(shared, None));
+        ExpertBlueprints::new(of(&self.experts, Some(slots)), shared)
     }
 
     /// The sums of all tokens in `dtype`, in two launches.

@@ -18,7 +18,7 @@ use super::{INVARIANT_ROWS, Matrices};
 use crate::caps::Caps;
 use crate::launching::MAX_CUBES;
 
-pub(crate) use super::kernel::{Pairing, Role, StreamBlueprint};
+pub(crate) use super::kernel::{Role, StreamBlueprint};
 pub(crate) use experts::Experts;
 pub(crate) use large_m::{LargeM, LargeMTiles, SortedPairs, sort, sum_slots};
 pub(crate) use mixture::{Mixture, MixtureBlueprint};

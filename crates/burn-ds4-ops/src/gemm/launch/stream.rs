@@ -16,6 +16,21 @@ const SPLIT_K_PLANES: usize = 8;
 /// Time for 16 bytes of FP8 that become `f16`, relative to that of other weights: cubes that
 /// multiply by them are done that much earlier.
 const F16_INPUT_WORK: f64 = 0.65;
+/// Rows of `x` of a tile, where each term of a row counts as a row, and tiles that are multiplied
+/// at a time.
+const X_TILE_ROWS: u32 = 8;
+const MAX_X_TILES: u32 = 2;
+/// Rows of `x` of a problem.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct XRows {
+    pub rows: usize,
+    /// Pairs of each, if ids choose their matrices.
+    pub slots: Option<usize>,
+    /// Whether their columns may come to shared memory in parts, for each of a cube's tiles anew:
+    /// where there are few tiles to a cube.
+    pub in_parts: bool,
+}
+
 /// Bytes of `x` in shared memory, at most.
 pub(super) const MAX_X_BYTES: usize = 70 << 10;
 
@@ -45,45 +60,71 @@ impl Budget {
 }
 
 impl StreamBlueprint {
-    /// The blueprint for at most [`SMALL_M_ROWS`] rows of `x` in `dtype`, each with so many pairs.
-    /// `None` where shared memory is too small for any number of such rows.
-    pub fn new(
-        dtype: DType,
-        matrices: &Matrices,
-        rows: usize,
-        slots: usize,
-        caps: &Caps,
-    ) -> Option<Self> {
-        let fits = |budget: &&Budget| {
-            let most = Self::of_rows(dtype, matrices, SMALL_M_ROWS, slots, (caps, budget));
-            most.fits(caps)
+    /// The blueprint for at most [`SMALL_M_ROWS`] rows of `x` in `dtype`, or so many for each of
+    /// the matrices. `None` where shared memory is too small for any number of such rows.
+    pub fn new(dtype: DType, matrices: &Matrices, rows: usize, caps: &Caps) -> Option<Self> {
+        let of = |budget, rows| {
+            let rows = XRows {
+                rows,
+                slots: None,
+                in_parts: true,
+            };
+            Self::of_rows(dtype, matrices, rows, (caps, budget))
         };
-        let budget = BUDGETS.iter().find(fits)?;
-        Some(Self::of_rows(dtype, matrices, rows, slots, (caps, budget)))
+        let mut budgets = BUDGETS.iter();
+        let budget = budgets.find(|budget| of(budget, SMALL_M_ROWS).fits(caps))?;
+        Some(of(budget, rows))
     }
 
     /// The blueprint by a budget, whether or not it fits.
     pub(super) fn of_rows(
         dtype: DType,
         matrices: &Matrices,
-        rows: usize,
-        slots: usize,
+        XRows {
+            rows,
+            slots,
+            in_parts,
+        }: XRows,
         (caps, budget): (&Caps, &Budget),
     ) -> Self {
         let split = Self::split(dtype, matrices, SPLIT_K_PLANES, (caps, budget.planes));
-        let planes = (split.planes * split.plane_groups) as usize;
-        let with_rows = |x_rows| Self {
-            pairs: small_pairs(rows * slots),
-            x_rows,
-            partial_tiles: (budget.partials / planes).max(1) as u32,
-            ..split
+        let partial_tiles = budget.partials as u32 / (split.planes * split.plane_groups);
+        let with = |x_rows, x_k_blocks| {
+            let with = |partial_tiles: u32| Self {
+                pairs: small_pairs(rows * slots.unwrap_or(0)),
+                pairing: match (slots, matrices.count) {
+                    (Some(_), _) => Pairing::Ids,
+                    (None, 1) => Pairing::One,
+                    (None, _) => Pairing::Every,
+                },
+                x_rows,
+                x_k_blocks,
+                partial_tiles: partial_tiles.max(1),
+                ..split
+            };
+            let most = with(partial_tiles);
+            match most.x_tiles() > 1 && !most.fits(caps) {
+                true => with(partial_tiles / most.x_tiles()),
+                false => most,
+            }
         };
         let least = split.input.terms;
-        let mut x_rows = (rows.next_power_of_two() as u32 * least).min(8);
-        while x_rows > least && !with_rows(x_rows).fits(caps) {
-            x_rows /= 2;
-        }
-        with_rows(x_rows)
+        let most = rows.next_power_of_two() as u32 * least;
+        let all = split.plane_k_blocks;
+        let parts = if in_parts { all } else { 1 };
+        // Few pairs have the same expert.
+        let tiles = if slots.is_some() { 1 } else { MAX_X_TILES };
+        let most = most.min(tiles * X_TILE_ROWS);
+        let x_rows = std::iter::successors(Some(most), |rows| Some(rows / 2));
+        let x_rows = x_rows.take_while(|&rows| rows >= least);
+        let choices = x_rows.flat_map(|x_rows| {
+            let parts = (1..=parts).filter(|parts| all % parts == 0);
+            parts.map(move |parts| (x_rows, all / parts))
+        });
+        // All rows if possible, and then all columns.
+        let mut choices = choices.map(|(x_rows, x_k_blocks)| with(x_rows, x_k_blocks));
+        let fitting = choices.find(|blueprint| blueprint.fits(caps));
+        fitting.unwrap_or_else(|| with(least, all))
     }
 
     /// Planes of a cube that has at most `cube_planes`, of which at most `most` split K of a tile.
@@ -109,6 +150,7 @@ impl StreamBlueprint {
             pairs: 0,
             pairing: Pairing::Ids,
             x_rows: 0,
+            x_k_blocks: plane_k_blocks as u32,
             planes: planes as u32,
             plane_k_blocks: plane_k_blocks as u32,
             plane_groups: plane_groups as u32,
@@ -129,20 +171,6 @@ impl StreamBlueprint {
 
     pub(super) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.cube_planes)
-    }
-
-    /// For pairs that find their matrices in this way.
-    pub fn paired(self, pairing: Pairing) -> Self {
-        let pairs = if pairing == Pairing::Ids {
-            self.pairs
-        } else {
-            small_pairs(0)
-        };
-        Self {
-            pairs,
-            pairing,
-            ..self
-        }
     }
 
     /// With half of the rows as a gate; the result is multiplied by weights of `next`.

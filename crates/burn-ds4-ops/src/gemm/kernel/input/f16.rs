@@ -57,7 +57,18 @@ pub(in crate::gemm::kernel) fn scaled_vec8<X: Numeric, N: Size>(
         let vector = Vector::<f32, N>::cast_from(Vector::<X, N>::reinterpret(words));
         #[unroll]
         for j in 0..comptime!(8 / input.vectors()) {
-            let mut value = select(inside, vector.extract(comptime!(j as usize)), 0.0f32);
+            let value = if comptime!(input.terms == 1) {
+                // A `bf16` is the upper half of an f32.
+                let pair = words.extract(comptime!(j as usize / 2));
+                f32::reinterpret(if comptime!(j % 2 == 0) {
+                    pair << 16
+                } else {
+                    pair & 0xffff_0000u32
+                })
+            } else {
+                vector.extract(comptime!(j as usize))
+            };
+            let mut value = select(inside, value, 0.0f32);
             if comptime!(input.terms > 1) {
                 value = f32::reinterpret(term_with_digits(value, term, F16_DIGITS));
             }

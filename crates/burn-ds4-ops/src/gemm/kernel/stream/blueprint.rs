@@ -18,8 +18,11 @@ pub(crate) struct StreamBlueprint {
     pub pairing: Pairing,
     /// Rows of `x` in shared memory, where each term of a row counts as a row. Where the pairs of a
     /// token are summed, all rows or none; else those that are multiplied at a time. A tile has 8,
-    /// of which some may be the same.
+    /// of which some may be the same; there are two tiles of more.
     pub x_rows: u32,
+    /// K-blocks of a plane whose columns of `x` are in shared memory at a time, by which those of
+    /// the plane can be divided.
+    pub x_k_blocks: u32,
     /// Planes that split K of a tile.
     pub planes: u32,
     /// K-blocks of a plane.
@@ -77,9 +80,25 @@ impl StreamBlueprint {
         if self.gated.is_some() { 8 } else { 16 }
     }
 
-    /// vec8s of a row of `x`, padded to whole K-blocks.
+    /// Columns of `x` in shared memory at a time, padded to whole K-blocks.
+    pub const fn x_columns(self) -> u32 {
+        self.planes * self.x_k_blocks * self.input.format.k_block()
+    }
+
+    /// vec8s of a row of these columns.
     pub const fn row_vec8s(self) -> u32 {
-        self.planes * self.plane_k_blocks * self.input.format.k_block() / 8
+        self.x_columns() / 8
+    }
+
+    /// How often columns of `x` come to shared memory. If more than once, partials wait there for
+    /// the next.
+    pub const fn x_parts(self) -> u32 {
+        self.plane_k_blocks / self.x_k_blocks
+    }
+
+    /// Tiles of 8 rows of `x` that are multiplied at a time.
+    pub const fn x_tiles(self) -> u32 {
+        if self.x_rows > 8 { self.x_rows / 8 } else { 1 }
     }
 
     /// vec8s from one row of `x` to the next in shared memory, such that eight lanes that read
@@ -108,9 +127,19 @@ impl StreamBlueprint {
         (self.x_rows * self.row_vec8s()).div_ceil(self.cube_units())
     }
 
+    /// Whether all units have as many.
+    pub const fn fills_units(self) -> bool {
+        (self.x_rows * self.row_vec8s()).is_multiple_of(self.cube_units())
+    }
+
     /// Bytes of `x` in shared memory.
     pub const fn x_bytes(self) -> usize {
         (self.x_rows * self.row_pitch()) as usize * 16
+    }
+
+    /// Partials of planes that are in shared memory at a time, unless pairs are summed.
+    pub const fn partials(self) -> u32 {
+        self.partial_tiles * self.plane_groups * self.planes * self.x_tiles()
     }
 
     /// Bytes of the partials in shared memory.
@@ -118,7 +147,7 @@ impl StreamBlueprint {
         if self.input.permuted {
             (self.partial_tiles * self.pairs * self.planes) as usize * 64
         } else {
-            (self.partial_tiles * self.plane_groups * self.planes) as usize * 512
+            self.partials() as usize * 512
         }
     }
 
@@ -134,7 +163,8 @@ impl StreamBlueprint {
     /// Whether `x` is read a K-step before it is multiplied: from memory, and single rows by FP8.
     /// With more rows, and with gates, that takes longer.
     pub const fn reads_ahead(self) -> bool {
-        self.x_rows == 0 || (self.input.f16_input && self.gated.is_none() && self.x_rows == 1)
+        let single_row = self.x_rows == 1 && self.x_parts() == 1;
+        self.x_rows == 0 || (self.input.f16_input && self.gated.is_none() && single_row)
     }
 
     /// Pairs that are multiplied at a time.

@@ -70,6 +70,13 @@ impl LanePlace {
             x_row: (modulo(row, blueprint.x_rows) * comptime!(blueprint.row_pitch())) as usize,
         }
     }
+
+    /// Where the lane's partial sums are of tile `tile` of its plane, and of the first tile of `x`.
+    pub fn partial_slot(&self, tile: u32, #[comptime] blueprint: StreamBlueprint) -> u32 {
+        let group = tile * blueprint.plane_groups + self.plane_group;
+        let slot = group * blueprint.planes + self.plane;
+        slot * comptime!(32 * blueprint.x_tiles()) + UNIT_POS_X
+    }
 }
 
 /// A K-block that was fetched: the lane's first vector in its stage, and where its part of `x` and
@@ -81,6 +88,8 @@ pub(super) struct KBlock {
     first: u32,
 }
 
+/// Accumulators of a lane for each tile of `x`.
+const ACCUMULATORS: u32 = 3;
 /// Vectors of a lane in a K-block.
 const LANE_VECTORS: u32 = 2 * K_STEPS;
 /// Vectors of 16 bytes of shared memory in a plane's pipeline.
@@ -135,7 +144,12 @@ impl<'a> Stream<'a> {
         self.low_scale = rows.low_scale;
         self.high_scale = rows.high_scale;
         self.first = first + self.quarter * comptime!(format.columns());
-        self.x_at = x_row + (first / 8 + self.quarter) as usize;
+        let x_first = if comptime!(self.blueprint.x_parts() > 1) {
+            first % comptime!(self.blueprint.x_columns())
+        } else {
+            first
+        };
+        self.x_at = x_row + (x_first / 8 + self.quarter) as usize;
     }
 
     /// [`seek`](Self::seek) for K-block `block` of this plane, where a cube has `x_rows` rows of
@@ -328,15 +342,15 @@ impl<'a> Stream<'a> {
 
     /// Multiplies the K-block that was [fetched](Self::fetched), and meanwhile fetches the chosen
     /// one, if `has_next`. Where the blueprint says so, `x` is read one K-step before it is needed,
-    /// including that of the next K-block. Every lane gets four sums of 16 rows by 8
-    /// columns. Every lane of the plane must call this.
+    /// including that of the next K-block. Every lane gets four sums of 16 rows of weights by each
+    /// tile of 8 rows of `x`. Every lane of the plane must call this.
     pub fn multiply(
         &mut self,
         block: &KBlock,
         x: &[Vector<u32, Const<4>>],
         scales: &Array<u32>,
         has_next: bool,
-    ) -> Vector<f32, Const<4>> {
+    ) -> Array<Vector<f32, Const<4>>> {
         if has_next {
             self.fetch();
         } else {
@@ -353,16 +367,17 @@ impl<'a> Stream<'a> {
         x: &[Vector<u32, Const<4>>],
         scales: &Array<u32>,
         has_next: bool,
-    ) -> Vector<f32, Const<4>> {
+    ) -> Array<Vector<f32, Const<4>>> {
         let ahead = comptime!(self.blueprint.reads_ahead());
         let stage_offset = block.stage_offset;
         let (x_at, first) = (block.x_at, block.first);
         let format = comptime!(self.weights.blueprint.format);
         let f16_input = comptime!(self.blueprint.input.f16_input);
         let vec8s = comptime!(format.vec8s());
-        // Two alternating accumulators, so that a product need not wait for the one before; and a
-        // third for FP8, which sums the scaled blocks.
-        let mut sums = zero_sums(3u32);
+        let x_tiles = comptime!(self.blueprint.x_tiles());
+        // Of each tile of `x`, two alternating accumulators, so that a product need not wait for
+        // the one before; and a third for FP8, which sums the scaled blocks.
+        let mut sums = zero_sums(comptime!(ACCUMULATORS * x_tiles));
         let mut columns = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * vec8s as usize));
         if comptime!(ahead) {
             #[unroll]
@@ -391,8 +406,13 @@ impl<'a> Stream<'a> {
                 let column = first + comptime!(wanted * format.k_step());
                 let to = comptime!(if ahead { vec8s - now } else { 0 });
                 #[unroll]
-                for u in 0..vec8s {
-                    columns[comptime!((to + u) as usize)] = self.x_vec8(x, at, column, u);
+                for tile in 0..x_tiles {
+                    let of_tile = comptime!((tile * 8 * self.blueprint.row_pitch()) as usize);
+                    #[unroll]
+                    for u in 0..vec8s {
+                        columns[comptime!((to + tile * vec8s + u) as usize)] =
+                            self.x_vec8(x, at + of_tile, column, u);
+                    }
                 }
             } else if has_next {
                 self.prefetch_x(x);
@@ -409,44 +429,61 @@ impl<'a> Stream<'a> {
                 ordinary = ballot(rare != 0, self.weights.blueprint.target) == 0;
             }
             if comptime!(format == WeightFormat::Dense || f16_input) {
-                words.multiply(&columns, now, &mut sums, self.blueprint.input, false);
+                words.multiply(&columns, now, &mut sums, self.blueprint, false);
             } else if ordinary {
-                words.multiply(&columns, now, &mut sums, self.blueprint.input, false);
+                words.multiply(&columns, now, &mut sums, self.blueprint, false);
             } else {
-                words.multiply(&columns, now, &mut sums, self.blueprint.input, true);
+                words.multiply(&columns, now, &mut sums, self.blueprint, true);
             }
             if comptime!(format == WeightFormat::Fp8 && c % 2 == 1) {
-                let mut block = sums[0] + sums[1];
-                if comptime!(f16_input) {
-                    block = self.unscaled(x, block, (first + comptime!(c * format.k_step())) / 128);
+                #[unroll]
+                for tile in 0..x_tiles {
+                    let of_tile = comptime!((ACCUMULATORS * tile) as usize);
+                    let mut block = sums[of_tile] + sums[comptime!(of_tile + 1)];
+                    if comptime!(f16_input) {
+                        let column = first + comptime!(c * format.k_step());
+                        block = self.unscaled(x, block, tile, column / 128);
+                    }
+                    sums[comptime!(of_tile + 2)] = add_scaled(
+                        sums[comptime!(of_tile + 2)],
+                        block,
+                        f32::reinterpret(scales[comptime!(c as usize - 1)]),
+                        f32::reinterpret(scales[comptime!((K_STEPS + c) as usize - 1)]),
+                    );
+                    sums[of_tile] = Vector::new(0.0f32);
+                    sums[comptime!(of_tile + 1)] = Vector::new(0.0f32);
                 }
-                sums[2] = add_scaled(
-                    sums[2],
-                    block,
-                    f32::reinterpret(scales[comptime!(c as usize - 1)]),
-                    f32::reinterpret(scales[comptime!((K_STEPS + c) as usize - 1)]),
-                );
-                sums[0] = Vector::new(0.0f32);
-                sums[1] = Vector::new(0.0f32);
             }
         }
-        if comptime!(format == WeightFormat::Fp8) {
-            sums[2]
-        } else {
-            sums[0] + sums[1]
+        let mut products = zero_sums(x_tiles);
+        #[unroll]
+        for tile in 0..comptime!(x_tiles as usize) {
+            let of_tile = comptime!(ACCUMULATORS as usize * tile);
+            products[tile] = if comptime!(format == WeightFormat::Fp8) {
+                sums[comptime!(of_tile + 2)]
+            } else {
+                sums[of_tile] + sums[comptime!(of_tile + 1)]
+            };
         }
+        products
     }
 
-    /// Undoes the scaling of `x` in a block's sums, by the factors that are stored with its rows in
-    /// shared memory.
+    /// Undoes the scaling of `x` in the sums of a block of columns by a tile of `x`, by the factors
+    /// that are stored with its rows in shared memory.
     fn unscaled(
         &self,
         x: &[Vector<u32, Const<4>>],
         sums: Vector<f32, Const<4>>,
+        #[comptime] tile: u32,
         block: u32,
     ) -> Vector<f32, Const<4>> {
         let x_rows = comptime!(self.blueprint.x_rows);
-        let x_row = modulo(self.quarter * 2, x_rows);
+        let block = if comptime!(self.blueprint.x_parts() > 1) {
+            block % comptime!(self.blueprint.x_columns() / 128)
+        } else {
+            block
+        };
+        let x_row = modulo(self.quarter * 2, x_rows) + comptime!(8 * tile);
         let first = x_scale(x, x_row, block, self.blueprint);
         let second = if comptime!(x_rows > 1) {
             x_scale(x, x_row + 1, block, self.blueprint)
@@ -478,36 +515,45 @@ struct RowWords {
 
 #[cube]
 impl RowWords {
-    /// Adds the products of a K-step to two alternating accumulators; the vec8s of `x` are in
-    /// `columns` from `first` on. `rare` is the slow path: FP4 scales above two, FP8 codes that are
-    /// NaN.
+    /// Adds the products of a K-step to two alternating accumulators for each tile of `x`, whose
+    /// vec8s are in `columns` from `first` on. `rare` is the slow path: FP4 scales above two, FP8
+    /// codes that are NaN.
     fn multiply(
         &self,
         columns: &Array<Vector<u32, Const<4>>>,
         #[comptime] first: u32,
         sums: &mut Array<Vector<f32, Const<4>>>,
-        #[comptime] input: InputLayout,
+        #[comptime] blueprint: StreamBlueprint,
         #[comptime] rare: bool,
     ) {
         let InputLayout {
             format, f16_input, ..
-        } = comptime!(input);
+        } = comptime!(blueprint.input);
         let dtype = comptime!(if f16_input { "f16" } else { "bf16" });
         #[unroll]
         for u in 0..comptime!(format.vec8s() as usize) {
             #[unroll]
             for m in 0..2usize {
                 let (i, j) = comptime!((2 * m, 2 * m + 1));
-                sums[m] = multiply_tiles(
-                    weight_pair(self.low, self.low_scale, u, i, format, f16_input, rare),
-                    weight_pair(self.high, self.high_scale, u, i, format, f16_input, rare),
-                    weight_pair(self.low, self.low_scale, u, j, format, f16_input, rare),
-                    weight_pair(self.high, self.high_scale, u, j, format, f16_input, rare),
-                    columns[comptime!(first as usize + u)].extract(comptime!(2 * m)),
-                    columns[comptime!(first as usize + u)].extract(comptime!(2 * m + 1)),
-                    sums[m],
-                    dtype,
-                );
+                let low_i = weight_pair(self.low, self.low_scale, u, i, format, f16_input, rare);
+                let high_i = weight_pair(self.high, self.high_scale, u, i, format, f16_input, rare);
+                let low_j = weight_pair(self.low, self.low_scale, u, j, format, f16_input, rare);
+                let high_j = weight_pair(self.high, self.high_scale, u, j, format, f16_input, rare);
+                #[unroll]
+                for tile in 0..comptime!(blueprint.x_tiles() as usize) {
+                    let x = columns[comptime!(first as usize + tile * format.vec8s() as usize + u)];
+                    let sum = comptime!(ACCUMULATORS as usize * tile + m);
+                    sums[sum] = multiply_tiles(
+                        low_i,
+                        high_i,
+                        low_j,
+                        high_j,
+                        x.extract(i),
+                        x.extract(j),
+                        sums[sum],
+                        dtype,
+                    );
+                }
             }
         }
     }

@@ -151,10 +151,16 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     if comptime!(blueprint.planes * blueprint.plane_groups < blueprint.cube_planes) {
         at = select(plane_group < blueprint.plane_groups, plane_group, end);
     }
+    // Where `x` comes from memory, each cube begins with another group, so that not all of them
+    // read the same rows at the same time.
+    let mut turn = 0u32;
+    if comptime!(!x_in_shared) {
+        turn = CUBE_POS_X * groups.count() / CUBE_COUNT_X;
+    }
     let mut start = 0u32;
     let mut count = 0u32;
     if at < end {
-        let group = at / blueprint.partial_tiles;
+        let group = turned(at / blueprint.partial_tiles, turn, &groups, blueprint);
         start = groups.start(group);
         count = groups.size(group, start);
         let pair = groups.pair(start, min(row / terms, count - 1));
@@ -206,12 +212,12 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             } else {
                 shared_stream.commit_empty_groups();
             }
-            if comptime!(x_in_shared) {
-                let x = &shared_x_rows[..];
-                sum += shared_stream.multiply_staged(&fetched, x, &codes, has_next);
+            let products = if comptime!(x_in_shared) {
+                shared_stream.multiply_staged(&fetched, &shared_x_rows[..], &codes, has_next)
             } else {
-                sum += shared_stream.multiply_staged(&fetched, shared_hidden, &codes, has_next);
-            }
+                shared_stream.multiply_staged(&fetched, shared_hidden, &codes, has_next)
+            };
+            sum += products[0];
             if ends_pass {
                 let sums = add_terms(sum, terms, blueprint.target);
                 #[unroll]
@@ -248,7 +254,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                     pass = 0u32;
                     at += blueprint.plane_groups;
                     if at < end {
-                        let group = at / blueprint.partial_tiles;
+                        let group = turned(at / blueprint.partial_tiles, turn, &groups, blueprint);
                         start = groups.start(group);
                         count = groups.size(group, start);
                     }
@@ -260,14 +266,20 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 let x_row = (pair * terms + modulo(row, terms)) as usize * pitch;
                 let own = first_row + modulo(at, blueprint.partial_tiles) * 16 + row;
                 let first = (next * blueprint.planes + plane) * k_block;
-                let matrix = groups.expert(at / blueprint.partial_tiles);
+                let matrix = groups.expert(turned(
+                    at / blueprint.partial_tiles,
+                    turn,
+                    &groups,
+                    blueprint,
+                ));
                 stream.seek(matrix, own, own + 8, first, x_row);
             }
-            if comptime!(x_in_shared) {
-                sum += stream.multiply(&fetched, &x_rows[..], &codes, has_next);
+            let products = if comptime!(x_in_shared) {
+                stream.multiply(&fetched, &x_rows[..], &codes, has_next)
             } else {
-                sum += stream.multiply(&fetched, hidden, &codes, has_next);
-            }
+                stream.multiply(&fetched, hidden, &codes, has_next)
+            };
+            sum += products[0];
         }
         let sum = add_terms(sum, terms, blueprint.target);
         #[unroll]
@@ -308,6 +320,17 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 Y::cast_from(total);
         }
         at += CUBE_DIM;
+    }
+}
+
+/// Group `index` of a cube that begins with group `turn`.
+#[cube]
+fn turned(index: u32, turn: u32, groups: &Groups, #[comptime] blueprint: StreamBlueprint) -> u32 {
+    if comptime!(blueprint.x_rows > 0) {
+        index
+    } else {
+        let group = index + turn;
+        select(group < groups.count(), group, group - groups.count())
     }
 }
 

@@ -4,7 +4,9 @@ use cubecl::std::FastDivmod;
 use super::blueprint::StreamBlueprint;
 use super::pipeline::{LanePlace, Stream, new_ring};
 use crate::gemm::kernel::K_STEPS;
-use crate::gemm::kernel::epilogue::{Results, RowSums, add_terms, gated_value, lane_rows};
+use crate::gemm::kernel::epilogue::{
+    Results, RowSums, add_terms, gated_value, lane_rows, zero_sums,
+};
 use crate::gemm::kernel::groups::{Groups, PairSizes, Pairing};
 use crate::gemm::kernel::input::{
     SCALE_VEC8S, load_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
@@ -105,10 +107,7 @@ impl SharedStorage {
             one.x_rows * one.row_pitch(),
             other.x_rows * other.row_pitch()
         ));
-        let partials = comptime!(largest(
-            one.partial_tiles * one.plane_groups * one.planes,
-            other.partial_tiles * other.plane_groups * other.planes
-        ));
+        let partials = comptime!(largest(one.partials(), other.partials()));
         SharedStorage {
             ring: new_ring(planes),
             x_rows: Shared::new_slice(comptime!(x_rows as usize)),
@@ -132,6 +131,10 @@ struct Pass {
     start: u32,
     count: u32,
     first_pair: u32,
+    /// The first tile of those whose partials are in shared memory, and the part of K whose columns
+    /// of `x` are.
+    tile: u32,
+    x_part: u32,
     /// The cube's tiles of later groups.
     next: u32,
     end: u32,
@@ -155,6 +158,8 @@ impl Pass {
             start: 0u32.runtime(),
             count: 0u32.runtime(),
             first_pair: 0u32.runtime(),
+            tile: 0u32.runtime(),
+            x_part: 0u32.runtime(),
             next: range.first,
             end: range.end,
             matrix_tiles,
@@ -215,12 +220,13 @@ impl Pass {
     }
 }
 
-/// Begins to fetch the first weights of a pass and puts its rows of `x` into shared memory. Every
-/// unit of the cube must call this.
+/// Puts a pass's rows of `x` into shared memory, those columns of them that are its part of K. For
+/// the first part of the first tiles, it also begins to fetch the first weights. Every unit of the
+/// cube must call this.
 ///
 /// `x` is asked for first, because all planes wait for it, and then the weights.
 #[cube]
-fn begin_pass<X: Float, N: Size>(
+fn load_rows<X: Float, N: Size>(
     x: &[Vector<X, N>],
     x_vectors: usize,
     slots: &FastDivmod<u32>,
@@ -232,6 +238,12 @@ fn begin_pass<X: Float, N: Size>(
 ) {
     let blueprint = comptime!(stream.blueprint);
     let terms = comptime!(blueprint.input.terms);
+    let several_parts = comptime!(blueprint.x_parts() > 1);
+    let first_vec8 = if comptime!(several_parts) {
+        pass.x_part * comptime!(blueprint.row_vec8s())
+    } else {
+        0u32.runtime()
+    };
     let columns = stream.columns();
     let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!(
         (blueprint.unit_vec8s() * blueprint.input.read_vectors()) as usize
@@ -246,7 +258,8 @@ fn begin_pass<X: Float, N: Size>(
         let vec8 = modulo(at, blueprint.row_vec8s());
         let index = min(pass.first_pair + x_row / terms, pass.count - 1);
         let pair = groups.pair(pass.start, index);
-        let inside = vec8 * 8 < columns;
+        let vec8 = first_vec8 + vec8;
+        let inside = comptime!(blueprint.k_aligned) || vec8 * 8 < columns;
         let source_row = if comptime!(blueprint.pairing == Pairing::Ids) {
             slots.div(pair)
         } else {
@@ -262,9 +275,18 @@ fn begin_pass<X: Float, N: Size>(
             fetched[to as usize] = select(inside, pairs, Vector::new(0u32));
         }
     }
-    if pass.k_blocks(place, blueprint) > 0 {
+    let begins = if comptime!(several_parts) {
+        pass.x_part == 0 && pass.tile == pass.first_tile
+    } else {
+        true.runtime()
+    };
+    if begins && pass.k_blocks(place, blueprint) > 0 {
         stream.seek_tile(place, pass.matrix, pass.first_tile, 0u32);
         stream.fetch();
+    }
+    if comptime!(several_parts) {
+        // Other planes may still multiply by the part before.
+        sync_cube();
     }
     #[unroll]
     for i in 0..comptime!(blueprint.unit_vec8s()) {
@@ -278,18 +300,18 @@ fn begin_pass<X: Float, N: Size>(
             let (pairs, scale) = scaled_vec8::<X, N>(
                 &fetched,
                 from,
-                vec8 * 8 < columns,
+                comptime!(blueprint.k_aligned) || (first_vec8 + vec8) * 8 < columns,
                 modulo(x_row, terms),
                 blueprint,
             );
-            if x_row < blueprint.x_rows {
+            if comptime!(blueprint.fills_units()) || x_row < blueprint.x_rows {
                 x_rows[offset] = pairs;
                 if vec8 % SCALE_VEC8S == 0 {
                     x_rows[scale_index(x_row, vec8 / SCALE_VEC8S, blueprint)] =
                         Vector::new(u32::reinterpret(scale));
                 }
             }
-        } else if x_row < blueprint.x_rows {
+        } else if comptime!(blueprint.fills_units()) || x_row < blueprint.x_rows {
             x_rows[offset] = fetched[from as usize];
         }
     }
@@ -312,6 +334,8 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
     let quarter = UNIT_POS_X % 4;
     let terms = comptime!(blueprint.input.terms);
     let stride = comptime!(blueprint.plane_groups);
+    let x_tiles = comptime!(blueprint.x_tiles());
+    let x_parts = comptime!(blueprint.x_parts());
     let place = LanePlace::new(problem.outputs(blueprint), blueprint);
     let mut stream = Stream::new(weights, quarter, storage.ring.clone(), blueprint);
     let mut codes = Array::<u32>::new(comptime!(2 * K_STEPS as usize));
@@ -320,59 +344,115 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
     let matrix_tiles = problem.matrix_tiles(blueprint);
     let mut pass = Pass::first_of(range, &problem.tiles, matrix_tiles, groups);
     while pass.has_pairs() {
-        begin_pass::<X, N>(
-            x,
-            x_vectors,
-            &problem.slots,
-            groups,
-            &pass,
-            &place,
-            &mut stream,
-            &mut storage.x_rows,
-        );
         let mut taken = 0u32;
         let k_blocks = pass.k_blocks(&place, blueprint);
+        let last_tile = pass.last_tile;
+        pass.tile = pass.first_tile;
+        if comptime!(x_parts == 1) {
+            load_rows::<X, N>(
+                x,
+                x_vectors,
+                &problem.slots,
+                groups,
+                &pass,
+                &place,
+                &mut stream,
+                &mut storage.x_rows,
+            );
+        }
         if comptime!(blueprint.reads_ahead()) && k_blocks > 0 {
             stream.prefetch_x(&storage.x_rows[..]);
         }
-        let (first_tile, last_tile) = (pass.first_tile, pass.last_tile);
-        let mut base = first_tile + 0u32;
-        while base < last_tile {
-            let mut filled = 0u32;
-            while filled < blueprint.partial_tiles && taken < k_blocks {
-                let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
-                for block in 0..blueprint.plane_k_blocks {
-                    let fetched = stream.fetched();
-                    stream.load_scales(&mut codes);
-                    taken += 1;
-                    let has_next = taken < k_blocks;
-                    if has_next {
-                        let ends_tile = block + 1 == blueprint.plane_k_blocks;
-                        let ahead = filled + select(ends_tile, 1u32, 0u32);
-                        let next = select(ends_tile, 0u32, block + 1);
-                        stream.seek_tile(&place, pass.matrix, base + ahead * stride, next);
-                    }
-                    sum += stream.multiply(&fetched, &storage.x_rows[..], &codes, has_next);
+        while pass.tile < last_tile {
+            let base = pass.tile;
+            // This plane's tiles of those whose partials fit, where it comes back to them.
+            let tiles = if comptime!(x_parts > 1) {
+                min(
+                    (last_tile - base + comptime!(stride - 1) - place.plane_group) / stride,
+                    blueprint.partial_tiles.runtime(),
+                )
+            } else {
+                blueprint.partial_tiles.runtime()
+            };
+            for part in 0..x_parts {
+                if comptime!(x_parts > 1) {
+                    pass.x_part = part;
+                    load_rows::<X, N>(
+                        x,
+                        x_vectors,
+                        &problem.slots,
+                        groups,
+                        &pass,
+                        &place,
+                        &mut stream,
+                        &mut storage.x_rows,
+                    );
                 }
-                let slot = (filled * stride + place.plane_group) * blueprint.planes + place.plane;
-                storage.partials[(slot * 32 + UNIT_POS_X) as usize] = sum;
-                filled += 1;
+                let mut filled = 0u32;
+                while filled < tiles && taken < k_blocks {
+                    let mut sums = zero_sums(x_tiles);
+                    if comptime!(x_parts > 1) && part > 0 {
+                        let slot = place.partial_slot(filled, blueprint);
+                        #[unroll]
+                        for x_tile in 0..x_tiles {
+                            sums[x_tile as usize] =
+                                storage.partials[(slot + comptime!(32 * x_tile)) as usize];
+                        }
+                    }
+                    for block in 0..blueprint.x_k_blocks {
+                        let fetched = stream.fetched();
+                        stream.load_scales(&mut codes);
+                        taken += 1;
+                        let has_next = taken < k_blocks;
+                        if has_next {
+                            let ends_tile = block + 1 == blueprint.x_k_blocks;
+                            let mut ahead = filled + select(ends_tile, 1u32, 0u32);
+                            let mut next = select(ends_tile, 0u32, block + 1);
+                            if comptime!(x_parts > 1) {
+                                // The next part of the same tiles, or the first of others.
+                                let ends_part = ahead == tiles;
+                                let ends = ends_part && part + 1 == x_parts;
+                                let next_part = part + select(ends_part, 1u32, 0u32);
+                                next += select(ends, 0u32, next_part * blueprint.x_k_blocks);
+                                ahead = select(ends_part && !ends, 0u32, ahead);
+                            }
+                            stream.seek_tile(&place, pass.matrix, base + ahead * stride, next);
+                        }
+                        let products =
+                            stream.multiply(&fetched, &storage.x_rows[..], &codes, has_next);
+                        #[unroll]
+                        for x_tile in 0..comptime!(x_tiles as usize) {
+                            sums[x_tile] += products[x_tile];
+                        }
+                    }
+                    let slot = place.partial_slot(filled, blueprint);
+                    #[unroll]
+                    for x_tile in 0..x_tiles {
+                        storage.partials[(slot + comptime!(32 * x_tile)) as usize] =
+                            sums[x_tile as usize];
+                    }
+                    filled += 1;
+                }
             }
             sync_cube();
             let mut local = UNIT_POS_Y;
-            while local < comptime!(blueprint.partial_tiles * stride) && base + local < last_tile {
-                let slot = local * comptime!(blueprint.planes * 32) + UNIT_POS_X;
+            while local < comptime!(blueprint.partial_tiles * stride * x_tiles)
+                && base + local / x_tiles < last_tile
+            {
+                let x_tile = modulo(local, x_tiles);
+                let slot = local / x_tiles * comptime!(blueprint.planes * x_tiles) + x_tile;
+                let slot = slot * 32 + UNIT_POS_X;
                 let mut sum = storage.partials[slot as usize];
                 #[unroll]
                 for p in 1..blueprint.planes {
-                    sum += storage.partials[(slot + p * 32) as usize];
+                    sum += storage.partials[(slot + p * comptime!(32 * x_tiles)) as usize];
                 }
                 let sum = add_terms(sum, terms, blueprint.target);
+                let own = (base + local / x_tiles) * tile_outputs + place.row;
                 #[unroll]
                 for w in 0..comptime!(lane_rows(terms)) {
                     let of_row = RowSums::new(sum, w, terms);
-                    let x_row = of_row.x_row;
-                    let own = (base + local) * tile_outputs + place.row;
+                    let x_row = x_tile * comptime!(8 / terms) + of_row.x_row;
                     let writes = of_row.is_own && x_row < comptime!(blueprint.pass_pairs());
                     if writes && pass.first_pair + x_row < pass.count {
                         let pair = groups.pair(pass.start, pass.first_pair + x_row);
@@ -397,7 +477,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                 local += CUBE_DIM_Y;
             }
             sync_cube();
-            base += comptime!(blueprint.partial_tiles * stride);
+            pass.tile += comptime!(blueprint.partial_tiles * stride);
         }
         pass.advance(&problem.tiles, groups, blueprint);
     }
