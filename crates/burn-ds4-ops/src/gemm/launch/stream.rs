@@ -20,6 +20,7 @@ const F16_INPUT_WORK: f64 = 0.65;
 /// at a time.
 const X_TILE_ROWS: u32 = 8;
 const MAX_X_TILES: u32 = 2;
+
 /// Rows of `x` of a problem.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct XRows {
