@@ -205,6 +205,29 @@ impl Pass {
         }
     }
 
+    /// The K-block that follows `block` of this part of K, in this plane's tile `filled` of
+    /// `tiles`: how many of its tiles come before that K-block's, and its number there.
+    fn next_k_block(
+        &self,
+        block: u32,
+        filled: u32,
+        tiles: u32,
+        #[comptime] blueprint: StreamBlueprint,
+    ) -> (u32, u32) {
+        let ends_tile = block + 1 == blueprint.x_k_blocks;
+        let mut before = filled + select(ends_tile, 1u32, 0u32);
+        let mut next = select(ends_tile, 0u32, block + 1);
+        if comptime!(blueprint.x_parts() > 1) {
+            // The next part of the same tiles, or the first of others.
+            let ends_part = before == tiles;
+            let ends = ends_part && self.x_part + 1 == comptime!(blueprint.x_parts());
+            let next_part = self.x_part + select(ends_part, 1u32, 0u32);
+            next += select(ends, 0u32, next_part * blueprint.x_k_blocks);
+            before = select(ends_part && !ends, 0u32, before);
+        }
+        (before, next)
+    }
+
     /// K-blocks of this plane.
     fn k_blocks(&self, place: &LanePlace, #[comptime] blueprint: StreamBlueprint) -> u32 {
         let stride = comptime!(blueprint.plane_groups);
@@ -405,18 +428,8 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                         taken += 1;
                         let has_next = taken < k_blocks;
                         if has_next {
-                            let ends_tile = block + 1 == blueprint.x_k_blocks;
-                            let mut ahead = filled + select(ends_tile, 1u32, 0u32);
-                            let mut next = select(ends_tile, 0u32, block + 1);
-                            if comptime!(x_parts > 1) {
-                                // The next part of the same tiles, or the first of others.
-                                let ends_part = ahead == tiles;
-                                let ends = ends_part && part + 1 == x_parts;
-                                let next_part = part + select(ends_part, 1u32, 0u32);
-                                next += select(ends, 0u32, next_part * blueprint.x_k_blocks);
-                                ahead = select(ends_part && !ends, 0u32, ahead);
-                            }
-                            stream.seek_tile(&place, pass.matrix, base + ahead * stride, next);
+                            let (before, next) = pass.next_k_block(block, filled, tiles, blueprint);
+                            stream.seek_tile(&place, pass.matrix, base + before * stride, next);
                         }
                         let products =
                             stream.multiply(&fetched, &storage.x_rows[..], &codes, has_next);
