@@ -272,3 +272,58 @@ pub(crate) fn shared_address<E: CubePrimitive>(slice: &[E]) -> u32 {
     );
     y
 }
+
+/// Waits for all units of the cubes of a cluster, which then see what each other wrote to shared
+/// memory. Every unit must call this. Needs PTX, from `sm_90` on.
+#[cube]
+pub(crate) fn sync_cluster() {
+    gpu_asm!("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;");
+}
+
+/// Waits until all units of the cubes of a cluster have read what they needed of each other's
+/// shared memory, which is lost when a cube ends. Every unit must call this. Needs PTX, from
+/// `sm_90` on.
+#[cube]
+pub(crate) fn leave_cluster() {
+    gpu_asm!("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;");
+}
+
+/// The address of what cube `rank` of the cluster has at [`address`](shared_address) of its own
+/// shared memory. Needs PTX, from `sm_90` on.
+#[cube]
+pub(crate) fn cluster_address(address: u32, #[comptime] rank: u32) -> u32 {
+    let y: u32;
+    let address = i32::reinterpret(address);
+    gpu_asm!(
+        "mapa.shared::cluster.u32 {y}, {address}, {rank};",
+        y = out(_) y, address = in(_) address, rank = const rank, options(pure, nomem)
+    );
+    y
+}
+
+/// Reads a number `ahead` bytes after a [`cluster_address`]. Needs PTX, from `sm_90` on.
+#[cube]
+pub(crate) fn read_cluster(address: u32, #[comptime] ahead: u32) -> f32 {
+    let y: f32;
+    let address = i32::reinterpret(address);
+    gpu_asm!(
+        "ld.shared::cluster.f32 {y}, [{address} + {ahead}];",
+        y = out(_) y, address = in(_) address, ahead = const ahead
+    );
+    y
+}
+
+/// Reads two numbers `ahead` bytes after a [`cluster_address`]. Needs PTX, from `sm_90` on.
+#[cube]
+pub(crate) fn read_cluster_pair(address: u32, #[comptime] ahead: u32) -> Vector<f32, Const<2>> {
+    // An instruction has no more than one result here.
+    let words: u64;
+    let address = i32::reinterpret(address);
+    gpu_asm!(
+        "ld.shared::cluster.b64 {words}, [{address} + {ahead}];",
+        words = out(_) words, address = in(_) address, ahead = const ahead
+    );
+    let mut y = Vector::<f32, Const<2>>::new(f32::reinterpret(u32::cast_from(words)));
+    y.insert(1usize, f32::reinterpret(u32::cast_from(words >> 32u64)));
+    y
+}

@@ -1,6 +1,5 @@
 //! Attention with a sink, for few queries, over the rows of a cache.
 
-use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::combine::combine_planes;
@@ -9,7 +8,6 @@ use super::rotate::{Positions, RowRotation};
 use super::sink::{AttentionInputs, KvSplit, PartialOutput, SinkBlueprint};
 use super::visibility::{CacheLayout, Visibility};
 use crate::attention::MASKED;
-use crate::intrinsics::{await_copies, commit_copies};
 
 /// Compile-time configuration of [`cached_kernel`]: as of [`sink_kernel`](super::sink_kernel), and
 /// the vectors in front of queries and results that are not rotated.
@@ -20,22 +18,7 @@ pub(crate) struct CachedBlueprint {
     /// Whether a query attends up to its own position. Otherwise the span of all of them ends with
     /// the last query.
     pub causal: bool,
-    /// Groups of rows of a plane that are copied to shared memory before the query is prepared, all
-    /// of them, or none: as many as a plane can have, and at most [`MAX_STAGED_GROUPS`]. Rows are
-    /// of 16-bit floats, in vectors of 16 bytes of which all lanes have as many.
-    pub staged_groups: u32,
 }
-
-impl CachedBlueprint {
-    /// Vectors of all planes that are in shared memory.
-    pub const fn staged_vectors(self) -> usize {
-        let rows = self.sink.planes * self.staged_groups * KV_GROUP;
-        (rows * self.sink.steps * self.sink.plane) as usize
-    }
-}
-
-/// Groups whose visible rows fit the bits of a word.
-pub(crate) const MAX_STAGED_GROUPS: u32 = u32::BITS / KV_GROUP;
 
 /// Queries as they were projected, and the rows of a cache.
 ///
@@ -86,20 +69,12 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let rotation = RowRotation::new(table, visibility.angle, blueprint.unrotated);
     let stride = comptime!(KV_GROUP * sink.planes);
     let own = UNIT_POS_Y * KV_GROUP;
-    let is_staged = comptime!(blueprint.staged_groups > 0);
-    let mut staged = StagedRows::<F, N>::new(blueprint);
-    if comptime!(!is_staged) {
-        heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
-    }
+    heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
     let mut first = split.first + own;
     while first < min(split.end, shape.span) {
         let group = window_group(inputs, &visibility, first);
         if group.is_visible() {
-            if comptime!(is_staged) {
-                staged.copy(&attention.window, &group);
-            } else {
-                heads.attend::<F>(&attention.window, &group, shape.vectors, attention.scale);
-            }
+            heads.attend::<F>(&attention.window, &group, shape.vectors, attention.scale);
         }
         first += stride;
     }
@@ -107,22 +82,9 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     while first < split.row(split.end) {
         let group = compressed_group(inputs, &visibility, first, split.row(split.end));
         if group.is_visible() {
-            if comptime!(is_staged) {
-                staged.copy(&attention.rows, &group);
-            } else {
-                heads.attend::<F>(&attention.rows, &group, shape.vectors, attention.scale);
-            }
+            heads.attend::<F>(&attention.rows, &group, shape.vectors, attention.scale);
         }
         first += stride;
-    }
-    if comptime!(is_staged) {
-        commit_copies();
-        heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
-        await_copies(0u32);
-        for index in 0..staged.count {
-            let group = staged.group(index);
-            heads.attend::<F>(&staged.rows[..], &group, shape.vectors, attention.scale);
-        }
     }
 
     let rotation = ComptimeOption::new_Some(rotation);
@@ -171,67 +133,4 @@ fn compressed_group<F: Float, I: Int, P: Int, N: Size>(
             visibility.sequence as usize * strides.rows_sequence + row * strides.row;
     }
     group
-}
-
-/// The rows of a plane in shared memory. Each lane reads what it has copied itself.
-#[derive(CubeType)]
-struct StagedRows<F: Float, N: Size> {
-    rows: Shared<[Vector<F, N>]>,
-    /// Groups with a visible row, and a bit for each of their rows that is visible.
-    count: u32,
-    visible: u32,
-    #[cube(comptime)]
-    blueprint: CachedBlueprint,
-}
-
-#[cube]
-impl<F: Float, N: Size> StagedRows<F, N> {
-    fn new(#[comptime] blueprint: CachedBlueprint) -> StagedRows<F, N> {
-        StagedRows::<F, N> {
-            rows: Shared::new_slice(comptime!(blueprint.staged_vectors().max(1))),
-            count: 0u32.runtime(),
-            visible: 0u32.runtime(),
-            blueprint,
-        }
-    }
-
-    /// The first vector of row `row` of this plane.
-    fn start(&self, row: u32) -> usize {
-        let vectors = comptime!(self.blueprint.sink.steps * self.blueprint.sink.plane);
-        let plane_rows = comptime!(self.blueprint.staged_groups * KV_GROUP);
-        ((UNIT_POS_Y * plane_rows + row) * vectors) as usize
-    }
-
-    /// Begins to copy the rows of a group with a visible row.
-    fn copy(&mut self, source: &[Vector<F, N>], group: &KvGroup) {
-        let sink = comptime!(self.blueprint.sink);
-        #[unroll]
-        for c in 0..KV_GROUP {
-            let row = self.count * KV_GROUP + c;
-            let to = self.start(row) + UNIT_POS_X as usize;
-            let from = group.starts[c as usize] + UNIT_POS_X as usize;
-            #[unroll]
-            for step in 0..sink.steps {
-                let ahead = comptime!((step * sink.plane) as usize);
-                let (from, to) = (from + ahead, to + ahead);
-                copy_async(&source[from..from + 1], &mut self.rows[to..to + 1], 8u32);
-            }
-            let is_visible = group.biases[c as usize] == 0.0f32;
-            self.visible |= select(is_visible, 1u32, 0u32) << row;
-        }
-        self.count += 1;
-    }
-
-    /// The rows of group `index` that were copied.
-    fn group(&self, index: u32) -> KvGroup {
-        let mut group = KvGroup::new();
-        #[unroll]
-        for c in 0..KV_GROUP {
-            let row = index * KV_GROUP + c;
-            let is_visible = self.visible >> row & 1u32 == 1u32;
-            group.biases[c as usize] = select(is_visible, 0.0f32, MASKED);
-            group.starts[c as usize] = self.start(row);
-        }
-        group
-    }
 }

@@ -1,63 +1,50 @@
-//! Attention over a cache on tensor cores.
+//! Attention over a cache on tensor cores, for few queries.
 
+use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::cached::{CachedBlueprint, CachedInputs};
 use super::combine::with_sink;
-use super::heads::Heads;
-use super::rotate::{RowRotation, rotate_vector};
-use super::sink::{KvSplit, PartialOutput};
+use super::head_tiles::{
+    HeadTiles, LANES, SLICE_VECTORS, SUMMED_COLUMNS, TILE_PLANES, add_rows, head_of_row, lane_sums,
+    lane_vector, multiply_queries, plane_row, rescale, store_queries, swizzled, weigh_columns,
+};
+use super::heads::{Heads, KV_GROUP};
+use super::rotate::{RowRotation, read_angles, rotate_by};
+use super::sink::{AttentionShape, PartialOutput};
 use super::softmax_weight;
 use super::visibility::Visibility;
 use crate::attention::MASKED;
-use crate::intrinsics::{group_sum, multiply_tiles, pack_bf16, pack_f16, shuffle_xor};
+use crate::intrinsics::{
+    await_copies, cluster_address, commit_copies, group_sum, leave_cluster, plane_value,
+    read_cluster, read_cluster_pair, shared_address, sync_cluster,
+};
 
-/// Heads of a cube, which are the rows of a tile, and the heads that each plane prepares.
-pub(crate) const TILE_HEADS: u32 = 16;
-pub(crate) const PLANE_HEADS: u32 = 2;
-/// Planes of a cube.
-pub(crate) const TILE_PLANES: u32 = TILE_HEADS / PLANE_HEADS;
-/// Channels of the weighted sums that a plane computes.
-pub(crate) const SLICE_CHANNELS: u32 = 64;
-/// Columns of a cube, columns that a plane multiplies by the queries, and columns whose rows are
-/// summed in one iteration.
-pub(crate) const TILE_COLUMNS: u32 = TILE_PLANES * PLANE_COLUMNS;
-const PLANE_COLUMNS: u32 = 8;
-const SUMMED_COLUMNS: u32 = 32;
-/// Padding between rows in shared memory, so that values that are read together are in different
-/// banks: vectors of queries, logits, words of weights.
-const QUERY_GAP: u32 = 4;
-pub(super) const LOGIT_GAP: u32 = 8;
-pub(super) const WEIGHT_GAP: u32 = 4;
+/// Where the row of a column is: its number, with a bit for compressed rows; or that it is hidden.
+const COMPRESSED: u32 = 1 << 31;
+const HIDDEN: u32 = u32::MAX;
 
-/// Kinds of columns.
-pub(super) const KIND_HIDDEN: u32 = 0;
-pub(super) const KIND_WINDOW: u32 = 1;
-pub(super) const KIND_COMPRESSED: u32 = 2;
-
-/// Compile-time configuration of [`cached_tiles_kernel`]. A KV split is [`TILE_COLUMNS`] columns. A
-/// row has at most [`TILE_PLANES`] times [`SLICE_CHANNELS`] channels.
+/// Compile-time configuration of [`cached_tiles_kernel`]. A row has at least as many vectors as
+/// [`SLICE_VECTORS`], and the block of the tiles at least two tiles of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CachedTilesBlueprint {
     pub cached: CachedBlueprint,
-    /// Vectors of a row.
-    pub vectors: u32,
-    /// Whether rows are `f16` rather than `bf16`.
-    pub f16_input: bool,
+    /// One tile of heads.
+    pub tiles: HeadTiles,
+    /// Cubes that share the columns of a query, each of them a KV split: at most 8, which can be a
+    /// cluster anywhere, by which the heads of a tile can be divided.
+    pub kv_cubes: u32,
 }
 
-/// Computes [`cached_kernel`](super::cached_kernel) for rows of 16-bit floats that queries pick
-/// among. A cube has [`TILE_HEADS`] heads of a query and [`TILE_COLUMNS`] of its columns.
+/// Computes [`cached_kernel`](super::cached_kernel) for rows of 16-bit floats. A cube has a tile of
+/// heads of a query. A few cubes share the query's columns: in turn, each has a tile of
+/// [`SUMMED_COLUMNS`] of the window, padded to a whole group, and then of the compressed rows.
 ///
-/// Queries are rounded to 16 bits once they are normalised and rotated. So are the weights of
-/// columns, which are relative to the largest logit of the KV split; the divisor is the sum of the
-/// rounded weights.
+/// As many rows as fit are copied to shared memory at a time, the first of them while the queries
+/// are normalised, rotated and rounded to 16 bits. Then they go through [three phases](HeadTiles).
 ///
-/// There are three phases. First, every plane multiplies all queries by a tile of columns. Then it
-/// computes the weights of two heads. Last, it sums a slice of the channels of all heads.
-///
-/// Four lanes read 64 neighbouring bytes of a row, as in `index_tiles_kernel`. A lane that sums
-/// rows reads eight channels of four rows, and joins the pairs that a tile needs.
+/// So nothing but the grid depends on the number of queries, and hidden rows at the end change no
+/// bit.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
     inputs: &CachedInputs<F, I, P, Const<8>>,
@@ -65,297 +52,450 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
     #[comptime] blueprint: CachedTilesBlueprint,
     #[define(F, O, I, P)] _dtypes: [ElemType; 4],
 ) {
-    let sink = comptime!(blueprint.cached.sink);
-    let unrotated = comptime!(blueprint.cached.unrotated);
-    let dtype = comptime!(if blueprint.f16_input { "f16" } else { "bf16" });
-    let steps = comptime!(blueprint.vectors / 4);
-    let query_stride = comptime!(blueprint.vectors + QUERY_GAP);
-    let logit_stride = comptime!(TILE_COLUMNS + LOGIT_GAP);
-    let weight_stride = comptime!(TILE_COLUMNS / 2 + WEIGHT_GAP);
-    let mut queries_tile =
-        Shared::<[Vector<F, Const<8>>]>::new_slice(comptime!((TILE_HEADS * query_stride) as usize));
-    let mut logits = Shared::<[f32]>::new_slice(comptime!((TILE_HEADS * logit_stride) as usize));
-    let mut weights = Shared::<[u32]>::new_slice(comptime!((TILE_HEADS * weight_stride) as usize));
-    let mut kinds = Shared::<[u32]>::new_slice(TILE_COLUMNS as usize);
-    let mut row_indices = Shared::<[u32]>::new_slice(TILE_COLUMNS as usize);
-    let mut maxima = Shared::<[f32]>::new_slice(TILE_HEADS as usize);
-    let mut totals = Shared::<[f32]>::new_slice(TILE_HEADS as usize);
-    let (group, group_lane) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
+    let mut cube = TilesCube::<F>::new(blueprint);
+    cube.attend::<I, P>(inputs);
+    cube.write_partials::<O>(&inputs.attention.shape, output);
+}
 
-    let attention = &inputs.attention;
-    let shape = &attention.shape;
-    let strides = &attention.strides;
-    let window = &attention.window;
-    let rows = &attention.rows;
-    let table = &inputs.positions.table;
-    let token = CUBE_POS_Y;
-    let visibility = Visibility::new::<P>(
-        &inputs.positions,
-        token,
-        &inputs.layout,
-        shape,
-        blueprint.cached.causal,
-    );
-    let own_head = UNIT_POS_Y * PLANE_HEADS;
-    let mut heads = Heads::<Const<8>>::new::<F, I>(
-        attention,
-        visibility.sequence,
-        visibility.query,
-        CUBE_POS_X * TILE_HEADS + own_head,
-        sink,
-    );
+/// [`cached_tiles_kernel`] where the cubes of a query are a cluster, and combine what they have in
+/// shared memory.
+#[cube(
+    launch_unchecked,
+    address_type = "dynamic",
+    cluster_dim = CubeDim::new_3d(1, 1, blueprint.kv_cubes)
+)]
+pub(crate) fn cached_cluster_kernel<F: Float, I: Int, P: Int>(
+    inputs: &CachedInputs<F, I, P, Const<8>>,
+    output: &mut [Vector<F, Const<2>>],
+    #[comptime] blueprint: CachedTilesBlueprint,
+    #[define(F, I, P)] _dtypes: [ElemType; 3],
+) {
+    let mut cube = TilesCube::<F>::new(blueprint);
+    cube.attend::<I, P>(inputs);
+    cube.combine::<I, P>(inputs, output);
+}
 
-    let mut selected = shape.selected;
-    if attention.picks.as_ref().is_none() {
-        selected = min(selected, visibility.visible_rows);
-    }
-    let split = KvSplit::new(shape, selected, sink);
-    if UNIT_POS < TILE_COLUMNS {
-        let column = split.first + UNIT_POS;
-        let mut kind = KIND_HIDDEN.runtime();
-        let mut row_index = visibility.slot(column, shape);
-        if column < split.first_compressed {
-            kind = select(
-                visibility.is_visible(column, shape),
-                KIND_WINDOW,
-                KIND_HIDDEN,
-            );
-        } else if column < split.end {
-            let row = column - split.first_compressed;
-            let picked = attention.pick(token, row);
-            if picked >= I::from_int(0) && picked < I::cast_from(visibility.visible_rows) {
-                kind = KIND_COMPRESSED.runtime();
-                row_index = u32::cast_from(picked);
-            }
+/// What a cube has.
+#[derive(CubeType)]
+struct TilesCube<F: Float> {
+    queries: Shared<[Vector<F, Const<8>>]>,
+    /// The rows of columns, and in the end the sums of a cube of a cluster.
+    rows: Shared<[Vector<F, Const<8>>]>,
+    logits: Shared<[f32]>,
+    weights: Shared<[u32]>,
+    biases: Shared<[f32]>,
+    factors: Shared<[f32]>,
+    /// The largest logits of heads, and their sums of exponentials relative to them.
+    softmax_stats: Shared<[f32]>,
+    /// The lane's part of the weighted sums.
+    sums: Array<Vector<f32, Const<4>>>,
+    /// The cube's columns, and the offset of the query's angles.
+    columns: u32,
+    angle: usize,
+    #[cube(comptime)]
+    blueprint: CachedTilesBlueprint,
+}
+
+#[cube]
+impl<F: Float> TilesCube<F> {
+    fn new(#[comptime] blueprint: CachedTilesBlueprint) -> TilesCube<F> {
+        let tiles = comptime!(blueprint.tiles);
+        let heads = comptime!(tiles.heads() as usize);
+        TilesCube::<F> {
+            queries: Shared::new_slice(comptime!(tiles.query_vectors() as usize)),
+            rows: Shared::new_slice(comptime!(tiles.block_vectors() as usize)),
+            logits: Shared::new_slice(comptime!(tiles.logit_words() as usize)),
+            weights: Shared::new_slice(comptime!(tiles.weight_words() as usize)),
+            biases: Shared::new_slice(comptime!(tiles.columns as usize)),
+            factors: Shared::new_slice(heads),
+            softmax_stats: Shared::new_slice(comptime!(2 * heads)),
+            sums: Array::new(comptime!(8 * tiles.head_tiles as usize)),
+            columns: 0u32.runtime(),
+            angle: 0usize.runtime(),
+            blueprint,
         }
-        kinds[UNIT_POS as usize] = kind;
-        row_indices[UNIT_POS as usize] = row_index;
     }
 
-    let rotation = RowRotation::new(table, visibility.angle, unrotated);
-    heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
-    #[unroll]
-    for h in 0..PLANE_HEADS {
+    /// Attends to the cube's columns. Every unit of the cube must call this.
+    fn attend<I: Int, P: Int>(&mut self, inputs: &CachedInputs<F, I, P, Const<8>>) {
+        let CachedTilesBlueprint { cached, tiles, .. } = comptime!(self.blueprint);
+        let sink = comptime!(cached.sink);
+        let attention = &inputs.attention;
+        let shape = &attention.shape;
+        let plane_heads = comptime!(tiles.plane_heads());
+        let own_head = UNIT_POS_Y * plane_heads;
+        let visibility = Visibility::new::<P>(
+            &inputs.positions,
+            CUBE_POS_Y,
+            &inputs.layout,
+            shape,
+            cached.causal,
+        );
+        self.angle = visibility.angle;
+        // Queries are read before rows are copied: loads return in their order.
+        let mut heads = Heads::<Const<8>>::new::<F, I>(
+            attention,
+            visibility.sequence,
+            visibility.query,
+            CUBE_POS_X * comptime!(tiles.heads()) + own_head,
+            sink,
+        );
+        let mut selected = shape.selected;
+        if attention.picks.as_ref().is_none() {
+            selected = min(selected, visibility.visible_rows);
+        }
+        let first_compressed = (shape.span + comptime!(KV_GROUP - 1)) / KV_GROUP * KV_GROUP;
+        let end = first_compressed + selected;
+        let source =
+            RowSource::<F, I, P>::new(inputs, &visibility, first_compressed, end, self.blueprint);
+        self.columns = source.cube_columns();
+        source.copy(0u32, self.columns, &mut self.rows, &mut self.biases);
+
+        let rotation =
+            RowRotation::new(&inputs.positions.table, visibility.angle, cached.unrotated);
+        heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
         #[unroll]
         for step in 0..sink.steps {
-            let vector = UNIT_POS_X + step * sink.plane;
-            if vector < comptime!(blueprint.vectors) {
-                let at = (own_head + h) * query_stride + vector;
-                queries_tile[at as usize] =
-                    Vector::cast_from(heads.queries[comptime!((h * sink.steps + step) as usize)]);
+            let vector = UNIT_POS_X + comptime!(step * LANES);
+            if vector < tiles.vectors {
+                let low = heads.queries[step as usize];
+                let high = heads.queries[comptime!((sink.steps + step) as usize)];
+                let (low, high) = (Vector::cast_from(low), Vector::cast_from(high));
+                store_queries(&mut self.queries, UNIT_POS_Y, vector, low, high, tiles);
             }
         }
-    }
-    sync_cube();
 
-    // Even the query's own row must not be read for a vacant sequence.
-    let has_columns = split.first < split.end && visibility.visible_positions > 0;
-    let split_columns = select(has_columns, split.end - split.first, 0u32);
-    let columns = (split_columns + comptime!(SUMMED_COLUMNS - 1)) / SUMMED_COLUMNS * SUMMED_COLUMNS;
-    let window_start = visibility.sequence as usize * strides.window_sequence;
-    let rows_start = visibility.sequence as usize * strides.rows_sequence;
-
-    let first = UNIT_POS_Y * PLANE_COLUMNS;
-    if first < columns {
-        let own = (first + group) as usize;
-        let mut keys = Array::<Vector<u32, Const<4>>>::new(steps as usize);
-        if kinds[own] == KIND_COMPRESSED {
-            let from = rows_start + row_indices[own] as usize * strides.row + group_lane as usize;
-            #[unroll]
-            for step in 0..comptime!(steps as usize) {
-                keys[step] = Vector::<u32, Const<4>>::reinterpret(rows[from + comptime!(4 * step)]);
-            }
-        } else {
-            let from =
-                window_start + row_indices[own] as usize * strides.window_row + group_lane as usize;
-            #[unroll]
-            for step in 0..comptime!(steps as usize) {
-                keys[step] =
-                    Vector::<u32, Const<4>>::reinterpret(window[from + comptime!(4 * step)]);
-            }
-        }
-        // Two sums, so that neighbouring products do not depend on each other.
-        let mut sums = Array::<Vector<f32, Const<4>>>::new(2usize);
-        sums[0] = Vector::new(0.0f32);
-        sums[1] = Vector::new(0.0f32);
         #[unroll]
-        for step in 0..comptime!(steps as usize) {
-            let at = (group * query_stride + group_lane) as usize + comptime!(4 * step);
-            let low = Vector::<u32, Const<4>>::reinterpret(queries_tile[at]);
-            let high = Vector::<u32, Const<4>>::reinterpret(
-                queries_tile[at + comptime!((8 * query_stride) as usize)],
-            );
-            let key = keys[step];
-            #[unroll]
-            for half in 0..2usize {
-                let (i, j) = comptime!((2 * half, 2 * half + 1));
-                sums[half] = multiply_tiles(
-                    low.extract(i),
-                    high.extract(i),
-                    low.extract(j),
-                    high.extract(j),
-                    key.extract(i),
-                    key.extract(j),
-                    sums[half],
-                    dtype,
-                );
-            }
-        }
-        let dots = sums[0] + sums[1];
-        #[unroll]
-        for column in 0..2u32 {
-            let own = first + group_lane * 2 + column;
-            let hidden = kinds[own as usize] == KIND_HIDDEN;
-            let at = (group * logit_stride + own) as usize;
-            let low = dots.extract(comptime!(column as usize)) * attention.scale;
-            let high = dots.extract(comptime!(column as usize + 2)) * attention.scale;
-            logits[at] = select(hidden, MASKED, low);
-            logits[at + comptime!((8 * logit_stride) as usize)] = select(hidden, MASKED, high);
-        }
-    }
-    sync_cube();
-
-    let all_heads = CUBE_COUNT_Y * shape.heads;
-    #[unroll]
-    for h in 0..PLANE_HEADS {
-        let row = own_head + h;
-        // Each lane has two columns.
-        let inside = UNIT_POS_X * 2 < columns;
-        let at = (row * logit_stride + UNIT_POS_X * 2) as usize;
-        let even = select(inside, logits[at], MASKED);
-        let odd = select(inside, logits[at + 1], MASKED);
-        let mut maximum = max(heads.maxima[h as usize], max(even, odd));
-        #[unroll]
-        for step in 0..comptime!(sink.plane.ilog2()) {
-            maximum = max(
-                maximum,
-                shuffle_xor(maximum, comptime!(1u32 << step), sink.target),
-            );
-        }
-        let even = softmax_weight(even - maximum, sink.target);
-        let odd = softmax_weight(odd - maximum, sink.target);
-        let total = f32::cast_from(F::cast_from(even)) + f32::cast_from(F::cast_from(odd));
-        weights[(row * weight_stride + UNIT_POS_X) as usize] = if comptime!(blueprint.f16_input) {
-            pack_f16(even, odd)
-        } else {
-            pack_bf16(even, odd)
-        };
-        let total = group_sum(total, sink.plane, sink.target);
-        if UNIT_POS_X == 0 {
-            maxima[row as usize] = maximum;
-            totals[row as usize] = total;
-            let head = CUBE_POS_X * TILE_HEADS + row;
-            if comptime!(sink.multiple_splits) && head < shape.heads {
-                let own = CUBE_POS_Z * all_heads + token * shape.heads + head;
-                output.softmax_stats[own as usize] = maximum;
-                output.softmax_stats[(CUBE_COUNT_Z * all_heads + own) as usize] = total;
-            }
-        }
-    }
-    sync_cube();
-
-    let slice = UNIT_POS_Y;
-    if slice < comptime!(blueprint.vectors * 8 / SLICE_CHANNELS) {
-        let own = (slice * comptime!(SLICE_CHANNELS / 8) + group) as usize;
-        let mut sums = Array::<Vector<f32, Const<4>>>::new(8usize);
-        #[unroll]
-        for i in 0..8usize {
-            sums[i] = Vector::new(0.0f32);
+        for i in 0..comptime!(8 * tiles.head_tiles as usize) {
+            self.sums[i] = Vector::new(0.0f32);
         }
         let mut first = 0u32;
-        while first < columns {
-            let mut values =
-                Array::<Vector<u32, Const<4>>>::new(comptime!(SUMMED_COLUMNS as usize / 4));
-            // Of each 16 columns, the four that are this lane's part of a tile.
+        while first < self.columns {
+            let columns = min(self.columns - first, tiles.columns);
+            await_copies(0u32);
+            sync_cube();
+            multiply_queries(
+                &self.queries,
+                &self.rows,
+                &self.biases,
+                &mut self.logits,
+                0u32,
+                columns,
+                attention.scale,
+                tiles,
+            );
+            sync_cube();
             #[unroll]
-            for i in 0..comptime!(SUMMED_COLUMNS as usize / 4) {
-                let ahead = comptime!((i / 4 * 16 + i % 4 / 2 * 8 + i % 2) as u32);
-                let column = (first + group_lane * 2 + ahead) as usize;
-                let row_index = row_indices[column] as usize;
-                if kinds[column] == KIND_COMPRESSED {
-                    let at = rows_start + row_index * strides.row + own;
-                    values[i] = Vector::<u32, Const<4>>::reinterpret(rows[at]);
-                } else {
-                    let at = window_start + row_index * strides.window_row + own;
-                    values[i] = Vector::<u32, Const<4>>::reinterpret(window[at]);
+            for h in 0..plane_heads {
+                let row = plane_row(h);
+                let before = heads.maxima[h as usize];
+                let (maximum, total) = weigh_columns::<F>(
+                    &self.logits,
+                    &mut self.weights,
+                    row,
+                    columns,
+                    before,
+                    tiles,
+                );
+                let factor = softmax_weight(before - maximum, tiles.target);
+                heads.totals[h as usize] = heads.totals[h as usize] * factor + total;
+                heads.maxima[h as usize] = maximum;
+                if UNIT_POS_X == 0 {
+                    self.factors[row as usize] = factor;
                 }
             }
-            #[unroll]
-            for part in 0..comptime!(SUMMED_COLUMNS as usize / 16) {
-                let at =
-                    (group * weight_stride + first / 2 + group_lane) as usize + comptime!(8 * part);
-                let other = at + comptime!((8 * weight_stride) as usize);
-                #[unroll]
-                for i in 0..8usize {
-                    let word = comptime!(i / 2);
-                    let (j, upper) = comptime!((4 * part, i % 2 == 1));
-                    let before = join_words(
-                        values[j].extract(word),
-                        values[comptime!(j + 1)].extract(word),
-                        upper,
-                    );
-                    let after = join_words(
-                        values[comptime!(j + 2)].extract(word),
-                        values[comptime!(j + 3)].extract(word),
-                        upper,
-                    );
-                    sums[i] = multiply_tiles(
-                        weights[at],
-                        weights[other],
-                        weights[at + 4],
-                        weights[other + 4],
-                        before,
-                        after,
-                        sums[i],
-                        dtype,
-                    );
+            sync_cube();
+            if UNIT_POS_Y < comptime!(tiles.vectors / SLICE_VECTORS) {
+                if first > 0 {
+                    rescale(&mut self.sums, &self.factors, tiles);
                 }
+                add_rows(
+                    &self.rows,
+                    &self.weights,
+                    &mut self.sums,
+                    0u32,
+                    columns,
+                    tiles,
+                );
             }
-            first += SUMMED_COLUMNS;
+            first += tiles.columns;
+            if first < self.columns {
+                sync_cube();
+                source.copy(first, self.columns, &mut self.rows, &mut self.biases);
+            }
         }
         #[unroll]
-        for high in 0..2usize {
-            let row = group + comptime!(8 * high as u32);
-            let head = CUBE_POS_X * TILE_HEADS + row;
-            // Nothing reads the output of a KV split without a visible column.
-            if head < shape.heads && (comptime!(!sink.multiple_splits).runtime() || columns > 0) {
-                #[unroll]
-                for part in 0..2usize {
-                    let mut sum = Vector::<f32, Const<8>>::new(0.0f32);
+        for h in 0..plane_heads {
+            let total = group_sum(heads.totals[h as usize], LANES, tiles.target);
+            if UNIT_POS_X == 0 {
+                let row = head_of_row(plane_row(h));
+                self.softmax_stats[row as usize] = heads.maxima[h as usize];
+                self.softmax_stats[(row + comptime!(tiles.heads())) as usize] = total;
+            }
+        }
+        sync_cube();
+    }
+
+    /// Writes what the cube has for the kernel that combines KV splits.
+    fn write_partials<O: Float>(
+        &self,
+        shape: &AttentionShape,
+        output: &mut PartialOutput<O, Const<8>>,
+    ) {
+        let tiles = comptime!(self.blueprint.tiles);
+        let all_heads = CUBE_COUNT_Y * shape.heads;
+        let first_head = CUBE_POS_X * comptime!(tiles.heads());
+        let first = CUBE_POS_Z * all_heads + CUBE_POS_Y * shape.heads + first_head;
+        if UNIT_POS < comptime!(tiles.heads()) && first_head + UNIT_POS < shape.heads {
+            let own = first + UNIT_POS;
+            output.softmax_stats[own as usize] = self.softmax_stats[UNIT_POS as usize];
+            output.softmax_stats[(CUBE_COUNT_Z * all_heads + own) as usize] =
+                self.softmax_stats[(UNIT_POS + comptime!(tiles.heads())) as usize];
+        }
+        // Nothing reads the output of a KV split without a visible column.
+        if UNIT_POS_Y < comptime!(tiles.vectors / SLICE_VECTORS) && self.columns > 0 {
+            #[unroll]
+            for half in 0..comptime!(2 * tiles.head_tiles) {
+                let row = head_of_row(UNIT_POS_X / 4 + comptime!(8 * half));
+                if first_head + row < shape.heads {
                     #[unroll]
-                    for i in 0..8usize {
-                        sum.insert(i, sums[i].extract(comptime!(2 * high + part)));
+                    for part in 0..2u32 {
+                        let at = (first + row) as usize * tiles.vectors as usize
+                            + lane_vector(part) as usize;
+                        output.sums[at] = Vector::cast_from(lane_sums(&self.sums, half, part));
                     }
-                    let vector = slice * comptime!(SLICE_CHANNELS / 8)
-                        + group_lane * 2
-                        + comptime!(part as u32);
-                    let mut to = token * shape.heads + head;
-                    if comptime!(sink.multiple_splits) {
-                        to += CUBE_POS_Z * all_heads;
-                    } else {
-                        let (total, maximum) = (totals[row as usize], maxima[row as usize]);
-                        let own_sink = attention.sinks[head as usize];
-                        let divisor = with_sink(total, own_sink, maximum, sink.target);
-                        sum /= Vector::new(divisor);
-                        if vector >= unrotated {
-                            let first = visibility.angle + ((vector - unrotated) * 4) as usize;
-                            sum = rotate_vector::<Const<8>>(sum, table, first, true);
-                        }
-                    }
-                    let at = to as usize * comptime!(blueprint.vectors as usize) + vector as usize;
-                    output.sums[at] = Vector::cast_from(sum);
                 }
             }
         }
+    }
+
+    /// Combines what the cubes of a cluster have, each an equal part of the channels, in the order
+    /// of cubes. Results are divided, rotated back and rounded. Every unit of the cube must call
+    /// this.
+    fn combine<I: Int, P: Int>(
+        &mut self,
+        inputs: &CachedInputs<F, I, P, Const<8>>,
+        output: &mut [Vector<F, Const<2>>],
+    ) {
+        let CachedTilesBlueprint {
+            cached,
+            tiles,
+            kv_cubes,
+        } = comptime!(self.blueprint);
+        let shape = &inputs.attention.shape;
+        // The heads of this cube are those of the cluster that it combines.
+        let cube_heads = comptime!(tiles.heads() / kv_cubes);
+        let first_head = CUBE_POS_X * comptime!(tiles.heads()) + CUBE_POS_Z * cube_heads;
+        if UNIT_POS_Y < comptime!(tiles.vectors / SLICE_VECTORS) {
+            #[unroll]
+            for half in 0..comptime!(2 * tiles.head_tiles) {
+                let row = head_of_row(UNIT_POS_X / 4 + comptime!(8 * half));
+                #[unroll]
+                for part in 0..2u32 {
+                    let to = ((row * tiles.vectors + lane_vector(part)) * 2) as usize;
+                    let sum = lane_sums(&self.sums, half, part);
+                    #[unroll]
+                    for i in 0..2usize {
+                        let mut own = Vector::<f32, Const<4>>::new(0.0f32);
+                        #[unroll]
+                        for j in 0..4usize {
+                            own.insert(j, sum.extract(comptime!(4 * i + j)));
+                        }
+                        self.rows[to + i] = Vector::<F, Const<8>>::reinterpret(own);
+                    }
+                }
+            }
+        }
+        // Equally many units have the pairs of channels of each head.
+        let head_pairs = comptime!(4 * tiles.vectors);
+        let head_units = comptime!(LANES * TILE_PLANES / cube_heads);
+        let count = comptime!(head_pairs.div_ceil(head_units));
+        let (own_head, unit) = (UNIT_POS / head_units, UNIT_POS % head_units);
+        let head = first_head + own_head;
+        let unrotated = comptime!(4 * cached.unrotated);
+        // What comes from memory is read before it is needed.
+        let own_sink = inputs.attention.sinks[min(head, shape.heads - 1) as usize];
+        let mut cosines = Array::<Vector<f32, Const<2>>>::new(count as usize);
+        let mut sines = Array::<Vector<f32, Const<2>>>::new(count as usize);
+        #[unroll]
+        for i in 0..count {
+            let pair = unit + comptime!(i * head_units);
+            cosines[i as usize] = Vector::new(1.0f32);
+            sines[i as usize] = Vector::new(0.0f32);
+            if pair >= unrotated && pair < head_pairs {
+                let first = self.angle + (pair - unrotated) as usize;
+                let angles = read_angles::<Const<2>>(&inputs.positions.table, first);
+                cosines[i as usize] = angles.0;
+                sines[i as usize] = angles.1;
+            }
+        }
+        sync_cluster();
+        let row = CUBE_POS_Z * cube_heads + own_head;
+        let stats = shared_address(&self.softmax_stats[0..1]) + row * 4;
+        let sums = shared_address(&self.rows[0..1]) + (row * head_pairs + unit) * 8;
+        let mut maxima = Array::<f32>::new(kv_cubes as usize);
+        let mut totals = Array::<f32>::new(kv_cubes as usize);
+        let mut partials =
+            Array::<Vector<f32, Const<2>>>::new(comptime!((count * kv_cubes) as usize));
+        #[unroll]
+        for cube in 0..kv_cubes {
+            let stats = cluster_address(stats, cube);
+            maxima[cube as usize] = read_cluster(stats, 0u32);
+            totals[cube as usize] = read_cluster(stats, comptime!(4 * tiles.heads()));
+            let sums = cluster_address(sums, cube);
+            #[unroll]
+            for i in 0..count {
+                // Units without another pair read what is next to it.
+                partials[comptime!((i * kv_cubes + cube) as usize)] =
+                    read_cluster_pair(sums, comptime!(8 * i * head_units));
+            }
+        }
+        let mut maximum = maxima[0];
+        #[unroll]
+        for cube in 1..comptime!(kv_cubes as usize) {
+            maximum = max(maximum, maxima[cube]);
+        }
+        let mut total = 0.0f32;
+        #[unroll]
+        for cube in 0..comptime!(kv_cubes as usize) {
+            let weight = softmax_weight(maxima[cube] - maximum, tiles.target);
+            total = fma(totals[cube], weight, total);
+            maxima[cube] = weight;
+        }
+        let factor = 1.0f32 / with_sink(total, own_sink, maximum, tiles.target);
+        #[unroll]
+        for i in 0..count {
+            let mut result = Vector::<f32, Const<2>>::new(0.0f32);
+            #[unroll]
+            for cube in 0..kv_cubes {
+                let partial = partials[comptime!((i * kv_cubes + cube) as usize)];
+                result += partial * Vector::new(maxima[cube as usize]);
+            }
+            result *= Vector::new(factor);
+            let pair = unit + comptime!(i * head_units);
+            if pair >= unrotated {
+                let (cos, sin) = (cosines[i as usize], sines[i as usize]);
+                result = rotate_by::<Const<2>>(result, cos, sin, true);
+            }
+            if head < shape.heads && pair < head_pairs {
+                let to = (CUBE_POS_Y * shape.heads + head) as usize * head_pairs as usize;
+                output[to + pair as usize] = Vector::cast_from(result);
+            }
+        }
+        leave_cluster();
     }
 }
 
-/// Joins the lower or the upper 16 bits of two words.
+/// Where the rows of a query's columns come from.
+#[derive(CubeType)]
+struct RowSource<'a, F: Float, I: Int, P: Int> {
+    inputs: &'a CachedInputs<F, I, P, Const<8>>,
+    visibility: &'a Visibility,
+    /// The first column that is a compressed row, and the end.
+    first_compressed: u32,
+    end: u32,
+    #[cube(comptime)]
+    blueprint: CachedTilesBlueprint,
+}
+
 #[cube]
-pub(super) fn join_words(first: u32, second: u32, #[comptime] upper: bool) -> u32 {
-    if comptime!(upper) {
-        (first >> 16) | (second & 0xffff_0000u32)
-    } else {
-        (first & 0xffffu32) | (second << 16)
+impl<'a, F: Float, I: Int, P: Int> RowSource<'a, F, I, P> {
+    fn new(
+        inputs: &'a CachedInputs<F, I, P, Const<8>>,
+        visibility: &'a Visibility,
+        first_compressed: u32,
+        end: u32,
+        #[comptime] blueprint: CachedTilesBlueprint,
+    ) -> RowSource<'a, F, I, P> {
+        RowSource::<'a, F, I, P> {
+            inputs,
+            visibility,
+            first_compressed,
+            end,
+            blueprint,
+        }
+    }
+
+    /// Columns of this cube, in whole tiles. None for a vacant sequence: even the query's own row
+    /// must not be read.
+    fn cube_columns(&self) -> u32 {
+        let kv_cubes = comptime!(self.blueprint.kv_cubes);
+        let all_tiles = (self.end + comptime!(SUMMED_COLUMNS - 1)) / SUMMED_COLUMNS;
+        let own_tiles = (all_tiles + comptime!(kv_cubes - 1) - CUBE_POS_Z) / kv_cubes;
+        select(
+            self.visibility.visible_positions > 0,
+            own_tiles * SUMMED_COLUMNS,
+            0u32,
+        )
+    }
+
+    /// Begins to copy the rows of the cube's columns from `first` on up to `end`, as many as fit,
+    /// and writes their biases. Rows of hidden columns are zeros.
+    ///
+    /// A plane has every eighth column. Its lanes look up where their rows are, one each, so that a
+    /// copy needs no more than the value of a lane.
+    fn copy(
+        &self,
+        first: u32,
+        end: u32,
+        rows: &mut Shared<[Vector<F, Const<8>>]>,
+        biases: &mut Shared<[f32]>,
+    ) {
+        let CachedTilesBlueprint {
+            tiles, kv_cubes, ..
+        } = comptime!(self.blueprint);
+        let attention = &self.inputs.attention;
+        let (shape, strides) = (&attention.shape, &attention.strides);
+        let vectors = comptime!(tiles.vectors);
+        let mut own_place = HIDDEN.runtime();
+        if UNIT_POS_X < comptime!(tiles.columns / TILE_PLANES) {
+            let own = UNIT_POS_X * TILE_PLANES + UNIT_POS_Y;
+            let tile = (first + own) / SUMMED_COLUMNS * kv_cubes + CUBE_POS_Z;
+            let column = tile * SUMMED_COLUMNS + own % SUMMED_COLUMNS;
+            if column < self.first_compressed {
+                if self.visibility.is_visible(column, shape) {
+                    own_place = self.visibility.slot(column, shape);
+                }
+            } else if column < self.end {
+                let picked = attention.pick(CUBE_POS_Y, column - self.first_compressed);
+                let visible_rows = I::cast_from(self.visibility.visible_rows);
+                if picked >= I::from_int(0) && picked < visible_rows {
+                    own_place = u32::cast_from(picked) | COMPRESSED;
+                }
+            }
+            biases[own as usize] = select(own_place == HIDDEN, MASKED, 0.0f32);
+        }
+        let sequence = self.visibility.sequence as usize;
+        let window_start = sequence * strides.window_sequence;
+        let rows_start = sequence * strides.rows_sequence;
+        let count = min(max(end, first) - first, tiles.columns) / TILE_PLANES;
+        for i in 0..count {
+            let place = plane_value(own_place, i, tiles.target);
+            let row = i * TILE_PLANES + UNIT_POS_Y;
+            #[unroll]
+            for step in 0..comptime!(vectors.div_ceil(LANES)) {
+                let vector = UNIT_POS_X + comptime!(step * LANES);
+                if comptime!((step + 1) * LANES <= vectors) || vector < vectors {
+                    // Rows of a plane are the same modulo 8.
+                    let to = (row * vectors + swizzled(UNIT_POS_Y, vector)) as usize;
+                    if place == HIDDEN {
+                        rows[to] = Vector::new(F::new(0.0));
+                    } else if place >= COMPRESSED {
+                        let row = (place - COMPRESSED) as usize * strides.row;
+                        let from = rows_start + row + vector as usize;
+                        copy_async(&attention.rows[from..from + 1], &mut rows[to..to + 1], 8u32);
+                    } else {
+                        let row = place as usize * strides.window_row;
+                        let from = window_start + row + vector as usize;
+                        copy_async(
+                            &attention.window[from..from + 1],
+                            &mut rows[to..to + 1],
+                            8u32,
+                        );
+                    }
+                }
+            }
+        }
+        commit_copies();
     }
 }

@@ -6,6 +6,7 @@ mod cached_tiles;
 mod cached_wgmma;
 mod combine;
 mod compress;
+mod head_tiles;
 mod heads;
 mod index;
 mod index_tiles;
@@ -23,15 +24,15 @@ use crate::caps::Target;
 use crate::intrinsics::exp;
 
 pub(super) use append::{AppendSizesLaunch, AppenderLaunch, append_kernel};
-pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, MAX_STAGED_GROUPS, cached_kernel};
-pub(super) use cached_tiles::{
-    CachedTilesBlueprint, PLANE_HEADS, SLICE_CHANNELS, TILE_COLUMNS, TILE_HEADS, TILE_PLANES,
-    cached_tiles_kernel,
-};
+pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, cached_kernel};
+pub(super) use cached_tiles::{CachedTilesBlueprint, cached_cluster_kernel, cached_tiles_kernel};
 pub(super) use cached_wgmma::{CachedWgmmaBlueprint, WARPGROUP_HEADS, cached_wgmma_kernel};
 pub(super) use combine::{OutputRotationLaunch, combine_kernel};
 pub(super) use compress::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, compress_kernel,
+};
+pub(super) use head_tiles::{
+    HeadTiles, LANES, SLICE_CHANNELS, SUMMED_COLUMNS, TILE_HEADS, TILE_PLANES,
 };
 pub(super) use heads::KV_GROUP;
 pub(super) use index::{INDEX_PLANES, IndexInputsLaunch, IndexSizesLaunch, index_kernel};

@@ -13,8 +13,8 @@ use super::{AttentionTensors, Positions, SinkLaunch, blueprint, combine, kv_spli
 use crate::attention::backend::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
     AppendSizesLaunch, AppenderLaunch, CacheLayoutLaunch, CachedBlueprint, CachedInputsLaunch,
-    CachedTilesBlueprint, KV_GROUP, MAX_STAGED_GROUPS, PLANE_HEADS, RowBlueprint, SLICE_CHANNELS,
-    SinkBlueprint, TILE_COLUMNS, TILE_HEADS, TILE_PLANES, append_kernel, cached_kernel,
+    CachedTilesBlueprint, HeadTiles, LANES, RowBlueprint, SLICE_CHANNELS, SUMMED_COLUMNS,
+    SinkBlueprint, TILE_HEADS, TILE_PLANES, append_kernel, cached_cluster_kernel, cached_kernel,
     cached_tiles_kernel,
 };
 use crate::attention::{DECODE_TOKENS, WindowLayout};
@@ -136,12 +136,26 @@ fn holds_pairs(size: usize, rotated: usize) -> bool {
     size.is_multiple_of(2) && rotated.is_multiple_of(size)
 }
 
+/// Cubes on tensor cores that share the columns of a query: with compressed rows, and with a window
+/// alone, for which more of them would take no less time. Nothing else may count, because the
+/// order of sums depends on it.
+const KV_CUBES: u32 = 8;
+const WINDOW_KV_CUBES: u32 = 4;
+/// Columns of such a cube whose rows are in shared memory at a time, at most and at least. The
+/// window of 128 and the 512 picks of the released models are as many for each of [`KV_CUBES`], and
+/// two such cubes fit an SM of an H200.
+const TILE_COLUMNS: u32 = 80;
+const LEAST_TILE_COLUMNS: u32 = 32;
+/// The architecture from which on cubes can be clusters.
+const CLUSTERS_FROM: u32 = 90;
+
 /// Configuration of a kernel, and the number of elements of its vectors.
 struct CachedPlan {
     sink: SinkBlueprint,
     size: usize,
-    /// Whether it is the tensor-core kernel.
-    tensor_cores: bool,
+    /// The tiles of a cube of the tensor-core kernels.
+    tiles: Option<HeadTiles>,
+    kv_cubes: u32,
 }
 
 impl CachedPlan {
@@ -164,29 +178,27 @@ impl CachedPlan {
         while size > 1 && !holds_pairs(size, rotated) {
             size /= 2;
         }
-        if picked
-            && size == 8
-            && queries.x.dtype != DType::F32
-            && width.is_multiple_of(SLICE_CHANNELS as usize)
-            && width <= MAX_TILE_WIDTH
-            && Caps::of(client).tensor_cores
+        if size == 8
+            && let Some(tiles) = head_tiles(&queries.x)
         {
-            let lanes = 32;
-            let vectors = (width / size) as u32;
             let sink = SinkBlueprint {
-                heads: PLANE_HEADS,
+                heads: tiles.plane_heads(),
                 planes: TILE_PLANES,
-                plane: lanes,
-                steps: vectors.div_ceil(lanes),
-                even: vectors.is_multiple_of(lanes),
-                split_columns: TILE_COLUMNS,
+                plane: LANES,
+                steps: tiles.vectors.div_ceil(LANES),
+                even: tiles.vectors.is_multiple_of(LANES),
+                split_columns: tiles.columns,
                 multiple_splits: false,
-                target: Caps::of(client).target,
+                target: tiles.target,
             };
             return Some(Self {
                 sink,
                 size,
-                tensor_cores: true,
+                tiles: Some(tiles),
+                kv_cubes: match blocks {
+                    CachedBlocks::None => WINDOW_KV_CUBES,
+                    _ => KV_CUBES,
+                },
             });
         }
         let (sink, size) = blueprint(client, width, size, 2, picked)?;
@@ -196,9 +208,47 @@ impl CachedPlan {
                 ..sink
             },
             size,
-            tensor_cores: false,
+            tiles: None,
+            kv_cubes: 1,
         })
     }
+
+    /// The number of KV splits that are combined by another launch.
+    fn splits(&self, span: usize, selected: usize) -> usize {
+        match self.tiles {
+            Some(tiles) if tiles.target.is_at_least(CLUSTERS_FROM) => 1,
+            Some(_) => self.kv_cubes as usize,
+            None => kv_splits(span, selected, self.sink.split_columns),
+        }
+    }
+}
+
+/// The tiles of a cube, if tensor cores can attend. They depend on nothing but the device and the
+/// width of rows.
+fn head_tiles(queries: &CubeTensor) -> Option<HeadTiles> {
+    let width = queries.shape()[3];
+    let caps = Caps::of(&queries.client);
+    let can_multiply = caps.tensor_cores
+        && queries.dtype != DType::F32
+        && width.is_multiple_of(SLICE_CHANNELS as usize)
+        && width <= MAX_TILE_WIDTH;
+    let columns = (LEAST_TILE_COLUMNS..=TILE_COLUMNS).rev();
+    let of_columns = |columns| HeadTiles {
+        head_tiles: 1,
+        vectors: (width / 8) as u32,
+        columns,
+        f16_input: queries.dtype == DType::F16,
+        target: caps.target,
+    };
+    let mut tiles = columns
+        .step_by(SUMMED_COLUMNS as usize)
+        .map(of_columns)
+        .filter(|_| can_multiply);
+    tiles.find(|tiles| {
+        // Two numbers for each head, besides its factor.
+        let stats_bytes = 2 * tiles.heads() as usize * F32_BYTES;
+        caps.fits_shared(tiles.shared_bytes(1) + stats_bytes)
+    })
 }
 
 /// The compressed rows, if there are any, the picks among them, and the positions of a block.
@@ -247,9 +297,8 @@ pub(in crate::attention) fn can_attend_cached(
         && heads <= MAX_CUBES
         && is_float(queries.x.dtype)
         && fits_cached(queries, window, blocks)
-        && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks).is_some_and(|plan| {
-            kv_splits(queries.columns(), selected, plan.sink.split_columns) <= MAX_CUBES
-        })
+        && CachedPlan::new(queries, [window, rows.unwrap_or(window)], blocks)
+            .is_some_and(|plan| plan.splits(queries.columns(), selected) <= MAX_CUBES)
 }
 
 /// The number of compressed rows that a query attends to or picks.
@@ -314,54 +363,6 @@ impl CachedArguments {
     }
 }
 
-impl SinkLaunch {
-    /// The blueprint with rows in shared memory, where that is large enough for all rows of a cube
-    /// and the cubes are so few that each has a multiprocessor. No bit depends on it.
-    fn staged(&self, blueprint: CachedBlueprint) -> CachedBlueprint {
-        let caps = Caps::of(&self.result.client);
-        let [batch, count, heads, _] = self.result.shape().dims();
-        let cubes = heads.div_ceil(self.blueprint.heads as usize) * batch * count * self.splits;
-        let staged = CachedBlueprint {
-            staged_groups: self.plane_groups(),
-            ..blueprint
-        };
-        let bytes = staged.staged_vectors() * 16 + self.combined_bytes();
-        let can_stage = caps.tensor_cores
-            && self.inputs.size == 8
-            && self.inputs.queries.elem_size() == 2
-            && self.blueprint.even
-            && staged.staged_groups <= MAX_STAGED_GROUPS
-            && cubes <= caps.processors as usize
-            && caps.fits_shared(bytes);
-        if can_stage { staged } else { blueprint }
-    }
-
-    /// Groups of rows of a plane, at most.
-    fn plane_groups(&self) -> u32 {
-        let inputs = &self.inputs;
-        let [columns, planes] = [self.blueprint.split_columns, self.blueprint.planes];
-        let window = inputs.span as u32;
-        let rows = window.next_multiple_of(KV_GROUP);
-        let end = rows + inputs.selected as u32;
-        let groups = |columns: u32| columns.div_ceil(KV_GROUP * planes);
-        // From the second split with compressed rows on, all are of the same.
-        let splits = (0..end).step_by(columns as usize);
-        let of_split = splits.take((rows / columns) as usize + 2).map(|first| {
-            let last = (first + columns).min(end);
-            let in_window = last.min(window).saturating_sub(first);
-            groups(in_window) + groups(last.saturating_sub(first.max(rows)))
-        });
-        of_split.max().unwrap_or(0)
-    }
-
-    /// Bytes of shared memory in which the planes of a cube combine what they have.
-    fn combined_bytes(&self) -> usize {
-        let sink = self.blueprint;
-        let vectors = (sink.planes * sink.steps * sink.plane) as usize;
-        vectors * self.inputs.size * F32_BYTES + 2 * (sink.planes * sink.heads) as usize * F32_BYTES
-    }
-}
-
 pub(in crate::attention) fn cached_attention(
     queries: Queries<CubeBackend>,
     window: CubeTensor,
@@ -369,63 +370,72 @@ pub(in crate::attention) fn cached_attention(
 ) -> CubeTensor {
     let rows = block_tensors(&blocks).0.unwrap_or(&window);
     let plan = CachedPlan::new(&queries, [&window, rows], &blocks);
+    let plan = plan.expect("checked by can_attend_cached");
     let CachedPlan {
-        sink,
-        size,
-        tensor_cores,
-    } = plan.expect("checked by can_attend_cached");
+        sink, size, tiles, ..
+    } = plan;
     let client = queries.x.client.clone();
     let (width, rotated) = (queries.x.shape()[3], queries.angles.shape()[1]);
     let unrotated = ((width - rotated) / size) as u32;
-    let f16_input = queries.x.dtype == DType::F16;
     let causal = queries.causal;
     let (inputs, cached) = AttentionTensors::of_cache(queries, window, &blocks, size);
-    let launch = SinkLaunch::new(inputs, sink);
+    let splits = plan.splits(inputs.span, inputs.selected);
+    let launch = SinkLaunch::new(inputs, sink, splits);
     let blueprint = CachedBlueprint {
         sink: launch.blueprint,
         unrotated,
         causal,
-        staged_groups: 0,
-    };
-    let blueprint = match tensor_cores {
-        true => blueprint,
-        false => launch.staged(blueprint),
     };
     let [input, output, pick] = launch.dtypes();
     let start = dtype_to_storage_type(cached.positions.start.dtype);
-    let dtypes = [input, output, pick, start];
     let address = launch.address_type(&cached.positions.angles);
+    let tiles = tiles.map(|tiles| CachedTilesBlueprint {
+        cached: blueprint,
+        tiles,
+        kv_cubes: plan.kv_cubes,
+    });
+    let tile_cubes = launch.cubes(TILE_HEADS, plan.kv_cubes);
     // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their
-    // number; a row that is out of range or hidden is read as the first one or as the query's own;
-    // angles are within the table; writes are within the output.
+    // number; a row that is out of range or hidden is read as the first one, as the query's own or
+    // not at all; angles are within the table; writes are within the output. Cubes of a cluster
+    // read no more of each other than they have, while all of them are there.
     unsafe {
-        if tensor_cores {
-            cached_tiles_kernel::launch_unchecked(
+        match tiles {
+            Some(tiles) if splits == 1 => cached_cluster_kernel::launch_unchecked(
                 &client,
-                launch.cubes(TILE_HEADS),
+                tile_cubes,
                 launch.dim(),
-                address,
+                // Offsets in shared memory that are as wide as addresses are part of the
+                // instructions.
+                AddressType::U64,
+                cached.arg(&launch.inputs),
+                launch.result.clone().into_buffer_arg(),
+                tiles,
+                [input, pick, start],
+            ),
+            Some(tiles) => cached_tiles_kernel::launch_unchecked(
+                &client,
+                tile_cubes,
+                launch.dim(),
+                // Offsets in shared memory that are as wide as addresses are part of the
+                // instructions.
+                AddressType::U64,
                 cached.arg(&launch.inputs),
                 launch.partials(),
-                CachedTilesBlueprint {
-                    cached: blueprint,
-                    vectors: (width / size) as u32,
-                    f16_input,
-                },
-                dtypes,
-            );
-        } else {
-            cached_kernel::launch_unchecked(
+                tiles,
+                [input, output, pick, start],
+            ),
+            None => cached_kernel::launch_unchecked(
                 &client,
-                launch.cubes(sink.heads),
+                launch.cubes(sink.heads, splits as u32),
                 launch.dim(),
                 address,
                 size,
                 cached.arg(&launch.inputs),
                 launch.partials(),
                 blueprint,
-                dtypes,
-            );
+                [input, output, pick, start],
+            ),
         }
     }
     combine(launch, Some((cached.positions, (width - rotated) as u32)))

@@ -212,13 +212,14 @@ pub(super) fn sink_attention(inputs: SinkInputs<CubeBackend>) -> CubeTensor {
         .or_else(|| blueprint(&client, width, 1, 1, picked))
         .expect("checked by can_attend");
     let inputs = inputs.in_vectors(size);
-    let launch = SinkLaunch::new(inputs, blueprint);
+    let splits = kv_splits(inputs.span, inputs.selected, blueprint.split_columns);
+    let launch = SinkLaunch::new(inputs, blueprint, splits);
     // SAFETY: heads and vectors past the end are read as others, picks that are out of range as the
     // first row; writes are within the output.
     unsafe {
         sink_kernel::launch_unchecked(
             &client,
-            launch.cubes(CUBE_HEADS),
+            launch.cubes(CUBE_HEADS, splits as u32),
             launch.dim(),
             launch.address_type(&rows_bias),
             size,
@@ -312,10 +313,9 @@ struct SinkLaunch {
 }
 
 impl SinkLaunch {
-    fn new(inputs: AttentionTensors, blueprint: SinkBlueprint) -> Self {
+    fn new(inputs: AttentionTensors, blueprint: SinkBlueprint, splits: usize) -> Self {
         let queries = &inputs.queries;
         let [batch, count, heads, width] = queries.shape().dims();
-        let splits = kv_splits(inputs.span, inputs.selected, blueprint.split_columns);
         let multiple_splits = splits > 1;
         let result = output(queries, [batch, count, heads, width], queries.dtype);
         let shape = [splits, batch, count, heads, width];
@@ -336,11 +336,11 @@ impl SinkLaunch {
         }
     }
 
-    /// The grid, for cubes of `cube_heads` heads.
-    fn cubes(&self, cube_heads: u32) -> CubeCount {
+    /// The grid, for cubes of `cube_heads` heads, and so many for the columns of each.
+    fn cubes(&self, cube_heads: u32, column_cubes: u32) -> CubeCount {
         let [batch, count, heads, _] = self.result.shape().dims();
         let head_cubes = (heads as u32).div_ceil(cube_heads);
-        CubeCount::Static(head_cubes, (batch * count) as u32, self.splits as u32)
+        CubeCount::Static(head_cubes, (batch * count) as u32, column_cubes)
     }
 
     fn dim(&self) -> CubeDim {

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::{compressed_rows, contiguous};
 use crate::attention::kernel::{
-    SLICE_CHANNELS, SinkTilesBlueprint, TILE_HEADS, TILE_PLANES, sink_tiles_kernel,
+    HeadTiles, SLICE_CHANNELS, SinkTilesBlueprint, TILE_HEADS, TILE_PLANES, sink_tiles_kernel,
 };
 use crate::attention::reference::SinkInputs;
 use crate::caps::Caps;
@@ -33,16 +33,18 @@ fn blueprint(queries: &CubeTensor) -> Option<SinkTilesBlueprint> {
     let tiles = heads.div_ceil(TILE_HEADS as usize).next_power_of_two();
     let candidates = CANDIDATES.into_iter();
     let blueprints = candidates.map(|(head_tiles, columns, stages)| SinkTilesBlueprint {
-        head_tiles,
-        vectors: (width / 8) as u32,
-        columns,
+        tiles: HeadTiles {
+            head_tiles,
+            vectors: (width / 8) as u32,
+            columns,
+            f16_input: queries.dtype == DType::F16,
+            target: caps.target,
+        },
         stages,
-        f16_input: queries.dtype == DType::F16,
-        target: caps.target,
     });
     blueprints
-        .filter(|blueprint| blueprint.head_tiles as usize <= tiles)
-        .find(|blueprint| caps.fits_shared(blueprint.shared_bytes()))
+        .filter(|blueprint| blueprint.tiles.head_tiles as usize <= tiles)
+        .find(|blueprint| caps.fits_shared(blueprint.tiles.shared_bytes(blueprint.stages)))
 }
 
 /// Whether tensor cores can attend from many queries.
@@ -79,7 +81,7 @@ pub(in crate::attention) fn sink_attention_of_many(inputs: SinkInputs<CubeBacken
         .map_or(DType::I32, |picks| picks.dtype);
     let cubes = CubeCount::Static(
         (batch * count) as u32,
-        (heads as u32).div_ceil(blueprint.heads()),
+        (heads as u32).div_ceil(blueprint.tiles.heads()),
         1,
     );
     let address = address_type([queries, &inputs.window, &inputs.rows, &rows_bias, &result]);
