@@ -3,7 +3,7 @@
 use burn::tensor::{FloatDType, IntDType};
 
 use super::common::{
-    EXACT, assert_close, compiles_slowly, devices, every_dtype, skip, some, some_of_half,
+    EXACT, assert_close, compiles_slowly, devices, every_dtype, is_gpu, skip, some, some_of_half,
 };
 use super::experts::{Layer, few_and_many, size};
 use super::packing::{FP4, FP8_PAIR, Format};
@@ -18,6 +18,34 @@ fn one_expert_may_get_everything() {
                 let mut layer = Layer::exact(size([tokens, 1, 5, 96, 72]), FP4, dtype, 1);
                 layer.ids.fill(expert);
                 layer.check(&format!("{name} expert {expert}"), device);
+            }
+        }
+    });
+}
+
+/// The hidden layer of so many pairs does not fit shared memory, and a matrix with one or two of
+/// them is multiplied otherwise than one with more. On a GPU, every token has the bits that it has
+/// alone.
+fn experts_with_one_pair_and_with_many_at_once() {
+    let sizes = [1, 2, 3, 9, 17].into_iter().enumerate();
+    let experts = sizes.flat_map(|(id, pairs)| std::iter::repeat_n(id as i64, pairs));
+    let experts: Vec<i64> = experts.collect();
+    every_dtype(|name, device, dtype| {
+        // Whole K-blocks, and ones that end early or are past the end.
+        let cases = [(FP4, 2048), (FP8_PAIR, 1056), (FP4, 1056), (FP8_PAIR, 2048)];
+        for &(format, inner) in some_of_half(name, dtype, &cases, 4) {
+            let mut layer = Layer::random(size([16, 2, 5, 40, inner]), format, dtype, 5);
+            for (pair, id) in layer.ids.iter_mut().enumerate() {
+                *id = experts[pair * 7 % 32];
+            }
+            let stacks = layer.stacks(device);
+            let together = layer.run_with(&stacks, device);
+            let what = format!("{name} {format:?} {inner}");
+            layer.check_output(&together, &what);
+            if is_gpu(name) {
+                let alone = (0..16).map(|t| layer.tokens(t..t + 1).run_with(&stacks, device));
+                let alone: Vec<f32> = alone.flatten().collect();
+                assert_close(&together, &alone, EXACT, &what);
             }
         }
     });
@@ -166,6 +194,7 @@ fn no_slots_and_no_columns_are_fine() {
 
 catalogue![
     one_expert_may_get_everything,
+    experts_with_one_pair_and_with_many_at_once,
     more_pairs_than_are_multiplied_at_a_time,
     experts_that_nobody_chose_may_hold_nan,
     padding_adds_nothing_whatever_its_weight,

@@ -1,4 +1,4 @@
-use super::pipeline::RING_BYTES;
+use super::pipeline::{RING_BYTES, SPREAD_ROWS};
 use crate::caps::Target;
 use crate::gemm::kernel::groups::{GroupsBlueprint, Pairing};
 use crate::gemm::kernel::input::{InputLayout, SCALE_VEC8S};
@@ -160,11 +160,21 @@ impl StreamBlueprint {
         self.other_bytes() + self.partial_bytes() + self.x_bytes()
     }
 
-    /// Whether `x` is read a K-step before it is multiplied: from memory, and single rows by FP8.
-    /// With more rows, and with gates, that takes longer.
+    /// Whether `x` is read at least a K-step before it is multiplied: from memory, and single rows
+    /// by FP8. With more rows, and with gates, that takes longer.
     pub const fn reads_ahead(self) -> bool {
         let single_row = self.x_rows == 1 && self.x_parts() == 1;
         self.x_rows == 0 || (self.input.f16_input && self.gated.is_none() && single_row)
+    }
+
+    /// Pairs of a group up to which all K-steps of `x` from memory are
+    /// [in one tile](super::pipeline::XColumns::KSteps).
+    pub const fn spread_pairs(self) -> u32 {
+        if self.x_rows == 0 {
+            SPREAD_ROWS / self.input.terms
+        } else {
+            0
+        }
     }
 
     /// Pairs that are multiplied at a time.

@@ -6,7 +6,9 @@ use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::epilogue::{add_scaled, unscaled, zero_sums};
 use crate::gemm::kernel::input::{InputLayout, scale_index};
 use crate::gemm::kernel::weights::{WeightFormat, WeightReader, rare_bits, weight_pair};
-use crate::intrinsics::{await_copies, ballot, byte, commit_copies, modulo, multiply_tiles};
+use crate::intrinsics::{
+    await_copies, ballot, byte, commit_copies, modulo, multiply_tiles, read_in_order, shuffle_xor,
+};
 
 /// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
 /// multiplies a K-block of two rows to a lane, the next one is fetched.
@@ -21,7 +23,7 @@ pub(crate) struct Stream<'a> {
     /// FP4: words with the scales of every K-step, of the lower row and then of the upper one. FP8:
     /// scales of every second K-step, likewise.
     scales: Array<u32>,
-    /// The `x` of the first K-step, if it was prefetched.
+    /// The `x` of one K-step, if it was prefetched.
     x_vec8s: Array<Vector<u32, Const<4>>>,
     /// Where the lane's part of the K-block starts in each row, in vectors of words; where the
     /// scales of those rows start; its first column; and its first vec8 in `x`.
@@ -79,13 +81,40 @@ impl LanePlace {
     }
 }
 
-/// A K-block that was fetched: the lane's first vector in its stage, and where its part of `x` and
-/// of the columns starts.
-#[derive(CubeType, Clone, Copy)]
+/// A K-block that was fetched: the lane's first vector in its stage, where its part of `x` and of
+/// the columns starts, and the `x` that was prefetched.
+#[derive(CubeType)]
 pub(super) struct KBlock {
     stage_offset: usize,
     x_at: usize,
     first: u32,
+    x_vec8s: Array<Vector<u32, Const<4>>>,
+}
+
+/// What the eight columns of a tile of `x` are, of which each is held by four lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum XColumns {
+    /// Rows, of one K-step at a time.
+    Rows,
+    /// All K-steps of at most [`SPREAD_ROWS`] rows, which most experts have: each K-step has
+    /// columns of its own. So a plane reads all `x` of a K-block at once, before it fetches the
+    /// weights. What it reads later waits for those, because memory answers in order.
+    KSteps,
+}
+
+/// Rows of `x` in a tile that has all K-steps. A lane has the sums of as many columns.
+pub(super) const SPREAD_ROWS: u32 = 8 / K_STEPS;
+
+/// The row of `x` of a lane's column, and the K-step if they are `spread`. The last K-step has the
+/// first columns, where the sums belong.
+#[cube]
+pub(super) fn x_place(spread: bool) -> (u32, u32) {
+    let column = UNIT_POS_X / 4;
+    let k_step = comptime!(K_STEPS - 1) - column / SPREAD_ROWS;
+    (
+        select(spread, column % SPREAD_ROWS, column),
+        select(spread, k_step, 0u32),
+    )
 }
 
 /// Accumulators of a lane for each tile of `x`.
@@ -282,11 +311,19 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Reads the `x` of the first K-step.
-    pub fn prefetch_x(&mut self, x: &[Vector<u32, Const<4>>]) {
+    /// Reads the `x` of a K-step of the chosen K-block; from memory, before the weights that are
+    /// fetched next. Every lane of the plane must call this.
+    pub fn prefetch_x(&mut self, x: &[Vector<u32, Const<4>>], k_step: u32) {
+        let format = comptime!(self.weights.blueprint.format);
+        let at = self.x_at + (k_step * comptime!(4 * format.vec8s())) as usize;
+        let column = self.first + k_step * comptime!(format.k_step());
         #[unroll]
-        for u in 0..comptime!(self.weights.blueprint.format.vec8s()) {
-            self.x_vec8s[u as usize] = self.x_vec8(x, self.x_at, self.first, u);
+        for u in 0..comptime!(format.vec8s()) {
+            self.x_vec8s[u as usize] = self.x_vec8(x, at, column, u);
+        }
+        if comptime!(self.blueprint.x_rows == 0) {
+            // Else the assembler puts some of these reads after the copies.
+            sync_plane();
         }
     }
 
@@ -299,13 +336,15 @@ impl<'a> Stream<'a> {
         column: u32,
         #[comptime] u: u32,
     ) -> Vector<u32, Const<4>> {
-        let at = at + comptime!((u * 4) as usize);
-        if comptime!(self.weights.blueprint.k_aligned) {
-            x[at]
+        let inside = comptime!(self.weights.blueprint.k_aligned)
+            || column + comptime!(u * 8) < self.weights.stack.columns;
+        let at = select(inside, at + comptime!((u * 4) as usize), 0usize);
+        let words = if comptime!(self.blueprint.x_rows == 0) {
+            read_in_order(&x[at..at + 1])
         } else {
-            let inside = column + comptime!(u * 8) < self.weights.stack.columns;
-            select(inside, x[select(inside, at, 0usize)], Vector::new(0u32))
-        }
+            x[at]
+        };
+        select(inside, words, Vector::new(0u32))
     }
 
     /// Copies the scales of the K-block that was fetched, as codes (FP4).
@@ -332,18 +371,28 @@ impl<'a> Stream<'a> {
 
     /// The K-block that was fetched last. It stays what it is when another is chosen.
     pub fn fetched(&self) -> KBlock {
+        let vec8s = comptime!(self.weights.blueprint.format.vec8s());
+        let mut x_vec8s = Array::<Vector<u32, Const<4>>>::new(comptime!(vec8s as usize));
+        if comptime!(self.blueprint.reads_ahead()) {
+            #[unroll]
+            for u in 0..comptime!(vec8s as usize) {
+                x_vec8s[u] = self.x_vec8s[u];
+            }
+        }
         // Fields as they are would follow the stream.
         KBlock {
             stage_offset: self.stage_offset + 0usize,
             x_at: self.x_at + 0usize,
             first: self.first + 0u32,
+            x_vec8s,
         }
     }
 
-    /// Multiplies the K-block that was [fetched](Self::fetched), and meanwhile fetches the chosen
-    /// one, if `has_next`. Where the blueprint says so, `x` is read one K-step before it is needed,
-    /// including that of the next K-block. Every lane gets four sums of 16 rows of weights by each
-    /// tile of 8 rows of `x`. Every lane of the plane must call this.
+    /// Multiplies the K-block that was [fetched](Self::fetched) by `x` in shared memory, and
+    /// meanwhile fetches the chosen one, if `has_next`. Where the blueprint says so, `x` is read
+    /// one K-step before it is needed, including that of the next K-block. Every lane gets four
+    /// sums of 16 rows of weights by each tile of 8 rows of `x`. Every lane of the plane must call
+    /// this.
     pub fn multiply(
         &mut self,
         block: &KBlock,
@@ -356,18 +405,21 @@ impl<'a> Stream<'a> {
         } else {
             self.commit_empty_groups();
         }
-        self.multiply_staged(block, x, scales, has_next)
+        self.multiply_staged(block, x, scales, has_next, XColumns::Rows)
     }
 
     /// [`multiply`](Self::multiply) where the caller has called [`fetch`](Self::fetch) or
-    /// [`commit_empty_groups`](Self::commit_empty_groups) for what follows.
+    /// [`commit_empty_groups`](Self::commit_empty_groups) for what follows. `x` may come from
+    /// memory, where the caller has [prefetched](Self::prefetch_x) what `x_columns` says.
     pub fn multiply_staged(
         &mut self,
         block: &KBlock,
         x: &[Vector<u32, Const<4>>],
         scales: &Array<u32>,
         has_next: bool,
+        #[comptime] x_columns: XColumns,
     ) -> Array<Vector<f32, Const<4>>> {
+        let spread = comptime!(x_columns == XColumns::KSteps);
         let ahead = comptime!(self.blueprint.reads_ahead());
         let stage_offset = block.stage_offset;
         let (x_at, first) = (block.x_at, block.first);
@@ -382,7 +434,7 @@ impl<'a> Stream<'a> {
         if comptime!(ahead) {
             #[unroll]
             for u in 0..vec8s {
-                columns[u as usize] = self.x_vec8s[u as usize];
+                columns[u as usize] = block.x_vec8s[u as usize];
             }
         }
         let mut ordinary = true;
@@ -399,9 +451,9 @@ impl<'a> Stream<'a> {
             await_copies(comptime!(2 * K_STEPS - 1 - c));
             let low = self.staged_vector(stage_offset, first, c);
             let high = self.staged_vector(stage_offset, first, comptime!(K_STEPS + c));
-            let now = comptime!(if ahead { c % 2 * vec8s } else { 0 });
+            let now = comptime!(if ahead && !spread { c % 2 * vec8s } else { 0 });
             let wanted = comptime!(if ahead { c + 1 } else { c });
-            if comptime!(wanted < K_STEPS) {
+            if comptime!(!spread && wanted < K_STEPS) {
                 let at = x_at + comptime!((wanted * 4 * vec8s) as usize);
                 let column = first + comptime!(wanted * format.k_step());
                 let to = comptime!(if ahead { vec8s - now } else { 0 });
@@ -414,8 +466,8 @@ impl<'a> Stream<'a> {
                             self.x_vec8(x, at + of_tile, column, u);
                     }
                 }
-            } else if has_next {
-                self.prefetch_x(x);
+            } else if comptime!(self.blueprint.x_rows > 0) && has_next {
+                self.prefetch_x(x, 0u32);
             }
             let words = RowWords {
                 low,
@@ -444,6 +496,10 @@ impl<'a> Stream<'a> {
                         let column = first + comptime!(c * format.k_step());
                         block = self.unscaled(x, block, tile, column / 128);
                     }
+                    if comptime!(spread && c + 1 < K_STEPS) {
+                        let to_last = comptime!(K_STEPS - 1 - c);
+                        block = self.between_columns(block, to_last);
+                    }
                     sums[comptime!(of_tile + 2)] = add_scaled(
                         sums[comptime!(of_tile + 2)],
                         block,
@@ -452,6 +508,11 @@ impl<'a> Stream<'a> {
                     );
                     sums[of_tile] = Vector::new(0.0f32);
                     sums[comptime!(of_tile + 1)] = Vector::new(0.0f32);
+                }
+            } else if comptime!(spread && c + 1 < K_STEPS) {
+                #[unroll]
+                for m in 0..2usize {
+                    sums[m] = self.between_columns(sums[m], comptime!(c ^ (c + 1)));
                 }
             }
         }
@@ -466,6 +527,21 @@ impl<'a> Stream<'a> {
             };
         }
         products
+    }
+
+    /// Moves sums from the columns of a K-step to those of another, whose number differs by `mask`.
+    fn between_columns(
+        &self,
+        sums: Vector<f32, Const<4>>,
+        #[comptime] mask: u32,
+    ) -> Vector<f32, Const<4>> {
+        let mut moved = Vector::<f32, Const<4>>::new(0.0f32);
+        #[unroll]
+        for i in 0..4usize {
+            let sum = shuffle_xor(sums.extract(i), mask, self.weights.blueprint.target);
+            moved.insert(i, sum);
+        }
+        moved
     }
 
     /// Undoes the scaling of `x` in the sums of a block of columns by a tile of `x`, by the factors

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
-use super::pipeline::{Stream, new_ring};
+use super::pipeline::{Stream, XColumns, new_ring, x_place};
 use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::epilogue::{RowSums, add_terms, lane_rows};
 use crate::gemm::kernel::groups::{Groups, PairSizes};
@@ -115,7 +115,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             let (high, first) = (shared_row + 8, shared_plane * shared_k_block);
             shared_stream.seek(0u32, shared_row, high, first, x_row);
             if comptime!(!x_in_shared) {
-                shared_stream.prefetch_x(shared_hidden);
+                shared_stream.prefetch_x(shared_hidden, 0u32);
             }
             shared_stream.fetch();
         }
@@ -163,12 +163,13 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
         let group = turned(at / blueprint.partial_tiles, turn, &groups, blueprint);
         start = groups.start(group);
         count = groups.size(group, start);
-        let pair = groups.pair(start, min(row / terms, count - 1));
-        let x_row = (pair * terms + modulo(row, terms)) as usize * pitch;
+        let (lane_row, k_step) = x_place(is_spread(count, blueprint));
+        let pair = groups.pair(start, min(lane_row / terms, count - 1));
+        let x_row = (pair * terms + modulo(lane_row, terms)) as usize * pitch;
         let own = first_row + modulo(at, blueprint.partial_tiles) * 16 + row;
         stream.seek(groups.expert(group), own, own + 8, plane * k_block, x_row);
         if comptime!(!x_in_shared) {
-            stream.prefetch_x(hidden);
+            stream.prefetch_x(hidden, k_step);
         }
         if shared_k_blocks == 0 {
             stream.fetch();
@@ -205,6 +206,9 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                     + shared_plane;
                 let (high, first) = (shared_row + 8, next * shared_k_block);
                 shared_stream.seek(0u32, shared_row, high, first, x_row);
+                if comptime!(!x_in_shared) {
+                    shared_stream.prefetch_x(shared_hidden, 0u32);
+                }
                 shared_stream.fetch();
             } else if at < end {
                 stream.continue_after(&fetched);
@@ -212,11 +216,13 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             } else {
                 shared_stream.commit_empty_groups();
             }
-            let products = if comptime!(x_in_shared) {
-                shared_stream.multiply_staged(&fetched, &shared_x_rows[..], &codes, has_next)
+            let x = if comptime!(x_in_shared) {
+                &shared_x_rows[..]
             } else {
-                shared_stream.multiply_staged(&fetched, shared_hidden, &codes, has_next)
+                shared_hidden
             };
+            let products =
+                shared_stream.multiply_staged(&fetched, x, &codes, has_next, XColumns::Rows);
             sum += products[0];
             if ends_pass {
                 let sums = add_terms(sum, terms, blueprint.target);
@@ -262,8 +268,9 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             }
             let has_next = at < end;
             if has_next {
-                let pair = groups.pair(start, min(pass + row / terms, count - 1));
-                let x_row = (pair * terms + modulo(row, terms)) as usize * pitch;
+                let (lane_row, k_step) = x_place(is_spread(count, blueprint));
+                let pair = groups.pair(start, min(pass + lane_row / terms, count - 1));
+                let x_row = (pair * terms + modulo(lane_row, terms)) as usize * pitch;
                 let own = first_row + modulo(at, blueprint.partial_tiles) * 16 + row;
                 let first = (next * blueprint.planes + plane) * k_block;
                 let matrix = groups.expert(turned(
@@ -273,13 +280,27 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                     blueprint,
                 ));
                 stream.seek(matrix, own, own + 8, first, x_row);
-            }
-            let products = if comptime!(x_in_shared) {
-                stream.multiply(&fetched, &x_rows[..], &codes, has_next)
+                if comptime!(!x_in_shared) {
+                    stream.prefetch_x(hidden, k_step);
+                }
+                stream.fetch();
             } else {
-                stream.multiply(&fetched, hidden, &codes, has_next)
+                stream.commit_empty_groups();
+            }
+            let x = if comptime!(x_in_shared) {
+                &x_rows[..]
+            } else {
+                hidden
             };
-            sum += products[0];
+            if is_spread(current_count, blueprint) {
+                let products =
+                    stream.multiply_staged(&fetched, x, &codes, has_next, XColumns::KSteps);
+                sum += products[0];
+            } else {
+                let products =
+                    stream.multiply_staged(&fetched, x, &codes, has_next, XColumns::Rows);
+                sum += products[0];
+            }
         }
         let sum = add_terms(sum, terms, blueprint.target);
         #[unroll]
@@ -320,6 +341,16 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 Y::cast_from(total);
         }
         at += CUBE_DIM;
+    }
+}
+
+/// Whether all K-steps of the `x` of a group of `count` pairs are in one tile.
+#[cube]
+fn is_spread(count: u32, #[comptime] blueprint: StreamBlueprint) -> bool {
+    if comptime!(blueprint.spread_pairs() > 0) {
+        count <= blueprint.spread_pairs()
+    } else {
+        false.runtime()
     }
 }
 

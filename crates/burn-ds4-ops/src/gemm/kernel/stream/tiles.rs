@@ -384,7 +384,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
             );
         }
         if comptime!(blueprint.reads_ahead()) && k_blocks > 0 {
-            stream.prefetch_x(&storage.x_rows[..]);
+            stream.prefetch_x(&storage.x_rows[..], 0u32);
         }
         while pass.tile < last_tile {
             let base = pass.tile;
