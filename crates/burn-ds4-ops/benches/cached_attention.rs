@@ -16,6 +16,8 @@ use crate::{
 };
 
 const QUERIES: [usize; 3] = [1, 2, 5];
+/// Sequences of a batch, with a query each.
+const BATCH: usize = 16;
 /// Queries of a prompt.
 const PROMPT: usize = 2048;
 const HEADS: usize = 64;
@@ -47,12 +49,11 @@ pub fn cases() -> Vec<Case> {
         ("hca", 4096, Blocks::All(128)),
         ("hca", 32_768, Blocks::All(128)),
     ];
-    let attention = blocks.into_iter().flat_map(|(variant, context, blocks)| {
-        QUERIES.map(|count| attention_case(count, variant, context, blocks))
+    let sizes = QUERIES.map(|count| [1, count]);
+    let sizes = sizes.into_iter().chain([[BATCH, 1], [1, PROMPT]]);
+    let attention = sizes.flat_map(|sizes| {
+        blocks.map(|(variant, context, blocks)| attention_case(sizes, variant, context, blocks))
     });
-    let prompts =
-        blocks.map(|(variant, context, blocks)| attention_case(PROMPT, variant, context, blocks));
-    let attention = attention.chain(prompts);
     attention.chain(QUERIES.map(append_case)).collect()
 }
 
@@ -60,7 +61,13 @@ fn bf16<const D: usize>(data: &[f32], shape: [usize; D], device: &Device) -> Ten
     floats(data, shape, device).cast(FloatDType::BF16)
 }
 
-fn attention_case(count: usize, variant: &'static str, context: usize, blocks: Blocks) -> Case {
+/// `sizes` are sequences and queries of each.
+fn attention_case(
+    [batch, count]: [usize; 2],
+    variant: &'static str,
+    context: usize,
+    blocks: Blocks,
+) -> Case {
     let (ratio, rows, selected) = match blocks {
         Blocks::None => (1, 0, 0),
         Blocks::All(ratio) => (ratio, context.div_ceil(ratio), context / ratio),
@@ -73,31 +80,42 @@ fn attention_case(count: usize, variant: &'static str, context: usize, blocks: B
     let channels = count * HEADS * WIDTH;
     let columns = SPAN - 1 + count;
     let slots = slots_for(count);
+    let bytes = (2 * channels + (columns + selected) * WIDTH) * BF16_BYTES + picked * F32_BYTES;
+    let input_bytes = (channels + (slots + rows) * WIDTH) * BF16_BYTES + picked * F32_BYTES;
+    let mut shape = vec![("Q", count), ("H", HEADS), ("D", WIDTH), ("C", context)];
+    if batch > 1 {
+        shape.insert(0, ("B", batch));
+    }
     Case {
         op: "cached_attention",
-        shape: vec![("Q", count), ("H", HEADS), ("D", WIDTH), ("C", context)],
+        shape,
         variant,
         dtype: DType::BF16,
-        bytes: (2 * channels + (columns + selected) * WIDTH) * BF16_BYTES + picked * F32_BYTES,
+        bytes: batch * bytes,
         flops: None,
-        input_bytes: (channels + (slots + rows) * WIDTH) * BF16_BYTES + picked * F32_BYTES,
+        input_bytes: batch * input_bytes,
         build: Box::new(move |device, seed| {
             let start = context - count;
             let positions = Positions {
                 angles: table(context, ROTATED, device),
-                start: integers(&[start as i64], [1], device),
+                start: integers(&vec![start as i64; batch], [batch], device),
             };
-            let data = noise(channels, seed);
-            let x = bf16(&data, [1, count, HEADS, WIDTH], device);
-            let window = bf16(&noise(slots * WIDTH, !seed), [1, slots, WIDTH], device);
+            let data = noise(batch * channels, seed);
+            let x = bf16(&data, [batch, count, HEADS, WIDTH], device);
+            let data = noise(batch * slots * WIDTH, !seed);
+            let window = bf16(&data, [batch, slots, WIDTH], device);
             let compressed = (rows > 0).then(|| CachedRows {
-                rows: bf16(&noise(rows * WIDTH, seed ^ 5), [1, rows, WIDTH], device),
+                rows: bf16(
+                    &noise(batch * rows * WIDTH, seed ^ 5),
+                    [batch, rows, WIDTH],
+                    device,
+                ),
                 ratio,
                 picking: picked > 0,
                 picks: (picked > 0).then(|| {
                     let of_row = |i: usize| (i * 37 % (start / ratio)) as i64;
-                    let ids: Vec<i64> = (0..picked).map(of_row).collect();
-                    integers(&ids, [1, count, picked / count], device)
+                    let ids: Vec<i64> = (0..batch * picked).map(of_row).collect();
+                    integers(&ids, [batch, count, picked / count], device)
                 }),
             });
             let sinks = floats(&noise(HEADS, seed ^ 6), [HEADS], device);
@@ -162,7 +180,7 @@ fn composed(
     sinks: Tensor<1>,
 ) -> Tensor<4> {
     let device = x.device();
-    let [_, count, _, _] = x.dims();
+    let [batch, count, _, _] = x.dims();
     let Positions {
         angles,
         start: first,
@@ -176,19 +194,20 @@ fn composed(
     let slots: Tensor<1, Int> = integers(&slots, [columns], &device);
     let window = WindowKeys {
         rows: window.select(1, slots),
-        bias: Tensor::zeros([1, columns], (&device, DType::F32)),
+        bias: Tensor::zeros([batch, columns], (&device, DType::F32)),
         span: SPAN,
     };
     let keys = compressed.map(|cached| {
         let [_, rows, _] = cached.rows.dims();
         let hidden = |query: usize, row: usize| (row + 1) * cached.ratio > start + query + 1;
-        let bias = (0..count).flat_map(|query| {
+        let queries = (0..batch).flat_map(|_| 0..count);
+        let bias = queries.flat_map(|query| {
             (0..rows).map(move |row| if hidden(query, row) { -1e30 } else { 0.0 })
         });
         let bias: Vec<f32> = bias.collect();
         CompressedKeys {
             rows: cached.rows,
-            bias: floats(&bias, [1, count, rows], &device),
+            bias: floats(&bias, [batch, count, rows], &device),
             picks: cached.picks,
         }
     });

@@ -24,20 +24,19 @@ use crate::intrinsics::{
 const COMPRESSED: u32 = 1 << 31;
 const HIDDEN: u32 = u32::MAX;
 
-/// Compile-time configuration of [`cached_tiles_kernel`]. A row has at least as many vectors as
-/// [`SLICE_VECTORS`], and the block of the tiles at least two tiles of columns.
+/// Compile-time configuration of [`cached_tiles_kernel`]. The block of the tiles has at least two
+/// columns for each of their heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CachedTilesBlueprint {
     pub cached: CachedBlueprint,
-    /// One tile of heads.
     pub tiles: HeadTiles,
     /// Cubes that share the columns of a query, each of them a KV split: at most 8, which can be a
     /// cluster anywhere, by which the heads of a tile can be divided.
     pub kv_cubes: u32,
 }
 
-/// Computes [`cached_kernel`](super::cached_kernel) for rows of 16-bit floats. A cube has a tile of
-/// heads of a query. A few cubes share the query's columns: in turn, each has a tile of
+/// Computes [`cached_kernel`](super::cached_kernel) for rows of 16-bit floats. A cube has one tile
+/// of heads of a query, or two. A few cubes share the query's columns: in turn, each has a tile of
 /// [`SUMMED_COLUMNS`] of the window, padded to a whole group, and then of the compressed rows.
 ///
 /// As many rows as fit are copied to shared memory at a time, the first of them while the queries
@@ -123,7 +122,6 @@ impl<F: Float> TilesCube<F> {
         let attention = &inputs.attention;
         let shape = &attention.shape;
         let plane_heads = comptime!(tiles.plane_heads());
-        let own_head = UNIT_POS_Y * plane_heads;
         let visibility = Visibility::new::<P>(
             &inputs.positions,
             CUBE_POS_Y,
@@ -133,13 +131,16 @@ impl<F: Float> TilesCube<F> {
         );
         self.angle = visibility.angle;
         // Queries are read before rows are copied: loads return in their order.
-        let mut heads = Heads::<Const<8>>::new::<F, I>(
-            attention,
-            visibility.sequence,
-            visibility.query,
-            CUBE_POS_X * comptime!(tiles.heads()) + own_head,
-            sink,
-        );
+        let first_head = CUBE_POS_X * comptime!(tiles.heads());
+        let mut heads = Sequence::<Heads<Const<8>>>::new();
+        #[unroll]
+        for tile in 0..tiles.head_tiles {
+            let head = first_head + head_of_row(plane_row(comptime!(2 * tile)));
+            let (sequence, query) = (visibility.sequence, visibility.query);
+            heads.push(Heads::<Const<8>>::new::<F, I>(
+                attention, sequence, query, head, sink,
+            ));
+        }
         let mut selected = shape.selected;
         if attention.picks.as_ref().is_none() {
             selected = min(selected, visibility.visible_rows);
@@ -153,15 +154,27 @@ impl<F: Float> TilesCube<F> {
 
         let rotation =
             RowRotation::new(&inputs.positions.table, visibility.angle, cached.unrotated);
-        heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
+        let mut maxima = Array::<f32>::new(plane_heads as usize);
+        let mut totals = Array::<f32>::new(plane_heads as usize);
         #[unroll]
-        for step in 0..sink.steps {
-            let vector = UNIT_POS_X + comptime!(step * LANES);
-            if vector < tiles.vectors {
-                let low = heads.queries[step as usize];
-                let high = heads.queries[comptime!((sink.steps + step) as usize)];
-                let (low, high) = (Vector::cast_from(low), Vector::cast_from(high));
-                store_queries(&mut self.queries, UNIT_POS_Y, vector, low, high, tiles);
+        for tile in 0..tiles.head_tiles {
+            let own = heads.index_mut(tile as usize);
+            own.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
+            #[unroll]
+            for step in 0..sink.steps {
+                let vector = UNIT_POS_X + comptime!(step * LANES);
+                if vector < tiles.vectors {
+                    let low = Vector::cast_from(own.queries[step as usize]);
+                    let high =
+                        Vector::cast_from(own.queries[comptime!((sink.steps + step) as usize)]);
+                    let row = plane_row(comptime!(2 * tile));
+                    store_queries(&mut self.queries, row, vector, low, high, tiles);
+                }
+            }
+            #[unroll]
+            for h in 0..2usize {
+                maxima[comptime!(2 * tile as usize + h)] = own.maxima[h];
+                totals[comptime!(2 * tile as usize + h)] = 0.0f32;
             }
         }
 
@@ -188,7 +201,7 @@ impl<F: Float> TilesCube<F> {
             #[unroll]
             for h in 0..plane_heads {
                 let row = plane_row(h);
-                let before = heads.maxima[h as usize];
+                let before = maxima[h as usize];
                 let (maximum, total) = weigh_columns::<F>(
                     &self.logits,
                     &mut self.weights,
@@ -198,8 +211,8 @@ impl<F: Float> TilesCube<F> {
                     tiles,
                 );
                 let factor = softmax_weight(before - maximum, tiles.target);
-                heads.totals[h as usize] = heads.totals[h as usize] * factor + total;
-                heads.maxima[h as usize] = maximum;
+                totals[h as usize] = totals[h as usize] * factor + total;
+                maxima[h as usize] = maximum;
                 if UNIT_POS_X == 0 {
                     self.factors[row as usize] = factor;
                 }
@@ -226,10 +239,10 @@ impl<F: Float> TilesCube<F> {
         }
         #[unroll]
         for h in 0..plane_heads {
-            let total = group_sum(heads.totals[h as usize], LANES, tiles.target);
+            let total = group_sum(totals[h as usize], LANES, tiles.target);
             if UNIT_POS_X == 0 {
                 let row = head_of_row(plane_row(h));
-                self.softmax_stats[row as usize] = heads.maxima[h as usize];
+                self.softmax_stats[row as usize] = maxima[h as usize];
                 self.softmax_stats[(row + comptime!(tiles.heads())) as usize] = total;
             }
         }

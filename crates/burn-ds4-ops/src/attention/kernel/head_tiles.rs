@@ -30,8 +30,8 @@ const WEIGHT_GAP: u32 = 4;
 ///
 /// A block goes through three phases with a barrier after each. First, planes [multiply the
 /// queries](multiply_queries) by the columns. Then, each [computes the weights](weigh_columns) of
-/// some heads. Last, each [adds a slice](add_rows) of the channels of all heads. The weights of columns are rounded to 16 bits, and the divisor is the sum of the
-/// rounded weights.
+/// some heads. Last, each [adds a slice](add_rows) of the channels of all heads. The weights of
+/// columns are rounded to 16 bits, and the divisor is the sum of the rounded weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HeadTiles {
     /// Tiles of [`TILE_HEADS`] heads of a cube: 1, 2 or 4.
@@ -40,6 +40,9 @@ pub(crate) struct HeadTiles {
     pub vectors: u32,
     /// Columns of a block, at most: a multiple of [`SUMMED_COLUMNS`].
     pub columns: u32,
+    /// Sums of a dot product, which take turns: 1 or 2. With few tiles, neighbouring products would
+    /// otherwise depend on each other.
+    pub dot_sums: u32,
     /// Whether rows are `f16` rather than `bf16`.
     pub f16_input: bool,
     pub target: Target,
@@ -124,9 +127,8 @@ fn operand_slot(lane: u32, #[comptime] odd: bool) -> u32 {
     if comptime!(odd) { lane ^ 4 } else { lane }
 }
 
-/// Stores vector `vector` of the queries of rows `row` and `row + 8`, the first of which is in the
-/// upper half of its tile, as a lane multiplies them: for each half of a vector, two words of each
-/// row in turn.
+/// Stores vector `vector` of the queries of rows `row`, one of the first eight of its tile, and
+/// `row + 8`, as a lane multiplies them: for each half of a vector, words of both rows in turn.
 #[cube]
 pub(super) fn store_queries<F: Float>(
     queries: &mut Shared<[Vector<F, Const<8>>]>,
@@ -141,7 +143,7 @@ pub(super) fn store_queries<F: Float>(
     let step = row / TILE_HEADS * comptime!(tiles.vectors / 4) + vector / 4;
     let lane = row % 8 * 4 + vector % 4;
     let slot = select(
-        vector / 4 % 2 == 0,
+        vector & 4 == 0,
         operand_slot(lane, false),
         operand_slot(lane, true),
     );
@@ -198,9 +200,8 @@ pub(super) fn multiply_queries<F: Float>(
     let mut slots = Array::<usize>::new(2usize);
     slots[0] = queries_at + operand_slot(UNIT_POS_X, false) as usize;
     slots[1] = queries_at + operand_slot(UNIT_POS_X, true) as usize;
-    // Of few tiles, two sums each, so that neighbouring products do not depend on each other.
-    let sums_of_tile = comptime!(if m_tiles * n_tiles < 4 { 2 } else { 1 });
-    let count = comptime!((m_tiles * n_tiles * sums_of_tile) as usize);
+    let dot_sums = comptime!(tiles.dot_sums);
+    let count = comptime!((m_tiles * n_tiles * dot_sums) as usize);
     let mut sums = Array::<Vector<f32, Const<4>>>::new(count);
     #[unroll]
     for i in 0..count {
@@ -226,9 +227,7 @@ pub(super) fn multiply_queries<F: Float>(
                 #[unroll]
                 for n in 0..n_tiles {
                     let key = keys[n as usize];
-                    let own = comptime!(
-                        ((m * n_tiles + n) * sums_of_tile + half % sums_of_tile) as usize
-                    );
+                    let own = comptime!(((m * n_tiles + n) * dot_sums + half % dot_sums) as usize);
                     sums[own] = multiply_tiles(
                         query.extract(0usize),
                         query.extract(1usize),
@@ -252,9 +251,9 @@ pub(super) fn multiply_queries<F: Float>(
             let hidden = bias < HIDDEN_BELOW;
             #[unroll]
             for m in 0..m_tiles {
-                let own = comptime!(((m * n_tiles + n) * sums_of_tile) as usize);
+                let own = comptime!(((m * n_tiles + n) * dot_sums) as usize);
                 let mut dots = sums[own];
-                if comptime!(sums_of_tile > 1) {
+                if comptime!(dot_sums > 1) {
                     dots += sums[comptime!(own + 1)];
                 }
                 let at = ((first_row + comptime!(m * 16)) * stride + column) as usize;
@@ -267,9 +266,9 @@ pub(super) fn multiply_queries<F: Float>(
     }
 }
 
-/// Writes the weights of `columns` columns for head `row`, two to a word, relative to the largest of
-/// its logits and of `before`. Returns that largest logit, and the lane's part of the sum of
-/// weights. Every lane of the plane must call this.
+/// Writes the weights of `columns` columns for the head of a row, two to a word, relative to the
+/// largest of its logits and of `before`. Returns that largest logit, and the lane's part of the
+/// sum of weights. Every lane of the plane must call this.
 #[cube]
 pub(super) fn weigh_columns<F: Float>(
     logits: &Shared<[f32]>,

@@ -31,8 +31,8 @@ pub(crate) struct SinkTilesBlueprint {
 /// rows.
 ///
 /// `output` is `[batch, count, heads, vectors]`. The rows of the next block are copied to shared
-/// memory while [three phases](HeadTiles) process a block; weights are relative to the largest logit
-/// so far.
+/// memory while [three phases](HeadTiles) process a block. Weights are relative to the largest
+/// logit so far.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn sink_tiles_kernel<F: Float, I: Int>(
     inputs: &AttentionInputs<F, I, Const<8>>,

@@ -24,6 +24,8 @@ use crate::launching::{
     with_contiguous_rows, with_vectors, writable,
 };
 
+/// Heads of a plane that prepares the queries of a tile.
+const PLANE_HEADS: u32 = TILE_HEADS / TILE_PLANES;
 /// Heads of a cube without tensor cores. With two, a query has half as many cubes, of which half as
 /// many run at once: a unit then takes 176 registers in place of 128. No bit depends on it.
 const CUBE_HEADS: u32 = 1;
@@ -136,16 +138,18 @@ fn holds_pairs(size: usize, rotated: usize) -> bool {
     size.is_multiple_of(2) && rotated.is_multiple_of(size)
 }
 
-/// Cubes on tensor cores that share the columns of a query: with compressed rows, and with a window
-/// alone, for which more of them would take no less time. Nothing else may count, because the
-/// order of sums depends on it.
-const KV_CUBES: u32 = 8;
-const WINDOW_KV_CUBES: u32 = 4;
-/// Columns of such a cube whose rows are in shared memory at a time, at most and at least. The
-/// window of 128 and the 512 picks of the released models are as many for each of [`KV_CUBES`], and
-/// two such cubes fit an SM of an H200.
-const TILE_COLUMNS: u32 = 80;
-const LEAST_TILE_COLUMNS: u32 = 32;
+/// Cubes on tensor cores that share the columns of a query: of a window alone, and of compressed
+/// rows as well. Nothing else may count, because the order of sums depends on it.
+const WINDOW_KV_CUBES: u32 = 2;
+const KV_CUBES: u32 = 4;
+/// Columns of such a cube whose rows are in shared memory at a time, at most: those of the window
+/// of 128 and the 512 picks of the released models, or of the window and the compressed rows of
+/// 65,536 positions.
+const TILE_COLUMNS: u32 = 160;
+/// Columns of a cube come in steps of so many, so that there are few kernels.
+const COLUMN_STEP: u32 = 2 * SUMMED_COLUMNS;
+/// Tiles of heads of a cube where there are more cubes than multiprocessors.
+const MANY_HEAD_TILES: u32 = 2;
 /// The architecture from which on cubes can be clusters.
 const CLUSTERS_FROM: u32 = 90;
 
@@ -182,7 +186,7 @@ impl CachedPlan {
             && let Some(tiles) = head_tiles(&queries.x)
         {
             let sink = SinkBlueprint {
-                heads: tiles.plane_heads(),
+                heads: PLANE_HEADS,
                 planes: TILE_PLANES,
                 plane: LANES,
                 steps: tiles.vectors.div_ceil(LANES),
@@ -223,8 +227,12 @@ impl CachedPlan {
     }
 }
 
-/// The tiles of a cube, if tensor cores can attend. They depend on nothing but the device and the
-/// width of rows.
+/// Bytes of shared memory of a cube: two numbers for each head besides those of its tiles.
+fn shared_bytes(tiles: HeadTiles) -> usize {
+    tiles.shared_bytes(1) + 2 * tiles.heads() as usize * F32_BYTES
+}
+
+/// The tiles of a cube, of as many columns as fit, if tensor cores can attend.
 fn head_tiles(queries: &CubeTensor) -> Option<HeadTiles> {
     let width = queries.shape()[3];
     let caps = Caps::of(&queries.client);
@@ -232,23 +240,20 @@ fn head_tiles(queries: &CubeTensor) -> Option<HeadTiles> {
         && queries.dtype != DType::F32
         && width.is_multiple_of(SLICE_CHANNELS as usize)
         && width <= MAX_TILE_WIDTH;
-    let columns = (LEAST_TILE_COLUMNS..=TILE_COLUMNS).rev();
     let of_columns = |columns| HeadTiles {
         head_tiles: 1,
         vectors: (width / 8) as u32,
         columns,
+        dot_sums: 2,
         f16_input: queries.dtype == DType::F16,
         target: caps.target,
     };
-    let mut tiles = columns
-        .step_by(SUMMED_COLUMNS as usize)
+    let mut tiles = (1..=TILE_COLUMNS)
+        .rev()
+        .step_by(COLUMN_STEP as usize)
         .map(of_columns)
         .filter(|_| can_multiply);
-    tiles.find(|tiles| {
-        // Two numbers for each head, besides its factor.
-        let stats_bytes = 2 * tiles.heads() as usize * F32_BYTES;
-        caps.fits_shared(tiles.shared_bytes(1) + stats_bytes)
-    })
+    tiles.find(|&tiles| caps.fits_shared(shared_bytes(tiles)))
 }
 
 /// The compressed rows, if there are any, the picks among them, and the positions of a block.
@@ -363,6 +368,32 @@ impl CachedArguments {
     }
 }
 
+impl SinkLaunch {
+    /// The tiles of a cube for this call: of no more columns than there are, and more heads where
+    /// there are more cubes than multiprocessors. No bit depends on it.
+    fn tiles(&self, tiles: HeadTiles, kv_cubes: u32) -> HeadTiles {
+        let caps = Caps::of(&self.result.client);
+        let [batch, count, heads, _] = self.result.shape().dims();
+        let columns = kv_splits(self.inputs.span, self.inputs.selected, SUMMED_COLUMNS);
+        let of_cube = columns.div_ceil(kv_cubes as usize) as u32 * SUMMED_COLUMNS;
+        let tiles = HeadTiles {
+            columns: of_cube.next_multiple_of(COLUMN_STEP).min(tiles.columns),
+            ..tiles
+        };
+        let cubes = heads.div_ceil(TILE_HEADS as usize) * batch * count * kv_cubes as usize;
+        let heads = MANY_HEAD_TILES * TILE_HEADS;
+        let more = HeadTiles {
+            head_tiles: MANY_HEAD_TILES,
+            columns: tiles.columns.max(2 * heads),
+            ..tiles
+        };
+        match cubes > caps.processors as usize && caps.fits_shared(shared_bytes(more)) {
+            true => more,
+            false => tiles,
+        }
+    }
+}
+
 pub(in crate::attention) fn cached_attention(
     queries: Queries<CubeBackend>,
     window: CubeTensor,
@@ -391,10 +422,10 @@ pub(in crate::attention) fn cached_attention(
     let address = launch.address_type(&cached.positions.angles);
     let tiles = tiles.map(|tiles| CachedTilesBlueprint {
         cached: blueprint,
-        tiles,
+        tiles: launch.tiles(tiles, plan.kv_cubes),
         kv_cubes: plan.kv_cubes,
     });
-    let tile_cubes = launch.cubes(TILE_HEADS, plan.kv_cubes);
+    let cubes = |heads| launch.cubes(heads, plan.kv_cubes);
     // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their
     // number; a row that is out of range or hidden is read as the first one, as the query's own or
     // not at all; angles are within the table; writes are within the output. Cubes of a cluster
@@ -403,7 +434,7 @@ pub(in crate::attention) fn cached_attention(
         match tiles {
             Some(tiles) if splits == 1 => cached_cluster_kernel::launch_unchecked(
                 &client,
-                tile_cubes,
+                cubes(tiles.tiles.heads()),
                 launch.dim(),
                 // Offsets in shared memory that are as wide as addresses are part of the
                 // instructions.
@@ -415,7 +446,7 @@ pub(in crate::attention) fn cached_attention(
             ),
             Some(tiles) => cached_tiles_kernel::launch_unchecked(
                 &client,
-                tile_cubes,
+                cubes(tiles.tiles.heads()),
                 launch.dim(),
                 // Offsets in shared memory that are as wide as addresses are part of the
                 // instructions.

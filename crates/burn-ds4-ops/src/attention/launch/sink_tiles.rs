@@ -37,6 +37,7 @@ fn blueprint(queries: &CubeTensor) -> Option<SinkTilesBlueprint> {
             head_tiles,
             vectors: (width / 8) as u32,
             columns,
+            dot_sums: 1,
             f16_input: queries.dtype == DType::F16,
             target: caps.target,
         },
