@@ -358,9 +358,13 @@ impl<F: Float> TilesCube<F> {
             let sums = cluster_address(sums, cube);
             #[unroll]
             for i in 0..count {
-                // Units without another pair read what is next to it.
-                partials[comptime!((i * kv_cubes + cube) as usize)] =
-                    read_cluster_pair(sums, comptime!(8 * i * head_units));
+                let own = comptime!((i * kv_cubes + cube) as usize);
+                partials[own] = Vector::new(0.0f32);
+                if comptime!((i + 1) * head_units <= head_pairs)
+                    || unit + comptime!(i * head_units) < head_pairs
+                {
+                    partials[own] = read_cluster_pair(sums, comptime!(8 * i * head_units));
+                }
             }
         }
         let mut maximum = maxima[0];
