@@ -2,6 +2,7 @@
 
 mod append;
 mod cached;
+mod cached_rows;
 mod cached_tiles;
 mod cached_wgmma;
 mod combine;
