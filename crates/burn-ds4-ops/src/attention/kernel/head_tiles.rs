@@ -120,15 +120,10 @@ pub(super) fn head_of_row(row: u32) -> u32 {
     row / TILE_HEADS * TILE_HEADS + row % 8 * 2 + row / 8 % 2
 }
 
-/// The place of a lane's operands of a step, for even and for odd steps: lanes that store what
-/// others read do so to different banks.
-#[cube]
-fn operand_slot(lane: u32, #[comptime] odd: bool) -> u32 {
-    if comptime!(odd) { lane ^ 4 } else { lane }
-}
-
 /// Stores vector `vector` of the queries of rows `row`, one of the first eight of its tile, and
-/// `row + 8`, as a lane multiplies them: for each half of a vector, words of both rows in turn.
+/// `row + 8`, as a lane multiplies them: for each half of a vector, words of both rows in turn. In
+/// odd steps, lanes are in another order, so that those that store together do so to different
+/// banks.
 #[cube]
 pub(super) fn store_queries<F: Float>(
     queries: &mut Shared<[Vector<F, Const<8>>]>,
@@ -141,19 +136,14 @@ pub(super) fn store_queries<F: Float>(
     let low = Vector::<u32, Const<4>>::reinterpret(low);
     let high = Vector::<u32, Const<4>>::reinterpret(high);
     let step = row / TILE_HEADS * comptime!(tiles.vectors / 4) + vector / 4;
-    let lane = row % 8 * 4 + vector % 4;
-    let slot = select(
-        vector & 4 == 0,
-        operand_slot(lane, false),
-        operand_slot(lane, true),
-    );
+    let lane = (row % 8 * 4 + vector % 4) ^ (vector & 4);
     #[unroll]
     for half in 0..2usize {
         let mut operands = Vector::<u32, Const<4>>::new(low.extract(comptime!(2 * half)));
         operands.insert(1usize, high.extract(comptime!(2 * half)));
         operands.insert(2usize, low.extract(comptime!(2 * half + 1)));
         operands.insert(3usize, high.extract(comptime!(2 * half + 1)));
-        let to = (step * comptime!(2 * LANES) + slot) as usize;
+        let to = (step * comptime!(2 * LANES) + lane) as usize;
         queries[to + comptime!(half * LANES as usize)] =
             Vector::<F, Const<8>>::reinterpret(operands);
     }
@@ -198,8 +188,8 @@ pub(super) fn multiply_queries<F: Float>(
     }
     let queries_at = (first_tile * comptime!(TILE_HEADS * vectors)) as usize;
     let mut slots = Array::<usize>::new(2usize);
-    slots[0] = queries_at + operand_slot(UNIT_POS_X, false) as usize;
-    slots[1] = queries_at + operand_slot(UNIT_POS_X, true) as usize;
+    slots[0] = queries_at + UNIT_POS_X as usize;
+    slots[1] = queries_at + (UNIT_POS_X ^ 4) as usize;
     let dot_sums = comptime!(tiles.dot_sums);
     let count = comptime!((m_tiles * n_tiles * dot_sums) as usize);
     let mut sums = Array::<Vector<f32, Const<4>>>::new(count);
