@@ -14,7 +14,7 @@ pub(super) use collapse_norm::{
     PartialsBlueprint, TOKEN_CUBES, collapse_norm_kernel, head_norm_kernel,
 };
 pub(super) use expand::{PendingOutputLaunch, expand_kernel};
-pub(super) use project::{CUBE_TOKENS, ProjectBlueprint, expand_project_kernel, project_kernel};
+pub(super) use project::{ProjectBlueprint, expand_project_kernel, project_kernel};
 pub(super) use project_tiles::{
     ProjectTilesBlueprint, STEP_CHANNELS, TILE_TOKENS, project_tiles_kernel,
 };

@@ -9,12 +9,12 @@ use super::token::Streams;
 use crate::caps::Target;
 use crate::intrinsics::{group_sum, modulo};
 
-/// Tokens that a cube holds in shared memory. A token has the same bits whatever others there are.
-pub(crate) const CUBE_TOKENS: usize = 16;
-
-/// How the kernels are compiled. None of it depends on the tokens.
+/// How the kernels are compiled. Of all this, only [`cube_tokens`](Self::cube_tokens) depends on the
+/// tokens, and a token has the same bits whatever others its cube has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProjectBlueprint {
+    /// Tokens of a cube, at most, in shared memory.
+    pub cube_tokens: u32,
     /// Streams of a token.
     pub streams: u32,
     /// Rows of the projection.
@@ -44,6 +44,11 @@ impl ProjectBlueprint {
         (self.streams * self.channels) as usize / size
     }
 
+    /// Vectors of `size` of a cube's tokens.
+    fn shared_vectors(&self, size: usize) -> usize {
+        self.cube_tokens as usize * self.columns(size)
+    }
+
     /// Vectors of a split in each lane.
     fn lane_vectors(&self, size: usize) -> usize {
         self.columns(size) / self.lanes as usize
@@ -56,7 +61,7 @@ impl ProjectBlueprint {
 /// - `partials`: the partials of the products and of the sum of squares for each split,
 ///   `[tokens, rows + 1, splits]`
 ///
-/// Cube `(x, y)` computes split `x` of the tokens from `y * CUBE_TOKENS` on.
+/// Cube `(x, y)` computes split `x` of group `y` of the tokens.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
     streams: &Streams<F, N>,
@@ -69,13 +74,12 @@ pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
     let size = N::value();
     let vectors = comptime!(blueprint.channels / size as u32);
     let piece = M::value();
-    let columns = comptime!(blueprint.columns(piece));
     // Requested before the kernel waits for the streams.
     let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
-        Shared::<[Vector<f32, M>]>::new_slice(comptime!(CUBE_TOKENS * columns));
-    let (first_token, tokens) = cube_tokens(streams);
+        Shared::<[Vector<f32, M>]>::new_slice(comptime!(blueprint.shared_vectors(piece)));
+    let (first_token, tokens) = cube_tokens(streams, blueprint);
     let mut index = UNIT_POS;
     while index < tokens * comptime!(n * vectors) {
         let vector = CUBE_POS_X * vectors + index % vectors;
@@ -116,13 +120,12 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
     let size = N::value();
     let vectors = comptime!(blueprint.channels / size as u32);
     let piece = M::value();
-    let columns = comptime!(blueprint.columns(piece));
     // Requested before the kernel waits for the streams.
     let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
-        Shared::<[Vector<f32, M>]>::new_slice(comptime!(CUBE_TOKENS * columns));
-    let (first_token, tokens) = cube_tokens(streams);
+        Shared::<[Vector<f32, M>]>::new_slice(comptime!(blueprint.shared_vectors(piece)));
+    let (first_token, tokens) = cube_tokens(streams, blueprint);
     let mut index = UNIT_POS;
     while index < tokens * comptime!(n * vectors) {
         let vector = CUBE_POS_X * vectors + index % vectors;
@@ -164,12 +167,12 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
 
 /// The first token of a cube, and how many it has.
 #[cube]
-fn cube_tokens<F: Float, N: Size>(streams: &Streams<F, N>) -> (u32, u32) {
-    let first = CUBE_POS_Y * comptime!(CUBE_TOKENS as u32);
-    (
-        first,
-        min(streams.tokens - first, comptime!(CUBE_TOKENS as u32)),
-    )
+fn cube_tokens<F: Float, N: Size>(
+    streams: &Streams<F, N>,
+    #[comptime] blueprint: ProjectBlueprint,
+) -> (u32, u32) {
+    let first = CUBE_POS_Y * blueprint.cube_tokens;
+    (first, min(streams.tokens - first, blueprint.cube_tokens))
 }
 
 /// Stores a vector of a split in shared memory, as it has been rounded.
@@ -281,7 +284,7 @@ fn add_round<M: Size>(
         }
         let sum = group_sum(sum, lanes, blueprint.target);
         if lane == 0 && row <= blueprint.rows {
-            let own = (CUBE_POS_Y * comptime!(CUBE_TOKENS as u32) + token) as usize;
+            let own = (CUBE_POS_Y * blueprint.cube_tokens + token) as usize;
             let to = own * comptime!(blueprint.sums() as usize) + row as usize;
             partials[to * CUBE_COUNT_X as usize + CUBE_POS_X as usize] = sum;
         }

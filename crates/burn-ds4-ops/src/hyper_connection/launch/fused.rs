@@ -4,6 +4,7 @@ use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::{StreamsInput, can_collapse, mix_arg, pending_arg, streams_arg, tiles};
@@ -11,8 +12,8 @@ use crate::caps::Caps;
 use crate::hyper_connection::Sinkhorn;
 use crate::hyper_connection::backend::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
-    CUBE_TOKENS, CollapsedNormLaunch, MixParametersLaunch, PartialsBlueprint, ProjectBlueprint,
-    TOKEN_CUBES, collapse_norm_kernel, expand_project_kernel, head_norm_kernel, project_kernel,
+    CollapsedNormLaunch, MixParametersLaunch, PartialsBlueprint, ProjectBlueprint, TOKEN_CUBES,
+    collapse_norm_kernel, expand_project_kernel, head_norm_kernel, project_kernel,
 };
 use crate::launching::{
     MAX_CUBES, address_type, is_float, output, row_vector_size, vector_size, with_vectors,
@@ -29,6 +30,10 @@ const LANES_PER_ROW: u32 = 8;
 const PROJECT_UNITS: u32 = 256;
 /// The most elements of a vector of the projection.
 const MAX_VECTOR: usize = 4;
+/// The most tokens of a cube that projects. It reads its part of the projection once for them.
+const MAX_CUBE_TOKENS: usize = 16;
+/// Cubes for each multiprocessor up to which tokens have as many cubes as can be.
+const CUBES_PER_PROCESSOR: usize = 2;
 
 fn split_channels(n: usize) -> usize {
     if n <= MAX_STREAMS_WIDE_SPLIT {
@@ -36,6 +41,15 @@ fn split_channels(n: usize) -> usize {
     } else {
         NARROW_SPLIT_CHANNELS
     }
+}
+
+/// Tokens of a cube: the fewest that leave each multiprocessor of `client` few cubes.
+fn cube_tokens(tokens: usize, splits: usize, client: &Client) -> usize {
+    let cubes = CUBES_PER_PROCESSOR * Caps::of(client).processors as usize;
+    (tokens * splits)
+        .div_ceil(cubes.max(1))
+        .next_power_of_two()
+        .min(MAX_CUBE_TOKENS)
 }
 
 /// Whether there are kernels for the number of tokens and for all inputs.
@@ -48,7 +62,7 @@ pub(in super::super) fn can_fuse(
         PendingOutput::None => true,
         PendingOutput::Some { output, .. } => is_float(output.dtype),
     };
-    let shared_bytes = CUBE_TOKENS * n * split_channels(n) * size_of::<f32>();
+    let shared_bytes = MAX_CUBE_TOKENS * n * split_channels(n) * size_of::<f32>();
     output
         && tokens <= MAX_CUBES
         && can_collapse(&mix.streams)
@@ -77,7 +91,10 @@ fn project(
     let most = PROJECT_UNITS.min(Caps::of(&client).cube_units);
     let wanted = (rows as u32 + 1) * lanes;
     let planes = wanted.div_ceil(plane).min(most / plane);
+    let splits = d.div_ceil(split_channels(n));
+    let cube_tokens = cube_tokens(tokens, splits, &client);
     let blueprint = ProjectBlueprint {
+        cube_tokens: cube_tokens as u32,
         streams: n as u32,
         rows: rows as u32,
         channels: split_channels(n) as u32,
@@ -85,8 +102,7 @@ fn project(
         groups: planes * plane / lanes,
         target: Caps::of(&client).target,
     };
-    let splits = d.div_ceil(split_channels(n));
-    let count = CubeCount::Static(splits as u32, tokens.div_ceil(CUBE_TOKENS) as u32, 1);
+    let count = CubeCount::Static(splits as u32, tokens.div_ceil(cube_tokens) as u32, 1);
     let dim = CubeDim::new_2d(plane, planes);
     let function = into_contiguous(function);
     let partials = output(&streams, [tokens, rows + 1, splits], DType::F32);
