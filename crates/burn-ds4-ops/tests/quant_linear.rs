@@ -1,6 +1,6 @@
 //! The product with packed weights against sums in f64, at shapes that fit no tile.
 
-use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::{Fp4Layout, Weights};
 
 use super::common::{
@@ -182,25 +182,47 @@ fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
     }
 }
 
+/// Compares rows next to others with each row alone.
+fn rows_are_as_alone(
+    (name, device, dtype): (&str, &Device, FloatDType),
+    format: Format,
+    [outputs, inputs]: [usize; 2],
+    numbers_of_rows: impl IntoIterator<Item = usize>,
+) {
+    let weights = Packed::random(format, [1, outputs, inputs], 3).on(device);
+    let x = Input::random([16, inputs], dtype, 4);
+    let alone: Vec<f32> = (0..16)
+        .flat_map(|row| linear(x.rows(row..row + 1).on(device), &weights))
+        .collect();
+    for rows in numbers_of_rows {
+        let together = linear(x.rows(0..rows).on(device), &weights);
+        let what = format!("{name} {format:?} [{outputs}, {inputs}] {rows} rows");
+        assert_close(&together, &alone[..rows * outputs], EXACT, &what);
+    }
+}
+
 fn a_row_does_not_depend_on_the_rows_next_to_it() {
     // On a GPU, also so many inputs that they come to shared memory in parts, and so many outputs
     // that a cube comes to it several times.
     let (all, few) = ([[130, 520], [130, 8200], [8500, 2600]], [[130, 520]]);
     every_dtype(|name, device, dtype| {
         let shapes = if is_gpu(name) { &all[..] } else { &few };
-        let formats = [FP4, REPACKED_FP4, FP8].into_iter();
-        for (format, &[outputs, inputs]) in formats.flat_map(|f| shapes.iter().map(move |s| (f, s)))
-        {
-            let weights = Packed::random(format, [1, outputs, inputs], 3).on(device);
-            let x = Input::random([16, inputs], dtype, 4);
-            let alone: Vec<f32> = (0..16)
-                .flat_map(|row| linear(x.rows(row..row + 1).on(device), &weights))
-                .collect();
-            for rows in 1..=16 {
-                let together = linear(x.rows(0..rows).on(device), &weights);
-                let what = format!("{name} {format:?} [{outputs}, {inputs}] {rows} rows");
-                assert_close(&together, &alone[..rows * outputs], EXACT, &what);
+        for format in [FP4, REPACKED_FP4, FP8] {
+            for &shape in shapes {
+                rows_are_as_alone((name, device, dtype), format, shape, 1..=16);
             }
+        }
+    });
+}
+
+/// FP8 of whole blocks of columns, which a GPU may multiply by rows in registers: one block to a
+/// plane and several, and more outputs than a cube comes to at a time.
+fn a_row_of_whole_blocks_does_not_depend_on_the_rows_next_to_it() {
+    let (all, few) = ([[130, 4096], [130, 7168], [5000, 8192]], [[17, 256]]);
+    every_dtype(|name, device, dtype| {
+        let shapes = if is_gpu(name) { &all[..] } else { &few };
+        for &shape in shapes {
+            rows_are_as_alone((name, device, dtype), FP8, shape, [2, 5, 8, 9, 16]);
         }
     });
 }
@@ -379,6 +401,7 @@ catalogue![
     weights_may_be_any_view,
     nothing_in_gives_nothing_and_no_inputs_give_zeros,
     a_row_does_not_depend_on_the_rows_next_to_it,
+    a_row_of_whole_blocks_does_not_depend_on_the_rows_next_to_it,
     two_runs_give_the_same_bits,
     what_is_not_finite_stays_in_its_row,
     x_may_be_any_view,

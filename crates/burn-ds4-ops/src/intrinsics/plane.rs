@@ -139,7 +139,7 @@ pub(crate) fn plane_highest(x: u32, #[comptime] lanes: u32, #[comptime] target: 
     }
 }
 
-/// The value of lane `from`. Every lane of the plane must call this, with the same `from`.
+/// The value of lane `from`. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn plane_value(x: u32, from: u32, #[comptime] target: Target) -> u32 {
     if target.ptx {

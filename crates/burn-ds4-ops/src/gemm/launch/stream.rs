@@ -125,7 +125,32 @@ impl StreamBlueprint {
         // All rows if possible, and then all columns.
         let mut choices = choices.map(|(x_rows, x_k_blocks)| with(x_rows, x_k_blocks));
         let fitting = choices.find(|blueprint| blueprint.fits(caps));
-        fitting.unwrap_or_else(|| with(least, all))
+        let own = fitting.unwrap_or_else(|| with(least, all));
+        let in_shared = own.x_rows == most && own.x_parts() == 1;
+        let in_registers = (!in_shared && in_parts).then(|| with(most, all).with_operands(caps));
+        in_registers.flatten().unwrap_or(own)
+    }
+
+    /// The same with [`x` in registers](Self::x_in_registers): no barriers between parts of K, and
+    /// planes of all groups split K of one tile. Only for FP8 that the hardware converts to `f16`,
+    /// of which a K-block needs few registers, and rows of `bf16`.
+    fn with_operands(self, caps: &Caps) -> Option<Self> {
+        let possible = self.input.f16_input
+            && self.input.terms == 1
+            && self.k_aligned
+            && self.x_rows.is_multiple_of(X_TILE_ROWS)
+            && self.plane_k_blocks.is_multiple_of(self.plane_groups);
+        let with = |partial_tiles| Self {
+            x_in_registers: true,
+            x_k_blocks: 1,
+            planes: self.cube_planes,
+            plane_k_blocks: self.plane_k_blocks / self.plane_groups,
+            plane_groups: 1,
+            partial_tiles,
+            ..self
+        };
+        let fitting = [4, 2, 1].map(with).into_iter().find(|own| own.fits(caps));
+        fitting.filter(|_| possible)
     }
 
     /// Planes of a cube that has at most `cube_planes`, of which at most `most` split K of a tile.
@@ -151,7 +176,9 @@ impl StreamBlueprint {
             pairs: 0,
             pairing: Pairing::Ids,
             x_rows: 0,
+            x_in_registers: false,
             x_k_blocks: plane_k_blocks as u32,
+            k_splits: planes as u32,
             planes: planes as u32,
             plane_k_blocks: plane_k_blocks as u32,
             plane_groups: plane_groups as u32,

@@ -9,8 +9,9 @@
 use cubecl::prelude::*;
 
 use super::{InputLayout, term_with_digits};
+use crate::caps::Target;
 use crate::gemm::kernel::stream::StreamBlueprint;
-use crate::intrinsics::{pack_f16, shuffle_xor};
+use crate::intrinsics::{larger_bf16_magnitudes, multiply_bf16, pack_f16, shuffle_xor};
 
 /// Columns that share a scale: those of an FP8 block.
 pub(in crate::gemm::kernel) const SCALE_COLUMNS: u32 = 128;
@@ -48,6 +49,25 @@ pub(in crate::gemm::kernel) fn scaled_vec8<X: Numeric, N: Size>(
     term: u32,
     #[comptime] blueprint: StreamBlueprint,
 ) -> (Vector<u32, Const<4>>, f32) {
+    if comptime!(blueprint.input.terms == 1) {
+        let words = select(inside, read[from as usize], Vector::new(0u32));
+        let magnitudes = larger_magnitudes(words, 0u32);
+        let (factor, inverse) = block_factors(magnitudes, SCALE_VEC8S, blueprint.target);
+        (scaled_bf16(words, factor), inverse)
+    } else {
+        scaled_terms::<X, N>(read, from, inside, term, blueprint)
+    }
+}
+
+/// [`scaled_vec8`] of rows that are not `bf16`.
+#[cube]
+fn scaled_terms<X: Numeric, N: Size>(
+    read: &Array<Vector<u32, Const<4>>>,
+    #[comptime] from: u32,
+    inside: bool,
+    term: u32,
+    #[comptime] blueprint: StreamBlueprint,
+) -> (Vector<u32, Const<4>>, f32) {
     let input = comptime!(blueprint.input);
     let mut values = Array::<f32>::new(8usize);
     let mut largest = 0u32;
@@ -57,37 +77,15 @@ pub(in crate::gemm::kernel) fn scaled_vec8<X: Numeric, N: Size>(
         let vector = Vector::<f32, N>::cast_from(Vector::<X, N>::reinterpret(words));
         #[unroll]
         for j in 0..comptime!(8 / input.vectors()) {
-            let value = if comptime!(input.terms == 1) {
-                // A `bf16` is the upper half of an f32.
-                let pair = words.extract(comptime!(j as usize / 2));
-                f32::reinterpret(if comptime!(j % 2 == 0) {
-                    pair << 16
-                } else {
-                    pair & 0xffff_0000u32
-                })
-            } else {
-                vector.extract(comptime!(j as usize))
-            };
-            let mut value = select(inside, value, 0.0f32);
-            if comptime!(input.terms > 1) {
-                value = f32::reinterpret(term_with_digits(value, term, F16_DIGITS));
-            }
+            let value = select(inside, vector.extract(comptime!(j as usize)), 0.0f32);
+            let value = f32::reinterpret(term_with_digits(value, term, F16_DIGITS));
             values[comptime!((v * 8 / input.vectors() + j) as usize)] = value;
             largest = max(largest, u32::reinterpret(value) & 0x7fff_ffffu32);
         }
     }
-    #[unroll]
-    for distance in 0..comptime!(SCALE_VEC8S.ilog2()) {
-        let other = shuffle_xor(
-            f32::reinterpret(largest),
-            comptime!(1u32 << distance),
-            blueprint.target,
-        );
-        largest = max(largest, u32::reinterpret(other));
-    }
-    // Both factors have the exponents of normal numbers, whatever the largest is.
-    let exponent = min(max(largest >> 23, 15u32), 254u32);
-    let factor = f32::reinterpret((268u32 - exponent) << 23);
+    // Exponents are what counts, and a `bf16` has them all.
+    let magnitudes = largest & 0xffff_0000u32;
+    let (factor, inverse) = block_factors(magnitudes, SCALE_VEC8S, blueprint.target);
     let mut pairs = Vector::<u32, Const<4>>::new(0u32);
     #[unroll]
     for i in 0..4usize {
@@ -95,7 +93,66 @@ pub(in crate::gemm::kernel) fn scaled_vec8<X: Numeric, N: Size>(
         let high = values[comptime!(2 * i + 1)] * factor;
         pairs.insert(i, pack_f16(low, high));
     }
-    (pairs, f32::reinterpret((exponent - 14u32) << 23))
+    (pairs, inverse)
+}
+
+/// The larger magnitudes of `so_far` and of the pairs of a vec8 of `bf16`, of its even and of its
+/// odd columns, with signs of no meaning. NaN does not count: sums with it are NaN anyway.
+#[cube]
+pub(in crate::gemm::kernel) fn larger_magnitudes(words: Vector<u32, Const<4>>, so_far: u32) -> u32 {
+    let mut magnitudes = so_far;
+    #[unroll]
+    for i in 0..4usize {
+        magnitudes = larger_bf16_magnitudes(magnitudes, words.extract(i));
+    }
+    magnitudes
+}
+
+/// The factor of the columns that `lanes` neighbouring lanes have, by the larger
+/// [magnitudes](larger_magnitudes) of each, and its inverse: powers of two that a `bf16` has. Both
+/// have the exponents of normal numbers, whatever the largest is. Every lane of the plane must call
+/// this.
+#[cube]
+pub(in crate::gemm::kernel) fn block_factors(
+    magnitudes: u32,
+    #[comptime] lanes: u32,
+    #[comptime] target: Target,
+) -> (f32, f32) {
+    let mut magnitudes = magnitudes;
+    #[unroll]
+    for distance in 0..comptime!(lanes.ilog2()) {
+        let mask = comptime!(1u32 << distance);
+        let other = shuffle_xor(f32::reinterpret(magnitudes), mask, target);
+        magnitudes = larger_bf16_magnitudes(magnitudes, u32::reinterpret(other));
+    }
+    let even = magnitudes >> 7 & 0xffu32;
+    let odd = magnitudes >> 23 & 0xffu32;
+    let exponent = min(max(max(even, odd), 15u32), 254u32);
+    (
+        f32::reinterpret((268u32 - exponent) << 23),
+        f32::reinterpret((exponent - 14u32) << 23),
+    )
+}
+
+/// A vec8 of `bf16`, each value times `factor`, a power of two that a `bf16` has, in `f16`. What is
+/// too small for a `bf16` then is too small for an `f16` as well.
+#[cube]
+pub(in crate::gemm::kernel) fn scaled_bf16(
+    words: Vector<u32, Const<4>>,
+    factor: f32,
+) -> Vector<u32, Const<4>> {
+    let factor = u32::reinterpret(factor);
+    let factors = factor | factor >> 16;
+    let mut pairs = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for i in 0..4usize {
+        let pair = multiply_bf16(words.extract(i), factors);
+        // A `bf16` is the upper half of an f32.
+        let low = f32::reinterpret(pair << 16);
+        let high = f32::reinterpret(pair & 0xffff_0000u32);
+        pairs.insert(i, pack_f16(low, high));
+    }
+    pairs
 }
 
 /// The index of the scale of block `block` of a row of `x` in shared memory.

@@ -8,7 +8,10 @@ use cubecl::prelude::*;
 use super::weights::WeightFormat;
 use crate::intrinsics::modulo;
 
-pub(super) use f16::{SCALE_VEC8S, read_vec8, scale_index, scaled_vec8};
+pub(super) use f16::{
+    SCALE_COLUMNS, SCALE_VEC8S, block_factors, larger_magnitudes, read_vec8, scale_index,
+    scaled_bf16, scaled_vec8,
+};
 pub(super) use rows::{prefetch_rows, read_rows, store_rows};
 
 /// How the rows of `x` become operands: pairs of `bf16` in the order in which weights are decoded.

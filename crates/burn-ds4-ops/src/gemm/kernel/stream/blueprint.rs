@@ -1,5 +1,6 @@
 use super::pipeline::{RING_BYTES, SPREAD_ROWS};
 use crate::caps::Target;
+use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::groups::{GroupsBlueprint, Pairing};
 use crate::gemm::kernel::input::{InputLayout, SCALE_VEC8S};
 use crate::gemm::kernel::weights::{ReaderBlueprint, WeightFormat};
@@ -20,9 +21,15 @@ pub(crate) struct StreamBlueprint {
     /// token are summed, all rows or none; else those that are multiplied at a time. A tile has 8,
     /// of which some may be the same; there are two tiles of more.
     pub x_rows: u32,
+    /// Whether these rows are operands in registers instead, one K-block of them at a time: each
+    /// plane reads those of its own K-blocks. One part of K then is one K-block of a plane.
+    pub x_in_registers: bool,
     /// K-blocks of a plane whose columns of `x` are in shared memory at a time, by which those of
     /// the plane can be divided.
     pub x_k_blocks: u32,
+    /// Sums of the K-blocks of a tile, which are added in their order: K-block `b` is part of sum
+    /// `b % k_splits`. There is one for each plane, or for several with `x_in_registers`.
+    pub k_splits: u32,
     /// Planes that split K of a tile.
     pub planes: u32,
     /// K-blocks of a plane.
@@ -132,14 +139,41 @@ impl StreamBlueprint {
         (self.x_rows * self.row_vec8s()).is_multiple_of(self.cube_units())
     }
 
-    /// Bytes of `x` in shared memory.
-    pub const fn x_bytes(self) -> usize {
-        (self.x_rows * self.row_pitch()) as usize * 16
+    /// vec8s of `x` in shared memory.
+    pub const fn shared_vec8s(self) -> u32 {
+        if self.x_in_registers {
+            0
+        } else {
+            self.x_rows * self.row_pitch()
+        }
     }
 
-    /// Partials of planes that are in shared memory at a time, unless pairs are summed.
+    /// Bytes of `x` in shared memory.
+    pub const fn x_bytes(self) -> usize {
+        self.shared_vec8s() as usize * 16
+    }
+
+    /// vec8s of `x` of a K-block in the registers of a lane.
+    pub const fn lane_vec8s(self) -> u32 {
+        if self.x_in_registers {
+            K_STEPS * self.x_tiles() * self.input.format.vec8s()
+        } else {
+            0
+        }
+    }
+
+    /// Partials of a tile, for each tile of `x`: of planes, or of K-blocks.
+    pub const fn tile_partials(self) -> u32 {
+        if self.x_in_registers {
+            self.planes * self.x_parts()
+        } else {
+            self.planes
+        }
+    }
+
+    /// Partials that are in shared memory at a time, unless pairs are summed.
     pub const fn partials(self) -> u32 {
-        self.partial_tiles * self.plane_groups * self.planes * self.x_tiles()
+        self.partial_tiles * self.plane_groups * self.tile_partials() * self.x_tiles()
     }
 
     /// Bytes of the partials in shared memory.

@@ -1,6 +1,7 @@
 //! The schedule for a small number of rows of `x`: weights are streamed.
 
 mod blueprint;
+mod operands;
 mod pipeline;
 mod sum;
 mod tiles;

@@ -2,6 +2,7 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
+use super::operands::{BLOCK_STEPS, XOperands};
 use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::epilogue::{add_scaled, unscaled, zero_sums};
 use crate::gemm::kernel::input::{InputLayout, scale_index};
@@ -25,6 +26,8 @@ pub(crate) struct Stream<'a> {
     scales: Array<u32>,
     /// The `x` of one K-step, if it was prefetched.
     x_vec8s: Array<Vector<u32, Const<4>>>,
+    /// The `x` of a K-block in registers, if the blueprint has it there.
+    operands: XOperands,
     /// Where the lane's part of the K-block starts in each row, in vectors of words; where the
     /// scales of those rows start; its first column; and its first vec8 in `x`.
     low: usize,
@@ -76,7 +79,7 @@ impl LanePlace {
     /// Where the lane's partial sums are of tile `tile` of its plane, and of the first tile of `x`.
     pub fn partial_slot(&self, tile: u32, #[comptime] blueprint: StreamBlueprint) -> u32 {
         let group = tile * blueprint.plane_groups + self.plane_group;
-        let slot = group * blueprint.planes + self.plane;
+        let slot = group * comptime!(blueprint.tile_partials()) + self.plane;
         slot * comptime!(32 * blueprint.x_tiles()) + UNIT_POS_X
     }
 }
@@ -151,6 +154,7 @@ impl<'a> Stream<'a> {
             stage_offset: (UNIT_POS_Y * RING_VECTORS + UNIT_POS_X) as usize,
             scales: Array::new(comptime!(LANE_VECTORS as usize)),
             x_vec8s: Array::new(comptime!(vec8s as usize)),
+            operands: XOperands::new(blueprint),
             low: 0usize,
             high: 0usize,
             low_scale: 0usize,
@@ -193,6 +197,22 @@ impl<'a> Stream<'a> {
         let k_block = comptime!(blueprint.input.format.k_block());
         let first = (block * blueprint.planes + place.plane) * k_block;
         self.seek(matrix, own, own + place.to_high, first, place.x_row);
+    }
+
+    /// Reads the rows of `x` of a K-block into registers. See [`XOperands::read`].
+    pub fn read_operands<X: Float, N: Size>(
+        &mut self,
+        x: &[Vector<X, N>],
+        rows: &Array<usize>,
+        vec8: u32,
+    ) {
+        self.operands.read::<X, N>(x, rows, vec8);
+    }
+
+    /// Makes operands of what was [read](Self::read_operands). Every lane of the plane must call
+    /// this.
+    pub fn scale_operands(&mut self) {
+        self.operands.scale();
     }
 
     /// Columns of the weights.
@@ -421,6 +441,7 @@ impl<'a> Stream<'a> {
     ) -> Array<Vector<f32, Const<4>>> {
         let spread = comptime!(x_columns == XColumns::KSteps);
         let ahead = comptime!(self.blueprint.reads_ahead());
+        let in_registers = comptime!(self.blueprint.x_in_registers);
         let stage_offset = block.stage_offset;
         let (x_at, first) = (block.x_at, block.first);
         let format = comptime!(self.weights.blueprint.format);
@@ -453,7 +474,7 @@ impl<'a> Stream<'a> {
             let high = self.staged_vector(stage_offset, first, comptime!(K_STEPS + c));
             let now = comptime!(if ahead && !spread { c % 2 * vec8s } else { 0 });
             let wanted = comptime!(if ahead { c + 1 } else { c });
-            if comptime!(!spread && wanted < K_STEPS) {
+            if comptime!(!spread && !in_registers && wanted < K_STEPS) {
                 let at = x_at + comptime!((wanted * 4 * vec8s) as usize);
                 let column = first + comptime!(wanted * format.k_step());
                 let to = comptime!(if ahead { vec8s - now } else { 0 });
@@ -480,7 +501,10 @@ impl<'a> Stream<'a> {
                     | rare_bits(high, words.high_scale, format);
                 ordinary = ballot(rare != 0, self.weights.blueprint.target) == 0;
             }
-            if comptime!(format == WeightFormat::Dense || f16_input) {
+            if comptime!(in_registers) {
+                let own = comptime!(c * x_tiles * vec8s);
+                words.multiply(&self.operands.vec8s, own, &mut sums, self.blueprint, false);
+            } else if comptime!(format == WeightFormat::Dense || f16_input) {
                 words.multiply(&columns, now, &mut sums, self.blueprint, false);
             } else if ordinary {
                 words.multiply(&columns, now, &mut sums, self.blueprint, false);
@@ -493,8 +517,7 @@ impl<'a> Stream<'a> {
                     let of_tile = comptime!((ACCUMULATORS * tile) as usize);
                     let mut block = sums[of_tile] + sums[comptime!(of_tile + 1)];
                     if comptime!(f16_input) {
-                        let column = first + comptime!(c * format.k_step());
-                        block = self.unscaled(x, block, tile, column / 128);
+                        block = self.unscaled(x, block, first, tile, c);
                     }
                     if comptime!(spread && c + 1 < K_STEPS) {
                         let to_last = comptime!(K_STEPS - 1 - c);
@@ -545,28 +568,36 @@ impl<'a> Stream<'a> {
     }
 
     /// Undoes the scaling of `x` in the sums of a block of columns by a tile of `x`, by the factors
-    /// that are stored with its rows in shared memory.
+    /// that are stored with its rows in shared memory, or with its operands. The block ends with
+    /// K-step `c` of the K-block in which the lane has columns from `first` on.
     fn unscaled(
         &self,
         x: &[Vector<u32, Const<4>>],
         sums: Vector<f32, Const<4>>,
+        first: u32,
         #[comptime] tile: u32,
-        block: u32,
+        #[comptime] c: u32,
     ) -> Vector<f32, Const<4>> {
         let x_rows = comptime!(self.blueprint.x_rows);
-        let block = if comptime!(self.blueprint.x_parts() > 1) {
-            block % comptime!(self.blueprint.x_columns() / 128)
+        if comptime!(self.blueprint.x_in_registers) {
+            let (first, second) = self.operands.factors_of(tile, comptime!(c / BLOCK_STEPS));
+            unscaled(sums, first, second)
         } else {
-            block
-        };
-        let x_row = modulo(self.quarter * 2, x_rows) + comptime!(8 * tile);
-        let first = x_scale(x, x_row, block, self.blueprint);
-        let second = if comptime!(x_rows > 1) {
-            x_scale(x, x_row + 1, block, self.blueprint)
-        } else {
-            first
-        };
-        unscaled(sums, first, second)
+            let block = (first + comptime!(c * self.blueprint.input.format.k_step())) / 128;
+            let block = if comptime!(self.blueprint.x_parts() > 1) {
+                block % comptime!(self.blueprint.x_columns() / 128)
+            } else {
+                block
+            };
+            let x_row = modulo(self.quarter * 2, x_rows) + comptime!(8 * tile);
+            let first = x_scale(x, x_row, block, self.blueprint);
+            let second = if comptime!(x_rows > 1) {
+                x_scale(x, x_row + 1, block, self.blueprint)
+            } else {
+                first
+            };
+            unscaled(sums, first, second)
+        }
     }
 }
 

@@ -103,14 +103,11 @@ impl SharedStorage {
         #[comptime] other: StreamBlueprint,
     ) -> SharedStorage {
         let planes = comptime!(largest(one.cube_planes, other.cube_planes));
-        let x_rows = comptime!(largest(
-            one.x_rows * one.row_pitch(),
-            other.x_rows * other.row_pitch()
-        ));
+        let x_rows = comptime!(largest(one.shared_vec8s(), other.shared_vec8s()));
         let partials = comptime!(largest(one.partials(), other.partials()));
         SharedStorage {
             ring: new_ring(planes),
-            x_rows: Shared::new_slice(comptime!(x_rows as usize)),
+            x_rows: Shared::new_slice(comptime!(x_rows.max(1) as usize)),
             partials: Shared::new_slice(comptime!(partials as usize * 32)),
         }
     }
@@ -228,6 +225,20 @@ impl Pass {
         (before, next)
     }
 
+    /// Begins to fetch the first weights, if this is the first part of the first tiles.
+    fn begin_weights(&self, place: &LanePlace, stream: &mut Stream) {
+        let blueprint = comptime!(stream.blueprint);
+        let begins = if comptime!(blueprint.x_parts() > 1) {
+            self.x_part == 0 && self.tile == self.first_tile
+        } else {
+            true.runtime()
+        };
+        if begins && self.k_blocks(place, blueprint) > 0 {
+            stream.seek_tile(place, self.matrix, self.first_tile, 0u32);
+            stream.fetch();
+        }
+    }
+
     /// K-blocks of this plane.
     fn k_blocks(&self, place: &LanePlace, #[comptime] blueprint: StreamBlueprint) -> u32 {
         let stride = comptime!(blueprint.plane_groups);
@@ -241,6 +252,54 @@ impl Pass {
             k_blocks
         }
     }
+}
+
+/// Makes the `x` that a plane multiplies by ready, in registers or in shared memory, and begins to
+/// fetch the first weights. Every unit of the cube must call this.
+#[cube]
+fn load_x<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    x_vectors: usize,
+    slots: &FastDivmod<u32>,
+    groups: &Groups,
+    pass: &Pass,
+    place: &LanePlace,
+    stream: &mut Stream,
+    x_rows: &mut Shared<[Vector<u32, Const<4>>]>,
+) {
+    if comptime!(stream.blueprint.x_in_registers) {
+        load_operands::<X, N>(x, x_vectors, groups, pass, place, stream);
+    } else {
+        load_rows::<X, N>(x, x_vectors, slots, groups, pass, place, stream, x_rows);
+    }
+}
+
+/// Puts a plane's K-block of a pass's rows of `x` into registers, of which it has one in each part
+/// of K. There are no ids.
+#[cube]
+fn load_operands<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    x_vectors: usize,
+    groups: &Groups,
+    pass: &Pass,
+    place: &LanePlace,
+    stream: &mut Stream,
+) {
+    let blueprint = comptime!(stream.blueprint);
+    let x_tiles = comptime!(blueprint.x_tiles());
+    let mut rows = Array::<usize>::new(comptime!(x_tiles as usize));
+    #[unroll]
+    for tile in 0..x_tiles {
+        let x_row = pass.first_pair + place.row + comptime!(8 * tile);
+        let pair = groups.pair(pass.start, min(x_row, pass.count - 1));
+        rows[tile as usize] = pair as usize * x_vectors;
+    }
+    let k_block = pass.x_part * blueprint.planes + place.plane;
+    let vec8s = comptime!(blueprint.input.format.vec8s());
+    let vec8 = k_block * comptime!(blueprint.input.format.k_block() / 8);
+    stream.read_operands::<X, N>(x, &rows, vec8 + UNIT_POS_X % 4 * vec8s);
+    pass.begin_weights(place, stream);
+    stream.scale_operands();
 }
 
 /// Puts a pass's rows of `x` into shared memory, those columns of them that are its part of K. For
@@ -298,15 +357,7 @@ fn load_rows<X: Float, N: Size>(
             fetched[to as usize] = select(inside, pairs, Vector::new(0u32));
         }
     }
-    let begins = if comptime!(several_parts) {
-        pass.x_part == 0 && pass.tile == pass.first_tile
-    } else {
-        true.runtime()
-    };
-    if begins && pass.k_blocks(place, blueprint) > 0 {
-        stream.seek_tile(place, pass.matrix, pass.first_tile, 0u32);
-        stream.fetch();
-    }
+    pass.begin_weights(place, stream);
     if comptime!(several_parts) {
         // Other planes may still multiply by the part before.
         sync_cube();
@@ -359,6 +410,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
     let stride = comptime!(blueprint.plane_groups);
     let x_tiles = comptime!(blueprint.x_tiles());
     let x_parts = comptime!(blueprint.x_parts());
+    let tile_partials = comptime!(blueprint.tile_partials());
     let place = LanePlace::new(problem.outputs(blueprint), blueprint);
     let mut stream = Stream::new(weights, quarter, storage.ring.clone(), blueprint);
     let mut codes = Array::<u32>::new(comptime!(2 * K_STEPS as usize));
@@ -372,7 +424,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
         let last_tile = pass.last_tile;
         pass.tile = pass.first_tile;
         if comptime!(x_parts == 1) {
-            load_rows::<X, N>(
+            load_x::<X, N>(
                 x,
                 x_vectors,
                 &problem.slots,
@@ -400,7 +452,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
             for part in 0..x_parts {
                 if comptime!(x_parts > 1) {
                     pass.x_part = part;
-                    load_rows::<X, N>(
+                    load_x::<X, N>(
                         x,
                         x_vectors,
                         &problem.slots,
@@ -414,8 +466,10 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                 let mut filled = 0u32;
                 while filled < tiles && taken < k_blocks {
                     let mut sums = zero_sums(x_tiles);
-                    if comptime!(x_parts > 1) && part > 0 {
-                        let slot = place.partial_slot(filled, blueprint);
+                    let mut slot = place.partial_slot(filled, blueprint);
+                    if comptime!(blueprint.x_in_registers) {
+                        slot += part * comptime!(32 * x_tiles * blueprint.planes);
+                    } else if comptime!(x_parts > 1) && part > 0 {
                         #[unroll]
                         for x_tile in 0..x_tiles {
                             sums[x_tile as usize] =
@@ -438,7 +492,6 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                             sums[x_tile] += products[x_tile];
                         }
                     }
-                    let slot = place.partial_slot(filled, blueprint);
                     #[unroll]
                     for x_tile in 0..x_tiles {
                         storage.partials[(slot + comptime!(32 * x_tile)) as usize] =
@@ -453,12 +506,23 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                 && base + local / x_tiles < last_tile
             {
                 let x_tile = modulo(local, x_tiles);
-                let slot = local / x_tiles * comptime!(blueprint.planes * x_tiles) + x_tile;
+                let slot = local / x_tiles * comptime!(tile_partials * x_tiles) + x_tile;
                 let slot = slot * 32 + UNIT_POS_X;
-                let mut sum = storage.partials[slot as usize];
+                let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
                 #[unroll]
-                for p in 1..blueprint.planes {
-                    sum += storage.partials[(slot + p * comptime!(32 * x_tiles)) as usize];
+                for split in 0..blueprint.k_splits {
+                    let at = slot + split * comptime!(32 * x_tiles);
+                    let mut of_split = storage.partials[at as usize];
+                    #[unroll]
+                    for block in 1..comptime!(tile_partials / blueprint.k_splits) {
+                        let ahead = comptime!(block * blueprint.k_splits * 32 * x_tiles);
+                        of_split += storage.partials[(at + ahead) as usize];
+                    }
+                    if comptime!(split == 0) {
+                        sum = of_split;
+                    } else {
+                        sum += of_split;
+                    }
                 }
                 let sum = add_terms(sum, terms, blueprint.target);
                 let own = (base + local / x_tiles) * tile_outputs + place.row;
