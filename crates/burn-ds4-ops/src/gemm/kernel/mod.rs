@@ -20,8 +20,8 @@ pub(crate) use portable::{
     X_ROWS, portable_kernel,
 };
 pub(crate) use stream::{
-    CubeSplitLaunch, StreamBlueprint, StreamProblemLaunch, SumProblemLaunch, slot_sum_kernel,
-    stream_kernel,
+    CubeSplitLaunch, GroupSplitLaunch, StreamBlueprint, StreamProblemLaunch, SumProblemLaunch,
+    slot_sum_kernel, stream_kernel,
 };
 pub(crate) use weights::{MatrixStackLaunch, StackLayoutLaunch, WeightFormat};
 

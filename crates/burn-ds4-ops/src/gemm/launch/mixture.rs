@@ -30,7 +30,7 @@ impl MixtureBlueprint {
     pub fn new(mixture: &Mixture) -> Option<Self> {
         let caps = &Caps::of(&mixture.x.client);
         let [tokens, slots] = mixture.sizes();
-        let most = |budget: &&Budget| fits(&mixture.gated(SMALL_M_ROWS, caps, budget), caps);
+        let most = |budget: &&Budget| mixture.gated(SMALL_M_ROWS, caps, budget).fits(caps);
         let budget = BUDGETS.iter().find(most)?;
         let shared = mixture.shared.as_ref().map(|shared| &shared.matrices[1]);
         let (dtype, down) = (mixture.x.dtype, &mixture.experts.matrices[1]);
@@ -39,16 +39,6 @@ impl MixtureBlueprint {
             sum: sum_blueprints(dtype, down, shared, (tokens, slots), caps)?,
         })
     }
-}
-
-/// Whether shared memory is large enough for a cube, which has one of the two kinds of work.
-fn fits(blueprints: &ExpertBlueprints, caps: &Caps) -> bool {
-    let most =
-        |bytes: fn(&StreamBlueprint) -> usize| blueprints.both().map(bytes).max().unwrap_or(0);
-    let bytes = most(|blueprint| blueprint.other_bytes())
-        + most(|blueprint| blueprint.partial_bytes())
-        + most(|blueprint| blueprint.x_bytes());
-    blueprints.both().all(|blueprint| blueprint.fits(caps)) && bytes <= caps.shared_bytes
 }
 
 impl Mixture {

@@ -1,6 +1,7 @@
 //! The host side: which schedule, and how the work is divided.
 
 pub(crate) mod dense;
+mod division;
 mod experts;
 mod large_m;
 pub(crate) mod library;

@@ -3,11 +3,12 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::division::CubeDivision;
 use super::{SMALL_M_ROWS, optional};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    CubeSplitLaunch, InputLayout, PairSizesLaunch, Pairing, StreamBlueprint, StreamProblemLaunch,
-    WeightFormat, stream_kernel,
+    InputLayout, PairSizesLaunch, Pairing, StreamBlueprint, StreamProblemLaunch, WeightFormat,
+    stream_kernel,
 };
 use crate::gemm::{Matrices, terms};
 
@@ -20,6 +21,9 @@ const F16_INPUT_WORK: f64 = 0.65;
 /// at a time.
 const X_TILE_ROWS: u32 = 8;
 const MAX_X_TILES: u32 = 2;
+
+/// Tiles of a plane up to which the partials of all of them are in shared memory.
+const MAX_PARTIAL_TILES: u32 = 8;
 
 /// Rows of `x` of a problem.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +74,8 @@ impl StreamBlueprint {
                 slots: None,
                 in_parts: true,
             };
-            Self::of_rows(dtype, matrices, rows, (caps, budget))
+            let own = Self::of_rows(dtype, matrices, rows, (caps, budget));
+            own.with_operands(rows.rows, caps).unwrap_or(own)
         };
         let mut budgets = BUDGETS.iter();
         let budget = budgets.find(|budget| of(budget, SMALL_M_ROWS).fits(caps))?;
@@ -125,27 +130,28 @@ impl StreamBlueprint {
         // All rows if possible, and then all columns.
         let mut choices = choices.map(|(x_rows, x_k_blocks)| with(x_rows, x_k_blocks));
         let fitting = choices.find(|blueprint| blueprint.fits(caps));
-        let own = fitting.unwrap_or_else(|| with(least, all));
-        let in_shared = own.x_rows == most && own.x_parts() == 1;
-        let in_registers = (!in_shared && in_parts).then(|| with(most, all).with_operands(caps));
-        in_registers.flatten().unwrap_or(own)
+        fitting.unwrap_or_else(|| with(least, all))
     }
 
-    /// The same with [`x` in registers](Self::x_in_registers): no barriers between parts of K, and
-    /// planes of all groups split K of one tile. Only for FP8 that the hardware converts to `f16`,
-    /// of which a K-block needs few registers, and rows of `bf16`.
-    fn with_operands(self, caps: &Caps) -> Option<Self> {
-        let possible = self.input.f16_input
-            && self.input.terms == 1
-            && self.k_aligned
-            && self.x_rows.is_multiple_of(X_TILE_ROWS)
-            && self.plane_k_blocks.is_multiple_of(self.plane_groups);
+    /// The same with [`x` in registers](Self::x_in_registers): no barrier waits for `x`, and planes
+    /// of as many groups as can be split K of one tile. Only for FP8 that the hardware converts to
+    /// `f16`, of which a K-block needs few registers, and for several rows of `bf16`: each plane
+    /// converts all rows of a tile, whether or not it has as many.
+    fn with_operands(self, rows: usize, caps: &Caps) -> Option<Self> {
+        let divides = |groups: &u32| {
+            self.plane_groups.is_multiple_of(*groups) && self.plane_k_blocks.is_multiple_of(*groups)
+        };
+        let merged = (1..=self.plane_groups).rev().find(divides)?;
+        let possible = rows > 1 && self.input.f16_input && self.input.terms == 1 && self.k_aligned;
         let with = |partial_tiles| Self {
             x_in_registers: true,
+            x_rows: (rows as u32)
+                .next_multiple_of(X_TILE_ROWS)
+                .min(MAX_X_TILES * X_TILE_ROWS),
             x_k_blocks: 1,
-            planes: self.cube_planes,
-            plane_k_blocks: self.plane_k_blocks / self.plane_groups,
-            plane_groups: 1,
+            planes: self.planes * merged,
+            plane_k_blocks: self.plane_k_blocks / merged,
+            plane_groups: self.plane_groups / merged,
             partial_tiles,
             ..self
         };
@@ -236,6 +242,35 @@ impl ExpertBlueprints {
     pub fn both(&self) -> impl Iterator<Item = &StreamBlueprint> {
         std::iter::once(&self.experts).chain(&self.shared)
     }
+
+    /// Whether shared memory is large enough for a cube, which has one of the two kinds of work.
+    pub fn fits(&self, caps: &Caps) -> bool {
+        let most = |bytes: fn(&StreamBlueprint) -> usize| self.both().map(bytes).max().unwrap_or(0);
+        let bytes = most(|blueprint| blueprint.other_bytes())
+            + most(|blueprint| blueprint.partial_bytes())
+            + most(|blueprint| blueprint.x_bytes());
+        self.both().all(|blueprint| blueprint.fits(caps)) && bytes <= caps.shared_bytes
+    }
+
+    /// The same with partials of exactly as many tiles as a plane has, of either, if those are few
+    /// and fit: there is one barrier for their sums, and what is left of shared memory is cache.
+    fn with_partials_of(self, [tiles, shared_tiles]: [usize; 2], caps: &Caps) -> Self {
+        let of = |own: StreamBlueprint, tiles: usize| StreamBlueprint {
+            partial_tiles: match (1..=MAX_PARTIAL_TILES as usize).contains(&tiles) {
+                true => tiles as u32,
+                false => own.partial_tiles,
+            },
+            ..own
+        };
+        let own = Self {
+            experts: of(self.experts, tiles),
+            shared: self.shared.map(|shared| of(shared, shared_tiles)),
+        };
+        match own.fits(caps) {
+            true => own,
+            false => self,
+        }
+    }
 }
 
 /// The capacity for a number of pairs, of which there are few, so that there are few kernels.
@@ -280,7 +315,7 @@ impl<'a> StreamProblem<'a> {
     }
 
     /// Tiles of a matrix.
-    fn matrix_tiles(&self) -> usize {
+    pub(super) fn matrix_tiles(&self) -> usize {
         let rows = match self.blueprint.gated {
             Some(_) => self.matrices.rows / 2,
             None => self.matrices.rows,
@@ -288,20 +323,36 @@ impl<'a> StreamProblem<'a> {
         rows.div_ceil(self.blueprint.tile_outputs() as usize)
     }
 
-    /// Tiles of all matrices that can be in use.
-    fn tiles(&self) -> usize {
+    /// Matrices that can be in use: with ids, as many are if all are different.
+    pub(super) fn groups(&self) -> usize {
         let count = self.matrices.count;
-        let groups = match self.blueprint.pairing {
+        match self.blueprint.pairing {
             Pairing::Ids => (self.tokens * self.slots).min(count),
             Pairing::One => 1,
             Pairing::Every => count,
-        };
-        self.matrix_tiles() * groups
+        }
+    }
+
+    /// Tiles of all matrices that can be in use.
+    pub(super) fn tiles(&self) -> usize {
+        self.matrix_tiles() * self.groups()
+    }
+
+    /// Cubes of each of the [`groups`](Self::groups), of `cubes` for all of them. `None` where
+    /// planes of some would have more tiles than if all tiles were divided equally.
+    pub(super) fn group_cubes(&self, cubes: usize) -> Option<usize> {
+        let (groups, tiles) = (self.groups(), self.matrix_tiles());
+        let of_plane = |tiles: usize| tiles.div_ceil(self.blueprint.plane_groups as usize);
+        let own = cubes / groups.max(1);
+        let pays = groups > 1
+            && own > 0
+            && of_plane(tiles.div_ceil(own)) <= of_plane((tiles * groups).div_ceil(cubes));
+        pays.then_some(own)
     }
 
     /// The work of reading a matrix: its bytes, where those that the hardware decodes count less;
     /// without ids, as often as all rows of `x` take.
-    fn work(&self) -> f64 {
+    pub(super) fn work(&self) -> f64 {
         let vectors = self.matrices.rows * self.matrices.columns
             / self.blueprint.input.format.columns() as usize;
         let reads = match self.blueprint.pairing {
@@ -338,12 +389,13 @@ pub(crate) fn launch_stream(
 ) {
     let client = x.client.clone();
     let size = 16 / x.elem_size();
-    let tiles = first.tiles() + second.map_or(0, StreamProblem::tiles);
-    // At least one cube for each problem.
-    let least = 1 + usize::from(second.is_some());
-    let cubes = (Caps::of(&client).processors as usize)
-        .min(tiles)
-        .max(least);
+    let caps = Caps::of(&client);
+    let division = CubeDivision::new(first, second, &caps);
+    let blueprints = ExpertBlueprints {
+        experts: first.blueprint,
+        shared: second.map(|second| second.blueprint),
+    };
+    let blueprints = blueprints.with_partials_of(division.plane_tiles(first, second), &caps);
     let ids_dtype = first.ids.map_or(DType::U32, |ids| ids.dtype);
     let dtypes = [x.dtype, ids_dtype, first.output.dtype].map(dtype_to_storage_type);
     // SAFETY: rows and columns past the end are read as others, and not used; ids are those of
@@ -351,7 +403,7 @@ pub(crate) fn launch_stream(
     unsafe {
         stream_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(cubes as u32, 1, 1),
+            CubeCount::Static(division.cubes as u32, 1, 1),
             first.blueprint.cube_dim(),
             // Offsets in shared memory that are as wide as addresses are part of the instructions.
             AddressType::U64,
@@ -360,12 +412,9 @@ pub(crate) fn launch_stream(
             x.meta.strides()[0] / size,
             first.arg(),
             second.map(StreamProblem::arg).into(),
-            CubeSplitLaunch::new(
-                cubes as u32,
-                second.map_or(0.0, |second| second.work() / first.work()) as f32,
-            ),
-            first.blueprint,
-            second.map(|second| second.blueprint),
+            division.arg(first),
+            blueprints.experts,
+            blueprints.shared,
             dtypes,
         );
     }

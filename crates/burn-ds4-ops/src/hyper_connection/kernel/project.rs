@@ -9,8 +9,8 @@ use super::token::Streams;
 use crate::caps::Target;
 use crate::intrinsics::{group_sum, modulo};
 
-/// How the kernels are compiled. Of all this, only [`cube_tokens`](Self::cube_tokens) depends on the
-/// tokens, and a token has the same bits whatever others its cube has.
+/// How the kernels are compiled. Only [`cube_tokens`](Self::cube_tokens) depends on the tokens, and
+/// a token has the same bits whatever others its cube has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProjectBlueprint {
     /// Tokens of a cube, at most, in shared memory.

@@ -25,6 +25,22 @@ pub(crate) struct CubeSplit {
     /// The work of the second problem, relative to that of reading one matrix of the first. Not
     /// read where there is no second one.
     pub second_work: f32,
+    /// Cubes of each group, if there are as many groups as is likely.
+    pub groups: GroupSplit,
+}
+
+/// Cubes for each group of the first problem, where no cube would have fewer tiles if some had
+/// tiles of two groups. Between two groups, a cube waits for the first weights of the second.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GroupSplit {
+    /// For how many groups this is; more than there can be where it does not pay.
+    pub groups: u32,
+    /// Cubes of a group, and of all of them.
+    pub cubes: FastDivmod<u32>,
+    pub all_cubes: u32,
+    /// Tiles of each cube, where the first `more` of a group have one more.
+    pub least: u32,
+    pub more: u32,
 }
 
 /// Multiplies a small number of rows of `x` by matrices: `x · Wᵀ`, or with half of the rows as a
@@ -57,6 +73,11 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
     }
     let groups = Groups::of(expert, first.sizes, matrices, blueprint.groups());
     let cubes = CUBE_COUNT_X;
+    let by_groups = if comptime!(blueprint.pairing == Pairing::One) {
+        false.runtime()
+    } else {
+        groups.count() == split.groups.groups
+    };
     let mut first_cubes = cubes;
     if comptime!(second_blueprint.is_some()) {
         // Without ids, a matrix has all rows of `x` and may be read repeatedly, which the work of
@@ -70,6 +91,9 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
         let part = split.second_work / (f32::cast_from(reads) + split.second_work);
         let second_cubes = u32::cast_from(f32::cast_from(cubes) * part + 0.5f32);
         first_cubes = cubes - min(max(second_cubes, 1u32), cubes - 1);
+        if by_groups {
+            first_cubes = split.groups.all_cubes;
+        }
     }
     // A constant where there is no second problem, whose code is then left out.
     let has_first = if comptime!(second_blueprint.is_some()) {
@@ -79,12 +103,23 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
     };
     if has_first {
         let tiles = first.tiles_of(&groups, blueprint);
-        let range = if comptime!(second_blueprint.is_none()) {
-            let (least, more) = split.cubes.div_mod(tiles);
-            TileRange::new(CUBE_POS_X, least, more)
+        let (mut index, mut least, mut more) = (CUBE_POS_X, 0u32, 0u32);
+        let mut before = 0u32;
+        if by_groups {
+            let (group, of_group) = split.groups.cubes.div_mod(CUBE_POS_X);
+            if CUBE_POS_X < split.groups.all_cubes {
+                index = of_group;
+                least = split.groups.least;
+                more = split.groups.more;
+                before = group * first.matrix_tiles(blueprint);
+            }
+        } else if comptime!(second_blueprint.is_none()) {
+            (least, more) = split.cubes.div_mod(tiles);
         } else {
-            TileRange::of(CUBE_POS_X, first_cubes, tiles)
-        };
+            least = tiles / first_cubes;
+            more = tiles - least * first_cubes;
+        }
+        let range = TileRange::new(index, least, more).after(before);
         multiply_tiles_of::<X, I, Y, N>(
             x,
             x_vectors,

@@ -46,7 +46,7 @@ impl<I: Int, Y: Float> StreamProblem<I, Y> {
     }
 
     /// Tiles of a matrix, as a number.
-    fn matrix_tiles(&self, #[comptime] blueprint: StreamBlueprint) -> u32 {
+    pub fn matrix_tiles(&self, #[comptime] blueprint: StreamBlueprint) -> u32 {
         let tile_outputs = comptime!(blueprint.tile_outputs());
         (self.outputs(blueprint) + comptime!(tile_outputs - 1)) / tile_outputs
     }
@@ -77,6 +77,14 @@ impl TileRange {
         TileRange {
             first,
             end: first + least + select(index < more, 1u32, 0u32),
+        }
+    }
+
+    /// The range that begins after `tiles` more.
+    pub fn after(self, tiles: u32) -> TileRange {
+        TileRange {
+            first: self.first + tiles,
+            end: self.end + tiles,
         }
     }
 
@@ -466,10 +474,8 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                 let mut filled = 0u32;
                 while filled < tiles && taken < k_blocks {
                     let mut sums = zero_sums(x_tiles);
-                    let mut slot = place.partial_slot(filled, blueprint);
-                    if comptime!(blueprint.x_in_registers) {
-                        slot += part * comptime!(32 * x_tiles * blueprint.planes);
-                    } else if comptime!(x_parts > 1) && part > 0 {
+                    if comptime!(x_parts > 1 && !blueprint.x_in_registers) && part > 0 {
+                        let slot = place.partial_slot(filled, blueprint);
                         #[unroll]
                         for x_tile in 0..x_tiles {
                             sums[x_tile as usize] =
@@ -491,6 +497,10 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                         for x_tile in 0..comptime!(x_tiles as usize) {
                             sums[x_tile] += products[x_tile];
                         }
+                    }
+                    let mut slot = place.partial_slot(filled, blueprint);
+                    if comptime!(x_parts > 1 && blueprint.x_in_registers) {
+                        slot += part * comptime!(32 * x_tiles * blueprint.planes);
                     }
                     #[unroll]
                     for x_tile in 0..x_tiles {
