@@ -22,6 +22,8 @@ const F16_INPUT_WORK: f64 = 0.65;
 const X_TILE_ROWS: u32 = 8;
 const MAX_X_TILES: u32 = 2;
 
+/// How often a cube reads a row of `x` in registers, at most.
+const MAX_X_READS: u32 = 2;
 /// Tiles of a plane up to which the partials of all of them are in shared memory.
 const MAX_PARTIAL_TILES: u32 = 8;
 
@@ -136,13 +138,18 @@ impl StreamBlueprint {
     /// The same with [`x` in registers](Self::x_in_registers): no barrier waits for `x`, and planes
     /// of as many groups as can be split K of one tile. Only for FP8 that the hardware converts to
     /// `f16`, of which a K-block needs few registers, and for several rows of `bf16`: each plane
-    /// converts all rows of a tile, whether or not it has as many.
+    /// converts all rows of a tile, whether or not it has as many. And only where few groups are
+    /// left, each of which reads all of `x`.
     fn with_operands(self, rows: usize, caps: &Caps) -> Option<Self> {
         let divides = |groups: &u32| {
             self.plane_groups.is_multiple_of(*groups) && self.plane_k_blocks.is_multiple_of(*groups)
         };
         let merged = (1..=self.plane_groups).rev().find(divides)?;
-        let possible = rows > 1 && self.input.f16_input && self.input.terms == 1 && self.k_aligned;
+        let possible = rows > 1
+            && self.input.f16_input
+            && self.input.terms == 1
+            && self.k_aligned
+            && self.plane_groups / merged <= MAX_X_READS;
         let with = |partial_tiles| Self {
             x_in_registers: true,
             x_rows: (rows as u32)
