@@ -1,7 +1,9 @@
 //! The schedule for a small number of rows of `x`: weights are streamed.
 
 mod blueprint;
+mod load;
 mod operands;
+mod pass;
 mod pipeline;
 mod sum;
 mod tiles;
@@ -11,7 +13,8 @@ use cubecl::std::FastDivmod;
 
 use super::groups::{Groups, Pairing};
 use super::input::prefetch_rows;
-use tiles::{SharedStorage, StreamProblem, TileRange, multiply_tiles_of};
+use pass::TileRange;
+use tiles::{SharedStorage, StreamProblem, multiply_tiles_of};
 
 pub(crate) use blueprint::StreamBlueprint;
 pub(crate) use sum::{SumProblemLaunch, slot_sum_kernel};
