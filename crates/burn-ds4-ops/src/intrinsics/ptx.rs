@@ -105,20 +105,6 @@ pub(crate) fn larger_bf16_magnitudes(a: u32, b: u32) -> u32 {
     y
 }
 
-/// The product of each half of two words of `bf16`, rounded to nearest with ties to even. Needs PTX
-/// for `sm_80` or later.
-#[cube]
-pub(crate) fn multiply_bf16(a: u32, b: u32) -> u32 {
-    let y: u32;
-    let a = i32::reinterpret(a);
-    let b = i32::reinterpret(b);
-    gpu_asm!(
-        "{{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 {y}, {a}, {b}, z; }}",
-        y = out(_) y, a = in(_) a, b = in(_) b, options(pure, nomem)
-    );
-    y
-}
-
 /// Converts two of the four E4M3 codes of a word to `f16`: the lower two, or the `upper` two. `f16`
 /// represents all codes, NaN among them. Needs PTX and a processor that has this conversion.
 #[cube]

@@ -54,9 +54,10 @@ fn load_operands<X: Float, N: Size>(
     let k_block = pass.x_part * blueprint.planes + place.plane;
     let vec8s = comptime!(blueprint.input.format.vec8s());
     let vec8 = k_block * comptime!(blueprint.input.format.k_block() / 8);
-    stream.read_operands::<X, N>(x, &rows, vec8 + UNIT_POS_X % 4 * vec8s);
+    let vec8 = vec8 + UNIT_POS_X % 4 * vec8s;
+    stream.operands.read::<X, N>(x, &rows, vec8);
     pass.begin_weights(place, stream);
-    stream.scale_operands();
+    stream.operands.scale();
 }
 
 /// Puts a pass's rows of `x` into shared memory, those columns of them that are its part of K. For

@@ -62,19 +62,19 @@ impl XOperands {
         for tile in 0..x_tiles {
             #[unroll]
             for block in 0..BLOCKS {
+                // The first vec8 of the block; those of the next K-step are all tiles further.
+                let own = comptime!((block * BLOCK_STEPS * x_tiles + tile) * vec8s);
                 let mut magnitudes = 0u32;
                 #[unroll]
                 for i in 0..comptime!(BLOCK_STEPS * vec8s) {
-                    let k_step = comptime!(block * BLOCK_STEPS + i / vec8s);
-                    let at = comptime!((k_step * x_tiles + tile) * vec8s + i % vec8s);
+                    let at = comptime!(own + i / vec8s * x_tiles * vec8s + i % vec8s);
                     magnitudes = larger_magnitudes(self.vec8s[at as usize], magnitudes);
                 }
                 // Four neighbouring lanes have the columns of a row.
                 let (factor, inverse) = block_factors(magnitudes, 4u32, target);
                 #[unroll]
                 for i in 0..comptime!(BLOCK_STEPS * vec8s) {
-                    let k_step = comptime!(block * BLOCK_STEPS + i / vec8s);
-                    let at = comptime!((k_step * x_tiles + tile) * vec8s + i % vec8s);
+                    let at = comptime!(own + i / vec8s * x_tiles * vec8s + i % vec8s);
                     self.vec8s[at as usize] = scaled_bf16(self.vec8s[at as usize], factor);
                 }
                 // A lane's sums are of two other rows than its operands.

@@ -27,7 +27,7 @@ pub(crate) struct Stream<'a> {
     /// The `x` of one K-step, if it was prefetched.
     x_vec8s: Array<Vector<u32, Const<4>>>,
     /// The `x` of a K-block in registers, if the blueprint has it there.
-    operands: XOperands,
+    pub operands: XOperands,
     /// Where the lane's part of the K-block starts in each row, in vectors of words; where the
     /// scales of those rows start; its first column; and its first vec8 in `x`.
     low: usize,
@@ -197,22 +197,6 @@ impl<'a> Stream<'a> {
         let k_block = comptime!(blueprint.input.format.k_block());
         let first = (block * blueprint.planes + place.plane) * k_block;
         self.seek(matrix, own, own + place.to_high, first, place.x_row);
-    }
-
-    /// Reads the rows of `x` of a K-block into registers. See [`XOperands::read`].
-    pub fn read_operands<X: Float, N: Size>(
-        &mut self,
-        x: &[Vector<X, N>],
-        rows: &Array<usize>,
-        vec8: u32,
-    ) {
-        self.operands.read::<X, N>(x, rows, vec8);
-    }
-
-    /// Makes operands of what was [read](Self::read_operands). Every lane of the plane must call
-    /// this.
-    pub fn scale_operands(&mut self) {
-        self.operands.scale();
     }
 
     /// Columns of the weights.
