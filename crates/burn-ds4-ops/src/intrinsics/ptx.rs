@@ -240,6 +240,22 @@ pub(crate) fn multiply_pairs(a: u32, b: u32) -> u32 {
     y
 }
 
+/// Starts to copy vector `index` of 16 bytes to an address in shared memory, or zeros where it is
+/// not `inside`. The vector must exist in either case. The line of 128 bytes that it is part of
+/// comes to the second-level cache as a whole. Needs PTX.
+#[cube]
+pub(crate) fn copy_vector<E: CubePrimitive>(to: u32, from: &[E], index: u32, inside: bool) {
+    let base = from.as_ptr();
+    let to = i32::reinterpret(to);
+    let index = i32::reinterpret(index);
+    let bytes = i32::reinterpret(select(inside, 16u32, 0u32));
+    gpu_asm!(
+        "{{ .reg .b64 t; mad.wide.u32 t, {index}, 16, {base}; cvta.to.global.u64 t, t; \
+        cp.async.cg.shared.global.L2::128B [{to}], [t], 16, {bytes}; }}",
+        base = in(_) base, index = in(_) index, to = in(_) to, bytes = in(_) bytes
+    );
+}
+
 /// Closes a group of this unit's asynchronous copies. Needs PTX.
 #[cube]
 pub(crate) fn commit_copies() {

@@ -79,21 +79,6 @@ pub(crate) fn arrive_after_copies(barrier: u32) {
     );
 }
 
-/// Starts to copy vector `index` of 16 bytes to an address in shared memory, or zeros where it is
-/// not `inside`. The vector must exist in either case.
-#[cube]
-pub(crate) fn copy_vector<E: CubePrimitive>(to: u32, from: &[E], index: u32, inside: bool) {
-    let base = from.as_ptr();
-    let to = i32::reinterpret(to);
-    let index = i32::reinterpret(index);
-    let bytes = i32::reinterpret(select(inside, 16u32, 0u32));
-    gpu_asm!(
-        "{{ .reg .b64 t; mad.wide.u32 t, {index}, 16, {base}; cvta.to.global.u64 t, t; \
-        cp.async.cg.shared.global [{to}], [t], 16, {bytes}; }}",
-        base = in(_) base, index = in(_) index, to = in(_) to, bytes = in(_) bytes
-    );
-}
-
 /// Starts to copy word `index` to an address in shared memory.
 #[cube]
 pub(crate) fn copy_word(to: u32, from: &[Vector<u32, Const<1>>], index: u32) {

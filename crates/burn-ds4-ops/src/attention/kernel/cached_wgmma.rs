@@ -10,14 +10,14 @@ use super::visibility::Visibility;
 use crate::attention::{HIDDEN_BELOW, MASKED};
 use crate::caps::Target;
 use crate::intrinsics::{
-    ballot, f16_to_f32, group_max, group_sum, pack_bf16, pack_f16, plane_value, prefetch,
-    shared_address, sync_group, sync_planes,
+    ballot, copy_vector, f16_to_f32, group_max, group_sum, pack_bf16, pack_f16, plane_value,
+    prefetch, shared_address, sync_group, sync_planes,
 };
 use crate::warpgroup::{
     Ring, RingBlueprint, TileLayout, WARPGROUP, arrive, await_products, clear_sums,
-    columns_descriptor, commit_products, copy_vector, declare_dots, declare_sums, dot,
-    exchange_words, fence_registers, fence_shared, multiply, multiply_shared, rows_descriptor,
-    scale_sums, set_registers, store_shared, sum,
+    columns_descriptor, commit_products, declare_dots, declare_sums, dot, exchange_words,
+    fence_registers, fence_shared, multiply, multiply_shared, rows_descriptor, scale_sums,
+    set_registers, store_shared, sum,
 };
 
 /// Heads of a cube, which are the rows of all products.

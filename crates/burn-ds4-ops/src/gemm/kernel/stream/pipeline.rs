@@ -1,4 +1,3 @@
-use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
@@ -8,7 +7,8 @@ use crate::gemm::kernel::epilogue::{add_scaled, unscaled, zero_sums};
 use crate::gemm::kernel::input::{InputLayout, scale_index};
 use crate::gemm::kernel::weights::{WeightFormat, WeightReader, rare_bits, weight_pair};
 use crate::intrinsics::{
-    await_copies, ballot, byte, commit_copies, modulo, multiply_tiles, read_in_order, shuffle_xor,
+    await_copies, ballot, byte, commit_copies, copy_vector, modulo, multiply_tiles, read_in_order,
+    shared_address, shuffle_xor,
 };
 
 /// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
@@ -207,12 +207,15 @@ impl<'a> Stream<'a> {
     /// Begins to fetch the weights of the chosen K-block.
     pub fn fetch(&mut self) {
         self.stage_offset ^= comptime!((LANE_VECTORS * 32) as usize);
+        self.fetch_scales();
+        // Memory answers in order, and the assembler puts some of these reads after the copies.
+        sync_plane();
+        let stage = shared_address(&self.ring[self.stage_offset..self.stage_offset + 1]);
         #[unroll]
         for c in 0..K_STEPS {
-            self.fetch_k_step(c);
+            self.fetch_k_step(stage, c);
             commit_copies();
         }
-        self.fetch_scales();
     }
 
     /// Continues after another stream of the same plane, by the K-block that it fetched last. The
@@ -229,50 +232,19 @@ impl<'a> Stream<'a> {
         }
     }
 
-    fn fetch_k_step(&mut self, #[comptime] c: u32) {
+    /// Begins to fetch a K-step of the chosen K-block, as zeros past the end.
+    fn fetch_k_step(&self, stage: u32, #[comptime] c: u32) {
         let ahead = comptime!((c * 4) as usize);
-        let mut low = self.low + ahead;
-        let mut high = self.high + ahead;
-        if comptime!(!self.weights.blueprint.k_aligned) {
-            // What is read past the end is not used.
-            let format = comptime!(self.weights.blueprint.format);
-            let inside = self.first + comptime!(c * format.k_step()) < self.weights.stack.columns;
-            low = select(inside, low, 0usize);
-            high = select(inside, high, 0usize);
-        }
-        let to = self.stage_offset + comptime!((c * 32) as usize);
-        let next = to + comptime!((K_STEPS * 32) as usize);
-        copy_async(
-            &self.weights.words[low..low + 1],
-            &mut self.ring[to..to + 1],
-            4u32,
-        );
-        copy_async(
-            &self.weights.words[high..high + 1],
-            &mut self.ring[next..next + 1],
-            4u32,
-        );
-    }
-
-    /// Takes a lane's vector from a stage; zeros past the end.
-    fn staged_vector(
-        &self,
-        stage_offset: usize,
-        first: u32,
-        #[comptime] vector: u32,
-    ) -> Vector<u32, Const<4>> {
-        let words = self.ring[stage_offset + comptime!((vector * 32) as usize)];
-        if comptime!(self.weights.blueprint.k_aligned) {
-            words
-        } else {
-            let column =
-                first + comptime!(vector % K_STEPS * self.weights.blueprint.format.k_step());
-            select(
-                column < self.weights.stack.columns,
-                words,
-                Vector::new(0u32),
-            )
-        }
+        let format = comptime!(self.weights.blueprint.format);
+        let inside = comptime!(self.weights.blueprint.k_aligned).runtime()
+            || self.first + comptime!(c * format.k_step()) < self.weights.stack.columns;
+        let words = self.weights.words;
+        let low = select(inside, self.low + ahead, 0usize);
+        let high = select(inside, self.high + ahead, 0usize);
+        let to = stage + comptime!(c * 32 * 16);
+        copy_vector(to, &words[low..low + 1], 0u32, inside);
+        let to = to + comptime!(K_STEPS * 32 * 16);
+        copy_vector(to, &words[high..high + 1], 0u32, inside);
     }
 
     fn fetch_scales(&mut self) {
@@ -454,8 +426,8 @@ impl<'a> Stream<'a> {
         #[unroll]
         for c in 0..K_STEPS {
             await_copies(comptime!(2 * K_STEPS - 1 - c));
-            let low = self.staged_vector(stage_offset, first, c);
-            let high = self.staged_vector(stage_offset, first, comptime!(K_STEPS + c));
+            let low = self.ring[stage_offset + comptime!((c * 32) as usize)];
+            let high = self.ring[stage_offset + comptime!(((K_STEPS + c) * 32) as usize)];
             let now = comptime!(if ahead && !spread { c % 2 * vec8s } else { 0 });
             let wanted = comptime!(if ahead { c + 1 } else { c });
             if comptime!(!spread && !in_registers && wanted < K_STEPS) {

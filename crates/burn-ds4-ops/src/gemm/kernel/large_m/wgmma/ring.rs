@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 use super::{ROW_BYTES, Tile, WgmmaBlueprint, WgmmaBoxes, WgmmaRows};
 use crate::gemm::kernel::large_m::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
-use crate::intrinsics::shared_address;
-use crate::warpgroup::{Ring, RingBlueprint, WARPGROUP, copy_vector, copy_word, rows_descriptor};
+use crate::intrinsics::{copy_vector, shared_address};
+use crate::warpgroup::{Ring, RingBlueprint, WARPGROUP, copy_word, rows_descriptor};
 
 /// Vectors of 16 bytes of a row of a tile of `x`.
 const ROW_VECTORS: u32 = ROW_BYTES / 16;
