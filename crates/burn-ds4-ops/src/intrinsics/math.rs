@@ -82,6 +82,21 @@ pub(crate) fn reciprocal(x: f32, #[comptime] target: Target) -> f32 {
     }
 }
 
+/// `1 / sqrt(sum / count + epsilon)` to about 3 ulp: the factor of an RMS norm, from the sum of
+/// squares of `count` numbers. Where reads for what follows are on their way meanwhile, a division
+/// is faster: without its branches, the assembler puts those reads behind the sum.
+#[cube]
+pub(crate) fn inverse_rms(sum: f32, count: f32, epsilon: f32, #[comptime] target: Target) -> f32 {
+    if target.ptx {
+        let y: f32;
+        let mean = fma(sum, reciprocal(count, target), epsilon);
+        gpu_asm!("rsqrt.approx.f32 {y}, {mean};", y = out(_) y, mean = in(_) mean, options(pure, nomem));
+        y
+    } else {
+        1.0f32 / (sum / count + epsilon).sqrt()
+    }
+}
+
 /// `x`, or `other` where `x` is NaN or less. `other` is a number.
 #[cube]
 pub(crate) fn not_nan(x: f32, other: f32, #[comptime] target: Target) -> f32 {

@@ -6,7 +6,7 @@ use super::rotate::RowRotation;
 use super::sink::{AttentionInputs, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::HIDDEN_BELOW;
-use crate::intrinsics::group_sum;
+use crate::intrinsics::{group_sum, inverse_rms};
 
 /// Columns that a plane processes together.
 pub(crate) const KV_GROUP: u32 = 4;
@@ -121,7 +121,7 @@ impl<N: Size> Heads<N> {
                 }
             }
             let sum = group_sum(sum, blueprint.plane, blueprint.target);
-            let factor = 1.0f32 / (sum / f32::cast_from(width) + epsilon).sqrt();
+            let factor = inverse_rms(sum, f32::cast_from(width), epsilon, blueprint.target);
             #[unroll]
             for step in 0..steps {
                 let at = comptime!((h * steps + step) as usize);

@@ -231,6 +231,7 @@ fn store_rounded<R: Float>(
         if channel < count {
             let first = channel / size * size;
             let mut largest = 0.0f32;
+            #[unroll(blueprint.target.ptx)]
             for i in 0..size {
                 let other = first + i;
                 let other = row[select(other < count, other, first) as usize];

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::expand::PendingOutput;
 use super::token::Streams;
 use crate::caps::Target;
-use crate::intrinsics::{group_sum, modulo};
+use crate::intrinsics::{group_sum, modulo, read_volatile, read_volatile_vector};
 
 /// How the kernels are compiled. Only [`cube_tokens`](Self::cube_tokens) depends on the tokens, and
 /// a token has the same bits whatever others its cube has.
@@ -133,16 +133,29 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
         let at = select(inside, vector, 0u32) as usize;
         let token = (first_token + index / comptime!(n * vectors)) as usize;
         let target = (modulo(index / vectors, n)) as usize;
-        let own = Vector::<f32, N>::cast_from(pending.output[token * pending.stride + at]);
-        let first = token * comptime!(((2 + n) * n) as usize);
-        let post = pending.coefficients[first + comptime!(n as usize) + target];
-        let mut sum = own * Vector::new(post);
+        let mut values = Array::<Vector<F, N>>::new(comptime!(n as usize));
+        let mut factors = Array::<f32>::new(comptime!(1 + n as usize));
+        let first = token * comptime!(((2 + n) * n) as usize) + target;
+        // What is used first is read last.
+        #[unroll]
+        for i in 0..comptime!(n as usize) {
+            let source = comptime!(n as usize - 1 - i);
+            let from = token * streams.token + source * streams.stream + at;
+            values[source] = read_volatile_vector(&streams.values, from, blueprint.target);
+        }
+        #[unroll]
+        for i in 0..comptime!(1 + n as usize) {
+            let row = comptime!(n as usize - i);
+            let from = first + comptime!((1 + row) * n as usize);
+            factors[row] = read_volatile(&pending.coefficients, from, blueprint.target);
+        }
+        let from = token * pending.stride + at;
+        let own = read_volatile_vector(&pending.output, from, blueprint.target);
+        let mut sum = Vector::<f32, N>::cast_from(own) * Vector::new(factors[0]);
         #[unroll]
         for source in 0..comptime!(n as usize) {
-            let comb = comptime!((2 + source as u32) * n) as usize;
-            let comb = pending.coefficients[first + comb + target];
-            let value = streams.values[token * streams.token + source * streams.stream + at];
-            sum = fma(Vector::new(comb), Vector::cast_from(value), sum);
+            let comb = factors[comptime!(1 + source)];
+            sum = fma(Vector::new(comb), Vector::cast_from(values[source]), sum);
         }
         let value = Vector::<F, N>::cast_from(sum);
         if inside {
