@@ -90,7 +90,10 @@ pub(crate) fn inverse_rms(sum: f32, count: f32, epsilon: f32, #[comptime] target
     if target.ptx {
         let y: f32;
         let mean = fma(sum, reciprocal(count, target), epsilon);
-        gpu_asm!("rsqrt.approx.f32 {y}, {mean};", y = out(_) y, mean = in(_) mean, options(pure, nomem));
+        gpu_asm!(
+            "rsqrt.approx.f32 {y}, {mean};",
+            y = out(_) y, mean = in(_) mean, options(pure, nomem)
+        );
         y
     } else {
         1.0f32 / (sum / count + epsilon).sqrt()
