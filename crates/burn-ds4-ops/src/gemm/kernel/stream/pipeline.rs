@@ -204,7 +204,7 @@ impl<'a> Stream<'a> {
         self.weights.stack.columns
     }
 
-    /// Begins to fetch the weights of the chosen K-block.
+    /// Begins to fetch the weights of the chosen K-block. Every lane of the plane must call this.
     pub fn fetch(&mut self) {
         self.stage_offset ^= comptime!((LANE_VECTORS * 32) as usize);
         self.fetch_scales();
