@@ -5,10 +5,12 @@ mod arrival;
 mod math;
 mod plane;
 mod ptx;
+mod read;
 mod shared;
 
 pub(crate) use arrival::{arrival_order, arrives_last};
 pub(crate) use math::*;
 pub(crate) use plane::*;
 pub(crate) use ptx::*;
+pub(crate) use read::*;
 pub(crate) use shared::*;

@@ -3,8 +3,6 @@
 use burn::tensor::{bf16, f16};
 use cubecl::prelude::*;
 
-use crate::caps::Target;
-
 /// Two floats truncated to `f16`, as integers in the same order, with the first in the low half of
 /// the word. Zeros of either sign, and everything that is truncated to them, are equal. NaN is
 /// `-inf`. Needs PTX.
@@ -290,45 +288,6 @@ pub(crate) fn read_in_order(slice: &[Vector<u32, Const<4>>]) -> Vector<u32, Cons
         mem_in(_) from, words = out(_) words, options(explicit_mem)
     );
     words
-}
-
-/// Element `index` of a slice in device memory. With PTX, such reads are requested in the order of
-/// the code. If what is requested last is used first, all of them are on their way together, while
-/// the assembler may put other reads behind the use of earlier ones.
-#[cube]
-pub(crate) fn read_volatile(slice: &[f32], index: usize, #[comptime] target: Target) -> f32 {
-    if target.ptx {
-        let value: f32;
-        let from = slice[index..index + 1].as_ptr();
-        gpu_asm!(
-            "ld.volatile.global.f32 {value}, [{}];",
-            mem_in(_) from, value = out(_) value, options(explicit_mem)
-        );
-        value
-    } else {
-        slice[index]
-    }
-}
-
-/// [`read_volatile`] of a vector, where it has 16 bytes.
-#[cube]
-pub(crate) fn read_volatile_vector<F: Float, N: Size>(
-    slice: &[Vector<F, N>],
-    index: usize,
-    #[comptime] target: Target,
-) -> Vector<F, N> {
-    let bytes = Vector::<F, N>::size();
-    if comptime!(target.ptx && bytes == 16) {
-        let words: Vector<u32, Const<4>>;
-        let from = slice[index..index + 1].as_ptr();
-        gpu_asm!(
-            "ld.volatile.global.v4.u32 {words}, [{}];",
-            mem_in(_) from, words = out(_) words, options(explicit_mem)
-        );
-        Vector::<F, N>::reinterpret(words)
-    } else {
-        slice[index]
-    }
 }
 
 /// Byte `index` of a word. Needs PTX.
