@@ -33,6 +33,23 @@ pub(crate) fn group_sum(x: f32, #[comptime] lanes: u32, #[comptime] target: Targ
     sum
 }
 
+/// [`group_sum`] of each of the first `count` values, which do not wait for each other.
+#[cube]
+pub(crate) fn group_sums(
+    values: &mut Array<f32>,
+    #[comptime] count: u32,
+    #[comptime] lanes: u32,
+    #[comptime] target: Target,
+) {
+    #[unroll]
+    for step in 0..comptime!(lanes.ilog2()) {
+        #[unroll]
+        for i in 0..count as usize {
+            values[i] += shuffle_xor(values[i], comptime!(1u32 << step), target);
+        }
+    }
+}
+
 /// The maximum over each group of `lanes` neighbouring lanes, in all of them. None of the values is
 /// NaN or -0.0. Every lane of the plane must call this.
 #[cube]

@@ -256,6 +256,32 @@ pub(crate) fn copy_vector<E: CubePrimitive>(to: u32, from: &[E], index: u32, ins
     );
 }
 
+/// The address of a slice in device memory, as PTX takes it. Needs PTX.
+#[cube]
+pub(crate) fn global_address<E: CubePrimitive>(slice: &[E]) -> u64 {
+    let y: i64;
+    let start = slice.as_ptr();
+    gpu_asm!(
+        "cvta.to.global.u64 {y}, {start};",
+        y = out(_) y, start = in(_) start, options(pure, nomem)
+    );
+    u64::reinterpret(y)
+}
+
+/// Starts to copy the 16 bytes that are `ahead` bytes after a [`global_address`] to `ahead` bytes
+/// after an address in shared memory; or zeros where they are not `inside`, and nothing is read.
+/// Needs PTX.
+#[cube]
+pub(crate) fn copy_address(to: u32, from: u64, inside: bool, #[comptime] ahead: u32) {
+    let to = i32::reinterpret(to);
+    let from = i64::reinterpret(from);
+    let bytes = i32::reinterpret(select(inside, 16u32, 0u32));
+    gpu_asm!(
+        "cp.async.cg.shared.global.L2::128B [{to} + {ahead}], [{from} + {ahead}], 16, {bytes};",
+        to = in(_) to, from = in(_) from, bytes = in(_) bytes, ahead = const ahead
+    );
+}
+
 /// Closes a group of this unit's asynchronous copies. Needs PTX.
 #[cube]
 pub(crate) fn commit_copies() {

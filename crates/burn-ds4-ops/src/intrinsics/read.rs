@@ -6,17 +6,30 @@ use crate::caps::Target;
 
 /// Element `index` of a slice in device memory. With PTX, such reads are requested in the order of
 /// the code. If what is requested last is used first, all of them are on their way together, while
-/// the assembler may put other reads behind the use of earlier ones.
+/// the assembler may put other reads behind the use of earlier ones. Elements have 4 or 8 bytes.
 #[cube]
-pub(crate) fn read_volatile(slice: &[f32], index: usize, #[comptime] target: Target) -> f32 {
-    if target.ptx {
-        let value: f32;
+pub(crate) fn read_volatile<E: CubePrimitive>(
+    slice: &[E],
+    index: usize,
+    #[comptime] target: Target,
+) -> E {
+    let bytes = E::size();
+    if comptime!(target.ptx && bytes == 4) {
+        let value: u32;
         let from = slice[index..index + 1].as_ptr();
         gpu_asm!(
-            "ld.volatile.global.f32 {value}, [{}];",
+            "ld.relaxed.cta.global.u32 {value}, [{}];",
             mem_in(_) from, value = out(_) value, options(explicit_mem)
         );
-        value
+        E::reinterpret(value)
+    } else if comptime!(target.ptx && bytes == 8) {
+        let value: u64;
+        let from = slice[index..index + 1].as_ptr();
+        gpu_asm!(
+            "ld.relaxed.cta.global.u64 {value}, [{}];",
+            mem_in(_) from, value = out(_) value, options(explicit_mem)
+        );
+        E::reinterpret(value)
     } else {
         slice[index]
     }
@@ -34,7 +47,7 @@ pub(crate) fn read_volatile_vector<F: Float, N: Size>(
         let words: Vector<u32, Const<4>>;
         let from = slice[index..index + 1].as_ptr();
         gpu_asm!(
-            "ld.volatile.global.v4.u32 {words}, [{}];",
+            "ld.relaxed.cta.global.v4.u32 {words}, [{}];",
             mem_in(_) from, words = out(_) words, options(explicit_mem)
         );
         Vector::<F, N>::reinterpret(words)

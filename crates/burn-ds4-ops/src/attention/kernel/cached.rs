@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::angles::LaneAngles;
 use super::combine::combine_planes;
 use super::heads::{Heads, KV_GROUP, KvGroup};
 use super::rotate::{Positions, RowRotation};
@@ -58,6 +59,7 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
         &inputs.layout,
         shape,
         blueprint.causal,
+        sink.target,
     );
     let mut selected = shape.selected;
     if attention.picks.as_ref().is_none() {
@@ -66,10 +68,11 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let split = KvSplit::new(shape, selected, sink);
     let (sequence, query) = (visibility.sequence, visibility.query);
     let mut heads = Heads::<N>::new::<F, I>(attention, sequence, query, first_head, sink);
+    let angles = LaneAngles::<N>::read(table, visibility.angle, shape.vectors, blueprint);
     let rotation = RowRotation::new(table, visibility.angle, blueprint.unrotated);
     let stride = comptime!(KV_GROUP * sink.planes);
     let own = UNIT_POS_Y * KV_GROUP;
-    heads.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
+    heads.normalize_and_rotate(&angles, shape.vectors, inputs.epsilon);
     let mut first = split.first + own;
     while first < min(split.end, shape.span) {
         let group = window_group(inputs, &visibility, first);

@@ -1,18 +1,19 @@
 //! Copying the rows of a cache for tensor cores.
 
-use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::cached::CachedInputs;
 use super::cached_tiles::CachedTilesBlueprint;
 use super::head_tiles::{LANES, SUMMED_COLUMNS, TILE_PLANES, swizzled};
+use super::sink::AttentionInputs;
 use super::visibility::Visibility;
 use crate::attention::MASKED;
-use crate::intrinsics::{commit_copies, plane_value};
+use crate::intrinsics::{commit_copies, copy_address, global_address, plane_value, shared_address};
 
-/// Where the row of a column is: its number, with a bit for compressed rows; or that it is hidden.
-const COMPRESSED: u32 = 1 << 31;
-const HIDDEN: u32 = u32::MAX;
+/// In an address, which is a multiple of 16: the row is hidden.
+const HIDDEN: u64 = 1;
+/// Rows of a plane that are copied before the loop goes on: a tile has as many of each plane.
+const PLANE_ROWS: u32 = SUMMED_COLUMNS / TILE_PLANES;
 
 /// Where the rows of a query's columns come from.
 #[derive(CubeType)]
@@ -24,6 +25,41 @@ pub(super) struct CachedRows<'a, F: Float, I: Int, P: Int> {
     end: u32,
     #[cube(comptime)]
     blueprint: CachedTilesBlueprint,
+}
+
+/// Whose row a lane looks up, in the block of the cube's columns from `first` on: the number in the
+/// block, and the column.
+#[cube]
+fn lane_column(first: u32, #[comptime] blueprint: CachedTilesBlueprint) -> (u32, u32) {
+    let own = UNIT_POS_X * TILE_PLANES + UNIT_POS_Y;
+    let tile = (first + own) / SUMMED_COLUMNS * blueprint.kv_cubes + CUBE_POS_Z;
+    (own, tile * SUMMED_COLUMNS + own % SUMMED_COLUMNS)
+}
+
+/// Whether a lane has a column in a block.
+#[cube]
+fn has_column(#[comptime] blueprint: CachedTilesBlueprint) -> bool {
+    UNIT_POS_X < comptime!(blueprint.tiles.columns / TILE_PLANES)
+}
+
+/// The compressed row of the lane's column in the block from `first` on, which may be out of range;
+/// nothing is read for a column of the window. It can be read before it is known what is visible.
+#[cube]
+pub(super) fn lane_pick<F: Float, I: Int>(
+    attention: &AttentionInputs<F, I, Const<8>>,
+    first: u32,
+    first_compressed: u32,
+    #[comptime] blueprint: CachedTilesBlueprint,
+) -> I {
+    let (_, column) = lane_column(first, blueprint);
+    let mut pick = I::from_int(0);
+    let end = first_compressed + attention.shape.selected;
+    if has_column(blueprint) && column >= first_compressed && column < end {
+        let index = column - first_compressed;
+        let target = comptime!(blueprint.tiles.target);
+        pick = attention.pick_in_order(CUBE_POS_Y, index, target);
+    }
+    pick
 }
 
 #[cube]
@@ -58,68 +94,64 @@ impl<'a, F: Float, I: Int, P: Int> CachedRows<'a, F, I, P> {
     }
 
     /// Begins to copy the rows of the cube's columns from `first` on up to `end`, as many as fit,
-    /// and writes their biases. Rows of hidden columns are zeros.
+    /// and writes their biases. Rows of hidden columns are zeros. `pick` is the
+    /// [lane's](lane_pick).
     ///
-    /// A plane has every eighth column. Its lanes look up where their rows are, one each, so that a
-    /// copy needs no more than the value of a lane.
+    /// A plane has every eighth column. Its lanes work out where their rows are, one each, so that
+    /// a copy needs no more than the address of a lane.
     pub fn copy(
         &self,
         first: u32,
         end: u32,
+        pick: I,
         rows: &mut Shared<[Vector<F, Const<8>>]>,
         biases: &mut Shared<[f32]>,
     ) {
-        let CachedTilesBlueprint {
-            tiles, kv_cubes, ..
-        } = comptime!(self.blueprint);
+        let tiles = comptime!(self.blueprint.tiles);
         let attention = &self.inputs.attention;
         let (shape, strides) = (&attention.shape, &attention.strides);
         let vectors = comptime!(tiles.vectors);
-        let mut own_place = HIDDEN.runtime();
-        if UNIT_POS_X < comptime!(tiles.columns / TILE_PLANES) {
-            let own = UNIT_POS_X * TILE_PLANES + UNIT_POS_Y;
-            let tile = (first + own) / SUMMED_COLUMNS * kv_cubes + CUBE_POS_Z;
-            let column = tile * SUMMED_COLUMNS + own % SUMMED_COLUMNS;
-            if column < self.first_compressed {
-                if self.visibility.is_visible(column, shape) {
-                    own_place = self.visibility.slot(column, shape);
-                }
-            } else if column < self.end {
-                let picked = attention.pick(CUBE_POS_Y, column - self.first_compressed);
-                let visible_rows = I::cast_from(self.visibility.visible_rows);
-                if picked >= I::from_int(0) && picked < visible_rows {
-                    own_place = u32::cast_from(picked) | COMPRESSED;
-                }
-            }
-            biases[own as usize] = select(own_place == HIDDEN, MASKED, 0.0f32);
-        }
         let sequence = self.visibility.sequence as usize;
-        let window_start = sequence * strides.window_sequence;
-        let rows_start = sequence * strides.rows_sequence;
-        let count = min(max(end, first) - first, tiles.columns) / TILE_PLANES;
-        for i in 0..count {
-            let place = plane_value(own_place, i, tiles.target);
-            let row = i * TILE_PLANES + UNIT_POS_Y;
+        let window = global_address(&attention.window);
+        let mut address = window | HIDDEN;
+        if has_column(self.blueprint) {
+            let (own, column) = lane_column(first, self.blueprint);
+            let mut visible = false;
+            if column < self.first_compressed {
+                visible = self.visibility.is_visible(column, shape);
+                let slot = self.visibility.slot(column, shape) as usize;
+                let row = sequence * strides.window_sequence + slot * strides.window_row;
+                address = window + 16 * row as u64;
+            } else if column < self.end {
+                let visible_rows = I::cast_from(self.visibility.visible_rows);
+                visible = pick >= I::from_int(0) && pick < visible_rows;
+                let row = u32::cast_from(pick) as usize * strides.row;
+                let row = sequence * strides.rows_sequence + row;
+                address = global_address(&attention.rows) + 16 * row as u64;
+            }
+            address = select(visible, address, window | HIDDEN);
+            biases[own as usize] = select(visible, 0.0f32, MASKED);
+        }
+        let (low, high) = (u32::cast_from(address), u32::cast_from(address >> 32));
+        // Rows of a plane are the same modulo 8.
+        let to = UNIT_POS_Y * vectors + swizzled(UNIT_POS_Y, UNIT_POS_X);
+        let to = shared_address(&rows[0..1]) + to * 16;
+        let count = min(max(end, first) - first, tiles.columns) / SUMMED_COLUMNS;
+        for tile in 0..count {
             #[unroll]
-            for step in 0..comptime!(vectors.div_ceil(LANES)) {
-                let vector = UNIT_POS_X + comptime!(step * LANES);
-                if comptime!((step + 1) * LANES <= vectors) || vector < vectors {
-                    // Rows of a plane are the same modulo 8.
-                    let to = (row * vectors + swizzled(UNIT_POS_Y, vector)) as usize;
-                    if place == HIDDEN {
-                        rows[to] = Vector::new(F::new(0.0));
-                    } else if place >= COMPRESSED {
-                        let row = (place - COMPRESSED) as usize * strides.row;
-                        let from = rows_start + row + vector as usize;
-                        copy_async(&attention.rows[from..from + 1], &mut rows[to..to + 1], 8u32);
-                    } else {
-                        let row = place as usize * strides.window_row;
-                        let from = window_start + row + vector as usize;
-                        copy_async(
-                            &attention.window[from..from + 1],
-                            &mut rows[to..to + 1],
-                            8u32,
-                        );
+            for i in 0..PLANE_ROWS {
+                let row = tile * PLANE_ROWS + i;
+                let low = plane_value(low, row, tiles.target);
+                let high = plane_value(high, row, tiles.target);
+                let visible = low & 1 == 0;
+                let from = (u64::cast_from(high) << 32 | u64::cast_from(low)) & !HIDDEN;
+                let from = from + u64::cast_from(UNIT_POS_X * 16);
+                let to = to + row * comptime!(TILE_PLANES * vectors * 16);
+                #[unroll]
+                for step in 0..comptime!(vectors.div_ceil(LANES)) {
+                    let vector = UNIT_POS_X + comptime!(step * LANES);
+                    if comptime!((step + 1) * LANES <= vectors) || vector < vectors {
+                        copy_address(to, from, visible, comptime!(step * LANES * 16));
                     }
                 }
             }

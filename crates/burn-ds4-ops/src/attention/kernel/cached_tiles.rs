@@ -2,20 +2,21 @@
 
 use cubecl::prelude::*;
 
+use super::angles::LaneAngles;
 use super::cached::{CachedBlueprint, CachedInputs};
-use super::cached_rows::CachedRows;
+use super::cached_rows::{CachedRows, lane_pick};
 use super::combine::with_sink;
 use super::head_tiles::{
-    HeadTiles, LANES, SLICE_VECTORS, TILE_PLANES, add_rows, head_of_row, lane_sums, lane_vector,
-    multiply_queries, plane_row, rescale, store_queries, weigh_columns,
+    HeadTiles, LANES, PlaneSoftmax, SLICE_VECTORS, TILE_PLANES, add_rows, head_of_row, lane_sums,
+    lane_vector, multiply_queries, plane_row, rescale, store_queries,
 };
-use super::heads::{Heads, KV_GROUP};
-use super::rotate::{RowRotation, read_angles, rotate_by};
+use super::heads::{HeadInputs, KV_GROUP};
+use super::rotate::{AngleTable, read_angles_in_order, rotate_by};
 use super::sink::{AttentionShape, PartialOutput};
 use super::softmax_weight;
 use super::visibility::Visibility;
 use crate::intrinsics::{
-    await_copies, cluster_address, group_sum, leave_cluster, read_cluster, read_cluster_pair,
+    await_copies, cluster_address, leave_cluster, read_cluster, read_cluster_pair, read_volatile,
     shared_address, sync_cluster,
 };
 
@@ -28,6 +29,39 @@ pub(crate) struct CachedTilesBlueprint {
     /// Cubes that share the columns of a query, each of them a KV split: at most 8, which can be a
     /// cluster anywhere, by which the heads of a tile can be divided.
     pub kv_cubes: u32,
+    /// Whether these cubes are a cluster.
+    pub in_cluster: bool,
+}
+
+impl CachedTilesBlueprint {
+    /// Pairs of channels of a head, and those in front that are not rotated.
+    const fn head_pairs(&self) -> u32 {
+        4 * self.tiles.vectors
+    }
+
+    const fn unrotated_pairs(&self) -> u32 {
+        4 * self.cached.unrotated
+    }
+
+    /// Heads of which a cube of a cluster has the results.
+    const fn result_heads(&self) -> u32 {
+        self.tiles.heads() / self.kv_cubes
+    }
+
+    /// Units that share the results of a head, and the pairs of each.
+    const fn head_units(&self) -> u32 {
+        LANES * TILE_PLANES / self.result_heads()
+    }
+
+    const fn unit_pairs(&self) -> u32 {
+        self.head_pairs().div_ceil(self.head_units())
+    }
+
+    /// The first of a unit's pairs that may be rotated.
+    fn first_rotated(&self) -> u32 {
+        self.unit_pairs()
+            .min(self.unrotated_pairs() / self.head_units())
+    }
 }
 
 /// Computes [`cached_kernel`](super::cached_kernel) for rows of 16-bit floats. A cube has one tile
@@ -66,7 +100,7 @@ pub(crate) fn cached_cluster_kernel<F: Float, I: Int, P: Int>(
 ) {
     let mut cube = TilesCube::<F>::new(blueprint);
     cube.attend::<I, P>(inputs);
-    cube.combine::<I, P>(inputs, output);
+    cube.combine(&inputs.attention.shape, output);
 }
 
 /// What a cube has.
@@ -86,6 +120,7 @@ struct TilesCube<F: Float> {
     /// The cube's columns, and the offset of the query's angles.
     columns: u32,
     angle: usize,
+    results: ResultInputs,
     #[cube(comptime)]
     blueprint: CachedTilesBlueprint,
 }
@@ -106,6 +141,7 @@ impl<F: Float> TilesCube<F> {
             sums: Array::new(comptime!(8 * tiles.head_tiles as usize)),
             columns: 0u32.runtime(),
             angle: 0usize.runtime(),
+            results: ResultInputs::new(blueprint),
             blueprint,
         }
     }
@@ -116,45 +152,49 @@ impl<F: Float> TilesCube<F> {
         let sink = comptime!(cached.sink);
         let attention = &inputs.attention;
         let shape = &attention.shape;
-        let plane_heads = comptime!(tiles.plane_heads());
+        let first_compressed = (shape.span + comptime!(KV_GROUP - 1)) / KV_GROUP * KV_GROUP;
+        let pick = lane_pick::<F, I>(attention, 0u32, first_compressed, self.blueprint);
+        let first_head = CUBE_POS_X * comptime!(tiles.heads());
+        let (sequence, query) = shape.query_of(CUBE_POS_Y);
+        let mut head_inputs = Sequence::<HeadInputs<F, Const<8>>>::new();
+        #[unroll]
+        for tile in 0..tiles.head_tiles {
+            let head = first_head + head_of_row(plane_row(comptime!(2 * tile)));
+            head_inputs.push(HeadInputs::<F, Const<8>>::read::<I>(
+                attention, sequence, query, head, sink,
+            ));
+        }
         let visibility = Visibility::new::<P>(
             &inputs.positions,
             CUBE_POS_Y,
             &inputs.layout,
             shape,
             cached.causal,
+            tiles.target,
         );
         self.angle = visibility.angle;
-        // Queries are read before rows are copied: loads return in their order.
-        let first_head = CUBE_POS_X * comptime!(tiles.heads());
-        let mut heads = Sequence::<Heads<Const<8>>>::new();
-        #[unroll]
-        for tile in 0..tiles.head_tiles {
-            let head = first_head + head_of_row(plane_row(comptime!(2 * tile)));
-            let (sequence, query) = (visibility.sequence, visibility.query);
-            heads.push(Heads::<Const<8>>::new::<F, I>(
-                attention, sequence, query, head, sink,
-            ));
+        let table = &inputs.positions.table;
+        let angles = LaneAngles::<Const<8>>::read(table, self.angle, shape.vectors, cached);
+        if comptime!(self.blueprint.in_cluster) {
+            self.results
+                .read(table, self.angle, &attention.sinks, shape.heads);
         }
         let mut selected = shape.selected;
         if attention.picks.as_ref().is_none() {
             selected = min(selected, visibility.visible_rows);
         }
-        let first_compressed = (shape.span + comptime!(KV_GROUP - 1)) / KV_GROUP * KV_GROUP;
         let end = first_compressed + selected;
         let source =
             CachedRows::<F, I, P>::new(inputs, &visibility, first_compressed, end, self.blueprint);
         self.columns = source.cube_columns();
-        source.copy(0u32, self.columns, &mut self.rows, &mut self.biases);
+        let (rows, biases) = (&mut self.rows, &mut self.biases);
+        source.copy(0u32, self.columns, pick, rows, biases);
 
-        let rotation =
-            RowRotation::new(&inputs.positions.table, visibility.angle, cached.unrotated);
-        let mut maxima = Array::<f32>::new(plane_heads as usize);
-        let mut totals = Array::<f32>::new(plane_heads as usize);
+        let mut softmax = PlaneSoftmax::new(tiles);
         #[unroll]
         for tile in 0..tiles.head_tiles {
-            let own = heads.index_mut(tile as usize);
-            own.normalize_and_rotate(&rotation, shape.vectors, inputs.epsilon);
+            let mut own = head_inputs.index(tile as usize).heads(shape.vectors);
+            own.normalize_and_rotate(&angles, shape.vectors, inputs.epsilon);
             #[unroll]
             for step in 0..sink.steps {
                 let vector = UNIT_POS_X + comptime!(step * LANES);
@@ -168,8 +208,7 @@ impl<F: Float> TilesCube<F> {
             }
             #[unroll]
             for h in 0..2usize {
-                maxima[comptime!(2 * tile as usize + h)] = own.maxima[h];
-                totals[comptime!(2 * tile as usize + h)] = 0.0f32;
+                softmax.maxima[comptime!(2 * tile as usize + h)] = own.maxima[h];
             }
         }
 
@@ -193,25 +232,8 @@ impl<F: Float> TilesCube<F> {
                 tiles,
             );
             sync_cube();
-            #[unroll]
-            for h in 0..plane_heads {
-                let row = plane_row(h);
-                let before = maxima[h as usize];
-                let (maximum, total) = weigh_columns::<F>(
-                    &self.logits,
-                    &mut self.weights,
-                    row,
-                    columns,
-                    before,
-                    tiles,
-                );
-                let factor = softmax_weight(before - maximum, tiles.target);
-                totals[h as usize] = totals[h as usize] * factor + total;
-                maxima[h as usize] = maximum;
-                if UNIT_POS_X == 0 {
-                    self.factors[row as usize] = factor;
-                }
-            }
+            let (logits, factors) = (&self.logits, &mut self.factors);
+            softmax.weigh::<F>(logits, &mut self.weights, factors, columns, 2u32);
             sync_cube();
             if UNIT_POS_Y < comptime!(tiles.vectors / SLICE_VECTORS) {
                 if first > 0 {
@@ -229,16 +251,20 @@ impl<F: Float> TilesCube<F> {
             first += tiles.columns;
             if first < self.columns {
                 sync_cube();
-                source.copy(first, self.columns, &mut self.rows, &mut self.biases);
+                let blueprint = comptime!(self.blueprint);
+                let pick = lane_pick::<F, I>(attention, first, first_compressed, blueprint);
+                let (rows, biases) = (&mut self.rows, &mut self.biases);
+                source.copy(first, self.columns, pick, rows, biases);
             }
         }
-        #[unroll]
-        for h in 0..plane_heads {
-            let total = group_sum(totals[h as usize], LANES, tiles.target);
-            if UNIT_POS_X == 0 {
+        softmax.add_lanes();
+        if UNIT_POS_X == 0 {
+            #[unroll]
+            for h in 0..comptime!(tiles.plane_heads()) {
                 let row = head_of_row(plane_row(h));
-                self.softmax_stats[row as usize] = maxima[h as usize];
-                self.softmax_stats[(row + comptime!(tiles.heads())) as usize] = total;
+                let total_at = (row + comptime!(tiles.heads())) as usize;
+                self.softmax_stats[row as usize] = softmax.maxima[h as usize];
+                self.softmax_stats[total_at] = softmax.totals[h as usize];
             }
         }
         sync_cube();
@@ -280,67 +306,49 @@ impl<F: Float> TilesCube<F> {
     /// Combines what the cubes of a cluster have, each an equal part of the channels, in the order
     /// of cubes. Results are divided, rotated back and rounded. Every unit of the cube must call
     /// this.
-    fn combine<I: Int, P: Int>(
-        &mut self,
-        inputs: &CachedInputs<F, I, P, Const<8>>,
-        output: &mut [Vector<F, Const<2>>],
-    ) {
+    fn combine(&mut self, shape: &AttentionShape, output: &mut [Vector<F, Const<2>>]) {
+        let blueprint = comptime!(self.blueprint);
         let CachedTilesBlueprint {
-            cached,
-            tiles,
-            kv_cubes,
-        } = comptime!(self.blueprint);
-        let shape = &inputs.attention.shape;
-        // The heads of this cube are those of the cluster that it combines.
-        let cube_heads = comptime!(tiles.heads() / kv_cubes);
-        let first_head = CUBE_POS_X * comptime!(tiles.heads()) + CUBE_POS_Z * cube_heads;
+            tiles, kv_cubes, ..
+        } = comptime!(blueprint);
         if UNIT_POS_Y < comptime!(tiles.vectors / SLICE_VECTORS) {
+            // Eight lanes write to all banks at once: every second lane the upper half of a vector
+            // first, and every second head to where [`sum_offset`] says.
+            let upper_first = UNIT_POS_X & 2 != 0;
             #[unroll]
             for half in 0..comptime!(2 * tiles.head_tiles) {
                 let row = head_of_row(UNIT_POS_X / 4 + comptime!(8 * half));
                 #[unroll]
                 for part in 0..2u32 {
-                    let to = ((row * tiles.vectors + lane_vector(part)) * 2) as usize;
+                    let to = (row * tiles.vectors + lane_vector(part)) * 2;
+                    let to = to ^ sum_offset(row);
                     let sum = lane_sums(&self.sums, half, part);
                     #[unroll]
-                    for i in 0..2usize {
+                    for i in 0..2u32 {
                         let mut own = Vector::<f32, Const<4>>::new(0.0f32);
                         #[unroll]
                         for j in 0..4usize {
-                            own.insert(j, sum.extract(comptime!(4 * i + j)));
+                            let at = comptime!(4 * i as usize + j);
+                            let other = sum.extract(comptime!(at ^ 4));
+                            own.insert(j, select(upper_first, other, sum.extract(at)));
                         }
-                        self.rows[to + i] = Vector::<F, Const<8>>::reinterpret(own);
+                        let at = to + select(upper_first, comptime!(1 - i), i);
+                        self.rows[at as usize] = Vector::<F, Const<8>>::reinterpret(own);
                     }
                 }
             }
         }
-        // Equally many units have the pairs of channels of each head.
-        let head_pairs = comptime!(4 * tiles.vectors);
-        let head_units = comptime!(LANES * TILE_PLANES / cube_heads);
-        let count = comptime!(head_pairs.div_ceil(head_units));
-        let (own_head, unit) = (UNIT_POS / head_units, UNIT_POS % head_units);
-        let head = first_head + own_head;
-        let unrotated = comptime!(4 * cached.unrotated);
-        // What comes from memory is read before it is needed.
-        let own_sink = inputs.attention.sinks[min(head, shape.heads - 1) as usize];
-        let mut cosines = Array::<Vector<f32, Const<2>>>::new(count as usize);
-        let mut sines = Array::<Vector<f32, Const<2>>>::new(count as usize);
-        #[unroll]
-        for i in 0..count {
-            let pair = unit + comptime!(i * head_units);
-            cosines[i as usize] = Vector::new(1.0f32);
-            sines[i as usize] = Vector::new(0.0f32);
-            if pair >= unrotated && pair < head_pairs {
-                let first = self.angle + (pair - unrotated) as usize;
-                let angles = read_angles::<Const<2>>(&inputs.positions.table, first);
-                cosines[i as usize] = angles.0;
-                sines[i as usize] = angles.1;
-            }
-        }
         sync_cluster();
-        let row = CUBE_POS_Z * cube_heads + own_head;
+        let head_pairs = comptime!(blueprint.head_pairs());
+        let head_units = comptime!(blueprint.head_units());
+        let count = comptime!(blueprint.unit_pairs());
+        let unit = UNIT_POS % head_units;
+        let row = result_row(blueprint);
+        let head = CUBE_POS_X * comptime!(tiles.heads()) + row;
         let stats = shared_address(&self.softmax_stats[0..1]) + row * 4;
-        let sums = shared_address(&self.rows[0..1]) + (row * head_pairs + unit) * 8;
+        // In pairs, of which a vector has two.
+        let first_pair = row * head_pairs + (unit ^ (sum_offset(row) * 2));
+        let sums = shared_address(&self.rows[0..1]) + first_pair * 8;
         let mut maxima = Array::<f32>::new(kv_cubes as usize);
         let mut totals = Array::<f32>::new(kv_cubes as usize);
         let mut partials =
@@ -374,7 +382,7 @@ impl<F: Float> TilesCube<F> {
             total = fma(totals[cube], weight, total);
             maxima[cube] = weight;
         }
-        let factor = 1.0f32 / with_sink(total, own_sink, maximum, tiles.target);
+        let factor = 1.0f32 / with_sink(total, self.results.sink, maximum, tiles.target);
         #[unroll]
         for i in 0..count {
             let mut result = Vector::<f32, Const<2>>::new(0.0f32);
@@ -385,9 +393,8 @@ impl<F: Float> TilesCube<F> {
             }
             result *= Vector::new(factor);
             let pair = unit + comptime!(i * head_units);
-            if pair >= unrotated {
-                let (cos, sin) = (cosines[i as usize], sines[i as usize]);
-                result = rotate_by::<Const<2>>(result, cos, sin, true);
+            if comptime!(i >= blueprint.first_rotated()) {
+                result = self.results.rotate_back(result, pair, i);
             }
             if head < shape.heads && pair < head_pairs {
                 let to = (CUBE_POS_Y * shape.heads + head) as usize * head_pairs as usize;
@@ -395,5 +402,78 @@ impl<F: Float> TilesCube<F> {
             }
         }
         leave_cluster();
+    }
+}
+
+/// What the numbers of the vectors of four sums of a head are combined with (`xor`) in the shared
+/// memory of a cube of a cluster.
+#[cube]
+fn sum_offset(row: u32) -> u32 {
+    row & 2
+}
+
+/// The head of this unit's results, of those of the cluster.
+#[cube]
+fn result_row(#[comptime] blueprint: CachedTilesBlueprint) -> u32 {
+    CUBE_POS_Z * comptime!(blueprint.result_heads()) + UNIT_POS / comptime!(blueprint.head_units())
+}
+
+/// What a unit of a cluster reads for its results: the sink of their head, and the angles of their
+/// pairs.
+#[derive(CubeType)]
+struct ResultInputs {
+    sink: f32,
+    cosines: Array<Vector<f32, Const<2>>>,
+    sines: Array<Vector<f32, Const<2>>>,
+    #[cube(comptime)]
+    blueprint: CachedTilesBlueprint,
+}
+
+#[cube]
+impl ResultInputs {
+    fn new(#[comptime] blueprint: CachedTilesBlueprint) -> ResultInputs {
+        let count = comptime!((blueprint.unit_pairs() - blueprint.first_rotated()) as usize);
+        ResultInputs {
+            sink: 0.0f32.runtime(),
+            cosines: Array::new(count),
+            sines: Array::new(count),
+            blueprint,
+        }
+    }
+
+    /// Requests them.
+    fn read(&mut self, table: &AngleTable, angle: usize, sinks: &[f32], heads: u32) {
+        let blueprint = comptime!(self.blueprint);
+        let target = comptime!(blueprint.tiles.target);
+        let head = CUBE_POS_X * comptime!(blueprint.tiles.heads()) + result_row(blueprint);
+        self.sink = read_volatile(sinks, min(head, heads - 1) as usize, target);
+        let unit = UNIT_POS % comptime!(blueprint.head_units());
+        let unrotated = comptime!(blueprint.unrotated_pairs());
+        #[unroll]
+        for i in comptime!(blueprint.first_rotated())..comptime!(blueprint.unit_pairs()) {
+            // A pair that is not rotated reads what it does not need.
+            let pair = unit + comptime!(i * blueprint.head_units());
+            let pair = min(max(pair, unrotated), comptime!(blueprint.head_pairs() - 1));
+            let first = angle + (pair - unrotated) as usize;
+            let angles = read_angles_in_order::<Const<2>>(table, first, target);
+            let at = comptime!((i - blueprint.first_rotated()) as usize);
+            self.cosines[at] = angles.0;
+            self.sines[at] = angles.1;
+        }
+    }
+
+    /// Rotates a result back, if it is one of those: the unit's pair number `i`.
+    fn rotate_back(
+        &self,
+        result: Vector<f32, Const<2>>,
+        pair: u32,
+        #[comptime] i: u32,
+    ) -> Vector<f32, Const<2>> {
+        let mut rotated = result;
+        if pair >= comptime!(self.blueprint.unrotated_pairs()) {
+            let at = comptime!((i - self.blueprint.first_rotated()) as usize);
+            rotated = rotate_by::<Const<2>>(result, self.cosines[at], self.sines[at], true);
+        }
+        rotated
     }
 }

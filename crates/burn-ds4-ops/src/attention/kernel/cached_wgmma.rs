@@ -177,8 +177,8 @@ fn prefetch_queries<F: Float, I: Int, P: Int>(
     #[comptime] blueprint: CachedWgmmaBlueprint,
 ) {
     let (shape, strides) = (&inputs.attention.shape, &inputs.attention.strides);
-    let queries = (token / shape.count) as usize * strides.queries_sequence
-        + (token % shape.count) as usize * strides.query;
+    let (sequence, query) = shape.query_of(token);
+    let queries = sequence as usize * strides.queries_sequence + query as usize * strides.query;
     // A line of 128 bytes is as much as a row of a tile.
     #[unroll]
     for i in 0..comptime!(WARPGROUP_HEADS * blueprint.tiles() / WARPGROUP) {
@@ -216,6 +216,7 @@ impl RowSource {
             &inputs.layout,
             shape,
             blueprint.causal,
+            blueprint.target,
         );
         let mut selected = shape.selected;
         if inputs.attention.picks.as_ref().is_none() {

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::softmax_weight;
 use crate::attention::{HIDDEN_BELOW, MASKED};
 use crate::caps::Target;
-use crate::intrinsics::{modulo, multiply_tiles, pack_bf16, pack_f16, shuffle_xor};
+use crate::intrinsics::{group_max, group_sums, modulo, multiply_tiles, pack_bf16, pack_f16};
 
 /// Heads of a tile, and planes of a cube.
 pub(crate) const TILE_HEADS: u32 = 16;
@@ -29,7 +29,7 @@ const WEIGHT_GAP: u32 = 4;
 /// multiplies both at once.
 ///
 /// A block goes through three phases with a barrier after each. First, planes [multiply the
-/// queries](multiply_queries) by the columns. Then, each [computes the weights](weigh_columns) of
+/// queries](multiply_queries) by the columns. Then, each [computes the weights](PlaneSoftmax::weigh) of
 /// some heads. Last, each [adds a slice](add_rows) of the channels of all heads. The weights of
 /// columns are rounded to 16 bits, and the divisor is the sum of the rounded weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,8 +40,8 @@ pub(crate) struct HeadTiles {
     pub vectors: u32,
     /// Columns of a block, at most: a multiple of [`SUMMED_COLUMNS`].
     pub columns: u32,
-    /// Sums of a dot product, which take turns: 1 or 2. With few tiles, neighbouring products would
-    /// otherwise depend on each other.
+    /// Sums of a dot product, which take turns: 1, 2 or 4. With few tiles, neighbouring products
+    /// would otherwise depend on each other.
     pub dot_sums: u32,
     /// Whether rows are `f16` rather than `bf16`.
     pub f16_input: bool,
@@ -210,6 +210,7 @@ pub(super) fn multiply_queries<F: Float>(
         for m in 0..m_tiles {
             #[unroll]
             for half in 0..2u32 {
+                let turn = comptime!((2 * step as u32 + half) % dot_sums);
                 let ahead = comptime!(
                     (m * TILE_HEADS * vectors + (2 * step as u32 + half) * LANES) as usize
                 );
@@ -217,7 +218,7 @@ pub(super) fn multiply_queries<F: Float>(
                 #[unroll]
                 for n in 0..n_tiles {
                     let key = keys[n as usize];
-                    let own = comptime!(((m * n_tiles + n) * dot_sums + half % dot_sums) as usize);
+                    let own = comptime!(((m * n_tiles + n) * dot_sums + turn) as usize);
                     sums[own] = multiply_tiles(
                         query.extract(0usize),
                         query.extract(1usize),
@@ -243,8 +244,9 @@ pub(super) fn multiply_queries<F: Float>(
             for m in 0..m_tiles {
                 let own = comptime!(((m * n_tiles + n) * dot_sums) as usize);
                 let mut dots = sums[own];
-                if comptime!(dot_sums > 1) {
-                    dots += sums[comptime!(own + 1)];
+                #[unroll]
+                for turn in 1..comptime!(dot_sums as usize) {
+                    dots += sums[comptime!(own + turn)];
                 }
                 let at = ((first_row + comptime!(m * 16)) * stride + column) as usize;
                 let low = fma(dots.extract(comptime!(part as usize)), scale, bias);
@@ -256,57 +258,113 @@ pub(super) fn multiply_queries<F: Float>(
     }
 }
 
-/// Writes the weights of `columns` columns for the head of a row, two to a word, relative to the
-/// largest of its logits and of `before`. Returns that largest logit, and the lane's part of the
-/// sum of weights. Every lane of the plane must call this.
+/// The softmax of the heads that a plane prepares.
+#[derive(CubeType)]
+pub(super) struct PlaneSoftmax {
+    /// The largest logits so far, at first what their sinks allow for.
+    pub maxima: Array<f32>,
+    /// This lane's parts of the sums of weights relative to them.
+    pub totals: Array<f32>,
+    #[cube(comptime)]
+    tiles: HeadTiles,
+}
+
 #[cube]
-pub(super) fn weigh_columns<F: Float>(
-    logits: &Shared<[f32]>,
-    weights: &mut Shared<[u32]>,
-    row: u32,
-    columns: u32,
-    before: f32,
-    #[comptime] tiles: HeadTiles,
-) -> (f32, f32) {
-    let lane_pairs = comptime!((tiles.columns / 2).div_ceil(LANES));
-    let start = (row * comptime!(tiles.logit_stride())) as usize;
-    let to = row * comptime!(tiles.weight_stride());
-    let mut maximum = before;
-    let mut own = Array::<f32>::new(comptime!(2 * lane_pairs as usize));
-    #[unroll]
-    for i in 0..lane_pairs {
-        let pair = UNIT_POS_X + comptime!(i * LANES);
-        let inside = pair * 2 < columns;
-        let at = start + select(inside, pair * 2, 0u32) as usize;
-        let even = select(inside, logits[at], MASKED);
-        let odd = select(inside, logits[at + 1], MASKED);
-        maximum = max(maximum, max(even, odd));
-        own[comptime!(2 * i as usize)] = even;
-        own[comptime!(2 * i as usize + 1)] = odd;
+impl PlaneSoftmax {
+    pub fn new(#[comptime] tiles: HeadTiles) -> PlaneSoftmax {
+        let heads = comptime!(tiles.plane_heads() as usize);
+        let mut softmax = PlaneSoftmax {
+            maxima: Array::new(heads),
+            totals: Array::new(heads),
+            tiles,
+        };
+        #[unroll]
+        for h in 0..heads {
+            softmax.maxima[h] = HIDDEN_BELOW.runtime();
+            softmax.totals[h] = 0.0f32;
+        }
+        softmax
     }
-    #[unroll]
-    for step in 0..comptime!(LANES.ilog2()) {
-        maximum = max(
-            maximum,
-            shuffle_xor(maximum, comptime!(1u32 << step), tiles.target),
-        );
-    }
-    let mut total = 0.0f32;
-    #[unroll]
-    for i in 0..lane_pairs {
-        let pair = UNIT_POS_X + comptime!(i * LANES);
-        let even = softmax_weight(own[comptime!(2 * i as usize)] - maximum, tiles.target);
-        let odd = softmax_weight(own[comptime!(2 * i as usize + 1)] - maximum, tiles.target);
-        total += f32::cast_from(F::cast_from(even)) + f32::cast_from(F::cast_from(odd));
-        if pair * 2 < columns {
-            weights[(to + pair) as usize] = if comptime!(tiles.f16_input) {
-                pack_f16(even, odd)
-            } else {
-                pack_bf16(even, odd)
-            };
+
+    /// Writes the weights of `columns` columns for the plane's heads, two to a word, relative to
+    /// the largest of the logits so far, and the factors that sums before are multiplied by.
+    /// `at_once` heads do not wait for each other. Every lane of the plane must call this.
+    pub fn weigh<F: Float>(
+        &mut self,
+        logits: &Shared<[f32]>,
+        weights: &mut Shared<[u32]>,
+        factors: &mut Shared<[f32]>,
+        columns: u32,
+        #[comptime] at_once: u32,
+    ) {
+        let tiles = comptime!(self.tiles);
+        let lane_pairs = comptime!((tiles.columns / 2).div_ceil(LANES));
+        let mut own = Array::<f32>::new(comptime!((2 * lane_pairs * at_once) as usize));
+        let mut maxima = Array::<f32>::new(at_once as usize);
+        #[unroll]
+        for first in 0..comptime!(tiles.plane_heads() / at_once) {
+            #[unroll]
+            for i in 0..at_once {
+                let h = comptime!(first * at_once + i);
+                let start = (plane_row(h) * comptime!(tiles.logit_stride())) as usize;
+                let mut maximum = self.maxima[h as usize];
+                #[unroll]
+                for pair in 0..lane_pairs {
+                    let column = (UNIT_POS_X + pair * LANES) * 2;
+                    let inside = column < columns;
+                    let at = start + select(inside, column, 0u32) as usize;
+                    let even = select(inside, logits[at], MASKED);
+                    let odd = select(inside, logits[at + 1], MASKED);
+                    maximum = max(maximum, max(even, odd));
+                    let to = comptime!(2 * (i * lane_pairs + pair) as usize);
+                    own[to] = even;
+                    own[comptime!(to + 1)] = odd;
+                }
+                maxima[i as usize] = maximum;
+            }
+            #[unroll]
+            for i in 0..at_once as usize {
+                // No lane has a NaN, because the maximum of a NaN and a number is the number.
+                maxima[i] = group_max(maxima[i], LANES, tiles.target);
+            }
+            #[unroll]
+            for i in 0..at_once {
+                let h = comptime!(first * at_once + i);
+                let row = plane_row(h);
+                let maximum = maxima[i as usize];
+                let mut total = 0.0f32;
+                #[unroll]
+                for pair in 0..lane_pairs {
+                    let from = comptime!(2 * (i * lane_pairs + pair) as usize);
+                    let even = softmax_weight(own[from] - maximum, tiles.target);
+                    let odd = softmax_weight(own[comptime!(from + 1)] - maximum, tiles.target);
+                    total += f32::cast_from(F::cast_from(even)) + f32::cast_from(F::cast_from(odd));
+                    let column_pair = UNIT_POS_X + pair * LANES;
+                    if column_pair * 2 < columns {
+                        let to = row * comptime!(tiles.weight_stride()) + column_pair;
+                        weights[to as usize] = if comptime!(tiles.f16_input) {
+                            pack_f16(even, odd)
+                        } else {
+                            pack_bf16(even, odd)
+                        };
+                    }
+                }
+                let h = h as usize;
+                let factor = softmax_weight(self.maxima[h] - maximum, tiles.target);
+                self.totals[h] = self.totals[h] * factor + total;
+                self.maxima[h] = maximum;
+                if UNIT_POS_X == 0 {
+                    factors[row as usize] = factor;
+                }
+            }
         }
     }
-    (maximum, total)
+
+    /// Adds up the parts of all lanes. Every lane of the plane must call this.
+    pub fn add_lanes(&mut self) {
+        let tiles = comptime!(self.tiles);
+        group_sums(&mut self.totals, tiles.plane_heads(), LANES, tiles.target);
+    }
 }
 
 /// Adds the rows of the block of `columns` columns, whole tiles of weights, that begins at column

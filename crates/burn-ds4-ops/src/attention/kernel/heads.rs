@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::rotate::RowRotation;
+use super::angles::LaneAngles;
 use super::sink::{AttentionInputs, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::HIDDEN_BELOW;
-use crate::intrinsics::{group_sum, inverse_rms};
+use crate::intrinsics::{group_sum, group_sums, inverse_rms, read_volatile_vector};
 
 /// Columns that a plane processes together.
 pub(crate) const KV_GROUP: u32 = 4;
@@ -51,6 +51,87 @@ impl KvGroup {
     }
 }
 
+/// What a lane reads for its part of the heads: [`Heads`] before anything is computed.
+#[derive(CubeType)]
+pub(super) struct HeadInputs<F: Float, N: Size> {
+    queries: Array<Vector<F, N>>,
+    sinks: Array<f32>,
+    #[cube(comptime)]
+    blueprint: SinkBlueprint,
+}
+
+#[cube]
+impl<F: Float, N: Size> HeadInputs<F, N> {
+    /// Reads the heads from `first_head` on of a query of a sequence.
+    pub fn read<I: Int>(
+        inputs: &AttentionInputs<F, I, N>,
+        sequence: u32,
+        query: u32,
+        first_head: u32,
+        #[comptime] blueprint: SinkBlueprint,
+    ) -> HeadInputs<F, N> {
+        let strides = &inputs.strides;
+        let start = sequence as usize * strides.queries_sequence + query as usize * strides.query;
+        let mut own = HeadInputs::<F, N> {
+            queries: Array::new(comptime!((blueprint.heads * blueprint.steps) as usize)),
+            sinks: Array::new(comptime!(blueprint.heads as usize)),
+            blueprint,
+        };
+        #[unroll]
+        for h in 0..blueprint.heads {
+            // Heads past the end repeat the last one, and are not written.
+            let head = min(first_head + h, inputs.shape.heads - 1) as usize;
+            #[unroll]
+            for step in 0..blueprint.steps {
+                let mut vector = UNIT_POS_X + step * blueprint.plane;
+                if comptime!(!blueprint.even) {
+                    vector = select(vector < inputs.shape.vectors, vector, 0u32);
+                }
+                let at = comptime!((h * blueprint.steps + step) as usize);
+                let from = start + head * strides.head + vector as usize;
+                own.queries[at] = read_volatile_vector(&inputs.queries, from, blueprint.target);
+            }
+            own.sinks[h as usize] = inputs.sinks[head];
+        }
+        own
+    }
+
+    /// The heads, before they attend to rows of `vectors` vectors.
+    pub fn heads(&self, vectors: u32) -> Heads<N> {
+        let blueprint = comptime!(self.blueprint);
+        let count = comptime!((blueprint.heads * blueprint.steps) as usize);
+        let mut heads = Heads::<N> {
+            queries: Array::new(count),
+            sums: Array::new(count),
+            maxima: Array::new(comptime!(blueprint.heads as usize)),
+            totals: Array::new(comptime!(blueprint.heads as usize)),
+            blueprint,
+        };
+        #[unroll]
+        for h in 0..blueprint.heads {
+            #[unroll]
+            for step in 0..blueprint.steps {
+                let at = comptime!((h * blueprint.steps + step) as usize);
+                let query = Vector::<f32, N>::cast_from(self.queries[at]);
+                heads.sums[at] = Vector::new(0.0f32);
+                if comptime!(blueprint.even) {
+                    heads.queries[at] = query;
+                } else {
+                    // Zeros, so that what the lane reads in place of a row's vector adds nothing.
+                    let mut own = Vector::new(0.0f32);
+                    if UNIT_POS_X + step * blueprint.plane < vectors {
+                        own = query;
+                    }
+                    heads.queries[at] = own;
+                }
+            }
+            heads.maxima[h as usize] = max(self.sinks[h as usize], HIDDEN_BELOW);
+            heads.totals[h as usize] = 0.0f32;
+        }
+        heads
+    }
+}
+
 #[cube]
 impl<N: Size> Heads<N> {
     /// Reads the heads from `first_head` on of a query of a sequence.
@@ -61,54 +142,16 @@ impl<N: Size> Heads<N> {
         first_head: u32,
         #[comptime] blueprint: SinkBlueprint,
     ) -> Heads<N> {
-        let shape = &inputs.shape;
-        let strides = &inputs.strides;
-        let start = sequence as usize * strides.queries_sequence + query as usize * strides.query;
-        let vectors = comptime!((blueprint.heads * blueprint.steps) as usize);
-        let mut heads = Heads::<N> {
-            queries: Array::new(vectors),
-            sums: Array::new(vectors),
-            maxima: Array::new(comptime!(blueprint.heads as usize)),
-            totals: Array::new(comptime!(blueprint.heads as usize)),
-            blueprint,
-        };
-        #[unroll]
-        for h in 0..blueprint.heads {
-            // Heads past the end repeat the last one, and are not written.
-            let head = min(first_head + h, shape.heads - 1) as usize;
-            #[unroll]
-            for step in 0..blueprint.steps {
-                let vector = UNIT_POS_X + step * blueprint.plane;
-                let at = comptime!((h * blueprint.steps + step) as usize);
-                heads.sums[at] = Vector::new(0.0f32);
-                if comptime!(blueprint.even) {
-                    let from = start + head * strides.head + vector as usize;
-                    heads.queries[at] = Vector::cast_from(inputs.queries[from]);
-                } else {
-                    let inside = vector < shape.vectors;
-                    let vector = select(inside, vector, 0u32);
-                    let from = start + head * strides.head + vector as usize;
-                    let query: Vector<f32, N> = Vector::cast_from(inputs.queries[from]);
-                    // Zeros, so that what the lane reads in place of a row's vector adds nothing.
-                    let mut own = Vector::new(0.0f32);
-                    if inside {
-                        own = query;
-                    }
-                    heads.queries[at] = own;
-                }
-            }
-            heads.maxima[h as usize] = max(inputs.sinks[head], HIDDEN_BELOW);
-            heads.totals[h as usize] = 0.0f32;
-        }
-        heads
+        let own = HeadInputs::<F, N>::read::<I>(inputs, sequence, query, first_head, blueprint);
+        own.heads(inputs.shape.vectors)
     }
 
     /// Divides the queries by their root mean square, and rotates them.
-    pub fn normalize_and_rotate(&mut self, rotation: &RowRotation, vectors: u32, epsilon: f32) {
+    pub fn normalize_and_rotate(&mut self, angles: &LaneAngles<N>, vectors: u32, epsilon: f32) {
         let blueprint = comptime!(self.blueprint);
         let steps = comptime!(blueprint.steps);
-        let unrotated = comptime!(rotation.unrotated);
         let width = vectors * N::value() as u32;
+        let mut sums = Array::<f32>::new(comptime!(blueprint.heads as usize));
         #[unroll]
         for h in 0..blueprint.heads {
             let mut sum = 0.0f32;
@@ -120,19 +163,23 @@ impl<N: Size> Heads<N> {
                     sum = fma(query.extract(i), query.extract(i), sum);
                 }
             }
-            let sum = group_sum(sum, blueprint.plane, blueprint.target);
-            let factor = inverse_rms(sum, f32::cast_from(width), epsilon, blueprint.target);
+            sums[h as usize] = sum;
+        }
+        group_sums(
+            &mut sums,
+            blueprint.heads,
+            blueprint.plane,
+            blueprint.target,
+        );
+        #[unroll]
+        for h in 0..blueprint.heads {
+            let (sum, width) = (sums[h as usize], f32::cast_from(width));
+            let factor = inverse_rms(sum, width, epsilon, blueprint.target);
             #[unroll]
             for step in 0..steps {
                 let at = comptime!((h * steps + step) as usize);
-                let mut query = self.queries[at] * Vector::new(factor);
-                if comptime!((step + 1) * blueprint.plane > unrotated) {
-                    let vector = UNIT_POS_X + step * blueprint.plane;
-                    if vector >= unrotated && vector < vectors {
-                        query = rotation.rotate::<N>(query, vector, false);
-                    }
-                }
-                self.queries[at] = query;
+                let query = self.queries[at] * Vector::new(factor);
+                self.queries[at] = angles.rotate(query, vectors, step);
             }
         }
     }

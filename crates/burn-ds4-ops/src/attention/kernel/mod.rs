@@ -1,5 +1,6 @@
 //! Kernels of attention. They use no type of Burn.
 
+mod angles;
 mod append;
 mod cached;
 mod cached_rows;

@@ -3,6 +3,8 @@
 use cubecl::prelude::*;
 
 use super::SlotStrides;
+use crate::caps::Target;
+use crate::intrinsics::read_volatile;
 
 /// Sizes of the rows that are rotated: those of heads of positions of sequences.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -147,6 +149,29 @@ pub(super) fn read_angles<N: Size>(
         let pair = first + comptime!(i / 2);
         cosines.insert(i, table.angles[pair]);
         sines.insert(i, table.angles[pair + table.pairs]);
+    }
+    (cosines, sines)
+}
+
+/// [`read_angles`], requested in the order of the code.
+#[cube]
+pub(super) fn read_angles_in_order<N: Size>(
+    table: &AngleTable,
+    first: usize,
+    #[comptime] target: Target,
+) -> (Vector<f32, N>, Vector<f32, N>) {
+    let mut cosines = Vector::<f32, N>::new(0.0f32);
+    let mut sines = Vector::<f32, N>::new(0.0f32);
+    let pairs = comptime!(N::value() / 2);
+    #[unroll]
+    for pair in 0..pairs {
+        let cosine = read_volatile(&table.angles, first + pair, target);
+        let sine = read_volatile(&table.angles, first + pair + table.pairs, target);
+        #[unroll]
+        for i in 0..2usize {
+            cosines.insert(comptime!(2 * pair + i), cosine);
+            sines.insert(comptime!(2 * pair + i), sine);
+        }
     }
     (cosines, sines)
 }

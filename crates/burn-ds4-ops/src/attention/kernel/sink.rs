@@ -1,12 +1,14 @@
 //! Attention with a sink, for few queries.
 
 use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
 
 use super::combine::combine_planes;
 use super::heads::{Heads, KV_GROUP, KvGroup};
 use super::rotate::RowRotation;
 use crate::attention::MASKED;
 use crate::caps::Target;
+use crate::intrinsics::read_volatile;
 
 /// Compile-time configuration of [`sink_kernel`].
 ///
@@ -40,9 +42,11 @@ pub(crate) struct SinkBlueprint {
 
 /// Dimensions of the inputs of attention.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub(crate) struct AttentionShape {
-    /// Queries of a sequence.
+    /// Queries of a sequence, as a number and as a divisor.
     pub count: u32,
+    pub count_divisor: FastDivmod<u32>,
     /// Heads of a query.
     pub heads: u32,
     /// Vectors of a row.
@@ -53,6 +57,14 @@ pub(crate) struct AttentionShape {
     /// Compressed rows of a sequence, and the number of them that a query attends to or picks.
     pub rows: u32,
     pub selected: u32,
+}
+
+#[cube]
+impl AttentionShape {
+    /// The sequence of a token, and the number of its query there.
+    pub fn query_of(&self, token: u32) -> (u32, u32) {
+        self.count_divisor.div_mod(token)
+    }
 }
 
 /// Strides in vectors.
@@ -89,6 +101,16 @@ impl<F: Float, I: Int, N: Size> AttentionInputs<F, I, N> {
     pub fn pick(&self, token: u32, index: u32) -> I {
         let at = token as usize * self.shape.selected as usize + index as usize;
         let picked: ComptimeOption<I> = self.picks.as_ref().map(|picks| picks[at]);
+        picked.unwrap_or_else(|| I::cast_from(index))
+    }
+
+    /// [`pick`](Self::pick), requested in the order of the code.
+    pub fn pick_in_order(&self, token: u32, index: u32, #[comptime] target: Target) -> I {
+        let at = token as usize * self.shape.selected as usize + index as usize;
+        let picked: ComptimeOption<I> = self
+            .picks
+            .as_ref()
+            .map(|picks| read_volatile(&picks[..], at, target));
         picked.unwrap_or_else(|| I::cast_from(index))
     }
 }
@@ -158,7 +180,7 @@ pub(crate) fn sink_kernel<F: Float, O: Float, I: Int, N: Size>(
     let shape = &inputs.shape;
     let strides = &inputs.strides;
     let token = CUBE_POS_Y;
-    let (sequence, query) = (token / shape.count, token % shape.count);
+    let (sequence, query) = shape.query_of(token);
     let first_head = CUBE_POS_X * blueprint.heads;
     let mut heads = Heads::<N>::new::<F, I>(inputs, sequence, query, first_head, blueprint);
 

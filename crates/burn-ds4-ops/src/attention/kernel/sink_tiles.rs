@@ -5,13 +5,12 @@ use cubecl::prelude::*;
 
 use super::combine::with_sink;
 use super::head_tiles::{
-    HeadTiles, LANES, SLICE_VECTORS, TILE_HEADS, TILE_PLANES, add_rows, head_of_row, lane_sums,
-    lane_vector, multiply_queries, plane_row, rescale, store_queries, swizzled, weigh_columns,
+    HeadTiles, LANES, PlaneSoftmax, SLICE_VECTORS, TILE_HEADS, TILE_PLANES, add_rows, head_of_row,
+    lane_sums, lane_vector, multiply_queries, plane_row, rescale, store_queries, swizzled,
 };
 use super::sink::AttentionInputs;
-use super::softmax_weight;
 use crate::attention::{HIDDEN_BELOW, MASKED};
-use crate::intrinsics::{await_copies, commit_copies, group_sum};
+use crate::intrinsics::{await_copies, commit_copies};
 
 /// Kinds of columns.
 const KIND_HIDDEN: u32 = 0;
@@ -68,13 +67,11 @@ pub(crate) fn sink_tiles_kernel<F: Float, I: Int>(
     source.fetch(0u32, &mut rows, &mut biases);
     source.fetch_queries(first_head, &mut queries);
 
-    let mut maxima = Array::<f32>::new(plane_heads as usize);
-    let mut totals = Array::<f32>::new(plane_heads as usize);
+    let mut softmax = PlaneSoftmax::new(tiles);
     #[unroll]
     for h in 0..plane_heads {
         let head = min(first_head + head_of_row(plane_row(h)), shape.heads - 1);
-        maxima[h as usize] = max(inputs.sinks[head as usize], HIDDEN_BELOW);
-        totals[h as usize] = 0.0f32;
+        softmax.maxima[h as usize] = max(inputs.sinks[head as usize], HIDDEN_BELOW);
     }
     let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(8 * head_tiles as usize));
     #[unroll]
@@ -106,19 +103,7 @@ pub(crate) fn sink_tiles_kernel<F: Float, I: Int>(
             tiles,
         );
         sync_cube();
-        #[unroll]
-        for h in 0..plane_heads {
-            let row = plane_row(h);
-            let before = maxima[h as usize];
-            let (maximum, total) =
-                weigh_columns::<F>(&logits, &mut weights, row, columns.runtime(), before, tiles);
-            let factor = softmax_weight(before - maximum, target);
-            totals[h as usize] = totals[h as usize] * factor + total;
-            maxima[h as usize] = maximum;
-            if UNIT_POS_X == 0 {
-                factors[row as usize] = factor;
-            }
-        }
+        softmax.weigh::<F>(&logits, &mut weights, &mut factors, columns.runtime(), 1u32);
         sync_cube();
         if UNIT_POS_Y < comptime!(vectors / SLICE_VECTORS) {
             rescale(&mut sums, &factors, tiles);
@@ -131,13 +116,14 @@ pub(crate) fn sink_tiles_kernel<F: Float, I: Int>(
     }
     await_copies(0u32);
     sync_cube();
+    softmax.add_lanes();
     #[unroll]
     for h in 0..plane_heads {
         let row = plane_row(h);
         let head = min(first_head + head_of_row(row), shape.heads - 1);
-        let total = group_sum(totals[h as usize], LANES, target);
         let sink = inputs.sinks[head as usize];
-        let divisor = with_sink(total, sink, maxima[h as usize], target);
+        let (total, maximum) = (softmax.totals[h as usize], softmax.maxima[h as usize]);
+        let divisor = with_sink(total, sink, maximum, target);
         if UNIT_POS_X == 0 {
             factors[row as usize] = divisor;
         }
@@ -196,9 +182,8 @@ impl<'a, F: Float, I: Int> BlockSource<'a, F, I> {
     fn fetch_queries(&self, first_head: u32, queries: &mut Shared<[Vector<F, Const<8>>]>) {
         let vectors = comptime!(self.blueprint.tiles.vectors);
         let (shape, strides) = (&self.inputs.shape, &self.inputs.strides);
-        let sequence = (self.token / shape.count) as usize;
-        let start = sequence * strides.queries_sequence
-            + (self.token % shape.count) as usize * strides.query;
+        let (sequence, query) = shape.query_of(self.token);
+        let start = sequence as usize * strides.queries_sequence + query as usize * strides.query;
         let mut index = UNIT_POS;
         while index < comptime!(self.blueprint.tiles.query_vectors() / 2) {
             let (pair, vector) = (index / vectors, index % vectors);
@@ -240,7 +225,7 @@ impl<'a, F: Float, I: Int> BlockSource<'a, F, I> {
         let (shape, strides) = (&self.inputs.shape, &self.inputs.strides);
         let end = shape.span + shape.selected;
         if block * columns < end {
-            let (sequence, query) = (self.token / shape.count, self.token % shape.count);
+            let (sequence, query) = shape.query_of(self.token);
             let first = shape.columns + 1 - shape.count - shape.span + query;
             let stage = if comptime!(blueprint.stages == 1) {
                 0u32.runtime()

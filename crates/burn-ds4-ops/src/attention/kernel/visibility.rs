@@ -1,15 +1,19 @@
 //! Which rows of a cache are visible to a query.
 
 use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
 
 use super::rotate::Positions;
 use super::sink::AttentionShape;
+use crate::caps::Target;
+use crate::intrinsics::read_volatile;
 
 /// How the rows of a cache stand for positions.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[derive(CubeType, CubeLaunch)]
 pub(crate) struct CacheLayout {
-    /// Positions of a compressed row.
-    pub ratio: u32,
+    /// Positions of a compressed row, and slots of the window.
+    pub ratio: FastDivmod<u32>,
+    pub slots: FastDivmod<u32>,
     /// Whether the window ends with the last query, rather than being a ring.
     pub latest: u32,
 }
@@ -35,17 +39,18 @@ pub(super) struct Visibility {
 
 #[cube]
 impl Visibility {
-    /// For query number `token` of all sequences.
+    /// For query number `token` of all sequences. The position is requested after what was before.
     pub fn new<P: Int>(
         positions: &Positions<P>,
         token: u32,
         layout: &CacheLayout,
         shape: &AttentionShape,
         #[comptime] causal: bool,
+        #[comptime] target: Target,
     ) -> Visibility {
         let table = &positions.table;
-        let (sequence, query) = (token / shape.count, token % shape.count);
-        let given = positions.start[sequence as usize];
+        let (sequence, query) = shape.query_of(token);
+        let given = read_volatile(&positions.start, sequence as usize, target);
         let active = given >= P::from_int(0) && given < P::cast_from(table.positions);
         // The newest position that it sees, up to which all of its span lies.
         let newest = if comptime!(causal) {
@@ -58,15 +63,17 @@ impl Visibility {
         let slots = shape.columns;
         // The last query has the last slot.
         let latest = slots - shape.count + newest;
-        let own_slot = select(layout.latest != 0, latest, position % slots);
+        let own_slot = select(layout.latest != 0, latest, layout.slots.modulo(position));
+        // No more than the slots, as a span is.
+        let first = own_slot + slots + 1 - shape.span;
         Visibility {
             sequence,
             query,
             angle: table.at::<P>(given, query),
             visible_positions,
-            visible_rows: min(visible_positions / layout.ratio, shape.rows),
+            visible_rows: min(layout.ratio.div(visible_positions), shape.rows),
             own_slot,
-            first_slot: (own_slot + slots + 1 - shape.span) % slots,
+            first_slot: select(first < slots, first, first - slots),
         }
     }
 

@@ -244,7 +244,7 @@ fn head_tiles(queries: &CubeTensor) -> Option<HeadTiles> {
         head_tiles: 1,
         vectors: (width / 8) as u32,
         columns,
-        dot_sums: 2,
+        dot_sums: 4,
         f16_input: queries.dtype == DType::F16,
         target: caps.target,
     };
@@ -362,7 +362,7 @@ impl CachedArguments {
         CachedInputsLaunch::new(
             inputs.arg(),
             self.positions.arg(),
-            CacheLayoutLaunch::new(self.ratio, u32::from(self.latest)),
+            CacheLayoutLaunch::new(self.ratio, inputs.slots(), u32::from(self.latest)),
             self.epsilon,
         )
     }
@@ -424,6 +424,7 @@ pub(in crate::attention) fn cached_attention(
         cached: blueprint,
         tiles: launch.tiles(tiles, plan.kv_cubes),
         kv_cubes: plan.kv_cubes,
+        in_cluster: splits == 1,
     });
     let cubes = |heads| launch.cubes(heads, plan.kv_cubes);
     // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their

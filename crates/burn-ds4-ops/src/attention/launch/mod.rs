@@ -269,6 +269,11 @@ impl AttentionTensors {
         }
     }
 
+    /// Rows of a sequence's window.
+    fn slots(&self) -> u32 {
+        self.window.shape()[1] as u32
+    }
+
     fn arg<F: Float, I: Int, N: Size>(&self) -> AttentionInputsLaunch<F, I, N> {
         let [_, count, heads, width] = self.queries.shape().dims();
         let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / self.size;
@@ -280,9 +285,10 @@ impl AttentionTensors {
             self.sinks.clone().into_buffer_arg(),
             AttentionShapeLaunch::new(
                 count as u32,
+                count as u32,
                 heads as u32,
                 (width / self.size) as u32,
-                self.window.shape()[1] as u32,
+                self.slots(),
                 self.span as u32,
                 self.available as u32,
                 self.selected as u32,

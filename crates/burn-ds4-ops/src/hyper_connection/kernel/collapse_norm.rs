@@ -2,7 +2,7 @@ use cubecl::prelude::*;
 
 use super::collapse::write_matrix;
 use super::token::{CollapsedNorm, MixParameters, Streams, TokenBlueprint, TokenStreams, sigmoid};
-use crate::intrinsics::group_sum;
+use crate::intrinsics::{group_sums, read_volatile};
 
 /// How the kernels that start from partial sums are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +18,15 @@ pub(crate) struct PartialsBlueprint {
 impl PartialsBlueprint {
     fn sums(&self) -> u32 {
         self.rows + 1
+    }
+
+    /// Sums of each plane, and coefficients of each unit.
+    fn plane_rounds(&self) -> u32 {
+        self.sums().div_ceil(self.token.partition.planes)
+    }
+
+    fn unit_rounds(&self) -> u32 {
+        self.rows.div_ceil(self.token.units())
     }
 }
 
@@ -43,61 +52,36 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
     let index = CUBE_POS_X;
-    let is_first = CUBE_POS_Y == 0;
     if index < streams.tokens {
-        let of_token = comptime!(blueprint.token);
-        let n = comptime!(of_token.streams);
-        let count = comptime!(blueprint.rows);
-        let rounds = comptime!(count.div_ceil(of_token.units()));
-        let first = index as usize * streams.vectors as usize;
-        // Everything that does not depend on the partial sums is requested before the kernel waits
-        // for them.
-        let token = TokenStreams::<F, N>::new(streams, index, of_token);
-        let weights = token.read_weights(&norm.weight);
-        let mut offsets = Array::<f32>::new(comptime!(rounds as usize));
-        let mut scales = Array::<f32>::new(comptime!(rounds as usize));
-        #[unroll]
-        for round in 0..rounds {
-            let at = min(UNIT_POS + round * of_token.units(), count - 1) as usize;
-            let round = comptime!(round as usize);
-            offsets[round] = mix.base[at];
-            scales[round] = mix.scale[at];
-        }
         let mut sums = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
-        add_partials(partials, index, &mut sums, blueprint);
-        sync_cube();
-
-        let inverse_rms = token.inverse_rms_of(sums[comptime!(count as usize)], mix.norm_epsilon);
-        let to = index as usize * comptime!(count as usize);
-        #[unroll]
-        for round in 0..rounds {
-            let at = UNIT_POS + round * of_token.units();
-            let round = comptime!(round as usize);
-            if at < count {
-                let raw = sums[at as usize];
-                let mixed = fma(raw * inverse_rms, scales[round], offsets[round]);
-                let mut value = mixed;
-                if at < 2 * n {
-                    let gate = sigmoid(mixed, of_token.target);
-                    value = select(at < n, gate + mix.epsilon, 2.0f32 * gate);
-                    if is_first {
-                        coefficients[to + at as usize] = value;
-                    }
-                }
-                sums[at as usize] = value;
-            }
-        }
-        sync_cube();
-
-        if is_first {
-            let mut gates = Array::<f32>::new(comptime!(n as usize));
+        let first = index as usize * comptime!(blueprint.rows as usize);
+        if CUBE_POS_Y == 0 {
+            let token = TokenStreams::<F, N>::new(streams, index, blueprint.token);
+            let weights = token.read_weights(&norm.weight);
+            // What is used first is requested last, so that nothing is requested after its use.
+            let parts = Coefficients::request(partials, mix, index, blueprint);
+            parts.compute(streams, mix, &mut sums);
+            parts.write_gates(&sums, coefficients, first);
+            let n = comptime!(blueprint.token.streams as usize);
+            let mut gates = Array::<f32>::new(n);
             #[unroll]
-            for i in 0..comptime!(n as usize) {
+            for i in 0..n {
                 gates[i] = sums[i];
             }
-            token.write_norm(&gates, &weights, norm, first);
+            let to = index as usize * streams.vectors as usize;
+            token.write_norm(&gates, &weights, norm, to);
         } else {
-            write_matrix(&sums, coefficients, to, iterations, mix.epsilon, of_token);
+            let parts = Coefficients::request(partials, mix, index, blueprint);
+            parts.compute(streams, mix, &mut sums);
+            let epsilon = mix.epsilon;
+            write_matrix(
+                &sums,
+                coefficients,
+                first,
+                iterations,
+                epsilon,
+                blueprint.token,
+            );
         }
     }
 }
@@ -120,6 +104,7 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
         let first = index as usize * streams.vectors as usize;
         let token = TokenStreams::<F, N>::new(streams, index, of_token);
         let weights = token.read_weights(&norm.weight);
+        let parts = LanePartials::request(partials, index, blueprint);
         let factor = mix.scale[0];
         let mut gates = Array::<f32>::new(n);
         #[unroll]
@@ -127,10 +112,10 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             gates[i] = mix.base[i];
         }
         let mut sums = Shared::<[f32]>::new_slice(comptime!(blueprint.sums() as usize));
-        add_partials(partials, index, &mut sums, blueprint);
+        parts.add(&mut sums);
         sync_cube();
 
-        let inverse_rms = token.inverse_rms_of(sums[n], mix.norm_epsilon);
+        let inverse_rms = streams.inverse_rms(sums[n], mix.norm_epsilon, of_token);
         #[unroll]
         for i in 0..n {
             let mixed = fma(sums[i] * inverse_rms, factor, gates[i]);
@@ -140,42 +125,150 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
     }
 }
 
-/// Adds up the partial sums of a token. A plane reduces one sum at a time, and its lanes read the
-/// partials strided. The results are visible after the next barrier.
+/// What a token's coefficients are computed from.
+#[derive(CubeType)]
+struct Coefficients {
+    partials: LanePartials,
+    /// Of the unit's coefficients.
+    offsets: Array<f32>,
+    scales: Array<f32>,
+    #[cube(comptime)]
+    blueprint: PartialsBlueprint,
+}
+
 #[cube]
-fn add_partials(
-    partials: &[f32],
-    index: u32,
-    sums: &mut Shared<[f32]>,
-    #[comptime] blueprint: PartialsBlueprint,
-) {
-    let partition = comptime!(blueprint.token.partition);
-    let count = comptime!(blueprint.sums());
-    let splits = comptime!(blueprint.splits);
-    let rounds = comptime!(count.div_ceil(partition.planes));
-    let steps = comptime!(splits.div_ceil(partition.plane));
-    let mut lane_sums = Array::<f32>::new(comptime!(rounds as usize));
-    #[unroll]
-    for round in 0..rounds {
-        let row = min(UNIT_POS_Y + round * partition.planes, count - 1);
-        let first = (index * count + row) as usize * comptime!(splits as usize);
-        let mut sum = 0.0f32;
-        #[unroll(steps <= UNROLLED)]
-        for step in 0..steps {
-            let at = UNIT_POS_X + step * partition.plane;
-            let inside = at < splits;
-            let part = partials[first + select(inside, at, 0u32) as usize];
-            sum += select(inside, part, 0.0f32);
+impl Coefficients {
+    /// Requests what belongs to token `index`.
+    fn request(
+        partials: &[f32],
+        mix: &MixParameters,
+        index: u32,
+        #[comptime] blueprint: PartialsBlueprint,
+    ) -> Coefficients {
+        let rounds = comptime!(blueprint.unit_rounds() as usize);
+        let mut own = Coefficients {
+            partials: LanePartials::request(partials, index, blueprint),
+            offsets: Array::new(rounds),
+            scales: Array::new(rounds),
+            blueprint,
+        };
+        #[unroll]
+        for round in 0..rounds {
+            let at = UNIT_POS + comptime!(round as u32 * blueprint.token.units());
+            let at = min(at, comptime!(blueprint.rows - 1)) as usize;
+            own.offsets[round] = read_volatile(&mix.base, at, blueprint.token.target);
+            own.scales[round] = read_volatile(&mix.scale, at, blueprint.token.target);
         }
-        lane_sums[comptime!(round as usize)] = sum;
+        own
     }
-    #[unroll]
-    for round in 0..rounds {
-        let row = UNIT_POS_Y + round * partition.planes;
-        let sum = lane_sums[comptime!(round as usize)];
-        let sum = group_sum(sum, partition.plane, blueprint.token.target);
-        if UNIT_POS_X == 0 && row < count {
-            sums[row as usize] = sum;
+
+    /// Writes gates and the logits of the matrix to `sums`. Every unit of the cube must call this.
+    fn compute<F: Float, N: Size>(
+        &self,
+        streams: &Streams<F, N>,
+        mix: &MixParameters,
+        sums: &mut Shared<[f32]>,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let n = comptime!(blueprint.token.streams);
+        let count = comptime!(blueprint.rows);
+        self.partials.add(sums);
+        sync_cube();
+        let squares = sums[count as usize];
+        let inverse_rms = streams.inverse_rms(squares, mix.norm_epsilon, blueprint.token);
+        #[unroll]
+        for round in 0..comptime!(blueprint.unit_rounds() as usize) {
+            let at = UNIT_POS + comptime!(round as u32 * blueprint.token.units());
+            if at < count {
+                let raw = sums[at as usize];
+                let mixed = fma(raw * inverse_rms, self.scales[round], self.offsets[round]);
+                let mut value = mixed;
+                if at < 2 * n {
+                    let gate = sigmoid(mixed, blueprint.token.target);
+                    value = select(at < n, gate + mix.epsilon, 2.0f32 * gate);
+                }
+                sums[at as usize] = value;
+            }
+        }
+        sync_cube();
+    }
+
+    /// Writes the gates to a token's coefficients, which begin at `first`.
+    fn write_gates(&self, sums: &Shared<[f32]>, coefficients: &mut [f32], first: usize) {
+        let gates = comptime!(2 * self.blueprint.token.streams);
+        let units = comptime!(self.blueprint.token.units());
+        #[unroll]
+        for round in 0..comptime!(gates.div_ceil(units)) {
+            let at = (UNIT_POS + comptime!(round * units)) as usize;
+            if at < gates as usize {
+                coefficients[first + at] = sums[at];
+            }
+        }
+    }
+}
+
+/// A lane's parts of the partial sums of a token. A plane has some of the sums, whose partials its
+/// lanes read strided.
+#[derive(CubeType)]
+struct LanePartials {
+    sums: Array<f32>,
+    #[cube(comptime)]
+    blueprint: PartialsBlueprint,
+}
+
+#[cube]
+impl LanePartials {
+    /// Requests those of token `index`.
+    fn request(
+        partials: &[f32],
+        index: u32,
+        #[comptime] blueprint: PartialsBlueprint,
+    ) -> LanePartials {
+        let partition = comptime!(blueprint.token.partition);
+        let count = comptime!(blueprint.sums());
+        let splits = comptime!(blueprint.splits);
+        let rounds = comptime!(blueprint.plane_rounds());
+        let steps = comptime!(splits.div_ceil(partition.plane));
+        let mut own = LanePartials {
+            sums: Array::new(comptime!(rounds as usize)),
+            blueprint,
+        };
+        #[unroll]
+        for round in 0..rounds {
+            let row = min(UNIT_POS_Y + round * partition.planes, count - 1);
+            let first = (index * count + row) as usize * comptime!(splits as usize);
+            let mut sum = 0.0f32;
+            #[unroll(steps <= UNROLLED)]
+            for step in 0..steps {
+                let at = UNIT_POS_X + step * partition.plane;
+                let inside = at < splits;
+                let from = first + select(inside, at, 0u32) as usize;
+                let part = read_volatile(partials, from, blueprint.token.target);
+                sum += select(inside, part, 0.0f32);
+            }
+            own.sums[comptime!(round as usize)] = sum;
+        }
+        own
+    }
+
+    /// Adds them up. The results are visible after the next barrier. Every lane of the plane must
+    /// call this.
+    fn add(&self, sums: &mut Shared<[f32]>) {
+        let blueprint = comptime!(self.blueprint);
+        let partition = comptime!(blueprint.token.partition);
+        let rounds = comptime!(blueprint.plane_rounds());
+        let mut own = Array::<f32>::new(comptime!(rounds as usize));
+        #[unroll]
+        for round in 0..comptime!(rounds as usize) {
+            own[round] = self.sums[round];
+        }
+        group_sums(&mut own, rounds, partition.plane, blueprint.token.target);
+        #[unroll]
+        for round in 0..rounds {
+            let row = UNIT_POS_Y + round * partition.planes;
+            if UNIT_POS_X == 0 && row < comptime!(blueprint.sums()) {
+                sums[row as usize] = own[comptime!(round as usize)];
+            }
         }
     }
 }

@@ -59,12 +59,18 @@ fn normalize(
     #[unroll]
     for index in 0..n {
         let first = comptime!(index * line);
+        // In halves, because products wait for the sums.
         let mut sum = matrix[first];
+        let mut rest = epsilon;
         #[unroll]
         for i in 1..n {
-            sum += matrix[comptime!(first + i * step)];
+            if comptime!(2 * i < n) {
+                sum += matrix[comptime!(first + i * step)];
+            } else {
+                rest += matrix[comptime!(first + i * step)];
+            }
         }
-        let by = reciprocal(sum + epsilon, target);
+        let by = reciprocal(sum + rest, target);
         #[unroll]
         for i in 0..n {
             let at = comptime!(first + i * step);

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
-use crate::intrinsics::exp;
+use crate::intrinsics::{exp, inverse_rms, read_volatile_vector, reciprocal};
 use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How the kernels that collapse a token's streams are compiled.
@@ -41,6 +41,22 @@ pub(crate) struct Streams<F: Float, N: Size> {
     pub token: usize,
     /// The distance from one stream to the next.
     pub stream: usize,
+}
+
+#[cube]
+impl<F: Float, N: Size> Streams<F, N> {
+    /// `1 / sqrt(mean(v²) + epsilon)`, where `v` is all streams of a token, from the sum of
+    /// squares.
+    pub fn inverse_rms(
+        &self,
+        sum: f32,
+        epsilon: f32,
+        #[comptime] blueprint: TokenBlueprint,
+    ) -> f32 {
+        let size = N::value();
+        let count = f32::cast_from(self.vectors * comptime!(size as u32 * blueprint.streams));
+        inverse_rms(sum, count, epsilon, blueprint.target)
+    }
 }
 
 /// What turns the projection of a token into its coefficients.
@@ -118,7 +134,8 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
     fn read(&self, #[comptime] stream: u32, vector: u32) -> Vector<F, N> {
         let inside = vector < self.streams.vectors;
         let first = self.first + comptime!(stream as usize) * self.streams.stream;
-        let value = self.streams.values[first + select(inside, vector, 0u32) as usize];
+        let at = first + select(inside, vector, 0u32) as usize;
+        let value = read_volatile_vector(&self.streams.values, at, self.blueprint.target);
         select(inside, value, Vector::new(F::new(0.0)))
     }
 
@@ -148,18 +165,8 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                 }
             }
         }
-        self.inverse_rms_of(
-            row_sum(sum, 0u32, partition.planes, partition, blueprint.target),
-            epsilon,
-        )
-    }
-
-    /// `1 / sqrt(mean(v²) + epsilon)`, from the sum of squares.
-    pub fn inverse_rms_of(&self, sum: f32, epsilon: f32) -> f32 {
-        let size = N::value();
-        let per_vector = comptime!(size as u32 * self.blueprint.streams);
-        let count = f32::cast_from(self.streams.vectors * per_vector);
-        1.0f32 / (sum / count + epsilon).sqrt()
+        let sum = row_sum(sum, 0u32, partition.planes, partition, blueprint.target);
+        self.streams.inverse_rms(sum, epsilon, blueprint)
     }
 
     /// The sum of this lane's vectors `part` of block `step`, each times its gate, from registers.
@@ -246,7 +253,8 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
             let at = select(vector < self.streams.vectors, vector, 0u32) as usize * pieces;
             #[unroll]
             for piece in 0..pieces {
-                weights[comptime!(i * pieces + piece)] = weight[at + piece];
+                weights[comptime!(i * pieces + piece)] =
+                    read_volatile_vector(weight, at + piece, blueprint.target);
             }
         }
         weights
@@ -288,7 +296,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                 }
             }
             let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
-            let factor = 1.0f32 / (sum / columns + norm.epsilon).sqrt();
+            let factor = inverse_rms(sum, columns, norm.epsilon, blueprint.target);
             #[unroll]
             for i in 0..count {
                 let step = comptime!((i / parts) as u32).runtime();
@@ -315,7 +323,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                 }
             }
             let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
-            let factor = 1.0f32 / (sum / columns + norm.epsilon).sqrt();
+            let factor = inverse_rms(sum, columns, norm.epsilon, blueprint.target);
             for step in 0..partition.steps {
                 #[unroll]
                 for part in 0..parts {
@@ -339,5 +347,5 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
 
 #[cube]
 pub(super) fn sigmoid(x: f32, #[comptime] target: Target) -> f32 {
-    1.0f32 / (1.0f32 + exp(-x, target))
+    reciprocal(1.0f32 + exp(-x, target), target)
 }
