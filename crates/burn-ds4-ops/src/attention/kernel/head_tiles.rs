@@ -40,8 +40,8 @@ pub(crate) struct HeadTiles {
     pub vectors: u32,
     /// Columns of a block, at most: a multiple of [`SUMMED_COLUMNS`].
     pub columns: u32,
-    /// Sums of a dot product, which take turns: 1, 2 or 4. With few tiles, neighbouring products
-    /// would otherwise depend on each other.
+    /// Sums of a dot product, which take turns: 1 or 2. With few tiles, neighbouring products would
+    /// otherwise depend on each other.
     pub dot_sums: u32,
     /// Whether rows are `f16` rather than `bf16`.
     pub f16_input: bool,

@@ -162,9 +162,9 @@ pub(super) fn read_angles_in_order<N: Size>(
 ) -> (Vector<f32, N>, Vector<f32, N>) {
     let mut cosines = Vector::<f32, N>::new(0.0f32);
     let mut sines = Vector::<f32, N>::new(0.0f32);
-    let pairs = comptime!(N::value() / 2);
+    let size = N::value();
     #[unroll]
-    for pair in 0..pairs {
+    for pair in 0..comptime!(size / 2) {
         let cosine = read_volatile(&table.angles, first + pair, target);
         let sine = read_volatile(&table.angles, first + pair + table.pairs, target);
         #[unroll]

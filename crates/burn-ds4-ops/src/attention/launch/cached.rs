@@ -244,7 +244,7 @@ fn head_tiles(queries: &CubeTensor) -> Option<HeadTiles> {
         head_tiles: 1,
         vectors: (width / 8) as u32,
         columns,
-        dot_sums: 4,
+        dot_sums: 2,
         f16_input: queries.dtype == DType::F16,
         target: caps.target,
     };
