@@ -70,20 +70,25 @@ pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
     #[comptime] blueprint: ProjectBlueprint,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
+    let n = comptime!(blueprint.streams);
     let size = N::value();
+    let vectors = comptime!(blueprint.channels / size as u32);
     let piece = M::value();
     // Requested before the kernel waits for the streams.
     let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
         Shared::<[Vector<f32, M>]>::new_slice(comptime!(blueprint.shared_vectors(piece)));
-    let (_, tokens) = cube_tokens(streams, blueprint);
+    let (first_token, tokens) = cube_tokens(streams, blueprint);
     let mut index = UNIT_POS;
-    while index < tokens * comptime!(blueprint.columns(size) as u32) {
-        let place = VectorPlace::new(streams, index, blueprint);
-        let from = place.token * streams.token + place.stream * streams.stream;
-        let value = streams.values[from + place.vector];
-        let value = select(place.inside, value, Vector::new(F::new(0.0)));
+    while index < tokens * comptime!(n * vectors) {
+        let vector = CUBE_POS_X * vectors + index % vectors;
+        let inside = vector < streams.vectors;
+        let token = (first_token + index / comptime!(n * vectors)) as usize;
+        let stream = modulo(index / vectors, n);
+        let from = token * streams.token + stream as usize * streams.stream;
+        let value = streams.values[from + select(inside, vector, 0u32) as usize];
+        let value = select(inside, value, Vector::new(F::new(0.0)));
         store_shared(value, index, &mut shared_streams);
         index += CUBE_DIM;
     }
@@ -113,32 +118,53 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
 ) {
     let n = comptime!(blueprint.streams);
     let size = N::value();
+    let vectors = comptime!(blueprint.channels / size as u32);
     let piece = M::value();
-    let (_, tokens) = cube_tokens(streams, blueprint);
-    let count = tokens * comptime!(blueprint.columns(size) as u32);
-    let mut part = ExpandedVector::<F, Y, N>::new(blueprint);
-    let mut index = UNIT_POS;
-    // The streams before the weights: memory answers in order, and the weights are needed later.
-    if index < count {
-        part.request(pending, streams, index);
-    }
+    // Requested before the kernel waits for the streams.
     let row_vectors = streams.vectors * comptime!((size / piece) as u32);
     let weights = read_weights(function, row_vectors, 0u32, blueprint);
     let mut shared_streams =
         Shared::<[Vector<f32, M>]>::new_slice(comptime!(blueprint.shared_vectors(piece)));
-    while index < count {
-        let value = part.value();
-        let place = VectorPlace::new(streams, index, blueprint);
-        if place.inside {
-            let to = place.token * comptime!(n as usize) + place.stream;
-            expanded[to * streams.vectors as usize + place.vector] = value;
+    let (first_token, tokens) = cube_tokens(streams, blueprint);
+    let mut index = UNIT_POS;
+    while index < tokens * comptime!(n * vectors) {
+        let vector = CUBE_POS_X * vectors + index % vectors;
+        let inside = vector < streams.vectors;
+        let at = select(inside, vector, 0u32) as usize;
+        let token = (first_token + index / comptime!(n * vectors)) as usize;
+        let target = (modulo(index / vectors, n)) as usize;
+        let mut values = Array::<Vector<F, N>>::new(comptime!(n as usize));
+        let mut factors = Array::<f32>::new(comptime!(1 + n as usize));
+        let first = token * comptime!(((2 + n) * n) as usize) + target;
+        // What is used first is read last.
+        #[unroll]
+        for i in 0..comptime!(n as usize) {
+            let source = comptime!(n as usize - 1 - i);
+            let from = token * streams.token + source * streams.stream + at;
+            values[source] = read_volatile_vector(&streams.values, from, blueprint.target);
         }
-        let value = select(place.inside, value, Vector::new(F::new(0.0)));
+        #[unroll]
+        for i in 0..comptime!(1 + n as usize) {
+            let row = comptime!(n as usize - i);
+            let from = first + comptime!((1 + row) * n as usize);
+            factors[row] = read_volatile(&pending.coefficients, from, blueprint.target);
+        }
+        let from = token * pending.stride + at;
+        let own = read_volatile_vector(&pending.output, from, blueprint.target);
+        let mut sum = Vector::<f32, N>::cast_from(own) * Vector::new(factors[0]);
+        #[unroll]
+        for source in 0..comptime!(n as usize) {
+            let comb = factors[comptime!(1 + source)];
+            sum = fma(Vector::new(comb), Vector::cast_from(values[source]), sum);
+        }
+        let value = Vector::<F, N>::cast_from(sum);
+        if inside {
+            let to = token * comptime!(n as usize) + target;
+            expanded[to * streams.vectors as usize + at] = value;
+        }
+        let value = select(inside, value, Vector::new(F::new(0.0)));
         store_shared(value, index, &mut shared_streams);
         index += CUBE_DIM;
-        if index < count {
-            part.request(pending, streams, index);
-        }
     }
     sync_cube();
     add_products(
@@ -150,99 +176,6 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
         tokens,
         blueprint,
     );
-}
-
-/// Where a vector of a cube's tokens is: its token, its stream and its number there. A vector past
-/// the end of a stream is not `inside`, and the first one stands for it.
-#[derive(CubeType)]
-struct VectorPlace {
-    token: usize,
-    stream: usize,
-    vector: usize,
-    inside: bool,
-}
-
-#[cube]
-impl VectorPlace {
-    fn new<F: Float, N: Size>(
-        streams: &Streams<F, N>,
-        index: u32,
-        #[comptime] blueprint: ProjectBlueprint,
-    ) -> VectorPlace {
-        let n = comptime!(blueprint.streams);
-        let size = N::value();
-        let vectors = comptime!(blueprint.channels / size as u32);
-        let vector = CUBE_POS_X * vectors + index % vectors;
-        let inside = vector < streams.vectors;
-        let (first_token, _) = cube_tokens(streams, blueprint);
-        VectorPlace {
-            token: (first_token + index / comptime!(n * vectors)) as usize,
-            stream: modulo(index / vectors, n) as usize,
-            vector: select(inside, vector, 0u32) as usize,
-            inside,
-        }
-    }
-}
-
-/// A vector of the streams that an output is spread over, and what it is computed from.
-#[derive(CubeType)]
-struct ExpandedVector<F: Float, Y: Float, N: Size> {
-    /// Of all streams.
-    values: Array<Vector<F, N>>,
-    /// The factor of the output, and those of the streams.
-    factors: Array<f32>,
-    output: Vector<Y, N>,
-    #[cube(comptime)]
-    blueprint: ProjectBlueprint,
-}
-
-#[cube]
-impl<F: Float, Y: Float, N: Size> ExpandedVector<F, Y, N> {
-    fn new(#[comptime] blueprint: ProjectBlueprint) -> ExpandedVector<F, Y, N> {
-        let n = comptime!(blueprint.streams as usize);
-        ExpandedVector::<F, Y, N> {
-            values: Array::new(n),
-            factors: Array::new(comptime!(1 + n)),
-            output: Vector::new(Y::new(0.0)),
-            blueprint,
-        }
-    }
-
-    /// Requests vector `index` of the cube's tokens.
-    fn request(&mut self, pending: &PendingOutput<Y, N>, streams: &Streams<F, N>, index: u32) {
-        let (n, target) = comptime!((self.blueprint.streams as usize, self.blueprint.target));
-        let place = VectorPlace::new(streams, index, self.blueprint);
-        let first = place.token * comptime!((2 + n) * n) + place.stream;
-        // What is used first is read last.
-        #[unroll]
-        for i in 0..n {
-            let source = comptime!(n - 1 - i);
-            let from = place.token * streams.token + source * streams.stream + place.vector;
-            self.values[source] = read_volatile_vector(&streams.values, from, target);
-        }
-        #[unroll]
-        for i in 0..comptime!(1 + n) {
-            let row = comptime!(n - i);
-            let from = first + comptime!((1 + row) * n);
-            self.factors[row] = read_volatile(&pending.coefficients, from, target);
-        }
-        let from = place.token * pending.stride + place.vector;
-        self.output = read_volatile_vector(&pending.output, from, target);
-    }
-
-    /// The vector, as [`expand_kernel`](super::expand_kernel) computes it.
-    fn value(&self) -> Vector<F, N> {
-        let n = comptime!(self.blueprint.streams as usize);
-        let output = Vector::<f32, N>::cast_from(self.output);
-        let mut sum = output * Vector::new(self.factors[0]);
-        #[unroll]
-        for source in 0..n {
-            let comb = self.factors[comptime!(1 + source)];
-            let value = Vector::cast_from(self.values[source]);
-            sum = fma(Vector::new(comb), value, sum);
-        }
-        Vector::cast_from(sum)
-    }
 }
 
 /// The first token of a cube, and how many it has.
@@ -306,8 +239,7 @@ fn read_weights<W: Float, M: Size>(
             CUBE_POS_X * split_vectors + UNIT_POS % lanes + comptime!(first % split_vectors);
         let inside = vector < vectors;
         let from = stream as usize * vectors as usize + select(inside, vector, 0u32) as usize;
-        let values = read_volatile_vector(function, from, blueprint.target);
-        let values = Vector::<f32, M>::cast_from(values);
+        let values = Vector::<f32, M>::cast_from(function[from]);
         weights[i] = select(inside, values, Vector::new(0.0f32));
     }
     weights
