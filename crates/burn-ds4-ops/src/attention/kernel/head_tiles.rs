@@ -29,9 +29,10 @@ const WEIGHT_GAP: u32 = 4;
 /// multiplies both at once.
 ///
 /// A block goes through three phases with a barrier after each. First, planes [multiply the
-/// queries](multiply_queries) by the columns. Then, each [computes the weights](PlaneSoftmax::weigh) of
-/// some heads. Last, each [adds a slice](add_rows) of the channels of all heads. The weights of
-/// columns are rounded to 16 bits, and the divisor is the sum of the rounded weights.
+/// queries](multiply_queries) by the columns. Then, each [computes the
+/// weights](PlaneSoftmax::weigh) of some heads. Last, each [adds a slice](add_rows) of the
+/// channels of all heads. The weights of columns are rounded to 16 bits, and the divisor is the
+/// sum of the rounded weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HeadTiles {
     /// Tiles of [`TILE_HEADS`] heads of a cube: 1, 2 or 4.

@@ -59,7 +59,7 @@ fn normalize(
     #[unroll]
     for index in 0..n {
         let first = comptime!(index * line);
-        // In halves, because products wait for the sums.
+        // In two parts, because products wait for the sums.
         let mut sum = matrix[first];
         let mut rest = epsilon;
         #[unroll]
