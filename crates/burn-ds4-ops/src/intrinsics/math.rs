@@ -83,8 +83,9 @@ pub(crate) fn reciprocal(x: f32, #[comptime] target: Target) -> f32 {
 }
 
 /// `1 / sqrt(sum / count + epsilon)` to about 3 ulp: the factor of an RMS norm, from the sum of
-/// squares of `count` numbers. Where reads for what follows are on their way meanwhile, a division
-/// is faster: without its branches, the assembler puts those reads behind the sum.
+/// squares of `count` numbers. Where reads for what follows are on their way meanwhile, and are not
+/// [ordered](super::read_ordered), a division is faster: without its branches, the assembler puts
+/// those reads behind the sum.
 #[cube]
 pub(crate) fn inverse_rms(sum: f32, count: f32, epsilon: f32, #[comptime] target: Target) -> f32 {
     if target.ptx {

@@ -7,8 +7,10 @@ use crate::caps::Target;
 /// Element `index` of a slice in device memory. With PTX, such reads are requested in the order of
 /// the code. If what is requested last is used first, all of them are on their way together, while
 /// the assembler may put other reads behind the use of earlier ones. Elements have 4 or 8 bytes.
+/// Reads are relaxed at the scope of the cube, so that the first-level cache may answer; volatile
+/// ones keep their order, too, but go to the second-level cache.
 #[cube]
-pub(crate) fn read_volatile<E: CubePrimitive>(
+pub(crate) fn read_ordered<E: CubePrimitive>(
     slice: &[E],
     index: usize,
     #[comptime] target: Target,
@@ -35,9 +37,9 @@ pub(crate) fn read_volatile<E: CubePrimitive>(
     }
 }
 
-/// [`read_volatile`] of a vector, where it has 16 bytes.
+/// [`read_ordered`] of a vector, where it has 16 bytes.
 #[cube]
-pub(crate) fn read_volatile_vector<F: Float, N: Size>(
+pub(crate) fn read_ordered_vector<F: Float, N: Size>(
     slice: &[Vector<F, N>],
     index: usize,
     #[comptime] target: Target,

@@ -16,7 +16,7 @@ use super::sink::{AttentionShape, PartialOutput};
 use super::softmax_weight;
 use super::visibility::Visibility;
 use crate::intrinsics::{
-    await_copies, cluster_address, leave_cluster, read_cluster, read_cluster_pair, read_volatile,
+    await_copies, cluster_address, leave_cluster, read_cluster, read_cluster_pair, read_ordered,
     shared_address, sync_cluster,
 };
 
@@ -446,7 +446,7 @@ impl ResultInputs {
         let blueprint = comptime!(self.blueprint);
         let target = comptime!(blueprint.tiles.target);
         let head = CUBE_POS_X * comptime!(blueprint.tiles.heads()) + result_row(blueprint);
-        self.sink = read_volatile(sinks, min(head, heads - 1) as usize, target);
+        self.sink = read_ordered(sinks, min(head, heads - 1) as usize, target);
         let unit = UNIT_POS % comptime!(blueprint.head_units());
         let unrotated = comptime!(blueprint.unrotated_pairs());
         #[unroll]

@@ -6,7 +6,7 @@ use super::angles::LaneAngles;
 use super::sink::{AttentionInputs, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::HIDDEN_BELOW;
-use crate::intrinsics::{group_sum, group_sums, inverse_rms, read_volatile_vector};
+use crate::intrinsics::{group_sum, group_sums, inverse_rms, read_ordered_vector};
 
 /// Columns that a plane processes together.
 pub(crate) const KV_GROUP: u32 = 4;
@@ -89,7 +89,7 @@ impl<F: Float, N: Size> HeadInputs<F, N> {
                 }
                 let at = comptime!((h * blueprint.steps + step) as usize);
                 let from = start + head * strides.head + vector as usize;
-                own.queries[at] = read_volatile_vector(&inputs.queries, from, blueprint.target);
+                own.queries[at] = read_ordered_vector(&inputs.queries, from, blueprint.target);
             }
             own.sinks[h as usize] = inputs.sinks[head];
         }

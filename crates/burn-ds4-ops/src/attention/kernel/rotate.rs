@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::SlotStrides;
 use crate::caps::Target;
-use crate::intrinsics::read_volatile;
+use crate::intrinsics::read_ordered;
 
 /// Sizes of the rows that are rotated: those of heads of positions of sequences.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -165,8 +165,8 @@ pub(super) fn read_angles_in_order<N: Size>(
     let size = N::value();
     #[unroll]
     for pair in 0..comptime!(size / 2) {
-        let cosine = read_volatile(&table.angles, first + pair, target);
-        let sine = read_volatile(&table.angles, first + pair + table.pairs, target);
+        let cosine = read_ordered(&table.angles, first + pair, target);
+        let sine = read_ordered(&table.angles, first + pair + table.pairs, target);
         #[unroll]
         for i in 0..2usize {
             cosines.insert(comptime!(2 * pair + i), cosine);

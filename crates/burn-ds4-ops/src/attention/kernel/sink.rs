@@ -8,7 +8,7 @@ use super::heads::{Heads, KV_GROUP, KvGroup};
 use super::rotate::RowRotation;
 use crate::attention::MASKED;
 use crate::caps::Target;
-use crate::intrinsics::read_volatile;
+use crate::intrinsics::read_ordered;
 
 /// Compile-time configuration of [`sink_kernel`].
 ///
@@ -110,7 +110,7 @@ impl<F: Float, I: Int, N: Size> AttentionInputs<F, I, N> {
         let picked: ComptimeOption<I> = self
             .picks
             .as_ref()
-            .map(|picks| read_volatile(&picks[..], at, target));
+            .map(|picks| read_ordered(&picks[..], at, target));
         picked.unwrap_or_else(|| I::cast_from(index))
     }
 }

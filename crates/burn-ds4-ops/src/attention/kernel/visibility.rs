@@ -6,7 +6,7 @@ use cubecl::std::FastDivmod;
 use super::rotate::Positions;
 use super::sink::AttentionShape;
 use crate::caps::Target;
-use crate::intrinsics::read_volatile;
+use crate::intrinsics::read_ordered;
 
 /// How the rows of a cache stand for positions.
 #[derive(CubeType, CubeLaunch)]
@@ -50,7 +50,7 @@ impl Visibility {
     ) -> Visibility {
         let table = &positions.table;
         let (sequence, query) = shape.query_of(token);
-        let given = read_volatile(&positions.start, sequence as usize, target);
+        let given = read_ordered(&positions.start, sequence as usize, target);
         let active = given >= P::from_int(0) && given < P::cast_from(table.positions);
         // The newest position that it sees, up to which all of its span lies.
         let newest = if comptime!(causal) {

@@ -2,7 +2,7 @@ use cubecl::prelude::*;
 
 use super::collapse::write_matrix;
 use super::token::{CollapsedNorm, MixParameters, Streams, TokenBlueprint, TokenStreams, sigmoid};
-use crate::intrinsics::{group_sums, read_volatile};
+use crate::intrinsics::{group_sums, read_ordered};
 
 /// How the kernels that start from partial sums are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,8 +156,8 @@ impl Coefficients {
         for round in 0..rounds {
             let at = UNIT_POS + comptime!(round as u32 * blueprint.token.units());
             let at = min(at, comptime!(blueprint.rows - 1)) as usize;
-            own.offsets[round] = read_volatile(&mix.base, at, blueprint.token.target);
-            own.scales[round] = read_volatile(&mix.scale, at, blueprint.token.target);
+            own.offsets[round] = read_ordered(&mix.base, at, blueprint.token.target);
+            own.scales[round] = read_ordered(&mix.scale, at, blueprint.token.target);
         }
         own
     }
@@ -243,7 +243,7 @@ impl LanePartials {
                 let at = UNIT_POS_X + step * partition.plane;
                 let inside = at < splits;
                 let from = first + select(inside, at, 0u32) as usize;
-                let part = read_volatile(partials, from, blueprint.token.target);
+                let part = read_ordered(partials, from, blueprint.token.target);
                 sum += select(inside, part, 0.0f32);
             }
             own.sums[comptime!(round as usize)] = sum;

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
-use crate::intrinsics::{exp, inverse_rms, read_volatile_vector, reciprocal};
+use crate::intrinsics::{exp, inverse_rms, read_ordered_vector, reciprocal};
 use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How the kernels that collapse a token's streams are compiled.
@@ -135,7 +135,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         let inside = vector < self.streams.vectors;
         let first = self.first + comptime!(stream as usize) * self.streams.stream;
         let at = first + select(inside, vector, 0u32) as usize;
-        let value = read_volatile_vector(&self.streams.values, at, self.blueprint.target);
+        let value = read_ordered_vector(&self.streams.values, at, self.blueprint.target);
         select(inside, value, Vector::new(F::new(0.0)))
     }
 
@@ -254,7 +254,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
             #[unroll]
             for piece in 0..pieces {
                 weights[comptime!(i * pieces + piece)] =
-                    read_volatile_vector(weight, at + piece, blueprint.target);
+                    read_ordered_vector(weight, at + piece, blueprint.target);
             }
         }
         weights
