@@ -35,7 +35,7 @@ pub(crate) const TOKEN_CUBES: u32 = 2;
 
 /// Computes the coefficients of every token, the input of its sub-layer and that input's norm. A
 /// token has [`TOKEN_CUBES`] cubes. The first computes the input and the gates. The second computes
-/// the matrix, whose iterations take as long as everything else.
+/// the matrix, whose iterations take longer than everything else.
 ///
 /// - `partials`: the partial sums of every token's products with the projection's rows and of its
 ///   sum of squares: `[tokens, rows + 1, splits]`
