@@ -1,73 +1,85 @@
-//! The angles of a query, as the lanes of a plane have them.
+//! The angles of a row, as the units that share it have them.
 
 use cubecl::prelude::*;
 
-use super::cached::CachedBlueprint;
 use super::rotate::{AngleTable, read_angles_in_order, rotate_by};
+use crate::caps::Target;
 
-/// The angles of a lane's vectors of a row, of which it has one in each step.
+/// How a row is shared: in each step, neighbouring units have neighbouring vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RowSteps {
+    pub steps: u32,
+    /// Units that share the row.
+    pub units: u32,
+    /// Vectors in front that are not rotated.
+    pub unrotated: u32,
+    pub target: Target,
+}
+
+impl RowSteps {
+    /// The first step in which a unit may have a rotated vector.
+    fn first_rotated(&self) -> u32 {
+        self.steps.min(self.unrotated / self.units)
+    }
+}
+
+/// The angles of a unit's vectors of a row.
 #[derive(CubeType)]
-pub(super) struct LaneAngles<N: Size> {
+pub(super) struct UnitAngles<N: Size> {
     /// Those of the steps that have rotated vectors.
     cosines: Array<Vector<f32, N>>,
     sines: Array<Vector<f32, N>>,
     #[cube(comptime)]
-    blueprint: CachedBlueprint,
-}
-
-impl CachedBlueprint {
-    /// The first step in which a lane may have a rotated vector.
-    fn first_rotated(&self) -> u32 {
-        self.sink.steps.min(self.unrotated / self.sink.plane)
-    }
+    row: RowSteps,
 }
 
 #[cube]
-impl<N: Size> LaneAngles<N> {
-    /// Requests the angles from `angle` on of a row of `vectors` vectors.
-    pub fn read(
-        table: &AngleTable,
-        angle: usize,
-        vectors: u32,
-        #[comptime] blueprint: CachedBlueprint,
-    ) -> LaneAngles<N> {
-        let first = comptime!(blueprint.first_rotated());
-        let steps = comptime!(blueprint.sink.steps);
-        let count = comptime!((steps - first) as usize);
-        let mut angles = LaneAngles::<N> {
+impl<N: Size> UnitAngles<N> {
+    pub fn new(#[comptime] row: RowSteps) -> UnitAngles<N> {
+        let count = comptime!((row.steps - row.first_rotated()) as usize);
+        UnitAngles::<N> {
             cosines: Array::new(count),
             sines: Array::new(count),
-            blueprint,
-        };
-        #[unroll]
-        for step in first..steps {
-            // A lane whose vector is not rotated reads what it does not need.
-            let vector = UNIT_POS_X + step * blueprint.sink.plane;
-            let vector = min(max(vector, blueprint.unrotated), vectors - 1);
-            let pairs = (vector - blueprint.unrotated) * N::value() as u32 / 2;
-            let target = comptime!(blueprint.sink.target);
-            let read = read_angles_in_order::<N>(table, angle + pairs as usize, target);
-            let at = comptime!((step - first) as usize);
-            angles.cosines[at] = read.0;
-            angles.sines[at] = read.1;
+            row,
         }
-        angles
     }
 
-    /// Rotates the vector that the lane has in a step, if it is one of those.
+    /// Requests the angles from `angle` on of a row of `vectors` vectors, for unit `unit` of those
+    /// that share it.
+    pub fn request(&mut self, table: &AngleTable, angle: usize, unit: u32, vectors: u32) {
+        let row = comptime!(self.row);
+        let size = N::value();
+        #[unroll]
+        for step in comptime!(row.first_rotated())..row.steps {
+            // A unit whose vector is not rotated reads what it does not need.
+            let vector = unit + comptime!(step * row.units);
+            let vector = min(max(vector, row.unrotated), vectors - 1);
+            let pairs = (vector - row.unrotated) * comptime!(size as u32 / 2);
+            let read = read_angles_in_order::<N>(table, angle + pairs as usize, row.target);
+            let at = comptime!((step - row.first_rotated()) as usize);
+            self.cosines[at] = read.0;
+            self.sines[at] = read.1;
+        }
+    }
+
+    /// Rotates vector `vector`, which the unit has in a step, if it is one of those; or rotates it
+    /// back.
+    // A condition on comptime values gets an `if` of its own.
+    #[allow(clippy::collapsible_if)]
     pub fn rotate(
         &self,
         value: Vector<f32, N>,
+        vector: u32,
         vectors: u32,
         #[comptime] step: u32,
+        #[comptime] inverse: bool,
     ) -> Vector<f32, N> {
-        let blueprint = comptime!(self.blueprint);
+        let row = comptime!(self.row);
         let mut rotated = value;
-        if comptime!(step >= blueprint.first_rotated()) {
-            let vector = UNIT_POS_X + step * blueprint.sink.plane;
-            if vector >= blueprint.unrotated && vector < vectors {
-                let at = comptime!((step - blueprint.first_rotated()) as usize);
-                rotated = rotate_by::<N>(value, self.cosines[at], self.sines[at], false);
+        if comptime!(step >= row.first_rotated()) {
+            if vector >= row.unrotated && vector < vectors {
+                let at = comptime!((step - row.first_rotated()) as usize);
+                rotated = rotate_by::<N>(value, self.cosines[at], self.sines[at], inverse);
             }
         }
         rotated

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::angles::LaneAngles;
+use super::angles::{RowSteps, UnitAngles};
 use super::combine::combine_planes;
 use super::heads::{Heads, KV_GROUP, KvGroup};
 use super::rotate::{Positions, RowRotation};
@@ -19,6 +19,18 @@ pub(crate) struct CachedBlueprint {
     /// Whether a query attends up to its own position. Otherwise the span of all of them ends with
     /// the last query.
     pub causal: bool,
+}
+
+impl CachedBlueprint {
+    /// How the lanes of a plane share a query.
+    pub(super) fn row_steps(&self) -> RowSteps {
+        RowSteps {
+            steps: self.sink.steps,
+            units: self.sink.plane,
+            unrotated: self.unrotated,
+            target: self.sink.target,
+        }
+    }
 }
 
 /// Queries as they were projected, and the rows of a cache.
@@ -68,7 +80,8 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let split = KvSplit::new(shape, selected, sink);
     let (sequence, query) = (visibility.sequence, visibility.query);
     let mut heads = Heads::<N>::new::<F, I>(attention, sequence, query, first_head, sink);
-    let angles = LaneAngles::<N>::read(table, visibility.angle, shape.vectors, blueprint);
+    let mut angles = UnitAngles::<N>::new(blueprint.row_steps());
+    angles.request(table, visibility.angle, UNIT_POS_X, shape.vectors);
     let rotation = RowRotation::new(table, visibility.angle, blueprint.unrotated);
     let stride = comptime!(KV_GROUP * sink.planes);
     let own = UNIT_POS_Y * KV_GROUP;

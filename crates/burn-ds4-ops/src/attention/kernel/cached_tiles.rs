@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::angles::LaneAngles;
+use super::angles::{RowSteps, UnitAngles};
 use super::cached::{CachedBlueprint, CachedInputs};
 use super::cached_rows::{CachedRows, lane_pick};
 use super::combine::with_sink;
@@ -11,7 +11,6 @@ use super::head_tiles::{
     lane_vector, multiply_queries, plane_row, rescale, store_queries,
 };
 use super::heads::{HeadInputs, KV_GROUP};
-use super::rotate::{AngleTable, read_angles_in_order, rotate_by};
 use super::sink::{AttentionShape, PartialOutput};
 use super::softmax_weight;
 use super::visibility::Visibility;
@@ -34,13 +33,9 @@ pub(crate) struct CachedTilesBlueprint {
 }
 
 impl CachedTilesBlueprint {
-    /// Pairs of channels of a head, and those in front that are not rotated.
+    /// Pairs of channels of a head.
     const fn head_pairs(&self) -> u32 {
         4 * self.tiles.vectors
-    }
-
-    const fn unrotated_pairs(&self) -> u32 {
-        4 * self.cached.unrotated
     }
 
     /// Heads of which a cube of a cluster has the results.
@@ -57,10 +52,14 @@ impl CachedTilesBlueprint {
         self.head_pairs().div_ceil(self.head_units())
     }
 
-    /// The first of a unit's pairs that may be rotated.
-    fn first_rotated(&self) -> u32 {
-        self.unit_pairs()
-            .min(self.unrotated_pairs() / self.head_units())
+    /// How they share them.
+    fn result_steps(&self) -> RowSteps {
+        RowSteps {
+            steps: self.unit_pairs(),
+            units: self.head_units(),
+            unrotated: 4 * self.cached.unrotated,
+            target: self.tiles.target,
+        }
     }
 }
 
@@ -117,10 +116,11 @@ struct TilesCube<F: Float> {
     softmax_stats: Shared<[f32]>,
     /// The lane's part of the weighted sums.
     sums: Array<Vector<f32, Const<4>>>,
-    /// The cube's columns, and the offset of the query's angles.
+    /// The cube's columns.
     columns: u32,
-    angle: usize,
-    results: ResultInputs,
+    /// Of a cluster: the sink of the head of this unit's results, and the angles of their pairs.
+    sink: f32,
+    angles: UnitAngles<Const<2>>,
     #[cube(comptime)]
     blueprint: CachedTilesBlueprint,
 }
@@ -140,8 +140,8 @@ impl<F: Float> TilesCube<F> {
             softmax_stats: Shared::new_slice(comptime!(2 * heads)),
             sums: Array::new(comptime!(8 * tiles.head_tiles as usize)),
             columns: 0u32.runtime(),
-            angle: 0usize.runtime(),
-            results: ResultInputs::new(blueprint),
+            sink: 0.0f32.runtime(),
+            angles: UnitAngles::new(blueprint.result_steps()),
             blueprint,
         }
     }
@@ -172,12 +172,16 @@ impl<F: Float> TilesCube<F> {
             cached.causal,
             tiles.target,
         );
-        self.angle = visibility.angle;
-        let table = &inputs.positions.table;
-        let angles = LaneAngles::<Const<8>>::read(table, self.angle, shape.vectors, cached);
+        let (table, angle) = (&inputs.positions.table, visibility.angle);
+        let mut angles = UnitAngles::<Const<8>>::new(cached.row_steps());
+        angles.request(table, angle, UNIT_POS_X, shape.vectors);
         if comptime!(self.blueprint.in_cluster) {
-            self.results
-                .read(table, self.angle, &attention.sinks, shape.heads);
+            let blueprint = comptime!(self.blueprint);
+            let head = min(first_head + result_row(blueprint), shape.heads - 1);
+            self.sink = read_ordered(&attention.sinks, head as usize, tiles.target);
+            let unit = UNIT_POS % comptime!(blueprint.head_units());
+            let pairs = comptime!(blueprint.head_pairs()).runtime();
+            self.angles.request(table, angle, unit, pairs);
         }
         let mut selected = shape.selected;
         if attention.picks.as_ref().is_none() {
@@ -382,7 +386,7 @@ impl<F: Float> TilesCube<F> {
             total = fma(totals[cube], weight, total);
             maxima[cube] = weight;
         }
-        let factor = 1.0f32 / with_sink(total, self.results.sink, maximum, tiles.target);
+        let factor = 1.0f32 / with_sink(total, self.sink, maximum, tiles.target);
         #[unroll]
         for i in 0..count {
             let mut result = Vector::<f32, Const<2>>::new(0.0f32);
@@ -393,9 +397,8 @@ impl<F: Float> TilesCube<F> {
             }
             result *= Vector::new(factor);
             let pair = unit + comptime!(i * head_units);
-            if comptime!(i >= blueprint.first_rotated()) {
-                result = self.results.rotate_back(result, pair, i);
-            }
+            let pairs = head_pairs.runtime();
+            result = self.angles.rotate(result, pair, pairs, i, true);
             if head < shape.heads && pair < head_pairs {
                 let to = (CUBE_POS_Y * shape.heads + head) as usize * head_pairs as usize;
                 output[to + pair as usize] = Vector::cast_from(result);
@@ -416,64 +419,4 @@ fn sum_offset(row: u32) -> u32 {
 #[cube]
 fn result_row(#[comptime] blueprint: CachedTilesBlueprint) -> u32 {
     CUBE_POS_Z * comptime!(blueprint.result_heads()) + UNIT_POS / comptime!(blueprint.head_units())
-}
-
-/// What a unit of a cluster reads for its results: the sink of their head, and the angles of their
-/// pairs.
-#[derive(CubeType)]
-struct ResultInputs {
-    sink: f32,
-    cosines: Array<Vector<f32, Const<2>>>,
-    sines: Array<Vector<f32, Const<2>>>,
-    #[cube(comptime)]
-    blueprint: CachedTilesBlueprint,
-}
-
-#[cube]
-impl ResultInputs {
-    fn new(#[comptime] blueprint: CachedTilesBlueprint) -> ResultInputs {
-        let count = comptime!((blueprint.unit_pairs() - blueprint.first_rotated()) as usize);
-        ResultInputs {
-            sink: 0.0f32.runtime(),
-            cosines: Array::new(count),
-            sines: Array::new(count),
-            blueprint,
-        }
-    }
-
-    /// Requests them.
-    fn read(&mut self, table: &AngleTable, angle: usize, sinks: &[f32], heads: u32) {
-        let blueprint = comptime!(self.blueprint);
-        let target = comptime!(blueprint.tiles.target);
-        let head = CUBE_POS_X * comptime!(blueprint.tiles.heads()) + result_row(blueprint);
-        self.sink = read_ordered(sinks, min(head, heads - 1) as usize, target);
-        let unit = UNIT_POS % comptime!(blueprint.head_units());
-        let unrotated = comptime!(blueprint.unrotated_pairs());
-        #[unroll]
-        for i in comptime!(blueprint.first_rotated())..comptime!(blueprint.unit_pairs()) {
-            // A pair that is not rotated reads what it does not need.
-            let pair = unit + comptime!(i * blueprint.head_units());
-            let pair = min(max(pair, unrotated), comptime!(blueprint.head_pairs() - 1));
-            let first = angle + (pair - unrotated) as usize;
-            let angles = read_angles_in_order::<Const<2>>(table, first, target);
-            let at = comptime!((i - blueprint.first_rotated()) as usize);
-            self.cosines[at] = angles.0;
-            self.sines[at] = angles.1;
-        }
-    }
-
-    /// Rotates a result back, if it is one of those: the unit's pair number `i`.
-    fn rotate_back(
-        &self,
-        result: Vector<f32, Const<2>>,
-        pair: u32,
-        #[comptime] i: u32,
-    ) -> Vector<f32, Const<2>> {
-        let mut rotated = result;
-        if pair >= comptime!(self.blueprint.unrotated_pairs()) {
-            let at = comptime!((i - self.blueprint.first_rotated()) as usize);
-            rotated = rotate_by::<Const<2>>(result, self.cosines[at], self.sines[at], true);
-        }
-        rotated
-    }
 }

@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::angles::LaneAngles;
+use super::angles::UnitAngles;
 use super::sink::{AttentionInputs, SinkBlueprint};
 use super::softmax_weight;
 use crate::attention::HIDDEN_BELOW;
-use crate::intrinsics::{group_sum, group_sums, inverse_rms, read_ordered_vector};
+use crate::intrinsics::{group_sum, group_sums, inverse_rms, read_ordered};
 
 /// Columns that a plane processes together.
 pub(crate) const KV_GROUP: u32 = 4;
@@ -89,7 +89,7 @@ impl<F: Float, N: Size> HeadInputs<F, N> {
                 }
                 let at = comptime!((h * blueprint.steps + step) as usize);
                 let from = start + head * strides.head + vector as usize;
-                own.queries[at] = read_ordered_vector(&inputs.queries, from, blueprint.target);
+                own.queries[at] = read_ordered(&inputs.queries, from, blueprint.target);
             }
             own.sinks[h as usize] = inputs.sinks[head];
         }
@@ -147,7 +147,7 @@ impl<N: Size> Heads<N> {
     }
 
     /// Divides the queries by their root mean square, and rotates them.
-    pub fn normalize_and_rotate(&mut self, angles: &LaneAngles<N>, vectors: u32, epsilon: f32) {
+    pub fn normalize_and_rotate(&mut self, angles: &UnitAngles<N>, vectors: u32, epsilon: f32) {
         let blueprint = comptime!(self.blueprint);
         let steps = comptime!(blueprint.steps);
         let width = vectors * N::value() as u32;
@@ -179,7 +179,8 @@ impl<N: Size> Heads<N> {
             for step in 0..steps {
                 let at = comptime!((h * steps + step) as usize);
                 let query = self.queries[at] * Vector::new(factor);
-                self.queries[at] = angles.rotate(query, vectors, step);
+                let vector = UNIT_POS_X + step * blueprint.plane;
+                self.queries[at] = angles.rotate(query, vector, vectors, step, false);
             }
         }
     }

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::sinkhorn::sinkhorn;
-use super::token::{MixParameters, Streams, TokenBlueprint, TokenStreams, sigmoid};
+use super::token::{MixParameters, Streams, TokenBlueprint, TokenStreams, coefficient, sigmoid};
 
 /// `function · v` of every token.
 #[derive(CubeType, CubeLaunch)]
@@ -57,10 +57,8 @@ pub(crate) fn collapse_kernel<F: Float, N: Size>(
             let round = comptime!(round as usize);
             let mixed = fma(raw[round] * inverse_rms, scales[round], offsets[round]);
             if at < count {
-                let mut value = mixed;
+                let value = coefficient(mixed, at, mix.epsilon, blueprint);
                 if at < 2 * n {
-                    let gate = sigmoid(mixed, blueprint.target);
-                    value = select(at < n, gate + mix.epsilon, 2.0f32 * gate);
                     coefficients[to + at as usize] = value;
                 }
                 mixes[at as usize] = value;

@@ -1,7 +1,9 @@
 use cubecl::prelude::*;
 
 use super::collapse::write_matrix;
-use super::token::{CollapsedNorm, MixParameters, Streams, TokenBlueprint, TokenStreams, sigmoid};
+use super::token::{
+    CollapsedNorm, MixParameters, Streams, TokenBlueprint, TokenStreams, coefficient, sigmoid,
+};
 use crate::intrinsics::{group_sums, read_ordered};
 
 /// How the kernels that start from partial sums are compiled.
@@ -59,7 +61,7 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             let token = TokenStreams::<F, N>::new(streams, index, blueprint.token);
             let weights = token.read_weights(&norm.weight);
             // What is used first is requested last, so that nothing is requested after its use.
-            let parts = Coefficients::request(partials, mix, index, blueprint);
+            let mut parts = Coefficients::request(partials, mix, index, blueprint);
             parts.compute(streams, mix, &mut sums);
             parts.write_gates(&sums, coefficients, first);
             let n = comptime!(blueprint.token.streams as usize);
@@ -71,7 +73,7 @@ pub(crate) fn collapse_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
             let to = index as usize * streams.vectors as usize;
             token.write_norm(&gates, &weights, norm, to);
         } else {
-            let parts = Coefficients::request(partials, mix, index, blueprint);
+            let mut parts = Coefficients::request(partials, mix, index, blueprint);
             parts.compute(streams, mix, &mut sums);
             let epsilon = mix.epsilon;
             write_matrix(
@@ -104,7 +106,7 @@ pub(crate) fn head_norm_kernel<F: Float, W: Float, N: Size, M: Size>(
         let first = index as usize * streams.vectors as usize;
         let token = TokenStreams::<F, N>::new(streams, index, of_token);
         let weights = token.read_weights(&norm.weight);
-        let parts = LanePartials::request(partials, index, blueprint);
+        let mut parts = LanePartials::request(partials, index, blueprint);
         let factor = mix.scale[0];
         let mut gates = Array::<f32>::new(n);
         #[unroll]
@@ -164,13 +166,12 @@ impl Coefficients {
 
     /// Writes gates and the logits of the matrix to `sums`. Every unit of the cube must call this.
     fn compute<F: Float, N: Size>(
-        &self,
+        &mut self,
         streams: &Streams<F, N>,
         mix: &MixParameters,
         sums: &mut Shared<[f32]>,
     ) {
         let blueprint = comptime!(self.blueprint);
-        let n = comptime!(blueprint.token.streams);
         let count = comptime!(blueprint.rows);
         self.partials.add(sums);
         sync_cube();
@@ -182,12 +183,7 @@ impl Coefficients {
             if at < count {
                 let raw = sums[at as usize];
                 let mixed = fma(raw * inverse_rms, self.scales[round], self.offsets[round]);
-                let mut value = mixed;
-                if at < 2 * n {
-                    let gate = sigmoid(mixed, blueprint.token.target);
-                    value = select(at < n, gate + mix.epsilon, 2.0f32 * gate);
-                }
-                sums[at as usize] = value;
+                sums[at as usize] = coefficient(mixed, at, mix.epsilon, blueprint.token);
             }
         }
         sync_cube();
@@ -253,21 +249,16 @@ impl LanePartials {
 
     /// Adds them up. The results are visible after the next barrier. Every lane of the plane must
     /// call this.
-    fn add(&self, sums: &mut Shared<[f32]>) {
+    fn add(&mut self, sums: &mut Shared<[f32]>) {
         let blueprint = comptime!(self.blueprint);
         let partition = comptime!(blueprint.token.partition);
-        let rounds = comptime!(blueprint.plane_rounds());
-        let mut own = Array::<f32>::new(comptime!(rounds as usize));
-        #[unroll]
-        for round in 0..comptime!(rounds as usize) {
-            own[round] = self.sums[round];
-        }
-        group_sums(&mut own, rounds, partition.plane, blueprint.token.target);
+        let (rounds, target) = comptime!((blueprint.plane_rounds(), blueprint.token.target));
+        group_sums(&mut self.sums, rounds, partition.plane, target);
         #[unroll]
         for round in 0..rounds {
             let row = UNIT_POS_Y + round * partition.planes;
             if UNIT_POS_X == 0 && row < comptime!(blueprint.sums()) {
-                sums[row as usize] = own[comptime!(round as usize)];
+                sums[row as usize] = self.sums[comptime!(round as usize)];
             }
         }
     }

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::expand::PendingOutput;
 use super::token::Streams;
 use crate::caps::Target;
-use crate::intrinsics::{group_sum, modulo, read_ordered, read_ordered_vector};
+use crate::intrinsics::{group_sum, modulo, read_ordered};
 
 /// How the kernels are compiled. Only [`cube_tokens`](Self::cube_tokens) depends on the tokens, and
 /// a token has the same bits whatever others its cube has.
@@ -141,7 +141,7 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
         for i in 0..comptime!(n as usize) {
             let source = comptime!(n as usize - 1 - i);
             let from = token * streams.token + source * streams.stream + at;
-            values[source] = read_ordered_vector(&streams.values, from, blueprint.target);
+            values[source] = read_ordered(&streams.values, from, blueprint.target);
         }
         #[unroll]
         for i in 0..comptime!(1 + n as usize) {
@@ -150,7 +150,7 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
             factors[row] = read_ordered(&pending.coefficients, from, blueprint.target);
         }
         let from = token * pending.stride + at;
-        let own = read_ordered_vector(&pending.output, from, blueprint.target);
+        let own = read_ordered(&pending.output, from, blueprint.target);
         let mut sum = Vector::<f32, N>::cast_from(own) * Vector::new(factors[0]);
         #[unroll]
         for source in 0..comptime!(n as usize) {

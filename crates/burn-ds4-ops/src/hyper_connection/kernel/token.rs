@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
-use crate::intrinsics::{exp, inverse_rms, read_ordered_vector, reciprocal};
+use crate::intrinsics::{exp, inverse_rms, read_ordered, reciprocal};
 use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How the kernels that collapse a token's streams are compiled.
@@ -135,7 +135,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         let inside = vector < self.streams.vectors;
         let first = self.first + comptime!(stream as usize) * self.streams.stream;
         let at = first + select(inside, vector, 0u32) as usize;
-        let value = read_ordered_vector(&self.streams.values, at, self.blueprint.target);
+        let value = read_ordered(&self.streams.values, at, self.blueprint.target);
         select(inside, value, Vector::new(F::new(0.0)))
     }
 
@@ -254,7 +254,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
             #[unroll]
             for piece in 0..pieces {
                 weights[comptime!(i * pieces + piece)] =
-                    read_ordered_vector(weight, at + piece, blueprint.target);
+                    read_ordered(weight, at + piece, blueprint.target);
             }
         }
         weights
@@ -348,4 +348,22 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
 #[cube]
 pub(super) fn sigmoid(x: f32, #[comptime] target: Target) -> f32 {
     reciprocal(1.0f32 + exp(-x, target), target)
+}
+
+/// Coefficient `at` of a token, as far as it does not depend on others: a gate, or a logit of the
+/// matrix as it is.
+#[cube]
+pub(super) fn coefficient(
+    mixed: f32,
+    at: u32,
+    epsilon: f32,
+    #[comptime] blueprint: TokenBlueprint,
+) -> f32 {
+    let n = comptime!(blueprint.streams);
+    let mut value = mixed;
+    if at < 2 * n {
+        let gate = sigmoid(mixed, blueprint.target);
+        value = select(at < n, gate + epsilon, 2.0f32 * gate);
+    }
+    value
 }
