@@ -1,7 +1,7 @@
 //! Attention of a few tokens, at the sizes of the released models.
 
 use burn::tensor::{DType, FloatDType};
-use burn_ds4_ops::attention::{index_scores, rotate_at, sink_attention};
+use burn_ds4_ops::attention::{Positions, index_scores, rotate_at, sink_attention};
 
 use crate::{
     harness::{Case, Prepared},
@@ -27,6 +27,13 @@ const POSITIONS: usize = 8192;
 /// Width of an indexer's head.
 const INDEX_WIDTH: usize = 128;
 const INDEX_ROWS: [usize; 2] = [8192, 65536];
+/// Those at 4,096 and 32,768 positions, by queries that have to be rotated, in the launch or in one
+/// of their own.
+const ROTATED_ROWS: [usize; 2] = [1024, 8192];
+const ROTATED_QUERIES: [usize; 2] = [1, 2];
+const ALONE: &str = "indexer";
+const TOGETHER: &str = "rotated";
+const APART: &str = "rotated_apart";
 /// The distance between rows that are checked.
 const CHECKED: usize = 61;
 /// Bytes of a bf16, and of an f32.
@@ -44,13 +51,18 @@ pub fn cases() -> Vec<Case> {
     });
     let scores = QUERIES
         .into_iter()
-        .flat_map(|count| INDEX_ROWS.map(|rows| scores_case(count, rows)));
+        .flat_map(|count| INDEX_ROWS.map(|rows| scores_case(count, rows, ALONE)));
+    let rotated_scores = [TOGETHER, APART].into_iter().flat_map(|variant| {
+        let counts = ROTATED_QUERIES.into_iter();
+        counts.flat_map(move |count| ROTATED_ROWS.map(|rows| scores_case(count, rows, variant)))
+    });
     let rotations = QUERIES.into_iter().flat_map(|count| {
         [
             rotation_case(count, HEADS, WIDTH),
             rotation_case(count, 1, WIDTH),
         ]
     });
+    let scores = scores.chain(rotated_scores);
     attention.chain(scores).chain(rotations).collect()
 }
 
@@ -151,13 +163,13 @@ fn attention_case(count: usize, variant: &'static str, rows: usize, picks: Optio
     }
 }
 
-fn scores_case(count: usize, rows: usize) -> Case {
+fn scores_case(count: usize, rows: usize, variant: &'static str) -> Case {
     let queries = count * HEADS * INDEX_WIDTH;
     let inputs = (queries + rows * INDEX_WIDTH) * BF16_BYTES + count * HEADS * F32_BYTES;
     Case {
         op: "index_scores",
         shape: vec![("Q", count), ("H", HEADS), ("D", INDEX_WIDTH), ("R", rows)],
-        variant: "indexer",
+        variant,
         dtype: DType::BF16,
         bytes: inputs + count * rows * F32_BYTES,
         flops: Some((2 * queries * rows) as u64),
@@ -170,12 +182,38 @@ fn scores_case(count: usize, rows: usize) -> Case {
             let keys = bf16(&noise(rows * INDEX_WIDTH, !seed), [1, rows, INDEX_WIDTH]);
             let weights = noise(count * HEADS, seed ^ 3);
             let weights_on_device = floats(&weights, [1, count, HEADS], device);
-            let checked = (queries.clone(), keys.clone());
             let queries = queries.reshape([1, count, HEADS, INDEX_WIDTH]);
+            let positions = Positions {
+                angles: table(POSITIONS, ROTATED, device),
+                start: integers(&[(POSITIONS - count) as i64], [1], device),
+            };
+            let turned = {
+                let positions = positions.clone();
+                move |queries| {
+                    rotate_at(
+                        queries,
+                        positions.angles.clone(),
+                        positions.start.clone(),
+                        false,
+                    )
+                    .expect("arguments that fit")
+                }
+            };
+            let held = match variant {
+                ALONE => queries.clone(),
+                _ => turned(queries.clone()),
+            };
+            let checked = (held.reshape([1, count * HEADS, INDEX_WIDTH]), keys.clone());
             Prepared::new(
                 move || {
-                    let (queries, keys) = (queries.clone(), keys.clone());
-                    index_scores(queries, keys, weights_on_device.clone(), 1.0, None)
+                    let queries = queries.clone();
+                    let (queries, rotation) = match variant {
+                        ALONE => (queries, None),
+                        APART => (turned(queries), None),
+                        _ => (queries, Some(positions.clone())),
+                    };
+                    let (keys, weights) = (keys.clone(), weights_on_device.clone());
+                    index_scores(queries, keys, weights, 1.0, None, rotation)
                         .expect("arguments that fit")
                 },
                 move |scores| {

@@ -4,8 +4,11 @@ use super::common::{
     EXACT, absolute, assert_close, devices, every_dtype, floats, integers, narrow, noise, some,
     some_of_half, values,
 };
-use burn::tensor::{DType, FloatDType, Tensor};
-use burn_ds4_ops::attention::{MASKED, VisibleBlocks, index_scores, pool, rotate};
+use super::rotation::table;
+use burn::tensor::{DType, FloatDType, IntDType, Tensor};
+use burn_ds4_ops::attention::{
+    MASKED, Positions, VisibleBlocks, index_scores, pool, rotate, rotate_at,
+};
 
 const FITS: &str = "arguments that fit";
 /// Of scores.
@@ -68,7 +71,7 @@ fn index_scores_cut_each_head_at_zero_before_its_weight() {
         let queries = floats(&[2.0, 0.0, 0.0, 1.0], [1, 1, 2, 2], device);
         let keys = floats(&[1.0, -3.0, -1.0, 5.0], [1, 2, 2], device);
         let weights = floats(&[10.0, -1.0], [1, 1, 2], device);
-        let actual = values(index_scores(queries, keys, weights, 1.0, None).expect(FITS));
+        let actual = values(index_scores(queries, keys, weights, 1.0, None, None).expect(FITS));
         assert_close(&actual, &[20.0, -5.0], absolute(1e-5), name);
     }
 }
@@ -127,6 +130,7 @@ fn index_scores_agree_with_the_oracle_for_every_dtype_and_width() {
                 floats(&weights, [batch, count, heads], device),
                 SCALE,
                 None,
+                None,
             )
             .expect(FITS);
             assert_eq!(actual.dtype(), DType::F32);
@@ -147,13 +151,20 @@ fn index_scores_of_a_query_have_the_same_bits_alone() {
             );
             let keys = floats(&noise(rows * width, 8), [1, rows, width], device);
             let weights = floats(&noise(count * heads, 9), [1, count, heads], device);
-            let all = index_scores(queries.clone(), keys.clone(), weights.clone(), 1.0, None)
-                .expect(FITS);
+            let all = index_scores(
+                queries.clone(),
+                keys.clone(),
+                weights.clone(),
+                1.0,
+                None,
+                None,
+            )
+            .expect(FITS);
             for (query, together) in values(all).chunks(rows).enumerate() {
                 let one = queries.clone().narrow(1, query, 1);
                 let weights = weights.clone().narrow(1, query, 1);
                 let alone =
-                    values(index_scores(one, keys.clone(), weights, 1.0, None).expect(FITS));
+                    values(index_scores(one, keys.clone(), weights, 1.0, None, None).expect(FITS));
                 let what = format!("{name}, query {query} of {count}");
                 assert_close(together, &alone, EXACT, &what);
             }
@@ -185,6 +196,7 @@ fn index_scores_have_the_same_bits_in_any_capacity_and_beside_any_sequences() {
                 part(9, heads),
                 SCALE,
                 Some(seen),
+                None,
             );
             let scores = scores.expect(FITS).narrow(0, 0, 1).narrow(2, 0, needed);
             values(scores)
@@ -225,6 +237,7 @@ fn rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold() {
             weights.clone(),
             SCALE,
             None,
+            None,
         );
         let all = values(all.expect(FITS));
         let visible = |sequence: usize, query: usize| match usize::try_from(starts[sequence]) {
@@ -238,7 +251,7 @@ fn rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold() {
             start: integers(&starts, [batch], device),
             ratio,
         };
-        let actual = index_scores(queries, of_keys(&keys), weights, SCALE, Some(seen));
+        let actual = index_scores(queries, of_keys(&keys), weights, SCALE, Some(seen), None);
         let actual = values(actual.expect(FITS));
         for (at, (actual, all)) in actual.iter().zip(&all).enumerate() {
             let (row, query) = (at % rows, at / rows % count);
@@ -253,6 +266,61 @@ fn rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold() {
     }
 }
 
+fn queries_are_rotated_as_by_an_operator_of_its_own() {
+    // Rows, heads, channels and how many of them turn: all channels, none but the last, with
+    // vectors that have both kinds and none, and an indexer's.
+    let sizes = [
+        (65, 4, 128, 64),
+        (1, 9, 32, 32),
+        (20, 3, 64, 8),
+        (40, 2, 64, 6),
+        (9, 3, 10, 4),
+        (9, 3, 10, 0),
+        (70, 64, 128, 64),
+    ];
+    let starts = [5, 700, -1];
+    let batch = starts.len();
+    every_dtype(|name, device, dtype| {
+        // Few queries, and more of them than are rotated by all cubes.
+        for &count in some(name, &[1, 5, 200], 2) {
+            for &(rows, heads, width, rotated) in some_of_half(name, dtype, &sizes, 3) {
+                let of = |seed, shape: [usize; 3]| {
+                    let count = shape.iter().product();
+                    floats(&noise(count, seed), shape, device)
+                };
+                let queries = of(1, [batch * count, heads, width]).cast(dtype);
+                let queries = queries.reshape([batch, count, heads, width]);
+                let keys = of(2, [batch, rows, width]).cast(dtype);
+                let weights = of(3, [batch, count, heads]);
+                let angles = table(1000, rotated, device);
+                let start = integers(&starts, [batch], device);
+                let turned = rotate_at(queries.clone(), angles.clone(), start.clone(), false);
+                for (start, seen) in [
+                    (start.clone(), None),
+                    (start.clone(), Some(start.clone())),
+                    (start.clone().cast(IntDType::I64), Some(start)),
+                ] {
+                    let visible = seen.map(|start| VisibleBlocks { start, ratio: 4 });
+                    let score = |queries, rotation| {
+                        let (keys, weights) = (keys.clone(), weights.clone());
+                        let visible = visible.clone();
+                        let scores = index_scores(queries, keys, weights, SCALE, visible, rotation);
+                        values(scores.expect(FITS))
+                    };
+                    let positions = Positions {
+                        angles: angles.clone(),
+                        start,
+                    };
+                    let actual = score(queries.clone(), Some(positions));
+                    let expected = score(turned.clone().expect(FITS), None);
+                    let what = format!("{name} {count} {rows} {heads} {width} {rotated}");
+                    assert_close(&actual, &expected, EXACT, &what);
+                }
+            }
+        }
+    });
+}
+
 fn a_nan_reaches_the_scores_of_its_query_or_key_only() {
     let (count, heads, width, rows) = (3, 2, 8, 5);
     for (name, device) in devices() {
@@ -262,6 +330,7 @@ fn a_nan_reaches_the_scores_of_its_query_or_key_only() {
                 floats(keys, [1, rows, width], device),
                 Tensor::ones([1, count, heads], (device, DType::F32)),
                 1.0,
+                None,
                 None,
             );
             values(scores.expect(FITS))
@@ -344,6 +413,7 @@ fn nothing_gives_nothing() {
             keys([1, 2, 0]),
             1.0,
             None,
+            None,
         );
         assert_eq!(values(scores.expect(FITS)), [0.0; 6], "{name}");
         let scores = index_scores(
@@ -351,6 +421,7 @@ fn nothing_gives_nothing() {
             keys([1, 0, 4]),
             keys([1, 2, 3]),
             1.0,
+            None,
             None,
         );
         assert_eq!(scores.expect(FITS).dims(), [1, 2, 0], "{name}");
@@ -369,6 +440,7 @@ catalogue![
     index_scores_of_a_query_have_the_same_bits_alone,
     index_scores_have_the_same_bits_in_any_capacity_and_beside_any_sequences,
     rows_that_are_not_visible_have_the_mask_as_a_score_whatever_they_hold,
+    queries_are_rotated_as_by_an_operator_of_its_own,
     a_nan_reaches_the_scores_of_its_query_or_key_only,
     nothing_gives_nothing,
 ];

@@ -149,6 +149,7 @@ fn index_scores_refuse_what_does_not_fit() {
         Some(VisibleBlocks { start, ratio })
     };
     let (keys, weights) = (|| f32s([1, 7, 4]), || f32s([1, 2, 3]));
+    let rotated = |rotation| index_scores(queries(), keys(), weights(), 1.0, None, Some(rotation));
     for (result, message) in [
         (
             index_scores(
@@ -157,36 +158,45 @@ fn index_scores_refuse_what_does_not_fit() {
                 weights(),
                 1.0,
                 None,
+                None,
             ),
             "`queries` has dtype F64, expected F32, F16 or BF16",
         ),
         (
-            index_scores(queries(), f16s([1, 7, 4]), weights(), 1.0, None),
+            index_scores(queries(), f16s([1, 7, 4]), weights(), 1.0, None, None),
             "`keys` has dtype F16, expected that of `queries`",
         ),
         (
-            index_scores(queries(), keys(), f16s([1, 2, 3]), 1.0, None),
+            index_scores(queries(), keys(), f16s([1, 2, 3]), 1.0, None, None),
             "`weights` has dtype F16, expected F32",
         ),
         (
-            index_scores(queries(), f32s([1, 7, 5]), weights(), 1.0, None),
+            index_scores(queries(), f32s([1, 7, 5]), weights(), 1.0, None, None),
             "`keys` has shape [1, 7, 5], expected [1, 7, 4]",
         ),
         (
-            index_scores(queries(), keys(), f32s([1, 2, 4]), 1.0, None),
+            index_scores(queries(), keys(), f32s([1, 2, 4]), 1.0, None, None),
             "`weights` has shape [1, 2, 4], expected [1, 2, 3]",
         ),
         (
-            index_scores(queries(), keys(), weights(), f64::NAN, None),
+            index_scores(queries(), keys(), weights(), f64::NAN, None, None),
             "`scale` is NaN, expected a finite number",
         ),
         (
-            index_scores(queries(), keys(), weights(), 1.0, visible(&[0], 0)),
+            index_scores(queries(), keys(), weights(), 1.0, visible(&[0], 0), None),
             "`visible.ratio` is 0, expected at least 1",
         ),
         (
-            index_scores(queries(), keys(), weights(), 1.0, visible(&[0, 0], 1)),
+            index_scores(queries(), keys(), weights(), 1.0, visible(&[0, 0], 1), None),
             "`start` has shape [2], expected [1]",
+        ),
+        (
+            rotated(positions(&[0, 1], 9, 2)),
+            "`start` has shape [2], expected [1]",
+        ),
+        (
+            rotated(positions(&[8], 9, 2)),
+            "`last position` is 9, expected less than 9, the positions of angles",
         ),
     ] {
         assert_eq!(refused(result), message);
@@ -540,7 +550,7 @@ fn tensors_of_other_devices_are_refused() {
     let there = Tensor::<4>::zeros([1, 2, 3, 4], (other, DType::F32));
     assert_eq!(elsewhere(refused(pool(x.clone(), there))), "scores");
     let there = Tensor::<3>::zeros([1, 7, 4], (other, DType::F32));
-    let scores = index_scores(x.clone(), there, f32s([1, 2, 3]), 1.0, None);
+    let scores = index_scores(x.clone(), there, f32s([1, 2, 3]), 1.0, None, None);
     assert_eq!(elsewhere(refused(scores)), "keys");
     let window = WindowKeys {
         rows: f32s([1, 5, 4]),

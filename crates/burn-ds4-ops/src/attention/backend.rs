@@ -8,7 +8,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
 use super::reference::{self, SinkInputs};
-use super::{CompressedKeys, RowRounding, WindowLayout};
+use super::{CompressedKeys, Positions, RowRounding, WindowLayout};
 use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
 
@@ -146,6 +146,44 @@ pub enum BlockVisibility<B: Backend> {
         /// Positions of a block.
         ratio: usize,
     },
+}
+
+/// The rotation of queries, as passed to a backend.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum QueryRotation<B: Backend> {
+    /// None.
+    None,
+    /// By the angles of consecutive positions from `start` on.
+    At {
+        /// `[positions, rotated]`.
+        angles: FloatTensor<B>,
+        /// `[batch]`.
+        start: IntTensor<B>,
+    },
+}
+
+impl From<Option<Positions>> for QueryRotation<Dispatch> {
+    /// A table of no channels rotates nothing.
+    fn from(positions: Option<Positions>) -> Self {
+        match positions.filter(|positions| positions.angles.dims()[1] > 0) {
+            None => Self::None,
+            Some(Positions { angles, start }) => Self::At {
+                angles: angles.into_dispatch(),
+                start: start.into_dispatch(),
+            },
+        }
+    }
+}
+
+impl<B: AttentionOps> QueryRotation<B> {
+    /// Rotates queries by themselves.
+    pub(super) fn rotate(self, queries: FloatTensor<B>) -> FloatTensor<B> {
+        match self {
+            Self::None => queries,
+            Self::At { angles, start } => B::rotate_at(queries, angles, start, false),
+        }
+    }
 }
 
 /// The inputs of [`compress_rows`](super::compress_rows), as passed to a backend.
@@ -331,14 +369,18 @@ pub trait AttentionOps: MatmulOps + NormOps {
     }
 
     /// See [`index_scores`](super::index_scores).
-    #[fusion(meta = |queries, keys, _weights, _scale, _visibility| fusion::scores(queries, keys))]
+    #[fusion(meta = |queries, keys, _weights, _scale, _visibility, _rotation| {
+        fusion::scores(queries, keys)
+    })]
     fn index_scores(
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
         weights: FloatTensor<Self>,
         scale: f64,
         #[extension_type] visibility: BlockVisibility<Self>,
+        #[extension_type] rotation: QueryRotation<Self>,
     ) -> FloatTensor<Self> {
+        let queries = rotation.rotate(queries);
         reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
     }
 
@@ -394,7 +436,9 @@ impl AttentionOps for burn::backend::Flex {
         weights: FloatTensor<Self>,
         scale: f64,
         visibility: BlockVisibility<Self>,
+        rotation: QueryRotation<Self>,
     ) -> FloatTensor<Self> {
+        let queries = rotation.rotate(queries);
         reference::index_scores_by_query::<Self>(queries, keys, weights, scale, visibility)
     }
 
@@ -468,10 +512,12 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         weights: FloatTensor<Self>,
         scale: f64,
         visibility: BlockVisibility<Self>,
+        rotation: QueryRotation<Self>,
     ) -> FloatTensor<Self> {
         if super::launch::can_score(&queries, &keys, &visibility) {
-            super::launch::index_scores(queries, keys, weights, scale, visibility)
+            super::launch::index_scores(queries, keys, weights, scale, visibility, rotation)
         } else {
+            let queries = rotation.rotate(queries);
             reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
         }
     }

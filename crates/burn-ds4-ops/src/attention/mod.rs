@@ -272,6 +272,8 @@ pub struct VisibleBlocks {
 /// - `weights`: `[batch, queries, heads]`, f32
 /// - `visible`: the rows that get a score, each of which stands for a block. Other rows are not
 ///   read and get [`MASKED`]. Without heads or channels, all scores are 0
+/// - `rotation`: positions by which [`rotate_at`] is to rotate `queries` before they score rows;
+///   up to a few tokens, that takes no launch of its own
 /// - output: `[batch, queries, rows]`, f32; products and sums are f32 whatever the dtype of the
 ///   inputs
 ///
@@ -295,7 +297,7 @@ pub struct VisibleBlocks {
 /// let queries = Tensor::<4>::from_data([[[[1.0, 0.0]]]], &device);
 /// let keys = Tensor::<3>::from_data([[[3.0, 1.0], [-2.0, 5.0]]], &device);
 /// let weights = Tensor::<3>::from_data([[[2.0]]], &device);
-/// let scores = index_scores(queries, keys, weights, 0.5, None)?;
+/// let scores = index_scores(queries, keys, weights, 0.5, None, None)?;
 /// scores.into_data().assert_eq(&TensorData::from([[[3.0_f32, 0.0]]]), true);
 /// # }
 /// # Ok::<(), burn_ds4_ops::OpError>(())
@@ -307,6 +309,7 @@ pub fn index_scores(
     weights: Tensor<3>,
     scale: f64,
     visible: Option<VisibleBlocks>,
+    rotation: Option<Positions>,
 ) -> Result<Tensor<3>, OpError> {
     expect_float("queries", &queries)?;
     validation::expect_scale(scale)?;
@@ -323,6 +326,9 @@ pub fn index_scores(
         if *ratio == 0 {
             return Err(invalid("visible.ratio", "at least 1", 0));
         }
+    }
+    if let Some(rotation) = &rotation {
+        rotation.check(batch, count, width, ("queries", &queries.device()))?;
     }
     let shape = [batch, count, rows];
     if heads == 0 || width == 0 || shape.contains(&0) {
@@ -341,6 +347,7 @@ pub fn index_scores(
         weights.into_dispatch(),
         scale,
         visibility,
+        rotation.into(),
     )))
 }
 

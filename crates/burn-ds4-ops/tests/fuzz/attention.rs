@@ -1,7 +1,9 @@
 //! Attention with a sink, the indexer's scores, and the rotary embedding.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_ds4_ops::attention::{MASKED, VisibleBlocks, index_scores, rotate_at, sink_attention};
+use burn_ds4_ops::attention::{
+    MASKED, Positions, VisibleBlocks, index_scores, rotate_at, sink_attention,
+};
 
 use super::super::attending::{Case, Sizes};
 use super::super::common::{
@@ -94,9 +96,31 @@ fn scored(draw: &mut Draw) {
         start: draw.integers(&starts, [batch]),
         ratio,
     });
-    let scores = index_scores(given, keys_given, weights_given, scale, visible);
     let fits = scale.is_finite() && !(limited && ratio == 0);
-    let Some(scores) = draw.settle(scores, fits) else {
+    let score = |queries, rotation| {
+        let (keys, weights) = (keys_given.clone(), weights_given.clone());
+        index_scores(queries, keys, weights, scale, visible.clone(), rotation)
+    };
+    if draw.one_in(4) {
+        let known = draw.size(30);
+        let rotated: usize = draw.pick(&[2, 4, 0, 3]);
+        let (angles, start) = (angles(known, rotated), draw.integers(&starts, [batch]));
+        let positions = Positions {
+            angles: angles.clone(),
+            start: start.clone(),
+        };
+        // Without rows or heads, what is not scored may have any position.
+        let fits = fits && can_rotate(rotated, width) && are_known(&starts, count, known);
+        let actual = score(given.clone(), Some(positions));
+        let turned = rotate_at(given, angles, start, false);
+        if let (true, Ok(actual), Ok(turned)) = (fits, actual, turned) {
+            let expected = score(turned, None).expect("what scores rotated queries");
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(values(actual)), bits(values(expected)));
+        }
+        return;
+    }
+    let Some(scores) = draw.settle(score(given, None), fits) else {
         return;
     };
     assert_eq!(

@@ -207,14 +207,13 @@ impl Indexer {
         keys: Tensor<3>,
         visible: Option<VisibleBlocks>,
     ) -> Tensor<3> {
-        let queries = rotation.apply(queries);
-        let queries = if quantized {
-            quantize_index(queries)
+        let (queries, rotation) = if quantized {
+            (quantize_index(rotation.apply(queries)), None)
         } else {
-            queries
+            (queries, Some(rotation.positions()))
         };
         let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
-        index_scores(queries, keys, head_weights, scale, visible).expect(FITTING)
+        index_scores(queries, keys, head_weights, scale, visible, rotation).expect(FITTING)
     }
 }
 

@@ -21,6 +21,11 @@ impl RowSteps {
     fn first_rotated(&self) -> u32 {
         self.steps.min(self.unrotated / self.units)
     }
+
+    /// Whether a unit may have a rotated vector in a step.
+    pub(super) fn may_rotate(&self, step: u32) -> bool {
+        step >= self.first_rotated()
+    }
 }
 
 /// The angles of a unit's vectors of a row.
@@ -36,7 +41,7 @@ pub(super) struct UnitAngles<N: Size> {
 #[cube]
 impl<N: Size> UnitAngles<N> {
     pub fn new(#[comptime] row: RowSteps) -> UnitAngles<N> {
-        let count = comptime!((row.steps - row.first_rotated()) as usize);
+        let count = comptime!((row.steps - row.first_rotated()).max(1) as usize);
         UnitAngles::<N> {
             cosines: Array::new(count),
             sines: Array::new(count),
@@ -76,7 +81,7 @@ impl<N: Size> UnitAngles<N> {
     ) -> Vector<f32, N> {
         let row = comptime!(self.row);
         let mut rotated = value;
-        if comptime!(step >= row.first_rotated()) {
+        if comptime!(row.may_rotate(step)) {
             if vector >= row.unrotated && vector < vectors {
                 let at = comptime!((step - row.first_rotated()) as usize);
                 rotated = rotate_by::<N>(value, self.cosines[at], self.sines[at], inverse);

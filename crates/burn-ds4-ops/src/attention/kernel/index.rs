@@ -1,7 +1,9 @@
 //! Scores of the lightning indexer.
 
 use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
 
+use super::rotate::Positions;
 use crate::attention::MASKED;
 
 /// Planes of a cube, among which the heads are divided.
@@ -12,8 +14,9 @@ pub(crate) const INDEX_PLANES: u32 = 4;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct IndexSizes {
     /// Positions of the block that a row stands for. It is visible from the end of that block on.
-    pub ratio: u32,
+    pub ratio: FastDivmod<u32>,
     pub count: u32,
+    pub count_divisor: FastDivmod<u32>,
     pub heads: u32,
     pub rows: u32,
     /// The factor of a score.
@@ -27,15 +30,19 @@ pub(crate) struct IndexSizes {
 
 #[cube]
 impl IndexSizes {
-    /// The offset of a query's first head, by the query's number among those of all sequences.
-    pub fn query(&self, token: u32) -> usize {
-        (token / self.count) as usize * self.queries_sequence
-            + (token % self.count) as usize * self.queries_query
+    /// The sequence and the query of it, by the query's number among those of all sequences.
+    pub fn query_of(&self, token: u32) -> (u32, u32) {
+        self.count_divisor.div_mod(token)
     }
 
-    /// The offset of the first row of a query's sequence.
-    pub fn keys(&self, token: u32) -> usize {
-        (token / self.count) as usize * self.keys_sequence
+    /// The offset of a query's first head.
+    pub fn query(&self, sequence: u32, query: u32) -> usize {
+        sequence as usize * self.queries_sequence + query as usize * self.queries_query
+    }
+
+    /// The offset of the first row of a sequence.
+    pub fn keys(&self, sequence: u32) -> usize {
+        sequence as usize * self.keys_sequence
     }
 }
 
@@ -50,6 +57,8 @@ pub(crate) struct IndexInputs<F: Float, P: Int, N: Size> {
     /// The position of the first query of each sequence, if rows are visible only from the end of
     /// their blocks of `ratio` positions on.
     pub start: ComptimeOption<Box<[P]>>,
+    /// The rotation of the queries, where they are not rotated yet.
+    pub rotation: ComptimeOption<Positions<P>>,
     pub sizes: IndexSizes,
 }
 
@@ -59,17 +68,18 @@ pub(crate) struct IndexInputs<F: Float, P: Int, N: Size> {
 pub(super) fn visible_rows<P: Int>(
     start: &ComptimeOption<Box<[P]>>,
     sizes: &IndexSizes,
-    token: u32,
+    sequence: u32,
+    query: u32,
 ) -> u32 {
     let mut visible = sizes.rows;
     #[comptime]
     if let ComptimeOption::Some(start) = start {
-        let given = start[(token / sizes.count) as usize];
+        let given = start[sequence as usize];
         // A start that does not fit 32 bits would be cast to another position.
         let limit = comptime!(i32::MAX as u32) - sizes.count;
         let active = given >= P::from_int(0) && given < P::cast_from(limit);
-        let position = select(active, u32::cast_from(given), 0u32) + token % sizes.count;
-        visible = select(active, (position + 1) / sizes.ratio, 0u32);
+        let position = select(active, u32::cast_from(given), 0u32) + query;
+        visible = select(active, sizes.ratio.div(position + 1), 0u32);
     }
     visible
 }
@@ -114,8 +124,9 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     let own = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
     let token = CUBE_POS_Y;
     let (heads, rows) = (sizes.heads, sizes.rows);
-    let keys_at = sizes.keys(token) + min(own, rows - 1) as usize * sizes.keys_row;
-    let visible = visible_rows::<P>(&inputs.start, sizes, token);
+    let (sequence, of_sequence) = sizes.query_of(token);
+    let keys_at = sizes.keys(sequence) + min(own, rows - 1) as usize * sizes.keys_row;
+    let visible = visible_rows::<P>(&inputs.start, sizes, sequence, of_sequence);
     // If none of the cube's rows is visible, none is read.
     let any_visible = CUBE_POS_X * CUBE_DIM_X < visible;
     let mut key = Array::<Vector<f32, N>>::new(comptime!(vectors as usize));
@@ -126,7 +137,7 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
             key[v] = Vector::cast_from(inputs.keys[keys_at + v]);
         }
     }
-    let query = sizes.query(token);
+    let query = sizes.query(sequence, of_sequence);
     let mut score = 0.0f32;
     let mut head = UNIT_POS_Y;
     while head < heads && any_visible {

@@ -38,7 +38,7 @@ pub(super) use head_tiles::{
 };
 pub(super) use heads::KV_GROUP;
 pub(super) use index::{INDEX_PLANES, IndexInputsLaunch, IndexSizesLaunch, index_kernel};
-pub(super) use index_tiles::{INDEX_TILE_ROWS, index_tiles_kernel};
+pub(super) use index_tiles::{INDEX_TILE_ROWS, IndexTilesBlueprint, index_tiles_kernel};
 use pool::SlotStrides;
 pub(super) use pool::{PoolSizesLaunch, SlotStridesLaunch, pool_kernel};
 pub(super) use rotate::{

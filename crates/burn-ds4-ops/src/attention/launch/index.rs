@@ -8,11 +8,11 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::stride;
-use crate::attention::backend::BlockVisibility;
+use super::{Positions, can_rotate_at, stride};
+use crate::attention::backend::{BlockVisibility, QueryRotation};
 use crate::attention::kernel::{
-    INDEX_PLANES, INDEX_TILE_ROWS, IndexInputsLaunch, IndexSizesLaunch, index_kernel,
-    index_tiles_kernel,
+    INDEX_PLANES, INDEX_TILE_ROWS, IndexInputsLaunch, IndexSizesLaunch, IndexTilesBlueprint,
+    index_kernel, index_tiles_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{
@@ -23,6 +23,9 @@ use crate::launching::{
 const MAX_INDEX_WIDTH: usize = 256;
 /// Rows of a cube.
 const INDEX_UNITS: u32 = 64;
+/// Cubes for each SM up to which all of them request everything at once, and rotate all queries:
+/// that takes less than a launch of its own as long as they run at the same time.
+const MAX_CUBES_AT_ONCE: usize = 4;
 /// Channels that four lanes load at a time for tensor cores.
 const INDEX_TILE_CHANNELS: usize = 32;
 
@@ -52,12 +55,24 @@ pub(in crate::attention) fn index_scores(
     weights: CubeTensor,
     scale: f64,
     visibility: BlockVisibility<CubeBackend>,
+    rotation: QueryRotation<CubeBackend>,
 ) -> CubeTensor {
     let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
     let [_, rows, _] = keys.shape().dims();
     // The order of a sum must not depend on the layout of the rows.
     let size = row_vector_size([&queries, &keys], width);
+    let tiles = has_tiles(&queries, &keys, size);
+    let at_once = rows.div_ceil(INDEX_TILE_ROWS as usize) * batch * count
+        <= MAX_CUBES_AT_ONCE * Caps::of(&client).processors as usize;
+    let (queries, rotation) = match rotation {
+        QueryRotation::At { angles, start }
+            if tiles && at_once && can_rotate_tiles(&queries, (&angles, &start), &visibility) =>
+        {
+            (queries, Some(Positions::new(angles, start)))
+        }
+        rotation => (rotation.rotate(queries), None),
+    };
     let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
     let result = output(&queries, [batch, count, rows], DType::F32);
     let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / size;
@@ -67,6 +82,7 @@ pub(in crate::attention) fn index_scores(
     };
     let sizes = IndexSizesLaunch::new(
         ratio as u32,
+        count as u32,
         count as u32,
         heads as u32,
         rows as u32,
@@ -79,13 +95,19 @@ pub(in crate::attention) fn index_scores(
     );
     let tokens = (batch * count) as u32;
     let cubes = |height| CubeCount::Static((rows as u32).div_ceil(height), tokens, 1);
-    let start_dtype = start.as_ref().map_or(DType::I32, |start| start.dtype);
+    let starts = start.iter().chain(rotation.as_ref().map(|of| &of.start));
+    let start_dtype = starts.map(|start| start.dtype).next().unwrap_or(DType::I32);
     let dtypes = [queries.dtype, start_dtype].map(dtype_to_storage_type);
     let address = address_type([&queries, &keys, &result]);
-    let (f16_input, tiles) = (
-        queries.dtype == DType::F16,
-        has_tiles(&queries, &keys, size),
-    );
+    let blueprint = IndexTilesBlueprint {
+        steps: (width / INDEX_TILE_CHANNELS) as u32,
+        f16_input: queries.dtype == DType::F16,
+        at_once,
+        unrotated: rotation
+            .as_ref()
+            .map(|of| ((width - of.angles.shape()[1]) / size) as u32),
+        target: Caps::of(&client).target,
+    };
     let tensors = [queries, keys, into_contiguous(weights)];
     if tiles {
         // SAFETY: rows and heads past the end are read as the last ones, and not counted.
@@ -95,11 +117,9 @@ pub(in crate::attention) fn index_scores(
                 cubes(INDEX_TILE_ROWS),
                 CubeDim::new_2d(32, INDEX_PLANES),
                 address,
-                inputs(tensors, start, sizes),
+                inputs(tensors, start, rotation, sizes),
                 result.clone().into_buffer_arg(),
-                (width / INDEX_TILE_CHANNELS) as u32,
-                f16_input,
-                Caps::of(&client).target,
+                blueprint,
                 dtypes,
             );
         }
@@ -113,7 +133,7 @@ pub(in crate::attention) fn index_scores(
             CubeDim::new_2d(INDEX_UNITS, INDEX_PLANES),
             address,
             size,
-            inputs(tensors, start, sizes),
+            inputs(tensors, start, None, sizes),
             result.clone().into_buffer_arg(),
             (width / size) as u32,
             INDEX_UNITS,
@@ -126,6 +146,7 @@ pub(in crate::attention) fn index_scores(
 fn inputs<F: Float, P: Int, N: Size>(
     [queries, keys, weights]: [CubeTensor; 3],
     start: Option<CubeTensor>,
+    rotation: Option<Positions>,
     sizes: IndexSizesLaunch,
 ) -> IndexInputsLaunch<F, P, N> {
     IndexInputsLaunch::new(
@@ -133,8 +154,23 @@ fn inputs<F: Float, P: Int, N: Size>(
         keys.into_buffer_arg(),
         weights.into_buffer_arg(),
         start.map(CubeTensor::into_buffer_arg).into(),
+        rotation.map(|of| of.arg()).into(),
         sizes,
     )
+}
+
+/// Whether the kernel for tensor cores can rotate queries: both starts have one dtype, and whole
+/// vectors are rotated.
+fn can_rotate_tiles(
+    queries: &CubeTensor,
+    (angles, start): (&CubeTensor, &CubeTensor),
+    visibility: &BlockVisibility<CubeBackend>,
+) -> bool {
+    let alike = match visibility {
+        BlockVisibility::All => true,
+        BlockVisibility::From { start: own, .. } => own.dtype == start.dtype,
+    };
+    alike && can_rotate_at(queries, angles, start) && angles.shape()[1].is_multiple_of(8)
 }
 
 /// Whether tensor cores can multiply them: floats of 16 bits in vectors of 16 bytes, in equal
