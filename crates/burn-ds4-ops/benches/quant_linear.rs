@@ -1,10 +1,14 @@
 //! Linear layers with packed weights, at the sizes of the released models' projections.
 
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_pair};
+use burn_ds4_ops::matmul::small_m_matmul_group;
+use burn_ds4_ops::quant::{
+    Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_group, quant_linear_pair,
+};
 
 use crate::{
     harness::{Case, Prepared},
+    small_m::{self, BF16_TO_F32, Products},
     tests::common::values,
     tests::drawn::Drawn,
     tests::linear::Input,
@@ -28,6 +32,11 @@ const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 4096];
 const PAIRS: [([usize; 2], usize); 2] = [([1024, 512], 4096), ([32768, 8192], 1024)];
 const SMALL_PAIR: ([usize; 2], usize) = ([128, 64], 512);
 const PAIR_ROWS: [usize; 3] = [1, 2, 16];
+/// Outputs of the dense matrices beside the first pair: the compressors' projections in a layer
+/// with an indexer, and in one without.
+const GROUPS: [&[usize]; 2] = [&[2048, 512, 64], &[1024]];
+const SMALL_GROUP: &[usize] = &[96, 16];
+const GROUP_ROWS: [usize; 4] = [1, 2, 5, 8];
 /// Each product in a launch of its own.
 const APART: &str = "apart";
 /// Rows from which arithmetic may be the bound.
@@ -62,7 +71,16 @@ pub fn cases() -> Vec<Case> {
     });
     let small_pair = pair_case(1, SMALL_PAIR, "fp8", FloatDType::F32);
     let singles = std::iter::once(small).chain(large).chain(wide);
-    singles.chain([small_pair]).chain(pairs).collect()
+    let groups = GROUPS.into_iter().flat_map(|dense| {
+        let variants = ["fp8", APART].into_iter();
+        variants.flat_map(move |variant| {
+            GROUP_ROWS.map(|rows| group_case(rows, PAIRS[0], dense, variant))
+        })
+    });
+    let small_group = group_case(1, SMALL_PAIR, SMALL_GROUP, "fp8");
+    let pairs = std::iter::once(small_pair).chain(pairs);
+    let groups = std::iter::once(small_group).chain(groups);
+    singles.chain(pairs).chain(groups).collect()
 }
 
 fn case(
@@ -175,6 +193,64 @@ fn run_pair(x: &Tensor<2>, [first, second]: &[Weights; 2], apart: bool) -> (Tens
     }
     let products = quant_linear_pair(x.clone(), [first, second]);
     products.expect("matrices").into()
+}
+
+/// Two FP8 matrices and some of `bf16`.
+fn group_case(
+    rows: usize,
+    (outputs, inputs): ([usize; 2], usize),
+    dense: &'static [usize],
+    variant: &'static str,
+) -> Case {
+    let pair = pair_case(rows, (outputs, inputs), variant, FloatDType::BF16);
+    let all: usize = dense.iter().sum();
+    let weights = all * inputs * 2;
+    let mut shape = pair.shape;
+    shape.insert(3, ("dense", all));
+    Case {
+        op: "quant_linear_group",
+        shape,
+        bytes: pair.bytes + weights + rows * all * 4,
+        input_bytes: pair.input_bytes + weights,
+        build: Box::new(move |device, seed| {
+            let drawn = [0, 1].map(|of| {
+                let shape = [1, outputs[of], inputs];
+                Drawn::new(FP8, shape, device, 2 * seed + of as u32)
+            });
+            let drawn_dense = |rows| small_m::drawn([rows, inputs], FloatDType::BF16, device);
+            let x = drawn_dense(rows);
+            let dense: Vec<_> = dense.iter().copied().map(drawn_dense).collect();
+            let (weights, checked) = (
+                drawn.each_ref().map(Drawn::weights),
+                (x.clone(), dense.clone()),
+            );
+            let options = small_m::options(BF16_TO_F32);
+            Prepared::new(
+                move || {
+                    let [first, second] = &weights;
+                    let (pair, products) = if variant == APART {
+                        let products = small_m_matmul_group(x.clone(), &dense, options);
+                        let pair = quant_linear_pair(x.clone(), [first, second]);
+                        (pair.expect("matrices"), products.expect("matrices"))
+                    } else {
+                        quant_linear_group(x.clone(), [first, second], &dense, options)
+                            .expect("matrices")
+                    };
+                    (<(Tensor<2>, Tensor<2>)>::from(pair), Products(products))
+                },
+                move |((first, second), products): ((Tensor<2>, Tensor<2>), Products)| {
+                    let (x, dense) = &checked;
+                    for (drawn, output) in drawn.iter().zip([first, second]) {
+                        check(x, &drawn.read(), &output, (variant, Activations::Exact));
+                    }
+                    for (weights, output) in dense.iter().zip(&products.0) {
+                        small_m::check(x, weights, output, BF16_TO_F32);
+                    }
+                },
+            )
+        }),
+        ..pair
+    }
 }
 
 /// Bytes that a kernel reads of a matrix.

@@ -37,7 +37,7 @@ const SMALL: (usize, usize) = (96, 256);
 
 /// Dtypes of x, of the weights and of the output, and rows that are not to depend on each other.
 #[derive(Clone, Copy)]
-struct Dtypes {
+pub struct Dtypes {
     name: &'static str,
     x: FloatDType,
     weights: FloatDType,
@@ -60,6 +60,8 @@ const fn dtypes(
     }
 }
 
+/// Sums that stay in f32.
+pub const BF16_TO_F32: Dtypes = dtypes("bf16_bf16_f32", BF16, BF16, F32);
 const ALL_BF16: Dtypes = dtypes("bf16_bf16_bf16", BF16, BF16, BF16);
 const INVARIANT: Dtypes = Dtypes {
     name: "invariant_bf16_bf16_bf16",
@@ -103,7 +105,7 @@ fn bytes(rows: usize, (n, k): (usize, usize), dtypes: Dtypes) -> (usize, usize) 
     (inputs, inputs + rows * n * size(dtypes.output))
 }
 
-fn options(dtypes: Dtypes) -> SmallMOptions {
+pub fn options(dtypes: Dtypes) -> SmallMOptions {
     SmallMOptions {
         f32_output: dtypes.output == F32,
         invariant_rows: dtypes.invariant_rows,
@@ -112,7 +114,7 @@ fn options(dtypes: Dtypes) -> SmallMOptions {
 
 /// Values in -1..1, drawn on the device: on the host a matrix of half a gigabyte would take longer
 /// than everything else.
-fn drawn(shape: [usize; 2], dtype: FloatDType, device: &Device) -> Tensor<2> {
+pub fn drawn(shape: [usize; 2], dtype: FloatDType, device: &Device) -> Tensor<2> {
     let uniform = Distribution::Uniform(-1.0, 1.0);
     Tensor::<2>::random(shape, uniform, (device, DType::F32)).cast(dtype)
 }
@@ -175,7 +177,7 @@ fn group_case(rows: usize, dtypes: Dtypes) -> Case {
 }
 
 /// What a group gives.
-struct Products(Vec<Tensor<2>>);
+pub struct Products(pub Vec<Tensor<2>>);
 
 impl Outputs for Products {
     fn poison(self) {
@@ -185,7 +187,7 @@ impl Outputs for Products {
 
 /// Checks the first row and the last, at some columns from the first to the last: the oracle is
 /// slow, and so is reading all weights.
-fn check(x: &Tensor<2>, weights: &Tensor<2>, output: &Tensor<2>, dtypes: Dtypes) {
+pub fn check(x: &Tensor<2>, weights: &Tensor<2>, output: &Tensor<2>, dtypes: Dtypes) {
     /// Neighbouring columns that are checked, and number of such spans.
     const SPAN: usize = 64;
     const SPANS: usize = 16;

@@ -102,7 +102,7 @@ impl MatmulOps for burn_cubecl::CubeBackend {
 const GROUP_ALIGNMENT: usize = 256;
 
 /// Where each matrix's products with `rows` rows begin, and the length of all of them.
-pub(super) fn group_layout(
+pub(crate) fn group_layout(
     rows: usize,
     heights: impl IntoIterator<Item = usize>,
 ) -> (Vec<usize>, usize) {
@@ -117,17 +117,18 @@ pub(super) fn group_layout(
 
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]
-mod fusion {
+pub(crate) mod fusion {
     use super::super::weight_group::WeightGroupMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::FloatDType;
 
-    pub(super) fn group(
+    pub(crate) fn group(
         x: &TensorSpec,
         weights: &WeightGroupMetadata,
         dtype: FloatDType,
     ) -> TensorSpec {
         let weights = match weights {
+            WeightGroupMetadata::One(a) => vec![a],
             WeightGroupMetadata::Two(a, b) => vec![a, b],
             WeightGroupMetadata::Three(a, b, c) => vec![a, b, c],
             WeightGroupMetadata::Four(a, b, c, d) => vec![a, b, c, d],

@@ -19,7 +19,13 @@ use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape,
 
 pub use crate::gemm::INVARIANT_ROWS;
 pub(crate) use backend::MatmulOps;
+#[cfg(feature = "fusion")]
+pub(crate) use backend::fusion;
+#[cfg(feature = "cube")]
+pub(crate) use backend::group_layout;
 pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
+pub(crate) use small_m::{check, group_products, output_dtype, weight_group};
+pub(crate) use weight_group::{MAX_GROUP, WeightGroup};
 
 /// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and
 /// summed in f32 on every device.

@@ -1,6 +1,7 @@
 //! Small-M products: products of so few rows that reading the weights is the bound.
 
 use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Tensor};
 
 use super::MatmulOps;
@@ -118,7 +119,7 @@ pub fn small_m_matmul_group<const D: usize>(
     options: SmallMOptions,
 ) -> Result<Vec<Tensor<D>>, OpError> {
     check(&x, weights, options)?;
-    let mut shape = x.dims();
+    let shape = x.dims();
     let [rows, columns] = [shape[..D - 1].iter().product(), shape[D - 1]];
     let dtype = output_dtype(&x, options);
     let mut products = vec![None; weights.len()];
@@ -131,23 +132,17 @@ pub fn small_m_matmul_group<const D: usize>(
             continue;
         }
         for group in group.chunks(MAX_GROUP) {
-            let heights = group.iter().map(|index| weights[*index].dims()[0]);
-            let (starts, _) = group_layout(rows, heights);
-            let some = group.iter().map(|index| weights[*index].clone());
-            let Some(some) = WeightGroup::new(some.map(Tensor::into_dispatch).collect()) else {
+            if group.len() == 1 {
                 continue;
-            };
+            }
+            let some: Vec<_> = group.iter().map(|index| weights[*index].clone()).collect();
             let all = Dispatch::small_m_matmul_group(
                 x.clone().reshape([rows, columns]).into_dispatch(),
-                some,
+                weight_group(&some),
                 dtype.into(),
             );
-            let all = Tensor::<1>::from_dispatch(all);
-            for (index, start) in group.iter().zip(starts) {
-                let [out, _] = weights[*index].dims();
-                shape[D - 1] = out;
-                let product = all.clone().slice(start..start + rows * out);
-                products[*index] = Some(product.reshape(shape));
+            for (index, product) in group.iter().zip(group_products(all, &some, shape)) {
+                products[*index] = Some(product);
             }
         }
     }
@@ -158,7 +153,32 @@ pub fn small_m_matmul_group<const D: usize>(
         .collect())
 }
 
-fn output_dtype<const D: usize>(x: &Tensor<D>, options: SmallMOptions) -> DType {
+/// Weights, at most [`MAX_GROUP`] and at least one, as backends take them.
+pub(crate) fn weight_group(weights: &[Tensor<2>]) -> WeightGroup<Dispatch> {
+    let weights = weights.iter().cloned().map(Tensor::into_dispatch);
+    WeightGroup::new(weights.collect()).expect("as many as a group may have")
+}
+
+/// The products with each of a group, which are laid out as [`group_layout`] says, for an `x` of
+/// shape `shape`.
+pub(crate) fn group_products<const D: usize>(
+    all: FloatTensor<Dispatch>,
+    weights: &[Tensor<2>],
+    mut shape: [usize; D],
+) -> Vec<Tensor<D>> {
+    let all = Tensor::<1>::from_dispatch(all);
+    let rows = shape[..D - 1].iter().product();
+    let heights = weights.iter().map(|weight| weight.dims()[0]);
+    let (starts, _) = group_layout(rows, heights.clone());
+    let products = heights.zip(starts).map(|(out, start)| {
+        shape[D - 1] = out;
+        let product = all.clone().slice(start..start + rows * out);
+        product.reshape(shape)
+    });
+    products.collect()
+}
+
+pub(crate) fn output_dtype<const D: usize>(x: &Tensor<D>, options: SmallMOptions) -> DType {
     if options.f32_output {
         DType::F32
     } else {
@@ -166,7 +186,7 @@ fn output_dtype<const D: usize>(x: &Tensor<D>, options: SmallMOptions) -> DType 
     }
 }
 
-fn check<const D: usize>(
+pub(crate) fn check<const D: usize>(
     x: &Tensor<D>,
     weights: &[Tensor<2>],
     options: SmallMOptions,

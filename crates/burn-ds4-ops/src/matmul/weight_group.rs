@@ -2,9 +2,11 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType};
 
 /// Several weights of one product. Backend extensions take no `Vec` of tensors.
-#[derive(ExtensionType)]
+#[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum WeightGroup<B: Backend> {
+    /// One, beside weights of another kind.
+    One(FloatTensor<B>),
     /// Two of them.
     Two(FloatTensor<B>, FloatTensor<B>),
     /// Three of them.
@@ -27,24 +29,26 @@ pub enum WeightGroup<B: Backend> {
 }
 
 /// Weights of a group, at most.
-pub(super) const MAX_GROUP: usize = 5;
+pub(crate) const MAX_GROUP: usize = 5;
 
 impl<B: Backend> WeightGroup<B> {
-    /// One weight, or more than [`MAX_GROUP`], are no group.
-    pub(super) fn new(weights: Vec<FloatTensor<B>>) -> Option<Self> {
+    /// `None` for none, and for more than [`MAX_GROUP`].
+    pub(crate) fn new(weights: Vec<FloatTensor<B>>) -> Option<Self> {
         let mut weights = weights.into_iter();
         let mut next = || weights.next();
-        let group = match (next()?, next()?, next(), next(), next()) {
-            (a, b, None, ..) => Self::Two(a, b),
-            (a, b, Some(c), None, _) => Self::Three(a, b, c),
-            (a, b, Some(c), Some(d), None) => Self::Four(a, b, c, d),
-            (a, b, Some(c), Some(d), Some(e)) => Self::Five(a, b, c, d, e),
+        let group = match (next()?, next(), next(), next(), next()) {
+            (a, None, ..) => Self::One(a),
+            (a, Some(b), None, ..) => Self::Two(a, b),
+            (a, Some(b), Some(c), None, _) => Self::Three(a, b, c),
+            (a, Some(b), Some(c), Some(d), None) => Self::Four(a, b, c, d),
+            (a, Some(b), Some(c), Some(d), Some(e)) => Self::Five(a, b, c, d, e),
         };
         weights.next().is_none().then_some(group)
     }
 
-    pub(super) fn into_vec(self) -> Vec<FloatTensor<B>> {
+    pub(crate) fn into_vec(self) -> Vec<FloatTensor<B>> {
         match self {
+            Self::One(a) => vec![a],
             Self::Two(a, b) => vec![a, b],
             Self::Three(a, b, c) => vec![a, b, c],
             Self::Four(a, b, c, d) => vec![a, b, c, d],

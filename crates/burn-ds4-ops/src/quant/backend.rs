@@ -7,7 +7,7 @@ use super::{Activations, reference};
 use crate::gemm::Fp4Layout;
 #[cfg(feature = "cube")]
 use crate::matmul::INVARIANT_ROWS;
-use crate::matmul::MatmulOps;
+use crate::matmul::{MatmulOps, WeightGroup};
 use crate::reference::ranges;
 use crate::roundtrip::SmallFloat;
 
@@ -137,6 +137,24 @@ pub trait QuantOps: MatmulOps {
         reference::quant_linear_pair::<Self>(x, first, second, activations)
     }
 
+    /// See [`quant_linear_group`](super::quant_linear_group); `x` is `[rows, in]`, of at most as
+    /// many rows as are invariant. The `dense` weights have one dtype; the products with each are
+    /// laid out as for [`MatmulOps::small_m_matmul_group`].
+    #[fusion(meta = |x, first, second, dense, _activations, dtype| {
+        let products = crate::matmul::fusion::group(x, dense, *dtype);
+        (fusion::product(x, first), fusion::product(x, second), products)
+    })]
+    fn quant_linear_group(
+        x: FloatTensor<Self>,
+        #[extension_type] first: PackedWeights<Self>,
+        #[extension_type] second: PackedWeights<Self>,
+        #[extension_type] dense: WeightGroup<Self>,
+        activations: Activations,
+        dtype: FloatDType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        reference::quant_linear_group::<Self>(x, [first, second], dense, activations, dtype)
+    }
+
     /// See [`grouped_linear`](super::grouped_linear); `x` is `[tokens, groups, in]`.
     #[fusion(meta = |x, weights, _activations| fusion::products(x, weights))]
     fn grouped_linear(
@@ -192,7 +210,7 @@ impl QuantOps for burn_cubecl::CubeBackend {
         activations: Activations,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let matrices = [first.clone(), second.clone()].map(Into::into);
-        match super::launch::pair_blueprint(&x, &matrices) {
+        match super::launch::pair_blueprint(&x, &matrices, x.shape()[0]) {
             Some(blueprint) => {
                 let x = reference::input::<Self>(x, activations);
                 super::launch::multiply_pair(x, matrices, blueprint)
@@ -203,6 +221,26 @@ impl QuantOps for burn_cubecl::CubeBackend {
                 (product, Self::quant_linear(x, second, activations))
             }
         }
+    }
+
+    fn quant_linear_group(
+        x: FloatTensor<Self>,
+        first: PackedWeights<Self>,
+        second: PackedWeights<Self>,
+        dense: WeightGroup<Self>,
+        activations: Activations,
+        dtype: FloatDType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let pair = [first, second];
+        // The products with dense weights are of exact activations.
+        if activations == Activations::Exact {
+            let (matrices, weights) = (pair.clone().map(Into::into), dense.clone().into_vec());
+            let products = super::launch::multiply_group(&x, matrices, &weights, dtype.into());
+            if let Some([product, other, all]) = products {
+                return (product, other, all);
+            }
+        }
+        reference::quant_linear_group::<Self>(x, pair, dense, activations, dtype)
     }
 
     fn grouped_linear(

@@ -1,6 +1,8 @@
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
+use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::reference::input;
@@ -8,11 +10,13 @@ use super::{Activations, PackedWeights};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
+use crate::gemm::launch::dense::MatrixGroup;
 use crate::gemm::launch::{
-    Grouping, LargeM, LargeMTiles, Portable, Role, SMALL_M_ROWS, StreamBlueprint, StreamProblem,
-    can_multiply, has_tiles, launch_stream, quantize,
+    Grouping, LargeM, LargeMTiles, LinearGroup, LinearGroupBlueprint, Portable, Role, SMALL_M_ROWS,
+    StreamBlueprint, StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
 };
 use crate::launching::{aligned, narrow, output, rows_view};
+use crate::matmul::group_layout;
 
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
@@ -171,7 +175,7 @@ fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamB
     StreamBlueprint::new(x.dtype, matrices, rows, &Caps::of(&x.client))
 }
 
-/// How the products of a small number of rows with two matrices of the same number of columns are
+/// How the products of up to `rows` rows with two matrices of the same number of columns are
 /// compiled, if they can be one launch.
 ///
 /// The split of K depends on the format, the columns and `x`, which both products share, so each
@@ -179,8 +183,8 @@ fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamB
 pub(super) fn pair_blueprint(
     x: &CubeTensor,
     [first, second]: &[Matrices; 2],
+    rows: usize,
 ) -> Option<StreamBlueprint> {
-    let [rows, _] = x.shape().dims();
     let one_launch = rows <= SMALL_M_ROWS
         && first.format != WeightFormat::Dense
         && first.format == second.format
@@ -207,6 +211,50 @@ pub(super) fn multiply_pair(
     let second = StreamProblem::of_rows(&matrices[1], &other, rows, blueprint);
     launch_stream(&x, &first, Some(&second));
     (product, other)
+}
+
+/// `x · Wᵀ` for two packed matrices and, in `dtype`, for each of some weights of floats of one
+/// dtype, laid out as [`group_layout`] says. `None` where they can not be one launch.
+pub(super) fn multiply_group(
+    x: &CubeTensor,
+    matrices: [Matrices; 2],
+    weights: &[CubeTensor],
+    dtype: DType,
+) -> Option<[CubeTensor; 3]> {
+    let [rows, _] = x.shape().dims();
+    let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
+    // Planes that read `x` for themselves begin with one tile, whose rows are next to each other.
+    // Next to other work, that pays for a single row as well.
+    let several = pair_blueprint(x, &matrices, rows.max(2))?;
+    let pair = match several.x_in_registers {
+        true => several,
+        false => pair_blueprint(x, &matrices, rows)?,
+    };
+    let group = MatrixGroup {
+        weights,
+        starts: &starts,
+        picks: None,
+    };
+    let blueprint = LinearGroupBlueprint::new(pair, x, &group)?;
+    let matrices = matrices.map(Matrices::contiguous);
+    let weights: Vec<_> = weights.iter().cloned().map(into_contiguous).collect();
+    let x = aligned(x.clone());
+    let [product, other] = [0, 1].map(|which| output(&x, [rows, matrices[which].rows], x.dtype));
+    let all = output(&x, [length], dtype);
+    LinearGroup {
+        x: &x,
+        pair: [
+            StreamProblem::of_rows(&matrices[0], &product, rows, blueprint.pair),
+            StreamProblem::of_rows(&matrices[1], &other, rows, blueprint.pair),
+        ],
+        group: MatrixGroup {
+            weights: &weights,
+            ..group
+        },
+        output: &all,
+    }
+    .launch(blueprint);
+    Some([product, other, all])
 }
 
 /// Whether there is a kernel for linear maps by groups.

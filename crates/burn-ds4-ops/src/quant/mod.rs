@@ -19,10 +19,11 @@
 //!
 //! # Exactness
 //!
-//! Every function except [`quant_linear`], [`quant_linear_pair`] and [`grouped_linear`] gives the
-//! same bits on every device: code values and E8M0 scales come from tables, the scales of round
-//! trips are found by comparison with powers of two instead of a logarithm, and no result goes
-//! through a division. Nothing is read back to the host. Two things depend on the device:
+//! Every function except [`quant_linear`], [`quant_linear_pair`], [`quant_linear_group`] and
+//! [`grouped_linear`] gives the same bits on every device: code values and E8M0 scales come from
+//! tables, the scales of round trips are found by comparison with powers of two instead of a
+//! logarithm, and no result goes through a division. Nothing is read back to the host. Two things
+//! depend on the device:
 //!
 //! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes
 //!   denormals turns into zero; among the E8M0 scales that is byte 0, and byte 1 times the code
@@ -46,6 +47,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::OpError;
+use crate::matmul::{self, INVARIANT_ROWS, MAX_GROUP, SmallMOptions, small_m_matmul_group};
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::reference::hadamard as transform;
 use crate::validation::{expect_device, expect_float, expect_shape, expect_supported, invalid};
@@ -318,33 +320,132 @@ pub fn quant_linear_pair<const D: usize>(
     x: Tensor<D>,
     weights: [&Weights; 2],
 ) -> Result<[Tensor<D>; 2], OpError> {
-    expect_float("x", &x)?;
-    let mut shape = x.dims();
-    let columns = shape[D - 1];
-    for (argument, weights) in ["weights[0]", "weights[1]"].into_iter().zip(weights) {
-        let [_, out, _] = weights.dims();
-        expect_shape(argument, weights.dims(), [1, out, columns])?;
-        expect_device(argument, &weights.device(), "x", &x.device())?;
-    }
+    check_pair(&x, weights)?;
+    let shape = x.dims();
     let [first, second] = weights;
-    let apart = first.activations() != second.activations()
-        || weights.iter().any(|weights| weights.dims()[1] == 0);
-    if apart || shape.contains(&0) {
+    if !are_pair(weights) || shape.contains(&0) {
         return Ok([quant_linear(x.clone(), first)?, quant_linear(x, second)?]);
     }
-    let rows = shape[..D - 1].iter().product();
-    let x: Tensor<2> = x.reshape([rows, columns]);
-    let (product, other) = Dispatch::quant_linear_pair(
-        x.into_dispatch(),
+    let products = Dispatch::quant_linear_pair(
+        into_rows(x).into_dispatch(),
         first.clone().into(),
         second.clone().into(),
         first.activations(),
     );
-    Ok([product, other].map(|product| {
+    Ok(pair_products(products.into(), shape))
+}
+
+/// [`quant_linear_pair`] and, by the same `x`, [`small_m_matmul_group`]: the results of both, with
+/// the same bits. Decoding multiplies the input of a layer's attention by the two packed matrices
+/// of queries and keys and by the dense ones of its compressors.
+///
+/// # Shapes and dtypes
+///
+/// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
+/// - `weights`: one matrix each, `[1, out, in]`, each with its own `out` and format
+/// - `dense`: any number of `[out, in]`, `F32`, `F16` or `BF16`, each with its own `out`; `options`
+///   are those of the products with them
+/// - output: `[.., out]` for each of `weights`, in the dtype of `x`, and for each of `dense`, in
+///   the dtype of `x` or in `F32`
+///
+/// Rounded [`Activations`] concern the products with `weights` alone.
+///
+/// # Kernels
+///
+/// Up to 8 rows by two FP8 or two FP4 matrices and up to five dense ones of one 16-bit dtype are
+/// one launch, wherever tensor cores multiply by either and shared memory is large enough. Some of
+/// its cubes have the pair, the rest have the dense matrices. Everything else is the two functions
+/// one after the other.
+///
+/// # Errors
+///
+/// As [`quant_linear_pair`] for `x` and `weights`, and as [`small_m_matmul_group`] for `dense`, of
+/// which one that does not fit is named `weight`, and for `options`.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::matmul::SmallMOptions;
+/// use burn_ds4_ops::quant::{Weights, quant_linear_group};
+///
+/// let device = Device::flex();
+/// let matrix = |rows| Weights::dense(Tensor::<3>::ones([1, rows, 2], &device));
+/// let (first, second) = (matrix(1)?, matrix(2)?);
+/// let dense = [Tensor::<2>::from_data([[0.5, 0.0]], &device)];
+/// let x = Tensor::<2>::from_data([[1.0, 2.0]], &device);
+/// let options = SmallMOptions::default();
+/// let ([y, _], products) = quant_linear_group(x, [&first, &second], &dense, options)?;
+/// y.into_data().assert_eq(&TensorData::from([[3.0_f32]]), true);
+/// products[0].to_data().assert_eq(&TensorData::from([[0.5_f32]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
+pub fn quant_linear_group<const D: usize>(
+    x: Tensor<D>,
+    weights: [&Weights; 2],
+    dense: &[Tensor<2>],
+    options: SmallMOptions,
+) -> Result<([Tensor<D>; 2], Vec<Tensor<D>>), OpError> {
+    check_pair(&x, weights)?;
+    matmul::check(&x, dense, options)?;
+    let shape = x.dims();
+    let rows: usize = shape[..D - 1].iter().product();
+    let are_group = (1..=MAX_GROUP).contains(&dense.len())
+        && dense.iter().all(|weight| weight.dims()[0] > 0)
+        && dense
+            .iter()
+            .all(|weight| weight.dtype() == dense[0].dtype());
+    if !are_pair(weights) || !are_group || shape.contains(&0) || rows > INVARIANT_ROWS {
+        let products = small_m_matmul_group(x.clone(), dense, options)?;
+        return Ok((quant_linear_pair(x, weights)?, products));
+    }
+    let [first, second] = weights;
+    let dtype = matmul::output_dtype(&x, options);
+    let (product, other, all) = Dispatch::quant_linear_group(
+        into_rows(x).into_dispatch(),
+        first.clone().into(),
+        second.clone().into(),
+        matmul::weight_group(dense),
+        first.activations(),
+        dtype.into(),
+    );
+    let pair = pair_products([product, other], shape);
+    Ok((pair, matmul::group_products(all, dense, shape)))
+}
+
+fn check_pair<const D: usize>(x: &Tensor<D>, weights: [&Weights; 2]) -> Result<(), OpError> {
+    expect_float("x", x)?;
+    for (argument, weights) in ["weights[0]", "weights[1]"].into_iter().zip(weights) {
+        let [_, out, _] = weights.dims();
+        expect_shape(argument, weights.dims(), [1, out, x.dims()[D - 1]])?;
+        expect_device(argument, &weights.device(), "x", &x.device())?;
+    }
+    Ok(())
+}
+
+/// Whether backends take both at once.
+fn are_pair([first, second]: [&Weights; 2]) -> bool {
+    let have_rows = |weights: &Weights| weights.dims()[1] > 0;
+    first.activations() == second.activations() && have_rows(first) && have_rows(second)
+}
+
+fn into_rows<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+    let shape = x.dims();
+    x.reshape([shape[..D - 1].iter().product(), shape[D - 1]])
+}
+
+/// The products with a pair for an `x` of shape `shape`.
+fn pair_products<const D: usize>(
+    products: [FloatTensor<Dispatch>; 2],
+    mut shape: [usize; D],
+) -> [Tensor<D>; 2] {
+    products.map(|product| {
         let product = Tensor::<2>::from_dispatch(product);
         shape[D - 1] = product.dims()[1];
         product.reshape(shape)
-    }))
+    })
 }
 
 /// Multiplies several groups of channels, each by its own matrix: `y[.., g, :] = x[.., g, :] ·

@@ -8,7 +8,7 @@ use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 use super::backend::{PackedWeights, QuantOps};
 use super::{Activations, FP4_BLOCK, FP8_BLOCK};
 use crate::gemm::Fp4Layout;
-use crate::matmul::INVARIANT_ROWS;
+use crate::matmul::{INVARIANT_ROWS, WeightGroup};
 use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
 use crate::roundtrip::{SmallFloat, power_of_two};
@@ -115,6 +115,19 @@ pub(super) fn quant_linear_pair<B: QuantOps>(
     let (x, exact) = (input::<B>(x, activations), Activations::Exact);
     let product = B::quant_linear(x.clone(), first, exact);
     (product, B::quant_linear(x, second, exact))
+}
+
+/// Both, one after the other.
+pub(super) fn quant_linear_group<B: QuantOps>(
+    x: FloatTensor<B>,
+    [first, second]: [PackedWeights<B>; 2],
+    dense: WeightGroup<B>,
+    activations: Activations,
+    dtype: FloatDType,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let all = B::small_m_matmul_group(x.clone(), dense, dtype);
+    let (product, other) = B::quant_linear_pair(x, first, second, activations);
+    (product, other, all)
 }
 
 /// The linear maps of the groups, one after the other. They use `quant_linear`, which is

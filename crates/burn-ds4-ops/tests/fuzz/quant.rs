@@ -2,8 +2,10 @@
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 use burn_ds4_ops::OpError;
+use burn_ds4_ops::matmul::{SmallMOptions, small_m_matmul_group};
 use burn_ds4_ops::quant::{
     FP4_BLOCK, Fp4Layout, Weights, fp4_roundtrip, fp8_roundtrip, hadamard, quant_linear,
+    quant_linear_group,
 };
 
 use super::super::common::{EXACT, assert_close, half_unit, narrow, read, values};
@@ -13,10 +15,11 @@ use super::draw::Draw;
 
 pub fn quant(data: &[u8]) {
     let draw = &mut Draw::new(data);
-    match draw.below(4) {
+    match draw.below(5) {
         0 => decoded(draw),
         1 => round_trips(draw),
         2 => words(draw),
+        3 => group(draw),
         _ => product(draw),
     }
 }
@@ -110,6 +113,54 @@ fn product(draw: &mut Draw) {
     for row in (0..rows).filter(|&row| x.tame[row]) {
         let input = Input::new([1, columns], dtype, &held[row * columns..][..columns]);
         input.check(&packed, &actual[row * out..][..out], "flex");
+    }
+}
+
+/// A pair and some dense matrices by one x.
+fn group(draw: &mut Draw) {
+    let [rows, columns] = [draw.size(4) * draw.pick(&[1, 1, 5]), draw.size(40)];
+    let formats = [FP4, REPACKED_FP4, FP8, FP8_PAIR, DENSE[0]];
+    let odd = draw.pick(&[0, 0, 0, 1]);
+    let shape = |draw: &mut Draw, odd| [1, 2 * draw.size(4), columns + odd];
+    let shapes = [shape(draw, 0), shape(draw, odd)];
+    let packed = shapes.map(|shape| Packed::random(draw.pick(&formats), shape, draw.seed()));
+    let x = draw.rows(rows, columns);
+    let dtype = draw.dtype();
+    let (tensor, held) = draw.tensor(&x.values, [rows, columns], dtype);
+    let dense: Vec<_> = (0..draw.below(3))
+        .map(|_| {
+            let (out, of) = (draw.size(7), draw.dtype());
+            let values = draw.tame_values(out * columns);
+            draw.tensor(&values, [out, columns], of).0
+        })
+        .collect();
+    let [first, second] = packed.each_ref().map(|packed| packed.on(&Device::flex()));
+    let options = SmallMOptions {
+        f32_output: draw.one_in(2),
+        invariant_rows: draw.pick(&[16, 64, 15]),
+    };
+    let fits = odd == 0 && options.invariant_rows != 15;
+    let result = quant_linear_group(tensor.clone(), [&first, &second], &dense, options);
+    let Some((pair, products)) = draw.settle(result, fits) else {
+        return;
+    };
+    for (product, packed) in pair.iter().zip(&packed) {
+        let [_, out, _] = packed.shape();
+        assert_eq!(
+            (product.dims(), product.dtype()),
+            ([rows, out], dtype.into())
+        );
+        let actual = read(product);
+        for row in (0..rows).filter(|&row| x.tame[row]) {
+            let input = Input::new([1, columns], dtype, &held[row * columns..][..columns]);
+            input.check(packed, &actual[row * out..][..out], "flex");
+        }
+    }
+    // Their values have a fuzzer of their own.
+    let alone = small_m_matmul_group(tensor, &dense, options).expect("what fits fits alone");
+    for (product, alone) in products.iter().zip(&alone) {
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(read(product)), bits(read(alone)));
     }
 }
 

@@ -14,7 +14,7 @@ use burn_ds4_ops::{device::is_host, quant};
 
 use crate::cache::{CompressedStep, LayerCache, PrefillStep, Step};
 use crate::config::AttentionKind;
-use crate::linear::{PackedLinear, PackedLinearConfig, WeightStack, project_all_f32, project_f32};
+use crate::linear::{PackedLinear, PackedLinearConfig, WeightStack};
 use crate::norm::{RmsNorm, RmsNormConfig, normalize};
 use crate::trace::Trace;
 use crate::weights::{self, Initial, WeightSource, all_or_nothing};
@@ -250,9 +250,7 @@ impl Attention {
             self.kind(),
             "the cache was made for another kind of attention"
         );
-        let [low_rank, rows] =
-            PackedLinear::forward_both(x.clone(), [&self.query_a, &self.key_value]);
-        let compressions = self.project_compressions(x);
+        let ([low_rank, rows], compressions) = self.project_input(x);
         let attended = match &step.prefill {
             None => self.forward_decode(low_rank, rows, compressions, step, cache, trace),
             Some(prefill) => {
@@ -495,29 +493,27 @@ impl Attention {
         self.attend_cached(queries, rotation.positions(), window, compressed, cache)
     }
 
-    /// Projections that compressors pool into rows; `None` without a compressor.
-    fn project_compressions(&self, x: Tensor<3>) -> Option<Compressions> {
-        let compressor = self.compressor.as_ref()?;
-        Some(match &self.indexer {
-            None => Compressions {
-                own: project_f32(x, compressor.projection.val()),
-                indexer: None,
-            },
-            Some(indexer) => {
-                let [own, projections, head_weights] = project_all_f32(
-                    x,
-                    [
-                        compressor.projection.val(),
-                        indexer.compressor.projection.val(),
-                        indexer.head_weights.val(),
-                    ],
-                );
-                Compressions {
-                    own,
-                    indexer: Some((projections, head_weights)),
-                }
-            }
-        })
+    /// Low-rank queries, key/value rows, and projections that compressors pool into rows; `None`
+    /// without a compressor.
+    fn project_input(&self, x: Tensor<3>) -> ([Tensor<3>; 2], Option<Compressions>) {
+        let maps = [&self.query_a, &self.key_value];
+        let Some(compressor) = &self.compressor else {
+            return (PackedLinear::forward_both(x, maps), None);
+        };
+        let own = compressor.projection.val();
+        let Some(indexer) = &self.indexer else {
+            let (products, [own]) = PackedLinear::forward_both_and_project(x, maps, [own]);
+            return (products, Some(Compressions { own, indexer: None }));
+        };
+        let of_indexer = indexer.compressor.projection.val();
+        let weights = [own, of_indexer, indexer.head_weights.val()];
+        let (products, projections) = PackedLinear::forward_both_and_project(x, maps, weights);
+        let [own, of_indexer, head_weights] = projections;
+        let compressions = Compressions {
+            own,
+            indexer: Some((of_indexer, head_weights)),
+        };
+        (products, Some(compressions))
     }
 
     /// A decode step between the first projections and the last.

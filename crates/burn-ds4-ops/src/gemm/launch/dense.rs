@@ -68,7 +68,7 @@ impl<'a> MatrixGroup<'a> {
         self.weights.iter().map(|weight| weight.shape()[0])
     }
 
-    fn tiles(&self, height: usize) -> usize {
+    pub(super) fn tiles(&self, height: usize) -> usize {
         match &self.picks {
             None => self.heights().map(|rows| rows.div_ceil(height)).sum(),
             Some(picks) => picks.blocks.shape().num_elements() * picks.height.div_ceil(height),
@@ -92,7 +92,7 @@ impl<'a> MatrixGroup<'a> {
     }
 
     /// The group as a kernel argument, in elements of `W` and tiles of `height` rows.
-    fn arg<W: CubePrimitive>(&self, height: usize) -> MatrixGroupLaunch<W> {
+    pub(super) fn arg<W: CubePrimitive>(&self, height: usize) -> MatrixGroupLaunch<W> {
         let words = self.weights.iter();
         MatrixGroupLaunch::new(
             words.map(|words| words.clone().into_buffer_arg()).collect(),
@@ -128,7 +128,7 @@ impl<'a> MatrixGroup<'a> {
     }
 
     /// Whether tensor cores multiply: that must not depend on the number of rows.
-    fn has_tiles(&self, x: &CubeTensor) -> bool {
+    pub(super) fn has_tiles(&self, x: &CubeTensor) -> bool {
         self.tiles_blueprint(x, INVARIANT_ROWS).is_some()
     }
 
@@ -154,7 +154,7 @@ impl<'a> MatrixGroup<'a> {
         }
     }
 
-    fn tiles_blueprint(&self, x: &CubeTensor, rows: usize) -> Option<TilesBlueprint> {
+    pub(super) fn tiles_blueprint(&self, x: &CubeTensor, rows: usize) -> Option<TilesBlueprint> {
         let caps = Caps::of(&x.client);
         let weight = &self.weights[0];
         let [_, columns] = x.shape().dims();
@@ -222,7 +222,7 @@ impl<'a> MatrixGroup<'a> {
             tiles_kernel::launch_unchecked(
                 &client,
                 CubeCount::Static(cubes.min(tiles as u32), 1, 1),
-                CubeDim::new_2d(32, blueprint.planes * blueprint.plane_groups),
+                CubeDim::new_2d(32, blueprint.cube_planes()),
                 // Offsets in shared memory that are as wide as addresses are part of the
                 // instructions.
                 AddressType::U64,

@@ -1,5 +1,4 @@
 use super::stream::StreamProblem;
-use crate::caps::Caps;
 use crate::gemm::kernel::{CubeSplitLaunch, GroupSplitLaunch, Pairing};
 
 /// How the cubes of a launch are divided between its problems, and among their tiles.
@@ -13,11 +12,16 @@ pub(super) struct CubeDivision {
 }
 
 impl CubeDivision {
-    pub fn new(first: &StreamProblem<'_>, second: Option<&StreamProblem<'_>>, caps: &Caps) -> Self {
+    /// For `cubes` at most.
+    pub fn new(
+        first: &StreamProblem<'_>,
+        second: Option<&StreamProblem<'_>>,
+        cubes: usize,
+    ) -> Self {
         let tiles = first.tiles() + second.map_or(0, StreamProblem::tiles);
         // At least one cube for each problem.
         let least = 1 + usize::from(second.is_some());
-        let cubes = (caps.processors as usize).min(tiles).max(least);
+        let cubes = cubes.min(tiles).max(least);
         let second_work = second.map_or(0.0, |second| second.work() / first.work()) as f32;
         // As the kernel computes it, if all groups are there.
         let reads = match first.blueprint.pairing {

@@ -16,7 +16,7 @@ use crate::gemm::{Matrices, terms};
 const SPLIT_K_PLANES: usize = 8;
 /// Time for 16 bytes of FP8 that become `f16`, relative to that of other weights: cubes that
 /// multiply by them are done that much earlier.
-const F16_INPUT_WORK: f64 = 0.65;
+pub(super) const F16_INPUT_WORK: f64 = 0.65;
 /// Rows of `x` of a tile, where each term of a row counts as a row, and tiles that are multiplied
 /// at a time.
 const X_TILE_ROWS: u32 = 8;
@@ -373,7 +373,7 @@ impl<'a> StreamProblem<'a> {
         (vectors * reads) as f64 * work
     }
 
-    fn arg<I: Int, Y: Float>(&self) -> StreamProblemLaunch<I, Y> {
+    pub(super) fn arg<I: Int, Y: Float>(&self) -> StreamProblemLaunch<I, Y> {
         StreamProblemLaunch::new(
             optional(self.ids),
             optional(self.scores),
@@ -397,7 +397,7 @@ pub(crate) fn launch_stream(
     let client = x.client.clone();
     let size = 16 / x.elem_size();
     let caps = Caps::of(&client);
-    let division = CubeDivision::new(first, second, &caps);
+    let division = CubeDivision::new(first, second, caps.processors as usize);
     let blueprints = ExpertBlueprints {
         experts: first.blueprint,
         shared: second.map(|second| second.blueprint),

@@ -91,16 +91,16 @@ impl InputBlueprint {
 
 /// A small number of rows of `x`.
 #[derive(CubeType)]
-pub(super) struct InputRows<'a, X: Float, N: Size> {
+pub(in crate::gemm::kernel) struct InputRows<'a, X: Float, N: Size> {
     x: &'a [Vector<X, N>],
     shared: Shared<[Vector<X, N>]>,
     terms: Shared<[Vector<u32, Const<4>>]>,
     fetched: Array<Vector<X, N>>,
     /// Where the lane's rows begin, one of each tile.
     row_starts: Array<usize>,
-    rows: u32,
+    pub rows: u32,
     x_vectors: usize,
-    columns: u32,
+    pub columns: u32,
     #[cube(comptime)]
     blueprint: InputBlueprint,
 }

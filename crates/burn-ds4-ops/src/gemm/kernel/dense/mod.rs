@@ -5,7 +5,10 @@ mod rows;
 mod tile_rows;
 mod tiles;
 
+pub(super) use input::InputRows;
 pub(crate) use input::{InputBlueprint, InputLocation};
 pub(crate) use rows::{RowsBlueprint, rows_kernel};
+pub(super) use tile_rows::MatrixGroup;
 pub(crate) use tile_rows::{MatrixGroupLaunch, PicksLaunch};
+pub(super) use tiles::{CubeRange, multiply_group};
 pub(crate) use tiles::{K_BLOCK, TilesBlueprint, tiles_kernel};

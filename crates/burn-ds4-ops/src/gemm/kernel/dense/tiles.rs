@@ -43,12 +43,24 @@ pub(crate) struct TilesBlueprint {
 }
 
 impl TilesBlueprint {
+    /// Planes of a cube.
+    pub const fn cube_planes(self) -> u32 {
+        self.planes * self.plane_groups
+    }
+
+    /// Vectors of shared memory for the pipelines of all planes.
+    pub const fn ring_vectors(self) -> u32 {
+        self.cube_planes() * self.stages * STAGE_VECTORS
+    }
+
+    pub const fn ring_bytes(self) -> usize {
+        self.ring_vectors() as usize * 16
+    }
+
     /// Bytes of shared memory.
     pub const fn shared_bytes(self) -> usize {
-        let planes = self.planes * self.plane_groups;
-        let ring = planes * self.stages * STAGE_VECTORS;
-        let partials = 2 * planes * self.input.x_tiles * 32;
-        (ring + partials + self.input.shared_vectors()) as usize * 16
+        let partials = 2 * self.cube_planes() * self.input.x_tiles * 32;
+        self.ring_bytes() + (partials + self.input.shared_vectors()) as usize * 16
     }
 
     /// Accumulators of a tile: two for the first terms, which alternate, and one for all others,
@@ -78,6 +90,8 @@ struct Cursor {
     tile_rows: TileRows,
     /// K-block of the tile.
     k_block: u32,
+    /// From one tile of the plane to the next.
+    stride: u32,
     /// The picked block of the plane's next tile.
     next_block: i32,
 }
@@ -86,16 +100,17 @@ struct Cursor {
 impl Cursor {
     fn new(
         tile: u32,
-        tile_stride: u32,
+        stride: u32,
         plane: u32,
         group: &MatrixGroup<Vector<u32, Const<4>>>,
     ) -> Cursor {
         let block = group.picks.read(tile, 16u32);
-        let next_block = group.picks.read(tile + tile_stride, 16u32);
+        let next_block = group.picks.read(tile + stride, 16u32);
         Cursor {
             tile,
             tile_rows: TileRows::new(tile, block, group, 16u32),
             k_block: plane,
+            stride,
             next_block,
         }
     }
@@ -119,12 +134,10 @@ impl Cursor {
         self.k_block += blueprint.planes;
         if self.k_block >= k_blocks {
             self.k_block = plane;
-            self.tile += CUBE_COUNT_X * blueprint.plane_groups;
+            self.tile += self.stride;
             self.tile_rows
                 .seek(self.tile, self.next_block, group, 16u32);
-            self.next_block = group
-                .picks
-                .read(self.tile + CUBE_COUNT_X * blueprint.plane_groups, 16u32);
+            self.next_block = group.picks.read(self.tile + self.stride, 16u32);
         }
     }
 
@@ -181,6 +194,37 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     #[comptime] blueprint: TilesBlueprint,
     #[define(X, Y)] _dtypes: [ElemType; 2],
 ) {
+    let mut ring =
+        Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(blueprint.ring_vectors() as usize));
+    let mut input = InputRows::new(x, rows, x_vectors, columns, blueprint.input);
+    let cubes = CubeRange {
+        index: CUBE_POS_X,
+        count: CUBE_COUNT_X,
+    };
+    multiply_group(&mut input, group, output, &mut ring, cubes, blueprint);
+}
+
+/// The cubes that go through the tiles of a group.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(in crate::gemm::kernel) struct CubeRange {
+    /// This cube among them.
+    pub index: u32,
+    pub count: u32,
+}
+
+/// Multiplies a cube's tiles. `ring` has [`TilesBlueprint::ring_vectors`] or more. Every unit of
+/// the cube must call this.
+#[cube]
+pub(in crate::gemm::kernel) fn multiply_group<X: Float, Y: Float, N: Size>(
+    input: &mut InputRows<'_, X, N>,
+    group: &MatrixGroup<Vector<u32, Const<4>>>,
+    output: &mut [Y],
+    ring: &mut Shared<[Vector<u32, Const<4>>]>,
+    cubes: CubeRange,
+    #[comptime] blueprint: TilesBlueprint,
+) {
+    let (rows, columns) = (input.rows, input.columns);
     let lane_row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
     let (planes, plane_groups) = comptime!((blueprint.planes, blueprint.plane_groups));
@@ -189,24 +233,20 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     let plane_group = UNIT_POS_Y / planes;
     let vectors = columns / 8;
     let k_blocks = (columns + comptime!(K_BLOCK - 1)) / K_BLOCK;
-    let mut ring = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(
-        (plane_groups * planes * stages * STAGE_VECTORS) as usize
-    ));
     let mut partials = Shared::<[f32]>::new_slice(comptime!(
         (plane_groups * 2 * planes * x_tiles * 128) as usize
     ));
     // Fetch `x` first, because all planes wait for it, and then the weights.
-    let mut input = InputRows::new(x, rows, x_vectors, columns, blueprint.input);
     input.fetch();
 
     let first_stage = UNIT_POS_Y * comptime!(stages * STAGE_VECTORS);
-    let first_tile = plane_group * CUBE_COUNT_X + CUBE_POS_X;
-    let tile_stride = CUBE_COUNT_X * plane_groups;
-    let mut next = Cursor::new(first_tile, tile_stride, plane, group);
+    let first_tile = plane_group * cubes.count + cubes.index;
+    let stride = cubes.count * plane_groups;
+    let mut next = Cursor::new(first_tile, stride, plane, group);
     #[unroll]
     for stage in 0..stages {
         let to = first_stage + comptime!(stage * STAGE_VECTORS);
-        next.fetch(&mut ring, to, group, vectors, plane, k_blocks, blueprint);
+        next.fetch(ring, to, group, vectors, plane, k_blocks, blueprint);
     }
 
     let row_start = first_stage + lane_row * ROW_VECTORS;
@@ -257,7 +297,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
             }
             sync_group(blueprint.target);
             let to = first_stage + stage * STAGE_VECTORS;
-            next.fetch(&mut ring, to, group, vectors, plane, k_blocks, blueprint);
+            next.fetch(ring, to, group, vectors, plane, k_blocks, blueprint);
             stage = select(stage + 1 == stages, 0u32, stage + 1);
             k_block += planes;
         }
@@ -304,7 +344,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
             }
             index += comptime!(planes * 32);
         }
-        tile += CUBE_COUNT_X * plane_groups;
+        tile += stride;
     }
 }
 

@@ -185,9 +185,14 @@ impl StreamBlueprint {
         }
     }
 
-    /// Bytes of shared memory for the pipeline of weights and for the pairs.
+    /// Bytes of shared memory for the pipelines of weights of all planes.
+    pub const fn ring_bytes(self) -> usize {
+        RING_BYTES * self.cube_planes as usize
+    }
+
+    /// The same, and those for the pairs.
     pub const fn other_bytes(self) -> usize {
-        RING_BYTES * self.cube_planes as usize + (4 << 10)
+        self.ring_bytes() + (4 << 10)
     }
 
     pub const fn shared_bytes(self) -> usize {

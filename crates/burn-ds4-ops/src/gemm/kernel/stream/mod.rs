@@ -9,18 +9,19 @@ mod sum;
 mod tiles;
 
 use cubecl::prelude::*;
-use cubecl::std::FastDivmod;
+use cubecl::std::{FastDivmod, FastDivmodExpand};
 
 use super::groups::{Groups, Pairing};
 use super::input::prefetch_rows;
 use pass::TileRange;
-use tiles::{SharedStorage, StreamProblem, multiply_tiles_of};
+use tiles::multiply_tiles_of;
 
 pub(crate) use blueprint::StreamBlueprint;
 pub(crate) use sum::{SumProblemLaunch, slot_sum_kernel};
 pub(crate) use tiles::StreamProblemLaunch;
+pub(super) use tiles::{SharedStorage, StreamProblem};
 
-/// How the cubes of a launch are divided.
+/// How the cubes of a launch, or the first of them, are divided.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct CubeSplit {
     /// Number of cubes.
@@ -30,6 +31,17 @@ pub(crate) struct CubeSplit {
     pub second_work: f32,
     /// Cubes of each group, if there are as many groups as is likely.
     pub groups: GroupSplit,
+}
+
+#[cube]
+impl CubeSplit {
+    /// The number of cubes.
+    pub(in crate::gemm::kernel) fn count(&self) -> u32 {
+        match &self.cubes {
+            FastDivmod::Fast { divisor, .. } => *divisor,
+            FastDivmod::Fallback { divisor } => *divisor,
+        }
+    }
 }
 
 /// Cubes for each group of the first problem, where no cube would have fewer tiles if some had
@@ -67,6 +79,32 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
 ) {
     let other_blueprint = comptime!(second_blueprint.unwrap_or(blueprint));
     let mut storage = SharedStorage::new(blueprint, other_blueprint);
+    multiply_problems::<X, I, Y, N>(
+        x,
+        x_vectors,
+        &mut first,
+        second,
+        split,
+        &mut storage,
+        blueprint,
+        second_blueprint,
+    );
+}
+
+/// Multiplies what is this cube's part of the work of the first cubes of a launch, as many as
+/// `split` says. Every unit of the cube must call this.
+#[cube]
+pub(super) fn multiply_problems<X: Float, I: Int, Y: Float, N: Size>(
+    x: &[Vector<X, N>],
+    x_vectors: usize,
+    first: &mut StreamProblem<I, Y>,
+    second: ComptimeOption<StreamProblem<I, Y>>,
+    split: &CubeSplit,
+    storage: &mut SharedStorage,
+    #[comptime] blueprint: StreamBlueprint,
+    #[comptime] second_blueprint: Option<StreamBlueprint>,
+) {
+    let other_blueprint = comptime!(second_blueprint.unwrap_or(blueprint));
     let matrices = first.matrices.layout.count;
     let expert = Groups::read::<I>(&first.ids, first.sizes, matrices, blueprint.groups());
     if comptime!(blueprint.pairing == Pairing::Ids) {
@@ -75,7 +113,7 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
         prefetch_rows(x, first.sizes.tokens, columns, x_vectors, blueprint);
     }
     let groups = Groups::of(expert, first.sizes, matrices, blueprint.groups());
-    let cubes = CUBE_COUNT_X;
+    let cubes = split.count();
     let by_groups = if comptime!(blueprint.pairing == Pairing::One) {
         false.runtime()
     } else {
@@ -123,15 +161,7 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
             more = tiles - least * first_cubes;
         }
         let range = TileRange::new(index, least, more).after(before);
-        multiply_tiles_of::<X, I, Y, N>(
-            x,
-            x_vectors,
-            &mut first,
-            &groups,
-            range,
-            &mut storage,
-            blueprint,
-        );
+        multiply_tiles_of::<X, I, Y, N>(x, x_vectors, first, &groups, range, storage, blueprint);
     } else {
         let mut second = second.unwrap();
         let no_ids = Groups::of(0u32, second.sizes, 1u32, other_blueprint.groups());
@@ -143,7 +173,7 @@ pub(crate) fn stream_kernel<X: Float, I: Int, Y: Float, N: Size>(
             &mut second,
             &no_ids,
             range,
-            &mut storage,
+            storage,
             other_blueprint,
         );
     }

@@ -62,7 +62,7 @@ impl<I: Int, Y: Float> StreamProblem<I, Y> {
 
 /// Shared memory of a cube: the pipeline of weights, rows of `x`, and the partials of its planes.
 #[derive(CubeType)]
-pub(super) struct SharedStorage {
+pub(in crate::gemm::kernel) struct SharedStorage {
     pub ring: Shared<[Vector<u32, Const<4>>]>,
     x_rows: Shared<[Vector<u32, Const<4>>]>,
     partials: Shared<[Vector<f32, Const<4>>]>,

@@ -1,0 +1,427 @@
+//! Linear maps by two packed matrices and by dense ones at once, each against the product with it
+//! alone, which has tests of its own.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_ds4_ops::OpError;
+use burn_ds4_ops::matmul::SmallMOptions;
+use burn_ds4_ops::quant::{Activations, Weights, quant_linear_group};
+
+use super::common::{devices, every_dtype, is_gpu, skip, some, two_devices, values};
+use super::linear::{Input, linear};
+use super::packing::{FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4};
+use super::products::{Product, assert_same_bits, options, outputs, product};
+
+const F32: FloatDType = FloatDType::F32;
+/// On both sides of the most that are one launch, and of the most that are invariant.
+const ROWS: [usize; 7] = [1, 2, 5, 8, 9, 16, 17];
+/// A device that compiles slowly takes every so many of them: there, nothing is one launch.
+const FEW: usize = 4;
+/// Formats of the pair.
+const FORMATS: [[Format; 2]; 5] = [
+    [FP8, FP8],
+    [REPACKED_FP4, REPACKED_FP4],
+    [FP4, FP4],
+    [FP8_PAIR, FP8],
+    [FP8, FP4],
+];
+
+/// Reads back what `quant_linear_group` gives.
+#[track_caller]
+fn group<const D: usize>(
+    x: Tensor<D>,
+    weights: [&Weights; 2],
+    dense: &[Tensor<2>],
+    options: SmallMOptions,
+) -> ([Vec<f32>; 2], Vec<Vec<f32>>) {
+    let (shape, dtype) = (x.dims(), x.dtype());
+    let output = if options.f32_output {
+        DType::F32
+    } else {
+        dtype
+    };
+    let read = |y: Tensor<D>, out, dtype| {
+        let mut shape = shape;
+        shape[D - 1] = out;
+        assert_eq!((y.dims(), y.dtype()), (shape, dtype));
+        values(y.cast(F32))
+    };
+    let (pair, products) = quant_linear_group(x, weights, dense, options).expect("they fit");
+    let [first, second] = pair;
+    let pair = [(first, weights[0]), (second, weights[1])];
+    assert_eq!(products.len(), dense.len());
+    let products = products.into_iter().zip(dense);
+    (
+        pair.map(|(y, weights)| read(y, weights.dims()[1], dtype)),
+        products
+            .map(|(y, weights)| read(y, weights.dims()[0], output))
+            .collect(),
+    )
+}
+
+/// Compares with the products one by one.
+#[track_caller]
+fn check<const D: usize>(
+    x: &Tensor<D>,
+    weights: [&Weights; 2],
+    dense: &[Tensor<2>],
+    options: SmallMOptions,
+    what: &str,
+) {
+    let what = format!("{what} {:?}", x.dims());
+    let (pair, products) = group(x.clone(), weights, dense, options);
+    for (product, weights) in pair.iter().zip(weights) {
+        let alone = linear(x.clone(), weights);
+        assert_same_bits(product, &alone, &format!("{what} · {:?}", weights.dims()));
+    }
+    let columns = x.dims()[D - 1];
+    let rows: usize = x.dims()[..D - 1].iter().product();
+    for (together, weights) in products.iter().zip(dense) {
+        let x = x.clone().reshape([rows, columns]);
+        let alone = product(x, weights.clone(), options);
+        assert_same_bits(together, &alone, &format!("{what} · {:?}", weights.dims()));
+    }
+}
+
+fn each_has_the_bits_that_it_has_alone() {
+    every_dtype(|name, device, dtype| {
+        for formats in some(name, &FORMATS, 3) {
+            // No whole tiles, and more of them in one part than in the other.
+            let sizes: [([usize; 2], &[usize]); 3] = [
+                ([130, 34], &[24, 1, 70]),
+                ([2, 6], &[600]),
+                ([720, 16], &[8, 8, 8, 8, 8]),
+            ];
+            for (outputs_of, dense) in some(name, &sizes, sizes.len()) {
+                let columns = 1040;
+                let [first, second] = [0, 1].map(|of| {
+                    let shape = [1, outputs_of[of], columns];
+                    Packed::random(formats[of], shape, of as u64).on(device)
+                });
+                let dense: Vec<_> = dense
+                    .iter()
+                    .map(|&out| Input::random([out, columns], dtype, out as u64).on(device))
+                    .collect();
+                for &rows in some(name, &ROWS, FEW) {
+                    let x = Input::random([rows, columns], dtype, rows as u64).on(device);
+                    for output in outputs(dtype) {
+                        let what = format!("{name} -> {output:?}, {formats:?}");
+                        check(&x, [&first, &second], &dense, options(output), &what);
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn columns_need_not_be_whole_k_blocks() {
+    every_dtype(|name, device, dtype| {
+        // Some are no multiple of what tensor cores read at a time.
+        let widths = [1, 16, 33, 128, 250, 256, 272, 512, 1000, 4096, 4128];
+        for &columns in some(name, &widths, 4) {
+            let [first, second] = [7, 21].map(|outputs| {
+                let shape = [1, outputs, columns];
+                Packed::random(FP8, shape, outputs as u64).on(device)
+            });
+            let dense = [Input::random([33, columns], dtype, 3).on(device)];
+            for rows in [1, 5] {
+                let x = Input::random([rows, columns], dtype, 4).on(device);
+                check(&x, [&first, &second], &dense, options(F32), name);
+            }
+        }
+    });
+}
+
+/// Those of a released layer where the device is fast enough.
+fn the_projections_of_a_released_layer_come_out() {
+    for (name, device) in devices() {
+        let parts = if is_gpu(name) { 1 } else { 16 };
+        let columns = 4096 / parts;
+        let [first, second] = [1024, 512].map(|outputs| {
+            let shape = [1, outputs / parts, columns];
+            Packed::random(FP8, shape, outputs as u64).on(device)
+        });
+        for dtype in [F32, FloatDType::BF16] {
+            if !device.supports_dtype(dtype) {
+                skip(name, "bf16");
+                continue;
+            }
+            for heights in [&[2048, 512, 64][..], &[1024][..]] {
+                let dense = heights.iter().map(|out| {
+                    let shape = [out / parts, columns];
+                    Input::random(shape, dtype, *out as u64).on(device)
+                });
+                let dense: Vec<_> = dense.collect();
+                for rows in [1, 2, 5, 8, 16] {
+                    let x = Input::random([rows, columns], dtype, 6).on(device);
+                    check(&x, [&first, &second], &dense, options(F32), name);
+                }
+            }
+        }
+    }
+}
+
+/// Against the oracles of the products: the bits could be the same and wrong.
+fn products_with_all_are_exact() {
+    every_dtype(|name, device, dtype| {
+        for format in [FP8, REPACKED_FP4] {
+            let packed = [50, 150].map(|out| Packed::exact(format, [1, out, 528], 0, out as u64));
+            let [first, second] = packed.each_ref().map(|packed| packed.on(device));
+            for &rows in some(name, &ROWS, FEW) {
+                let dense = Product::exact([rows, 40, 528], (dtype, dtype), 5);
+                let weights = [dense.weights.on(device)];
+                let (pair, products) = group(
+                    dense.x.on(device),
+                    [&first, &second],
+                    &weights,
+                    options(F32),
+                );
+                for (packed, product) in packed.iter().zip(&pair) {
+                    dense.x.check_exact(packed, product, name);
+                }
+                dense.check_exact(&products[0], F32, name);
+            }
+        }
+    });
+}
+
+fn dense_weights_may_be_none_many_or_of_several_dtypes() {
+    every_dtype(|name, device, dtype| {
+        let [first, second] =
+            [40, 9].map(|out| Packed::random(FP8, [1, out, 520], out as u64).on(device));
+        let weights = |out, of| Input::random([out, 520], of, out as u64).on(device);
+        let groups = [
+            vec![],
+            (1..=7).map(|out| weights(out, dtype)).collect(),
+            vec![weights(24, dtype), weights(0, dtype), weights(5, dtype)],
+            vec![weights(24, dtype), weights(16, F32)],
+            vec![weights(24, F32)],
+        ];
+        for dense in &groups {
+            for &rows in some(name, &[1, 3, 16, 40], 3) {
+                let x = Input::random([rows, 520], dtype, 4).on(device);
+                check(&x, [&first, &second], dense, options(F32), name);
+            }
+        }
+    });
+}
+
+fn the_pair_may_be_dense_or_of_two_formats() {
+    every_dtype(|name, device, dtype| {
+        let of_floats = Format::Dense(dtype);
+        let dense = [Input::random([24, 520], dtype, 1).on(device)];
+        for formats in [[FP8, FP4], [of_floats, FP8], [of_floats; 2]] {
+            let [first, second] = [0, 1].map(|of| {
+                let shape = [1, [40, 9][of], 520];
+                Packed::random(formats[of], shape, of as u64).on(device)
+            });
+            let x = Input::random([3, 520], dtype, 4).on(device);
+            let what = format!("{name} {formats:?}");
+            check(&x, [&first, &second], &dense, options(F32), &what);
+        }
+    });
+}
+
+fn rounded_activations_are_those_of_the_pair() {
+    every_dtype(|name, device, dtype| {
+        let [first, second] = [40, 9].map(|out| {
+            let weights = Packed::random(FP8, [1, out, 512], out as u64).on(device);
+            weights.with_activations(Activations::Released)
+        });
+        let exact = first.clone().with_activations(Activations::Exact);
+        let dense = [Input::random([24, 512], dtype, 1).on(device)];
+        let x = Input::random([3, 512], dtype, 4).on(device);
+        check(&x, [&first, &second], &dense, options(F32), name);
+        check(&x, [&exact, &second], &dense, options(F32), name);
+    });
+}
+
+fn x_may_be_any_view() {
+    every_dtype(|name, device, dtype| {
+        let [first, second] =
+            [33, 18].map(|out| Packed::random(FP8, [1, out, 288], out as u64).on(device));
+        let (both, f32) = ([&first, &second], options(F32));
+        // Weights that are a view, too.
+        let wide = Input::random([288, 24], dtype, 1).on(device);
+        let dense = [wide.transpose()];
+        let x = Input::random([4, 288], dtype, 3).on(device);
+        let turned = x.clone().transpose().mul_scalar(1.0).transpose();
+        check(&turned, both, &dense, f32, &format!("{name} transposed"));
+        let wider = Tensor::cat(vec![x.clone().slice([0..4, 0..1]), x.clone()], 1);
+        let odd = wider.slice([0..4, 1..289]);
+        check(
+            &odd,
+            both,
+            &dense,
+            f32,
+            &format!("{name} from an odd column on"),
+        );
+        let more = x.clone().reshape([2, 1, 2, 288]);
+        check(&more, both, &dense, f32, &format!("{name} four dimensions"));
+        let one = x.slice([0..1, 0..288]).reshape([288]);
+        check(&one, both, &dense, f32, &format!("{name} vector"));
+    });
+}
+
+fn a_row_does_not_depend_on_the_rows_next_to_it() {
+    every_dtype(|name, device, dtype| {
+        let [first, second] =
+            [66, 20].map(|out| Packed::random(FP8, [1, out, 768], out as u64).on(device));
+        let dense = [50, 9].map(|out| Input::random([out, 768], dtype, out as u64).on(device));
+        let x = Input::random([16, 768], dtype, 4);
+        let run = |rows: std::ops::Range<usize>| {
+            let x = x.rows(rows).on(device);
+            let (pair, products) = group(x, [&first, &second], &dense, options(F32));
+            pair.into_iter().chain(products).collect::<Vec<_>>()
+        };
+        let alone: Vec<_> = (0..16).map(|row| run(row..row + 1)).collect();
+        for &rows in some(name, &[2, 5, 8, 9, 16], 3) {
+            for (of, together) in run(0..rows).into_iter().enumerate() {
+                let alone = alone[..rows]
+                    .iter()
+                    .flat_map(|products| products[of].clone());
+                let what = format!("{name} {rows} rows, product {of}");
+                assert_same_bits(&together, &alone.collect::<Vec<_>>(), &what);
+            }
+        }
+    });
+}
+
+fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
+    every_dtype(|name, device, dtype| {
+        for (rows, outputs, columns) in [
+            (0, [6, 3], 32),
+            (3, [0, 3], 32),
+            (3, [6, 0], 32),
+            (3, [6, 3], 0),
+            (0, [0, 0], 0),
+        ] {
+            let [first, second] =
+                outputs.map(|out| Packed::exact(FP8, [1, out, columns], 0, 1).on(device));
+            let dense = [Input::exact([5, columns], dtype, 1).on(device)];
+            let x = Input::exact([rows, columns], dtype, 2).on(device);
+            check(&x, [&first, &second], &dense, options(F32), name);
+        }
+    });
+}
+
+fn what_is_not_finite_stays_in_its_row_and_matrix() {
+    every_dtype(|name, device, dtype| {
+        let mut packed = [34, 50].map(|out| Packed::exact(FP8, [1, out, 256], 0, 7));
+        let on = |packed: &[Packed; 2]| packed.each_ref().map(|packed| packed.on(device));
+        let mut weights = Input::exact([24, 256], dtype, 3);
+        let mut x = Input::exact([3, 256], dtype, 8);
+        let finite = group(
+            x.on(device),
+            on(&packed).each_ref(),
+            &[weights.on(device)],
+            options(F32),
+        );
+        packed[0].poison(0);
+        weights.values[5 * 256 + 7] = f32::NAN;
+        let ([first, second], products) = group(
+            x.on(device),
+            on(&packed).each_ref(),
+            &[weights.on(device)],
+            options(F32),
+        );
+        assert!(first.iter().all(|v| v.is_nan()), "{name}");
+        assert_same_bits(&second, &finite.0[1], name);
+        for (at, (value, finite)) in products[0].iter().zip(&finite.1[0]).enumerate() {
+            match at % 24 {
+                5 => assert!(value.is_nan(), "{name} {at}"),
+                _ => assert_eq!(value, finite, "{name} {at}"),
+            }
+        }
+        x.values[256 + 9] = f32::INFINITY;
+        let (pair, products) = group(
+            x.on(device),
+            on(&packed).each_ref(),
+            &[weights.on(device)],
+            options(F32),
+        );
+        for (product, out) in [(&pair[1], 50), (&products[0], 24)] {
+            for (at, value) in product.iter().enumerate() {
+                let spoilt = at / out == 1 || (out == 24 && at % 24 == 5);
+                assert!(value.is_finite() || spoilt, "{name} {at} of {out}");
+            }
+        }
+    });
+}
+
+fn a_group_refuses_what_does_not_fit_by_name() {
+    for (name, device) in devices() {
+        let of = |shape| Weights::dense(Tensor::zeros(shape, (device, DType::F32))).unwrap();
+        let (fits, narrow) = (of([1, 5, 4]), of([1, 5, 3]));
+        let refused = |weights: [&Weights; 2], dense: [usize; 2], invariant_rows| {
+            let x = Tensor::<2>::zeros([3, 4], (device, DType::F32));
+            let dense = [Tensor::<2>::zeros(dense, (device, DType::F32))];
+            let options = SmallMOptions {
+                invariant_rows,
+                ..SmallMOptions::default()
+            };
+            let result = quant_linear_group(x, weights, &dense, options);
+            result.expect_err(name).to_string()
+        };
+        assert_eq!(
+            refused([&narrow, &fits], [2, 4], 16),
+            "`weights[0]` has shape [1, 5, 3], expected [1, 5, 4]"
+        );
+        assert_eq!(
+            refused([&fits, &narrow], [2, 4], 16),
+            "`weights[1]` has shape [1, 5, 3], expected [1, 5, 4]"
+        );
+        assert_eq!(
+            refused([&fits, &fits], [2, 5], 16),
+            "`weight` has shape [2, 5], expected [2, 4]"
+        );
+        assert_eq!(
+            refused([&fits, &fits], [2, 4], 15),
+            "`invariant_rows` is 15, expected 16 to 64"
+        );
+    }
+    let device = &devices()[0].1;
+    let x = Tensor::<2>::zeros([3, 4], (device, DType::F64));
+    let weights = Packed::exact(FP8, [1, 5, 4], 0, 1).on(device);
+    let result = quant_linear_group(x, [&weights, &weights], &[], SmallMOptions::default());
+    assert_eq!(
+        result.expect_err("f64").to_string(),
+        "`x` has dtype F64, expected F32, F16 or BF16"
+    );
+}
+
+fn a_group_refuses_weights_on_another_device() {
+    let Some([first, second]) = two_devices() else {
+        return;
+    };
+    let packed = Packed::exact(FP8, [1, 5, 4], 0, 1).on(first);
+    let x = Tensor::<2>::zeros([3, 4], (first, DType::F32));
+    let dense = [Tensor::<2>::zeros([2, 4], (second, DType::F32))];
+    let result = quant_linear_group(x, [&packed, &packed], &dense, SmallMOptions::default());
+    assert!(
+        matches!(
+            result,
+            Err(OpError::DeviceMismatch {
+                argument: "weight",
+                other: "x",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+}
+
+catalogue![
+    each_has_the_bits_that_it_has_alone,
+    columns_need_not_be_whole_k_blocks,
+    the_projections_of_a_released_layer_come_out,
+    products_with_all_are_exact,
+    dense_weights_may_be_none_many_or_of_several_dtypes,
+    the_pair_may_be_dense_or_of_two_formats,
+    rounded_activations_are_those_of_the_pair,
+    x_may_be_any_view,
+    a_row_does_not_depend_on_the_rows_next_to_it,
+    nothing_in_gives_nothing_and_no_inputs_give_zeros,
+    what_is_not_finite_stays_in_its_row_and_matrix,
+    a_group_refuses_what_does_not_fit_by_name,
+    a_group_refuses_weights_on_another_device,
+];
