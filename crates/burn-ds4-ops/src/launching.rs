@@ -98,19 +98,23 @@ pub(crate) fn narrow(matrix: &CubeTensor, first: usize, count: usize) -> CubeTen
     slice(matrix.clone(), &[first..first + count, 0..columns])
 }
 
-/// A view of some rows of a contiguous matrix, for a kernel to write. Only for devices that bind
-/// any address, which those with tensor cores do.
-pub(crate) fn rows_view(matrix: &CubeTensor, first: usize, count: usize) -> CubeTensor {
-    let [rows, columns] = matrix.shape().dims();
-    let bytes = |rows: usize| (rows * columns * matrix.elem_size()) as u64;
-    let handle = matrix.handle.clone();
-    let after = rows - first - count;
+/// A view of neighbouring elements of a contiguous tensor, from `first` on. Only for devices that
+/// bind any address, which those with tensor cores do.
+pub(crate) fn elements_view<const D: usize>(
+    tensor: &CubeTensor,
+    first: usize,
+    shape: [usize; D],
+) -> CubeTensor {
+    let bytes = |elements: usize| (elements * tensor.elem_size()) as u64;
+    let handle = tensor.handle.clone();
+    let shape = Shape::from(shape);
+    let after = tensor.shape().num_elements() - first - shape.num_elements();
     CubeTensor::new_contiguous(
-        matrix.client.clone(),
-        matrix.device.clone(),
-        Shape::new([count, columns]),
+        tensor.client.clone(),
+        tensor.device.clone(),
+        shape,
         handle.offset_start(bytes(first)).offset_end(bytes(after)),
-        matrix.dtype,
+        tensor.dtype,
     )
 }
 

@@ -4,7 +4,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::FloatDType;
 
 use super::reference;
-use super::weight_group::WeightGroup;
+use super::tensor_group::TensorGroup;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
 /// reference.
@@ -39,15 +39,14 @@ pub trait MatmulOps: Backend {
     }
 
     /// See [`small_m_matmul_group`](super::small_m_matmul_group), for at most as many rows as are
-    /// invariant. The `weights` have one dtype; the products with each are laid out as
-    /// [`group_layout`] says.
+    /// invariant. The `weights` have one dtype; there are as many products.
     #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
     fn small_m_matmul_group(
         x: FloatTensor<Self>,
-        #[extension_type] weights: WeightGroup<Self>,
+        #[extension_type] weights: TensorGroup<Self>,
         dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        reference::small_m_matmul_group::<Self>(x, weights.into_vec(), dtype)
+    ) -> TensorGroup<Self> {
+        reference::small_m_matmul_group::<Self>(x, weights, dtype)
     }
 }
 
@@ -90,52 +89,36 @@ impl MatmulOps for burn_cubecl::CubeBackend {
 
     fn small_m_matmul_group(
         x: FloatTensor<Self>,
-        weights: WeightGroup<Self>,
+        weights: TensorGroup<Self>,
         dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        super::launch::small_m_matmul_group(x, &weights.into_vec(), dtype.into())
+    ) -> TensorGroup<Self> {
+        let products = super::launch::small_m_matmul_group(x, &weights.into_vec(), dtype.into());
+        TensorGroup::new(products).expect("as many as weights")
     }
-}
-
-/// The products of each matrix begin at a multiple of this many elements, so that a view of them
-/// needs no copy.
-const GROUP_ALIGNMENT: usize = 256;
-
-/// Where each matrix's products with `rows` rows begin, and the length of all of them.
-pub(crate) fn group_layout(
-    rows: usize,
-    heights: impl IntoIterator<Item = usize>,
-) -> (Vec<usize>, usize) {
-    let mut length = 0;
-    let starts = heights.into_iter().map(|height| {
-        let start = length;
-        length += (rows * height).next_multiple_of(GROUP_ALIGNMENT);
-        start
-    });
-    (starts.collect(), length)
 }
 
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]
 pub(crate) mod fusion {
-    use super::super::weight_group::WeightGroupMetadata;
+    use super::super::tensor_group::TensorGroupMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::FloatDType;
 
     pub(crate) fn group(
         x: &TensorSpec,
-        weights: &WeightGroupMetadata,
+        weights: &TensorGroupMetadata,
         dtype: FloatDType,
-    ) -> TensorSpec {
-        let weights = match weights {
-            WeightGroupMetadata::One(a) => vec![a],
-            WeightGroupMetadata::Two(a, b) => vec![a, b],
-            WeightGroupMetadata::Three(a, b, c) => vec![a, b, c],
-            WeightGroupMetadata::Four(a, b, c, d) => vec![a, b, c, d],
-            WeightGroupMetadata::Five(a, b, c, d, e) => vec![a, b, c, d, e],
+    ) -> TensorGroupMetadata {
+        use TensorGroupMetadata as Group;
+        let of = |weight: &TensorSpec| {
+            TensorSpec::new([x.shape[0], weight.shape[0]].into(), dtype.into())
         };
-        let heights = weights.iter().map(|weight| weight.shape[0]);
-        let (_, length) = super::group_layout(x.shape[0], heights);
-        TensorSpec::new([length].into(), dtype.into())
+        match weights {
+            Group::One(a) => Group::One(of(a)),
+            Group::Two(a, b) => Group::Two(of(a), of(b)),
+            Group::Three(a, b, c) => Group::Three(of(a), of(b), of(c)),
+            Group::Four(a, b, c, d) => Group::Four(of(a), of(b), of(c), of(d)),
+            Group::Five(a, b, c, d, e) => Group::Five(of(a), of(b), of(c), of(d), of(e)),
+        }
     }
 }

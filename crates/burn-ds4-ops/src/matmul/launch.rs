@@ -4,8 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::backend::group_layout;
-use crate::gemm::launch::dense::MatrixGroup;
+use crate::gemm::launch::dense::{GroupOutput, MatrixGroup};
 use crate::gemm::launch::library::linear;
 use crate::launching::output;
 
@@ -34,20 +33,18 @@ pub(super) fn small_m_matmul(
     result
 }
 
-/// The products of `x` with each of some weights of one dtype, laid out as [`group_layout`] says.
+/// The products of `x` with each of some weights of one dtype.
 pub(super) fn small_m_matmul_group(
     x: CubeTensor,
     weights: &[CubeTensor],
     dtype: DType,
-) -> CubeTensor {
-    let [rows, _] = x.shape().dims();
-    let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
-    let result = output(&x, [length], dtype);
+) -> Vec<CubeTensor> {
+    let results = GroupOutput::new(&x, weights, dtype);
     let group = MatrixGroup {
         weights,
-        starts: &starts,
+        starts: &results.starts,
         picks: None,
     };
-    group.launch(x, &result);
-    result
+    group.launch(x, &results.all);
+    results.into_products(weights)
 }

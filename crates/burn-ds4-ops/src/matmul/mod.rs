@@ -9,7 +9,7 @@ mod backend;
 mod launch;
 mod reference;
 mod small_m;
-mod weight_group;
+mod tensor_group;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -21,11 +21,11 @@ pub use crate::gemm::INVARIANT_ROWS;
 pub(crate) use backend::MatmulOps;
 #[cfg(feature = "fusion")]
 pub(crate) use backend::fusion;
-#[cfg(feature = "cube")]
-pub(crate) use backend::group_layout;
 pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-pub(crate) use small_m::{check, group_products, output_dtype, weight_group};
-pub(crate) use weight_group::{MAX_GROUP, WeightGroup};
+pub(crate) use small_m::{check, group_products, output_dtype, tensor_group};
+#[cfg(feature = "fusion")]
+pub(crate) use tensor_group::TensorGroupMetadata;
+pub(crate) use tensor_group::{MAX_GROUP, TensorGroup};
 
 /// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and
 /// summed in f32 on every device.

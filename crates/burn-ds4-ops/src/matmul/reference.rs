@@ -1,9 +1,9 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
+use burn::tensor::FloatDType;
 
 use super::MatmulOps;
-use super::backend::group_layout;
+use super::tensor_group::TensorGroup;
 use crate::gemm::INVARIANT_ROWS;
 use crate::reference::slice;
 
@@ -36,25 +36,15 @@ pub(super) fn one_by_one<B: Backend>(
     B::float_cat(products.collect(), 0)
 }
 
-/// The products with each of the weights, each followed by zeros up to the start of the next.
+/// The products with each of the weights.
 pub(super) fn small_m_matmul_group<B: MatmulOps>(
     x: FloatTensor<B>,
-    weights: Vec<FloatTensor<B>>,
+    weights: TensorGroup<B>,
     dtype: FloatDType,
-) -> FloatTensor<B> {
+) -> TensorGroup<B> {
     let [rows, _] = x.shape().dims();
-    let device = x.device();
-    let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
-    let ends = starts.iter().copied().skip(1).chain([length]);
-    let mut parts = Vec::new();
-    for ((weight, start), end) in weights.into_iter().zip(&starts).zip(ends) {
-        let count = rows * weight.shape()[0];
-        let product = B::small_m_matmul(x.clone(), weight, dtype, rows.max(INVARIANT_ROWS));
-        parts.push(B::float_reshape(product, Shape::new([count])));
-        let rest = end - start - count;
-        if rest > 0 {
-            parts.push(B::float_zeros(Shape::new([rest]), &device, dtype));
-        }
-    }
-    B::float_cat(parts, 0)
+    let invariant = rows.max(INVARIANT_ROWS);
+    let products = weights.into_vec().into_iter();
+    let products = products.map(|weight| B::small_m_matmul(x.clone(), weight, dtype, invariant));
+    TensorGroup::new(products.collect()).expect("as many as weights")
 }

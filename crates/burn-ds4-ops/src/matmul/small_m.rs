@@ -1,12 +1,10 @@
 //! Small-M products: products of so few rows that reading the weights is the bound.
 
 use burn::backend::Dispatch;
-use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Tensor};
 
 use super::MatmulOps;
-use super::backend::group_layout;
-use super::weight_group::{MAX_GROUP, WeightGroup};
+use super::tensor_group::{MAX_GROUP, TensorGroup};
 use crate::OpError;
 use crate::gemm::INVARIANT_ROWS;
 use crate::validation::{expect_device, expect_float, expect_shape, invalid};
@@ -136,12 +134,12 @@ pub fn small_m_matmul_group<const D: usize>(
                 continue;
             }
             let some: Vec<_> = group.iter().map(|index| weights[*index].clone()).collect();
-            let all = Dispatch::small_m_matmul_group(
+            let of_group = Dispatch::small_m_matmul_group(
                 x.clone().reshape([rows, columns]).into_dispatch(),
-                weight_group(&some),
+                tensor_group(&some),
                 dtype.into(),
             );
-            for (index, product) in group.iter().zip(group_products(all, &some, shape)) {
+            for (index, product) in group.iter().zip(group_products(of_group, shape)) {
                 products[*index] = Some(product);
             }
         }
@@ -154,25 +152,19 @@ pub fn small_m_matmul_group<const D: usize>(
 }
 
 /// Weights, at most [`MAX_GROUP`] and at least one, as backends take them.
-pub(crate) fn weight_group(weights: &[Tensor<2>]) -> WeightGroup<Dispatch> {
+pub(crate) fn tensor_group(weights: &[Tensor<2>]) -> TensorGroup<Dispatch> {
     let weights = weights.iter().cloned().map(Tensor::into_dispatch);
-    WeightGroup::new(weights.collect()).expect("as many as a group may have")
+    TensorGroup::new(weights.collect()).expect("as many as a group may have")
 }
 
-/// The products with each of a group, which are laid out as [`group_layout`] says, for an `x` of
-/// shape `shape`.
+/// The products with a group for an `x` of shape `shape`.
 pub(crate) fn group_products<const D: usize>(
-    all: FloatTensor<Dispatch>,
-    weights: &[Tensor<2>],
+    products: TensorGroup<Dispatch>,
     mut shape: [usize; D],
 ) -> Vec<Tensor<D>> {
-    let all = Tensor::<1>::from_dispatch(all);
-    let rows = shape[..D - 1].iter().product();
-    let heights = weights.iter().map(|weight| weight.dims()[0]);
-    let (starts, _) = group_layout(rows, heights.clone());
-    let products = heights.zip(starts).map(|(out, start)| {
-        shape[D - 1] = out;
-        let product = all.clone().slice(start..start + rows * out);
+    let products = products.into_vec().into_iter().map(|product| {
+        let product = Tensor::<2>::from_dispatch(product);
+        shape[D - 1] = product.dims()[1];
         product.reshape(shape)
     });
     products.collect()

@@ -7,7 +7,7 @@ use super::{Activations, reference};
 use crate::gemm::Fp4Layout;
 #[cfg(feature = "cube")]
 use crate::matmul::INVARIANT_ROWS;
-use crate::matmul::{MatmulOps, WeightGroup};
+use crate::matmul::{MatmulOps, TensorGroup};
 use crate::reference::ranges;
 use crate::roundtrip::SmallFloat;
 
@@ -88,6 +88,19 @@ impl<B: Backend> PackedWeights<B> {
     }
 }
 
+/// The results of [`quant_linear_group`](super::quant_linear_group), as passed by a backend.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct GroupProducts<B: Backend> {
+    /// `[rows, out]` of the first packed matrix.
+    pub first: FloatTensor<B>,
+    /// `[rows, out]` of the second.
+    pub second: FloatTensor<B>,
+    /// `[rows, out]` of each dense one.
+    #[extension_type]
+    pub dense: TensorGroup<B>,
+}
+
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
 /// reference.
 ///
@@ -138,20 +151,18 @@ pub trait QuantOps: MatmulOps {
     }
 
     /// See [`quant_linear_group`](super::quant_linear_group); `x` is `[rows, in]`, of at most as
-    /// many rows as are invariant. The `dense` weights have one dtype; the products with each are
-    /// laid out as for [`MatmulOps::small_m_matmul_group`].
+    /// many rows as are invariant. The `dense` weights have one dtype.
     #[fusion(meta = |x, first, second, dense, _activations, dtype| {
-        let products = crate::matmul::fusion::group(x, dense, *dtype);
-        (fusion::product(x, first), fusion::product(x, second), products)
+        fusion::group(x, [first, second], dense, *dtype)
     })]
     fn quant_linear_group(
         x: FloatTensor<Self>,
         #[extension_type] first: PackedWeights<Self>,
         #[extension_type] second: PackedWeights<Self>,
-        #[extension_type] dense: WeightGroup<Self>,
+        #[extension_type] dense: TensorGroup<Self>,
         activations: Activations,
         dtype: FloatDType,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> GroupProducts<Self> {
         reference::quant_linear_group::<Self>(x, [first, second], dense, activations, dtype)
     }
 
@@ -227,17 +238,17 @@ impl QuantOps for burn_cubecl::CubeBackend {
         x: FloatTensor<Self>,
         first: PackedWeights<Self>,
         second: PackedWeights<Self>,
-        dense: WeightGroup<Self>,
+        dense: TensorGroup<Self>,
         activations: Activations,
         dtype: FloatDType,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> GroupProducts<Self> {
         let pair = [first, second];
         // The products with dense weights are of exact activations.
         if activations == Activations::Exact {
             let (matrices, weights) = (pair.clone().map(Into::into), dense.clone().into_vec());
             let products = super::launch::multiply_group(&x, matrices, &weights, dtype.into());
-            if let Some([product, other, all]) = products {
-                return (product, other, all);
+            if let Some(products) = products {
+                return products;
             }
         }
         reference::quant_linear_group::<Self>(x, pair, dense, activations, dtype)
@@ -260,7 +271,8 @@ impl QuantOps for burn_cubecl::CubeBackend {
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
-    use super::PackedWeightsMetadata;
+    use super::{GroupProductsMetadata, PackedWeightsMetadata};
+    use crate::matmul::TensorGroupMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::FloatDType;
 
@@ -281,6 +293,19 @@ mod fusion {
     pub(super) fn product(x: &TensorSpec, weights: &PackedWeightsMetadata) -> TensorSpec {
         let [_, out, _] = dims(weights);
         TensorSpec::new([x.shape[0], out].into(), x.dtype)
+    }
+
+    pub(super) fn group(
+        x: &TensorSpec,
+        [first, second]: [&PackedWeightsMetadata; 2],
+        dense: &TensorGroupMetadata,
+        dtype: FloatDType,
+    ) -> GroupProductsMetadata {
+        GroupProductsMetadata {
+            first: product(x, first),
+            second: product(x, second),
+            dense: crate::matmul::fusion::group(x, dense, dtype),
+        }
     }
 
     pub(super) fn products(x: &TensorSpec, weights: &PackedWeightsMetadata) -> TensorSpec {

@@ -5,18 +5,19 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::backend::GroupProducts;
 use super::reference::input;
 use super::{Activations, PackedWeights};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
-use crate::gemm::launch::dense::MatrixGroup;
+use crate::gemm::launch::dense::{GroupOutput, MatrixGroup};
 use crate::gemm::launch::{
     Grouping, LargeM, LargeMTiles, LinearGroup, LinearGroupBlueprint, Portable, Role, SMALL_M_ROWS,
     StreamBlueprint, StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
 };
-use crate::launching::{aligned, narrow, output, rows_view};
-use crate::matmul::group_layout;
+use crate::launching::{aligned, elements_view, narrow, output};
+use crate::matmul::TensorGroup;
 
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
@@ -133,7 +134,8 @@ fn multiply_tiles(
     };
     for (first, count, blueprint) in parts {
         let x = aligned(narrow(&x, first * groups, count * groups));
-        let result = rows_view(&result, first, count);
+        let [_, width] = result.shape().dims();
+        let result = elements_view(&result, first * width, [count, width]);
         let problem = StreamProblem::of_rows(matrices, &result, count, blueprint);
         launch_stream(&x, &problem, None);
     }
@@ -214,15 +216,14 @@ pub(super) fn multiply_pair(
 }
 
 /// `x · Wᵀ` for two packed matrices and, in `dtype`, for each of some weights of floats of one
-/// dtype, laid out as [`group_layout`] says. `None` where they can not be one launch.
+/// dtype. `None` where they can not be one launch.
 pub(super) fn multiply_group(
     x: &CubeTensor,
     matrices: [Matrices; 2],
     weights: &[CubeTensor],
     dtype: DType,
-) -> Option<[CubeTensor; 3]> {
+) -> Option<GroupProducts<CubeBackend>> {
     let [rows, _] = x.shape().dims();
-    let (starts, length) = group_layout(rows, weights.iter().map(|weight| weight.shape()[0]));
     // Planes that read `x` for themselves begin with one tile, whose rows are next to each other.
     // Next to other work, that pays for a single row as well.
     let several = pair_blueprint(x, &matrices, rows.max(2))?;
@@ -230,31 +231,31 @@ pub(super) fn multiply_group(
         true => several,
         false => pair_blueprint(x, &matrices, rows)?,
     };
-    let group = MatrixGroup {
-        weights,
-        starts: &starts,
-        picks: None,
-    };
-    let blueprint = LinearGroupBlueprint::new(pair, x, &group)?;
+    let blueprint = LinearGroupBlueprint::new(pair, x, weights)?;
     let matrices = matrices.map(Matrices::contiguous);
     let weights: Vec<_> = weights.iter().cloned().map(into_contiguous).collect();
     let x = aligned(x.clone());
-    let [product, other] = [0, 1].map(|which| output(&x, [rows, matrices[which].rows], x.dtype));
-    let all = output(&x, [length], dtype);
+    let [first, second] = [0, 1].map(|which| output(&x, [rows, matrices[which].rows], x.dtype));
+    let results = GroupOutput::new(&x, &weights, dtype);
     LinearGroup {
         x: &x,
         pair: [
-            StreamProblem::of_rows(&matrices[0], &product, rows, blueprint.pair),
-            StreamProblem::of_rows(&matrices[1], &other, rows, blueprint.pair),
+            StreamProblem::of_rows(&matrices[0], &first, rows, blueprint.pair),
+            StreamProblem::of_rows(&matrices[1], &second, rows, blueprint.pair),
         ],
         group: MatrixGroup {
             weights: &weights,
-            ..group
+            starts: &results.starts,
+            picks: None,
         },
-        output: &all,
+        output: &results.all,
     }
     .launch(blueprint);
-    Some([product, other, all])
+    Some(GroupProducts {
+        first,
+        second,
+        dense: TensorGroup::new(results.into_products(&weights))?,
+    })
 }
 
 /// Whether there is a kernel for linear maps by groups.

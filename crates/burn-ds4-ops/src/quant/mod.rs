@@ -403,16 +403,16 @@ pub fn quant_linear_group<const D: usize>(
     }
     let [first, second] = weights;
     let dtype = matmul::output_dtype(&x, options);
-    let (product, other, all) = Dispatch::quant_linear_group(
+    let products = Dispatch::quant_linear_group(
         into_rows(x).into_dispatch(),
         first.clone().into(),
         second.clone().into(),
-        matmul::weight_group(dense),
+        matmul::tensor_group(dense),
         first.activations(),
         dtype.into(),
     );
-    let pair = pair_products([product, other], shape);
-    Ok((pair, matmul::group_products(all, dense, shape)))
+    let pair = pair_products([products.first, products.second], shape);
+    Ok((pair, matmul::group_products(products.dense, shape)))
 }
 
 fn check_pair<const D: usize>(x: &Tensor<D>, weights: [&Weights; 2]) -> Result<(), OpError> {

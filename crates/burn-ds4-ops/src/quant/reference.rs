@@ -5,10 +5,10 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
-use super::backend::{PackedWeights, QuantOps};
+use super::backend::{GroupProducts, PackedWeights, QuantOps};
 use super::{Activations, FP4_BLOCK, FP8_BLOCK};
 use crate::gemm::Fp4Layout;
-use crate::matmul::{INVARIANT_ROWS, WeightGroup};
+use crate::matmul::{INVARIANT_ROWS, TensorGroup};
 use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
 use crate::roundtrip::{SmallFloat, power_of_two};
@@ -121,13 +121,17 @@ pub(super) fn quant_linear_pair<B: QuantOps>(
 pub(super) fn quant_linear_group<B: QuantOps>(
     x: FloatTensor<B>,
     [first, second]: [PackedWeights<B>; 2],
-    dense: WeightGroup<B>,
+    dense: TensorGroup<B>,
     activations: Activations,
     dtype: FloatDType,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let all = B::small_m_matmul_group(x.clone(), dense, dtype);
-    let (product, other) = B::quant_linear_pair(x, first, second, activations);
-    (product, other, all)
+) -> GroupProducts<B> {
+    let dense = B::small_m_matmul_group(x.clone(), dense, dtype);
+    let (first, second) = B::quant_linear_pair(x, first, second, activations);
+    GroupProducts {
+        first,
+        second,
+        dense,
+    }
 }
 
 /// The linear maps of the groups, one after the other. They use `quant_linear`, which is

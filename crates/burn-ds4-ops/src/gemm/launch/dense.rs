@@ -1,7 +1,9 @@
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -12,7 +14,7 @@ use crate::gemm::kernel::dense::{
     TilesBlueprint, rows_kernel, tiles_kernel,
 };
 use crate::launching::{
-    MAX_CUBES, address_type, aligned, narrow, output, vector_size, with_vectors,
+    MAX_CUBES, address_type, aligned, elements_view, narrow, output, vector_size, with_vectors,
 };
 
 /// Rows of `x` up to which tensor cores multiply by streamed 16-bit weights faster than the large-M
@@ -34,6 +36,10 @@ const MIN_LANE_VECTORS: usize = 4;
 const MAX_WEIGHT_READS: usize = 16;
 const MAX_X_READS: usize = 32;
 
+/// Elements, to a multiple of which the products with a matrix of a group begin: a view of them
+/// then begins where vectors may.
+const GROUP_ALIGNMENT: usize = 256;
+
 /// Matrices `[height, columns]` of one dtype, and where in the output the products of all rows of
 /// `x` with each of them begin.
 #[derive(Clone, Copy)]
@@ -52,6 +58,46 @@ pub(crate) struct PickedBlocks<'a> {
     pub blocks: &'a CubeTensor,
     /// Rows of a block.
     pub height: usize,
+}
+
+/// Memory for the products `[rows, height]` with each matrix of a group, in one allocation.
+pub(crate) struct GroupOutput {
+    pub all: CubeTensor,
+    /// Where the products with each begin: at a multiple of [`GROUP_ALIGNMENT`].
+    pub starts: Vec<usize>,
+    rows: usize,
+}
+
+impl GroupOutput {
+    pub fn new(x: &CubeTensor, weights: &[CubeTensor], dtype: DType) -> Self {
+        let [rows, _] = x.shape().dims();
+        let mut length = 0;
+        let starts = weights.iter().map(|weight| {
+            let start = length;
+            length += (rows * weight.shape()[0]).next_multiple_of(GROUP_ALIGNMENT);
+            start
+        });
+        let starts = starts.collect();
+        Self {
+            all: output(x, [length], dtype),
+            starts,
+            rows,
+        }
+    }
+
+    /// The products with each of the weights, without a copy where a device binds any address.
+    pub fn into_products(self, weights: &[CubeTensor]) -> Vec<CubeTensor> {
+        let products = weights.iter().zip(self.starts).map(|(weight, start)| {
+            let shape = [self.rows, weight.shape()[0]];
+            if Caps::of(&self.all.client).tensor_cores {
+                return elements_view(&self.all, start, shape);
+            }
+            let range = start..start + shape[0] * shape[1];
+            let part = slice(self.all.clone(), std::slice::from_ref(&range));
+            CubeBackend::float_reshape(part, shape.into())
+        });
+        products.collect()
+    }
 }
 
 impl<'a> MatrixGroup<'a> {

@@ -17,9 +17,10 @@ const TILE_ROWS: usize = 16;
 impl LinearGroupBlueprint {
     /// The blueprint for the rows of `x`, or `None` where the group alone has another kernel, the
     /// two parts are not for as many planes, or shared memory is too small for both.
-    pub fn new(pair: StreamBlueprint, x: &CubeTensor, group: &MatrixGroup<'_>) -> Option<Self> {
+    pub fn new(pair: StreamBlueprint, x: &CubeTensor, weights: &[CubeTensor]) -> Option<Self> {
         let caps = Caps::of(&x.client);
         let [rows, _] = x.shape().dims();
+        let group = MatrixGroup::of(weights.first()?);
         let own = Self {
             pair: StreamBlueprint {
                 partial_tiles: 1,

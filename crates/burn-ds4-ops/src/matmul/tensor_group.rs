@@ -1,11 +1,11 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType};
 
-/// Several weights of one product. Backend extensions take no `Vec` of tensors.
+/// Some tensors of one argument or result. Backend extensions take no `Vec` of tensors.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum WeightGroup<B: Backend> {
-    /// One, beside weights of another kind.
+pub enum TensorGroup<B: Backend> {
+    /// One of them.
     One(FloatTensor<B>),
     /// Two of them.
     Two(FloatTensor<B>, FloatTensor<B>),
@@ -28,14 +28,14 @@ pub enum WeightGroup<B: Backend> {
     ),
 }
 
-/// Weights of a group, at most.
+/// Tensors of a group, at most.
 pub(crate) const MAX_GROUP: usize = 5;
 
-impl<B: Backend> WeightGroup<B> {
+impl<B: Backend> TensorGroup<B> {
     /// `None` for none, and for more than [`MAX_GROUP`].
-    pub(crate) fn new(weights: Vec<FloatTensor<B>>) -> Option<Self> {
-        let mut weights = weights.into_iter();
-        let mut next = || weights.next();
+    pub(crate) fn new(tensors: Vec<FloatTensor<B>>) -> Option<Self> {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next();
         let group = match (next()?, next(), next(), next(), next()) {
             (a, None, ..) => Self::One(a),
             (a, Some(b), None, ..) => Self::Two(a, b),
@@ -43,7 +43,7 @@ impl<B: Backend> WeightGroup<B> {
             (a, Some(b), Some(c), Some(d), None) => Self::Four(a, b, c, d),
             (a, Some(b), Some(c), Some(d), Some(e)) => Self::Five(a, b, c, d, e),
         };
-        weights.next().is_none().then_some(group)
+        tensors.next().is_none().then_some(group)
     }
 
     pub(crate) fn into_vec(self) -> Vec<FloatTensor<B>> {
