@@ -188,7 +188,7 @@ fn index_scores_refuse_what_does_not_fit() {
         ),
         (
             index_scores(queries(), keys(), weights(), 1.0, visible(&[0, 0], 1), None),
-            "`start` has shape [2], expected [1]",
+            "`visible.start` has shape [2], expected [1]",
         ),
         (
             rotated(positions(&[0, 1], 9, 2)),

@@ -14,6 +14,10 @@ use super::products::{Product, assert_same_bits, options, outputs, product};
 const F32: FloatDType = FloatDType::F32;
 /// On both sides of the most that are one launch, and of the most that are invariant.
 const ROWS: [usize; 7] = [1, 2, 5, 8, 9, 16, 17];
+/// Columns of which packed and dense weights need cubes of as many planes, so that they can be one
+/// launch. Neither number is one of whole K-blocks.
+const COLUMNS: usize = 992;
+const FEW_COLUMNS: usize = 480;
 /// A device that compiles slowly takes every so many of them: there, nothing is one launch.
 const FEW: usize = 4;
 /// Formats of the pair.
@@ -92,17 +96,16 @@ fn each_has_the_bits_that_it_has_alone() {
                 ([720, 16], &[8, 8, 8, 8, 8]),
             ];
             for (outputs_of, dense) in some(name, &sizes, sizes.len()) {
-                let columns = 1040;
                 let [first, second] = [0, 1].map(|of| {
-                    let shape = [1, outputs_of[of], columns];
+                    let shape = [1, outputs_of[of], COLUMNS];
                     Packed::random(formats[of], shape, of as u64).on(device)
                 });
                 let dense: Vec<_> = dense
                     .iter()
-                    .map(|&out| Input::random([out, columns], dtype, out as u64).on(device))
+                    .map(|&out| Input::random([out, COLUMNS], dtype, out as u64).on(device))
                     .collect();
                 for &rows in some(name, &ROWS, FEW) {
-                    let x = Input::random([rows, columns], dtype, rows as u64).on(device);
+                    let x = Input::random([rows, COLUMNS], dtype, rows as u64).on(device);
                     for output in outputs(dtype) {
                         let what = format!("{name} -> {output:?}, {formats:?}");
                         check(&x, [&first, &second], &dense, options(output), &what);
@@ -116,7 +119,9 @@ fn each_has_the_bits_that_it_has_alone() {
 fn columns_need_not_be_whole_k_blocks() {
     every_dtype(|name, device, dtype| {
         // Some are no multiple of what tensor cores read at a time.
-        let widths = [1, 16, 33, 128, 250, 256, 272, 512, 1000, 4096, 4128];
+        let widths = [
+            1, 16, 33, 128, 250, 256, 272, 512, COLUMNS, 1000, 4096, 4128,
+        ];
         for &columns in some(name, &widths, 4) {
             let [first, second] = [7, 21].map(|outputs| {
                 let shape = [1, outputs, columns];
@@ -145,15 +150,22 @@ fn the_projections_of_a_released_layer_come_out() {
                 skip(name, "bf16");
                 continue;
             }
-            for heights in [&[2048, 512, 64][..], &[1024][..]] {
-                let dense = heights.iter().map(|out| {
-                    let shape = [out / parts, columns];
-                    Input::random(shape, dtype, *out as u64).on(device)
-                });
-                let dense: Vec<_> = dense.collect();
-                for rows in [1, 2, 5, 8, 16] {
-                    let x = Input::random([rows, columns], dtype, 6).on(device);
-                    check(&x, [&first, &second], &dense, options(F32), name);
+            // Whatever the dtype of `x`, released ones are `bf16`.
+            let mut of_dense = vec![dtype, FloatDType::BF16];
+            of_dense.retain(|dtype| device.supports_dtype(*dtype));
+            of_dense.dedup();
+            for of in of_dense {
+                for heights in [&[2048, 512, 64][..], &[1024][..]] {
+                    let dense = heights.iter().map(|out| {
+                        let shape = [out / parts, columns];
+                        Input::random(shape, of, *out as u64).on(device)
+                    });
+                    let dense: Vec<_> = dense.collect();
+                    for rows in [1, 2, 5, 8, 16] {
+                        let x = Input::random([rows, columns], dtype, 6).on(device);
+                        let what = format!("{name} {dtype:?} by {of:?}");
+                        check(&x, [&first, &second], &dense, options(F32), &what);
+                    }
                 }
             }
         }
@@ -164,10 +176,11 @@ fn the_projections_of_a_released_layer_come_out() {
 fn products_with_all_are_exact() {
     every_dtype(|name, device, dtype| {
         for format in [FP8, REPACKED_FP4] {
-            let packed = [50, 150].map(|out| Packed::exact(format, [1, out, 528], 0, out as u64));
+            let packed =
+                [50, 150].map(|out| Packed::exact(format, [1, out, COLUMNS], 0, out as u64));
             let [first, second] = packed.each_ref().map(|packed| packed.on(device));
             for &rows in some(name, &ROWS, FEW) {
-                let dense = Product::exact([rows, 40, 528], (dtype, dtype), 5);
+                let dense = Product::exact([rows, 40, COLUMNS], (dtype, dtype), 5);
                 let weights = [dense.weights.on(device)];
                 let (pair, products) = group(
                     dense.x.on(device),
@@ -187,8 +200,8 @@ fn products_with_all_are_exact() {
 fn dense_weights_may_be_none_many_or_of_several_dtypes() {
     every_dtype(|name, device, dtype| {
         let [first, second] =
-            [40, 9].map(|out| Packed::random(FP8, [1, out, 520], out as u64).on(device));
-        let weights = |out, of| Input::random([out, 520], of, out as u64).on(device);
+            [40, 9].map(|out| Packed::random(FP8, [1, out, FEW_COLUMNS], out as u64).on(device));
+        let weights = |out, of| Input::random([out, FEW_COLUMNS], of, out as u64).on(device);
         let groups = [
             vec![],
             (1..=7).map(|out| weights(out, dtype)).collect(),
@@ -198,7 +211,7 @@ fn dense_weights_may_be_none_many_or_of_several_dtypes() {
         ];
         for dense in &groups {
             for &rows in some(name, &[1, 3, 16, 40], 3) {
-                let x = Input::random([rows, 520], dtype, 4).on(device);
+                let x = Input::random([rows, FEW_COLUMNS], dtype, 4).on(device);
                 check(&x, [&first, &second], dense, options(F32), name);
             }
         }
@@ -208,13 +221,13 @@ fn dense_weights_may_be_none_many_or_of_several_dtypes() {
 fn the_pair_may_be_dense_or_of_two_formats() {
     every_dtype(|name, device, dtype| {
         let of_floats = Format::Dense(dtype);
-        let dense = [Input::random([24, 520], dtype, 1).on(device)];
+        let dense = [Input::random([24, FEW_COLUMNS], dtype, 1).on(device)];
         for formats in [[FP8, FP4], [of_floats, FP8], [of_floats; 2]] {
             let [first, second] = [0, 1].map(|of| {
-                let shape = [1, [40, 9][of], 520];
+                let shape = [1, [40, 9][of], FEW_COLUMNS];
                 Packed::random(formats[of], shape, of as u64).on(device)
             });
-            let x = Input::random([3, 520], dtype, 4).on(device);
+            let x = Input::random([3, FEW_COLUMNS], dtype, 4).on(device);
             let what = format!("{name} {formats:?}");
             check(&x, [&first, &second], &dense, options(F32), &what);
         }
@@ -238,16 +251,16 @@ fn rounded_activations_are_those_of_the_pair() {
 fn x_may_be_any_view() {
     every_dtype(|name, device, dtype| {
         let [first, second] =
-            [33, 18].map(|out| Packed::random(FP8, [1, out, 288], out as u64).on(device));
+            [33, 18].map(|out| Packed::random(FP8, [1, out, FEW_COLUMNS], out as u64).on(device));
         let (both, f32) = ([&first, &second], options(F32));
         // Weights that are a view, too.
-        let wide = Input::random([288, 24], dtype, 1).on(device);
+        let wide = Input::random([FEW_COLUMNS, 24], dtype, 1).on(device);
         let dense = [wide.transpose()];
-        let x = Input::random([4, 288], dtype, 3).on(device);
+        let x = Input::random([4, FEW_COLUMNS], dtype, 3).on(device);
         let turned = x.clone().transpose().mul_scalar(1.0).transpose();
         check(&turned, both, &dense, f32, &format!("{name} transposed"));
         let wider = Tensor::cat(vec![x.clone().slice([0..4, 0..1]), x.clone()], 1);
-        let odd = wider.slice([0..4, 1..289]);
+        let odd = wider.slice([0..4, 1..FEW_COLUMNS + 1]);
         check(
             &odd,
             both,
@@ -255,9 +268,9 @@ fn x_may_be_any_view() {
             f32,
             &format!("{name} from an odd column on"),
         );
-        let more = x.clone().reshape([2, 1, 2, 288]);
+        let more = x.clone().reshape([2, 1, 2, FEW_COLUMNS]);
         check(&more, both, &dense, f32, &format!("{name} four dimensions"));
-        let one = x.slice([0..1, 0..288]).reshape([288]);
+        let one = x.slice([0..1, 0..FEW_COLUMNS]).reshape([FEW_COLUMNS]);
         check(&one, both, &dense, f32, &format!("{name} vector"));
     });
 }
@@ -265,9 +278,9 @@ fn x_may_be_any_view() {
 fn a_row_does_not_depend_on_the_rows_next_to_it() {
     every_dtype(|name, device, dtype| {
         let [first, second] =
-            [66, 20].map(|out| Packed::random(FP8, [1, out, 768], out as u64).on(device));
-        let dense = [50, 9].map(|out| Input::random([out, 768], dtype, out as u64).on(device));
-        let x = Input::random([16, 768], dtype, 4);
+            [66, 20].map(|out| Packed::random(FP8, [1, out, 1024], out as u64).on(device));
+        let dense = [50, 9].map(|out| Input::random([out, 1024], dtype, out as u64).on(device));
+        let x = Input::random([16, 1024], dtype, 4);
         let run = |rows: std::ops::Range<usize>| {
             let x = x.rows(rows).on(device);
             let (pair, products) = group(x, [&first, &second], &dense, options(F32));
@@ -372,7 +385,7 @@ fn a_group_refuses_what_does_not_fit_by_name() {
         );
         assert_eq!(
             refused([&fits, &fits], [2, 5], 16),
-            "`weight` has shape [2, 5], expected [2, 4]"
+            "`dense` has shape [2, 5], expected [2, 4]"
         );
         assert_eq!(
             refused([&fits, &fits], [2, 4], 15),
@@ -401,7 +414,7 @@ fn a_group_refuses_weights_on_another_device() {
         matches!(
             result,
             Err(OpError::DeviceMismatch {
-                argument: "weight",
+                argument: "dense",
                 other: "x",
                 ..
             })

@@ -376,7 +376,7 @@ impl Positions {
         expect_dtype("angles", "F32", &self.angles, &[DType::F32])?;
         expect_device("angles", &self.angles.device(), like, device)?;
         expect_rotated(rotated, width)?;
-        expect_start(&self.start, batch, (like, device))?;
+        expect_start(("start", &self.start), batch, (like, device))?;
         if batch == 0 || count == 0 {
             return Ok(());
         }

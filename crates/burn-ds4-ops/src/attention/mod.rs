@@ -195,7 +195,7 @@ pub fn rotate_at(
     validation::expect_rotated(rotated, width)?;
     expect_dtype("angles", "F32", &angles, &[DType::F32])?;
     expect_device("angles", &angles.device(), "x", &device)?;
-    validation::expect_start(&start, batch, ("x", &device))?;
+    validation::expect_start(("start", &start), batch, ("x", &device))?;
     if rotated == 0 || x.dims().contains(&0) {
         return Ok(x);
     }
@@ -272,15 +272,16 @@ pub struct VisibleBlocks {
 /// - `weights`: `[batch, queries, heads]`, f32
 /// - `visible`: the rows that get a score, each of which stands for a block. Other rows are not
 ///   read and get [`MASKED`]. Without heads or channels, all scores are 0
-/// - `rotation`: positions by which [`rotate_at`] is to rotate `queries` before they score rows;
-///   up to a few tokens, that takes no launch of its own
+/// - `rotation`: positions by which [`rotate_at`] is to rotate `queries` before they score rows,
+///   rounded to their dtype. Where few of 16 bits score few rows on tensor cores, that takes no
+///   launch of its own
 /// - output: `[batch, queries, rows]`, f32; products and sums are f32 whatever the dtype of the
 ///   inputs
 ///
 /// # Errors
 ///
 /// [`OpError`] where a dtype, a shape or a device does not fit, blocks are of no positions or
-/// `scale` is not finite.
+/// `scale` is not finite; and as [`rotate_at`] for `rotation`.
 ///
 /// # Source
 ///
@@ -322,7 +323,8 @@ pub fn index_scores(
     expect_device("keys", &keys.device(), "queries", &queries.device())?;
     expect_device("weights", &weights.device(), "queries", &queries.device())?;
     if let Some(VisibleBlocks { start, ratio }) = &visible {
-        validation::expect_start(start, batch, ("queries", &queries.device()))?;
+        let like = ("queries", &queries.device());
+        validation::expect_start(("visible.start", start), batch, like)?;
         if *ratio == 0 {
             return Err(invalid("visible.ratio", "at least 1", 0));
         }

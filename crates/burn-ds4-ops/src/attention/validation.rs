@@ -21,14 +21,14 @@ pub(super) fn expect_rotated(rotated: usize, width: usize) -> Result<(), OpError
 
 /// Checks the first positions of sequences, which must be on the device of another argument.
 pub(super) fn expect_start(
-    start: &Tensor<1, Int>,
+    (argument, start): (&'static str, &Tensor<1, Int>),
     batch: usize,
     (other, device): (&'static str, &Device),
 ) -> Result<(), OpError> {
     let accepted = [DType::I32, DType::I64, DType::U32];
-    expect_dtype("start", "I32, I64 or U32", start, &accepted)?;
-    expect_shape("start", start.dims(), [batch])?;
-    expect_device("start", &start.device(), other, device)
+    expect_dtype(argument, "I32, I64 or U32", start, &accepted)?;
+    expect_shape(argument, start.dims(), [batch])?;
+    expect_device(argument, &start.device(), other, device)
 }
 
 /// Checks the channels of rows that are rounded before they are stored.

@@ -39,7 +39,7 @@ pub trait MatmulOps: Backend {
     }
 
     /// See [`small_m_matmul_group`](super::small_m_matmul_group), for at most as many rows as are
-    /// invariant. The `weights` have one dtype; there are as many products.
+    /// invariant. The `weights` have one dtype; there is one product for each, in their order.
     #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
     fn small_m_matmul_group(
         x: FloatTensor<Self>,

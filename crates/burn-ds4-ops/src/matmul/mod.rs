@@ -22,7 +22,7 @@ pub(crate) use backend::MatmulOps;
 #[cfg(feature = "fusion")]
 pub(crate) use backend::fusion;
 pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-pub(crate) use small_m::{check, group_products, output_dtype, tensor_group};
+pub(crate) use small_m::{check, group_products, into_rows, of_shape, output_dtype, tensor_group};
 #[cfg(feature = "fusion")]
 pub(crate) use tensor_group::TensorGroupMetadata;
 pub(crate) use tensor_group::{MAX_GROUP, TensorGroup};

@@ -1,6 +1,7 @@
 //! Small-M products: products of so few rows that reading the weights is the bound.
 
 use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Tensor};
 
 use super::MatmulOps;
@@ -82,7 +83,7 @@ pub fn small_m_matmul<const D: usize>(
     weight: Tensor<2>,
     options: SmallMOptions,
 ) -> Result<Tensor<D>, OpError> {
-    check(&x, std::slice::from_ref(&weight), options)?;
+    check(&x, ("weight", std::slice::from_ref(&weight)), options)?;
     Ok(multiply(x, weight, options))
 }
 
@@ -116,7 +117,7 @@ pub fn small_m_matmul_group<const D: usize>(
     weights: &[Tensor<2>],
     options: SmallMOptions,
 ) -> Result<Vec<Tensor<D>>, OpError> {
-    check(&x, weights, options)?;
+    check(&x, ("weight", weights), options)?;
     let shape = x.dims();
     let [rows, columns] = [shape[..D - 1].iter().product(), shape[D - 1]];
     let dtype = output_dtype(&x, options);
@@ -135,7 +136,7 @@ pub fn small_m_matmul_group<const D: usize>(
             }
             let some: Vec<_> = group.iter().map(|index| weights[*index].clone()).collect();
             let of_group = Dispatch::small_m_matmul_group(
-                x.clone().reshape([rows, columns]).into_dispatch(),
+                into_rows(x.clone()),
                 tensor_group(&some),
                 dtype.into(),
             );
@@ -160,14 +161,27 @@ pub(crate) fn tensor_group(weights: &[Tensor<2>]) -> TensorGroup<Dispatch> {
 /// The products with a group for an `x` of shape `shape`.
 pub(crate) fn group_products<const D: usize>(
     products: TensorGroup<Dispatch>,
-    mut shape: [usize; D],
+    shape: [usize; D],
 ) -> Vec<Tensor<D>> {
-    let products = products.into_vec().into_iter().map(|product| {
-        let product = Tensor::<2>::from_dispatch(product);
-        shape[D - 1] = product.dims()[1];
-        product.reshape(shape)
-    });
-    products.collect()
+    let products = products.into_vec().into_iter();
+    products.map(|product| of_shape(product, shape)).collect()
+}
+
+/// A product `[rows, out]` for an `x` of shape `shape`.
+pub(crate) fn of_shape<const D: usize>(
+    product: FloatTensor<Dispatch>,
+    mut shape: [usize; D],
+) -> Tensor<D> {
+    let product = Tensor::<2>::from_dispatch(product);
+    shape[D - 1] = product.dims()[1];
+    product.reshape(shape)
+}
+
+/// The rows of `x`, as backends take them.
+pub(crate) fn into_rows<const D: usize>(x: Tensor<D>) -> FloatTensor<Dispatch> {
+    let shape = x.dims();
+    let rows = shape[..D - 1].iter().product();
+    x.reshape([rows, shape[D - 1]]).into_dispatch()
 }
 
 pub(crate) fn output_dtype<const D: usize>(x: &Tensor<D>, options: SmallMOptions) -> DType {
@@ -180,7 +194,7 @@ pub(crate) fn output_dtype<const D: usize>(x: &Tensor<D>, options: SmallMOptions
 
 pub(crate) fn check<const D: usize>(
     x: &Tensor<D>,
-    weights: &[Tensor<2>],
+    (argument, weights): (&'static str, &[Tensor<2>]),
     options: SmallMOptions,
 ) -> Result<(), OpError> {
     expect_float("x", x)?;
@@ -192,10 +206,10 @@ pub(crate) fn check<const D: usize>(
         ));
     }
     for weight in weights {
-        expect_float("weight", weight)?;
+        expect_float(argument, weight)?;
         let [out, _] = weight.dims();
-        expect_shape("weight", weight.dims(), [out, x.dims()[D - 1]])?;
-        expect_device("weight", &weight.device(), "x", &x.device())?;
+        expect_shape(argument, weight.dims(), [out, x.dims()[D - 1]])?;
+        expect_device(argument, &weight.device(), "x", &x.device())?;
     }
     Ok(())
 }
@@ -208,12 +222,11 @@ fn multiply<const D: usize>(x: Tensor<D>, weight: Tensor<2>, options: SmallMOpti
     if columns == 0 || shape.contains(&0) {
         return Tensor::zeros(shape, (&x.device(), dtype));
     }
-    let rows = shape[..D - 1].iter().product();
     let product = Dispatch::small_m_matmul(
-        x.reshape([rows, columns]).into_dispatch(),
+        into_rows(x),
         weight.into_dispatch(),
         dtype.into(),
         options.invariant_rows,
     );
-    Tensor::<2>::from_dispatch(product).reshape(shape)
+    of_shape(product, shape)
 }

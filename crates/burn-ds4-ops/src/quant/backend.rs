@@ -150,8 +150,8 @@ pub trait QuantOps: MatmulOps {
         reference::quant_linear_pair::<Self>(x, first, second, activations)
     }
 
-    /// See [`quant_linear_group`](super::quant_linear_group); `x` is `[rows, in]`, of at most as
-    /// many rows as are invariant. The `dense` weights have one dtype.
+    /// See [`quant_linear_group`](super::quant_linear_group); `x` is `[rows, in]`, of at most
+    /// [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) rows. The `dense` weights have one dtype.
     #[fusion(meta = |x, first, second, dense, _activations, dtype| {
         fusion::group(x, [first, second], dense, *dtype)
     })]

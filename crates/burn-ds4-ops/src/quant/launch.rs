@@ -224,8 +224,8 @@ pub(super) fn multiply_group(
     dtype: DType,
 ) -> Option<GroupProducts<CubeBackend>> {
     let [rows, _] = x.shape().dims();
-    // Planes that read `x` for themselves begin with one tile, whose rows are next to each other.
-    // Next to other work, that pays for a single row as well.
+    // With `x` in registers, all planes of a cube multiply one tile, so that they read neighbouring
+    // weights. In a shared launch, that pays for a single row as well.
     let several = pair_blueprint(x, &matrices, rows.max(2))?;
     let pair = match several.x_in_registers {
         true => several,
@@ -254,7 +254,7 @@ pub(super) fn multiply_group(
     Some(GroupProducts {
         first,
         second,
-        dense: TensorGroup::new(results.into_products(&weights))?,
+        dense: TensorGroup::new(results.into_products(&weights)).expect("as many as weights"),
     })
 }
 

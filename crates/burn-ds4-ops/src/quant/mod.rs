@@ -327,17 +327,18 @@ pub fn quant_linear_pair<const D: usize>(
         return Ok([quant_linear(x.clone(), first)?, quant_linear(x, second)?]);
     }
     let products = Dispatch::quant_linear_pair(
-        into_rows(x).into_dispatch(),
+        matmul::into_rows(x),
         first.clone().into(),
         second.clone().into(),
         first.activations(),
     );
-    Ok(pair_products(products.into(), shape))
+    let products = <[_; 2]>::from(products);
+    Ok(products.map(|product| matmul::of_shape(product, shape)))
 }
 
 /// [`quant_linear_pair`] and, by the same `x`, [`small_m_matmul_group`]: the results of both, with
-/// the same bits. Decoding multiplies the input of a layer's attention by the two packed matrices
-/// of queries and keys and by the dense ones of its compressors.
+/// the same bits. A decode step multiplies the input of a layer's attention by the two packed
+/// matrices of queries and keys and by the dense ones of its compressors.
 ///
 /// # Shapes and dtypes
 ///
@@ -352,15 +353,16 @@ pub fn quant_linear_pair<const D: usize>(
 ///
 /// # Kernels
 ///
-/// Up to 8 rows by two FP8 or two FP4 matrices and up to five dense ones of one 16-bit dtype are
-/// one launch, wherever tensor cores multiply by either and shared memory is large enough. Some of
-/// its cubes have the pair, the rest have the dense matrices. Everything else is the two functions
-/// one after the other.
+/// Up to 8 rows by two FP8 or two FP4 matrices of one layout and up to five dense ones of one
+/// 16-bit dtype are one launch, wherever tensor cores multiply by both kinds, shared memory is
+/// large enough, and both need cubes of as many planes: those of 4096 columns do, those of 7168 do
+/// not. Some of its cubes have the pair, the rest have the dense matrices. Everything else, and
+/// rounded activations, are the two functions one after the other.
 ///
 /// # Errors
 ///
-/// As [`quant_linear_pair`] for `x` and `weights`, and as [`small_m_matmul_group`] for `dense`, of
-/// which one that does not fit is named `weight`, and for `options`.
+/// As [`quant_linear_pair`] for `x` and `weights`, and as [`small_m_matmul_group`] for `dense` and
+/// `options`.
 ///
 /// # Example
 ///
@@ -389,7 +391,7 @@ pub fn quant_linear_group<const D: usize>(
     options: SmallMOptions,
 ) -> Result<([Tensor<D>; 2], Vec<Tensor<D>>), OpError> {
     check_pair(&x, weights)?;
-    matmul::check(&x, dense, options)?;
+    matmul::check(&x, ("dense", dense), options)?;
     let shape = x.dims();
     let rows: usize = shape[..D - 1].iter().product();
     let are_group = (1..=MAX_GROUP).contains(&dense.len())
@@ -404,14 +406,15 @@ pub fn quant_linear_group<const D: usize>(
     let [first, second] = weights;
     let dtype = matmul::output_dtype(&x, options);
     let products = Dispatch::quant_linear_group(
-        into_rows(x).into_dispatch(),
+        matmul::into_rows(x),
         first.clone().into(),
         second.clone().into(),
         matmul::tensor_group(dense),
         first.activations(),
         dtype.into(),
     );
-    let pair = pair_products([products.first, products.second], shape);
+    let pair = [products.first, products.second];
+    let pair = pair.map(|product| matmul::of_shape(product, shape));
     Ok((pair, matmul::group_products(products.dense, shape)))
 }
 
@@ -429,23 +432,6 @@ fn check_pair<const D: usize>(x: &Tensor<D>, weights: [&Weights; 2]) -> Result<(
 fn are_pair([first, second]: [&Weights; 2]) -> bool {
     let have_rows = |weights: &Weights| weights.dims()[1] > 0;
     first.activations() == second.activations() && have_rows(first) && have_rows(second)
-}
-
-fn into_rows<const D: usize>(x: Tensor<D>) -> Tensor<2> {
-    let shape = x.dims();
-    x.reshape([shape[..D - 1].iter().product(), shape[D - 1]])
-}
-
-/// The products with a pair for an `x` of shape `shape`.
-fn pair_products<const D: usize>(
-    products: [FloatTensor<Dispatch>; 2],
-    mut shape: [usize; D],
-) -> [Tensor<D>; 2] {
-    products.map(|product| {
-        let product = Tensor::<2>::from_dispatch(product);
-        shape[D - 1] = product.dims()[1];
-        product.reshape(shape)
-    })
 }
 
 /// Multiplies several groups of channels, each by its own matrix: `y[.., g, :] = x[.., g, :] ·

@@ -33,12 +33,12 @@ impl IndexTilesBlueprint {
             steps: self.steps,
             units: 4,
             unrotated: self.unrotated.unwrap_or(4 * self.steps),
-            target: self.reads(),
+            target: self.read_target(),
         }
     }
 
-    /// With what reads are made: in the order of the code, if at once.
-    fn reads(self) -> Target {
+    /// The target of reads: without PTX, [`read_ordered`] leaves their order to the compiler.
+    fn read_target(self) -> Target {
         Target {
             ptx: self.target.ptx && self.at_once,
             ..self.target
@@ -46,8 +46,8 @@ impl IndexTilesBlueprint {
     }
 }
 
-/// What a lane has of a tile of heads, of which four lanes share one as a row of queries. As the
-/// layout of the products has it, a lane then has those of two other heads.
+/// What a lane has of a tile of heads. Four lanes load a head; after the product, a lane has the
+/// dot products of two other heads.
 #[derive(CubeType)]
 struct HeadTile<F: Float> {
     /// The lane's vectors of its head.
@@ -76,7 +76,7 @@ impl<F: Float> HeadTile<F> {
         token: u32,
         head: u32,
     ) {
-        let (steps, reads) = comptime!((self.blueprint.steps, self.blueprint.reads()));
+        let (steps, reads) = comptime!((self.blueprint.steps, self.blueprint.read_target()));
         let heads = inputs.sizes.heads;
         let (row, group_lane) = (UNIT_POS_X / 4, UNIT_POS_X % 4);
         let own = query + min(head + row, heads - 1) as usize * inputs.sizes.queries_head;
@@ -111,7 +111,7 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
     #[define(F, P)] _dtypes: [ElemType; 2],
 ) {
     let (steps, target) = comptime!((blueprint.steps, blueprint.target));
-    let (at_once, reads) = comptime!((blueprint.at_once, blueprint.reads()));
+    let (at_once, reads) = comptime!((blueprint.at_once, blueprint.read_target()));
     let dtype = comptime!(if blueprint.f16_input { "f16" } else { "bf16" });
     let mut partials =
         Shared::<[f32]>::new_slice(comptime!((INDEX_PLANES * INDEX_TILE_ROWS) as usize));

@@ -98,7 +98,8 @@ pub(in crate::attention) fn index_scores(
     let starts = start.iter().chain(rotation.as_ref().map(|of| &of.start));
     let start_dtype = starts.map(|start| start.dtype).next().unwrap_or(DType::I32);
     let dtypes = [queries.dtype, start_dtype].map(dtype_to_storage_type);
-    let address = address_type([&queries, &keys, &result]);
+    let table = rotation.as_ref().map(|of| address_type([&of.angles]));
+    let address = address_type([&queries, &keys, &result]).max(table.unwrap_or_default());
     let blueprint = IndexTilesBlueprint {
         steps: (width / INDEX_TILE_CHANNELS) as u32,
         f16_input: queries.dtype == DType::F16,

@@ -14,7 +14,7 @@ pub(crate) struct LinearGroupBlueprint {
 }
 
 impl LinearGroupBlueprint {
-    /// Bytes of shared memory: the pipelines of weights have the same, everything else its own.
+    /// Bytes of shared memory: the pipelines of weights share one region, everything else is added.
     pub const fn shared_bytes(self) -> usize {
         self.pair.shared_bytes() + self.group.shared_bytes() - self.group.ring_bytes()
     }

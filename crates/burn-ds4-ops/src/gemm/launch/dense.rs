@@ -36,6 +36,8 @@ const MIN_LANE_VECTORS: usize = 4;
 const MAX_WEIGHT_READS: usize = 16;
 const MAX_X_READS: usize = 32;
 
+/// Rows of weights of a tile for tensor cores.
+pub(super) const TILE_ROWS: usize = 16;
 /// Elements, to a multiple of which the products with a matrix of a group begin: a view of them
 /// then begins where vectors may.
 const GROUP_ALIGNMENT: usize = 256;
@@ -257,7 +259,7 @@ impl<'a> MatrixGroup<'a> {
     fn launch_tiles(&self, x: CubeTensor, blueprint: TilesBlueprint, result: &CubeTensor) {
         let client = x.client.clone();
         let [rows, columns] = x.shape().dims();
-        let tiles = self.tiles(16);
+        let tiles = self.tiles(TILE_ROWS);
         let cubes = Caps::of(&client).processors;
         let size = 16 / x.elem_size();
         let dtypes = [x.dtype, result.dtype].map(dtype_to_storage_type);
@@ -277,7 +279,7 @@ impl<'a> MatrixGroup<'a> {
                 x_vectors,
                 rows as u32,
                 columns as u32,
-                self.arg(16),
+                self.arg(TILE_ROWS),
                 result.clone().into_buffer_arg(),
                 blueprint,
                 dtypes,

@@ -12,7 +12,7 @@ pub(super) struct CubeDivision {
 }
 
 impl CubeDivision {
-    /// For `cubes` at most.
+    /// For `cubes` at most, and at least one for each problem.
     pub fn new(
         first: &StreamProblem<'_>,
         second: Option<&StreamProblem<'_>>,

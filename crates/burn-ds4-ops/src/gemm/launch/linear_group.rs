@@ -3,7 +3,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::dense::MatrixGroup;
+use super::dense::{MatrixGroup, TILE_ROWS};
 use super::division::CubeDivision;
 use super::stream::{F16_INPUT_WORK, StreamProblem};
 use crate::caps::Caps;
@@ -11,12 +11,16 @@ use crate::gemm::kernel::{
     GroupProblemLaunch, LinearGroupBlueprint, StreamBlueprint, linear_group_kernel,
 };
 
-/// Rows of 16-bit weights of a tile.
-const TILE_ROWS: usize = 16;
+/// Rows of `x` of a launch, at most: more were not faster than two launches, or did not fit.
+const MAX_ROWS: usize = 8;
+/// Time for 16 bytes of 16-bit weights, by the measure of [`F16_INPUT_WORK`]: nothing is decoded,
+/// so that both wait for memory alone.
+const DENSE_WORK: f64 = F16_INPUT_WORK;
 
 impl LinearGroupBlueprint {
-    /// The blueprint for the rows of `x`, or `None` where the group alone has another kernel, the
-    /// two parts are not for as many planes, or shared memory is too small for both.
+    /// The blueprint for the rows of `x` and weights of one dtype. `None` where there are too many
+    /// rows, the weights alone have another kernel, the two parts need different numbers of planes,
+    /// or shared memory is too small for both.
     pub fn new(pair: StreamBlueprint, x: &CubeTensor, weights: &[CubeTensor]) -> Option<Self> {
         let caps = Caps::of(&x.client);
         let [rows, _] = x.shape().dims();
@@ -30,7 +34,8 @@ impl LinearGroupBlueprint {
                 .tiles_blueprint(x, rows)
                 .filter(|_| group.has_tiles(x))?,
         };
-        let alike = own.pair.cube_planes == own.group.cube_planes()
+        let alike = rows <= MAX_ROWS
+            && own.pair.cube_planes == own.group.cube_planes()
             && own.group.ring_bytes() <= own.pair.ring_bytes();
         (alike && caps.fits_shared(own.shared_bytes())).then_some(own)
     }
@@ -70,10 +75,7 @@ impl LinearGroup<'_> {
         let pair_work: f64 = self.pair.iter().map(StreamProblem::work).sum();
         let group_tiles = self.group.tiles(TILE_ROWS);
         let vectors = TILE_ROWS * columns * self.group.weights[0].elem_size() / 16;
-        let tile_work = [
-            pair_work / pair_tiles as f64,
-            vectors as f64 * F16_INPUT_WORK,
-        ];
+        let tile_work = [pair_work / pair_tiles as f64, vectors as f64 * DENSE_WORK];
         let least = self.pair.len();
         let work = |pair_cubes: &usize| {
             let own = pair_tiles.div_ceil(*pair_cubes) as f64 * tile_work[0];
