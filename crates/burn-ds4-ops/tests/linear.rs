@@ -130,9 +130,20 @@ impl Input {
 
 /// Reads back what `quant_linear` gives.
 pub fn linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Vec<f32> {
-    let (mut shape, dtype) = (x.dims(), x.dtype());
+    let (shape, dtype) = (x.dims(), x.dtype());
     let y = quant_linear(x, weights).expect("arguments that fit");
-    shape[D - 1] = weights.dims()[1];
+    read_product(y, shape, weights.dims()[1], dtype)
+}
+
+/// Reads back a product of `out` columns in `dtype`, whose `x` has shape `shape`.
+#[track_caller]
+pub fn read_product<const D: usize>(
+    y: Tensor<D>,
+    mut shape: [usize; D],
+    out: usize,
+    dtype: DType,
+) -> Vec<f32> {
+    shape[D - 1] = out;
     assert_eq!((y.dims(), y.dtype()), (shape, dtype));
     values(y.cast(FloatDType::F32))
 }

@@ -5,10 +5,8 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::quant::{Weights, quant_linear_pair};
 
-use super::common::{
-    EXACT, assert_close, devices, every_dtype, is_gpu, skip, some, two_devices, values,
-};
-use super::linear::{Input, linear};
+use super::common::{EXACT, assert_close, devices, every_dtype, is_gpu, skip, some, two_devices};
+use super::linear::{Input, linear, read_product};
 use super::packing::{FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4};
 use super::products::assert_same_bits;
 
@@ -19,7 +17,7 @@ const ROWS: [usize; 5] = [1, 2, 5, 16, 17];
 /// products are two launches for any number of rows.
 const FEW: usize = 4;
 /// Formats that are one launch, where the device has one for them.
-const ALIKE: [[Format; 2]; 5] = [
+pub const ALIKE: [[Format; 2]; 5] = [
     [FP8, FP8],
     [FP4, FP4],
     [REPACKED_FP4, REPACKED_FP4],
@@ -33,12 +31,8 @@ fn pair<const D: usize>(x: Tensor<D>, weights: [&Weights; 2]) -> [Vec<f32>; 2] {
     let (shape, dtype) = (x.dims(), x.dtype());
     let products = quant_linear_pair(x, weights).expect("arguments that fit");
     let [first, second] = products;
-    [(first, weights[0]), (second, weights[1])].map(|(y, weights)| {
-        let mut shape = shape;
-        shape[D - 1] = weights.dims()[1];
-        assert_eq!((y.dims(), y.dtype()), (shape, dtype));
-        values(y.cast(F32))
-    })
+    [(first, weights[0]), (second, weights[1])]
+        .map(|(y, weights)| read_product(y, shape, weights.dims()[1], dtype))
 }
 
 /// Compares with the products one by one.

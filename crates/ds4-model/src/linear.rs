@@ -4,9 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::matmul::{INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-use burn_ds4_ops::quant::{
-    Activations, Fp4Layout, Weights, quant_linear, quant_linear_group, quant_linear_pair,
-};
+use burn_ds4_ops::quant::{Activations, Fp4Layout, Weights, quant_linear, quant_linear_group};
 
 use crate::weights::{self, WeightSource};
 
@@ -103,11 +101,7 @@ impl PackedLinear {
 
     /// [`forward`](Self::forward) of two maps on one input; a single operator if both are packed.
     pub(crate) fn forward_both<const D: usize>(x: Tensor<D>, maps: [&Self; 2]) -> [Tensor<D>; 2] {
-        if maps.iter().any(|map| map.is_dense()) {
-            return maps.map(|map| map.forward(x.clone()));
-        }
-        let [first, second] = maps.map(|map| map.weight.weights());
-        quant_linear_pair(x, [&first, &second]).expect("an input that fits both weights")
+        Self::forward_both_and_project(x, maps, []).0
     }
 
     /// [`forward_both`](Self::forward_both), and [`project_all_f32`] of the same input; a single
@@ -117,11 +111,10 @@ impl PackedLinear {
         maps: [&Self; 2],
         weights: [Tensor<2>; N],
     ) -> ([Tensor<D>; 2], [Tensor<D>; N]) {
-        if maps.iter().any(|map| map.is_dense()) {
-            return (
-                Self::forward_both(x.clone(), maps),
-                project_all_f32(x, weights),
-            );
+        let is_dense = |map: &&Self| matches!(map.weight.values, StackValues::Dense(_));
+        if maps.iter().any(is_dense) {
+            let products = maps.map(|map| map.forward(x.clone()));
+            return (products, project_all_f32(x, weights));
         }
         let [first, second] = maps.map(|map| map.weight.weights());
         let (products, projections) =
@@ -129,10 +122,6 @@ impl PackedLinear {
                 .expect("an input that fits all weights");
         let projections = projections.try_into().expect("one projection a weight");
         (products, projections)
-    }
-
-    fn is_dense(&self) -> bool {
-        matches!(self.weight.values, StackValues::Dense(_))
     }
 
     /// The weight `[d_output, d_input]` as floats of the given dtype.

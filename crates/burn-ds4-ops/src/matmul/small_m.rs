@@ -131,9 +131,6 @@ pub fn small_m_matmul_group<const D: usize>(
             continue;
         }
         for group in group.chunks(MAX_GROUP) {
-            if group.len() == 1 {
-                continue;
-            }
             let some: Vec<_> = group.iter().map(|index| weights[*index].clone()).collect();
             let of_group = Dispatch::small_m_matmul_group(
                 into_rows(x.clone()),

@@ -9,6 +9,7 @@ use super::super::attending::{Case, Sizes};
 use super::super::common::{
     absolute, assert_close, assert_within, half_unit, narrow, read, values, wide,
 };
+use super::super::products::assert_same_bits;
 use super::super::rotation::{table, turned_at};
 use super::draw::Draw;
 
@@ -119,8 +120,7 @@ fn scored(draw: &mut Draw) {
         let turned = rotate_at(given, angles, start, false);
         if let (Ok(actual), Ok(turned)) = (actual, turned) {
             let expected = score(turned, None).expect("what scores rotated queries");
-            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-            assert_eq!(bits(values(actual)), bits(values(expected)));
+            assert_same_bits(&values(actual), &values(expected), "rotated");
         }
         return;
     }

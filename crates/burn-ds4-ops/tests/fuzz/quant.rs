@@ -11,6 +11,7 @@ use burn_ds4_ops::quant::{
 use super::super::common::{EXACT, assert_close, half_unit, narrow, read, values};
 use super::super::linear::Input;
 use super::super::packing::{DENSE, FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4, fp8_blocks};
+use super::super::products::assert_same_bits;
 use super::draw::Draw;
 
 pub fn quant(data: &[u8]) {
@@ -159,8 +160,7 @@ fn group(draw: &mut Draw) {
     // Their values have a fuzzer of their own.
     let alone = small_m_matmul_group(tensor, &dense, options).expect("what fits fits alone");
     for (product, alone) in products.iter().zip(&alone) {
-        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        assert_eq!(bits(read(product)), bits(read(alone)));
+        assert_same_bits(&read(product), &read(alone), "dense");
     }
 }
 
