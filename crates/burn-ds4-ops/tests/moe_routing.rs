@@ -175,6 +175,32 @@ fn ids_may_have_any_integer_dtype() {
     }
 }
 
+fn ids_that_32_bits_do_not_hold_are_padding() {
+    // Where ids can be looked at, these are errors.
+    for (name, device) in devices().iter().filter(|(name, _)| name != "flex") {
+        if !device.supports_dtype(IntDType::I64) {
+            skip(name, "i64");
+            continue;
+        }
+        for layer in some(name, &few_and_many(FP4, FloatDType::F32), 2) {
+            let mut layer = layer.clone();
+            let mut wide = layer.ids.clone();
+            for (id, wide) in layer.ids.iter_mut().zip(&mut wide).skip(1).step_by(2) {
+                *wide += 1 << 32;
+                *id = -1;
+            }
+            let ids = typed(
+                &wide,
+                [layer.size.tokens, layer.size.k],
+                IntDType::I64,
+                device,
+            );
+            let actual = layer.run_on(&layer.stacks(device), layer.x(device), ids);
+            layer.check_output(&actual, name);
+        }
+    }
+}
+
 fn no_slots_and_no_columns_are_fine() {
     for (name, device) in devices() {
         for format in [FP4, FP8_PAIR, F32] {
@@ -203,5 +229,6 @@ catalogue![
     a_weight_that_is_not_finite_stays_in_its_token,
     a_weight_of_zero_and_one_below_zero_are_weights_like_any_other,
     ids_may_have_any_integer_dtype,
+    ids_that_32_bits_do_not_hold_are_padding,
     no_slots_and_no_columns_are_fine,
 ];

@@ -156,6 +156,16 @@ pub(crate) fn plane_highest(x: u32, #[comptime] lanes: u32, #[comptime] target: 
     }
 }
 
+/// A mask of the lanes whose value is that of this lane. Every lane of the plane must call this.
+/// Needs PTX.
+#[cube]
+pub(crate) fn plane_matches(x: u32) -> u32 {
+    let y: u32;
+    let x = i32::reinterpret(x);
+    gpu_asm!("match.any.sync.b32 {y}, {x}, -1;", y = out(_) y, x = in(_) x, options(nomem));
+    y
+}
+
 /// The value of lane `from`. Every lane of the plane must call this.
 #[cube]
 pub(crate) fn plane_value(x: u32, from: u32, #[comptime] target: Target) -> u32 {

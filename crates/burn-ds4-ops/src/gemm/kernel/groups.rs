@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
-use crate::intrinsics::{ballot, plane_value};
+use crate::intrinsics::{ballot, plane_matches, plane_running_sum, plane_value};
 
 /// The expert of a pair that has none.
 const NONE: u32 = 0xffff_ffff;
@@ -53,8 +53,11 @@ pub(crate) struct GroupsBlueprint {
     pub pairing: Pairing,
     /// Pairs, at most.
     pub pairs: u32,
+    /// Whether all pairs are of one token. It hardly ever has an expert twice, so each pair is a
+    /// group of its own. Only where [`planes`](Self::planes) group the pairs.
+    pub one_token: bool,
     /// Planes of the cube if each groups the pairs for itself, without waiting for others. They
-    /// have 32 lanes, and at least as many as there are pairs.
+    /// have 32 lanes, and at least as many as there are pairs. Needs PTX.
     pub planes: Option<u32>,
     pub target: Target,
 }
@@ -73,7 +76,8 @@ impl Groups {
         Groups::of(own, sizes, experts, blueprint)
     }
 
-    /// Reads the expert of this unit's pair.
+    /// Begins to read the expert of this unit's pair. It is compared with their number where it is
+    /// used, so that nothing waits for it before.
     pub fn read<I: Int>(
         ids: &ComptimeOption<Box<[I]>>,
         sizes: PairSizes,
@@ -90,8 +94,12 @@ impl Groups {
             };
             if pair < sizes.tokens * sizes.slots {
                 let id = ids[pair as usize];
-                let inside = id >= I::from_int(0) && id < I::cast_from(experts);
-                expert = select(inside, u32::cast_from(id), NONE);
+                let id_bytes = I::size();
+                expert = u32::cast_from(id);
+                if comptime!(id_bytes > 4) {
+                    let inside = id >= I::from_int(0) && id < I::cast_from(experts);
+                    expert = select(inside, expert, NONE);
+                }
             }
         }
         expert
@@ -130,7 +138,10 @@ impl Groups {
         };
         match comptime!(blueprint.pairing) {
             Pairing::Ids => {
-                if comptime!(blueprint.planes.is_some()) {
+                let own = select(own < experts, own, NONE);
+                if comptime!(blueprint.one_token) {
+                    groups.list_by_plane(own);
+                } else if comptime!(blueprint.planes.is_some()) {
                     groups.fill_by_plane(own);
                 } else {
                     groups.fill(own, max_pairs);
@@ -142,28 +153,35 @@ impl Groups {
         groups
     }
 
+    /// Makes each pair a group; `own` is the expert of this lane's pair.
+    fn list_by_plane(&mut self, own: u32) {
+        let has_expert = own != NONE;
+        self.with_expert = ballot(has_expert, self.blueprint.target);
+        self.count = self.with_expert.count_ones();
+        if has_expert {
+            let before = self.with_expert & ((1u32 << UNIT_POS_X) - 1u32);
+            let at = self.first + before.count_ones() as usize;
+            self.order[at] = UNIT_POS_X;
+            self.experts[at] = own;
+        }
+        sync_plane();
+    }
+
     /// Groups the pairs; `own` is the expert of this lane's pair.
     fn fill_by_plane(&mut self, own: u32) {
         let target = comptime!(self.blueprint.target);
         let lane = UNIT_POS_X;
         let has_expert = own != NONE;
-        let mut peers = 0u32;
-        #[unroll]
-        for other in 0..self.blueprint.pairs {
-            let same = plane_value(own, other.runtime(), target) == own;
-            peers |= select(same, comptime!(1u32 << other), 0u32);
-        }
+        let peers = plane_matches(own);
         // The bit of the first pair with the same expert.
         let leader = select(has_expert, peers & (!peers + 1u32), NONE);
         let leads = leader == 1u32 << lane;
         let leaders = ballot(leads, target);
         let with_expert = ballot(has_expert, target);
-        let mut before = 0u32;
-        #[unroll]
-        for other in 0..self.blueprint.pairs {
-            let earlier = plane_value(leader, other.runtime(), target) < leader;
-            before += select(earlier, 1u32, 0u32);
-        }
+        // Pairs of groups whose leaders come before this lane, and then before its own leader.
+        let size = select(leads, peers.count_ones(), 0u32);
+        let before = plane_running_sum(size, self.blueprint.pairs, target) - size;
+        let before = plane_value(before, (leader - 1u32).count_ones(), target);
         let within = (peers & ((1u32 << lane) - 1u32)).count_ones();
         let rank = (leaders & (leader - 1u32)).count_ones();
         self.count = leaders.count_ones();
@@ -253,7 +271,13 @@ impl Groups {
     /// Where a group's pairs start, for [`pair`](Self::pair).
     pub fn start(&self, group: u32) -> u32 {
         match comptime!(self.blueprint.pairing) {
-            Pairing::Ids => self.starts[self.first_start + group as usize],
+            Pairing::Ids => {
+                if comptime!(self.blueprint.one_token) {
+                    group
+                } else {
+                    self.starts[self.first_start + group as usize]
+                }
+            }
             Pairing::One => 0u32.runtime(),
             Pairing::Every => group,
         }
@@ -262,7 +286,13 @@ impl Groups {
     /// Number of pairs of the group that starts there.
     pub fn size(&self, group: u32, start: u32) -> u32 {
         match comptime!(self.blueprint.pairing) {
-            Pairing::Ids => self.starts[self.first_start + group as usize + 1] - start,
+            Pairing::Ids => {
+                if comptime!(self.blueprint.one_token) {
+                    1u32.runtime()
+                } else {
+                    self.starts[self.first_start + group as usize + 1] - start
+                }
+            }
             _ => self.sizes.tokens,
         }
     }

@@ -121,6 +121,7 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
     let grouping = comptime!(GroupsBlueprint {
         pairing: if small { Pairing::Ids } else { Pairing::One },
         pairs: max_pairs,
+        one_token: false,
         planes: None,
         target: blueprint.target,
     });

@@ -31,9 +31,10 @@ pub(super) fn sum_blueprints(
 ) -> Option<ExpertBlueprints> {
     let of = |(planes, tiles): (usize, u32), tokens: usize| {
         let blueprints = |x_in_shared| {
-            let of = |matrices: &Matrices, pairs: usize, most| {
+            let of = |matrices: &Matrices, slots: usize, most| {
                 let split = StreamBlueprint::split(dtype, matrices, most, (caps, planes));
-                let rows = pairs.next_power_of_two() as u32 * split.input.terms;
+                let pairs = tokens * slots;
+                let rows = (tokens.next_power_of_two() * slots) as u32 * split.input.terms;
                 StreamBlueprint {
                     input: InputLayout {
                         permuted: true,
@@ -41,6 +42,7 @@ pub(super) fn sum_blueprints(
                         ..split.input
                     },
                     pairs: small_pairs(pairs),
+                    one_token: tokens == 1,
                     x_rows: if x_in_shared { rows } else { 0 },
                     partial_tiles: tiles,
                     ..split
@@ -48,8 +50,8 @@ pub(super) fn sum_blueprints(
             };
             // A group of planes for each tile.
             let most = SHARED_SPLIT_K_PLANES.min(planes / tiles as usize);
-            let experts = of(experts, tokens * slots, SPLIT_K_PLANES);
-            ExpertBlueprints::new(experts, shared.map(|matrices| of(matrices, tokens, most)))
+            let experts = of(experts, slots, SPLIT_K_PLANES);
+            ExpertBlueprints::new(experts, shared.map(|matrices| of(matrices, 1, most)))
         };
         // All rows of `x` are in shared memory, or none.
         let with_x = blueprints(true);

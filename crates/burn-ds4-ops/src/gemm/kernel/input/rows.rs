@@ -44,10 +44,14 @@ pub(in crate::gemm::kernel) fn read_rows(
     #[unroll]
     for i in 0..count {
         let index = UNIT_POS + comptime!(i * blueprint.cube_units());
-        let row = min(index / comptime!(blueprint.row_vec8s()), rows - 1);
+        let row = index / comptime!(blueprint.row_vec8s());
         let vec8 = index % comptime!(blueprint.row_vec8s());
         let inside = (vec8 as usize) < vec8s;
-        read[i as usize] = x[row as usize * vec8s + select(inside, vec8, 0u32) as usize];
+        // All cubes read these rows, so none of them is read twice.
+        read[i as usize] = Vector::new(0u32);
+        if row < rows {
+            read[i as usize] = x[row as usize * vec8s + select(inside, vec8, 0u32) as usize];
+        }
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) struct StreamBlueprint {
     /// (token, slot) pairs, at most, and how they find their matrices.
     pub pairs: u32,
     pub pairing: Pairing,
+    /// Whether all pairs are of one token.
+    pub one_token: bool,
     /// Rows of `x` in shared memory, where each term of a row counts as a row. Where the pairs of a
     /// token are summed, all rows or none; else those that are multiplied at a time. A tile has 8,
     /// of which some may be the same; there are two tiles of more.
@@ -53,9 +55,8 @@ pub(crate) struct StreamBlueprint {
     pub target: Target,
 }
 
-/// Pairs up to which each plane groups them for itself: their groups fit the memory that those of
-/// the most pairs take for the cube.
-const PLANE_PAIRS: u32 = 16;
+/// Pairs up to which each plane groups them for itself: those that its lanes can hold.
+const PLANE_PAIRS: u32 = 32;
 
 impl StreamBlueprint {
     /// How its pairs are grouped.
@@ -63,6 +64,7 @@ impl StreamBlueprint {
         GroupsBlueprint {
             pairing: self.pairing,
             pairs: self.pairs,
+            one_token: self.one_token && self.pairs <= PLANE_PAIRS,
             planes: match self.pairs <= PLANE_PAIRS {
                 true => Some(self.cube_planes),
                 false => None,
@@ -103,9 +105,13 @@ impl StreamBlueprint {
         self.plane_k_blocks / self.x_k_blocks
     }
 
-    /// Tiles of 8 rows of `x` that are multiplied at a time.
+    /// Tiles of 8 rows of `x` that are multiplied at a time: one where pairs are summed.
     pub const fn x_tiles(self) -> u32 {
-        if self.x_rows > 8 { self.x_rows / 8 } else { 1 }
+        if self.x_rows > 8 && !self.input.permuted {
+            self.x_rows / 8
+        } else {
+            1
+        }
     }
 
     /// vec8s from one row of `x` to the next in shared memory, such that eight lanes that read
@@ -192,7 +198,14 @@ impl StreamBlueprint {
 
     /// The same, and those for the pairs.
     pub const fn other_bytes(self) -> usize {
-        self.ring_bytes() + (4 << 10)
+        let pairs = self.pairs as usize;
+        let groups = match self.groups().planes {
+            // Three words of each pair, and one more, for each plane.
+            Some(planes) => planes as usize * (3 * pairs + 1) * 4,
+            None => 0,
+        };
+        let least = 4 << 10;
+        self.ring_bytes() + if groups > least { groups } else { least }
     }
 
     pub const fn shared_bytes(self) -> usize {

@@ -100,7 +100,9 @@ fn load_rows<X: Float, N: Size>(
         let pair = groups.pair(pass.start, index);
         let vec8 = first_vec8 + vec8;
         let inside = comptime!(blueprint.k_aligned) || vec8 * 8 < columns;
-        let source_row = if comptime!(blueprint.pairing == Pairing::Ids) {
+        let source_row = if comptime!(blueprint.one_token) {
+            0u32.runtime()
+        } else if comptime!(blueprint.pairing == Pairing::Ids) {
             slots.div(pair)
         } else {
             pair
