@@ -303,19 +303,6 @@ pub(crate) fn prefetch<E: CubePrimitive>(slice: &[E]) {
     gpu_asm!("prefetch.global.L2 [{}];", mem_in(_) line, options(explicit_mem));
 }
 
-/// Reads from device memory, before the copies that follow the next synchronization of the plane.
-/// Other reads of what no kernel writes meanwhile are moved across both. Needs PTX.
-#[cube]
-pub(crate) fn read_in_order(slice: &[Vector<u32, Const<4>>]) -> Vector<u32, Const<4>> {
-    let words: Vector<u32, Const<4>>;
-    let from = slice.as_ptr();
-    gpu_asm!(
-        "ld.global.v4.u32 {words}, [{}];",
-        mem_in(_) from, words = out(_) words, options(explicit_mem)
-    );
-    words
-}
-
 /// Byte `index` of a word. Needs PTX.
 #[cube]
 pub(crate) fn byte(word: u32, index: u32) -> u32 {

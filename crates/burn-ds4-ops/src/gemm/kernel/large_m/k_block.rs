@@ -81,7 +81,7 @@ fn fetch_scale(weights: &WeightReader<'_>, row: usize, first: u32, quarter: u32)
             let column = first + quarter * 32;
             (weights.scale_word(row, column) >> weights.scale_shift(row, column)) & 255
         }
-        WeightFormat::Fp8 => u32::reinterpret(weights.scale(row, first)),
+        WeightFormat::Fp8 => weights.scales[weights.scale_index(row, first)].extract(0usize),
         WeightFormat::Dense => 0u32.runtime(),
     }
 }

@@ -7,7 +7,7 @@ use crate::gemm::kernel::epilogue::{add_scaled, unscaled, zero_sums};
 use crate::gemm::kernel::input::{InputLayout, scale_index};
 use crate::gemm::kernel::weights::{WeightFormat, WeightReader, rare_bits, weight_pair};
 use crate::intrinsics::{
-    await_copies, ballot, byte, commit_copies, copy_vector, modulo, multiply_tiles, read_in_order,
+    await_copies, ballot, byte, commit_copies, copy_vector, modulo, multiply_tiles, read_ordered,
     shared_address, shuffle_xor,
 };
 
@@ -19,6 +19,8 @@ pub(crate) struct Stream<'a> {
     /// For each plane and stage, 16 bytes of each lane for every K-step of the lower row, then of
     /// the upper one.
     ring: Shared<[Vector<u32, Const<4>>]>,
+    /// Where it is in shared memory.
+    ring_address: u32,
     /// The lane's first vector in the stage that was fetched last.
     stage_offset: usize,
     /// FP4: words with the scales of every K-step, of the lower row and then of the upper one. FP8:
@@ -148,9 +150,11 @@ impl<'a> Stream<'a> {
         #[comptime] blueprint: StreamBlueprint,
     ) -> Stream<'a> {
         let vec8s = comptime!(weights.blueprint.format.vec8s());
+        let ring_address = shared_address(&ring[0..1]);
         Stream::<'a> {
             weights,
             ring,
+            ring_address,
             stage_offset: (UNIT_POS_Y * RING_VECTORS + UNIT_POS_X) as usize,
             scales: Array::new(comptime!(LANE_VECTORS as usize)),
             x_vec8s: Array::new(comptime!(vec8s as usize)),
@@ -210,7 +214,7 @@ impl<'a> Stream<'a> {
         self.fetch_scales();
         // Memory answers in order, and the assembler puts some of these reads after the copies.
         sync_plane();
-        let stage = shared_address(&self.ring[self.stage_offset..self.stage_offset + 1]);
+        let stage = self.ring_address + self.stage_offset as u32 * 16;
         #[unroll]
         for c in 0..K_STEPS {
             self.fetch_k_step(stage, c);
@@ -247,8 +251,11 @@ impl<'a> Stream<'a> {
         copy_vector(to, &words[high..high + 1], 0u32, inside);
     }
 
+    /// Reads the scales of the chosen K-block. Memory answers in order, so this is before the
+    /// copies.
     fn fetch_scales(&mut self) {
         let format = comptime!(self.weights.blueprint.format);
+        let target = comptime!(self.weights.blueprint.target);
         if comptime!(format.is_fp4()) {
             if comptime!(self.weights.blueprint.scale_vectors) {
                 let mut at = self.first / 512;
@@ -257,8 +264,8 @@ impl<'a> Stream<'a> {
                 }
                 let at = at as usize;
                 let scales = self.weights.scales.with_vector_size::<Const<4>>();
-                let low = scales[self.low_scale / 16 + at];
-                let high = scales[self.high_scale / 16 + at];
+                let low = read_ordered(scales, self.low_scale / 16 + at, target);
+                let high = read_ordered(scales, self.high_scale / 16 + at, target);
                 #[unroll]
                 for c in 0..K_STEPS {
                     self.scales[c as usize] = low.extract(comptime!(c as usize));
@@ -279,10 +286,13 @@ impl<'a> Stream<'a> {
             #[unroll]
             for c in 0..comptime!(K_STEPS / 2) {
                 let column = self.first + comptime!(c * 128);
+                let low = self.weights.scale_index(self.low_scale, column);
+                let high = self.weights.scale_index(self.high_scale, column);
+                let scales = self.weights.scales;
                 self.scales[comptime!(2 * c as usize)] =
-                    u32::reinterpret(self.weights.scale(self.low_scale, column));
+                    u32::reinterpret(read_ordered(scales, low, target));
                 self.scales[comptime!((K_STEPS + 2 * c) as usize)] =
-                    u32::reinterpret(self.weights.scale(self.high_scale, column));
+                    u32::reinterpret(read_ordered(scales, high, target));
             }
         }
     }
@@ -316,7 +326,7 @@ impl<'a> Stream<'a> {
             || column + comptime!(u * 8) < self.weights.stack.columns;
         let at = select(inside, at + comptime!((u * 4) as usize), 0usize);
         let words = if comptime!(self.blueprint.x_rows == 0) {
-            read_in_order(&x[at..at + 1])
+            read_ordered(x, at, self.blueprint.target)
         } else {
             x[at]
         };

@@ -156,10 +156,10 @@ impl<'a> WeightReader<'a> {
         (self.scale_byte(row, column) % 4) as u32 * 8
     }
 
-    /// FP8: reads the scale of the block of 128 columns that has `column`. Past the end, that of
-    /// the last block.
-    pub fn scale(&self, row: usize, column: u32) -> f32 {
+    /// FP8: the index of the scale of the block of 128 columns that has `column`. Past the end,
+    /// that of the last block.
+    pub fn scale_index(&self, row: usize, column: u32) -> usize {
         let last = (self.stack.columns + 127) / 128 - 1;
-        f32::reinterpret(self.scales[row + min(column / 128, last) as usize].extract(0usize))
+        row + min(column / 128, last) as usize
     }
 }
