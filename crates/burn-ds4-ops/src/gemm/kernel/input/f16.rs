@@ -8,7 +8,7 @@
 
 use cubecl::prelude::*;
 
-use super::{InputLayout, term_with_digits};
+use super::term_with_digits;
 use crate::caps::Target;
 use crate::gemm::kernel::stream::StreamBlueprint;
 use crate::intrinsics::{larger_bf16_magnitudes, multiply_pairs, pack_f16, shuffle_xor};
@@ -18,29 +18,12 @@ pub(in crate::gemm::kernel) const SCALE_COLUMNS: u32 = 128;
 /// The same in vec8s.
 pub(in crate::gemm::kernel) const SCALE_VEC8S: u32 = SCALE_COLUMNS / 8;
 
-/// Begins to read a vec8 of a row of `x` into `read`, from index `to` on.
-#[cube]
-pub(in crate::gemm::kernel) fn read_vec8<X: Numeric, N: Size>(
-    x: &[Vector<X, N>],
-    row: usize,
-    vec8: u32,
-    read: &mut Array<Vector<u32, Const<4>>>,
-    #[comptime] to: u32,
-    #[comptime] input: InputLayout,
-) {
-    #[unroll]
-    for v in 0..input.vectors() {
-        let at = row + (vec8 * comptime!(input.vectors()) + v) as usize;
-        read[comptime!((to + v) as usize)] = Vector::<u32, Const<4>>::reinterpret(x[at]);
-    }
-}
-
 /// Sign, exponent and the bits that an `f16` has of an f32's mantissa.
 const F16_DIGITS: u32 = 0xffff_e000;
 
-/// Term `term` of the vec8 that was [read](read_vec8), in `f16`, and the factor that undoes its
-/// scaling in the sums of products. 16 neighbouring lanes hold the columns of one scale. Every lane
-/// of the plane must call this.
+/// Term `term` of the vec8 that was [read](super::read_vec8), in `f16`, and the factor that undoes
+/// its scaling in the sums of products. 16 neighbouring lanes hold the columns of one scale. Every
+/// lane of the plane must call this.
 #[cube]
 pub(in crate::gemm::kernel) fn scaled_vec8<X: Numeric, N: Size>(
     read: &Array<Vector<u32, Const<4>>>,

@@ -9,8 +9,8 @@ use super::weights::WeightFormat;
 use crate::intrinsics::modulo;
 
 pub(super) use f16::{
-    SCALE_COLUMNS, SCALE_VEC8S, block_factors, larger_magnitudes, read_vec8, scale_index,
-    scaled_bf16, scaled_vec8,
+    SCALE_COLUMNS, SCALE_VEC8S, block_factors, larger_magnitudes, scale_index, scaled_bf16,
+    scaled_vec8,
 };
 pub(super) use rows::{prefetch_rows, read_rows, store_rows};
 
@@ -34,13 +34,11 @@ pub(crate) struct InputLayout {
 impl InputLayout {
     /// Vectors of `x` in a vec8.
     pub const fn vectors(self) -> u32 {
-        if self.terms == 4 { 2 } else { 1 }
-    }
-
-    /// Vectors that a unit of a small-M kernel holds of a vec8 before it stores it in shared
-    /// memory.
-    pub const fn read_vectors(self) -> u32 {
-        if self.f16_input { self.vectors() } else { 1 }
+        if self.terms == 4 && !self.permuted {
+            2
+        } else {
+            1
+        }
     }
 }
 
@@ -74,22 +72,39 @@ pub(crate) fn bf16_pair(low: u32, high: u32) -> u32 {
     (low >> 16) | (high & 0xffff_0000u32)
 }
 
-/// Reads a vec8 of a row of `x` as four pairs, in the order in which weights are decoded. `row` is
-/// the first vector of the row in `x`, `vec8` counts from the beginning of the row.
+/// Begins to read a vec8 of a row of `x` into `read`, from index `to` on. `row` is the first vector
+/// of the row in `x`, `vec8` counts from the beginning of the row.
 #[cube]
-pub(crate) fn load_vec8<X: Numeric, N: Size>(
+pub(crate) fn read_vec8<X: Numeric, N: Size>(
     x: &[Vector<X, N>],
     row: usize,
     vec8: u32,
+    read: &mut Array<Vector<u32, Const<4>>>,
+    #[comptime] to: u32,
+    #[comptime] input: InputLayout,
+) {
+    #[unroll]
+    for v in 0..input.vectors() {
+        let at = row + (vec8 * comptime!(input.vectors()) + v) as usize;
+        read[comptime!((to + v) as usize)] = Vector::<u32, Const<4>>::reinterpret(x[at]);
+    }
+}
+
+/// Term `term` of the vec8 that was [read](read_vec8), as four pairs of `bf16` in the order in
+/// which weights are decoded.
+#[cube]
+pub(crate) fn ordered_vec8<X: Numeric, N: Size>(
+    read: &Array<Vector<u32, Const<4>>>,
+    #[comptime] from: u32,
     term: u32,
-    #[comptime] columns: InputLayout,
+    #[comptime] input: InputLayout,
 ) -> Vector<u32, Const<4>> {
-    let order = comptime!(columns.format.order());
+    let order = comptime!(input.format.order());
+    let words = read[from as usize];
     let mut pairs = Vector::<u32, Const<4>>::new(0u32);
-    if comptime!(columns.permuted) {
-        pairs = Vector::<u32, Const<4>>::reinterpret(x[row + vec8 as usize]);
-    } else if comptime!(columns.terms == 1) {
-        let words = Vector::<u32, Const<4>>::reinterpret(x[row + vec8 as usize]);
+    if comptime!(input.permuted) {
+        pairs = words;
+    } else if comptime!(input.terms == 1) {
         #[unroll]
         for i in 0..4usize {
             let (a, b) = comptime!(order[i]);
@@ -109,10 +124,11 @@ pub(crate) fn load_vec8<X: Numeric, N: Size>(
         }
     } else {
         let mut values = Array::<u32>::new(8usize);
-        let vectors = comptime!(columns.vectors());
+        let vectors = comptime!(input.vectors());
         #[unroll]
         for v in 0..vectors {
-            let vector = Vector::<f32, N>::cast_from(x[row + (vec8 * vectors + v) as usize]);
+            let words = read[comptime!((from + v) as usize)];
+            let vector = Vector::<f32, N>::cast_from(Vector::<X, N>::reinterpret(words));
             #[unroll]
             for j in 0..comptime!(8 / vectors as usize) {
                 values[comptime!(v as usize * 8 / vectors as usize + j)] =

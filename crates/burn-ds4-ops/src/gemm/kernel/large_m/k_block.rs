@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, LargeMPairs, Problem, ROW_PITCH, ROW_TILES};
 use crate::caps::Target;
 use crate::gemm::kernel::epilogue::{add_scaled, zero_sums};
-use crate::gemm::kernel::input::{load_vec8, vec8_at, vec8_slot};
+use crate::gemm::kernel::input::{ordered_vec8, read_vec8, vec8_at, vec8_slot};
 use crate::gemm::kernel::weights::{RowPair, WeightFormat, WeightReader, rare_bits, weight_pair};
 use crate::intrinsics::{ballot, modulo, multiply_tiles};
 
@@ -253,13 +253,11 @@ impl<'a, X: Numeric, N: Size> XRows<'a, X, N> {
                 select(inside, k_block * K_BLOCK_VEC8S + u, 0u32)
             };
             let row = x_row as usize * self.x_vectors;
-            let mut pairs = load_vec8(
-                self.x,
-                row,
-                read,
-                modulo(shared_row, terms),
-                blueprint.input,
-            );
+            let term = modulo(shared_row, terms);
+            let mut words =
+                Array::<Vector<u32, Const<4>>>::new(comptime!(blueprint.input.vectors() as usize));
+            read_vec8(self.x, row, read, &mut words, 0u32, blueprint.input);
+            let mut pairs = ordered_vec8::<X, N>(&words, 0u32, term, blueprint.input);
             if comptime!(!blueprint.k_aligned) {
                 pairs = select(inside, pairs, Vector::new(0u32));
             }

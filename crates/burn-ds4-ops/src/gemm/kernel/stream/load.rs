@@ -7,9 +7,9 @@ use super::pass::Pass;
 use super::pipeline::{LanePlace, Stream};
 use crate::gemm::kernel::groups::{Groups, Pairing};
 use crate::gemm::kernel::input::{
-    SCALE_VEC8S, load_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
+    SCALE_VEC8S, ordered_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
 };
-use crate::intrinsics::modulo;
+use crate::intrinsics::{ballot, modulo};
 
 /// Makes the `x` that a plane multiplies by ready, in registers or in shared memory, and begins to
 /// fetch the first weights. Every unit of the cube must call this.
@@ -86,7 +86,7 @@ fn load_rows<X: Float, N: Size>(
     };
     let columns = stream.columns();
     let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!(
-        (blueprint.unit_vec8s() * blueprint.input.read_vectors()) as usize
+        (blueprint.unit_vec8s() * blueprint.input.vectors()) as usize
     ));
     #[unroll]
     for i in 0..comptime!(blueprint.unit_vec8s()) {
@@ -109,15 +109,16 @@ fn load_rows<X: Float, N: Size>(
         };
         let source = source_row as usize * x_vectors;
         let read = select(inside, vec8, 0u32);
-        let to = comptime!(i * blueprint.input.read_vectors());
-        if comptime!(blueprint.input.f16_input) {
-            read_vec8(x, source, read, &mut fetched, to, blueprint.input);
-        } else {
-            let pairs = load_vec8(x, source, read, modulo(x_row, terms), blueprint.input);
-            fetched[to as usize] = select(inside, pairs, Vector::new(0u32));
-        }
+        let to = comptime!(i * blueprint.input.vectors());
+        read_vec8(x, source, read, &mut fetched, to, blueprint.input);
     }
     pass.begin_weights(place, stream);
+    // There are columns, so this is 0. The assembler would put the first use of `x`, and the wait
+    // for it, in front of the weights, but it does not move a vote.
+    let mut zero = 0u32;
+    if comptime!(!blueprint.input.f16_input) {
+        zero = ballot(columns == 0, blueprint.target);
+    }
     if comptime!(several_parts) {
         // Other planes may still multiply by the part before.
         sync_cube();
@@ -129,15 +130,11 @@ fn load_rows<X: Float, N: Size>(
         let vec8 = modulo(at, blueprint.row_vec8s());
         let slot = vec8_slot(vec8, blueprint.input.format);
         let offset = (x_row * comptime!(blueprint.row_pitch()) + slot) as usize;
-        let from = comptime!(i * blueprint.input.read_vectors());
+        let from = comptime!(i * blueprint.input.vectors());
+        let inside = comptime!(blueprint.k_aligned) || (first_vec8 + vec8) * 8 < columns;
         if comptime!(blueprint.input.f16_input) {
-            let (pairs, scale) = scaled_vec8::<X, N>(
-                &fetched,
-                from,
-                comptime!(blueprint.k_aligned) || (first_vec8 + vec8) * 8 < columns,
-                modulo(x_row, terms),
-                blueprint,
-            );
+            let (pairs, scale) =
+                scaled_vec8::<X, N>(&fetched, from, inside, modulo(x_row, terms), blueprint);
             if comptime!(blueprint.fills_units()) || x_row < blueprint.x_rows {
                 x_rows[offset] = pairs;
                 if vec8 % SCALE_VEC8S == 0 {
@@ -146,7 +143,10 @@ fn load_rows<X: Float, N: Size>(
                 }
             }
         } else if comptime!(blueprint.fills_units()) || x_row < blueprint.x_rows {
-            x_rows[offset] = fetched[from as usize];
+            let term = modulo(x_row, terms);
+            fetched[from as usize] ^= Vector::new(zero);
+            let pairs = ordered_vec8::<X, N>(&fetched, from, term, blueprint.input);
+            x_rows[offset] = select(inside, pairs, Vector::new(0u32));
         }
     }
     sync_cube();
