@@ -132,6 +132,17 @@ fn an_expert_may_be_chosen_twice_by_one_token() {
     });
 }
 
+fn padding_may_come_before_the_experts_of_one_token() {
+    every_dtype(|name, device, dtype| {
+        let mut layer = Layer::exact(size([1, 6, 5, 96, 72]), FP4, dtype, 2);
+        layer.ids.copy_from_slice(&[-1, 3, 3, -1, 0, 4]);
+        for slot in [0, 3] {
+            layer.weights[slot] = f32::NAN;
+        }
+        layer.check(name, device);
+    });
+}
+
 fn a_weight_that_is_not_finite_stays_in_its_token() {
     every_dtype(|name, device, dtype| {
         for tokens in [4, 40] {
@@ -226,6 +237,7 @@ catalogue![
     padding_adds_nothing_whatever_its_weight,
     nothing_but_padding_is_zero_everywhere,
     an_expert_may_be_chosen_twice_by_one_token,
+    padding_may_come_before_the_experts_of_one_token,
     a_weight_that_is_not_finite_stays_in_its_token,
     a_weight_of_zero_and_one_below_zero_are_weights_like_any_other,
     ids_may_have_any_integer_dtype,
