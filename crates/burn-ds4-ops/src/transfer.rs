@@ -257,10 +257,13 @@ mod tests {
         use burn::tensor::{DeviceKind, DeviceType};
 
         let cpu = Device::wgpu(DeviceKind::Cpu);
-        if !Device::enumerate(DeviceType::Wgpu).contains(&cpu) {
+        let first = DeviceSpec::Wgpu.init();
+        let Some(first) = first
+            .ok()
+            .filter(|_| Device::enumerate(DeviceType::Wgpu).contains(&cpu))
+        else {
             return;
-        }
-        let first = DeviceSpec::Wgpu.init().expect("there is an adapter");
+        };
         // No device has so much memory.
         let never = Tensor::<1>::zeros([1_usize << 42], &first);
         let ints = Tensor::<1, Int>::zeros([1_usize << 42], &first);

@@ -83,11 +83,11 @@ impl FlashHead {
     /// # Example
     ///
     /// ```
+    /// # #[cfg(feature = "flex")] {
     /// use burn::tensor::{Device, Distribution, Tensor};
     /// use burn_ds4_ops::flash_head::{BuildOptions, FlashHead, flash_head_argmax};
     ///
-    /// # fn main() -> Result<(), burn_ds4_ops::OpError> {
-    /// let device = Device::default();
+    /// let device = Device::flex();
     /// let lm_head = Tensor::<2>::random([256, 32], Distribution::Default, &device);
     /// let head = FlashHead::build(lm_head, 16, &BuildOptions::default(), |progress| {
     ///     eprintln!("{}: {} rows moved", progress.iteration, progress.moved);
@@ -95,8 +95,8 @@ impl FlashHead {
     /// let h = Tensor::<2>::random([1, 32], Distribution::Default, &device);
     /// let token = flash_head_argmax(h, &head, 4)?;
     /// assert_eq!(token.dims(), [1]);
-    /// # Ok(())
     /// # }
+    /// # Ok::<(), burn_ds4_ops::OpError>(())
     /// ```
     pub fn build(
         lm_head: Tensor<2>,

@@ -2,7 +2,7 @@
 //!
 //! Burn creates a device lazily and panics on first use where the hardware is missing.
 //! [`DeviceSpec::init`] checks first, by enumeration, which loads a driver if there is one and
-//! creates no context.
+//! creates no context. An adapter of wgpu is opened, to see whether it can run the operators.
 //!
 //! ```
 //! use burn_ds4_ops::device::{DeviceError, DeviceSpec};
@@ -14,6 +14,9 @@
 //! }
 //! # Ok::<(), DeviceError>(())
 //! ```
+
+#[cfg(feature = "wgpu")]
+mod adapter;
 
 use std::{fmt, str::FromStr};
 
@@ -28,7 +31,8 @@ pub enum DeviceSpec {
     /// Burn's pure-Rust CPU backend; present wherever it is compiled in.
     #[default]
     Flex,
-    /// The best adapter that wgpu finds; `CUBECL_WGPU_DEFAULT_DEVICE` overrides the choice.
+    /// The best adapter that wgpu finds through Vulkan, Metal or DX12; OpenGL has not what the
+    /// operators need. `CUBECL_WGPU_DEFAULT_DEVICE` overrides the choice among those of one API.
     Wgpu,
     /// The CUDA device of this index.
     Cuda(usize),
@@ -57,6 +61,14 @@ pub enum DeviceError {
         /// The device asked for.
         device: DeviceSpec,
         /// What was looked for and not found.
+        reason: String,
+    },
+    /// The device is there, and has not what kernels need.
+    #[error("device `{device}` cannot run the operators: {reason}")]
+    Unfit {
+        /// The device asked for.
+        device: DeviceSpec,
+        /// What it has, and what kernels need.
         reason: String,
     },
 }
@@ -216,13 +228,10 @@ pub fn architecture(device: &Device) -> String {
     DeviceSpec::Flex.to_string()
 }
 
-/// Whether wgpu finds an adapter that is a GPU.
+/// Whether wgpu finds a GPU that operators run on.
 #[cfg(feature = "wgpu")]
 fn has_gpu() -> bool {
-    use burn::tensor::{DeviceKind, DeviceType};
-    let gpus = [DeviceKind::DiscreteGpu(0), DeviceKind::IntegratedGpu(0)].map(Device::wgpu);
-    let found = Device::enumerate(DeviceType::Wgpu);
-    found.iter().any(|device| gpus.contains(device))
+    adapter::find().is_ok_and(|adapter| adapter.is_gpu)
 }
 
 #[cfg(not(feature = "wgpu"))]
@@ -280,8 +289,9 @@ impl DeviceSpec {
     /// # Errors
     ///
     /// [`DeviceError::NotCompiled`] where the build leaves the backend out,
-    /// [`DeviceError::NotPresent`] where the machine has no such device. It does not panic; the
-    /// driver may still fail when the device is first used.
+    /// [`DeviceError::NotPresent`] where the machine has no such device, [`DeviceError::Unfit`]
+    /// where kernels cannot run on it. It does not panic; the driver may still fail when the device
+    /// is first used.
     ///
     /// # Example
     ///
@@ -316,14 +326,7 @@ impl DeviceSpec {
 
     #[cfg(feature = "wgpu")]
     fn wgpu(self) -> Result<Device, DeviceError> {
-        use burn::tensor::{DeviceKind, DeviceType};
-        if Device::enumerate(DeviceType::Wgpu).is_empty() {
-            return Err(DeviceError::NotPresent {
-                device: self,
-                reason: "wgpu finds no adapter (on Linux: no Vulkan driver)".into(),
-            });
-        }
-        Ok(Device::wgpu(DeviceKind::DefaultDevice))
+        adapter::find().map(|adapter| adapter.device)
     }
 
     #[cfg(not(feature = "wgpu"))]
