@@ -77,6 +77,10 @@ pub(crate) fn run_with_input(name: &str, arguments: &[&str], input: &[u8]) -> En
         // What is expected is of the CPU, whatever else there is and a driver says of it.
         command.args(["--device", "flex"]);
     }
+    if name == "serve" && !arguments.contains(&"--port") {
+        // The usual port may be somebody else's.
+        command.args(["--port", "0"]);
+    }
     command.stdin(Stdio::piped());
     let output = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = output.spawn().expect("the example starts");

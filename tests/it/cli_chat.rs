@@ -6,17 +6,15 @@ use rexpect::session::{PtySession, spawn_command};
 use serde_json::{Value, json};
 
 use crate::cli::example;
-use crate::cli_serve::Server;
+use crate::cli_serve::{PATIENCE, Server};
 use crate::golden::root;
-
-/// Of the longest wait for anything, in milliseconds.
-const PATIENCE: u64 = 120_000;
 
 fn chat(arguments: &[&str]) -> PtySession {
     let mut command = Command::new(example("generate"));
     command.args(arguments).args(["--device", "flex"]);
     command.env("TERM", "xterm").current_dir(root());
-    let mut session = spawn_command(command, Some(PATIENCE)).expect("a terminal");
+    let patience = PATIENCE.as_millis() as u64;
+    let mut session = spawn_command(command, Some(patience)).expect("a terminal");
     session
         .exp_string("Ctrl-D ends the chat]")
         .expect("a greeting");

@@ -249,7 +249,7 @@ fn an_interrupt_at_any_time_leaves_a_whole_head_or_none() {
     let whole = copy(&[]);
     let started = Instant::now();
     let ended = start(whole.path()).wait().expect("a child");
-    let time = started.elapsed();
+    let mut time = started.elapsed();
     assert_eq!(ended.code(), Some(0));
     let length = |path: &Path| Some(fs::metadata(path).ok()?.len());
     let expected = length(&whole.path().join(FLASH_HEAD_FILE));
@@ -258,8 +258,11 @@ fn an_interrupt_at_any_time_leaves_a_whole_head_or_none() {
     let (name, number) = interrupt();
     let dir = copy(&[]);
     let path = dir.path().join(FLASH_HEAD_FILE);
-    let mut interrupted = 0;
-    for part in 1..=12 {
+    let (mut runs, mut interrupted) = (0, 0);
+    // At least in twelve parts of the time that the program took before.
+    while runs < 12 || interrupted < 4 {
+        let part = 1 + runs % 12;
+        runs += 1;
         let mut child = start(dir.path());
         std::thread::sleep(time * part / 12);
         signal(&child, name);
@@ -267,13 +270,16 @@ fn an_interrupt_at_any_time_leaves_a_whole_head_or_none() {
         let by_signal = ended.signal() == Some(number);
         assert!(by_signal || ended.code() == Some(0), "{ended:?}");
         interrupted += u32::from(by_signal);
+        if !by_signal {
+            // It takes less now, as where other work has ended.
+            time = time * 3 / 4;
+        }
         if let Some(bytes) = length(&path) {
             assert_eq!(Some(bytes), expected, "after {part} of 12 parts");
             FlashHeadFile::open(&path).expect("it is whole");
             fs::remove_file(&path).expect("the directory is writable");
         }
     }
-    assert!(interrupted > 3, "{interrupted} in {time:?}");
 }
 
 #[cfg(unix)]

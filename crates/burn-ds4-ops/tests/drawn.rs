@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Fp4Layout, Weights};
 
-use super::common::{assert_within, narrow, values, wide};
+use super::common::{assert_within, narrow, seeded, values, wide};
 use super::experts::{Rounding, Stacks};
 use super::packing::{Format, Packed, fp8_blocks, plain_codes};
 use super::round_trips::FP8;
@@ -34,10 +34,14 @@ impl Drawn {
     /// Any codes but NaN; FP8 has no odd exponents. The product with a row of -1..1 is some units
     /// large.
     pub fn new(format: Format, shape: [usize; 3], device: &Device, seed: u32) -> Self {
-        device.seed(u64::from(seed));
+        let stored = seeded(device, seed.into(), || Self::stored(format, shape, device));
+        Self { shape, stored }
+    }
+
+    fn stored(format: Format, shape: [usize; 3], device: &Device) -> Stored {
         let [count, rows, columns] = shape;
         let spread = (columns as f64).sqrt();
-        let stored = match format {
+        match format {
             Format::Dense(dtype) => {
                 let distribution = Distribution::Uniform(-3.0 / spread, 3.0 / spread);
                 let values = Tensor::<3>::random(shape, distribution, (device, DType::F32));
@@ -68,8 +72,7 @@ impl Drawn {
                     layout,
                 }
             }
-        };
-        Self { shape, stored }
+        }
     }
 
     /// The operators' view of it.

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_ds4_ops::moe::expert_ffn;
 
-use super::common::{devices, floats, integers, sized, some, values};
+use super::common::{devices, floats, integers, seeded, sized, some, values};
 use super::distributions::Random;
 use super::drawn::{Batch, DrawnExperts, assert_row, bits};
 use super::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4};
@@ -35,7 +35,9 @@ fn check(
     for &tokens in some(name, batches, 2) {
         let random = &mut Random::new(tokens as u64);
         let distribution = Distribution::Uniform(-1.0, 1.0);
-        let x = Tensor::<2>::random([tokens, d], distribution, (device, DType::F32)).cast(dtype);
+        let x = seeded(device, tokens as u64, || {
+            Tensor::<2>::random([tokens, d], distribution, (device, DType::F32)).cast(dtype)
+        });
         let mut ids: Vec<i64> = (0..tokens * K).map(|_| expert(random) as i64).collect();
         ids[..2].copy_from_slice(&[experts as i64 - 1, 0]);
         let weights: Vec<f32> = (0..tokens * K).map(|_| random.unit()).collect();

@@ -11,15 +11,19 @@ mod tools;
 use serde_json::{Value, json};
 
 use crate::cli::golden_text;
-pub(crate) use client::Server;
+pub(crate) use client::{PATIENCE, Server};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A chat of one question, with more fields.
+/// A chat of one question, with more fields. It has a seed: no test may depend on one that the
+/// server draws, so only a `null` asks for that.
 fn chat(fields: Value) -> Value {
     let messages = json!([{"role": "user", "content": "Who made the heaven?"}]);
-    merged(json!({"messages": messages, "max_tokens": 12}), fields)
+    merged(
+        json!({"messages": messages, "max_tokens": 12, "seed": 0}),
+        fields,
+    )
 }
 
 fn merged(mut body: Value, fields: Value) -> Value {
@@ -67,7 +71,8 @@ fn a_completion_is_the_golden_text() {
 #[test]
 fn a_chat_has_a_message_and_says_how_it_was_made() {
     let server = Server::shared();
-    let mut response = server.post(CHAT, &chat(json!({"unknown": [1], "stop": null})));
+    let fields = json!({"unknown": [1], "stop": null, "seed": null});
+    let mut response = server.post(CHAT, &chat(fields));
     assert_eq!(response.header("x-ds4-deterministic"), Some("true"));
     let seed: u64 = response.header("x-ds4-seed").unwrap().parse().unwrap();
     assert!(seed < 1 << 53, "{seed}");
@@ -158,7 +163,7 @@ fn the_same_seed_gives_the_same_text_whatever_else_runs() {
         );
     }
     // A seed that the server has drawn gives the text again.
-    let unseeded = chat(json!({"temperature": 1.2}));
+    let unseeded = chat(json!({"temperature": 1.2, "seed": null}));
     let mut response = server.post(CHAT, &unseeded);
     let seed: u64 = response.header("x-ds4-seed").unwrap().parse().unwrap();
     let again = server.ask(CHAT, &merged(unseeded, json!({"seed": seed})));
@@ -262,12 +267,17 @@ fn metrics_count_what_was_done() {
     ] {
         server.await_metric(name, expected);
     }
+    assert!(server.metric("ds4_drafts_total") > 0.0);
+    assert!(server.metric("ds4_drafts_accepted_total") <= server.metric("ds4_drafts_total"));
     for name in [
         "ds4_prefill_tokens_per_second",
         "ds4_decode_tokens_per_second",
-        "ds4_drafts_total",
     ] {
-        assert!(server.metric(name) > 0.0, "{name}");
+        // They are of the last ten seconds, which may have passed on a machine that has other work.
+        let mut tries = 0..10;
+        while server.metric(name) == 0.0 {
+            assert!(tries.next().is_some(), "{name}");
+            server.ask(CHAT, &chat(json!({})));
+        }
     }
-    assert!(server.metric("ds4_drafts_accepted_total") <= server.metric("ds4_drafts_total"));
 }

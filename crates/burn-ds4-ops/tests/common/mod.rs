@@ -4,7 +4,8 @@
 // Each test binary compiles this module for itself and uses the part that it needs.
 #![allow(dead_code)]
 
-use std::sync::OnceLock;
+use std::io::Write;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::OpError;
@@ -35,7 +36,8 @@ pub fn devices() -> &'static [(String, Device)] {
                 Ok(device) => found.push((spec.to_string(), device)),
                 Err(error) => {
                     assert!(!required.contains(&spec), "{REQUIRE} names {spec}: {error}");
-                    eprintln!("skipped: {spec} ({error})");
+                    // Not by a macro, whose output the harness shows only where a test fails.
+                    let _ = writeln!(std::io::stderr(), "skipped: {spec} ({error})");
                 }
             }
         }
@@ -346,6 +348,15 @@ pub fn noise(count: usize, seed: u32) -> Vec<f32> {
             (state >> 8) as f32 / (1 << 23) as f32 - 1.0
         })
         .collect()
+}
+
+/// What `draw` makes of Burn's own generator with this seed. A device has one for all threads, so
+/// that tests draw one after the other: no value depends on what else runs.
+pub fn seeded<T>(device: &Device, seed: u64, draw: impl FnOnce() -> T) -> T {
+    static DRAWING: Mutex<()> = Mutex::new(());
+    let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+    device.seed(seed);
+    draw()
 }
 
 /// The f64 values of an f32 slice, for oracles.
