@@ -30,12 +30,37 @@ pub(super) fn find() -> Result<Adapter, DeviceError> {
     FOUND.get_or_init(open).clone()
 }
 
+/// Whether the best adapter is a GPU. A software driver is not opened to find that out.
+pub(super) fn has_gpu() -> bool {
+    listed().is_ok_and(|listed| listed.has_gpu) && find().is_ok_and(|adapter| adapter.is_gpu)
+}
+
+/// What is known without opening an adapter.
+#[derive(Clone, Debug)]
+struct Listed {
+    api: WgpuBackend,
+    /// Not all adapters are software drivers.
+    has_gpu: bool,
+}
+
+fn listed() -> Result<Listed, DeviceError> {
+    static LISTED: OnceLock<Result<Listed, DeviceError>> = OnceLock::new();
+    let list = || {
+        let found = Device::enumerate(DeviceType::Wgpu);
+        let own = (!found.is_empty()).then(AutoGraphicsApi::backend);
+        let on = |api| cubecl::Device::Wgpu(WgpuDevice::default()).on(api);
+        let api = choose(own, |api| on(api).is_ok())?;
+        let software = Device::wgpu(DeviceKind::Cpu);
+        // Another API than CubeCL's own choice has no GPU.
+        let has_gpu = api == WgpuBackend::Auto && found.iter().any(|other| *other != software);
+        Ok(Listed { api, has_gpu })
+    };
+    LISTED.get_or_init(list).clone()
+}
+
 fn open() -> Result<Adapter, DeviceError> {
     let device = DeviceSpec::Wgpu;
-    let found = Device::enumerate(DeviceType::Wgpu);
-    let own = (!found.is_empty()).then(AutoGraphicsApi::backend);
-    let on = |api| cubecl::Device::Wgpu(WgpuDevice::default()).on(api);
-    let api = choose(own, |api| on(api).is_ok())?;
+    let Listed { api, has_gpu } = listed()?;
     let opened = Device::wgpu_options().graphics_api(api).init_with_setup();
     let (is_gpu, has_planes) = match opened {
         Ok((_, WgpuSetup { adapter, .. })) => (
@@ -43,11 +68,7 @@ fn open() -> Result<Adapter, DeviceError> {
             adapter.features().contains(wgpu::Features::SUBGROUP),
         ),
         // It has been opened by whoever has used it, and does not say any more what it is.
-        Err(WgpuInitError::Registration { .. }) => {
-            let software = Device::wgpu(DeviceKind::Cpu);
-            let is_gpu = found.iter().any(|adapter| *adapter != software);
-            (is_gpu && api == WgpuBackend::Auto, true)
-        }
+        Err(WgpuInitError::Registration { .. }) => (has_gpu, true),
         Err(error) => {
             let reason = error.to_string();
             return Err(DeviceError::NotPresent { device, reason });

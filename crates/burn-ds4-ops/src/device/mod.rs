@@ -231,7 +231,7 @@ pub fn architecture(device: &Device) -> String {
 /// Whether wgpu finds a GPU that operators run on.
 #[cfg(feature = "wgpu")]
 fn has_gpu() -> bool {
-    adapter::find().is_ok_and(|adapter| adapter.is_gpu)
+    adapter::has_gpu()
 }
 
 #[cfg(not(feature = "wgpu"))]
