@@ -12,7 +12,8 @@ use super::kernel::{
 };
 use crate::caps::Caps;
 use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,
+    address_type, cube_count, is_float, is_wide_int, output, row_vector_size, vector_size,
+    with_contiguous_rows, with_vectors,
 };
 
 /// Largest `k` of the kernels. The selection takes one iteration for each of the `k` ranks.
@@ -79,15 +80,14 @@ fn select(
     let plane = Caps::of(&rows.client)
         .plane()
         .expect("checked by can_select");
-    let shared = Caps::of(&rows.client).shared_bytes;
-    let (lanes, planes) =
-        if tokens < HALF_PLANE_ROWS || columns > HALF_PLANE_COLUMNS || shared < HALF_PLANE_BYTES {
-            (plane, 1)
-        } else if tokens < QUARTER_PLANE_ROWS {
-            (plane / 2, SELECT_PLANES)
-        } else {
-            (plane / 4, SELECT_PLANES)
-        };
+    let fits = Caps::of(&rows.client).fits_shared(HALF_PLANE_BYTES);
+    let (lanes, planes) = if tokens < HALF_PLANE_ROWS || columns > HALF_PLANE_COLUMNS || !fits {
+        (plane, 1)
+    } else if tokens < QUARTER_PLANE_ROWS {
+        (plane / 2, SELECT_PLANES)
+    } else {
+        (plane / 4, SELECT_PLANES)
+    };
     let scored = scale.is_some();
     let blueprint = select_blueprint(&rows.client, columns, size, lanes, planes, k, scored);
     let input = SelectInput {
@@ -375,19 +375,19 @@ pub(super) fn dense_router(
     k: usize,
     scale: f64,
 ) -> (CubeTensor, CubeTensor) {
-    let (x, gate) = (with_contiguous_rows(x), with_contiguous_rows(gate));
     let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
+    // The order of a sum depends on the size, which therefore must not depend on the layout.
+    let size = row_vector_size([&x, &gate], d_model);
+    let (x, gate) = (with_vectors(x, size), with_vectors(gate, size));
     let client = x.client.clone();
     let plane = Caps::of(&client).plane().expect("checked by can_fuse");
-    let size = vector_size(&x, usize::MAX).min(vector_size(&gate, usize::MAX));
     let columns_size = [4, 2, 1]
         .into_iter()
         .find(|size| experts.is_multiple_of(*size))
         .expect("1 divides everything");
 
     let model_vectors = d_model / size;
-    // A row that starts at an unaligned offset is read in shorter vectors.
-    let mma_dtype = mma_dtype(&x, &gate).filter(|_| size == 8);
+    let mma_dtype = mma_dtype(&x, &gate);
     let ((plane_experts, expert_planes, model_planes), lanes) = match mma_dtype {
         Some(_) => (MMA_PARTITION, 4),
         None => (SIMT_PARTITION, plane),

@@ -5,8 +5,8 @@
 //! the routed scaling factor. They differ in how they find the ids.
 //!
 //! [`dense_router`] is the whole score router, [`activation_topk`] its second half. On CubeCL
-//! devices each operator is one kernel. [`dense_router`] is two kernels from 9 tokens on, and for
-//! thousands of tokens a matrix product and a kernel.
+//! devices each operator is one launch, except for [`dense_router`]: that is two, of which the
+//! second chooses. The first has the products of few tokens, or is the matrix product of many.
 //!
 //! # Padding
 //!
@@ -190,9 +190,9 @@ pub fn activation_topk(
 
 /// The score router: `logits = x · gateᵀ` in f32, then [`activation_topk`].
 ///
-/// For up to 8 tokens, CubeCL devices whose cubes can pass results to each other (CUDA, Metal,
-/// Vulkan) do all of it in one launch. The result of a token does not depend on the others in the
-/// batch as long as their number stays on one side of that limit.
+/// On CubeCL devices the result of a token is the same to the bit alone, among up to 127 others and
+/// whatever the layout of `x` is. Many more tokens than that are multiplied by the matrix product of
+/// the device, which may add in another order.
 ///
 /// # Shapes and dtypes
 ///

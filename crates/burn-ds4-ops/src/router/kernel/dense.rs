@@ -126,16 +126,16 @@ impl<X: Float, G: Float, N: Size> RouterOperands<X, G, N> {
                 for e in 0..blueprint.experts {
                     let factors =
                         Vector::<f32, N>::cast_from(gates[(step * blueprint.experts + e) as usize]);
-                    let mut sum = sums[(e * blueprint.tokens + t) as usize];
-                    let mut product = values.extract(0usize) * factors.extract(0usize);
+                    let before = sums[(e * blueprint.tokens + t) as usize];
+                    let mut sum = before;
                     #[unroll]
-                    for j in 1..N::value() {
-                        product += values.extract(j) * factors.extract(j);
+                    for j in 0..N::value() {
+                        // A separate multiplication and addition could be rounded differently in
+                        // the kernel of another number of tokens.
+                        sum = fma(values.extract(j), factors.extract(j), sum);
                     }
-                    if comptime!(blueprint.even) {
-                        sum += product;
-                    } else {
-                        sum += select(inside, product, 0.0f32);
+                    if comptime!(!blueprint.even) {
+                        sum = select(inside, sum, before);
                     }
                     sums[(e * blueprint.tokens + t) as usize] = sum;
                 }
