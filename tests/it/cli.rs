@@ -367,6 +367,21 @@ fn a_device_that_is_not_compiled_in_is_named_with_its_feature() {
     }
 }
 
+#[cfg(feature = "wgpu")]
+#[test]
+fn limits_of_devices_that_cannot_be_read_are_named() {
+    let mut command = Command::new(example("generate"));
+    command
+        .args(["--device", "wgpu", "-n", "1"])
+        .current_dir(root());
+    let output = command.env("DS4_CAPS", "sm=90,shared=x").output();
+    let output = output.expect("the example ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let line = "error: device `wgpu` cannot run the operators: DS4_CAPS has `shared=x`, expected";
+    assert!(stderr.contains(line), "{stderr}");
+}
+
 #[test]
 fn inspect_knows_the_bytes_of_the_loaded_model() {
     let ended = run("inspect", &[]).ok();

@@ -85,7 +85,9 @@ impl Caps {
                 return *caps;
             }
             let properties = client.properties_shared();
-            let caps = Limits::of_tests().apply(Self::new(client, &properties));
+            // Opening a device by name refuses what cannot be read.
+            let limits = Limits::of_tests().unwrap_or_default();
+            let caps = limits.apply(Self::new(client, &properties));
             known.push((properties, caps));
             caps
         })
@@ -157,8 +159,8 @@ impl Caps {
 }
 
 /// Limits that tests set to run the kernels of lesser devices, such as
-/// `shared=101376,sm=75,ptx=0,tensor_cores=0,plane_min=4`. Each may be left out; the last makes the
-/// size of a plane a range.
+/// `shared=101376,sm=75,ptx=0,tensor_cores=0,plane_min=4,memory=1000000`. Each may be left out;
+/// `plane_min` makes the size of a plane a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Limits {
     shared_bytes: Option<usize>,
@@ -166,20 +168,19 @@ struct Limits {
     no_ptx: bool,
     no_tensor_cores: bool,
     plane_min: Option<u32>,
+    /// Bytes of the memory of a device.
+    memory: Option<u64>,
 }
 
 impl Limits {
-    /// Those of the environment.
-    ///
-    /// # Panics
-    ///
-    /// If the variable is not a list of limits.
-    fn of_tests() -> Self {
-        static SET: OnceLock<Limits> = OnceLock::new();
-        *SET.get_or_init(|| {
-            let list = std::env::var(LIMITS).unwrap_or_default();
-            Self::parse(&list).unwrap_or_else(|entry| panic!("{LIMITS}: `{entry}` is no limit"))
-        })
+    /// Those of the environment, or the entry there that is none.
+    fn of_tests() -> Result<Self, &'static str> {
+        static SET: OnceLock<Result<Limits, String>> = OnceLock::new();
+        let set = SET.get_or_init(|| {
+            let list = std::env::var_os(LIMITS).unwrap_or_default();
+            Self::parse(&list.to_string_lossy())
+        });
+        set.as_ref().copied().map_err(String::as_str)
     }
 
     /// Reads a list of limits; the error is the entry at fault.
@@ -192,6 +193,10 @@ impl Limits {
         {
             let wrong = || entry.to_owned();
             let (name, value) = entry.split_once('=').ok_or_else(wrong)?;
+            if name == "memory" {
+                limits.memory = Some(value.parse().map_err(|_| wrong())?);
+                continue;
+            }
             let number: u32 = value.parse().map_err(|_| wrong())?;
             match (name, number) {
                 ("shared", bytes) => limits.shared_bytes = Some(bytes as usize),
@@ -221,11 +226,31 @@ impl Limits {
     }
 }
 
+/// The memory that devices have, if tests limit it.
+pub(crate) fn memory_limit() -> Option<u64> {
+    Limits::of_tests().ok().and_then(|limits| limits.memory)
+}
+
+/// Checks the limits of the environment.
+///
+/// # Errors
+///
+/// What is wrong with them.
+pub(crate) fn check_limits() -> Result<(), String> {
+    let limits = Limits::of_tests().map(|_| ());
+    limits.map_err(|entry| {
+        format!(
+            "{LIMITS} has `{entry}`, expected `shared=BYTES`, `sm=VERSION`, `plane_min=LANES`, \
+             `memory=BYTES`, `ptx=0` or `tensor_cores=0`, separated by commas"
+        )
+    })
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const H200: Caps = Caps {
+    pub(crate) const H200: Caps = Caps {
         target: Target {
             ptx: true,
             sm: 90,
@@ -275,6 +300,7 @@ mod tests {
             "sm=x",
             "ptx=1",
             "plane_min=0",
+            "memory=all",
         ] {
             let error = Limits::parse(&format!("sm=90,{entry}"));
             assert_eq!(error, Err(entry.to_owned()));

@@ -17,6 +17,7 @@
 
 #[cfg(feature = "wgpu")]
 mod adapter;
+mod memory;
 
 use std::{fmt, str::FromStr};
 
@@ -24,6 +25,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::transfer::Movable;
+
+pub use memory::{check_tensors, free_memory, may_allocate};
 
 /// A device by name: `flex`, `wgpu`, `cuda`, `cuda:1`, `cpu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -82,31 +85,6 @@ pub fn forget_scratch() {
     #[cfg(feature = "cube")]
     crate::arrival::forget();
     crate::collective::forget();
-}
-
-/// Whether a device may have so many bytes to allocate. Where its memory is the host's, the host is
-/// asked, which grants what it has not got only if it is configured to. Others are not asked.
-///
-/// # Example
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// use burn::tensor::Device;
-/// use burn_ds4_ops::device::may_allocate;
-///
-/// assert!(may_allocate(&Device::flex(), 1 << 10));
-/// assert!(!may_allocate(&Device::flex(), usize::MAX / 2));
-/// # }
-/// ```
-pub fn may_allocate(device: &Device, bytes: usize) -> bool {
-    if !is_host(device) {
-        return true;
-    }
-    let mut memory: Vec<u8> = Vec::new();
-    let granted = memory.try_reserve_exact(bytes).is_ok();
-    // An allocation that nothing uses might be optimised away, and granted.
-    std::hint::black_box(memory.as_mut_ptr());
-    granted
 }
 
 /// Checks that devices have taken the parameters of a module: the memory for them, and their data.
@@ -306,6 +284,13 @@ impl DeviceSpec {
     /// # }
     /// ```
     pub fn init(self) -> Result<Device, DeviceError> {
+        #[cfg(feature = "cube")]
+        if self != Self::Flex {
+            crate::caps::check_limits().map_err(|reason| DeviceError::Unfit {
+                device: self,
+                reason,
+            })?;
+        }
         match self {
             Self::Flex => self.flex(),
             Self::Wgpu => self.wgpu(),

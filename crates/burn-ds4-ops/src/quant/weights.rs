@@ -40,6 +40,7 @@ impl Activations {
         }
     }
 
+    #[cfg(feature = "cube")]
     pub(crate) fn are_rounded(self) -> bool {
         self == Self::Released
     }
