@@ -417,14 +417,14 @@ pub(super) fn can_order(
     sorted: bool,
 ) -> bool {
     let ([rows, columns], [_, k]) = (logits.shape().dims(), ids.shape().dims());
-    let shared = Caps::of(&logits.client).shared_bytes;
+    let caps = Caps::of(&logits.client);
     rows > 0
         && columns > 0
         && u32::try_from(rows).is_ok()
         && is_float(logits.dtype)
         && ids.dtype == DType::I32
         && are_bounds(starts)
-        && (!sorted || 2 * size_of::<u32>() * sorted_slots(k) <= shared)
+        && (!sorted || caps.fits_shared(2 * size_of::<u32>() * sorted_slots(k)))
 }
 
 pub(super) fn top_k_values(

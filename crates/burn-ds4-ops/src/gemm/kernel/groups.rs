@@ -62,10 +62,39 @@ pub(crate) struct GroupsBlueprint {
     pub target: Target,
 }
 
+impl GroupsBlueprint {
+    /// Pairs that there is shared memory for, and a unit of the cube for each.
+    pub const fn held_pairs(self) -> u32 {
+        match self.pairing {
+            Pairing::Ids => self.pairs,
+            Pairing::One | Pairing::Every => 1,
+        }
+    }
+
+    /// Planes that each group the pairs for themselves, or one for the whole cube.
+    const fn copies(self) -> u32 {
+        match self.planes {
+            Some(planes) => planes,
+            None => 1,
+        }
+    }
+
+    /// Bytes of shared memory.
+    pub const fn shared_bytes(self) -> usize {
+        let pairs = self.held_pairs();
+        let chosen = match self.planes {
+            Some(_) => 0,
+            None => pairs + 1,
+        };
+        let words = pairs + self.copies() * (3 * pairs + 1) + chosen;
+        words as usize * size_of::<u32>()
+    }
+}
+
 #[cube]
 impl Groups {
-    /// Groups the pairs. Every unit of the cube must call this; with ids, the cube must have at
-    /// least as many units as there are pairs.
+    /// Groups the pairs. Every unit of the cube must call this, and the cube must have at least as
+    /// many units as [`held_pairs`](GroupsBlueprint::held_pairs).
     pub fn new<I: Int>(
         ids: &ComptimeOption<Box<[I]>>,
         sizes: PairSizes,
@@ -112,12 +141,8 @@ impl Groups {
         experts: u32,
         #[comptime] blueprint: GroupsBlueprint,
     ) -> Groups {
-        let max_pairs = comptime!(if blueprint.pairing == Pairing::Ids {
-            blueprint.pairs as usize
-        } else {
-            1
-        });
-        let copies = comptime!(blueprint.planes.unwrap_or(1) as usize);
+        let max_pairs = comptime!(blueprint.held_pairs() as usize);
+        let copies = comptime!(blueprint.copies() as usize);
         let copy = if comptime!(blueprint.planes.is_some()) {
             UNIT_POS_Y as usize
         } else {

@@ -53,9 +53,32 @@ impl PortableBlueprint {
         }
     }
 
-    /// Bytes of shared memory of a cube that sums the pairs of tokens, with their groups.
-    pub const fn sum_bytes(pairs: u32, plane: u32) -> usize {
-        (pairs * (Self::planes_for(Some(pairs), plane) + 6)) as usize * 4
+    /// How a cube groups its pairs.
+    const fn groups(self) -> GroupsBlueprint {
+        let (pairing, pairs) = match self.pairs {
+            Some(pairs) => (Pairing::Ids, pairs),
+            None => (Pairing::One, 1),
+        };
+        GroupsBlueprint {
+            pairing,
+            pairs,
+            one_token: false,
+            planes: None,
+            target: self.target,
+        }
+    }
+
+    /// Sums of pairs of a cube that sums those of tokens.
+    const fn pair_sums(self) -> u32 {
+        match (self.role, self.pairs) {
+            (Role::Sum, Some(pairs)) => pairs * self.planes,
+            _ => 1,
+        }
+    }
+
+    /// Bytes of shared memory.
+    pub const fn shared_bytes(self) -> usize {
+        self.pair_sums() as usize * size_of::<f32>() + self.groups().shared_bytes()
     }
 }
 
@@ -112,24 +135,12 @@ pub(crate) fn portable_kernel<X: Float, W: Numeric, I: Int, Y: Float>(
     };
     let own = CUBE_POS_X * blueprint.planes + UNIT_POS_Y;
     let row = min(own, outputs - 1);
-    let max_pairs = comptime!(blueprint.pairs.unwrap_or(1));
-    let mut pair_sums = Shared::<[f32]>::new_slice(comptime!(if blueprint.role == Role::Sum {
-        (max_pairs * blueprint.planes) as usize
-    } else {
-        1
-    }));
-    let grouping = comptime!(GroupsBlueprint {
-        pairing: if small { Pairing::Ids } else { Pairing::One },
-        pairs: max_pairs,
-        one_token: false,
-        planes: None,
-        target: blueprint.target,
-    });
+    let mut pair_sums = Shared::<[f32]>::new_slice(comptime!(blueprint.pair_sums() as usize));
     let sizes = PairSizes {
         tokens: pairs.count,
         slots: 1u32.runtime(),
     };
-    let groups = Groups::new::<I>(&pairs.ids, sizes, layout.count, grouping);
+    let groups = Groups::new::<I>(&pairs.ids, sizes, layout.count, blueprint.groups());
 
     let mut group = CUBE_POS_Y;
     let mut last = CUBE_POS_Y + 1;

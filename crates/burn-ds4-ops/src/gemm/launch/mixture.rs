@@ -2,8 +2,9 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::stream::{BUDGETS, Budget, ExpertBlueprints, StreamProblem, XRows, launch_stream};
+use super::stream::{BUDGETS, Budget, StreamProblem, XRows, launch_stream};
 use super::sum::{SumProblem, launch_sum, sum_blueprints};
+use super::work::{CubeWork, ExpertBlueprints};
 use super::{Experts, SMALL_M_ROWS, StreamBlueprint};
 use crate::caps::Caps;
 use crate::gemm::terms;
@@ -30,7 +31,10 @@ impl MixtureBlueprint {
     pub fn new(mixture: &Mixture) -> Option<Self> {
         let caps = &Caps::of(&mixture.x.client);
         let [tokens, slots] = mixture.sizes();
-        let most = |budget: &&Budget| mixture.gated(SMALL_M_ROWS, caps, budget).fits(caps);
+        let most = |budget: &&Budget| {
+            let blueprints = mixture.gated(SMALL_M_ROWS, caps, budget);
+            blueprints.fits(caps, CubeWork::Either)
+        };
         let budget = BUDGETS.iter().find(most)?;
         let shared = mixture.shared.as_ref().map(|shared| &shared.matrices[1]);
         let (dtype, down) = (mixture.x.dtype, &mixture.experts.matrices[1]);

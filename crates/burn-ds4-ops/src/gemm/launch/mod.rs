@@ -11,6 +11,7 @@ mod portable;
 mod stream;
 mod sum;
 mod wgmma;
+mod work;
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;

@@ -5,10 +5,11 @@ use cubecl::prelude::*;
 
 use super::stream::small_pairs;
 use super::{SortedPairs, optional};
-use crate::caps::Caps;
+use crate::caps::{Caps, Target};
 use crate::gemm::Matrices;
 use crate::gemm::kernel::{
-    CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, X_ROWS, portable_kernel,
+    CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, WeightFormat, X_ROWS,
+    portable_kernel,
 };
 use crate::launching::address_type;
 
@@ -25,10 +26,22 @@ pub(crate) enum Grouping<'a> {
 /// Whether a cube can group so many pairs and sum those of each token.
 pub(crate) fn can_sum_pairs(x: &CubeTensor, pairs: usize) -> bool {
     let caps = Caps::of(&x.client);
-    caps.fits_shared(PortableBlueprint::sum_bytes(
-        small_pairs(pairs),
-        caps.lanes(),
-    ))
+    caps.fits_shared(sum_bytes(small_pairs(pairs), caps.lanes(), caps.target))
+}
+
+/// Bytes of shared memory of a cube that sums the pairs of tokens.
+const fn sum_bytes(pairs: u32, plane: u32, target: Target) -> usize {
+    let blueprint = PortableBlueprint {
+        // Weights are not in shared memory.
+        format: WeightFormat::Dense,
+        role: Role::Sum,
+        pairs: Some(pairs),
+        x_rows: 1,
+        plane,
+        planes: PortableBlueprint::planes_for(Some(pairs), plane),
+        target,
+    };
+    blueprint.shared_bytes()
 }
 
 /// A launch of [`portable_kernel`].
@@ -118,11 +131,12 @@ impl Portable<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::caps::tests::H200;
 
     #[test]
     fn planes_of_a_lane_need_more_shared_memory_than_every_device_has() {
-        let bytes = |plane| PortableBlueprint::sum_bytes(128, plane);
-        assert_eq!([32, 8, 4].map(bytes), [5_120, 11_264, 19_456]);
-        assert_eq!(bytes(1), 68_608);
+        let bytes = |plane| sum_bytes(128, plane, H200.target);
+        assert_eq!([32, 8, 4].map(bytes), [4_616, 10_760, 18_952]);
+        assert_eq!(bytes(1), 68_104);
     }
 }

@@ -4,6 +4,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::division::CubeDivision;
+use super::work::{CubeWork, ExpertBlueprints};
 use super::{SMALL_M_ROWS, optional};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
@@ -24,8 +25,6 @@ const MAX_X_TILES: u32 = 2;
 
 /// How often a cube reads a row of `x` in registers, at most.
 const MAX_X_READS: u32 = 2;
-/// Tiles of a plane up to which the partials of all of them are in shared memory.
-const MAX_PARTIAL_TILES: u32 = 8;
 
 /// Rows of `x` of a problem.
 #[derive(Clone, Copy, Debug)]
@@ -207,9 +206,13 @@ impl StreamBlueprint {
         }
     }
 
-    /// Whether shared memory is large enough.
+    /// Whether a cube can have this work alone.
     pub(super) fn fits(&self, caps: &Caps) -> bool {
-        self.x_bytes() <= MAX_X_BYTES && self.shared_bytes() <= caps.shared_bytes
+        let alone = ExpertBlueprints {
+            experts: *self,
+            shared: None,
+        };
+        alone.fits(caps, CubeWork::Either)
     }
 
     pub(super) fn cube_dim(&self) -> CubeDim {
@@ -221,63 +224,6 @@ impl StreamBlueprint {
         Self {
             gated: Some(next),
             ..self
-        }
-    }
-}
-
-/// How one launch is compiled for the routed experts and, if there is any, the shared one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ExpertBlueprints {
-    pub experts: StreamBlueprint,
-    pub shared: Option<StreamBlueprint>,
-}
-
-impl ExpertBlueprints {
-    /// Cubes have the larger of both numbers of planes.
-    pub fn new(experts: StreamBlueprint, shared: Option<StreamBlueprint>) -> Self {
-        let cube_planes = shared
-            .map_or(0, |shared| shared.cube_planes)
-            .max(experts.cube_planes);
-        let with_planes = |blueprint| StreamBlueprint {
-            cube_planes,
-            ..blueprint
-        };
-        Self {
-            experts: with_planes(experts),
-            shared: shared.map(with_planes),
-        }
-    }
-
-    pub fn both(&self) -> impl Iterator<Item = &StreamBlueprint> {
-        std::iter::once(&self.experts).chain(&self.shared)
-    }
-
-    /// Whether shared memory is large enough for a cube, which has one of the two kinds of work.
-    pub fn fits(&self, caps: &Caps) -> bool {
-        let most = |bytes: fn(&StreamBlueprint) -> usize| self.both().map(bytes).max().unwrap_or(0);
-        let bytes = most(|blueprint| blueprint.other_bytes())
-            + most(|blueprint| blueprint.partial_bytes())
-            + most(|blueprint| blueprint.x_bytes());
-        self.both().all(|blueprint| blueprint.fits(caps)) && bytes <= caps.shared_bytes
-    }
-
-    /// The same with partials of exactly as many tiles as a plane has, of either, if those are few
-    /// and fit: there is one barrier for their sums, and what is left of shared memory is cache.
-    fn with_partials_of(self, [tiles, shared_tiles]: [usize; 2], caps: &Caps) -> Self {
-        let of = |own: StreamBlueprint, tiles: usize| StreamBlueprint {
-            partial_tiles: match (1..=MAX_PARTIAL_TILES as usize).contains(&tiles) {
-                true => tiles as u32,
-                false => own.partial_tiles,
-            },
-            ..own
-        };
-        let own = Self {
-            experts: of(self.experts, tiles),
-            shared: self.shared.map(|shared| of(shared, shared_tiles)),
-        };
-        match own.fits(caps) {
-            true => own,
-            false => self,
         }
     }
 }

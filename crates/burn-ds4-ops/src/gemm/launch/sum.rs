@@ -4,11 +4,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::SMALL_M_ROWS;
-use super::stream::{ExpertBlueprints, MAX_X_BYTES, small_pairs};
+use super::stream::small_pairs;
+use super::work::{CubeWork, ExpertBlueprints};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::{
-    InputLayout, PairSizesLaunch, StreamBlueprint, SumProblemLaunch, slot_sum_kernel,
+    InputLayout, PairSizesLaunch, Pairing, StreamBlueprint, SumProblemLaunch, slot_sum_kernel,
 };
 
 /// Planes that split K of a tile where the pairs of tokens are summed, and of a shared expert, at
@@ -31,7 +32,7 @@ pub(super) fn sum_blueprints(
 ) -> Option<ExpertBlueprints> {
     let of = |(planes, tiles): (usize, u32), tokens: usize| {
         let blueprints = |x_in_shared| {
-            let of = |matrices: &Matrices, slots: usize, most| {
+            let of = |matrices: &Matrices, (slots, pairing): (usize, Pairing), most| {
                 let split = StreamBlueprint::split(dtype, matrices, most, (caps, planes));
                 let pairs = tokens * slots;
                 let rows = (tokens.next_power_of_two() * slots) as u32 * split.input.terms;
@@ -42,6 +43,7 @@ pub(super) fn sum_blueprints(
                         ..split.input
                     },
                     pairs: small_pairs(pairs),
+                    pairing,
                     one_token: tokens == 1,
                     x_rows: if x_in_shared { rows } else { 0 },
                     partial_tiles: tiles,
@@ -50,29 +52,20 @@ pub(super) fn sum_blueprints(
             };
             // A group of planes for each tile.
             let most = SHARED_SPLIT_K_PLANES.min(planes / tiles as usize);
-            let experts = of(experts, slots, SPLIT_K_PLANES);
-            ExpertBlueprints::new(experts, shared.map(|matrices| of(matrices, 1, most)))
+            let experts = of(experts, (slots, Pairing::Ids), SPLIT_K_PLANES);
+            let shared = shared.map(|matrices| of(matrices, (1, Pairing::One), most));
+            ExpertBlueprints::new(experts, shared)
         };
         // All rows of `x` are in shared memory, or none.
         let with_x = blueprints(true);
-        if fits(&with_x, caps) {
+        if with_x.fits(caps, CubeWork::Both) {
             with_x
         } else {
             blueprints(false)
         }
     };
-    let most = |budget: &&(usize, u32)| fits(&of(**budget, SMALL_M_ROWS), caps);
+    let most = |budget: &&(usize, u32)| of(**budget, SMALL_M_ROWS).fits(caps, CubeWork::Both);
     BUDGETS.iter().find(most).map(|budget| of(*budget, tokens))
-}
-
-/// Whether shared memory is large enough: a cube has the partials and the rows of both.
-fn fits(blueprints: &ExpertBlueprints, caps: &Caps) -> bool {
-    let bytes = |blueprint: &StreamBlueprint| blueprint.partial_bytes() + blueprint.x_bytes();
-    let other_bytes = blueprints.experts.other_bytes();
-    blueprints
-        .both()
-        .all(|blueprint| blueprint.x_bytes() <= MAX_X_BYTES)
-        && other_bytes + blueprints.both().map(bytes).sum::<usize>() <= caps.shared_bytes
 }
 
 /// Rows of `x` in the order in which kernels read them, and the matrices of a stack.

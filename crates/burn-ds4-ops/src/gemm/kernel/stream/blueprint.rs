@@ -196,20 +196,24 @@ impl StreamBlueprint {
         RING_BYTES * self.cube_planes as usize
     }
 
-    /// The same, and those for the pairs.
-    pub const fn other_bytes(self) -> usize {
-        let pairs = self.pairs as usize;
-        let groups = match self.groups().planes {
-            // Three words of each pair, and one more, for each plane.
-            Some(planes) => planes as usize * (3 * pairs + 1) * 4,
-            None => 0,
+    /// Bytes of shared memory to group so many pairs, or fewer. Each plane groups few pairs for
+    /// itself, which takes more than a cube's groups of many.
+    pub const fn group_bytes(self) -> usize {
+        let few = Self {
+            pairs: if self.pairs < PLANE_PAIRS {
+                self.pairs
+            } else {
+                PLANE_PAIRS
+            },
+            ..self
         };
-        let least = 4 << 10;
-        self.ring_bytes() + if groups > least { groups } else { least }
+        let (few, own) = (few.groups().shared_bytes(), self.groups().shared_bytes());
+        if few > own { few } else { own }
     }
 
+    /// Bytes of shared memory of a cube.
     pub const fn shared_bytes(self) -> usize {
-        self.other_bytes() + self.partial_bytes() + self.x_bytes()
+        self.ring_bytes() + self.group_bytes() + self.partial_bytes() + self.x_bytes()
     }
 
     /// Whether `x` is read at least a K-step before it is multiplied: from memory, and single rows
