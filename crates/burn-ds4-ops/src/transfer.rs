@@ -83,15 +83,18 @@ pub fn transfer<const D: usize, K: Movable>(tensor: Tensor<D, K>, to: &Device) -
         // What has failed is told by whoever reads it.
         let _ = to.sync();
     }
-    transfer_in_turn(tensor, to)
+    // SAFETY: the receiver has done what it was given, or the host takes part in the copy.
+    unsafe { transfer_in_turn(tensor, to) }
 }
 
 /// Moves a tensor like [`transfer`], but the host does not wait where the devices copy by
 /// themselves.
 ///
-/// Only for a receiver that has done all of its work by the time that the tensor has been computed,
-/// such as one that has to wait for the sender after each of its own steps. Otherwise the copy may
-/// overwrite what earlier work of the receiver still uses.
+/// # Safety
+///
+/// The receiver must have done all of its work by the time that the tensor has been computed, as one
+/// has that waits for the sender after each of its own steps. The copy may be in memory that earlier
+/// work of the receiver, which is not done yet, still uses.
 ///
 /// # Example
 ///
@@ -102,15 +105,16 @@ pub fn transfer<const D: usize, K: Movable>(tensor: Tensor<D, K>, to: &Device) -
 /// use burn_ds4_ops::transfer::transfer_in_turn;
 ///
 /// let device = Device::flex();
-/// // Another device, if there is one. It has nothing to do yet.
+/// // Another device, if there is one.
 /// let other = DeviceSpec::Cuda(0).init().unwrap_or(device.clone());
 /// let ids = Tensor::<1, Int>::from_ints([7, 8], &device);
-/// let moved = transfer_in_turn(ids, &other);
+/// // SAFETY: the other device has nothing to do yet.
+/// let moved = unsafe { transfer_in_turn(ids, &other) };
 /// assert_eq!(moved.device(), other);
 /// assert_eq!(moved.into_data().iter::<i32>().collect::<Vec<_>>(), [7, 8]);
 /// # }
 /// ```
-pub fn transfer_in_turn<const D: usize, K: Movable>(
+pub unsafe fn transfer_in_turn<const D: usize, K: Movable>(
     tensor: Tensor<D, K>,
     to: &Device,
 ) -> Tensor<D, K> {
@@ -236,7 +240,8 @@ mod tests {
             let floats = Tensor::<2>::from_floats([[1.5, -2.0], [0.25, 7.0]], &flex);
             let there = transfer(floats.clone(), &device);
             assert_eq!(there.device(), device, "{spec}");
-            let back = transfer_in_turn(there, &flex);
+            // SAFETY: Flex has done what it was given.
+            let back = unsafe { transfer_in_turn(there, &flex) };
             assert_eq!(back.into_data(), floats.into_data(), "{spec}");
             let ints = Tensor::<1, Int>::from_ints([3, -1], &flex);
             let back = transfer(transfer(ints, &device), &flex);
@@ -267,9 +272,11 @@ mod tests {
         // No device has so much memory.
         let never = Tensor::<1>::zeros([1_usize << 42], &first);
         let ints = Tensor::<1, Int>::zeros([1_usize << 42], &first);
+        // SAFETY: the host takes part in copies between these devices.
+        let in_turn = unsafe { transfer_in_turn(never.clone(), &cpu) };
         for moved in [
-            transfer(never.clone(), &cpu),
-            transfer_in_turn(never, &cpu) * 2,
+            transfer(never, &cpu),
+            in_turn * 2,
             transfer(ints, &cpu).float(),
         ] {
             assert_eq!(moved.device(), cpu);

@@ -550,9 +550,9 @@ impl Model {
                 None => (None, transfer(token_ids.clone(), &run.device)),
                 Some(passing) => {
                     let rows = transfer(passing.rows(), &run.device);
-                    // All that the device still has to do is to receive the rows. The host must not
-                    // wait for that: it has to launch the sender's next chunk meanwhile.
-                    let token_ids = transfer_in_turn(token_ids.clone(), &run.device);
+                    // The host must not wait: it has to launch the sender's next chunk meanwhile.
+                    // SAFETY: all that the device still has to do is to receive the rows.
+                    let token_ids = unsafe { transfer_in_turn(token_ids.clone(), &run.device) };
                     (Some(self.passed(rows, [batch, positions])), token_ids)
                 }
             };

@@ -40,25 +40,43 @@ struct Inbox {
     places: Handle,
 }
 
+/// One of each device. Others write to them until all that was launched is done, so their memory
+/// must be in use for as long.
+struct Inboxes {
+    all: Vec<Inbox>,
+    /// On which their thread launches.
+    stream: StreamId,
+}
+
+impl Drop for Inboxes {
+    /// Waits, at most for as long as a device waits for another. On a thread of its own: this one
+    /// may be ending, and has no state of its own any more that waiting would need.
+    fn drop(&mut self) {
+        let (clients, stream) = (self.clients(), self.stream);
+        let waiting = std::thread::Builder::new()
+            .spawn(move || stream.executes(|| clients.iter().for_each(wait)));
+        // What has failed is told by whoever reads it.
+        let _ = waiting.map(std::thread::JoinHandle::join);
+    }
+}
+
+/// Waits until a device has done all that was launched on the current stream.
+fn wait(client: &Client) {
+    // As above.
+    let _ = block_on(client.sync());
+}
+
 /// The devices of a group, and a stream: what one thread launches has its own order.
 type Key = (Vec<CubeDevice>, StreamId);
 
 thread_local! {
     /// The inboxes of the devices. Groups of the same devices share them.
-    static INBOXES: RefCell<HashMap<Key, Vec<Inbox>>> = RefCell::default();
+    static INBOXES: RefCell<HashMap<Key, Inboxes>> = RefCell::default();
 }
 
 /// Drops the current thread's inboxes, so that they are created again when they are next needed.
 pub(crate) fn forget() {
-    INBOXES.with_borrow_mut(|all| all.drain().for_each(|(_, inboxes)| wait(&inboxes)));
-}
-
-/// Waits until no device writes to the inboxes any more.
-fn wait(inboxes: &[Inbox]) {
-    for inbox in inboxes {
-        // What has failed is told by whoever reads it.
-        let _ = block_on(inbox.client.sync());
-    }
+    INBOXES.with_borrow_mut(HashMap::clear);
 }
 
 /// Waits until the devices have been given all that was launched: the host holds nothing back, and
@@ -80,10 +98,14 @@ fn key(devices: &[Device]) -> Key {
     (devices.collect(), StreamId::current())
 }
 
-impl Inbox {
+impl Inboxes {
+    fn clients(&self) -> Vec<Client> {
+        self.all.iter().map(|inbox| inbox.client.clone()).collect()
+    }
+
     /// One for each device, empty. The host waits for them: another device may write to one as soon
     /// as it is known.
-    fn of_all(devices: &[CubeDevice]) -> Result<Vec<Self>, GroupError> {
+    fn new((devices, stream): &Key) -> Result<Self, GroupError> {
         let words =
             STATE_WORDS as usize + (2 * devices.len() * (MAX_UNITS * UNIT_BYTES) as usize) / WORD;
         let mut inboxes = Vec::new();
@@ -99,12 +121,12 @@ impl Inbox {
             inboxes.push((client, memory, _in_place));
         }
         let inboxes = inboxes.into_iter().zip(devices);
-        let inboxes: Result<Vec<Self>, GroupError> = inboxes
+        let all: Result<Vec<Inbox>, GroupError> = inboxes
             .map(|((client, memory, _in_place), device)| {
                 let places = client.create_from_slice(&starts);
                 let placed = client.check([&places]);
                 placed.map_err(|error| no_inbox(device, &error))?;
-                Ok(Self {
+                Ok(Inbox {
                     places,
                     client,
                     memory,
@@ -113,8 +135,11 @@ impl Inbox {
                 })
             })
             .collect();
-        let inboxes = inboxes?;
-        wait(&inboxes);
+        let inboxes = Self {
+            all: all?,
+            stream: *stream,
+        };
+        inboxes.clients().iter().for_each(wait);
         Ok(inboxes)
     }
 }
@@ -130,7 +155,7 @@ fn no_inbox(device: &CubeDevice, error: &ServerError) -> GroupError {
 pub(super) fn prepare(devices: &[Device]) -> Result<(), GroupError> {
     INBOXES.with_borrow_mut(|all| {
         if let Entry::Vacant(place) = all.entry(key(devices)) {
-            let inboxes = Inbox::of_all(&place.key().0)?;
+            let inboxes = Inboxes::new(place.key())?;
             place.insert(inboxes);
         }
         Ok(())
@@ -149,7 +174,7 @@ pub(super) fn exchange<const D: usize, K: Exchanged>(
     let own = own.map(|tensor| K::into_cube(tensor).expect("a tensor of a CUDA device"));
     let own = own.map(into_contiguous).collect();
     let combined = INBOXES.with_borrow(|all| {
-        let inboxes = &all[&key(devices)];
+        let inboxes = &all[&key(devices)].all;
         exchange_in(inboxes, first, own, combine)
     });
     Ok(combined.into_iter().map(K::from_cube).collect())
@@ -253,9 +278,9 @@ pub(super) fn check(devices: &[Device]) -> Result<(), GroupError> {
         return Ok(());
     };
     // For all of them, as the memory of all may be given back.
-    wait(&inboxes);
+    inboxes.clients().iter().for_each(wait);
     let mut timed_out = Vec::new();
-    for (inbox, device) in inboxes.iter().zip(devices) {
+    for (inbox, device) in inboxes.all.iter().zip(devices) {
         let after = (inbox.words - 1) * WORD;
         let flag = inbox.memory.clone().offset_end(after as u64);
         match inbox.client.read_one(flag) {

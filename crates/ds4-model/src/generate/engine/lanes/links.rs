@@ -192,7 +192,8 @@ impl Links {
         for part in 0..self.inputs.len() {
             let device = &self.devices[part];
             let next = match in_turn {
-                true => transfer_in_turn(next.clone(), device),
+                // SAFETY: what the device was given waits for the last device's step before.
+                true => unsafe { transfer_in_turn(next.clone(), device) },
                 false => transfer(next.clone(), device),
             };
             self.held_inputs[part] = Some(next.clone());
@@ -218,7 +219,8 @@ impl Links {
     fn moved(&self, rows: Tensor<2>, part: usize) -> Tensor<2> {
         let device = &self.devices[part];
         match self.is_in_turn() {
-            true => transfer_in_turn(rows, device),
+            // SAFETY: what the device was given ends before the step that `rows` are of.
+            true => unsafe { transfer_in_turn(rows, device) },
             false => transfer(rows, device),
         }
     }
