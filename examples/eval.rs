@@ -47,7 +47,7 @@ use serde::Serialize;
 use shared::devices::DeviceArgs;
 use shared::flash::FlashArgs;
 use shared::load_bar::LoadBar;
-use shared::{Dtype, RoundingArgs, asset, load_options, note, shipped_checkpoint};
+use shared::{BYTE_ORDER_MARK, Dtype, RoundingArgs, asset, load_options, note, shipped_checkpoint};
 
 /// Positions per forward call: limits the logits that are read back at once.
 const POSITIONS_PER_CALL: usize = 64;
@@ -166,10 +166,11 @@ fn read_tokens(args: &Args, config: &ModelConfig) -> Result<Vec<u32>, Box<dyn Er
     let path = args.ids.as_ref().unwrap_or(&args.file);
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{}: cannot be read: {error}", path.display()))?;
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
     let tokens: Vec<u32> = match args.ids {
-        Some(_) => serde_json::from_str(&text)
+        Some(_) => serde_json::from_str(text)
             .map_err(|error| format!("{}: not a list of ids: {error}", path.display()))?,
-        None => TextTokenizer::from_dir(&args.model)?.encode_plain(&text)?,
+        None => TextTokenizer::from_dir(&args.model)?.encode_plain(text)?,
     };
     if tokens.is_empty() {
         return Err(format!("{}: the text is empty", path.display()).into());

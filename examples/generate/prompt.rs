@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, IsTerminal, Read};
 
 use crate::options::Args;
+use crate::shared::BYTE_ORDER_MARK;
 
 /// What is continued where nobody says anything else.
 pub const DEFAULT: &str = "And God said,";
@@ -44,12 +45,15 @@ impl Prompt {
     }
 }
 
-/// Text without the line break that ends a file.
+/// Text without the line break that ends a file, and without the mark that may begin it.
 fn text_of(bytes: Vec<u8>, place: &str) -> Result<String, String> {
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         format!("{place}: the text is not UTF-8 at byte {at}")
     })?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.remove(0);
+    }
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -71,6 +75,8 @@ mod tests {
             ("a\n\n", "a\n"),
             ("a", "a"),
             ("\n", ""),
+            ("\u{feff}a\n", "a"),
+            ("a\u{feff}", "a\u{feff}"),
         ] {
             assert_eq!(text_of(given.into(), "f").as_deref(), Ok(expected));
         }

@@ -26,6 +26,9 @@ use clap::{Args, ValueEnum};
 use ds4_model::checkpoint::LoadOptions;
 use ds4_model::printable::Printable;
 
+/// What some editors write before a text.
+pub const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// An output head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Head {

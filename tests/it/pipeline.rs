@@ -194,6 +194,41 @@ fn generation_config_sets_the_defaults() {
     assert_eq!(temperature(json!({"do_sample": true})), 1.0);
     let greedy = json!({"do_sample": false, "temperature": 0.5});
     assert_eq!(temperature(greedy), 0.0);
+    let all = copy(&[("generation_config.json", r#"{"top_k": -1}"#)]);
+    let all = open(&all).expect("a valid checkpoint").defaults;
+    assert_eq!(all.sampling.top_k, 0);
+}
+
+#[test]
+fn ends_of_the_configuration_count_where_nothing_else_says_some() {
+    let config = std::fs::read(root().join("assets/ds4-tiny/config.json")).expect("an asset");
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    config["eos_token_id"] = json!([1, 3]);
+    // As an editor may write it.
+    let config = format!("\u{feff}{config}");
+    for (generation, expected) in [
+        ("{}", (1, vec![3])),
+        (r#"{"eos_token_id": [4, 6]}"#, (4, vec![6])),
+        (r#"{"eos_token_id": 4}"#, (4, vec![])),
+    ] {
+        let files = [
+            ("config.json", &*config),
+            ("generation_config.json", generation),
+        ];
+        let pipeline = open(&copy(&files)).expect("a valid checkpoint");
+        let end = pipeline.model.config().eos_token_id;
+        assert_eq!(
+            (end, pipeline.defaults.stop_tokens),
+            expected,
+            "{generation}"
+        );
+    }
+    let config = config.replace("[1,3]", "[1,1024]");
+    let error = error(&copy(&[("config.json", &config)])).to_string();
+    assert!(
+        error.contains("config.json: ") && error.contains("1024"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -237,7 +272,11 @@ fn a_bad_generation_config_is_refused_with_file_and_field() {
         ),
         (
             r#"{"top_k": 0.5}"#,
-            "top_k is 0.5, expected a non-negative integer",
+            "top_k is 0.5, expected -1 or a non-negative integer",
+        ),
+        (
+            r#"{"top_k": -2}"#,
+            "top_k is -2, expected -1 or a non-negative integer",
         ),
         (
             r#"{"do_sample": 1}"#,

@@ -9,6 +9,7 @@ mod tests;
 
 pub use error::{ConfigError, ConfigErrorKind};
 pub use json::GenerationDefaults;
+pub(crate) use json::eos_token_ids;
 
 use burn::config::Config;
 

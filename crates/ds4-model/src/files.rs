@@ -36,10 +36,25 @@ fn read_from(source: impl Read, maximum: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a regular file of UTF-8.
+/// Reads a regular file of UTF-8, without the byte-order mark that an editor may have written.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let bytes = read(path, MAX_TEXT_BYTES)?;
-    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+    if is_lfs_pointer(&bytes) {
+        return Err(invalid(LFS_POINTER.into()));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| invalid(error.to_string()))?;
+    let bare = text.strip_prefix('\u{feff}').map(str::to_owned);
+    Ok(bare.unwrap_or(text))
+}
+
+/// What a file is that was not fetched.
+pub(crate) const LFS_POINTER: &str =
+    "it is a pointer of git-LFS in place of the file, which `git lfs pull` fetches";
+
+/// Whether a file is what git has in place of a large one that was not fetched.
+pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"version https://git-lfs.github.com/spec/")
 }
 
 #[cfg(test)]
@@ -54,6 +69,20 @@ mod tests {
         assert_eq!(read(&path, 10).unwrap(), [7; 10]);
         let error = read(&path, 9).unwrap_err();
         assert_eq!(error.to_string(), "more than 9 bytes");
+    }
+
+    #[test]
+    fn a_text_has_no_byte_order_mark_and_is_no_pointer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        for (written, expected) in [("\u{feff}{}", "{}"), ("{}", "{}"), ("\u{feff}", "")] {
+            std::fs::write(&path, written).unwrap();
+            assert_eq!(read_text(&path).unwrap(), expected);
+        }
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+        std::fs::write(&path, pointer).unwrap();
+        let error = read_text(&path).unwrap_err().to_string();
+        assert!(error.contains("git-LFS"), "{error}");
     }
 
     /// A byte at a time, each after an interruption, and an error after the last.

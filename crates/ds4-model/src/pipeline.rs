@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, LoadOptions, LoadProgress};
-use crate::config::{ConfigError, ConfigErrorKind, GenerationDefaults, ModelConfig};
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, CheckpointError, LoadOptions, LoadProgress};
+use crate::config::{ConfigError, ConfigErrorKind, GenerationDefaults, ModelConfig, eos_token_ids};
 use crate::generate::{
     ChatEncoding, ChatOptions, GenerateConfig, GenerateError, Message, SamplingConfig,
     TextGeneration, TextTokenizer, render_chat,
@@ -106,10 +106,13 @@ impl Pipeline {
             });
         }
         let path = dir.join(GENERATION_CONFIG_FILE);
-        let stored = match path.exists() {
+        let mut stored = match path.exists() {
             true => GenerationDefaults::from_json_file(&path)?,
             false => GenerationDefaults::default(),
         };
+        if stored.eos_token_ids.is_none() {
+            stored.eos_token_ids = eos_token_ids(&dir.join(CONFIG_FILE))?;
+        }
         let defaults = generate_config(&stored, checkpoint.config());
         let defaults = defaults.map_err(|error| error.at(&path))?;
         let mut model = checkpoint.load_with_progress(options, devices, progress)?;

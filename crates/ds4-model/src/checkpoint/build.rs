@@ -12,7 +12,9 @@ use rayon::prelude::*;
 
 use super::host::blocks_alike;
 use super::loader::Branch;
-use super::{Checkpoint, CheckpointError, Dtype, HostExperts, LoadProgress, Loader, load_all};
+use super::{
+    Checkpoint, CheckpointError, Dtype, HostExperts, LoadProgress, Loader, load_all, names,
+};
 use crate::block::Block;
 use crate::config::{AttentionKind, ModelConfig};
 use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
@@ -236,7 +238,7 @@ impl Checkpoint {
             });
         }
         if !options.drafter {
-            loader.skip_prefix("mtp.");
+            loader.skip_prefix(names::DRAFTER);
         }
         let mut source = Stored {
             loader,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use safetensors::Dtype;
 use thiserror::Error;
 
+use super::names::DRAFTER;
 use crate::config::ConfigError;
 use crate::placement::PlacementError;
 use crate::printable::{Printable, place};
@@ -56,6 +57,12 @@ pub enum CheckpointError {
     NoWeights {
         /// The directory.
         dir: PathBuf,
+    },
+    /// A weight file was not fetched.
+    #[error("{}: {}", place(path), crate::files::LFS_POINTER)]
+    Pointer {
+        /// The file.
+        path: PathBuf,
     },
     /// A weight file is too short for the length of a header.
     #[error("{}: no safetensors header in {length} bytes", place(path))]
@@ -370,6 +377,14 @@ impl fmt::Display for WeightErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: the weights do not fit the model", place(&self.dir))?;
         list(f, "missing", &self.missing, self.more_missing)?;
+        let mut missing = self.missing.iter();
+        if missing.len() > 0 && missing.all(|tensor| tensor.name.starts_with(DRAFTER)) {
+            write!(
+                f,
+                "\nall of them are of what drafts, without which the model runs, too \
+                       (`LoadOptions::drafter`, `--drafter none`)"
+            )?;
+        }
         list(f, "unexpected", &self.unexpected, 0)?;
         list(f, "mis-shaped", &self.mis_shaped, 0)?;
         list(f, "invalid", &self.invalid, 0)

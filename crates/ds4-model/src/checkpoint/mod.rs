@@ -46,9 +46,9 @@ pub use loader::{Loader, load_all};
 pub use progress::LoadProgress;
 
 use self::shard::Shard;
-use crate::config::ModelConfig;
+use crate::config::{DsparkParams, ModelConfig};
 
-const CONFIG_FILE: &str = "config.json";
+pub(crate) const CONFIG_FILE: &str = "config.json";
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
@@ -92,8 +92,8 @@ impl Checkpoint {
     /// Opens the checkpoint in `dir`: reads `config.json` and the headers of the weight files.
     ///
     /// `model.safetensors` is used where it exists, else the shards that
-    /// `model.safetensors.index.json` lists. Tensors that are in a shard but not in the index are
-    /// kept.
+    /// `model.safetensors.index.json` lists. Of a tensor in several shards, the index says which
+    /// copy counts. Tensors that are in a shard but not in the index are kept.
     ///
     /// # Errors
     /// See [`CheckpointError`]; every message names the file.
@@ -113,7 +113,7 @@ impl Checkpoint {
     /// # Ok::<(), ds4_model::checkpoint::CheckpointError>(())
     /// ```
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        let config = ModelConfig::from_json_file(&dir.join(CONFIG_FILE))?;
+        let (config, has_stages) = ModelConfig::from_checkpoint(&dir.join(CONFIG_FILE))?;
         let single = dir.join(SINGLE_FILE);
         let index = dir.join(INDEX_FILE);
         let mut checkpoint = Self {
@@ -123,7 +123,7 @@ impl Checkpoint {
             entries: BTreeMap::new(),
         };
         if single.exists() {
-            checkpoint.add_shard(&single)?;
+            checkpoint.add_shard(&single, &BTreeMap::new())?;
         } else if index.exists() {
             checkpoint.add_indexed(&index)?;
         } else {
@@ -132,6 +132,9 @@ impl Checkpoint {
             });
         }
         checkpoint.rename_older();
+        if !has_stages {
+            checkpoint.count_stages();
+        }
         checkpoint.check_dspark()?;
         Ok(checkpoint)
     }
@@ -154,7 +157,7 @@ impl Checkpoint {
             });
         }
         for shard in shards.values() {
-            self.add_shard(shard)?;
+            self.add_shard(shard, &weight_map)?;
         }
         let absent: Vec<String> = weight_map
             .iter()
@@ -173,10 +176,20 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn add_shard(&mut self, path: &Path) -> Result<(), CheckpointError> {
+    /// Adds the tensors of a shard, but for those that the index has in another one: that may have
+    /// newer copies of them.
+    fn add_shard(
+        &mut self,
+        path: &Path,
+        weight_map: &BTreeMap<String, String>,
+    ) -> Result<(), CheckpointError> {
         let (shard, tensors) = Shard::open(path)?;
         let number = self.shards.len();
         for (name, info) in tensors {
+            let owner = weight_map.get(&name);
+            if owner.is_some_and(|owner| self.dir.join(owner) != path) {
+                continue;
+            }
             let (begin, end) = info.data_offsets;
             let entry = Entry {
                 shard: number,
@@ -208,6 +221,20 @@ impl Checkpoint {
             {
                 self.entries.insert(new, entry);
             }
+        }
+    }
+
+    /// Takes the layers of the DSpark drafter from the tensors. Without any, there is no drafter.
+    fn count_stages(&mut self) {
+        let stages = self.numbers_under("mtp").len();
+        let drafter = self.config.dspark.take();
+        self.config.dspark = drafter.filter(|_| stages > 0).map(|drafter| DsparkParams {
+            layers: stages,
+            ..drafter
+        });
+        if stages == 0 {
+            let dir = self.dir.display();
+            log::warn!("{dir}: {CONFIG_FILE} names a DSpark drafter, of which there is no tensor");
         }
     }
 

@@ -98,6 +98,11 @@ pub(crate) fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize)
             length: bytes.len() as u64,
         });
     };
+    if files::is_lfs_pointer(bytes) {
+        return Err(CheckpointError::Pointer {
+            path: path.to_path_buf(),
+        });
+    }
     let declared = u64::from_le_bytes(*declared);
     let header = usize::try_from(declared)
         .ok()

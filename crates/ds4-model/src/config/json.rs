@@ -14,7 +14,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 pub use self::generation::GenerationDefaults;
-use self::keys::{BOOL, ID, Keys, REAL, SIZE, SIZES, TEXT, TEXTS};
+pub(crate) use self::generation::eos_token_ids;
+use self::keys::{BOOL, FIRST_ID, ID, Keys, REAL, SIZE, SIZES, TEXT, TEXTS};
 use super::{AttentionKind, ConfigError, ConfigErrorKind, ModelConfig};
 use crate::files;
 
@@ -62,6 +63,20 @@ impl ModelConfig {
     /// assert!(!error.contains("vocab_size"));
     /// ```
     pub fn from_json_str(text: &str) -> Result<Self, ConfigError> {
+        let (config, are_told) = Self::parse(text)?;
+        match are_told {
+            true => Ok(config),
+            false => Err(untold_stages()),
+        }
+    }
+
+    /// Reads `config.json` for a checkpoint whose tensors may say what the file does not: `false`
+    /// where it does not tell how many layers the DSpark drafter has.
+    pub(crate) fn from_checkpoint(path: &Path) -> Result<(Self, bool), ConfigError> {
+        read(path, Self::parse)
+    }
+
+    fn parse(text: &str) -> Result<(Self, bool), ConfigError> {
         let root = object(text)?;
         if let Some(model_type) = root.get("model_type").and_then(Value::as_str)
             && model_type != MODEL_TYPE
@@ -76,12 +91,22 @@ impl ModelConfig {
         read_fixed(&mut keys);
         read_sizes(&mut keys, &mut config);
         read_tokens(&mut keys, &mut config);
-        dspark::read(&mut keys, &mut config);
+        let are_told = dspark::read(&mut keys, &mut config);
         read_layers(&mut keys, &mut config);
         read_hash_layers(&mut keys, &mut config);
         rope::read(&mut keys, &mut config);
-        keys.finish(config)
+        Ok((keys.finish(config)?, are_told))
     }
+}
+
+/// Where neither the file nor tensors tell how many layers the DSpark drafter has.
+fn untold_stages() -> ConfigError {
+    let places = "n_mtp_layers or an entry of compress_ratios for each";
+    ConfigErrorKind::Invalid {
+        missing: Vec::new(),
+        contradictory: vec![format!("the layers of the drafter are not told: {places}")],
+    }
+    .into()
 }
 
 /// Reads a file; an error names it.
@@ -167,7 +192,7 @@ fn read_tokens(keys: &mut Keys, config: &mut ModelConfig) {
         &mut config.eos_token_id,
         "eos_token_id",
         &["eos_token_id"],
-        ID,
+        FIRST_ID,
     );
 }
 
@@ -270,7 +295,8 @@ fn read_layers(keys: &mut Keys, config: &mut ModelConfig) {
     }
 }
 
-/// The entries of the trunk: released files append one entry per layer that drafts.
+/// The entries of the trunk: released files append one entry per layer that drafts, and keep it
+/// where the drafter was taken out.
 fn trunk_ratios(
     keys: &mut Keys,
     mut ratios: Vec<usize>,
@@ -279,7 +305,8 @@ fn trunk_ratios(
 ) -> Vec<usize> {
     let Some(count) = count else { return ratios };
     let entries = ratios.len();
-    if entries != count && Some(entries) != count.checked_add(drafting) {
+    let is_left = drafting == 0 && entries > count;
+    if entries != count && !is_left && Some(entries) != count.checked_add(drafting) {
         keys.contradiction(
             "layers",
             format!(

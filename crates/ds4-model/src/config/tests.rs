@@ -231,12 +231,14 @@ fn a_rope_scaling_of_null_or_default_is_no_yarn_but_an_absent_one_is_missing() {
 }
 
 #[test]
-fn a_list_of_one_end_token_is_that_token() {
-    let config = with(released(), json!({"eos_token_id": [7]}));
-    assert_eq!(parse(&config).eos_token_id, 7);
+fn the_first_of_a_list_of_end_tokens_is_the_end_token() {
+    for (listed, first) in [(json!([7]), 7), (json!([1, 7]), 1)] {
+        let config = with(released(), json!({"eos_token_id": listed}));
+        assert_eq!(parse(&config).eos_token_id, first);
+    }
     assert_contradictions(
-        with(released(), json!({"eos_token_id": [1, 7]})),
-        &["eos_token_id", "[1,7]"],
+        with(released(), json!({"eos_token_id": []})),
+        &["eos_token_id", "[]"],
     );
 }
 
@@ -597,6 +599,55 @@ fn keys_of_a_drafter_that_cannot_be_are_named() {
     let alone = with(released(), json!({"dspark_markov_rank": 256}));
     let error = ModelConfig::from_json_str(&alone.to_string()).unwrap_err();
     assert!(error.to_string().contains("dspark_block_size"), "{error}");
+}
+
+#[test]
+fn keys_of_a_drafter_with_null_are_not_there() {
+    let nulls = json!({
+        "dspark_block_size": null,
+        "dspark_target_layer_ids": null,
+        "dspark_noise_token_id": null,
+        "dspark_markov_rank": null,
+    });
+    let config = ModelConfig::from_json_str(&with(released(), nulls).to_string()).unwrap();
+    assert_eq!(
+        config,
+        ModelConfig::from_json_str(&released().to_string()).unwrap()
+    );
+}
+
+#[test]
+fn the_entry_of_a_drafter_that_was_taken_out_may_be_left() {
+    let ratios = released()["compress_ratios"].clone();
+    let count = released()["num_hidden_layers"].as_u64().unwrap() as usize;
+    assert_eq!(ratios.as_array().unwrap().len(), count + 1);
+    let without = json!({"num_nextn_predict_layers": 0});
+    let config = ModelConfig::from_json_str(&with(released(), without.clone()).to_string());
+    let config = config.unwrap();
+    assert_eq!((config.layers.len(), config.num_mtp_layers), (count, 0));
+    // One that is no window is not that of a drafter.
+    let mut other = ratios;
+    other[count] = json!(4);
+    let other = with(with(released(), without), json!({"compress_ratios": other}));
+    let (_, contradictory) = problems(&other);
+    assert!(
+        contradictory[0].contains("is 4, expected 0"),
+        "{contradictory:?}"
+    );
+}
+
+#[test]
+fn the_first_of_several_ends_is_the_end() {
+    let config = with(released(), json!({"eos_token_id": [5, 3]}));
+    let config = ModelConfig::from_json_str(&config.to_string()).unwrap();
+    assert_eq!(config.eos_token_id, 5);
+    for bad in [json!([]), json!([5, "3"]), json!([[5]])] {
+        let (_, contradictory) = problems(&with(released(), json!({"eos_token_id": bad})));
+        assert!(
+            contradictory[0].contains("eos_token_id"),
+            "{contradictory:?}"
+        );
+    }
 }
 
 #[test]

@@ -37,6 +37,19 @@ fn use_file(bytes: &[u8]) -> bool {
 }
 
 #[test]
+fn a_file_that_was_not_fetched_is_called_so() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 123456\n";
+    let dir = checkpoint_of_bytes(pointer.as_bytes());
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    assert!(matches!(error, CheckpointError::Pointer { .. }), "{error}");
+    let error = error.to_string();
+    assert!(
+        error.contains("model.safetensors: it is a pointer of git-LFS"),
+        "{error}"
+    );
+}
+
+#[test]
 fn the_undamaged_file_loads() {
     assert!(use_file(&file()));
 }

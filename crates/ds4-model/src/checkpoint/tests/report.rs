@@ -1,11 +1,13 @@
 //! Everything that is wrong is reported at once.
 
 use crate::checkpoint::{
-    CheckpointError, Dtype, InvalidReason, InvalidTensor, Loader, MisShapedTensor, MissingTensor,
-    UnexpectedTensor, WeightErrors, load_all,
+    Checkpoint, CheckpointError, Dtype, InvalidReason, InvalidTensor, Loader, MisShapedTensor,
+    MissingTensor, UnexpectedTensor, WeightErrors, load_all,
 };
+use crate::config::ModelConfig;
+use crate::repository;
 
-use super::{StoredTensor, checkpoint_of, stored, stored_f32};
+use super::{StoredTensor, checkpoint_of, safetensors, stored, stored_f32};
 
 fn report<T>(
     tensors: &[StoredTensor],
@@ -119,6 +121,47 @@ fn all_kinds_of_errors_come_in_one_sorted_report() {
     ] {
         assert!(text.contains(part), "`{part}` not in {text}");
     }
+}
+
+#[test]
+fn where_only_the_drafter_is_missing_the_message_says_what_does_without() {
+    let hint = "`--drafter none`";
+    for (names, has_hint) in [
+        (&["mtp.0.norm", "mtp.2.ffn.gate"][..], true),
+        (&["mtp.0.norm", "norm"], false),
+    ] {
+        let errors = report(&[], |loader| {
+            load_all(names.iter().map(|name| loader.dense(name, &[1])))
+        });
+        let text = errors.to_string();
+        assert_eq!(text.contains(hint), has_hint, "{text}");
+    }
+}
+
+#[test]
+fn layers_of_a_drafter_that_the_configuration_does_not_tell_are_counted() {
+    let released = repository::path("assets/ds4-tiny-dspark");
+    let text = std::fs::read_to_string(released.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let told = ModelConfig::from_json_str(&text).unwrap();
+    let entries = config["compress_ratios"].as_array_mut().unwrap();
+    entries.truncate(told.layers.len());
+    config.as_object_mut().unwrap().remove("n_mtp_layers");
+    let error = ModelConfig::from_json_str(&config.to_string()).unwrap_err();
+    assert!(error.to_string().contains("n_mtp_layers"), "{error}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
+    write("config.json", config.to_string().as_bytes());
+    std::fs::copy(
+        released.join("model.safetensors"),
+        dir.path().join("model.safetensors"),
+    )
+    .unwrap();
+    assert_eq!(Checkpoint::open(dir.path()).unwrap().config, told);
+    // There is nothing to draft with.
+    write("model.safetensors", &safetensors(&[]));
+    assert_eq!(Checkpoint::open(dir.path()).unwrap().config.dspark, None);
 }
 
 #[test]

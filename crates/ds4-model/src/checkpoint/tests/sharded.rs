@@ -137,13 +137,32 @@ fn tensors_that_are_not_in_their_shards_are_all_named() {
 }
 
 #[test]
-fn a_tensor_in_two_shards_is_refused() {
+fn the_index_says_which_of_two_copies_of_a_tensor_counts() {
+    for (owner, value) in [("1.safetensors", 1.0_f32), ("2.safetensors", 2.0)] {
+        let dir = empty_checkpoint();
+        write_shard(dir.path(), "1.safetensors", &[one("a"), one("b")]);
+        let newer = stored_f32("b", &[1], &[2.0]);
+        write_shard(dir.path(), "2.safetensors", &[newer, one("c")]);
+        write_index(
+            dir.path(),
+            &[("a", "1.safetensors"), ("b", owner), ("c", "2.safetensors")],
+        );
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        assert_eq!(checkpoint.tensors().len(), 3);
+        let b = checkpoint.tensor("b").unwrap();
+        assert_eq!(b.bytes, value.to_le_bytes());
+        assert!(b.shard.ends_with(owner), "{owner}");
+    }
+}
+
+#[test]
+fn a_tensor_in_two_shards_that_the_index_does_not_have_is_refused() {
     let dir = empty_checkpoint();
     write_shard(dir.path(), "1.safetensors", &[one("a"), one("b")]);
-    write_shard(dir.path(), "2.safetensors", &[one("b")]);
+    write_shard(dir.path(), "2.safetensors", &[one("b"), one("c")]);
     write_index(
         dir.path(),
-        &[("a", "1.safetensors"), ("b", "2.safetensors")],
+        &[("a", "1.safetensors"), ("c", "2.safetensors")],
     );
     let error = Checkpoint::open(dir.path()).unwrap_err();
     let CheckpointError::DuplicateTensor {

@@ -10,12 +10,12 @@ const NOISE_TOKEN: &str = "dspark_noise_token_id";
 const MARKOV_RANK: &str = "dspark_markov_rank";
 
 /// Reads the drafter, if there is one. `num_nextn_predict_layers` says nothing of it then: released
-/// files have 1 for three layers.
-pub(super) fn read(keys: &mut Keys, config: &mut ModelConfig) {
+/// files have 1 for three layers. Returns whether its layers are told, if there is one.
+pub(super) fn read(keys: &mut Keys, config: &mut ModelConfig) -> bool {
     let known = [BLOCK_SIZE, TARGET_LAYERS, NOISE_TOKEN, MARKOV_RANK];
     let unknown = keys.names_with(PREFIX);
     if unknown.is_empty() {
-        return;
+        return true;
     }
     for key in unknown.iter().filter(|key| !known.contains(&key.as_str())) {
         keys.contradiction(
@@ -36,6 +36,7 @@ pub(super) fn read(keys: &mut Keys, config: &mut ModelConfig) {
         markov_rank: markov_rank.unwrap_or(1),
         layers: layers.unwrap_or(1),
     });
+    layers.is_some()
 }
 
 /// `n_mtp_layers`, or the entries of `compress_ratios` that are not the trunk's.
@@ -48,12 +49,5 @@ fn layers(keys: &mut Keys) -> Option<usize> {
     let more = entries
         .zip(trunk)
         .map(|(entries, trunk)| entries.saturating_sub(trunk));
-    if stated.is_none() && more.unwrap_or(0) == 0 {
-        let places = "n_mtp_layers or an entry of compress_ratios for each";
-        keys.contradiction(
-            "dspark",
-            format!("the layers of the drafter are not told: {places}"),
-        );
-    }
-    stated.or(more)
+    stated.or(more.filter(|more| *more > 0))
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::keys::{BOOL, ID, IDS, Keys, REAL, SIZE};
+use super::keys::{BOOL, ID, IDS, Keys, REAL, SIZE, TOP_K};
 use super::{object, read};
 use crate::config::ConfigError;
 
@@ -14,7 +14,7 @@ pub struct GenerationDefaults {
     pub do_sample: Option<bool>,
     /// Divides the logits.
     pub temperature: Option<f32>,
-    /// Most likely tokens to keep.
+    /// Most likely tokens to keep; 0 for all, as which -1 is read.
     pub top_k: Option<usize>,
     /// Mass of the most likely tokens to keep.
     pub top_p: Option<f32>,
@@ -28,6 +28,23 @@ pub struct GenerationDefaults {
     pub bos_token_id: Option<u32>,
     /// End-of-sequence ids, at least one.
     pub eos_token_ids: Option<Vec<u32>>,
+}
+
+/// The end-of-sequence ids of a `config.json`, of which a [`ModelConfig`](crate::config::ModelConfig)
+/// has the first.
+pub(crate) fn eos_token_ids(path: &Path) -> Result<Option<Vec<u32>>, ConfigError> {
+    read(path, |text| {
+        let root = object(text)?;
+        let mut keys = Keys::new(&root);
+        let ids = keys.optional("eos_token_id", &["eos_token_id"], IDS);
+        let vocabulary = keys.peek("vocab_size", SIZE).unwrap_or(usize::MAX);
+        let beyond = |id: &&u32| **id as usize >= vocabulary;
+        if let Some(id) = ids.iter().flatten().find(beyond) {
+            let message = format!("eos_token_id is {id}, the vocabulary has {vocabulary}");
+            keys.contradiction("eos_token_id", message);
+        }
+        keys.judge(ids)
+    })
 }
 
 impl GenerationDefaults {
@@ -68,7 +85,7 @@ impl GenerationDefaults {
         let defaults = Self {
             do_sample: keys.optional("do_sample", &["do_sample"], BOOL),
             temperature,
-            top_k: keys.optional("top_k", &["top_k"], SIZE),
+            top_k: keys.optional("top_k", &["top_k"], TOP_K),
             top_p,
             min_p,
             repetition_penalty,

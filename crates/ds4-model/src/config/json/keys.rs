@@ -63,6 +63,21 @@ pub(super) const ID: ValueKind<u32> = ValueKind {
     expected: "one token id",
 };
 
+/// The first of the token ids; the others are [`IDS`].
+pub(super) const FIRST_ID: ValueKind<u32> = ValueKind {
+    read: |value| (IDS.read)(value)?.first().copied(),
+    expected: IDS.expected,
+};
+
+/// A number of tokens, of which -1 means all, and so 0 here.
+pub(super) const TOP_K: ValueKind<usize> = ValueKind {
+    read: |value| match value.as_i64() {
+        Some(-1) => Some(0),
+        _ => size(value),
+    },
+    expected: "-1 or a non-negative integer",
+};
+
 /// A token id, or several.
 pub(super) const IDS: ValueKind<Vec<u32>> = ValueKind {
     read: |value| {
@@ -122,10 +137,11 @@ impl<'a> Keys<'a> {
         self.lookup(path).and_then(kind.read)
     }
 
-    /// The keys that begin like this.
+    /// The keys that begin like this, but for those with `null`.
     pub(super) fn names_with(&self, prefix: &str) -> Vec<String> {
-        let names = self.root.keys().filter(|name| name.starts_with(prefix));
-        names.cloned().collect()
+        let named = self.root.iter().filter(|(_, value)| !value.is_null());
+        let names = named.map(|(name, _)| name.clone());
+        names.filter(|name| name.starts_with(prefix)).collect()
     }
 
     /// Whether the file says anything under one of the paths.
