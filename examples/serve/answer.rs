@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 use axum::http::StatusCode;
 use ds4_model::generate::{Completion, GenerateError};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, timeout_at};
 
-use crate::engine::Event;
+use crate::engine::{Event, NoToken};
 use crate::error::ApiError;
 use crate::log_probs::ListedToken;
 use crate::reply::Format;
@@ -34,7 +34,7 @@ pub struct Choice {
     /// Its text.
     pub text: ChoiceText,
     /// Dropping it gives up the text.
-    pub events: Option<UnboundedReceiver<Event>>,
+    pub events: Option<Receiver<Event>>,
 }
 
 /// A choice that has ended.
@@ -46,6 +46,10 @@ pub struct Whole {
     pub log_probs: Vec<ListedToken>,
     /// Why it ended.
     pub finish: Option<&'static str>,
+}
+
+fn timeout(message: &str) -> ApiError {
+    ApiError::new(StatusCode::GATEWAY_TIMEOUT, Some("timeout"), message)
 }
 
 impl Answer {
@@ -94,13 +98,12 @@ impl Answer {
                 self.tracker.generated();
                 return Some(Ok((index, update)));
             }
-            Ok(Some((index, Some(Err(error))))) => self.failure(index, &error),
+            Ok(Some((index, Some(Err(NoToken::Failed(error)))))) => self.failure(index, &error),
+            Ok(Some((_, Some(Err(NoToken::Behind))))) => timeout("the answer is not read"),
             Ok(Some((_, None))) => ApiError::failed("the engine has ended"),
-            Err(_) => ApiError::new(
-                StatusCode::GATEWAY_TIMEOUT,
-                Some("timeout"),
-                "the answer has taken too long",
-            ),
+            Ok(Some((_, Some(Err(NoToken::Late))))) | Err(_) => {
+                timeout("the answer has taken too long")
+            }
         };
         self.choices.clear();
         self.tracker.end(match error.status {
@@ -151,11 +154,15 @@ impl Answer {
     /// Tokens so far.
     pub fn usage(&self) -> Value {
         let prompt = self.prompt_tokens;
-        let completion: usize = self.choices.iter().map(|choice| choice.text.tokens).sum();
+        let sum = |count: fn(&ChoiceText) -> usize| -> usize {
+            self.choices.iter().map(|choice| count(&choice.text)).sum()
+        };
+        let completion = sum(|text| text.tokens);
         json!({
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(|text| text.cached)},
         })
     }
 }

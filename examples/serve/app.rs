@@ -3,16 +3,16 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderValue, StatusCode};
 use ds4_model::generate::chat::THINK_END_TOKEN;
 use ds4_model::generate::{Constraint, GenerateError};
 use serde_json::Value;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::answer::{Answer, Choice};
-use crate::engine::{Job, Loaded};
+use crate::engine::{Job, Loaded, events};
 use crate::error::ApiError;
 use crate::grammar::Grammars;
 use crate::metrics::Metrics;
@@ -52,9 +52,12 @@ pub struct App {
     /// Made when the first request needs them.
     grammars: OnceLock<Grammars>,
     key: Option<String>,
-    /// Places of texts that run and wait.
+    /// Places of texts that run and wait, and of requests that are read.
     places: Arc<Semaphore>,
     most_texts: usize,
+    /// Requests that are read at a time, and schemas, which may take long.
+    pub reading: Arc<Semaphore>,
+    pub reading_schemas: Arc<Semaphore>,
     /// `None` once the server stops.
     jobs: Mutex<Option<Sender<Job>>>,
 }
@@ -77,7 +80,8 @@ impl App {
             return Err(format!("--ctx is {context}, the model's context {longest}").into());
         }
         let engine = args.engine(loaded.drafts);
-        let most_texts = engine.lanes + usize::from(args.queue);
+        let places = engine.lanes + usize::from(args.queue);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             model: args.model_name(),
             fingerprint: fingerprint(args, &loaded),
@@ -92,14 +96,17 @@ impl App {
             metrics,
             grammars: OnceLock::new(),
             key: args.key()?,
-            places: Arc::new(Semaphore::new(most_texts)),
-            most_texts,
+            places: Arc::new(Semaphore::new(places)),
+            // The other half is for others.
+            most_texts: places.div_ceil(2).max(engine.lanes),
+            reading: Arc::new(Semaphore::new(threads)),
+            reading_schemas: Arc::new(Semaphore::new(1)),
             jobs: Mutex::new(Some(jobs)),
             loaded,
         })
     }
 
-    /// Texts that may run and wait together.
+    /// Texts that a request may ask for.
     pub fn most_texts(&self) -> usize {
         self.most_texts
     }
@@ -156,21 +163,31 @@ impl App {
         }
     }
 
-    /// Hands the texts of a request to the engine.
+    /// A place of a text, before anything is done for it.
+    pub fn place(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let place = self.places.clone().try_acquire_owned();
+        place.map_err(|_| {
+            let message = "too many texts are waiting, try again later";
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message)
+        })
+    }
+
+    /// Hands the texts of a request to the engine. The first of them has a place.
     pub fn submit(
         &'static self,
         prepared: Prepared,
+        first: OwnedSemaphorePermit,
         tracker: Arc<Tracker>,
     ) -> Result<Answer, ApiError> {
         let jobs = self.jobs().clone().ok_or_else(ApiError::stopping)?;
         let count = prepared.requests.len();
-        let places = (0..count).map(|_| self.places.clone().try_acquire_owned());
-        let places: Vec<_> = places.collect::<Result<_, _>>().map_err(|_| {
-            let message = "too many texts are waiting, try again later";
-            ApiError::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message)
-        })?;
+        let more = (1..count).map(|_| self.place());
+        let places = std::iter::once(Ok(first)).chain(more);
+        let places: Vec<_> = places.collect::<Result<_, _>>()?;
         tracker.prompt(prepared.prompt_tokens);
         let mut choices = Vec::with_capacity(count);
+        let created = Instant::now();
+        let deadline = created + self.time_limit;
         for (request, permit) in prepared.requests.into_iter().zip(places) {
             let text = ChoiceText::new(
                 &self.loaded.tokenizer,
@@ -179,11 +196,12 @@ impl App {
                 &prepared.stops,
             );
             let text = text.map_err(|error| ApiError::of_request(&error, "stop"))?;
-            let (events, receiver) = mpsc::unbounded_channel();
+            let (events, receiver) = events();
             let job = Job {
                 request,
                 events,
-                created: std::time::Instant::now(),
+                created,
+                deadline,
                 permit,
             };
             let sent = jobs.send(job);
@@ -193,9 +211,14 @@ impl App {
                 events: Some(receiver),
             });
         }
-        let deadline = tokio::time::Instant::now() + self.time_limit;
         let (format, tokens) = (prepared.format, prepared.prompt_tokens);
-        Ok(Answer::new(format, choices, tokens, deadline, tracker))
+        Ok(Answer::new(
+            format,
+            choices,
+            tokens,
+            deadline.into(),
+            tracker,
+        ))
     }
 
     /// Whether requests are taken.

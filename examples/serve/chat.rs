@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
-use crate::request::{Common, Parts, Prepared, check_log_probs, parse, random};
+use crate::request::{Common, Parts, Prepared, check_log_probs, parse, random, whole};
 use crate::response_format::ResponseFormat;
 use crate::shared::answer_text::Split;
 
@@ -23,9 +23,20 @@ struct Fields {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
+    #[serde(deserialize_with = "whole")]
     max_completion_tokens: Option<usize>,
     logprobs: Option<bool>,
+    #[serde(deserialize_with = "whole")]
     top_logprobs: Option<usize>,
+    chat_template_kwargs: Option<TemplateOptions>,
+}
+
+/// Options of chat templates, by which vLLM's and SGLang's clients switch reasoning on and off.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TemplateOptions {
+    thinking: Option<bool>,
+    enable_thinking: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -33,6 +44,8 @@ struct ChatMessage {
     role: String,
     content: Option<Content>,
     reasoning_content: Option<String>,
+    /// The same by the name that vLLM and OpenRouter give it.
+    reasoning: Option<String>,
     tool_calls: Option<Vec<Call>>,
     tool_call_id: Option<String>,
 }
@@ -48,22 +61,33 @@ enum Content {
 struct Part {
     #[serde(rename = "type")]
     kind: String,
-    #[serde(default)]
-    text: String,
+    text: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Call {
-    #[serde(default)]
-    id: String,
+    id: Option<String>,
     function: Function,
 }
 
 #[derive(Debug, Deserialize)]
 struct Function {
     name: String,
-    #[serde(default)]
-    arguments: String,
+    /// A string with an object, or the object.
+    arguments: Option<Value>,
+}
+
+impl Fields {
+    /// How much the model is to think: as the effort says, unless a switch says otherwise.
+    fn effort(&self) -> Option<&str> {
+        let switches = self.chat_template_kwargs.as_ref();
+        let thinks = switches.and_then(|own| own.thinking.or(own.enable_thinking));
+        match (thinks, self.reasoning_effort.as_deref()) {
+            (Some(false), _) => None,
+            (Some(true), None | Some("none")) => Some("low"),
+            (_, effort) => effort,
+        }
+    }
 }
 
 /// Reads a request, and makes its prompt.
@@ -71,7 +95,8 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let common: Common = parse(body)?;
     app.check_model(common.model.as_deref())?;
     let fields: Fields = parse(body)?;
-    let options = options(fields.reasoning_effort.as_deref(), app.loaded.encoding)?;
+    let effort = fields.effort();
+    let options = options(effort, app.loaded.encoding)?;
     let log_probs = match (fields.logprobs, fields.top_logprobs) {
         (Some(true), top) => Some(check_log_probs("top_logprobs", top.unwrap_or(0))?),
         (_, None | Some(0)) => None,
@@ -211,7 +236,7 @@ impl ChatMessage {
                     let message = format!("a part of the type {:?}, expected text", part.kind);
                     return Err(ApiError::invalid(param, message));
                 }
-                parts.into_iter().map(|part| part.text).collect()
+                parts.into_iter().filter_map(|part| part.text).collect()
             }
         };
         Ok(match self.role.as_str() {
@@ -221,7 +246,7 @@ impl ChatMessage {
             "tool" => Message::tool_result(self.tool_call_id.unwrap_or_default(), text),
             "assistant" => Message::Assistant {
                 content: text,
-                reasoning: self.reasoning_content,
+                reasoning: self.reasoning_content.or(self.reasoning),
                 tool_calls: self.tool_calls.into_iter().flatten().map(call).collect(),
             },
             other => {
@@ -237,9 +262,13 @@ impl ChatMessage {
 
 fn call(call: Call) -> ToolCall {
     ToolCall {
-        id: call.id,
+        id: call.id.unwrap_or_default(),
         name: call.function.name,
-        arguments: call.function.arguments,
+        arguments: match call.function.arguments {
+            None => String::new(),
+            Some(Value::String(written)) => written,
+            Some(object) => object.to_string(),
+        },
     }
 }
 

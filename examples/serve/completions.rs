@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
-use crate::request::{Common, Parts, Prepared, check_log_probs, parse};
+use crate::request::{Common, Parts, Prepared, check_log_probs, parse, whole};
 use crate::shared::answer_text::Split;
 
 /// Tokens of an answer, where the request does not say: OpenAI's number.
@@ -15,9 +15,11 @@ const MAX_TOKENS: usize = 16;
 #[serde(default)]
 struct Fields {
     prompt: Option<Prompt>,
+    #[serde(deserialize_with = "whole")]
     logprobs: Option<usize>,
     echo: Option<bool>,
     suffix: Option<String>,
+    #[serde(deserialize_with = "whole")]
     best_of: Option<usize>,
 }
 
@@ -43,7 +45,10 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     }
     let unsupported = [
         ("echo", fields.echo == Some(true)),
-        ("suffix", fields.suffix.is_some()),
+        (
+            "suffix",
+            fields.suffix.is_some_and(|suffix| !suffix.is_empty()),
+        ),
         ("best_of", fields.best_of.is_some_and(|count| count > 1)),
     ];
     if let Some((param, _)) = unsupported.iter().find(|(_, given)| *given) {

@@ -14,8 +14,7 @@ use ds4_model::generate::{
     TextTokenizer, TokenLogProbs,
 };
 use ds4_model::pipeline::Pipeline;
-use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc as async_mpsc, oneshot};
 
 use crate::grammar;
 use crate::metrics::{Metrics, StepFigures};
@@ -26,6 +25,10 @@ use crate::shared::place::Place;
 use crate::startup::Startup;
 use crate::warm_up::warm_up;
 
+/// Tokens that whoever reads an answer may be behind the engine; further behind, the text is given
+/// up.
+const MOST_BEHIND: usize = 4096;
+
 /// An error of the thread.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
@@ -35,15 +38,34 @@ pub struct Job {
     /// What is asked of the engine.
     pub request: Request,
     /// Where the tokens go. The text is given up when nobody listens any more.
-    pub events: UnboundedSender<Event>,
+    pub events: async_mpsc::Sender<Event>,
     /// When the request came.
     pub created: Instant,
+    /// When the text is given up, whether somebody reads or not.
+    pub deadline: Instant,
     /// Its place among the texts that may run and wait.
     pub permit: OwnedSemaphorePermit,
 }
 
 /// The next token of a text, or why there is none.
-pub type Event = Result<Token, GenerateError>;
+pub type Event = Result<Token, NoToken>;
+
+/// Why a text ends before its time.
+#[derive(Debug)]
+pub enum NoToken {
+    /// The engine cannot go on with it.
+    Failed(GenerateError),
+    /// It has taken too long.
+    Late,
+    /// Nobody reads what there is.
+    Behind,
+}
+
+/// Where the tokens of a text go and come from.
+pub fn events() -> (async_mpsc::Sender<Event>, async_mpsc::Receiver<Event>) {
+    // One place is for why there are no more.
+    async_mpsc::channel(MOST_BEHIND + 1)
+}
 
 /// A token of a text.
 #[derive(Debug)]
@@ -54,6 +76,8 @@ pub struct Token {
     pub log_probs: Option<TokenLogProbs>,
     /// Why it was the last one.
     pub finish: Option<FinishReason>,
+    /// Tokens of the prompt that were taken from what was kept of another one.
+    pub cached: usize,
 }
 
 /// What is known of the model once it is loaded.
@@ -170,13 +194,16 @@ fn run(
 
 /// A text in the engine.
 struct Text {
-    events: UnboundedSender<Event>,
+    events: async_mpsc::Sender<Event>,
     created: Instant,
+    deadline: Instant,
     /// When its last token came.
     last: Option<Instant>,
     /// Tokens of its prompt, and those of them that are processed.
     prompt: usize,
     processed: usize,
+    /// Tokens of its prompt that were taken from a kept text, once that is known.
+    cached: usize,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -194,10 +221,10 @@ fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<
         while let Ok(job) = jobs.try_recv() {
             add(job, &mut engine, &mut texts);
         }
-        abort_abandoned(&mut engine, &mut texts)?;
+        let started = Instant::now();
+        give_up(&mut engine, &mut texts, started)?;
         metrics.load(&engine);
 
-        let started = Instant::now();
         let outputs = engine.step()?;
         // Who gets a token finds the figures of the step that made it.
         metrics.load(&engine);
@@ -211,7 +238,15 @@ fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<
             figures.prompt += processed - text.processed;
             text.processed = processed;
         }
-        hand_out(outputs, &mut texts, metrics);
+        for output in &outputs {
+            if let Some(text) = texts.get_mut(&output.request) {
+                figures.cached += output.cached - text.cached;
+                text.cached = output.cached;
+            }
+        }
+        for id in hand_out(outputs, &mut texts, metrics) {
+            engine.abort(id)?;
+        }
         figures.time = started.elapsed();
         metrics.step(figures, engine.stats());
     }
@@ -224,31 +259,41 @@ fn add(job: Job, engine: &mut Engine, texts: &mut HashMap<RequestId, Text>) {
             let text = Text {
                 events: job.events,
                 created: job.created,
+                deadline: job.deadline,
                 last: None,
                 prompt,
                 processed: 0,
+                cached: 0,
                 _permit: job.permit,
             };
             texts.insert(id, text);
         }
         // Nobody has to listen.
-        Err(error) => drop(job.events.send(Err(error))),
+        Err(error) => drop(job.events.try_send(Err(NoToken::Failed(error)))),
     }
 }
 
-/// Gives up texts that nobody waits for.
-fn abort_abandoned(
+/// Gives up texts that nobody waits for, or that have taken too long.
+fn give_up(
     engine: &mut Engine,
     texts: &mut HashMap<RequestId, Text>,
+    now: Instant,
 ) -> Result<(), GenerateError> {
-    for (id, _) in texts.extract_if(|_, text| text.events.is_closed()) {
+    let is_over = |text: &Text| text.events.is_closed() || text.deadline <= now;
+    for (id, text) in texts.extract_if(|_, text| is_over(text)) {
+        let _ = text.events.try_send(Err(NoToken::Late));
         engine.abort(id)?;
     }
     Ok(())
 }
 
-/// Sends tokens to those who wait for them.
-fn hand_out(outputs: Vec<Output>, texts: &mut HashMap<RequestId, Text>, metrics: &Metrics) {
+/// Sends tokens to those who wait for them. Returns texts that are given up because nobody reads.
+fn hand_out(
+    outputs: Vec<Output>,
+    texts: &mut HashMap<RequestId, Text>,
+    metrics: &Metrics,
+) -> Vec<RequestId> {
+    let mut given_up = Vec::new();
     let now = Instant::now();
     let mut counts: HashMap<RequestId, u32> = HashMap::new();
     for output in &outputs {
@@ -269,13 +314,85 @@ fn hand_out(outputs: Vec<Output>, texts: &mut HashMap<RequestId, Text>, metrics:
             id,
             log_probs: output.log_probs,
             finish,
+            cached: output.cached,
         });
-        if let Some(text) = texts.get(&id) {
-            // Who does not listen any more is found before the next step.
-            let _ = text.events.send(event);
+        let event = event.map_err(NoToken::Failed);
+        let Some(text) = texts.get(&id) else {
+            continue;
+        };
+        let is_behind = text.events.capacity() <= 1;
+        let event = if is_behind {
+            Err(NoToken::Behind)
+        } else {
+            event
+        };
+        // Who does not listen any more is found before the next step.
+        let _ = text.events.try_send(event);
+        if is_behind && !ended {
+            given_up.push(id);
         }
-        if ended {
+        if is_behind || ended {
             texts.remove(&id);
         }
+    }
+    given_up
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+    use ds4_model::generate::EngineConfig;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::shared::shipped_checkpoint;
+
+    /// What comes of a text of ten tokens for a reader who comes when all is over: tokens, and why
+    /// there are no more. The engine has so many places for events, and so long.
+    fn unread(places: usize, time: Duration) -> (usize, Option<NoToken>) {
+        let checkpoint = Checkpoint::open(&shipped_checkpoint()).expect("an asset");
+        let device = DeviceSpec::Flex.init().expect("it is always present");
+        let model = checkpoint.load(&LoadOptions::default(), &device);
+        let model = model.expect("an asset");
+        let engine = Engine::new(&model, EngineConfig::default()).expect("valid options");
+        let (jobs, receiver) = mpsc::channel();
+        let (events, mut reader) = async_mpsc::channel(places);
+        let permits = Arc::new(Semaphore::new(1));
+        let created = Instant::now();
+        let job = Job {
+            request: Request {
+                ignore_eos: true,
+                ..Request::new(&[0, 7], 10)
+            },
+            events,
+            created,
+            deadline: created + time,
+            permit: permits.clone().try_acquire_owned().expect("it is free"),
+        };
+        jobs.send(job).expect("the receiver is here");
+        drop(jobs);
+        serve(engine, &receiver, &Metrics::default()).expect("a device that works");
+        assert_eq!(permits.available_permits(), 1, "the place is free again");
+        let mut tokens = 0;
+        while let Ok(event) = reader.try_recv() {
+            match event {
+                Ok(_) => tokens += 1,
+                Err(reason) => return (tokens, Some(reason)),
+            }
+        }
+        (tokens, None)
+    }
+
+    #[test]
+    fn texts_that_nobody_reads_or_that_take_too_long_are_given_up_for_a_reason() {
+        let long = Duration::from_secs(3600);
+        assert!(matches!(unread(11, long), (10, None)));
+        assert!(matches!(unread(3, long), (2, Some(NoToken::Behind))));
+        assert!(matches!(
+            unread(11, Duration::ZERO),
+            (0, Some(NoToken::Late))
+        ));
     }
 }

@@ -48,6 +48,7 @@ pub fn request(data: &[u8]) {
         0 => chat::prepare(app(), body),
         _ => completions::prepare(app(), body),
     };
+    let prepared = prepared.and_then(|prepared| prepared.constrain(app()));
     match prepared {
         Ok(prepared) => {
             assert!(!prepared.requests.is_empty());

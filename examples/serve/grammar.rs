@@ -18,6 +18,19 @@ const MAX_TOKEN: usize = 512;
 pub const STACK: usize = 64 << 20;
 /// Most characters of a message about a schema.
 const MAX_MESSAGE: usize = 300;
+/// Formats of strings that the crate knows.
+const FORMATS: [&str; 10] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+];
 /// White space between two parts of a document: a text could go on with it for ever otherwise.
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
 
@@ -85,6 +98,7 @@ impl Grammars {
             whitespace_pattern: Some(WHITE_SPACE.into()),
             ..JsonCompileOptions::default()
         };
+        leave_out_annotations(&mut schema);
         options.apply_to(&mut schema);
         let grammar = TopLevelGrammar::from_json_schema(schema);
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
@@ -118,9 +132,40 @@ fn word(loaded: &Loaded, id: u32) -> Vec<u8> {
     }
 }
 
+/// Leaves out what a schema says and does not ask for: formats that the crate does not know, which
+/// are a hint then by JSON Schema, and items that need not be unique.
+fn leave_out_annotations(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(leave_out_annotations),
+        Value::Object(keywords) => {
+            keywords.retain(|name, value| match name.as_str() {
+                "format" => value.as_str().is_none_or(|name| FORMATS.contains(&name)),
+                "uniqueItems" => *value != Value::Bool(false),
+                _ => true,
+            });
+            for (name, value) in keywords {
+                match (name.as_str(), value) {
+                    // Of names, which may be those of keywords.
+                    (
+                        "properties" | "patternProperties" | "$defs" | "definitions",
+                        Value::Object(schemas),
+                    ) => schemas.values_mut().for_each(leave_out_annotations),
+                    // Values, not schemas.
+                    ("const" | "enum" | "default" | "examples", _) => (),
+                    (_, value) => leave_out_annotations(value),
+                }
+            }
+        }
+        _ => (),
+    }
+}
+
 /// An error in one line, as much of it as is of use. Places in the crate's code are of none.
 fn message(error: &str) -> String {
-    let error = error.split("\n<backtrace>").next().unwrap_or_default();
+    // What follows an option of the crate nobody can set.
+    let places = ["\n<backtrace>", " Enable 'coerce_one_of'"];
+    let ends = places.iter().filter_map(|place| error.find(place));
+    let error = &error[..ends.min().unwrap_or(error.len())];
     let error = error.strip_prefix("panic").map_or(error.into(), |why| {
         format!("the schema cannot be read{why}")
     });

@@ -93,6 +93,37 @@ fn documents_that_follow_the_schema_are_allowed_to_their_end_and_others_to_their
 }
 
 #[test]
+fn what_a_schema_only_hints_at_is_left_out() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "format": {"type": "string", "format": "password", "maxLength": 2},
+            "uniqueItems": {"type": "array", "items": {"const": 1}, "uniqueItems": false},
+            "kind": {"const": {"format": "password"}},
+            "day": {"type": "string", "format": "date"},
+        },
+        "required": ["format", "uniqueItems", "kind", "day"],
+        "additionalProperties": false,
+    });
+    let document = |day: &str| {
+        let kind = r#"{"format":"password"}"#;
+        format!(r#"{{"format":"ab","uniqueItems":[1,1],"kind":{kind},"day":"{day}"}}"#)
+    };
+    let (good, bad) = (document("2026-11-27"), document("2026-13-27"));
+    assert_eq!(
+        follow(constraint(schema.clone()).as_mut(), &good),
+        (good, true)
+    );
+    assert_ne!(follow(constraint(schema).as_mut(), &bad).0, bad);
+    let error = grammars().constraint(json!({"oneOf": [{"minimum": 1}, {"maximum": 2}]}));
+    let error = error.map(|_| ()).unwrap_err();
+    assert!(
+        error.contains("oneOf") && !error.contains("option"),
+        "{error}"
+    );
+}
+
+#[test]
 fn any_object_is_allowed_where_the_schema_says_no_more() {
     let text = r#"{"a": [1, -2.5e3, null, {"b": "cé\n"}], "d": {}}"#;
     let mut object = constraint(json!({"type": "object"}));

@@ -112,7 +112,8 @@ async fn serve(
     let address = listener.local_addr()?;
     let mut signals = Signals::new()?;
     let (stop, is_stopped) = oneshot::channel::<()>();
-    let server = axum::serve(routes::connections(listener), routes::router(app));
+    let connections = routes::connections(listener, app.time_limit);
+    let server = axum::serve(connections, routes::router(app));
     let server = server.with_graceful_shutdown(async {
         let _ = is_stopped.await;
     });

@@ -26,6 +26,8 @@ pub struct Metrics(Mutex<Figures>);
 pub struct StepFigures {
     /// Tokens of prompts that were processed, or taken from a prefix.
     pub prompt: usize,
+    /// Those of them that were taken from a prefix, of texts that had their first token.
+    pub cached: usize,
     /// Tokens that were generated.
     pub generated: usize,
     /// How long it took.
@@ -40,6 +42,7 @@ struct Figures {
     running: usize,
     lanes: usize,
     prompt_tokens: usize,
+    cached_tokens: usize,
     generated_tokens: usize,
     drafted: usize,
     accepted: usize,
@@ -130,6 +133,7 @@ impl Default for Metrics {
             running: 0,
             lanes: 0,
             prompt_tokens: 0,
+            cached_tokens: 0,
             generated_tokens: 0,
             drafted: 0,
             accepted: 0,
@@ -162,6 +166,7 @@ impl Metrics {
     pub fn step(&self, step: StepFigures, drafts: &SpeculativeStats) {
         let mut figures = self.figures();
         figures.prompt_tokens += step.prompt;
+        figures.cached_tokens += step.cached;
         figures.generated_tokens += step.generated;
         figures.drafted = drafts.drafted;
         figures.accepted = drafts.accepted;
@@ -238,11 +243,16 @@ impl Figures {
                 &rates[1].per_second(),
             ),
         ];
-        let counters: [(&str, &str, &dyn Display); 4] = [
+        let counters: [(&str, &str, &dyn Display); 5] = [
             (
                 "ds4_prompt_tokens_total",
                 "Prompt tokens that were processed, or taken from a kept text.",
                 &self.prompt_tokens,
+            ),
+            (
+                "ds4_prompt_tokens_cached_total",
+                "Those of them that were taken from a kept text.",
+                &self.cached_tokens,
             ),
             (
                 "ds4_generated_tokens_total",

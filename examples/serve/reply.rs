@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use ds4_model::generate::CompletionPart;
 use futures_util::stream;
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::answer::{Answer, Whole};
 use crate::app::App;
@@ -140,10 +141,11 @@ impl Heading {
 pub async fn reply(
     app: &'static App,
     prepared: Prepared,
+    place: OwnedSemaphorePermit,
     tracker: std::sync::Arc<Tracker>,
 ) -> Result<Response, ApiError> {
     let (seed, streams, usage) = (prepared.seed, prepared.stream, prepared.include_usage);
-    let mut answer = app.submit(prepared, tracker)?;
+    let mut answer = app.submit(prepared, place, tracker)?;
     let heading = Heading::new(answer.format, app);
     let mut response = match streams {
         true => stream(answer, heading, usage),

@@ -1,18 +1,23 @@
 //! What both kinds of requests have in common.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
 use axum::http::StatusCode;
 use ds4_model::generate::{Request, SamplingConfig};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{
+    DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor,
+};
+use serde_json::{Number, Value};
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::reply::Format;
 use crate::response_format::ResponseFormat;
+use crate::shared::BYTE_ORDER_MARK;
 use crate::shared::answer_text::Split;
 
 /// Most stop strings.
@@ -31,18 +36,23 @@ pub struct Common {
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     /// Tokens to generate at most, by the name that both kinds have.
+    #[serde(deserialize_with = "whole")]
     pub max_tokens: Option<usize>,
     // What is beyond an f32 is out of a field's range, and not bad JSON.
     temperature: Option<f64>,
     top_p: Option<f64>,
+    #[serde(deserialize_with = "whole")]
     top_k: Option<i64>,
     min_p: Option<f64>,
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
     repetition_penalty: Option<f64>,
-    logit_bias: Option<BTreeMap<String, f64>>,
+    #[serde(deserialize_with = "biases")]
+    logit_bias: BTreeMap<String, f64>,
+    #[serde(deserialize_with = "whole")]
     seed: Option<i64>,
     stop: Option<OneOrMany>,
+    #[serde(deserialize_with = "whole")]
     n: Option<usize>,
     /// What the answer has to be like, of a chat.
     pub response_format: Option<ResponseFormat>,
@@ -68,6 +78,8 @@ pub struct Prepared {
     pub format: Format,
     /// What to ask of the engine, one for each choice.
     pub requests: Vec<Request>,
+    /// Schema that the choices have to follow, until it [is read](Self::constrain).
+    pub schema: Option<Value>,
     /// Tokens of all prompts.
     pub prompt_tokens: usize,
     /// Texts at which a choice ends.
@@ -82,6 +94,19 @@ pub struct Prepared {
     pub include_usage: bool,
     /// Seed of the first choice.
     pub seed: u64,
+}
+
+impl Prepared {
+    /// Lets the choices follow the schema, if there is one.
+    pub fn constrain(mut self, app: &App) -> Result<Self, ApiError> {
+        if let Some(schema) = self.schema.take() {
+            let constraint = app.constraint(schema, self.split)?;
+            for request in &mut self.requests {
+                request.constraint = Some(constraint.fork());
+            }
+        }
+        Ok(self)
+    }
 }
 
 /// What the two kinds of requests differ in.
@@ -103,11 +128,58 @@ pub struct Parts {
     pub log_probs: Option<usize>,
 }
 
+/// Reads a whole number, also one that is written as `4.0`, as some languages write all numbers.
+pub fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    let Some(number) = Option::<Number>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    // Up to where each whole number is one of f64.
+    let is_exact = |value: &f64| value.fract() == 0.0 && value.abs() < (1_i64 << 53) as f64;
+    let of_float = || number.as_f64().filter(is_exact).map(|value| value as i64);
+    let value = number.as_i64().or_else(of_float);
+    let value = value.and_then(|value| T::try_from(value).ok());
+    let unlike = || D::Error::custom(format_args!("{number} is no whole number that fits"));
+    value.map(Some).ok_or_else(unlike)
+}
+
+/// Reads a map of biases. PHP writes an empty one as an empty list.
+fn biases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    struct Biases;
+
+    impl<'de> Visitor<'de> for Biases {
+        type Value = BTreeMap<String, f64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map of token ids to biases")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            BTreeMap::deserialize(MapAccessDeserializer::new(map))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            match list.next_element::<IgnoredAny>()? {
+                None => Ok(BTreeMap::new()),
+                Some(_) => Err(A::Error::invalid_type(Unexpected::Seq, &self)),
+            }
+        }
+    }
+
+    deserializer.deserialize_any(Biases)
+}
+
 /// Reads a body. The error names the field.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let bad = |message| ApiError::new(StatusCode::BAD_REQUEST, None, message);
     let text = std::str::from_utf8(body);
     let text = text.map_err(|error| bad(format!("the body is not UTF-8: {error}")))?;
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     // Lists would do as well, as the fields in their order.
     if !text.trim_start().starts_with('{') {
         return Err(bad("bad JSON: the body is not an object".into()));
@@ -130,8 +202,8 @@ impl Common {
     pub fn prepare(self, parts: Parts, app: &App) -> Result<Prepared, ApiError> {
         let n = self.n.unwrap_or(1);
         let texts = n.saturating_mul(parts.prompts.len());
-        if n == 0 || texts > app.most_texts() {
-            let most = app.most_texts();
+        let most = app.most_texts();
+        if n == 0 || texts > most {
             let message = format!("`n`: {texts} texts are wanted, expected 1 to {most}");
             return Err(ApiError::invalid("n", message));
         }
@@ -159,16 +231,10 @@ impl Common {
             let checked = request.validate(&app.loaded.config);
             checked.map_err(|error| ApiError::of_request(&error, prompt))?;
         }
-        // The last, because it takes longest.
-        if let Some(schema) = parts.schema {
-            let constraint = app.constraint(schema, parts.split)?;
-            for request in &mut requests {
-                request.constraint = Some(constraint.fork());
-            }
-        }
         Ok(Prepared {
             format: parts.format,
             requests,
+            schema: parts.schema,
             prompt_tokens: parts.prompts.iter().map(Vec::len).sum(),
             stops: self.stops()?,
             split: parts.split,
@@ -209,8 +275,7 @@ impl Common {
     }
 
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
-        let entries = self.logit_bias.iter().flatten();
-        let entries = entries.map(|(token, bias)| {
+        let entries = self.logit_bias.iter().map(|(token, bias)| {
             let invalid = |message| Err(ApiError::invalid("logit_bias", message));
             let Ok(id) = token.parse() else {
                 return invalid(format!("`logit_bias`: {token:?} is not a token id"));

@@ -1,7 +1,10 @@
 //! Which path and method leads where, and what is done for all of them.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
@@ -9,16 +12,18 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION,
-    CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
+    AUTHORIZATION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::{Listener, ListenerExt};
+use axum::serve::Listener;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 
 use crate::app::App;
 use crate::error::{ApiError, json_response};
@@ -47,20 +52,48 @@ pub fn router(app: &'static App) -> Router {
         .with_state(app)
 }
 
-/// The connections of a listener, which send what they have at once. A token of a stream is a small
-/// packet, which would otherwise wait until the last one is acknowledged.
-pub fn connections(listener: TcpListener) -> impl Listener<Io = TcpStream, Addr = SocketAddr> {
-    // A connection that is gone already is found when it is read.
-    listener.tap_io(|connection| drop(connection.set_nodelay(true)))
+/// The connections of a listener, which send what they have at once, and end where a client reads
+/// nothing for so long. A token of a stream is a small packet, which would otherwise wait until the
+/// last one is acknowledged.
+pub fn connections(
+    listener: TcpListener,
+    limit: Duration,
+) -> impl Listener<Io = Connection, Addr = SocketAddr> {
+    Connections { listener, limit }
+}
+
+type Connection = Pin<Box<TimeoutStream<TcpStream>>>;
+
+struct Connections {
+    listener: TcpListener,
+    limit: Duration,
+}
+
+impl Listener for Connections {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        // A connection that is gone already is found when it is read.
+        let _ = stream.set_nodelay(true);
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.limit));
+        (Box::pin(stream), address)
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
 }
 
 /// Key, CORS and log of every request.
 async fn around(State(app): State<&'static App>, mut request: Request, next: Next) -> Response {
     let tracker = Arc::new(Tracker::new(&request, app.metrics.clone()));
     request.extensions_mut().insert(tracker.clone());
-    let asks = request
-        .headers()
-        .contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let headers = request.headers();
+    let asks = headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let asked = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = if app.cors.is_some() && request.method() == Method::OPTIONS && asks {
         StatusCode::NO_CONTENT.into_response()
     } else if needs_key(request.uri().path()) && !app.admits(key(request.headers())) {
@@ -71,7 +104,7 @@ async fn around(State(app): State<&'static App>, mut request: Request, next: Nex
         next.run(request).await
     };
     if let Some(origin) = &app.cors {
-        allow(response.headers_mut(), origin);
+        allow(response.headers_mut(), origin, asked);
     }
     tracker.responded(response.status());
     response
@@ -88,19 +121,22 @@ fn key(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-fn allow(headers: &mut HeaderMap, origin: &HeaderValue) {
+/// Lets pages of the origin use the server, with whatever headers they ask for: clients add some of
+/// their own, and none means anything else here.
+fn allow(headers: &mut HeaderMap, origin: &HeaderValue, asked: Option<HeaderValue>) {
     let fixed = [
         (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
-        (ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type"),
         (
             ACCESS_CONTROL_EXPOSE_HEADERS,
             "x-ds4-seed, x-ds4-deterministic",
         ),
-        (VARY, "origin"),
+        (VARY, "origin, access-control-request-headers"),
     ];
     for (name, value) in fixed {
         headers.insert(name, HeaderValue::from_static(value));
     }
+    let usual = HeaderValue::from_static("authorization, content-type");
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(usual));
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
 }
 
@@ -173,10 +209,40 @@ async fn generate(
     let tracker = tracker.ok_or_else(|| ApiError::failed("the request is not followed"))?;
     drop(parts);
     let body = read(app, body).await?;
-    // A long prompt takes a while to encode.
-    let prepared = tokio::task::spawn_blocking(move || prepare(app, &body)).await;
-    let prepared = prepared.map_err(|_| ApiError::failed("the request cannot be read"))??;
-    reply(app, prepared, tracker).await
+    if !app.is_open() {
+        return Err(ApiError::stopping());
+    }
+    let place = app.place()?;
+    let prepared = async {
+        // A long prompt takes a while to encode, and a schema to read: others do not wait for that.
+        let prepared = apart(&app.reading, move || prepare(app, &body)).await?;
+        match prepared.schema {
+            None => Ok(prepared),
+            Some(_) => apart(&app.reading_schemas, move || prepared.constrain(app)).await,
+        }
+    };
+    let prepared = tokio::time::timeout(app.time_limit, prepared).await;
+    let prepared = prepared.map_err(|_| {
+        let (status, code) = (StatusCode::GATEWAY_TIMEOUT, Some("timeout"));
+        ApiError::new(status, code, "the request has waited too long")
+    })??;
+    reply(app, prepared, place, tracker).await
+}
+
+/// Does some work on a thread that may take a while, once one of so many is free.
+async fn apart<T: Send + 'static>(
+    threads: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed = || ApiError::failed("the request cannot be read");
+    let thread = threads.clone().acquire_owned().await;
+    let thread = thread.map_err(|_| failed())?;
+    let done = tokio::task::spawn_blocking(move || {
+        // Held until the work ends, whether or not anybody waits for it.
+        let _thread = thread;
+        work()
+    });
+    done.await.unwrap_or_else(|_| Err(failed()))
 }
 
 async fn read(app: &App, body: Body) -> Result<Bytes, ApiError> {
@@ -210,6 +276,10 @@ async fn method_not_allowed(request: Request) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::AsyncWrite;
+
     use super::*;
 
     #[tokio::test]
@@ -233,9 +303,26 @@ mod tests {
     async fn connections_send_what_they_have_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap());
-        let mut connections = connections(listener);
+        let mut connections = connections(listener, Duration::from_secs(600));
         let (client, (connection, _)) = tokio::join!(client, connections.accept());
-        assert!(connection.nodelay().unwrap());
+        assert!(connection.get_ref().nodelay().unwrap());
+        drop(client);
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_whose_client_does_not_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let mut connections = connections(listener, Duration::from_millis(20));
+        let (client, (mut connection, _)) = tokio::join!(client, connections.accept());
+        let error = loop {
+            let zeros = [0; 1 << 16];
+            let written = poll_fn(|context| connection.as_mut().poll_write(context, &zeros));
+            if let Err(error) = written.await {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(client);
     }
 }

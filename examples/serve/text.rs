@@ -29,6 +29,8 @@ pub struct ChoiceText {
     pub calls: usize,
     /// Tokens so far.
     pub tokens: usize,
+    /// Tokens of the prompt that were taken from what was kept of another one.
+    pub cached: usize,
 }
 
 impl ChoiceText {
@@ -46,12 +48,14 @@ impl ChoiceText {
             withheld: Vec::new(),
             calls: 0,
             tokens: 0,
+            cached: 0,
         })
     }
 
     /// Takes the next token. No further one is to be given after the choice has ended.
     pub fn push(&mut self, token: &Token) -> Update {
         self.tokens += 1;
+        self.cached = token.cached;
         let ends = [FinishReason::EndOfSequence, FinishReason::StopToken].map(Some);
         let mut parts = Vec::new();
         if !ends.contains(&token.finish) {

@@ -70,6 +70,14 @@ fn only_who_has_the_key_gets_in() {
     assert_eq!(preflight.status, 204);
     let origin = preflight.header("access-control-allow-origin");
     assert_eq!(origin, Some("http://page.test"));
+    let allowed = preflight.header("access-control-allow-headers");
+    assert_eq!(allowed, Some("authorization, content-type"));
+    // OpenAI's client asks for headers of its own.
+    let wanted = "authorization,content-type,x-stainless-os,x-stainless-retry-count";
+    let asks = [asks[0], ("access-control-request-headers", wanted)];
+    let preflight = server.open("OPTIONS", CHAT, &asks, b"");
+    let allowed = preflight.header("access-control-allow-headers");
+    assert_eq!((preflight.status, allowed), (204, Some(wanted)));
 }
 
 #[test]
@@ -146,6 +154,24 @@ fn an_answer_that_takes_too_long_is_given_up() {
         (504, &json!("timeout"))
     );
     server.await_metric("ds4_lanes_in_use", 0.0);
+}
+
+#[test]
+fn an_answer_that_nobody_reads_is_given_up_all_the_same() {
+    let server = Server::start(&["--timeout", "4"]);
+    // More than the system keeps for a client, so that the server cannot write on.
+    let wide = json!({"n": 8, "logprobs": true, "top_logprobs": 20, "stream": true});
+    let body = merged(long(4000), wide).to_string();
+    let unread = server.send("POST", CHAT, &[], body.as_bytes());
+    server.await_metric("ds4_lanes_in_use", 8.0);
+    server.await_metric("ds4_lanes_in_use", 0.0);
+    assert!(server.metric("ds4_generated_tokens_total") < 32_000.0);
+    // Others go on.
+    let next = server.ask(CHAT, &chat(json!({"max_tokens": 2})));
+    assert_eq!(next["usage"]["completion_tokens"], 2);
+    // So much later, the connection ends as well.
+    server.await_metric("ds4_requests_total{outcome=\"timeout\"}", 1.0);
+    drop(unread);
 }
 
 #[cfg(unix)]

@@ -117,7 +117,21 @@ fn reasoning_and_calls_are_apart_and_no_markup_is_in_the_text() {
         {"role": "tool", "tool_call_id": "x", "content": "Sunny."},
     ]);
     let next = merged(tools, json!({"messages": history, "max_tokens": 2}));
-    server.ask(CHAT, &next);
+    let prompt = usage(&next);
+    // Other forms of the same history: arguments as an object, ids that nobody has given.
+    let mut other = next.clone();
+    for call in other["messages"][1]["tool_calls"]
+        .as_array_mut()
+        .expect("calls")
+    {
+        let written = call["function"]["arguments"].as_str().expect("a string");
+        let object: Value = serde_json::from_str(written).expect("JSON");
+        call["function"]["arguments"] = object;
+        call["id"] = Value::Null;
+    }
+    assert_eq!(usage(&other), prompt);
+    other["messages"][1]["tool_calls"][1]["function"]["arguments"] = Value::Null;
+    server.ask(CHAT, &other);
 
     let effort = json!({"reasoning_effort": "high", "max_tokens": 4});
     let body = forced(&["1021", THINK_END, "1022", "1023"], effort);

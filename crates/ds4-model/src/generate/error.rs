@@ -140,7 +140,7 @@ pub enum GenerateError {
     CacheMemory {
         /// Positions of the text.
         positions: usize,
-        /// Bytes that its caches take.
+        /// Bytes that its caches take, those in which its prompt is processed included.
         needed: usize,
         /// Bytes that all caches may take.
         maximum: usize,

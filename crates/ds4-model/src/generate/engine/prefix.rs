@@ -76,6 +76,11 @@ impl PrefixCache {
         self.maximum > 0
     }
 
+    /// Whether chunks of prompts may end for a mark. Their bits depend on where chunks end.
+    pub(super) fn has_marks_between(&self) -> bool {
+        self.is_wanted() && !self.exact
+    }
+
     /// Adds a mark to those of a text of an engine with so many lanes. The marks of all its texts
     /// together take no more than what is kept: where there would be more, every other one goes.
     pub(super) fn add_mark(&self, marks: &mut Vec<Mark>, mark: Mark, lanes: usize) {

@@ -9,10 +9,21 @@ use super::setup::{Caches, Setup, upload};
 use super::text::Text;
 use crate::generate::error::GenerateError;
 
+/// The first length at which a prompt is marked within its first chunk; the next ones are twice as
+/// long each.
+const FIRST_MARK: usize = 512;
+/// Tokens between the last mark of a prompt and the last of its tokens that are processed. Another
+/// prompt may go on differently from the tokens that begin an answer.
+const LAST_MARK: usize = 4;
+
 /// A text whose prompt is processed in chunks, in caches of its own.
 ///
 /// A chunk ends where the next multiple of the chunk's size begins, so that a text depends on
 /// nothing else that runs. The last token is left for the text's first step.
+///
+/// What is kept of prompts is of use to others only up to a mark. Unless texts have to be the same
+/// to the bit, chunks end at marks of instructions that others may share, and of the prompt's end,
+/// from which the conversation may go on otherwise than by this answer.
 #[derive(Debug)]
 pub(super) struct Prompt {
     pub(super) text: Text,
@@ -54,15 +65,29 @@ impl Prompt {
             }
         } else {
             self.text.marks = prefixes.restore(&self.text.tokens, &mut caches)?;
+            self.text.cached = caches.trunk.lengths()[0];
         }
         self.caches = Some(caches);
         Ok(())
     }
 
     /// Tokens of the next chunk; 0 once there is none left.
-    pub(super) fn next_chunk(&self, size: usize) -> usize {
+    pub(super) fn next_chunk(&self, size: usize, prefixes: &PrefixCache) -> usize {
+        self.next_end(size, prefixes).0 - self.processed()
+    }
+
+    /// Where the next chunk ends, and whether the prompt is marked there.
+    fn next_end(&self, size: usize, prefixes: &PrefixCache) -> (usize, bool) {
         let (start, last) = (self.processed(), self.text.tokens.len() - 1);
-        (size - start % size).min(last - start)
+        let regular = start - start % size + size;
+        let early = std::iter::successors(Some(FIRST_MARK), |length| Some(2 * length));
+        let early = early.take_while(|length| *length < size);
+        let between = early.chain(last.checked_sub(LAST_MARK));
+        let between = between.filter(|length| prefixes.has_marks_between() && *length > start);
+        let between = between.min();
+        let end = between.unwrap_or(last).min(regular).min(last);
+        let is_marked = prefixes.is_wanted() && (end == regular || between == Some(end));
+        (end, is_marked)
     }
 
     /// Processes the next chunk; `true` once there is none left.
@@ -72,8 +97,8 @@ impl Prompt {
         prefixes: &PrefixCache,
     ) -> Result<bool, GenerateError> {
         let size = setup.config.prefill_chunk;
-        let (start, count) = (self.processed(), self.next_chunk(size));
-        let (end, tokens) = (start + count, &self.text.tokens);
+        let (start, (end, is_marked)) = (self.processed(), self.next_end(size, prefixes));
+        let tokens = &self.text.tokens;
         let caches = self.caches.as_mut().expect("it has begun");
         if start < end {
             let ids = |range: Range<usize>, device| {
@@ -86,7 +111,7 @@ impl Prompt {
                 let next = ids(start + 1..end + 1, setup.device());
                 drafter.observe(features, next, cache)?;
             }
-            if prefixes.is_wanted() && end % size == 0 {
+            if is_marked {
                 let (marks, lanes) = (&mut self.text.marks, setup.config.lanes);
                 prefixes.add_mark(marks, caches.mark(), lanes);
             }

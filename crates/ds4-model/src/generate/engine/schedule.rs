@@ -32,7 +32,7 @@ impl Engine<'_> {
             if !prompt.has_begun() {
                 prompt.begin(&self.setup, &mut self.prefixes)?;
             }
-            let count = prompt.next_chunk(size);
+            let count = prompt.next_chunk(size, &self.prefixes);
             if count > left {
                 self.prompts.push_front(prompt);
                 break;
@@ -175,7 +175,8 @@ impl Engine<'_> {
             None => {
                 // More than the lane has that it leaves.
                 let needed = self.groups[group].lanes.capacity() + 1;
-                let error = self.memory_error(needed)?;
+                let bytes = self.setup.bytes(self.capacity_for(needed))?;
+                let error = self.memory_error(needed, bytes);
                 self.outputs.push(text.fail(error));
             }
             Some((new_group, new_lane)) => {
@@ -219,17 +220,17 @@ impl Engine<'_> {
         let prompt = self.setup.bytes(tokens)?;
         let bytes = self.setup.bytes(capacity)?.saturating_add(prompt);
         match self.setup.config.cache_bytes {
-            Some(maximum) if bytes > maximum => Err(self.memory_error(positions)?),
+            Some(maximum) if bytes > maximum => Err(self.memory_error(positions, bytes)),
             _ => Ok(()),
         }
     }
 
-    fn memory_error(&self, positions: usize) -> Result<GenerateError, GenerateError> {
-        Ok(GenerateError::CacheMemory {
+    fn memory_error(&self, positions: usize, needed: usize) -> GenerateError {
+        GenerateError::CacheMemory {
             positions,
-            needed: self.setup.bytes(self.capacity_for(positions))?,
+            needed,
             maximum: self.setup.config.cache_bytes.unwrap_or(usize::MAX),
-        })
+        }
     }
 
     /// Whether there is memory for more lanes of a capacity, after lanes that are not in use are

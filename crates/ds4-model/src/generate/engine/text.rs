@@ -42,6 +42,8 @@ pub struct Output {
     /// Why it was the last one. At the end of a text, the end-of-sequence token is a token like
     /// others.
     pub finish: Option<FinishReason>,
+    /// Tokens of the text's prompt that were taken from what was kept of another one.
+    pub cached: usize,
 }
 
 /// A text, in a lane or on its way there.
@@ -64,6 +66,8 @@ pub(super) struct Text {
     pub(super) failed: bool,
     /// Lengths that its prompt can be continued from.
     pub(super) marks: Vec<Mark>,
+    /// Tokens of the prompt that were taken from what was kept of another one.
+    pub(super) cached: usize,
 }
 
 impl Text {
@@ -80,6 +84,7 @@ impl Text {
             ended: false,
             failed: false,
             marks: Vec::new(),
+            cached: 0,
         }
     }
 
@@ -138,6 +143,7 @@ impl Text {
             token: Ok(token),
             log_probs,
             finish,
+            cached: self.cached,
         }
     }
 
@@ -150,6 +156,7 @@ impl Text {
             token: Err(error),
             log_probs: None,
             finish: None,
+            cached: self.cached,
         }
     }
 }
