@@ -162,6 +162,9 @@ fn run(
     let config = args.engine(args.drafts.drafts(&pipeline.model)?);
     let startup = Arc::new(Startup::default());
     let engine = Engine::new(&pipeline.model, config.clone())?;
+    if let Some(bytes) = engine.cache_limit() {
+        tracing::info!(bytes, "caches of texts take no more");
+    }
     let known = Loaded {
         tokenizer: pipeline.tokenizer.clone(),
         config: pipeline.model.config().clone(),

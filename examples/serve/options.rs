@@ -58,7 +58,8 @@ pub struct Args {
     /// Uses of kept texts only what changes no bit of the answer.
     #[arg(long)]
     pub exact_prefix: bool,
-    /// Most bytes that the caches of all texts take [default: no bound].
+    /// Most bytes that the caches of all texts take [default: most of what a CUDA device has left
+    /// once the model is loaded, and no bound elsewhere].
     #[arg(long, value_name = "BYTES")]
     pub cache_memory: Option<usize>,
     /// Launches every step anew, even where it could be replayed as a graph.

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::attention::{CompressorState, DECODE_TOKENS};
-use burn_ds4_ops::device::may_allocate;
+use burn_ds4_ops::device::{check_tensors, may_allocate};
 
 use crate::config::{AttentionKind, ModelConfig};
 use crate::placement::Placement;
@@ -251,7 +251,8 @@ impl CacheLayout {
         }
     }
 
-    /// Bytes of device memory that a cache takes that is made like this, without making it.
+    /// Bytes of device memory that a cache takes that is made like this, without making it. Rotary
+    /// tables are not counted: caches on a device share them.
     ///
     /// # Errors
     ///
@@ -278,21 +279,6 @@ impl CacheLayout {
     pub fn bytes(&self, config: CacheConfig) -> Result<usize, CacheError> {
         let (config, capacity) = self.checked(config)?;
         Ok(self.bytes_at(&config, capacity))
-    }
-
-    /// The same for layers that are divided among devices.
-    ///
-    /// # Errors
-    ///
-    /// As [`bytes`](Self::bytes).
-    pub(crate) fn bytes_on(
-        &self,
-        placement: &Placement,
-        config: CacheConfig,
-    ) -> Result<usize, CacheError> {
-        let runs = placement.runs().iter();
-        let bytes = runs.map(|run| self.of_layers(run.layers.clone()).bytes(config));
-        bytes.sum()
     }
 
     /// The layout of some of the layers.
@@ -325,8 +311,7 @@ impl CacheLayout {
     fn bytes_at(&self, config: &CacheConfig, capacity: usize) -> usize {
         let rings = self.layers.iter();
         let rings = rings.map(|kind| self.ring_bytes(*kind, config, capacity));
-        let rings = rings.fold(0, usize::saturating_add);
-        rings.saturating_add(self.table_bytes_at(capacity))
+        rings.fold(0, usize::saturating_add)
     }
 
     /// Bytes of the rings of a layer, of all sequences.
@@ -348,7 +333,8 @@ impl CacheLayout {
             (self.has_compressed(), &self.compressed_rotary),
         ];
         let tables = tables.iter().filter(|(is_used, _)| *is_used);
-        let tables = tables.map(|(_, rotary)| bytes_of([capacity, rotary.dim], DType::F32));
+        let rows = capacity.checked_next_power_of_two().unwrap_or(capacity);
+        let tables = tables.map(|(_, rotary)| bytes_of([rows, rotary.dim], DType::F32));
         tables.fold(0, usize::saturating_add)
     }
 
@@ -360,9 +346,24 @@ impl CacheLayout {
         bytes.collect()
     }
 
-    /// Bytes of the rotary tables, which each device has that has layers of all kinds.
+    /// Bytes of the rotary tables at most, which caches share, and each device has that has layers
+    /// of all kinds.
     pub(crate) fn table_bytes(&self, config: CacheConfig) -> usize {
         self.table_bytes_at(self.first_capacity(&config))
+    }
+
+    /// Whether the rotary tables of a cache of so many positions can be made at once. If not, what
+    /// they hold begins to be worked out by another thread.
+    pub(crate) fn has_tables_ready(&self, positions: usize) -> bool {
+        let positions = positions.min(self.max_positions);
+        let tables = [
+            (self.has_window_only(), &self.rotary),
+            (self.has_compressed(), &self.compressed_rotary),
+        ];
+        let tables = tables.into_iter().filter(|(is_used, _)| *is_used);
+        let ready = tables.map(|(_, rotary)| RotaryTable::is_ready(rotary, positions));
+        // Of all tables, at the same time.
+        ready.fold(true, |all, own| all & own)
     }
 
     fn first_capacity(&self, config: &CacheConfig) -> usize {
@@ -383,6 +384,7 @@ impl CacheLayout {
         device: &Device,
     ) -> Result<(), CacheError> {
         let bytes = self.bytes_at(config, capacity);
+        let bytes = bytes.saturating_add(self.table_bytes_at(capacity));
         match may_allocate(device, bytes) {
             true => Ok(()),
             false => Err(CacheError::OutOfMemory {
@@ -672,7 +674,29 @@ impl Cache {
             kinds.map(|kind| cache.new_layer(*kind, &part.device))
         });
         cache.layers = layers.collect();
+        cache.check_granted()?;
         Ok(cache)
+    }
+
+    /// Checks that devices have given memory to the rows. Nothing else has been launched with them
+    /// yet, so that nothing else is lost with them.
+    fn check_granted(&self) -> Result<(), CacheError> {
+        for part in &self.parts {
+            let layers = self.layers[part.layers.clone()].iter();
+            let rows: Vec<_> = layers.flat_map(LayerCache::rings).map(Ring::all).collect();
+            let tables = [&part.rotary, &part.compressed_rotary]
+                .into_iter()
+                .flatten();
+            let tables: Vec<_> = tables.map(RotaryTable::angles).collect();
+            if let Err(reason) = check_tensors(&rows).and_then(|()| check_tensors(&tables)) {
+                log::warn!("there is no memory for a cache: {reason}");
+                return Err(CacheError::OutOfMemory {
+                    positions: self.capacity,
+                    bytes: self.bytes(),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn new_layer(&self, kind: AttentionKind, device: &Device) -> LayerCache {
@@ -1082,9 +1106,15 @@ impl Cache {
         self.epoch = new_epoch();
         self.capacity = capacity;
         for part in &mut self.parts {
-            let tables = [&mut part.rotary, &mut part.compressed_rotary];
-            let tables = tables.into_iter().flatten();
-            tables.for_each(|table| table.grow(capacity));
+            let tables = [
+                (&mut part.rotary, &self.layout.rotary),
+                (&mut part.compressed_rotary, &self.layout.compressed_rotary),
+            ];
+            for (table, config) in tables {
+                if let Some(table) = table {
+                    table.grow(config, capacity);
+                }
+            }
         }
         for layer in &mut self.layers {
             let sizes = LayerRings::new(layer.kind, &self.layout, &self.config, capacity);
@@ -1103,7 +1133,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Bytes of device memory that the cache holds.
+    /// Bytes of device memory that the cache holds, without the rotary tables, which it shares.
     pub fn bytes(&self) -> usize {
         let layouts = self.parts.iter();
         let layouts = layouts.map(|part| self.layout.of_layers(part.layers.clone()));

@@ -5,7 +5,7 @@ use burn::tensor::{Int, Tensor};
 use super::{Cache, CacheError, LayerCache, Part, Ring, new_epoch};
 
 impl LayerCache {
-    fn rings(&self) -> impl Iterator<Item = &Ring> {
+    pub(super) fn rings(&self) -> impl Iterator<Item = &Ring> {
         let compressed = [&self.compressed, &self.indexer].into_iter().flatten();
         let compressed = compressed.flat_map(|cache| [&cache.rows, &cache.raw]);
         std::iter::once(&self.window).chain(compressed)

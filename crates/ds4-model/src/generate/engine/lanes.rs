@@ -87,6 +87,8 @@ pub(super) struct Lanes {
     spoiled: Option<Refusal>,
     /// Bytes by which the device's memory grew when steps were recorded.
     graph_bytes: Option<u64>,
+    /// Whether there was no memory to record steps.
+    lacks_room: bool,
 }
 
 impl Lanes {
@@ -120,6 +122,7 @@ impl Lanes {
             late: None,
             spoiled: None,
             graph_bytes: None,
+            lacks_room: false,
         })
     }
 
@@ -433,7 +436,8 @@ impl Lanes {
         let used = wanted.tokens.max(self.launched * (1 + drafts));
         if self.recorder.is_wanted() && drafts == all {
             let recorded = worth_recording(free.min(used), all, setup.leaves_out());
-            if !recorded.is_empty() {
+            // The caches are copied for that. A recording that fails may take the weights with it.
+            if !recorded.is_empty() && self.has_room_to_record(setup)? {
                 self.launched = 0;
                 return self.record(setup, &recorded, wanted);
             }
@@ -441,6 +445,20 @@ impl Lanes {
         self.launched += 1;
         self.new_drafts = drafts;
         self.launch(setup, self.verified(setup, wanted))
+    }
+
+    /// Whether there is memory for a copy of the caches. Logs once if there is none.
+    fn has_room_to_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
+        let (lanes, capacity) = (self.lanes(), self.capacity());
+        let has_room = setup.has_room(capacity, lanes)?;
+        if !has_room && !std::mem::replace(&mut self.lacks_room, true) {
+            let bytes = self.caches.bytes();
+            log::warn!(
+                "steps of {lanes} lanes of {capacity} positions are launched, not replayed: there \
+                 is no memory for a copy of their caches, of {bytes} bytes"
+            );
+        }
+        Ok(has_room)
     }
 
     /// Drafts that a step verifies which makes as many as there are positions for.

@@ -4,6 +4,7 @@ mod config;
 mod constraint;
 mod drafter;
 mod lanes;
+mod memory;
 mod prefix;
 mod prompt;
 mod recorder;
@@ -16,7 +17,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_ds4_ops::device::free_memory;
 use burn_ds4_ops::sampling;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -200,10 +202,19 @@ impl<'a> Engine<'a> {
     /// drafter, the vocabulary is larger than what can be chosen from, or a clustered head is of
     /// another vocabulary.
     pub fn new(model: &'a Model, config: EngineConfig) -> Result<Self, GenerateError> {
+        Self::with_memory(model, config, free_memory)
+    }
+
+    /// An engine that asks for the free memory of devices like this.
+    fn with_memory(
+        model: &'a Model,
+        config: EngineConfig,
+        free_memory: fn(&Device) -> Option<u64>,
+    ) -> Result<Self, GenerateError> {
         config.validate()?;
         check_vocabulary(model)?;
         let drafter = drafter::drafter(model, &config)?;
-        Ok(Self {
+        let mut engine = Self {
             groups: Vec::new(),
             prompts: VecDeque::new(),
             prefixes: PrefixCache::new(config.prefix_bytes, config.exact_prefix),
@@ -219,8 +230,18 @@ impl<'a> Engine<'a> {
                 processor: None,
                 oracle: None,
                 random_contexts: false,
+                free_memory,
             },
-        })
+        };
+        let free = engine.setup.free_for_caches()?;
+        let bound = &mut engine.setup.config.cache_bytes;
+        if let (Some(wanted), Some(free)) = (*bound, free)
+            && wanted > free
+        {
+            log::warn!("caches take {free} bytes at most, which are left, not {wanted}");
+        }
+        *bound = [*bound, free].into_iter().flatten().min();
+        Ok(engine)
     }
 
     /// Lets `processor` change the logits before anything else does.
@@ -354,7 +375,8 @@ impl<'a> Engine<'a> {
     /// # Errors
     ///
     /// If the device fails. After that, the engine is not to be used any more. What goes wrong with
-    /// one text is in its [output](Output::token).
+    /// one text is in its [output](Output::token): among others that there is no memory for its
+    /// caches, and no text that could leave some to it.
     pub fn step(&mut self) -> Result<Vec<Output>, GenerateError> {
         self.process_prompts()?;
         let keys: Vec<(usize, usize)> = self
@@ -429,6 +451,12 @@ impl<'a> Engine<'a> {
         let groups = self.groups.iter();
         let lanes: usize = groups.map(|group| group.lanes.caches().bytes()).sum();
         lanes + self.prompts.iter().map(Prompt::bytes).sum::<usize>()
+    }
+
+    /// The most bytes that these may be: [`EngineConfig::cache_bytes`], or what was left on the
+    /// devices when the engine was made.
+    pub fn cache_limit(&self) -> Option<usize> {
+        self.setup.config.cache_bytes
     }
 
     /// The logits that the last token of a request was chosen by, an entry for each token. `None`

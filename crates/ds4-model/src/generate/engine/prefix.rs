@@ -5,6 +5,7 @@
 //! ended.
 
 use super::lanes::Lanes;
+use super::memory::if_fitting;
 use super::setup::{Caches, Setup};
 use super::text::Text;
 use crate::cache::{Cache, CacheMark};
@@ -115,7 +116,9 @@ impl PrefixCache {
         if bytes > self.maximum {
             return Ok(());
         }
-        let mut caches = setup.new_caches(1, length)?;
+        let Some(mut caches) = if_fitting(setup.new_caches(1, length))? else {
+            return Ok(());
+        };
         caches.adopt(0, lanes.caches(), lane, length)?;
         for cache in caches.both_mut() {
             cache.truncate_to(&[length])?;
@@ -173,6 +176,13 @@ impl PrefixCache {
         // It is the most recently used one now.
         self.prefixes.push(prefix);
         Ok(marks)
+    }
+
+    /// Drops all that is kept; `false` if there is nothing.
+    pub(super) fn drop_all(&mut self) -> bool {
+        let is_any = !self.prefixes.is_empty();
+        self.prefixes.clear();
+        is_any
     }
 
     /// Drops the least recently used ones until the others fit.

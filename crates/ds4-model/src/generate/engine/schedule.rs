@@ -2,10 +2,12 @@
 
 use super::constraint::LaneConstraint;
 use super::lanes::{Entry, Lanes};
+use super::memory::if_fitting;
 use super::prompt::Prompt;
 use super::setup::upload;
 use super::text::Text;
 use super::{Engine, Group, RequestId};
+use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
 
 impl Engine<'_> {
@@ -21,17 +23,34 @@ impl Engine<'_> {
                 true => prompt.bytes(),
                 false => self.setup.bytes(tokens)?,
             };
-            let lane = match has_lane {
+            // Steps go on while tables for long texts are worked out.
+            let positions = self.capacity_for(self.needed(tokens));
+            let is_ready = self.running() == 0 || self.setup.has_tables_ready(positions);
+            let lane = match has_lane && is_ready {
                 true => self.vacant_lane(tokens, own)?,
                 false => None,
             };
-            let Some(lane) = lane else {
-                self.prompts.push_front(prompt);
-                break;
+            let has_begun = match (lane, prompt.has_begun()) {
+                (None, _) => false,
+                (Some(_), true) => true,
+                (Some(_), false) => {
+                    let begun = prompt.begin(&self.setup, &mut self.prefixes);
+                    if_fitting(begun)?.is_some()
+                }
             };
-            if !prompt.has_begun() {
-                prompt.begin(&self.setup, &mut self.prefixes)?;
-            }
+            let Some(lane) = lane.filter(|_| has_begun) else {
+                if self.running() > 0 {
+                    // Another text may leave what is missing.
+                    self.prompts.push_front(prompt);
+                    break;
+                }
+                if self.prefixes.drop_all() {
+                    self.prompts.push_front(prompt);
+                } else {
+                    self.fail_prompt(prompt)?;
+                }
+                continue;
+            };
             let count = prompt.next_chunk(size, &self.prefixes);
             if count > left {
                 self.prompts.push_front(prompt);
@@ -43,6 +62,23 @@ impl Engine<'_> {
                 false => self.prompts.push_front(prompt),
             }
         }
+        Ok(())
+    }
+
+    /// Ends a text for which there is no memory, though nothing else is in use.
+    fn fail_prompt(&mut self, mut prompt: Prompt) -> Result<(), GenerateError> {
+        let tokens = prompt.text.tokens.len();
+        let needed = self.needed(tokens);
+        let bytes = self.setup.bytes(self.capacity_for(needed))?;
+        let bytes = bytes.saturating_add(self.setup.bytes(tokens)?);
+        let error = match self.setup.config.cache_bytes {
+            Some(maximum) if bytes > maximum => self.memory_error(needed, bytes),
+            _ => GenerateError::Cache(CacheError::OutOfMemory {
+                positions: needed,
+                bytes,
+            }),
+        };
+        self.outputs.push(prompt.text.fail(error));
         Ok(())
     }
 
@@ -80,7 +116,7 @@ impl Engine<'_> {
         let capacity = self.capacity_for(self.needed(tokens));
         let way = self.emptiest(capacity);
         let Some(group) = self.group_of(capacity, way) else {
-            if !self.has_memory(capacity, 1, more)? {
+            if !self.has_memory(capacity, [0, 1], more)? {
                 return Ok(None);
             }
             let after = self
@@ -90,7 +126,11 @@ impl Engine<'_> {
             let group = after.unwrap_or(self.groups.len());
             // What could not be recorded once is not tried again.
             self.setup.config.graphs &= self.graph_refusal().is_none();
-            let lanes = Lanes::new(&self.setup, 1, capacity)?;
+            let Some(lanes) = if_fitting(Lanes::new(&self.setup, 1, capacity))? else {
+                return Ok(None);
+            };
+            // Those of the next size may be needed soon.
+            self.setup.has_tables_ready(self.capacity_for(capacity + 1));
             let texts = vec![None];
             self.groups.insert(group, Group { way, lanes, texts });
             return Ok(Some((group, 0)));
@@ -101,7 +141,7 @@ impl Engine<'_> {
             Some(_) => known,
             None => (2 * known).min(self.setup.config.lanes.div_ceil(self.setup.ways())),
         };
-        if !self.has_memory(capacity, lanes - known, more)? {
+        if !self.has_memory(capacity, [known, lanes], more)? {
             return Ok(None);
         }
         // Others may have been dropped.
@@ -233,23 +273,26 @@ impl Engine<'_> {
         }
     }
 
-    /// Whether there is memory for more lanes of a capacity, after lanes that are not in use are
-    /// dropped: groups may have other indices then.
+    /// Whether there is memory for lanes of a capacity to become more, after lanes that are not in
+    /// use are dropped: groups may have other indices then.
     fn has_memory(
         &mut self,
         capacity: usize,
-        lanes: usize,
+        [known, lanes]: [usize; 2],
         more: usize,
     ) -> Result<bool, GenerateError> {
-        let Some(maximum) = self.setup.config.cache_bytes else {
-            return Ok(true);
-        };
-        let needed = self.setup.bytes(capacity)?.saturating_mul(lanes);
+        let maximum = self.setup.config.cache_bytes.unwrap_or(usize::MAX);
+        let needed = self.setup.bytes(capacity)?.saturating_mul(lanes - known);
         let needed = needed.saturating_add(more);
-        let fits = |engine: &Self| engine.cache_bytes().saturating_add(needed) <= maximum;
-        if !fits(self) {
+        // All lanes are copied where they become more.
+        let made = if known == lanes { 0 } else { lanes };
+        let fits = |engine: &Self| {
+            let within = engine.cache_bytes().saturating_add(needed) <= maximum;
+            Ok::<bool, GenerateError>(within && engine.setup.has_room(capacity, made)?)
+        };
+        if !fits(self)? {
             self.drop_vacant(|group| group.lanes.capacity() == capacity);
         }
-        Ok(fits(self))
+        fits(self)
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Setup<'a> {
     pub(super) oracle: Option<Tensor<1, Int>>,
     /// Whether prompts are not processed, but drawn at random.
     pub(super) random_contexts: bool,
+    /// What a device has left: [`free_memory`](burn_ds4_ops::device::free_memory).
+    pub(super) free_memory: fn(&Device) -> Option<u64>,
 }
 
 impl Setup<'_> {
@@ -109,7 +111,7 @@ impl Setup<'_> {
         Ok(Features { streams, taps })
     }
 
-    fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {
+    pub(super) fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {
         // The host counts steps later than the device, and a text may end before them: those that
         // are ahead, those of a recording, and of the others that are made with it.
         let (drafts, runs) = (self.config.drafts, recorder::WARM_UPS + 1);
@@ -122,16 +124,6 @@ impl Setup<'_> {
             rollback: Rollback::Bounded(positions.saturating_add(others.sum())),
             dtype: self.model.embedding.val().dtype().into(),
         }
-    }
-
-    /// Bytes that the caches of one lane of so many positions take.
-    pub(super) fn bytes(&self, capacity: usize) -> Result<usize, GenerateError> {
-        let (model, options) = (self.model.config(), self.cache_config(1, capacity));
-        let drafter = self.drafter.as_ref();
-        let draft = drafter.map(|drafter| drafter.layout(model).bytes(options));
-        let (layout, placement) = self.model.trunk_cache();
-        let trunk = layout.bytes_on(&placement, options)?;
-        Ok(trunk.saturating_add(draft.transpose()?.unwrap_or(0)))
     }
 
     /// Empty caches of trunk and drafter.

@@ -1,0 +1,234 @@
+//! The memory of devices that caches may take.
+
+use burn::tensor::Device;
+
+use super::setup::Setup;
+use crate::cache::CacheError;
+use crate::generate::error::GenerateError;
+
+/// Bytes of a device that are left for what steps and chunks of prompts work with: a tenth of what
+/// is free once the model is loaded, and so many where it has them.
+const WORKSPACE: u64 = 2 << 30;
+
+impl Setup<'_> {
+    /// Bytes that the caches of one lane of so many positions take on each device.
+    fn bytes_by_device(&self, capacity: usize) -> Result<Vec<(Device, usize)>, GenerateError> {
+        let (model, options) = (self.model.config(), self.cache_config(1, capacity));
+        let (layout, placement) = self.model.trunk_cache();
+        let mut all: Vec<(Device, usize)> = Vec::new();
+        let mut add =
+            |device: &Device, bytes: usize| match all.iter_mut().find(|(own, _)| own == device) {
+                Some((_, sum)) => *sum = sum.saturating_add(bytes),
+                None => all.push((device.clone(), bytes)),
+            };
+        for run in placement.runs() {
+            add(
+                &run.device,
+                layout.of_layers(run.layers.clone()).bytes(options)?,
+            );
+        }
+        if let Some(drafter) = &self.drafter {
+            add(self.device(), drafter.layout(model).bytes(options)?);
+        }
+        Ok(all)
+    }
+
+    /// Bytes that the caches of one lane of so many positions take.
+    pub(super) fn bytes(&self, capacity: usize) -> Result<usize, GenerateError> {
+        let all = self.bytes_by_device(capacity)?;
+        let bytes = all.iter().map(|(_, bytes)| *bytes);
+        Ok(bytes.fold(0, usize::saturating_add))
+    }
+
+    /// The most bytes that caches may take, from the memory that is free now; `None` where no
+    /// device tells.
+    pub(super) fn free_for_caches(&self) -> Result<Option<usize>, GenerateError> {
+        let all = self.bytes_by_device(self.config.capacity)?;
+        let whole: usize = all.iter().map(|(_, bytes)| *bytes).sum();
+        let prefixes = 2 * self.config.prefix_bytes as u128;
+        let bounds = all.iter().filter_map(|(device, own)| {
+            let free = (self.free_memory)(device)?;
+            let left = free - (free / 10).max(WORKSPACE.min(free / 4));
+            // All devices have as much of each cache as of this one.
+            let bytes = u128::from(left) * whole as u128 / (*own).max(1) as u128;
+            Some(usize::try_from(bytes.saturating_sub(prefixes)).unwrap_or(usize::MAX))
+        });
+        Ok(bounds.min())
+    }
+
+    /// Whether all devices have memory for the caches of so many lanes at once, beside those that
+    /// there are.
+    pub(super) fn has_room(&self, capacity: usize, lanes: usize) -> Result<bool, GenerateError> {
+        let all = self.bytes_by_device(capacity)?;
+        let mut all = all.iter();
+        Ok(all.all(|(device, own)| {
+            let needed = own.saturating_mul(lanes) as u64;
+            (self.free_memory)(device).is_none_or(|free| needed <= free)
+        }))
+    }
+
+    /// Whether the rotary tables of caches of so many positions can be made at once. If not, what
+    /// they hold begins to be worked out.
+    pub(super) fn has_tables_ready(&self, positions: usize) -> bool {
+        let (layout, _) = self.model.trunk_cache();
+        let drafter = self.drafter.as_ref();
+        let draft = drafter.map(|drafter| drafter.layout(self.model.config()));
+        let layouts = std::iter::once(layout).chain(draft);
+        layouts.fold(true, |all, layout| all & layout.has_tables_ready(positions))
+    }
+}
+
+/// What was made, or `None` where there was no memory for it.
+pub(super) fn if_fitting<T>(made: Result<T, GenerateError>) -> Result<Option<T>, GenerateError> {
+    match made {
+        Ok(made) => Ok(Some(made)),
+        Err(GenerateError::Cache(CacheError::OutOfMemory { .. })) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::cell::Cell;
+
+    use burn::tensor::Device;
+
+    use super::super::{Engine, EngineConfig, Output, Request, RequestId};
+    use crate::generate::error::GenerateError;
+    use crate::pipeline::Pipeline;
+    use crate::repository;
+
+    thread_local! {
+        /// What devices of this thread have left.
+        static FREE: Cell<u64> = const { Cell::new(0) };
+    }
+
+    fn free(_: &Device) -> Option<u64> {
+        Some(FREE.get())
+    }
+
+    fn pipeline() -> Pipeline {
+        let dir = repository::path("assets/ds4-tiny");
+        Pipeline::open(&dir, &Device::flex()).expect("an asset")
+    }
+
+    fn config(cache_bytes: Option<usize>) -> EngineConfig {
+        EngineConfig {
+            capacity: 64,
+            cache_bytes,
+            ..EngineConfig::default()
+        }
+    }
+
+    /// Steps until no text is left. Returns what became of each of some requests, and how many were
+    /// decoded at a time at most.
+    fn finish(
+        engine: &mut Engine,
+        requests: &[RequestId],
+    ) -> (Vec<Result<Vec<u32>, String>>, usize) {
+        let mut texts = vec![Ok(Vec::new()); requests.len()];
+        let mut most = 0;
+        while !engine.is_idle() {
+            for output in engine.step().expect("a device that works") {
+                let known = requests
+                    .iter()
+                    .position(|request| *request == output.request);
+                let text = &mut texts[known.expect("a request of this test")];
+                match (output.token, &mut *text) {
+                    (Ok(token), Ok(tokens)) => tokens.push(token),
+                    (Err(error), _) => *text = Err(error.to_string()),
+                    (Ok(_), Err(error)) => panic!("a token after {error}"),
+                }
+            }
+            most = most.max(engine.running());
+        }
+        (texts, most)
+    }
+
+    fn tokens(outputs: Vec<Output>) -> Vec<u32> {
+        let tokens = outputs.into_iter().map(|output| output.token);
+        tokens.map(|token| token.expect("it has memory")).collect()
+    }
+
+    #[test]
+    fn caches_take_what_is_left_at_most() {
+        let pipeline = pipeline();
+        let limit = |free_bytes: u64, wanted: Option<usize>| {
+            FREE.set(free_bytes);
+            let engine = Engine::with_memory(&pipeline.model, config(wanted), free);
+            engine.expect("a valid configuration").cache_limit()
+        };
+        assert_eq!(limit(100 << 30, None), Some(90 << 30));
+        assert_eq!(limit(8 << 30, None), Some(6 << 30));
+        assert_eq!(limit(4 << 20, None), Some(3 << 20));
+        assert_eq!(limit(8 << 30, Some(1 << 30)), Some(1 << 30));
+        assert_eq!(limit(8 << 30, Some(7 << 30)), Some(6 << 30));
+        let untold = Engine::with_memory(&pipeline.model, config(None), |_| None);
+        assert_eq!(untold.expect("a valid configuration").cache_limit(), None);
+    }
+
+    #[test]
+    fn texts_wait_for_memory_that_a_device_does_not_have_and_others_go_on() {
+        let pipeline = pipeline();
+        let prompt = pipeline.encode("And God said,").expect("a text");
+        let request = || Request::new(&prompt, 12);
+        FREE.set(8 << 30);
+        let engine = || Engine::with_memory(&pipeline.model, config(None), free);
+        let mut alone = engine().expect("a valid configuration");
+        let ids = [alone.add(request()).expect("it fits")];
+        let (expected, _) = finish(&mut alone, &ids);
+
+        // One lane, but no copy of it.
+        let mut engine = engine().expect("a valid configuration");
+        let mut ids = vec![engine.add(request()).expect("it fits")];
+        let begun = engine.step().expect("a device that works");
+        let mut first = tokens(begun);
+        FREE.set(0);
+        ids.extend([0; 2].map(|_| engine.add(request()).expect("it may wait")));
+        let (mut texts, most) = finish(&mut engine, &ids);
+        assert_eq!(most, 1, "others wait");
+        first.extend(texts.remove(0).expect("it has memory"));
+        texts.push(Ok(first));
+        for text in texts {
+            assert_eq!(text, expected[0]);
+        }
+        // With memory, they are decoded together.
+        FREE.set(8 << 30);
+        let ids = [0; 2].map(|_| engine.add(request()).expect("it fits"));
+        assert_eq!(finish(&mut engine, &ids).1, 2);
+    }
+
+    #[test]
+    fn a_text_for_which_there_is_no_memory_ends_alone() {
+        let pipeline = pipeline();
+        let prompt = pipeline.encode("And God said,").expect("a text");
+        let long = prompt.repeat(20);
+        FREE.set(8 << 30);
+        let mut engine = Engine::with_memory(&pipeline.model, config(None), free)
+            .expect("a valid configuration");
+        let first = engine.add(Request::new(&prompt, 12)).expect("it fits");
+        let begun = engine.step().expect("a device that works");
+        let mut begun = tokens(begun);
+        FREE.set(0);
+        let more = [&long, &prompt].map(|prompt| engine.add(Request::new(prompt, 12)));
+        let [second, third] = more.map(|id| id.expect("it may wait"));
+        let (texts, _) = finish(&mut engine, &[first, second, third]);
+        begun.extend(texts[0].iter().flatten());
+        assert_eq!(begun.len(), 12);
+        let error = texts[1].as_ref().expect_err("its lane is larger");
+        assert!(error.contains("do not fit in memory"), "{error}");
+        assert!(texts[2].is_err(), "the vacant lane made way");
+        FREE.set(8 << 30);
+        let again = [&long, &prompt].map(|prompt| engine.add(Request::new(prompt, 12)));
+        let again = again.map(|id| id.expect("it fits"));
+        let (again, _) = finish(&mut engine, &again);
+        assert_eq!(again[0].as_ref().map(Vec::len), Ok(12));
+        assert_eq!(again[1], Ok(begun));
+        // A bound that no lane fits is an error at once.
+        let config = config(Some(1000));
+        let mut bounded =
+            Engine::with_memory(&pipeline.model, config, free).expect("a valid configuration");
+        let error = bounded.add(Request::new(&prompt, 12));
+        assert!(matches!(error, Err(GenerateError::CacheMemory { .. })));
+    }
+}
