@@ -23,9 +23,19 @@ pub struct Answer {
     /// How it is written.
     pub format: Format,
     choices: Vec<Choice>,
-    prompt_tokens: usize,
+    /// Tokens of each prompt.
+    prompts: Vec<usize>,
     deadline: Instant,
     tracker: Arc<Tracker>,
+}
+
+impl Drop for Answer {
+    /// One that could not be written until its deadline was not polled any more.
+    fn drop(&mut self) {
+        if Instant::now() >= self.deadline {
+            self.tracker.late();
+        }
+    }
 }
 
 /// A text, and where its tokens come from, until it has ended.
@@ -53,18 +63,19 @@ fn timeout(message: &str) -> ApiError {
 }
 
 impl Answer {
-    /// An answer that is waited for until `deadline`.
+    /// An answer to prompts of so many tokens each, that is waited for until `deadline`. All prompts
+    /// have as many choices.
     pub fn new(
         format: Format,
         choices: Vec<Choice>,
-        prompt_tokens: usize,
+        prompts: Vec<usize>,
         deadline: Instant,
         tracker: Arc<Tracker>,
     ) -> Self {
         Self {
             format,
             choices,
-            prompt_tokens,
+            prompts,
             deadline,
             tracker,
         }
@@ -153,16 +164,21 @@ impl Answer {
 
     /// Tokens so far.
     pub fn usage(&self) -> Value {
-        let prompt = self.prompt_tokens;
-        let sum = |count: fn(&ChoiceText) -> usize| -> usize {
-            self.choices.iter().map(|choice| count(&choice.text)).sum()
-        };
-        let completion = sum(|text| text.tokens);
+        let prompt: usize = self.prompts.iter().sum();
+        let tokens = self.choices.iter().map(|choice| choice.text.tokens);
+        let completion: usize = tokens.sum();
+        // A prompt counts once, however many choices it has: so does what was known of it.
+        let of_each = (self.choices.len() / self.prompts.len().max(1)).max(1);
+        let cached = self.choices.chunks(of_each).map(|choices| {
+            let cached = choices.iter().map(|choice| choice.text.cached);
+            cached.min().unwrap_or(0)
+        });
+        let cached: usize = cached.sum();
         json!({
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(|text| text.cached)},
+            "prompt_tokens_details": {"cached_tokens": cached},
         })
     }
 }

@@ -184,7 +184,7 @@ impl App {
         let more = (1..count).map(|_| self.place());
         let places = std::iter::once(Ok(first)).chain(more);
         let places: Vec<_> = places.collect::<Result<_, _>>()?;
-        tracker.prompt(prepared.prompt_tokens);
+        tracker.prompt(prepared.prompts.iter().sum());
         let mut choices = Vec::with_capacity(count);
         let created = Instant::now();
         let deadline = created + self.time_limit;
@@ -211,11 +211,11 @@ impl App {
                 events: Some(receiver),
             });
         }
-        let (format, tokens) = (prepared.format, prepared.prompt_tokens);
+        let (format, prompts) = (prepared.format, prepared.prompts);
         Ok(Answer::new(
             format,
             choices,
-            tokens,
+            prompts,
             deadline.into(),
             tracker,
         ))

@@ -1,6 +1,6 @@
 //! The thread that owns the model: it decodes the texts of all requests together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::error::Error;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::sync::{Arc, mpsc};
@@ -235,9 +235,16 @@ fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<
             generated: outputs.iter().filter(|output| output.token.is_ok()).count(),
             ..StepFigures::default()
         };
+        let failed = outputs.iter().filter(|output| output.token.is_err());
+        let failed: HashSet<RequestId> = failed.map(|output| output.request).collect();
         for (id, text) in &mut texts {
-            // A text that has ended is not known any more; its prompt was processed.
-            let processed = engine.progress(*id).map_or(text.prompt, |p| p.processed);
+            // A text that has ended is not known any more. Its prompt was processed, unless the text
+            // has failed, perhaps before it began.
+            let ended = match failed.contains(id) {
+                true => text.processed,
+                false => text.prompt,
+            };
+            let processed = engine.progress(*id).map_or(ended, |p| p.processed);
             figures.prompt += processed - text.processed;
             text.processed = processed;
         }
@@ -248,7 +255,10 @@ fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<
             }
         }
         for id in hand_out(outputs, &mut texts, metrics) {
-            engine.abort(id)?;
+            // Some have ended in the same step.
+            if engine.progress(id).is_some() {
+                engine.abort(id)?;
+            }
         }
         figures.time = started.elapsed();
         metrics.step(figures, engine.stats());
@@ -323,7 +333,8 @@ fn hand_out(
         let Some(text) = texts.get(&id) else {
             continue;
         };
-        let is_behind = text.events.capacity() <= 1;
+        // One place is for how it ends.
+        let is_behind = text.events.capacity() <= usize::from(!ended);
         let event = if is_behind {
             Err(NoToken::Behind)
         } else {
@@ -354,12 +365,12 @@ mod tests {
 
     /// What comes of a text of ten tokens for a reader who comes when all is over: tokens, and why
     /// there are no more. The engine has so many places for events, and so long.
-    fn unread(places: usize, time: Duration) -> (usize, Option<NoToken>) {
+    fn unread(places: usize, time: Duration, config: &EngineConfig) -> (usize, Option<NoToken>) {
         let checkpoint = Checkpoint::open(&shipped_checkpoint()).expect("an asset");
         let device = DeviceSpec::Flex.init().expect("it is always present");
         let model = checkpoint.load(&LoadOptions::default(), &device);
         let model = model.expect("an asset");
-        let engine = Engine::new(&model, EngineConfig::default()).expect("valid options");
+        let engine = Engine::new(&model, config.clone()).expect("valid options");
         let (jobs, receiver) = mpsc::channel();
         let (events, mut reader) = async_mpsc::channel(places);
         let permits = Arc::new(Semaphore::new(1));
@@ -391,11 +402,26 @@ mod tests {
     #[test]
     fn texts_that_nobody_reads_or_that_take_too_long_are_given_up_for_a_reason() {
         let long = Duration::from_secs(3600);
-        assert!(matches!(unread(11, long), (10, None)));
-        assert!(matches!(unread(3, long), (2, Some(NoToken::Behind))));
-        assert!(matches!(
-            unread(11, Duration::ZERO),
-            (0, Some(NoToken::Late))
-        ));
+        // With drafts, one step has several tokens, the last of all among them.
+        for drafts in [0, 1] {
+            let config = EngineConfig {
+                drafts,
+                ..EngineConfig::default()
+            };
+            let unread = |places, time| unread(places, time, &config);
+            for places in [10, 11] {
+                assert!(matches!(unread(places, long), (10, None)));
+            }
+            for places in 1..10 {
+                match unread(places, long) {
+                    (tokens, Some(NoToken::Behind)) => assert_eq!(tokens, places - 1),
+                    other => panic!("{places} places: {other:?}"),
+                }
+            }
+            assert!(matches!(
+                unread(11, Duration::ZERO),
+                (0, Some(NoToken::Late))
+            ));
+        }
     }
 }

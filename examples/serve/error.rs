@@ -3,6 +3,7 @@
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use ds4_model::cache::CacheError;
 use ds4_model::generate::GenerateError;
 use serde_json::{Value, json};
 
@@ -91,7 +92,10 @@ impl ApiError {
     pub fn of_engine(error: &GenerateError) -> Self {
         tracing::error!(%error, "a text has failed");
         match error {
-            GenerateError::CacheMemory { .. } => Self::failed("no memory is left for the text"),
+            GenerateError::CacheMemory { .. }
+            | GenerateError::Cache(CacheError::OutOfMemory { .. }) => {
+                Self::failed("no memory is left for the text")
+            }
             GenerateError::Constraint { .. } => {
                 Self::failed("the answer cannot go on in the format that was asked for")
             }

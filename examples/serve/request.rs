@@ -80,8 +80,8 @@ pub struct Prepared {
     pub requests: Vec<Request>,
     /// Schema that the choices have to follow, until it [is read](Self::constrain).
     pub schema: Option<Value>,
-    /// Tokens of all prompts.
-    pub prompt_tokens: usize,
+    /// Tokens of each prompt, which all have as many choices.
+    pub prompts: Vec<usize>,
     /// Texts at which a choice ends.
     pub stops: Vec<String>,
     /// How the choices are taken apart.
@@ -235,7 +235,7 @@ impl Common {
             format: parts.format,
             requests,
             schema: parts.schema,
-            prompt_tokens: parts.prompts.iter().map(Vec::len).sum(),
+            prompts: parts.prompts.iter().map(Vec::len).collect(),
             stops: self.stops()?,
             split: parts.split,
             one_call: parts.one_call,

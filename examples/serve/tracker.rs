@@ -74,6 +74,11 @@ impl Tracker {
         self.facts().generated += 1;
     }
 
+    /// Takes note that the answer has taken too long, unless it has ended already.
+    pub fn late(&self) {
+        self.facts().outcome.get_or_insert("timeout");
+    }
+
     /// Takes note of how the text has ended.
     pub fn end(&self, outcome: &'static str) {
         self.facts().outcome = Some(outcome);

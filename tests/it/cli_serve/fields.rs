@@ -128,27 +128,29 @@ fn instructions_that_a_prompt_shares_with_another_are_not_processed_again() {
     let instructions: Vec<String> = (0..60)
         .map(|line| format!("Line {line}: the number is {}.", line * 37 % 101))
         .collect();
-    let ask = |question: &str| {
+    let ask = |question: &str, n: usize| {
         let messages = json!([
             {"role": "system", "content": instructions.join(" ")},
             {"role": "user", "content": question},
         ]);
-        let body = json!({"messages": messages, "max_tokens": 4});
+        let body = json!({"messages": messages, "max_tokens": 4, "n": n});
         let usage = server.ask(CHAT, &body)["usage"].clone();
         let details = &usage["prompt_tokens_details"]["cached_tokens"];
         [&usage["prompt_tokens"], details].map(|count| count.as_u64().expect("a number"))
     };
-    let [prompt, cached] = ask("Who made the heaven?");
+    let [prompt, cached] = ask("Who made the heaven?", 1);
     assert!(
         (700..1000).contains(&prompt) && cached == 0,
         "{cached} of {prompt}"
     );
     // Another question has the instructions up to a mark, the same one all but its end.
-    let [_, shared] = ask("And how is the weather?");
+    let [_, shared] = ask("And how is the weather?", 1);
     assert_eq!(shared, 512);
-    let [_, same] = ask("Who made the heaven?");
+    let [_, same] = ask("Who made the heaven?", 1);
     assert!(same + 8 > prompt, "{same} of {prompt}");
     server.await_metric("ds4_prompt_tokens_cached_total", (shared + same) as f64);
+    // A prompt of several choices counts once.
+    assert_eq!(ask("Who made the heaven?", 3), [prompt, same]);
 }
 
 #[test]

@@ -85,8 +85,8 @@ pub fn may_allocate(device: &Device, bytes: usize) -> bool {
     granted
 }
 
-/// Checks that the device of some tensors has given them memory, and has not failed to write them
-/// so far. Waits until it has been given what writes them, not until it has done so.
+/// Checks that the devices of some tensors have given them memory, and have not failed to write them
+/// so far. Waits until they have been given what writes them, not until they have done so.
 ///
 /// With Burn's fusion, whose tensors cannot be asked, nothing is checked.
 ///
@@ -109,12 +109,46 @@ pub fn check_tensors<const D: usize, K: Movable>(tensors: &[Tensor<D, K>]) -> Re
     #[cfg(all(feature = "cube", not(feature = "fusion")))]
     {
         let own = tensors.iter().cloned().filter_map(K::into_cube);
-        let own: Vec<_> = own.collect();
-        if let Some(first) = own.first() {
-            let checked = first.client.check(own.iter().map(|tensor| &tensor.handle));
-            return checked.map_err(|error| error.to_string());
+        let mut own: Vec<_> = own.collect();
+        // Each device knows its own.
+        while let Some(last) = own.last() {
+            let (client, device) = (last.client.clone(), last.device.clone());
+            let (of_device, others) = own.into_iter().partition(|tensor| tensor.device == device);
+            let of_device: Vec<_> = of_device;
+            let checked = client.check(of_device.iter().map(|tensor| &tensor.handle));
+            checked.map_err(|error| error.to_string())?;
+            own = others;
         }
     }
     let _ = tensors;
     Ok(())
+}
+
+/// Two devices of a software driver: the default adapter, and the same by its kind.
+#[cfg(all(test, feature = "wgpu", not(feature = "fusion")))]
+mod tests {
+    use burn::tensor::{DeviceKind, DeviceType};
+
+    use super::*;
+    use crate::device::DeviceSpec;
+
+    #[test]
+    fn tensors_of_several_devices_are_checked_each_by_its_own() {
+        let cpu = Device::wgpu(DeviceKind::Cpu);
+        let Ok(first) = DeviceSpec::Wgpu.init() else {
+            return;
+        };
+        if !Device::enumerate(DeviceType::Wgpu).contains(&cpu) {
+            return;
+        }
+        let small = [&first, &cpu, &first].map(|device| Tensor::<1>::zeros([3], device));
+        assert_eq!(check_tensors(&small), Ok(()));
+        // No device has so much memory.
+        for device in [&first, &cpu] {
+            let never = Tensor::<1>::zeros([1_usize << 42], device);
+            let mut all = small.to_vec();
+            all.insert(1, never);
+            assert!(check_tensors(&all).is_err());
+        }
+    }
 }

@@ -688,15 +688,20 @@ impl Cache {
                 .into_iter()
                 .flatten();
             let tables: Vec<_> = tables.map(RotaryTable::angles).collect();
-            if let Err(reason) = check_tensors(&rows).and_then(|()| check_tensors(&tables)) {
-                log::warn!("there is no memory for a cache: {reason}");
-                return Err(CacheError::OutOfMemory {
-                    positions: self.capacity,
-                    bytes: self.bytes(),
-                });
-            }
+            self.granted(check_tensors(&rows).and_then(|()| check_tensors(&tables)))?;
         }
         Ok(())
+    }
+
+    /// What a device has said of memory.
+    fn granted(&self, told: Result<(), String>) -> Result<(), CacheError> {
+        told.map_err(|reason| {
+            log::warn!("there is no memory for a cache: {reason}");
+            CacheError::OutOfMemory {
+                positions: self.capacity,
+                bytes: self.bytes(),
+            }
+        })
     }
 
     fn new_layer(&self, kind: AttentionKind, device: &Device) -> LayerCache {

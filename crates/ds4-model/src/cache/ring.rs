@@ -108,15 +108,23 @@ impl Ring {
         self.put(all.slice_assign([sequence..sequence + 1, 0..slots, 0..width], rows));
     }
 
-    /// Adds sequences at the end.
-    pub(crate) fn widen(&mut self, batch: usize) {
-        let all = self.take();
-        let more = Tensor::zeros(
-            [batch - self.batch, self.slots, self.width],
-            (&all.device(), all.dtype()),
-        );
-        self.put(Tensor::cat(vec![all, more], 0));
-        self.batch = batch;
+    /// Memory for more sequences.
+    pub(crate) fn wider(&self, batch: usize) -> Self {
+        let all = self.all();
+        let shape = [batch, self.slots, self.width];
+        Self {
+            rows: Some(Tensor::zeros(shape, (&all.device(), all.dtype()))),
+            batch,
+            ..*self
+        }
+    }
+
+    /// Moves the sequences to a ring of [more](Self::wider), the others after them.
+    pub(crate) fn widen(&mut self, mut wider: Self) {
+        let own = [0..self.batch, 0..self.slots, 0..self.width];
+        let all = wider.take().slice_assign(own, self.take());
+        wider.put(all);
+        *self = wider;
     }
 
     /// Bytes of all rows.

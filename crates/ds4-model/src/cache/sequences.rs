@@ -1,6 +1,7 @@
 //! Sequences that join and leave one by one, while the others stay where they are.
 
 use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::device::check_tensors;
 
 use super::{Cache, CacheError, LayerCache, Part, Ring, new_epoch};
 
@@ -150,17 +151,29 @@ impl Cache {
         self.high_water[0] = length;
     }
 
-    /// Adds vacant sequences until there are `batch`.
-    pub(crate) fn widen(&mut self, batch: usize) {
+    /// Memory for as many as `batch` sequences, for [`widen`](Self::widen).
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError::OutOfMemory`] if a device has none.
+    pub(crate) fn wider_rings(&self, batch: usize) -> Result<Vec<Ring>, CacheError> {
+        let own = self.layers.iter().flat_map(LayerCache::rings);
+        let wider: Vec<Ring> = own.map(|ring| ring.wider(batch)).collect();
+        let rows: Vec<_> = wider.iter().map(Ring::all).collect();
+        self.granted(check_tensors(&rows))?;
+        Ok(wider)
+    }
+
+    /// Adds vacant sequences until there are `batch`, in memory that was made for them.
+    pub(crate) fn widen(&mut self, batch: usize, rings: Vec<Ring>) {
         let more = batch.saturating_sub(self.config.batch);
         if more == 0 {
             return;
         }
         self.epoch = new_epoch();
         self.open_step = None;
-        for ring in self.layers.iter_mut().flat_map(LayerCache::rings_mut) {
-            ring.widen(batch);
-        }
+        let own = self.layers.iter_mut().flat_map(LayerCache::rings_mut);
+        own.zip(rings).for_each(|(ring, wider)| ring.widen(wider));
         let widened = |numbers: Tensor<1, Int>| {
             let none = Tensor::zeros([more], (&numbers.device(), numbers.dtype()));
             Tensor::cat(vec![numbers, none], 0)

@@ -107,7 +107,8 @@ fn steps_add_no_positions_to_what_is_vacant() {
         // A recorded step remains valid.
         assert_eq!(cache.epoch(), epoch);
 
-        cache.widen(5);
+        let rings = cache.wider_rings(5).unwrap();
+        cache.widen(5, rings);
         assert_ne!(cache.epoch(), epoch);
         step(&mut cache, 1);
         assert_eq!(starts(&cache), [0, 0, 6, 0, 0]);

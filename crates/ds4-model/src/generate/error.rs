@@ -134,8 +134,8 @@ pub enum GenerateError {
     },
     /// A text needs more memory than caches may take, or than others leave.
     #[error(
-        "a text of {positions} positions needs caches of {needed} bytes, there are {maximum} for \
-         all texts (`cache_bytes`)"
+        "a text of {positions} positions needs caches of {needed} bytes, there are at most \
+         {maximum} for all texts (`cache_bytes`)"
     )]
     CacheMemory {
         /// Positions of the text.

@@ -214,16 +214,20 @@ impl Lanes {
         self.inputs().narrow(0, lane, 1)
     }
 
-    /// Adds vacant lanes until there are `lanes`. No step may be ahead. The parameters of all
-    /// others have to be set again.
+    /// Adds vacant lanes until there are `lanes`, or none if there is no memory for them. No step
+    /// may be ahead. The parameters of all others have to be set again.
     pub(super) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
         self.catch_up();
-        // The memory that the recording holds is needed.
-        self.forget();
         recorder::note_launch();
-        self.links.widen(lanes);
         let (known, device) = (self.lanes(), setup.device());
-        self.caches.both_mut().for_each(|cache| cache.widen(lanes));
+        let wider = self.caches.both().map(|cache| cache.wider_rings(lanes));
+        let wider = wider.collect::<Result<Vec<_>, _>>()?;
+        // It is of the lanes before.
+        self.forget();
+        for (cache, rings) in self.caches.both_mut().zip(wider) {
+            cache.widen(lanes, rings);
+        }
+        self.links.widen(lanes);
         let params = vec![LaneParams::default(); lanes];
         let params = BatchParams::new(&params, self.params.vocabulary(), device);
         self.params = params.map_err(GenerateError::Logits)?;
@@ -450,7 +454,7 @@ impl Lanes {
     /// Whether there is memory for a copy of the caches. Logs once if there is none.
     fn has_room_to_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
         let (lanes, capacity) = (self.lanes(), self.capacity());
-        let has_room = setup.has_room(capacity, lanes)?;
+        let has_room = setup.has_room(&[[capacity, lanes]])?;
         if !has_room && !std::mem::replace(&mut self.lacks_room, true) {
             let bytes = self.caches.bytes();
             log::warn!(

@@ -7,8 +7,13 @@ use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
 
 /// Bytes of a device that are left for what steps and chunks of prompts work with: a tenth of what
-/// is free once the model is loaded, and so many where it has them.
+/// is free, and so many where it has four times as many.
 const WORKSPACE: u64 = 2 << 30;
+
+/// What caches may take of so many free bytes.
+fn without_workspace(free: u64) -> u64 {
+    free - (free / 10).max(WORKSPACE.min(free / 4))
+}
 
 impl Setup<'_> {
     /// Bytes that the caches of one lane of so many positions take on each device.
@@ -47,23 +52,32 @@ impl Setup<'_> {
         let whole: usize = all.iter().map(|(_, bytes)| *bytes).sum();
         let prefixes = 2 * self.config.prefix_bytes as u128;
         let bounds = all.iter().filter_map(|(device, own)| {
-            let free = (self.free_memory)(device)?;
-            let left = free - (free / 10).max(WORKSPACE.min(free / 4));
+            let left = without_workspace((self.free_memory)(device)?);
             // All devices have as much of each cache as of this one.
             let bytes = u128::from(left) * whole as u128 / (*own).max(1) as u128;
-            Some(usize::try_from(bytes.saturating_sub(prefixes)).unwrap_or(usize::MAX))
+            // What is kept makes way for texts, so it does not take most of it from the start.
+            let bytes = bytes - prefixes.min(bytes / 2);
+            Some(usize::try_from(bytes).unwrap_or(usize::MAX))
         });
         Ok(bounds.min())
     }
 
-    /// Whether all devices have memory for the caches of so many lanes at once, beside those that
-    /// there are.
-    pub(super) fn has_room(&self, capacity: usize, lanes: usize) -> Result<bool, GenerateError> {
-        let all = self.bytes_by_device(capacity)?;
-        let mut all = all.iter();
-        Ok(all.all(|(device, own)| {
-            let needed = own.saturating_mul(lanes) as u64;
-            (self.free_memory)(device).is_none_or(|free| needed <= free)
+    /// Whether all devices have memory for some caches, of so many positions and lanes each, beside
+    /// what there is.
+    pub(super) fn has_room(&self, caches: &[[usize; 2]]) -> Result<bool, GenerateError> {
+        let mut needed: Vec<(Device, usize)> = Vec::new();
+        for &[capacity, lanes] in caches {
+            for (device, own) in self.bytes_by_device(capacity)? {
+                let own = own.saturating_mul(lanes);
+                match needed.iter_mut().find(|(known, _)| *known == device) {
+                    Some((_, sum)) => *sum = sum.saturating_add(own),
+                    None => needed.push((device, own)),
+                }
+            }
+        }
+        Ok(needed.iter().all(|(device, own)| {
+            let free = (self.free_memory)(device).map(without_workspace);
+            free.is_none_or(|free| *own as u64 <= free)
         }))
     }
 
@@ -178,12 +192,14 @@ mod tests {
         let ids = [alone.add(request()).expect("it fits")];
         let (expected, _) = finish(&mut alone, &ids);
 
-        // One lane, but no copy of it.
+        // One lane, and no copy of it.
         let mut engine = engine().expect("a valid configuration");
         let mut ids = vec![engine.add(request()).expect("it fits")];
         let begun = engine.step().expect("a device that works");
         let mut first = tokens(begun);
-        FREE.set(0);
+        // Caches for a prompt, but not for two lanes.
+        let lane = engine.cache_bytes() as u64;
+        FREE.set(2 * lane);
         ids.extend([0; 2].map(|_| engine.add(request()).expect("it may wait")));
         let (mut texts, most) = finish(&mut engine, &ids);
         assert_eq!(most, 1, "others wait");
@@ -216,7 +232,7 @@ mod tests {
         begun.extend(texts[0].iter().flatten());
         assert_eq!(begun.len(), 12);
         let error = texts[1].as_ref().expect_err("its lane is larger");
-        assert!(error.contains("do not fit in memory"), "{error}");
+        assert!(error.contains("`cache_bytes`"), "{error}");
         assert!(texts[2].is_err(), "the vacant lane made way");
         FREE.set(8 << 30);
         let again = [&long, &prompt].map(|prompt| engine.add(Request::new(prompt, 12)));

@@ -80,7 +80,7 @@ impl Prompt {
     fn next_end(&self, size: usize, prefixes: &PrefixCache) -> (usize, bool) {
         let (start, last) = (self.processed(), self.text.tokens.len() - 1);
         let regular = start - start % size + size;
-        let early = std::iter::successors(Some(FIRST_MARK), |length| Some(2 * length));
+        let early = std::iter::successors(Some(FIRST_MARK), |length| length.checked_mul(2));
         let early = early.take_while(|length| *length < size);
         let between = early.chain(last.checked_sub(LAST_MARK));
         let between = between.filter(|length| prefixes.has_marks_between() && *length > start);

@@ -10,6 +10,15 @@ use super::{Engine, Group, RequestId};
 use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
 
+/// The caches in which a prompt is processed.
+#[derive(Clone, Copy, Debug)]
+enum PromptCaches {
+    /// Those that there are, of so many bytes.
+    Made(usize),
+    /// Those that have to be made, of so many positions.
+    Wanted(usize),
+}
+
 impl Engine<'_> {
     /// Processes prompts, as many tokens as a chunk has at most.
     pub(super) fn process_prompts(&mut self) -> Result<(), GenerateError> {
@@ -18,10 +27,9 @@ impl Engine<'_> {
         while let Some(mut prompt) = self.prompts.pop_front() {
             let has_lane = self.running() < self.setup.config.lanes;
             let tokens = prompt.text.tokens.len();
-            // Of the prompt's own caches.
             let own = match prompt.has_begun() {
-                true => prompt.bytes(),
-                false => self.setup.bytes(tokens)?,
+                true => PromptCaches::Made(prompt.bytes()),
+                false => PromptCaches::Wanted(tokens),
             };
             // Steps go on while tables for long texts are worked out.
             let positions = self.capacity_for(self.needed(tokens));
@@ -71,13 +79,7 @@ impl Engine<'_> {
         let needed = self.needed(tokens);
         let bytes = self.setup.bytes(self.capacity_for(needed))?;
         let bytes = bytes.saturating_add(self.setup.bytes(tokens)?);
-        let error = match self.setup.config.cache_bytes {
-            Some(maximum) if bytes > maximum => self.memory_error(needed, bytes),
-            _ => GenerateError::Cache(CacheError::OutOfMemory {
-                positions: needed,
-                bytes,
-            }),
-        };
+        let error = self.memory_error(needed, bytes);
         self.outputs.push(prompt.text.fail(error));
         Ok(())
     }
@@ -106,18 +108,22 @@ impl Engine<'_> {
         self.refresh(group, lane..lane + 1)
     }
 
-    /// A vacant lane for a text of so many tokens, `None` if there is no memory yet for it and
-    /// `more` bytes.
+    /// A vacant lane for a text of so many tokens, `None` if there is no memory yet for it and its
+    /// prompt.
     fn vacant_lane(
         &mut self,
         tokens: usize,
-        more: usize,
+        prompt: PromptCaches,
     ) -> Result<Option<(usize, usize)>, GenerateError> {
         let capacity = self.capacity_for(self.needed(tokens));
         let way = self.emptiest(capacity);
         let Some(group) = self.group_of(capacity, way) else {
-            if !self.has_memory(capacity, [0, 1], more)? {
-                return Ok(None);
+            if !self.has_memory(capacity, [0, 1], prompt)? {
+                // There may be a lane in another group.
+                return match self.has_memory(capacity, [0, 0], prompt)? {
+                    true => Ok(self.vacant_of(capacity)),
+                    false => Ok(None),
+                };
             }
             let after = self
                 .groups
@@ -137,13 +143,21 @@ impl Engine<'_> {
         };
         let texts = &self.groups[group].texts;
         let (known, vacant) = (texts.len(), texts.iter().position(Option::is_none));
-        let lanes = match vacant {
-            Some(_) => known,
-            None => (2 * known).min(self.setup.config.lanes.div_ceil(self.setup.ways())),
+        let most = self.setup.config.lanes.div_ceil(self.setup.ways());
+        // Twice as many if possible, or one more.
+        let choices = match vacant {
+            Some(_) => [known; 2],
+            None => [2 * known, known + 1].map(|lanes| lanes.min(most)),
         };
-        if !self.has_memory(capacity, [known, lanes], more)? {
-            return Ok(None);
+        let mut fitting = None;
+        for lanes in choices {
+            if fitting.is_none() && self.has_memory(capacity, [known, lanes], prompt)? {
+                fitting = Some(lanes);
+            }
         }
+        let Some(lanes) = fitting else {
+            return Ok(None);
+        };
         // Others may have been dropped.
         let Some(group) = self.group_of(capacity, way) else {
             return Ok(None);
@@ -155,7 +169,9 @@ impl Engine<'_> {
         let Group {
             lanes: own, texts, ..
         } = &mut self.groups[group];
-        own.widen(&self.setup, lanes)?;
+        if if_fitting(own.widen(&self.setup, lanes))?.is_none() {
+            return Ok(None);
+        }
         texts.resize_with(lanes, || None);
         for text in texts.iter_mut().flatten() {
             text.last_row = None;
@@ -164,6 +180,16 @@ impl Engine<'_> {
         self.vacate_ended(group)?;
         let vacant = self.groups[group].texts.iter().position(Option::is_none);
         Ok(vacant.map(|lane| (group, lane)))
+    }
+
+    /// Any vacant lane with so many positions.
+    fn vacant_of(&self, capacity: usize) -> Option<(usize, usize)> {
+        let groups = self.groups.iter().enumerate();
+        let mut groups = groups.filter(|(_, group)| group.lanes.capacity() == capacity);
+        groups.find_map(|(index, group)| {
+            let vacant = group.texts.iter().position(Option::is_none);
+            vacant.map(|lane| (index, lane))
+        })
     }
 
     /// Of the groups of lanes with so many positions, the first that has the fewest texts.
@@ -192,7 +218,11 @@ impl Engine<'_> {
             .filter_map(|(text, _)| Some(text.as_ref()?.id))
             .collect();
         for id in grown {
-            let larger = self.vacant_lane(capacity, 0)?;
+            let none = PromptCaches::Made(0);
+            let mut larger = self.vacant_lane(capacity, none)?;
+            if larger.is_none() && self.prefixes.drop_all() {
+                larger = self.vacant_lane(capacity, none)?;
+            }
             // Groups may have come and gone.
             let Some((group, lane)) = self.place(id) else {
                 continue;
@@ -265,11 +295,19 @@ impl Engine<'_> {
         }
     }
 
+    /// Why a text ends that needs caches of so many bytes: they are more than any text may have, or
+    /// than is left.
     fn memory_error(&self, positions: usize, needed: usize) -> GenerateError {
-        GenerateError::CacheMemory {
-            positions,
-            needed,
-            maximum: self.setup.config.cache_bytes.unwrap_or(usize::MAX),
+        match self.setup.config.cache_bytes {
+            Some(maximum) => GenerateError::CacheMemory {
+                positions,
+                needed,
+                maximum,
+            },
+            None => GenerateError::Cache(CacheError::OutOfMemory {
+                positions,
+                bytes: needed,
+            }),
         }
     }
 
@@ -279,16 +317,24 @@ impl Engine<'_> {
         &mut self,
         capacity: usize,
         [known, lanes]: [usize; 2],
-        more: usize,
+        prompt: PromptCaches,
     ) -> Result<bool, GenerateError> {
+        let (more, tokens) = match prompt {
+            PromptCaches::Made(bytes) => (bytes, None),
+            PromptCaches::Wanted(tokens) => (self.setup.bytes(tokens)?, Some(tokens)),
+        };
         let maximum = self.setup.config.cache_bytes.unwrap_or(usize::MAX);
         let needed = self.setup.bytes(capacity)?.saturating_mul(lanes - known);
         let needed = needed.saturating_add(more);
         // All lanes are copied where they become more.
         let made = if known == lanes { 0 } else { lanes };
+        let caches = [
+            [capacity, made],
+            [tokens.unwrap_or(1), tokens.iter().count()],
+        ];
         let fits = |engine: &Self| {
             let within = engine.cache_bytes().saturating_add(needed) <= maximum;
-            Ok::<bool, GenerateError>(within && engine.setup.has_room(capacity, made)?)
+            Ok::<bool, GenerateError>(within && engine.setup.has_room(&caches)?)
         };
         if !fits(self)? {
             self.drop_vacant(|group| group.lanes.capacity() == capacity);
