@@ -63,8 +63,8 @@ fn timeout(message: &str) -> ApiError {
 }
 
 impl Answer {
-    /// An answer to prompts of so many tokens each, that is waited for until `deadline`. All prompts
-    /// have as many choices.
+    /// An answer to prompts of so many tokens each, that is waited for until `deadline`. All
+    /// prompts have as many choices.
     pub fn new(
         format: Format,
         choices: Vec<Choice>,

@@ -238,8 +238,8 @@ fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<
         let failed = outputs.iter().filter(|output| output.token.is_err());
         let failed: HashSet<RequestId> = failed.map(|output| output.request).collect();
         for (id, text) in &mut texts {
-            // A text that has ended is not known any more. Its prompt was processed, unless the text
-            // has failed, perhaps before it began.
+            // A text that has ended is not known any more. Its prompt was processed, unless the
+            // text has failed, perhaps before it began.
             let ended = match failed.contains(id) {
                 true => text.processed,
                 false => text.prompt,

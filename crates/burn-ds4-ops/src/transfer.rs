@@ -92,9 +92,9 @@ pub fn transfer<const D: usize, K: Movable>(tensor: Tensor<D, K>, to: &Device) -
 ///
 /// # Safety
 ///
-/// The receiver must have done all of its work by the time that the tensor has been computed, as one
-/// has that waits for the sender after each of its own steps. The copy may be in memory that earlier
-/// work of the receiver, which is not done yet, still uses.
+/// The receiver must have done all of its work by the time that the tensor has been computed, as
+/// one has that waits for the sender after each of its own steps. The copy may be in memory that
+/// earlier work of the receiver, which is not done yet, still uses.
 ///
 /// # Example
 ///

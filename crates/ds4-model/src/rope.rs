@@ -69,9 +69,12 @@ pub(crate) struct RotaryTable {
     angles: Arc<Tensor<2>>,
 }
 
+/// The longest table of a device and of some frequencies, for as long as a cache has it.
+type KnownTable = (Device, Arc<AngleValues>, Weak<Tensor<2>>);
+
 thread_local! {
-    /// The longest tables that this thread has made, one for each device and for frequencies.
-    static TABLES: RefCell<Vec<(Device, Arc<AngleValues>, Weak<Tensor<2>>)>> = RefCell::default();
+    /// Those that this thread has made.
+    static TABLES: RefCell<Vec<KnownTable>> = RefCell::default();
 }
 
 impl RotaryTable {
@@ -80,9 +83,8 @@ impl RotaryTable {
         let values = AngleValues::of(config.frequencies());
         let angles = TABLES.with_borrow_mut(|tables| {
             tables.retain(|(.., angles)| angles.strong_count() > 0);
-            let is_it = |(own, known, _): &&mut (Device, Arc<AngleValues>, _)| {
-                own == device && Arc::ptr_eq(known, &values)
-            };
+            let is_it =
+                |(own, known, _): &&mut KnownTable| own == device && Arc::ptr_eq(known, &values);
             let known = tables.iter_mut().find(is_it);
             let long = known.as_ref().and_then(|(.., angles)| angles.upgrade());
             if let Some(long) = long.filter(|angles| angles.dims()[0] >= positions) {

@@ -12,8 +12,8 @@
 //!
 //! # Order
 //! On CUDA, one thread has to launch the operators of a group, in one order for all devices. A
-//! launch for one rank alone, as while a device records, has to be followed by those for all others,
-//! before anything waits for it.
+//! launch for one rank alone, as while a device records, has to be followed by those for all
+//! others, before anything waits for it.
 //!
 //! Threads write to different memory and do not change each other's results, but their exchanges
 //! should not run at the same time on the same devices: two that each fill one of the devices wait

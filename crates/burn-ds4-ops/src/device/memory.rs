@@ -6,8 +6,8 @@ use super::is_host;
 use crate::transfer::Movable;
 
 /// Bytes that a device can give to tensors of the calling thread: those that are free, and those
-/// that CubeCL has reserved and does not use. They need not be in one piece. `None` where the device
-/// does not tell: CUDA devices do.
+/// that CubeCL has reserved and does not use. They need not be in one piece. `None` where the
+/// device does not tell: CUDA devices do.
 ///
 /// # Example
 ///
@@ -43,8 +43,8 @@ fn free_of_driver(device: &Device) -> Option<u64> {
     };
     let own = result::device::get(own.index as i32).ok()?;
     let before = result::ctx::get_current().ok()?;
-    // SAFETY: the device is one of the driver's. Its context, which CubeCL has made, is retained for
-    // as long as it is used here, and the thread's own one is put back.
+    // SAFETY: the device is one of the driver's. Its context, which CubeCL has made, is retained
+    // for as long as it is used here, and the thread's own one is put back.
     unsafe {
         let context = result::primary_ctx::retain(own).ok()?;
         let free = result::ctx::set_current(context).and_then(|()| result::mem_get_info());
@@ -85,8 +85,8 @@ pub fn may_allocate(device: &Device, bytes: usize) -> bool {
     granted
 }
 
-/// Checks that the devices of some tensors have given them memory, and have not failed to write them
-/// so far. Waits until they have been given what writes them, not until they have done so.
+/// Checks that the devices of some tensors have given them memory, and have not failed to write
+/// them so far. Waits until they have been given what writes them, not until they have done so.
 ///
 /// With Burn's fusion, whose tensors cannot be asked, nothing is checked.
 ///

@@ -191,8 +191,8 @@ pub fn activation_topk(
 /// The score router: `logits = x · gateᵀ` in f32, then [`activation_topk`].
 ///
 /// On CubeCL devices the result of a token is the same to the bit alone, among up to 127 others and
-/// whatever the layout of `x` is. Many more tokens than that are multiplied by the matrix product of
-/// the device, which may add in another order.
+/// whatever the layout of `x` is. Many more tokens than that are multiplied by the matrix product
+/// of the device, which may add in another order.
 ///
 /// # Shapes and dtypes
 ///

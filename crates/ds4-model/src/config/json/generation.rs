@@ -30,8 +30,8 @@ pub struct GenerationDefaults {
     pub eos_token_ids: Option<Vec<u32>>,
 }
 
-/// The end-of-sequence ids of a `config.json`, of which a [`ModelConfig`](crate::config::ModelConfig)
-/// has the first.
+/// The end-of-sequence ids of a `config.json`, of which a
+/// [`ModelConfig`](crate::config::ModelConfig) has the first.
 pub(crate) fn eos_token_ids(path: &Path) -> Result<Option<Vec<u32>>, ConfigError> {
     read(path, |text| {
         let root = object(text)?;

@@ -42,9 +42,10 @@ pub struct EngineConfig {
     /// Positions of a text that there is memory for at first. A text that needs more moves to lanes
     /// of four times as many, and so on.
     pub capacity: usize,
-    /// Most bytes that the caches of lanes and of prompts in progress take, on all devices together.
-    /// A text waits until there is memory for it. Copies come on top while lanes are added or a step
-    /// is recorded, for which there has to be free memory, and what is kept of prompts.
+    /// Most bytes that the caches of lanes and of prompts in progress take, on all devices
+    /// together. A text waits until there is memory for it. Copies come on top while lanes are
+    /// added or a step is recorded, for which there has to be free memory, and what is kept of
+    /// prompts.
     ///
     /// Where devices tell what they have left once the model is loaded (CUDA), it is no more than
     /// nine tenths of that, with at least 2 GiB left for the work of steps where there are 8 GiB,

@@ -88,7 +88,7 @@ pub(super) struct Lanes {
     /// Bytes by which the device's memory grew when steps were recorded.
     graph_bytes: Option<u64>,
     /// Whether there was no memory to record steps.
-    lacks_room: bool,
+    lacks_memory: bool,
 }
 
 impl Lanes {
@@ -122,7 +122,7 @@ impl Lanes {
             late: None,
             spoiled: None,
             graph_bytes: None,
-            lacks_room: false,
+            lacks_memory: false,
         })
     }
 
@@ -441,7 +441,7 @@ impl Lanes {
         if self.recorder.is_wanted() && drafts == all {
             let recorded = worth_recording(free.min(used), all, setup.leaves_out());
             // The caches are copied for that. A recording that fails may take the weights with it.
-            if !recorded.is_empty() && self.has_room_to_record(setup)? {
+            if !recorded.is_empty() && self.may_record(setup)? {
                 self.launched = 0;
                 return self.record(setup, &recorded, wanted);
             }
@@ -452,17 +452,17 @@ impl Lanes {
     }
 
     /// Whether there is memory for a copy of the caches. Logs once if there is none.
-    fn has_room_to_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
+    fn may_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
         let (lanes, capacity) = (self.lanes(), self.capacity());
-        let has_room = setup.has_room(&[[capacity, lanes]])?;
-        if !has_room && !std::mem::replace(&mut self.lacks_room, true) {
+        let has_place = setup.has_place(&[[capacity, lanes]])?;
+        if !has_place && !std::mem::replace(&mut self.lacks_memory, true) {
             let bytes = self.caches.bytes();
             log::warn!(
                 "steps of {lanes} lanes of {capacity} positions are launched, not replayed: there \
                  is no memory for a copy of their caches, of {bytes} bytes"
             );
         }
-        Ok(has_room)
+        Ok(has_place)
     }
 
     /// Drafts that a step verifies which makes as many as there are positions for.

@@ -64,7 +64,7 @@ impl Setup<'_> {
 
     /// Whether all devices have memory for some caches, of so many positions and lanes each, beside
     /// what there is.
-    pub(super) fn has_room(&self, caches: &[[usize; 2]]) -> Result<bool, GenerateError> {
+    pub(super) fn has_place(&self, caches: &[[usize; 2]]) -> Result<bool, GenerateError> {
         let mut needed: Vec<(Device, usize)> = Vec::new();
         for &[capacity, lanes] in caches {
             for (device, own) in self.bytes_by_device(capacity)? {

@@ -334,7 +334,7 @@ impl Engine<'_> {
         ];
         let fits = |engine: &Self| {
             let within = engine.cache_bytes().saturating_add(needed) <= maximum;
-            Ok::<bool, GenerateError>(within && engine.setup.has_room(&caches)?)
+            Ok::<bool, GenerateError>(within && engine.setup.has_place(&caches)?)
         };
         if !fits(self)? {
             self.drop_vacant(|group| group.lanes.capacity() == capacity);
