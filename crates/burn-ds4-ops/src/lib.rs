@@ -66,6 +66,7 @@ mod gemm;
 pub mod hyper_connection;
 #[cfg(feature = "cube")]
 mod intrinsics;
+mod kinds;
 #[cfg(feature = "cube")]
 mod launching;
 pub mod markov;
@@ -82,6 +83,7 @@ pub mod router;
 #[cfg(feature = "cube")]
 mod rows;
 pub mod sampling;
+pub mod scratch;
 pub mod topk;
 pub mod transfer;
 mod validation;

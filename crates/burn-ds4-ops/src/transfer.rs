@@ -13,48 +13,14 @@
 //! it for ever. So it is not sent: what is returned in its place is as lost as the tensor, and
 //! whoever reads it is told. With Burn's fusion, whose tensors cannot be asked, it is sent.
 
-use burn::tensor::kind::Basic;
-use burn::tensor::{Device, Float, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 #[cfg(all(feature = "cube", not(feature = "fusion")))]
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 
-/// Kinds of tensors that can be moved: [`Float`] and [`Int`].
-pub trait Movable: Basic + private::OfCube {}
+#[cfg(feature = "cube")]
+use crate::kinds::client;
 
-mod private {
-    use super::*;
-
-    /// Kinds of tensors of devices that CubeCL has.
-    pub trait OfCube: Basic + Sized {
-        /// `None` for a tensor of another device.
-        #[cfg(all(feature = "cube", not(feature = "fusion")))]
-        fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> Option<CubeTensor>;
-
-        #[cfg(all(feature = "cube", not(feature = "fusion")))]
-        fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self>;
-    }
-
-    macro_rules! of_cube {
-        ($kind:ty) => {
-            impl Movable for $kind {}
-
-            impl OfCube for $kind {
-                #[cfg(all(feature = "cube", not(feature = "fusion")))]
-                fn into_cube<const D: usize>(tensor: Tensor<D, Self>) -> Option<CubeTensor> {
-                    tensor.try_into_primitive::<CubeBackend>().ok()
-                }
-
-                #[cfg(all(feature = "cube", not(feature = "fusion")))]
-                fn from_cube<const D: usize>(tensor: CubeTensor) -> Tensor<D, Self> {
-                    Tensor::from_primitive::<CubeBackend>(tensor)
-                }
-            }
-        };
-    }
-
-    of_cube!(Float);
-    of_cube!(Int);
-}
+pub use crate::kinds::Movable;
 
 /// Moves a tensor to another device. The host waits until the receiver has done what it was given
 /// before.
@@ -209,17 +175,6 @@ fn wait_for_copies(device: &Device) {
     if cfg!(feature = "fusion") {
         // Fusion has a queue of its own, so nobody knows what was enqueued before.
         let _ = device.sync();
-    }
-}
-
-/// The client of a device, unless it is Flex.
-#[cfg(feature = "cube")]
-pub(crate) fn client(device: &Device) -> Option<cubecl::client::Client> {
-    use burn::backend::DispatchDevice;
-    #[allow(unreachable_patterns)]
-    match device.as_dispatch() {
-        DispatchDevice::Cube(device) => Some(device.client()),
-        _ => None,
     }
 }
 

@@ -36,7 +36,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::OpError;
-use crate::transfer::Movable;
+use crate::kinds::Movable;
 use crate::validation::{expect_dtype, expect_float, expect_shape, invalid};
 
 /// Devices that compute together.

@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor};
 
 use super::is_host;
-use crate::transfer::Movable;
+use crate::kinds::Movable;
 
 /// Bytes that a device can give to tensors of the calling thread: those that are free, and those
 /// that CubeCL has reserved and does not use. They need not be in one piece. `None` where the

@@ -24,7 +24,7 @@ use std::{fmt, str::FromStr};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::transfer::Movable;
+use crate::kinds::Movable;
 
 pub use memory::{check_tensors, free_memory, may_allocate};
 
@@ -74,17 +74,6 @@ pub enum DeviceError {
         /// What it has, and what kernels need.
         reason: String,
     },
-}
-
-/// Drops the scratch memory that kernels of the current thread keep on devices between launches.
-/// They create it again.
-///
-/// Call this after a recording of device work has failed, because nothing that the work would have
-/// written can be relied on. Recordings made before must not be replayed any more.
-pub fn forget_scratch() {
-    #[cfg(feature = "cube")]
-    crate::arrival::forget();
-    crate::collective::forget();
 }
 
 /// Checks that devices have taken the parameters of a module: the memory for them, and their data.
@@ -199,7 +188,7 @@ pub fn is_host(device: &Device) -> bool {
 /// ```
 pub fn architecture(device: &Device) -> String {
     #[cfg(feature = "cube")]
-    if let Some(client) = crate::transfer::client(device) {
+    if let Some(client) = crate::kinds::client(device) {
         return client.properties().identity.fingerprint.to_string();
     }
     let _ = device;

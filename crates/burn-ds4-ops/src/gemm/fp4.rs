@@ -41,7 +41,7 @@ impl Fp4Layout {
     /// ```
     pub fn fastest_on(device: &Device) -> Self {
         #[cfg(feature = "cube")]
-        if let Some(client) = crate::transfer::client(device)
+        if let Some(client) = crate::kinds::client(device)
             && crate::caps::Caps::of(&client).tensor_cores
         {
             return Self::Repacked;

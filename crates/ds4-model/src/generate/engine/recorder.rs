@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::thread::{self, ThreadId};
 
 use burn::tensor::Device;
-use burn_ds4_ops::device::forget_scratch;
+use burn_ds4_ops::scratch;
 
 use crate::generate::error::{GenerateError, device_error};
 use crate::graph::{Preparation, Recording, Refusal};
@@ -36,7 +36,7 @@ pub(super) fn launches() -> (ThreadId, u64) {
 /// dropped, replays would write to memory that is in use by others.
 pub(super) fn forget_what_is_kept() {
     FORGOTTEN.set(FORGOTTEN.get() + 1);
-    forget_scratch();
+    scratch::forget();
 }
 
 /// How an attempt to record ended, after the runs before it.
