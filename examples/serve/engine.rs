@@ -1,6 +1,6 @@
 //! The thread that owns the model: it decodes the texts of all requests together.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::error::Error;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::sync::{Arc, mpsc};
@@ -235,24 +235,21 @@ fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<
             generated: outputs.iter().filter(|output| output.token.is_ok()).count(),
             ..StepFigures::default()
         };
-        let failed = outputs.iter().filter(|output| output.token.is_err());
-        let failed: HashSet<RequestId> = failed.map(|output| output.request).collect();
-        for (id, text) in &mut texts {
-            // A text that has ended is not known any more. Its prompt was processed, unless the
-            // text has failed, perhaps before it began.
-            let ended = match failed.contains(id) {
-                true => text.processed,
-                false => text.prompt,
-            };
-            let processed = engine.progress(*id).map_or(ended, |p| p.processed);
-            figures.prompt += processed - text.processed;
-            text.processed = processed;
-        }
         for output in &outputs {
             if let Some(text) = texts.get_mut(&output.request) {
                 figures.cached += output.cached - text.cached;
                 text.cached = output.cached;
+                if output.token.is_err() {
+                    // Perhaps before it began: no more of its prompt is processed.
+                    text.prompt = text.processed;
+                }
             }
+        }
+        for (id, text) in &mut texts {
+            // A text that has ended is not known any more; its prompt was processed.
+            let processed = engine.progress(*id).map_or(text.prompt, |p| p.processed);
+            figures.prompt += processed - text.processed;
+            text.processed = processed;
         }
         for id in hand_out(outputs, &mut texts, metrics) {
             // Some have ended in the same step.

@@ -23,13 +23,16 @@ pub fn free_memory(device: &Device) -> Option<u64> {
     if is_host(device) {
         return None;
     }
-    let usage = device.memory_pool_usage()?;
     #[cfg(feature = "cube")]
     if let Some(all) = crate::caps::memory_limit() {
-        return Some(all.saturating_sub(usage.bytes_in_use));
+        let used = device.memory_pool_usage()?.bytes_in_use;
+        return Some(all.saturating_sub(used));
     }
+    // Asked first: whoever asks for the pool waits for what was given to the device before.
+    let free = free_of_driver(device)?;
+    let usage = device.memory_pool_usage()?;
     let unused = usage.bytes_reserved.saturating_sub(usage.bytes_in_use);
-    Some(free_of_driver(device)?.saturating_add(unused))
+    Some(free.saturating_add(unused))
 }
 
 #[cfg(feature = "cuda-llvm")]

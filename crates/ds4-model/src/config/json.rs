@@ -99,7 +99,7 @@ impl ModelConfig {
     }
 }
 
-/// Where neither the file nor tensors tell how many layers the DSpark drafter has.
+/// Where the file does not tell how many layers the DSpark drafter has.
 fn untold_stages() -> ConfigError {
     let places = "n_mtp_layers or an entry of compress_ratios for each";
     ConfigErrorKind::Invalid {

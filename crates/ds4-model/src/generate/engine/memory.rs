@@ -10,6 +10,16 @@ use crate::generate::error::GenerateError;
 /// is free, and so many where it has four times as many.
 const WORKSPACE: u64 = 2 << 30;
 
+/// Bytes on each of some devices.
+type DeviceBytes = Vec<(Device, usize)>;
+
+fn add_bytes(all: &mut DeviceBytes, device: &Device, bytes: usize) {
+    match all.iter_mut().find(|(own, _)| own == device) {
+        Some((_, sum)) => *sum = sum.saturating_add(bytes),
+        None => all.push((device.clone(), bytes)),
+    }
+}
+
 /// What caches may take of so many free bytes.
 fn without_workspace(free: u64) -> u64 {
     free - (free / 10).max(WORKSPACE.min(free / 4))
@@ -17,23 +27,20 @@ fn without_workspace(free: u64) -> u64 {
 
 impl Setup<'_> {
     /// Bytes that the caches of one lane of so many positions take on each device.
-    fn bytes_by_device(&self, capacity: usize) -> Result<Vec<(Device, usize)>, GenerateError> {
+    fn bytes_by_device(&self, capacity: usize) -> Result<DeviceBytes, GenerateError> {
         let (model, options) = (self.model.config(), self.cache_config(1, capacity));
         let (layout, placement) = self.model.trunk_cache();
-        let mut all: Vec<(Device, usize)> = Vec::new();
-        let mut add =
-            |device: &Device, bytes: usize| match all.iter_mut().find(|(own, _)| own == device) {
-                Some((_, sum)) => *sum = sum.saturating_add(bytes),
-                None => all.push((device.clone(), bytes)),
-            };
+        let mut all = DeviceBytes::new();
         for run in placement.runs() {
-            add(
-                &run.device,
-                layout.of_layers(run.layers.clone()).bytes(options)?,
-            );
+            let own = layout.of_layers(run.layers.clone()).bytes(options)?;
+            add_bytes(&mut all, &run.device, own);
         }
         if let Some(drafter) = &self.drafter {
-            add(self.device(), drafter.layout(model).bytes(options)?);
+            add_bytes(
+                &mut all,
+                self.device(),
+                drafter.layout(model).bytes(options)?,
+            );
         }
         Ok(all)
     }
@@ -65,14 +72,10 @@ impl Setup<'_> {
     /// Whether all devices have memory for some caches, of so many positions and lanes each, beside
     /// what there is.
     pub(super) fn has_place(&self, caches: &[[usize; 2]]) -> Result<bool, GenerateError> {
-        let mut needed: Vec<(Device, usize)> = Vec::new();
-        for &[capacity, lanes] in caches {
+        let mut needed = DeviceBytes::new();
+        for &[capacity, lanes] in caches.iter().filter(|[_, lanes]| *lanes > 0) {
             for (device, own) in self.bytes_by_device(capacity)? {
-                let own = own.saturating_mul(lanes);
-                match needed.iter_mut().find(|(known, _)| *known == device) {
-                    Some((_, sum)) => *sum = sum.saturating_add(own),
-                    None => needed.push((device, own)),
-                }
+                add_bytes(&mut needed, &device, own.saturating_mul(lanes));
             }
         }
         Ok(needed.iter().all(|(device, own)| {

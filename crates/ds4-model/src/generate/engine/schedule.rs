@@ -144,20 +144,17 @@ impl Engine<'_> {
         let texts = &self.groups[group].texts;
         let (known, vacant) = (texts.len(), texts.iter().position(Option::is_none));
         let most = self.setup.config.lanes.div_ceil(self.setup.ways());
-        // Twice as many if possible, or one more.
-        let choices = match vacant {
-            Some(_) => [known; 2],
-            None => [2 * known, known + 1].map(|lanes| lanes.min(most)),
+        let mut lanes = match vacant {
+            Some(_) => known,
+            None => (2 * known).min(most),
         };
-        let mut fitting = None;
-        for lanes in choices {
-            if fitting.is_none() && self.has_memory(capacity, [known, lanes], prompt)? {
-                fitting = Some(lanes);
+        if !self.has_memory(capacity, [known, lanes], prompt)? {
+            // One more, if there is no memory for twice as many.
+            let doubled = std::mem::replace(&mut lanes, known + 1);
+            if doubled <= lanes || !self.has_memory(capacity, [known, lanes], prompt)? {
+                return Ok(None);
             }
         }
-        let Some(lanes) = fitting else {
-            return Ok(None);
-        };
         // Others may have been dropped.
         let Some(group) = self.group_of(capacity, way) else {
             return Ok(None);
