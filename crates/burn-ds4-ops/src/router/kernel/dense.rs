@@ -102,6 +102,7 @@ impl<X: Float, G: Float, N: Size> RouterOperands<X, G, N> {
                     self.gate[expert as usize * self.gate_vectors + vector as usize];
             }
         }
+        let size = N::value().comptime();
         let mut sums = Array::<f32>::new(comptime!(blueprint.sums() as usize));
         #[unroll]
         for i in 0..comptime!(blueprint.sums()) {
@@ -127,12 +128,18 @@ impl<X: Float, G: Float, N: Size> RouterOperands<X, G, N> {
                     let factors =
                         Vector::<f32, N>::cast_from(gates[(step * blueprint.experts + e) as usize]);
                     let before = sums[(e * blueprint.tokens + t) as usize];
+                    // A separate multiplication and addition could be rounded differently in the
+                    // kernel of another number of tokens. What begins a chain of `fma` is not.
                     let mut sum = before;
-                    #[unroll]
-                    for j in 0..N::value() {
-                        // A separate multiplication and addition could be rounded differently in
-                        // the kernel of another number of tokens.
-                        sum = fma(values.extract(j), factors.extract(j), sum);
+                    if comptime!(size == 1) {
+                        sum = fma(values.extract(0usize), factors.extract(0usize), sum);
+                    } else {
+                        let mut product = values.extract(0usize) * factors.extract(0usize);
+                        #[unroll]
+                        for j in 1..size {
+                            product = fma(values.extract(j), factors.extract(j), product);
+                        }
+                        sum += product;
                     }
                     if comptime!(!blueprint.even) {
                         sum = select(inside, sum, before);
