@@ -3,13 +3,13 @@
 use burn::tensor::{DType, FloatDType};
 use burn_ds4_ops::attention::{Positions, index_scores, rotate_at, sink_attention};
 
-use crate::{
-    harness::{Case, Prepared},
-    tests::attending::{Case as Problem, Sizes},
-    tests::common::{
+use super::{
+    super::attending::{Case as Problem, Sizes},
+    super::common::{
         Tolerance, absolute, assert_close, floats, integers, narrow, noise, values, wide,
     },
-    tests::rotation::{table, turned_at},
+    super::rotation::{table, turned_at},
+    harness::{Case, Prepared},
 };
 
 const QUERIES: [usize; 4] = [1, 2, 5, 16];

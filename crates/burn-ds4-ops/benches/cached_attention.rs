@@ -9,10 +9,10 @@ use burn_ds4_ops::attention::{
 };
 use burn_ds4_ops::norm::rms_norm;
 
-use crate::{
+use super::{
+    super::common::{Tolerance, assert_close, floats, integers, narrow, noise, values, wide},
+    super::rotation::{table, turned_at},
     harness::{Case, Prepared},
-    tests::common::{Tolerance, assert_close, floats, integers, narrow, noise, values, wide},
-    tests::rotation::{table, turned_at},
 };
 
 const QUERIES: [usize; 3] = [1, 2, 5];

@@ -7,10 +7,10 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{CompressorState, RowRounding, compress_rows};
 use burn_ds4_ops::quant::{FP4_BLOCK, fp4_roundtrip, fp8_roundtrip, hadamard};
 
-use crate::{
+use super::{
+    super::common::{EXACT, absolute, assert_close, narrow, read, values},
+    super::compressing::{Case as Problem, Sizes},
     harness::{Case, Prepared},
-    tests::common::{EXACT, absolute, assert_close, narrow, read, values},
-    tests::compressing::{Case as Problem, Sizes},
 };
 
 pub const ROTATED: usize = 64;

@@ -3,10 +3,10 @@
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_ds4_ops::flash_head::{FlashHead, FlashHeadOptions, flash_head_argmax};
 
-use crate::{
+use super::{
+    super::common::{floats, noise, values, wide},
+    super::heads::dot,
     harness::{Case, Prepared},
-    tests::common::{floats, noise, values, wide},
-    tests::heads::dot,
 };
 
 /// Rows and columns of the head.

@@ -7,10 +7,10 @@ use burn_ds4_ops::gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaOptions, StateSlots, StateUpdate, gated_delta_rule,
 };
 
-use crate::{
+use super::{
+    super::common::{assert_close, floats, integers, narrow, noise},
+    super::delta::{Case as Problem, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance},
     harness::{Case, Prepared},
-    tests::common::{assert_close, floats, integers, narrow, noise},
-    tests::delta::{Case as Problem, OUTPUTS, Rule, STATES, Sizes, oracle, read, tolerance},
 };
 
 const BATCHES: [usize; 8] = [1, 4, 8, 16, 32, 64, 128, 256];

@@ -1,41 +1,28 @@
 //! Verifies and times every operator. It also contains the tests of `tests/`, for machines that get
 //! one binary only.
 
-mod attention;
-mod cached_attention;
-mod compress_rows;
-mod flash_head;
-mod gated_delta;
-mod harness;
-mod markov;
-mod moe;
-mod moe_shared;
-mod norm;
-mod quant_linear;
-mod router;
-mod sampling;
-mod small_m;
-mod store_step;
 // Tests that use no device are run by the test harness only.
 #[allow(dead_code, unused_imports)]
 #[path = "../tests/main.rs"]
 mod tests;
-mod topk;
 
-use std::{collections::BTreeMap, io, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use burn::tensor::Device;
 use burn_ds4_ops::device::DeviceSpec;
 use clap::{Parser, Subcommand};
 
-use harness::{Case, Effort, Report, catching, copy_rate, measure, report_panics_here};
 use tests::{
     CATALOGUE,
-    common::{devices, skip},
+    common::devices,
+    families::{
+        cases,
+        harness::{Case, Effort, catch::report_panics_here, catching},
+        time,
+    },
 };
 
-/// Verifies and times the operators. Without a command, runs each operator's smallest case once on
-/// every device.
+/// Verifies and times the operators.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -77,27 +64,6 @@ enum Command {
     List,
 }
 
-fn cases() -> Vec<Case> {
-    let families = [
-        attention::cases,
-        cached_attention::cases,
-        compress_rows::cases,
-        store_step::cases,
-        router::cases,
-        topk::cases,
-        small_m::cases,
-        quant_linear::cases,
-        moe::cases,
-        moe_shared::cases,
-        norm::cases,
-        flash_head::cases,
-        markov::cases,
-        gated_delta::cases,
-        sampling::cases,
-    ];
-    families.into_iter().flat_map(|cases| cases()).collect()
-}
-
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().collect();
     let benchmark = arguments.iter().position(|argument| argument == "--bench");
@@ -111,15 +77,8 @@ fn main() -> ExitCode {
                 arguments.insert(1, "time".into());
             }
         }
-        // From `cargo test`, whose filters name tests.
-        None if !arguments.get(1).is_some_and(named) => {
-            let of_tests = |argument: &String| !argument.starts_with('-') || argument == "--list";
-            if arguments[1..].iter().any(of_tests) {
-                return ExitCode::SUCCESS;
-            }
-            report_panics_here();
-            return smoke();
-        }
+        // From `cargo test --all-targets`: the test binary has all of this file's tests.
+        None if !arguments.get(1).is_some_and(named) => return ExitCode::SUCCESS,
         None => {}
     }
     let arguments = Arguments::parse_from(arguments);
@@ -255,71 +214,4 @@ fn launch<'a>(cases: impl Iterator<Item = &'a Case>, device: &Device) -> Result<
         }
     }
     Ok(right)
-}
-
-/// Returns whether all outputs were right and nothing was skipped that must not be. Cases of a
-/// dtype that the device lacks are skipped.
-fn time(
-    cases: &[Case],
-    spec: DeviceSpec,
-    device: &Device,
-    effort: Effort,
-    json: Option<PathBuf>,
-) -> io::Result<bool> {
-    // Without `catching`, nobody would print the message of a panic: the panic hook only stores it.
-    let copy_gbps = catching(|| copy_rate(device, effort.copy_elements, effort.samples))
-        .map_err(io::Error::other)?;
-    let codegen = codegen(spec);
-    println!("device {spec}, code generator {codegen}, copy {copy_gbps:.0} GB/s");
-    let report = Report::new(codegen, copy_gbps, json, cases)?;
-    let mut right = true;
-    for case in cases {
-        if !device.supports_dtype(case.dtype) {
-            println!("skipped: {}", case.id());
-            if let Err(error) = catching(|| skip(&spec.to_string(), &case.dtype_name())) {
-                right = false;
-                println!("{error}");
-            }
-            continue;
-        }
-        let times = measure(case, device, effort);
-        report.add(case, times.as_ref().ok().copied())?;
-        if let Err(error) = times {
-            right = false;
-            println!("{error}");
-        }
-    }
-    Ok(right)
-}
-
-/// The compiler of a device's kernels.
-fn codegen(spec: DeviceSpec) -> &'static str {
-    match spec {
-        DeviceSpec::Flex => "none",
-        DeviceSpec::Wgpu => "wgsl",
-        DeviceSpec::Cuda(_) if cfg!(feature = "cuda") => "cpp",
-        DeviceSpec::Cuda(_) | DeviceSpec::Cpu => "llvm",
-    }
-}
-
-/// Runs each operator's smallest case on every device, for `cargo test`.
-fn smoke() -> ExitCode {
-    let mut smallest: BTreeMap<&str, Case> = BTreeMap::new();
-    for case in cases() {
-        let best = smallest.get(case.op);
-        if best.is_none_or(|best| case.bytes < best.bytes) {
-            smallest.insert(case.op, case);
-        }
-    }
-    let cases: Vec<Case> = smallest.into_values().collect();
-    let devices = catching(devices);
-    finish(devices.and_then(|devices| {
-        let mut right = true;
-        for (name, device) in devices {
-            let spec = name.parse().expect("a device by its name");
-            right &= time(&cases, spec, device, Effort::SMOKE, None)
-                .map_err(|error| error.to_string())?;
-        }
-        Ok(right)
-    }))
 }

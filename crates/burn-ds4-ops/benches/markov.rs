@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::markov::markov_drafts;
 
-use crate::{
+use super::{
+    super::common::{integer_values, integers, values, wide},
     harness::{Case, Prepared},
-    tests::common::{integer_values, integers, values, wide},
 };
 
 const VOCABULARY: usize = 129_280;

@@ -6,13 +6,13 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::moe::{expert_ffn, swiglu};
 use burn_ds4_ops::quant::Activations;
 
-use crate::{
+use super::{
+    super::common::{floats, integers},
+    super::distributions::Random,
+    super::drawn::{Batch, Drawn, DrawnExperts, assert_row},
+    super::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4},
     harness::{Case, Prepared},
     quant_linear::bytes_of_one,
-    tests::common::{floats, integers},
-    tests::distributions::Random,
-    tests::drawn::{Batch, Drawn, DrawnExperts, assert_row},
-    tests::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4},
 };
 
 /// Experts per token.

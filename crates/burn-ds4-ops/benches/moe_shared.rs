@@ -6,14 +6,14 @@ use std::cell::OnceCell;
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
 use burn_ds4_ops::moe::{Experts, expert_ffn, moe_ffn};
 
-use crate::{
+use super::{
+    super::common::{floats, integers},
+    super::distributions::Random,
+    super::drawn::{Batch, DrawnExperts, assert_row},
+    super::experts::Stacks,
+    super::packing::{FP8_PAIR, REPACKED_FP4},
     harness::{Case, Prepared},
     moe::{FLASH, K, LIMIT, SMALL, WORD, bytes_of_expert, distinct, layer, routed},
-    tests::common::{floats, integers},
-    tests::distributions::Random,
-    tests::drawn::{Batch, DrawnExperts, assert_row},
-    tests::experts::Stacks,
-    tests::packing::{FP8_PAIR, REPACKED_FP4},
 };
 
 const TOKENS: [usize; 5] = [1, 2, 5, 16, 2048];

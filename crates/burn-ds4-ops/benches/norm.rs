@@ -4,10 +4,10 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::hyper_connection::{Streams, expand};
 use burn_ds4_ops::norm::rms_norm;
 
-use crate::{
+use super::{
+    super::common::{Tolerance, absolute, assert_close, floats, narrow, noise, values, wide},
+    super::mixing::{Case as Mixed, SINKHORN},
     harness::{Case, Prepared},
-    tests::common::{Tolerance, absolute, assert_close, floats, narrow, noise, values, wide},
-    tests::mixing::{Case as Mixed, SINKHORN},
 };
 
 const EPSILON: f64 = 1e-6;

@@ -6,13 +6,13 @@ use burn_ds4_ops::quant::{
     Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_group, quant_linear_pair,
 };
 
-use crate::{
+use super::{
+    super::common::values,
+    super::drawn::Drawn,
+    super::linear::Input,
+    super::packing::{FP4, FP8, Format, Packed, REPACKED_FP4, fp8_blocks},
     harness::{Case, Prepared},
     small_m::{self, BF16_TO_F32, Products},
-    tests::common::values,
-    tests::drawn::Drawn,
-    tests::linear::Input,
-    tests::packing::{FP4, FP8, Format, Packed, REPACKED_FP4, fp8_blocks},
 };
 
 /// Outputs and inputs.

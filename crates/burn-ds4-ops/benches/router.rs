@@ -3,10 +3,10 @@
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::router::{HashWeights, activation_topk, dense_router, hash_route};
 
-use crate::{
+use super::{
+    super::common::{floats, integer_values, integers, noise, values, wide},
+    super::routing::{FROM_LOGITS, FROM_PRODUCTS, assert_routed, assert_weights, products},
     harness::{Case, Prepared},
-    tests::common::{floats, integer_values, integers, noise, values, wide},
-    tests::routing::{FROM_LOGITS, FROM_PRODUCTS, assert_routed, assert_weights, products},
 };
 
 /// Experts per token.

@@ -9,10 +9,10 @@ use burn_ds4_ops::sampling::{
     sample, verify,
 };
 
-use crate::{
+use super::{
+    super::common::{EXACT, absolute, assert_close, integer_values, values},
+    super::tokens::{self, Oracle, draws, positions, uniform},
     harness::{Case, Prepared},
-    tests::common::{EXACT, absolute, assert_close, integer_values, values},
-    tests::tokens::{self, Oracle, draws, positions, uniform},
 };
 
 const COLUMNS: usize = 129_280;

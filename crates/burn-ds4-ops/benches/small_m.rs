@@ -5,11 +5,11 @@ use burn_ds4_ops::matmul::{
     MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group,
 };
 
-use crate::{
+use super::{
+    super::common::values,
+    super::linear::Input,
+    super::products::Product,
     harness::{Case, Outputs, Prepared},
-    tests::common::values,
-    tests::linear::Input,
-    tests::products::Product,
 };
 
 const F32: FloatDType = FloatDType::F32;

@@ -9,12 +9,12 @@ use burn_ds4_ops::attention::{
 };
 use burn_ds4_ops::norm::rms_norm;
 
-use crate::{
+use super::{
+    super::common::{floats, integers, noise, read},
+    super::compressing::Case as Problem,
+    super::rotation::table,
     compress_rows::{KINDS, Kind, ROTATED},
     harness::{Case, Prepared},
-    tests::common::{floats, integers, noise, read},
-    tests::compressing::Case as Problem,
-    tests::rotation::table,
 };
 
 const COUNTS: [usize; 2] = [1, 5];

@@ -3,10 +3,10 @@
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::topk::{Windows, top_k_ids, top_k_per_row};
 
-use crate::{
+use super::{
+    super::common::{integer_values, integers, noise, values},
+    super::ranking::{Ranking, window},
     harness::{Case, Prepared},
-    tests::common::{integer_values, integers, noise, values},
-    tests::ranking::{Ranking, window},
 };
 
 const ROWS: [usize; 6] = [1, 8, 32, 64, 256, 2048];

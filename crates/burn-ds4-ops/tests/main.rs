@@ -19,6 +19,8 @@ pub(crate) mod delta;
 pub(crate) mod distributions;
 pub(crate) mod drawn;
 pub(crate) mod experts;
+#[path = "../benches/families.rs"]
+pub(crate) mod families;
 mod flash_head;
 mod flash_head_build;
 mod flash_head_draw;

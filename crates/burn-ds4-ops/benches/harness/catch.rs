@@ -9,7 +9,8 @@ use std::{
 /// the one that fails.
 static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Stores panic messages for [`catching`] instead of printing them.
+/// Stores panic messages for [`catching`] instead of printing them. The test harness prints them.
+#[allow(dead_code)]
 pub fn report_panics_here() {
     panic::set_hook(Box::new(|info| {
         MESSAGES

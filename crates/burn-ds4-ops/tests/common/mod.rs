@@ -19,6 +19,9 @@ const REQUIRE: &str = "DS4_REQUIRE";
 /// Names a comma-separated list of `device:capability` that a required device may lack.
 const MAY_LACK: &str = "DS4_MAY_LACK";
 
+/// The devices that are tested unless some are named.
+const ALL: [DeviceSpec; 3] = [DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)];
+
 /// Every device that is compiled in and present, by name; of those that `DS4_DEVICES` names, if it
 /// is set.
 ///
@@ -46,9 +49,19 @@ pub fn devices() -> &'static [(String, Device)] {
     })
 }
 
-/// A device other than the first. Reports where there is none.
+/// A device other than the first, whether `DS4_DEVICES` names it or not. Reports where there is
+/// none.
 pub fn second_device() -> Option<&'static (String, Device)> {
+    static OTHER: OnceLock<Option<(String, Device)>> = OnceLock::new();
+    let other = || {
+        let mut others = ALL.into_iter().map(|spec| (spec.to_string(), spec));
+        others.find_map(|(name, spec)| {
+            let is_first = devices()[0].0 == name;
+            Some((name, spec.init().ok().filter(|_| !is_first)?))
+        })
+    };
     let second = devices().get(1);
+    let second = second.or_else(|| OTHER.get_or_init(other).as_ref());
     if second.is_none() {
         eprintln!("skipped: a second device");
     }
@@ -82,7 +95,7 @@ pub fn assert_refused<T>(result: Result<T, OpError>, message: &str) {
 /// on it.
 fn tested() -> Vec<DeviceSpec> {
     match specs(DEVICES) {
-        none if none.is_empty() => vec![DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)],
+        none if none.is_empty() => ALL.to_vec(),
         named => named,
     }
 }
