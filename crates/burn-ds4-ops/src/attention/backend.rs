@@ -1,287 +1,19 @@
-#![allow(
-    clippy::large_enum_variant,
-    reason = "a call makes one of these, and backend extensions take no box"
-)]
-
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::FloatTensor;
 #[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::Shape;
 
-use super::reference::{self, SinkInputs};
-use super::{CompressedKeys, Positions, RowRounding, WindowLayout};
+use super::args::{
+    BlockVisibility, CachedBlocks, Compression, NewRows, OptionalCompression, OptionalState,
+    Queries, QueryRotation, SinkInputs, StepRows, StoredStep,
+};
+#[cfg(feature = "cube")]
+use super::launch;
+use super::reference;
+use super::rows::RowOps;
 use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
-
-/// [`CompressedKeys`] as passed to a backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum CompressedRows<B: Backend> {
-    /// There are none.
-    None,
-    /// All queries of a sequence attend to the same rows.
-    Shared {
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
-        /// `[batch, queries, rows]`.
-        bias: FloatTensor<B>,
-    },
-    /// Every query attends to rows of its own.
-    Picked {
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
-        /// `[batch, queries, rows]`.
-        bias: FloatTensor<B>,
-        /// `[batch, queries, picks]`.
-        picks: IntTensor<B>,
-    },
-}
-
-impl From<Option<CompressedKeys>> for CompressedRows<Dispatch> {
-    fn from(keys: Option<CompressedKeys>) -> Self {
-        let Some(CompressedKeys { rows, bias, picks }) = keys else {
-            return Self::None;
-        };
-        let (rows, bias) = (rows.into_dispatch(), bias.into_dispatch());
-        match picks {
-            None => Self::Shared { rows, bias },
-            Some(picks) => Self::Picked {
-                rows,
-                bias,
-                picks: picks.into_dispatch(),
-            },
-        }
-    }
-}
-
-/// The compressed rows of a cache as passed to a backend, one for each block of `ratio` positions.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum CachedBlocks<B: Backend> {
-    /// There are none.
-    None,
-    /// Queries attend to all rows whose blocks are complete.
-    All {
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
-        /// Positions of a block.
-        ratio: usize,
-        /// Whether queries get the same bits as with picks that are all rows in order.
-        picking: bool,
-    },
-    /// Queries attend to those of their picks whose blocks are complete.
-    Picked {
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
-        /// `[batch, queries, picks]`.
-        picks: IntTensor<B>,
-        /// Positions of a block.
-        ratio: usize,
-    },
-}
-
-/// The queries of [`cached_attention`](super::cached_attention), as passed to a backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct Queries<B: Backend> {
-    /// `[batch, count, heads, width]`.
-    pub x: FloatTensor<B>,
-    /// `[positions, rotated]`.
-    pub angles: FloatTensor<B>,
-    /// `[batch]`.
-    pub start: IntTensor<B>,
-    /// `[heads]`.
-    pub sinks: FloatTensor<B>,
-    /// Epsilon of the norm.
-    pub epsilon: f64,
-    /// Positions of the window that a query attends to.
-    pub span: usize,
-    /// The order of the window's rows.
-    pub layout: WindowLayout,
-    /// Whether it attends up to its own position.
-    pub causal: bool,
-    /// Factor of the logits.
-    pub scale: f64,
-}
-
-#[cfg(feature = "cube")]
-impl<B: Backend> Queries<B> {
-    /// Rows of the window that a query attends to.
-    pub(super) fn columns(&self) -> usize {
-        match self.causal {
-            true => self.span,
-            false => self.span + self.x.shape()[1] - 1,
-        }
-    }
-}
-
-/// The inputs of [`append_rows`](super::append_rows), as passed to a backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct NewRows<B: Backend> {
-    /// `[batch, count, width]`.
-    pub x: FloatTensor<B>,
-    /// `[width]`.
-    pub norm: FloatTensor<B>,
-    /// `[positions, rotated]`.
-    pub angles: FloatTensor<B>,
-    /// `[batch]`.
-    pub start: IntTensor<B>,
-    /// Epsilon of the norm.
-    pub epsilon: f64,
-    /// How a row is rounded before it is stored.
-    pub rounding: RowRounding,
-}
-
-/// The blocks that are visible to queries, as passed to a backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum BlockVisibility<B: Backend> {
-    /// All of them.
-    All,
-    /// Blocks of `ratio` positions that are complete at the position of the query. The positions of
-    /// a sequence's queries begin at its `start`.
-    From {
-        /// `[batch]`.
-        start: IntTensor<B>,
-        /// Positions of a block.
-        ratio: usize,
-    },
-}
-
-/// The rotation of queries, as passed to a backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum QueryRotation<B: Backend> {
-    /// None.
-    None,
-    /// By the angles of consecutive positions from `start` on.
-    At {
-        /// `[positions, rotated]`.
-        angles: FloatTensor<B>,
-        /// `[batch]`.
-        start: IntTensor<B>,
-    },
-}
-
-impl From<Option<Positions>> for QueryRotation<Dispatch> {
-    /// A table of no channels rotates nothing.
-    fn from(positions: Option<Positions>) -> Self {
-        match positions.filter(|positions| positions.angles.dims()[1] > 0) {
-            None => Self::None,
-            Some(Positions { angles, start }) => Self::At {
-                angles: angles.into_dispatch(),
-                start: start.into_dispatch(),
-            },
-        }
-    }
-}
-
-impl<B: AttentionOps> QueryRotation<B> {
-    /// Rotates queries by themselves.
-    pub(super) fn rotate(self, queries: FloatTensor<B>) -> FloatTensor<B> {
-        match self {
-            Self::None => queries,
-            Self::At { angles, start } => B::rotate_at(queries, angles, start, false),
-        }
-    }
-}
-
-/// The inputs of [`compress_rows`](super::compress_rows), as passed to a backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct Compression<B: Backend> {
-    /// `[batch, count, raw width]`.
-    pub projections: FloatTensor<B>,
-    /// `[ratio, raw width]`.
-    pub bias: FloatTensor<B>,
-    /// `[width]`.
-    pub norm: FloatTensor<B>,
-    /// `[positions, rotated]`.
-    pub angles: FloatTensor<B>,
-    /// `[batch]`.
-    pub start: IntTensor<B>,
-    /// Epsilon of the norm.
-    pub epsilon: f64,
-    /// Positions of a block.
-    pub ratio: usize,
-    /// Whether a row also pools the block before its own.
-    pub overlap: bool,
-    /// How a row is rounded before it is stored.
-    pub rounding: RowRounding,
-}
-
-/// A compressor of [`StepRows`], if the layer has one.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum OptionalCompression<B: Backend> {
-    /// The layer has none.
-    None,
-    /// The layer has one.
-    Some {
-        /// Its inputs, at the positions of [`StepRows::new`].
-        #[extension_type]
-        inputs: Compression<B>,
-        /// `[batch, slots, raw width]`.
-        raw: FloatTensor<B>,
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
-    },
-}
-
-/// The state that a compressor of [`StepRows`] updated.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum OptionalState<B: Backend> {
-    /// There was no compressor.
-    None,
-    /// There was one.
-    Some {
-        /// `[batch, slots, raw width]`.
-        raw: FloatTensor<B>,
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
-    },
-}
-
-/// The inputs of [`store_step`](super::store_step) and the tensors it updates, as passed to a
-/// backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct StepRows<B: Backend> {
-    /// `[batch, count, rank]`.
-    pub queries: FloatTensor<B>,
-    /// `[rank]`.
-    pub norm: FloatTensor<B>,
-    /// Epsilon of the norm.
-    pub epsilon: f64,
-    /// The new key/value rows.
-    #[extension_type]
-    pub new: NewRows<B>,
-    /// `[batch, slots, width]`.
-    pub ring: FloatTensor<B>,
-    /// The compressor of key/value rows.
-    #[extension_type]
-    pub compressed: OptionalCompression<B>,
-    /// The compressor of the indexer.
-    #[extension_type]
-    pub indexed: OptionalCompression<B>,
-}
-
-/// The results of [`store_step`](super::store_step), as passed by a backend.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct StoredStep<B: Backend> {
-    /// `[batch, count, rank]`.
-    pub queries: FloatTensor<B>,
-    /// `[batch, slots, width]`.
-    pub ring: FloatTensor<B>,
-    /// The state of the compressor of key/value rows.
-    #[extension_type]
-    pub compressed: OptionalState<B>,
-    /// The state of the indexer's compressor.
-    #[extension_type]
-    pub indexed: OptionalState<B>,
-}
+use crate::optional::OptionalFloat;
 
 /// Extends Burn's backends by the operators of this family. The default bodies are the reference.
 ///
@@ -291,79 +23,21 @@ pub struct StoredStep<B: Backend> {
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion")
 )]
-pub trait AttentionOps: MatmulOps + NormOps {
-    /// See [`rotate`](super::rotate).
-    #[fusion(meta = |x, _cos, _sin| fusion::like(x))]
-    fn rotate(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        reference::rotate::<Self>(x, cos, sin)
-    }
-
-    /// See [`rotate_at`](super::rotate_at).
-    #[fusion(meta = |x, _angles, _start, _inverse| fusion::like(x))]
-    fn rotate_at(
-        x: FloatTensor<Self>,
-        angles: FloatTensor<Self>,
-        start: IntTensor<Self>,
-        inverse: bool,
-    ) -> FloatTensor<Self> {
-        reference::rotate_at::<Self>(x, angles, start, inverse)
-    }
-
+pub trait AttentionOps: MatmulOps + NormOps + RowOps {
     /// See [`sink_attention`](super::sink_attention).
-    #[fusion(
-        meta = |queries, _window, _window_bias, _compressed, _sinks, _span, _scale|
-            fusion::like(queries)
-    )]
-    fn sink_attention(
-        queries: FloatTensor<Self>,
-        window: FloatTensor<Self>,
-        window_bias: FloatTensor<Self>,
-        #[extension_type] compressed: CompressedRows<Self>,
-        sinks: FloatTensor<Self>,
-        span: usize,
-        scale: f64,
-    ) -> FloatTensor<Self> {
-        SinkInputs::<Self> {
-            queries,
-            window,
-            window_bias,
-            compressed,
-            sinks,
-            span,
-            scale,
-        }
-        .output()
+    #[fusion(meta = |inputs| fusion::like(&inputs.queries))]
+    fn sink_attention(#[extension_type] inputs: SinkInputs<Self>) -> FloatTensor<Self> {
+        inputs.output()
     }
 
     /// See [`sink_probabilities`](super::sink_probabilities). Takes f32 queries that are already
     /// multiplied by the scale; `columns` is the number of columns of the result.
-    #[fusion(
-        meta = |queries, _window, _window_bias, _compressed, _sinks, _span, columns|
-            fusion::probabilities(queries, *columns)
-    )]
+    #[fusion(meta = |inputs, columns| fusion::probabilities(&inputs.queries, *columns))]
     fn sink_probabilities(
-        queries: FloatTensor<Self>,
-        window: FloatTensor<Self>,
-        window_bias: FloatTensor<Self>,
-        #[extension_type] compressed: CompressedRows<Self>,
-        sinks: FloatTensor<Self>,
-        span: usize,
+        #[extension_type] inputs: SinkInputs<Self>,
         columns: usize,
     ) -> FloatTensor<Self> {
-        let probabilities = SinkInputs::<Self> {
-            queries,
-            window,
-            window_bias,
-            compressed,
-            sinks,
-            span,
-            scale: 1.0,
-        }
-        .probabilities();
+        let probabilities = inputs.probabilities();
         debug_assert_eq!(probabilities.shape()[3], columns);
         probabilities
     }
@@ -380,7 +54,7 @@ pub trait AttentionOps: MatmulOps + NormOps {
         #[extension_type] visibility: BlockVisibility<Self>,
         #[extension_type] rotation: QueryRotation<Self>,
     ) -> FloatTensor<Self> {
-        let queries = rotation.rotate(queries);
+        let queries = rotate(queries, rotation);
         reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
     }
 
@@ -391,7 +65,7 @@ pub trait AttentionOps: MatmulOps + NormOps {
         window: FloatTensor<Self>,
         #[extension_type] blocks: CachedBlocks<Self>,
     ) -> FloatTensor<Self> {
-        reference::cached_attention::<Self>(queries, window, blocks)
+        reference::cached_attention::<Self>(queries, window, blocks, SinkInputs::output)
     }
 
     /// See [`append_rows`](super::append_rows).
@@ -401,12 +75,6 @@ pub trait AttentionOps: MatmulOps + NormOps {
         ring: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         reference::append_rows::<Self>(new, ring)
-    }
-
-    /// See [`pool`](super::pool).
-    #[fusion(meta = |values, _scores| fusion::pooled(values))]
-    fn pool(values: FloatTensor<Self>, scores: FloatTensor<Self>) -> FloatTensor<Self> {
-        reference::pool::<Self>(values, scores)
     }
 
     /// See [`compress_rows`](super::compress_rows). Returns the raw rows and the compressed rows.
@@ -422,7 +90,35 @@ pub trait AttentionOps: MatmulOps + NormOps {
     /// See [`store_step`](super::store_step).
     #[fusion(meta = fusion::stored)]
     fn store_step(#[extension_type] step: StepRows<Self>) -> StoredStep<Self> {
-        reference::store_step::<Self>(step)
+        store_by_parts(step)
+    }
+}
+
+/// Rotates queries by themselves.
+fn rotate<B: RowOps>(queries: FloatTensor<B>, rotation: QueryRotation<B>) -> FloatTensor<B> {
+    match rotation {
+        QueryRotation::None => queries,
+        QueryRotation::At { angles, start } => B::rotate_at(queries, angles, start, false),
+    }
+}
+
+/// What a step stores, by the operator for each part.
+fn store_by_parts<B: AttentionOps>(step: StepRows<B>) -> StoredStep<B> {
+    let [batch, count, rank] = step.queries.shape().dims();
+    let queries = B::float_reshape(step.queries, Shape::new([batch * count, rank]));
+    let queries = B::rms_norm(queries, OptionalFloat::Some(step.norm), step.epsilon);
+    let compress = |compression| match compression {
+        OptionalCompression::None => OptionalState::None,
+        OptionalCompression::Some { inputs, raw, rows } => {
+            let (raw, rows) = B::compress_rows(inputs, raw, rows);
+            OptionalState::Some { raw, rows }
+        }
+    };
+    StoredStep {
+        queries: B::float_reshape(queries, Shape::new([batch, count, rank])),
+        ring: B::append_rows(step.new, step.ring),
+        compressed: compress(step.compressed),
+        indexed: compress(step.indexed),
     }
 }
 
@@ -438,7 +134,7 @@ impl AttentionOps for burn::backend::Flex {
         visibility: BlockVisibility<Self>,
         rotation: QueryRotation<Self>,
     ) -> FloatTensor<Self> {
-        let queries = rotation.rotate(queries);
+        let queries = rotate(queries, rotation);
         reference::index_scores_by_query::<Self>(queries, keys, weights, scale, visibility)
     }
 
@@ -454,53 +150,11 @@ impl AttentionOps for burn::backend::Flex {
 
 #[cfg(feature = "cube")]
 impl AttentionOps for burn_cubecl::CubeBackend {
-    fn rotate(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        if super::launch::can_rotate(&x, &cos) {
-            super::launch::rotate(x, cos, sin)
-        } else {
-            reference::rotate::<Self>(x, cos, sin)
-        }
-    }
-
-    fn rotate_at(
-        x: FloatTensor<Self>,
-        angles: FloatTensor<Self>,
-        start: IntTensor<Self>,
-        inverse: bool,
-    ) -> FloatTensor<Self> {
-        if super::launch::can_rotate_at(&x, &angles, &start) {
-            super::launch::rotate_at(x, angles, start, inverse)
-        } else {
-            reference::rotate_at::<Self>(x, angles, start, inverse)
-        }
-    }
-
-    fn sink_attention(
-        queries: FloatTensor<Self>,
-        window: FloatTensor<Self>,
-        window_bias: FloatTensor<Self>,
-        compressed: CompressedRows<Self>,
-        sinks: FloatTensor<Self>,
-        span: usize,
-        scale: f64,
-    ) -> FloatTensor<Self> {
-        let inputs = SinkInputs::<Self> {
-            queries,
-            window,
-            window_bias,
-            compressed,
-            sinks,
-            span,
-            scale,
-        };
-        if super::launch::can_attend(&inputs) {
-            super::launch::sink_attention(inputs)
-        } else if super::launch::can_attend_many(&inputs) {
-            super::launch::sink_attention_of_many(inputs)
+    fn sink_attention(inputs: SinkInputs<Self>) -> FloatTensor<Self> {
+        if launch::can_attend(&inputs) {
+            launch::sink_attention(inputs)
+        } else if launch::can_attend_many(&inputs) {
+            launch::sink_attention_of_many(inputs)
         } else {
             inputs.output()
         }
@@ -514,10 +168,15 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         visibility: BlockVisibility<Self>,
         rotation: QueryRotation<Self>,
     ) -> FloatTensor<Self> {
-        if super::launch::can_score(&queries, &keys, &visibility) {
-            super::launch::index_scores(queries, keys, weights, scale, visibility, rotation)
+        let can_score = launch::can_score(&queries, &keys, &visibility);
+        let (queries, rotation) =
+            match can_score && launch::rotates(&queries, &keys, &visibility, &rotation) {
+                true => (queries, rotation),
+                false => (rotate(queries, rotation), QueryRotation::None),
+            };
+        if can_score {
+            launch::index_scores(queries, keys, weights, scale, visibility, rotation)
         } else {
-            let queries = rotation.rotate(queries);
             reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
         }
     }
@@ -527,25 +186,21 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         window: FloatTensor<Self>,
         blocks: CachedBlocks<Self>,
     ) -> FloatTensor<Self> {
-        if super::launch::can_attend_cached(&queries, &window, &blocks) {
-            super::launch::cached_attention(queries, window, blocks)
-        } else if super::launch::can_attend_prompt(&queries, &window, &blocks) {
-            super::launch::attend_prompt(queries, window, blocks)
+        if launch::can_attend_cached(&queries, &window, &blocks) {
+            launch::cached_attention(queries, window, blocks)
+        } else if launch::can_attend_prompt(&queries, &window, &blocks) {
+            launch::attend_prompt(queries, window, blocks)
         } else {
-            reference::cached_attention::<Self>(queries, window, blocks)
+            reference::cached_attention(queries, window, blocks, Self::sink_attention)
         }
     }
 
     fn append_rows(new: NewRows<Self>, ring: FloatTensor<Self>) -> FloatTensor<Self> {
-        if super::launch::can_append(&new, &ring) {
-            super::launch::append_rows(new, ring)
+        if launch::can_append(&new, &ring) {
+            launch::append_rows(new, ring)
         } else {
             reference::append_rows::<Self>(new, ring)
         }
-    }
-
-    fn pool(values: FloatTensor<Self>, scores: FloatTensor<Self>) -> FloatTensor<Self> {
-        super::launch::pool(values, scores)
     }
 
     fn compress_rows(
@@ -553,18 +208,18 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         raw: FloatTensor<Self>,
         rows: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if super::launch::can_compress(&inputs, &raw, &rows) {
-            super::launch::compress_rows(inputs, raw, rows)
+        if launch::can_compress(&inputs, &raw, &rows) {
+            launch::compress_rows(inputs, raw, rows)
         } else {
             reference::compress_rows::<Self>(inputs, raw, rows)
         }
     }
 
     fn store_step(step: StepRows<Self>) -> StoredStep<Self> {
-        if super::launch::can_store(&step) {
-            super::launch::store_step(step)
+        if launch::can_store(&step) {
+            launch::store_step(step)
         } else {
-            reference::store_step::<Self>(step)
+            store_by_parts(step)
         }
     }
 }
@@ -575,7 +230,7 @@ mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::DType;
 
-    use super::{
+    use crate::attention::args::{
         OptionalCompressionMetadata, OptionalStateMetadata, StepRowsMetadata, StoredStepMetadata,
     };
 
@@ -610,10 +265,5 @@ mod fusion {
     pub(super) fn scores(queries: &TensorSpec, keys: &TensorSpec) -> TensorSpec {
         let shape = [queries.shape[0], queries.shape[1], keys.shape[1]];
         TensorSpec::new(shape.into(), DType::F32)
-    }
-
-    pub(super) fn pooled(values: &TensorSpec) -> TensorSpec {
-        let shape = [values.shape[0], values.shape[1], values.shape[3]];
-        TensorSpec::new(shape.into(), values.dtype)
     }
 }

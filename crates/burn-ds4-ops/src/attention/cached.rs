@@ -1,27 +1,17 @@
 //! Attention over the rows of a cache, read where the cache stores them.
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
-use super::RowRounding;
-use super::backend::{self, AttentionOps};
-use super::validation::{
-    expect_known, expect_rotated, expect_rounding, expect_scale, expect_start,
-};
+use super::args;
+use super::backend::AttentionOps;
+use super::options::{RowRounding, WindowLayout};
+use super::rows::Positions;
+use super::validation::{expect_rounding, expect_scale};
 use crate::OpError;
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
-
-/// Positions of new tokens. Those of a sequence are consecutive.
-#[derive(Clone, Debug)]
-pub struct Positions {
-    /// The angles of all positions, as [`rotate_at`](super::rotate_at) takes them: f32 `[positions,
-    /// rotated]`.
-    pub angles: Tensor<2>,
-    /// The position of the first new token of each sequence: `[batch]`, i32, i64 or u32.
-    pub start: Tensor<1, Int>,
-}
 
 /// Rows of new tokens for [`append_rows`].
 #[derive(Clone, Debug)]
@@ -34,17 +24,6 @@ pub struct NewRows {
     pub epsilon: f64,
     /// How a row is rounded before it is stored.
     pub rounding: RowRounding,
-}
-
-/// Which slot of a window has the row of a position.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum WindowLayout {
-    /// Slot `position % slots`, where [`append_rows`] stores it.
-    #[default]
-    Ring,
-    /// The last slot has the row of the last query's position, each slot before it that of the
-    /// position before.
-    Latest,
 }
 
 /// Key/value rows of a sequence's newest positions, and how many of them a query attends to.
@@ -154,7 +133,7 @@ pub fn append_rows(
         return Ok(ring);
     }
     Ok(Tensor::from_dispatch(Dispatch::append_rows(
-        backend::NewRows::new(new, positions),
+        args::NewRows::new(new, positions),
         ring.into_dispatch(),
     )))
 }
@@ -184,7 +163,7 @@ pub(super) fn check_append(
     positions.check(batch, count, width, ("x", &device))
 }
 
-impl backend::NewRows<Dispatch> {
+impl args::NewRows<Dispatch> {
     pub(super) fn new(new: NewRows, positions: Positions) -> Self {
         Self {
             x: new.x.into_dispatch(),
@@ -294,7 +273,7 @@ pub fn cached_attention(
     if queries.x.dims().contains(&0) {
         return Ok(queries.x);
     }
-    let given = backend::Queries {
+    let given = args::Queries {
         x: queries.x.into_dispatch(),
         angles: positions.angles.into_dispatch(),
         start: positions.start.into_dispatch(),
@@ -364,27 +343,7 @@ fn check(
     Ok(())
 }
 
-impl Positions {
-    pub(super) fn check(
-        &self,
-        batch: usize,
-        count: usize,
-        width: usize,
-        (like, device): (&'static str, &Device),
-    ) -> Result<(), OpError> {
-        let [known, rotated] = self.angles.dims();
-        expect_dtype("angles", "F32", &self.angles, &[DType::F32])?;
-        expect_device("angles", &self.angles.device(), like, device)?;
-        expect_rotated(rotated, width)?;
-        expect_start(("start", &self.start), batch, (like, device))?;
-        if batch == 0 || count == 0 {
-            return Ok(());
-        }
-        expect_known(&self.start, count, known)
-    }
-}
-
-impl From<Option<CachedRows>> for backend::CachedBlocks<Dispatch> {
+impl From<Option<CachedRows>> for args::CachedBlocks<Dispatch> {
     fn from(compressed: Option<CachedRows>) -> Self {
         let Some(compressed) = compressed else {
             return Self::None;

@@ -3,31 +3,16 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-use super::Positions;
-use super::backend::{AttentionOps, Compression};
+use super::args::Compression;
+use super::backend::AttentionOps;
+use super::options::RowRounding;
+use super::rows::Positions;
 use super::validation::{expect_rounding, latest};
 use crate::OpError;
 use crate::device::is_host;
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
-
-/// Channels that share a scale in [`RowRounding::Content`].
-pub const CONTENT_BLOCK: usize = 64;
-
-/// How a row is rounded before it is stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum RowRounding {
-    /// It is not rounded.
-    #[default]
-    None,
-    /// The channels that are not rotated go through an [FP8 round
-    /// trip](crate::quant::fp8_roundtrip), in blocks of [`CONTENT_BLOCK`].
-    Content,
-    /// All channels go through a [Hadamard transform](crate::quant::hadamard) and an [FP4 round
-    /// trip](crate::quant::fp4_roundtrip), in blocks of [`FP4_BLOCK`](crate::quant::FP4_BLOCK).
-    Index,
-}
 
 /// The inputs of [`compress_rows`] at the new positions of every sequence.
 ///

@@ -3,10 +3,11 @@
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use super::backend::{self, AttentionOps, Compression, OptionalCompression, OptionalState};
-use super::cached::check_append;
-use super::compress::check_compress;
-use super::{CompressionInputs, CompressionOptions, CompressorState, NewRows, Positions};
+use super::args::{self, Compression, OptionalCompression, OptionalState};
+use super::backend::AttentionOps;
+use super::cached::{NewRows, check_append};
+use super::compress::{CompressionInputs, CompressionOptions, CompressorState, check_compress};
+use super::rows::Positions;
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape, invalid};
 
@@ -123,13 +124,13 @@ pub fn store_step(step: StepRows, positions: Positions) -> Result<StoredStep, Op
         });
     }
     let part = |part| OptionalCompression::new(part, &positions);
-    let stored = Dispatch::store_step(backend::StepRows {
+    let stored = Dispatch::store_step(args::StepRows {
         queries: queries.x.into_dispatch(),
         norm: queries.norm.into_dispatch(),
         epsilon: queries.epsilon,
         compressed: part(compressed),
         indexed: part(indexed),
-        new: backend::NewRows::new(new, positions),
+        new: args::NewRows::new(new, positions),
         ring: ring.into_dispatch(),
     });
     Ok(StoredStep {

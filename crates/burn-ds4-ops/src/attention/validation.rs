@@ -2,10 +2,10 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::{CompressedKeys, RowRounding, WindowKeys};
+use super::options::RowRounding;
 use crate::OpError;
 use crate::device::is_host;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{expect_device, expect_dtype, expect_shape, invalid};
 
 /// Checks the number of channels that are rotated in pairs, of `width` channels.
 pub(super) fn expect_rotated(rotated: usize, width: usize) -> Result<(), OpError> {
@@ -90,58 +90,4 @@ pub(super) fn latest(start: &Tensor<1, Int>) -> Option<usize> {
     let starts = start.clone().into_data();
     let starts = starts.iter::<i64>();
     starts.filter_map(|start| usize::try_from(start).ok()).max()
-}
-
-/// Checks all keys, and returns the compressed ones, if there are any.
-pub(super) fn check_keys(
-    queries: &Tensor<4>,
-    window: &WindowKeys,
-    compressed: Option<CompressedKeys>,
-    sinks: &Tensor<1>,
-    scale: f64,
-) -> Result<Option<CompressedKeys>, OpError> {
-    expect_float("queries", queries)?;
-    let (dtype, device) = (queries.dtype(), &queries.device());
-    let [batch, count, heads, width] = queries.dims();
-    let like_queries = "that of `queries`";
-    let on_device = |argument, actual| expect_device(argument, &actual, "queries", device);
-
-    let [_, columns, _] = window.rows.dims();
-    expect_dtype("window.rows", like_queries, &window.rows, &[dtype])?;
-    expect_shape("window.rows", window.rows.dims(), [batch, columns, width])?;
-    on_device("window.rows", window.rows.device())?;
-    expect_dtype("window.bias", "F32", &window.bias, &[DType::F32])?;
-    expect_shape("window.bias", window.bias.dims(), [batch, columns])?;
-    on_device("window.bias", window.bias.device())?;
-    let longest = (columns + 1).saturating_sub(count);
-    if !(1..=longest).contains(&window.span) {
-        return Err(OpError::InvalidValue {
-            argument: "window.span",
-            expected: format!("1 to {longest}, with {columns} rows and {count} queries"),
-            actual: window.span,
-        });
-    }
-
-    expect_dtype("sinks", "F32", sinks, &[DType::F32])?;
-    expect_shape("sinks", sinks.dims(), [heads])?;
-    on_device("sinks", sinks.device())?;
-    expect_scale(scale)?;
-
-    let Some(keys) = compressed else {
-        return Ok(None);
-    };
-    let [_, rows, _] = keys.rows.dims();
-    expect_dtype("compressed.rows", like_queries, &keys.rows, &[dtype])?;
-    expect_shape("compressed.rows", keys.rows.dims(), [batch, rows, width])?;
-    on_device("compressed.rows", keys.rows.device())?;
-    expect_dtype("compressed.bias", "F32", &keys.bias, &[DType::F32])?;
-    expect_shape("compressed.bias", keys.bias.dims(), [batch, count, rows])?;
-    on_device("compressed.bias", keys.bias.device())?;
-    if let Some(picks) = &keys.picks {
-        let [_, _, number] = picks.dims();
-        expect_shape("compressed.picks", picks.dims(), [batch, count, number])?;
-        on_device("compressed.picks", picks.device())?;
-    }
-    // CubeCL devices panic on some operations on empty tensors.
-    Ok((rows > 0 && keys.selected() > 0).then_some(keys))
 }

@@ -4,11 +4,12 @@ use cubecl::prelude::*;
 
 use super::angles::{RowSteps, UnitAngles};
 use super::combine::combine_planes;
-use super::heads::{Heads, KV_GROUP, KvGroup};
+use super::head_tiles::HeadTiles;
+use super::heads::{Heads, KvGroup};
+use super::inputs::{AttentionInputs, KV_GROUP, KvSplit, PartialOutput, SinkBlueprint};
 use super::rotate::{Positions, RowRotation};
-use super::sink::{AttentionInputs, KvSplit, PartialOutput, SinkBlueprint};
 use super::visibility::{CacheLayout, Visibility};
-use crate::attention::MASKED;
+use crate::attention::options::MASKED;
 
 /// Compile-time configuration of [`cached_kernel`]: as of [`sink_kernel`](super::sink_kernel), and
 /// the vectors in front of queries and results that are not rotated.
@@ -31,6 +32,19 @@ impl CachedBlueprint {
             target: self.sink.target,
         }
     }
+}
+
+/// Compile-time configuration of [`cached_tiles_kernel`](super::cached_tiles_kernel). The block of the tiles has at least two
+/// columns for each of their heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CachedTilesBlueprint {
+    pub cached: CachedBlueprint,
+    pub tiles: HeadTiles,
+    /// Cubes that share the columns of a query, each of them a KV split: at most 8, which can be a
+    /// cluster anywhere, by which the heads of a tile can be divided.
+    pub kv_cubes: u32,
+    /// Whether these cubes are a cluster.
+    pub in_cluster: bool,
 }
 
 /// Queries as they were projected, and the rows of a cache.

@@ -2,12 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::cached::CachedInputs;
-use super::cached_tiles::CachedTilesBlueprint;
+use super::cached::{CachedInputs, CachedTilesBlueprint};
 use super::head_tiles::{LANES, SUMMED_COLUMNS, TILE_PLANES, swizzled};
-use super::sink::AttentionInputs;
+use super::inputs::AttentionInputs;
 use super::visibility::Visibility;
-use crate::attention::MASKED;
+use crate::attention::options::MASKED;
 use crate::intrinsics::{commit_copies, copy_address, global_address, plane_value, shared_address};
 
 /// In an address, which is a multiple of 16: the row is hidden.

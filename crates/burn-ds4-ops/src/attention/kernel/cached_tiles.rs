@@ -3,34 +3,20 @@
 use cubecl::prelude::*;
 
 use super::angles::{RowSteps, UnitAngles};
-use super::cached::{CachedBlueprint, CachedInputs};
+use super::cached::{CachedInputs, CachedTilesBlueprint};
 use super::cached_rows::{CachedRows, lane_pick};
-use super::combine::with_sink;
 use super::head_tiles::{
     HeadTiles, LANES, PlaneSoftmax, SLICE_VECTORS, TILE_PLANES, add_rows, head_of_row, lane_sums,
     lane_vector, multiply_queries, plane_row, rescale, store_queries,
 };
-use super::heads::{HeadInputs, KV_GROUP};
-use super::sink::{AttentionShape, PartialOutput};
-use super::softmax_weight;
+use super::heads::HeadInputs;
+use super::inputs::{AttentionShape, KV_GROUP, PartialOutput};
+use super::softmax::{softmax_weight, with_sink};
 use super::visibility::Visibility;
 use crate::intrinsics::{
     await_copies, cluster_address, leave_cluster, read_cluster, read_cluster_pair, read_ordered,
     shared_address, sync_cluster,
 };
-
-/// Compile-time configuration of [`cached_tiles_kernel`]. The block of the tiles has at least two
-/// columns for each of their heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CachedTilesBlueprint {
-    pub cached: CachedBlueprint,
-    pub tiles: HeadTiles,
-    /// Cubes that share the columns of a query, each of them a KV split: at most 8, which can be a
-    /// cluster anywhere, by which the heads of a tile can be divided.
-    pub kv_cubes: u32,
-    /// Whether these cubes are a cluster.
-    pub in_cluster: bool,
-}
 
 impl CachedTilesBlueprint {
     /// Pairs of channels of a head.

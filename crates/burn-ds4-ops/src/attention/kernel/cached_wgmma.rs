@@ -3,11 +3,10 @@
 use cubecl::prelude::*;
 
 use super::cached::CachedInputs;
-use super::combine::with_sink;
 use super::rotate::{RowRotation, rotate_vector};
-use super::softmax_weight;
+use super::softmax::{softmax_weight, with_sink};
 use super::visibility::Visibility;
-use crate::attention::{HIDDEN_BELOW, MASKED};
+use crate::attention::options::{HIDDEN_BELOW, MASKED};
 use crate::caps::Target;
 use crate::intrinsics::{
     ballot, copy_vector, f16_to_f32, group_max, group_sum, pack_bf16, pack_f16, plane_value,

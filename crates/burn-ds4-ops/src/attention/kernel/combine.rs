@@ -3,20 +3,10 @@
 use cubecl::prelude::*;
 
 use super::heads::Heads;
+use super::inputs::{AttentionShape, PartialOutput, SinkBlueprint};
 use super::rotate::{Positions, RowRotation, read_angles, rotate_by};
-use super::sink::{AttentionShape, PartialOutput, SinkBlueprint};
-use super::softmax_weight;
-use crate::attention::{MASKED, TINY};
+use super::softmax::{softmax_weight, with_sink};
 use crate::caps::Target;
-
-/// The sum of all exponentials relative to `maximum`, that of the sink included.
-#[cube]
-pub(super) fn with_sink(total: f32, sink: f32, maximum: f32, #[comptime] target: Target) -> f32 {
-    max(
-        total + softmax_weight(max(sink, MASKED) - maximum, target),
-        TINY,
-    )
-}
 
 /// Combines the partial outputs of the planes of a cube, and writes the result as
 /// [`sink_kernel`](super::sink_kernel) says. If a rotation is given, results are rotated back.

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::softmax_weight;
-use crate::attention::{HIDDEN_BELOW, MASKED};
+use super::softmax::softmax_weight;
+use crate::attention::options::{HIDDEN_BELOW, MASKED};
 use crate::caps::Target;
 use crate::intrinsics::{group_max, group_sums, modulo, multiply_tiles, pack_bf16, pack_f16};
 

@@ -3,13 +3,10 @@
 use cubecl::prelude::*;
 
 use super::angles::UnitAngles;
-use super::sink::{AttentionInputs, SinkBlueprint};
-use super::softmax_weight;
-use crate::attention::HIDDEN_BELOW;
+use super::inputs::{AttentionInputs, KV_GROUP, SinkBlueprint};
+use super::softmax::softmax_weight;
+use crate::attention::options::HIDDEN_BELOW;
 use crate::intrinsics::{group_sum, group_sums, inverse_rms, read_ordered};
-
-/// Columns that a plane processes together.
-pub(crate) const KV_GROUP: u32 = 4;
 
 /// The part of a cube's heads that a lane holds.
 #[derive(CubeType)]

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
 use super::rotate::Positions;
-use crate::attention::MASKED;
+use crate::attention::options::MASKED;
 
 /// Planes of a cube, among which the heads are divided.
 pub(crate) const INDEX_PLANES: u32 = 4;

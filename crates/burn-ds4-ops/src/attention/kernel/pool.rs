@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::softmax_weight;
+use super::softmax::softmax_weight;
 use crate::caps::Target;
 
 /// Strides in elements.

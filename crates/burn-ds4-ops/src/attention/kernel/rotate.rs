@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::SlotStrides;
+use super::pool::SlotStrides;
 use crate::caps::Target;
 use crate::intrinsics::read_ordered;
 

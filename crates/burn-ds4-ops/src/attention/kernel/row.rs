@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::rotate::AngleTable;
-use crate::attention::{CONTENT_BLOCK, RowRounding};
+use crate::attention::options::{CONTENT_BLOCK, RowRounding};
 use crate::caps::Target;
 use crate::intrinsics::modulo;
 use crate::quant::FP4_BLOCK;

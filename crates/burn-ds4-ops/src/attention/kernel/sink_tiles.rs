@@ -3,13 +3,13 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::combine::with_sink;
 use super::head_tiles::{
     HeadTiles, LANES, PlaneSoftmax, SLICE_VECTORS, TILE_HEADS, TILE_PLANES, add_rows, head_of_row,
     lane_sums, lane_vector, multiply_queries, plane_row, rescale, store_queries, swizzled,
 };
-use super::sink::AttentionInputs;
-use crate::attention::{HIDDEN_BELOW, MASKED};
+use super::inputs::AttentionInputs;
+use super::softmax::with_sink;
+use crate::attention::options::{HIDDEN_BELOW, MASKED};
 use crate::intrinsics::{await_copies, commit_copies};
 
 /// Kinds of columns.

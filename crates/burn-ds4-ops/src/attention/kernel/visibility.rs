@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
+use super::inputs::AttentionShape;
 use super::rotate::Positions;
-use super::sink::AttentionShape;
 use crate::caps::Target;
 use crate::intrinsics::read_ordered;
 

@@ -9,15 +9,16 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::compress::{F32_BYTES, ROW_UNITS, row_blueprint, row_norm};
-use super::{AttentionTensors, Positions, SinkLaunch, blueprint, combine, kv_splits, stride};
-use crate::attention::backend::{CachedBlocks, NewRows, Queries};
+use super::splits::{SinkLaunch, blueprint, combine, kv_splits};
+use super::tensors::{AttentionTensors, Positions, stride};
+use crate::attention::args::{CachedBlocks, NewRows, Queries};
 use crate::attention::kernel::{
     AppendSizesLaunch, AppenderLaunch, CacheLayoutLaunch, CachedBlueprint, CachedInputsLaunch,
     CachedTilesBlueprint, HeadTiles, LANES, RowBlueprint, SLICE_CHANNELS, SUMMED_COLUMNS,
     SinkBlueprint, TILE_HEADS, TILE_PLANES, append_kernel, cached_cluster_kernel, cached_kernel,
     cached_tiles_kernel,
 };
-use crate::attention::{DECODE_TOKENS, WindowLayout};
+use crate::attention::options::{DECODE_TOKENS, WindowLayout};
 use crate::caps::Caps;
 use crate::launching::{
     MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, row_vector_size,

@@ -7,11 +7,11 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::AttentionTensors;
 use super::cached::{block_tensors, fits_cached};
-use crate::attention::DECODE_TOKENS;
-use crate::attention::backend::{CachedBlocks, Queries};
+use super::tensors::AttentionTensors;
+use crate::attention::args::{CachedBlocks, Queries};
 use crate::attention::kernel::{CachedWgmmaBlueprint, WARPGROUP_HEADS, cached_wgmma_kernel};
+use crate::attention::options::DECODE_TOKENS;
 use crate::caps::Caps;
 use crate::launching::{address_type, fits_i32, output, row_vector_size};
 

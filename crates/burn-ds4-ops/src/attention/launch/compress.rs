@@ -8,13 +8,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::{Positions, stride};
-use crate::attention::backend::Compression;
+use super::tensors::{Positions, stride};
+use crate::attention::args::Compression;
 use crate::attention::kernel::{
     CompressBlueprint, CompressSizesLaunch, CompressorLaunch, RowBlueprint, RowNormLaunch,
     compress_kernel,
 };
-use crate::attention::{DECODE_TOKENS, RowRounding};
+use crate::attention::options::{DECODE_TOKENS, RowRounding};
 use crate::caps::Caps;
 use crate::launching::{
     MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, with_contiguous_rows, writable,

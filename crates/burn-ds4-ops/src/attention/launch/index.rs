@@ -8,8 +8,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{Positions, can_rotate_at, stride};
-use crate::attention::backend::{BlockVisibility, QueryRotation};
+use super::rows::can_rotate_at;
+use super::tensors::{Positions, stride};
+use crate::attention::args::{BlockVisibility, QueryRotation};
 use crate::attention::kernel::{
     INDEX_PLANES, INDEX_TILE_ROWS, IndexInputsLaunch, IndexSizesLaunch, IndexTilesBlueprint,
     index_kernel, index_tiles_kernel,
@@ -62,16 +63,10 @@ pub(in crate::attention) fn index_scores(
     let [_, rows, _] = keys.shape().dims();
     // The order of a sum must not depend on the layout of the rows.
     let size = row_vector_size([&queries, &keys], width);
-    let tiles = has_tiles(&queries, &keys, size);
-    let at_once = rows.div_ceil(INDEX_TILE_ROWS as usize) * batch * count
-        <= MAX_CUBES_AT_ONCE * Caps::of(&client).processors as usize;
-    let (queries, rotation) = match rotation {
-        QueryRotation::At { angles, start }
-            if tiles && at_once && can_rotate_tiles(&queries, (&angles, &start), &visibility) =>
-        {
-            (queries, Some(Positions::new(angles, start)))
-        }
-        rotation => (rotation.rotate(queries), None),
+    let (tiles, at_once) = (has_tiles(&queries, &keys), is_at_once(&queries, &keys));
+    let rotation = match rotation {
+        QueryRotation::None => None,
+        QueryRotation::At { angles, start } => Some(Positions::new(angles, start)),
     };
     let (queries, keys) = (with_vectors(queries, size), with_vectors(keys, size));
     let result = output(&queries, [batch, count, rows], DType::F32);
@@ -160,27 +155,42 @@ fn inputs<F: Float, P: Int, N: Size>(
     )
 }
 
-/// Whether the kernel for tensor cores can rotate queries: both starts have one dtype, and whole
-/// vectors are rotated.
-fn can_rotate_tiles(
+/// Whether all cubes request everything at once.
+fn is_at_once(queries: &CubeTensor, keys: &CubeTensor) -> bool {
+    let [batch, count, _, _] = queries.shape().dims();
+    let cubes = keys.shape()[1].div_ceil(INDEX_TILE_ROWS as usize) * batch * count;
+    cubes <= MAX_CUBES_AT_ONCE * Caps::of(&queries.client).processors as usize
+}
+
+/// Whether the launch can rotate queries: both starts have one dtype, and whole vectors are
+/// rotated.
+pub(in crate::attention) fn rotates(
     queries: &CubeTensor,
-    (angles, start): (&CubeTensor, &CubeTensor),
+    keys: &CubeTensor,
     visibility: &BlockVisibility<CubeBackend>,
+    rotation: &QueryRotation<CubeBackend>,
 ) -> bool {
+    let QueryRotation::At { angles, start } = rotation else {
+        return false;
+    };
     let alike = match visibility {
         BlockVisibility::All => true,
         BlockVisibility::From { start: own, .. } => own.dtype == start.dtype,
     };
-    alike && can_rotate_at(queries, angles, start) && angles.shape()[1].is_multiple_of(8)
+    alike
+        && has_tiles(queries, keys)
+        && is_at_once(queries, keys)
+        && can_rotate_at(queries, angles, start)
+        && angles.shape()[1].is_multiple_of(8)
 }
 
 /// Whether tensor cores can multiply them: floats of 16 bits in vectors of 16 bytes, in equal
 /// numbers for each of four lanes.
-fn has_tiles(queries: &CubeTensor, keys: &CubeTensor, size: usize) -> bool {
+fn has_tiles(queries: &CubeTensor, keys: &CubeTensor) -> bool {
     let width = queries.shape()[3];
     let dtypes = [queries.dtype, keys.dtype];
     (dtypes == [DType::BF16; 2] || dtypes == [DType::F16; 2])
-        && size == 8
+        && row_vector_size([queries, keys], width) == 8
         && width.is_multiple_of(INDEX_TILE_CHANNELS)
         && Caps::of(&queries.client).tensor_cores
 }

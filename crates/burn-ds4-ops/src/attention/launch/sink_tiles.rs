@@ -5,11 +5,11 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{compressed_rows, contiguous};
+use super::sink::{compressed_rows, contiguous};
+use crate::attention::args::SinkInputs;
 use crate::attention::kernel::{
     HeadTiles, SLICE_CHANNELS, SinkTilesBlueprint, TILE_HEADS, TILE_PLANES, sink_tiles_kernel,
 };
-use crate::attention::reference::SinkInputs;
 use crate::caps::Caps;
 use crate::launching::{MAX_CUBES, address_type, is_wide_int, output};
 

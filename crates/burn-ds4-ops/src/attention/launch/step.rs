@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::cached::{AppendArguments, can_append};
 use super::compress::{CompressArguments, F32_BYTES, ROW_UNITS, can_compress};
-use crate::attention::backend::{
+use crate::attention::args::{
     Compression, OptionalCompression, OptionalState, StepRows, StoredStep,
 };
 use crate::attention::kernel::{

@@ -8,24 +8,22 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, Slice, TensorData, read_sync};
 
-use super::cached::{Prepared, cached_attention};
-use super::{SinkInputs, index_scores, scored_positions};
-use crate::attention::MASKED;
-use crate::attention::backend::{
-    AttentionOps, BlockVisibility, CachedBlocks, CompressedRows, Queries,
-};
+use super::cached::{CachedOps, Prepared, cached_attention};
+use super::index::{index_scores, scored_positions};
+use crate::attention::args::{BlockVisibility, CachedBlocks, CompressedRows, Queries, SinkInputs};
+use crate::attention::options::MASKED;
 use crate::matmul::MatmulOps;
 use crate::reference::slice;
 
 /// See [`cached_attention`](crate::attention::cached_attention).
-pub(in crate::attention) fn cached_attention_by_query<B: AttentionOps>(
+pub(in crate::attention) fn cached_attention_by_query<B: CachedOps>(
     queries: Queries<B>,
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
 ) -> FloatTensor<B> {
     if !queries.causal {
         // Where all see the same rows, there is nothing to read.
-        return cached_attention(queries, window, blocks);
+        return cached_attention(queries, window, blocks, SinkInputs::output);
     }
     let shape = queries.x.shape();
     let [batch, count, _, _] = shape.dims();
@@ -46,7 +44,7 @@ pub(in crate::attention) fn cached_attention_by_query<B: AttentionOps>(
 }
 
 /// See [`index_scores`](crate::attention::index_scores).
-pub(in crate::attention) fn index_scores_by_query<B: AttentionOps>(
+pub(in crate::attention) fn index_scores_by_query<B: MatmulOps>(
     queries: FloatTensor<B>,
     keys: FloatTensor<B>,
     weights: FloatTensor<B>,
@@ -97,7 +95,7 @@ impl<B: MatmulOps> SinkInputs<B> {
 }
 
 /// The compressed rows that each query sees, known to the host.
-struct SeenRows<B: AttentionOps> {
+struct SeenRows<B: Backend> {
     /// `[batch, rows, width]`, if there are any.
     rows: Option<FloatTensor<B>>,
     /// Visible rows of each query.
@@ -106,7 +104,7 @@ struct SeenRows<B: AttentionOps> {
     picks: Option<Vec<i64>>,
 }
 
-impl<B: AttentionOps> SeenRows<B> {
+impl<B: Backend> SeenRows<B> {
     fn new(blocks: CachedBlocks<B>, start: IntTensor<B>, known: usize, count: usize) -> Self {
         let (rows, picks, ratio) = match blocks {
             CachedBlocks::None => (None, None, 1),

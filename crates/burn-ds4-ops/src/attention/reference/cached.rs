@@ -2,17 +2,27 @@
 //! starts of the sequences.
 
 use burn::backend::TensorMetadata;
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::Shape;
 
-use super::positions::{NewPositions, round};
-use super::{INT, SinkInputs, mask};
-use crate::attention::WindowLayout;
-use crate::attention::backend::{AttentionOps, CachedBlocks, CompressedRows, NewRows, Queries};
+use super::positions::{NewPositions, hidden_blocks, mask, round};
+use crate::attention::args::{CachedBlocks, CompressedRows, NewRows, Queries, SinkInputs};
+use crate::attention::options::WindowLayout;
+use crate::attention::rows::RowOps;
+use crate::matmul::MatmulOps;
+use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
 use crate::reference::{bool_dtype, slice};
 
-pub(in crate::attention) fn append_rows<B: AttentionOps>(
+/// What attention over a cache is composed of.
+pub(in crate::attention) trait CachedOps:
+    MatmulOps + NormOps + RowOps
+{
+}
+
+impl<B: MatmulOps + NormOps + RowOps> CachedOps for B {}
+
+pub(in crate::attention) fn append_rows<B: CachedOps>(
     new: NewRows<B>,
     ring: FloatTensor<B>,
 ) -> FloatTensor<B> {
@@ -27,16 +37,19 @@ pub(in crate::attention) fn append_rows<B: AttentionOps>(
     positions.put_newest(ring, round::<B>(rows, width - rotated, new.rounding))
 }
 
-pub(in crate::attention) fn cached_attention<B: AttentionOps>(
+/// Attention by `attend`, once all is prepared for it.
+pub(in crate::attention) fn cached_attention<B: CachedOps>(
     queries: Queries<B>,
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
+    attend: impl FnOnce(SinkInputs<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let causal = queries.causal;
+    let shape = queries.x.shape();
     let prepared = Prepared::new(queries, window);
     if !causal {
-        let output = prepared.attend_to_all();
-        return prepared.rotate_back(output);
+        let output = attend(prepared.of_all());
+        return prepared.rotate_back(B::float_reshape(output, shape));
     }
     let compressed = match blocks {
         CachedBlocks::None => CompressedRows::None,
@@ -50,21 +63,16 @@ pub(in crate::attention) fn cached_attention<B: AttentionOps>(
             picks,
         },
     };
-    let SinkInputs {
-        queries,
-        window,
-        window_bias,
-        sinks,
-        span,
-        scale,
-        ..
-    } = prepared.inputs.clone();
-    let output = B::sink_attention(queries, window, window_bias, compressed, sinks, span, scale);
+    let inputs = prepared.inputs.clone();
+    let output = attend(SinkInputs {
+        compressed,
+        ..inputs
+    });
     prepared.rotate_back(output)
 }
 
 /// Queries that are normalised and rotated, and the rows of their windows.
-pub(super) struct Prepared<B: AttentionOps> {
+pub(super) struct Prepared<B: CachedOps> {
     /// Without compressed rows.
     pub inputs: SinkInputs<B>,
     positions: NewPositions<B>,
@@ -72,7 +80,7 @@ pub(super) struct Prepared<B: AttentionOps> {
     start: IntTensor<B>,
 }
 
-impl<B: AttentionOps> Prepared<B> {
+impl<B: CachedOps> Prepared<B> {
     pub fn new(queries: Queries<B>, window: FloatTensor<B>) -> Self {
         let [batch, count, heads, width] = queries.x.shape().dims();
         let [_, slots, _] = window.shape().dims();
@@ -113,29 +121,25 @@ impl<B: AttentionOps> Prepared<B> {
         }
     }
 
-    /// Attention of each query to all rows of the window: each query counts as a sequence.
-    fn attend_to_all(&self) -> FloatTensor<B> {
-        let SinkInputs {
-            queries,
-            window,
-            window_bias,
-            sinks,
-            scale,
-            ..
-        } = self.inputs.clone();
-        let [batch, count, heads, width] = queries.shape().dims();
-        let [_, columns, _] = window.shape().dims();
+    /// What lets each query attend to all rows of the window: it counts as a sequence.
+    fn of_all(&self) -> SinkInputs<B> {
+        let inputs = self.inputs.clone();
+        let [batch, count, heads, width] = inputs.queries.shape().dims();
+        let [_, columns, _] = inputs.window.shape().dims();
         let all = batch * count;
-        let window = B::float_reshape(window, Shape::new([batch, 1, columns, width]));
-        let window = B::float_expand(window, Shape::new([batch, count, columns, width]));
-        let window = B::float_reshape(window, Shape::new([all, columns, width]));
-        let bias = B::float_reshape(window_bias, Shape::new([batch, 1, columns]));
-        let bias = B::float_expand(bias, Shape::new([batch, count, columns]));
-        let bias = B::float_reshape(bias, Shape::new([all, columns]));
-        let queries = B::float_reshape(queries, Shape::new([all, 1, heads, width]));
-        let (none, span) = (CompressedRows::None, columns);
-        let output = B::sink_attention(queries, window, bias, none, sinks, span, scale);
-        B::float_reshape(output, Shape::new([batch, count, heads, width]))
+        let repeated = |rows: FloatTensor<B>, width: usize| {
+            let rows = B::float_reshape(rows, Shape::new([batch, 1, columns, width]));
+            let rows = B::float_expand(rows, Shape::new([batch, count, columns, width]));
+            B::float_reshape(rows, Shape::new([all, columns, width]))
+        };
+        let bias = repeated(inputs.window_bias, 1);
+        SinkInputs {
+            queries: B::float_reshape(inputs.queries, Shape::new([all, 1, heads, width])),
+            window: repeated(inputs.window, width),
+            window_bias: B::float_reshape(bias, Shape::new([all, columns])),
+            span: columns,
+            ..inputs
+        }
     }
 
     /// Rotates what was attended to back. Vacant sequences have zeros, even where a query is no
@@ -156,7 +160,7 @@ impl<B: AttentionOps> Prepared<B> {
 
 /// Rotates by position. Without rotated channels there is nothing to do, and operators take no
 /// empty tensor.
-fn rotate_by_position<B: AttentionOps>(
+fn rotate_by_position<B: CachedOps>(
     x: FloatTensor<B>,
     angles: FloatTensor<B>,
     start: IntTensor<B>,
@@ -166,31 +170,4 @@ fn rotate_by_position<B: AttentionOps>(
         return x;
     }
     B::rotate_at(x, angles, start, inverse)
-}
-
-/// Whether compressed rows, of blocks of `ratio` positions, are hidden from new positions: `[batch,
-/// count, rows]`.
-pub(super) fn hidden_blocks<B: AttentionOps>(
-    positions: &NewPositions<B>,
-    count: usize,
-    rows: usize,
-    ratio: usize,
-) -> BoolTensor<B> {
-    let position = positions.from(positions.start.clone(), count);
-    let [batch, _] = position.shape().dims();
-    let shape = Shape::new([batch, count, rows]);
-    let mask_dtype = bool_dtype::<B>(&position.device());
-    // A block that is longer than the largest position is never complete.
-    let ratio = ratio.min(i32::MAX as usize) as i64;
-    let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), ratio.into());
-    let visible = B::int_reshape(visible, Shape::new([batch, count, 1]));
-    let row: IntTensor<B> = B::int_arange(0..rows as i64, &visible.device(), INT);
-    let row = B::int_reshape(row, Shape::new([1, 1, rows]));
-    let hidden = B::int_greater_equal(
-        B::int_expand(row, shape.clone()),
-        B::int_expand(visible, shape.clone()),
-        mask_dtype,
-    );
-    let vacant = B::bool_reshape(positions.vacant.clone(), Shape::new([batch, 1, 1]));
-    B::bool_or(hidden, B::bool_expand(vacant, shape))
 }

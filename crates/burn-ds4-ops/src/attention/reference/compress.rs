@@ -6,13 +6,13 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::Shape;
 
 use super::positions::{NewPositions, flat, round};
-use super::rotation;
-use crate::attention::backend::{AttentionOps, Compression};
+use crate::attention::args::Compression;
+use crate::attention::rows::{RowOps, rotation};
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
 use crate::reference::{bool_dtype, slice};
 
-pub(in crate::attention) fn compress_rows<B: AttentionOps + NormOps>(
+pub(in crate::attention) fn compress_rows<B: NormOps + RowOps>(
     inputs: Compression<B>,
     raw: FloatTensor<B>,
     rows: FloatTensor<B>,
@@ -28,7 +28,7 @@ pub(in crate::attention) fn compress_rows<B: AttentionOps + NormOps>(
 }
 
 /// New positions of every sequence.
-struct CompressionStep<'a, B: AttentionOps> {
+struct CompressionStep<'a, B: NormOps + RowOps> {
     inputs: &'a Compression<B>,
     positions: NewPositions<B>,
     batch: usize,
@@ -41,7 +41,7 @@ struct CompressionStep<'a, B: AttentionOps> {
     rows: usize,
 }
 
-impl<'a, B: AttentionOps + NormOps> CompressionStep<'a, B> {
+impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
     fn new(inputs: &'a Compression<B>, raw: &FloatTensor<B>, rows: &FloatTensor<B>) -> Self {
         let [batch, count, _] = inputs.projections.shape().dims();
         let [_, slots, _] = raw.shape().dims();

@@ -2,14 +2,16 @@
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, Shape};
+use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
 
-use super::INT;
-use crate::attention::{CONTENT_BLOCK, RowRounding};
+use crate::attention::options::{CONTENT_BLOCK, MASKED, RowRounding};
 use crate::quant::FP4_BLOCK;
 use crate::reference::{bool_dtype, slice};
 use crate::roundtrip::reference::{hadamard, roundtrip};
 use crate::roundtrip::{E2M1, E4M3};
+
+/// The dtype of positions and picks.
+pub(super) const INT: IntDType = IntDType::I32;
 
 /// The new positions of every sequence, from its start on.
 pub(super) struct NewPositions<B: Backend> {
@@ -136,4 +138,36 @@ pub(super) fn round<B: Backend>(
         RowRounding::Content | RowRounding::None => rows,
     };
     B::float_reshape(B::float_cast(rows, dtype.into()), shape)
+}
+
+/// Whether compressed rows, of blocks of `ratio` positions, are hidden from new positions: `[batch,
+/// count, rows]`.
+pub(super) fn hidden_blocks<B: Backend>(
+    positions: &NewPositions<B>,
+    count: usize,
+    rows: usize,
+    ratio: usize,
+) -> BoolTensor<B> {
+    let position = positions.from(positions.start.clone(), count);
+    let [batch, _] = position.shape().dims();
+    let shape = Shape::new([batch, count, rows]);
+    let mask_dtype = bool_dtype::<B>(&position.device());
+    // A block that is longer than the largest position is never complete.
+    let ratio = ratio.min(i32::MAX as usize) as i64;
+    let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), ratio.into());
+    let visible = B::int_reshape(visible, Shape::new([batch, count, 1]));
+    let row: IntTensor<B> = B::int_arange(0..rows as i64, &visible.device(), INT);
+    let row = B::int_reshape(row, Shape::new([1, 1, rows]));
+    let hidden = B::int_greater_equal(
+        B::int_expand(row, shape.clone()),
+        B::int_expand(visible, shape.clone()),
+        mask_dtype,
+    );
+    let vacant = B::bool_reshape(positions.vacant.clone(), Shape::new([batch, 1, 1]));
+    B::bool_or(hidden, B::bool_expand(vacant, shape))
+}
+
+/// [`MASKED`] where `hidden` is true, 0 elsewhere.
+pub(super) fn mask<B: Backend>(hidden: BoolTensor<B>) -> FloatTensor<B> {
+    B::float_mul_scalar(B::bool_into_float(hidden, FloatDType::F32), MASKED.into())
 }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{CompressBlueprint, Compressor};
-use crate::attention::kernel::softmax_weight;
+use crate::attention::kernel::softmax::softmax_weight;
 
 /// Slots whose raw rows are loaded before any of them is used.
 const SLOTS_IN_FLIGHT: usize = 8;

@@ -1,5 +1,5 @@
-//! Launches of the rotary position embedding, by given angles or by angles that the kernel looks
-//! up.
+//! Launches of what is done to rows: the rotary embedding, by given angles or by angles that the
+//! kernel looks up, and pooling.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -7,12 +7,19 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{Positions, slot_strides};
-use crate::attention::kernel::{RotationSizesLaunch, rotate_at_kernel, rotate_kernel};
-use crate::launching::{address_type, cube_count, is_float, is_wide_int, output, with_vectors};
+use super::tensors::{Positions, slot_strides};
+use crate::attention::kernel::{
+    PoolSizesLaunch, RotationSizesLaunch, pool_kernel, rotate_at_kernel, rotate_kernel,
+};
+use crate::caps::Caps;
+use crate::launching::{
+    address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows, with_vectors,
+};
 
 /// Vectors of a cube.
 const ROTATE_UNITS: u32 = 128;
+/// Channels of a cube that pools.
+const POOL_UNITS: u32 = 64;
 
 /// The number of elements of the widest vector, of two at least, that divides both the channels
 /// that are rotated and the others.
@@ -123,4 +130,37 @@ pub(in crate::attention) fn rotate_at(
         );
     }
     rows.result
+}
+
+pub(in crate::attention) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
+    let (values, scores) = (with_contiguous_rows(values), with_contiguous_rows(scores));
+    let client = values.client.clone();
+    let [batch, blocks, slots, width] = values.shape().dims();
+    let result = output(&values, [batch, blocks, width], values.dtype);
+    let outputs = batch * blocks * width;
+    let sizes = PoolSizesLaunch::new(
+        outputs,
+        blocks,
+        slots as u32,
+        width,
+        slot_strides(&values, 1),
+        slot_strides(&scores, 1),
+    );
+    let dtype = dtype_to_storage_type(values.dtype);
+    // SAFETY: units past the last channel read and write nothing.
+    unsafe {
+        pool_kernel::launch_unchecked(
+            &client,
+            cube_count(&client, outputs.div_ceil(POOL_UNITS as usize)),
+            CubeDim::new_1d(POOL_UNITS),
+            address_type([&values, &scores]),
+            values.into_buffer_arg(),
+            scores.into_buffer_arg(),
+            result.clone().into_buffer_arg(),
+            sizes,
+            Caps::of(&client).target,
+            dtype,
+        );
+    }
+    result
 }

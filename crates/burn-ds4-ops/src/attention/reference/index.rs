@@ -1,0 +1,69 @@
+//! Scores of the lightning indexer.
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{FloatDType, Shape};
+
+use super::positions::{NewPositions, hidden_blocks};
+use crate::attention::args::BlockVisibility;
+use crate::attention::options::{DECODE_TOKENS, MASKED};
+use crate::matmul::MatmulOps;
+use crate::reference::slice;
+
+pub(in crate::attention) fn index_scores<B: MatmulOps>(
+    queries: FloatTensor<B>,
+    keys: FloatTensor<B>,
+    weights: FloatTensor<B>,
+    scale: f64,
+    visibility: BlockVisibility<B>,
+) -> FloatTensor<B> {
+    let scores = all_scores::<B>(queries, keys, weights);
+    let scores = B::float_mul_scalar(scores, scale.into());
+    let BlockVisibility::From { start, ratio } = visibility else {
+        return scores;
+    };
+    let [_, count, rows] = scores.shape().dims();
+    let positions = NewPositions::new(start, scored_positions(count));
+    let hidden = hidden_blocks::<B>(&positions, count, rows, ratio);
+    B::float_mask_fill(scores, hidden, MASKED.into())
+}
+
+/// So many that every position fits i32.
+pub(super) fn scored_positions(count: usize) -> usize {
+    i32::MAX as usize - count
+}
+
+fn all_scores<B: MatmulOps>(
+    queries: FloatTensor<B>,
+    keys: FloatTensor<B>,
+    weights: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [batch, count, _, _] = queries.shape().dims();
+    let queries = B::float_cast(queries, FloatDType::F32);
+    let keys = B::float_swap_dims(B::float_cast(keys, FloatDType::F32), 1, 2);
+    if batch * count > DECODE_TOKENS {
+        return scores_at_once::<B>(queries, keys, weights);
+    }
+    let scores = (0..count).map(|query| {
+        let query = query..query + 1;
+        let queries = slice::<B>(queries.clone(), 1, query.clone());
+        scores_at_once::<B>(queries, keys.clone(), slice::<B>(weights.clone(), 1, query))
+    });
+    B::float_cat(scores.collect(), 1)
+}
+
+/// Scores all queries together, with keys `[batch, width, rows]`.
+fn scores_at_once<B: MatmulOps>(
+    queries: FloatTensor<B>,
+    keys: FloatTensor<B>,
+    weights: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [batch, count, heads, width] = queries.shape().dims();
+    let [_, _, rows] = keys.shape().dims();
+    let queries = B::float_reshape(queries, Shape::new([batch, count * heads, width]));
+    let dots = B::relu(B::precise_matmul(queries, keys));
+    let dots = B::float_reshape(dots, Shape::new([batch * count, heads, rows]));
+    let weights = B::float_reshape(weights, Shape::new([batch * count, 1, heads]));
+    let scores = B::precise_matmul(weights, dots);
+    B::float_reshape(scores, Shape::new([batch, count, rows]))
+}

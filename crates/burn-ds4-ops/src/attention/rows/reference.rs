@@ -1,0 +1,106 @@
+use std::ops::Range;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice};
+
+use crate::reference::slice;
+
+/// The dtype of positions.
+const INT: IntDType = IntDType::I32;
+
+pub(super) fn rotate<B: Backend>(
+    x: FloatTensor<B>,
+    cos: FloatTensor<B>,
+    sin: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [batch, positions, heads, width] = x.shape().dims();
+    let rotated = cos.shape()[2];
+    let dtype: FloatDType = x.dtype().into();
+    let channels = |range: std::ops::Range<usize>| -> FloatTensor<B> {
+        let rows = [0..batch, 0..positions, 0..heads, range];
+        B::float_slice(x.clone(), &rows.map(Slice::from))
+    };
+    let tail = B::float_cast(channels(width - rotated..width), FloatDType::F32);
+    let shape = tail.shape();
+    let pairs = Shape::new([batch, positions, heads, rotated / 2, 2]);
+    let swapped = B::float_flip(B::float_reshape(tail.clone(), pairs), &[4]);
+    let swapped = B::float_reshape(swapped, shape.clone());
+    let of_heads = |angles: FloatTensor<B>| {
+        let angles = B::float_reshape(angles, Shape::new([batch, positions, 1, rotated]));
+        B::float_expand(angles, shape.clone())
+    };
+    let output = B::float_add(
+        B::float_mul(tail, of_heads(cos)),
+        B::float_mul(swapped, of_heads(sin)),
+    );
+    let output = B::float_cast(output, dtype);
+    if rotated == width {
+        return output;
+    }
+    B::float_cat(vec![channels(0..width - rotated), output], 3)
+}
+
+pub(super) fn rotate_at<B: Backend>(
+    x: FloatTensor<B>,
+    angles: FloatTensor<B>,
+    start: IntTensor<B>,
+    inverse: bool,
+) -> FloatTensor<B> {
+    let [batch, count, _, _] = x.shape().dims();
+    let [known, _] = angles.shape().dims();
+    let last = known as i64 - 1;
+    // Clamped in its own dtype: a cast could bring a start that is out of range into the range.
+    let start = B::int_cast(B::int_clamp(start, 0.into(), last.into()), INT);
+    let steps = B::int_arange(0..count as i64, &x.device(), INT);
+    let shape = Shape::new([batch, count]);
+    let positions = B::int_add(
+        B::int_expand(B::int_reshape(start, Shape::new([batch, 1])), shape.clone()),
+        B::int_expand(B::int_reshape(steps, Shape::new([1, count])), shape),
+    );
+    let positions = B::int_clamp_max(positions, last.into());
+    let (cos, sin) = rotation::<B>(angles, positions, inverse);
+    rotate::<B>(x, cos, sin)
+}
+
+/// Cosines and sines of `positions` (`[batch, count]`, all within the table), as [`rotate`] takes
+/// them.
+pub(in crate::attention) fn rotation<B: Backend>(
+    angles: FloatTensor<B>,
+    positions: IntTensor<B>,
+    inverse: bool,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let [batch, count] = positions.shape().dims();
+    let pairs = angles.shape()[1] / 2;
+    let positions = B::int_reshape(positions, Shape::new([batch * count]));
+    let angles = B::float_select(angles, 0, positions);
+    let half = |range: Range<usize>| {
+        let half = slice::<B>(angles.clone(), 1, range);
+        B::float_reshape(half, Shape::new([batch, count, pairs, 1]))
+    };
+    let (cos, sin) = (half(0..pairs), half(pairs..2 * pairs));
+    let negated = B::float_neg(sin.clone());
+    let sines = if inverse {
+        [sin, negated]
+    } else {
+        [negated, sin]
+    };
+    let of_channels = |of_pairs: [FloatTensor<B>; 2]| {
+        let of_channels = B::float_cat(of_pairs.into(), 3);
+        B::float_reshape(of_channels, Shape::new([batch, count, 2 * pairs]))
+    };
+    (of_channels([cos.clone(), cos]), of_channels(sines))
+}
+
+pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = values.dtype();
+    let [batch, blocks, _, width] = values.shape().dims();
+    let scores = B::float_cast(scores, FloatDType::F32);
+    let weights = B::softmax(scores, 2);
+    let weighted = B::float_mul(weights, B::float_cast(values, FloatDType::F32));
+    let pooled = B::float_reshape(
+        B::float_sum_dim(weighted, 2),
+        Shape::new([batch, blocks, width]),
+    );
+    B::float_cast(pooled, dtype.into())
+}
