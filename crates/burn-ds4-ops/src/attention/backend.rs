@@ -65,7 +65,7 @@ pub trait AttentionOps: MatmulOps + NormOps + RowOps {
         window: FloatTensor<Self>,
         #[extension_type] blocks: CachedBlocks<Self>,
     ) -> FloatTensor<Self> {
-        reference::cached_attention::<Self>(queries, window, blocks, SinkInputs::output)
+        reference::cached_attention::<Self>(queries, window, blocks)
     }
 
     /// See [`append_rows`](super::append_rows).
@@ -150,16 +150,6 @@ impl AttentionOps for burn::backend::Flex {
 
 #[cfg(feature = "cube")]
 impl AttentionOps for burn_cubecl::CubeBackend {
-    fn sink_attention(inputs: SinkInputs<Self>) -> FloatTensor<Self> {
-        if launch::can_attend(&inputs) {
-            launch::sink_attention(inputs)
-        } else if launch::can_attend_many(&inputs) {
-            launch::sink_attention_of_many(inputs)
-        } else {
-            inputs.output()
-        }
-    }
-
     fn index_scores(
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -188,10 +178,10 @@ impl AttentionOps for burn_cubecl::CubeBackend {
     ) -> FloatTensor<Self> {
         if launch::can_attend_cached(&queries, &window, &blocks) {
             launch::cached_attention(queries, window, blocks)
-        } else if launch::can_attend_prompt(&queries, &window, &blocks) {
-            launch::attend_prompt(queries, window, blocks)
+        } else if launch::can_attend_many(&queries, &window, &blocks) {
+            launch::attend_many(queries, window, blocks)
         } else {
-            reference::cached_attention(queries, window, blocks, Self::sink_attention)
+            reference::cached_attention(queries, window, blocks)
         }
     }
 

@@ -211,9 +211,10 @@ impl args::NewRows<Dispatch> {
 /// tensor cores if the device has them: queries and the weights of rows are rounded to the dtype of
 /// the rows for that, as in the released kernel.
 ///
-/// Hopper GPUs have another one for more queries, of 32 heads or more, over rows of f16 or bf16
-/// with 128, 256, 384 or 512 channels. It rounds in the same places. Otherwise the operators named
-/// above run one after the other, and round to the dtype of the queries in between.
+/// For more queries over rows of f16 or bf16, tensor cores have another one, for a multiple of 64
+/// channels up to 512. Hopper GPUs have one of their own for 32 heads or more and 128, 256, 384 or
+/// 512 channels. Both round in the same places. Otherwise the operators named above run one after
+/// the other, and round to the dtype of the queries in between.
 ///
 /// # Errors
 ///

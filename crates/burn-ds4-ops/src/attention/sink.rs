@@ -65,12 +65,9 @@ impl CompressedKeys {
 /// A query to which nothing is visible gives zeros. A NaN or an infinity in a query reaches its own
 /// head only; one in a row reaches the queries that attend to the row. Hidden rows must be finite.
 ///
-/// # Kernels
-///
-/// On CubeCL devices there is a kernel for up to [`DECODE_TOKENS`] queries in all sequences
-/// together, of up to 1024 channels. For more queries of f16 or bf16 there is one for tensor cores,
-/// of 64 to 512 channels in steps of 64, in which weights are rounded to the dtype of the inputs.
-/// Others take matrix products, in which logits are, too.
+/// There is no kernel for masks of any kind: picked rows are gathered and matrix products multiply
+/// them, which round logits and weights to the dtype of the inputs.
+/// [`cached_attention`](super::cached_attention) has kernels.
 ///
 /// # Errors
 ///

@@ -11,8 +11,8 @@ use super::rotate::{Positions, RowRotation};
 use super::visibility::{CacheLayout, Visibility};
 use crate::attention::options::MASKED;
 
-/// Compile-time configuration of [`cached_kernel`]: as of [`sink_kernel`](super::sink_kernel), and
-/// the vectors in front of queries and results that are not rotated.
+/// Compile-time configuration of [`cached_kernel`]: how work is divided, and the vectors in front of
+/// queries and results that are not rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CachedBlueprint {
     pub sink: SinkBlueprint,
@@ -45,6 +45,10 @@ pub(crate) struct CachedTilesBlueprint {
     pub kv_cubes: u32,
     /// Whether these cubes are a cluster.
     pub in_cluster: bool,
+    /// Blocks whose rows are in shared memory at the same time: 1, or 2 for many queries.
+    pub stages: u32,
+    /// Whether a cube has all columns of a query, one of many.
+    pub whole: bool,
 }
 
 /// Queries as they were projected, and the rows of a cache.
@@ -63,9 +67,12 @@ pub(crate) struct CachedInputs<F: Float, I: Int, P: Int, N: Size> {
     pub epsilon: f32,
 }
 
-/// Computes [`sink_kernel`](super::sink_kernel) for queries as they were projected, over rows that
-/// are located, and are visible, by position. The KV splits are the same, counted from the first
-/// position of a query's window and from the first block.
+/// Computes one softmax over the rows of the window, compressed rows and a sink, which has no value.
+///
+/// Queries are as they were projected. Rows are located, and are visible, by position. All queries
+/// of a sequence attend to the first `selected` compressed rows, or each has `selected` of its own
+/// in `picks`; a pick that is out of range is hidden. KV splits are counted from the first position
+/// of a query's window and from the first block.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     inputs: &CachedInputs<F, I, P, N>,
@@ -117,7 +124,6 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
         first += stride;
     }
 
-    let rotation = ComptimeOption::new_Some(rotation);
     combine_planes::<O, N>(&heads, &attention.sinks, &rotation, output, shape, sink);
 }
 

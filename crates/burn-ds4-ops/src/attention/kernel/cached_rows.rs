@@ -46,6 +46,7 @@ fn has_column(#[comptime] blueprint: CachedTilesBlueprint) -> bool {
 #[cube]
 pub(super) fn lane_pick<F: Float, I: Int>(
     attention: &AttentionInputs<F, I, Const<8>>,
+    token: u32,
     first: u32,
     first_compressed: u32,
     #[comptime] blueprint: CachedTilesBlueprint,
@@ -56,7 +57,7 @@ pub(super) fn lane_pick<F: Float, I: Int>(
     if has_column(blueprint) && column >= first_compressed && column < end {
         let index = column - first_compressed;
         let target = comptime!(blueprint.tiles.target);
-        pick = attention.pick_in_order(CUBE_POS_Y, index, target);
+        pick = attention.pick_in_order(token, index, target);
     }
     pick
 }
@@ -92,9 +93,21 @@ impl<'a, F: Float, I: Int, P: Int> CachedRows<'a, F, I, P> {
         )
     }
 
+    /// The [lane's pick](lane_pick) in the block from `first` on, for query `token`.
+    pub fn pick(&self, token: u32, first: u32) -> I {
+        let attention = &self.inputs.attention;
+        lane_pick::<F, I>(
+            attention,
+            token,
+            first,
+            self.first_compressed,
+            self.blueprint,
+        )
+    }
+
     /// Begins to copy the rows of the cube's columns from `first` on up to `end`, as many as fit,
-    /// and writes their biases. Rows of hidden columns are zeros. `pick` is the
-    /// [lane's](lane_pick).
+    /// and writes their biases, to those from `stage` on. Rows of hidden columns are zeros. `pick`
+    /// is the [lane's](lane_pick).
     ///
     /// A plane has every eighth column. Its lanes work out where their rows are, one each, so that
     /// a copy needs no more than the address of a lane.
@@ -103,6 +116,7 @@ impl<'a, F: Float, I: Int, P: Int> CachedRows<'a, F, I, P> {
         first: u32,
         end: u32,
         pick: I,
+        stage: u32,
         rows: &mut Shared<[Vector<F, Const<8>>]>,
         biases: &mut Shared<[f32]>,
     ) {
@@ -129,11 +143,11 @@ impl<'a, F: Float, I: Int, P: Int> CachedRows<'a, F, I, P> {
                 address = global_address(&attention.rows) + 16 * row as u64;
             }
             address = select(visible, address, window | HIDDEN);
-            biases[own as usize] = select(visible, 0.0f32, MASKED);
+            biases[(stage + own) as usize] = select(visible, 0.0f32, MASKED);
         }
         let (low, high) = (u32::cast_from(address), u32::cast_from(address >> 32));
         // Rows of a plane are the same modulo 8.
-        let to = UNIT_POS_Y * vectors + swizzled(UNIT_POS_Y, UNIT_POS_X);
+        let to = (stage + UNIT_POS_Y) * vectors + swizzled(UNIT_POS_Y, UNIT_POS_X);
         let to = shared_address(&rows[0..1]) + to * 16;
         let count = min(max(end, first) - first, tiles.columns) / SUMMED_COLUMNS;
         for tile in 0..count {

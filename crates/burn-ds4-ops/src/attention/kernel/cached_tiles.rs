@@ -1,4 +1,4 @@
-//! Attention over a cache on tensor cores, for few queries.
+//! Attention over a cache on tensor cores.
 
 use cubecl::prelude::*;
 
@@ -6,11 +6,12 @@ use super::angles::{RowSteps, UnitAngles};
 use super::cached::{CachedInputs, CachedTilesBlueprint};
 use super::cached_rows::{CachedRows, lane_pick};
 use super::head_tiles::{
-    HeadTiles, LANES, PlaneSoftmax, SLICE_VECTORS, TILE_PLANES, add_rows, head_of_row, lane_sums,
-    lane_vector, multiply_queries, plane_row, rescale, store_queries,
+    LANES, PlaneSoftmax, SLICE_VECTORS, TILE_PLANES, add_rows, head_of_row, lane_sums, lane_vector,
+    multiply_queries, plane_row, rescale, store_queries,
 };
 use super::heads::HeadInputs;
 use super::inputs::{AttentionShape, KV_GROUP, PartialOutput};
+use super::rotate::{read_angles, rotate_by};
 use super::softmax::{softmax_weight, with_sink};
 use super::visibility::Visibility;
 use crate::intrinsics::{
@@ -65,7 +66,7 @@ pub(crate) fn cached_tiles_kernel<F: Float, O: Float, I: Int, P: Int>(
     #[comptime] blueprint: CachedTilesBlueprint,
     #[define(F, O, I, P)] _dtypes: [ElemType; 4],
 ) {
-    let mut cube = TilesCube::<F>::new(blueprint);
+    let mut cube = TilesCube::<F>::new(&inputs.attention.shape, blueprint);
     cube.attend::<I, P>(inputs);
     cube.write_partials::<O>(&inputs.attention.shape, output);
 }
@@ -83,14 +84,32 @@ pub(crate) fn cached_cluster_kernel<F: Float, I: Int, P: Int>(
     #[comptime] blueprint: CachedTilesBlueprint,
     #[define(F, I, P)] _dtypes: [ElemType; 3],
 ) {
-    let mut cube = TilesCube::<F>::new(blueprint);
+    let mut cube = TilesCube::<F>::new(&inputs.attention.shape, blueprint);
     cube.attend::<I, P>(inputs);
     cube.combine(&inputs.attention.shape, output);
+}
+
+/// [`cached_tiles_kernel`] for many queries. A cube has up to four tiles of heads of a query and
+/// goes through all of its columns, block by block: while one is processed, the rows of the next
+/// are copied. `output` is `[batch, count, heads, vectors]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn cached_whole_kernel<F: Float, I: Int, P: Int>(
+    inputs: &CachedInputs<F, I, P, Const<8>>,
+    output: &mut [Vector<F, Const<8>>],
+    #[comptime] blueprint: CachedTilesBlueprint,
+    #[define(F, I, P)] _dtypes: [ElemType; 3],
+) {
+    let mut cube = TilesCube::<F>::new(&inputs.attention.shape, blueprint);
+    let angle = cube.attend::<I, P>(inputs);
+    cube.write::<I, P>(inputs, angle, output);
 }
 
 /// What a cube has.
 #[derive(CubeType)]
 struct TilesCube<F: Float> {
+    /// The query, among those of all sequences, and the first of the cube's heads.
+    token: u32,
+    first_head: u32,
     queries: Shared<[Vector<F, Const<8>>]>,
     /// The rows of columns, and in the end the sums of a cube of a cluster.
     rows: Shared<[Vector<F, Const<8>>]>,
@@ -113,15 +132,25 @@ struct TilesCube<F: Float> {
 
 #[cube]
 impl<F: Float> TilesCube<F> {
-    fn new(#[comptime] blueprint: CachedTilesBlueprint) -> TilesCube<F> {
-        let tiles = comptime!(blueprint.tiles);
+    fn new(shape: &AttentionShape, #[comptime] blueprint: CachedTilesBlueprint) -> TilesCube<F> {
+        let CachedTilesBlueprint { tiles, stages, .. } = comptime!(blueprint);
         let heads = comptime!(tiles.heads() as usize);
+        let mut token = CUBE_POS_Y;
+        let mut head_cube = CUBE_POS_X;
+        if comptime!(blueprint.whole) {
+            // The cubes of a query are neighbours: they read the same rows.
+            let head_cubes = shape.heads.div_ceil(tiles.heads());
+            token = CUBE_POS_X / head_cubes;
+            head_cube = CUBE_POS_X % head_cubes;
+        }
         TilesCube::<F> {
+            token,
+            first_head: head_cube * comptime!(tiles.heads()),
             queries: Shared::new_slice(comptime!(tiles.query_vectors() as usize)),
-            rows: Shared::new_slice(comptime!(tiles.block_vectors() as usize)),
+            rows: Shared::new_slice(comptime!((stages * tiles.block_vectors()) as usize)),
             logits: Shared::new_slice(comptime!(tiles.logit_words() as usize)),
             weights: Shared::new_slice(comptime!(tiles.weight_words() as usize)),
-            biases: Shared::new_slice(comptime!(tiles.columns as usize)),
+            biases: Shared::new_slice(comptime!((stages * tiles.columns) as usize)),
             factors: Shared::new_slice(heads),
             softmax_stats: Shared::new_slice(comptime!(2 * heads)),
             sums: Array::new(comptime!(8 * tiles.head_tiles as usize)),
@@ -132,16 +161,25 @@ impl<F: Float> TilesCube<F> {
         }
     }
 
-    /// Attends to the cube's columns. Every unit of the cube must call this.
-    fn attend<I: Int, P: Int>(&mut self, inputs: &CachedInputs<F, I, P, Const<8>>) {
-        let CachedTilesBlueprint { cached, tiles, .. } = comptime!(self.blueprint);
+    /// Attends to the cube's columns, and returns the offset of the query's angles. Every unit of
+    /// the cube must call this.
+    // A condition on comptime values gets an `if` of its own.
+    #[allow(clippy::collapsible_if)]
+    fn attend<I: Int, P: Int>(&mut self, inputs: &CachedInputs<F, I, P, Const<8>>) -> usize {
+        let CachedTilesBlueprint {
+            cached,
+            tiles,
+            stages,
+            whole,
+            ..
+        } = comptime!(self.blueprint);
+        let (token, first_head) = (self.token, self.first_head);
         let sink = comptime!(cached.sink);
         let attention = &inputs.attention;
         let shape = &attention.shape;
         let first_compressed = (shape.span + comptime!(KV_GROUP - 1)) / KV_GROUP * KV_GROUP;
-        let pick = lane_pick::<F, I>(attention, 0u32, first_compressed, self.blueprint);
-        let first_head = CUBE_POS_X * comptime!(tiles.heads());
-        let (sequence, query) = shape.query_of(CUBE_POS_Y);
+        let mut pick = lane_pick::<F, I>(attention, token, 0u32, first_compressed, self.blueprint);
+        let (sequence, query) = shape.query_of(token);
         let mut head_inputs = Sequence::<HeadInputs<F, Const<8>>>::new();
         #[unroll]
         for tile in 0..tiles.head_tiles {
@@ -152,7 +190,7 @@ impl<F: Float> TilesCube<F> {
         }
         let visibility = Visibility::new::<P>(
             &inputs.positions,
-            CUBE_POS_Y,
+            token,
             &inputs.layout,
             shape,
             cached.causal,
@@ -177,8 +215,17 @@ impl<F: Float> TilesCube<F> {
         let source =
             CachedRows::<F, I, P>::new(inputs, &visibility, first_compressed, end, self.blueprint);
         self.columns = source.cube_columns();
+        if comptime!(whole) {
+            // Whole blocks, so that how many columns one has is known to the compiler.
+            let blocks = (self.columns + comptime!(tiles.columns - 1)) / tiles.columns;
+            self.columns = blocks * tiles.columns;
+        }
         let (rows, biases) = (&mut self.rows, &mut self.biases);
-        source.copy(0u32, self.columns, pick, rows, biases);
+        source.copy(0u32, self.columns, pick, 0u32, rows, biases);
+        if comptime!(whole) {
+            // Picks are read long before they are needed.
+            pick = source.pick(token, comptime!(tiles.columns).runtime());
+        }
 
         let mut softmax = PlaneSoftmax::new(tiles);
         #[unroll]
@@ -207,44 +254,59 @@ impl<F: Float> TilesCube<F> {
             self.sums[i] = Vector::new(0.0f32);
         }
         let mut first = 0u32;
+        let mut stage = 0u32;
         while first < self.columns {
-            let columns = min(self.columns - first, tiles.columns);
+            let mut columns = comptime!(tiles.columns).runtime();
+            if comptime!(!whole) {
+                columns = min(self.columns - first, columns);
+            }
             await_copies(0u32);
             sync_cube();
+            let from = stage;
+            if comptime!(stages > 1) {
+                let next = first + tiles.columns;
+                stage = comptime!(tiles.columns) - stage;
+                if next < self.columns {
+                    let (rows, biases) = (&mut self.rows, &mut self.biases);
+                    source.copy(next, self.columns, pick, stage, rows, biases);
+                    pick = source.pick(token, next + tiles.columns);
+                }
+            }
             multiply_queries(
                 &self.queries,
                 &self.rows,
                 &self.biases,
                 &mut self.logits,
-                0u32,
+                from,
                 columns,
                 attention.scale,
                 tiles,
             );
             sync_cube();
             let (logits, factors) = (&self.logits, &mut self.factors);
-            softmax.weigh::<F>(logits, &mut self.weights, factors, columns, 2u32);
+            let at_once = comptime!(if whole { 1u32 } else { 2u32 });
+            softmax.weigh::<F>(logits, &mut self.weights, factors, columns, at_once);
             sync_cube();
             if UNIT_POS_Y < comptime!(tiles.vectors / SLICE_VECTORS) {
                 if first > 0 {
                     rescale(&mut self.sums, &self.factors, tiles);
                 }
-                add_rows(
-                    &self.rows,
-                    &self.weights,
-                    &mut self.sums,
-                    0u32,
-                    columns,
-                    tiles,
-                );
+                let sums = &mut self.sums;
+                add_rows(&self.rows, &self.weights, sums, from, columns, tiles);
             }
             first += tiles.columns;
-            if first < self.columns {
-                sync_cube();
-                let blueprint = comptime!(self.blueprint);
-                let pick = lane_pick::<F, I>(attention, first, first_compressed, blueprint);
-                let (rows, biases) = (&mut self.rows, &mut self.biases);
-                source.copy(first, self.columns, pick, rows, biases);
+            if comptime!(stages == 1) {
+                if first < self.columns {
+                    sync_cube();
+                    if comptime!(!whole) {
+                        pick = source.pick(token, first);
+                    }
+                    let (rows, biases) = (&mut self.rows, &mut self.biases);
+                    source.copy(first, self.columns, pick, 0u32, rows, biases);
+                    if comptime!(whole) {
+                        pick = source.pick(token, first + tiles.columns);
+                    }
+                }
             }
         }
         softmax.add_lanes();
@@ -258,6 +320,7 @@ impl<F: Float> TilesCube<F> {
             }
         }
         sync_cube();
+        angle
     }
 
     /// Writes what the cube has for the kernel that combines KV splits.
@@ -268,8 +331,8 @@ impl<F: Float> TilesCube<F> {
     ) {
         let tiles = comptime!(self.blueprint.tiles);
         let all_heads = CUBE_COUNT_Y * shape.heads;
-        let first_head = CUBE_POS_X * comptime!(tiles.heads());
-        let first = CUBE_POS_Z * all_heads + CUBE_POS_Y * shape.heads + first_head;
+        let first_head = self.first_head;
+        let first = CUBE_POS_Z * all_heads + self.token * shape.heads + first_head;
         if UNIT_POS < comptime!(tiles.heads()) && first_head + UNIT_POS < shape.heads {
             let own = first + UNIT_POS;
             output.softmax_stats[own as usize] = self.softmax_stats[UNIT_POS as usize];
@@ -287,6 +350,48 @@ impl<F: Float> TilesCube<F> {
                         let at = (first + row) as usize * tiles.vectors as usize
                             + lane_vector(part) as usize;
                         output.sums[at] = Vector::cast_from(lane_sums(&self.sums, half, part));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the results of a cube that has all columns: divided, rotated back and rounded.
+    fn write<I: Int, P: Int>(
+        &self,
+        inputs: &CachedInputs<F, I, P, Const<8>>,
+        angle: usize,
+        output: &mut [Vector<F, Const<8>>],
+    ) {
+        let CachedTilesBlueprint { cached, tiles, .. } = comptime!(self.blueprint);
+        let heads = inputs.attention.shape.heads;
+        if UNIT_POS_Y < comptime!(tiles.vectors / SLICE_VECTORS) {
+            #[unroll]
+            for part in 0..2u32 {
+                let vector = lane_vector(part);
+                let rotated = vector >= cached.unrotated;
+                let pairs = select(rotated, vector - cached.unrotated, 0u32) * 4;
+                let table = &inputs.positions.table;
+                let (cosines, sines) = read_angles::<Const<8>>(table, angle + pairs as usize);
+                #[unroll]
+                for half in 0..comptime!(2 * tiles.head_tiles) {
+                    let row = head_of_row(UNIT_POS_X / 4 + comptime!(8 * half));
+                    let head = self.first_head + row;
+                    if head < heads {
+                        let total_at = (row + comptime!(tiles.heads())) as usize;
+                        let divisor = with_sink(
+                            self.softmax_stats[total_at],
+                            inputs.attention.sinks[head as usize],
+                            self.softmax_stats[row as usize],
+                            tiles.target,
+                        );
+                        let mut result = lane_sums(&self.sums, half, part) / Vector::new(divisor);
+                        if rotated {
+                            result = rotate_by::<Const<8>>(result, cosines, sines, true);
+                        }
+                        let to = (self.token as usize * heads as usize + head as usize)
+                            * comptime!(tiles.vectors as usize);
+                        output[to + vector as usize] = Vector::cast_from(result);
                     }
                 }
             }
@@ -334,7 +439,7 @@ impl<F: Float> TilesCube<F> {
         let count = comptime!(blueprint.unit_pairs());
         let unit = UNIT_POS % head_units;
         let row = result_row(blueprint);
-        let head = CUBE_POS_X * comptime!(tiles.heads()) + row;
+        let head = self.first_head + row;
         let stats = shared_address(&self.softmax_stats[0..1]) + row * 4;
         // In pairs, of which a vector has two.
         let first_pair = row * head_pairs + (unit ^ (sum_offset(row) * 2));
@@ -386,7 +491,7 @@ impl<F: Float> TilesCube<F> {
             let pairs = head_pairs.runtime();
             result = self.angles.rotate(result, pair, pairs, i, true);
             if head < shape.heads && pair < head_pairs {
-                let to = (CUBE_POS_Y * shape.heads + head) as usize * head_pairs as usize;
+                let to = (self.token * shape.heads + head) as usize * head_pairs as usize;
                 output[to + pair as usize] = Vector::cast_from(result);
             }
         }

@@ -93,11 +93,11 @@ impl HeadTiles {
     }
 
     /// Shared memory of a cube that has `stages` blocks of rows, each with a bias for every column,
-    /// and a number for each head.
+    /// and three numbers for each head.
     pub const fn shared_bytes(self, stages: u32) -> usize {
         let vectors = self.query_vectors() + stages * self.block_vectors();
         let of_block = self.logit_words() + self.weight_words();
-        let words = of_block + stages * self.columns + self.heads();
+        let words = of_block + stages * self.columns + 3 * self.heads();
         (16 * vectors + 4 * words) as usize
     }
 }

@@ -1,4 +1,4 @@
-//! The heads of a cube of [`sink_kernel`](super::sink_kernel), as its lanes hold them.
+//! The heads of a cube, as its lanes hold them.
 
 use cubecl::prelude::*;
 

@@ -9,7 +9,7 @@ use crate::intrinsics::read_ordered;
 /// Columns that a plane processes together.
 pub(crate) const KV_GROUP: u32 = 4;
 
-/// Compile-time configuration of [`sink_kernel`](super::sink_kernel).
+/// How the kernels for few queries divide their work.
 ///
 /// A cube has a few heads of one query, and one [KV split](KvSplit) of its columns. Its planes take
 /// the columns in groups, counted from the first of the window and from the first compressed row.

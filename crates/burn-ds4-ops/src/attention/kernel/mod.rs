@@ -16,15 +16,13 @@ mod inputs;
 mod pool;
 mod rotate;
 mod row;
-mod sink;
-mod sink_tiles;
 mod softmax;
 mod step;
 mod visibility;
 
 pub(super) use append::{AppendSizesLaunch, AppenderLaunch, append_kernel};
 pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, CachedTilesBlueprint, cached_kernel};
-pub(super) use cached_tiles::{cached_cluster_kernel, cached_tiles_kernel};
+pub(super) use cached_tiles::{cached_cluster_kernel, cached_tiles_kernel, cached_whole_kernel};
 pub(super) use cached_wgmma::{CachedWgmmaBlueprint, WARPGROUP_HEADS, cached_wgmma_kernel};
 pub(super) use combine::{OutputRotationLaunch, combine_kernel};
 pub(super) use compress::{
@@ -44,7 +42,5 @@ pub(super) use rotate::{
     AngleTableLaunch, PositionsLaunch, RotationSizesLaunch, rotate_at_kernel, rotate_kernel,
 };
 pub(super) use row::{RowBlueprint, RowNormLaunch};
-pub(super) use sink::sink_kernel;
-pub(super) use sink_tiles::{SinkTilesBlueprint, sink_tiles_kernel};
 pub(super) use step::{StepBlueprint, StepQueriesLaunch, step_kernel};
 pub(super) use visibility::CacheLayoutLaunch;

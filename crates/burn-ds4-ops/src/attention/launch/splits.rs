@@ -7,15 +7,16 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::tensors::{AttentionTensors, Positions};
+use super::tensors::CachedTensors;
 use crate::attention::kernel::{
     KV_GROUP, OutputRotationLaunch, PartialOutputLaunch, SinkBlueprint, combine_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{address_type, output};
 
-/// Heads of a cube. They use the same rows.
-pub(super) const CUBE_HEADS: u32 = 2;
+/// Heads of a cube without tensor cores. With two, a query has half as many cubes, of which half as
+/// many run at once: a unit then takes 176 registers in place of 128. No bit depends on it.
+const CUBE_HEADS: u32 = 1;
 /// Planes of a cube, and the widest row of which their partial sums fit in 16 KiB of shared memory.
 /// Wider rows have half as many planes.
 const SINK_PLANES: u32 = 8;
@@ -38,19 +39,17 @@ const COMBINE_UNITS: u32 = 128;
 /// any, and not all partial sums would be on their way at a time.
 const COMBINE_VECTOR: usize = 4;
 /// Configuration of a kernel for rows of `width` channels, and the number of elements of its
-/// vectors: `size`, or fewer, but no fewer than `least`. `picked` says whether queries pick among
-/// the rows.
+/// vectors: `size`, or fewer, but no fewer than a pair. `picked` says whether queries pick among the
+/// rows.
 pub(super) fn blueprint(
     client: &Client,
     width: usize,
-    size: usize,
-    least: usize,
+    mut size: usize,
     picked: bool,
 ) -> Option<(SinkBlueprint, usize)> {
     let plane = Caps::of(client).plane()?;
     // Narrower vectors, so that every lane has one.
-    let mut size = size;
-    while size > least && width / size < plane as usize {
+    while size > 2 && width / size < plane as usize {
         size /= 2;
     }
     let vectors = width / size;
@@ -84,8 +83,8 @@ pub(super) fn kv_splits(span: usize, selected: usize, split_columns: u32) -> usi
 }
 
 /// The inputs and results of the attention kernels.
-pub(super) struct SinkLaunch {
-    pub inputs: AttentionTensors,
+pub(super) struct SplitLaunch {
+    pub inputs: CachedTensors,
     pub blueprint: SinkBlueprint,
     splits: usize,
     pub result: CubeTensor,
@@ -94,8 +93,8 @@ pub(super) struct SinkLaunch {
     softmax_stats: CubeTensor,
 }
 
-impl SinkLaunch {
-    pub(super) fn new(inputs: AttentionTensors, blueprint: SinkBlueprint, splits: usize) -> Self {
+impl SplitLaunch {
+    pub(super) fn new(inputs: CachedTensors, blueprint: SinkBlueprint, splits: usize) -> Self {
         let queries = &inputs.queries;
         let [batch, count, heads, width] = queries.shape().dims();
         let multiple_splits = splits > 1;
@@ -129,23 +128,28 @@ impl SinkLaunch {
         CubeDim::new_2d(self.blueprint.plane, self.blueprint.planes)
     }
 
-    /// The type of offsets into its tensors and another one.
-    pub(super) fn address_type(&self, other: &CubeTensor) -> AddressType {
+    /// The type of offsets into its tensors.
+    pub(super) fn address_type(&self) -> AddressType {
         let inputs = &self.inputs;
+        let angles = &inputs.positions.angles;
         address_type([
             &inputs.queries,
             &inputs.window,
             &inputs.rows,
             &self.sums,
-            other,
+            angles,
         ])
     }
 
-    /// The dtypes of queries, of sums and of picks.
-    pub(super) fn dtypes(&self) -> [ElemType; 3] {
-        let picks = self.inputs.picks.as_ref();
-        let picks_dtype = picks.map_or(DType::I32, |picks| picks.dtype);
-        [self.result.dtype, self.sums.dtype, picks_dtype].map(dtype_to_storage_type)
+    /// The dtypes of queries, of sums, of picks and of starts.
+    pub(super) fn dtypes(&self) -> [ElemType; 4] {
+        let [queries, picks, starts] = self.inputs.dtypes();
+        [
+            queries,
+            dtype_to_storage_type(self.sums.dtype),
+            picks,
+            starts,
+        ]
     }
 
     pub(super) fn partials<O: Float, N: Size>(&self) -> PartialOutputLaunch<O, N> {
@@ -156,24 +160,18 @@ impl SinkLaunch {
     }
 }
 
-/// Combines the KV splits, if there are several. `rotation` has the positions by which results are
-/// rotated back, and the number of channels in front that are not.
-pub(super) fn combine(launch: SinkLaunch, rotation: Option<(Positions, u32)>) -> CubeTensor {
+/// Combines the KV splits, if there are several, and rotates results back.
+pub(super) fn combine(launch: SplitLaunch) -> CubeTensor {
     if !launch.blueprint.multiple_splits {
         return launch.result;
     }
     let client = launch.result.client.clone();
     let [batch, count, heads, width] = launch.result.shape().dims();
     let size = launch.inputs.size.min(COMBINE_VECTOR);
-    let partials = launch.partials();
-    let positions = rotation.as_ref().map(|(positions, _)| positions);
-    let start_dtype = positions.map_or(DType::I32, |positions| positions.start.dtype);
-    let dtypes = [launch.result.dtype, start_dtype].map(dtype_to_storage_type);
-    let angles = positions.map_or(&launch.result, |positions| &positions.angles);
-    let address = address_type([&launch.sums, &launch.result, angles]);
-    let rotation = rotation.as_ref().map(|(positions, unrotated)| {
-        OutputRotationLaunch::new(positions.arg(), count as u32, *unrotated / size as u32)
-    });
+    let positions = &launch.inputs.positions;
+    let unrotated = (width - positions.angles.shape()[1]) / size;
+    let dtypes = [launch.result.dtype, positions.start.dtype].map(dtype_to_storage_type);
+    let address = address_type([&launch.sums, &launch.result, &positions.angles]);
     // SAFETY: there is a cube for each head of a query; angles are within the table.
     unsafe {
         combine_kernel::launch_unchecked(
@@ -182,9 +180,9 @@ pub(super) fn combine(launch: SinkLaunch, rotation: Option<(Positions, u32)>) ->
             CubeDim::new_1d(COMBINE_UNITS),
             address,
             size,
-            partials,
+            launch.partials(),
             launch.inputs.sinks.into_buffer_arg(),
-            rotation.into(),
+            OutputRotationLaunch::new(positions.arg(), count as u32, unrotated as u32),
             launch.result.clone().into_buffer_arg(),
             launch.splits as u32,
             (width / size) as u32,

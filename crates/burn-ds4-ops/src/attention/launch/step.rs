@@ -7,7 +7,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::cached::{AppendArguments, can_append};
+use super::append::{AppendArguments, can_append};
 use super::compress::{CompressArguments, F32_BYTES, ROW_UNITS, can_compress};
 use crate::attention::args::{
     Compression, OptionalCompression, OptionalState, StepRows, StoredStep,

@@ -1,15 +1,20 @@
 //! What kernels of attention read, on the side of the host.
 
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use crate::attention::args::{CachedBlocks, Queries};
 use crate::attention::kernel::{
     AngleTableLaunch, AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch,
-    PositionsLaunch, SlotStridesLaunch,
+    CacheLayoutLaunch, CachedInputsLaunch, PositionsLaunch, SlotStridesLaunch,
 };
-use crate::launching::{with_contiguous_rows, with_vectors};
+use crate::attention::options::WindowLayout;
+use crate::launching::{fits_i32, is_wide_int, with_contiguous_rows, with_vectors};
 
 /// The positions at which sequences start, and the table of the angles of all positions.
 pub(super) struct Positions {
@@ -48,44 +53,111 @@ pub(super) fn slot_strides(tensor: &CubeTensor, size: usize) -> SlotStridesLaunc
     SlotStridesLaunch::new(sequence, block, slot)
 }
 
-/// The inputs of the attention kernels.
-pub(super) struct AttentionTensors {
+/// The compressed rows, if there are any, the picks among them, and the positions of a block.
+pub(super) fn block_tensors(
+    blocks: &CachedBlocks<CubeBackend>,
+) -> (Option<&CubeTensor>, Option<&CubeTensor>, usize) {
+    match blocks {
+        CachedBlocks::None => (None, None, 1),
+        CachedBlocks::All { rows, ratio, .. } => (Some(rows), None, *ratio),
+        CachedBlocks::Picked { rows, picks, ratio } => (Some(rows), Some(picks), *ratio),
+    }
+}
+
+/// The number of compressed rows that a query attends to or picks.
+pub(super) fn selected_rows(blocks: &CachedBlocks<CubeBackend>) -> usize {
+    match blocks {
+        CachedBlocks::None => 0,
+        CachedBlocks::All { rows, .. } => rows.shape()[1],
+        CachedBlocks::Picked { picks, .. } => picks.shape()[2],
+    }
+}
+
+/// Whether kernels can index what queries attend to.
+pub(super) fn fits_cached(
+    queries: &Queries<CubeBackend>,
+    window: &CubeTensor,
+    blocks: &CachedBlocks<CubeBackend>,
+) -> bool {
+    let count = queries.x.shape()[1];
+    let [known, rotated] = queries.angles.shape().dims();
+    let (rows, picks, ratio) = block_tensors(blocks);
+    let selected = selected_rows(blocks);
+    let available = rows.map_or(0, |rows| rows.shape()[1]);
+    let slots = window.shape()[1];
+    rotated > 0
+        && fits_i32(Some(available.max(selected).max(ratio)))
+        && fits_i32(slots.checked_mul(2))
+        && fits_i32(known.checked_add(count))
+        && fits_i32(queries.columns().checked_add(selected))
+        && is_wide_int(queries.start.dtype)
+        && picks.is_none_or(|picks| is_wide_int(picks.dtype))
+}
+
+/// The inputs of the kernels that attend over a cache, with rows in vectors of `size` elements.
+pub(super) struct CachedTensors {
     pub queries: CubeTensor,
     pub window: CubeTensor,
     pub rows: CubeTensor,
-    pub picks: Option<CubeTensor>,
+    picks: Option<CubeTensor>,
     pub sinks: CubeTensor,
+    pub positions: Positions,
     /// Rows of the window that a query attends to.
     pub span: usize,
     /// Compressed rows of a sequence, and the number of them that a query attends to or picks.
-    pub available: usize,
+    available: usize,
     pub selected: usize,
-    pub scale: f64,
-    /// Elements of a vector.
+    ratio: u32,
+    latest: bool,
+    epsilon: f32,
+    scale: f32,
     pub size: usize,
 }
 
-impl AttentionTensors {
-    /// With rows that kernels can read in vectors of so many elements.
-    pub(super) fn in_vectors(self, size: usize) -> Self {
+impl CachedTensors {
+    pub(super) fn new(
+        queries: Queries<CubeBackend>,
+        window: CubeTensor,
+        blocks: &CachedBlocks<CubeBackend>,
+        size: usize,
+    ) -> Self {
+        let (rows, picks, ratio) = block_tensors(blocks);
         Self {
-            queries: with_vectors(self.queries, size),
-            window: with_vectors(self.window, size),
-            rows: with_vectors(self.rows, size),
+            span: queries.columns(),
+            available: rows.map_or(0, |rows| rows.shape()[1]),
+            selected: selected_rows(blocks),
+            // Without compressed rows, kernels read none of these.
+            rows: with_vectors(rows.unwrap_or(&window).clone(), size),
+            picks: picks.cloned().map(into_contiguous),
+            queries: with_vectors(queries.x, size),
+            window: with_vectors(window, size),
+            sinks: into_contiguous(queries.sinks),
+            positions: Positions::new(queries.angles, queries.start),
+            ratio: ratio as u32,
+            latest: queries.layout == WindowLayout::Latest,
+            epsilon: queries.epsilon as f32,
+            scale: queries.scale as f32,
             size,
-            ..self
         }
     }
 
-    /// Rows of a sequence's window.
-    pub(super) fn slots(&self) -> u32 {
-        self.window.shape()[1] as u32
+    /// Vectors of a row, and those in front that are not rotated.
+    pub(super) fn vectors(&self) -> [u32; 2] {
+        let (width, rotated) = (self.queries.shape()[3], self.positions.angles.shape()[1]);
+        [width, width - rotated].map(|channels| (channels / self.size) as u32)
     }
 
-    pub(super) fn arg<F: Float, I: Int, N: Size>(&self) -> AttentionInputsLaunch<F, I, N> {
-        let [_, count, heads, width] = self.queries.shape().dims();
+    /// The dtypes of queries, of picks and of starts.
+    pub(super) fn dtypes(&self) -> [ElemType; 3] {
+        let picks = self.picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
+        [self.queries.dtype, picks, self.positions.start.dtype].map(dtype_to_storage_type)
+    }
+
+    pub(super) fn arg<F: Float, I: Int, P: Int, N: Size>(&self) -> CachedInputsLaunch<F, I, P, N> {
+        let [_, count, heads, _] = self.queries.shape().dims();
+        let slots = self.window.shape()[1] as u32;
         let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / self.size;
-        AttentionInputsLaunch::new(
+        let attention = AttentionInputsLaunch::new(
             self.queries.clone().into_buffer_arg(),
             self.window.clone().into_buffer_arg(),
             self.rows.clone().into_buffer_arg(),
@@ -95,8 +167,8 @@ impl AttentionTensors {
                 count as u32,
                 count as u32,
                 heads as u32,
-                (width / self.size) as u32,
-                self.slots(),
+                self.vectors()[0],
+                slots,
                 self.span as u32,
                 self.available as u32,
                 self.selected as u32,
@@ -110,7 +182,13 @@ impl AttentionTensors {
                 vectors(&self.rows, 0),
                 vectors(&self.rows, 1),
             ),
-            self.scale as f32,
+            self.scale,
+        );
+        CachedInputsLaunch::new(
+            attention,
+            self.positions.arg(),
+            CacheLayoutLaunch::new(self.ratio, slots, u32::from(self.latest)),
+            self.epsilon,
         )
     }
 }

@@ -37,18 +37,16 @@ pub(in crate::attention) fn append_rows<B: CachedOps>(
     positions.put_newest(ring, round::<B>(rows, width - rotated, new.rounding))
 }
 
-/// Attention by `attend`, once all is prepared for it.
 pub(in crate::attention) fn cached_attention<B: CachedOps>(
     queries: Queries<B>,
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
-    attend: impl FnOnce(SinkInputs<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let causal = queries.causal;
     let shape = queries.x.shape();
     let prepared = Prepared::new(queries, window);
     if !causal {
-        let output = attend(prepared.of_all());
+        let output = prepared.of_all().output();
         return prepared.rotate_back(B::float_reshape(output, shape));
     }
     let compressed = match blocks {
@@ -64,11 +62,11 @@ pub(in crate::attention) fn cached_attention<B: CachedOps>(
         },
     };
     let inputs = prepared.inputs.clone();
-    let output = attend(SinkInputs {
+    let inputs = SinkInputs {
         compressed,
         ..inputs
-    });
-    prepared.rotate_back(output)
+    };
+    prepared.rotate_back(inputs.output())
 }
 
 /// Queries that are normalised and rotated, and the rows of their windows.
