@@ -65,7 +65,7 @@ pub trait AttentionOps: MatmulOps + NormOps + RowOps {
         window: FloatTensor<Self>,
         #[extension_type] blocks: CachedBlocks<Self>,
     ) -> FloatTensor<Self> {
-        reference::cached_attention::<Self>(queries, window, blocks)
+        reference::cached_attention::<Self>(queries, window, blocks, SinkInputs::output)
     }
 
     /// See [`append_rows`](super::append_rows).
@@ -150,6 +150,14 @@ impl AttentionOps for burn::backend::Flex {
 
 #[cfg(feature = "cube")]
 impl AttentionOps for burn_cubecl::CubeBackend {
+    fn sink_attention(inputs: SinkInputs<Self>) -> FloatTensor<Self> {
+        if launch::can_attend(&inputs) {
+            launch::sink_attention(inputs)
+        } else {
+            inputs.output()
+        }
+    }
+
     fn index_scores(
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -181,7 +189,7 @@ impl AttentionOps for burn_cubecl::CubeBackend {
         } else if launch::can_attend_many(&queries, &window, &blocks) {
             launch::attend_many(queries, window, blocks)
         } else {
-            reference::cached_attention(queries, window, blocks)
+            reference::cached_attention(queries, window, blocks, Self::sink_attention)
         }
     }
 

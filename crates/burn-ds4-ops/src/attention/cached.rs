@@ -1,17 +1,17 @@
 //! Attention over the rows of a cache, read where the cache stores them.
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use super::args;
 use super::backend::AttentionOps;
 use super::options::{RowRounding, WindowLayout};
 use super::rows::Positions;
-use super::validation::{expect_rounding, expect_scale};
-use crate::OpError;
-use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
+use super::validation::{
+    Accepted, F32, FLOATS, INTEGERS, expect_rounding, expect_scale, expect_tensor,
 };
+use crate::OpError;
+use crate::validation::{expect_float, expect_not_negative, invalid};
 
 /// Rows of new tokens for [`append_rows`].
 #[derive(Clone, Debug)]
@@ -145,22 +145,19 @@ pub(super) fn check_append(
 ) -> Result<(), OpError> {
     let [batch, count, width] = new.x.dims();
     let [_, slots, _] = ring.dims();
+    let device = new.x.device();
+    let like = ("x", &device);
     expect_float("x", &new.x)?;
-    expect_float("norm", &new.norm)?;
-    expect_float("ring", ring)?;
     for (argument, actual) in [("slots of ring", slots), ("columns of x", width)] {
         if actual == 0 {
             return Err(invalid(argument, "at least 1", actual));
         }
     }
-    expect_shape("norm", new.norm.dims(), [width])?;
-    expect_shape("ring", ring.dims(), [batch, slots, width])?;
+    expect_tensor(("norm", &new.norm), FLOATS, [width], like)?;
+    expect_tensor(("ring", ring), FLOATS, [batch, slots, width], like)?;
     expect_not_negative("epsilon", new.epsilon)?;
     expect_rounding("columns of x", new.rounding, width)?;
-    let device = new.x.device();
-    expect_device("norm", &new.norm.device(), "x", &device)?;
-    expect_device("ring", &ring.device(), "x", &device)?;
-    positions.check(batch, count, width, ("x", &device))
+    positions.check(batch, count, width, like)
 }
 
 impl args::NewRows<Dispatch> {
@@ -298,20 +295,16 @@ fn check(
     compressed: Option<&CachedRows>,
 ) -> Result<(), OpError> {
     expect_float("queries.x", &queries.x)?;
-    let (dtype, device) = (queries.x.dtype(), &queries.x.device());
+    let dtype: Accepted = ("that of `queries.x`", &[queries.x.dtype()]);
+    let like = ("queries.x", &queries.x.device());
     let [batch, count, heads, width] = queries.x.dims();
-    let like_queries = "that of `queries.x`";
-    let on_device = |argument, actual| expect_device(argument, &actual, "queries.x", device);
-    expect_dtype("queries.sinks", "F32", &queries.sinks, &[DType::F32])?;
-    expect_shape("queries.sinks", queries.sinks.dims(), [heads])?;
-    on_device("queries.sinks", queries.sinks.device())?;
+    expect_tensor(("queries.sinks", &queries.sinks), F32, [heads], like)?;
     expect_not_negative("epsilon", queries.epsilon)?;
     expect_scale(queries.scale)?;
 
     let [_, slots, _] = window.rows.dims();
-    expect_dtype("window.rows", like_queries, &window.rows, &[dtype])?;
-    expect_shape("window.rows", window.rows.dims(), [batch, slots, width])?;
-    on_device("window.rows", window.rows.device())?;
+    let shape = [batch, slots, width];
+    expect_tensor(("window.rows", &window.rows), dtype, shape, like)?;
     let longest = (slots + 1).saturating_sub(count);
     if !(1..=longest).contains(&window.span) {
         let expected = format!("1 to {longest}, with {slots} slots and {count} queries");
@@ -321,25 +314,20 @@ fn check(
     let Some(compressed) = compressed else {
         return Ok(());
     };
+    let [_, rows, _] = compressed.rows.dims();
     if !window.causal {
-        let [_, rows, _] = compressed.rows.dims();
         let (argument, expected) = ("compressed.rows", "none where the window is not causal");
         return Err(invalid(argument, expected, rows));
     }
-    let [_, rows, _] = compressed.rows.dims();
-    let given = &compressed.rows;
-    expect_dtype("compressed.rows", like_queries, given, &[dtype])?;
-    expect_shape("compressed.rows", given.dims(), [batch, rows, width])?;
-    on_device("compressed.rows", given.device())?;
+    let shape = [batch, rows, width];
+    expect_tensor(("compressed.rows", &compressed.rows), dtype, shape, like)?;
     if compressed.ratio == 0 {
         return Err(invalid("compressed.ratio", "at least 1", 0));
     }
     if let Some(picks) = &compressed.picks {
         let [_, _, number] = picks.dims();
-        let accepted = [DType::I32, DType::I64, DType::U32];
-        expect_dtype("compressed.picks", "I32, I64 or U32", picks, &accepted)?;
-        expect_shape("compressed.picks", picks.dims(), [batch, count, number])?;
-        on_device("compressed.picks", picks.device())?;
+        let shape = [batch, count, number];
+        expect_tensor(("compressed.picks", picks), INTEGERS, shape, like)?;
     }
     Ok(())
 }

@@ -1,18 +1,16 @@
 //! Compressed rows, as decoding makes them.
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::args::Compression;
 use super::backend::AttentionOps;
 use super::options::RowRounding;
 use super::rows::Positions;
-use super::validation::{expect_rounding, latest};
+use super::validation::{F32, FLOATS, expect_rounding, expect_tensor, latest};
 use crate::OpError;
 use crate::device::is_host;
-use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
-};
+use crate::validation::{expect_float, expect_not_negative, expect_shape, invalid};
 
 /// The inputs of [`compress_rows`] at the new positions of every sequence.
 ///
@@ -173,11 +171,8 @@ pub(super) fn check_compress(
     let [_, available, width] = rows.dims();
     let series = 1 + usize::from(options.overlap);
 
-    for (argument, tensor) in [("projections", &inputs.projections), ("raw", raw)] {
-        expect_dtype(argument, "F32", tensor, &[DType::F32])?;
-    }
-    expect_dtype("bias", "F32", &inputs.bias, &[DType::F32])?;
-    expect_float("norm", &inputs.norm)?;
+    let device = rows.device();
+    let like = ("rows", &device);
     expect_float("rows", rows)?;
 
     for (argument, actual) in [
@@ -189,14 +184,11 @@ pub(super) fn check_compress(
             return Err(invalid(argument, "at least 1", actual));
         }
     }
-    expect_shape(
-        "projections",
-        inputs.projections.dims(),
-        [batch, count, 2 * series * width],
-    )?;
-    expect_shape("bias", inputs.bias.dims(), [ratio, raw_width])?;
-    expect_shape("norm", inputs.norm.dims(), [width])?;
-    expect_shape("raw", raw.dims(), [batch, slots, raw_width])?;
+    let shape = [batch, count, 2 * series * width];
+    expect_tensor(("projections", &inputs.projections), F32, shape, like)?;
+    expect_tensor(("bias", &inputs.bias), F32, [ratio, raw_width], like)?;
+    expect_tensor(("norm", &inputs.norm), FLOATS, [width], like)?;
+    expect_tensor(("raw", raw), F32, [batch, slots, raw_width], like)?;
     expect_shape("rows", rows.dims(), [batch, available, width])?;
     let history = (series * ratio - 1).max(1);
     if slots < history {
@@ -206,23 +198,11 @@ pub(super) fn check_compress(
     expect_rounding("columns of rows", options.rounding, width)?;
     expect_not_negative("epsilon", inputs.epsilon)?;
 
-    let device = rows.device();
-    for (argument, actual) in [
-        ("projections", inputs.projections.device()),
-        ("bias", inputs.bias.device()),
-        ("norm", inputs.norm.device()),
-        ("raw", raw.device()),
-    ] {
-        expect_device(argument, &actual, "rows", &device)?;
-    }
-    positions.check(batch, count, width, ("rows", &device))?;
-    if batch == 0 || count == 0 {
+    positions.check(batch, count, width, like)?;
+    if batch == 0 || count == 0 || !is_host(&device) {
         return Ok(());
     }
     let complete = |start: usize| (start + count) / ratio;
-    if !is_host(&device) {
-        return Ok(());
-    }
     let blocks = latest(&positions.start).map_or(0, complete);
     if blocks > available {
         let expected = format!("at most {available}, the rows that there are");

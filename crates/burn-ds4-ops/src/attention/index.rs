@@ -6,9 +6,9 @@ use burn::tensor::{DType, Int, Tensor};
 use super::args::{BlockVisibility, QueryRotation};
 use super::backend::AttentionOps;
 use super::rows::Positions;
-use super::validation::{expect_scale, expect_start};
+use super::validation::{Accepted, F32, INTEGERS, expect_scale, expect_tensor};
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{expect_float, invalid};
 
 /// Limits the blocks of `ratio` positions that are visible to queries: those that are complete at
 /// the position of the query.
@@ -72,23 +72,20 @@ pub fn index_scores(
 ) -> Result<Tensor<3>, OpError> {
     expect_float("queries", &queries)?;
     expect_scale(scale)?;
-    expect_dtype("keys", "that of `queries`", &keys, &[queries.dtype()])?;
-    expect_dtype("weights", "F32", &weights, &[DType::F32])?;
+    let like = ("queries", &queries.device());
+    let dtype: Accepted = ("that of `queries`", &[queries.dtype()]);
     let [batch, count, heads, width] = queries.dims();
     let [_, rows, _] = keys.dims();
-    expect_shape("keys", keys.dims(), [batch, rows, width])?;
-    expect_shape("weights", weights.dims(), [batch, count, heads])?;
-    expect_device("keys", &keys.device(), "queries", &queries.device())?;
-    expect_device("weights", &weights.device(), "queries", &queries.device())?;
+    expect_tensor(("keys", &keys), dtype, [batch, rows, width], like)?;
+    expect_tensor(("weights", &weights), F32, [batch, count, heads], like)?;
     if let Some(VisibleBlocks { start, ratio }) = &visible {
-        let like = ("queries", &queries.device());
-        expect_start(("visible.start", start), batch, like)?;
+        expect_tensor(("visible.start", start), INTEGERS, [batch], like)?;
         if *ratio == 0 {
             return Err(invalid("visible.ratio", "at least 1", 0));
         }
     }
     if let Some(rotation) = &rotation {
-        rotation.check(batch, count, width, ("queries", &queries.device()))?;
+        rotation.check(batch, count, width, like)?;
     }
     let shape = [batch, count, rows];
     if heads == 0 || width == 0 || shape.contains(&0) {

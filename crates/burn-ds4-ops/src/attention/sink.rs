@@ -5,9 +5,9 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use super::args::{CompressedRows, SinkInputs};
 use super::backend::AttentionOps;
-use super::validation::expect_scale;
+use super::validation::{Accepted, F32, expect_scale, expect_tensor};
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use crate::validation::{expect_float, invalid};
 
 /// Keys of the sliding window of [`sink_attention`].
 #[derive(Clone, Debug)]
@@ -65,9 +65,12 @@ impl CompressedKeys {
 /// A query to which nothing is visible gives zeros. A NaN or an infinity in a query reaches its own
 /// head only; one in a row reaches the queries that attend to the row. Hidden rows must be finite.
 ///
-/// There is no kernel for masks of any kind: picked rows are gathered and matrix products multiply
-/// them, which round logits and weights to the dtype of the inputs.
-/// [`cached_attention`](super::cached_attention) has kernels.
+/// # Kernels
+///
+/// On CubeCL devices there is a kernel for up to [`DECODE_TOKENS`](super::DECODE_TOKENS) queries in
+/// all sequences together, of up to 1024 channels. For more queries of f16 or bf16 there is one for
+/// tensor cores, of 64 to 512 channels in steps of 64, in which weights are rounded to the dtype of
+/// the inputs. Others take matrix products, in which logits are, too.
 ///
 /// # Errors
 ///
@@ -198,46 +201,36 @@ fn check(
     scale: f64,
 ) -> Result<Option<CompressedKeys>, OpError> {
     expect_float("queries", queries)?;
-    let (dtype, device) = (queries.dtype(), &queries.device());
+    let dtype: Accepted = ("that of `queries`", &[queries.dtype()]);
+    let like = ("queries", &queries.device());
     let [batch, count, heads, width] = queries.dims();
-    let like_queries = "that of `queries`";
-    let on_device = |argument, actual| expect_device(argument, &actual, "queries", device);
 
     let [_, columns, _] = window.rows.dims();
-    expect_dtype("window.rows", like_queries, &window.rows, &[dtype])?;
-    expect_shape("window.rows", window.rows.dims(), [batch, columns, width])?;
-    on_device("window.rows", window.rows.device())?;
-    expect_dtype("window.bias", "F32", &window.bias, &[DType::F32])?;
-    expect_shape("window.bias", window.bias.dims(), [batch, columns])?;
-    on_device("window.bias", window.bias.device())?;
+    let shape = [batch, columns, width];
+    expect_tensor(("window.rows", &window.rows), dtype, shape, like)?;
+    expect_tensor(("window.bias", &window.bias), F32, [batch, columns], like)?;
     let longest = (columns + 1).saturating_sub(count);
     if !(1..=longest).contains(&window.span) {
-        return Err(OpError::InvalidValue {
-            argument: "window.span",
-            expected: format!("1 to {longest}, with {columns} rows and {count} queries"),
-            actual: window.span,
-        });
+        let expected = format!("1 to {longest}, with {columns} rows and {count} queries");
+        return Err(invalid("window.span", expected, window.span));
     }
 
-    expect_dtype("sinks", "F32", sinks, &[DType::F32])?;
-    expect_shape("sinks", sinks.dims(), [heads])?;
-    on_device("sinks", sinks.device())?;
+    expect_tensor(("sinks", sinks), F32, [heads], like)?;
     expect_scale(scale)?;
 
     let Some(keys) = compressed else {
         return Ok(None);
     };
     let [_, rows, _] = keys.rows.dims();
-    expect_dtype("compressed.rows", like_queries, &keys.rows, &[dtype])?;
-    expect_shape("compressed.rows", keys.rows.dims(), [batch, rows, width])?;
-    on_device("compressed.rows", keys.rows.device())?;
-    expect_dtype("compressed.bias", "F32", &keys.bias, &[DType::F32])?;
-    expect_shape("compressed.bias", keys.bias.dims(), [batch, count, rows])?;
-    on_device("compressed.bias", keys.bias.device())?;
+    let shape = [batch, rows, width];
+    expect_tensor(("compressed.rows", &keys.rows), dtype, shape, like)?;
+    let shape = [batch, count, rows];
+    expect_tensor(("compressed.bias", &keys.bias), F32, shape, like)?;
     if let Some(picks) = &keys.picks {
         let [_, _, number] = picks.dims();
-        expect_shape("compressed.picks", picks.dims(), [batch, count, number])?;
-        on_device("compressed.picks", picks.device())?;
+        let any = [picks.dtype()];
+        let shape = [batch, count, number];
+        expect_tensor(("compressed.picks", picks), ("any", &any), shape, like)?;
     }
     // CubeCL devices panic on some operations on empty tensors.
     Ok((rows > 0 && keys.selected() > 0).then_some(keys))

@@ -8,8 +8,9 @@ use super::backend::AttentionOps;
 use super::cached::{NewRows, check_append};
 use super::compress::{CompressionInputs, CompressionOptions, CompressorState, check_compress};
 use super::rows::Positions;
+use super::validation::{F32, FLOATS, expect_tensor};
 use crate::OpError;
-use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape, invalid};
+use crate::validation::{expect_not_negative, invalid};
 
 /// Low-rank queries of new tokens for [`store_step`].
 #[derive(Clone, Debug)]
@@ -148,22 +149,24 @@ fn check(step: &StepRows, positions: &Positions) -> Result<(), OpError> {
 
     let queries = &step.queries;
     let [_, _, rank] = queries.x.dims();
-    expect_float("queries.x", &queries.x)?;
-    expect_float("queries.norm", &queries.norm)?;
     if rank == 0 {
         return Err(invalid("columns of queries.x", "at least 1", rank));
     }
-    expect_shape("queries.x", queries.x.dims(), [batch, count, rank])?;
-    expect_shape("queries.norm", queries.norm.dims(), [rank])?;
+    let like = ("x", &device);
+    expect_tensor(
+        ("queries.x", &queries.x),
+        FLOATS,
+        [batch, count, rank],
+        like,
+    )?;
+    expect_tensor(("queries.norm", &queries.norm), FLOATS, [rank], like)?;
     expect_not_negative("queries.epsilon", queries.epsilon)?;
-    expect_device("queries.x", &queries.x.device(), "x", &device)?;
-    expect_device("queries.norm", &queries.norm.device(), "x", &device)?;
 
     for part in [&step.compressed, &step.indexed].into_iter().flatten() {
         let projections = &part.inputs.projections;
         let [_, _, raw_width] = projections.dims();
-        expect_shape("projections", projections.dims(), [batch, count, raw_width])?;
-        expect_device("projections", &projections.device(), "x", &device)?;
+        let shape = [batch, count, raw_width];
+        expect_tensor(("projections", projections), F32, shape, like)?;
         let state = &part.state;
         check_compress(
             &part.inputs,

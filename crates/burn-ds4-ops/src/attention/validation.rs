@@ -1,34 +1,38 @@
 //! Checks of the arguments of attention.
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, kind::Basic};
 
 use super::options::RowRounding;
 use crate::OpError;
 use crate::device::is_host;
 use crate::validation::{expect_device, expect_dtype, expect_shape, invalid};
 
+/// The dtypes that an argument may have, and their names.
+pub(super) type Accepted<'a> = (&'static str, &'a [DType]);
+
+pub(super) const F32: Accepted = ("F32", &[DType::F32]);
+pub(super) const FLOATS: Accepted = ("F32, F16 or BF16", &[DType::F32, DType::F16, DType::BF16]);
+pub(super) const INTEGERS: Accepted = ("I32, I64 or U32", &[DType::I32, DType::I64, DType::U32]);
+
+/// Checks a tensor, which must be on the device of another argument.
+pub(super) fn expect_tensor<const D: usize, K: Basic>(
+    (argument, tensor): (&'static str, &Tensor<D, K>),
+    (expected, accepted): Accepted,
+    shape: [usize; D],
+    (other, device): (&'static str, &Device),
+) -> Result<(), OpError> {
+    expect_dtype(argument, expected, tensor, accepted)?;
+    expect_shape(argument, tensor.dims(), shape)?;
+    expect_device(argument, &tensor.device(), other, device)
+}
+
 /// Checks the number of channels that are rotated in pairs, of `width` channels.
 pub(super) fn expect_rotated(rotated: usize, width: usize) -> Result<(), OpError> {
     if rotated.is_multiple_of(2) && rotated <= width {
         return Ok(());
     }
-    Err(OpError::InvalidValue {
-        argument: "number of rotated channels",
-        expected: format!("even and at most {width}"),
-        actual: rotated,
-    })
-}
-
-/// Checks the first positions of sequences, which must be on the device of another argument.
-pub(super) fn expect_start(
-    (argument, start): (&'static str, &Tensor<1, Int>),
-    batch: usize,
-    (other, device): (&'static str, &Device),
-) -> Result<(), OpError> {
-    let accepted = [DType::I32, DType::I64, DType::U32];
-    expect_dtype(argument, "I32, I64 or U32", start, &accepted)?;
-    expect_shape(argument, start.dims(), [batch])?;
-    expect_device(argument, &start.device(), other, device)
+    let expected = format!("even and at most {width}");
+    Err(invalid("number of rotated channels", expected, rotated))
 }
 
 /// Checks the channels of rows that are rounded before they are stored.
@@ -64,11 +68,7 @@ pub(super) fn expect_known(
     known: usize,
 ) -> Result<(), OpError> {
     if known == 0 {
-        return Err(OpError::InvalidValue {
-            argument: "positions of angles",
-            expected: "at least 1".into(),
-            actual: known,
-        });
+        return Err(invalid("positions of angles", "at least 1", known));
     }
     if !is_host(&start.device()) {
         return Ok(());
@@ -78,11 +78,8 @@ pub(super) fn expect_known(
     if last < known {
         return Ok(());
     }
-    Err(OpError::InvalidValue {
-        argument: "last position",
-        expected: format!("less than {known}, the positions of angles"),
-        actual: last,
-    })
+    let expected = format!("less than {known}, the positions of angles");
+    Err(invalid("last position", expected, last))
 }
 
 /// The largest start that is not negative.

@@ -20,6 +20,8 @@ pub(crate) struct CachedBlueprint {
     /// Whether a query attends up to its own position. Otherwise the span of all of them ends with
     /// the last query.
     pub causal: bool,
+    /// Whether [`Masks`] say what is visible, and queries are neither normalised nor rotated.
+    pub masked: bool,
 }
 
 impl CachedBlueprint {
@@ -65,6 +67,60 @@ pub(crate) struct CachedInputs<F: Float, I: Int, P: Int, N: Size> {
     pub layout: CacheLayout,
     /// Epsilon of the norm of queries.
     pub epsilon: f32,
+    /// In place of positions, layout and epsilon, which nothing reads then.
+    pub masks: ComptimeOption<Masks>,
+}
+
+/// Biases of rows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Masks {
+    /// `[batch, columns]`.
+    pub window: Box<[f32]>,
+    /// `[batch, count, rows]`.
+    pub rows: Box<[f32]>,
+}
+
+#[cube]
+impl<F: Float, I: Int, P: Int, N: Size> CachedInputs<F, I, P, N> {
+    /// What is visible to query number `token`.
+    pub fn visibility(&self, token: u32, #[comptime] blueprint: CachedBlueprint) -> Visibility {
+        let shape = &self.attention.shape;
+        if comptime!(blueprint.masked) {
+            Visibility::of_masks(shape, token)
+        } else {
+            Visibility::new::<P>(
+                &self.positions,
+                token,
+                &self.layout,
+                shape,
+                blueprint.causal,
+                blueprint.sink.target,
+            )
+        }
+    }
+
+    /// The bias of the row in a slot of the window, if it is visible.
+    pub fn window_bias(&self, visibility: &Visibility, slot: u32) -> f32 {
+        let mut bias = 0.0f32;
+        #[comptime]
+        if let ComptimeOption::Some(masks) = &self.masks {
+            let at = visibility.sequence * self.attention.shape.columns + slot;
+            bias = masks.window[at as usize];
+        }
+        bias
+    }
+
+    /// The bias of a compressed row, if it is visible.
+    pub fn row_bias(&self, visibility: &Visibility, row: u32) -> f32 {
+        let mut bias = 0.0f32;
+        #[comptime]
+        if let ComptimeOption::Some(masks) = &self.masks {
+            let shape = &self.attention.shape;
+            let token = visibility.sequence * shape.count + visibility.query;
+            bias = masks.rows[token as usize * shape.rows as usize + row as usize];
+        }
+        bias
+    }
 }
 
 /// Computes one softmax over the rows of the window, compressed rows and a sink, which has no value.
@@ -86,14 +142,7 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let table = &inputs.positions.table;
     let token = CUBE_POS_Y;
     let first_head = CUBE_POS_X * sink.heads;
-    let visibility = Visibility::new::<P>(
-        &inputs.positions,
-        token,
-        &inputs.layout,
-        shape,
-        blueprint.causal,
-        sink.target,
-    );
+    let visibility = inputs.visibility(token, blueprint);
     let mut selected = shape.selected;
     if attention.picks.as_ref().is_none() {
         selected = min(selected, visibility.visible_rows);
@@ -102,11 +151,18 @@ pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     let (sequence, query) = (visibility.sequence, visibility.query);
     let mut heads = Heads::<N>::new::<F, I>(attention, sequence, query, first_head, sink);
     let mut angles = UnitAngles::<N>::new(blueprint.row_steps());
-    angles.request(table, visibility.angle, UNIT_POS_X, shape.vectors);
-    let rotation = RowRotation::new(table, visibility.angle, blueprint.unrotated);
+    let rotation = if comptime!(blueprint.masked) {
+        ComptimeOption::<RowRotation>::new_None()
+    } else {
+        angles.request(table, visibility.angle, UNIT_POS_X, shape.vectors);
+        let own = RowRotation::new(table, visibility.angle, blueprint.unrotated);
+        ComptimeOption::new_Some(own)
+    };
     let stride = comptime!(KV_GROUP * sink.planes);
     let own = UNIT_POS_Y * KV_GROUP;
-    heads.normalize_and_rotate(&angles, shape.vectors, inputs.epsilon);
+    if comptime!(!blueprint.masked) {
+        heads.normalize_and_rotate(&angles, shape.vectors, inputs.epsilon);
+    }
     let mut first = split.first + own;
     while first < min(split.end, shape.span) {
         let group = window_group(inputs, &visibility, first);
@@ -138,10 +194,11 @@ fn window_group<F: Float, I: Int, P: Int, N: Size>(
     let mut group = KvGroup::new();
     #[unroll]
     for c in 0..KV_GROUP {
-        let slot = visibility.slot(first + c, shape) as usize;
-        group.biases[c as usize] = select(visibility.is_visible(first + c, shape), 0.0f32, MASKED);
-        group.starts[c as usize] =
-            visibility.sequence as usize * strides.window_sequence + slot * strides.window_row;
+        let slot = visibility.slot(first + c, shape);
+        let bias = inputs.window_bias(visibility, slot);
+        group.biases[c as usize] = select(visibility.is_visible(first + c, shape), bias, MASKED);
+        group.starts[c as usize] = visibility.sequence as usize * strides.window_sequence
+            + slot as usize * strides.window_row;
     }
     group
 }
@@ -163,10 +220,11 @@ fn compressed_group<F: Float, I: Int, P: Int, N: Size>(
         let picked = inputs.attention.pick(CUBE_POS_Y, index);
         inside =
             inside && picked >= I::from_int(0) && picked < I::cast_from(visibility.visible_rows);
-        let row = select(inside, u32::cast_from(picked), 0u32) as usize;
-        group.biases[c as usize] = select(inside, 0.0f32, MASKED);
+        let row = select(inside, u32::cast_from(picked), 0u32);
+        let bias = inputs.row_bias(visibility, row);
+        group.biases[c as usize] = select(inside, bias, MASKED);
         group.starts[c as usize] =
-            visibility.sequence as usize * strides.rows_sequence + row * strides.row;
+            visibility.sequence as usize * strides.rows_sequence + row as usize * strides.row;
     }
     group
 }

@@ -130,20 +130,24 @@ impl<'a, F: Float, I: Int, P: Int> CachedRows<'a, F, I, P> {
         if has_column(self.blueprint) {
             let (own, column) = lane_column(first, self.blueprint);
             let mut visible = false;
+            let mut bias = 0.0f32;
             if column < self.first_compressed {
                 visible = self.visibility.is_visible(column, shape);
-                let slot = self.visibility.slot(column, shape) as usize;
-                let row = sequence * strides.window_sequence + slot * strides.window_row;
+                let slot = self.visibility.slot(column, shape);
+                let row = sequence * strides.window_sequence + slot as usize * strides.window_row;
                 address = window + 16 * row as u64;
+                bias = self.inputs.window_bias(self.visibility, slot);
             } else if column < self.end {
                 let visible_rows = I::cast_from(self.visibility.visible_rows);
                 visible = pick >= I::from_int(0) && pick < visible_rows;
                 let row = u32::cast_from(pick) as usize * strides.row;
                 let row = sequence * strides.rows_sequence + row;
                 address = global_address(&attention.rows) + 16 * row as u64;
+                let known = select(visible, u32::cast_from(pick), 0u32);
+                bias = self.inputs.row_bias(self.visibility, known);
             }
             address = select(visible, address, window | HIDDEN);
-            biases[(stage + own) as usize] = select(visible, 0.0f32, MASKED);
+            biases[(stage + own) as usize] = select(visible, bias, MASKED);
         }
         let (low, high) = (u32::cast_from(address), u32::cast_from(address >> 32));
         // Rows of a plane are the same modulo 8.

@@ -11,9 +11,8 @@ use super::head_tiles::{
 };
 use super::heads::HeadInputs;
 use super::inputs::{AttentionShape, KV_GROUP, PartialOutput};
-use super::rotate::{read_angles, rotate_by};
+use super::rotate::RowRotation;
 use super::softmax::{softmax_weight, with_sink};
-use super::visibility::Visibility;
 use crate::intrinsics::{
     await_copies, cluster_address, leave_cluster, read_cluster, read_cluster_pair, read_ordered,
     shared_address, sync_cluster,
@@ -188,17 +187,12 @@ impl<F: Float> TilesCube<F> {
                 attention, sequence, query, head, sink,
             ));
         }
-        let visibility = Visibility::new::<P>(
-            &inputs.positions,
-            token,
-            &inputs.layout,
-            shape,
-            cached.causal,
-            tiles.target,
-        );
+        let visibility = inputs.visibility(token, cached);
         let (table, angle) = (&inputs.positions.table, visibility.angle);
         let mut angles = UnitAngles::<Const<8>>::new(cached.row_steps());
-        angles.request(table, angle, UNIT_POS_X, shape.vectors);
+        if comptime!(!cached.masked) {
+            angles.request(table, angle, UNIT_POS_X, shape.vectors);
+        }
         if comptime!(self.blueprint.in_cluster) {
             let blueprint = comptime!(self.blueprint);
             let head = min(first_head + result_row(blueprint), shape.heads - 1);
@@ -231,7 +225,9 @@ impl<F: Float> TilesCube<F> {
         #[unroll]
         for tile in 0..tiles.head_tiles {
             let mut own = head_inputs.index(tile as usize).heads(shape.vectors);
-            own.normalize_and_rotate(&angles, shape.vectors, inputs.epsilon);
+            if comptime!(!cached.masked) {
+                own.normalize_and_rotate(&angles, shape.vectors, inputs.epsilon);
+            }
             #[unroll]
             for step in 0..sink.steps {
                 let vector = UNIT_POS_X + comptime!(step * LANES);
@@ -357,6 +353,8 @@ impl<F: Float> TilesCube<F> {
     }
 
     /// Writes the results of a cube that has all columns: divided, rotated back and rounded.
+    // A condition on comptime values gets an `if` of its own.
+    #[allow(clippy::collapsible_if)]
     fn write<I: Int, P: Int>(
         &self,
         inputs: &CachedInputs<F, I, P, Const<8>>,
@@ -369,10 +367,7 @@ impl<F: Float> TilesCube<F> {
             #[unroll]
             for part in 0..2u32 {
                 let vector = lane_vector(part);
-                let rotated = vector >= cached.unrotated;
-                let pairs = select(rotated, vector - cached.unrotated, 0u32) * 4;
-                let table = &inputs.positions.table;
-                let (cosines, sines) = read_angles::<Const<8>>(table, angle + pairs as usize);
+                let rotation = RowRotation::new(&inputs.positions.table, angle, cached.unrotated);
                 #[unroll]
                 for half in 0..comptime!(2 * tiles.head_tiles) {
                     let row = head_of_row(UNIT_POS_X / 4 + comptime!(8 * half));
@@ -386,8 +381,10 @@ impl<F: Float> TilesCube<F> {
                             tiles.target,
                         );
                         let mut result = lane_sums(&self.sums, half, part) / Vector::new(divisor);
-                        if rotated {
-                            result = rotate_by::<Const<8>>(result, cosines, sines, true);
+                        if comptime!(!cached.masked) {
+                            if vector >= cached.unrotated {
+                                result = rotation.rotate::<Const<8>>(result, vector, true);
+                            }
                         }
                         let to = (self.token as usize * heads as usize + head as usize)
                             * comptime!(tiles.vectors as usize);

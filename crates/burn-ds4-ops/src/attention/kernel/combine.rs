@@ -9,15 +9,15 @@ use super::softmax::{softmax_weight, with_sink};
 use crate::caps::Target;
 
 /// Combines the partial outputs of the planes of a cube, and writes the result as
-/// [`PartialOutput`] says. Results, but for partial ones, are rotated back. Every unit of the cube
-/// must call this.
+/// [`PartialOutput`] says. If a rotation is given, results are rotated back.
+/// Every unit of the cube must call this.
 #[cube]
 // A condition on comptime values gets an `if` of its own.
 #[allow(clippy::collapsible_if)]
 pub(super) fn combine_planes<O: Float, N: Size>(
     heads: &Heads<N>,
     sinks: &[f32],
-    rotation: &RowRotation,
+    rotation: &ComptimeOption<RowRotation>,
     output: &mut PartialOutput<O, N>,
     shape: &AttentionShape,
     #[comptime] blueprint: SinkBlueprint,
@@ -91,9 +91,12 @@ pub(super) fn combine_planes<O: Float, N: Size>(
             }
             let at = own as usize * shape.vectors as usize + vector as usize;
             let mut result = sum / Vector::new(divisor);
-            if comptime!(!blueprint.multiple_splits) {
-                if vector >= comptime!(rotation.unrotated) {
-                    result = rotation.rotate::<N>(result, vector, true);
+            #[comptime]
+            if let ComptimeOption::Some(rotation) = rotation {
+                if comptime!(!blueprint.multiple_splits) {
+                    if vector >= comptime!(rotation.unrotated) {
+                        result = rotation.rotate::<N>(result, vector, true);
+                    }
                 }
             }
             output.sums[at] = Vector::cast_from(result);
@@ -195,16 +198,18 @@ impl<N: Size> SplitSums<N> {
     }
 }
 
-/// Combines KV splits, and rotates results back. Each head of a query has a cube; `output` is
-/// `[batch, count, heads, vectors]`.
+/// Combines the KV splits of [`cached_kernel`](super::cached_kernel). Each head of a query has a cube;
+/// `output` is `[batch, count, heads, vectors]`. If a rotation is given, results are rotated back.
 ///
 /// All that a query needs is read at once, its first [`SPLITS_IN_FLIGHT`] splits included, written
 /// or not: reading what is not used takes less time than waiting to know.
 #[cube(launch_unchecked, address_type = "dynamic")]
+// A condition on comptime values gets an `if` of its own.
+#[allow(clippy::collapsible_if)]
 pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
     partials: &PartialOutput<f32, N>,
     sinks: &[f32],
-    rotation: &OutputRotation<P>,
+    rotation: &ComptimeOption<OutputRotation<P>>,
     output: &mut [Vector<O, N>],
     splits: u32,
     vectors: u32,
@@ -219,14 +224,17 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
     while vector < vectors {
         let mut cosines = Vector::<f32, N>::new(1.0f32);
         let mut sines = Vector::<f32, N>::new(0.0f32);
-        if vector >= rotation.unrotated {
-            let table = &rotation.positions.table;
-            let start = rotation.positions.start[(token / rotation.count) as usize];
-            let angle = table.at::<P>(start, token % rotation.count);
-            let pairs = (vector - rotation.unrotated) * N::value() as u32 / 2;
-            let angles = read_angles::<N>(table, angle + pairs as usize);
-            cosines = angles.0;
-            sines = angles.1;
+        #[comptime]
+        if let ComptimeOption::Some(rotation) = rotation {
+            if vector >= rotation.unrotated {
+                let table = &rotation.positions.table;
+                let start = rotation.positions.start[(token / rotation.count) as usize];
+                let angle = table.at::<P>(start, token % rotation.count);
+                let pairs = (vector - rotation.unrotated) * N::value() as u32 / 2;
+                let angles = read_angles::<N>(table, angle + pairs as usize);
+                cosines = angles.0;
+                sines = angles.1;
+            }
         }
         let layout = SplitLayout {
             own,
@@ -249,8 +257,11 @@ pub(crate) fn combine_kernel<O: Float, P: Int, N: Size>(
         let divisor = with_sink(sums.total, sink, sums.maximum, target);
         let at = own as usize * vectors as usize + vector as usize;
         let mut result = sums.sum / Vector::new(divisor);
-        if vector >= rotation.unrotated {
-            result = rotate_by::<N>(result, cosines, sines, true);
+        #[comptime]
+        if let ComptimeOption::Some(rotation) = rotation {
+            if vector >= rotation.unrotated {
+                result = rotate_by::<N>(result, cosines, sines, true);
+            }
         }
         output[at] = Vector::cast_from(result);
         vector += CUBE_DIM;

@@ -21,7 +21,9 @@ mod step;
 mod visibility;
 
 pub(super) use append::{AppendSizesLaunch, AppenderLaunch, append_kernel};
-pub(super) use cached::{CachedBlueprint, CachedInputsLaunch, CachedTilesBlueprint, cached_kernel};
+pub(super) use cached::{
+    CachedBlueprint, CachedInputsLaunch, CachedTilesBlueprint, MasksLaunch, cached_kernel,
+};
 pub(super) use cached_tiles::{cached_cluster_kernel, cached_tiles_kernel, cached_whole_kernel};
 pub(super) use cached_wgmma::{CachedWgmmaBlueprint, WARPGROUP_HEADS, cached_wgmma_kernel};
 pub(super) use combine::{OutputRotationLaunch, combine_kernel};
@@ -39,7 +41,8 @@ pub(super) use inputs::{
 };
 pub(super) use pool::{PoolSizesLaunch, SlotStridesLaunch, pool_kernel};
 pub(super) use rotate::{
-    AngleTableLaunch, PositionsLaunch, RotationSizesLaunch, rotate_at_kernel, rotate_kernel,
+    AngleTableLaunch, GivenAnglesLaunch, PositionsLaunch, RotationSizesLaunch, RowAnglesLaunch,
+    rotate_kernel,
 };
 pub(super) use row::{RowBlueprint, RowNormLaunch};
 pub(super) use step::{StepBlueprint, StepQueriesLaunch, step_kernel};

@@ -20,48 +20,6 @@ pub(crate) struct RotationSizes {
     pub strides: SlotStrides,
 }
 
-/// Rotates the last channels of rows by given angles. Every unit has a vector of a row. It rotates
-/// the vector's pairs if they are among the last channels, and copies them otherwise.
-///
-/// - `x`: rows of heads of positions of sequences
-/// - `cos`, `sin`: for each position, the values of each of the last channels
-/// - `output`: `[batch, positions, heads, vectors]`
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn rotate_kernel<F: Float, N: Size>(
-    x: &[Vector<F, N>],
-    cos: &[f32],
-    sin: &[f32],
-    output: &mut [Vector<F, N>],
-    sizes: RotationSizes,
-    #[define(F)] _dtype: ElemType,
-) {
-    let size = N::value();
-    let own = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
-    if own < sizes.outputs {
-        let vector = own % sizes.vectors;
-        let head = own / sizes.vectors % sizes.heads;
-        let token = own / sizes.vectors / sizes.heads;
-        let from = token / sizes.positions * sizes.strides.sequence
-            + token % sizes.positions * sizes.strides.block
-            + head * sizes.strides.slot
-            + vector;
-        let value = x[from];
-        let mut rotated = Vector::<f32, N>::cast_from(value);
-        if vector >= sizes.unrotated {
-            let rotated_vectors = sizes.vectors - sizes.unrotated;
-            let first = (token * rotated_vectors + (vector - sizes.unrotated)) * size;
-            let wide = Vector::<f32, N>::cast_from(value);
-            #[unroll]
-            for i in 0..size {
-                let other = wide.extract(comptime!(i ^ 1));
-                let product = other * sin[first + i];
-                rotated.insert(i, fma(wide.extract(i), cos[first + i], product));
-            }
-        }
-        output[own] = Vector::cast_from(rotated);
-    }
-}
-
 /// The table of the angles of all positions: the cosines of all pairs, then their sines, in rows
 /// that are `row` elements apart.
 #[derive(CubeType, CubeLaunch)]
@@ -200,12 +158,31 @@ pub(super) fn rotate_by<N: Size>(
     rotated
 }
 
-/// Computes [`rotate_kernel`] by the angles of consecutive positions from the `start` of each
-/// sequence.
+/// The angles of rows, in one of two ways.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RowAngles<I: Int> {
+    /// For each position, the values of each of the last channels.
+    pub given: ComptimeOption<GivenAngles>,
+    /// Consecutive positions from the start of each sequence on.
+    pub positions: ComptimeOption<Positions<I>>,
+}
+
+/// Cosines, and sines that are negated for even channels.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GivenAngles {
+    pub cos: Box<[f32]>,
+    pub sin: Box<[f32]>,
+}
+
+/// Rotates the last channels of rows. Every unit has a vector of a row. It rotates the vector's
+/// pairs if they are among the last channels, and copies them otherwise.
+///
+/// - `x`: rows of heads of positions of sequences
+/// - `output`: `[batch, positions, heads, vectors]`
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
+pub(crate) fn rotate_kernel<F: Float, I: Int, N: Size>(
     x: &[Vector<F, N>],
-    positions: &Positions<I>,
+    angles: &RowAngles<I>,
     output: &mut [Vector<F, N>],
     sizes: RotationSizes,
     #[comptime] inverse: bool,
@@ -226,10 +203,24 @@ pub(crate) fn rotate_at_kernel<F: Float, I: Int, N: Size>(
         let value = x[from];
         let mut rotated = Vector::<f32, N>::cast_from(value);
         if vector >= sizes.unrotated {
-            let table = &positions.table;
-            let first = table.at::<I>(positions.start[sequence], position as u32);
-            let first = first + (vector - sizes.unrotated) * size / 2;
-            rotated = rotate_vector::<N>(Vector::cast_from(value), table, first, inverse);
+            let wide = Vector::<f32, N>::cast_from(value);
+            #[comptime]
+            if let ComptimeOption::Some(given) = &angles.given {
+                let rotated_vectors = sizes.vectors - sizes.unrotated;
+                let first = (token * rotated_vectors + (vector - sizes.unrotated)) * size;
+                #[unroll]
+                for i in 0..size {
+                    let product = wide.extract(comptime!(i ^ 1)) * given.sin[first + i];
+                    rotated.insert(i, fma(wide.extract(i), given.cos[first + i], product));
+                }
+            }
+            #[comptime]
+            if let ComptimeOption::Some(positions) = &angles.positions {
+                let table = &positions.table;
+                let first = table.at::<I>(positions.start[sequence], position as u32);
+                let first = first + (vector - sizes.unrotated) * size / 2;
+                rotated = rotate_vector::<N>(wide, table, first, inverse);
+            }
         }
         output[own] = Vector::cast_from(rotated);
     }

@@ -20,7 +20,7 @@ pub(crate) struct CacheLayout {
 
 /// What is visible to a query, by its position.
 #[derive(CubeType)]
-pub(super) struct Visibility {
+pub(crate) struct Visibility {
     pub sequence: u32,
     /// The query's number among those of its sequence.
     pub query: u32,
@@ -74,6 +74,22 @@ impl Visibility {
             visible_rows: min(layout.ratio.div(visible_positions), shape.rows),
             own_slot,
             first_slot: select(first < slots, first, first - slots),
+        }
+    }
+
+    /// For query number `token` where masks say what is visible. The window's last rows are those
+    /// of the queries, in their order.
+    pub fn of_masks(shape: &AttentionShape, token: u32) -> Visibility {
+        let (sequence, query) = shape.query_of(token);
+        let first = shape.columns + 1 - shape.count - shape.span + query;
+        Visibility {
+            sequence,
+            query,
+            angle: 0usize.runtime(),
+            visible_positions: shape.span,
+            visible_rows: shape.rows,
+            own_slot: first,
+            first_slot: first,
         }
     }
 

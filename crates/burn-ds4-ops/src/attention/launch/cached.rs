@@ -6,13 +6,13 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::splits::{SplitLaunch, blueprint, combine, kv_splits};
+use super::splits::{SplitLaunch, attend, blueprint, combine, kv_splits};
 use super::tensors::{CachedTensors, block_tensors, fits_cached, selected_rows};
 use super::tiles::{can_multiply, sink_blueprint};
 use crate::attention::args::{CachedBlocks, Queries};
 use crate::attention::kernel::{
     CachedBlueprint, CachedTilesBlueprint, HeadTiles, SUMMED_COLUMNS, SinkBlueprint, TILE_HEADS,
-    cached_cluster_kernel, cached_kernel, cached_tiles_kernel,
+    cached_cluster_kernel, cached_tiles_kernel,
 };
 use crate::attention::options::DECODE_TOKENS;
 use crate::caps::Caps;
@@ -79,7 +79,7 @@ impl CachedPlan {
                 },
             });
         }
-        let (sink, size) = blueprint(&queries.x.client, width, size, picked)?;
+        let (sink, size) = blueprint(&queries.x.client, width, size, 2, picked)?;
         holds_pairs(size, rotated).then_some(Self {
             sink,
             size,
@@ -175,57 +175,48 @@ pub(in crate::attention) fn cached_attention(
     let client = queries.x.client.clone();
     let causal = queries.causal;
     let inputs = CachedTensors::new(queries, window, &blocks, size);
-    let [_, unrotated] = inputs.vectors();
     let splits = plan.splits(inputs.span, inputs.selected);
     let launch = SplitLaunch::new(inputs, sink, splits);
-    let blueprint = CachedBlueprint {
-        sink: launch.blueprint,
-        unrotated,
-        causal,
+    let Some(tiles) = tiles else {
+        return attend(launch, causal);
     };
-    let tiles = tiles.map(|tiles| CachedTilesBlueprint {
-        cached: blueprint,
+    let blueprint = CachedTilesBlueprint {
+        cached: CachedBlueprint {
+            sink: launch.blueprint,
+            unrotated: launch.inputs.vectors()[1],
+            causal,
+            masked: false,
+        },
         tiles: launch.tiles(tiles, plan.kv_cubes),
         kv_cubes: plan.kv_cubes,
         in_cluster: splits == 1,
         stages: 1,
         whole: false,
-    });
-    let cubes = |heads| launch.cubes(heads, plan.kv_cubes);
+    };
+    let cubes = launch.cubes(blueprint.tiles.heads(), plan.kv_cubes);
     // Offsets in shared memory that are as wide as addresses are part of the instructions.
     let wide = AddressType::U64;
     // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their
-    // number; a row that is out of range or hidden is read as the first one, as the query's own or
-    // not at all; angles are within the table; writes are within the output. Cubes of a cluster
-    // read no more of each other than they have, while all of them are there.
+    // number; a row that is out of range or hidden is not read; angles are within the table; writes
+    // are within the output. Cubes of a cluster read no more of each other than they have, while
+    // all of them are there.
     unsafe {
-        match tiles {
-            Some(tiles) if splits == 1 => cached_cluster_kernel::launch_unchecked(
+        match blueprint.in_cluster {
+            true => cached_cluster_kernel::launch_unchecked(
                 &client,
-                cubes(tiles.tiles.heads()),
+                cubes,
                 launch.dim(),
                 wide,
                 launch.inputs.arg(),
                 launch.result.clone().into_buffer_arg(),
-                tiles,
+                blueprint,
                 launch.inputs.dtypes(),
             ),
-            Some(tiles) => cached_tiles_kernel::launch_unchecked(
+            false => cached_tiles_kernel::launch_unchecked(
                 &client,
-                cubes(tiles.tiles.heads()),
+                cubes,
                 launch.dim(),
                 wide,
-                launch.inputs.arg(),
-                launch.partials(),
-                tiles,
-                launch.dtypes(),
-            ),
-            None => cached_kernel::launch_unchecked(
-                &client,
-                launch.cubes(sink.heads, splits as u32),
-                launch.dim(),
-                launch.address_type(),
-                size,
                 launch.inputs.arg(),
                 launch.partials(),
                 blueprint,

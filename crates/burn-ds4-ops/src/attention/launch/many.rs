@@ -39,7 +39,7 @@ const CANDIDATES: [(u32, u32, u32); 6] = [
 ];
 
 /// The kernel that attends.
-enum Blueprint {
+pub(super) enum Blueprint {
     Warpgroups(CachedWgmmaBlueprint),
     Planes(CachedTilesBlueprint),
 }
@@ -66,11 +66,13 @@ impl Blueprint {
             let spread = tensor.shape()[0] * tensor.meta.strides()[0];
             u32::try_from(spread.max(tensor.shape().num_elements()) / SIZE).is_ok()
         };
+        let unrotated = unrotated(queries);
+        let planes = || planes(&queries.x, unrotated, queries.causal, false);
         let warpgroups = match [window, rows].into_iter().all(indexed) {
             true => warpgroups(queries).map(Self::Warpgroups),
             false => None,
         };
-        let blueprint = warpgroups.or_else(|| planes(queries).map(Self::Planes))?;
+        let blueprint = warpgroups.or_else(|| planes().map(Self::Planes))?;
         let [batch, count, heads, _] = queries.x.shape().dims();
         let tiles = heads.div_ceil(blueprint.heads());
         let all = batch
@@ -108,9 +110,15 @@ fn warpgroups(queries: &Queries<CubeBackend>) -> Option<CachedWgmmaBlueprint> {
     STAGES.rev().map(with_stages).find(fits)
 }
 
-fn planes(queries: &Queries<CubeBackend>) -> Option<CachedTilesBlueprint> {
-    let [_, _, heads, width] = queries.x.shape().dims();
-    let caps = Caps::of(&queries.x.client);
+/// For queries of which `unrotated` vectors are not rotated, or which masks are for.
+pub(super) fn planes(
+    queries: &CubeTensor,
+    unrotated: u32,
+    causal: bool,
+    masked: bool,
+) -> Option<CachedTilesBlueprint> {
+    let [_, _, heads, width] = queries.shape().dims();
+    let caps = Caps::of(&queries.client);
     let most = heads.div_ceil(TILE_HEADS as usize).next_power_of_two();
     let blueprints = CANDIDATES.map(|(head_tiles, columns, stages)| {
         let tiles = HeadTiles {
@@ -118,14 +126,15 @@ fn planes(queries: &Queries<CubeBackend>) -> Option<CachedTilesBlueprint> {
             vectors: (width / SIZE) as u32,
             columns,
             dot_sums: 1,
-            f16_input: queries.x.dtype == DType::F16,
+            f16_input: queries.dtype == DType::F16,
             target: caps.target,
         };
         CachedTilesBlueprint {
             cached: CachedBlueprint {
                 sink: sink_blueprint(tiles),
-                unrotated: unrotated(queries),
-                causal: queries.causal,
+                unrotated,
+                causal,
+                masked,
             },
             tiles,
             kv_cubes: 1,
@@ -161,8 +170,14 @@ pub(in crate::attention) fn attend_many(
 ) -> CubeTensor {
     let blueprint = Blueprint::new(&queries, &window, &blocks);
     let blueprint = blueprint.expect("checked by can_attend_many");
-    let client = queries.x.client.clone();
-    let inputs = CachedTensors::new(queries, window, &blocks, SIZE);
+    attend(
+        CachedTensors::new(queries, window, &blocks, SIZE),
+        blueprint,
+    )
+}
+
+pub(super) fn attend(inputs: CachedTensors, blueprint: Blueprint) -> CubeTensor {
+    let client = inputs.queries.client.clone();
     let shape: [usize; 4] = inputs.queries.shape().dims();
     let [batch, count, heads, _] = shape;
     let result = output(&inputs.queries, shape, inputs.queries.dtype);

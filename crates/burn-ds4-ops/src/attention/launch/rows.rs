@@ -3,13 +3,15 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::tensors::{Positions, slot_strides};
 use crate::attention::kernel::{
-    PoolSizesLaunch, RotationSizesLaunch, pool_kernel, rotate_at_kernel, rotate_kernel,
+    GivenAnglesLaunch, PoolSizesLaunch, RotationSizesLaunch, RowAnglesLaunch, pool_kernel,
+    rotate_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{
@@ -49,57 +51,14 @@ pub(in crate::attention) fn can_rotate_at(
     can_rotate_rows(x, rotated) && i32::try_from(known).is_ok() && is_wide_int(start.dtype)
 }
 
-/// Rows as both kernels read and write them.
-struct RotationRows {
-    x: CubeTensor,
-    result: CubeTensor,
-    sizes: RotationSizesLaunch,
-    cubes: CubeCount,
-    /// Elements of a vector.
-    size: usize,
-}
-
-impl RotationRows {
-    fn new(x: CubeTensor, rotated: usize) -> Self {
-        let size = vector(&x, rotated).expect("checked by can_rotate");
-        let x = with_vectors(x, size);
-        let shape: [usize; 4] = x.shape().dims();
-        let [batch, positions, heads, width] = shape;
-        let vectors = width / size;
-        let outputs = batch * positions * heads * vectors;
-        let unrotated = (width - rotated) / size;
-        let strides = slot_strides(&x, size);
-        Self {
-            result: output(&x, shape, x.dtype),
-            sizes: RotationSizesLaunch::new(outputs, positions, heads, vectors, unrotated, strides),
-            cubes: cube_count(&x.client, outputs.div_ceil(ROTATE_UNITS as usize)),
-            x,
-            size,
-        }
-    }
-}
-
 pub(in crate::attention) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
-    let rows = RotationRows::new(x, cos.shape()[2]);
-    let client = rows.x.client.clone();
-    let dtype = dtype_to_storage_type(rows.x.dtype);
-    // SAFETY: units past the last vector read and write nothing.
-    unsafe {
-        rotate_kernel::launch_unchecked(
-            &client,
-            rows.cubes,
-            CubeDim::new_1d(ROTATE_UNITS),
-            address_type([&rows.x, &rows.result]),
-            rows.size,
-            rows.x.into_buffer_arg(),
-            into_contiguous(cos).into_buffer_arg(),
-            into_contiguous(sin).into_buffer_arg(),
-            rows.result.clone().into_buffer_arg(),
-            rows.sizes,
-            dtype,
-        );
-    }
-    rows.result
+    let rotated = cos.shape()[2];
+    rotate_rows(
+        x,
+        rotated,
+        Angles::Given([cos, sin].map(into_contiguous)),
+        false,
+    )
 }
 
 pub(in crate::attention) fn rotate_at(
@@ -108,28 +67,68 @@ pub(in crate::attention) fn rotate_at(
     start: CubeTensor,
     inverse: bool,
 ) -> CubeTensor {
-    let rows = RotationRows::new(x, angles.shape()[1]);
-    let positions = Positions::new(angles, start);
-    let client = rows.x.client.clone();
-    let dtypes = [rows.x.dtype, positions.start.dtype].map(dtype_to_storage_type);
+    let rotated = angles.shape()[1];
+    rotate_rows(
+        x,
+        rotated,
+        Angles::At(Positions::new(angles, start)),
+        inverse,
+    )
+}
+
+/// Where the kernel finds angles.
+enum Angles {
+    Given([CubeTensor; 2]),
+    At(Positions),
+}
+
+fn rotate_rows(x: CubeTensor, rotated: usize, angles: Angles, inverse: bool) -> CubeTensor {
+    let size = vector(&x, rotated).expect("checked by can_rotate");
+    let x = with_vectors(x, size);
+    let client = x.client.clone();
+    let shape: [usize; 4] = x.shape().dims();
+    let [batch, positions, heads, width] = shape;
+    let vectors = width / size;
+    let outputs = batch * positions * heads * vectors;
+    let unrotated = (width - rotated) / size;
+    let strides = slot_strides(&x, size);
+    let result = output(&x, shape, x.dtype);
+    let (start_dtype, table) = match &angles {
+        Angles::Given([cos, _]) => (DType::I32, cos),
+        Angles::At(positions) => (positions.start.dtype, &positions.angles),
+    };
+    let dtypes = [x.dtype, start_dtype].map(dtype_to_storage_type);
+    let address = address_type([&x, &result, table]);
     // SAFETY: units past the last vector read and write nothing; positions past the table are read
     // as its last.
     unsafe {
-        rotate_at_kernel::launch_unchecked(
+        rotate_kernel::launch_unchecked(
             &client,
-            rows.cubes,
+            cube_count(&client, outputs.div_ceil(ROTATE_UNITS as usize)),
             CubeDim::new_1d(ROTATE_UNITS),
-            address_type([&rows.x, &rows.result, &positions.angles]),
-            rows.size,
-            rows.x.into_buffer_arg(),
-            positions.arg(),
-            rows.result.clone().into_buffer_arg(),
-            rows.sizes,
+            address,
+            size,
+            x.into_buffer_arg(),
+            angles.arg(),
+            result.clone().into_buffer_arg(),
+            RotationSizesLaunch::new(outputs, positions, heads, vectors, unrotated, strides),
             inverse,
             dtypes,
         );
     }
-    rows.result
+    result
+}
+
+impl Angles {
+    fn arg<I: Int>(self) -> RowAnglesLaunch<I> {
+        match self {
+            Self::Given([cos, sin]) => {
+                let given = GivenAnglesLaunch::new(cos.into_buffer_arg(), sin.into_buffer_arg());
+                RowAnglesLaunch::new(Some(given).into(), None.into())
+            }
+            Self::At(positions) => RowAnglesLaunch::new(None.into(), Some(positions.arg()).into()),
+        }
+    }
 }
 
 pub(in crate::attention) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {

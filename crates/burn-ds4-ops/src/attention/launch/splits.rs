@@ -9,14 +9,17 @@ use cubecl::prelude::*;
 
 use super::tensors::CachedTensors;
 use crate::attention::kernel::{
-    KV_GROUP, OutputRotationLaunch, PartialOutputLaunch, SinkBlueprint, combine_kernel,
+    CachedBlueprint, KV_GROUP, OutputRotationLaunch, PartialOutputLaunch, SinkBlueprint,
+    cached_kernel, combine_kernel,
 };
 use crate::caps::Caps;
 use crate::launching::{address_type, output};
 
-/// Heads of a cube without tensor cores. With two, a query has half as many cubes, of which half as
-/// many run at once: a unit then takes 176 registers in place of 128. No bit depends on it.
+/// Heads of a cube without tensor cores, and of one where masks say what is visible, which has no
+/// angles to hold. With two, a query has half as many cubes, of which half as many run at once: a
+/// unit then takes 176 registers in place of 128. No bit depends on it.
 const CUBE_HEADS: u32 = 1;
+pub(super) const MASKED_HEADS: u32 = 2;
 /// Planes of a cube, and the widest row of which their partial sums fit in 16 KiB of shared memory.
 /// Wider rows have half as many planes.
 const SINK_PLANES: u32 = 8;
@@ -39,17 +42,18 @@ const COMBINE_UNITS: u32 = 128;
 /// any, and not all partial sums would be on their way at a time.
 const COMBINE_VECTOR: usize = 4;
 /// Configuration of a kernel for rows of `width` channels, and the number of elements of its
-/// vectors: `size`, or fewer, but no fewer than a pair. `picked` says whether queries pick among the
+/// vectors: `size`, or fewer, but no fewer than `least`. `picked` says whether queries pick among the
 /// rows.
 pub(super) fn blueprint(
     client: &Client,
     width: usize,
     mut size: usize,
+    least: usize,
     picked: bool,
 ) -> Option<(SinkBlueprint, usize)> {
     let plane = Caps::of(client).plane()?;
     // Narrower vectors, so that every lane has one.
-    while size > 2 && width / size < plane as usize {
+    while size > least && width / size < plane as usize {
         size /= 2;
     }
     let vectors = width / size;
@@ -128,19 +132,6 @@ impl SplitLaunch {
         CubeDim::new_2d(self.blueprint.plane, self.blueprint.planes)
     }
 
-    /// The type of offsets into its tensors.
-    pub(super) fn address_type(&self) -> AddressType {
-        let inputs = &self.inputs;
-        let angles = &inputs.positions.angles;
-        address_type([
-            &inputs.queries,
-            &inputs.window,
-            &inputs.rows,
-            &self.sums,
-            angles,
-        ])
-    }
-
     /// The dtypes of queries, of sums, of picks and of starts.
     pub(super) fn dtypes(&self) -> [ElemType; 4] {
         let [queries, picks, starts] = self.inputs.dtypes();
@@ -160,6 +151,42 @@ impl SplitLaunch {
     }
 }
 
+/// Attends without tensor cores.
+pub(super) fn attend(launch: SplitLaunch, causal: bool) -> CubeTensor {
+    let blueprint = CachedBlueprint {
+        sink: launch.blueprint,
+        unrotated: launch.inputs.vectors()[1],
+        causal,
+        masked: launch.inputs.masked(),
+    };
+    let inputs = &launch.inputs;
+    let angles = &inputs.positions.angles;
+    let address = address_type([
+        &inputs.queries,
+        &inputs.window,
+        &inputs.rows,
+        &launch.sums,
+        angles,
+    ]);
+    // SAFETY: heads and vectors past the end are read as others; slots are taken modulo their
+    // number; a row that is out of range or hidden is read as the first one or as the query's own;
+    // angles are within the table; writes are within the output.
+    unsafe {
+        cached_kernel::launch_unchecked(
+            &launch.result.client,
+            launch.cubes(blueprint.sink.heads, launch.splits as u32),
+            launch.dim(),
+            address,
+            inputs.size,
+            inputs.arg(),
+            launch.partials(),
+            blueprint,
+            launch.dtypes(),
+        );
+    }
+    combine(launch)
+}
+
 /// Combines the KV splits, if there are several, and rotates results back.
 pub(super) fn combine(launch: SplitLaunch) -> CubeTensor {
     if !launch.blueprint.multiple_splits {
@@ -169,8 +196,11 @@ pub(super) fn combine(launch: SplitLaunch) -> CubeTensor {
     let [batch, count, heads, width] = launch.result.shape().dims();
     let size = launch.inputs.size.min(COMBINE_VECTOR);
     let positions = &launch.inputs.positions;
-    let unrotated = (width - positions.angles.shape()[1]) / size;
-    let dtypes = [launch.result.dtype, positions.start.dtype].map(dtype_to_storage_type);
+    let [input, _, start] = launch.inputs.dtypes();
+    let rotation = (!launch.inputs.masked()).then(|| {
+        let unrotated = (width - positions.angles.shape()[1]) / size;
+        OutputRotationLaunch::new(positions.arg(), count as u32, unrotated as u32)
+    });
     let address = address_type([&launch.sums, &launch.result, &positions.angles]);
     // SAFETY: there is a cube for each head of a query; angles are within the table.
     unsafe {
@@ -182,12 +212,12 @@ pub(super) fn combine(launch: SplitLaunch) -> CubeTensor {
             size,
             launch.partials(),
             launch.inputs.sinks.into_buffer_arg(),
-            OutputRotationLaunch::new(positions.arg(), count as u32, unrotated as u32),
+            rotation.into(),
             launch.result.clone().into_buffer_arg(),
             launch.splits as u32,
             (width / size) as u32,
             launch.blueprint.target,
-            dtypes,
+            [input, start],
         );
     }
     launch.result

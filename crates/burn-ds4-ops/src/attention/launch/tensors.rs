@@ -8,10 +8,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use crate::attention::args::{CachedBlocks, Queries};
+use crate::attention::args::{CachedBlocks, CompressedRows, Queries, SinkInputs};
 use crate::attention::kernel::{
     AngleTableLaunch, AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch,
-    CacheLayoutLaunch, CachedInputsLaunch, PositionsLaunch, SlotStridesLaunch,
+    CacheLayoutLaunch, CachedInputsLaunch, MasksLaunch, PositionsLaunch, SlotStridesLaunch,
 };
 use crate::attention::options::WindowLayout;
 use crate::launching::{fits_i32, is_wide_int, with_contiguous_rows, with_vectors};
@@ -102,6 +102,9 @@ pub(super) struct CachedTensors {
     picks: Option<CubeTensor>,
     pub sinks: CubeTensor,
     pub positions: Positions,
+    /// Biases of the window and of compressed rows, in place of positions.
+    masks: Option<[CubeTensor; 2]>,
+    rotated: usize,
     /// Rows of the window that a query attends to.
     pub span: usize,
     /// Compressed rows of a sequence, and the number of them that a query attends to or picks.
@@ -132,7 +135,9 @@ impl CachedTensors {
             queries: with_vectors(queries.x, size),
             window: with_vectors(window, size),
             sinks: into_contiguous(queries.sinks),
+            rotated: queries.angles.shape()[1],
             positions: Positions::new(queries.angles, queries.start),
+            masks: None,
             ratio: ratio as u32,
             latest: queries.layout == WindowLayout::Latest,
             epsilon: queries.epsilon as f32,
@@ -141,16 +146,59 @@ impl CachedTensors {
         }
     }
 
+    /// What masks make visible.
+    pub(super) fn of_masks(inputs: SinkInputs<CubeBackend>, size: usize) -> Self {
+        let window_bias = into_contiguous(inputs.window_bias);
+        let (compressed, picks) = match inputs.compressed {
+            CompressedRows::None => (None, None),
+            CompressedRows::Shared { rows, bias } => (Some((rows, bias)), None),
+            CompressedRows::Picked { rows, bias, picks } => (Some((rows, bias)), Some(picks)),
+        };
+        let available = compressed.as_ref().map_or(0, |(rows, _)| rows.shape()[1]);
+        // Without compressed rows, kernels read none of these; nor do they read positions.
+        let unread = || (inputs.window.clone(), window_bias.clone());
+        let (rows, rows_bias) = compressed.unwrap_or_else(unread);
+        Self {
+            span: inputs.span,
+            available,
+            selected: picks.as_ref().map_or(available, |picks| picks.shape()[2]),
+            rows: with_vectors(rows, size),
+            picks: picks.map(into_contiguous),
+            queries: with_vectors(inputs.queries, size),
+            window: with_vectors(inputs.window, size),
+            sinks: into_contiguous(inputs.sinks),
+            positions: Positions {
+                angles: window_bias.clone(),
+                start: window_bias.clone(),
+            },
+            masks: Some([window_bias, into_contiguous(rows_bias)]),
+            rotated: 0,
+            ratio: 1,
+            latest: false,
+            epsilon: 0.0,
+            scale: inputs.scale as f32,
+            size,
+        }
+    }
+
     /// Vectors of a row, and those in front that are not rotated.
     pub(super) fn vectors(&self) -> [u32; 2] {
-        let (width, rotated) = (self.queries.shape()[3], self.positions.angles.shape()[1]);
-        [width, width - rotated].map(|channels| (channels / self.size) as u32)
+        let width = self.queries.shape()[3];
+        [width, width - self.rotated].map(|channels| (channels / self.size) as u32)
     }
 
     /// The dtypes of queries, of picks and of starts.
     pub(super) fn dtypes(&self) -> [ElemType; 3] {
         let picks = self.picks.as_ref().map_or(DType::I32, |picks| picks.dtype);
-        [self.queries.dtype, picks, self.positions.start.dtype].map(dtype_to_storage_type)
+        let start = match self.masks {
+            None => self.positions.start.dtype,
+            Some(_) => DType::I32,
+        };
+        [self.queries.dtype, picks, start].map(dtype_to_storage_type)
+    }
+
+    pub(super) fn masked(&self) -> bool {
+        self.masks.is_some()
     }
 
     pub(super) fn arg<F: Float, I: Int, P: Int, N: Size>(&self) -> CachedInputsLaunch<F, I, P, N> {
@@ -189,6 +237,11 @@ impl CachedTensors {
             self.positions.arg(),
             CacheLayoutLaunch::new(self.ratio, slots, u32::from(self.latest)),
             self.epsilon,
+            self.masks.clone().map(masks_arg).into(),
         )
     }
+}
+
+fn masks_arg([window, rows]: [CubeTensor; 2]) -> MasksLaunch {
+    MasksLaunch::new(window.into_buffer_arg(), rows.into_buffer_arg())
 }

@@ -23,7 +23,7 @@ pub(in crate::attention) fn cached_attention_by_query<B: CachedOps>(
 ) -> FloatTensor<B> {
     if !queries.causal {
         // Where all see the same rows, there is nothing to read.
-        return cached_attention(queries, window, blocks);
+        return cached_attention(queries, window, blocks, SinkInputs::output);
     }
     let shape = queries.x.shape();
     let [batch, count, _, _] = shape.dims();

@@ -37,16 +37,18 @@ pub(in crate::attention) fn append_rows<B: CachedOps>(
     positions.put_newest(ring, round::<B>(rows, width - rotated, new.rounding))
 }
 
+/// Attention by `attend`, once all is prepared for it.
 pub(in crate::attention) fn cached_attention<B: CachedOps>(
     queries: Queries<B>,
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
+    attend: impl FnOnce(SinkInputs<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let causal = queries.causal;
     let shape = queries.x.shape();
     let prepared = Prepared::new(queries, window);
     if !causal {
-        let output = prepared.of_all().output();
+        let output = attend(prepared.of_all());
         return prepared.rotate_back(B::float_reshape(output, shape));
     }
     let compressed = match blocks {
@@ -62,11 +64,11 @@ pub(in crate::attention) fn cached_attention<B: CachedOps>(
         },
     };
     let inputs = prepared.inputs.clone();
-    let inputs = SinkInputs {
+    let output = attend(SinkInputs {
         compressed,
         ..inputs
-    };
-    prepared.rotate_back(inputs.output())
+    });
+    prepared.rotate_back(output)
 }
 
 /// Queries that are normalised and rotated, and the rows of their windows.

@@ -4,11 +4,11 @@ mod backend;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
-use super::validation::{expect_known, expect_rotated, expect_start};
+use super::validation::{Accepted, F32, INTEGERS, expect_known, expect_rotated, expect_tensor};
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape};
+use crate::validation::expect_float;
 pub(super) use backend::RowOps;
 pub(super) use reference::rotation;
 
@@ -28,13 +28,12 @@ impl Positions {
         batch: usize,
         count: usize,
         width: usize,
-        (like, device): (&'static str, &Device),
+        like: (&'static str, &Device),
     ) -> Result<(), OpError> {
         let [known, rotated] = self.angles.dims();
-        expect_dtype("angles", "F32", &self.angles, &[DType::F32])?;
-        expect_device("angles", &self.angles.device(), like, device)?;
+        expect_tensor(("angles", &self.angles), F32, [known, rotated], like)?;
         expect_rotated(rotated, width)?;
-        expect_start(("start", &self.start), batch, (like, device))?;
+        expect_tensor(("start", &self.start), INTEGERS, [batch], like)?;
         if batch == 0 || count == 0 {
             return Ok(());
         }
@@ -83,9 +82,8 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Result<Tensor<4>,
     let [_, _, rotated] = cos.dims();
     expect_rotated(rotated, width)?;
     for (argument, angles) in [("cos", &cos), ("sin", &sin)] {
-        expect_dtype(argument, "F32", angles, &[DType::F32])?;
-        expect_shape(argument, angles.dims(), [batch, positions, rotated])?;
-        expect_device(argument, &angles.device(), "x", &x.device())?;
+        let shape = [batch, positions, rotated];
+        expect_tensor((argument, angles), F32, shape, ("x", &x.device()))?;
     }
     if rotated == 0 || x.dims().contains(&0) {
         return Ok(x);
@@ -145,16 +143,13 @@ pub fn rotate_at(
 ) -> Result<Tensor<4>, OpError> {
     expect_float("x", &x)?;
     let [batch, count, _, width] = x.dims();
-    let [known, rotated] = angles.dims();
-    let device = x.device();
-    expect_rotated(rotated, width)?;
-    expect_dtype("angles", "F32", &angles, &[DType::F32])?;
-    expect_device("angles", &angles.device(), "x", &device)?;
-    expect_start(("start", &start), batch, ("x", &device))?;
+    let [_, rotated] = angles.dims();
+    let positions = Positions { angles, start };
+    positions.check(batch, count, width, ("x", &x.device()))?;
+    let Positions { angles, start } = positions;
     if rotated == 0 || x.dims().contains(&0) {
         return Ok(x);
     }
-    expect_known(&start, count, known)?;
     Ok(Tensor::from_dispatch(Dispatch::rotate_at(
         x.into_dispatch(),
         angles.into_dispatch(),
@@ -193,9 +188,9 @@ pub fn rotate_at(
 /// ```
 pub fn pool(values: Tensor<4>, scores: Tensor<4>) -> Result<Tensor<3>, OpError> {
     expect_float("values", &values)?;
-    expect_dtype("scores", "that of `values`", &scores, &[values.dtype()])?;
-    expect_shape("scores", scores.dims(), values.dims())?;
-    expect_device("scores", &scores.device(), "values", &values.device())?;
+    let dtype: Accepted = ("that of `values`", &[values.dtype()]);
+    let like = ("values", &values.device());
+    expect_tensor(("scores", &scores), dtype, values.dims(), like)?;
     let [batch, blocks, slots, width] = values.dims();
     let shape = [batch, blocks, width];
     if slots == 0 || shape.contains(&0) {
