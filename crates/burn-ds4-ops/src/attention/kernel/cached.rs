@@ -123,12 +123,13 @@ impl<F: Float, I: Int, P: Int, N: Size> CachedInputs<F, I, P, N> {
     }
 }
 
-/// Computes one softmax over the rows of the window, compressed rows and a sink, which has no value.
+/// Computes one softmax over the rows of the window, compressed rows and a sink without a value.
 ///
-/// Queries are as they were projected. Rows are located, and are visible, by position. All queries
-/// of a sequence attend to the first `selected` compressed rows, or each has `selected` of its own
-/// in `picks`; a pick that is out of range is hidden. KV splits are counted from the first position
-/// of a query's window and from the first block.
+/// Queries are as they were projected, and rows are located, and visible, by position; or by masks,
+/// for queries that are neither normalised nor rotated. All queries of a sequence attend to the
+/// first `selected` compressed rows, or each has `selected` of its own in `picks`; a pick that is
+/// out of range is hidden. KV splits are counted from the first column of a query's window and from
+/// the first compressed row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn cached_kernel<F: Float, O: Float, I: Int, P: Int, N: Size>(
     inputs: &CachedInputs<F, I, P, N>,

@@ -198,7 +198,7 @@ impl<N: Size> SplitSums<N> {
     }
 }
 
-/// Combines the KV splits of [`cached_kernel`](super::cached_kernel). Each head of a query has a cube;
+/// Combines the KV splits of [`cached_kernel`](super::cached_kernel). A head of a query has a cube;
 /// `output` is `[batch, count, heads, vectors]`. If a rotation is given, results are rotated back.
 ///
 /// All that a query needs is read at once, its first [`SPLITS_IN_FLIGHT`] splits included, written

@@ -41,9 +41,10 @@ const COMBINE_UNITS: u32 = 128;
 /// Channels of a unit that combines KV splits, at most: with more, fewer units of a head would have
 /// any, and not all partial sums would be on their way at a time.
 const COMBINE_VECTOR: usize = 4;
+
 /// Configuration of a kernel for rows of `width` channels, and the number of elements of its
-/// vectors: `size`, or fewer, but no fewer than `least`. `picked` says whether queries pick among the
-/// rows.
+/// vectors: `size`, or fewer, but no fewer than `least`. `picked` says whether queries pick among
+/// the rows.
 pub(super) fn blueprint(
     client: &Client,
     width: usize,
