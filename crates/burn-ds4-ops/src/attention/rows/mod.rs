@@ -30,14 +30,23 @@ impl Positions {
         width: usize,
         like: (&'static str, &Device),
     ) -> Result<(), OpError> {
-        let [known, rotated] = self.angles.dims();
-        expect_tensor(("angles", &self.angles), F32, [known, rotated], like)?;
-        expect_rotated(rotated, width)?;
-        expect_tensor(("start", &self.start), INTEGERS, [batch], like)?;
+        self.check_tensors(batch, width, like)?;
         if batch == 0 || count == 0 {
             return Ok(());
         }
-        expect_known(&self.start, count, known)
+        expect_known(&self.start, count, self.angles.dims()[0])
+    }
+
+    fn check_tensors(
+        &self,
+        batch: usize,
+        width: usize,
+        like: (&'static str, &Device),
+    ) -> Result<(), OpError> {
+        let [known, rotated] = self.angles.dims();
+        expect_tensor(("angles", &self.angles), F32, [known, rotated], like)?;
+        expect_rotated(rotated, width)?;
+        expect_tensor(("start", &self.start), INTEGERS, [batch], like)
     }
 }
 
@@ -143,13 +152,14 @@ pub fn rotate_at(
 ) -> Result<Tensor<4>, OpError> {
     expect_float("x", &x)?;
     let [batch, count, _, width] = x.dims();
-    let [_, rotated] = angles.dims();
+    let [known, rotated] = angles.dims();
     let positions = Positions { angles, start };
-    positions.check(batch, count, width, ("x", &x.device()))?;
+    positions.check_tensors(batch, width, ("x", &x.device()))?;
     let Positions { angles, start } = positions;
     if rotated == 0 || x.dims().contains(&0) {
         return Ok(x);
     }
+    expect_known(&start, count, known)?;
     Ok(Tensor::from_dispatch(Dispatch::rotate_at(
         x.into_dispatch(),
         angles.into_dispatch(),
