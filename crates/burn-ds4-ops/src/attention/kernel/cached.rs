@@ -11,8 +11,8 @@ use super::rotate::{Positions, RowRotation};
 use super::visibility::{CacheLayout, Visibility};
 use crate::attention::options::MASKED;
 
-/// Compile-time configuration of [`cached_kernel`]: how work is divided, and the vectors in front of
-/// queries and results that are not rotated.
+/// Compile-time configuration of [`cached_kernel`]: how work is divided, and the vectors in front
+/// of queries and results that are not rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CachedBlueprint {
     pub sink: SinkBlueprint,
@@ -36,8 +36,8 @@ impl CachedBlueprint {
     }
 }
 
-/// Compile-time configuration of [`cached_tiles_kernel`](super::cached_tiles_kernel). The block of the tiles has at least two
-/// columns for each of their heads.
+/// Compile-time configuration of [`cached_tiles_kernel`](super::cached_tiles_kernel). For clusters,
+/// the block of the tiles has at least two columns for each of their heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CachedTilesBlueprint {
     pub cached: CachedBlueprint,
