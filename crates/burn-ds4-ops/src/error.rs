@@ -83,7 +83,35 @@ pub enum OpError {
     },
     /// Devices cannot exchange what they have.
     #[error(transparent)]
-    Group(#[from] crate::collective::GroupError),
+    Group(#[from] GroupError),
+}
+
+/// Why the results of a group are worth nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// Devices have given up waiting for another.
+    #[error("{} waited too long for what the other devices of the group send", devices.join(", "))]
+    TimedOut {
+        /// Those that have given up.
+        devices: Vec<String>,
+    },
+    /// A device has no memory for what the others send.
+    #[error("{device} has no memory for what other devices send: {reason}")]
+    NoInbox {
+        /// The device.
+        device: String,
+        /// What the device says.
+        reason: String,
+    },
+    /// A device does not say whether it has given up.
+    #[error("{device} does not tell whether it has received everything: {reason}")]
+    Lost {
+        /// The device.
+        device: String,
+        /// What the device says.
+        reason: String,
+    },
 }
 
 fn shown(clusters: &[(usize, usize)]) -> String {

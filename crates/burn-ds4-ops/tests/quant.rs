@@ -1,16 +1,14 @@
 //! Weight decoding: all codes against the written-out tables, odd sizes against an `f64` reading of
 //! the same bytes.
 
-use super::common::{EXACT, assert_close, devices, two_devices, values};
+use super::common::{
+    EXACT, assert_close, assert_on_another_device, assert_refused, devices, two_devices, values,
+};
 use super::packing::plain_codes;
 use super::tables::{E2M1, E4M3, E8M0};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::{
-    OpError,
-    quant::{
-        dequantize_fp4, dequantize_fp4_batched, dequantize_fp8, dequantize_fp8_batched, repack_fp4,
-    },
-};
+use burn_ds4_ops::OpError;
+use burn_ds4_ops::quant::{Fp4Layout, Weights, repack_fp4};
 
 const F32: FloatDType = FloatDType::F32;
 
@@ -20,6 +18,25 @@ fn words<const D: usize>(data: Vec<u32>, shape: [usize; D], device: &Device) -> 
 
 fn floats<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
+}
+
+/// Decodes FP8 matrices of one part.
+fn decode_fp8(
+    words: Tensor<3, Int>,
+    scales: Tensor<3>,
+    columns: usize,
+) -> Result<Tensor<3>, OpError> {
+    Weights::fp8(words, scales, columns, 1)?.dequantize(F32)
+}
+
+/// Decodes FP4 matrices.
+fn decode_fp4(
+    words: Tensor<3, Int>,
+    scales: Tensor<2, Int>,
+    columns: usize,
+    dtype: FloatDType,
+) -> Result<Tensor<3>, OpError> {
+    Weights::fp4(words, scales, columns, Fp4Layout::Plain)?.dequantize(dtype)
 }
 
 /// Four bytes to a word, little endian, every row padded to a whole word with a byte that must
@@ -66,11 +83,10 @@ fn every_fp8_code_decodes_to_its_table_value() {
     let codes: Vec<u8> = (0..=255).collect();
     let expected: Vec<f32> = E4M3.iter().map(|&value| value as f32).collect();
     for (name, device) in devices() {
-        let weight = dequantize_fp8(
-            words(pack(&codes, 256), [1, 64], device),
-            floats(vec![1.0; 2], [1, 2], device),
+        let weight = decode_fp8(
+            words(pack(&codes, 256), [1, 1, 64], device),
+            floats(vec![1.0; 2], [1, 1, 2], device),
             256,
-            F32,
         );
         assert_close(&values(weight.unwrap()), &expected, EXACT, name);
     }
@@ -85,9 +101,9 @@ fn every_fp4_code_times_every_scale_byte_decodes_to_the_product() {
         .flat_map(|scale| (0..32).map(move |column| (E2M1[column % 16] * scale) as f32))
         .collect();
     for (name, device) in devices() {
-        let weight = dequantize_fp4(
-            words(row.repeat(256), [256, 4], device),
-            words(pack(&scales, 256), [64], device),
+        let weight = decode_fp4(
+            words(row.repeat(256), [1, 256, 4], device),
+            words(pack(&scales, 256), [1, 64], device),
             32,
             F32,
         );
@@ -104,19 +120,18 @@ fn every_fp4_code_times_every_scale_byte_decodes_to_the_product() {
 
 fn words_with_the_top_bit_set_do_not_smear_their_sign() {
     for (name, device) in devices() {
-        let fp8 = dequantize_fp8(
-            words(vec![0x8000_0001, 0xff38_38b8], [1, 2], device),
-            floats(vec![512.0], [1, 1], device),
+        let fp8 = decode_fp8(
+            words(vec![0x8000_0001, 0xff38_38b8], [1, 1, 2], device),
+            floats(vec![512.0], [1, 1, 1], device),
             8,
-            F32,
         );
         let expected = [1.0, 0.0, 0.0, -0.0, -512.0, 512.0, 512.0, f32::NAN];
         assert_close(&values(fp8.unwrap()), &expected, EXACT, name);
 
-        let fp4 = dequantize_fp4(
-            words(vec![0xf000_0002, 0x8765_4321], [2, 1], device),
+        let fp4 = decode_fp4(
+            words(vec![0xf000_0002, 0x8765_4321], [1, 2, 1], device),
             // The scales are the two low bytes: 2 and 1. The others belong to no block.
-            words(vec![0xffff_7f80], [1], device),
+            words(vec![0xffff_7f80], [1, 1], device),
             8,
             F32,
         );
@@ -146,14 +161,17 @@ fn fp8_blocks_may_be_partial_in_both_directions() {
             })
             .collect();
         for (name, device) in devices() {
-            let weight = dequantize_fp8(
-                words(pack(&codes, columns), [rows, columns.div_ceil(4)], device),
-                floats(scales.clone(), [block_rows, block_columns], device),
+            let weight = decode_fp8(
+                words(
+                    pack(&codes, columns),
+                    [1, rows, columns.div_ceil(4)],
+                    device,
+                ),
+                floats(scales.clone(), [1, block_rows, block_columns], device),
                 columns,
-                F32,
             )
             .unwrap();
-            assert_eq!(weight.dims(), [rows, columns]);
+            assert_eq!(weight.dims(), [1, rows, columns]);
             assert_close(
                 &values(weight),
                 &expected,
@@ -178,13 +196,13 @@ fn stacked_fp8_parts_each_start_a_block_row_of_their_own() {
         })
         .collect();
     for (name, device) in devices() {
-        let weight = dequantize_fp8_batched(
+        let weights = Weights::fp8(
             words(pack(&codes, columns), [batch, rows, columns / 4], device),
             floats(scales.clone(), [batch, block_rows, block_columns], device),
             columns,
             parts,
-            F32,
         );
+        let weight = weights.unwrap().dequantize(F32);
         assert_close(&values(weight.unwrap()), &expected, EXACT, name);
     }
 }
@@ -217,7 +235,7 @@ fn fp4_matrices_of_odd_sizes_are_padded_to_whole_words_one_by_one() {
             .collect();
         for (name, device) in devices() {
             let scale_words = (rows * blocks).div_ceil(4);
-            let weight = dequantize_fp4_batched(
+            let weight = decode_fp4(
                 words(packed.clone(), [batch, rows, columns.div_ceil(8)], device),
                 words(pack(&scales, rows * blocks), [batch, scale_words], device),
                 columns,
@@ -240,8 +258,8 @@ fn half_precision_output_is_exact_or_refused_by_name() {
     let scales: Vec<u8> = (120..135).collect();
     for (name, device) in devices() {
         let decode = |dtype| {
-            let scales = words(pack(&scales, 15), [4], device);
-            dequantize_fp4(words(codes.clone(), [15, 4], device), scales, 32, dtype)
+            let scales = words(pack(&scales, 15), [1, 4], device);
+            decode_fp4(words(codes.clone(), [1, 15, 4], device), scales, 32, dtype)
         };
         let expected = values(decode(F32).unwrap());
         for dtype in [FloatDType::F16, FloatDType::BF16] {
@@ -268,59 +286,53 @@ fn half_precision_output_is_exact_or_refused_by_name() {
 
 fn empty_matrices_decode_to_empty_matrices() {
     for (name, device) in devices() {
-        let none = Tensor::<2, Int>::empty([0, 2], (device, DType::U32));
-        let scales = Tensor::<2>::empty([0, 1], (device, DType::F32));
-        let weight = dequantize_fp8(none, scales, 8, F32).unwrap();
-        assert_eq!(weight.dims(), [0, 8], "{name}");
+        let none = Tensor::<3, Int>::empty([1, 0, 2], (device, DType::U32));
+        let scales = Tensor::<3>::empty([1, 0, 1], (device, DType::F32));
+        let weight = decode_fp8(none, scales, 8).unwrap();
+        assert_eq!(weight.dims(), [1, 0, 8], "{name}");
         let none = Tensor::<3, Int>::empty([2, 0, 1], (device, DType::U32));
         let scales = Tensor::<2, Int>::empty([2, 0], (device, DType::U32));
-        let weight = dequantize_fp4_batched(none, scales, 5, F32).unwrap();
+        let weight = decode_fp4(none, scales, 5, F32).unwrap();
         assert_eq!(weight.dims(), [2, 0, 5], "{name}");
     }
 }
 
 fn bad_arguments_are_named_with_their_value() {
     for (_, device) in devices() {
-        let codes = || words(vec![0; 4], [2, 2], device);
-        let scales = || floats(vec![1.0], [1, 1], device);
-
-        let error = dequantize_fp8(codes().cast(DType::I32), scales(), 8, F32).unwrap_err();
-        assert_eq!(error.to_string(), "`words` has dtype I32, expected U32");
-        let error = dequantize_fp8(codes(), scales(), 9, F32).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "`words` has shape [2, 2], expected [2, 3]"
+        let codes = || words(vec![0; 4], [1, 2, 2], device);
+        let scales = || floats(vec![1.0], [1, 1, 1], device);
+        let message = "`words` has dtype I32, expected U32";
+        assert_refused(decode_fp8(codes().cast(DType::I32), scales(), 8), message);
+        let message = "`words` has shape [1, 2, 2], expected [1, 2, 3]";
+        assert_refused(decode_fp8(codes(), scales(), 9), message);
+        let message = "`scales` has shape [1, 1, 2], expected [1, 1, 1]";
+        assert_refused(
+            decode_fp8(codes(), floats(vec![1.0; 2], [1, 1, 2], device), 8),
+            message,
         );
-        let wide = floats(vec![1.0; 2], [1, 2], device);
-        let error = dequantize_fp8(codes(), wide, 8, F32).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "`scales` has shape [1, 2], expected [1, 1]"
+        let message = "`scales` has dtype BF16, expected F32";
+        if device.supports_dtype(FloatDType::BF16) {
+            assert_refused(
+                decode_fp8(codes(), scales().cast(FloatDType::BF16), 8),
+                message,
+            );
+        }
+        for (parts, message) in [
+            (0, "`parts` is 0, expected a divisor of 2 rows"),
+            (3, "`parts` is 3, expected a divisor of 2 rows"),
+            (2, "`scales` has shape [1, 1, 1], expected [1, 2, 1]"),
+        ] {
+            assert_refused(Weights::fp8(codes(), scales(), 8, parts), message);
+        }
+        let scales = || words(vec![0], [1, 1], device);
+        let message = "`scales` has shape [1, 2], expected [1, 1]";
+        let two = words(vec![0; 2], [1, 2], device);
+        assert_refused(decode_fp4(codes(), two, 16, F32), message);
+        let error = decode_fp4(codes(), scales(), usize::MAX, F32).unwrap_err();
+        assert!(
+            error.to_string().starts_with("`words` has shape"),
+            "{error}"
         );
-
-        let stacked = |parts| {
-            let (codes, scales) = (codes().unsqueeze_dim(0), scales().unsqueeze_dim(0));
-            dequantize_fp8_batched(codes, scales, 8, parts, F32)
-                .unwrap_err()
-                .to_string()
-        };
-        assert_eq!(stacked(0), "`parts` is 0, expected a divisor of 2 rows");
-        assert_eq!(stacked(3), "`parts` is 3, expected a divisor of 2 rows");
-        assert_eq!(
-            stacked(2),
-            "`scales` has shape [1, 1, 1], expected [1, 2, 1]"
-        );
-
-        let error = dequantize_fp4(codes(), words(vec![0; 2], [2], device), 16, F32).unwrap_err();
-        assert_eq!(error.to_string(), "`scales` has shape [2], expected [1]");
-        let error = dequantize_fp4(codes(), words(vec![0], [1], device), usize::MAX, F32);
-        assert!(matches!(
-            error,
-            Err(OpError::ShapeMismatch {
-                argument: "words",
-                ..
-            })
-        ));
     }
 }
 
@@ -328,18 +340,9 @@ fn tensors_on_different_devices_are_refused() {
     let Some([first, second]) = two_devices() else {
         return;
     };
-    let scales = floats(vec![1.0], [1, 1], second);
-    let error = dequantize_fp8(words(vec![0], [1, 1], first), scales, 4, F32).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            OpError::DeviceMismatch {
-                argument: "scales",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    let scales = floats(vec![1.0], [1, 1, 1], second);
+    let result = decode_fp8(words(vec![0], [1, 1, 1], first), scales, 4);
+    assert_on_another_device(result, ["scales", "words"]);
 }
 
 fn repacked(word: u32) -> u32 {

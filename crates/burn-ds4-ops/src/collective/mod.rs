@@ -27,6 +27,7 @@
 mod peer;
 mod reference;
 
+pub use crate::error::GroupError;
 pub(crate) use peer::forget;
 
 use std::fmt;
@@ -56,34 +57,6 @@ pub enum GroupRoute {
     /// Through the memory of the host, which waits.
     Host {
         /// Why it is not the first.
-        reason: String,
-    },
-}
-
-/// Why the results of a group are worth nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GroupError {
-    /// Devices have given up waiting for another.
-    #[error("{} waited too long for what the other devices of the group send", devices.join(", "))]
-    TimedOut {
-        /// Those that have given up.
-        devices: Vec<String>,
-    },
-    /// A device has no memory for what the others send.
-    #[error("{device} has no memory for what other devices send: {reason}")]
-    NoInbox {
-        /// The device.
-        device: String,
-        /// What the device says.
-        reason: String,
-    },
-    /// A device does not say whether it has given up.
-    #[error("{device} does not tell whether it has received everything: {reason}")]
-    Lost {
-        /// The device.
-        device: String,
-        /// What the device says.
         reason: String,
     },
 }

@@ -5,6 +5,7 @@ use burn::tensor::FloatDType;
 
 use super::reference;
 use super::tensor_group::TensorGroup;
+use crate::gemm::INVARIANT_ROWS;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
 /// reference.
@@ -35,7 +36,7 @@ pub trait MatmulOps: Backend {
         dtype: FloatDType,
         invariant_rows: usize,
     ) -> FloatTensor<Self> {
-        reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows)
+        reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows, Self::precise_matmul)
     }
 
     /// See [`small_m_matmul_group`](super::small_m_matmul_group), for at most as many rows as are
@@ -46,7 +47,8 @@ pub trait MatmulOps: Backend {
         #[extension_type] weights: TensorGroup<Self>,
         dtype: FloatDType,
     ) -> TensorGroup<Self> {
-        reference::small_m_matmul_group::<Self>(x, weights, dtype)
+        let invariant = x.shape()[0].max(INVARIANT_ROWS);
+        weights.map(|weight| Self::small_m_matmul(x.clone(), weight, dtype, invariant))
     }
 }
 
@@ -65,7 +67,7 @@ impl MatmulOps for burn::backend::Flex {
             return Self::float_cast(Self::precise_matmul(lhs, rhs), FloatDType::F16);
         }
         let shape = lhs.shape();
-        if shape.num_dims() != 2 || !(2..=super::INVARIANT_ROWS).contains(&shape[0]) {
+        if shape.num_dims() != 2 || !(2..=INVARIANT_ROWS).contains(&shape[0]) {
             return Self::float_matmul(lhs, rhs);
         }
         reference::one_by_one::<Self>(lhs, |row| Self::float_matmul(row, rhs.clone()))
@@ -92,7 +94,11 @@ impl MatmulOps for burn_cubecl::CubeBackend {
         weights: TensorGroup<Self>,
         dtype: FloatDType,
     ) -> TensorGroup<Self> {
-        let products = super::launch::small_m_matmul_group(x, &weights.into_vec(), dtype.into());
+        let weights = weights.into_vec();
+        if weights.is_empty() {
+            return TensorGroup::Zero;
+        }
+        let products = super::launch::small_m_matmul_group(x, &weights, dtype.into());
         TensorGroup::new(products).expect("as many as weights")
     }
 }
@@ -114,6 +120,7 @@ pub(crate) mod fusion {
             TensorSpec::new([x.shape[0], weight.shape[0]].into(), dtype.into())
         };
         match weights {
+            Group::Zero => Group::Zero,
             Group::One(a) => Group::One(of(a)),
             Group::Two(a, b) => Group::Two(of(a), of(b)),
             Group::Three(a, b, c) => Group::Three(of(a), of(b), of(c)),

@@ -2,28 +2,26 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 
-use super::MatmulOps;
-use super::tensor_group::TensorGroup;
-use crate::gemm::INVARIANT_ROWS;
 use crate::reference::slice;
 
-/// `x · weightᵀ` in f32, cast to `dtype`.
-pub(super) fn small_m_matmul<B: MatmulOps>(
+/// `x · weightᵀ` in f32, cast to `dtype`, by a `product` of two matrices.
+pub(super) fn small_m_matmul<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     dtype: FloatDType,
     invariant_rows: usize,
+    product: impl Fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [rows, _] = x.shape().dims();
     let x = B::float_cast(x, FloatDType::F32);
     let weight = B::float_transpose(B::float_cast(weight, FloatDType::F32));
-    let product = if rows > invariant_rows {
-        B::precise_matmul(x, weight)
+    let result = if rows > invariant_rows {
+        product(x, weight)
     } else {
         // A device's own product may order its sums by the number of rows.
-        one_by_one::<B>(x, |row| B::precise_matmul(row, weight.clone()))
+        one_by_one::<B>(x, |row| product(row, weight.clone()))
     };
-    B::float_cast(product, dtype)
+    B::float_cast(result, dtype)
 }
 
 /// Applies `product` to each row of a matrix by itself.
@@ -34,17 +32,4 @@ pub(super) fn one_by_one<B: Backend>(
     let rows = 0..lhs.shape()[0];
     let products = rows.map(|row| product(slice::<B>(lhs.clone(), 0, row..row + 1)));
     B::float_cat(products.collect(), 0)
-}
-
-/// The products with each of the weights.
-pub(super) fn small_m_matmul_group<B: MatmulOps>(
-    x: FloatTensor<B>,
-    weights: TensorGroup<B>,
-    dtype: FloatDType,
-) -> TensorGroup<B> {
-    let [rows, _] = x.shape().dims();
-    let invariant = rows.max(INVARIANT_ROWS);
-    let products = weights.into_vec().into_iter();
-    let products = products.map(|weight| B::small_m_matmul(x.clone(), weight, dtype, invariant));
-    TensorGroup::new(products.collect()).expect("as many as weights")
 }

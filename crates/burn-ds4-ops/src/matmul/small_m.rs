@@ -149,7 +149,7 @@ pub fn small_m_matmul_group<const D: usize>(
         .collect())
 }
 
-/// Weights, at most [`MAX_GROUP`] and at least one, as backends take them.
+/// Weights, at most [`MAX_GROUP`], as backends take them.
 pub(crate) fn tensor_group(weights: &[Tensor<2>]) -> TensorGroup<Dispatch> {
     let weights = weights.iter().cloned().map(Tensor::into_dispatch);
     TensorGroup::new(weights.collect()).expect("as many as a group may have")

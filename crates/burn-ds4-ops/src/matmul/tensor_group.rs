@@ -5,6 +5,8 @@ use burn::backend::{Backend, ExtensionType};
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum TensorGroup<B: Backend> {
+    /// None.
+    Zero,
     /// One of them.
     One(FloatTensor<B>),
     /// Two of them.
@@ -32,22 +34,30 @@ pub enum TensorGroup<B: Backend> {
 pub(crate) const MAX_GROUP: usize = 5;
 
 impl<B: Backend> TensorGroup<B> {
-    /// `None` for none, and for more than [`MAX_GROUP`].
+    /// `None` for more than [`MAX_GROUP`].
     pub(crate) fn new(tensors: Vec<FloatTensor<B>>) -> Option<Self> {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next();
-        let group = match (next()?, next(), next(), next(), next()) {
-            (a, None, ..) => Self::One(a),
-            (a, Some(b), None, ..) => Self::Two(a, b),
-            (a, Some(b), Some(c), None, _) => Self::Three(a, b, c),
-            (a, Some(b), Some(c), Some(d), None) => Self::Four(a, b, c, d),
-            (a, Some(b), Some(c), Some(d), Some(e)) => Self::Five(a, b, c, d, e),
+        let group = match (next(), next(), next(), next(), next()) {
+            (None, ..) => Self::Zero,
+            (Some(a), None, ..) => Self::One(a),
+            (Some(a), Some(b), None, ..) => Self::Two(a, b),
+            (Some(a), Some(b), Some(c), None, _) => Self::Three(a, b, c),
+            (Some(a), Some(b), Some(c), Some(d), None) => Self::Four(a, b, c, d),
+            (Some(a), Some(b), Some(c), Some(d), Some(e)) => Self::Five(a, b, c, d, e),
         };
         tensors.next().is_none().then_some(group)
     }
 
+    /// What `map` makes of each.
+    pub(crate) fn map(self, map: impl FnMut(FloatTensor<B>) -> FloatTensor<B>) -> Self {
+        let mapped = self.into_vec().into_iter().map(map);
+        Self::new(mapped.collect()).expect("as many as before")
+    }
+
     pub(crate) fn into_vec(self) -> Vec<FloatTensor<B>> {
         match self {
+            Self::Zero => Vec::new(),
             Self::One(a) => vec![a],
             Self::Two(a, b) => vec![a, b],
             Self::Three(a, b, c) => vec![a, b, c],

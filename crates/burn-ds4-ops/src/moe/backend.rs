@@ -2,26 +2,11 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
 
+use super::args::PackedExperts;
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
-use crate::quant::{PackedWeights, QuantOps};
-
-/// [`Experts`](super::Experts) as backends see them. A limit of infinity means no limit.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct PackedExperts<B: Backend> {
-    /// `[count, 2·inner, d]`, the gate's rows first.
-    #[extension_type]
-    pub gate_up: PackedWeights<B>,
-    /// `[count, d, inner]`.
-    #[extension_type]
-    pub down: PackedWeights<B>,
-    /// Clamp of the SwiGLU inputs.
-    pub limit: f64,
-    /// Whether hidden values are rounded to FP8.
-    pub rounded: bool,
-}
+use crate::quant::QuantOps;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
 /// reference.
@@ -60,7 +45,8 @@ pub trait MoeOps: QuantOps {
         #[extension_type] shared: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
         let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
-        reference::add_shared::<Self>(routed, x, shared)
+        let apply = |x, ids, weights| Self::expert_ffn(x, ids, weights, shared);
+        reference::add_shared::<Self>(routed, x, apply)
     }
 }
 
@@ -99,7 +85,8 @@ impl MoeOps for burn_cubecl::CubeBackend {
     ) -> FloatTensor<Self> {
         launch::sums(&x, &ids, &weights, &routed, Some(&shared)).unwrap_or_else(|| {
             let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
-            reference::add_shared::<Self>(routed, x, shared)
+            let apply = |x, ids, weights| Self::expert_ffn(x, ids, weights, shared);
+            reference::add_shared::<Self>(routed, x, apply)
         })
     }
 }

@@ -9,7 +9,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::backend::PackedExperts;
+use super::args::PackedExperts;
 use crate::gemm::launch::{
     Experts, Grouping, LargeM, LargeMTiles, Mixture, MixtureBlueprint, Portable, Role,
     SMALL_M_PAIRS, SMALL_M_ROWS, SortedPairs, can_multiply, can_sum_pairs, has_tiles, sort,

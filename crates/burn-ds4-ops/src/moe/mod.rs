@@ -1,5 +1,6 @@
 //! Feed-forward experts: clamped SwiGLU, routed or always on.
 
+mod args;
 mod backend;
 #[cfg(feature = "cube")]
 mod launch;
@@ -15,7 +16,8 @@ use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
 };
 
-use backend::{MoeOps, PackedExperts};
+use args::PackedExperts;
+use backend::MoeOps;
 
 /// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; no clamp where `limit` is `None`.
 ///

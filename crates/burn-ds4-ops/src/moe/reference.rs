@@ -7,7 +7,7 @@ use burn::tensor::{FloatDType, IntDType, Shape};
 #[cfg(feature = "flex")]
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
-use super::backend::{MoeOps, PackedExperts};
+use super::args::PackedExperts;
 #[cfg(feature = "flex")]
 use crate::quant::Activations;
 use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
@@ -75,18 +75,18 @@ pub(super) fn gathered<B: QuantOps>(
     sum_slots::<B>(B::float_mask_fill(outputs, padding, 0.0.into()), tokens)
 }
 
-/// Adds the shared expert's output to that of the routed ones, rounded to the dtype of `x`. Every
-/// token has it with weight 1.
-pub(super) fn add_shared<B: MoeOps>(
+/// Adds the shared expert's output to that of the routed ones, rounded to the dtype of `x`. `shared`
+/// applies it to tokens by their ids and weights; every token has it with weight 1.
+pub(super) fn add_shared<B: Backend>(
     routed: FloatTensor<B>,
     x: FloatTensor<B>,
-    shared: PackedExperts<B>,
+    shared: impl FnOnce(FloatTensor<B>, IntTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let (dtype, device) = (x.dtype().into(), x.device());
     let [tokens, _] = x.shape().dims();
     let to_first = B::int_zeros(Shape::new([tokens, 1]), &device, INT);
     let weights = B::float_ones(Shape::new([tokens, 1]), &device, FloatDType::F32);
-    let shared = B::expert_ffn(x, to_first, weights, shared);
+    let shared = shared(x, to_first, weights);
     B::float_cast(B::float_add(routed, shared), dtype)
 }
 

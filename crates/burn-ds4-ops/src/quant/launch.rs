@@ -5,19 +5,20 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::backend::GroupProducts;
-use super::reference::input;
-use super::{Activations, PackedWeights};
+use super::args::{Activations, GroupProducts, PackedWeights};
+use super::reference;
 use crate::caps::Caps;
-use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::dense::{GroupOutput, MatrixGroup};
 use crate::gemm::launch::{
     Grouping, LargeM, LargeMTiles, LinearGroup, LinearGroupBlueprint, Portable, Role, SMALL_M_ROWS,
     StreamBlueprint, StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
 };
+use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
 use crate::matmul::TensorGroup;
+use crate::roundtrip::SmallFloat;
+use crate::roundtrip::launch::{can_round, round};
 
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
@@ -56,6 +57,23 @@ impl From<PackedWeights<CubeBackend>> for Matrices {
     }
 }
 
+/// Rounds in blocks to a small format and back.
+pub(super) fn roundtrip(x: CubeTensor, block: usize, to: SmallFloat) -> CubeTensor {
+    if can_round(&x, block) {
+        round(x, block, to)
+    } else {
+        reference::roundtrip::<CubeBackend>(x, block, to)
+    }
+}
+
+/// Rows of `x` as products take them.
+fn input(x: CubeTensor, activations: Activations) -> CubeTensor {
+    match activations {
+        Activations::Exact => x,
+        Activations::Released => roundtrip(x, FP8_BLOCK, SmallFloat::Fp8),
+    }
+}
+
 /// Whether there is a kernel for a product, and the matrix product of floats is not faster.
 pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
     let faster = matrix.format != WeightFormat::Dense || has_tiles(x, [matrix]);
@@ -86,7 +104,7 @@ fn multiply_rows_of(x: CubeTensor, matrix: &Matrices, activations: Activations) 
     if has_tiles(&x, [matrix]) {
         return multiply_tiles(x, matrix, rows, activations);
     }
-    let x = aligned(input::<CubeBackend>(x, activations));
+    let x = aligned(input(x, activations));
     let result = output(&x, [rows, matrix.rows], x.dtype);
     Portable {
         x: &x,
@@ -118,7 +136,7 @@ fn multiply_tiles(
     let tiles = LargeMTiles::of_rows(&x, rows, matrices, activations.are_rounded());
     let x = match tiles.is_fp8() {
         true => x,
-        false => input::<CubeBackend>(x, activations),
+        false => input(x, activations),
     };
     let Some(parts) = parts(&x, matrices, (rows, tiles)) else {
         let (codes, scales) = tiles.is_fp8().then(|| quantize(&x, matrices)).unzip();
@@ -182,7 +200,7 @@ fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamB
 ///
 /// The split of K depends on the format, the columns and `x`, which both products share, so each
 /// has the bits of [`multiply_rows`].
-pub(super) fn pair_blueprint(
+fn pair_blueprint(
     x: &CubeTensor,
     [first, second]: &[Matrices; 2],
     rows: usize,
@@ -199,20 +217,45 @@ pub(super) fn pair_blueprint(
     })
 }
 
-/// `x · Wᵀ` for two matrices, by their [`pair_blueprint`].
-pub(super) fn multiply_pair(
+/// The operands of products of a few rows with two packed matrices, and memory for those.
+struct Pair {
     x: CubeTensor,
     matrices: [Matrices; 2],
-    blueprint: StreamBlueprint,
-) -> (CubeTensor, CubeTensor) {
-    let matrices = matrices.map(Matrices::contiguous);
-    let x = aligned(x);
-    let [rows, _] = x.shape().dims();
-    let [product, other] = [0, 1].map(|which| output(&x, [rows, matrices[which].rows], x.dtype));
-    let first = StreamProblem::of_rows(&matrices[0], &product, rows, blueprint);
-    let second = StreamProblem::of_rows(&matrices[1], &other, rows, blueprint);
-    launch_stream(&x, &first, Some(&second));
-    (product, other)
+    products: [CubeTensor; 2],
+}
+
+impl Pair {
+    fn new(x: CubeTensor, matrices: [Matrices; 2]) -> Self {
+        let (x, matrices) = (aligned(x), matrices.map(Matrices::contiguous));
+        let rows = x.meta.shape()[0];
+        let product = |matrix: &Matrices| output(&x, [rows, matrix.rows], x.dtype);
+        let products = matrices.each_ref().map(product);
+        Self {
+            x,
+            matrices,
+            products,
+        }
+    }
+
+    fn problems(&self, blueprint: StreamBlueprint) -> [StreamProblem<'_>; 2] {
+        let rows = self.x.meta.shape()[0];
+        [0, 1].map(|of| {
+            StreamProblem::of_rows(&self.matrices[of], &self.products[of], rows, blueprint)
+        })
+    }
+}
+
+/// `x · Wᵀ` for two matrices. `None` where they can not be one launch.
+pub(super) fn multiply_pair(
+    x: &CubeTensor,
+    matrices: [Matrices; 2],
+    activations: Activations,
+) -> Option<[CubeTensor; 2]> {
+    let blueprint = pair_blueprint(x, &matrices, x.meta.shape()[0])?;
+    let pair = Pair::new(input(x.clone(), activations), matrices);
+    let [first, second] = pair.problems(blueprint);
+    launch_stream(&pair.x, &first, Some(&second));
+    Some(pair.products)
 }
 
 /// `x · Wᵀ` for two packed matrices and, in `dtype`, for each of some weights of floats of one
@@ -232,17 +275,12 @@ pub(super) fn multiply_group(
         false => pair_blueprint(x, &matrices, rows)?,
     };
     let blueprint = LinearGroupBlueprint::new(pair, x, weights)?;
-    let matrices = matrices.map(Matrices::contiguous);
     let weights: Vec<_> = weights.iter().cloned().map(into_contiguous).collect();
-    let x = aligned(x.clone());
-    let [first, second] = [0, 1].map(|which| output(&x, [rows, matrices[which].rows], x.dtype));
-    let results = GroupOutput::new(&x, &weights, dtype);
+    let pair = Pair::new(x.clone(), matrices);
+    let results = GroupOutput::new(&pair.x, &weights, dtype);
     LinearGroup {
-        x: &x,
-        pair: [
-            StreamProblem::of_rows(&matrices[0], &first, rows, blueprint.pair),
-            StreamProblem::of_rows(&matrices[1], &second, rows, blueprint.pair),
-        ],
+        x: &pair.x,
+        pair: pair.problems(blueprint.pair),
         group: MatrixGroup {
             weights: &weights,
             starts: &results.starts,
@@ -251,6 +289,7 @@ pub(super) fn multiply_group(
         output: &results.all,
     }
     .launch(blueprint);
+    let [first, second] = pair.products;
     Some(GroupProducts {
         first,
         second,

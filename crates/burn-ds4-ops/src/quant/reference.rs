@@ -5,10 +5,9 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
-use super::backend::{GroupProducts, PackedWeights, QuantOps};
-use super::{Activations, FP4_BLOCK, FP8_BLOCK};
-use crate::gemm::Fp4Layout;
-use crate::matmul::{INVARIANT_ROWS, TensorGroup};
+use super::args::{FP4_BLOCK, PackedWeights};
+use crate::gemm::{FP8_BLOCK, Fp4Layout};
+use crate::matmul::{INVARIANT_ROWS, MatmulOps};
 use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
 use crate::roundtrip::{SmallFloat, power_of_two};
@@ -84,69 +83,30 @@ pub(super) fn roundtrip<B: Backend>(
     B::float_cast(rounded::<B>(x, block, &to.format()), dtype)
 }
 
-/// Rows of `x` as products take them.
-pub(super) fn input<B: QuantOps>(x: FloatTensor<B>, activations: Activations) -> FloatTensor<B> {
-    match activations {
-        Activations::Exact => x,
-        Activations::Released => B::roundtrip(x, FP8_BLOCK, SmallFloat::Fp8),
-    }
-}
-
 /// `x · weightᵀ` for the one matrix of `weights`.
-pub(super) fn quant_linear<B: QuantOps>(
+pub(super) fn quant_linear<B: MatmulOps>(
     x: FloatTensor<B>,
     weights: PackedWeights<B>,
-    activations: Activations,
 ) -> FloatTensor<B> {
-    let x = input::<B>(x, activations);
     let [_, out, columns] = weights.dims();
     let dtype = x.dtype().into();
     let weight = B::float_reshape(dequantize::<B>(weights, dtype), Shape::new([out, columns]));
     B::small_m_matmul(x, weight, dtype, INVARIANT_ROWS)
 }
 
-/// Both linear maps, one after the other. The rows are rounded once.
-pub(super) fn quant_linear_pair<B: QuantOps>(
+/// The linear maps of the groups of `[tokens, groups, in]`, one after the other: `product`
+/// multiplies rows by one matrix, and is row-invariant for small M.
+pub(super) fn grouped_linear<B: Backend>(
     x: FloatTensor<B>,
-    first: PackedWeights<B>,
-    second: PackedWeights<B>,
-    activations: Activations,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    let (x, exact) = (input::<B>(x, activations), Activations::Exact);
-    let product = B::quant_linear(x.clone(), first, exact);
-    (product, B::quant_linear(x, second, exact))
-}
-
-/// Both, one after the other.
-pub(super) fn quant_linear_group<B: QuantOps>(
-    x: FloatTensor<B>,
-    [first, second]: [PackedWeights<B>; 2],
-    dense: TensorGroup<B>,
-    activations: Activations,
-    dtype: FloatDType,
-) -> GroupProducts<B> {
-    let dense = B::small_m_matmul_group(x.clone(), dense, dtype);
-    let (first, second) = B::quant_linear_pair(x, first, second, activations);
-    GroupProducts {
-        first,
-        second,
-        dense,
-    }
-}
-
-/// The linear maps of the groups, one after the other. They use `quant_linear`, which is
-/// row-invariant for small M.
-pub(super) fn grouped_linear<B: QuantOps>(
-    x: FloatTensor<B>,
-    weights: PackedWeights<B>,
-    activations: Activations,
+    weights: &PackedWeights<B>,
+    product: impl Fn(FloatTensor<B>, PackedWeights<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [tokens, groups, columns] = x.shape().dims();
     let [_, out, _] = weights.dims();
     let products = (0..groups).map(|group| {
         let x = slice::<B>(x.clone(), 1, group..group + 1);
         let x = B::float_reshape(x, Shape::new([tokens, columns]));
-        let product = B::quant_linear(x, weights.one(group), activations);
+        let product = product(x, weights.one(group));
         B::float_reshape(product, Shape::new([tokens, 1, out]))
     });
     B::float_cat(products.collect(), 1)

@@ -1,50 +1,13 @@
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
-use super::backend::{PackedWeights, QuantOps};
-use super::{FP4_BLOCK, FP8_BLOCK, fp8_roundtrip};
+use super::args::{Activations, FP4_BLOCK, PackedWeights};
+use super::backend::QuantOps;
 use crate::OpError;
-use crate::gemm::Fp4Layout;
+use crate::gemm::{FP8_BLOCK, Fp4Layout};
 use crate::validation::{
     expect_device, expect_dtype, expect_float, expect_shape, expect_supported, invalid,
 };
-
-/// What products by weights do to their other operand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Activations {
-    /// They take it as it is.
-    #[default]
-    Exact,
-    /// They round it to FP8, as the released models do before each product by FP8 or FP4 weights:
-    /// [`fp8_roundtrip`] in blocks of [`FP8_BLOCK`] columns. Experts also round what their second
-    /// matrix takes.
-    ///
-    /// Linear maps of many rows of `bf16` by FP8 weights are made by FP8 tensor cores where a
-    /// kernel uses them (Hopper): their sums keep about 13 digits of 128 columns before they are
-    /// `f32`, and an infinite number counts as NaN.
-    ///
-    /// Source: DeepSeek-V4 `inference/kernel.py`, `act_quant`, called by `Linear`.
-    Released,
-}
-
-impl Activations {
-    /// `x` as products take it: itself, or rounded. Operators do that by themselves.
-    ///
-    /// # Errors
-    ///
-    /// As [`fp8_roundtrip`], where `x` is rounded.
-    pub fn input<const D: usize>(self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
-        match self {
-            Self::Exact => Ok(x),
-            Self::Released => fp8_roundtrip(x, FP8_BLOCK),
-        }
-    }
-
-    #[cfg(feature = "cube")]
-    pub(crate) fn are_rounded(self) -> bool {
-        self == Self::Released
-    }
-}
 
 /// A stack of weight matrices `[count, out, in]`, dense or packed, checked once.
 ///
@@ -187,10 +150,10 @@ impl Weights {
     /// [`OpError::UnsupportedDtype`] for a `dtype` that the device does not compute in.
     pub fn dequantize(&self, dtype: FloatDType) -> Result<Tensor<3>, OpError> {
         let (shape, device) = (self.dims(), self.device());
-        if shape.contains(&0) {
-            return super::empty(shape, &device, dtype);
-        }
         expect_supported(dtype, &device)?;
+        if shape.contains(&0) {
+            return Ok(Tensor::empty(shape, (&device, dtype.into())));
+        }
         let weights = Dispatch::dequantize_weights(self.clone().into(), dtype);
         Ok(Tensor::from_dispatch(weights))
     }
@@ -202,51 +165,36 @@ impl From<Weights> for PackedWeights<Dispatch> {
     }
 }
 
-/// Checks the arguments of the FP8 formats, with a stack's dimension or without; the shape of the
-/// weight.
-pub(super) fn check_fp8<const D: usize>(
-    words: &Tensor<D, Int>,
-    scales: &Tensor<D>,
+/// Checks the arguments of [`Weights::fp8`].
+fn check_fp8(
+    words: &Tensor<3, Int>,
+    scales: &Tensor<3>,
     columns: usize,
     parts: usize,
-) -> Result<[usize; D], OpError> {
-    let shape = words.dims();
-    let rows = shape[D - 2];
-    let with_rows_and_columns = |rows, columns| {
-        let mut shape = shape;
-        shape[D - 2..].copy_from_slice(&[rows, columns]);
-        shape
-    };
-    let packed = with_rows_and_columns(rows, columns.div_ceil(4));
-    expect_words("words", words, packed)?;
+) -> Result<(), OpError> {
+    let [count, rows, _] = words.dims();
+    expect_words("words", words, [count, rows, columns.div_ceil(4)])?;
     if parts == 0 || !rows.is_multiple_of(parts) {
         return Err(invalid("parts", format!("a divisor of {rows} rows"), parts));
     }
     expect_dtype("scales", "F32", scales, &[DType::F32])?;
     let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);
-    let blocks = with_rows_and_columns(block_rows, columns.div_ceil(FP8_BLOCK));
+    let blocks = [count, block_rows, columns.div_ceil(FP8_BLOCK)];
     expect_shape("scales", scales.dims(), blocks)?;
-    expect_device("scales", &scales.device(), "words", &words.device())?;
-    Ok(with_rows_and_columns(rows, columns))
+    expect_device("scales", &scales.device(), "words", &words.device())
 }
 
-/// As [`check_fp8`], for FP4. `S` is `D - 1`.
-pub(super) fn check_fp4<const D: usize, const S: usize>(
-    words: &Tensor<D, Int>,
-    scales: &Tensor<S, Int>,
+/// Checks the arguments of [`Weights::fp4`].
+fn check_fp4(
+    words: &Tensor<3, Int>,
+    scales: &Tensor<2, Int>,
     columns: usize,
-) -> Result<[usize; D], OpError> {
-    let mut shape = words.dims();
-    let rows = shape[D - 2];
-    shape[D - 1] = columns.div_ceil(8);
-    expect_words("words", words, shape)?;
-    let mut scale_shape = [0; S];
-    scale_shape[..S - 1].copy_from_slice(&shape[..S - 1]);
-    scale_shape[S - 1] = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
-    expect_words("scales", scales, scale_shape)?;
-    expect_device("scales", &scales.device(), "words", &words.device())?;
-    shape[D - 1] = columns;
-    Ok(shape)
+) -> Result<(), OpError> {
+    let [count, rows, _] = words.dims();
+    expect_words("words", words, [count, rows, columns.div_ceil(8)])?;
+    let scale_words = (rows * columns.div_ceil(FP4_BLOCK)).div_ceil(4);
+    expect_words("scales", scales, [count, scale_words])?;
+    expect_device("scales", &scales.device(), "words", &words.device())
 }
 
 fn expect_words<const D: usize>(

@@ -26,6 +26,3 @@ pub(crate) use stream::{
     slot_sum_kernel, stream_kernel,
 };
 pub(crate) use weights::{MatrixStackLaunch, StackLayoutLaunch, WeightFormat};
-
-/// K-steps of a K-block of the stream schedule. In each, a lane has 16 bytes of each of its rows.
-const K_STEPS: u32 = 4;

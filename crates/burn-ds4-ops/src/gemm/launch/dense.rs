@@ -9,9 +9,10 @@ use cubecl::prelude::*;
 
 use crate::caps::Caps;
 use crate::gemm::INVARIANT_ROWS;
+use crate::gemm::kernel::WeightFormat;
 use crate::gemm::kernel::dense::{
-    InputBlueprint, InputLocation, K_BLOCK, MatrixGroupLaunch, PicksLaunch, RowsBlueprint,
-    TilesBlueprint, rows_kernel, tiles_kernel,
+    InputBlueprint, InputLocation, MatrixGroupLaunch, PicksLaunch, RowsBlueprint, TilesBlueprint,
+    rows_kernel, tiles_kernel,
 };
 use crate::launching::{
     MAX_CUBES, address_type, aligned, elements_view, narrow, output, vector_size, with_vectors,
@@ -209,7 +210,8 @@ impl<'a> MatrixGroup<'a> {
         if !caps.tensor_cores || weight.dtype == DType::F32 || !columns.is_multiple_of(8) {
             return None;
         }
-        let k_blocks = columns.div_ceil(K_BLOCK as usize);
+        let k_block = WeightFormat::Dense.k_block() as usize;
+        let k_blocks = columns.div_ceil(k_block);
         let direct = x.dtype == weight.dtype;
         let terms = match (x.dtype, direct) {
             (DType::F32, _) => 3,
@@ -228,7 +230,7 @@ impl<'a> MatrixGroup<'a> {
                 shared_rows: rows.next_power_of_two() as u32,
                 row_vec8s: (columns / 8) as u32,
                 cube_units: 32 * planes * plane_groups,
-                k_aligned: columns.is_multiple_of(K_BLOCK as usize),
+                k_aligned: columns.is_multiple_of(k_block),
             },
             planes,
             plane_groups,

@@ -1,4 +1,4 @@
-use super::stream::StreamProblem;
+use super::problem::StreamProblem;
 use crate::gemm::kernel::{CubeSplitLaunch, GroupSplitLaunch, Pairing};
 
 /// How the cubes of a launch are divided between its problems, and among their tiles.

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::dense::{MatrixGroup, TILE_ROWS};
 use super::division::CubeDivision;
-use super::stream::{F16_INPUT_WORK, StreamProblem};
+use super::problem::{F16_INPUT_WORK, StreamProblem};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
     GroupProblemLaunch, LinearGroupBlueprint, StreamBlueprint, linear_group_kernel,

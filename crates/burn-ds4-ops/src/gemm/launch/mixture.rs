@@ -2,7 +2,8 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::stream::{BUDGETS, Budget, StreamProblem, XRows, launch_stream};
+use super::problem::StreamProblem;
+use super::stream::{BUDGETS, Budget, XRows, launch_stream};
 use super::sum::{SumProblem, launch_sum, sum_blueprints};
 use super::work::{CubeWork, ExpertBlueprints};
 use super::{Experts, SMALL_M_ROWS, StreamBlueprint};

@@ -4,10 +4,13 @@ pub(crate) mod dense;
 mod division;
 mod experts;
 mod large_m;
+mod large_problem;
 pub(crate) mod library;
 mod linear_group;
 mod mixture;
 mod portable;
+mod problem;
+mod sort;
 mod stream;
 mod sum;
 mod wgmma;
@@ -23,11 +26,13 @@ use crate::launching::MAX_CUBES;
 
 pub(crate) use super::kernel::{LinearGroupBlueprint, Role, StreamBlueprint};
 pub(crate) use experts::Experts;
-pub(crate) use large_m::{LargeM, LargeMTiles, SortedPairs, sort, sum_slots};
+pub(crate) use large_problem::{LargeM, LargeMTiles};
 pub(crate) use linear_group::LinearGroup;
 pub(crate) use mixture::{Mixture, MixtureBlueprint};
 pub(crate) use portable::{Grouping, Portable, can_sum_pairs};
-pub(crate) use stream::{StreamProblem, launch_stream};
+pub(crate) use problem::StreamProblem;
+pub(crate) use sort::{SortedPairs, sort, sum_slots};
+pub(crate) use stream::launch_stream;
 pub(crate) use wgmma::quantize;
 
 /// Rows of `x` up to which reading the weights is the limit, and a row's result does not depend on

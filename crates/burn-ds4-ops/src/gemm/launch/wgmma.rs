@@ -6,7 +6,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::zspace::{Strides, shape, strides};
 
-use super::large_m::{LargeM, LargeMTiles};
+use super::large_problem::{LargeM, LargeMTiles};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
     FP8_TILE, Fp8Blueprint, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaBoxesLaunch,
@@ -228,7 +228,8 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
     let (x, matrices) = (aligned(x), matrices.contiguous());
     let result = output(&x, [rows, height], dtype);
     let columns = RowProducts::new(&x, rows, &matrices, false).columns();
-    LargeM::of_rows(&x, &matrices, LargeMTiles::Warpgroups(columns)).launch(&result);
+    let tiles = LargeMTiles::Warpgroups(columns);
+    launch(&LargeM::of_rows(&x, &matrices, tiles), columns, &result);
     result
 }
 

@@ -1,7 +1,8 @@
-use super::stream::MAX_X_BYTES;
 use crate::caps::Caps;
 use crate::gemm::kernel::StreamBlueprint;
 
+/// Bytes of `x` in shared memory, at most.
+const MAX_X_BYTES: usize = 70 << 10;
 /// Tiles of a plane up to which the partials of all of them are in shared memory.
 const MAX_PARTIAL_TILES: u32 = 8;
 

@@ -3,8 +3,8 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::tiles::K_STEPS;
-use crate::gemm::kernel::{bf16_pair, term_of};
+use crate::gemm::kernel::input::{bf16_pair, term_of};
+use crate::gemm::kernel::weights::K_STEPS;
 use crate::intrinsics::{await_copies, commit_copies, modulo};
 
 /// Where rows of `x` are read from.

@@ -11,4 +11,4 @@ pub(crate) use rows::{RowsBlueprint, rows_kernel};
 pub(super) use tile_rows::MatrixGroup;
 pub(crate) use tile_rows::{MatrixGroupLaunch, PicksLaunch};
 pub(super) use tiles::{CubeRange, multiply_group};
-pub(crate) use tiles::{K_BLOCK, TilesBlueprint, tiles_kernel};
+pub(crate) use tiles::{TilesBlueprint, tiles_kernel};

@@ -7,15 +7,14 @@ use super::input::{InputBlueprint, InputRows};
 use super::tile_rows::{MatrixGroup, TileRows};
 use crate::caps::Target;
 use crate::gemm::kernel::epilogue::zero_sums;
+use crate::gemm::kernel::weights::{K_STEPS, WeightFormat};
 use crate::intrinsics::{
     await_copies, commit_copies, f16_differences, f16_to_bf16, modulo, multiply_tiles, sync_group,
     sync_planes,
 };
 
-/// K-steps of a K-block. In each, a lane has 16 bytes of each of its rows.
-pub(super) const K_STEPS: u32 = 4;
 /// Columns of a K-block: 256 bytes of each row.
-pub(crate) const K_BLOCK: u32 = 32 * K_STEPS;
+const COLUMNS: u32 = WeightFormat::Dense.k_block();
 /// Vectors of 16 bytes of a row in a K-block.
 const ROW_VECTORS: u32 = 4 * K_STEPS;
 /// Vectors of a stage: a K-block of 16 rows.
@@ -232,7 +231,7 @@ pub(in crate::gemm::kernel) fn multiply_group<X: Float, Y: Float, N: Size>(
     let plane = modulo(UNIT_POS_Y, planes);
     let plane_group = UNIT_POS_Y / planes;
     let vectors = columns / 8;
-    let k_blocks = (columns + comptime!(K_BLOCK - 1)) / K_BLOCK;
+    let k_blocks = (columns + comptime!(COLUMNS - 1)) / COLUMNS;
     let mut partials = Shared::<[f32]>::new_slice(comptime!(
         (plane_groups * 2 * planes * x_tiles * 128) as usize
     ));
@@ -263,7 +262,7 @@ pub(in crate::gemm::kernel) fn multiply_group<X: Float, Y: Float, N: Size>(
         let mut sums = zero_sums(comptime!(each * x_tiles));
         let mut k_block = plane;
         while k_block < k_blocks {
-            let first = k_block * K_BLOCK + quarter * 8;
+            let first = k_block * COLUMNS + quarter * 8;
             let held = input.read_ahead(first);
             await_copies(comptime!(stages - 1));
             sync_group(blueprint.target);

@@ -8,9 +8,8 @@
 
 use cubecl::prelude::*;
 
-use super::term_with_digits;
+use super::{InputLayout, term_with_digits};
 use crate::caps::Target;
-use crate::gemm::kernel::stream::StreamBlueprint;
 use crate::intrinsics::{larger_bf16_magnitudes, multiply_pairs, pack_f16, shuffle_xor};
 
 /// Columns that share a scale: those of an FP8 block.
@@ -30,15 +29,16 @@ pub(in crate::gemm::kernel) fn scaled_vec8<X: Numeric, N: Size>(
     #[comptime] from: u32,
     inside: bool,
     term: u32,
-    #[comptime] blueprint: StreamBlueprint,
+    #[comptime] input: InputLayout,
+    #[comptime] target: Target,
 ) -> (Vector<u32, Const<4>>, f32) {
-    if comptime!(blueprint.input.terms == 1) {
+    if comptime!(input.terms == 1) {
         let words = select(inside, read[from as usize], Vector::new(0u32));
         let magnitudes = larger_magnitudes(words, 0u32);
-        let (factor, inverse) = block_factors(magnitudes, SCALE_VEC8S, blueprint.target);
+        let (factor, inverse) = block_factors(magnitudes, SCALE_VEC8S, target);
         (scaled_bf16(words, factor), inverse)
     } else {
-        scaled_terms::<X, N>(read, from, inside, term, blueprint)
+        scaled_terms::<X, N>(read, from, inside, term, input, target)
     }
 }
 
@@ -49,9 +49,9 @@ fn scaled_terms<X: Numeric, N: Size>(
     #[comptime] from: u32,
     inside: bool,
     term: u32,
-    #[comptime] blueprint: StreamBlueprint,
+    #[comptime] input: InputLayout,
+    #[comptime] target: Target,
 ) -> (Vector<u32, Const<4>>, f32) {
-    let input = comptime!(blueprint.input);
     let mut values = Array::<f32>::new(8usize);
     let mut largest = 0u32;
     #[unroll]
@@ -68,7 +68,7 @@ fn scaled_terms<X: Numeric, N: Size>(
     }
     // Exponents are what counts, and a `bf16` has them all.
     let magnitudes = largest & 0xffff_0000u32;
-    let (factor, inverse) = block_factors(magnitudes, SCALE_VEC8S, blueprint.target);
+    let (factor, inverse) = block_factors(magnitudes, SCALE_VEC8S, target);
     let mut pairs = Vector::<u32, Const<4>>::new(0u32);
     #[unroll]
     for i in 0..4usize {
@@ -136,14 +136,4 @@ pub(in crate::gemm::kernel) fn scaled_bf16(
         pairs.insert(i, pack_f16(low, high));
     }
     pairs
-}
-
-/// The index of the scale of block `block` of a row of `x` in shared memory.
-#[cube]
-pub(in crate::gemm::kernel) fn scale_index(
-    x_row: u32,
-    block: u32,
-    #[comptime] blueprint: StreamBlueprint,
-) -> usize {
-    (x_row * comptime!(blueprint.row_pitch()) + comptime!(blueprint.row_vec8s()) + block) as usize
 }

@@ -1,7 +1,6 @@
 //! Rows of `x` as operands.
 
 mod f16;
-mod rows;
 
 use cubecl::prelude::*;
 
@@ -9,10 +8,8 @@ use super::weights::WeightFormat;
 use crate::intrinsics::modulo;
 
 pub(super) use f16::{
-    SCALE_COLUMNS, SCALE_VEC8S, block_factors, larger_magnitudes, scale_index, scaled_bf16,
-    scaled_vec8,
+    SCALE_COLUMNS, SCALE_VEC8S, block_factors, larger_magnitudes, scaled_bf16, scaled_vec8,
 };
-pub(super) use rows::{prefetch_rows, read_rows, store_rows};
 
 /// How the rows of `x` become operands: pairs of `bf16` in the order in which weights are decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

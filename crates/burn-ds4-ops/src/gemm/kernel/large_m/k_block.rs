@@ -2,7 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, LargeMPairs, Problem, ROW_PITCH, ROW_TILES};
+use super::blueprint::{K_BLOCK, K_BLOCK_VEC8S, LargeMBlueprint, ROW_PITCH, ROW_TILES};
+use super::problem::{LargeMPairs, Problem};
 use crate::caps::Target;
 use crate::gemm::kernel::epilogue::{add_scaled, zero_sums};
 use crate::gemm::kernel::input::{ordered_vec8, read_vec8, vec8_at, vec8_slot};

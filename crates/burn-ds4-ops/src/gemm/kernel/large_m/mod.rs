@@ -1,18 +1,22 @@
 //! The schedule for many rows of `x`, which the tensor cores limit.
 
+mod blueprint;
 mod k_block;
+mod problem;
 mod sort;
 mod wgmma;
 
 use cubecl::prelude::*;
 
 use super::epilogue::{Results, add_terms, gated_value, zero_sums};
-use super::input::InputLayout;
-use super::weights::{MatrixStack, ReaderBlueprint, RowPair, WeightFormat, WeightReader};
-use crate::caps::Target;
+use super::weights::{MatrixStack, RowPair, WeightReader};
 use crate::intrinsics::modulo;
+use blueprint::{K_BLOCK, ROW_PITCH, ROW_TILES};
 use k_block::{KBlockWeights, XRows, any_rare, fetch_weights, multiply_k_block, store_x};
+use problem::LargeMPairs;
 
+pub(crate) use blueprint::LargeMBlueprint;
+pub(crate) use problem::LargeMPairsLaunch;
 pub(crate) use sort::{
     MAX_SORTED, SortBlueprint, SortSizesLaunch, sort_kernel, sum_slots_kernel, sum_splits_kernel,
 };
@@ -20,138 +24,6 @@ pub(crate) use wgmma::{
     FP8_TILE, Fp8Blueprint, RowFormat, WgmmaBlueprint, WgmmaBoxesLaunch, WgmmaOperands,
     WgmmaRowsLaunch, hidden_block, permute_kernel, quantize_kernel, wgmma_fp8_kernel, wgmma_kernel,
 };
-
-/// Columns of weights that a cube multiplies between two barriers.
-pub(super) const K_BLOCK: u32 = 128;
-/// vec8s of a K-block.
-pub(super) const K_BLOCK_VEC8S: u32 = K_BLOCK / 8;
-/// vec8s from one row of `x` to the next in shared memory, such that eight lanes that read together
-/// have no bank conflict.
-pub(super) const ROW_PITCH: u32 = K_BLOCK_VEC8S + 4;
-/// Tiles of 16 rows of a plane. Each term of `x` that the plane reads serves both.
-pub(super) const ROW_TILES: u32 = 2;
-
-/// How [`large_m_kernel`] is compiled.
-///
-/// A cube multiplies `8 * x_tiles` columns, which are rows of `x`, by `32 * planes` rows of
-/// weights. The planes share `x`, which goes through shared memory one K-block at a time; each
-/// plane reads and decodes its own weights in registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LargeMBlueprint {
-    /// Formats of the weights and of `x`.
-    pub input: InputLayout,
-    /// Tiles of 8 columns, which are rows of `x`.
-    pub x_tiles: u32,
-    pub planes: u32,
-    /// Half of the rows are a gate, whose activation is multiplied by the other half and by the
-    /// score. The result is in the order in which weights of this format are decoded.
-    pub gated: Option<WeightFormat>,
-    /// Whether K is a multiple of the K-block.
-    pub k_aligned: bool,
-    pub target: Target,
-}
-
-impl LargeMBlueprint {
-    const fn reader(self) -> ReaderBlueprint {
-        ReaderBlueprint {
-            format: self.input.format,
-            k_aligned: self.k_aligned,
-            scale_vectors: false,
-            in_parts: true,
-            target: self.target,
-        }
-    }
-
-    /// Rows of `x` of a cube.
-    pub const fn rows(self) -> u32 {
-        8 * self.x_tiles / self.input.terms
-    }
-
-    /// vec8s that a unit of the cube puts into shared memory for a K-block.
-    pub const fn unit_vec8s(self) -> u32 {
-        (8 * self.x_tiles * K_BLOCK_VEC8S).div_ceil(self.planes * 32)
-    }
-
-    /// Rows of the output of a cube.
-    pub const fn outputs(self) -> u32 {
-        let rows = 16 * ROW_TILES * self.planes;
-        if self.gated.is_some() { rows / 2 } else { rows }
-    }
-}
-
-/// The problem of a cube: a matrix and rows of `x`.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct Problem {
-    pub matrix: u32,
-    /// First position in the order of groups, and number of positions.
-    pub start: u32,
-    pub count: u32,
-}
-
-/// How pairs find their rows of `x` and their matrices.
-#[derive(CubeType, CubeLaunch)]
-pub(crate) struct LargeMPairs {
-    /// The pairs, group by group; without it, each row has a pair with every matrix.
-    pub order: ComptimeOption<Box<[u32]>>,
-    /// Matrix, first position and number of positions of each problem; behind as many as the table
-    /// has capacity for, the number of problems.
-    pub problems: ComptimeOption<Box<[u32]>>,
-    /// Factors of gated pairs.
-    pub scores: ComptimeOption<Box<[f32]>>,
-    /// Number of positions; without an order, those of each matrix.
-    pub count: u32,
-    /// Matrices that each row has a pair with, where there is no order.
-    pub groups: u32,
-    /// Pairs that have one row of `x`. A permuted `x` has a row for each position and term.
-    pub per_row: u32,
-    /// The limit of gates.
-    pub limit: f32,
-}
-
-#[cube]
-impl LargeMPairs {
-    /// The pair at a position of a problem.
-    pub fn at(&self, problem: &Problem, position: u32) -> u32 {
-        let mut pair = position * self.groups + problem.matrix;
-        #[comptime]
-        if let ComptimeOption::Some(order) = &self.order {
-            pair = order[position as usize];
-        }
-        pair
-    }
-
-    /// Number of problems, of at most `rows` rows of `x` each.
-    pub fn problem_count(&self, capacity: u32, #[comptime] rows: u32) -> u32 {
-        let mut count = self.count.div_ceil(rows) * self.groups;
-        #[comptime]
-        if let ComptimeOption::Some(problems) = &self.problems {
-            count = min(problems[capacity as usize * 3], capacity);
-        }
-        count
-    }
-
-    /// A problem; one of no rows past the end.
-    pub fn problem(&self, index: u32, capacity: u32, #[comptime] rows: u32) -> Problem {
-        let mut matrix = index % self.groups;
-        let mut start = index / self.groups * rows;
-        let mut count = min(self.count - min(start, self.count), rows);
-        #[comptime]
-        if let ComptimeOption::Some(problems) = &self.problems {
-            let entry = index as usize * 3;
-            count = 0u32;
-            if index < problems[capacity as usize * 3] {
-                matrix = problems[entry];
-                start = problems[entry + 1];
-                count = problems[entry + 2];
-            }
-        }
-        Problem {
-            matrix,
-            start,
-            count,
-        }
-    }
-}
 
 /// Multiplies many rows of `x` by the rows of their matrices: `x · Wᵀ`, or with a gate.
 ///

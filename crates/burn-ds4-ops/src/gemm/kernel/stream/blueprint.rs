@@ -1,9 +1,7 @@
-use super::pipeline::{RING_BYTES, SPREAD_ROWS};
 use crate::caps::Target;
-use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::groups::{GroupsBlueprint, Pairing};
 use crate::gemm::kernel::input::{InputLayout, SCALE_VEC8S};
-use crate::gemm::kernel::weights::{ReaderBlueprint, WeightFormat};
+use crate::gemm::kernel::weights::{K_STEPS, ReaderBlueprint, WeightFormat};
 
 /// How the kernels of the stream schedule are compiled for one problem.
 ///
@@ -55,6 +53,14 @@ pub(crate) struct StreamBlueprint {
     pub target: Target,
 }
 
+/// Vectors of a lane in a K-block.
+pub(super) const LANE_VECTORS: u32 = 2 * K_STEPS;
+/// Vectors of 16 bytes of shared memory in a plane's pipeline.
+pub(super) const RING_VECTORS: u32 = 2 * LANE_VECTORS * 32;
+/// The same in bytes.
+const RING_BYTES: usize = RING_VECTORS as usize * 16;
+/// Rows of `x` in a tile that has all K-steps. A lane has the sums of as many columns.
+pub(super) const SPREAD_ROWS: u32 = 8 / K_STEPS;
 /// Pairs up to which each plane groups them for itself: those that its lanes can hold.
 const PLANE_PAIRS: u32 = 32;
 
@@ -224,7 +230,7 @@ impl StreamBlueprint {
     }
 
     /// Pairs of a group up to which all K-steps of `x` from memory are
-    /// [in one tile](super::pipeline::XColumns::KSteps).
+    /// [in one tile](super::place::XColumns::KSteps).
     pub const fn spread_pairs(self) -> u32 {
         if self.x_rows == 0 {
             SPREAD_ROWS / self.input.terms

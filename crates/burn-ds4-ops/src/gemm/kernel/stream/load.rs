@@ -4,11 +4,11 @@ use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
 use super::pass::Pass;
-use super::pipeline::{LanePlace, Stream};
+use super::pipeline::Stream;
+use super::place::LanePlace;
+use super::rows::scale_index;
 use crate::gemm::kernel::groups::{Groups, Pairing};
-use crate::gemm::kernel::input::{
-    SCALE_VEC8S, ordered_vec8, read_vec8, scale_index, scaled_vec8, vec8_slot,
-};
+use crate::gemm::kernel::input::{SCALE_VEC8S, ordered_vec8, read_vec8, scaled_vec8, vec8_slot};
 use crate::intrinsics::{ballot, modulo};
 
 /// Makes the `x` that a plane multiplies by ready, in registers or in shared memory, and begins to
@@ -133,8 +133,14 @@ fn load_rows<X: Float, N: Size>(
         let from = comptime!(i * blueprint.input.vectors());
         let inside = comptime!(blueprint.k_aligned) || (first_vec8 + vec8) * 8 < columns;
         if comptime!(blueprint.input.f16_input) {
-            let (pairs, scale) =
-                scaled_vec8::<X, N>(&fetched, from, inside, modulo(x_row, terms), blueprint);
+            let (pairs, scale) = scaled_vec8::<X, N>(
+                &fetched,
+                from,
+                inside,
+                modulo(x_row, terms),
+                blueprint.input,
+                blueprint.target,
+            );
             if comptime!(blueprint.fills_units()) || x_row < blueprint.x_rows {
                 x_rows[offset] = pairs;
                 if vec8 % SCALE_VEC8S == 0 {

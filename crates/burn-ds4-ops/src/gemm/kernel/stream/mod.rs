@@ -5,6 +5,9 @@ mod load;
 mod operands;
 mod pass;
 mod pipeline;
+mod place;
+mod row_words;
+mod rows;
 mod sum;
 mod tiles;
 
@@ -12,8 +15,8 @@ use cubecl::prelude::*;
 use cubecl::std::{FastDivmod, FastDivmodExpand};
 
 use super::groups::{Groups, Pairing};
-use super::input::prefetch_rows;
 use pass::TileRange;
+use rows::prefetch_rows;
 use tiles::multiply_tiles_of;
 
 pub(crate) use blueprint::StreamBlueprint;

@@ -1,8 +1,8 @@
 use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
-use crate::gemm::kernel::K_STEPS;
 use crate::gemm::kernel::input::{SCALE_COLUMNS, block_factors, larger_magnitudes, scaled_bf16};
+use crate::gemm::kernel::weights::K_STEPS;
 use crate::intrinsics::plane_value;
 
 /// K-steps of an FP8 block of columns, whose products are scaled together.

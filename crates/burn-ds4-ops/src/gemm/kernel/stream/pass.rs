@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
 use super::blueprint::StreamBlueprint;
-use super::pipeline::{LanePlace, Stream};
+use super::pipeline::Stream;
+use super::place::LanePlace;
 use crate::gemm::kernel::groups::{Groups, Pairing};
 
 /// The tiles that a cube multiplies, of all tiles of all groups.

@@ -1,14 +1,14 @@
 use cubecl::prelude::*;
 
-use super::blueprint::StreamBlueprint;
+use super::blueprint::{LANE_VECTORS, RING_VECTORS, StreamBlueprint};
 use super::operands::{BLOCK_STEPS, XOperands};
-use crate::gemm::kernel::K_STEPS;
+use super::place::{LanePlace, XColumns};
+use super::row_words::{ACCUMULATORS, RowWords, between_columns};
+use super::rows::scale_index;
 use crate::gemm::kernel::epilogue::{add_scaled, unscaled, zero_sums};
-use crate::gemm::kernel::input::{InputLayout, scale_index};
-use crate::gemm::kernel::weights::{WeightFormat, WeightReader, rare_bits, weight_pair};
+use crate::gemm::kernel::weights::{K_STEPS, WeightFormat, WeightReader, rare_bits};
 use crate::intrinsics::{
-    await_copies, ballot, byte, commit_copies, copy_vector, modulo, multiply_tiles, read_ordered,
-    shared_address, shuffle_xor,
+    await_copies, ballot, byte, commit_copies, copy_vector, modulo, read_ordered, shared_address,
 };
 
 /// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
@@ -43,49 +43,6 @@ pub(crate) struct Stream<'a> {
     pub blueprint: StreamBlueprint,
 }
 
-/// Where a lane is in the tiles of a cube.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct LanePlace {
-    /// Its row of a tile.
-    pub row: u32,
-    /// Its plane among those that split K, and which of their groups that is.
-    pub plane: u32,
-    pub plane_group: u32,
-    /// Rows of the output, and how far a lane's upper row is from its lower one: a tile has 16 rows
-    /// of the output, or 8 with their gates.
-    pub outputs: u32,
-    to_high: u32,
-    /// Where its row of `x` starts in shared memory, in vec8s.
-    x_row: usize,
-}
-
-#[cube]
-impl LanePlace {
-    pub fn new(outputs: u32, #[comptime] blueprint: StreamBlueprint) -> LanePlace {
-        let row = UNIT_POS_X / 4;
-        let to_high = if comptime!(blueprint.gated.is_some()) {
-            outputs
-        } else {
-            8u32.runtime()
-        };
-        LanePlace {
-            row,
-            plane: modulo(UNIT_POS_Y, blueprint.planes),
-            plane_group: UNIT_POS_Y / blueprint.planes,
-            outputs,
-            to_high,
-            x_row: (modulo(row, blueprint.x_rows) * comptime!(blueprint.row_pitch())) as usize,
-        }
-    }
-
-    /// Where the lane's partial sums are of tile `tile` of its plane, and of the first tile of `x`.
-    pub fn partial_slot(&self, tile: u32, #[comptime] blueprint: StreamBlueprint) -> u32 {
-        let group = tile * blueprint.plane_groups + self.plane_group;
-        let slot = group * comptime!(blueprint.tile_partials()) + self.plane;
-        slot * comptime!(32 * blueprint.x_tiles()) + UNIT_POS_X
-    }
-}
-
 /// A K-block that was fetched: the lane's first vector in its stage, where its part of `x` and of
 /// the columns starts, and the `x` that was prefetched.
 #[derive(CubeType)]
@@ -96,40 +53,6 @@ pub(super) struct KBlock {
     x_vec8s: Array<Vector<u32, Const<4>>>,
 }
 
-/// What the eight columns of a tile of `x` are, of which each is held by four lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum XColumns {
-    /// Rows, of one K-step at a time.
-    Rows,
-    /// All K-steps of at most [`SPREAD_ROWS`] rows, which most experts have: each K-step has
-    /// columns of its own. So a plane reads all `x` of a K-block at once, before it fetches the
-    /// weights. What it reads later waits for those, because memory answers in order.
-    KSteps,
-}
-
-/// Rows of `x` in a tile that has all K-steps. A lane has the sums of as many columns.
-pub(super) const SPREAD_ROWS: u32 = 8 / K_STEPS;
-
-/// The row of `x` of a lane's column, and the K-step if they are `spread`. The last K-step has the
-/// first columns, where the sums belong.
-#[cube]
-pub(super) fn x_place(spread: bool) -> (u32, u32) {
-    let column = UNIT_POS_X / 4;
-    let k_step = comptime!(K_STEPS - 1) - column / SPREAD_ROWS;
-    (
-        select(spread, column % SPREAD_ROWS, column),
-        select(spread, k_step, 0u32),
-    )
-}
-
-/// Accumulators of a lane for each tile of `x`.
-const ACCUMULATORS: u32 = 3;
-/// Vectors of a lane in a K-block.
-const LANE_VECTORS: u32 = 2 * K_STEPS;
-/// Vectors of 16 bytes of shared memory in a plane's pipeline.
-const RING_VECTORS: u32 = 2 * LANE_VECTORS * 32;
-/// The same in bytes.
-pub(super) const RING_BYTES: usize = RING_VECTORS as usize * 16;
 /// Bytes of all banks of shared memory.
 const BANKS_BYTES: usize = 128;
 
@@ -487,7 +410,7 @@ impl<'a> Stream<'a> {
                     }
                     if comptime!(spread && c + 1 < K_STEPS) {
                         let to_last = comptime!(K_STEPS - 1 - c);
-                        block = self.between_columns(block, to_last);
+                        block = between_columns(block, to_last, self.weights.blueprint.target);
                     }
                     sums[comptime!(of_tile + 2)] = add_scaled(
                         sums[comptime!(of_tile + 2)],
@@ -501,7 +424,11 @@ impl<'a> Stream<'a> {
             } else if comptime!(spread && c + 1 < K_STEPS) {
                 #[unroll]
                 for m in 0..2usize {
-                    sums[m] = self.between_columns(sums[m], comptime!(c ^ (c + 1)));
+                    sums[m] = between_columns(
+                        sums[m],
+                        comptime!(c ^ (c + 1)),
+                        self.weights.blueprint.target,
+                    );
                 }
             }
         }
@@ -516,21 +443,6 @@ impl<'a> Stream<'a> {
             };
         }
         products
-    }
-
-    /// Moves sums from the columns of a K-step to those of another, whose number differs by `mask`.
-    fn between_columns(
-        &self,
-        sums: Vector<f32, Const<4>>,
-        #[comptime] mask: u32,
-    ) -> Vector<f32, Const<4>> {
-        let mut moved = Vector::<f32, Const<4>>::new(0.0f32);
-        #[unroll]
-        for i in 0..4usize {
-            let sum = shuffle_xor(sums.extract(i), mask, self.weights.blueprint.target);
-            moved.insert(i, sum);
-        }
-        moved
     }
 
     /// Undoes the scaling of `x` in the sums of a block of columns by a tile of `x`, by the factors
@@ -575,59 +487,4 @@ fn x_scale(
     #[comptime] blueprint: StreamBlueprint,
 ) -> f32 {
     f32::reinterpret(x[scale_index(x_row, block, blueprint)].extract(0usize))
-}
-
-/// A lane's 16 bytes of two rows of weights, and their scales.
-#[derive(CubeType)]
-struct RowWords {
-    low: Vector<u32, Const<4>>,
-    high: Vector<u32, Const<4>>,
-    low_scale: u32,
-    high_scale: u32,
-}
-
-#[cube]
-impl RowWords {
-    /// Adds the products of a K-step to two alternating accumulators for each tile of `x`, whose
-    /// vec8s are in `columns` from `first` on. `rare` is the slow path: FP4 scales above two, FP8
-    /// codes that are NaN.
-    fn multiply(
-        &self,
-        columns: &Array<Vector<u32, Const<4>>>,
-        #[comptime] first: u32,
-        sums: &mut Array<Vector<f32, Const<4>>>,
-        #[comptime] blueprint: StreamBlueprint,
-        #[comptime] rare: bool,
-    ) {
-        let InputLayout {
-            format, f16_input, ..
-        } = comptime!(blueprint.input);
-        let dtype = comptime!(if f16_input { "f16" } else { "bf16" });
-        #[unroll]
-        for u in 0..comptime!(format.vec8s() as usize) {
-            #[unroll]
-            for m in 0..2usize {
-                let (i, j) = comptime!((2 * m, 2 * m + 1));
-                let low_i = weight_pair(self.low, self.low_scale, u, i, format, f16_input, rare);
-                let high_i = weight_pair(self.high, self.high_scale, u, i, format, f16_input, rare);
-                let low_j = weight_pair(self.low, self.low_scale, u, j, format, f16_input, rare);
-                let high_j = weight_pair(self.high, self.high_scale, u, j, format, f16_input, rare);
-                #[unroll]
-                for tile in 0..comptime!(blueprint.x_tiles() as usize) {
-                    let x = columns[comptime!(first as usize + tile * format.vec8s() as usize + u)];
-                    let sum = comptime!(ACCUMULATORS as usize * tile + m);
-                    sums[sum] = multiply_tiles(
-                        low_i,
-                        high_i,
-                        low_j,
-                        high_j,
-                        x.extract(i),
-                        x.extract(j),
-                        sums[sum],
-                        dtype,
-                    );
-                }
-            }
-        }
-    }
 }

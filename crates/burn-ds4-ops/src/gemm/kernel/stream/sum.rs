@@ -1,12 +1,13 @@
 use cubecl::prelude::*;
 
 use super::blueprint::StreamBlueprint;
-use super::pipeline::{Stream, XColumns, new_ring, x_place};
-use crate::gemm::kernel::K_STEPS;
+use super::pipeline::{Stream, new_ring};
+use super::place::{XColumns, x_place};
+use super::rows::{read_rows, store_rows};
 use crate::gemm::kernel::epilogue::{RowSums, add_terms, lane_rows};
 use crate::gemm::kernel::groups::{Groups, PairSizes};
-use crate::gemm::kernel::input::{padded_columns, read_rows, store_rows};
-use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
+use crate::gemm::kernel::input::padded_columns;
+use crate::gemm::kernel::weights::{K_STEPS, MatrixStack, WeightReader};
 use crate::intrinsics::modulo;
 
 /// Rows of `x` and the matrices of a stack that they are multiplied by.

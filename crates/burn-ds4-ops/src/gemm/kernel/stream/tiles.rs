@@ -4,13 +4,13 @@ use cubecl::std::FastDivmod;
 use super::blueprint::StreamBlueprint;
 use super::load::load_x;
 use super::pass::{Pass, TileRange};
-use super::pipeline::{LanePlace, Stream, new_ring};
-use crate::gemm::kernel::K_STEPS;
+use super::pipeline::{Stream, new_ring};
+use super::place::LanePlace;
 use crate::gemm::kernel::epilogue::{
     Results, RowSums, add_terms, gated_value, lane_rows, zero_sums,
 };
 use crate::gemm::kernel::groups::{Groups, PairSizes, Pairing};
-use crate::gemm::kernel::weights::{MatrixStack, WeightReader};
+use crate::gemm::kernel::weights::{K_STEPS, MatrixStack, WeightReader};
 use crate::intrinsics::modulo;
 
 /// Rows of `x`, the matrices of a stack that they are multiplied by, and where the products go.

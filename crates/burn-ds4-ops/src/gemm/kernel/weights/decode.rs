@@ -1,8 +1,10 @@
 use cubecl::prelude::*;
 
 use crate::gemm::Fp4Layout;
-use crate::gemm::kernel::K_STEPS;
 use crate::intrinsics::{e4m3_to_f16, multiply_pairs};
+
+/// K-steps of a K-block of the small-M kernels. In each, a lane has 16 bytes of each of its rows.
+pub(in crate::gemm::kernel) const K_STEPS: u32 = 4;
 
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

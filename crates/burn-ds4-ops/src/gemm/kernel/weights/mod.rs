@@ -7,10 +7,10 @@ use cubecl::std::FastDivmod;
 
 use crate::caps::Target;
 
-pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 pub(super) use decode::{
-    fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair, rare_bits, weight_pair,
+    K_STEPS, fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair, rare_bits, weight_pair,
 };
+pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 
 /// A stack of matrices in elements of `W`, and its scales; those of floats are not read.
 #[derive(CubeType, CubeLaunch)]

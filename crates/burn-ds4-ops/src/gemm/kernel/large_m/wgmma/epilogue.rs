@@ -2,9 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::{Tile, WgmmaBlueprint, padded};
+use super::blueprint::WgmmaBlueprint;
+use super::tile::{Tile, padded};
 use crate::gemm::kernel::epilogue::swiglu;
-use crate::gemm::kernel::large_m::LargeMPairs;
+use crate::gemm::kernel::large_m::problem::LargeMPairs;
 use crate::intrinsics::pack_bf16;
 use crate::warpgroup::{exchange_words, sum, transpose_tile};
 

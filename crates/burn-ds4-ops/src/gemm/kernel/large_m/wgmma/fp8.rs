@@ -3,10 +3,11 @@
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
+use super::blueprint::{ROW_BYTES, WgmmaBoxes};
 use super::ring::pair_of;
-use super::{BAND, ROW_BYTES, WgmmaBoxes, place_at};
+use super::tile::{BAND, place_at};
 use crate::caps::Target;
-use crate::gemm::kernel::large_m::{LargeMPairs, Problem};
+use crate::gemm::kernel::large_m::problem::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::{pack_bf16, plane_value, shared_address};
 use crate::warpgroup::{

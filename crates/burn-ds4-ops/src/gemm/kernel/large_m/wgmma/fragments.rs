@@ -2,8 +2,9 @@
 
 use cubecl::prelude::*;
 
+use super::blueprint::WgmmaBlueprint;
 use super::ring::{StageRange, Stages, chunk_place};
-use super::{Tile, WgmmaBlueprint};
+use super::tile::Tile;
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
     MatrixStack, ReaderBlueprint, RowPair, WeightReader, fp4_first_factor, fp4_pair,

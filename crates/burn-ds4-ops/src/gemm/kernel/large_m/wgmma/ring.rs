@@ -3,8 +3,9 @@
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
-use super::{ROW_BYTES, Tile, WgmmaBlueprint, WgmmaBoxes, WgmmaRows};
-use crate::gemm::kernel::large_m::{LargeMPairs, Problem};
+use super::blueprint::{ROW_BYTES, WgmmaBlueprint, WgmmaBoxes, WgmmaRows};
+use super::tile::Tile;
+use crate::gemm::kernel::large_m::problem::{LargeMPairs, Problem};
 use crate::gemm::kernel::weights::{MatrixStack, WeightFormat};
 use crate::intrinsics::{copy_vector, shared_address};
 use crate::warpgroup::{Ring, RingBlueprint, WARPGROUP, copy_word, rows_descriptor};

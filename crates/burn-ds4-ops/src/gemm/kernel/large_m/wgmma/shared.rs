@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::WgmmaBlueprint;
+use super::blueprint::WgmmaBlueprint;
 use super::ring::{StageRange, Stages};
 use crate::warpgroup::{
     Ring, arrive, await_products, commit_products, fence_registers, multiply_shared,

@@ -2,13 +2,13 @@
 
 use cubecl::prelude::*;
 
-use crate::gemm::kernel::stream::StreamBlueprint;
+use super::blueprint::StreamBlueprint;
 use crate::intrinsics::prefetch;
 
 /// Begins to bring `rows` rows of `width` columns of `x`, which all cubes will read, to the
 /// second-level cache.
 #[cube]
-pub(in crate::gemm::kernel) fn prefetch_rows<X: Float, N: Size>(
+pub(super) fn prefetch_rows<X: Float, N: Size>(
     x: &[Vector<X, N>],
     rows: u32,
     width: u32,
@@ -33,7 +33,7 @@ pub(in crate::gemm::kernel) fn prefetch_rows<X: Float, N: Size>(
 /// Begins to read this unit's part of `rows` rows of `vec8s` each, which are in the order in which
 /// lanes read them. Shared memory has the capacity for as many rows or more.
 #[cube]
-pub(in crate::gemm::kernel) fn read_rows(
+pub(super) fn read_rows(
     x: &[Vector<u32, Const<4>>],
     rows: u32,
     vec8s: usize,
@@ -57,7 +57,7 @@ pub(in crate::gemm::kernel) fn read_rows(
 
 /// Stores what has been [read](read_rows) in shared memory.
 #[cube]
-pub(in crate::gemm::kernel) fn store_rows(
+pub(super) fn store_rows(
     x_rows: &mut Shared<[Vector<u32, Const<4>>]>,
     read: &Array<Vector<u32, Const<4>>>,
     #[comptime] count: u32,
@@ -72,4 +72,10 @@ pub(in crate::gemm::kernel) fn store_rows(
             x_rows[(row * comptime!(blueprint.row_pitch()) + vec8) as usize] = read[i as usize];
         }
     }
+}
+
+/// The index of the scale of block `block` of a row of `x` in shared memory.
+#[cube]
+pub(super) fn scale_index(x_row: u32, block: u32, #[comptime] blueprint: StreamBlueprint) -> usize {
+    (x_row * comptime!(blueprint.row_pitch()) + comptime!(blueprint.row_vec8s()) + block) as usize
 }
