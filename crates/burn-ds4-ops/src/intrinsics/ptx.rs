@@ -227,7 +227,7 @@ fn multiply_words<E: Float>(
 
 /// Multiplies two pairs of `bf16`, one pair to a word. Needs PTX.
 #[cube]
-pub(crate) fn multiply_pairs(a: u32, b: u32) -> u32 {
+pub(crate) fn multiply_bf16x2(a: u32, b: u32) -> u32 {
     let y: u32;
     let a = i32::reinterpret(a);
     let b = i32::reinterpret(b);

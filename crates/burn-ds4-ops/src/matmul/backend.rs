@@ -4,7 +4,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::FloatDType;
 
 use super::reference;
-use super::tensor_group::TensorGroup;
+use super::tensor_list::TensorList;
 use crate::gemm::INVARIANT_ROWS;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
@@ -44,9 +44,9 @@ pub trait MatmulOps: Backend {
     #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
     fn small_m_matmul_group(
         x: FloatTensor<Self>,
-        #[extension_type] weights: TensorGroup<Self>,
+        #[extension_type] weights: TensorList<Self>,
         dtype: FloatDType,
-    ) -> TensorGroup<Self> {
+    ) -> TensorList<Self> {
         let invariant = x.shape()[0].max(INVARIANT_ROWS);
         weights.map(|weight| Self::small_m_matmul(x.clone(), weight, dtype, invariant))
     }
@@ -91,31 +91,31 @@ impl MatmulOps for burn_cubecl::CubeBackend {
 
     fn small_m_matmul_group(
         x: FloatTensor<Self>,
-        weights: TensorGroup<Self>,
+        weights: TensorList<Self>,
         dtype: FloatDType,
-    ) -> TensorGroup<Self> {
+    ) -> TensorList<Self> {
         let weights = weights.into_vec();
         if weights.is_empty() {
-            return TensorGroup::Zero;
+            return TensorList::Zero;
         }
         let products = super::launch::small_m_matmul_group(x, &weights, dtype.into());
-        TensorGroup::new(products).expect("as many as weights")
+        TensorList::new(products).expect("as many as weights")
     }
 }
 
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]
 pub(crate) mod fusion {
-    use super::super::tensor_group::TensorGroupMetadata;
+    use super::super::tensor_list::TensorListMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::FloatDType;
 
     pub(crate) fn group(
         x: &TensorSpec,
-        weights: &TensorGroupMetadata,
+        weights: &TensorListMetadata,
         dtype: FloatDType,
-    ) -> TensorGroupMetadata {
-        use TensorGroupMetadata as Group;
+    ) -> TensorListMetadata {
+        use TensorListMetadata as Group;
         let of = |weight: &TensorSpec| {
             TensorSpec::new([x.shape[0], weight.shape[0]].into(), dtype.into())
         };

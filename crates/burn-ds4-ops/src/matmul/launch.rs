@@ -4,7 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::gemm::launch::dense::{GroupOutput, MatrixGroup};
+use crate::gemm::launch::dense::{ListOutput, MatrixList};
 use crate::gemm::launch::library::linear;
 use crate::launching::output;
 
@@ -23,7 +23,7 @@ pub(super) fn small_m_matmul(
 ) -> CubeTensor {
     let [rows, _] = x.shape().dims();
     let [height, _] = weight.shape().dims();
-    let group = MatrixGroup::of(&weight);
+    let group = MatrixList::of(&weight);
     let narrow = weight.dtype == DType::F32 && height <= NARROW_HEIGHT && rows <= MAX_NARROW_ROWS;
     if rows > invariant_rows && !narrow && !group.streams(&x) {
         return linear(x, weight, dtype);
@@ -39,8 +39,8 @@ pub(super) fn small_m_matmul_group(
     weights: &[CubeTensor],
     dtype: DType,
 ) -> Vec<CubeTensor> {
-    let results = GroupOutput::new(&x, weights, dtype);
-    let group = MatrixGroup {
+    let results = ListOutput::new(&x, weights, dtype);
+    let group = MatrixList {
         weights,
         starts: &results.starts,
         picks: None,

@@ -9,7 +9,7 @@ mod backend;
 mod launch;
 mod reference;
 mod small_m;
-mod tensor_group;
+mod tensor_list;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -22,10 +22,10 @@ pub(crate) use backend::MatmulOps;
 #[cfg(feature = "fusion")]
 pub(crate) use backend::fusion;
 pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-pub(crate) use small_m::{check, group_products, into_rows, of_shape, output_dtype, tensor_group};
+pub(crate) use small_m::{check, into_rows, list_products, of_shape, output_dtype, tensor_list};
 #[cfg(feature = "fusion")]
-pub(crate) use tensor_group::TensorGroupMetadata;
-pub(crate) use tensor_group::{MAX_GROUP, TensorGroup};
+pub(crate) use tensor_list::TensorListMetadata;
+pub(crate) use tensor_list::{MAX_LIST, TensorList};
 
 /// `lhs · rhs`, for every index of the leading dimensions. Operands in f32 are multiplied and
 /// summed in f32 on every device.

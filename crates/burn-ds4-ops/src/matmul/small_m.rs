@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Tensor};
 
 use super::MatmulOps;
-use super::tensor_group::{MAX_GROUP, TensorGroup};
+use super::tensor_list::{MAX_LIST, TensorList};
 use crate::OpError;
 use crate::gemm::INVARIANT_ROWS;
 use crate::validation::{expect_device, expect_float, expect_shape, invalid};
@@ -130,14 +130,14 @@ pub fn small_m_matmul_group<const D: usize>(
         if rows == 0 || rows > options.invariant_rows || columns == 0 {
             continue;
         }
-        for group in group.chunks(MAX_GROUP) {
+        for group in group.chunks(MAX_LIST) {
             let some: Vec<_> = group.iter().map(|index| weights[*index].clone()).collect();
             let of_group = Dispatch::small_m_matmul_group(
                 into_rows(x.clone()),
-                tensor_group(&some),
+                tensor_list(&some),
                 dtype.into(),
             );
-            for (index, product) in group.iter().zip(group_products(of_group, shape)) {
+            for (index, product) in group.iter().zip(list_products(of_group, shape)) {
                 products[*index] = Some(product);
             }
         }
@@ -149,15 +149,15 @@ pub fn small_m_matmul_group<const D: usize>(
         .collect())
 }
 
-/// Weights, at most [`MAX_GROUP`], as backends take them.
-pub(crate) fn tensor_group(weights: &[Tensor<2>]) -> TensorGroup<Dispatch> {
+/// Weights, at most [`MAX_LIST`], as backends take them.
+pub(crate) fn tensor_list(weights: &[Tensor<2>]) -> TensorList<Dispatch> {
     let weights = weights.iter().cloned().map(Tensor::into_dispatch);
-    TensorGroup::new(weights.collect()).expect("as many as a group may have")
+    TensorList::new(weights.collect()).expect("as many as a group may have")
 }
 
 /// The products with a group for an `x` of shape `shape`.
-pub(crate) fn group_products<const D: usize>(
-    products: TensorGroup<Dispatch>,
+pub(crate) fn list_products<const D: usize>(
+    products: TensorList<Dispatch>,
     shape: [usize; D],
 ) -> Vec<Tensor<D>> {
     let products = products.into_vec().into_iter();

@@ -75,8 +75,8 @@ pub(super) fn gathered<B: QuantOps>(
     sum_slots::<B>(B::float_mask_fill(outputs, padding, 0.0.into()), tokens)
 }
 
-/// Adds the shared expert's output to that of the routed ones, rounded to the dtype of `x`. `shared`
-/// applies it to tokens by their ids and weights; every token has it with weight 1.
+/// Adds the shared expert's output to that of the routed ones, rounded to the dtype of `x`. Every
+/// token has it with weight 1; `shared` applies it to tokens by their ids and weights.
 pub(super) fn add_shared<B: Backend>(
     routed: FloatTensor<B>,
     x: FloatTensor<B>,

@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType, TensorMetadata};
 use burn::tensor::Shape;
 
 use crate::gemm::Fp4Layout;
-use crate::matmul::TensorGroup;
+use crate::matmul::TensorList;
 use crate::reference::ranges;
 
 /// Columns that share one FP4 weight scale.
@@ -18,8 +18,8 @@ pub enum Activations {
     #[default]
     Exact,
     /// They round it to FP8, as the released models do before each product by FP8 or FP4 weights:
-    /// [`fp8_roundtrip`](super::fp8_roundtrip) in blocks of [`FP8_BLOCK`](super::FP8_BLOCK) columns. Experts also round what their second
-    /// matrix takes.
+    /// [`fp8_roundtrip`](super::fp8_roundtrip) in blocks of [`FP8_BLOCK`](super::FP8_BLOCK)
+    /// columns. Experts also round what their second matrix takes.
     ///
     /// Linear maps of many rows of `bf16` by FP8 weights are made by FP8 tensor cores where a
     /// kernel uses them (Hopper): their sums keep about 13 digits of 128 columns before they are
@@ -116,12 +116,12 @@ impl<B: Backend> PackedWeights<B> {
 /// The results of [`quant_linear_group`](super::quant_linear_group), as passed by a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct GroupProducts<B: Backend> {
+pub struct LinearProducts<B: Backend> {
     /// `[rows, out]` of the first packed matrix.
     pub first: FloatTensor<B>,
     /// `[rows, out]` of the second.
     pub second: FloatTensor<B>,
     /// `[rows, out]` of each dense one.
     #[extension_type]
-    pub dense: TensorGroup<B>,
+    pub dense: TensorList<B>,
 }

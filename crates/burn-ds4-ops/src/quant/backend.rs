@@ -3,14 +3,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::FloatDType;
 
-use super::args::{Activations, GroupProducts, PackedWeights};
+use super::args::{Activations, LinearProducts, PackedWeights};
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
 use crate::gemm::FP8_BLOCK;
 #[cfg(feature = "cube")]
 use crate::matmul::INVARIANT_ROWS;
-use crate::matmul::{MatmulOps, TensorGroup};
+use crate::matmul::{MatmulOps, TensorList};
 use crate::roundtrip::SmallFloat;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
@@ -60,14 +60,14 @@ pub trait QuantOps: MatmulOps {
         x: FloatTensor<Self>,
         #[extension_type] first: PackedWeights<Self>,
         #[extension_type] second: PackedWeights<Self>,
-        #[extension_type] dense: TensorGroup<Self>,
+        #[extension_type] dense: TensorList<Self>,
         activations: Activations,
         dtype: FloatDType,
-    ) -> GroupProducts<Self> {
+    ) -> LinearProducts<Self> {
         let dense = Self::small_m_matmul_group(x.clone(), dense, dtype);
         // The rows are rounded once.
         let (x, exact) = (input::<Self>(x, activations), Activations::Exact);
-        GroupProducts {
+        LinearProducts {
             first: Self::quant_linear(x.clone(), first, exact),
             second: Self::quant_linear(x, second, exact),
             dense,
@@ -132,10 +132,10 @@ impl QuantOps for burn_cubecl::CubeBackend {
         x: FloatTensor<Self>,
         first: PackedWeights<Self>,
         second: PackedWeights<Self>,
-        dense: TensorGroup<Self>,
+        dense: TensorList<Self>,
         activations: Activations,
         dtype: FloatDType,
-    ) -> GroupProducts<Self> {
+    ) -> LinearProducts<Self> {
         let packed = [first, second];
         let matrices = || packed.clone().map(Into::into);
         // The products with dense weights are of exact activations.
@@ -151,7 +151,7 @@ impl QuantOps for burn_cubecl::CubeBackend {
         // Each rounds for itself, since what FP8 tensor cores multiply is not rounded rows.
         let [first, second] = pair
             .unwrap_or_else(|| packed.map(|one| Self::quant_linear(x.clone(), one, activations)));
-        GroupProducts {
+        LinearProducts {
             first,
             second,
             dense,
@@ -175,8 +175,8 @@ impl QuantOps for burn_cubecl::CubeBackend {
 /// What fusion has to know about the outputs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
-    use super::super::args::{GroupProductsMetadata, PackedWeightsMetadata};
-    use crate::matmul::TensorGroupMetadata;
+    use super::super::args::{LinearProductsMetadata, PackedWeightsMetadata};
+    use crate::matmul::TensorListMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::FloatDType;
 
@@ -202,10 +202,10 @@ mod fusion {
     pub(super) fn group(
         x: &TensorSpec,
         [first, second]: [&PackedWeightsMetadata; 2],
-        dense: &TensorGroupMetadata,
+        dense: &TensorListMetadata,
         dtype: FloatDType,
-    ) -> GroupProductsMetadata {
-        GroupProductsMetadata {
+    ) -> LinearProductsMetadata {
+        LinearProductsMetadata {
             first: product(x, first),
             second: product(x, second),
             dense: crate::matmul::fusion::group(x, dense, dtype),

@@ -5,25 +5,25 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::args::{Activations, GroupProducts, PackedWeights};
+use super::args::{Activations, LinearProducts, PackedWeights};
 use super::reference;
 use crate::caps::Caps;
 use crate::gemm::kernel::WeightFormat;
-use crate::gemm::launch::dense::{GroupOutput, MatrixGroup};
+use crate::gemm::launch::dense::{ListOutput, MatrixList};
 use crate::gemm::launch::{
     Grouping, LargeM, LargeMTiles, LinearGroup, LinearGroupBlueprint, Portable, Role, SMALL_M_ROWS,
     StreamBlueprint, StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
-use crate::matmul::TensorGroup;
+use crate::matmul::TensorList;
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::launch::{can_round, round};
 
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
-/// Rows that are streamed in parts, at most, and rows of weights for each of which and each part
-/// there must be a multiprocessor. See [`parts`].
+/// Rows that are streamed in micro-batches, at most, and rows of weights for each of which and each
+/// batch there must be a multiprocessor. See [`micro_batches`].
 const MAX_STREAMED_ROWS: usize = 64;
 const STREAMED_HEIGHT: usize = 128;
 
@@ -138,19 +138,19 @@ fn multiply_tiles(
         true => x,
         false => input(x, activations),
     };
-    let Some(parts) = parts(&x, matrices, (rows, tiles)) else {
+    let Some(batches) = micro_batches(&x, matrices, (rows, tiles)) else {
         let (codes, scales) = tiles.is_fp8().then(|| quantize(&x, matrices)).unzip();
         LargeM {
             x_scales: scales.as_ref(),
             pairs: rows,
-            groups,
+            matrix_count: groups,
             dtype: result.dtype,
             ..LargeM::of_rows(codes.as_ref().unwrap_or(&x), matrices, tiles)
         }
         .launch(&result);
         return result;
     };
-    for (first, count, blueprint) in parts {
+    for (first, count, blueprint) in batches {
         let x = aligned(narrow(&x, first * groups, count * groups));
         let [_, width] = result.shape().dims();
         let result = elements_view(&result, first * width, [count, width]);
@@ -160,13 +160,13 @@ fn multiply_tiles(
     result
 }
 
-/// The parts of a small number of rows that are streamed: first row, number of rows and blueprint.
-/// `None` for many rows, or where shared memory is too small.
+/// The micro-batches of a small number of rows that are streamed: first row, number of rows and
+/// blueprint. `None` for many rows, or where shared memory is too small.
 ///
-/// Up to [`SMALL_M_ROWS`] are one part. A large-M product of few more rows has so few cubes for few
-/// outputs that it takes longer than to read the weights once for each part, unless warpgroups
+/// Up to [`SMALL_M_ROWS`] are one. A large-M product of few more rows has so few cubes for few
+/// outputs that it takes longer than to read the weights once for each, unless warpgroups
 /// multiply.
-fn parts(
+fn micro_batches(
     x: &CubeTensor,
     matrices: &Matrices,
     (rows, tiles): (usize, LargeMTiles),
@@ -183,11 +183,11 @@ fn parts(
         return None;
     }
     let firsts = (0..rows).step_by(SMALL_M_ROWS);
-    let parts = firsts.map(|first| {
+    let batches = firsts.map(|first| {
         let count = SMALL_M_ROWS.min(rows - first);
         blueprint(x, matrices, count).map(|blueprint| (first, count, blueprint))
     });
-    parts.collect()
+    batches.collect()
 }
 
 /// Whether it fits is decided for [`SMALL_M_ROWS`] rows.
@@ -265,7 +265,7 @@ pub(super) fn multiply_group(
     matrices: [Matrices; 2],
     weights: &[CubeTensor],
     dtype: DType,
-) -> Option<GroupProducts<CubeBackend>> {
+) -> Option<LinearProducts<CubeBackend>> {
     let [rows, _] = x.shape().dims();
     // With `x` in registers, all planes of a cube multiply one tile, so that they read neighbouring
     // weights. In a shared launch, that pays for a single row as well.
@@ -277,11 +277,11 @@ pub(super) fn multiply_group(
     let blueprint = LinearGroupBlueprint::new(pair, x, weights)?;
     let weights: Vec<_> = weights.iter().cloned().map(into_contiguous).collect();
     let pair = Pair::new(x.clone(), matrices);
-    let results = GroupOutput::new(&pair.x, &weights, dtype);
+    let results = ListOutput::new(&pair.x, &weights, dtype);
     LinearGroup {
         x: &pair.x,
-        pair: pair.problems(blueprint.pair),
-        group: MatrixGroup {
+        packed: pair.problems(blueprint.packed),
+        dense: MatrixList {
             weights: &weights,
             starts: &results.starts,
             picks: None,
@@ -290,10 +290,10 @@ pub(super) fn multiply_group(
     }
     .launch(blueprint);
     let [first, second] = pair.products;
-    Some(GroupProducts {
+    Some(LinearProducts {
         first,
         second,
-        dense: TensorGroup::new(results.into_products(&weights)).expect("as many as weights"),
+        dense: TensorList::new(results.into_products(&weights)).expect("as many as weights"),
     })
 }
 

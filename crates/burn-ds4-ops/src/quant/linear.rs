@@ -8,7 +8,7 @@ use super::args::{Activations, PackedWeights};
 use super::backend::QuantOps;
 use super::weights::Weights;
 use crate::OpError;
-use crate::matmul::{self, INVARIANT_ROWS, MAX_GROUP, SmallMOptions, small_m_matmul_group};
+use crate::matmul::{self, INVARIANT_ROWS, MAX_LIST, SmallMOptions, small_m_matmul_group};
 use crate::validation::{expect_device, expect_float, expect_shape, invalid};
 
 /// Multiplies by one dense or packed matrix: `x · weightsᵀ` over the last dimension of `x`.
@@ -184,7 +184,7 @@ pub fn quant_linear_group<const D: usize>(
     }
     let fits = |weight: &Tensor<2>| weight.dims()[0] > 0 && weight.dtype() == dense[0].dtype();
     let rows: usize = shape[..D - 1].iter().product();
-    let together = if dense.len() > MAX_GROUP || rows > INVARIANT_ROWS || !dense.iter().all(fits) {
+    let together = if dense.len() > MAX_LIST || rows > INVARIANT_ROWS || !dense.iter().all(fits) {
         &[]
     } else {
         dense
@@ -194,13 +194,13 @@ pub fn quant_linear_group<const D: usize>(
         matmul::into_rows(x.clone()),
         first.clone().into(),
         second.clone().into(),
-        matmul::tensor_group(together),
+        matmul::tensor_list(together),
         first.activations(),
         matmul::output_dtype(&x, options).into(),
     );
     let pair = [products.first, products.second];
     let pair = pair.map(|product| matmul::of_shape(product, shape));
-    let mut of_dense = matmul::group_products(products.dense, shape);
+    let mut of_dense = matmul::list_products(products.dense, shape);
     of_dense.extend(small_m_matmul_group(x, apart, options)?);
     Ok((pair, of_dense))
 }

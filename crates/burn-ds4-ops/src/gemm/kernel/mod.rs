@@ -16,7 +16,7 @@ pub(crate) use large_m::{
     WgmmaRowsLaunch, hidden_block, large_m_kernel, permute_kernel, quantize_kernel, sort_kernel,
     sum_slots_kernel, sum_splits_kernel, wgmma_fp8_kernel, wgmma_kernel,
 };
-pub(crate) use linear_group::{GroupProblemLaunch, LinearGroupBlueprint, linear_group_kernel};
+pub(crate) use linear_group::{DenseProblemLaunch, LinearGroupBlueprint, linear_group_kernel};
 pub(crate) use portable::{
     CUBE_X_ROWS, EpilogueLaunch, PLANES as PORTABLE_PLANES, PairsLaunch, PortableBlueprint, Role,
     X_ROWS, portable_kernel,

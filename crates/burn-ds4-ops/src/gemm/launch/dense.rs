@@ -11,7 +11,7 @@ use crate::caps::Caps;
 use crate::gemm::INVARIANT_ROWS;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::kernel::dense::{
-    InputBlueprint, InputLocation, MatrixGroupLaunch, PicksLaunch, RowsBlueprint, TilesBlueprint,
+    InputBlueprint, InputLocation, MatrixListLaunch, PicksLaunch, RowsBlueprint, TilesBlueprint,
     rows_kernel, tiles_kernel,
 };
 use crate::launching::{
@@ -41,12 +41,12 @@ const MAX_X_READS: usize = 32;
 pub(super) const TILE_ROWS: usize = 16;
 /// Elements, to a multiple of which the products with a matrix of a group begin: a view of them
 /// then begins where vectors may.
-const GROUP_ALIGNMENT: usize = 256;
+const LIST_ALIGNMENT: usize = 256;
 
 /// Matrices `[height, columns]` of one dtype, and where in the output the products of all rows of
 /// `x` with each of them begin.
 #[derive(Clone, Copy)]
-pub(crate) struct MatrixGroup<'a> {
+pub(crate) struct MatrixList<'a> {
     pub weights: &'a [CubeTensor],
     pub starts: &'a [usize],
     /// Blocks of rows of the one matrix that every row of `x` has picked for itself, instead of all
@@ -64,20 +64,20 @@ pub(crate) struct PickedBlocks<'a> {
 }
 
 /// Memory for the products `[rows, height]` with each matrix of a group, in one allocation.
-pub(crate) struct GroupOutput {
+pub(crate) struct ListOutput {
     pub all: CubeTensor,
-    /// Where the products with each begin: at a multiple of [`GROUP_ALIGNMENT`].
+    /// Where the products with each begin: at a multiple of [`LIST_ALIGNMENT`].
     pub starts: Vec<usize>,
     rows: usize,
 }
 
-impl GroupOutput {
+impl ListOutput {
     pub fn new(x: &CubeTensor, weights: &[CubeTensor], dtype: DType) -> Self {
         let [rows, _] = x.shape().dims();
         let mut length = 0;
         let starts = weights.iter().map(|weight| {
             let start = length;
-            length += (rows * weight.shape()[0]).next_multiple_of(GROUP_ALIGNMENT);
+            length += (rows * weight.shape()[0]).next_multiple_of(LIST_ALIGNMENT);
             start
         });
         let starts = starts.collect();
@@ -103,7 +103,7 @@ impl GroupOutput {
     }
 }
 
-impl<'a> MatrixGroup<'a> {
+impl<'a> MatrixList<'a> {
     /// All rows of one matrix, whose products are the whole output.
     pub fn of(weight: &'a CubeTensor) -> Self {
         Self {
@@ -141,9 +141,9 @@ impl<'a> MatrixGroup<'a> {
     }
 
     /// The group as a kernel argument, in elements of `W` and tiles of `height` rows.
-    pub(super) fn arg<W: CubePrimitive>(&self, height: usize) -> MatrixGroupLaunch<W> {
+    pub(super) fn arg<W: CubePrimitive>(&self, height: usize) -> MatrixListLaunch<W> {
         let words = self.weights.iter();
-        MatrixGroupLaunch::new(
+        MatrixListLaunch::new(
             words.map(|words| words.clone().into_buffer_arg()).collect(),
             self.heights().map(|rows| rows as u32).collect(),
             self.starts.iter().copied().collect(),
@@ -162,7 +162,7 @@ impl<'a> MatrixGroup<'a> {
     /// Multiplies the matrices by a small number of rows of `x`, in one launch.
     pub fn launch(&self, x: CubeTensor, result: &CubeTensor) {
         let weights: Vec<_> = self.weights.iter().cloned().map(into_contiguous).collect();
-        let group = MatrixGroup {
+        let group = MatrixList {
             weights: &weights,
             ..*self
         };
@@ -172,7 +172,7 @@ impl<'a> MatrixGroup<'a> {
         } else if let Some(blueprint) = group.tiles_blueprint(&x, rows) {
             group.launch_tiles(aligned(x), blueprint, result);
         } else {
-            group.launch_in_parts(x, result);
+            group.launch_micro_batches(x, result);
         }
     }
 
@@ -183,7 +183,7 @@ impl<'a> MatrixGroup<'a> {
 
     /// Multiplies some rows at a time, where shared memory lacks the capacity for the partials of
     /// all.
-    fn launch_in_parts(&self, x: CubeTensor, result: &CubeTensor) {
+    fn launch_micro_batches(&self, x: CubeTensor, result: &CubeTensor) {
         let [rows, _] = x.shape().dims();
         for first in (0..rows).step_by(INVARIANT_ROWS) {
             let count = INVARIANT_ROWS.min(rows - first);
@@ -193,7 +193,7 @@ impl<'a> MatrixGroup<'a> {
                 .collect();
             // The rows of `x` of a part have picks of their own.
             assert!(self.picks.is_none(), "picks are multiplied at once");
-            let group = MatrixGroup {
+            let group = MatrixList {
                 starts: &starts,
                 ..*self
             };
@@ -220,7 +220,7 @@ impl<'a> MatrixGroup<'a> {
         };
         let f16_weights = weight.dtype == DType::F16;
         let planes = k_blocks.min(SPLIT_K_PLANES) as u32;
-        let blueprint = |(location, plane_groups, stages)| TilesBlueprint {
+        let blueprint = |(location, concurrent_tiles, stages)| TilesBlueprint {
             f16_weights,
             weight_terms: if f16_weights && !direct { 2 } else { 1 },
             input: InputBlueprint {
@@ -229,27 +229,27 @@ impl<'a> MatrixGroup<'a> {
                 location,
                 shared_rows: rows.next_power_of_two() as u32,
                 row_vec8s: (columns / 8) as u32,
-                cube_units: 32 * planes * plane_groups,
+                cube_units: 32 * planes * concurrent_tiles,
                 k_aligned: columns.is_multiple_of(k_block),
             },
             planes,
-            plane_groups,
+            concurrent_tiles,
             stages,
             target: caps.target,
         };
-        let plane_groups = (PROCESSOR_PLANES / planes).max(1);
-        let half = plane_groups.div_ceil(2);
+        let concurrent_tiles = (PROCESSOR_PLANES / planes).max(1);
+        let half = concurrent_tiles.div_ceil(2);
         // That `x` comes from shared memory matters most; then, that enough weights are in flight;
         // then, the number of planes.
         let terms_shared = [
-            (InputLocation::SharedTerms, plane_groups, 2),
+            (InputLocation::SharedTerms, concurrent_tiles, 2),
             (InputLocation::SharedTerms, half, 2),
         ];
         let preferences = [
-            (InputLocation::Shared, plane_groups, 2),
+            (InputLocation::Shared, concurrent_tiles, 2),
             (InputLocation::Shared, half, 3),
             (InputLocation::Shared, half, 2),
-            (InputLocation::Global, plane_groups, 2),
+            (InputLocation::Global, concurrent_tiles, 2),
             (InputLocation::Global, half, 2),
             (InputLocation::Global, 1, 2),
         ];
@@ -369,9 +369,9 @@ pub(crate) fn product_of_picks(
     let blocks = into_contiguous(picks);
     let result = output(&x, [rows, count * height], DType::F32);
     let blocks = &blocks;
-    let group = MatrixGroup {
+    let group = MatrixList {
         picks: Some(PickedBlocks { blocks, height }),
-        ..MatrixGroup::of(&weight)
+        ..MatrixList::of(&weight)
     };
     group.launch(x, &result);
     result

@@ -50,7 +50,7 @@ impl CubeDivision {
             None => first.tiles().div_ceil(self.cubes - self.second_cubes),
         };
         let of_plane = |problem: &StreamProblem<'_>, tiles: usize| {
-            tiles.div_ceil(problem.blueprint.plane_groups as usize)
+            tiles.div_ceil(problem.blueprint.concurrent_tiles as usize)
         };
         let rest = match self.group_cubes {
             Some(own) => self.cubes - own * first.groups(),

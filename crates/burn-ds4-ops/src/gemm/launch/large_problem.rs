@@ -31,7 +31,7 @@ pub(crate) struct LargeM<'a> {
     /// Where they are not sorted, those of each matrix.
     pub pairs: usize,
     /// Matrices that each row has a pair with, where they are not sorted.
-    pub groups: usize,
+    pub matrix_count: usize,
     pub pairs_per_row: usize,
     pub tiles: LargeMTiles,
     /// The dtype of the rows of `x`, which gated results are rounded to. A permuted `x` consists of
@@ -52,7 +52,7 @@ impl<'a> LargeM<'a> {
             gated: None,
             permuted: false,
             pairs: x.meta.shape()[0],
-            groups: 1,
+            matrix_count: 1,
             pairs_per_row: 1,
             tiles,
             dtype: x.dtype,
@@ -69,7 +69,7 @@ impl<'a> LargeM<'a> {
     pub(super) fn problems(&self, rows: usize) -> usize {
         match self.sorted {
             Some(sorted) => sorted.max_problems,
-            None => self.pairs.div_ceil(rows) * self.groups,
+            None => self.pairs.div_ceil(rows) * self.matrix_count,
         }
     }
 
@@ -80,7 +80,7 @@ impl<'a> LargeM<'a> {
             optional(self.sorted.map(|sorted| &sorted.problems)),
             optional(self.scores),
             self.pairs as u32,
-            self.groups as u32,
+            self.matrix_count as u32,
             self.pairs_per_row as u32,
             self.limit as f32,
         )

@@ -3,12 +3,12 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::dense::{MatrixGroup, TILE_ROWS};
+use super::dense::{MatrixList, TILE_ROWS};
 use super::division::CubeDivision;
 use super::problem::{F16_INPUT_WORK, StreamProblem};
 use crate::caps::Caps;
 use crate::gemm::kernel::{
-    GroupProblemLaunch, LinearGroupBlueprint, StreamBlueprint, linear_group_kernel,
+    DenseProblemLaunch, LinearGroupBlueprint, StreamBlueprint, linear_group_kernel,
 };
 
 /// Rows of `x` of a launch, at most. More of 4096 columns do not fit, and others were not measured.
@@ -21,31 +21,31 @@ impl LinearGroupBlueprint {
     /// The blueprint for the rows of `x` and weights of one dtype. `None` where there are too many
     /// rows, the weights alone have another kernel, the two parts need different numbers of planes,
     /// or shared memory is too small for both.
-    pub fn new(pair: StreamBlueprint, x: &CubeTensor, weights: &[CubeTensor]) -> Option<Self> {
+    pub fn new(packed: StreamBlueprint, x: &CubeTensor, weights: &[CubeTensor]) -> Option<Self> {
         let caps = Caps::of(&x.client);
         let [rows, _] = x.shape().dims();
-        let group = MatrixGroup::of(weights.first()?);
+        let list = MatrixList::of(weights.first()?);
         let own = Self {
-            pair: StreamBlueprint {
+            packed: StreamBlueprint {
                 partial_tiles: 1,
-                ..pair
+                ..packed
             },
-            group: group
+            dense: list
                 .tiles_blueprint(x, rows)
-                .filter(|_| group.has_tiles(x))?,
+                .filter(|_| list.has_tiles(x))?,
         };
         let alike = rows <= MAX_ROWS
-            && own.pair.cube_planes == own.group.cube_planes()
-            && own.group.ring_bytes() <= own.pair.ring_bytes();
+            && own.packed.cube_planes == own.dense.cube_planes()
+            && own.dense.ring_bytes() <= own.packed.ring_bytes();
         (alike && caps.fits_shared(own.shared_bytes())).then_some(own)
     }
 
-    /// The same with partials of as many as `tiles` tiles of the pair, if they fit.
+    /// The same with partials of as many as `tiles` packed tiles, if they fit.
     fn with_partials_of(self, tiles: usize, caps: &Caps) -> Self {
         let with = |partial_tiles| Self {
-            pair: StreamBlueprint {
+            packed: StreamBlueprint {
                 partial_tiles,
-                ..self.pair
+                ..self.packed
             },
             ..self
         };
@@ -55,34 +55,38 @@ impl LinearGroupBlueprint {
     }
 }
 
-/// A pair of packed matrices and a group of dense ones, which are multiplied by the same rows.
+/// Two packed matrices and some dense ones, which are multiplied by the same rows.
 pub(crate) struct LinearGroup<'a> {
     /// Contiguous rows.
     pub x: &'a CubeTensor,
-    /// Without ids and gates, by the blueprint's pair.
-    pub pair: [StreamProblem<'a>; 2],
+    /// Without ids and gates, by the blueprint's packed part.
+    pub packed: [StreamProblem<'a>; 2],
     /// Contiguous weights.
-    pub group: MatrixGroup<'a>,
-    /// The products with the group.
+    pub dense: MatrixList<'a>,
+    /// The products with the dense ones.
     pub output: &'a CubeTensor,
 }
 
 impl LinearGroup<'_> {
-    /// How many of `cubes` have the pair: as many as leave the busiest cube the least work.
-    fn pair_cubes(&self, cubes: usize) -> usize {
+    /// How many of `cubes` have the packed matrices: as many as leave the busiest cube the least
+    /// work.
+    fn packed_cubes(&self, cubes: usize) -> usize {
         let [_, columns] = self.x.shape().dims();
-        let pair_tiles: usize = self.pair.iter().map(StreamProblem::tiles).sum();
-        let pair_work: f64 = self.pair.iter().map(StreamProblem::work).sum();
-        let group_tiles = self.group.tiles(TILE_ROWS);
-        let vectors = TILE_ROWS * columns * self.group.weights[0].elem_size() / 16;
-        let tile_work = [pair_work / pair_tiles as f64, vectors as f64 * DENSE_WORK];
-        let least = self.pair.len();
-        let work = |pair_cubes: &usize| {
-            let own = pair_tiles.div_ceil(*pair_cubes) as f64 * tile_work[0];
-            let rest = group_tiles.div_ceil(cubes - pair_cubes) as f64 * tile_work[1];
+        let packed_tiles: usize = self.packed.iter().map(StreamProblem::tiles).sum();
+        let packed_work: f64 = self.packed.iter().map(StreamProblem::work).sum();
+        let dense_tiles = self.dense.tiles(TILE_ROWS);
+        let vectors = TILE_ROWS * columns * self.dense.weights[0].elem_size() / 16;
+        let tile_work = [
+            packed_work / packed_tiles as f64,
+            vectors as f64 * DENSE_WORK,
+        ];
+        let least = self.packed.len();
+        let work = |packed_cubes: &usize| {
+            let own = packed_tiles.div_ceil(*packed_cubes) as f64 * tile_work[0];
+            let rest = dense_tiles.div_ceil(cubes - packed_cubes) as f64 * tile_work[1];
             (own.max(rest), own + rest)
         };
-        let choices = (least..cubes).map(|pair_cubes| (work(&pair_cubes), pair_cubes));
+        let choices = (least..cubes).map(|packed_cubes| (work(&packed_cubes), packed_cubes));
         let (_, best) = choices
             .min_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)))
             .unwrap_or(((0.0, 0.0), least));
@@ -93,23 +97,23 @@ impl LinearGroup<'_> {
     pub fn launch(&self, blueprint: LinearGroupBlueprint) {
         let client = self.x.client.clone();
         let caps = Caps::of(&client);
-        // One for each of the pair and for the group, whatever the device has.
-        let cubes = (caps.processors as usize).max(self.pair.len() + 1);
-        let [first, second] = &self.pair;
-        let division = CubeDivision::new(first, Some(second), self.pair_cubes(cubes));
+        // One for each packed matrix and for the dense ones, whatever the device has.
+        let cubes = (caps.processors as usize).max(self.packed.len() + 1);
+        let [first, second] = &self.packed;
+        let division = CubeDivision::new(first, Some(second), self.packed_cubes(cubes));
         let tiles = division.plane_tiles(first, Some(second));
         let blueprint = blueprint.with_partials_of(tiles[0].max(tiles[1]), &caps);
-        let group_tiles = self.group.tiles(TILE_ROWS);
-        let cubes = cubes.min(division.cubes + group_tiles);
+        let dense_tiles = self.dense.tiles(TILE_ROWS);
+        let cubes = cubes.min(division.cubes + dense_tiles);
         let size = 16 / self.x.elem_size();
         let dtypes = [self.x.dtype, self.output.dtype].map(dtype_to_storage_type);
         // SAFETY: rows and columns past the end are read as others, and not used; writes are within
-        // the outputs and `[rows, height]` of each matrix of the group.
+        // the outputs and `[rows, height]` of each dense matrix.
         unsafe {
             linear_group_kernel::launch_unchecked(
                 &client,
                 CubeCount::Static(cubes as u32, 1, 1),
-                blueprint.pair.cube_dim(),
+                blueprint.packed.cube_dim(),
                 // Offsets in shared memory that are as wide as addresses are part of the
                 // instructions.
                 AddressType::U64,
@@ -119,8 +123,8 @@ impl LinearGroup<'_> {
                 first.arg(),
                 Some(second.arg()).into(),
                 division.arg(first),
-                GroupProblemLaunch::new(
-                    self.group.arg(TILE_ROWS),
+                DenseProblemLaunch::new(
+                    self.dense.arg(TILE_ROWS),
                     self.output.clone().into_buffer_arg(),
                 ),
                 blueprint,

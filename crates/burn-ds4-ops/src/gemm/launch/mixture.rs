@@ -59,7 +59,7 @@ impl Mixture {
             let rows = XRows {
                 rows: tokens,
                 slots,
-                in_parts: false,
+                reloads: false,
             };
             StreamBlueprint::of_rows(dtype, gate_up, rows, (caps, budget)).gated(down.format)
         };

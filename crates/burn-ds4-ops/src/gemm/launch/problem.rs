@@ -73,7 +73,7 @@ impl<'a> StreamProblem<'a> {
     /// planes of some would have more tiles than if all tiles were divided equally.
     pub(super) fn group_cubes(&self, cubes: usize) -> Option<usize> {
         let (groups, tiles) = (self.groups(), self.matrix_tiles());
-        let of_plane = |tiles: usize| tiles.div_ceil(self.blueprint.plane_groups as usize);
+        let of_plane = |tiles: usize| tiles.div_ceil(self.blueprint.concurrent_tiles as usize);
         let own = cubes / groups.max(1);
         let pays = groups > 1
             && own > 0

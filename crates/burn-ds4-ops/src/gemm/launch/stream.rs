@@ -29,7 +29,7 @@ pub(super) struct XRows {
     pub slots: Option<usize>,
     /// Whether their columns may come to shared memory in parts, for each of a cube's tiles anew:
     /// where there are few tiles to a cube.
-    pub in_parts: bool,
+    pub reloads: bool,
 }
 
 /// How a cube divides its shared memory.
@@ -65,7 +65,7 @@ impl StreamBlueprint {
             let rows = XRows {
                 rows,
                 slots: None,
-                in_parts: true,
+                reloads: true,
             };
             let own = Self::of_rows(dtype, matrices, rows, (caps, budget));
             own.with_operands(rows.rows, caps).unwrap_or(own)
@@ -82,12 +82,12 @@ impl StreamBlueprint {
         XRows {
             rows,
             slots,
-            in_parts,
+            reloads,
         }: XRows,
         (caps, budget): (&Caps, &Budget),
     ) -> Self {
         let split = Self::split(dtype, matrices, SPLIT_K_PLANES, (caps, budget.planes));
-        let partial_tiles = budget.partials as u32 / (split.planes * split.plane_groups);
+        let partial_tiles = budget.partials as u32 / (split.planes * split.concurrent_tiles);
         let with = |x_rows, x_k_blocks| {
             let with = |partial_tiles: u32| Self {
                 pairs: small_pairs(rows * slots.unwrap_or(0)),
@@ -111,7 +111,7 @@ impl StreamBlueprint {
         let least = split.input.terms;
         let most = rows.next_power_of_two() as u32 * least;
         let all = split.plane_k_blocks;
-        let parts = if in_parts { all } else { 1 };
+        let parts = if reloads { all } else { 1 };
         // Few pairs have the same expert.
         let tiles = if slots.is_some() { 1 } else { MAX_X_TILES };
         let most = most.min(tiles * X_TILE_ROWS);
@@ -134,14 +134,15 @@ impl StreamBlueprint {
     /// left, each of which reads all of `x`.
     fn with_operands(self, rows: usize, caps: &Caps) -> Option<Self> {
         let divides = |groups: &u32| {
-            self.plane_groups.is_multiple_of(*groups) && self.plane_k_blocks.is_multiple_of(*groups)
+            self.concurrent_tiles.is_multiple_of(*groups)
+                && self.plane_k_blocks.is_multiple_of(*groups)
         };
-        let merged = (1..=self.plane_groups).rev().find(divides)?;
+        let merged = (1..=self.concurrent_tiles).rev().find(divides)?;
         let possible = rows > 1
             && self.input.f16_input
             && self.input.terms == 1
             && self.k_aligned
-            && self.plane_groups / merged <= MAX_X_READS;
+            && self.concurrent_tiles / merged <= MAX_X_READS;
         let with = |partial_tiles| Self {
             x_in_registers: true,
             x_rows: (rows as u32)
@@ -150,7 +151,7 @@ impl StreamBlueprint {
             x_k_blocks: 1,
             planes: self.planes * merged,
             plane_k_blocks: self.plane_k_blocks / merged,
-            plane_groups: self.plane_groups / merged,
+            concurrent_tiles: self.concurrent_tiles / merged,
             partial_tiles,
             ..self
         };
@@ -170,7 +171,7 @@ impl StreamBlueprint {
         let k_blocks = matrices.columns.div_ceil(k_block);
         let plane_k_blocks = k_blocks.div_ceil(most.min(cube_planes));
         let planes = k_blocks.div_ceil(plane_k_blocks);
-        let plane_groups = cube_planes / planes;
+        let concurrent_tiles = cube_planes / planes;
         Self {
             input: InputLayout {
                 format: matrices.format,
@@ -187,8 +188,8 @@ impl StreamBlueprint {
             k_splits: planes as u32,
             planes: planes as u32,
             plane_k_blocks: plane_k_blocks as u32,
-            plane_groups: plane_groups as u32,
-            cube_planes: (planes * plane_groups) as u32,
+            concurrent_tiles: concurrent_tiles as u32,
+            cube_planes: (planes * concurrent_tiles) as u32,
             partial_tiles: 0,
             k_aligned: matrices.columns == planes * plane_k_blocks * k_block,
             scale_vectors: matrices.has_scale_vectors(),

@@ -101,8 +101,8 @@ fn fits(client: &Client, weights: WeightFormat) -> bool {
 }
 
 /// Stages that fit into shared memory, at most as many as are of use.
-fn stages(client: &Client, operands: WgmmaOperands, groups: u32, columns: u32) -> usize {
-    stages_of(client, operands.stage_bytes(groups, columns))
+fn stages(client: &Client, operands: WgmmaOperands, warpgroups: u32, columns: u32) -> usize {
+    stages_of(client, operands.stage_bytes(warpgroups, columns))
 }
 
 /// The same for stages of so many bytes.
@@ -254,12 +254,12 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     // Decoding for few rows of `x` takes longer than the products, and more planes to hide its
     // latencies.
     let decoding = product.sorted.is_some() && columns <= MAX_COLUMNS / 2;
-    let groups = 2 + u32::from(decoding && matrices.format.is_fp4());
+    let warpgroups = 2 + u32::from(decoding && matrices.format.is_fp4());
     let mut blueprint = WgmmaBlueprint {
         operands,
-        groups,
+        warpgroups,
         columns: columns as u32,
-        stages: stages(&client, operands, groups, columns as u32) as u32,
+        stages: stages(&client, operands, warpgroups, columns as u32) as u32,
         gated: product.gated,
         sorted: product.sorted.is_some(),
         by_position: product.permuted,
@@ -307,7 +307,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             address_type([x, &matrices.words, written]),
             size,
             WgmmaBoxesLaunch::new(
-                x_boxes(x, columns, product.groups),
+                x_boxes(x, columns, product.matrix_count),
                 row_boxes(
                     matrices,
                     (blueprint.rows() / blueprint.weight_boxes()) as usize,
@@ -352,7 +352,7 @@ pub(super) fn launch_fp8(product: &LargeM<'_>, result: &CubeTensor) {
             address_type([x, &matrices.words, result]),
             if blueprint.vectors { 8 } else { 1 },
             WgmmaBoxesLaunch::new(
-                x_boxes(x, tile, product.groups),
+                x_boxes(x, tile, product.matrix_count),
                 row_boxes(matrices, tile, SWIZZLED_WORDS),
             ),
             x_scales.clone().into_buffer_arg(),
@@ -387,14 +387,14 @@ fn sum_splits(partials: &CubeTensor, splits: usize, result: &CubeTensor) {
     }
 }
 
-/// The rows of `x` of each of `groups` matrices in words, in boxes of `columns` rows.
-fn x_boxes(x: &CubeTensor, columns: usize, groups: usize) -> TensorMapArg<Tiled> {
+/// The rows of `x` of each of `matrix_count` matrices in words, in boxes of `columns` rows.
+fn x_boxes(x: &CubeTensor, columns: usize, matrix_count: usize) -> TensorMapArg<Tiled> {
     let words = |elements: usize| elements * x.elem_size() / 4;
     let ([rows, width], stride) = (x.shape().dims(), words(x.meta.strides()[0]));
     boxes(
         x,
-        shape![rows / groups, groups, words(width)],
-        strides![groups * stride, stride, 1],
+        shape![rows / matrix_count, matrix_count, words(width)],
+        strides![matrix_count * stride, stride, 1],
         shape![columns, 1, SWIZZLED_WORDS],
     )
 }

@@ -105,7 +105,7 @@ mod tests {
             k_splits: 3,
             planes: 3,
             plane_k_blocks: 2,
-            plane_groups: cube_planes / 3,
+            concurrent_tiles: cube_planes / 3,
             cube_planes,
             partial_tiles: 1,
             k_aligned: true,

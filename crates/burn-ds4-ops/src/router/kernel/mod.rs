@@ -1,6 +1,7 @@
 //! The router's kernels. No Burn type enters.
 
 mod activation;
+mod best;
 mod dense;
 mod hash;
 mod select;

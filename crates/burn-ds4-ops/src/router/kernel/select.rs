@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
 use super::activation::{EPSILON, biased_score, element, sqrt_softplus};
+use super::best::{BestScores, Ranks};
 use crate::caps::Target;
 use crate::intrinsics::{
     group_ballot, group_max, group_sum, modulo, not_nan, reciprocal, sync_group,
@@ -119,62 +120,6 @@ struct RouterRow<'a, 'b, F: Float, N: Size> {
     none: f32,
     #[cube(comptime)]
     blueprint: SelectBlueprint,
-}
-
-/// A lane's best scores in descending order, and how many were taken from the list.
-#[derive(CubeType)]
-struct BestScores {
-    scores: Array<f32>,
-    /// The last score that was taken.
-    last: f32,
-    /// How many scores equal to it were taken.
-    taken: u32,
-    /// Whether the lane's part has no elements after the list.
-    exhausted: bool,
-}
-
-/// The ranks whose ids a lane looks up.
-#[derive(CubeType)]
-struct Ranks {
-    scores: Array<f32>,
-    /// Lane whose part the score is from.
-    owners: Array<u32>,
-    /// Number of earlier ranks with the same score.
-    equals: Array<u32>,
-    ids: Array<u32>,
-}
-
-#[cube]
-impl BestScores {
-    /// Inserts a score in order and drops the last one.
-    fn insert(&mut self, score: f32, #[comptime] depth: u32) {
-        let mut rest = score;
-        #[unroll]
-        for d in 0..depth {
-            let current = self.scores[d as usize];
-            self.scores[d as usize] = max(current, rest);
-            rest = min(current, rest);
-        }
-    }
-
-    fn clear(&mut self, none: f32, #[comptime] depth: u32) {
-        #[unroll]
-        for d in 0..depth {
-            self.scores[d as usize] = none;
-        }
-    }
-
-    /// Takes the first score from the list.
-    fn pop(&mut self, none: f32, #[comptime] depth: u32) {
-        let score = self.scores[0];
-        self.taken = select(score == self.last, self.taken + 1, 1u32);
-        self.last = score;
-        #[unroll]
-        for d in 1..depth {
-            self.scores[comptime!(d as usize - 1)] = self.scores[d as usize];
-        }
-        self.scores[comptime!(depth as usize - 1)] = none;
-    }
 }
 
 #[cube]

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::tile_rows::{MatrixGroup, TileRows};
+use super::tile_rows::{MatrixList, TileRows};
 use crate::caps::Target;
 use crate::intrinsics::{group_sum, modulo};
 
@@ -33,7 +33,7 @@ pub(crate) fn rows_kernel<X: Float, W: Float, Y: Float, N: Size>(
     x_vectors: usize,
     rows: u32,
     vectors: u32,
-    group: &MatrixGroup<Vector<W, N>>,
+    group: &MatrixList<Vector<W, N>>,
     output: &mut [Y],
     #[comptime] blueprint: RowsBlueprint,
     #[define(X, W, Y)] _dtypes: [ElemType; 3],

@@ -2,7 +2,7 @@ use cubecl::prelude::*;
 
 /// Matrices of one number of columns, in elements of `W`, and where the products with them go.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct MatrixGroup<W: CubePrimitive> {
+pub(crate) struct MatrixList<W: CubePrimitive> {
     pub words: Sequence<Box<[W]>>,
     /// Their numbers of rows.
     pub heights: Sequence<u32>,
@@ -72,7 +72,7 @@ impl TileRows {
     pub fn new<W: CubePrimitive>(
         tile: u32,
         block: i32,
-        group: &MatrixGroup<W>,
+        group: &MatrixList<W>,
         #[comptime] height: u32,
     ) -> TileRows {
         let mut tile_rows = TileRows {
@@ -91,7 +91,7 @@ impl TileRows {
         &mut self,
         tile: u32,
         block: i32,
-        group: &MatrixGroup<W>,
+        group: &MatrixList<W>,
         #[comptime] height: u32,
     ) {
         let picks = &group.picks;
@@ -127,7 +127,7 @@ impl TileRows {
         x_row: u32,
         rows: u32,
         row: u32,
-        group: &MatrixGroup<W>,
+        group: &MatrixList<W>,
     ) -> bool {
         if comptime!(group.picks.blocks.len() == 1) {
             x_row == self.x_row && row < self.rows
@@ -142,7 +142,7 @@ impl TileRows {
         &self,
         x_row: u32,
         row: u32,
-        group: &MatrixGroup<W>,
+        group: &MatrixList<W>,
     ) -> usize {
         let picks = &group.picks;
         let starts = &group.starts;

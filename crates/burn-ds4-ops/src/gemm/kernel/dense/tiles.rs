@@ -4,7 +4,7 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::input::{InputBlueprint, InputRows};
-use super::tile_rows::{MatrixGroup, TileRows};
+use super::tile_rows::{MatrixList, TileRows};
 use crate::caps::Target;
 use crate::gemm::kernel::epilogue::zero_sums;
 use crate::gemm::kernel::weights::{K_STEPS, WeightFormat};
@@ -35,7 +35,7 @@ pub(crate) struct TilesBlueprint {
     pub input: InputBlueprint,
     /// Planes that split K of a tile, and groups of such planes in a cube.
     pub planes: u32,
-    pub plane_groups: u32,
+    pub concurrent_tiles: u32,
     /// Stages of the pipeline of a plane.
     pub stages: u32,
     pub target: Target,
@@ -44,7 +44,7 @@ pub(crate) struct TilesBlueprint {
 impl TilesBlueprint {
     /// Planes of a cube.
     pub const fn cube_planes(self) -> u32 {
-        self.planes * self.plane_groups
+        self.planes * self.concurrent_tiles
     }
 
     /// Vectors of shared memory for the pipelines of all planes.
@@ -101,7 +101,7 @@ impl Cursor {
         tile: u32,
         stride: u32,
         plane: u32,
-        group: &MatrixGroup<Vector<u32, Const<4>>>,
+        group: &MatrixList<Vector<u32, Const<4>>>,
     ) -> Cursor {
         let block = group.picks.read(tile, 16u32);
         let next_block = group.picks.read(tile + stride, 16u32);
@@ -120,7 +120,7 @@ impl Cursor {
         &mut self,
         ring: &mut Shared<[Vector<u32, Const<4>>]>,
         stage: u32,
-        group: &MatrixGroup<Vector<u32, Const<4>>>,
+        group: &MatrixList<Vector<u32, Const<4>>>,
         vectors: u32,
         plane: u32,
         k_blocks: u32,
@@ -188,7 +188,7 @@ pub(crate) fn tiles_kernel<X: Float, Y: Float, N: Size>(
     x_vectors: usize,
     rows: u32,
     columns: u32,
-    group: &MatrixGroup<Vector<u32, Const<4>>>,
+    group: &MatrixList<Vector<u32, Const<4>>>,
     output: &mut [Y],
     #[comptime] blueprint: TilesBlueprint,
     #[define(X, Y)] _dtypes: [ElemType; 2],
@@ -217,7 +217,7 @@ pub(in crate::gemm::kernel) struct CubeRange {
 #[cube]
 pub(in crate::gemm::kernel) fn multiply_group<X: Float, Y: Float, N: Size>(
     input: &mut InputRows<'_, X, N>,
-    group: &MatrixGroup<Vector<u32, Const<4>>>,
+    group: &MatrixList<Vector<u32, Const<4>>>,
     output: &mut [Y],
     ring: &mut Shared<[Vector<u32, Const<4>>]>,
     cubes: CubeRange,
@@ -226,21 +226,21 @@ pub(in crate::gemm::kernel) fn multiply_group<X: Float, Y: Float, N: Size>(
     let (rows, columns) = (input.rows, input.columns);
     let lane_row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
-    let (planes, plane_groups) = comptime!((blueprint.planes, blueprint.plane_groups));
+    let (planes, concurrent_tiles) = comptime!((blueprint.planes, blueprint.concurrent_tiles));
     let (stages, x_tiles) = comptime!((blueprint.stages, blueprint.input.x_tiles));
     let plane = modulo(UNIT_POS_Y, planes);
-    let plane_group = UNIT_POS_Y / planes;
+    let concurrent_tile = UNIT_POS_Y / planes;
     let vectors = columns / 8;
     let k_blocks = (columns + comptime!(COLUMNS - 1)) / COLUMNS;
     let mut partials = Shared::<[f32]>::new_slice(comptime!(
-        (plane_groups * 2 * planes * x_tiles * 128) as usize
+        (concurrent_tiles * 2 * planes * x_tiles * 128) as usize
     ));
     // Fetch `x` first, because all planes wait for it, and then the weights.
     input.fetch();
 
     let first_stage = UNIT_POS_Y * comptime!(stages * STAGE_VECTORS);
-    let first_tile = plane_group * cubes.count + cubes.index;
-    let stride = cubes.count * plane_groups;
+    let first_tile = concurrent_tile * cubes.count + cubes.index;
+    let stride = cubes.count * concurrent_tiles;
     let mut next = Cursor::new(first_tile, stride, plane, group);
     #[unroll]
     for stage in 0..stages {
@@ -254,7 +254,7 @@ pub(in crate::gemm::kernel) fn multiply_group<X: Float, Y: Float, N: Size>(
     input.store(stages);
 
     let mut stage = 0u32;
-    let mut buffer = plane_group * 2;
+    let mut buffer = concurrent_tile * 2;
     let mut tile = first_tile;
     while tile < group.tiles {
         let block = group.picks.read(tile, 16u32);
@@ -325,7 +325,7 @@ pub(in crate::gemm::kernel) fn multiply_group<X: Float, Y: Float, N: Size>(
         if comptime!(planes == 1) {
             sync_group(blueprint.target);
         } else {
-            sync_planes(plane_group, planes);
+            sync_planes(concurrent_tile, planes);
         }
         let tile_rows = TileRows::new(tile, block, group, 16u32);
         let mut index = plane * 32 + UNIT_POS_X;

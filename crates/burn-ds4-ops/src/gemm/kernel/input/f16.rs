@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 use super::{InputLayout, term_with_digits};
 use crate::caps::Target;
-use crate::intrinsics::{larger_bf16_magnitudes, multiply_pairs, pack_f16, shuffle_xor};
+use crate::intrinsics::{larger_bf16_magnitudes, multiply_bf16x2, pack_f16, shuffle_xor};
 
 /// Columns that share a scale: those of an FP8 block.
 pub(in crate::gemm::kernel) const SCALE_COLUMNS: u32 = 128;
@@ -129,7 +129,7 @@ pub(in crate::gemm::kernel) fn scaled_bf16(
     let mut pairs = Vector::<u32, Const<4>>::new(0u32);
     #[unroll]
     for i in 0..4usize {
-        let pair = multiply_pairs(words.extract(i), factors);
+        let pair = multiply_bf16x2(words.extract(i), factors);
         // A `bf16` is the upper half of an f32.
         let low = f32::reinterpret(pair << 16);
         let high = f32::reinterpret(pair & 0xffff_0000u32);

@@ -7,7 +7,7 @@ use super::problem::{LargeMPairs, Problem};
 use crate::caps::Target;
 use crate::gemm::kernel::epilogue::{add_scaled, zero_sums};
 use crate::gemm::kernel::input::{ordered_vec8, read_vec8, vec8_at, vec8_slot};
-use crate::gemm::kernel::weights::{RowPair, WeightFormat, WeightReader, rare_bits, weight_pair};
+use crate::gemm::kernel::weights::{TwoRows, WeightFormat, WeightReader, rare_bits, weight_x2};
 use crate::intrinsics::{ballot, modulo, multiply_tiles};
 
 /// A lane's part of the weights of a K-block: 16 bytes of each row for every K-step, and a scale
@@ -49,7 +49,7 @@ impl KBlockWeights {
 #[cube]
 pub(super) fn fetch_weights(
     weights: &WeightReader<'_>,
-    rows: &Sequence<RowPair>,
+    rows: &Sequence<TwoRows>,
     first: u32,
     quarter: u32,
     block: &mut KBlockWeights,
@@ -135,7 +135,7 @@ pub(super) fn multiply_k_block(
                 let words = weights.words[comptime!((k_step * 2 * ROW_TILES + r) as usize)];
                 #[unroll]
                 for i in 0..4usize {
-                    pairs[comptime!(4 * r as usize + i)] = weight_pair(
+                    pairs[comptime!(4 * r as usize + i)] = weight_x2(
                         words,
                         weights.scales[r as usize],
                         comptime!(u as usize),

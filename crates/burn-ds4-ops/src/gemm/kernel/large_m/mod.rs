@@ -9,7 +9,7 @@ mod wgmma;
 use cubecl::prelude::*;
 
 use super::epilogue::{Results, add_terms, gated_value, zero_sums};
-use super::weights::{MatrixStack, RowPair, WeightReader};
+use super::weights::{MatrixStack, TwoRows, WeightReader};
 use crate::intrinsics::modulo;
 use blueprint::{K_BLOCK, ROW_PITCH, ROW_TILES};
 use k_block::{KBlockWeights, XRows, any_rare, fetch_weights, multiply_k_block, store_x};
@@ -59,7 +59,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
     let tile_outputs = comptime!(if gated { 8u32 } else { 16u32 });
     let first_output =
         (CUBE_POS_X * blueprint.planes + UNIT_POS_Y) * comptime!(ROW_TILES * tile_outputs);
-    let mut own_rows = Sequence::<RowPair>::new();
+    let mut own_rows = Sequence::<TwoRows>::new();
     #[unroll]
     for m in 0..ROW_TILES {
         let own = first_output + m * tile_outputs + row;
@@ -69,7 +69,7 @@ pub(crate) fn large_m_kernel<X: Numeric, R: Float, Y: Float, N: Size>(
         } else {
             own + 8
         };
-        own_rows.push(weights.row_pair(problem.matrix, low, high));
+        own_rows.push(weights.two_rows(problem.matrix, low, high));
     }
 
     let mut stages = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(

@@ -22,7 +22,7 @@ pub(crate) struct LargeMPairs {
     /// Number of positions; without an order, those of each matrix.
     pub count: u32,
     /// Matrices that each row has a pair with, where there is no order.
-    pub groups: u32,
+    pub matrix_count: u32,
     /// Pairs that have one row of `x`. A permuted `x` has a row for each position and term.
     pub per_row: u32,
     /// The limit of gates.
@@ -33,7 +33,7 @@ pub(crate) struct LargeMPairs {
 impl LargeMPairs {
     /// The pair at a position of a problem.
     pub fn at(&self, problem: &Problem, position: u32) -> u32 {
-        let mut pair = position * self.groups + problem.matrix;
+        let mut pair = position * self.matrix_count + problem.matrix;
         #[comptime]
         if let ComptimeOption::Some(order) = &self.order {
             pair = order[position as usize];
@@ -43,7 +43,7 @@ impl LargeMPairs {
 
     /// Number of problems, of at most `rows` rows of `x` each.
     pub fn problem_count(&self, capacity: u32, #[comptime] rows: u32) -> u32 {
-        let mut count = self.count.div_ceil(rows) * self.groups;
+        let mut count = self.count.div_ceil(rows) * self.matrix_count;
         #[comptime]
         if let ComptimeOption::Some(problems) = &self.problems {
             count = min(problems[capacity as usize * 3], capacity);
@@ -53,8 +53,8 @@ impl LargeMPairs {
 
     /// A problem; one of no rows past the end.
     pub fn problem(&self, index: u32, capacity: u32, #[comptime] rows: u32) -> Problem {
-        let mut matrix = index % self.groups;
-        let mut start = index / self.groups * rows;
+        let mut matrix = index % self.matrix_count;
+        let mut start = index / self.matrix_count * rows;
         let mut count = min(self.count - min(start, self.count), rows);
         #[comptime]
         if let ComptimeOption::Some(problems) = &self.problems {

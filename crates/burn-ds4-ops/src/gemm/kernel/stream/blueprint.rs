@@ -35,7 +35,7 @@ pub(crate) struct StreamBlueprint {
     /// K-blocks of a plane.
     pub plane_k_blocks: u32,
     /// Groups of such planes in a cube, each with a tile of its own.
-    pub plane_groups: u32,
+    pub concurrent_tiles: u32,
     /// Planes of a cube: those of its groups, or more.
     pub cube_planes: u32,
     /// Tiles of a group whose partials are in shared memory at a time; where the pairs of a token
@@ -107,7 +107,7 @@ impl StreamBlueprint {
 
     /// How often columns of `x` come to shared memory. If more than once, partials wait there for
     /// the next.
-    pub const fn x_parts(self) -> u32 {
+    pub const fn x_loads(self) -> u32 {
         self.plane_k_blocks / self.x_k_blocks
     }
 
@@ -177,7 +177,7 @@ impl StreamBlueprint {
     /// Partials of a tile, for each tile of `x`: of planes, or of K-blocks.
     pub const fn tile_partials(self) -> u32 {
         if self.x_in_registers {
-            self.planes * self.x_parts()
+            self.planes * self.x_loads()
         } else {
             self.planes
         }
@@ -185,7 +185,7 @@ impl StreamBlueprint {
 
     /// Partials that are in shared memory at a time, unless pairs are summed.
     pub const fn partials(self) -> u32 {
-        self.partial_tiles * self.plane_groups * self.tile_partials() * self.x_tiles()
+        self.partial_tiles * self.concurrent_tiles * self.tile_partials() * self.x_tiles()
     }
 
     /// Bytes of the partials in shared memory.
@@ -225,7 +225,7 @@ impl StreamBlueprint {
     /// Whether `x` is read at least a K-step before it is multiplied: from memory, and single rows
     /// by FP8. With more rows, and with gates, that takes longer.
     pub const fn reads_ahead(self) -> bool {
-        let single_row = self.x_rows == 1 && self.x_parts() == 1;
+        let single_row = self.x_rows == 1 && self.x_loads() == 1;
         self.x_rows == 0 || (self.input.f16_input && self.gated.is_none() && single_row)
     }
 

@@ -51,7 +51,7 @@ fn load_operands<X: Float, N: Size>(
         let pair = groups.pair(pass.start, min(x_row, pass.count - 1));
         rows[tile as usize] = pair as usize * x_vectors;
     }
-    let k_block = pass.x_part * blueprint.planes + place.plane;
+    let k_block = pass.x_load * blueprint.planes + place.plane;
     let vec8s = comptime!(blueprint.input.format.vec8s());
     let vec8 = k_block * comptime!(blueprint.input.format.k_block() / 8);
     let vec8 = vec8 + UNIT_POS_X % 4 * vec8s;
@@ -78,9 +78,9 @@ fn load_rows<X: Float, N: Size>(
 ) {
     let blueprint = comptime!(stream.blueprint);
     let terms = comptime!(blueprint.input.terms);
-    let several_parts = comptime!(blueprint.x_parts() > 1);
-    let first_vec8 = if comptime!(several_parts) {
-        pass.x_part * comptime!(blueprint.row_vec8s())
+    let several_loads = comptime!(blueprint.x_loads() > 1);
+    let first_vec8 = if comptime!(several_loads) {
+        pass.x_load * comptime!(blueprint.row_vec8s())
     } else {
         0u32.runtime()
     };
@@ -119,7 +119,7 @@ fn load_rows<X: Float, N: Size>(
     if comptime!(!blueprint.input.f16_input) {
         zero = ballot(columns == 0, blueprint.target);
     }
-    if comptime!(several_parts) {
+    if comptime!(several_loads) {
         // Other planes may still multiply by the part before.
         sync_cube();
     }

@@ -56,7 +56,7 @@ pub(super) struct Pass {
     /// The first tile of those whose partials are in shared memory, and the part of K whose columns
     /// of `x` are.
     pub tile: u32,
-    pub x_part: u32,
+    pub x_load: u32,
     /// The cube's tiles of later groups.
     next: u32,
     end: u32,
@@ -81,7 +81,7 @@ impl Pass {
             count: 0u32.runtime(),
             first_pair: 0u32.runtime(),
             tile: 0u32.runtime(),
-            x_part: 0u32.runtime(),
+            x_load: 0u32.runtime(),
             next: range.first,
             end: range.end,
             matrix_tiles,
@@ -139,13 +139,13 @@ impl Pass {
         let ends_tile = block + 1 == blueprint.x_k_blocks;
         let mut before = filled + select(ends_tile, 1u32, 0u32);
         let mut next = select(ends_tile, 0u32, block + 1);
-        if comptime!(blueprint.x_parts() > 1) {
+        if comptime!(blueprint.x_loads() > 1) {
             // The next part of the same tiles, or the first of others.
-            let ends_part = before == tiles;
-            let ends = ends_part && self.x_part + 1 == comptime!(blueprint.x_parts());
-            let next_part = self.x_part + select(ends_part, 1u32, 0u32);
-            next += select(ends, 0u32, next_part * blueprint.x_k_blocks);
-            before = select(ends_part && !ends, 0u32, before);
+            let ends_load = before == tiles;
+            let ends = ends_load && self.x_load + 1 == comptime!(blueprint.x_loads());
+            let next_load = self.x_load + select(ends_load, 1u32, 0u32);
+            next += select(ends, 0u32, next_load * blueprint.x_k_blocks);
+            before = select(ends_load && !ends, 0u32, before);
         }
         (before, next)
     }
@@ -153,8 +153,8 @@ impl Pass {
     /// Begins to fetch the first weights, if this is the first part of the first tiles.
     pub fn begin_weights(&self, place: &LanePlace, stream: &mut Stream) {
         let blueprint = comptime!(stream.blueprint);
-        let begins = if comptime!(blueprint.x_parts() > 1) {
-            self.x_part == 0 && self.tile == self.first_tile
+        let begins = if comptime!(blueprint.x_loads() > 1) {
+            self.x_load == 0 && self.tile == self.first_tile
         } else {
             true.runtime()
         };
@@ -166,13 +166,13 @@ impl Pass {
 
     /// K-blocks of this plane.
     pub fn k_blocks(&self, place: &LanePlace, #[comptime] blueprint: StreamBlueprint) -> u32 {
-        let stride = comptime!(blueprint.plane_groups);
-        let plane_group = place.plane_group;
+        let stride = comptime!(blueprint.concurrent_tiles);
+        let concurrent_tile = place.concurrent_tile;
         let tiles = self.last_tile - self.first_tile;
         let k_blocks =
-            (tiles + comptime!(stride - 1) - plane_group) / stride * blueprint.plane_k_blocks;
+            (tiles + comptime!(stride - 1) - concurrent_tile) / stride * blueprint.plane_k_blocks;
         if comptime!(blueprint.planes * stride < blueprint.cube_planes) {
-            select(plane_group < stride, k_blocks, 0u32)
+            select(concurrent_tile < stride, k_blocks, 0u32)
         } else {
             k_blocks
         }

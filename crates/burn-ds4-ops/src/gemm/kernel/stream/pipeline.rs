@@ -97,14 +97,14 @@ impl<'a> Stream<'a> {
     /// of a row of `x` at vec8 `x_row`.
     pub fn seek(&mut self, matrix: u32, low: u32, high: u32, first: u32, x_row: usize) {
         let format = comptime!(self.weights.blueprint.format);
-        let rows = self.weights.row_pair(matrix, low, high);
+        let rows = self.weights.two_rows(matrix, low, high);
         let at = (first / comptime!(format.columns()) + self.quarter) as usize;
         self.low = rows.low + at;
         self.high = rows.high + at;
         self.low_scale = rows.low_scale;
         self.high_scale = rows.high_scale;
         self.first = first + self.quarter * comptime!(format.columns());
-        let x_first = if comptime!(self.blueprint.x_parts() > 1) {
+        let x_first = if comptime!(self.blueprint.x_loads() > 1) {
             first % comptime!(self.blueprint.x_columns())
         } else {
             first
@@ -116,7 +116,7 @@ impl<'a> Stream<'a> {
     /// `x`: that of the tile of this plane's group, where the first group has tile `first_tile`.
     pub fn seek_tile(&mut self, place: &LanePlace, matrix: u32, first_tile: u32, block: u32) {
         let blueprint = comptime!(self.blueprint);
-        let tile = first_tile + place.plane_group;
+        let tile = first_tile + place.concurrent_tile;
         let own = min(
             tile * comptime!(blueprint.tile_outputs()) + place.row,
             place.outputs - 1,
@@ -462,7 +462,7 @@ impl<'a> Stream<'a> {
             unscaled(sums, first, second)
         } else {
             let block = (first + comptime!(c * self.blueprint.input.format.k_step())) / 128;
-            let block = if comptime!(self.blueprint.x_parts() > 1) {
+            let block = if comptime!(self.blueprint.x_loads() > 1) {
                 block % comptime!(self.blueprint.x_columns() / 128)
             } else {
                 block

@@ -13,7 +13,7 @@ pub(super) struct LanePlace {
     pub row: u32,
     /// Its plane among those that split K, and which of their groups that is.
     pub plane: u32,
-    pub plane_group: u32,
+    pub concurrent_tile: u32,
     /// Rows of the output, and how far a lane's upper row is from its lower one: a tile has 16 rows
     /// of the output, or 8 with their gates.
     pub outputs: u32,
@@ -34,7 +34,7 @@ impl LanePlace {
         LanePlace {
             row,
             plane: modulo(UNIT_POS_Y, blueprint.planes),
-            plane_group: UNIT_POS_Y / blueprint.planes,
+            concurrent_tile: UNIT_POS_Y / blueprint.planes,
             outputs,
             to_high,
             x_row: (modulo(row, blueprint.x_rows) * comptime!(blueprint.row_pitch())) as usize,
@@ -43,7 +43,7 @@ impl LanePlace {
 
     /// Where the lane's partial sums are of tile `tile` of its plane, and of the first tile of `x`.
     pub fn partial_slot(&self, tile: u32, #[comptime] blueprint: StreamBlueprint) -> u32 {
-        let group = tile * blueprint.plane_groups + self.plane_group;
+        let group = tile * blueprint.concurrent_tiles + self.concurrent_tile;
         let slot = group * comptime!(blueprint.tile_partials()) + self.plane;
         slot * comptime!(32 * blueprint.x_tiles()) + UNIT_POS_X
     }

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::blueprint::StreamBlueprint;
 use crate::caps::Target;
 use crate::gemm::kernel::input::InputLayout;
-use crate::gemm::kernel::weights::weight_pair;
+use crate::gemm::kernel::weights::weight_x2;
 use crate::intrinsics::{multiply_tiles, shuffle_xor};
 
 /// Accumulators of a lane for each tile of `x`.
@@ -42,10 +42,10 @@ impl RowWords {
             #[unroll]
             for m in 0..2usize {
                 let (i, j) = comptime!((2 * m, 2 * m + 1));
-                let low_i = weight_pair(self.low, self.low_scale, u, i, format, f16_input, rare);
-                let high_i = weight_pair(self.high, self.high_scale, u, i, format, f16_input, rare);
-                let low_j = weight_pair(self.low, self.low_scale, u, j, format, f16_input, rare);
-                let high_j = weight_pair(self.high, self.high_scale, u, j, format, f16_input, rare);
+                let low_i = weight_x2(self.low, self.low_scale, u, i, format, f16_input, rare);
+                let high_i = weight_x2(self.high, self.high_scale, u, i, format, f16_input, rare);
+                let low_j = weight_x2(self.low, self.low_scale, u, j, format, f16_input, rare);
+                let high_j = weight_x2(self.high, self.high_scale, u, j, format, f16_input, rare);
                 #[unroll]
                 for tile in 0..comptime!(blueprint.x_tiles() as usize) {
                     let x = columns[comptime!(first as usize + tile * format.vec8s() as usize + u)];

@@ -49,7 +49,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     let row = UNIT_POS_X / 4;
     let quarter = UNIT_POS_X % 4;
     let plane = modulo(UNIT_POS_Y, blueprint.planes);
-    let plane_group = UNIT_POS_Y / blueprint.planes;
+    let concurrent_tile = UNIT_POS_Y / blueprint.planes;
     let terms = comptime!(blueprint.input.terms);
     let k_block = comptime!(blueprint.input.format.k_block());
     let rows = stack.rows;
@@ -64,7 +64,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     // Without a shared expert, nothing of the following is used.
     let shared_blueprint = comptime!(shared_expert.unwrap_or(blueprint));
     let shared_plane = modulo(UNIT_POS_Y, shared_blueprint.planes);
-    let shared_plane_group = UNIT_POS_Y / shared_blueprint.planes;
+    let shared_concurrent_tile = UNIT_POS_Y / shared_blueprint.planes;
     let shared_k_block = comptime!(shared_blueprint.input.format.k_block());
     let shared_vec8s =
         (padded_columns(shared_stack.columns, shared_blueprint.input.format) / 8) as usize;
@@ -100,13 +100,13 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     } else {
         shared_vec8s
     };
-    let shared_row = first_row + shared_plane_group * 16 + row;
+    let shared_row = first_row + shared_concurrent_tile * 16 + row;
     // There are at least as many groups of planes as tiles, so a group has one tile at most.
     let mut shared_k_blocks = 0u32;
     if comptime!(shared_expert.is_some()) {
         let passes = (shared_rows + 7) / 8;
         shared_k_blocks = select(
-            shared_plane_group < blueprint.partial_tiles,
+            shared_concurrent_tile < blueprint.partial_tiles,
             passes * comptime!(shared_blueprint.plane_k_blocks),
             0u32,
         );
@@ -148,9 +148,13 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
 
     // The groups of planes multiply all tiles of a group of pairs, then those of the next one.
     let end = groups.count() * blueprint.partial_tiles;
-    let mut at = plane_group;
-    if comptime!(blueprint.planes * blueprint.plane_groups < blueprint.cube_planes) {
-        at = select(plane_group < blueprint.plane_groups, plane_group, end);
+    let mut at = concurrent_tile;
+    if comptime!(blueprint.planes * blueprint.concurrent_tiles < blueprint.cube_planes) {
+        at = select(
+            concurrent_tile < blueprint.concurrent_tiles,
+            concurrent_tile,
+            end,
+        );
     }
     // Where `x` comes from memory, each cube begins with another group, so that not all of them
     // read the same rows at the same time.
@@ -232,7 +236,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                     let of_row = RowSums::new(sums, w, terms);
                     let token = shared_pass + of_row.x_row;
                     if of_row.is_own && token < tokens {
-                        let slot = shared_plane_group * shared_tile_sums
+                        let slot = shared_concurrent_tile * shared_tile_sums
                             + (token * shared_blueprint.planes + shared_plane) * 16
                             + row;
                         of_row.store(&mut shared_partials, slot);
@@ -259,7 +263,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
                 pass += comptime!(8 / terms);
                 if pass >= count {
                     pass = 0u32;
-                    at += blueprint.plane_groups;
+                    at += blueprint.concurrent_tiles;
                     if at < end {
                         let group = turned(at / blueprint.partial_tiles, turn, &groups, blueprint);
                         start = groups.start(group);

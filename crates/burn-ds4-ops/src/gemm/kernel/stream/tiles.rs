@@ -105,9 +105,9 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
     let weights = WeightReader::new(&problem.matrices, blueprint.reader());
     let quarter = UNIT_POS_X % 4;
     let terms = comptime!(blueprint.input.terms);
-    let stride = comptime!(blueprint.plane_groups);
+    let stride = comptime!(blueprint.concurrent_tiles);
     let x_tiles = comptime!(blueprint.x_tiles());
-    let x_parts = comptime!(blueprint.x_parts());
+    let x_loads = comptime!(blueprint.x_loads());
     let tile_partials = comptime!(blueprint.tile_partials());
     let place = LanePlace::new(problem.outputs(blueprint), blueprint);
     let mut stream = Stream::new(weights, quarter, storage.ring.clone(), blueprint);
@@ -121,7 +121,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
         let k_blocks = pass.k_blocks(&place, blueprint);
         let last_tile = pass.last_tile;
         pass.tile = pass.first_tile;
-        if comptime!(x_parts == 1) {
+        if comptime!(x_loads == 1) {
             load_x::<X, N>(
                 x,
                 x_vectors,
@@ -139,17 +139,17 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
         while pass.tile < last_tile {
             let base = pass.tile;
             // This plane's tiles of those whose partials fit, where it comes back to them.
-            let tiles = if comptime!(x_parts > 1) {
+            let tiles = if comptime!(x_loads > 1) {
                 min(
-                    (last_tile - base + comptime!(stride - 1) - place.plane_group) / stride,
+                    (last_tile - base + comptime!(stride - 1) - place.concurrent_tile) / stride,
                     blueprint.partial_tiles.runtime(),
                 )
             } else {
                 blueprint.partial_tiles.runtime()
             };
-            for part in 0..x_parts {
-                if comptime!(x_parts > 1) {
-                    pass.x_part = part;
+            for load in 0..x_loads {
+                if comptime!(x_loads > 1) {
+                    pass.x_load = load;
                     load_x::<X, N>(
                         x,
                         x_vectors,
@@ -164,7 +164,7 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                 let mut filled = 0u32;
                 while filled < tiles && taken < k_blocks {
                     let mut sums = zero_sums(x_tiles);
-                    if comptime!(x_parts > 1 && !blueprint.x_in_registers) && part > 0 {
+                    if comptime!(x_loads > 1 && !blueprint.x_in_registers) && load > 0 {
                         let slot = place.partial_slot(filled, blueprint);
                         #[unroll]
                         for x_tile in 0..x_tiles {
@@ -189,8 +189,8 @@ pub(super) fn multiply_tiles_of<X: Float, I: Int, Y: Float, N: Size>(
                         }
                     }
                     let mut slot = place.partial_slot(filled, blueprint);
-                    if comptime!(x_parts > 1 && blueprint.x_in_registers) {
-                        slot += part * comptime!(32 * x_tiles * blueprint.planes);
+                    if comptime!(x_loads > 1 && blueprint.x_in_registers) {
+                        slot += load * comptime!(32 * x_tiles * blueprint.planes);
                     }
                     #[unroll]
                     for x_tile in 0..x_tiles {

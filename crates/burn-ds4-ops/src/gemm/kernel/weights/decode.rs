@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::gemm::Fp4Layout;
-use crate::intrinsics::{e4m3_to_f16, multiply_pairs};
+use crate::intrinsics::{e4m3_to_f16, multiply_bf16x2};
 
 /// K-steps of a K-block of the small-M kernels. In each, a lane has 16 bytes of each of its rows.
 pub(in crate::gemm::kernel) const K_STEPS: u32 = 4;
@@ -74,7 +74,7 @@ impl WeightFormat {
 /// Two of the eight weights of a word, in `bf16` and times `2^-126`: pair `i` of
 /// [`WeightFormat::order`].
 #[cube]
-pub(in crate::gemm::kernel) fn fp4_pair(
+pub(in crate::gemm::kernel) fn fp4_bf16x2(
     word: u32,
     #[comptime] i: usize,
     #[comptime] format: WeightFormat,
@@ -87,7 +87,7 @@ pub(in crate::gemm::kernel) fn fp4_pair(
     bits & 0x81c0_81c0u32
 }
 
-/// Bits among which are those of [`fp4_pair`], of a word that is [repacked](Fp4Layout::Repacked).
+/// Bits among which are those of [`fp4_bf16x2`], of a word that is [repacked](Fp4Layout::Repacked).
 #[cube]
 fn repacked_bits(word: u32, #[comptime] i: usize) -> u32 {
     // Shifts to the left are multiplications, for which there are units of their own.
@@ -121,7 +121,7 @@ pub(crate) fn plain_codes<W: Numeric>(word: W, #[comptime] format: WeightFormat)
         let mut codes = 0u32;
         #[unroll]
         for i in 0..4usize {
-            let pair = fp4_pair(word, i, format);
+            let pair = fp4_bf16x2(word, i, format);
             let both = ((pair >> 6) & 0x0007_0007u32) | ((pair >> 12) & 0x0008_0008u32);
             codes |= both << comptime!(4 * i as u32);
         }
@@ -133,7 +133,7 @@ pub(crate) fn plain_codes<W: Numeric>(word: W, #[comptime] format: WeightFormat)
 
 /// Two of the four weights of a word, in `bf16`, times `2^-120`.
 #[cube]
-pub(in crate::gemm::kernel) fn fp8_pair(word: u32, #[comptime] i: usize) -> u32 {
+pub(in crate::gemm::kernel) fn fp8_bf16x2(word: u32, #[comptime] i: usize) -> u32 {
     let (sign, magnitude) = if comptime!(i == 0) {
         ((word << 8), (word << 4))
     } else {
@@ -142,13 +142,13 @@ pub(in crate::gemm::kernel) fn fp8_pair(word: u32, #[comptime] i: usize) -> u32 
     (sign & 0x8000_8000u32) | (magnitude & 0x07f0_07f0u32)
 }
 
-/// [`fp8_pair`] times `2^120`; NaN codes become NaN.
+/// [`fp8_bf16x2`] times `2^120`; NaN codes become NaN.
 #[cube]
-fn fp8_pair_with_nan(word: u32, #[comptime] i: usize) -> u32 {
-    let pair = fp8_pair(word, i);
+fn fp8_bf16x2_with_nan(word: u32, #[comptime] i: usize) -> u32 {
+    let pair = fp8_bf16x2(word, i);
     let low = pair & 0x07f0u32 == 0x07f0u32;
     let high = pair & 0x07f0_0000u32 == 0x07f0_0000u32;
-    multiply_pairs(pair, 0x7b80_7b80u32)
+    multiply_bf16x2(pair, 0x7b80_7b80u32)
         | select(low, 0x7fc0u32, 0u32)
         | select(high, 0x7fc0_0000u32, 0u32)
 }
@@ -159,7 +159,7 @@ fn fp8_nan(word: u32) -> u32 {
     ((word & 0x7f7f_7f7fu32) + 0x0101_0101u32) & 0x8080_8080u32
 }
 
-/// The factor of [`fp4_pair`] for a scale, twice in a word. A scale of more than two takes
+/// The factor of [`fp4_bf16x2`] for a scale, twice in a word. A scale of more than two takes
 /// [`fp4_first_factor`] and [`fp4_second_factor`] instead.
 #[cube]
 fn fp4_factor(scale: u32) -> u32 {
@@ -182,7 +182,7 @@ pub(in crate::gemm::kernel) fn fp4_second_factor(scale: u32) -> u32 {
 /// Decodes pair `i` of vec8 `u` of a lane's 16 bytes, FP8 into `f16` with `f16_input`. `scale` is
 /// the code of an FP4 scale; FP8 scales are not applied here.
 #[cube]
-pub(in crate::gemm::kernel) fn weight_pair(
+pub(in crate::gemm::kernel) fn weight_x2(
     words: Vector<u32, Const<4>>,
     scale: u32,
     #[comptime] u: usize,
@@ -193,14 +193,14 @@ pub(in crate::gemm::kernel) fn weight_pair(
 ) -> u32 {
     match comptime!(format) {
         WeightFormat::Fp4(_) => {
-            let pair = fp4_pair(words.extract(u), i, format);
+            let pair = fp4_bf16x2(words.extract(u), i, format);
             if comptime!(rare) {
-                multiply_pairs(
-                    multiply_pairs(pair, fp4_first_factor(scale)),
+                multiply_bf16x2(
+                    multiply_bf16x2(pair, fp4_first_factor(scale)),
                     fp4_second_factor(scale),
                 )
             } else {
-                multiply_pairs(pair, fp4_factor(scale))
+                multiply_bf16x2(pair, fp4_factor(scale))
             }
         }
         WeightFormat::Fp8 => {
@@ -208,9 +208,9 @@ pub(in crate::gemm::kernel) fn weight_pair(
             if comptime!(f16_input) {
                 e4m3_to_f16(word, comptime!(i % 2 == 1))
             } else if comptime!(rare) {
-                fp8_pair_with_nan(word, comptime!(i % 2))
+                fp8_bf16x2_with_nan(word, comptime!(i % 2))
             } else {
-                multiply_pairs(fp8_pair(word, comptime!(i % 2)), 0x7b80_7b80u32)
+                multiply_bf16x2(fp8_bf16x2(word, comptime!(i % 2)), 0x7b80_7b80u32)
             }
         }
         WeightFormat::Dense => words.extract(i),

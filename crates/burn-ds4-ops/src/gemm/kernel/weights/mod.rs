@@ -8,7 +8,7 @@ use cubecl::std::FastDivmod;
 use crate::caps::Target;
 
 pub(super) use decode::{
-    K_STEPS, fp4_first_factor, fp4_pair, fp4_second_factor, fp8_pair, rare_bits, weight_pair,
+    K_STEPS, fp4_bf16x2, fp4_first_factor, fp4_second_factor, fp8_bf16x2, rare_bits, weight_x2,
 };
 pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 
@@ -86,7 +86,7 @@ pub(crate) struct WeightReader<'a> {
 /// Where the two rows of a lane start: in vectors of words, and in bytes (FP4) or words (FP8) of
 /// scales.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct RowPair {
+pub(crate) struct TwoRows {
     pub low: usize,
     pub high: usize,
     pub low_scale: usize,
@@ -108,14 +108,14 @@ impl<'a> WeightReader<'a> {
     }
 
     /// The offsets of two rows of a matrix. A row past the end counts as the last one.
-    pub fn row_pair(&self, matrix: u32, low: u32, high: u32) -> RowPair {
+    pub fn two_rows(&self, matrix: u32, low: u32, high: u32) -> TwoRows {
         let low = min(low, self.stack.rows - 1);
         let high = min(high, self.stack.rows - 1);
         let vectors = (self.stack.columns / comptime!(self.blueprint.format.columns())) as usize;
         let (format, in_parts) = comptime!((self.blueprint.format, self.blueprint.in_parts));
         let first = matrix as usize * self.stack.rows as usize;
         let scales = matrix as usize * self.stack.scales_per_matrix;
-        RowPair {
+        TwoRows {
             low: (first + low as usize) * vectors,
             high: (first + high as usize) * vectors,
             low_scale: scales + self.stack.scale_row_start(low, format, in_parts),

@@ -39,8 +39,8 @@ impl WgmmaOperands {
     }
 
     /// Shared memory of a stage, with its barriers.
-    pub const fn stage_bytes(self, groups: u32, columns: u32) -> usize {
-        let rows = 64 * groups;
+    pub const fn stage_bytes(self, warpgroups: u32, columns: u32) -> usize {
+        let rows = 64 * warpgroups;
         let x = columns * self.x_tiles() * ROW_BYTES;
         let weights = rows * self.row_chunks() * 16;
         (x + weights + rows * 4 + 24) as usize
@@ -60,7 +60,7 @@ pub(crate) struct WgmmaBlueprint {
     pub operands: WgmmaOperands,
     /// Warpgroups that multiply, 64 rows of weights each: 2, or 3 for tiles of at most 128 rows of
     /// `x`. One more copies.
-    pub groups: u32,
+    pub warpgroups: u32,
     /// Rows of `x` of a tile, which are columns of the product: a multiple of 32, at most 256.
     pub columns: u32,
     /// Stages of [`WgmmaOperands::k_block`] columns of `x` and of weights.
@@ -81,12 +81,12 @@ pub(crate) struct WgmmaBlueprint {
 
 impl WgmmaBlueprint {
     pub const fn units(self) -> u32 {
-        WARPGROUP * (1 + self.groups)
+        WARPGROUP * (1 + self.warpgroups)
     }
 
     /// Rows of weights of a tile.
     pub const fn rows(self) -> u32 {
-        64 * self.groups
+        64 * self.warpgroups
     }
 
     /// Outputs of a tile.
@@ -101,7 +101,7 @@ impl WgmmaBlueprint {
     /// Registers of a unit that copies, and of one that multiplies. All of a cube's together are no
     /// more than it starts with: 168 for each of 384 units, 128 for each of 512.
     pub(super) const fn registers(self) -> [u32; 2] {
-        match (self.groups, self.gathers()) {
+        match (self.warpgroups, self.gathers()) {
             (2, false) => [40, 232],
             (2, true) => [56, 224],
             (_, false) => [56, 152],
@@ -115,7 +115,7 @@ impl WgmmaBlueprint {
     }
 
     pub(super) const fn multiplying_planes(self) -> u32 {
-        self.groups * WARPGROUP / 32
+        self.warpgroups * WARPGROUP / 32
     }
 
     pub(super) const fn format(self) -> WeightFormat {

@@ -61,7 +61,7 @@ impl<'a> LaneSums<'a> {
             let column = UNIT_POS % 4 * 2 + comptime!(i / 2 * 8 + i % 2);
             if column < problem.count {
                 let pair = self.pairs.at(problem, problem.start + column);
-                let row = (CUBE_POS_Y * self.pairs.count * self.pairs.groups + pair) as usize;
+                let row = (CUBE_POS_Y * self.pairs.count * self.pairs.matrix_count + pair) as usize;
                 let start = row * outputs as usize + own as usize;
                 let low = comptime!(i / 2 * 4 + i % 2);
                 if own < outputs {

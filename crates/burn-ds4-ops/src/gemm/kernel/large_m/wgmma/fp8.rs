@@ -23,7 +23,7 @@ const K_BLOCK: u32 = 128;
 /// Bytes of a tile of either operand in a stage.
 const TILE_BYTES: u32 = FP8_TILE * ROW_BYTES;
 /// Warpgroups that multiply 64 rows of `x` each. One more copies.
-const GROUPS: u32 = FP8_TILE / 64;
+const WARPGROUPS: u32 = FP8_TILE / 64;
 /// Registers of a unit that copies, and of one that multiplies.
 const REGISTERS: [u32; 2] = [40, 232];
 
@@ -39,7 +39,7 @@ pub(crate) struct Fp8Blueprint {
 
 impl Fp8Blueprint {
     pub const fn units() -> u32 {
-        WARPGROUP * (1 + GROUPS)
+        WARPGROUP * (1 + WARPGROUPS)
     }
 
     /// Shared memory of a stage, with its barriers.
@@ -86,7 +86,7 @@ pub(crate) fn wgmma_fp8_kernel<Y: Float, N: Size>(
         comptime!(RingBlueprint {
             stages,
             landings: 1,
-            planes: GROUPS * WARPGROUP / 32,
+            planes: WARPGROUPS * WARPGROUP / 32,
             fenced: false,
         }),
     );
@@ -217,7 +217,7 @@ impl<'a> Fp8Scales<'a> {
             weights: &matrices.scales,
             low: pair_of(pairs, &tile.problem, tile.row),
             high: pair_of(pairs, &tile.problem, tile.row + 8),
-            rows: pairs.count * pairs.groups,
+            rows: pairs.count * pairs.matrix_count,
             weight: (matrix + start) as u32,
         }
     }

@@ -7,10 +7,10 @@ use super::ring::{StageRange, Stages, chunk_place};
 use super::tile::Tile;
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
-    MatrixStack, ReaderBlueprint, RowPair, WeightReader, fp4_first_factor, fp4_pair,
-    fp4_second_factor, fp8_pair,
+    MatrixStack, ReaderBlueprint, TwoRows, WeightReader, fp4_bf16x2, fp4_first_factor,
+    fp4_second_factor, fp8_bf16x2,
 };
-use crate::intrinsics::{ballot, multiply_pairs};
+use crate::intrinsics::{ballot, multiply_bf16x2};
 use crate::warpgroup::{
     Ring, TileLayout, arrive, await_products, bytes_of, commit_products, fence_registers, multiply,
     read_half_word,
@@ -25,7 +25,7 @@ const SCALED_TERMS: u32 = 3;
 #[derive(CubeType)]
 pub(super) struct LaneRows<'a> {
     reader: WeightReader<'a>,
-    rows: RowPair,
+    rows: TwoRows,
     /// The row of the tile that is the lower one.
     row: u32,
     /// Bits that are set by the codes of FP8 that are NaN, in each of the rows.
@@ -85,7 +85,7 @@ impl Scales {
         #[unroll]
         for i in 0..8usize {
             let scale = if comptime!(i % 2 == 0) { low } else { high };
-            let pair = multiply_pairs(pairs[i], FP8_UNIT);
+            let pair = multiply_bf16x2(pairs[i], FP8_UNIT);
             let first = f32::reinterpret(pair << 16) * scale;
             let second = f32::reinterpret(pair & 0xffff_0000u32) * scale;
             fragments[i] = bf16_pair(term_of(first, term), term_of(second, term));
@@ -114,7 +114,7 @@ impl<'a> LaneRows<'a> {
         );
         let low = tile.matrix_row(row, stack.layout.rows, blueprint);
         let high = tile.matrix_row(row + 8, stack.layout.rows, blueprint);
-        let rows = reader.row_pair(tile.problem.matrix, low, high);
+        let rows = reader.two_rows(tile.problem.matrix, low, high);
         LaneRows::<'a> {
             reader,
             rows,
@@ -298,9 +298,9 @@ impl<'a> LaneRows<'a> {
         for i in 0..8usize {
             if comptime!(blueprint.format().is_fp4()) {
                 let word = codes[comptime!(first + i % 2)];
-                pairs[i] = fp4_pair(word, comptime!(i / 2), comptime!(blueprint.format()));
+                pairs[i] = fp4_bf16x2(word, comptime!(i / 2), comptime!(blueprint.format()));
             } else {
-                let pair = fp8_pair(codes[comptime!(first + i)], 1usize);
+                let pair = fp8_bf16x2(codes[comptime!(first + i)], 1usize);
                 // The largest magnitude, which is NaN, has a carry.
                 let carry = (pair & 0x07f0_07f0u32) + 0x0010_0010u32;
                 if comptime!(i % 2 == 0) {
@@ -322,7 +322,7 @@ fn multiplied(pairs: &Array<u32>, low: u32, high: u32) -> Array<u32> {
     #[unroll]
     for i in 0..8usize {
         let factor = if comptime!(i % 2 == 0) { low } else { high };
-        products[i] = multiply_pairs(pairs[i], factor);
+        products[i] = multiply_bf16x2(pairs[i], factor);
     }
     products
 }

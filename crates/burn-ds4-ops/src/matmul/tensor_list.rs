@@ -4,7 +4,7 @@ use burn::backend::{Backend, ExtensionType};
 /// Some tensors of one argument or result. Backend extensions take no `Vec` of tensors.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum TensorGroup<B: Backend> {
+pub enum TensorList<B: Backend> {
     /// None.
     Zero,
     /// One of them.
@@ -31,10 +31,10 @@ pub enum TensorGroup<B: Backend> {
 }
 
 /// Tensors of a group, at most.
-pub(crate) const MAX_GROUP: usize = 5;
+pub(crate) const MAX_LIST: usize = 5;
 
-impl<B: Backend> TensorGroup<B> {
-    /// `None` for more than [`MAX_GROUP`].
+impl<B: Backend> TensorList<B> {
+    /// `None` for more than [`MAX_LIST`].
     pub(crate) fn new(tensors: Vec<FloatTensor<B>>) -> Option<Self> {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next();
