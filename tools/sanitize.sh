@@ -42,8 +42,8 @@ linear_dense quant_linear::dense_products_of_any_shape_are_exact
 linear_views quant_linear::x_may_be_any_view
 linear_views quant_linear::weights_may_be_any_view
 linear_views quant_linear::nothing_in_gives
-linear_pair quant_linear_pair::each_of_two_has
-linear_pair quant_linear_pair::formats_may_differ
+linear_pair quant_linear_group::each_has
+linear_pair quant_linear_group::the_pair_may_be
 linear_codes quant_linear_codes::every_fp4_code
 linear_codes quant_linear_codes::every_fp8_code
 linear_codes quant_linear_codes::what_fills_up

@@ -60,8 +60,8 @@ pub(crate) mod products;
 mod quant;
 mod quant_linear;
 mod quant_linear_codes;
+mod quant_linear_errors;
 mod quant_linear_group;
-mod quant_linear_pair;
 mod quant_roundtrip;
 pub(crate) mod ranking;
 mod readback;
@@ -144,8 +144,8 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("quant", quant::CASES),
     ("quant_linear", quant_linear::CASES),
     ("quant_linear_codes", quant_linear_codes::CASES),
+    ("quant_linear_errors", quant_linear_errors::CASES),
     ("quant_linear_group", quant_linear_group::CASES),
-    ("quant_linear_pair", quant_linear_pair::CASES),
     ("quant_roundtrip", quant_roundtrip::CASES),
     ("rotation", rotation::CASES),
     ("readback", readback::CASES),

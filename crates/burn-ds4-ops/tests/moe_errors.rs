@@ -1,7 +1,8 @@
 //! What the experts refuse, each by its name.
 
+use super::common::errors::Arguments;
 use super::common::{
-    assert_on_another_device, assert_refused, devices, integers, two_devices, values,
+    assert_on_another_device, assert_refused, devices, integers, skip, two_devices, values,
 };
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::OpError;
@@ -9,7 +10,7 @@ use burn_ds4_ops::moe::{check_expert_ids, expert_ffn, swiglu};
 use burn_ds4_ops::quant::Weights;
 
 /// Two tokens of width 4, two experts of inner width 3, two slots.
-struct Arguments {
+struct Experts {
     x: Tensor<2>,
     ids: Tensor<2, Int>,
     weights: Tensor<2>,
@@ -18,7 +19,9 @@ struct Arguments {
     limit: Option<f64>,
 }
 
-impl Arguments {
+impl Arguments for Experts {
+    type Output = Tensor<2>;
+
     fn new(device: &Device) -> Self {
         Self {
             x: ones([2, 4], device),
@@ -50,153 +53,87 @@ fn dense(shape: [usize; 3], device: &Device) -> Weights {
     Weights::dense(ones(shape, device)).unwrap()
 }
 
-#[track_caller]
-fn refused(change: impl Fn(&mut Arguments, &Device), message: &str) {
-    for (name, device) in devices() {
-        let mut arguments = Arguments::new(device);
-        assert!(arguments.run().is_ok(), "{name}");
-        arguments = Arguments::new(device);
-        change(&mut arguments, device);
-        let error = arguments.run().expect_err(message);
-        assert_eq!(error.to_string(), message, "{name}");
-    }
-}
-
-#[track_caller]
-fn refused_device(argument: &str, change: impl Fn(&mut Arguments, &Device)) {
-    let Some([first, second]) = two_devices() else {
-        return;
+fn arguments_must_be_of_a_known_dtype() {
+    let device = &Device::flex();
+    let refused = |change: fn(&mut Experts), message| {
+        let mut arguments = Experts::new(device);
+        change(&mut arguments);
+        assert_refused(arguments.run(), message);
     };
-    let mut arguments = Arguments::new(first);
-    change(&mut arguments, second);
-    match arguments.run() {
-        Err(OpError::DeviceMismatch {
-            argument: named,
-            other: "x",
-            ..
-        }) => assert_eq!(named, argument),
-        other => panic!("{argument}: {other:?}"),
-    }
-}
-
-fn tokens_must_be_floats_of_a_known_dtype() {
-    let device = &Device::flex();
-    let mut arguments = Arguments::new(device);
-    arguments.x = arguments.x.cast(FloatDType::F64);
-    assert_eq!(
-        arguments.run().unwrap_err().to_string(),
-        "`x` has dtype F64, expected F32, F16 or BF16"
+    refused(
+        |own| own.x = own.x.clone().cast(FloatDType::F64),
+        "`x` has dtype F64, expected F32, F16 or BF16",
     );
-}
-
-fn ids_must_be_of_a_known_dtype() {
-    let device = &Device::flex();
-    let mut arguments = Arguments::new(device);
-    arguments.ids = arguments.ids.cast(DType::I16);
-    assert_eq!(
-        arguments.run().unwrap_err().to_string(),
-        "`ids` has dtype I16, expected I32, I64 or U32"
+    refused(
+        |own| own.ids = own.ids.clone().cast(DType::I16),
+        "`ids` has dtype I16, expected I32, I64 or U32",
     );
 }
 
 fn routing_weights_must_be_f32() {
     for (name, device) in devices() {
         if !device.supports_dtype(FloatDType::F16) {
-            super::common::skip(name, "f16");
+            skip(name, "f16");
             continue;
         }
-        let mut arguments = Arguments::new(device);
+        let mut arguments = Experts::new(device);
         arguments.weights = arguments.weights.cast(FloatDType::F16);
-        assert_eq!(
-            arguments.run().unwrap_err().to_string(),
-            "`weights` has dtype F16, expected F32"
-        );
+        assert_refused(arguments.run(), "`weights` has dtype F16, expected F32");
     }
 }
 
-fn ids_must_have_one_row_per_token() {
-    refused(
-        |arguments, device| arguments.ids = integers(&[0; 6], [3, 2], device),
+fn arguments_must_be_of_the_shapes_that_the_others_ask_for() {
+    Experts::refused(
+        |own, device| own.ids = integers(&[0; 6], [3, 2], device),
         "`ids` has shape [3, 2], expected [2, 2]",
     );
-}
-
-fn routing_weights_must_have_the_shape_of_the_ids() {
-    refused(
-        |arguments, device| arguments.weights = ones([2, 1], device),
+    Experts::refused(
+        |own, device| own.weights = ones([2, 1], device),
         "`weights` has shape [2, 1], expected [2, 2]",
     );
-}
-
-fn gate_up_must_have_as_many_columns_as_the_tokens() {
-    refused(
-        |arguments, device| arguments.gate_up = dense([2, 6, 5], device),
+    Experts::refused(
+        |own, device| own.gate_up = dense([2, 6, 5], device),
         "`gate_up` has shape [2, 6, 5], expected [2, 6, 4]",
     );
-}
-
-fn gate_up_must_have_an_even_number_of_rows() {
-    refused(
-        |arguments, device| arguments.gate_up = dense([2, 7, 4], device),
+    Experts::refused(
+        |own, device| own.gate_up = dense([2, 7, 4], device),
         "`rows of gate_up` is 7, expected an even number",
     );
-}
-
-fn down_must_be_as_wide_as_half_of_gate_up() {
-    refused(
-        |arguments, device| arguments.down = dense([2, 4, 6], device),
+    Experts::refused(
+        |own, device| own.down = dense([2, 4, 6], device),
         "`down` has shape [2, 4, 6], expected [2, 4, 3]",
     );
-}
-
-fn down_must_have_as_many_experts_as_gate_up() {
-    refused(
-        |arguments, device| arguments.down = dense([3, 4, 3], device),
+    Experts::refused(
+        |own, device| own.down = dense([3, 4, 3], device),
         "`down` has shape [3, 4, 3], expected [2, 4, 3]",
     );
 }
 
-fn a_limit_that_is_no_number_is_refused() {
-    refused(
-        |arguments, _| arguments.limit = Some(f64::NAN),
-        "`limit` is NaN, expected a number that is not negative",
-    );
+fn a_limit_that_is_negative_or_no_number_is_refused() {
+    for (limit, named) in [(f64::NAN, "NaN"), (-0.5, "-0.5")] {
+        let message = format!("`limit` is {named}, expected a number that is not negative");
+        Experts::refused(|own, _| own.limit = Some(limit), &message);
+    }
 }
 
-fn a_negative_limit_is_refused() {
-    refused(
-        |arguments, _| arguments.limit = Some(-0.5),
-        "`limit` is -0.5, expected a number that is not negative",
-    );
-}
-
-fn ids_on_another_device_are_refused() {
-    refused_device("ids", |arguments, device| {
-        arguments.ids = integers(&[0; 4], [2, 2], device);
+fn arguments_on_another_device_are_refused() {
+    Experts::refused_device(["ids", "x"], |own, device| {
+        own.ids = integers(&[0; 4], [2, 2], device);
     });
-}
-
-fn routing_weights_on_another_device_are_refused() {
-    refused_device("weights", |arguments, device| {
-        arguments.weights = ones([2, 2], device);
+    Experts::refused_device(["weights", "x"], |own, device| {
+        own.weights = ones([2, 2], device);
     });
-}
-
-fn gate_up_on_another_device_is_refused() {
-    refused_device("gate_up", |arguments, device| {
-        arguments.gate_up = dense([2, 6, 4], device);
+    Experts::refused_device(["gate_up", "x"], |own, device| {
+        own.gate_up = dense([2, 6, 4], device);
     });
-}
-
-fn down_on_another_device_is_refused() {
-    refused_device("down", |arguments, device| {
-        arguments.down = dense([2, 4, 3], device);
+    Experts::refused_device(["down", "x"], |own, device| {
+        own.down = dense([2, 4, 3], device);
     });
 }
 
 fn an_id_past_the_last_expert_is_an_error_on_the_host_and_padding_elsewhere() {
     for (name, device) in devices() {
-        let mut arguments = Arguments::new(device);
+        let mut arguments = Experts::new(device);
         arguments.ids = integers(&[0, -1, 7, 2], [2, 2], device);
         let result = arguments.run();
         if name == "flex" {
@@ -205,7 +142,7 @@ fn an_id_past_the_last_expert_is_an_error_on_the_host_and_padding_elsewhere() {
                 "`ids` is 7, expected less than 2, the number of experts"
             );
         } else {
-            let output = super::common::values(result.unwrap());
+            let output = values(result.unwrap());
             assert_eq!(output[4..], [0.0; 4], "{name}");
             assert!(output[0] > 0.0, "{name}");
         }
@@ -266,21 +203,11 @@ fn swiglu_of_nothing_is_nothing() {
 }
 
 catalogue![
-    tokens_must_be_floats_of_a_known_dtype,
-    ids_must_be_of_a_known_dtype,
+    arguments_must_be_of_a_known_dtype,
     routing_weights_must_be_f32,
-    ids_must_have_one_row_per_token,
-    routing_weights_must_have_the_shape_of_the_ids,
-    gate_up_must_have_as_many_columns_as_the_tokens,
-    gate_up_must_have_an_even_number_of_rows,
-    down_must_be_as_wide_as_half_of_gate_up,
-    down_must_have_as_many_experts_as_gate_up,
-    a_limit_that_is_no_number_is_refused,
-    a_negative_limit_is_refused,
-    ids_on_another_device_are_refused,
-    routing_weights_on_another_device_are_refused,
-    gate_up_on_another_device_is_refused,
-    down_on_another_device_is_refused,
+    arguments_must_be_of_the_shapes_that_the_others_ask_for,
+    a_limit_that_is_negative_or_no_number_is_refused,
+    arguments_on_another_device_are_refused,
     an_id_past_the_last_expert_is_an_error_on_the_host_and_padding_elsewhere,
     check_expert_ids_names_the_first_id_that_is_no_experts,
     swiglu_of_nothing_is_nothing,

@@ -1,16 +1,14 @@
-//! Linear maps by two packed matrices and by dense ones at once, each against the product with it
-//! alone, which has tests of its own.
+//! Linear maps by two matrices at once, and by two and some dense ones, each against the product
+//! with it alone, which has tests of its own.
 
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_ds4_ops::OpError;
 use burn_ds4_ops::matmul::SmallMOptions;
-use burn_ds4_ops::quant::{Activations, Weights, quant_linear_group};
+use burn_ds4_ops::quant::{Activations, Weights, quant_linear_group, quant_linear_pair};
 
-use super::common::{devices, every_dtype, is_gpu, skip, some, two_devices};
+use super::common::{devices, every_dtype, is_gpu, skip, some};
 use super::linear::{Input, linear, read_product};
-use super::packing::{FP4, FP8, Format, Packed, REPACKED_FP4};
+use super::packing::{FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4};
 use super::products::{Product, assert_same_bits, options, outputs, product};
-use super::quant_linear_pair::ALIKE;
 
 const F32: FloatDType = FloatDType::F32;
 /// On both sides of the most that are one launch, and of the most that are invariant.
@@ -22,7 +20,17 @@ const FEW_COLUMNS: usize = 480;
 /// A device that compiles slowly takes every so many of them: there, nothing is one launch.
 const FEW: usize = 4;
 
-/// Reads back what `quant_linear_group` gives.
+/// Formats that are one launch, where the device has one for them.
+const ALIKE: [[Format; 2]; 5] = [
+    [FP8, FP8],
+    [FP4, FP4],
+    [REPACKED_FP4, REPACKED_FP4],
+    [FP8_PAIR, FP8],
+    [FP8, FP8_PAIR],
+];
+
+/// Reads back what `quant_linear_group` gives, and `quant_linear_pair` where there are no dense
+/// weights.
 #[track_caller]
 fn group<const D: usize>(
     x: Tensor<D>,
@@ -36,7 +44,13 @@ fn group<const D: usize>(
     } else {
         dtype
     };
-    let (pair, products) = quant_linear_group(x, weights, dense, options).expect("they fit");
+    let (pair, products) = if dense.is_empty() {
+        (quant_linear_pair(x, weights), Vec::new())
+    } else {
+        let (pair, products) = quant_linear_group(x, weights, dense, options).expect("they fit");
+        (Ok(pair), products)
+    };
+    let pair = pair.expect("they fit");
     let [first, second] = pair;
     let pair = [(first, weights[0]), (second, weights[1])];
     assert_eq!(products.len(), dense.len());
@@ -49,7 +63,7 @@ fn group<const D: usize>(
     )
 }
 
-/// Compares with the products one by one.
+/// Compares with the products one by one, and those of the pair alone with them.
 #[track_caller]
 fn check<const D: usize>(
     x: &Tensor<D>,
@@ -60,9 +74,12 @@ fn check<const D: usize>(
 ) {
     let what = format!("{what} {:?}", x.dims());
     let (pair, products) = group(x.clone(), weights, dense, options);
-    for (product, weights) in pair.iter().zip(weights) {
+    let (of_two, _) = group(x.clone(), weights, &[], options);
+    for (of, weights) in weights.into_iter().enumerate() {
         let alone = linear(x.clone(), weights);
-        assert_same_bits(product, &alone, &format!("{what} · {:?}", weights.dims()));
+        let what = format!("{what} · {:?}", weights.dims());
+        assert_same_bits(&pair[of], &alone, &what);
+        assert_same_bits(&of_two[of], &alone, &format!("{what} of two"));
     }
     let columns = x.dims()[D - 1];
     let rows: usize = x.dims()[..D - 1].iter().product();
@@ -78,8 +95,9 @@ fn each_has_the_bits_that_it_has_alone() {
         let formats = [&ALIKE[..], &[[FP8, FP4]]].concat();
         for formats in some(name, &formats, 3) {
             // No whole tiles, and more of them in one part than in the other.
-            let sizes: [([usize; 2], &[usize]); 3] = [
+            let sizes: [([usize; 2], &[usize]); 4] = [
                 ([130, 34], &[24, 1, 70]),
+                ([2, 720], &[5]),
                 ([2, 6], &[600]),
                 ([720, 16], &[8, 8, 8, 8, 8]),
             ];
@@ -111,14 +129,16 @@ fn columns_need_not_be_whole_k_blocks() {
             1, 16, 33, 128, 250, 256, 272, 512, COLUMNS, 1000, 4096, 4128,
         ];
         for &columns in some(name, &widths, 4) {
-            let [first, second] = [7, 21].map(|outputs| {
-                let shape = [1, outputs, columns];
-                Packed::random(FP8, shape, outputs as u64).on(device)
-            });
             let dense = [Input::random([33, columns], dtype, 3).on(device)];
-            for rows in [1, 5] {
-                let x = Input::random([rows, columns], dtype, 4).on(device);
-                check(&x, [&first, &second], &dense, options(F32), name);
+            for format in [FP8, FP4] {
+                let [first, second] = [7, 21].map(|outputs| {
+                    let shape = [1, outputs, columns];
+                    Packed::random(format, shape, outputs as u64).on(device)
+                });
+                for rows in [1, 5] {
+                    let x = Input::random([rows, columns], dtype, 4).on(device);
+                    check(&x, [&first, &second], &dense, options(F32), name);
+                }
             }
         }
     });
@@ -160,26 +180,54 @@ fn the_projections_of_a_released_layer_come_out() {
     }
 }
 
+/// The widths of a released layer where the device is fast enough: more tiles than cubes, and
+/// fewer.
+fn the_pairs_of_a_released_layer_come_out() {
+    for (name, device) in devices() {
+        for (outputs, columns) in [([1024, 512], 4096), ([32_768, 8192], 1024)] {
+            let parts = if is_gpu(name) { 1 } else { 64 };
+            let columns = if is_gpu(name) { columns } else { columns / 4 };
+            let [first, second] = outputs.map(|outputs| {
+                let shape = [1, outputs / parts, columns];
+                Packed::random(FP8, shape, outputs as u64).on(device)
+            });
+            for dtype in [F32, FloatDType::BF16] {
+                if !device.supports_dtype(dtype) {
+                    skip(name, "bf16");
+                    continue;
+                }
+                for rows in [1, 2, 16] {
+                    let x = Input::random([rows, columns], dtype, 6).on(device);
+                    check(&x, [&first, &second], &[], options(F32), name);
+                    check(&x, [&second, &first], &[], options(F32), name);
+                }
+            }
+        }
+    }
+}
+
 /// Against the oracles of the products: the bits could be the same and wrong.
 fn products_with_all_are_exact() {
     every_dtype(|name, device, dtype| {
-        for format in [FP8, REPACKED_FP4] {
-            let packed =
-                [50, 150].map(|out| Packed::exact(format, [1, out, COLUMNS], 0, out as u64));
+        for formats in ALIKE {
+            let packed = [0, 1].map(|of| {
+                let shape = [1, [50, 150][of], COLUMNS];
+                Packed::exact(formats[of], shape, 0, of as u64)
+            });
             let [first, second] = packed.each_ref().map(|packed| packed.on(device));
             for &rows in some(name, &ROWS, FEW) {
                 let dense = Product::exact([rows, 40, COLUMNS], (dtype, dtype), 5);
                 let weights = [dense.weights.on(device)];
-                let (pair, products) = group(
-                    dense.x.on(device),
-                    [&first, &second],
-                    &weights,
-                    options(F32),
-                );
-                for (packed, product) in packed.iter().zip(&pair) {
-                    dense.x.check_exact(packed, product, name);
+                for weights in [&[][..], &weights] {
+                    let x = dense.x.on(device);
+                    let (pair, products) = group(x, [&first, &second], weights, options(F32));
+                    for (packed, product) in packed.iter().zip(&pair) {
+                        dense.x.check_exact(packed, product, name);
+                    }
+                    for product in products {
+                        dense.check_exact(&product, F32, name);
+                    }
                 }
-                dense.check_exact(&products[0], F32, name);
             }
         }
     });
@@ -210,15 +258,32 @@ fn the_pair_may_be_dense_or_of_two_formats() {
     every_dtype(|name, device, dtype| {
         let of_floats = Format::Dense(dtype);
         let dense = [Input::random([24, FEW_COLUMNS], dtype, 1).on(device)];
-        for formats in [[FP8, FP4], [of_floats, FP8], [of_floats; 2]] {
+        for formats in [
+            [FP8, FP4],
+            [FP4, FP8],
+            [FP4, REPACKED_FP4],
+            [of_floats, FP8],
+            [FP4, of_floats],
+            [of_floats; 2],
+        ] {
             let [first, second] = [0, 1].map(|of| {
                 let shape = [1, [40, 9][of], FEW_COLUMNS];
                 Packed::random(formats[of], shape, of as u64).on(device)
             });
-            let x = Input::random([3, FEW_COLUMNS], dtype, 4).on(device);
-            let what = format!("{name} {formats:?}");
-            check(&x, [&first, &second], &dense, options(F32), &what);
+            for &rows in some(name, &[3, 1, 16, 17], 4) {
+                let x = Input::random([rows, FEW_COLUMNS], dtype, 4).on(device);
+                let what = format!("{name} {formats:?}");
+                check(&x, [&first, &second], &dense, options(F32), &what);
+            }
         }
+    });
+}
+
+fn both_may_be_the_same_matrix() {
+    every_dtype(|name, device, dtype| {
+        let weights = Packed::random(FP8, [1, 40, 256], 1).on(device);
+        let x = Input::random([3, 256], dtype, 2).on(device);
+        check(&x, [&weights, &weights], &[], options(F32), name);
     });
 }
 
@@ -238,41 +303,59 @@ fn rounded_activations_are_those_of_the_pair() {
 
 fn x_may_be_any_view() {
     every_dtype(|name, device, dtype| {
-        let [first, second] =
-            [33, 18].map(|out| Packed::random(FP8, [1, out, FEW_COLUMNS], out as u64).on(device));
-        let (both, f32) = ([&first, &second], options(F32));
         // Weights that are a view, too.
         let wide = Input::random([FEW_COLUMNS, 24], dtype, 1).on(device);
         let dense = [wide.transpose()];
         let x = Input::random([4, FEW_COLUMNS], dtype, 3).on(device);
-        let turned = x.clone().transpose().mul_scalar(1.0).transpose();
-        check(&turned, both, &dense, f32, &format!("{name} transposed"));
-        let wider = Tensor::cat(vec![x.clone().slice([0..4, 0..1]), x.clone()], 1);
-        let odd = wider.slice([0..4, 1..FEW_COLUMNS + 1]);
-        check(
-            &odd,
-            both,
-            &dense,
-            f32,
-            &format!("{name} from an odd column on"),
-        );
-        let more = x.clone().reshape([2, 1, 2, FEW_COLUMNS]);
-        check(&more, both, &dense, f32, &format!("{name} four dimensions"));
-        let one = x.slice([0..1, 0..FEW_COLUMNS]).reshape([FEW_COLUMNS]);
-        check(&one, both, &dense, f32, &format!("{name} vector"));
+        for format in [FP8, FP4] {
+            let [first, second] = [33, 18]
+                .map(|out| Packed::random(format, [1, out, FEW_COLUMNS], out as u64).on(device));
+            let both = [&first, &second];
+            let what = |view| format!("{name} {view}");
+            let turned = x.clone().transpose().mul_scalar(1.0).transpose();
+            check(&turned, both, &dense, options(F32), &what("transposed"));
+            let wider = Tensor::cat(vec![x.clone().slice([0..4, 0..1]), x.clone()], 1);
+            let odd = wider.slice([0..4, 1..FEW_COLUMNS + 1]);
+            check(
+                &odd,
+                both,
+                &dense,
+                options(F32),
+                &what("from an odd column on"),
+            );
+            let above = Tensor::cat(vec![x.clone().neg(), x.clone()], 0);
+            let below = above.slice([4..8, 0..FEW_COLUMNS]);
+            check(
+                &below,
+                both,
+                &dense,
+                options(F32),
+                &what("rows of a higher matrix"),
+            );
+            let more = x.clone().reshape([2, 1, 2, FEW_COLUMNS]);
+            check(&more, both, &dense, options(F32), &what("four dimensions"));
+            let one = x.clone().slice([0..1, 0..FEW_COLUMNS]);
+            let one = one.reshape([FEW_COLUMNS]);
+            check(&one, both, &dense, options(F32), &what("vector"));
+        }
     });
 }
 
 fn a_row_does_not_depend_on_the_rows_next_to_it() {
     every_dtype(|name, device, dtype| {
-        let [first, second] =
-            [66, 20].map(|out| Packed::random(FP8, [1, out, 1024], out as u64).on(device));
+        let [first, second] = [66, 20].map(|out| Packed::random(FP8, [1, out, 1024], out as u64));
+        let [first, second] = [first, second].map(|packed| packed.on(device));
+        let [third, fourth] = [66, 20].map(|out| Packed::random(FP4, [1, out, 1024], out as u64));
+        let [third, fourth] = [third, fourth].map(|packed| packed.on(device));
         let dense = [50, 9].map(|out| Input::random([out, 1024], dtype, out as u64).on(device));
         let x = Input::random([16, 1024], dtype, 4);
         let run = |rows: std::ops::Range<usize>| {
             let x = x.rows(rows).on(device);
-            let (pair, products) = group(x, [&first, &second], &dense, options(F32));
-            pair.into_iter().chain(products).collect::<Vec<_>>()
+            let (pair, products) = group(x.clone(), [&first, &second], &dense, options(F32));
+            let (of_two, _) = group(x.clone(), [&first, &second], &[], options(F32));
+            let (of_fp4, _) = group(x, [&third, &fourth], &[], options(F32));
+            let pairs = pair.into_iter().chain(of_two).chain(of_fp4);
+            pairs.chain(products).collect::<Vec<_>>()
         };
         let alone: Vec<_> = (0..16).map(|row| run(row..row + 1)).collect();
         for &rows in some(name, &[2, 5, 8, 9, 16], 3) {
@@ -293,14 +376,17 @@ fn nothing_in_gives_nothing_and_no_inputs_give_zeros() {
             (0, [6, 3], 32),
             (3, [0, 3], 32),
             (3, [6, 0], 32),
+            (3, [0, 0], 32),
             (3, [6, 3], 0),
             (0, [0, 0], 0),
         ] {
-            let [first, second] =
-                outputs.map(|out| Packed::exact(FP8, [1, out, columns], 0, 1).on(device));
-            let dense = [Input::exact([5, columns], dtype, 1).on(device)];
-            let x = Input::exact([rows, columns], dtype, 2).on(device);
-            check(&x, [&first, &second], &dense, options(F32), name);
+            for format in [FP8, FP4, Format::Dense(F32)] {
+                let [first, second] =
+                    outputs.map(|out| Packed::exact(format, [1, out, columns], 0, 1).on(device));
+                let dense = [Input::exact([5, columns], dtype, 1).on(device)];
+                let x = Input::exact([rows, columns], dtype, 2).on(device);
+                check(&x, [&first, &second], &dense, options(F32), name);
+            }
         }
     });
 }
@@ -349,80 +435,48 @@ fn what_is_not_finite_stays_in_its_row_and_matrix() {
     });
 }
 
-fn a_group_refuses_what_does_not_fit_by_name() {
-    for (name, device) in devices() {
-        let of = |shape| Weights::dense(Tensor::zeros(shape, (device, DType::F32))).unwrap();
-        let (fits, narrow) = (of([1, 5, 4]), of([1, 5, 3]));
-        let refused = |weights: [&Weights; 2], dense: [usize; 2], invariant_rows| {
-            let x = Tensor::<2>::zeros([3, 4], (device, DType::F32));
-            let dense = [Tensor::<2>::zeros(dense, (device, DType::F32))];
-            let options = SmallMOptions {
-                invariant_rows,
-                ..SmallMOptions::default()
-            };
-            let result = quant_linear_group(x, weights, &dense, options);
-            result.expect_err(name).to_string()
-        };
-        assert_eq!(
-            refused([&narrow, &fits], [2, 4], 16),
-            "`weights[0]` has shape [1, 5, 3], expected [1, 5, 4]"
-        );
-        assert_eq!(
-            refused([&fits, &narrow], [2, 4], 16),
-            "`weights[1]` has shape [1, 5, 3], expected [1, 5, 4]"
-        );
-        assert_eq!(
-            refused([&fits, &fits], [2, 5], 16),
-            "`dense` has shape [2, 5], expected [2, 4]"
-        );
-        assert_eq!(
-            refused([&fits, &fits], [2, 4], 15),
-            "`invariant_rows` is 15, expected 16 to 64"
-        );
-    }
-    let device = &devices()[0].1;
-    let x = Tensor::<2>::zeros([3, 4], (device, DType::F64));
-    let weights = Packed::exact(FP8, [1, 5, 4], 0, 1).on(device);
-    let result = quant_linear_group(x, [&weights, &weights], &[], SmallMOptions::default());
-    assert_eq!(
-        result.expect_err("f64").to_string(),
-        "`x` has dtype F64, expected F32, F16 or BF16"
-    );
-}
-
-fn a_group_refuses_weights_on_another_device() {
-    let Some([first, second]) = two_devices() else {
-        return;
-    };
-    let packed = Packed::exact(FP8, [1, 5, 4], 0, 1).on(first);
-    let x = Tensor::<2>::zeros([3, 4], (first, DType::F32));
-    let dense = [Tensor::<2>::zeros([2, 4], (second, DType::F32))];
-    let result = quant_linear_group(x, [&packed, &packed], &dense, SmallMOptions::default());
-    assert!(
-        matches!(
-            result,
-            Err(OpError::DeviceMismatch {
-                argument: "dense",
-                other: "x",
-                ..
-            })
-        ),
-        "{result:?}"
-    );
+fn what_is_not_finite_stays_in_its_row_and_matrix_of_two() {
+    every_dtype(|name, device, dtype| {
+        for format in [FP4, FP8] {
+            let mut packed = [34, 50].map(|outputs| Packed::exact(format, [1, outputs, 96], 0, 7));
+            for rows in [3, 16] {
+                let mut x = Input::exact([rows, 96], dtype, 8);
+                x.values[96 + 7] = f32::NAN;
+                let [first, second] = packed.each_ref().map(|packed| packed.on(device));
+                let (products, _) = group(x.on(device), [&first, &second], &[], options(F32));
+                for (product, outputs) in products.iter().zip([34, 50]) {
+                    for (row, product) in product.chunks(outputs).enumerate() {
+                        let spoilt = row == 1;
+                        assert!(product.iter().all(|v| v.is_nan() == spoilt), "{name} {row}");
+                    }
+                }
+            }
+            let x = Input::exact([3, 96], dtype, 8);
+            let second = packed[1].on(device);
+            let expected = linear(x.on(device), &second);
+            packed[0].poison(0);
+            let spoilt = packed[0].on(device);
+            let (products, _) = group(x.on(device), [&spoilt, &second], &[], options(F32));
+            let [first, product] = products;
+            assert!(first.iter().all(|v| v.is_nan()), "{name}");
+            assert_same_bits(&product, &expected, name);
+        }
+    });
 }
 
 catalogue![
     each_has_the_bits_that_it_has_alone,
     columns_need_not_be_whole_k_blocks,
     the_projections_of_a_released_layer_come_out,
+    the_pairs_of_a_released_layer_come_out,
     products_with_all_are_exact,
     dense_weights_may_be_none_many_or_of_several_dtypes,
     the_pair_may_be_dense_or_of_two_formats,
+    both_may_be_the_same_matrix,
     rounded_activations_are_those_of_the_pair,
     x_may_be_any_view,
     a_row_does_not_depend_on_the_rows_next_to_it,
     nothing_in_gives_nothing_and_no_inputs_give_zeros,
     what_is_not_finite_stays_in_its_row_and_matrix,
-    a_group_refuses_what_does_not_fit_by_name,
-    a_group_refuses_weights_on_another_device,
+    what_is_not_finite_stays_in_its_row_and_matrix_of_two,
 ];

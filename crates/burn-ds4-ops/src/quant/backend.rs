@@ -147,9 +147,9 @@ impl QuantOps for burn_cubecl::CubeBackend {
             }
         }
         let dense = Self::small_m_matmul_group(x.clone(), dense, dtype);
-        let pair = launch::multiply_pair(&x, matrices(), activations);
+        let products = launch::multiply_both(&x, matrices(), activations);
         // Each rounds for itself, since what FP8 tensor cores multiply is not rounded rows.
-        let [first, second] = pair
+        let [first, second] = products
             .unwrap_or_else(|| packed.map(|one| Self::quant_linear(x.clone(), one, activations)));
         LinearProducts {
             first,

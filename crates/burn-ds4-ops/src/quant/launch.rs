@@ -200,7 +200,7 @@ fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamB
 ///
 /// The split of K depends on the format, the columns and `x`, which both products share, so each
 /// has the bits of [`multiply_rows`].
-fn pair_blueprint(
+fn packed_blueprint(
     x: &CubeTensor,
     [first, second]: &[Matrices; 2],
     rows: usize,
@@ -218,13 +218,13 @@ fn pair_blueprint(
 }
 
 /// The operands of products of a few rows with two packed matrices, and memory for those.
-struct Pair {
+struct PackedProducts {
     x: CubeTensor,
     matrices: [Matrices; 2],
     products: [CubeTensor; 2],
 }
 
-impl Pair {
+impl PackedProducts {
     fn new(x: CubeTensor, matrices: [Matrices; 2]) -> Self {
         let (x, matrices) = (aligned(x), matrices.map(Matrices::contiguous));
         let rows = x.meta.shape()[0];
@@ -246,16 +246,16 @@ impl Pair {
 }
 
 /// `x · Wᵀ` for two matrices. `None` where they can not be one launch.
-pub(super) fn multiply_pair(
+pub(super) fn multiply_both(
     x: &CubeTensor,
     matrices: [Matrices; 2],
     activations: Activations,
 ) -> Option<[CubeTensor; 2]> {
-    let blueprint = pair_blueprint(x, &matrices, x.meta.shape()[0])?;
-    let pair = Pair::new(input(x.clone(), activations), matrices);
-    let [first, second] = pair.problems(blueprint);
-    launch_stream(&pair.x, &first, Some(&second));
-    Some(pair.products)
+    let blueprint = packed_blueprint(x, &matrices, x.meta.shape()[0])?;
+    let both = PackedProducts::new(input(x.clone(), activations), matrices);
+    let [first, second] = both.problems(blueprint);
+    launch_stream(&both.x, &first, Some(&second));
+    Some(both.products)
 }
 
 /// `x · Wᵀ` for two packed matrices and, in `dtype`, for each of some weights of floats of one
@@ -269,18 +269,18 @@ pub(super) fn multiply_group(
     let [rows, _] = x.shape().dims();
     // With `x` in registers, all planes of a cube multiply one tile, so that they read neighbouring
     // weights. In a shared launch, that pays for a single row as well.
-    let several = pair_blueprint(x, &matrices, rows.max(2))?;
-    let pair = match several.x_in_registers {
+    let several = packed_blueprint(x, &matrices, rows.max(2))?;
+    let packed = match several.x_in_registers {
         true => several,
-        false => pair_blueprint(x, &matrices, rows)?,
+        false => packed_blueprint(x, &matrices, rows)?,
     };
-    let blueprint = LinearGroupBlueprint::new(pair, x, weights)?;
+    let blueprint = LinearGroupBlueprint::new(packed, x, weights)?;
     let weights: Vec<_> = weights.iter().cloned().map(into_contiguous).collect();
-    let pair = Pair::new(x.clone(), matrices);
-    let results = ListOutput::new(&pair.x, &weights, dtype);
+    let both = PackedProducts::new(x.clone(), matrices);
+    let results = ListOutput::new(&both.x, &weights, dtype);
     LinearGroup {
-        x: &pair.x,
-        packed: pair.problems(blueprint.packed),
+        x: &both.x,
+        packed: both.problems(blueprint.packed),
         dense: MatrixList {
             weights: &weights,
             starts: &results.starts,
@@ -289,7 +289,7 @@ pub(super) fn multiply_group(
         output: &results.all,
     }
     .launch(blueprint);
-    let [first, second] = pair.products;
+    let [first, second] = both.products;
     Some(LinearProducts {
         first,
         second,

@@ -4,6 +4,8 @@
 // Each test binary compiles this module for itself and uses the part that it needs.
 #![allow(dead_code)]
 
+pub mod errors;
+
 use std::io::Write;
 use std::sync::{Mutex, OnceLock, PoisonError};
 

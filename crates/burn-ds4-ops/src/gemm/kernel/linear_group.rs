@@ -29,8 +29,8 @@ pub(crate) struct DenseProblem<Y: Float> {
 
 /// Multiplies rows of `x` by two packed matrices, as [`stream_kernel`](super::stream_kernel) does,
 /// and by matrices of 16-bit weights, as [`tiles_kernel`](super::dense::tiles_kernel) does. The
-/// first cubes, as many as `split` says, have the packed matrices, the rest the others, so that each
-/// product has the bits that it has alone.
+/// first cubes, as many as `split` says, have the packed matrices, the rest have the others, so
+/// that each product has the bits that it has alone.
 ///
 /// - `x`: rows of vectors, `x_vectors` from one to the next
 #[cube(launch_unchecked, address_type = "dynamic")]
