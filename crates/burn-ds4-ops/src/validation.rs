@@ -86,12 +86,23 @@ pub(crate) fn expect_supported(dtype: FloatDType, device: &Device) -> Result<(),
 }
 
 pub(crate) fn expect_not_negative(argument: &'static str, actual: f64) -> Result<(), OpError> {
-    if actual >= 0.0 {
+    let expected = "a number that is not negative";
+    expect_number(actual >= 0.0, argument, actual, expected)
+}
+
+/// An error that shows the number, unless it fits.
+pub(crate) fn expect_number(
+    fits: bool,
+    argument: &'static str,
+    actual: impl ToString,
+    expected: &'static str,
+) -> Result<(), OpError> {
+    if fits {
         return Ok(());
     }
     Err(OpError::InvalidFloat {
         argument,
-        expected: "a number that is not negative",
+        expected,
         actual: actual.to_string(),
     })
 }

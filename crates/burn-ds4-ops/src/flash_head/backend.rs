@@ -1,29 +1,14 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 
+use super::args::HeadTensors;
 #[cfg(feature = "cube")]
 use super::launch::{Candidates, can_run};
 use super::reference;
 use crate::matmul::MatmulOps;
 use crate::optional::{OptionalFloat, OptionalInt};
 use crate::topk::TopkOps;
-
-/// A clustered head as backends see it.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct HeadTensors<B: Backend> {
-    /// `[clusters · capacity, width]`.
-    pub weight: FloatTensor<B>,
-    /// `[clusters, width]`, in the dtype of the weight.
-    pub centroids: FloatTensor<B>,
-    /// `[clusters]`, f32.
-    pub norms: FloatTensor<B>,
-    /// `[clusters, capacity]`, i32; -1 for padding. The first entry of a cluster is never padding.
-    pub ids: IntTensor<B>,
-    /// `[clusters]`, i32: the numbers of all clusters, which need not be uploaded then.
-    pub clusters: IntTensor<B>,
-}
 
 /// The backend operations of this family. The default bodies are the reference.
 ///
@@ -56,7 +41,7 @@ pub trait FlashHeadOps: MatmulOps + TopkOps {
         #[extension_type] special: OptionalInt<Self>,
         probes: usize,
     ) -> IntTensor<Self> {
-        reference::argmax::<Self>(h, head, special, probes)
+        reference::argmax::<Self>(h, head, special.into_option(), probes)
     }
 
     /// See [`flash_head_logits`](super::flash_head_logits).
@@ -68,7 +53,7 @@ pub trait FlashHeadOps: MatmulOps + TopkOps {
         probes: usize,
         vocabulary: usize,
     ) -> FloatTensor<Self> {
-        reference::logits::<Self>(h, head, special, probes, vocabulary)
+        reference::logits::<Self>(h, head, special.into_option(), probes, vocabulary)
     }
 
     /// Returns ids and logits of the `chosen` clusters' rows and of the special tokens; see
@@ -95,12 +80,12 @@ impl FlashHeadOps for burn_cubecl::CubeBackend {
         special: OptionalInt<Self>,
         probes: usize,
     ) -> IntTensor<Self> {
+        let special = special.into_option();
         if !can_run(&h, &head, probes) {
             return reference::argmax::<Self>(h, head, special, probes);
         }
-        let none = OptionalFloat::None;
-        let chosen = Self::flash_head_clusters(h.clone(), head.clone(), none, probes, 1.0);
-        Candidates::new(h, head, special.into_option(), chosen).argmax()
+        let chosen = reference::clusters::<Self>(h.clone(), head.clone(), None, probes, 1.0);
+        Candidates::new(h, head, special, chosen).argmax()
     }
 
     fn flash_head_logits(
@@ -110,12 +95,12 @@ impl FlashHeadOps for burn_cubecl::CubeBackend {
         probes: usize,
         vocabulary: usize,
     ) -> FloatTensor<Self> {
+        let special = special.into_option();
         if !can_run(&h, &head, probes) {
             return reference::logits::<Self>(h, head, special, probes, vocabulary);
         }
-        let none = OptionalFloat::None;
-        let chosen = Self::flash_head_clusters(h.clone(), head.clone(), none, probes, 1.0);
-        Candidates::new(h, head, special.into_option(), chosen).scattered(vocabulary)
+        let chosen = reference::clusters::<Self>(h.clone(), head.clone(), None, probes, 1.0);
+        Candidates::new(h, head, special, chosen).scattered(vocabulary)
     }
 
     fn flash_head_candidates(
@@ -124,10 +109,11 @@ impl FlashHeadOps for burn_cubecl::CubeBackend {
         special: OptionalInt<Self>,
         chosen: IntTensor<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        let special = special.into_option();
         if can_run(&h, &head, chosen.shape()[1]) {
-            Candidates::new(h, head, special.into_option(), chosen).all()
+            Candidates::new(h, head, special, chosen).all()
         } else {
-            reference::candidates::<Self>(h, head, special.into_option(), chosen)
+            reference::candidates::<Self>(h, head, special, chosen)
         }
     }
 }
@@ -135,7 +121,7 @@ impl FlashHeadOps for burn_cubecl::CubeBackend {
 /// Output shapes and dtypes that fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
-    use super::HeadTensorsMetadata;
+    use crate::flash_head::args::HeadTensorsMetadata;
     use crate::optional::OptionalIntMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::DType;

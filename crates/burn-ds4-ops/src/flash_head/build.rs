@@ -5,15 +5,13 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::head::{ClusterLayout, integers, read, unit_rows};
+use super::head::{ClusterLayout, integers, read, rows_at_once, unit_rows};
 use super::matching::{Preferences, match_rows};
 use super::{FlashHead, FlashHeadOptions, seeding, validation};
 use crate::OpError;
 use crate::matmul::matmul;
 use crate::topk::{MAX_K, Order, Windows, top_k};
 
-/// The most elements that are computed at a time.
-const MAX_ELEMENTS: usize = 1 << 25;
 /// The most preferences of rejected rows that the host holds.
 const MAX_PREFERENCES: usize = 1 << 24;
 
@@ -141,11 +139,6 @@ impl FlashHead {
 
 fn differing(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).filter(|(a, b)| a != b).count()
-}
-
-/// The number of rows of `columns` elements that are computed at a time.
-pub(super) fn rows_at_once(columns: usize) -> usize {
-    (MAX_ELEMENTS / columns).max(1)
 }
 
 /// The directions of the rows of a head in f32, and the lengths of the rows.

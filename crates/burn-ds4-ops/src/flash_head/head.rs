@@ -3,9 +3,12 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::backend::HeadTensors;
+use super::args::HeadTensors;
 use super::validation;
 use crate::OpError;
+
+/// The most elements that are computed at a time.
+const MAX_ELEMENTS: usize = 1 << 25;
 
 /// An output head whose rows are in clusters of one size.
 ///
@@ -243,6 +246,11 @@ pub(super) fn unit_rows(rows: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
     let norms = (rows.clone() * rows.clone()).sum_dim(1).sqrt();
     let directions = rows / norms.clone().clamp_min(at_least).expand(shape);
     (directions, (norms * largest).reshape([shape[0]]))
+}
+
+/// The number of rows of `columns` elements that are computed at a time.
+pub(super) fn rows_at_once(columns: usize) -> usize {
+    (MAX_ELEMENTS / columns).max(1)
 }
 
 /// Copies a tensor to the host.

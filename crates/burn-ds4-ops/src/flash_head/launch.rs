@@ -6,7 +6,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::backend::HeadTensors;
+use super::args::HeadTensors;
 use super::kernel::{
     ArgmaxBlueprint, CandidateShapeLaunch, CandidatesLaunch, SpecialLaunch, argmax_kernel,
     candidates_kernel, scatter_kernel,

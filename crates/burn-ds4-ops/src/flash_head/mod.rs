@@ -24,6 +24,7 @@
 //! FlashHead, arXiv 2603.14591: retrieval in two stages in place of the dense head.
 
 // With fusion, tensors are of another backend, and it counts on a stream of its own.
+mod args;
 #[cfg(all(test, feature = "cube", not(feature = "fusion")))]
 mod arrival_tests;
 mod backend;

@@ -4,18 +4,18 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
 
-use super::backend::{FlashHeadOps, HeadTensors};
-use crate::matmul::INVARIANT_ROWS;
-use crate::optional::{OptionalFloat, OptionalInt};
+use super::args::HeadTensors;
+use crate::matmul::{INVARIANT_ROWS, MatmulOps};
+use crate::optional::OptionalInt;
 use crate::reference::{bool_dtype, log1p, slice};
-use crate::topk::{self, CausalWindow};
+use crate::topk::{self, CausalWindow, TopkOps};
 
 /// The dtype of ids, clusters and rows.
 const INT: IntDType = IntDType::I32;
 /// The largest number below 1.
 const BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
 
-pub(super) fn clusters<B: FlashHeadOps>(
+pub(super) fn clusters<B: MatmulOps + TopkOps>(
     h: FloatTensor<B>,
     head: HeadTensors<B>,
     uniform: Option<FloatTensor<B>>,
@@ -61,7 +61,7 @@ fn gumbel<B: Backend>(uniform: FloatTensor<B>) -> FloatTensor<B> {
     B::float_neg(B::float_log(exponential))
 }
 
-pub(super) fn candidates<B: FlashHeadOps>(
+pub(super) fn candidates<B: MatmulOps>(
     h: FloatTensor<B>,
     head: HeadTensors<B>,
     special: Option<IntTensor<B>>,
@@ -126,15 +126,25 @@ pub(super) fn candidates<B: FlashHeadOps>(
     (ids, logits)
 }
 
-pub(super) fn argmax<B: FlashHeadOps>(
+/// The candidates of the most similar clusters.
+fn likely<B: MatmulOps + TopkOps>(
     h: FloatTensor<B>,
     head: HeadTensors<B>,
-    special: OptionalInt<B>,
+    special: Option<IntTensor<B>>,
+    probes: usize,
+) -> (IntTensor<B>, FloatTensor<B>) {
+    let chosen = clusters::<B>(h.clone(), head.clone(), None, probes, 1.0);
+    candidates::<B>(h, head, special, chosen)
+}
+
+pub(super) fn argmax<B: MatmulOps + TopkOps>(
+    h: FloatTensor<B>,
+    head: HeadTensors<B>,
+    special: Option<IntTensor<B>>,
     probes: usize,
 ) -> IntTensor<B> {
     let tokens = h.shape()[0];
-    let chosen = B::flash_head_clusters(h.clone(), head.clone(), OptionalFloat::None, probes, 1.0);
-    let (ids, logits) = B::flash_head_candidates(h, head, special, chosen);
+    let (ids, logits) = likely::<B>(h, head, special, probes);
     let mask_dtype = bool_dtype::<B>(&ids.device());
     let nan = B::float_is_nan(logits.clone(), mask_dtype);
     let lowest = f32::NEG_INFINITY;
@@ -150,16 +160,15 @@ pub(super) fn argmax<B: FlashHeadOps>(
     B::int_reshape(winner, Shape::new([tokens]))
 }
 
-pub(super) fn logits<B: FlashHeadOps>(
+pub(super) fn logits<B: MatmulOps + TopkOps>(
     h: FloatTensor<B>,
     head: HeadTensors<B>,
-    special: OptionalInt<B>,
+    special: Option<IntTensor<B>>,
     probes: usize,
     vocabulary: usize,
 ) -> FloatTensor<B> {
     let (tokens, device) = (h.shape()[0], h.device());
-    let chosen = B::flash_head_clusters(h.clone(), head.clone(), OptionalFloat::None, probes, 1.0);
-    let (ids, logits) = B::flash_head_candidates(h, head, special, chosen);
+    let (ids, logits) = likely::<B>(h, head, special, probes);
     let number = ids.shape().num_elements();
     // Padding goes to a column of its own, after those of the vocabulary.
     let columns = vocabulary + 1;

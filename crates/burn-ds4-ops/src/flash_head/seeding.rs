@@ -4,8 +4,7 @@ use burn::tensor::Tensor;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use super::build::rows_at_once;
-use super::head::{integers, read};
+use super::head::{integers, read, rows_at_once};
 use crate::OpError;
 use crate::matmul::matmul;
 

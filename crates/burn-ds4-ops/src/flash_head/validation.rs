@@ -5,7 +5,9 @@ use burn::tensor::{DType, Tensor};
 use super::{BuildOptions, FlashHead, FlashHeadOptions, MAX_TOKENS};
 use crate::OpError;
 use crate::topk::{MAX_COLUMNS, MAX_K};
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_number, expect_shape, invalid,
+};
 
 /// The most clusters of a wrong size that an error lists.
 const LISTED: usize = 8;
@@ -36,13 +38,8 @@ pub(super) fn check_draw(
     uniform: &Tensor<2>,
 ) -> Result<(), OpError> {
     // Checked in f32, as it is used.
-    if !((temperature as f32).is_normal() && temperature > 0.0) {
-        return Err(OpError::InvalidFloat {
-            argument: "temperature",
-            expected: "a finite number above 0",
-            actual: temperature.to_string(),
-        });
-    }
+    let fits = (temperature as f32).is_normal() && temperature > 0.0;
+    expect_number(fits, "temperature", temperature, "a finite number above 0")?;
     expect_dtype("uniform", "F32", uniform, &[DType::F32])?;
     let [tokens, _] = h.dims();
     expect_shape("uniform", uniform.dims(), [tokens, head.clusters()])?;

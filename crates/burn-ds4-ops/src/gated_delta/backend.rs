@@ -1,41 +1,12 @@
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::FloatTensor;
 #[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 
+use super::args::Recurrence;
 #[cfg(feature = "cube")]
 use super::launch::{StateOutput, can_run, run};
 use super::reference;
 use crate::optional::OptionalInt;
-
-/// The inputs of the recurrence, without the pool, as backends see them.
-#[derive(Clone, ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct Recurrence<B: Backend> {
-    /// `[batch, tokens, heads, width]`.
-    pub q: FloatTensor<B>,
-    /// Like `q`.
-    pub k: FloatTensor<B>,
-    /// `[batch, tokens, value heads, channels]`.
-    pub v: FloatTensor<B>,
-    /// `[batch, tokens, value heads]`.
-    pub a: FloatTensor<B>,
-    /// Like `a`.
-    pub b: FloatTensor<B>,
-    /// `[value heads]`.
-    pub a_log: FloatTensor<B>,
-    /// `[value heads]`.
-    pub dt_bias: FloatTensor<B>,
-    /// `[batch]`.
-    pub read_slots: IntTensor<B>,
-    /// The factor of the queries.
-    pub scale: f64,
-    /// Whether queries and keys are normalised.
-    pub l2_norm: bool,
-    /// The value of `x` above which softplus is the identity.
-    pub softplus_threshold: f64,
-    /// Whether a negative slot means slot 0.
-    pub null_slot: bool,
-}
 
 /// The backend operations of this family. There is one method for each way of handling the states.
 /// The default bodies are the reference.
@@ -137,8 +108,9 @@ impl GatedDeltaOps for burn_cubecl::CubeBackend {
 /// Output shapes and dtypes that fusion needs before the operators run.
 #[cfg(feature = "fusion")]
 mod fusion {
-    use super::RecurrenceMetadata;
     use burn::backend::fusion::custom::TensorSpec;
+
+    use crate::gated_delta::args::RecurrenceMetadata;
 
     pub(super) fn outputs(recurrence: &RecurrenceMetadata) -> TensorSpec {
         TensorSpec::new(recurrence.v.shape.clone(), recurrence.v.dtype)

@@ -1,6 +1,7 @@
 //! The gated delta rule: linear attention with one state for each sequence and head, kept in a
 //! pool.
 
+mod args;
 mod backend;
 #[cfg(feature = "cube")]
 mod kernel;
@@ -14,13 +15,10 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::OpError;
-use backend::{GatedDeltaOps, Recurrence};
+pub use args::MAX_TOKENS;
+use args::Recurrence;
+use backend::GatedDeltaOps;
 pub use options::{GatedDeltaOptions, NegativeSlots, StateUpdate};
-
-/// The most tokens of a sequence that [`gated_delta_rule`] takes in one call.
-pub const MAX_TOKENS: usize = 16;
-/// Keeps the norm of a row of zeros from dividing by zero.
-const NORM_EPSILON: f32 = 1e-6;
 
 /// The inputs of [`gated_delta_rule`] for its tokens. The dtypes are f32, f16 or bf16.
 #[derive(Clone, Debug)]

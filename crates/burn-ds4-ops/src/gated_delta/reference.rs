@@ -8,8 +8,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
 
-use super::NORM_EPSILON;
-use super::backend::Recurrence;
+use super::args::{NORM_EPSILON, Recurrence};
 use crate::reference::{bool_dtype, log1p};
 
 /// The dtype of slots.

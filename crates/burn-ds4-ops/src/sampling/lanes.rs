@@ -6,47 +6,11 @@ use super::layout::{
     BIAS, BIAS_ID, BIASES, FARTHEST, FREQUENCY, LAST, PENALISED, PRESENCE, RATE, REPETITION, SEED,
     TOP_K, TOP_P, WIDTH,
 };
+use super::params::{LaneParams, Penalties};
+use super::validation;
 use super::weight::WeightFilter;
-use super::{SamplingParams, validation};
 use crate::OpError;
-
-/// Most entries of a lane's logit bias: as many as OpenAI's interface takes.
-pub const MAX_LOGIT_BIAS: usize = 300;
-
-/// How logits change with the tokens before, as vLLM defines it. The default changes nothing.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Penalties {
-    /// Divides positive logits and multiplies the others, of tokens in prompt or output; above 0.
-    pub repetition: f32,
-    /// Subtracted from the logits of tokens in the output; -2 to 2.
-    pub presence: f32,
-    /// Subtracted from the logit of a token as often as the output has the token; -2 to 2.
-    pub frequency: f32,
-}
-
-impl Default for Penalties {
-    fn default() -> Self {
-        Self {
-            repetition: 1.0,
-            presence: 0.0,
-            frequency: 0.0,
-        }
-    }
-}
-
-/// How the tokens of one lane are chosen. The default is greedy.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LaneParams {
-    /// Temperature and filters.
-    pub sampling: SamplingParams,
-    /// Changes to the logits of tokens that have occurred.
-    pub penalties: Penalties,
-    /// Tokens, each once, and what is added to their logits, before the penalties: numbers, or
-    /// `-inf` for a token that must not be chosen. At most [`MAX_LOGIT_BIAS`].
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Selects the random numbers.
-    pub seed: u64,
-}
+use crate::validation::{expect_device, expect_shape};
 
 /// The parameters of all lanes of a batch, on the device.
 ///
@@ -123,7 +87,16 @@ impl BatchParams {
         self.vocabulary
     }
 
-    pub(super) fn device(&self) -> Device {
+    /// Checks logits, whose first dimension is lanes, and whether the parameters are for them.
+    pub(super) fn check<const D: usize>(&self, logits: &Tensor<D>) -> Result<(), OpError> {
+        validation::check_logits(logits)?;
+        let own = [self.lanes, self.vocabulary];
+        let expected = [logits.dims()[0], logits.dims()[D - 1]];
+        expect_shape("params", own, expected)?;
+        expect_device("params", &self.device(), "logits", &logits.device())
+    }
+
+    fn device(&self) -> Device {
         self.tables().floats.device()
     }
 

@@ -1,7 +1,7 @@
 //! Where the parameters of a lane are in the two tables that kernels read: one of floats and one of
 //! integers, each with [`WIDTH`] columns for every lane.
 
-use super::MAX_LOGIT_BIAS;
+use super::params::MAX_LOGIT_BIAS;
 
 /// Columns of both tables.
 pub(super) const WIDTH: usize = 8 + MAX_LOGIT_BIAS;

@@ -8,9 +8,6 @@ use super::validation;
 use crate::OpError;
 use crate::topk::{Order, Windows, top_k};
 
-/// Most of the most likely tokens that [`log_probs`] lists: as many as OpenAI's interface does.
-pub const MAX_TOP_LOG_PROBS: usize = 20;
-
 /// The result of [`log_probs`].
 #[derive(Clone, Debug)]
 pub struct LogProbs {

@@ -55,6 +55,7 @@ mod lanes;
 mod launch;
 mod layout;
 mod log_probs;
+mod params;
 mod penalties;
 mod reference;
 mod validation;
@@ -67,37 +68,12 @@ use crate::OpError;
 use backend::SamplingOps;
 use lanes::LaneTables;
 
-pub use lanes::{BatchParams, LaneParams, MAX_LOGIT_BIAS, Penalties};
-pub use log_probs::{LogProbs, MAX_TOP_LOG_PROBS, log_probs};
+pub use lanes::BatchParams;
+pub use log_probs::{LogProbs, log_probs};
+pub use params::{
+    LaneParams, MAX_COLUMNS, MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, Penalties, SamplingParams,
+};
 pub use penalties::{TokenCounts, apply_penalties};
-
-/// Most columns of a row of logits.
-pub const MAX_COLUMNS: usize = 1 << 20;
-
-/// How tokens are chosen. The default is greedy.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// Divides the logits; 0 always takes the highest one, of equal ones that with the lowest id.
-    pub temperature: f32,
-    /// Keeps this many of the highest logits; 0 keeps all.
-    pub top_k: usize,
-    /// Keeps the smallest set of the most likely tokens that have this much of the probability; 1
-    /// keeps all.
-    pub top_p: f32,
-    /// Keeps tokens at least this many times as likely as the most likely one; 0 keeps all.
-    pub min_p: f32,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-        }
-    }
-}
 
 /// The result of [`verify`].
 #[derive(Clone, Debug)]
@@ -155,7 +131,7 @@ pub fn sample(
     params: &BatchParams,
     positions: Tensor<1, Int>,
 ) -> Result<Tensor<1, Int>, OpError> {
-    validation::check_batch(&logits, params)?;
+    params.check(&logits)?;
     validation::check_positions(&logits, &positions)?;
     Ok(chosen(logits, params, positions))
 }
@@ -208,7 +184,7 @@ pub fn verify(
     params: &BatchParams,
     positions: Tensor<1, Int>,
 ) -> Result<VerifiedDrafts, OpError> {
-    validation::check_batch(&logits, params)?;
+    params.check(&logits)?;
     validation::check_positions(&logits, &positions)?;
     validation::check_drafts(&logits, &drafts)?;
     Ok(verdict(chosen(logits, params, positions), drafts))

@@ -69,7 +69,7 @@ impl TokenCounts {
     ///
     /// [`OpError`] for a dtype, shape or device that does not match.
     pub fn count(&mut self, tokens: Tensor<2, Int>) -> Result<(), OpError> {
-        validation::check_tokens(&tokens, self)?;
+        validation::check_tokens(&tokens, &self.words())?;
         let ([_, vocabulary], [lanes, count]) = (self.dims(), tokens.dims());
         if lanes == 0 || count == 0 || vocabulary == 0 {
             return Ok(());
@@ -148,9 +148,9 @@ pub fn apply_penalties(
     params: &BatchParams,
     counts: &TokenCounts,
 ) -> Result<Tensor<3>, OpError> {
-    validation::check_batch(&logits, params)?;
+    params.check(&logits)?;
     validation::check_drafts(&logits, &drafts)?;
-    validation::check_counts(&logits, counts)?;
+    validation::check_counts(&logits, &counts.words())?;
     let shape = logits.dims();
     let [lanes, rows, columns] = shape;
     let logits = logits.cast(FloatDType::F32);

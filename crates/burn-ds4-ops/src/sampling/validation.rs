@@ -1,14 +1,15 @@
 use burn::tensor::{DType, Int, Tensor, kind::Basic};
 
-use super::{
-    BatchParams, LaneParams, MAX_COLUMNS, MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, Penalties,
-    SamplingParams, TokenCounts,
+use super::params::{
+    LaneParams, MAX_COLUMNS, MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, Penalties, SamplingParams,
 };
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_number, expect_shape, invalid,
+};
 
 /// Checks logits, whose last dimension is columns.
-fn check_logits<const D: usize>(logits: &Tensor<D>) -> Result<(), OpError> {
+pub(super) fn check_logits<const D: usize>(logits: &Tensor<D>) -> Result<(), OpError> {
     expect_float("logits", logits)?;
     let columns = logits.dims()[D - 1];
     if columns > MAX_COLUMNS {
@@ -31,42 +32,20 @@ pub(super) fn check_positions<const D: usize>(
     expect_device("positions", &positions.device(), "logits", &logits.device())
 }
 
-/// Checks logits, whose first dimension is lanes, and whether the parameters are for them.
-pub(super) fn check_batch<const D: usize>(
-    logits: &Tensor<D>,
-    params: &BatchParams,
-) -> Result<(), OpError> {
-    check_logits(logits)?;
-    let (lanes, columns) = (logits.dims()[0], logits.dims()[D - 1]);
-    expect_shape(
-        "params",
-        [params.lanes(), params.vocabulary()],
-        [lanes, columns],
-    )?;
-    expect_device("params", &params.device(), "logits", &logits.device())
-}
-
-pub(super) fn check_counts(logits: &Tensor<3>, counts: &TokenCounts) -> Result<(), OpError> {
+pub(super) fn check_counts(logits: &Tensor<3>, counts: &Tensor<2, Int>) -> Result<(), OpError> {
     let [lanes, _, columns] = logits.dims();
     expect_shape("counts", counts.dims(), [lanes, columns])?;
-    expect_device(
-        "counts",
-        &counts.words().device(),
-        "logits",
-        &logits.device(),
-    )
+    expect_device("counts", &counts.device(), "logits", &logits.device())
 }
 
-pub(super) fn check_tokens(tokens: &Tensor<2, Int>, counts: &TokenCounts) -> Result<(), OpError> {
+pub(super) fn check_tokens(
+    tokens: &Tensor<2, Int>,
+    counts: &Tensor<2, Int>,
+) -> Result<(), OpError> {
     expect_words("tokens", tokens)?;
     let [lanes, count] = tokens.dims();
     expect_shape("tokens", [lanes, count], [counts.dims()[0], count])?;
-    expect_device(
-        "tokens",
-        &tokens.device(),
-        "counts",
-        &counts.words().device(),
-    )
+    expect_device("tokens", &tokens.device(), "counts", &counts.device())
 }
 
 pub(super) fn check_log_probs(
@@ -126,7 +105,7 @@ fn check_logit_bias(bias: &[(u32, f32)], vocabulary: usize) -> Result<(), OpErro
     }
     bias.iter().try_for_each(|&(_, value)| {
         let expected = "a number or -inf";
-        check_float(value < f32::INFINITY, "logit_bias", value, expected)
+        expect_number(value < f32::INFINITY, "logit_bias", value, expected)
     })
 }
 
@@ -164,48 +143,21 @@ fn expect_words<const D: usize, K: Basic>(
     expect_dtype(argument, "I32, I64, U32 or U64", tensor, &accepted)
 }
 
-fn check_float(
-    fits: bool,
-    argument: &'static str,
-    actual: f32,
-    expected: &'static str,
-) -> Result<(), OpError> {
-    match fits {
-        true => Ok(()),
-        false => Err(OpError::InvalidFloat {
-            argument,
-            expected,
-            actual: actual.to_string(),
-        }),
-    }
-}
-
 fn check_penalties(penalties: &Penalties) -> Result<(), OpError> {
     let Penalties {
         repetition,
         presence,
         frequency,
     } = *penalties;
-    check_float(
-        repetition.is_finite() && repetition > 0.0,
-        "repetition_penalty",
-        repetition,
-        "a finite number above 0",
-    )?;
-    let range = -2.0..=2.0;
-    let expected = "between -2 and 2";
-    check_float(
-        range.contains(&presence),
-        "presence_penalty",
-        presence,
-        expected,
-    )?;
-    check_float(
-        range.contains(&frequency),
-        "frequency_penalty",
-        frequency,
-        expected,
-    )
+    let fits = repetition.is_finite() && repetition > 0.0;
+    let expected = "a finite number above 0";
+    expect_number(fits, "repetition_penalty", repetition, expected)?;
+    let among = |argument, value| {
+        let fits = (-2.0..=2.0).contains(&value);
+        expect_number(fits, argument, value, "between -2 and 2")
+    };
+    among("presence_penalty", presence)?;
+    among("frequency_penalty", frequency)
 }
 
 fn check_sampling(sampling: &SamplingParams) -> Result<(), OpError> {
@@ -215,22 +167,11 @@ fn check_sampling(sampling: &SamplingParams) -> Result<(), OpError> {
         top_p,
         min_p,
     } = *sampling;
-    check_float(
-        temperature.is_finite() && temperature >= 0.0,
-        "temperature",
-        temperature,
-        "a finite number, 0 or above",
-    )?;
-    check_float(
-        top_p > 0.0 && top_p <= 1.0,
-        "top_p",
-        top_p,
-        "above 0 and at most 1",
-    )?;
-    check_float(
-        (0.0..=1.0).contains(&min_p),
-        "min_p",
-        min_p,
-        "between 0 and 1",
-    )
+    let fits = temperature.is_finite() && temperature >= 0.0;
+    let expected = "a finite number, 0 or above";
+    expect_number(fits, "temperature", temperature, expected)?;
+    let fits = top_p > 0.0 && top_p <= 1.0;
+    expect_number(fits, "top_p", top_p, "above 0 and at most 1")?;
+    let fits = (0.0..=1.0).contains(&min_p);
+    expect_number(fits, "min_p", min_p, "between 0 and 1")
 }

@@ -1,15 +1,15 @@
 //! The weights of tokens as integers. Sums of integers are the same in any order, and so are the
 //! tokens chosen by them.
 
-use super::SamplingParams;
 use super::layout::{FARTHEST as FARTHEST_COLUMN, LAST, RATE, TOP_K, TOP_P};
+use super::params::SamplingParams;
 
 /// Fractional bits of an exponent.
 pub(super) const EXPONENT_BITS: u32 = 25;
 /// Exponent from which on a weight is 0.
 pub(super) const FARTHEST: f32 = 43.5;
 /// The most likely token has the weight two to this power, so that the sum over
-/// [`MAX_COLUMNS`](super::MAX_COLUMNS) tokens fits in 63 bits.
+/// [`MAX_COLUMNS`](super::params::MAX_COLUMNS) tokens fits in 63 bits.
 pub(super) const WEIGHT_BITS: u32 = 43;
 /// The last exponent whose weight is not 0.
 pub(super) const LIGHTEST: u32 = WEIGHT_BITS << EXPONENT_BITS;

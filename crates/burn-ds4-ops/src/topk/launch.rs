@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::CausalWindow;
+use super::args::CausalWindow;
 use super::kernel::{
     CausalWindowArgsLaunch, CubeUnits, LogitRowsLaunch, LongRowBlueprint, MergeBlueprint,
     SegmentBlueprint, SegmentCandidatesLaunch, SegmentSizesLaunch, TopkIdsLaunch, TopkValuesLaunch,

@@ -26,6 +26,7 @@
 //! DeepSeek-V4's lightning indexer needs with a `k` of 512 and 1024. Order and ties, which are
 //! arbitrary there, are fixed here.
 
+mod args;
 mod backend;
 #[cfg(feature = "cube")]
 pub(crate) mod kernel;
@@ -38,7 +39,8 @@ use burn::tensor::{Bool, IndexingUpdateOp, Int, IntDType, Tensor};
 
 use crate::OpError;
 use crate::validation::{expect_device, expect_float, expect_shape, invalid};
-pub(crate) use backend::{CausalWindow, TopkOps};
+pub(crate) use args::CausalWindow;
+pub(crate) use backend::TopkOps;
 
 /// Largest `k` of the operators of this family.
 pub const MAX_K: usize = 4096;

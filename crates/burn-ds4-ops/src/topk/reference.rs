@@ -5,7 +5,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
 
-use super::CausalWindow;
+use super::args::CausalWindow;
 use crate::reference::bool_dtype;
 
 /// The dtype of columns and counts.

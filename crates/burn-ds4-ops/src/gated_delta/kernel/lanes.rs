@@ -5,7 +5,7 @@ use super::{
     inverse_norm, slot_of,
 };
 use crate::caps::Target;
-use crate::gated_delta::MAX_TOKENS;
+use crate::gated_delta::args::MAX_TOKENS;
 use crate::intrinsics::{modulo, shuffle_xor};
 
 /// How [`lanes_kernel`] is compiled.

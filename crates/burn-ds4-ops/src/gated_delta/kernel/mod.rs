@@ -6,7 +6,7 @@ mod tiles;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
-use crate::gated_delta::NORM_EPSILON;
+use crate::gated_delta::args::NORM_EPSILON;
 use crate::intrinsics::{LOG1P, polynomial};
 
 pub(super) use lanes::{LanesBlueprint, lanes_kernel};

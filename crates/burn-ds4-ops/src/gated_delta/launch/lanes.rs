@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::Call;
 use crate::caps::Caps;
-use crate::gated_delta::MAX_TOKENS;
+use crate::gated_delta::args::MAX_TOKENS;
 use crate::gated_delta::kernel::{LanesBlueprint, lanes_kernel};
 use crate::launching::{address_type, cube_count};
 

@@ -8,7 +8,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::backend::Recurrence;
+use super::args::Recurrence;
 use super::kernel::{
     DeltaInputsLaunch, DeltaResultsLaunch, DeltaShapeLaunch, GateInputsLaunch, RuleOptions,
     StatePoolLaunch, StateSlotsLaunch, TokenTensorLaunch,

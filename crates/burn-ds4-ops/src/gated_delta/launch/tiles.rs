@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::Call;
 use crate::caps::Caps;
-use crate::gated_delta::backend::Recurrence;
+use crate::gated_delta::args::Recurrence;
 use crate::gated_delta::kernel::{
     COLUMN_BLOCK, TILE_ROWS, TilesBlueprint, WorkDivisorsLaunch, tiles_kernel,
 };

@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-use super::super::MAX_COLUMNS;
+use super::super::params::MAX_COLUMNS;
 use super::super::weight::LIGHTEST;
 use super::candidates::Candidates;
 use super::filter::{FilterBounds, Measure, weight_if, weight_of};

@@ -10,10 +10,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::MAX_COLUMNS;
 use super::kernel::{
     LaneTablesLaunch, LanesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel, verify_kernel,
 };
+use super::params::MAX_COLUMNS;
 use crate::caps::Caps;
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,

@@ -4,8 +4,8 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice};
 
-use super::super::MAX_LOGIT_BIAS;
 use super::super::layout::{BIAS, BIAS_ID, FREQUENCY, PRESENCE, PROMPT, REPETITION, WIDTH};
+use super::super::params::MAX_LOGIT_BIAS;
 use super::INT;
 use crate::reference::bool_dtype;
 
