@@ -5,9 +5,9 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape};
 
-use super::Sinkhorn;
-use super::backend::{HyperConnectionOps, Mix, PendingOutput};
+use super::args::{Mix, Sinkhorn};
 use crate::matmul::{INVARIANT_ROWS, MatmulOps};
+use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
 
 /// The streams, the input, its norm and the coefficients.
@@ -18,77 +18,10 @@ pub(super) type Collapsed<B> = (
     FloatTensor<B>,
 );
 
-pub(super) fn collapse_norm<B: HyperConnectionOps>(
-    pending: PendingOutput<B>,
-    mix: Mix<B>,
-    sinkhorn: Sinkhorn,
-) -> Collapsed<B> {
-    let streams = expanded::<B>(pending, mix.streams);
-    let projected = B::hyper_project(streams.clone(), mix.function);
-    let (input, coefficients) =
-        B::hyper_collapse(streams.clone(), projected, mix.base, mix.scale, sinkhorn);
-    let weight = OptionalFloat::Some(mix.weight);
-    let normed = B::rms_norm(input.clone(), weight, mix.epsilon);
-    (streams, input, normed, coefficients)
-}
-
-pub(super) fn head_norm<B: HyperConnectionOps>(
-    pending: PendingOutput<B>,
-    mix: Mix<B>,
-    epsilon: f64,
-    norm_epsilon: f64,
-) -> FloatTensor<B> {
-    let streams = expanded::<B>(pending, mix.streams);
-    let projected = B::hyper_project(streams.clone(), mix.function);
-    let last = B::hyper_head(
-        streams,
-        projected,
-        mix.base,
-        mix.scale,
-        epsilon,
-        norm_epsilon,
-    );
-    B::rms_norm(last, OptionalFloat::Some(mix.weight), mix.epsilon)
-}
-
-fn expanded<B: HyperConnectionOps>(
-    pending: PendingOutput<B>,
-    streams: FloatTensor<B>,
-) -> FloatTensor<B> {
-    match pending {
-        PendingOutput::None => streams,
-        PendingOutput::Some {
-            output,
-            coefficients,
-        } => B::hyper_expand(output, streams, coefficients),
-    }
-}
-
-pub(super) fn project<B: HyperConnectionOps>(
-    streams: FloatTensor<B>,
-    function: FloatTensor<B>,
-) -> FloatTensor<B> {
-    let [tokens, n, d] = streams.shape().dims();
-    let flat = B::float_reshape(streams, Shape::new([tokens, n * d]));
-    B::small_m_matmul(flat, function, FloatDType::F32, INVARIANT_ROWS)
-}
-
-pub(super) fn collapse<B: MatmulOps>(
-    streams: FloatTensor<B>,
-    projected: FloatTensor<B>,
-    base: FloatTensor<B>,
-    scale: FloatTensor<B>,
-    sinkhorn: Sinkhorn,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    let [tokens, n, _] = streams.shape().dims();
+pub(super) fn collapse<B: MatmulOps + NormOps>(mix: Mix<B>, sinkhorn: Sinkhorn) -> Collapsed<B> {
+    let [tokens, n, _] = mix.streams.shape().dims();
     let epsilon = sinkhorn.epsilon;
-    let mixes = mixes::<B>(
-        streams.clone(),
-        projected,
-        base,
-        scale,
-        sinkhorn.norm_epsilon,
-    );
+    let mixes = mixes::<B>(&mix, sinkhorn.norm_epsilon);
     let part = |range: std::ops::Range<usize>| {
         B::float_slice(mixes.clone(), &[(0..tokens).into(), range.into()])
     };
@@ -103,21 +36,33 @@ pub(super) fn collapse<B: MatmulOps>(
         comb = normalize::<B>(comb, 1, epsilon);
     }
     let comb = B::float_reshape(comb, Shape::new([tokens, n * n]));
-    let input = weighted_sum::<B>(streams, pre.clone());
-    (input, B::float_cat(vec![pre, post, comb], 1))
+    let input = weighted_sum::<B>(mix.streams.clone(), pre.clone());
+    let normed = normed::<B>(input.clone(), mix.weight, mix.epsilon);
+    let coefficients = B::float_cat(vec![pre, post, comb], 1);
+    (mix.streams, input, normed, coefficients)
 }
 
-pub(super) fn head<B: MatmulOps>(
-    streams: FloatTensor<B>,
-    projected: FloatTensor<B>,
-    base: FloatTensor<B>,
-    scale: FloatTensor<B>,
+pub(super) fn head<B: MatmulOps + NormOps>(
+    mix: Mix<B>,
     epsilon: f64,
     norm_epsilon: f64,
 ) -> FloatTensor<B> {
-    let mixes = mixes::<B>(streams.clone(), projected, base, scale, norm_epsilon);
+    let mixes = mixes::<B>(&mix, norm_epsilon);
     let gates = B::float_add_scalar(B::sigmoid(mixes), epsilon.into());
-    weighted_sum::<B>(streams, gates)
+    let collapsed = weighted_sum::<B>(mix.streams, gates);
+    normed::<B>(collapsed, mix.weight, mix.epsilon)
+}
+
+/// The norm of rows, or the rows if there is no weight.
+fn normed<B: NormOps>(
+    rows: FloatTensor<B>,
+    weight: OptionalFloat<B>,
+    epsilon: f64,
+) -> FloatTensor<B> {
+    match weight {
+        OptionalFloat::None => rows,
+        weight => B::rms_norm(rows, weight, epsilon),
+    }
 }
 
 pub(super) fn expand<B: MatmulOps>(
@@ -139,27 +84,21 @@ pub(super) fn expand<B: MatmulOps>(
     B::float_cast(B::float_add(mixed, own), dtype.into())
 }
 
-/// `projected / rms(v) · scale + base`, where `v` is all streams of a token side by side.
-fn mixes<B: MatmulOps>(
-    streams: FloatTensor<B>,
-    projected: FloatTensor<B>,
-    base: FloatTensor<B>,
-    scale: FloatTensor<B>,
-    norm_epsilon: f64,
-) -> FloatTensor<B> {
-    let [tokens, n, d] = streams.shape().dims();
-    let flat = B::float_reshape(
-        B::float_cast(streams, FloatDType::F32),
-        Shape::new([tokens, n * d]),
-    );
+/// `function · v / rms(v) · scale + base`, where `v` is all streams of a token side by side.
+fn mixes<B: MatmulOps>(mix: &Mix<B>, norm_epsilon: f64) -> FloatTensor<B> {
+    let [tokens, n, d] = mix.streams.shape().dims();
+    let flat = B::float_reshape(mix.streams.clone(), Shape::new([tokens, n * d]));
+    let function = mix.function.clone();
+    let projected = B::small_m_matmul(flat.clone(), function, FloatDType::F32, INVARIANT_ROWS);
+    let flat = B::float_cast(flat, FloatDType::F32);
     let mean = B::float_mean_dim(B::float_mul(flat.clone(), flat), 1);
     let rms = B::float_sqrt(B::float_add_scalar(mean, norm_epsilon.into()));
     let row = |values: FloatTensor<B>| {
         let length = values.shape()[0];
         B::float_reshape(values, Shape::new([1, length]))
     };
-    let scaled = B::float_mul(B::float_div(projected, rms), row(scale));
-    B::float_add(scaled, row(base))
+    let scaled = B::float_mul(B::float_div(projected, rms), row(mix.scale.clone()));
+    B::float_add(scaled, row(mix.base.clone()))
 }
 
 fn normalize<B: MatmulOps>(matrix: FloatTensor<B>, dim: usize, epsilon: f64) -> FloatTensor<B> {

@@ -1,6 +1,7 @@
 use burn::tensor::{Device, Tensor};
 
-use super::{Coefficients, expand};
+use super::coefficients::Coefficients;
+use super::expand::expand;
 use crate::OpError;
 
 /// The residual streams of some tokens between two sub-layers, `[tokens, n, d]`.

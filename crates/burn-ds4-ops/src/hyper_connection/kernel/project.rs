@@ -55,7 +55,9 @@ impl ProjectBlueprint {
     }
 }
 
-/// Multiplies the streams of all tokens by the rows of `function`, and by themselves.
+/// Spreads an output over the streams, where one is pending, as
+/// [`expand_kernel`](super::expand_kernel) does, and multiplies the streams of all tokens by the
+/// rows of `function`, and by themselves.
 ///
 /// - `function`: `[rows, n, d]`
 /// - `partials`: the partials of the products and of the sum of squares for each split,
@@ -63,55 +65,10 @@ impl ProjectBlueprint {
 ///
 /// Cube `(x, y)` computes split `x` of group `y` of the tokens.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn project_kernel<F: Float, W: Float, N: Size, M: Size>(
-    streams: &Streams<F, N>,
-    function: &[Vector<W, M>],
-    partials: &mut [f32],
-    #[comptime] blueprint: ProjectBlueprint,
-    #[define(F, W)] _dtypes: [ElemType; 2],
-) {
-    let n = comptime!(blueprint.streams);
-    let size = N::value();
-    let vectors = comptime!(blueprint.channels / size as u32);
-    let piece = M::value();
-    // Requested before the kernel waits for the streams.
-    let row_vectors = streams.vectors * comptime!((size / piece) as u32);
-    let weights = read_weights(function, row_vectors, 0u32, blueprint);
-    let mut shared_streams =
-        Shared::<[Vector<f32, M>]>::new_slice(comptime!(blueprint.shared_vectors(piece)));
-    let (first_token, tokens) = cube_tokens(streams, blueprint);
-    let mut index = UNIT_POS;
-    while index < tokens * comptime!(n * vectors) {
-        let vector = CUBE_POS_X * vectors + index % vectors;
-        let inside = vector < streams.vectors;
-        let token = (first_token + index / comptime!(n * vectors)) as usize;
-        let stream = modulo(index / vectors, n);
-        let from = token * streams.token + stream as usize * streams.stream;
-        let value = streams.values[from + select(inside, vector, 0u32) as usize];
-        let value = select(inside, value, Vector::new(F::new(0.0)));
-        store_shared(value, index, &mut shared_streams);
-        index += CUBE_DIM;
-    }
-    sync_cube();
-    add_products(
-        function,
-        row_vectors,
-        &weights,
-        &shared_streams,
-        partials,
-        tokens,
-        blueprint,
-    );
-}
-
-/// Spreads an output over the streams, as [`expand_kernel`](super::expand_kernel) does, and then
-/// multiplies them as [`project_kernel`] does. `expanded` is `[tokens, n, d]`.
-#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Size>(
-    pending: &PendingOutput<Y, N>,
+    spread: &mut SpreadOutput<F, Y, N>,
     streams: &Streams<F, N>,
     function: &[Vector<W, M>],
-    expanded: &mut [Vector<F, N>],
     partials: &mut [f32],
     #[comptime] blueprint: ProjectBlueprint,
     #[define(F, Y, W)] _dtypes: [ElemType; 3],
@@ -133,49 +90,85 @@ pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Si
         let at = select(inside, vector, 0u32) as usize;
         let token = (first_token + index / comptime!(n * vectors)) as usize;
         let target = (modulo(index / vectors, n)) as usize;
-        let mut values = Array::<Vector<F, N>>::new(comptime!(n as usize));
-        let mut factors = Array::<f32>::new(comptime!(1 + n as usize));
-        let first = token * comptime!(((2 + n) * n) as usize) + target;
-        // What is used first is read last.
-        #[unroll]
-        for i in 0..comptime!(n as usize) {
-            let source = comptime!(n as usize - 1 - i);
-            let from = token * streams.token + source * streams.stream + at;
-            values[source] = read_ordered(&streams.values, from, blueprint.target);
-        }
-        #[unroll]
-        for i in 0..comptime!(1 + n as usize) {
-            let row = comptime!(n as usize - i);
-            let from = first + comptime!((1 + row) * n as usize);
-            factors[row] = read_ordered(&pending.coefficients, from, blueprint.target);
-        }
-        let from = token * pending.stride + at;
-        let own = read_ordered(&pending.output, from, blueprint.target);
-        let mut sum = Vector::<f32, N>::cast_from(own) * Vector::new(factors[0]);
-        #[unroll]
-        for source in 0..comptime!(n as usize) {
-            let comb = factors[comptime!(1 + source)];
-            sum = fma(Vector::new(comb), Vector::cast_from(values[source]), sum);
-        }
-        let value = Vector::<F, N>::cast_from(sum);
-        if inside {
-            let to = token * comptime!(n as usize) + target;
-            expanded[to * streams.vectors as usize + at] = value;
+        let value = spread.stream(streams, token, target, at, blueprint);
+        #[comptime]
+        if let ComptimeOption::Some(expanded) = spread.expanded.as_mut() {
+            if inside {
+                let to = token * comptime!(n as usize) + target;
+                expanded[to * streams.vectors as usize + at] = value;
+            }
         }
         let value = select(inside, value, Vector::new(F::new(0.0)));
         store_shared(value, index, &mut shared_streams);
         index += CUBE_DIM;
     }
     sync_cube();
-    add_products(
-        function,
-        row_vectors,
-        &weights,
-        &shared_streams,
-        partials,
-        tokens,
-        blueprint,
-    );
+    add_round(&weights, &shared_streams, partials, tokens, 0u32, blueprint);
+    #[unroll]
+    for round in 1..comptime!(blueprint.rounds()) {
+        let weights = read_weights(function, row_vectors, round, blueprint);
+        add_round(
+            &weights,
+            &shared_streams,
+            partials,
+            tokens,
+            round,
+            blueprint,
+        );
+    }
+}
+
+/// An output that is pending, and the streams with it spread over them.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SpreadOutput<F: Float, Y: Float, N: Size> {
+    pub pending: ComptimeOption<PendingOutput<Y, N>>,
+    /// `[tokens, n, d]`; only where an output is pending.
+    pub expanded: ComptimeOption<Box<[Vector<F, N>]>>,
+}
+
+#[cube]
+impl<F: Float, Y: Float, N: Size> SpreadOutput<F, Y, N> {
+    /// Vector `at` of stream `target` of a token, with the output spread over it.
+    fn stream(
+        &self,
+        streams: &Streams<F, N>,
+        token: usize,
+        target: usize,
+        at: usize,
+        #[comptime] blueprint: ProjectBlueprint,
+    ) -> Vector<F, N> {
+        #[comptime]
+        if let ComptimeOption::Some(pending) = &self.pending {
+            let n = comptime!(blueprint.streams as usize);
+            let mut values = Array::<Vector<F, N>>::new(n);
+            let mut factors = Array::<f32>::new(comptime!(1 + n));
+            let first = token * comptime!((2 + n) * n) + target;
+            // What is used first is read last.
+            #[unroll]
+            for i in 0..n {
+                let source = comptime!(n - 1 - i);
+                let from = token * streams.token + source * streams.stream + at;
+                values[source] = read_ordered(&streams.values, from, blueprint.target);
+            }
+            #[unroll]
+            for i in 0..comptime!(1 + n) {
+                let row = comptime!(n - i);
+                let from = first + comptime!((1 + row) * n);
+                factors[row] = read_ordered(&pending.coefficients, from, blueprint.target);
+            }
+            let from = token * pending.stride + at;
+            let own = read_ordered(&pending.output, from, blueprint.target);
+            let mut sum = Vector::<f32, N>::cast_from(own) * Vector::new(factors[0]);
+            #[unroll]
+            for source in 0..n {
+                let comb = factors[comptime!(1 + source)];
+                sum = fma(Vector::new(comb), Vector::cast_from(values[source]), sum);
+            }
+            Vector::<F, N>::cast_from(sum)
+        } else {
+            streams.values[token * streams.token + target * streams.stream + at]
+        }
+    }
 }
 
 /// The first token of a cube, and how many it has.
@@ -245,27 +238,8 @@ fn read_weights<W: Float, M: Size>(
     weights
 }
 
-/// Writes the partials of a cube's tokens for its split. `weights` are those of the first round.
-/// Every unit of the cube must call this.
-#[cube]
-fn add_products<W: Float, M: Size>(
-    function: &[Vector<W, M>],
-    vectors: u32,
-    weights: &Array<Vector<f32, M>>,
-    shared_streams: &Shared<[Vector<f32, M>]>,
-    partials: &mut [f32],
-    tokens: u32,
-    #[comptime] blueprint: ProjectBlueprint,
-) {
-    add_round(weights, shared_streams, partials, tokens, 0u32, blueprint);
-    #[unroll]
-    for round in 1..comptime!(blueprint.rounds()) {
-        let weights = read_weights(function, vectors, round, blueprint);
-        add_round(&weights, shared_streams, partials, tokens, round, blueprint);
-    }
-}
-
 /// Writes the partials of the rows that the cube computes in one round.
+/// Every unit of the cube must call this.
 #[cube]
 fn add_round<M: Size>(
     weights: &Array<Vector<f32, M>>,

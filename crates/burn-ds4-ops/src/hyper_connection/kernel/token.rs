@@ -18,11 +18,6 @@ pub(crate) struct TokenBlueprint {
 }
 
 impl TokenBlueprint {
-    /// The number of gates and matrix entries.
-    pub fn coefficients(&self) -> u32 {
-        (2 + self.streams) * self.streams
-    }
-
     /// Units of a cube.
     pub fn units(&self) -> u32 {
         self.partition.plane * self.partition.planes
@@ -72,14 +67,21 @@ pub(crate) struct MixParameters {
     pub norm_epsilon: f32,
 }
 
+/// Where the collapsed streams are written, and their norm, if one follows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct CollapsedRows<F: Float, W: Float, N: Size, M: Size> {
+    pub norm: ComptimeOption<RowNorm<F, W, N, M>>,
+    /// `[tokens, d]`.
+    pub collapsed: Box<[Vector<F, N>]>,
+}
+
 /// The norm of the collapsed streams.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct CollapsedNorm<F: Float, W: Float, N: Size, M: Size> {
+pub(crate) struct RowNorm<F: Float, W: Float, N: Size, M: Size> {
     /// One value for each channel.
     pub weight: Box<[Vector<W, M>]>,
     pub epsilon: f32,
-    /// Where the collapsed streams and their norm are written: `[tokens, d]`.
-    pub collapsed: Box<[Vector<F, N>]>,
+    /// Where the norm is written: `[tokens, d]`.
     pub normed: Box<[Vector<F, N>]>,
 }
 
@@ -139,36 +141,6 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         select(inside, value, Vector::new(F::new(0.0)))
     }
 
-    /// `1 / sqrt(mean(v²) + epsilon)`, where `v` is all streams of the token. Every unit of the
-    /// cube must call this.
-    pub fn inverse_rms(&self, epsilon: f32) -> f32 {
-        let blueprint = comptime!(self.blueprint);
-        let size = N::value();
-        let partition = comptime!(blueprint.partition);
-        let parts = comptime!(partition.block as usize / size);
-        let mut sum = 0.0f32;
-        if comptime!(blueprint.in_registers) {
-            let vectors_held = comptime!((partition.steps * blueprint.streams) as usize * parts);
-            #[unroll]
-            for i in 0..vectors_held {
-                sum = add_squares(self.values[i], sum);
-            }
-        } else {
-            for step in 0..partition.steps {
-                #[unroll]
-                for stream in 0..blueprint.streams {
-                    #[unroll]
-                    for part in 0..parts {
-                        let vector = vector_of(step, part, size, partition);
-                        sum = add_squares(self.read(stream, vector), sum);
-                    }
-                }
-            }
-        }
-        let sum = row_sum(sum, 0u32, partition.planes, partition, blueprint.target);
-        self.streams.inverse_rms(sum, epsilon, blueprint)
-    }
-
     /// The sum of this lane's vectors `part` of block `step`, each times its gate, from registers.
     fn register_sum(
         &self,
@@ -201,39 +173,11 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         sum
     }
 
-    /// Writes the sum of the streams, each times its gate, from vector `to` on.
-    pub fn write_sum(&self, gates: &Array<f32>, output: &mut [Vector<F, N>], to: usize) {
-        let blueprint = comptime!(self.blueprint);
-        let size = N::value();
-        let partition = comptime!(blueprint.partition);
-        let parts = comptime!(partition.block as usize / size);
-        if comptime!(blueprint.in_registers) {
-            #[unroll]
-            for i in 0..comptime!(partition.steps as usize * parts) {
-                let step = comptime!(i / parts);
-                let part = comptime!(i % parts);
-                let sum = self.register_sum(gates, step, part);
-                let vector = vector_of(comptime!(step as u32).runtime(), part, size, partition);
-                if vector < self.streams.vectors {
-                    output[to + vector as usize] = Vector::cast_from(sum);
-                }
-            }
-        } else {
-            for step in 0..partition.steps {
-                #[unroll]
-                for part in 0..parts {
-                    let vector = vector_of(step, part, size, partition);
-                    let sum = self.memory_sum(gates, vector);
-                    if vector < self.streams.vectors {
-                        output[to + vector as usize] = Vector::cast_from(sum);
-                    }
-                }
-            }
-        }
-    }
-
     /// Reads this lane's part of the weights of a norm, if its part of the streams is in registers.
-    pub fn read_weights<W: Float, M: Size>(&self, weight: &[Vector<W, M>]) -> Array<Vector<W, M>> {
+    pub fn read_weights<W: Float, M: Size>(
+        &self,
+        norm: &ComptimeOption<RowNorm<F, W, N, M>>,
+    ) -> Array<Vector<W, M>> {
         let blueprint = comptime!(self.blueprint);
         let size = N::value();
         let weight_size = M::value();
@@ -246,43 +190,47 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
             0
         });
         let mut weights = Array::<Vector<W, M>>::new(comptime!((vectors_held * pieces).max(1)));
-        #[unroll]
-        for i in 0..vectors_held {
-            let step = comptime!((i / parts) as u32).runtime();
-            let vector = vector_of(step, comptime!(i % parts), size, partition);
-            let at = select(vector < self.streams.vectors, vector, 0u32) as usize * pieces;
+        #[comptime]
+        if let ComptimeOption::Some(norm) = norm {
             #[unroll]
-            for piece in 0..pieces {
-                weights[comptime!(i * pieces + piece)] =
-                    read_ordered(weight, at + piece, blueprint.target);
+            for i in 0..vectors_held {
+                let step = comptime!((i / parts) as u32).runtime();
+                let vector = vector_of(step, comptime!(i % parts), size, partition);
+                let at = select(vector < self.streams.vectors, vector, 0u32) as usize * pieces;
+                #[unroll]
+                for piece in 0..pieces {
+                    weights[comptime!(i * pieces + piece)] =
+                        read_ordered(&norm.weight, at + piece, blueprint.target);
+                }
             }
         }
         weights
     }
 
-    /// Writes the sum of the streams, each times its gate, from vector `to` on, and its norm. The
-    /// norm is `x / sqrt(mean(x²) + epsilon)` times the weight, where `x` is the sum as it is
-    /// written. `weights` come from [`read_weights`](Self::read_weights). Every unit of the cube
-    /// must call this.
-    pub fn write_norm<W: Float, M: Size>(
+    /// Writes the sum of the streams, each times its gate, from vector `to` on, and its norm, if
+    /// there is one. The norm is `x / sqrt(mean(x²) + epsilon)` times the weight, where `x` is the
+    /// sum as it is written. `weights` come from [`read_weights`](Self::read_weights). Every unit
+    /// of the cube must call this.
+    pub fn write<W: Float, M: Size>(
         &self,
         gates: &Array<f32>,
         weights: &Array<Vector<W, M>>,
-        norm: &mut CollapsedNorm<F, W, N, M>,
+        rows: &mut CollapsedRows<F, W, N, M>,
         to: usize,
     ) {
         let blueprint = comptime!(self.blueprint);
+        let in_registers = comptime!(blueprint.in_registers);
         let size = N::value();
         let weight_size = M::value();
         let pieces = comptime!(size / weight_size);
         let partition = comptime!(blueprint.partition);
         let parts = comptime!(partition.block as usize / size);
         let vectors = self.streams.vectors;
-        let columns = f32::cast_from(vectors * comptime!(size as u32));
         let mut squares = 0.0f32;
-        if comptime!(blueprint.in_registers) {
-            let count = comptime!(partition.steps as usize * parts);
-            let mut values = Array::<Vector<F, N>>::new(count);
+        let count = comptime!(partition.steps as usize * parts);
+        let mut values =
+            Array::<Vector<F, N>>::new(comptime!(if in_registers { count } else { 1 }));
+        if comptime!(in_registers) {
             #[unroll]
             for i in 0..count {
                 let step = comptime!(i / parts);
@@ -292,22 +240,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                 squares = add_squares(value, squares);
                 let vector = vector_of(comptime!(step as u32).runtime(), part, size, partition);
                 if vector < vectors {
-                    norm.collapsed[to + vector as usize] = value;
-                }
-            }
-            let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
-            let factor = inverse_rms(sum, columns, norm.epsilon, blueprint.target);
-            #[unroll]
-            for i in 0..count {
-                let step = comptime!((i / parts) as u32).runtime();
-                let vector = vector_of(step, comptime!(i % parts), size, partition);
-                let mut scaled = Vector::<f32, N>::cast_from(values[i]) * Vector::new(factor);
-                #[unroll]
-                for piece in 0..pieces {
-                    multiply_piece(&mut scaled, weights[comptime!(i * pieces + piece)], piece);
-                }
-                if vector < vectors {
-                    norm.normed[to + vector as usize] = Vector::cast_from(scaled);
+                    rows.collapsed[to + vector as usize] = value;
                 }
             }
         } else {
@@ -318,26 +251,48 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
                     let value = Vector::<F, N>::cast_from(self.memory_sum(gates, vector));
                     squares = add_squares(value, squares);
                     if vector < vectors {
-                        norm.collapsed[to + vector as usize] = value;
+                        rows.collapsed[to + vector as usize] = value;
                     }
                 }
             }
+        }
+        #[comptime]
+        if let ComptimeOption::Some(norm) = rows.norm.as_mut() {
+            let columns = f32::cast_from(vectors * comptime!(size as u32));
             let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
             let factor = inverse_rms(sum, columns, norm.epsilon, blueprint.target);
-            for step in 0..partition.steps {
+            if comptime!(in_registers) {
                 #[unroll]
-                for part in 0..parts {
-                    let vector = vector_of(step, part, size, partition);
+                for i in 0..count {
+                    let step = comptime!((i / parts) as u32).runtime();
+                    let vector = vector_of(step, comptime!(i % parts), size, partition);
+                    let mut scaled = Vector::<f32, N>::cast_from(values[i]) * Vector::new(factor);
+                    #[unroll]
+                    for piece in 0..pieces {
+                        let own = weights[comptime!(i * pieces + piece)];
+                        multiply_piece(&mut scaled, own, piece);
+                    }
                     if vector < vectors {
-                        // This lane wrote the value itself.
-                        let value = norm.collapsed[to + vector as usize];
-                        let mut scaled = Vector::<f32, N>::cast_from(value) * Vector::new(factor);
-                        #[unroll]
-                        for piece in 0..pieces {
-                            let own = norm.weight[vector as usize * pieces + piece];
-                            multiply_piece(&mut scaled, own, piece);
-                        }
                         norm.normed[to + vector as usize] = Vector::cast_from(scaled);
+                    }
+                }
+            } else {
+                for step in 0..partition.steps {
+                    #[unroll]
+                    for part in 0..parts {
+                        let vector = vector_of(step, part, size, partition);
+                        if vector < vectors {
+                            // This lane wrote the value itself.
+                            let value = rows.collapsed[to + vector as usize];
+                            let mut scaled =
+                                Vector::<f32, N>::cast_from(value) * Vector::new(factor);
+                            #[unroll]
+                            for piece in 0..pieces {
+                                let own = norm.weight[vector as usize * pieces + piece];
+                                multiply_piece(&mut scaled, own, piece);
+                            }
+                            norm.normed[to + vector as usize] = Vector::cast_from(scaled);
+                        }
                     }
                 }
             }

@@ -2,21 +2,19 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{can_collapse, pending_arg, streams_arg};
+use super::streams::{pending_arg, streams_arg};
 use crate::caps::Caps;
-use crate::hyper_connection::backend::PendingOutput;
+use crate::hyper_connection::args::PendingOutput;
 use crate::hyper_connection::kernel::{
     ProjectTilesBlueprint, STEP_CHANNELS, TILE_TOKENS, project_tiles_kernel,
 };
-use crate::launching::{MAX_CUBES, address_type, is_float, output, row_vector_size, with_vectors};
-use crate::reference::slice;
+use crate::launching::{address_type, output, row_vector_size, with_vectors};
 
 /// Tokens from which on tensor cores are faster.
 const MIN_TOKENS: usize = 256;
@@ -62,29 +60,8 @@ pub(super) fn blueprint(
     found.filter(|_| fits)
 }
 
-/// Whether tensor cores can project streams with nothing pending.
-pub(in super::super) fn can_project(streams: &CubeTensor, function: &CubeTensor) -> bool {
-    can_collapse(streams)
-        && is_float(function.dtype)
-        && i32::try_from(function.shape().num_elements()).is_ok()
-        && streams.shape()[2] <= MAX_CUBES
-        && blueprint(&PendingOutput::None, streams, function).is_some()
-}
-
-/// `[tokens, rows]`, for arguments that [`can_project`] accepts.
-pub(in super::super) fn project(streams: CubeTensor, function: CubeTensor) -> CubeTensor {
-    let blueprint = blueprint(&PendingOutput::None, &streams, &function);
-    let blueprint = blueprint.expect("checked by can_project");
-    let (_, partials) = project_splits(PendingOutput::None, streams, function, blueprint);
-    let [tokens, sums, _] = partials.shape().dims();
-    let sums_of_splits = CubeBackend::float_sum_dim(partials, 2);
-    let projected = CubeBackend::float_reshape(sums_of_splits, Shape::new([tokens, sums]));
-    // The last is the sum of squares.
-    slice::<CubeBackend>(projected, 1, 0..sums - 1)
-}
-
-/// Launches [`project_tiles_kernel`]. See [`project`](super::fused) for the results.
-pub(super) fn project_splits(
+/// Launches [`project_tiles_kernel`]. See [`project`](super::project) for the results.
+pub(super) fn project(
     pending: PendingOutput<CubeBackend>,
     streams: CubeTensor,
     function: CubeTensor,
