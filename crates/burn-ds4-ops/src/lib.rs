@@ -87,6 +87,8 @@ pub mod router;
 mod rows;
 pub mod sampling;
 pub mod scratch;
+#[cfg(feature = "cube")]
+mod select;
 pub mod topk;
 pub mod transfer;
 mod validation;

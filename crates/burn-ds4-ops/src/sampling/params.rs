@@ -66,5 +66,6 @@ pub struct LaneParams {
     pub seed: u64,
 }
 
-/// Most of the most likely tokens that [`log_probs`](super::log_probs()) lists: as many as OpenAI's interface does.
+/// Most of the most likely tokens that [`log_probs`](super::log_probs()) lists: as many as OpenAI's
+/// interface does.
 pub const MAX_TOP_LOG_PROBS: usize = 20;

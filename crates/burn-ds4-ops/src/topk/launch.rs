@@ -8,16 +8,17 @@ use cubecl::prelude::*;
 
 use super::args::CausalWindow;
 use super::kernel::{
-    CausalWindowArgsLaunch, CubeUnits, LogitRowsLaunch, LongRowBlueprint, MergeBlueprint,
-    SegmentBlueprint, SegmentCandidatesLaunch, SegmentSizesLaunch, TopkIdsLaunch, TopkValuesLaunch,
-    ValuesBlueprint, WholeRowBlueprint, WindowArgsLaunch, long_row_kernel, merge_kernel,
-    segment_kernel, values_kernel, whole_row_kernel,
+    CausalWindowArgsLaunch, LogitRowsLaunch, LongRowBlueprint, MergeBlueprint, SegmentBlueprint,
+    SegmentCandidatesLaunch, SegmentSizesLaunch, TopkIdsLaunch, TopkValuesLaunch, ValuesBlueprint,
+    WholeRowBlueprint, WindowArgsLaunch, long_row_kernel, merge_kernel, segment_kernel,
+    values_kernel, whole_row_kernel,
 };
 use crate::caps::Caps;
 use crate::caps::Target;
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows,
 };
+use crate::select::CubeUnits;
 
 /// Columns up to which one cube holds a whole row in registers.
 const WHOLE_COLUMNS: usize = 8192;

@@ -29,7 +29,7 @@
 mod args;
 mod backend;
 #[cfg(feature = "cube")]
-pub(crate) mod kernel;
+mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
 pub(crate) mod reference;

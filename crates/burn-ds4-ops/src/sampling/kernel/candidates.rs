@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::filter::FilterBounds;
-use super::split::SplitRow;
-use crate::topk::kernel::key::key_of;
+use super::parts::SplitRow;
+use crate::select::{key::key_of, sort};
 
 /// The rank of no element, and its id.
 const NONE: u32 = u32::MAX;
@@ -141,34 +141,6 @@ impl Candidates {
             at += units;
         }
         sync_cube();
-        let mut width = 2u32;
-        while width <= size {
-            let mut distance = width / 2;
-            while distance > 0 {
-                let mut pair = UNIT_POS;
-                while pair < size / 2 {
-                    let low = 2 * pair - (pair & (distance - 1));
-                    self.order(low, low + distance, low & width == 0);
-                    pair += units;
-                }
-                sync_cube();
-                distance /= 2;
-            }
-            width *= 2;
-        }
-    }
-
-    fn order(&mut self, low: u32, high: u32, ascends: bool) {
-        let (low, high) = (low as usize, high as usize);
-        let (rank, other_rank) = (self.ranks[low], self.ranks[high]);
-        let (id, other_id) = (self.ids[low], self.ids[high]);
-        let is_after = rank > other_rank || (rank == other_rank && id > other_id);
-        // CUDA C++ has no comparison of two conditions.
-        if (is_after && ascends) || !(is_after || ascends) {
-            self.ranks[low] = other_rank;
-            self.ranks[high] = rank;
-            self.ids[low] = other_id;
-            self.ids[high] = id;
-        }
+        sort(&mut self.ranks, &mut self.ids, size, units);
     }
 }

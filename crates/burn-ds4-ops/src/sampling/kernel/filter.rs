@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::super::weight::{COEFFICIENTS, EXPONENT_BITS, FARTHEST, LIGHTEST, MANTISSA_BITS, SHIFT};
 use super::lanes::LaneFilter;
 use super::wide::Wide;
-use crate::topk::kernel::key::{HIGHEST, INFINITY, LOWEST, MAGNITUDE, float_of, key_of};
+use crate::select::key::{HIGHEST, INFINITY, LOWEST, MAGNITUDE, float_of, key_of};
 
 /// What is summed or searched for over the elements of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use crate::caps::Target;
 use crate::intrinsics::exp;
-use crate::topk::kernel::key::{LOWEST, float_of, key_of};
+use crate::select::key::{LOWEST, float_of, key_of};
 
 /// How [`log_probs_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

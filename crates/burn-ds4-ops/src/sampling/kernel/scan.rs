@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::wide::Wide;
 use crate::intrinsics::{plane_highest, plane_running_sum, sum_of_plane};
-use crate::topk::kernel::CubeUnits;
+use crate::select::CubeUnits;
 
 /// A sum over the preceding units, and over all.
 #[derive(CubeType)]

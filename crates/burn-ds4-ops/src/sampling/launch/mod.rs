@@ -18,7 +18,7 @@ use crate::caps::Caps;
 use crate::launching::{
     address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,
 };
-use crate::topk::kernel::CubeUnits;
+use crate::select::CubeUnits;
 
 pub(super) use log_probs::{can_have_log_probs, log_probs};
 pub(super) use penalties::{apply_penalties, can_count, can_penalise, count_tokens};

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
-use super::radix_select::{CubeUnits, Scanner};
 use super::row::TopkIds;
+use crate::select::{CubeUnits, Scanner};
 
 /// The offset of a word in shared memory, padded so that lanes that read neighbouring runs of a
 /// power of two of words rarely have bank conflicts.

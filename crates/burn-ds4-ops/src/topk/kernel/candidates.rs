@@ -2,11 +2,13 @@
 
 use cubecl::prelude::*;
 
+use super::bins::{key_of_column, lower_bound_of};
 use super::bitmap::ColumnBitmap;
-use super::key::{NONE, key_of, key_of_column, lower_bound_of};
-use super::radix_select::{CubeUnits, RadixSelect};
+use super::radix_select::RadixSelect;
 use super::row::{TopkIds, TopkRow};
 use crate::intrinsics::{ballot, plane_running_sum, plane_value, push_below};
+use crate::select::CubeUnits;
+use crate::select::key::{NONE, key_of};
 
 /// How [`long_row_kernel`](super::long_row_kernel) is compiled, for rows that no cube can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

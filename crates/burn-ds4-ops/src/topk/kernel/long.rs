@@ -2,11 +2,11 @@ use cubecl::prelude::*;
 
 use super::bitmap::ColumnBitmap;
 use super::candidates::{Candidates, LongRowBlueprint};
-use super::key::NONE;
 use super::radix_select::RadixSelect;
 use super::row::{LogitRows, TopkIds, TopkRow, write_all_columns};
 use super::sample::{sampled_vector, threshold};
 use super::window::WindowArgs;
+use crate::select::key::NONE;
 
 /// Selects the columns of the `k` largest entries of each row's window, with one cube for each row.
 ///

@@ -1,9 +1,9 @@
 //! Selection of the largest entries of rows. A row has one cube or, where rows are few and long,
 //! several.
 
+mod bins;
 mod bitmap;
 mod candidates;
-pub(crate) mod key;
 mod long;
 mod radix_select;
 mod ranked;
@@ -17,7 +17,6 @@ mod window;
 
 pub(crate) use candidates::LongRowBlueprint;
 pub(crate) use long::long_row_kernel;
-pub(crate) use radix_select::CubeUnits;
 pub(crate) use row::{LogitRowsLaunch, TopkIdsLaunch};
 pub(crate) use split::{
     MergeBlueprint, SegmentBlueprint, SegmentCandidatesLaunch, SegmentSizesLaunch, merge_kernel,

@@ -3,30 +3,13 @@
 
 use cubecl::prelude::*;
 
-use super::key::{BINS, LOG2_BINS, NONE, bins_of, first_key, float_of, lower_bound_of};
+use super::bins::{BINS, LOG2_BINS, bins_of, first_key, lower_bound_of};
 use super::ranked::{LastTaken, RankedKeys, most_ranked};
-use crate::caps::Target;
 use crate::intrinsics::{
-    add_shared, has_nan_bits, plane_running_sum, plane_value, push_above, push_outside,
-    sum_of_plane,
+    add_shared, has_nan_bits, plane_running_sum, push_above, push_outside, sum_of_plane,
 };
-
-/// The units of a cube.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CubeUnits {
-    /// Number of units: a power of two.
-    pub cube: u32,
-    /// Lanes of a plane.
-    pub plane: u32,
-    /// Instructions that the kernel may use.
-    pub target: Target,
-}
-
-impl CubeUnits {
-    pub(crate) fn planes(&self) -> u32 {
-        self.cube / self.plane
-    }
-}
+use crate::select::key::{NONE, float_of};
+use crate::select::{CubeUnits, Scanner};
 
 /// Passes after which an interval is a single key, at the latest, with some to spare.
 const MAX_PASSES: u32 = 8;
@@ -71,73 +54,6 @@ impl TopkSelection {
         rank.equals += select(equal, 1u32, 0u32);
         rank.taken += select(takes, 1u32, 0u32);
         takes
-    }
-}
-
-/// A sum over the preceding units, and over all.
-#[derive(CubeType)]
-pub(super) struct Scan {
-    pub before: u32,
-    pub total: u32,
-}
-
-/// Prefix sums over the units of a cube, and their shared memory.
-#[derive(CubeType)]
-pub(super) struct Scanner {
-    planes: Shared<[u32]>,
-    #[cube(comptime)]
-    units: CubeUnits,
-}
-
-#[cube]
-impl Scanner {
-    pub fn new(#[comptime] units: CubeUnits) -> Scanner {
-        Scanner {
-            planes: Shared::new_slice(comptime!(units.planes() as usize)),
-            units,
-        }
-    }
-
-    /// Sums `x` over the units. Every unit of the cube must call this, and the cube must
-    /// synchronise between two calls.
-    pub fn scan(&mut self, x: u32) -> Scan {
-        let units = comptime!(self.units);
-        let sum = plane_running_sum(x, units.plane, units.target);
-        let last = comptime!(units.plane - 1);
-        let all = self.scan_planes(plane_value(sum, last, units.target));
-        Scan {
-            before: all.before + sum - x,
-            total: all.total,
-        }
-    }
-
-    /// Sums over the planes, where all lanes of a plane have the same value. Same conditions as
-    /// [`scan`](Self::scan).
-    pub fn scan_planes(&mut self, sum: u32) -> Scan {
-        let units = comptime!(self.units);
-        let count = comptime!(units.planes());
-        let lane = UNIT_POS % units.plane;
-        let plane = UNIT_POS / units.plane;
-        if lane == 0 {
-            self.planes[plane as usize] = sum;
-        }
-        sync_cube();
-        let mut before = 0u32;
-        let mut total = 0u32;
-        #[unroll]
-        for i in 0..comptime!(count.div_ceil(units.plane)) {
-            let other = i * units.plane + lane;
-            let mut sum = 0u32;
-            if comptime!(count % units.plane == 0) || other < count {
-                sum = self.planes[other as usize];
-            }
-            before += select(other < plane, sum, 0u32);
-            total += sum;
-        }
-        Scan {
-            before: sum_of_plane(before, units.plane, units.target),
-            total: sum_of_plane(total, units.plane, units.target),
-        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::key::NONE;
-use super::radix_select::CubeUnits;
 use crate::intrinsics::ballot;
+use crate::select::CubeUnits;
+use crate::select::key::NONE;
 
 /// Keys that each lane compares at most.
 const LANE_KEYS: u32 = 4;

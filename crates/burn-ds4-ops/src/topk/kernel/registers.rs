@@ -1,8 +1,9 @@
 use cubecl::prelude::*;
 
-use super::key::key_of;
-use super::radix_select::{CubeUnits, RadixSelect, Scanner, TopkSelection};
+use super::radix_select::{RadixSelect, TopkSelection};
 use crate::intrinsics::{ballot, plane_running_sum, plane_value, push_below};
+use crate::select::key::key_of;
+use crate::select::{CubeUnits, Scanner};
 
 /// Elements of a row that the units of a cube hold in registers.
 ///

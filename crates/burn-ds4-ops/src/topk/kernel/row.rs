@@ -1,8 +1,9 @@
 use cubecl::prelude::*;
 
-use super::radix_select::{CubeUnits, RadixSelect, TopkSelection};
+use super::radix_select::{RadixSelect, TopkSelection};
 use super::window::Window;
 use crate::intrinsics::{ballot, plane_value};
+use crate::select::CubeUnits;
 
 /// Rows of logits in elements of `W`: numbers, or vectors, of which the last may reach beyond its
 /// row, but can be read.
@@ -61,7 +62,7 @@ impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
         f32::cast_from(self.elements[self.first * N::value() + column as usize])
     }
 
-    /// The key of the element at a column, or [`NONE`](super::key::NONE) if it does not take part.
+    /// The key of the element at a column, or [`NONE`](crate::select::key::NONE) if it does not take part.
     pub fn key(&self, value: F, column: u32) -> u32 {
         self.window.key::<F>(value, column)
     }

@@ -2,9 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::radix_select::{CubeUnits, RadixSelect};
+use super::radix_select::RadixSelect;
 use super::registers::RowRegisters;
 use super::row::TopkRow;
+use crate::select::CubeUnits;
 
 /// A key that about `rank` elements of a sample of the row are not below, so that almost certainly
 /// none of its largest elements are below it either. It is below all keys where the window holds

@@ -3,15 +3,17 @@
 
 use cubecl::prelude::*;
 
+use super::bins::lower_bound_of;
 use super::bitmap::ColumnBitmap;
 use super::candidates::{Candidates, LongRowBlueprint};
-use super::key::{NONE, lower_bound_of};
-use super::radix_select::{CubeUnits, RadixSelect, Scan};
+use super::radix_select::RadixSelect;
 use super::registers::{RowRegisters, first_vector_of};
 use super::row::{LogitRows, TopkIds, TopkRow, write_all_columns};
 use super::sample::{sampled_vector, threshold};
 use super::window::WindowArgs;
 use crate::intrinsics::has_nan_bits;
+use crate::select::key::NONE;
+use crate::select::{CubeUnits, Scan};
 
 /// Bits in a slot that holds no candidate.
 const NO_BITS: u32 = u32::MAX;

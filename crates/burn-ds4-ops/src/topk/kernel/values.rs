@@ -1,8 +1,9 @@
 use cubecl::prelude::*;
 
-use super::key::{NONE, key_of};
 use super::row::{LogitRows, TopkIds};
 use super::window::Window;
+use crate::select::key::{NONE, key_of};
+use crate::select::sort;
 
 /// How [`values_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,8 +58,8 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
                 slot += blueprint.units;
             }
         } else {
-            let mut keys = Shared::<[u32]>::new_slice(comptime!(blueprint.sorted as usize));
-            let mut slot_ids = Shared::<[i32]>::new_slice(comptime!(blueprint.sorted as usize));
+            let mut ranks = Shared::<[u32]>::new_slice(comptime!(blueprint.sorted as usize));
+            let mut slot_ids = Shared::<[u32]>::new_slice(comptime!(blueprint.sorted as usize));
             let mut slot = UNIT_POS;
             while slot < blueprint.sorted {
                 let id = if slot < k {
@@ -68,15 +69,16 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
                 };
                 let key = key_of(f32::cast_from(value_of(logits, first, id, none)));
                 // Slots without an entry come last.
-                keys[slot as usize] = select(id < 0, NONE, key);
-                slot_ids[slot as usize] = id;
+                ranks[slot as usize] = !select(id < 0, NONE, key);
+                slot_ids[slot as usize] = u32::reinterpret(id);
                 slot += blueprint.units;
             }
             sync_cube();
-            sort(&mut keys, &mut slot_ids, blueprint);
+            let size = comptime!(blueprint.sorted).runtime();
+            sort(&mut ranks, &mut slot_ids, size, blueprint.units);
             let mut slot = UNIT_POS;
             while slot < k {
-                let id = slot_ids[slot as usize];
+                let id = i32::reinterpret(slot_ids[slot as usize]);
                 output.values[out + slot as usize] = value_of(logits, first, id, none);
                 output.ids[out + slot as usize] = id;
                 slot += blueprint.units;
@@ -89,39 +91,4 @@ pub(crate) fn values_kernel<F: Float, I: Int>(
 fn value_of<F: Float>(logits: &LogitRows<F>, first: usize, id: i32, none: f32) -> F {
     let value = logits.elements[first + max(id, 0i32) as usize];
     select(id < 0, F::cast_from(none), value)
-}
-
-/// Sorts slots by (key descending, column ascending) with a bitonic sort.
-#[cube]
-fn sort(
-    keys: &mut Shared<[u32]>,
-    slot_ids: &mut Shared<[i32]>,
-    #[comptime] blueprint: ValuesBlueprint,
-) {
-    let mut run = 2u32;
-    while run <= blueprint.sorted {
-        let mut distance = run / 2;
-        while distance > 0 {
-            let mut pair = UNIT_POS;
-            while pair < comptime!(blueprint.sorted / 2) {
-                let a = pair / distance * distance * 2 + (pair & (distance - 1));
-                let b = a + distance;
-                let (key_a, key_b) = (keys[a as usize], keys[b as usize]);
-                let (id_a, id_b) = (slot_ids[a as usize], slot_ids[b as usize]);
-                let ordered = key_a > key_b || (key_a == key_b && id_a <= id_b);
-                // Runs alternate between descending and ascending. The last one is descending.
-                let descending = a & run == 0;
-                if (descending && !ordered) || (!descending && ordered) {
-                    keys[a as usize] = key_b;
-                    keys[b as usize] = key_a;
-                    slot_ids[a as usize] = id_b;
-                    slot_ids[b as usize] = id_a;
-                }
-                pair += blueprint.units;
-            }
-            sync_cube();
-            distance /= 2;
-        }
-        run *= 2;
-    }
 }

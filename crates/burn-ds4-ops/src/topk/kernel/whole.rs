@@ -1,9 +1,10 @@
 use cubecl::prelude::*;
 
-use super::radix_select::{CubeUnits, RadixSelect};
+use super::radix_select::RadixSelect;
 use super::registers::{RowRegisters, first_vector_of};
 use super::row::{LogitRows, TopkIds, write_all_columns};
 use super::window::WindowArgs;
+use crate::select::CubeUnits;
 
 /// How [`whole_row_kernel`] is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 use cubecl::prelude::*;
 
-use super::key::{NONE, key_of};
+use crate::select::key::{NONE, key_of};
 
 /// How the ends of the windows of a sequence's rows follow from its length: each row has one more
 /// visible token than the one before, and a column stands for `ratio` tokens.

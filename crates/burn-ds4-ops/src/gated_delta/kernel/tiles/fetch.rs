@@ -3,7 +3,7 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::TilesBlueprint;
+use super::blueprint::TilesBlueprint;
 use crate::gated_delta::kernel::{DeltaInputs, NO_SLOT, RowLayout, StatePool, WorkDivisors};
 use crate::intrinsics::modulo;
 

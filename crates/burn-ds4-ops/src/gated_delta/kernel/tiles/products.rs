@@ -7,11 +7,10 @@
 
 use cubecl::prelude::*;
 
+use super::blueprint::TilesBlueprint;
 use super::fetch::fetched_index;
 use super::state::State;
-use super::{TERMS, TilesBlueprint};
 use crate::gated_delta::kernel::inverse_norm;
-use crate::gemm::kernel::{bf16_pair, term_of};
 use crate::intrinsics::{modulo, multiply_tiles};
 
 /// Products of keys and queries of the tokens with each other, in shared memory, for each group of
@@ -37,16 +36,6 @@ pub(super) struct Products {
     blueprint: TilesBlueprint,
 }
 
-/// Corrections of the planes' rows for each token, in shared memory. A correction is stored as
-/// `bf16` terms whose sum it is, two tokens to a word. A row has the words of the first terms, then
-/// those of the second terms, and so on.
-#[derive(CubeType)]
-pub(super) struct CorrectionTerms {
-    rows: Shared<[u32]>,
-    #[cube(comptime)]
-    blueprint: TilesBlueprint,
-}
-
 /// The value of this lane's row for a token, the token's gates, and the decay since the beginning.
 #[derive(CubeType)]
 pub(super) struct StepInputs {
@@ -54,18 +43,6 @@ pub(super) struct StepInputs {
     pub decay: f32,
     pub total_decay: f32,
     pub beta: f32,
-}
-
-impl TilesBlueprint {
-    /// Distance from the products of a row to those of the next.
-    pub(super) const fn product_pitch(self) -> u32 {
-        2 * self.padded() + 1
-    }
-
-    /// Distance from the corrections of a row to those of the next.
-    pub(super) const fn correction_pitch(self) -> u32 {
-        self.correction_words() + 1
-    }
 }
 
 #[cube]
@@ -265,56 +242,6 @@ impl Products {
             output,
         );
         output * grams.query_factors[factor_at]
-    }
-}
-
-#[cube]
-impl CorrectionTerms {
-    pub fn new(#[comptime] blueprint: TilesBlueprint) -> CorrectionTerms {
-        let rows =
-            comptime!(blueprint.groups * blueprint.group_rows() * blueprint.correction_pitch());
-        CorrectionTerms {
-            rows: Shared::new_slice(rows as usize),
-            blueprint,
-        }
-    }
-
-    /// Stores the corrections of this lane's row for the first `tokens` tokens, and zeros for the
-    /// tokens after them. The plane may read them afterwards.
-    pub fn store(&mut self, corrections: &Array<f32>, #[comptime] tokens: u32) {
-        let blueprint = comptime!(self.blueprint);
-        let rows = comptime!(blueprint.plane_rows());
-        let pairs = comptime!(blueprint.pairs());
-        let row = UNIT_POS_Y * rows + UNIT_POS_X % rows;
-        let to = (row * comptime!(blueprint.correction_pitch())) as usize;
-        #[unroll]
-        for i in 0..pairs {
-            let mut low = 0.0f32;
-            let mut high = 0.0f32;
-            if comptime!(2 * i < tokens) {
-                low = corrections[comptime!(2 * i as usize)];
-            }
-            if comptime!(2 * i + 1 < tokens) {
-                high = corrections[comptime!(2 * i as usize + 1)];
-            }
-            #[unroll]
-            for term in 0..TERMS {
-                let word = bf16_pair(term_of(low, term.runtime()), term_of(high, term.runtime()));
-                self.rows[to + comptime!((term * pairs + i) as usize)] = word;
-            }
-        }
-        #[unroll]
-        for word in comptime!(TERMS * pairs)..comptime!(blueprint.correction_words()) {
-            self.rows[to + comptime!(word as usize)] = 0u32;
-        }
-        sync_plane();
-    }
-
-    /// One word of row number `row` of the plane.
-    pub fn word(&self, row: u32, index: u32) -> u32 {
-        let blueprint = comptime!(self.blueprint);
-        let row = UNIT_POS_Y * comptime!(blueprint.plane_rows()) + row;
-        self.rows[(row * comptime!(blueprint.correction_pitch()) + index) as usize]
     }
 }
 

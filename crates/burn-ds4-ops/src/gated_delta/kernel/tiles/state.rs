@@ -2,9 +2,9 @@
 
 use cubecl::prelude::*;
 
+use super::blueprint::{COLUMN_BLOCK, TilesBlueprint};
+use super::corrections::CorrectionTerms;
 use super::fetch::{fetched_index, write_rows};
-use super::products::CorrectionTerms;
-use super::{COLUMN_BLOCK, TilesBlueprint};
 use crate::gated_delta::kernel::RowLayout;
 use crate::intrinsics::{modulo, multiply_half_tiles, pack_bf16};
 

@@ -1,22 +1,10 @@
-//! Integer keys in the order of the floats that they stand for, and their bins in the first pass of
-//! a search.
+//! The bins of keys in the first pass of a search, and bounds by them.
 
 use cubecl::prelude::*;
 
 use crate::caps::Target;
 use crate::intrinsics::{f16_to_f32, ordered_f16};
-
-/// The key of zero. The key of a number differs from it by the bits of its magnitude.
-const ZERO: u32 = 0x8000_0000;
-/// The key of `-inf` and of NaN. No element has a lower one.
-pub(crate) const LOWEST: u32 = ZERO - INFINITY;
-/// The key of `+inf`.
-pub(crate) const HIGHEST: u32 = ZERO + INFINITY;
-/// The key of no element.
-pub(super) const NONE: u32 = 0;
-pub(crate) const INFINITY: u32 = 0x7f80_0000;
-pub(crate) const MAGNITUDE: u32 = 0x7fff_ffff;
-const SIGN: u32 = !MAGNITUDE;
+use crate::select::key::{HIGHEST, NONE, SIGN, ZERO, float_of, key_of};
 
 /// The last column of the longest row.
 const MAX_COLUMN: u32 = (1 << 23) - 1;
@@ -40,23 +28,6 @@ const F16_ZERO: u32 = BINS / 2;
 const F16_INFINITY: u32 = 0x7c00 >> F16_SHIFT;
 /// The bits of the smallest magnitude that is not truncated to zero.
 const F16_LOWEST: u32 = (127 - 24) << 23;
-
-/// The key of a float: larger for larger numbers, and the same for zeros of either sign.
-#[cube]
-pub(crate) fn key_of(x: f32) -> u32 {
-    let bits = u32::reinterpret(x);
-    let magnitude = bits & MAGNITUDE;
-    let signed = select(bits > MAGNITUDE, !magnitude + 1, magnitude);
-    // Comparisons of the bits, as the compiler may assume that floats it compares are not NaN.
-    select(magnitude > INFINITY, LOWEST, signed + ZERO)
-}
-
-/// The float of a key, or `-inf` if the key is lower than that of any float.
-#[cube]
-pub(crate) fn float_of(key: u32) -> f32 {
-    let key = max(key, LOWEST);
-    f32::reinterpret(select(key < ZERO, 0u32 - key, key - ZERO))
-}
 
 /// The float of a key, to be subtracted from elements: the sign bit of the difference is set only
 /// if the element is lower. Zero becomes `-0.0`, as the bit is set in `-0.0 - 0.0`, but not in
