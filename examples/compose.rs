@@ -4,8 +4,6 @@
 //! token id, the others choose them by score. A [`Router`] alone mixes a few output heads. The
 //! weights are random; the program shows what the routers do with them.
 
-mod shared;
-
 use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -128,7 +126,13 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    shared::finish(run(&Args::parse()))
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -8,8 +8,6 @@
 //! The weights are random, so that the text is too: the program shows how a model is made, loaded,
 //! tested and run on any device.
 
-mod shared;
-
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -222,7 +220,13 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    shared::finish(run(&Args::parse()))
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {

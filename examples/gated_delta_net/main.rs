@@ -10,8 +10,6 @@
 //! of it. Each time it shows how far the two ways are apart.
 
 mod layer;
-#[path = "../shared/mod.rs"]
-mod shared;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -20,14 +18,20 @@ use std::process::ExitCode;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::device::DeviceSpec;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use layer::{GatedDeltaNetConfig, GatedDeltaNetState};
-use shared::Dtype;
 
 const D_MODEL: usize = 256;
 const SLOTS: usize = 4;
 /// The slots of the sequences; the one in the middle is padding.
 const BATCH: [i64; 3] = [2, -1, 0];
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Dtype {
+    F32,
+    Bf16,
+    F16,
+}
 
 /// Runs a gated delta net on several tokens at once and one by one, and shows that both give the
 /// same.
@@ -45,13 +49,29 @@ struct Args {
     dtype: Dtype,
 }
 
+impl Dtype {
+    fn float(self) -> FloatDType {
+        match self {
+            Self::F32 => FloatDType::F32,
+            Self::Bf16 => FloatDType::BF16,
+            Self::F16 => FloatDType::F16,
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    shared::finish(run(&Args::parse()))
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (name, device) = device(args.device)?;
-    let (tokens, dtype) = (usize::from(args.tokens), FloatDType::from(args.dtype));
+    let (tokens, dtype) = (usize::from(args.tokens), args.dtype.float());
     if !device.supports_dtype(dtype) {
         return Err(format!("device `{name}` has no {dtype:?}").into());
     }

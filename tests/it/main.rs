@@ -2,13 +2,6 @@
 
 mod cache;
 mod chunks;
-mod cli;
-#[cfg(unix)]
-mod cli_chat;
-mod cli_damaged;
-mod cli_flash_head;
-mod cli_generate;
-mod cli_serve;
 #[path = "../../crates/burn-ds4-ops/tests/common/mod.rs"]
 mod common;
 mod constraints;
@@ -17,12 +10,12 @@ mod ds4_tiny;
 mod dspark;
 mod engine;
 mod engine_memory;
+mod examples;
 mod flash_head;
 mod fuzz;
 mod gated_delta_net;
 mod golden;
 mod layer_goldens;
-mod load_bar;
 mod pairs;
 mod pipeline;
 mod precision;

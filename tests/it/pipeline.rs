@@ -6,15 +6,14 @@ use burn_ds4_ops::quant::Activations;
 use ds4_model::checkpoint::{CheckpointError, LoadOptions};
 use ds4_model::config::ConfigErrorKind;
 use ds4_model::generate::{
-    ChatOptions, FinishReason, GenerateConfig, GenerateError, Generation, Message, SamplingConfig,
+    FinishReason, GenerateConfig, GenerateError, Generation, SamplingConfig,
     SpecialTokens,
 };
 use ds4_model::pipeline::{Pipeline, PipelineError};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cli::golden_text;
-use crate::golden::root;
+use crate::golden::{golden_text, root};
 
 const EXPANDED: LoadOptions = LoadOptions {
     dtype: burn::tensor::FloatDType::F32,
@@ -111,12 +110,6 @@ fn a_pipeline_generates_the_golden_text_with_the_defaults() {
     let generation = pipeline.generate(config, &prompt).expect("valid options");
     let pieces: Result<String, GenerateError> = generation.collect();
     assert_eq!(pieces.expect("finite logits"), expected);
-
-    let chat = pipeline.encode_chat(&[Message::user("Who?")], &ChatOptions::default());
-    let chat = chat.expect("a chat");
-    let chat = pipeline.tokenizer.decode(&chat, SpecialTokens::Keep);
-    let expected = "<｜begin▁of▁sentence｜><｜User｜>Who?<｜Assistant｜></think>";
-    assert_eq!(chat.expect("known tokens"), expected);
 }
 
 #[test]

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, CheckpointError, LoadOptions, LoadProgress};
 use crate::config::{ConfigError, ConfigErrorKind, GenerationDefaults, ModelConfig, eos_token_ids};
 use crate::generate::{
-    ChatEncoding, ChatOptions, GenerateConfig, GenerateError, Message, SamplingConfig,
-    TextGeneration, TextTokenizer, render_chat,
+    GenerateConfig, GenerateError, SamplingConfig, TextGeneration, TextTokenizer,
 };
 use crate::model::Model;
 use crate::placement::Devices;
@@ -54,9 +53,6 @@ pub struct Pipeline {
     /// How to generate: what `generation_config.json` says, and the default where it says nothing
     /// or is not there. It is greedy without a temperature, or where `do_sample` is false.
     pub defaults: GenerateConfig,
-    /// How conversations are rendered: in chat mode, by the encoding that the drafter of the
-    /// checkpoint tells, which its releases came with.
-    pub chat: ChatOptions,
 }
 
 impl Pipeline {
@@ -120,18 +116,10 @@ impl Pipeline {
         ids.bos_token_id = stored.bos_token_id.unwrap_or(ids.bos_token_id);
         let eos_token_ids = stored.eos_token_ids.as_deref();
         ids.eos_token_id = eos_token_ids.map_or(ids.eos_token_id, |ids| ids[0]);
-        let encoding = match checkpoint.config().dspark {
-            Some(_) => ChatEncoding::V4Flash0731,
-            None => ChatEncoding::V4,
-        };
         Ok(Self {
             model,
             tokenizer,
             defaults,
-            chat: ChatOptions {
-                encoding,
-                ..ChatOptions::default()
-            },
         })
     }
 
@@ -145,19 +133,6 @@ impl Pipeline {
         let mut ids = vec![self.model.config().bos_token_id];
         ids.extend(self.tokenizer.encode(text)?);
         Ok(ids)
-    }
-
-    /// The ids of a conversation that the model is to go on with.
-    ///
-    /// # Errors
-    ///
-    /// If a message cannot be expressed, or the tokenizer lacks a special token that it takes.
-    pub fn encode_chat(
-        &self,
-        messages: &[Message],
-        options: &ChatOptions,
-    ) -> Result<Vec<u32>, GenerateError> {
-        render_chat(messages, options)?.token_ids(&self.tokenizer)
     }
 
     /// Prepares to continue the token ids of `prompt`.

@@ -2,7 +2,6 @@
 //! panic. The crate in `fuzz/` gives them to libFuzzer; here they run on their corpus and on some
 //! made-up inputs, as docs/testing.md says.
 
-pub mod chat;
 pub mod files;
 
 #[cfg(test)]
@@ -24,7 +23,6 @@ macro_rules! driven {
 
 #[cfg(test)]
 driven! {
-    chat: chat::chat, 1500;
     config: files::config, 2000;
     generation_config: files::generation_config, 1000;
     header: files::header, 500;

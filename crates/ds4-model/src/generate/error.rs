@@ -196,34 +196,6 @@ pub enum GenerateError {
         /// The id.
         token: u32,
     },
-    /// The chat encoding needs a special token that this tokenizer lacks.
-    #[error("tokenizer.json has no special token `{token}`, which this conversation needs")]
-    MissingSpecialToken {
-        /// The token's text.
-        token: &'static str,
-    },
-    /// A chat message that the encoding cannot express.
-    #[error("bad chat message {index}: {reason}")]
-    ChatMessage {
-        /// Position in the list of messages.
-        index: usize,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// A tool schema or response format that is not what it should be.
-    #[error("bad JSON in `{argument}`: {reason}")]
-    ChatJson {
-        /// The argument at fault.
-        argument: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A completion that does not follow the chat encoding.
-    #[error("the completion does not follow the chat encoding: {reason}")]
-    Completion {
-        /// What was expected, and what was found.
-        reason: String,
-    },
 }
 
 pub(super) fn device_error(device: impl ToString, error: impl ToString) -> GenerateError {

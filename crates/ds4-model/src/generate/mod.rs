@@ -6,14 +6,12 @@
 //!
 //! * [`TextTokenizer`] and [`DecodeStream`]: text to ids and ids to text, whole or one id at a
 //!   time;
-//! * [`chat`]: the DeepSeek-V4 chat encoding and its inverse;
 //! * [`SamplingConfig`]: how a token is chosen, on the device;
 //! * [`Constraint`]: which tokens a text may have, such as those of a grammar;
 //! * [`StopStrings`]: ends a text stream at a stop string that may span several tokens.
 //!
 //! Every failure is a [`GenerateError`].
 
-pub mod chat;
 mod engine;
 mod error;
 mod generation;
@@ -23,10 +21,6 @@ mod stop;
 mod text;
 mod tokenizer;
 
-pub use chat::{
-    ChatEncoding, ChatOptions, ChatPrompt, Completion, CompletionPart, CompletionSplitter, Message,
-    ReasoningEffort, Tool, ToolCall, parse_completion, render_chat,
-};
 pub use engine::{
     Constraint, ConstraintError, DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, FinishReason,
     GraphUsage, LogitsProcessor, MAX_DRAFTS, MAX_LANES, Output, Progress, Request, RequestId,

@@ -17,7 +17,7 @@ use crate::model::Model;
 #[derive(Debug)]
 pub struct TextGeneration<'a> {
     tokens: Generation<'a>,
-    decoder: DecodeStream<'a>,
+    decoder: DecodeStream,
     stops: StopStrings,
     generated: usize,
     /// Whether the decoder and the stop strings have given up what they held back.
@@ -32,7 +32,7 @@ impl<'a> TextGeneration<'a> {
     /// As [`Generation::new`], and if a stop string is empty.
     pub fn new(
         model: &'a Model,
-        tokenizer: &'a TextTokenizer,
+        tokenizer: &TextTokenizer,
         config: GenerateConfig,
         prompt: &[u32],
     ) -> Result<Self, GenerateError> {

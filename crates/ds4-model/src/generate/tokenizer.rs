@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use tokenizers::{AddedVocabulary, DecoderWrapper, Tokenizer};
 
@@ -17,7 +18,7 @@ pub enum SpecialTokens {
     /// They are left out.
     #[default]
     Skip,
-    /// They are written out, as [`parse_completion`](super::parse_completion) needs them.
+    /// They are written out, as whoever reads tool calls needs them.
     Keep,
 }
 
@@ -25,6 +26,7 @@ pub enum SpecialTokens {
 ///
 /// It adds no tokens of its own: whatever the file's post-processor says, a prompt begins with the
 /// tokens of its text, and a beginning-of-sequence token is there only if the caller puts it there.
+/// Clones share one vocabulary.
 ///
 /// # Example
 ///
@@ -41,7 +43,10 @@ pub enum SpecialTokens {
 /// # Ok::<(), ds4_model::generate::GenerateError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct TextTokenizer {
+pub struct TextTokenizer(Arc<Vocabulary>);
+
+#[derive(Debug)]
+struct Vocabulary {
     tokenizer: Tokenizer,
     /// The same tokenizer without the added tokens. Released DeepSeek tokenizers flag only few of
     /// theirs as special (`<｜User｜>` is not), so the library's own switch for special tokens would
@@ -101,22 +106,27 @@ impl TextTokenizer {
                 )
             })
             .collect();
-        Ok(Self {
+        Ok(Self(Arc::new(Vocabulary {
             vocab_size: tokenizer.get_vocab_size(true),
             tokenizer,
             plain,
             added,
-        })
+        })))
     }
 
     /// Number of tokens, the added ones included. A model's logits may be wider.
     pub fn vocab_size(&self) -> usize {
-        self.vocab_size
+        self.0.vocab_size
     }
 
     /// The id of a token, given the token's text as the vocabulary spells it.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.tokenizer.token_to_id(token)
+        self.0.tokenizer.token_to_id(token)
+    }
+
+    /// The text of a token, as the vocabulary spells it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.0.tokenizer.id_to_token(id)
     }
 
     /// Encodes text in which the added tokens, written out, stand for themselves.
@@ -124,7 +134,7 @@ impl TextTokenizer {
     /// # Errors
     /// [`GenerateError::Encode`] where the tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
-        encode(&self.tokenizer, text)
+        encode(&self.0.tokenizer, text)
     }
 
     /// Encodes text of which no part can become an added token: `<think>` is seven characters here.
@@ -134,8 +144,8 @@ impl TextTokenizer {
     /// [`GenerateError::ReservedToken`] where the vocabulary leads back to an added token without
     /// naming it as one.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
-        let ids = encode(&self.plain, text)?;
-        match ids.iter().find_map(|id| self.added.get(id)) {
+        let ids = encode(&self.0.plain, text)?;
+        match ids.iter().find_map(|id| self.0.added.get(id)) {
             Some(token) => Err(GenerateError::ReservedToken {
                 token: token.text.clone(),
             }),
@@ -158,7 +168,7 @@ impl TextTokenizer {
 
     /// Whether a token is an added one, such as `<think>`: it stands for itself, not for text.
     pub fn is_added(&self, id: u32) -> bool {
-        self.added.contains_key(&id)
+        self.0.added.contains_key(&id)
     }
 
     /// The bytes of a token, which may be a part of a character.
@@ -166,17 +176,16 @@ impl TextTokenizer {
     /// # Errors
     /// [`GenerateError::UnknownToken`] for an id without a token.
     pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, GenerateError> {
-        let token = self.tokenizer.id_to_token(id);
-        let token = token.ok_or(GenerateError::UnknownToken { token: id })?;
+        let token = self.token(id).ok_or(GenerateError::UnknownToken { token: id })?;
         let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
         // An added token is spelt in plain text, not in the byte alphabet.
         Ok(bytes.unwrap_or_else(|| token.into_bytes()))
     }
 
     /// Starts decoding one id at a time.
-    pub fn decode_stream(&self, special: SpecialTokens) -> DecodeStream<'_> {
+    pub fn decode_stream(&self, special: SpecialTokens) -> DecodeStream {
         DecodeStream {
-            tokenizer: self,
+            tokenizer: self.clone(),
             special,
             pending: Vec::new(),
         }
@@ -212,13 +221,13 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateError> 
 /// # Ok::<(), ds4_model::generate::GenerateError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct DecodeStream<'a> {
-    tokenizer: &'a TextTokenizer,
+pub struct DecodeStream {
+    tokenizer: TextTokenizer,
     special: SpecialTokens,
     pending: Vec<u8>,
 }
 
-impl DecodeStream<'_> {
+impl DecodeStream {
     /// Takes the next id and returns the text that it completes, possibly none.
     ///
     /// # Errors
@@ -227,6 +236,7 @@ impl DecodeStream<'_> {
         if self.special == SpecialTokens::Skip
             && self
                 .tokenizer
+                .0
                 .added
                 .get(&id)
                 .is_some_and(|token| token.special)

@@ -1,0 +1,193 @@
+//! `/v1/chat/completions`, `/v1/responses` and `/v1/messages`: requests.
+
+use deepseek_recipe::request::{
+    ConversationRequest, DEFAULT_MAX_EFFORT_MAX_TOKENS, DEFAULT_NON_THINKING_MAX_TOKENS,
+    DEFAULT_THINKING_MAX_TOKENS,
+};
+use deepseek_recipe_core::conversation::{ReasoningEffort, ResponseFormat};
+use deepseek_recipe_core::special_tokens::SpecialToken;
+use deepseek_recipe_core::tools::ToolChoice;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::conversation::PromptError;
+use crate::serve::app::App;
+use crate::serve::convert;
+use crate::serve::error::ApiError;
+use crate::serve::grammar::{CallRules, Wanted};
+use crate::serve::reply::Format;
+use crate::serve::request::{Common, Parts, Prepared, check_log_probs, parse, whole};
+
+/// Fields of the three kinds.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    parallel_tool_calls: Option<bool>,
+    #[serde(deserialize_with = "whole")]
+    max_completion_tokens: Option<usize>,
+    #[serde(deserialize_with = "whole")]
+    max_output_tokens: Option<usize>,
+    logprobs: Option<bool>,
+    #[serde(deserialize_with = "whole")]
+    top_logprobs: Option<usize>,
+    tool_choice: Option<Value>,
+}
+
+impl Fields {
+    /// Log-probabilities to list for each token of a chat.
+    fn log_probs(&self) -> Result<Option<usize>, ApiError> {
+        match (self.logprobs, self.top_logprobs) {
+            (Some(true), top) => check_log_probs("top_logprobs", top.unwrap_or(0)).map(Some),
+            (_, None | Some(0)) => Ok(None),
+            (_, Some(_)) => {
+                let message = "`top_logprobs` needs `logprobs`";
+                Err(ApiError::invalid("top_logprobs", message))
+            }
+        }
+    }
+
+    /// How many calls an answer may have.
+    fn one_call(&self, request: &ConversationRequest) -> bool {
+        let anthropic = self.tool_choice.as_ref();
+        let anthropic = anthropic.and_then(|choice| choice.get("disable_parallel_tool_use"));
+        match self.parallel_tool_calls {
+            Some(parallel) => !parallel,
+            None if anthropic == Some(&Value::Bool(true)) => true,
+            // A model that has to call something has been asked for one call.
+            None => request.conversation.tool_choice == ToolChoice::Required,
+        }
+    }
+}
+
+/// Reads a request of `/v1/chat/completions`, and makes its prompt.
+pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+    let common: Common = parse(body)?;
+    app.check_model(common.model.as_deref())?;
+    let fields: Fields = parse(body)?;
+    let log_probs = fields.log_probs()?;
+    let format = common.format()?;
+    let mut request = convert::chat(parse::<Map<_, _>>(body)?, app.loaded.encoding)?;
+    request.conversation.response_format = format;
+    request.parsing_options.stop_sequences = common.stops()?;
+    let max_tokens = fields.max_completion_tokens.or(common.max_tokens);
+    finish(app, common, &fields, Conversion::new(Format::Chat, request, max_tokens, log_probs))
+}
+
+/// Reads a request of `/v1/responses`.
+pub fn prepare_response(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+    let common: Common = parse(body)?;
+    app.check_model(common.model.as_deref())?;
+    let fields: Fields = parse(body)?;
+    let mut request = convert::responses(parse(body)?, app.loaded.encoding)?;
+    request.stream = common.streams();
+    let top = fields.top_logprobs;
+    let log_probs = top.map(|top| check_log_probs("top_logprobs", top)).transpose()?;
+    let max_tokens = fields.max_output_tokens;
+    finish(app, common, &fields, Conversion::new(Format::Responses, request, max_tokens, log_probs))
+}
+
+/// Reads a request of `/v1/messages`.
+pub fn prepare_message(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+    let common: Common = parse(body)?;
+    app.check_model(common.model.as_deref())?;
+    let fields: Fields = parse(body)?;
+    let request = convert::messages(parse(body)?, app.loaded.encoding)?;
+    let max_tokens = common.max_tokens;
+    finish(app, common, &fields, Conversion::new(Format::Messages, request, max_tokens, None))
+}
+
+/// A request whose conversation is known.
+struct Conversion {
+    format: Format,
+    request: ConversationRequest,
+    max_tokens: usize,
+    log_probs: Option<usize>,
+}
+
+impl Conversion {
+    fn new(
+        format: Format,
+        request: ConversationRequest,
+        max_tokens: Option<usize>,
+        log_probs: Option<usize>,
+    ) -> Self {
+        // DeepSeek's API has the same lengths where none is given.
+        let conversation = &request.conversation;
+        let default = match (conversation.thinking_mode, conversation.reasoning_effort) {
+            (false, _) => DEFAULT_NON_THINKING_MAX_TOKENS,
+            (true, Some(ReasoningEffort::Max)) => DEFAULT_MAX_EFFORT_MAX_TOKENS,
+            (true, _) => DEFAULT_THINKING_MAX_TOKENS,
+        };
+        Self {
+            format,
+            request,
+            max_tokens: max_tokens.unwrap_or(default as usize),
+            log_probs,
+        }
+    }
+}
+
+fn finish(
+    app: &App,
+    common: Common,
+    fields: &Fields,
+    conversion: Conversion,
+) -> Result<Prepared, ApiError> {
+    let Conversion {
+        format,
+        request,
+        max_tokens,
+        log_probs,
+    } = conversion;
+    let loaded = &app.loaded;
+    let conversation = &request.conversation;
+    let prompt = loaded.encoding.encode(conversation, &loaded.tokenizer);
+    let prompt = prompt.map_err(|error| match &error {
+        PromptError::MissingSpecialToken { token }
+            if token == SpecialToken::Dsml.default_str() =>
+        {
+            ApiError::invalid("tools", error.to_string())
+        }
+        PromptError::MissingSpecialToken { .. } => {
+            ApiError::invalid(format.prompt(), error.to_string())
+        }
+        PromptError::Text(error) => ApiError::of_request(error, format.prompt()),
+    })?;
+    let one_call = fields.one_call(&request);
+    let wanted = wanted(&request, one_call)?;
+    let parts = Parts {
+        format,
+        prompts: vec![prompt],
+        one_call,
+        wanted,
+        max_tokens,
+        log_probs,
+        conversation: Some(request),
+    };
+    common.prepare(parts, app)
+}
+
+/// What an answer has to be like, if that is more than a prompt can ask for.
+fn wanted(request: &ConversationRequest, one_call: bool) -> Result<Option<Wanted>, ApiError> {
+    let conversation = &request.conversation;
+    let format = match &conversation.response_format {
+        ResponseFormat::Text => None,
+        ResponseFormat::JsonObject => Some(Wanted::Json(serde_json::json!({"type": "object"}))),
+        ResponseFormat::JsonSchema(schema) => Some(Wanted::Json(schema.clone())),
+        ResponseFormat::Regex(regex) => Some(Wanted::Regex(regex.clone())),
+    };
+    let has_tools = request.parsing_options.parse_tool_calls && !conversation.tools.is_empty();
+    let required = conversation.tool_choice == ToolChoice::Required;
+    let is_ruled = required || format.is_some() || convert::has_strict(&conversation.tools);
+    if !has_tools || !is_ruled {
+        return Ok(format);
+    }
+    let rules = CallRules {
+        tools: conversation.tools.clone(),
+        one_call,
+    };
+    Ok(Some(match required {
+        true => Wanted::Calls(rules),
+        false => Wanted::CallsOr(rules, format.map(Box::new)),
+    }))
+}
