@@ -182,7 +182,7 @@ impl Calls {
                 // A mark may follow, or what tells whether one closes the value.
                 let open = match self.marks.first() {
                     Some(mark) => self.text.len() - (mark - "</".len()),
-                    None => open(&self.text, "</"),
+                    None => open(&self.text, CALL_END),
                 };
                 let bytes = self.text.len() - if is_end { 0 } else { open };
                 if bytes > 0 {

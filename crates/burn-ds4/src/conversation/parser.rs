@@ -42,8 +42,6 @@ pub enum Kind {
     Plain,
     /// Text that may have control tokens, spelled out.
     Text,
-    /// One control token.
-    Control,
 }
 
 type Log = Arc<[TokenLogprob]>;

@@ -13,7 +13,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{
     DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor,
 };
-use serde_json::{Number, Value};
+use serde_json::Number;
 
 use crate::serve::app::App;
 use crate::serve::error::ApiError;
