@@ -34,10 +34,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut out = io::stdout();
     write!(out, "{prompt}")?;
     let mut text = pipeline.generate(config, &ids)?;
-    text.stream(|piece| match write!(out, "{piece}").and_then(|()| out.flush()) {
-        Ok(()) => ControlFlow::Continue(()),
-        Err(_) => ControlFlow::Break(()),
-    })?;
+    text.stream(
+        |piece| match write!(out, "{piece}").and_then(|()| out.flush()) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        },
+    )?;
     writeln!(out)?;
     Ok(())
 }

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| ds4_fuzz::model::chat::chat(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| burn_ds4::conversation::fuzz::answer(data));

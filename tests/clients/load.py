@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a running server under load, with nothing but Python.
 
-    cargo run --release --example serve -- --lanes 64 &
+    cargo run --release -- serve --lanes 64 &
     python3 tests/clients/load.py --url http://127.0.0.1:8080 --clients 1,4,16,64
 
 Each client sends one request after the other to `/v1/completions` and reads the answer as it is

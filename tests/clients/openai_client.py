@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks a running server with OpenAI's own client.
 
-    cargo run --release --example serve &
+    cargo run --release -- serve &
     python3 -m venv venv && venv/bin/pip install openai
     venv/bin/python tests/clients/openai_client.py --url http://127.0.0.1:8080/v1
 
@@ -10,7 +10,7 @@ shipped checkpoint has no token for the markup of tool calls, so that a request 
 refused. With a model named `tools`, which tool_checkpoint.py writes, calls are checked:
 
     python3 tests/clients/tool_checkpoint.py /tmp/tools
-    cargo run --release --example serve -- --model /tmp/tools
+    cargo run --release -- serve --model /tmp/tools
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Drives the page of the server in a headless Chromium.
 
-    cargo build --example serve
+    cargo build
     python3 -m venv venv && venv/bin/pip install selenium    # and Chromium with chromedriver
-    venv/bin/python tests/clients/page.py target/debug/examples/serve
+    venv/bin/python tests/clients/page.py target/debug/burn-ds4
 
 It ends with exit code 0 and a line for each check, or with a traceback.
 """
@@ -13,8 +13,11 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -31,7 +34,7 @@ SECONDS = 120
 @contextmanager
 def serving(program, *options):
     """Runs a server; yields its address."""
-    command = [program, "--port", "0", *options]
+    command = [program, "serve", "--port", "0", *options]
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -81,7 +84,7 @@ class Page:
         self.wait_for(self.is_idle)
 
     def answers(self):
-        return self.texts("article.assistant > pre:not(.error)")
+        return self.texts("article.assistant > pre:not(.error):not(.call)")
 
     def errors(self):
         return self.texts("pre.error")
@@ -112,7 +115,7 @@ def check_turns(page):
     first = page.answer_of_api(messages, reasoning_effort="none")
     assert page.answers() == [first["content"]], page.answers()
     assert re.fullmatch(
-        r"\d+ \+ 12 tokens, [\d.]+ s, seed \d+", page.text("#state")
+        r"\d+ \+ 12 tokens, [\d.]+ s, [\d.]+ tokens/s, seed \d+", page.text("#state")
     ), page.text("#state")
     page.ask("And the earth?")
     messages += [
@@ -121,6 +124,14 @@ def check_turns(page):
     ]
     second = page.answer_of_api(messages, reasoning_effort="none")
     assert page.answers()[1] == second["content"], page.answers()
+
+
+def check_reload(page):
+    before = page.texts("article > pre")
+    page.browser.refresh()
+    page.element("summary").click()
+    assert page.texts("article > pre") == before and len(before) == 4, before
+    page.set(max_tokens=12, temperature=0, system="Speak.")
 
 
 def check_new_chat(page):
@@ -140,6 +151,7 @@ def check_reasoning(page):
     shown = page.texts("article.assistant details pre")
     assert shown == [expected["reasoning_content"]], (shown, expected)
     assert page.element("article.assistant details").is_displayed()
+    assert not page.element("article.assistant details pre").is_displayed(), "it is folded"
     page.set(effort="none")
     page.element("#clear").click()
 
@@ -179,6 +191,31 @@ def check_refused_request(page):
     page.element("#clear").click()
 
 
+def check_calls(browser, url):
+    """Of a checkpoint whose next tokens are those of two calls."""
+    page = Page(browser, url)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object", "properties": {"city": {"const": "Rome"}}, "required": ["city"],
+        "additionalProperties": False}, "strict": True}}]
+    page.browser.execute_script(
+        "const real = window.fetch;"
+        "window.fetch = (url, options) => {"
+        "  if (!options?.body) return real(url, options);"
+        "  const body = JSON.parse(options.body);"
+        "  if (body.messages.length === 1) body.tool_choice = 'required';"
+        "  return real(url, {...options, body: JSON.stringify(body)});"
+        "};"
+    )
+    page.set(max_tokens=200, tools=json.dumps(tools))
+    page.ask("How is it in Rome?")
+    assert page.texts("pre.call") == ['weather({"city": "Rome"})'], page.texts("pre.call")
+    assert "weather" in page.element("#input").get_property("placeholder")
+    page.set(max_tokens=3)
+    page.ask("Sunny.")
+    assert page.texts("article.tool > pre") == ["Sunny."] and page.errors() == [], page.errors()
+    assert len(page.texts("article.assistant")) == 2
+
+
 def check_key(browser, url):
     page = Page(browser, url)
     page.set(max_tokens=3)
@@ -206,6 +243,7 @@ def main():
             for check in [
                 check_model,
                 check_turns,
+                check_reload,
                 check_new_chat,
                 check_reasoning,
                 check_markup_is_text,
@@ -218,6 +256,12 @@ def main():
             assert log == [], log
             check_refused_request(page)
             print("ok", check_refused_request.__name__)
+        with tempfile.TemporaryDirectory() as tools:
+            maker = Path(__file__).with_name("tool_checkpoint.py")
+            subprocess.run([sys.executable, maker, tools], check=True)
+            with serving(server, "--model", tools) as url:
+                check_calls(browser, url)
+                print("ok", check_calls.__name__)
         with serving(server, "--api-key", KEY) as url:
             check_key(browser, url)
             print("ok", check_key.__name__)

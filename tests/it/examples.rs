@@ -138,7 +138,12 @@ fn generate_continues_the_prompt_that_it_is_given() {
 fn bad_arguments_end_with_one_line_that_names_them() {
     for (name, arguments, code, word) in [
         ("compose", &["--device", "cuda:4096"][..], 1, "cuda:4096"),
-        ("gated_delta_net", &["--device", "cuda:4096"], 1, "cuda:4096"),
+        (
+            "gated_delta_net",
+            &["--device", "cuda:4096"],
+            1,
+            "cuda:4096",
+        ),
         ("gated_delta_net", &["--tokens", "17"], 2, "--tokens"),
         ("tutorial", &["--device", "cuda:4096"], 1, "cuda:4096"),
         ("tutorial", &["--load", "no/such/file"], 1, "No such file"),
@@ -146,6 +151,9 @@ fn bad_arguments_end_with_one_line_that_names_them() {
         let ended = run(name, arguments);
         assert_eq!(ended.code, code, "{ended:?}");
         let line = ended.stderr.lines().next().expect("a line");
-        assert!(line.starts_with("error: ") && line.contains(word), "{ended:?}");
+        assert!(
+            line.starts_with("error: ") && line.contains(word),
+            "{ended:?}"
+        );
     }
 }

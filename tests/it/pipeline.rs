@@ -6,8 +6,7 @@ use burn_ds4_ops::quant::Activations;
 use ds4_model::checkpoint::{CheckpointError, LoadOptions};
 use ds4_model::config::ConfigErrorKind;
 use ds4_model::generate::{
-    FinishReason, GenerateConfig, GenerateError, Generation, SamplingConfig,
-    SpecialTokens,
+    FinishReason, GenerateConfig, GenerateError, Generation, SamplingConfig, SpecialTokens,
 };
 use ds4_model::pipeline::{Pipeline, PipelineError};
 use serde_json::{Value, json};

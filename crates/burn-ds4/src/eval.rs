@@ -30,6 +30,12 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use crate::shared::devices::DeviceArgs;
+use crate::shared::flash::FlashArgs;
+use crate::shared::load_bar::LoadBar;
+use crate::shared::{
+    BYTE_ORDER_MARK, Dtype, RoundingArgs, asset, load_options, note, shipped_checkpoint,
+};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::{Args, value_parser};
 use ds4_model::cache::{CacheConfig, Rollback};
@@ -41,10 +47,6 @@ use ds4_model::trace::Trace;
 use heads::Curve;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use crate::shared::devices::DeviceArgs;
-use crate::shared::flash::FlashArgs;
-use crate::shared::load_bar::LoadBar;
-use crate::shared::{BYTE_ORDER_MARK, Dtype, RoundingArgs, asset, load_options, note, shipped_checkpoint};
 
 /// Positions per forward call: limits the logits that are read back at once.
 const POSITIONS_PER_CALL: usize = 64;

@@ -29,7 +29,12 @@ use clap_complete::Shell;
 
 /// Runs checkpoints of DeepSeek-V4.
 #[derive(Debug, Parser)]
-#[command(name = "burn-ds4", version, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "burn-ds4",
+    version,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

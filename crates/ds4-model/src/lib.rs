@@ -10,7 +10,7 @@
 //! - What it remembers of texts: [`cache`]
 //! - What it is loaded from: [`config`], [`checkpoint`]; where its layers live: [`placement`], and
 //!   how several devices share them: [`parallel`]
-//! - What writes text: [`generate`], with the engine, sampling, tokenizer and chats; [`pipeline`];
+//! - What writes text: [`generate`], with the engine, sampling and tokenizer; [`pipeline`];
 //!   a [`flash_head`] in place of the output matrix
 //! - For tests and debugging: [`trace`]; for messages: [`printable`]
 //!

@@ -11,12 +11,12 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
-use ds4_model::checkpoint::Checkpoint;
-use ds4_model::model::Model;
 use crate::shared::devices::DeviceArgs;
 use crate::shared::flash::FlashArgs;
 use crate::shared::{ActivationsArg, Dtype, Head, load_options, shipped_checkpoint};
+use clap::{Args, ValueEnum};
+use ds4_model::checkpoint::Checkpoint;
+use ds4_model::model::Model;
 
 use calls::Context;
 use decoding::Drafts;

@@ -101,18 +101,9 @@ mod tests {
                 Some(Command::System(Some("Be brief. Always.".into()))),
             ),
             ("/think off", Some(Command::Think(None))),
-            (
-                "/think low",
-                Some(Command::Think(Some(Effort::Low))),
-            ),
-            (
-                "/think high",
-                Some(Command::Think(Some(Effort::High))),
-            ),
-            (
-                "/think\tmax",
-                Some(Command::Think(Some(Effort::Max))),
-            ),
+            ("/think low", Some(Command::Think(Some(Effort::Low)))),
+            ("/think high", Some(Command::Think(Some(Effort::High)))),
+            ("/think\tmax", Some(Command::Think(Some(Effort::Max)))),
             ("/regenerate", Some(Command::Regenerate)),
             ("/reset ", Some(Command::Reset)),
             ("/save a b.json", Some(Command::Save("a b.json".into()))),

@@ -9,7 +9,6 @@ mod tests;
 use std::error::Error;
 use std::io::{self, Write};
 
-
 use crate::conversation::{Conversation, Effort, Encoding, InputMessage, assistant, system, user};
 use crate::generate::{Answer, Failure, Figures, Finish, Generator, Page, Part, Reader};
 use command::{Command, HELP};

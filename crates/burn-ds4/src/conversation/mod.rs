@@ -2,6 +2,8 @@
 //! answers are taken apart again.
 
 mod calls;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod hidden;
 mod parser;
 mod pieces;

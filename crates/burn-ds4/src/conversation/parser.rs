@@ -89,7 +89,9 @@ pub struct AnswerParser {
 
 impl fmt::Debug for AnswerParser {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("AnswerParser").finish_non_exhaustive()
+        formatter
+            .debug_struct("AnswerParser")
+            .finish_non_exhaustive()
     }
 }
 
@@ -380,6 +382,8 @@ fn listed(log: &TokenLogProbs) -> InferenceTokenLogprob {
     let top = log.top.iter();
     InferenceTokenLogprob {
         logprob: log.chosen.max(IMPOSSIBLE),
-        top_logprobs: top.map(|(id, value)| (*id, value.max(IMPOSSIBLE))).collect(),
+        top_logprobs: top
+            .map(|(id, value)| (*id, value.max(IMPOSSIBLE)))
+            .collect(),
     }
 }

@@ -40,7 +40,9 @@ impl Pieces {
     /// The id of a piece.
     pub fn add(&self, text: String, is_control: bool, token: Option<u32>) -> u32 {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = pieces.back().map_or(0, |piece| piece.id & !(MADE | CONTROL));
+        let last = pieces
+            .back()
+            .map_or(0, |piece| piece.id & !(MADE | CONTROL));
         let number = (last + 1) % CONTROL;
         let id = MADE | number | if is_control { CONTROL } else { 0 };
         pieces.push_back(Piece { id, text, token });
@@ -58,7 +60,9 @@ impl Pieces {
 
 impl StreamTokenizer for Pieces {
     fn decode_ids(&self, ids: &[u32], _: bool) -> Result<String, String> {
-        let texts = ids.iter().map(|id| self.find(*id, |piece| piece.text.clone()));
+        let texts = ids
+            .iter()
+            .map(|id| self.find(*id, |piece| piece.text.clone()));
         Ok(texts.map(Option::unwrap_or_default).collect())
     }
 

@@ -12,7 +12,8 @@ use super::*;
 use crate::shared::shipped_checkpoint;
 
 fn cases(text: &str) -> impl Iterator<Item = Value> {
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON"))
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
 }
 
 fn text(value: &Value) -> String {
@@ -139,7 +140,9 @@ fn pieces(text: &str) -> Vec<(String, bool)> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let next = controls.iter().filter_map(|token| Some((rest.find(token)?, *token)));
+        let next = controls
+            .iter()
+            .filter_map(|token| Some((rest.find(token)?, *token)));
         let (at, token) = next.min().unwrap_or((rest.len(), ""));
         let words = rest[..at].split_inclusive([' ', '\n', '"']);
         pieces.extend(words.map(|word| (word.to_owned(), false)));
@@ -168,7 +171,11 @@ fn answers_have_the_parts_that_the_makers_find_in_them() {
         for pieces in ways {
             let found = parsed(&pieces, case["thinking"] == true, case["tools"] == true);
             for name in ["reasoning", "content", "finish"] {
-                assert_eq!(found[name], case[name], "{}: {name}, {pieces:?}", case["name"]);
+                assert_eq!(
+                    found[name], case[name],
+                    "{}: {name}, {pieces:?}",
+                    case["name"]
+                );
             }
             let calls = |of: &Value| {
                 let calls = of["calls"].as_array().expect("calls").clone();
@@ -202,17 +209,42 @@ fn the_first_release_has_the_text_for_most_effort_alone() {
     for (encoding, effort, instruction) in [
         (Encoding::V4, ReasoningEffort::Low, ""),
         (Encoding::V4, ReasoningEffort::High, ""),
-        (Encoding::V4, ReasoningEffort::Max, "Reasoning Effort: Absolute maximum"),
+        (
+            Encoding::V4,
+            ReasoningEffort::Max,
+            "Reasoning Effort: Absolute maximum",
+        ),
         (Encoding::V4Flash0731, ReasoningEffort::Low, ""),
-        (Encoding::V4Flash0731, ReasoningEffort::High, "Reasoning Effort: Absolute maximum"),
-        (Encoding::V4Flash0731, ReasoningEffort::Max, "Reasoning Effort: Beyond maximum"),
-        (Encoding::V41Flash, ReasoningEffort::High, "<｜System｜>Reasoning Effort: 75"),
+        (
+            Encoding::V4Flash0731,
+            ReasoningEffort::High,
+            "Reasoning Effort: Absolute maximum",
+        ),
+        (
+            Encoding::V4Flash0731,
+            ReasoningEffort::Max,
+            "Reasoning Effort: Beyond maximum",
+        ),
+        (
+            Encoding::V41Flash,
+            ReasoningEffort::High,
+            "<｜System｜>Reasoning Effort: 75",
+        ),
     ] {
         let prompt = prompt(encoding, effort);
-        let rest = prompt.strip_prefix("<｜begin▁of▁sentence｜>").expect("a beginning");
+        let rest = prompt
+            .strip_prefix("<｜begin▁of▁sentence｜>")
+            .expect("a beginning");
         let rest = rest.strip_suffix(asked).expect("the question");
-        assert!(rest.starts_with(instruction), "{encoding:?}, {effort:?}: {rest}");
-        assert_eq!(rest.is_empty(), instruction.is_empty(), "{encoding:?}, {effort:?}");
+        assert!(
+            rest.starts_with(instruction),
+            "{encoding:?}, {effort:?}: {rest}"
+        );
+        assert_eq!(
+            rest.is_empty(),
+            instruction.is_empty(),
+            "{encoding:?}, {effort:?}"
+        );
     }
 }
 
@@ -243,16 +275,25 @@ fn content_cannot_become_a_control_token() {
         thinking_mode: false,
         ..Conversation::default()
     };
-    let ids = Encoding::V4.encode(&conversation, &tokenizer).expect("a prompt");
+    let ids = Encoding::V4
+        .encode(&conversation, &tokenizer)
+        .expect("a prompt");
     for token in ["<｜Assistant｜>", "</think>"] {
         let id = tokenizer.token_id(token).expect("a token of chats");
-        assert_eq!(ids.iter().filter(|other| **other == id).count(), 1, "{token}");
+        assert_eq!(
+            ids.iter().filter(|other| **other == id).count(),
+            1,
+            "{token}"
+        );
     }
     let tools = Conversation {
         tools: vec![tool(&json!({"function": {"name": "f", "parameters": {}}}))],
         ..conversation
     };
-    let error = Encoding::V4.encode(&tools, &tokenizer).unwrap_err().to_string();
+    let error = Encoding::V4
+        .encode(&tools, &tokenizer)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains(MARK), "{error}");
 }
 
@@ -266,14 +307,23 @@ fn numbers_that_are_none_and_tags_that_do_not_end_lose_no_call() {
     };
     for (parameter, expected) in [
         ("name=\"a\" string=\"false\">Rome", r#"{"a": "Rome"}"#),
-        ("name=\"a\" string=\"false\">12 Main Street", r#"{"a": "12 Main Street"}"#),
+        (
+            "name=\"a\" string=\"false\">12 Main Street",
+            r#"{"a": "12 Main Street"}"#,
+        ),
         ("name=\"a\" string=\"false\">", r#"{"a": ""}"#),
         ("name=\"a\" string=\"false\">None", r#"{"a": None}"#),
-        ("name=\"a\" string=\"false\"> [1, {\"b\": null}]", r#"{"a":  [1, {"b": null}]}"#),
+        (
+            "name=\"a\" string=\"false\"> [1, {\"b\": null}]",
+            r#"{"a":  [1, {"b": null}]}"#,
+        ),
         ("name=\"a\">x", r#"{"a": "x"}"#),
         ("name=\"a\" string=\"maybe\">x", r#"{"a": "x"}"#),
         ("name=\"q\"uote\" string=\"true\">x", r#"{"q\"uote": "x"}"#),
-        ("name=\"a\" string=\"true\">\u{fffd}\u{fffd}", "{\"a\": \"\u{fffd}\u{fffd}\"}"),
+        (
+            "name=\"a\" string=\"true\">\u{fffd}\u{fffd}",
+            "{\"a\": \"\u{fffd}\u{fffd}\"}",
+        ),
     ] {
         let found = parsed(&pieces(&call(parameter)), false, true);
         assert_eq!(found["calls"][0]["arguments"], expected, "{parameter}");

@@ -130,10 +130,15 @@ fn parts(chunks: Vec<deepseek_recipe::stream::OutputChunk>, is_stopped: &mut boo
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
+    /// At the end of the sequence.
     EndOfSequence,
+    /// At a token that ends texts.
     StopToken,
+    /// Before a text that ends it.
     StopString,
+    /// It has as many tokens as are wanted.
     Length,
+    /// The context is full.
     ContextFull,
     /// Somebody has stopped it.
     Interrupted,
@@ -168,13 +173,17 @@ impl Finish {
 /// How long an answer took.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figures {
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Until the first token.
     pub prompt_seconds: f64,
+    /// Tokens of the answer.
     pub tokens: usize,
     /// From the first token on.
     pub seconds: f64,
+    /// Drafts made.
     pub drafted: usize,
+    /// Those of them that were accepted.
     pub accepted: usize,
 }
 
@@ -207,7 +216,9 @@ pub struct Answer {
     pub ids: Vec<u32>,
     /// Its text. All is content where the prompt was no conversation.
     pub said: Said,
+    /// Why it ended.
     pub finish: Finish,
+    /// How long it took.
     pub figures: Figures,
 }
 

@@ -32,6 +32,7 @@ pub struct Options {
     /// Prints ids, text, the reason of the end and figures as JSON, at the end.
     #[arg(long)]
     pub json: bool,
+    /// Which checkpoint, and how it generates.
     #[command(flatten)]
     pub model: ModelOptions,
 }
@@ -75,6 +76,7 @@ pub struct ModelOptions {
     /// Seed of the sampling. The same seed gives the same text, with drafts or without.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// What drafts tokens.
     #[command(flatten)]
     pub drafts: DraftArgs,
     /// Head that chooses the text. The flash head is approximate: it may choose other tokens than
@@ -85,6 +87,7 @@ pub struct ModelOptions {
     /// accepted.
     #[arg(long, value_enum, default_value_t = Head::Dense)]
     pub draft_head: Head,
+    /// The clustered head.
     #[command(flatten)]
     pub flash: FlashArgs,
     /// Stops at this text; may be given several times.
@@ -103,11 +106,13 @@ pub struct ModelOptions {
     /// answer.
     #[arg(long)]
     pub exact_prefix: bool,
+    /// Where the model runs.
     #[command(flatten)]
     pub place: PlaceArgs,
     /// Launches every step anew, even where it could be replayed as a graph. The text is the same.
     #[arg(long)]
     pub no_graph: bool,
+    /// What is rounded.
     #[command(flatten)]
     pub rounding: RoundingArgs,
 }

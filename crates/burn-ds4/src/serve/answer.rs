@@ -142,7 +142,10 @@ impl Answer {
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         });
-        let reasoning = self.choices.iter().filter_map(|choice| choice.text.reasoning);
+        let reasoning = self
+            .choices
+            .iter()
+            .filter_map(|choice| choice.text.reasoning);
         if let Some(reasoning) = reasoning.reduce(|all, one| all + one) {
             usage["completion_tokens_details"] = json!({"reasoning_tokens": reasoning});
         }

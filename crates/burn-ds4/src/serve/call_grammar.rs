@@ -20,19 +20,28 @@ pub fn lark(wanted: &Wanted, mark: u32) -> Result<String, String> {
         Wanted::Calls(rules) => (rules, "calls".to_owned()),
         // Tags begin with "<", as other text may.
         Wanted::CallsOr(rules, None) => (rules, r#"(TEXT | "<")* ("<" MARK block)?"#.to_owned()),
-        Wanted::CallsOr(rules, Some(other)) => (rules, format!(
-            "{} | /\\n{{0,2}}/ \"<\" MARK block",
-            match &**other {
-                Wanted::Json(schema) => embedded(schema.clone()),
-                Wanted::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
-                Wanted::Calls(_) | Wanted::CallsOr(..) => return Err("calls or calls".into()),
-            }
-        )),
+        Wanted::CallsOr(rules, Some(other)) => (
+            rules,
+            format!(
+                "{} | /\\n{{0,2}}/ \"<\" MARK block",
+                match &**other {
+                    Wanted::Json(schema) => embedded(schema.clone()),
+                    Wanted::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
+                    Wanted::Calls(_) | Wanted::CallsOr(..) => return Err("calls or calls".into()),
+                }
+            ),
+        ),
         Wanted::Json(_) | Wanted::Regex(_) => return Err("no calls".into()),
     };
-    let bytes: usize = rules.tools.iter().map(|tool| tool.parameters.to_string().len()).sum();
+    let bytes: usize = rules
+        .tools
+        .iter()
+        .map(|tool| tool.parameters.to_string().len())
+        .sum();
     if bytes > MAX_SCHEMAS {
-        return Err(format!("the schemas have {bytes} bytes, at most {MAX_SCHEMAS}"));
+        return Err(format!(
+            "the schemas have {bytes} bytes, at most {MAX_SCHEMAS}"
+        ));
     }
     let mut grammar = Grammar::default();
     grammar.rules(rules);
@@ -72,14 +81,20 @@ impl Grammar {
         let call = names.collect::<Vec<_>>().join(" | ");
         let count = if rules.one_call { "" } else { "+" };
         self.line("calls", &format!("call{count} \"</\" MARK \"tool_calls>\""));
-        self.line("call", &format!("\"<\" MARK ({call}) \"</\" MARK \"invoke>\\n\""));
+        self.line(
+            "call",
+            &format!("\"<\" MARK ({call}) \"</\" MARK \"invoke>\\n\""),
+        );
         for (index, tool) in rules.tools.iter().enumerate() {
             self.tool(index, tool);
         }
         let open = r#""<" MARK "parameter name=\"" /[^"<>\\\n]+/ "\" string=\""#;
         self.line(
             "any",
-            &format!(r#"{open}true\">" value | {open}false\">" {} end"#, embedded(json!({}))),
+            &format!(
+                r#"{open}true\">" value | {open}false\">" {} end"#,
+                embedded(json!({}))
+            ),
         );
         self.line("end", r#""</" MARK "parameter>\n""#);
     }
@@ -161,7 +176,11 @@ enum Strings {
 
 fn strings(schema: &Value) -> Strings {
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(Into::into).collect();
+        let texts: Vec<String> = values
+            .iter()
+            .filter_map(Value::as_str)
+            .map(Into::into)
+            .collect();
         return match texts.is_empty() {
             true => Strings::None,
             false => Strings::These(texts),
@@ -173,10 +192,12 @@ fn strings(schema: &Value) -> Strings {
         (None, Some(Value::String(kind))) if kind == "string" => {
             match schema.get("pattern").and_then(Value::as_str) {
                 // Only one that says all of the string can be followed in a grammar.
-                Some(pattern) => match pattern.strip_prefix('^').and_then(|p| p.strip_suffix('$')) {
-                    Some(pattern) => Strings::Like(pattern.to_owned()),
-                    None => Strings::Any,
-                },
+                Some(pattern) => {
+                    match pattern.strip_prefix('^').and_then(|p| p.strip_suffix('$')) {
+                        Some(pattern) => Strings::Like(pattern.to_owned()),
+                        None => Strings::Any,
+                    }
+                }
                 None => Strings::Any,
             }
         }
@@ -184,7 +205,11 @@ fn strings(schema: &Value) -> Strings {
         (None, Some(_)) => Strings::None,
         // Any of several, or anything.
         (None, None) => match schema.get("anyOf").and_then(Value::as_array) {
-            Some(schemas) if schemas.iter().all(|one| matches!(strings(one), Strings::None)) => {
+            Some(schemas)
+                if schemas
+                    .iter()
+                    .all(|one| matches!(strings(one), Strings::None)) =>
+            {
                 Strings::None
             }
             Some(_) => Strings::Any,

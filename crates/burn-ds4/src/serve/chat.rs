@@ -70,7 +70,12 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     request.conversation.response_format = format;
     request.parsing_options.stop_sequences = common.stops()?;
     let max_tokens = fields.max_completion_tokens.or(common.max_tokens);
-    finish(app, common, &fields, Conversion::new(Format::Chat, request, max_tokens, log_probs))
+    finish(
+        app,
+        common,
+        &fields,
+        Conversion::new(Format::Chat, request, max_tokens, log_probs),
+    )
 }
 
 /// Reads a request of `/v1/responses`.
@@ -81,9 +86,16 @@ pub fn prepare_response(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let mut request = convert::responses(parse(body)?, app.loaded.encoding)?;
     request.stream = common.streams();
     let top = fields.top_logprobs;
-    let log_probs = top.map(|top| check_log_probs("top_logprobs", top)).transpose()?;
+    let log_probs = top
+        .map(|top| check_log_probs("top_logprobs", top))
+        .transpose()?;
     let max_tokens = fields.max_output_tokens;
-    finish(app, common, &fields, Conversion::new(Format::Responses, request, max_tokens, log_probs))
+    finish(
+        app,
+        common,
+        &fields,
+        Conversion::new(Format::Responses, request, max_tokens, log_probs),
+    )
 }
 
 /// Reads a request of `/v1/messages`.
@@ -93,7 +105,12 @@ pub fn prepare_message(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let fields: Fields = parse(body)?;
     let request = convert::messages(parse(body)?, app.loaded.encoding)?;
     let max_tokens = common.max_tokens;
-    finish(app, common, &fields, Conversion::new(Format::Messages, request, max_tokens, None))
+    finish(
+        app,
+        common,
+        &fields,
+        Conversion::new(Format::Messages, request, max_tokens, None),
+    )
 }
 
 /// A request whose conversation is known.
@@ -143,9 +160,7 @@ fn finish(
     let conversation = &request.conversation;
     let prompt = loaded.encoding.encode(conversation, &loaded.tokenizer);
     let prompt = prompt.map_err(|error| match &error {
-        PromptError::MissingSpecialToken { token }
-            if token == SpecialToken::Dsml.default_str() =>
-        {
+        PromptError::MissingSpecialToken { token } if token == SpecialToken::Dsml.default_str() => {
             ApiError::invalid("tools", error.to_string())
         }
         PromptError::MissingSpecialToken { .. } => {

@@ -49,9 +49,11 @@ fn options(encoding: Encoding) -> ConversionOptions {
 /// `/v1/chat/completions`: the conversation, without the format of the answer.
 pub fn chat(mut body: Fields, encoding: Encoding) -> Result<ConversationRequest, ApiError> {
     let continues = body.get("continue_final_message") == Some(&Value::Bool(true));
-    let thinks = body
-        .get("chat_template_kwargs")
-        .and_then(|own| own.get("thinking").or(own.get("enable_thinking"))?.as_bool());
+    let thinks = body.get("chat_template_kwargs").and_then(|own| {
+        own.get("thinking")
+            .or(own.get("enable_thinking"))?
+            .as_bool()
+    });
     body.retain(|name, value| CHAT_FIELDS.contains(&name.as_str()) && !value.is_null());
     if let Some(thinks) = thinks {
         let kind = ["disabled", "enabled"][usize::from(thinks)];
@@ -83,7 +85,9 @@ pub fn chat(mut body: Fields, encoding: Encoding) -> Result<ConversationRequest,
         let Value::Object(body) = body else {
             unreachable!("an object");
         };
-        let normal = converted::<ChatCompletionRequest>(body, encoding)?.conversation.tools;
+        let normal = converted::<ChatCompletionRequest>(body, encoding)?
+            .conversation
+            .tools;
         for tool in &mut request.conversation.tools {
             if let Some(normal) = normal.iter().find(|normal| normal.name == tool.name) {
                 tool.clone_from(normal);
@@ -100,7 +104,9 @@ pub fn responses(body: Fields, encoding: Encoding) -> Result<ConversationRequest
 
 /// `/v1/messages`.
 pub fn messages(body: Fields, encoding: Encoding) -> Result<ConversationRequest, ApiError> {
-    let choice = body.get("tool_choice").and_then(|choice| choice.get("type"));
+    let choice = body
+        .get("tool_choice")
+        .and_then(|choice| choice.get("type"));
     let is_any = choice.is_some_and(|kind| kind == "any");
     let mut request = converted::<MessagesRequest>(body, encoding)?;
     let conversation = &mut request.conversation;
@@ -139,7 +145,16 @@ fn refusal(error: ConversionError) -> ApiError {
     let fields = [
         ("tool_choice", &["tool_choice", "'tool_call'"][..]),
         ("stream_options", &["stream_options"]),
-        ("messages", &["'tool_calls'", "tool_call_id", "message", "tool_use", "thinking"]),
+        (
+            "messages",
+            &[
+                "'tool_calls'",
+                "tool_call_id",
+                "message",
+                "tool_use",
+                "thinking",
+            ],
+        ),
         ("tools", &["tools", "Tool ", "tool ", "function"]),
         ("input", &["input", "call_id"]),
         ("stop", &["stop", "Stop"]),
@@ -189,7 +204,11 @@ fn lenient_messages(messages: &mut [Value]) {
         }
         if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
             open.clear();
-            for (index, call) in calls.iter_mut().filter_map(Value::as_object_mut).enumerate() {
+            for (index, call) in calls
+                .iter_mut()
+                .filter_map(Value::as_object_mut)
+                .enumerate()
+            {
                 open.push(lenient_call(call, index));
             }
         }
@@ -242,3 +261,10 @@ fn lenient_tool(tool: &mut Value) {
 pub fn has_strict(tools: &[ToolDefinition]) -> bool {
     tools.iter().any(|tool| tool.strict == Some(true))
 }
+
+#[cfg(test)]
+use crate::serve::request::{Common, parse};
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

@@ -10,8 +10,8 @@ use std::time::Instant;
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
-    Engine, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId,
-    TextTokenizer, TokenLogProbs,
+    Engine, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId, TextTokenizer,
+    TokenLogProbs,
 };
 use ds4_model::pipeline::Pipeline;
 use tokio::sync::{OwnedSemaphorePermit, mpsc as async_mpsc, oneshot};
@@ -20,11 +20,11 @@ use crate::conversation::Encoding;
 use crate::serve::grammar;
 use crate::serve::metrics::{Metrics, StepFigures};
 use crate::serve::options::Options;
+use crate::serve::startup::Startup;
+use crate::serve::warm_up::warm_up;
 use crate::shared::load_bar::LoadBar;
 use crate::shared::load_options;
 use crate::shared::place::Place;
-use crate::serve::startup::Startup;
-use crate::serve::warm_up::warm_up;
 
 /// Tokens that whoever reads an answer may be behind the engine; further behind, the text is given
 /// up.
@@ -172,7 +172,9 @@ fn run(
         defaults: pipeline.defaults.clone(),
         place,
         drafts: config.drafts,
-        encoding: args.encoding.unwrap_or(Encoding::of(pipeline.model.config())),
+        encoding: args
+            .encoding
+            .unwrap_or(Encoding::of(pipeline.model.config())),
         startup: startup.clone(),
     };
     let is_cold = !args.no_warm_up && known.place.device() != DeviceSpec::Flex;

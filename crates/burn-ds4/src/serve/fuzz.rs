@@ -9,17 +9,17 @@ use crate::conversation::Encoding;
 use crate::serve::app::App;
 use crate::serve::engine::Loaded;
 use crate::serve::options::Options;
-use crate::shared::shipped_checkpoint;
 use crate::serve::{chat, completions};
+use crate::shared::shipped_checkpoint;
 
 /// The server of the shipped checkpoint, without its engine.
-pub fn app() -> &'static App {
+pub(crate) fn app() -> &'static App {
     static APP: OnceLock<App> = OnceLock::new();
     APP.get_or_init(new_app)
 }
 
 /// A server of its own.
-pub fn new_app() -> App {
+pub(crate) fn new_app() -> App {
     let args = Options {
         name: Some("m".into()),
         ..Options::default()
@@ -69,7 +69,7 @@ pub fn request(data: &[u8]) {
 
 #[cfg(test)]
 #[path = "../../../burn-ds4-ops/tests/fuzz/driver.rs"]
-mod driver;
+pub(crate) mod driver;
 
 #[cfg(test)]
 #[test]

@@ -136,7 +136,9 @@ impl Grammars {
             Wanted::Json(schema) => TopLevelGrammar::from_json_schema(schema_of(schema)),
             Wanted::Regex(regex) => TopLevelGrammar::from_regex(&regex),
             wanted => {
-                let mark = self.mark.ok_or_else(|| format!("the tokenizer has no `{MARK}`"))?;
+                let mark = self
+                    .mark
+                    .ok_or_else(|| format!("the tokenizer has no `{MARK}`"))?;
                 TopLevelGrammar::from_lark(call_grammar::lark(&wanted, mark)?)
             }
         };

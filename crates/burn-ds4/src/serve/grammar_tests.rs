@@ -13,7 +13,9 @@ fn grammars() -> Grammars {
 }
 
 fn constraint(schema: Value) -> Box<dyn Constraint> {
-    grammars().constraint(Wanted::Json(schema)).expect("a valid schema")
+    grammars()
+        .constraint(Wanted::Json(schema))
+        .expect("a valid schema")
 }
 
 fn allowed(constraint: &mut dyn Constraint) -> Vec<u32> {
@@ -173,7 +175,9 @@ fn reasoning_goes_before_and_does_not_end_the_answer() {
         loaded.tokenizer.token_id(THINK_END),
     );
     let end = end.expect("a token of the tokenizer");
-    let answer = grammars.constraint(Wanted::Json(json!({"const": 7}))).expect("a schema");
+    let answer = grammars
+        .constraint(Wanted::Json(json!({"const": 7})))
+        .expect("a schema");
     let mut answer = grammars.after_reasoning(answer, end);
     for _ in 0..2 {
         let ids = allowed(answer.as_mut());

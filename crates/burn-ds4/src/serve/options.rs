@@ -32,13 +32,16 @@ pub struct Options {
     /// Port to listen at; 0 for any that is free.
     #[arg(long, default_value_t = 8080)]
     pub port: u16,
+    /// Where the model runs.
     #[command(flatten)]
     pub place: PlaceArgs,
+    /// What is rounded.
     #[command(flatten)]
     pub rounding: RoundingArgs,
     /// Most texts at a time.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u8).range(1..=MAX_LANES as i64))]
     pub lanes: u8,
+    /// What drafts tokens.
     #[command(flatten)]
     pub drafts: DraftArgs,
     /// Release whose chat prompts the checkpoint was trained on [default: 0731 with a DSpark

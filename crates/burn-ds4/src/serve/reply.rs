@@ -90,7 +90,10 @@ fn started<R: ProtocolRequest>(
     conversation: &ConversationRequest,
     id: &str,
     model: &str,
-) -> (<R::Response as ProtocolResponse>::ChunkGenerator, R::Response) {
+) -> (
+    <R::Response as ProtocolResponse>::ChunkGenerator,
+    R::Response,
+) {
     let generator = R::chunk_generator(conversation, id.to_owned(), model.to_owned());
     let response = R::Response::new(id.to_owned(), model.to_owned(), unix_time(), 0, 0);
     (generator, response)
@@ -169,7 +172,10 @@ impl Writer {
                 Self::Completions(_) => (),
                 Self::Chat(generators, response) => {
                     for mut chunk in chunks(&mut generators[index], chunk) {
-                        chunk.choices.iter_mut().for_each(|choice| choice.index = index as u32);
+                        chunk
+                            .choices
+                            .iter_mut()
+                            .for_each(|choice| choice.index = index as u32);
                         response.accumulate(chunk);
                     }
                 }

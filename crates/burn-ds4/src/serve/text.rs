@@ -116,9 +116,8 @@ impl ChoiceText {
             true => parser.push(token.id, token.log_probs.as_ref()),
             false => Vec::new(),
         };
-        let has_ended = |chunks: &[OutputChunk]| {
-            matches!(chunks.last(), Some(OutputChunk::Finish { .. }))
-        };
+        let has_ended =
+            |chunks: &[OutputChunk]| matches!(chunks.last(), Some(OutputChunk::Finish { .. }));
         let begins = |chunk: &OutputChunk| matches!(chunk, OutputChunk::ToolCallBegin);
         if self.one_call && !has_ended(&chunks) {
             let before = self.calls;

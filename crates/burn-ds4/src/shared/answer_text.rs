@@ -1,8 +1,6 @@
 //! From the tokens of a text to the text, while they arrive.
 
-use ds4_model::generate::{
-    DecodeStream, GenerateError, SpecialTokens, StopStrings, TextTokenizer,
-};
+use ds4_model::generate::{DecodeStream, GenerateError, SpecialTokens, StopStrings, TextTokenizer};
 
 /// A text that continues another one.
 #[derive(Debug)]

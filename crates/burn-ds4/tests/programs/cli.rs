@@ -263,7 +263,7 @@ fn generate_drafts_with_what_the_checkpoint_has() {
 
 #[test]
 fn bad_arguments_end_with_one_line_that_names_them() {
-    let cases: [(&str, &[&str], i32, &str); 24] = [
+    let cases: [(&str, &[&str], i32, &str); 19] = [
         ("generate", &["--top-p", "2"], 1, "top_p"),
         ("generate", &["--temperature", "-1"], 1, "temperature"),
         ("generate", &["--draft-tokens", "9"], 2, "--draft-tokens"),
@@ -542,4 +542,3 @@ fn eval_of_windows_of_one_token_makes_no_drafts() {
     assert!(!ended.stdout.contains("drafts"), "{ended:?}");
     assert_eq!(number_before(&ended.stdout, " tokens,"), 20.0, "{ended:?}");
 }
-

@@ -176,7 +176,9 @@ impl TextTokenizer {
     /// # Errors
     /// [`GenerateError::UnknownToken`] for an id without a token.
     pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, GenerateError> {
-        let token = self.token(id).ok_or(GenerateError::UnknownToken { token: id })?;
+        let token = self
+            .token(id)
+            .ok_or(GenerateError::UnknownToken { token: id })?;
         let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
         // An added token is spelt in plain text, not in the byte alphabet.
         Ok(bytes.unwrap_or_else(|| token.into_bytes()))

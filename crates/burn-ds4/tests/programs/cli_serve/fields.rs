@@ -65,9 +65,10 @@ fn roles_parts_and_both_names_of_a_length_are_taken() {
         ]);
         server.ask(CHAT, &json!({"messages": messages, "max_tokens": 8}))
     };
-    let whole = ask("system", json!("Who made the heaven?"));
+    // The parts of a message are paragraphs.
+    let whole = ask("system", json!("Who made\n\nthe heaven?"));
     let parts = json!([
-        {"type": "text", "text": "Who made "},
+        {"type": "text", "text": "Who made"},
         {"type": "text", "text": "the heaven?"},
     ]);
     for role in ["system", "developer"] {

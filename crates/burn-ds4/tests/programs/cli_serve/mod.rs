@@ -1,5 +1,6 @@
 //! The server as its clients see it: endpoints, streams, errors, seeds, limits, signals.
 
+mod apis;
 mod client;
 mod errors;
 mod fields;

@@ -1,0 +1,95 @@
+//! Requests against those that DeepSeek's own conversion accepts.
+
+use serde_json::Value;
+
+use super::*;
+
+fn cases() -> impl Iterator<Item = Value> {
+    let text = include_str!("../../tests/data/requests.jsonl");
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+}
+
+/// The prompt of a body of `/v1/chat/completions`.
+fn prompt(body: &Value) -> Result<String, ApiError> {
+    let bytes = body.to_string();
+    let common: Common = parse(bytes.as_bytes())?;
+    let mut request = chat(parse(bytes.as_bytes())?, Encoding::V4Flash0731)?;
+    request.conversation.response_format = common.format()?;
+    Ok(Encoding::V4Flash0731.render(&request.conversation).prompt)
+}
+
+#[test]
+fn requests_are_taken_and_refused_as_by_the_makers() {
+    let mut count = 0;
+    for case in cases() {
+        let found = prompt(&case["body"]);
+        assert_eq!(
+            found.is_ok(),
+            case["accept"] == true,
+            "{}: {found:?}",
+            case["name"]
+        );
+        if let (Ok(found), Some(expected)) = (found, case["prompt"].as_str()) {
+            assert_eq!(found, expected, "{}", case["name"]);
+        }
+        count += 1;
+    }
+    assert!(count > 14, "{count}");
+}
+
+#[test]
+fn strict_tools_are_shown_with_all_that_they_require_beside_others_that_are_not() {
+    let tool = |name: &str, strict: Value| {
+        json!({"type": "function", "function": {
+            "name": name, "strict": strict,
+            "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+        }})
+    };
+    let tools = json!([tool("f", json!(true)), tool("g", Value::Null)]);
+    let messages = json!([{"role": "user", "content": "u"}]);
+    let found = prompt(&json!({"messages": messages, "tools": tools})).expect("a prompt");
+    let shown = |name: &str| {
+        let line = found
+            .lines()
+            .find(|line| line.contains(&format!("\"name\": \"{name}\"")));
+        line.expect("a tool").to_owned()
+    };
+    assert!(shown("f").contains(r#""required": ["a"]"#), "{found}");
+    assert!(!shown("g").contains("required"), "{found}");
+}
+
+#[test]
+fn what_is_refused_names_the_field_at_fault() {
+    let user = json!([{"role": "user", "content": "u"}]);
+    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let object = json!({"type": "object"});
+    let result = json!([{"role": "tool", "tool_call_id": "x", "content": "r"}]);
+    for (body, param) in [
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": result}), "messages"),
+        (
+            json!({"messages": user, "tools": [tool("a b", object.clone())]}),
+            "tools",
+        ),
+        (
+            json!({"messages": user, "tools": [tool("a", json!({"type": "string"}))]}),
+            "tools",
+        ),
+        (
+            json!({"messages": user, "tools": [tool("a", object.clone()), tool("a", object)]}),
+            "tools",
+        ),
+        (
+            json!({"messages": user, "stream_options": {"include_usage": true}}),
+            "stream_options",
+        ),
+        (
+            json!({"messages": user, "reasoning_effort": "enormous"}),
+            "reasoning_effort",
+        ),
+    ] {
+        let error = prompt(&body).expect_err("it is refused").body();
+        assert_eq!(error["error"]["param"], param, "{body}: {error}");
+    }
+}

@@ -1,0 +1,287 @@
+//! The other APIs: responses as Codex asks for them, messages as Claude Code does, forced calls.
+
+use serde_json::{Value, json};
+
+use super::client::Server;
+use super::tools::{checkpoint, forced};
+use super::{CHAT, chat, content, merged};
+
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+
+/// The events of a stream.
+#[track_caller]
+fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
+    let mut response = server.post(path, &merged(body.clone(), json!({"stream": true})));
+    assert_eq!(response.status, 200, "{body}");
+    let events = response.events();
+    let events = events.iter().map(|event| serde_json::from_str(event));
+    events.collect::<Result<_, _>>().expect("JSON")
+}
+
+fn joined(events: &[Value], kind: &str, path: &str) -> String {
+    let events = events.iter().filter(|event| event["type"] == kind);
+    events
+        .filter_map(|event| event.pointer(path)?.as_str())
+        .collect()
+}
+
+#[test]
+fn every_api_gives_the_same_text_in_its_own_form() {
+    let server = Server::shared();
+    let text = content(&server.ask(CHAT, &chat(json!({}))));
+    let question = "Who made the heaven?";
+    let response = json!({
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": question}]}],
+        "max_output_tokens": 12, "store": false, "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "x", "parallel_tool_calls": true,
+    });
+    let answer = server.ask(RESPONSES, &response);
+    assert_eq!(answer["object"], "response");
+    assert_eq!(answer["status"], "incomplete");
+    assert_eq!(answer["output"][0]["content"][0]["text"], text);
+    assert_eq!(answer["usage"]["output_tokens"], 12);
+    let streamed = events(&server, RESPONSES, &response);
+    assert_eq!(streamed[0]["type"], "response.created");
+    assert_eq!(
+        joined(&streamed, "response.output_text.delta", "/delta"),
+        text
+    );
+    let last = streamed.last().expect("events");
+    assert_eq!(last["type"], "response.incomplete");
+    assert_eq!(last["response"]["usage"], answer["usage"]);
+    assert_eq!(
+        server.ask(RESPONSES, &merged(response, json!({"input": question})))["output"][0]["content"]
+            [0]["text"],
+        text
+    );
+
+    let message = json!({
+        "messages": [{"role": "user", "content": [
+            {"type": "text", "text": question, "cache_control": {"type": "ephemeral"}},
+        ]}],
+        "max_tokens": 12, "metadata": {"user_id": "u"},
+    });
+    let answer = server.ask(MESSAGES, &message);
+    assert_eq!(answer["type"], "message");
+    assert_eq!(answer["stop_reason"], "max_tokens");
+    assert_eq!(answer["content"], json!([{"type": "text", "text": text}]));
+    assert_eq!(answer["usage"]["output_tokens"], 12);
+    let count = server.ask("/v1/messages/count_tokens", &message);
+    assert_eq!(count["input_tokens"], answer["usage"]["input_tokens"]);
+    let streamed = events(&server, MESSAGES, &message);
+    assert_eq!(streamed[0]["type"], "message_start");
+    assert_eq!(
+        joined(&streamed, "content_block_delta", "/delta/text"),
+        text
+    );
+    assert_eq!(streamed.last().expect("events")["type"], "message_stop");
+    let thinking = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
+    let thought = server.ask(MESSAGES, &merged(message, thinking));
+    assert_eq!(thought["content"][0]["type"], "thinking", "{thought}");
+}
+
+#[test]
+fn every_api_has_its_own_errors() {
+    let server = Server::shared();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    for (fields, status, kind, word) in [
+        (json!({"model": "claude"}), 404, "not_found_error", "claude"),
+        (json!({"messages": []}), 400, "invalid_request_error", ""),
+        (
+            json!({"messages": 1}),
+            400,
+            "invalid_request_error",
+            "messages",
+        ),
+        (
+            json!({"temperature": -1}),
+            400,
+            "invalid_request_error",
+            "temperature",
+        ),
+        (
+            json!({"tools": [{"name": "f"}]}),
+            400,
+            "invalid_request_error",
+            "input_schema",
+        ),
+    ] {
+        let body = json!({"messages": messages, "max_tokens": 2});
+        let mut response = server.post(MESSAGES, &merged(body, fields.clone()));
+        let error = response.json();
+        assert_eq!(response.status, status, "{fields}: {error}");
+        assert_eq!(error["type"], "error", "{error}");
+        assert_eq!(error["error"]["type"], kind, "{error}");
+        let message = error["error"]["message"].as_str().expect("a message");
+        assert!(message.contains(word), "{fields}: {error}");
+    }
+    for (fields, param, word) in [
+        (json!({"input": 7}), "input", "list of input items"),
+        (
+            json!({"input": [{"type": "function_call_output", "call_id": "x", "output": "1"}]}),
+            "input",
+            "x",
+        ),
+        (
+            json!({"reasoning": {"effort": "enormous"}}),
+            "reasoning.effort",
+            "enormous",
+        ),
+        (json!({"max_output_tokens": 0}), "max_tokens", "at least 1"),
+    ] {
+        let body = merged(json!({"input": "Hi"}), fields.clone());
+        let mut response = server.post(RESPONSES, &body);
+        let error = response.json()["error"].clone();
+        assert_eq!(response.status, 400, "{fields}: {error}");
+        assert_eq!(error["param"], param, "{fields}: {error}");
+        assert!(
+            error["message"].as_str().expect("a message").contains(word),
+            "{error}"
+        );
+    }
+    let locked = Server::start(&["--api-key", "k"]);
+    let body = json!({"messages": messages, "max_tokens": 1}).to_string();
+    let status = |headers: &[(&str, &str)]| {
+        let mut response = locked.open("POST", MESSAGES, headers, body.as_bytes());
+        (response.status, response.json()["error"]["type"].clone())
+    };
+    assert_eq!(status(&[]), (401, json!("authentication_error")));
+    assert_eq!(status(&[("x-api-key", "k")]), (200, Value::Null));
+    assert_eq!(status(&[("authorization", "Bearer k")]), (200, Value::Null));
+}
+
+#[test]
+fn calls_go_out_and_come_back_in_every_api() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    checkpoint(directory.path());
+    let path = directory.path().to_str().expect("a UTF-8 path");
+    let server = Server::start(&["--model", path, "--name", "tools"]);
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    // Claude Code and Codex send what only their makers' servers have, too.
+    let body = forced(
+        &["1021", "1022", "1023", "1"],
+        json!({
+            "tools": [
+                {"name": "weather", "input_schema": schema},
+                {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+            ],
+        }),
+    );
+    let answer = server.ask(MESSAGES, &body);
+    assert_eq!(answer["stop_reason"], "tool_use", "{answer}");
+    let blocks = answer["content"].as_array().expect("blocks");
+    assert_eq!(blocks[0]["text"], "Let me see.");
+    assert_eq!(blocks[1]["input"], json!({"city": "Rome"}));
+    let streamed = events(&server, MESSAGES, &body);
+    let input = joined(&streamed, "content_block_delta", "/delta/partial_json");
+    assert_eq!(input, "{\"city\": \"Rome\"}{}");
+    let result = |id: &Value| json!({"type": "tool_result", "tool_use_id": id, "content": "x"});
+    let history = json!([
+        {"role": "user", "content": "How is it in Rome?"},
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [result(&blocks[2]["id"]), result(&blocks[1]["id"])]},
+    ]);
+    server.ask(
+        MESSAGES,
+        &merged(body, json!({"messages": history, "max_tokens": 1})),
+    );
+
+    let body = forced(
+        &["1021", "1022", "1023", "1"],
+        json!({
+            "input": "How is it in Rome?",
+            "max_output_tokens": 4,
+            "tools": [
+                {"type": "function", "name": "weather", "parameters": schema, "strict": false},
+                {"type": "custom", "name": "apply_patch"},
+                {"type": "web_search"},
+            ],
+        }),
+    );
+    let answer = server.ask(RESPONSES, &body);
+    let output = answer["output"].as_array().expect("items");
+    assert_eq!(output[1]["type"], "function_call", "{answer}");
+    assert_eq!(output[1]["arguments"], "{\"city\": \"Rome\"}");
+    let mut input = vec![json!({"role": "user", "content": "How is it in Rome?"})];
+    input.extend(output.iter().cloned());
+    for call in &output[1..] {
+        input.push(json!({
+            "type": "function_call_output", "call_id": call["call_id"], "output": "Sunny",
+        }));
+    }
+    let next = merged(body, json!({"input": input, "max_output_tokens": 1}));
+    server.ask(RESPONSES, &next);
+}
+
+#[test]
+fn a_call_that_has_to_come_comes_with_arguments_of_its_schema() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    checkpoint(directory.path());
+    let path = directory.path().to_str().expect("a UTF-8 path");
+    let server = Server::start(&["--model", path, "--name", "tools"]);
+    let function = |name: &str, strict: bool| {
+        json!({"type": "function", "function": {
+            "name": name, "strict": strict, "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"enum": ["Rome", "Oslo"]},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                    "units": {"type": "array", "items": {"const": "C"}, "maxItems": 1},
+                },
+                "required": ["city", "days", "units"],
+                "additionalProperties": false,
+            },
+        }})
+    };
+    let tools = json!([function("weather", false), function("tides", false)]);
+    let named = json!({"type": "function", "function": {"name": "tides"}});
+    for (choice, names) in [
+        (json!("required"), &["weather", "tides"][..]),
+        (named, &["tides"]),
+    ] {
+        for seed in 0..3 {
+            let fields = json!({"temperature": 1.5, "seed": seed, "max_tokens": 300});
+            let body = merged(chat(fields), json!({"tools": tools, "tool_choice": choice}));
+            let answer = server.ask(CHAT, &body);
+            let choice = &answer["choices"][0];
+            assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+            let calls = choice["message"]["tool_calls"].as_array().expect("calls");
+            assert_eq!(calls.len(), 1, "{answer}");
+            let function = &calls[0]["function"];
+            assert!(
+                names.iter().any(|name| function["name"] == *name),
+                "{answer}"
+            );
+            let arguments = function["arguments"].as_str().expect("text");
+            let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+            assert!(
+                ["Rome", "Oslo"]
+                    .iter()
+                    .any(|city| arguments["city"] == *city)
+            );
+            assert!((1..=9).contains(&arguments["days"].as_i64().expect("a number")));
+            assert!(arguments["units"].as_array().expect("a list").len() < 2);
+        }
+    }
+    // In thinking mode nothing can be forced.
+    let fields = json!({"tools": tools, "tool_choice": "required", "reasoning_effort": "high"});
+    let mut refused = server.post(CHAT, &chat(fields));
+    assert_eq!(
+        (refused.status, refused.json()["error"]["param"].clone()),
+        (400, json!("tool_choice"))
+    );
+    // Strict tools leave free whether there is a call, a format what is said without one.
+    let format = json!({"type": "json_schema", "json_schema": {"schema": {"const": 7}}});
+    let strict = json!([function("weather", true), function("tides", false)]);
+    let fields = json!({"tools": strict, "response_format": format, "logit_bias": {"1020": -100}});
+    let answer = server.ask(CHAT, &chat(merged(fields, json!({"max_tokens": 300}))));
+    let message = &answer["choices"][0]["message"];
+    assert!(
+        message["content"] == "7" || message["tool_calls"][0].is_object(),
+        "{answer}"
+    );
+    let regex = json!({"type": "regex", "regex": "(ab){3}"});
+    let answer = server.ask(CHAT, &chat(json!({"response_format": regex})));
+    assert_eq!(content(&answer), "ababab");
+}
