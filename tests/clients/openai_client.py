@@ -136,6 +136,48 @@ class Checks:
         question = {"role": "user", "content": "How is it in Rome?"}
         self.chat(messages=[question, message, result], tools=TOOLS, max_tokens=2)
 
+    def check_forced_calls(self):
+        if not self.has_calls():
+            return
+        function = TOOLS[0]["function"] | {"parameters": {
+            "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+            "required": ["city"], "additionalProperties": False}}
+        tools = [{"type": "function", "function": function}]
+        named = {"type": "function", "function": {"name": "weather"}}
+        for choice in ["required", named]:
+            fields = {"tools": tools, "tool_choice": choice, "max_tokens": 300}
+            (call,) = self.chat(**fields).choices[0].message.tool_calls
+            assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo"), call
+
+    def check_responses(self):
+        fields = {"model": self.model, "input": "Who made the heaven?", "max_output_tokens": 16}
+        answer = self.client.responses.create(**fields)
+        assert answer.output_text and answer.usage.output_tokens == 16, answer
+        events = list(self.client.responses.create(stream=True, **fields))
+        text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        assert text == answer.output_text, (text, answer)
+        assert events[-1].type == "response.incomplete", events[-1]
+        if not self.has_calls():
+            return
+        tool = {"type": "function", "name": "weather", "parameters": {
+            "type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"],
+            "additionalProperties": False}, "strict": True}
+        fields |= {"tools": [tool], "max_output_tokens": 300}
+        answer = self.client.responses.create(tool_choice="required", **fields)
+        (call,) = [item for item in answer.output if item.type == "function_call"]
+        assert json.loads(call.arguments) == {"city": "Rome"}, call
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+        said = [{"role": "user", "content": fields.pop("input")}, *answer.output, result]
+        self.client.responses.create(input=said, **fields)
+
+    def check_reasoning(self):
+        for effort in ["minimal", "medium", "xhigh"]:
+            answer = self.chat(reasoning_effort=effort)
+            details = answer.usage.completion_tokens_details
+            assert 0 < details.reasoning_tokens <= 16, answer
+        answer = self.chat(reasoning_effort="high", extra_body={"thinking": {"type": "disabled"}})
+        assert answer.usage.completion_tokens_details is None, answer
+
     def has_calls(self):
         return self.model == "tools"
 

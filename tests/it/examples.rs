@@ -38,8 +38,8 @@ fn example(name: &str) -> PathBuf {
     assert!(
         path.exists(),
         "no example at {}: `cargo test` without a target builds it, and so does `cargo build \
-         --examples` with the features and the profile of this binary; `--skip examples` leaves these \
-         tests out",
+         --examples` with the features and the profile of this binary; `--skip examples` leaves \
+         these tests out",
         path.display()
     );
     path

@@ -186,4 +186,4 @@ pub(crate) fn assistant(content: String, reasoning: Option<String>) -> InputMess
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,10 +4,9 @@ use serde_json::Value;
 
 use super::*;
 
-fn cases() -> impl Iterator<Item = Value> {
+fn cases() -> Vec<Value> {
     let text = include_str!("../../tests/data/requests.jsonl");
-    text.lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
+    crate::conversation::tests::cases("requests.jsonl", text)
 }
 
 /// The prompt of a body of `/v1/chat/completions`.
@@ -62,7 +61,10 @@ fn strict_tools_are_shown_with_all_that_they_require_beside_others_that_are_not(
 #[test]
 fn what_is_refused_names_the_field_at_fault() {
     let user = json!([{"role": "user", "content": "u"}]);
-    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let tool = |name: &str, parameters: Value| {
+        let function = json!({"name": name, "parameters": parameters});
+        json!({"type": "function", "function": function})
+    };
     let object = json!({"type": "object"});
     let result = json!([{"role": "tool", "tool_call_id": "x", "content": "r"}]);
     for (body, param) in [

@@ -1,4 +1,4 @@
-//! The programs as their users meet them. One binary, so that one copy of it tests all of them.
+//! The program as its users run it. One binary, so that one copy of it tests all commands.
 
 mod cli;
 #[cfg(unix)]
