@@ -3,6 +3,9 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+/// The most hidden states that the operators of this family take.
+pub const MAX_TOKENS: usize = 16;
+
 /// A clustered head as backends see it.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]

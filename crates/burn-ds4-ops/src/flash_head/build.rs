@@ -7,39 +7,14 @@ use burn::tensor::{DType, Tensor};
 
 use super::head::{ClusterLayout, integers, read, rows_at_once, unit_rows};
 use super::matching::{Preferences, match_rows};
-use super::{FlashHead, FlashHeadOptions, seeding, validation};
+use super::options::{BuildOptions, FlashHeadOptions};
+use super::{FlashHead, seeding, validation};
 use crate::OpError;
 use crate::matmul::matmul;
 use crate::topk::{MAX_K, Order, Windows, top_k};
 
 /// The most preferences of rejected rows that the host holds.
 const MAX_PREFERENCES: usize = 1 << 24;
-
-/// Options of [`FlashHead::build`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BuildOptions {
-    /// The seed of the rows that the clusters start from.
-    pub seed: u64,
-    /// The most assignments of the rows, at least one.
-    pub iterations: usize,
-    /// The number of most similar clusters that a row asks, before it asks the clusters that still
-    /// have capacity after that: 1 to [`MAX_K`]. Fewer proposals take less time, more make better
-    /// clusters.
-    pub proposals: usize,
-    /// Ids that are always candidates, in any order.
-    pub special_tokens: Vec<u32>,
-}
-
-impl Default for BuildOptions {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            iterations: 20,
-            proposals: 32,
-            special_tokens: Vec::new(),
-        }
-    }
-}
 
 /// The changes of one assignment of the rows.
 #[derive(Clone, Copy, Debug, PartialEq)]

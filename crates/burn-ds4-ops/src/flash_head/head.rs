@@ -3,9 +3,13 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::args::HeadTensors;
+use super::args::{HeadTensors, MAX_TOKENS};
+use super::options::FlashHeadOptions;
 use super::validation;
 use crate::OpError;
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_number, expect_shape, invalid,
+};
 
 /// The most elements that are computed at a time.
 const MAX_ELEMENTS: usize = 1 << 25;
@@ -25,17 +29,6 @@ pub struct FlashHead {
     special_rows: Option<Tensor<1, Int>>,
     special_tokens: Vec<u32>,
     assignments: Vec<u32>,
-}
-
-/// Optional arguments of [`FlashHead::new`].
-#[derive(Clone, Debug, Default)]
-pub struct FlashHeadOptions {
-    /// Ids that are always candidates, in any order.
-    pub special_tokens: Vec<u32>,
-    /// `[clusters]`, f32: lengths of the means of the clusters' rows. If they are given, the
-    /// centroids are used unchanged, and each must have length 1, or 0 for a mean of 0. Otherwise
-    /// the centroids are the means themselves.
-    pub norms: Option<Tensor<1>>,
 }
 
 impl FlashHead {
@@ -187,6 +180,39 @@ impl FlashHead {
     /// The device of all tensors.
     pub fn device(&self) -> Device {
         self.weight.device()
+    }
+
+    /// Checks the arguments of a call.
+    pub(super) fn check_call(&self, h: &Tensor<2>, probes: usize) -> Result<(), OpError> {
+        expect_float("h", h)?;
+        let [tokens, _] = h.dims();
+        if !(1..=MAX_TOKENS).contains(&tokens) {
+            return Err(invalid("tokens of h", format!("1 to {MAX_TOKENS}"), tokens));
+        }
+        expect_shape("h", h.dims(), [tokens, self.width()])?;
+        expect_device("h", &h.device(), "head", &self.device())?;
+        let clusters = self.clusters();
+        if !(1..=clusters).contains(&probes) {
+            let expected = format!("1 to {clusters}, the number of clusters");
+            return Err(invalid("probes", expected, probes));
+        }
+        Ok(())
+    }
+
+    /// Checks the further arguments of a draw.
+    pub(super) fn check_draw(
+        &self,
+        h: &Tensor<2>,
+        temperature: f64,
+        uniform: &Tensor<2>,
+    ) -> Result<(), OpError> {
+        // Checked in f32, as it is used.
+        let fits = (temperature as f32).is_normal() && temperature > 0.0;
+        expect_number(fits, "temperature", temperature, "a finite number above 0")?;
+        expect_dtype("uniform", "F32", uniform, &[DType::F32])?;
+        let [tokens, _] = h.dims();
+        expect_shape("uniform", uniform.dims(), [tokens, self.clusters()])?;
+        expect_device("uniform", &uniform.device(), "head", &self.device())
     }
 
     /// The rows of the special tokens in the weight.

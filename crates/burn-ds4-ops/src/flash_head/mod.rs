@@ -35,6 +35,7 @@ mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
 mod matching;
+mod options;
 mod reference;
 mod seeding;
 mod validation;
@@ -44,12 +45,11 @@ use burn::tensor::{Int, Tensor};
 
 use crate::OpError;
 use crate::optional::{OptionalFloat, OptionalInt};
+pub use args::MAX_TOKENS;
 use backend::FlashHeadOps;
-pub use build::{BuildOptions, BuildProgress};
-pub use head::{FlashHead, FlashHeadOptions};
-
-/// The most hidden states that the operators of this family take.
-pub const MAX_TOKENS: usize = 16;
+pub use build::BuildProgress;
+pub use head::FlashHead;
+pub use options::{BuildOptions, FlashHeadOptions};
 
 /// The candidates of each hidden state, with their logits.
 #[derive(Clone, Debug)]
@@ -104,7 +104,7 @@ pub fn flash_head_argmax(
     head: &FlashHead,
     probes: usize,
 ) -> Result<Tensor<1, Int>, OpError> {
-    validation::check_call(&h, head, probes)?;
+    head.check_call(&h, probes)?;
     Ok(Tensor::from_dispatch(Dispatch::flash_head_argmax(
         h.into_dispatch(),
         head.tensors(),
@@ -150,7 +150,7 @@ pub fn flash_head_candidates(
     head: &FlashHead,
     probes: usize,
 ) -> Result<FlashHeadCandidates, OpError> {
-    validation::check_call(&h, head, probes)?;
+    head.check_call(&h, probes)?;
     Ok(candidates(h, head, None::<Tensor<2>>.into(), probes, 1.0))
 }
 
@@ -193,7 +193,7 @@ pub fn flash_head_logits(
     head: &FlashHead,
     probes: usize,
 ) -> Result<Tensor<2>, OpError> {
-    validation::check_call(&h, head, probes)?;
+    head.check_call(&h, probes)?;
     Ok(Tensor::from_dispatch(Dispatch::flash_head_logits(
         h.into_dispatch(),
         head.tensors(),
@@ -253,8 +253,8 @@ pub fn flash_head_draw(
     temperature: f64,
     uniform: Tensor<2>,
 ) -> Result<FlashHeadCandidates, OpError> {
-    validation::check_call(&h, head, probes)?;
-    validation::check_draw(&h, head, temperature, &uniform)?;
+    head.check_call(&h, probes)?;
+    head.check_draw(&h, temperature, &uniform)?;
     let uniform = Some(uniform).into();
     Ok(candidates(h, head, uniform, probes, temperature))
 }

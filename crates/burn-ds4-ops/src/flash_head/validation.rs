@@ -2,49 +2,16 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{BuildOptions, FlashHead, FlashHeadOptions, MAX_TOKENS};
+use super::options::{BuildOptions, FlashHeadOptions};
 use crate::OpError;
 use crate::topk::{MAX_COLUMNS, MAX_K};
-use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_number, expect_shape, invalid,
-};
+use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
 
 /// The most clusters of a wrong size that an error lists.
 const LISTED: usize = 8;
 /// The most by which the length of a direction may differ from 1: more than rounding to bf16
 /// causes.
 const LENGTH_TOLERANCE: f32 = 1.0 / 64.0;
-
-pub(super) fn check_call(h: &Tensor<2>, head: &FlashHead, probes: usize) -> Result<(), OpError> {
-    expect_float("h", h)?;
-    let [tokens, _] = h.dims();
-    if !(1..=MAX_TOKENS).contains(&tokens) {
-        return Err(invalid("tokens of h", format!("1 to {MAX_TOKENS}"), tokens));
-    }
-    expect_shape("h", h.dims(), [tokens, head.width()])?;
-    expect_device("h", &h.device(), "head", &head.device())?;
-    let clusters = head.clusters();
-    if !(1..=clusters).contains(&probes) {
-        let expected = format!("1 to {clusters}, the number of clusters");
-        return Err(invalid("probes", expected, probes));
-    }
-    Ok(())
-}
-
-pub(super) fn check_draw(
-    h: &Tensor<2>,
-    head: &FlashHead,
-    temperature: f64,
-    uniform: &Tensor<2>,
-) -> Result<(), OpError> {
-    // Checked in f32, as it is used.
-    let fits = (temperature as f32).is_normal() && temperature > 0.0;
-    expect_number(fits, "temperature", temperature, "a finite number above 0")?;
-    expect_dtype("uniform", "F32", uniform, &[DType::F32])?;
-    let [tokens, _] = h.dims();
-    expect_shape("uniform", uniform.dims(), [tokens, head.clusters()])?;
-    expect_device("uniform", &uniform.device(), "head", &head.device())
-}
 
 /// Checks a dense head that is to be clustered.
 pub(super) fn check_head(

@@ -65,6 +65,8 @@ impl ProjectBlueprint {
 ///
 /// Cube `(x, y)` computes split `x` of group `y` of the tokens.
 #[cube(launch_unchecked, address_type = "dynamic")]
+// Compile-time conditions have an `if` of their own, so that the code they exclude is not compiled.
+#[allow(clippy::collapsible_if)]
 pub(crate) fn expand_project_kernel<F: Float, Y: Float, W: Float, N: Size, M: Size>(
     spread: &mut SpreadOutput<F, Y, N>,
     streams: &Streams<F, N>,

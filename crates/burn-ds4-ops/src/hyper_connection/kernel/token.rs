@@ -226,6 +226,7 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         let partition = comptime!(blueprint.partition);
         let parts = comptime!(partition.block as usize / size);
         let vectors = self.streams.vectors;
+        let columns = f32::cast_from(vectors * comptime!(size as u32));
         let mut squares = 0.0f32;
         let count = comptime!(partition.steps as usize * parts);
         let mut values =
@@ -258,7 +259,6 @@ impl<'a, F: Float, N: Size> TokenStreams<'a, F, N> {
         }
         #[comptime]
         if let ComptimeOption::Some(norm) = rows.norm.as_mut() {
-            let columns = f32::cast_from(vectors * comptime!(size as u32));
             let sum = row_sum(squares, 0u32, partition.planes, partition, blueprint.target);
             let factor = inverse_rms(sum, columns, norm.epsilon, blueprint.target);
             if comptime!(in_registers) {

@@ -62,7 +62,8 @@ impl<'a, F: Float, N: Size> TopkRow<'a, F, N> {
         f32::cast_from(self.elements[self.first * N::value() + column as usize])
     }
 
-    /// The key of the element at a column, or [`NONE`](crate::select::key::NONE) if it does not take part.
+    /// The key of the element at a column, or [`NONE`](crate::select::key::NONE) if it does not
+    /// take part.
     pub fn key(&self, value: F, column: u32) -> u32 {
         self.window.key::<F>(value, column)
     }
