@@ -6,7 +6,7 @@ use burn_ds4_ops::gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaOptions, StateSlots, StateUpdate, gated_delta_rule,
 };
 
-use super::common::{devices, integers, second_device};
+use super::common::{Refusal, assert_each_refused, devices, integers, second_device};
 
 fn flex() -> &'static Device {
     &devices()[0].1
@@ -75,18 +75,8 @@ pub fn refused(change: impl FnOnce(&mut Call)) -> String {
     }
 }
 
-/// A change, and the message for it.
-pub type Refusal = (fn(&mut Call), &'static str);
-
-pub fn all_refused(cases: &[Refusal]) {
-    for (change, message) in cases {
-        assert_eq!(refused(change), *message);
-    }
-}
-
-#[test]
-fn a_call_as_it_should_be_is_accepted() {
-    assert_eq!(refused(|_| {}), "accepted");
+pub fn all_refused(cases: &[Refusal<Call>]) {
+    assert_each_refused(|| Call::new(2, 3, 2, 4), Call::run, cases);
 }
 
 #[test]

@@ -4,7 +4,9 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::hyper_connection::{Coefficients, Sinkhorn, collapse, expand, head};
 
-use super::common::{devices, two_devices};
+use super::common::{
+    Refusal, assert_each_refused, assert_on_another_device, assert_refused, devices, two_devices,
+};
 use super::mixing::SINKHORN;
 
 /// Arguments of [`collapse`] for three tokens of two streams of five channels.
@@ -37,21 +39,17 @@ impl Arguments {
     }
 
     fn collapse(self) -> Result<Tensor<2>, OpError> {
-        collapse(
-            self.streams,
-            self.function,
-            self.base,
-            self.scale,
-            self.sinkhorn,
-        )
-        .map(|(input, _)| input)
+        let (streams, function) = (self.streams, self.function);
+        let collapsed = collapse(streams, function, self.base, self.scale, self.sinkhorn);
+        collapsed.map(|(input, _)| input)
     }
 
     fn head(self) -> Result<Tensor<2>, OpError> {
+        let (streams, function) = (self.streams, self.function);
         let (epsilon, norm_epsilon) = (self.sinkhorn.epsilon, self.sinkhorn.norm_epsilon);
         head(
-            self.streams,
-            self.function,
+            streams,
+            function,
             self.base,
             self.scale,
             epsilon,
@@ -60,177 +58,106 @@ impl Arguments {
     }
 }
 
-/// Both operators that collapse refuse what `change` makes of good arguments.
-#[track_caller]
-fn refused(message: &str, change: impl Fn(&mut Arguments, &Device)) {
-    for (name, device) in devices() {
-        let (mut all, mut last) = (Arguments::new(device), Arguments::for_head(device));
-        change(&mut all, device);
-        change(&mut last, device);
-        for result in [all.collapse(), last.head()] {
-            assert_eq!(result.expect_err(message).to_string(), message, "{name}");
-        }
+fn what_collapses_refuses_each_argument_that_does_not_fit() {
+    let wide: [Refusal<Arguments>; 1] = [(
+        |own| own.streams = Tensor::ones([3, 2, 5], (&own.streams.device(), DType::F64)),
+        "`streams` has dtype F64, expected F32, F16 or BF16",
+    )];
+    let both: [Refusal<Arguments>; 5] = [
+        (
+            |own| {
+                own.base = own.base.clone().cast(FloatDType::F16);
+            },
+            "`base` has dtype F16, expected F32",
+        ),
+        (
+            |own| {
+                own.scale = own.scale.clone().cast(FloatDType::F16);
+            },
+            "`scale` has dtype F16, expected F32",
+        ),
+        (
+            |own| {
+                own.streams = Tensor::zeros([3, 2, 0], &own.streams.device());
+            },
+            "`channels of streams` is 0, expected at least 1",
+        ),
+        (
+            |own| own.sinkhorn.epsilon = -1.0,
+            "`epsilon` is -1, expected a number that is not negative",
+        ),
+        (
+            |own| own.sinkhorn.norm_epsilon = f64::NAN,
+            "`norm_epsilon` is NaN, expected a number that is not negative",
+        ),
+    ];
+    let of_collapse: [Refusal<Arguments>; 4] = [
+        (
+            |own| {
+                own.function = Tensor::ones([8, 9], &own.streams.device());
+            },
+            "`function` has shape [8, 9], expected [8, 10]",
+        ),
+        (
+            |own| {
+                own.base = Tensor::ones([1], &own.streams.device());
+            },
+            "`base` has shape [1], expected [8]",
+        ),
+        // Three scales that were not repeated.
+        (
+            |own| {
+                own.scale = Tensor::ones([3], &own.streams.device());
+            },
+            "`scale` has shape [3], expected [8]",
+        ),
+        (
+            |own| {
+                own.sinkhorn.iterations = 0;
+            },
+            "`iterations` is 0, expected at least 1",
+        ),
+    ];
+    let of_head: [Refusal<Arguments>; 2] = [
+        (
+            |own| {
+                own.function = Tensor::ones([8, 10], &own.streams.device());
+            },
+            "`function` has shape [8, 10], expected [2, 10]",
+        ),
+        // One for each stream.
+        (
+            |own| {
+                own.scale = Tensor::ones([2], &own.streams.device());
+            },
+            "`scale` has shape [2], expected [1]",
+        ),
+    ];
+    for (_, device) in devices() {
+        let (whole, last) = (|| Arguments::new(device), || Arguments::for_head(device));
+        assert_each_refused(whole, Arguments::collapse, &both);
+        assert_each_refused(whole, Arguments::collapse, &of_collapse);
+        assert_each_refused(last, Arguments::head, &both);
+        assert_each_refused(last, Arguments::head, &of_head);
     }
-}
-
-fn good_arguments_are_not_refused() {
-    for (name, device) in devices() {
-        assert!(Arguments::new(device).collapse().is_ok(), "{name}");
-        assert!(Arguments::for_head(device).head().is_ok(), "{name}");
-    }
-}
-
-fn streams_of_another_dtype_are_refused() {
+    // Not every device has such streams.
     let device = &devices()[0].1;
-    for for_head in [false, true] {
-        let streams = Tensor::ones([3, 2, 5], (device, DType::F64));
-        let result = if for_head {
-            let arguments = Arguments::for_head(device);
-            Arguments {
-                streams,
-                ..arguments
-            }
-            .head()
-        } else {
-            let arguments = Arguments::new(device);
-            Arguments {
-                streams,
-                ..arguments
-            }
-            .collapse()
-        };
-        assert_eq!(
-            result.unwrap_err().to_string(),
-            "`streams` has dtype F64, expected F32, F16 or BF16"
-        );
-    }
-}
-
-fn a_base_of_another_dtype_is_refused() {
-    refused("`base` has dtype F16, expected F32", |arguments, _| {
-        arguments.base = arguments.base.clone().cast(FloatDType::F16);
-    });
-}
-
-fn a_scale_of_another_dtype_is_refused() {
-    refused("`scale` has dtype F16, expected F32", |arguments, _| {
-        arguments.scale = arguments.scale.clone().cast(FloatDType::F16);
-    });
-}
-
-fn streams_without_channels_are_refused() {
-    let message = "`channels of streams` is 0, expected at least 1";
-    refused(message, |arguments, device| {
-        arguments.streams = Tensor::zeros([3, 2, 0], device);
-    });
-}
-
-fn a_function_of_another_shape_is_refused() {
-    for (_, device) in devices() {
-        let function = Tensor::ones([8, 9], device);
-        let arguments = Arguments::new(device);
-        let result = Arguments {
-            function,
-            ..arguments
-        }
-        .collapse();
-        assert_eq!(
-            result.unwrap_err().to_string(),
-            "`function` has shape [8, 9], expected [8, 10]"
-        );
-        let function = Tensor::ones([8, 10], device);
-        let arguments = Arguments::for_head(device);
-        let result = Arguments {
-            function,
-            ..arguments
-        }
-        .head();
-        assert_eq!(
-            result.unwrap_err().to_string(),
-            "`function` has shape [8, 10], expected [2, 10]"
-        );
-    }
-}
-
-fn a_base_of_another_length_is_refused() {
-    for (_, device) in devices() {
-        let base = Tensor::ones([1], device);
-        let arguments = Arguments::new(device);
-        let result = Arguments { base, ..arguments }.collapse();
-        assert_eq!(
-            result.unwrap_err().to_string(),
-            "`base` has shape [1], expected [8]"
-        );
-    }
-}
-
-fn three_scales_that_were_not_repeated_are_refused() {
-    for (_, device) in devices() {
-        let scale = Tensor::ones([3], device);
-        let arguments = Arguments::new(device);
-        let result = Arguments { scale, ..arguments }.collapse();
-        assert_eq!(
-            result.unwrap_err().to_string(),
-            "`scale` has shape [3], expected [8]"
-        );
-    }
-}
-
-fn a_scale_for_each_stream_of_the_head_is_refused() {
-    for (_, device) in devices() {
-        let scale = Tensor::ones([2], device);
-        let arguments = Arguments::for_head(device);
-        let result = Arguments { scale, ..arguments }.head();
-        assert_eq!(
-            result.unwrap_err().to_string(),
-            "`scale` has shape [2], expected [1]"
-        );
-    }
-}
-
-fn no_iterations_are_refused() {
-    for (_, device) in devices() {
-        let mut arguments = Arguments::new(device);
-        arguments.sinkhorn.iterations = 0;
-        assert_eq!(
-            arguments.collapse().unwrap_err().to_string(),
-            "`iterations` is 0, expected at least 1"
-        );
-    }
-}
-
-fn epsilons_below_zero_are_refused() {
-    let message = "`epsilon` is -1, expected a number that is not negative";
-    refused(message, |arguments, _| arguments.sinkhorn.epsilon = -1.0);
-    let message = "`norm_epsilon` is NaN, expected a number that is not negative";
-    refused(message, |arguments, _| {
-        arguments.sinkhorn.norm_epsilon = f64::NAN;
-    });
+    assert_each_refused(|| Arguments::new(device), Arguments::collapse, &wide);
+    assert_each_refused(|| Arguments::for_head(device), Arguments::head, &wide);
 }
 
 fn parameters_on_another_device_are_refused() {
     let Some([first, second]) = two_devices() else {
         return;
     };
-    let move_one = |argument: &str| {
-        let mut arguments = Arguments::new(first);
-        let other = Arguments::new(second);
-        match argument {
-            "function" => arguments.function = other.function,
-            "base" => arguments.base = other.base,
-            _ => arguments.scale = other.scale,
-        }
-        arguments.collapse()
-    };
     for argument in ["function", "base", "scale"] {
-        match move_one(argument) {
-            Err(OpError::DeviceMismatch {
-                argument: named,
-                other: "streams",
-                ..
-            }) => assert_eq!(named, argument),
-            other => panic!("{argument}: {other:?}"),
+        let (mut own, other) = (Arguments::new(first), Arguments::new(second));
+        match argument {
+            "function" => own.function = other.function,
+            "base" => own.base = other.base,
+            _ => own.scale = other.scale,
         }
+        assert_on_another_device(own.collapse(), [argument, "streams"]);
     }
 }
 
@@ -243,36 +170,29 @@ fn coefficients(tokens: usize, n: usize, device: &Device) -> Coefficients {
     .expect("parts that fit")
 }
 
-#[track_caller]
-fn not_spread(output: Tensor<2>, coefficients: &Coefficients, message: &str) {
+/// Spreads over three tokens of two streams of five channels.
+fn spread(output: Tensor<2>, coefficients: &Coefficients) -> Result<Tensor<3>, OpError> {
     let streams = Tensor::ones([3, 2, 5], &output.device());
-    let error = expand(output, streams, coefficients).expect_err(message);
-    assert_eq!(error.to_string(), message);
+    expand(output, streams, coefficients)
 }
 
-fn an_output_of_another_width_is_not_spread() {
-    for (_, device) in devices() {
-        let message = "`output` has shape [3, 1], expected [3, 5]";
-        let output = Tensor::ones([3, 1], device);
-        not_spread(output, &coefficients(3, 2, device), message);
-    }
-}
-
-fn an_output_of_another_dtype_is_not_spread() {
-    let device = &devices()[0].1;
-    let message = "`output` has dtype F64, expected F32, F16 or BF16";
-    let output = Tensor::ones([3, 5], (device, DType::F64));
-    not_spread(output, &coefficients(3, 2, device), message);
-}
-
-fn coefficients_of_other_tokens_or_streams_are_refused() {
+fn outputs_and_coefficients_that_do_not_fit_are_not_spread() {
     for (_, device) in devices() {
         let output = || Tensor::ones([3, 5], device);
+        let good = coefficients(3, 2, device);
+        assert!(spread(output(), &good).is_ok());
+        let narrow = Tensor::ones([3, 1], device);
+        let message = "`output` has shape [3, 1], expected [3, 5]";
+        assert_refused(spread(narrow, &good), message);
         let message = "`coefficients` has shape [1, 2], expected [3, 2]";
-        not_spread(output(), &coefficients(1, 2, device), message);
+        assert_refused(spread(output(), &coefficients(1, 2, device)), message);
         let message = "`coefficients` has shape [3, 4], expected [3, 2]";
-        not_spread(output(), &coefficients(3, 4, device), message);
+        assert_refused(spread(output(), &coefficients(3, 4, device)), message);
     }
+    let device = &devices()[0].1;
+    let wide = Tensor::ones([3, 5], (device, DType::F64));
+    let message = "`output` has dtype F64, expected F32, F16 or BF16";
+    assert_refused(spread(wide, &coefficients(3, 2, device)), message);
 }
 
 fn an_output_on_another_device_is_not_spread() {
@@ -282,41 +202,22 @@ fn an_output_on_another_device_is_not_spread() {
     let streams = || Tensor::ones([3, 2, 5], first);
     let output = |device| Tensor::ones([3, 5], device);
     let far_output = expand(output(second), streams(), &coefficients(3, 2, first));
+    assert_on_another_device(far_output, ["output", "streams"]);
     let far_coefficients = expand(output(first), streams(), &coefficients(3, 2, second));
-    for (expected, result) in [("output", far_output), ("coefficients", far_coefficients)] {
-        match result {
-            Err(OpError::DeviceMismatch {
-                argument,
-                other: "streams",
-                ..
-            }) => assert_eq!(argument, expected),
-            other => panic!("{expected}: {other:?}"),
-        }
-    }
+    assert_on_another_device(far_coefficients, ["coefficients", "streams"]);
 }
 
 fn coefficients_whose_parts_do_not_fit_are_refused() {
     for (_, device) in devices() {
         let gates = |n: usize| Tensor::<2>::ones([3, n], device);
         let comb = |n: usize| Tensor::<3>::ones([3, 2, n], device);
-        let f16 = |gates: Tensor<2>| gates.cast(FloatDType::F16);
-        let refused = [
-            (
-                Coefficients::new(gates(2), gates(3), comb(2)),
-                "`post` has shape [3, 3], expected [3, 2]",
-            ),
-            (
-                Coefficients::new(gates(2), gates(2), comb(3)),
-                "`comb` has shape [3, 2, 3], expected [3, 2, 2]",
-            ),
-            (
-                Coefficients::new(f16(gates(2)), gates(2), comb(2)),
-                "`pre` has dtype F16, expected F32",
-            ),
-        ];
-        for (result, message) in refused {
-            assert_eq!(result.expect_err(message).to_string(), message);
-        }
+        let message = "`post` has shape [3, 3], expected [3, 2]";
+        assert_refused(Coefficients::new(gates(2), gates(3), comb(2)), message);
+        let message = "`comb` has shape [3, 2, 3], expected [3, 2, 2]";
+        assert_refused(Coefficients::new(gates(2), gates(2), comb(3)), message);
+        let half = gates(2).cast(FloatDType::F16);
+        let message = "`pre` has dtype F16, expected F32";
+        assert_refused(Coefficients::new(half, gates(2), comb(2)), message);
     }
 }
 
@@ -334,21 +235,9 @@ fn coefficients_of_no_streams_or_no_tokens_have_no_parts() {
 }
 
 catalogue![
-    good_arguments_are_not_refused,
-    streams_of_another_dtype_are_refused,
-    a_base_of_another_dtype_is_refused,
-    a_scale_of_another_dtype_is_refused,
-    streams_without_channels_are_refused,
-    a_function_of_another_shape_is_refused,
-    a_base_of_another_length_is_refused,
-    three_scales_that_were_not_repeated_are_refused,
-    a_scale_for_each_stream_of_the_head_is_refused,
-    no_iterations_are_refused,
-    epsilons_below_zero_are_refused,
+    what_collapses_refuses_each_argument_that_does_not_fit,
     parameters_on_another_device_are_refused,
-    an_output_of_another_width_is_not_spread,
-    an_output_of_another_dtype_is_not_spread,
-    coefficients_of_other_tokens_or_streams_are_refused,
+    outputs_and_coefficients_that_do_not_fit_are_not_spread,
     an_output_on_another_device_is_not_spread,
     coefficients_whose_parts_do_not_fit_are_refused,
     coefficients_of_no_streams_or_no_tokens_have_no_parts,

@@ -93,6 +93,27 @@ pub fn assert_refused<T>(result: Result<T, OpError>, message: &str) {
     assert_eq!(error.as_deref(), Some(message));
 }
 
+/// A change of good arguments, and the message for it.
+pub type Refusal<A> = (fn(&mut A), &'static str);
+
+/// Fails unless an operator accepts its good arguments, and refuses each change of them by its
+/// message.
+#[track_caller]
+pub fn assert_each_refused<A, T>(
+    good: impl Fn() -> A,
+    run: impl Fn(A) -> Result<T, OpError>,
+    changes: &[Refusal<A>],
+) {
+    if let Err(error) = run(good()) {
+        panic!("good arguments are refused: {error}");
+    }
+    for (change, message) in changes {
+        let mut arguments = good();
+        change(&mut arguments);
+        assert_refused(run(arguments), message);
+    }
+}
+
 /// The devices to test. CubeCL's CPU runtime is one of them only by name: most tests take minutes
 /// on it.
 fn tested() -> Vec<DeviceSpec> {
