@@ -18,7 +18,10 @@ WEATHER = {
     "description": "The weather in a city.",
     "input_schema": {
         "type": "object",
-        "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer"}},
+        "properties": {
+            "city": {"enum": ["Rome", "Oslo"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
         "required": ["city"],
         "additionalProperties": False,
     },

@@ -131,10 +131,13 @@ class Checks:
                     streamed[call.index] = name, arguments + (call.function.arguments or "")
         assert content == "Let me see.", content
         assert [streamed[index] for index in sorted(streamed)] == calls, streamed
-        # The answer goes back as it came, with the result of a call.
-        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny."}
+        # The answer goes back as it came, with the results of its calls.
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
+            for call in reversed(message.tool_calls)
+        ]
         question = {"role": "user", "content": "How is it in Rome?"}
-        self.chat(messages=[question, message, result], tools=TOOLS, max_tokens=2)
+        self.chat(messages=[question, message, *results], tools=TOOLS, max_tokens=2)
 
     def check_forced_calls(self):
         if not self.has_calls():
@@ -160,7 +163,8 @@ class Checks:
         if not self.has_calls():
             return
         tool = {"type": "function", "name": "weather", "parameters": {
-            "type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"],
+            "type": "object", "required": ["city"],
+            "properties": {"city": {"type": "string", "enum": ["Rome"]}},
             "additionalProperties": False}, "strict": True}
         fields |= {"tools": [tool], "max_output_tokens": 300}
         answer = self.client.responses.create(tool_choice="required", **fields)

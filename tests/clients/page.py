@@ -195,7 +195,8 @@ def check_calls(browser, url):
     """Of a checkpoint whose next tokens are those of two calls."""
     page = Page(browser, url)
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {
-        "type": "object", "properties": {"city": {"const": "Rome"}}, "required": ["city"],
+        "type": "object", "required": ["city"],
+        "properties": {"city": {"type": "string", "enum": ["Rome"]}},
         "additionalProperties": False}, "strict": True}}]
     page.browser.execute_script(
         "const real = window.fetch;"

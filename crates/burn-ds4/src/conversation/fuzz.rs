@@ -64,7 +64,7 @@ fn parsed(pieces: &[(&str, bool)], thinking: bool, tools: bool) -> Parts {
     let mut chunks = Vec::new();
     for (text, is_control) in pieces {
         match is_control {
-            true => parser.added(text),
+            true => parser.added(text, None),
             false => parser.plain((*text).into(), None, None),
         }
         chunks.extend(parser.found());

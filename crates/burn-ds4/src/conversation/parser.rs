@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use deepseek_recipe::stream::{
     ChunkGenerator, CompletionUsage, InferenceChunk, InferenceFinishReason, InferenceTokenLogprob,
     OutputChunk, ParsingOptions, PromptUsage, StreamError, StreamProcessor, ThinkingInitialStage,
-    TokenLogprob,
+    TokenLogprob, TopLogprob,
 };
 use deepseek_recipe_core::special_tokens::SpecialToken;
 use ds4_model::generate::{DecodeStream, SpecialTokens, TextTokenizer, TokenLogProbs};
@@ -146,7 +146,7 @@ impl AnswerParser {
             let rest = self.decoder.finish();
             self.plain(rest, None, None);
             let text = self.tokenizer.token(id).unwrap_or_default();
-            self.added(&text);
+            self.added(&text, log.map(|log| (id, log)));
         } else {
             // An id of the model that the tokenizer does not have is no text.
             let text = self.decoder.push(id).unwrap_or_default();
@@ -192,7 +192,7 @@ impl AnswerParser {
     }
 
     /// Takes an added token: one that controls something, or text that may spell some.
-    pub(super) fn added(&mut self, text: &str) {
+    pub(super) fn added(&mut self, text: &str, log: Option<(u32, &TokenLogProbs)>) {
         let is = |token: SpecialToken| token.default_str() == text;
         let is_dropped = is(SpecialToken::ThinkingStart) || SEPARATORS.into_iter().any(is);
         match &mut self.calls {
@@ -215,12 +215,12 @@ impl AnswerParser {
                 });
             }
             None if is_dropped => (),
-            None => self.spelled(text),
+            None => self.spelled(text, log),
         }
     }
 
     /// Takes text that may spell control tokens, before any call.
-    fn spelled(&mut self, text: &str) {
+    fn spelled(&mut self, text: &str, log: Option<(u32, &TokenLogProbs)>) {
         let mark = text.find(MARK).filter(|_| self.has_tools);
         let (before, rest) = text.split_at(mark.unwrap_or(text.len()));
         if before.contains(SpecialToken::ThinkingEnd.default_str()) {
@@ -231,6 +231,10 @@ impl AnswerParser {
             left = left.replace(token.default_str(), "");
         }
         self.remember(before);
+        if let Some((id, log)) = log.filter(|_| rest.is_empty() && !left.is_empty()) {
+            let log = self.token_log(id, log);
+            self.log.push(log);
+        }
         self.text(&left);
         if let Some(after) = rest.strip_prefix(MARK) {
             // Without a tag around it, the token is out of place.
@@ -240,7 +244,30 @@ impl AnswerParser {
                 calls.push_mark();
                 self.calls = Some(calls);
             }
-            self.added(after);
+            self.added(after, None);
+        }
+    }
+
+    fn token_log(&self, id: u32, log: &TokenLogProbs) -> TokenLogprob {
+        let text = |id: u32| {
+            let bytes = self.tokenizer.token_bytes(id).unwrap_or_default();
+            (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+        };
+        let top = log.top.iter().map(|(id, value)| {
+            let (token, bytes) = text(*id);
+            TopLogprob {
+                token,
+                bytes,
+                logprob: value.max(IMPOSSIBLE),
+            }
+        });
+        let top_logprobs = top.collect();
+        let (token, bytes) = text(id);
+        TokenLogprob {
+            token,
+            bytes,
+            logprob: log.chosen.max(IMPOSSIBLE),
+            top_logprobs,
         }
     }
 

@@ -110,7 +110,7 @@ fn parsed(pieces: &[(String, bool)], thinking: bool, tools: bool) -> Value {
     let mut chunks = Vec::new();
     for (text, is_control) in pieces {
         match is_control {
-            true => parser.added(text),
+            true => parser.added(text, None),
             false => parser.plain(text.clone(), None, None),
         }
         chunks.extend(parser.found());

@@ -2,7 +2,7 @@
 
 use deepseek_recipe::request::{
     ConversationRequest, DEFAULT_MAX_EFFORT_MAX_TOKENS, DEFAULT_NON_THINKING_MAX_TOKENS,
-    DEFAULT_THINKING_MAX_TOKENS,
+    DEFAULT_THINKING_MAX_TOKENS, OutputConstraint,
 };
 use deepseek_recipe_core::conversation::{ReasoningEffort, ResponseFormat};
 use deepseek_recipe_core::special_tokens::SpecialToken;
@@ -197,10 +197,18 @@ fn wanted(request: &ConversationRequest, one_call: bool) -> Result<Option<Wanted
     if !has_tools || !is_ruled {
         return Ok(format);
     }
-    let rules = CallRules {
-        tools: conversation.tools.clone(),
-        one_call,
-    };
+    let mut tools = conversation.tools.clone();
+    // Arguments follow schemas as they are written, of which strict tools lose a part.
+    if let Some(OutputConstraint::ToolCalls { tools: given, .. }) =
+        &request.inference_options.output_constraint
+    {
+        for tool in &mut tools {
+            if let Some(given) = given.iter().find(|given| given.name == tool.name) {
+                tool.parameters.clone_from(&given.parameters);
+            }
+        }
+    }
+    let rules = CallRules { tools, one_call };
     Ok(Some(match required {
         true => Wanted::Calls(rules),
         false => Wanted::CallsOr(rules, format.map(Box::new)),

@@ -104,7 +104,7 @@ fn every_api_has_its_own_errors() {
             json!({"tools": [{"name": "f"}]}),
             400,
             "invalid_request_error",
-            "input_schema",
+            "schema",
         ),
     ] {
         let body = json!({"messages": messages, "max_tokens": 2});
@@ -220,21 +220,21 @@ fn a_call_that_has_to_come_comes_with_arguments_of_its_schema() {
     checkpoint(directory.path());
     let path = directory.path().to_str().expect("a UTF-8 path");
     let server = Server::start(&["--model", path, "--name", "tools"]);
-    let function = |name: &str, strict: bool| {
-        json!({"type": "function", "function": {
-            "name": name, "strict": strict, "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"enum": ["Rome", "Oslo"]},
-                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
-                    "units": {"type": "array", "items": {"const": "C"}, "maxItems": 1},
-                },
-                "required": ["city", "days", "units"],
-                "additionalProperties": false,
-            },
-        }})
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "city": {"enum": ["Rome", "Oslo"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "units": {"type": "array", "items": {"const": "C"}, "maxItems": 1},
+        },
+        "required": ["city", "days", "units"],
+        "additionalProperties": false,
+    });
+    let function = |name: &str| {
+        let function = json!({"name": name, "parameters": schema});
+        json!({"type": "function", "function": function})
     };
-    let tools = json!([function("weather", false), function("tides", false)]);
+    let tools = json!([function("weather"), function("tides")]);
     let named = json!({"type": "function", "function": {"name": "tides"}});
     for (choice, names) in [
         (json!("required"), &["weather", "tides"][..]),
@@ -273,7 +273,9 @@ fn a_call_that_has_to_come_comes_with_arguments_of_its_schema() {
     );
     // Strict tools leave free whether there is a call, a format what is said without one.
     let format = json!({"type": "json_schema", "json_schema": {"schema": {"const": 7}}});
-    let strict = json!([function("weather", true), function("tides", false)]);
+    let days = json!({"type": "object", "properties": {"days": {"type": "boolean"}}});
+    let strict = json!({"name": "moon", "strict": true, "parameters": days});
+    let strict = json!([{"type": "function", "function": strict}, function("tides")]);
     let fields = json!({"tools": strict, "response_format": format, "logit_bias": {"1020": -100}});
     let answer = server.ask(CHAT, &chat(merged(fields, json!({"max_tokens": 300}))));
     let message = &answer["choices"][0]["message"];

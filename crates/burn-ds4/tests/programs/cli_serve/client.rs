@@ -264,7 +264,7 @@ impl Response {
         let text = self.text();
         let events = text
             .split("\n\n")
-            .filter_map(|event| event.strip_prefix("data: "));
+            .filter_map(|event| event.lines().find_map(|line| line.strip_prefix("data: ")));
         events.map(str::to_owned).collect()
     }
 }

@@ -123,8 +123,8 @@ fn the_field_at_fault_is_named() {
         (message(json!({"content": "hi"})), "messages[0]", "role"),
         (
             message(json!({"role": "tool", "content": "hi"})),
-            "messages",
-            "tool_calls",
+            "messages[0]",
+            "tool_call_id",
         ),
         (user(json!(7)), "messages[0]", "a list"),
         (
