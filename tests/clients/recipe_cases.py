@@ -122,7 +122,9 @@ def prompt_case(draw, number):
 
 
 def answer_text(draw, thinking):
-    words = ["Eleven metres.", "\n", "\n\n", "The chart", " ", "<", "</", "é🙂", "{", '"', "]"]
+    # After what begins like a tag, the package reads line breaks of text not as those of tokens.
+    words = ["Eleven metres.", "\n", "\n\n", "The chart", " ", "é🙂", "{", '"', "]", "then"]
+    values = words + ["<", "</", "</think"]
     gap = lambda: draw.choice(["", "\n", "\n", "\n  ", "\n\n"])
     parts = [text(draw, 4, words)]
     if thinking and draw.random() < 0.85:
@@ -135,7 +137,7 @@ def answer_text(draw, thinking):
             for _ in range(draw.randrange(4)):
                 key = draw.choice(["a", "berth", "名", "x.y"])
                 if draw.random() < 0.5:
-                    kind, written = "true", text(draw, 4, words).rstrip("</")
+                    kind, written = "true", text(draw, 4, values).rstrip("</")
                 else:
                     kind, written = "false", json.dumps(value(draw), ensure_ascii=False)
                 parts.append(f'<{MARK}parameter name="{key}" string="{kind}">{written}'

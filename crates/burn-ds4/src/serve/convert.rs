@@ -155,8 +155,8 @@ fn refusal(error: ConversionError) -> ApiError {
                 "thinking",
             ],
         ),
-        ("tools", &["tools", "Tool ", "tool ", "function"]),
         ("input", &["input", "call_id"]),
+        ("tools", &["tools", "Tool ", "tool ", "function"]),
         ("stop", &["stop", "Stop"]),
     ];
     let has = |words: &[&str]| words.iter().any(|word| detail.contains(word));

@@ -129,7 +129,7 @@ fn the_field_at_fault_is_named() {
         (user(json!(7)), "messages[0]", "a list"),
         (
             user(json!([{"type": "image_url"}])),
-            "messages[0]",
+            "messages[0].role",
             "image_url",
         ),
     ];

@@ -131,7 +131,7 @@ fn reasoning_and_calls_are_apart_and_no_markup_is_in_the_text() {
         {"role": "tool", "tool_call_id": calls_ids[1], "content": "Noon."},
         {"role": "tool", "tool_call_id": calls_ids[0], "content": "Sunny."},
     ]);
-    let next = merged(tools, json!({"messages": history, "max_tokens": 2}));
+    let next = merged(tools.clone(), json!({"messages": history, "max_tokens": 2}));
     let prompt = usage(&next);
     // Other forms of the same history: arguments as an object, ids that nobody has given.
     let mut other = next.clone();
@@ -153,7 +153,7 @@ fn reasoning_and_calls_are_apart_and_no_markup_is_in_the_text() {
     server.ask(CHAT, &other);
 
     let effort = json!({"reasoning_effort": "high", "max_tokens": 4});
-    let body = forced(&["1021", THINK_END, "1022", "1023"], effort);
+    let body = forced(&["1021", THINK_END, "1022", "1023"], merged(tools, effort));
     let message = server.ask(CHAT, &body)["choices"][0]["message"].clone();
     assert_eq!(message["reasoning_content"], "Let me see.");
     assert_eq!(message["content"], Value::Null);
