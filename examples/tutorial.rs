@@ -1,8 +1,8 @@
 //! The program of `docs/tutorial.md`: a small language model with a mixture of experts, made of
 //! operators and Burn's own tensors.
 //!
-//!     cargo run --release --example tutorial -- --save weights.safetensors
-//!     cargo run --release --features wgpu --example tutorial -- \
+//!     cargo run --release -p ds4-model --example tutorial -- --save weights.safetensors
+//!     cargo run --release --features wgpu -p ds4-model --example tutorial -- \
 //!         --load weights.safetensors --device wgpu
 //!
 //! The weights are random, so that the text is too: the program shows how a model is made, loaded,

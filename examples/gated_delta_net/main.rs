@@ -1,8 +1,9 @@
 //! Decoding with a custom linear-attention layer, made of the gated delta rule and the products and
 //! norms around it.
 //!
-//!     cargo run --release --example gated_delta_net
-//!     cargo run --release --features wgpu --example gated_delta_net -- --device wgpu --tokens 8
+//!     cargo run --release -p ds4-model --example gated_delta_net
+//!     cargo run --release --features wgpu -p ds4-model --example gated_delta_net -- \
+//!         --device wgpu --tokens 8
 //!
 //! `layer/` is a Burn module, [`GatedDeltaNet`]: the layer that Qwen3-Next and Qwen3.5 have in
 //! place of most of their attention. The weights are random. The program runs some sequences of a
