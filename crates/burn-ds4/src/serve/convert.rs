@@ -80,7 +80,8 @@ pub fn chat(mut body: Fields, encoding: Encoding) -> Result<ConversationRequest,
         }
     }
     let mut request: ConversationRequest = converted::<ChatCompletionRequest>(body, encoding)?;
-    if !strict.is_empty() {
+    // Tools that must not be called are not looked at.
+    if !strict.is_empty() && !request.conversation.tools.is_empty() {
         let body = json!({"messages": [{"role": "user", "content": ""}], "tools": strict});
         let Value::Object(body) = body else {
             unreachable!("an object");
@@ -155,6 +156,7 @@ fn refusal(error: ConversionError) -> ApiError {
                 "thinking",
             ],
         ),
+        ("max_tokens", &["max_tokens"]),
         ("input", &["input", "call_id"]),
         ("tools", &["tools", "Tool ", "tool ", "function"]),
         ("stop", &["stop", "Stop"]),

@@ -129,7 +129,7 @@ fn the_field_at_fault_is_named() {
         (user(json!(7)), "messages[0]", "a list"),
         (
             user(json!([{"type": "image_url"}])),
-            "messages[0].role",
+            "messages[0]",
             "image_url",
         ),
     ];
@@ -163,7 +163,14 @@ fn the_field_at_fault_is_named() {
     refused(&server, CHAT, body.as_bytes(), 400, "tools", "DSML");
     let role = json!([{"role": "robot", "content": ""}, {"role": "user", "content": "hi"}]);
     let body = json!({"messages": role}).to_string();
-    refused(&server, CHAT, body.as_bytes(), 400, "messages[0]", "robot");
+    refused(
+        &server,
+        CHAT,
+        body.as_bytes(),
+        400,
+        "messages[0].role",
+        "robot",
+    );
     let fields = [
         (json!({}), "prompt", "missing"),
         (json!({"prompt": []}), "prompt", "empty"),
