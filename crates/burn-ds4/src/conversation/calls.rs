@@ -169,10 +169,9 @@ impl Calls {
                 let value = self.take(end);
                 out(Kind::Plain, value);
                 let tag = format!("</{MARK}{}", CLOSING[0]);
-                match self.text.starts_with(&tag) {
-                    true => drop(self.take(tag.len())),
-                    // It has none of its own.
-                    false => (),
+                // It may have none of its own.
+                if self.text.starts_with(&tag) {
+                    self.take(tag.len());
                 }
                 out(Kind::Text, tag);
                 self.state = State::Tags;

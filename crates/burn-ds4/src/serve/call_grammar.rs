@@ -46,7 +46,7 @@ pub fn lark(wanted: &Wanted, mark: u32) -> Result<String, String> {
     let mut grammar = Grammar::default();
     grammar.rules(rules);
     let block = r#"block: "tool_calls>\n" calls"#;
-    let mark = format!("MARK: <[{mark}]>").replace("MARK: ", "mark: ");
+    let mark = format!("mark: <[{mark}]>");
     let text = "TEXT: /[^<]+/";
     let chunk = r"CHUNK: /([^<]|<+[^<\/])+/";
     let value = r#"value: (CHUNK | "</" | "<")* "</" mark "parameter>\n""#;

@@ -65,6 +65,8 @@ struct Completion {
     finish: Option<ChatCompletionFinishReason>,
 }
 
+// An answer has one.
+#[allow(clippy::large_enum_variant)]
 /// Writes the parts of an answer, each kind by what its API's makers have published.
 enum Writer {
     Completions(Vec<Completion>),
