@@ -5,7 +5,7 @@
 
 It is the shipped one with the tokens of tool_tokens.json in place of the last merges of its
 tokenizer. A request makes it write them by `logit_bias`, as tests/clients/openai_client.py does and
-tests/it/cli_serve/tools.rs, which makes the same checkpoint.
+crates/burn-ds4/tests/programs/cli_serve/tools.rs, which makes the same checkpoint.
 """
 
 import argparse

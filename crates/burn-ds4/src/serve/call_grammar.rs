@@ -26,7 +26,7 @@ pub fn lark(wanted: &Wanted, mark: u32) -> Result<String, String> {
                 "{} | /\\n{{0,2}}/ \"<\" MARK block",
                 match &**other {
                     Wanted::Json(schema) => embedded(schema.clone()),
-                    Wanted::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
+                    Wanted::Regex(regex) => format!("/{}/", with_slashes_escaped(regex)),
                     Wanted::Calls(_) | Wanted::CallsOr(..) => return Err("calls or calls".into()),
                 }
             ),
@@ -146,12 +146,16 @@ impl Grammar {
                 ways.push(format!("{} ({}) end", open(true), texts.join(" | ")));
             }
             Strings::Like(pattern) => {
-                let pattern = pattern.replace('/', "\\/");
-                ways.push(format!("{} /{pattern}/ end", open(true)));
+                let pattern = with_slashes_escaped(pattern);
+                ways.push(format!("{} /(?:{pattern})/ end", open(true)));
             }
         }
         if !is_string_alone(property) {
-            let mut property = property.clone();
+            let mut property = match property {
+                // Anything.
+                Value::Bool(true) => json!({}),
+                property => property.clone(),
+            };
             if let Value::Object(keywords) = &mut property {
                 for name in DEFINITIONS {
                     if let Some(definitions) = schema.get(name) {
@@ -192,12 +196,10 @@ fn strings(schema: &Value) -> Strings {
         (None, Some(Value::String(kind))) if kind == "string" => {
             match schema.get("pattern").and_then(Value::as_str) {
                 // Only one that says all of the string can be followed in a grammar.
-                Some(pattern) => {
-                    match pattern.strip_prefix('^').and_then(|p| p.strip_suffix('$')) {
-                        Some(pattern) => Strings::Like(pattern.to_owned()),
-                        None => Strings::Any,
-                    }
-                }
+                Some(pattern) => match whole(pattern) {
+                    Some(pattern) => Strings::Like(pattern.to_owned()),
+                    None => Strings::Any,
+                },
                 None => Strings::Any,
             }
         }
@@ -223,7 +225,30 @@ fn is_string_alone(schema: &Value) -> bool {
     let values = schema.get("enum").and_then(Value::as_array);
     values.is_some_and(|values| values.iter().all(Value::is_string))
         || schema.get("const").is_some_and(Value::is_string)
-        || schema.get("type") == Some(&json!("string"))
+        || [json!("string"), json!(["string"])]
+            .iter()
+            .any(|kind| schema.get("type") == Some(kind))
+}
+
+/// What a pattern says between `^` and `$`, if these are all of its ends.
+fn whole(pattern: &str) -> Option<&str> {
+    let inner = pattern.strip_prefix('^')?.strip_suffix('$')?;
+    let backslashes = inner.bytes().rev().take_while(|&byte| byte == b'\\');
+    // Each way of several would have its own ends.
+    (backslashes.count() % 2 == 0 && !inner.contains('|')).then_some(inner)
+}
+
+/// A regular expression for between slashes; one that is escaped already stays.
+fn with_slashes_escaped(regex: &str) -> String {
+    let (mut escaped, mut after_backslash) = (String::new(), false);
+    for char in regex.chars() {
+        if char == '/' && !after_backslash {
+            escaped.push('\\');
+        }
+        after_backslash = char == '\\' && !after_backslash;
+        escaped.push(char);
+    }
+    escaped
 }
 
 /// Leaves strings out of a schema that allows others, too: they are written as they are.
@@ -233,5 +258,25 @@ fn without_strings(keywords: &mut Map<String, Value>) {
     }
     if let Some(Value::Array(values)) = keywords.get_mut("enum") {
         values.retain(|value| !value.is_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{whole, with_slashes_escaped};
+
+    #[test]
+    fn slashes_are_escaped_once() {
+        assert_eq!(with_slashes_escaped("a/b"), r"a\/b");
+        assert_eq!(with_slashes_escaped(r"https?:\/\/x"), r"https?:\/\/x");
+        assert_eq!(with_slashes_escaped(r"a\\/b"), r"a\\\/b");
+    }
+
+    #[test]
+    fn only_a_pattern_of_all_of_a_string_is_followed() {
+        assert_eq!(whole("^[a-z]+$"), Some("[a-z]+"));
+        for part in ["[a-z]+", "^a", "a$", r"^a\$", "^a|b$"] {
+            assert_eq!(whole(part), None, "{part}");
+        }
     }
 }

@@ -46,6 +46,18 @@ impl Fields {
         }
     }
 
+    /// Whether a call has to come, whichever of the kinds says so.
+    fn forces_a_call(&self) -> bool {
+        match &self.tool_choice {
+            Some(Value::String(choice)) => choice == "required",
+            Some(choice) => {
+                let kind = choice.get("type").and_then(Value::as_str);
+                matches!(kind, Some("any" | "tool" | "function" | "custom"))
+            }
+            None => false,
+        }
+    }
+
     /// How many calls an answer may have.
     fn one_call(&self, request: &ConversationRequest) -> bool {
         let anthropic = self.tool_choice.as_ref();
@@ -85,6 +97,8 @@ pub fn prepare_response(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let fields: Fields = parse(body)?;
     let mut request = convert::responses(parse(body)?, app.loaded.encoding)?;
     request.stream = common.streams();
+    let stops = &mut request.parsing_options.stop_sequences;
+    stops.extend(common.stops()?);
     let top = fields.top_logprobs;
     let log_probs = top
         .map(|top| check_log_probs("top_logprobs", top))
@@ -103,7 +117,9 @@ pub fn prepare_message(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let common: Common = parse(body)?;
     app.check_model(common.model.as_deref())?;
     let fields: Fields = parse(body)?;
-    let request = convert::messages(parse(body)?, app.loaded.encoding)?;
+    let mut request = convert::messages(parse(body)?, app.loaded.encoding)?;
+    let stops = &mut request.parsing_options.stop_sequences;
+    stops.extend(common.stops()?);
     let max_tokens = common.max_tokens;
     finish(
         app,
@@ -158,6 +174,10 @@ fn finish(
     } = conversion;
     let loaded = &app.loaded;
     let conversation = &request.conversation;
+    if fields.forces_a_call() && conversation.tools.is_empty() {
+        let message = "`tool_choice`: a call is asked for, and there are no tools";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
     let prompt = loaded.encoding.encode(conversation, &loaded.tokenizer);
     let prompt = prompt.map_err(|error| match &error {
         PromptError::MissingSpecialToken { token } if token == SpecialToken::Dsml.default_str() => {

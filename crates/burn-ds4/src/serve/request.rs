@@ -218,7 +218,11 @@ impl Common {
     pub fn prepare(self, parts: Parts, app: &App) -> Result<Prepared, ApiError> {
         let n = self.n.unwrap_or(1);
         let texts = n.saturating_mul(parts.prompts.len());
-        let most = app.most_texts();
+        let most = match parts.format {
+            Format::Chat | Format::Completions => app.most_texts(),
+            // An answer of these has no choices.
+            Format::Responses | Format::Messages => 1,
+        };
         if n == 0 || texts > most {
             let message = format!("`n`: {texts} texts are wanted, expected 1 to {most}");
             return Err(ApiError::invalid("n", message));

@@ -287,3 +287,35 @@ fn a_call_that_has_to_come_comes_with_arguments_of_its_schema() {
     let answer = server.ask(CHAT, &chat(json!({"response_format": regex})));
     assert_eq!(content(&answer), "ababab");
 }
+
+#[test]
+fn an_answer_without_choices_has_one_ends_at_stop_strings_and_is_forced_by_tools_only() {
+    let server = Server::shared();
+    let question = "Who made the heaven?";
+    let response = json!({"input": question, "max_output_tokens": 12});
+    let message = json!({
+        "messages": [{"role": "user", "content": question}], "max_tokens": 12,
+    });
+    for (path, body, text, choice) in [
+        (
+            RESPONSES,
+            response,
+            "/output/0/content/0/text",
+            json!("required"),
+        ),
+        (MESSAGES, message, "/content/0/text", json!({"type": "any"})),
+    ] {
+        for extra in [json!({"n": 2}), json!({"tool_choice": choice})] {
+            let refused = server.post(path, &merged(body.clone(), extra.clone()));
+            assert_eq!(refused.status, 400, "{path} {extra}");
+        }
+        let text_of = |answer: Value| answer.pointer(text).expect("text").as_str().map(Into::into);
+        let whole: String = text_of(server.ask(path, &body)).expect("text");
+        let stop = &whole[whole.len() / 2..];
+        let stopped = server.ask(path, &merged(body, json!({"stop": [stop]})));
+        assert_eq!(
+            text_of(stopped),
+            whole.split_once(stop).map(|(head, _)| head.to_owned())
+        );
+    }
+}
