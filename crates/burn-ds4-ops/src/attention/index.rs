@@ -29,7 +29,7 @@ pub struct VisibleBlocks {
 /// - `keys`: `[batch, rows, width]`, the same dtype
 /// - `weights`: `[batch, queries, heads]`, f32
 /// - `visible`: the rows that get a score, each of which stands for a block. Other rows are not
-///   read and get [`MASKED`]. Without heads or channels, all scores are 0
+///   read and get [`MASKED`](super::MASKED). Without heads or channels, all scores are 0
 /// - `rotation`: positions by which [`rotate_at`] is to rotate `queries` before they score rows,
 ///   rounded to their dtype. Where few of 16 bits score few rows on tensor cores, that takes no
 ///   launch of its own
@@ -61,6 +61,8 @@ pub struct VisibleBlocks {
 /// # }
 /// # Ok::<(), burn_ds4_ops::OpError>(())
 /// ```
+///
+/// [`rotate_at`]: super::rotate_at
 #[doc(alias = "lightning_indexer")]
 pub fn index_scores(
     queries: Tensor<4>,

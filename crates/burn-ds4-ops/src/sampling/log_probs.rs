@@ -32,7 +32,7 @@ pub struct LogProbs {
 ///
 /// - `logits`: `[rows, columns]`, f32 / f16 / bf16
 /// - `tokens`: `[rows]`, i32, as the operators of this family return them
-/// - `top`: at most [`MAX_TOP_LOG_PROBS`]; 0 lists none
+/// - `top`: at most [`MAX_TOP_LOG_PROBS`](super::MAX_TOP_LOG_PROBS); 0 lists none
 ///
 /// # NaN and infinity
 ///
