@@ -3,23 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::golden::root;
-
-/// What a program left behind.
-#[derive(Debug)]
-struct Ended {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-impl Ended {
-    #[track_caller]
-    fn ok(self) -> Self {
-        assert_eq!(self.code, 0, "{self:?}");
-        self
-    }
-}
+use crate::shared::{Ended, number_before, root};
 
 /// The example next to this test binary.
 ///
@@ -50,24 +34,7 @@ fn run(name: &str, arguments: &[&str]) -> Ended {
     let mut command = Command::new(example(name));
     let output = command.args(arguments).current_dir(root()).output();
     let output = output.expect("the example starts");
-    Ended {
-        code: output.status.code().unwrap_or(-1),
-        stdout: String::from_utf8(output.stdout).expect("UTF-8 on stdout"),
-        stderr: String::from_utf8(output.stderr).expect("UTF-8 on stderr"),
-    }
-}
-
-/// The number before `word` in `text`.
-#[track_caller]
-fn number_before(text: &str, word: &str) -> f64 {
-    let before = text
-        .split(word)
-        .next()
-        .filter(|before| before.len() < text.len());
-    let number = before.and_then(|before| before.split_whitespace().last());
-    number
-        .and_then(|number| number.trim_start_matches(['[', '(']).parse().ok())
-        .unwrap_or_else(|| panic!("no number before {word:?} in {text:?}"))
+    Ended::of(output)
 }
 
 #[test]

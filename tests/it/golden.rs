@@ -1,20 +1,11 @@
 //! Golden files: tensors that independent implementations of the model computed.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use ds4_model::generate::{SpecialTokens, TextTokenizer};
 use safetensors::{Dtype, SafeTensors};
-use serde_json::Value;
 
 use crate::common::{absolute, assert_close};
-
-/// The repository's root: as cargo tells or, for a test binary that was copied to another machine,
-/// the current directory.
-pub fn root() -> PathBuf {
-    let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
-    crate_root.map_or_else(|| PathBuf::from("."), |root| root.join("../.."))
-}
+pub use crate::shared::{golden_text, root};
 
 /// Tolerance where values are of order one.
 pub const TOLERANCE: f64 = 1e-4;
@@ -95,21 +86,4 @@ fn numbers<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f64) -> Vec<f
     let (chunks, rest) = bytes.as_chunks::<N>();
     assert!(rest.is_empty());
     chunks.iter().map(|chunk| read(*chunk)).collect()
-}
-
-/// Prompt and greedy continuation of the golden file, as text: the first `count` tokens of 64.
-pub fn golden_text(prompt: &str, count: usize) -> (String, String) {
-    let path = root().join("tests/fixtures/ds4-tiny/golden.json");
-    let facts: Value =
-        serde_json::from_slice(&std::fs::read(path).expect("a fixture")).expect("JSON");
-    let tokenizer = TextTokenizer::from_dir(root().join("assets/ds4-tiny")).expect("an asset");
-    let text = |name: &str, count: usize| {
-        let ids = facts["prompts"][prompt][name].as_array().expect("ids");
-        let ids = ids.iter().take(count);
-        let ids: Vec<u32> = ids.map(|id| id.as_u64().expect("an id") as u32).collect();
-        tokenizer
-            .decode(&ids, SpecialTokens::Skip)
-            .expect("ids of the vocabulary")
-    };
-    (text("input_ids", usize::MAX), text("greedy", count))
 }

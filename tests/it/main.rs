@@ -22,6 +22,8 @@ mod precision;
 mod recordings;
 mod sampled;
 mod sequences;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod sizes;
 mod soak;
 mod tensor_parallel;

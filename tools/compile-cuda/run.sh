@@ -14,7 +14,9 @@
 # feature `cuda` links (tools/provide-llvm.sh, where the build script cannot fetch it).
 #
 # PROGRAM is a benchmark binary that is there already, PROFILE the one to build it in otherwise, and
-# KEEP a new folder for the PTX. `diff -r` of those of two versions says which kernels differ.
+# KEEP a new folder for the PTX. `diff -r` of those of two versions says which kernels differ. With
+# SOURCES=1, KEEP gets the CUDA C++ in place of PTX, by fake_nvrtc.c: nothing is compiled or
+# fetched, and there is no table. The same source gives the same PTX.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/burn-ds4-cuda
@@ -31,10 +33,19 @@ gpus='
 '
 wanted=" ${ARCHITECTURES:-75 80 86 89 90 100 120} "
 
-"$here/provide.sh" "$cache"
-mkdir -p "$cache/driver"
+[[ -n ${SOURCES:-} ]] || "$here/provide.sh" "$cache"
+[[ -z ${SOURCES:-} || -n ${KEEP:-} ]] || {
+  echo 'SOURCES needs KEEP, a new folder for the sources' >&2
+  exit 2
+}
+mkdir -p "$cache/driver" "$cache/sources"
 cc -shared -fPIC -O1 -o "$cache/driver/libcuda.so.1" "$here/fake_cuda.c"
 ln -sf libcuda.so.1 "$cache/driver/libcuda.so"
+nvrtc=$cache/nvidia/cu13/lib
+if [[ -n ${SOURCES:-} ]]; then
+  nvrtc=$cache/sources
+  cc -shared -fPIC -O1 -o "$nvrtc/libnvrtc.so" "$here/fake_nvrtc.c"
+fi
 
 cd "$here/../.."
 program=${PROGRAM:-}
@@ -60,11 +71,11 @@ while read -r sm shared sms name; do
   mkdir "$folder"
   folders+=("$folder")
   printf '== sm_%s, as on %s\n' "$sm" "$name"
-  env LD_LIBRARY_PATH="$cache/driver:$cache/nvidia/cu13/lib" CUDA_PATH="$cache/nvidia/cu13" \
+  env LD_LIBRARY_PATH="$cache/driver:$nvrtc" CUDA_PATH="$cache/nvidia/cu13" \
     FAKE_CUDA_SM="$sm" FAKE_CUDA_SHARED="$shared" FAKE_CUDA_SMS="$sms" FAKE_CUDA_PTX="$folder" \
     "$program" launch --device cuda "$@" >"$out/log" || {
     cat "$out/log"
     exit 1
   }
 done <<<"$gpus"
-python3 "$here/report.py" "$cache/nvidia/cu13/bin/ptxas" "${folders[@]}"
+[[ -n ${SOURCES:-} ]] || python3 "$here/report.py" "$cache/nvidia/cu13/bin/ptxas" "${folders[@]}"

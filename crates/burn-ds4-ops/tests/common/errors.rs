@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use burn_ds4_ops::OpError;
 
-use super::{assert_on_another_device, assert_refused, devices, two_devices};
+use super::{assert_each_refused, assert_on_another_device, devices, two_devices};
 
 /// The arguments of an operator.
 pub trait Arguments: Sized {
@@ -17,12 +17,9 @@ pub trait Arguments: Sized {
     /// Fails unless every device refuses what is changed by this message, and accepts the rest.
     #[track_caller]
     fn refused(change: impl Fn(&mut Self, &Device), message: &str) {
-        for (name, device) in devices() {
-            let accepted = Self::new(device).run();
-            assert!(accepted.is_ok(), "{name}: {:?}", accepted.err());
-            let mut arguments = Self::new(device);
-            change(&mut arguments, device);
-            assert_refused(arguments.run(), message);
+        for (_, device) in devices() {
+            let change = |arguments: &mut Self| change(arguments, device);
+            assert_each_refused(|| Self::new(device), Self::run, &[(change, message)]);
         }
     }
 

@@ -102,7 +102,7 @@ pub type Refusal<A> = (fn(&mut A), &'static str);
 pub fn assert_each_refused<A, T>(
     good: impl Fn() -> A,
     run: impl Fn(A) -> Result<T, OpError>,
-    changes: &[Refusal<A>],
+    changes: &[(impl Fn(&mut A), &str)],
 ) {
     if let Err(error) = run(good()) {
         panic!("good arguments are refused: {error}");

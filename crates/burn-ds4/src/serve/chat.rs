@@ -80,7 +80,6 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let format = common.format()?;
     let mut request = convert::chat(parse::<Map<_, _>>(body)?, app.loaded.encoding)?;
     request.conversation.response_format = format;
-    request.parsing_options.stop_sequences = common.stops()?;
     let max_tokens = fields.max_completion_tokens.or(common.max_tokens);
     finish(
         app,
@@ -97,8 +96,6 @@ pub fn prepare_response(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let fields: Fields = parse(body)?;
     let mut request = convert::responses(parse(body)?, app.loaded.encoding)?;
     request.stream = common.streams();
-    let stops = &mut request.parsing_options.stop_sequences;
-    stops.extend(common.stops()?);
     let top = fields.top_logprobs;
     let log_probs = top
         .map(|top| check_log_probs("top_logprobs", top))
@@ -117,9 +114,7 @@ pub fn prepare_message(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let common: Common = parse(body)?;
     app.check_model(common.model.as_deref())?;
     let fields: Fields = parse(body)?;
-    let mut request = convert::messages(parse(body)?, app.loaded.encoding)?;
-    let stops = &mut request.parsing_options.stop_sequences;
-    stops.extend(common.stops()?);
+    let request = convert::messages(parse(body)?, app.loaded.encoding)?;
     let max_tokens = common.max_tokens;
     finish(
         app,
@@ -168,10 +163,13 @@ fn finish(
 ) -> Result<Prepared, ApiError> {
     let Conversion {
         format,
-        request,
+        mut request,
         max_tokens,
         log_probs,
     } = conversion;
+    // Those of `stop_sequences` are there.
+    let stops = &mut request.parsing_options.stop_sequences;
+    stops.extend(common.stops()?);
     let loaded = &app.loaded;
     let conversation = &request.conversation;
     if fields.forces_a_call() && conversation.tools.is_empty() {

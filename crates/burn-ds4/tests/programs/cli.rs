@@ -8,36 +8,11 @@ use std::process::{Command, Stdio};
 use burn::tensor::FloatDType;
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
-use ds4_model::generate::{SpecialTokens, TextTokenizer};
 use ds4_model::placement::Plan;
 use serde_json::Value;
 
 use crate::golden::{golden, root};
-
-/// What a program left behind.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
-impl Ended {
-    #[track_caller]
-    pub(crate) fn ok(self) -> Self {
-        assert_eq!(self.code, 0, "{self:?}");
-        self
-    }
-
-    /// The last line on standard error.
-    #[track_caller]
-    pub(crate) fn last_line(&self) -> &str {
-        self.stderr
-            .lines()
-            .last()
-            .unwrap_or_else(|| panic!("nothing on stderr: {self:?}"))
-    }
-}
+pub(crate) use crate::shared::{Ended, golden_text, number_before};
 
 /// A command of the program.
 pub(crate) fn program(name: &str) -> Command {
@@ -71,11 +46,7 @@ pub(crate) fn run_with_input(name: &str, arguments: &[&str], input: &[u8]) -> En
     let _ = stdin.write_all(input);
     drop(stdin);
     let output = child.wait_with_output().expect("the program ends");
-    Ended {
-        code: output.status.code().unwrap_or(-1),
-        stdout: String::from_utf8(output.stdout).expect("UTF-8 on stdout"),
-        stderr: String::from_utf8(output.stderr).expect("UTF-8 on stderr"),
-    }
+    Ended::of(output)
 }
 
 /// Sends a signal, `TERM` or `INT`, to a program.
@@ -86,36 +57,6 @@ pub(crate) fn signal(child: &Child, name: &str) {
         .args([&signal, &child.id().to_string()])
         .status();
     assert!(status.expect("kill runs").success());
-}
-
-/// Prompt and greedy continuation of the golden file, as text: the first `count` tokens of 64.
-pub(crate) fn golden_text(prompt: &str, count: usize) -> (String, String) {
-    let path = root().join("tests/fixtures/ds4-tiny/golden.json");
-    let facts: Value =
-        serde_json::from_slice(&std::fs::read(path).expect("a fixture")).expect("JSON");
-    let tokenizer = TextTokenizer::from_dir(root().join("assets/ds4-tiny")).expect("an asset");
-    let text = |name: &str, count: usize| {
-        let ids = facts["prompts"][prompt][name].as_array().expect("ids");
-        let ids = ids.iter().take(count);
-        let ids: Vec<u32> = ids.map(|id| id.as_u64().expect("an id") as u32).collect();
-        tokenizer
-            .decode(&ids, SpecialTokens::Skip)
-            .expect("ids of the vocabulary")
-    };
-    (text("input_ids", usize::MAX), text("greedy", count))
-}
-
-/// The number before `word` in `text`.
-#[track_caller]
-pub(crate) fn number_before(text: &str, word: &str) -> f64 {
-    let before = text
-        .split(word)
-        .next()
-        .filter(|before| before.len() < text.len());
-    let number = before.and_then(|before| before.split_whitespace().last());
-    number
-        .and_then(|number| number.trim_start_matches(['[', '(']).parse().ok())
-        .unwrap_or_else(|| panic!("no number before {word:?} in {text:?}"))
 }
 
 #[test]

@@ -1,16 +1,9 @@
 //! Golden files of the repository, and copies of its checkpoint.
 
-use std::path::PathBuf;
-
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 
-/// The repository's root: as cargo tells or, for a test binary that was copied to another machine,
-/// the current directory.
-pub fn root() -> PathBuf {
-    let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
-    crate_root.map_or_else(|| PathBuf::from("."), |root| root.join("../.."))
-}
+pub use crate::shared::root;
 
 /// The values of a golden tensor of the shipped checkpoint.
 pub fn golden<const N: usize, T>(name: &str, read: fn([u8; N]) -> T) -> Vec<T> {

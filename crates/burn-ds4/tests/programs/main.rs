@@ -9,3 +9,5 @@ mod cli_generate;
 mod cli_serve;
 mod golden;
 mod inspected;
+#[path = "../../../../tests/shared/mod.rs"]
+mod shared;

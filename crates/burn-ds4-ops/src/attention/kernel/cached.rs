@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::angles::{RowSteps, UnitAngles};
 use super::combine::combine_planes;
-use super::head_tiles::HeadTiles;
+use super::head_tiles::{HeadTiles, LANES, TILE_PLANES};
 use super::heads::{Heads, KvGroup};
 use super::inputs::{AttentionInputs, KV_GROUP, KvSplit, PartialOutput, SinkBlueprint};
 use super::rotate::{Positions, RowRotation};
@@ -51,6 +51,37 @@ pub(crate) struct CachedTilesBlueprint {
     pub stages: u32,
     /// Whether a cube has all columns of a query, one of many.
     pub whole: bool,
+}
+
+impl CachedTilesBlueprint {
+    /// Pairs of channels of a head.
+    pub(super) const fn head_pairs(&self) -> u32 {
+        4 * self.tiles.vectors
+    }
+
+    /// Heads of which a cube of a cluster has the results.
+    pub(super) const fn result_heads(&self) -> u32 {
+        self.tiles.heads() / self.kv_cubes
+    }
+
+    /// Units that share the results of a head, and the pairs of each.
+    pub(super) const fn head_units(&self) -> u32 {
+        LANES * TILE_PLANES / self.result_heads()
+    }
+
+    pub(super) const fn unit_pairs(&self) -> u32 {
+        self.head_pairs().div_ceil(self.head_units())
+    }
+
+    /// How they share them.
+    pub(super) fn result_steps(&self) -> RowSteps {
+        RowSteps {
+            steps: self.unit_pairs(),
+            units: self.head_units(),
+            unrotated: 4 * self.cached.unrotated,
+            target: self.tiles.target,
+        }
+    }
 }
 
 /// Queries as they were projected, and the rows of a cache.

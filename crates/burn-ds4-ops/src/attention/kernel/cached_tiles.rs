@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::angles::{RowSteps, UnitAngles};
+use super::angles::UnitAngles;
 use super::cached::{CachedInputs, CachedTilesBlueprint};
 use super::cached_rows::{CachedRows, lane_pick};
 use super::head_tiles::{
-    LANES, PlaneSoftmax, SLICE_VECTORS, TILE_PLANES, add_rows, head_of_row, lane_sums, lane_vector,
+    LANES, PlaneSoftmax, SLICE_VECTORS, add_rows, head_of_row, lane_sums, lane_vector,
     multiply_queries, plane_row, rescale, store_queries,
 };
 use super::heads::HeadInputs;
@@ -17,37 +17,6 @@ use crate::intrinsics::{
     await_copies, cluster_address, leave_cluster, read_cluster, read_cluster_pair, read_ordered,
     shared_address, sync_cluster,
 };
-
-impl CachedTilesBlueprint {
-    /// Pairs of channels of a head.
-    const fn head_pairs(&self) -> u32 {
-        4 * self.tiles.vectors
-    }
-
-    /// Heads of which a cube of a cluster has the results.
-    const fn result_heads(&self) -> u32 {
-        self.tiles.heads() / self.kv_cubes
-    }
-
-    /// Units that share the results of a head, and the pairs of each.
-    const fn head_units(&self) -> u32 {
-        LANES * TILE_PLANES / self.result_heads()
-    }
-
-    const fn unit_pairs(&self) -> u32 {
-        self.head_pairs().div_ceil(self.head_units())
-    }
-
-    /// How they share them.
-    fn result_steps(&self) -> RowSteps {
-        RowSteps {
-            steps: self.unit_pairs(),
-            units: self.head_units(),
-            unrotated: 4 * self.cached.unrotated,
-            target: self.tiles.target,
-        }
-    }
-}
 
 /// Computes [`cached_kernel`](super::cached_kernel) for rows of 16-bit floats. A cube has one tile
 /// of heads of a query, or two. A few cubes share the query's columns: in turn, each has a tile of
