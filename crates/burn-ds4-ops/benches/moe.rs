@@ -23,7 +23,7 @@ pub(crate) const FLASH: [usize; 3] = [256, 4096, 2048];
 const PRO: [usize; 3] = [384, 7168, 3072];
 /// Small, to see whether everything runs.
 pub(crate) const SMALL: [usize; 3] = [16, 256, 128];
-const TOKENS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 256, 2048, 4096, 16384];
+const TOKENS: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 4096, 16384];
 const FP8_TOKENS: [usize; 3] = [1, 8, 4096];
 /// Tokens for experts of FP4 as released files have it.
 const PLAIN_TOKENS: [usize; 3] = [1, 8, 4096];

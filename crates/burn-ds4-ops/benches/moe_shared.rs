@@ -16,7 +16,7 @@ use super::{
     moe::{FLASH, K, LIMIT, SMALL, WORD, bytes_of_expert, distinct, layer, routed},
 };
 
-const TOKENS: [usize; 5] = [1, 2, 5, 16, 2048];
+const TOKENS: [usize; 7] = [1, 2, 5, 16, 32, 64, 2048];
 /// Both kinds of experts in launches of their own, and their sum.
 const APART: &str = "apart";
 

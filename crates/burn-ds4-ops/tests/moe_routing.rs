@@ -6,7 +6,7 @@ use super::common::{
     EXACT, assert_close, compiles_slowly, devices, every_dtype, is_gpu, skip, some, some_of_half,
 };
 use super::experts::{Layer, few_and_many, size};
-use super::packing::{FP4, FP8_PAIR, Format};
+use super::packing::{FP4, FP8_PAIR, Format, REPACKED_FP4};
 use super::ranking::typed;
 
 const F32: Format = Format::Dense(FloatDType::F32);
@@ -47,6 +47,29 @@ fn experts_with_one_pair_and_with_many_at_once() {
                 let alone: Vec<f32> = alone.flatten().collect();
                 assert_close(&together, &alone, EXACT, &what);
             }
+        }
+    });
+}
+
+/// With so few pairs each, the weights of experts are streamed, for 8 or 16 pairs at a time: one, a
+/// few that have more, and one that has all.
+fn experts_with_few_pairs_each_are_exact_for_any_number_of_tokens() {
+    every_dtype(|name, device, dtype| {
+        let cases = [
+            (17, FP4),
+            (31, FP8_PAIR),
+            (33, REPACKED_FP4),
+            (63, FP8_PAIR),
+            (65, FP4),
+            (255, REPACKED_FP4),
+            (257, FP8_PAIR),
+        ];
+        for &(tokens, format) in some_of_half(name, dtype, &cases, 7) {
+            let shape = size([tokens, 2, 64, 520, 136]);
+            let mut layer = Layer::exact(shape, format, dtype, tokens as u64);
+            layer.check(&format!("{name} {tokens} tokens {format:?}"), device);
+            layer.ids.fill(63);
+            layer.check(&format!("{name} one expert {tokens} tokens"), device);
         }
     });
 }
@@ -232,6 +255,7 @@ fn no_slots_and_no_columns_are_fine() {
 catalogue![
     one_expert_may_get_everything,
     experts_with_one_pair_and_with_many_at_once,
+    experts_with_few_pairs_each_are_exact_for_any_number_of_tokens,
     more_pairs_than_are_multiplied_at_a_time,
     experts_that_nobody_chose_may_hold_nan,
     padding_adds_nothing_whatever_its_weight,

@@ -14,10 +14,23 @@ pub(crate) struct PairSizes {
     pub slots: u32,
 }
 
+/// Pairs that have been sorted by expert: the groups are divided into problems, each of so few
+/// pairs that they are multiplied at a time.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SortedProblems {
+    /// The pairs, group by group.
+    pub order: Box<[u32]>,
+    /// Expert, first position and number of positions of each problem; behind as many as the table
+    /// has capacity for, the number of problems.
+    pub problems: Box<[u32]>,
+    pub capacity: u32,
+}
+
 /// (token, slot) pairs grouped by expert. Every cube computes this for itself, from so few pairs
-/// that each can be compared with all others.
+/// that each can be compared with all others; of more, it reads problems that are sorted.
 #[derive(CubeType)]
-pub(crate) struct Groups {
+pub(crate) struct Groups<'a> {
+    sorted: ComptimeOption<&'a SortedProblems>,
     /// For every pair, the first one with the same expert.
     leaders: Shared<[u32]>,
     experts: Shared<[u32]>,
@@ -41,6 +54,8 @@ pub(crate) struct Groups {
 pub(crate) enum Pairing {
     /// By ids.
     Ids,
+    /// By ids, and they are sorted: each of the [problems](SortedProblems) is a group.
+    Sorted,
     /// All have expert 0.
     One,
     /// Each token has a pair with every expert, in the order of experts.
@@ -67,7 +82,7 @@ impl GroupsBlueprint {
     pub const fn held_pairs(self) -> u32 {
         match self.pairing {
             Pairing::Ids => self.pairs,
-            Pairing::One | Pairing::Every => 1,
+            Pairing::Sorted | Pairing::One | Pairing::Every => 1,
         }
     }
 
@@ -92,7 +107,7 @@ impl GroupsBlueprint {
 }
 
 #[cube]
-impl Groups {
+impl<'a> Groups<'a> {
     /// Groups the pairs. Every unit of the cube must call this, and the cube must have at least as
     /// many units as [`held_pairs`](GroupsBlueprint::held_pairs).
     pub fn new<I: Int>(
@@ -100,9 +115,10 @@ impl Groups {
         sizes: PairSizes,
         experts: u32,
         #[comptime] blueprint: GroupsBlueprint,
-    ) -> Groups {
+    ) -> Groups<'a> {
         let own = Groups::read::<I>(ids, sizes, experts, blueprint);
-        Groups::of(own, sizes, experts, blueprint)
+        let sorted = ComptimeOption::<&'a SortedProblems>::new_None();
+        Groups::of(own, sorted, sizes, experts, blueprint)
     }
 
     /// Begins to read the expert of this unit's pair. It is compared with their number where it is
@@ -137,10 +153,11 @@ impl Groups {
     /// [`new`](Self::new) from the expert that each unit has [`read`](Self::read).
     pub fn of(
         own: u32,
+        sorted: ComptimeOption<&'a SortedProblems>,
         sizes: PairSizes,
         experts: u32,
         #[comptime] blueprint: GroupsBlueprint,
-    ) -> Groups {
+    ) -> Groups<'a> {
         let max_pairs = comptime!(blueprint.held_pairs() as usize);
         let copies = comptime!(blueprint.copies() as usize);
         let copy = if comptime!(blueprint.planes.is_some()) {
@@ -148,7 +165,8 @@ impl Groups {
         } else {
             0usize.runtime()
         };
-        let mut groups = Groups {
+        let mut groups = Groups::<'a> {
+            sorted,
             leaders: Shared::new_slice(max_pairs),
             experts: Shared::new_slice(comptime!(copies * max_pairs)),
             starts: Shared::new_slice(comptime!(copies * (max_pairs + 1))),
@@ -171,6 +189,11 @@ impl Groups {
                 } else {
                     groups.fill(own, max_pairs);
                 }
+            }
+            Pairing::Sorted => {
+                let sorted = groups.sorted.unwrap();
+                let count = sorted.problems[sorted.capacity as usize * 3];
+                groups.count = min(count, sorted.capacity);
             }
             Pairing::One => {}
             Pairing::Every => groups.count = experts,
@@ -288,6 +311,7 @@ impl Groups {
     pub fn expert(&self, group: u32) -> u32 {
         match comptime!(self.blueprint.pairing) {
             Pairing::Ids => self.experts[self.first + group as usize],
+            Pairing::Sorted => self.sorted.unwrap().problems[group as usize * 3],
             Pairing::One => 0u32.runtime(),
             Pairing::Every => group,
         }
@@ -303,6 +327,7 @@ impl Groups {
                     self.starts[self.first_start + group as usize]
                 }
             }
+            Pairing::Sorted => self.sorted.unwrap().problems[group as usize * 3 + 1],
             Pairing::One => 0u32.runtime(),
             Pairing::Every => group,
         }
@@ -318,6 +343,7 @@ impl Groups {
                     self.starts[self.first_start + group as usize + 1] - start
                 }
             }
+            Pairing::Sorted => self.sorted.unwrap().problems[group as usize * 3 + 2],
             _ => self.sizes.tokens,
         }
     }
@@ -326,6 +352,7 @@ impl Groups {
     pub fn pair(&self, start: u32, index: u32) -> u32 {
         match comptime!(self.blueprint.pairing) {
             Pairing::Ids => self.order[self.first + (start + index) as usize],
+            Pairing::Sorted => self.sorted.unwrap().order[(start + index) as usize],
             Pairing::One => index,
             Pairing::Every => index * self.all_experts + start,
         }

@@ -8,7 +8,7 @@ mod portable;
 mod stream;
 mod weights;
 
-pub(crate) use groups::{PairSizesLaunch, Pairing};
+pub(crate) use groups::{PairSizesLaunch, Pairing, SortedProblemsLaunch};
 pub(crate) use input::{InputLayout, bf16_pair, term_of};
 pub(crate) use large_m::{
     FP8_TILE, Fp8Blueprint, LargeMBlueprint, LargeMPairsLaunch, MAX_SORTED, RowFormat,

@@ -1,3 +1,4 @@
+use super::SortedPairs;
 use super::problem::StreamProblem;
 use crate::gemm::kernel::{CubeSplitLaunch, GroupSplitLaunch, Pairing};
 
@@ -25,7 +26,7 @@ impl CubeDivision {
         let second_work = second.map_or(0.0, |second| second.work() / first.work()) as f32;
         // As the kernel computes it, if all groups are there.
         let reads = match first.blueprint.pairing {
-            Pairing::Ids => first.groups(),
+            Pairing::Ids | Pairing::Sorted => first.groups(),
             _ => 1,
         };
         let part = second_work / (reads as f32 + second_work);
@@ -69,6 +70,7 @@ impl CubeDivision {
             (tiles / own) as u32,
             (tiles % own) as u32,
         );
-        CubeSplitLaunch::new(self.cubes as u32, self.second_work, groups)
+        let sorted = first.sorted.map(SortedPairs::arg);
+        CubeSplitLaunch::new(self.cubes as u32, self.second_work, groups, sorted.into())
     }
 }

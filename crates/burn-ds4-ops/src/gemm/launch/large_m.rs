@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 
 use super::large_problem::{LargeM, LargeMTiles};
 use super::wgmma::{self, RowProducts};
+use super::{StreamBlueprint, StreamProblem, has_tiles, launch_stream};
 use crate::caps::Caps;
 use crate::gemm::kernel::{FP8_TILE, InputLayout, LargeMBlueprint, large_m_kernel};
 use crate::gemm::{Matrices, terms};
@@ -15,6 +16,23 @@ use crate::launching::address_type;
 const LARGE_M_PLANES: u32 = 8;
 /// Tiles of 8 columns of the large-M kernel, at most.
 const LARGE_M_TILES: usize = 8;
+/// Pairs of an expert up to which experts are streamed, on average, and rows of their problems. Few
+/// experts then have more pairs, for which their weights are read again.
+const STREAMED_PAIRS: [(usize, usize); 2] = [(6, 8), (12, 16)];
+
+/// Rows of problems by which experts are streamed. `None` for more pairs, or where shared memory is
+/// too small.
+fn streamed_rows(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Option<usize> {
+    let caps = Caps::of(&x.client);
+    let few = |(most, _): &&(usize, usize)| pairs <= most * experts[0].count;
+    let (_, rows) = *STREAMED_PAIRS.iter().find(few)?;
+    let fits = |(matrices, permuted): (&Matrices, bool)| {
+        StreamBlueprint::of_problems(x.dtype, matrices, (rows, permuted), &caps).is_some()
+    };
+    let [gate_up, down] = experts;
+    (has_tiles(x, experts) && fits((gate_up, false)) && fits((down, true))).then_some(rows)
+}
+
 impl LargeMTiles {
     /// For so many rows of `x` by each matrix, which may be `rounded` to E4M3.
     pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices, rounded: bool) -> Self {
@@ -30,6 +48,14 @@ impl LargeMTiles {
 
     /// For pairs of rows of `x` and experts, `[gate and up, down]`.
     pub fn of_pairs(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Self {
+        match streamed_rows(x, pairs, experts) {
+            Some(rows) => Self::Stream(rows),
+            None => Self::by_arithmetic(x, pairs, experts),
+        }
+    }
+
+    /// The same where weights are not streamed.
+    fn by_arithmetic(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Self {
         let count = experts[0].count;
         if pairs / count >= wgmma::MIN_PAIRS && wgmma::can_multiply(x, &experts, true) {
             Self::Warpgroups(wgmma::columns_of_pairs(pairs, count))
@@ -41,7 +67,7 @@ impl LargeMTiles {
     /// For all rows of `x` by one expert, `[gate and up, down]`.
     pub fn of_expert(x: &CubeTensor, expert: [&Matrices; 2]) -> [Self; 2] {
         let rows = x.meta.shape()[0];
-        match Self::of_pairs(x, rows, expert) {
+        match Self::by_arithmetic(x, rows, expert) {
             Self::Warpgroups(_) => {
                 [(expert[0], true), (expert[1], false)].map(|(matrices, gated)| {
                     Self::Warpgroups(RowProducts::new(x, rows, matrices, gated).columns())
@@ -65,7 +91,7 @@ impl LargeMTiles {
     pub fn rows(self, dtype: DType) -> usize {
         match self {
             Self::Planes(tiles) => 8 * tiles / terms(dtype) as usize,
-            Self::Warpgroups(rows) => rows,
+            Self::Stream(rows) | Self::Warpgroups(rows) => rows,
             Self::Fp8 => FP8_TILE as usize,
         }
     }
@@ -73,7 +99,7 @@ impl LargeMTiles {
     /// Columns of a gated result with the padding that the product by `down` expects.
     pub fn hidden_columns(self, down: &Matrices) -> usize {
         match self {
-            Self::Planes(_) => down.padded_columns(),
+            Self::Stream(_) | Self::Planes(_) => down.padded_columns(),
             _ => wgmma::padded_columns(down.columns, down.format),
         }
     }
@@ -82,10 +108,30 @@ impl LargeMTiles {
 impl LargeM<'_> {
     pub(crate) fn launch(self, result: &CubeTensor) {
         match self.tiles {
+            LargeMTiles::Stream(rows) => self.launch_problems(rows, result),
             LargeMTiles::Planes(x_tiles) => self.launch_planes(x_tiles, result),
             LargeMTiles::Warpgroups(columns) => wgmma::launch(&self, columns, result),
             LargeMTiles::Fp8 => wgmma::launch_fp8(&self, result),
         }
+    }
+
+    /// Streams the weights of sorted pairs.
+    fn launch_problems(&self, rows: usize, result: &CubeTensor) {
+        let caps = Caps::of(&self.x.client);
+        let input = (rows, self.permuted);
+        let blueprint = StreamBlueprint::of_problems(self.dtype, self.matrices, input, &caps);
+        let blueprint = StreamBlueprint {
+            gated: self.gated,
+            ..blueprint.expect("tiles are chosen where it fits")
+        };
+        let problem = StreamProblem {
+            sorted: self.sorted,
+            scores: self.scores,
+            slots: self.pairs_per_row,
+            limit: self.limit,
+            ..StreamProblem::of_rows(self.matrices, result, self.pairs, blueprint)
+        };
+        launch_stream(self.x, &problem, None);
     }
 
     fn launch_planes(self, x_tiles: usize, result: &CubeTensor) {

@@ -9,6 +9,8 @@ use crate::gemm::kernel::{LargeMPairsLaunch, WeightFormat};
 /// How many rows of `x` a cube multiplies at a time, and with which instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LargeMTiles {
+    /// Rows at most of each problem, by which weights are streamed.
+    Stream(usize),
     /// Tiles of 8 columns, which are terms of rows, for products of planes.
     Planes(usize),
     /// Rows, for products of warpgroups.

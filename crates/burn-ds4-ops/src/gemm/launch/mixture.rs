@@ -8,6 +8,7 @@ use super::sum::{SumProblem, launch_sum, sum_blueprints};
 use super::work::{CubeWork, ExpertBlueprints};
 use super::{Experts, SMALL_M_ROWS, StreamBlueprint};
 use crate::caps::Caps;
+use crate::gemm::kernel::Pairing;
 use crate::gemm::terms;
 use crate::launching::output;
 
@@ -54,17 +55,20 @@ impl Mixture {
     /// The blueprints of the first launch.
     fn gated(&self, tokens: usize, caps: &Caps, budget: &Budget) -> ExpertBlueprints {
         let [_, slots] = self.sizes();
-        let of = |experts: &Experts, slots| {
+        let of = |experts: &Experts, pairing, slots| {
             let ([gate_up, down], dtype) = (experts.matrices(), self.x.dtype);
             let rows = XRows {
                 rows: tokens,
+                pairing,
                 slots,
+                permuted: false,
                 reloads: false,
             };
             StreamBlueprint::of_rows(dtype, gate_up, rows, (caps, budget)).gated(down.format)
         };
-        let shared = self.shared.as_ref().map(|shared| of(shared, None));
-        ExpertBlueprints::new(of(&self.experts, Some(slots)), shared)
+        let shared = self.shared.as_ref();
+        let shared = shared.map(|shared| of(shared, Pairing::One, 0));
+        ExpertBlueprints::new(of(&self.experts, Pairing::Ids, slots), shared)
     }
 
     /// The sums of all tokens in `dtype`, in two launches.

@@ -1,7 +1,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::optional;
+use super::{SortedPairs, optional};
 use crate::gemm::Matrices;
 use crate::gemm::kernel::{PairSizesLaunch, Pairing, StreamBlueprint, StreamProblemLaunch};
 
@@ -13,6 +13,8 @@ pub(super) const F16_INPUT_WORK: f64 = 0.65;
 pub(crate) struct StreamProblem<'a> {
     /// The matrix of every pair, for [`Pairing::Ids`].
     pub ids: Option<&'a CubeTensor>,
+    /// For [`Pairing::Sorted`].
+    pub sorted: Option<&'a SortedPairs>,
     /// Factors of gated pairs.
     pub scores: Option<&'a CubeTensor>,
     pub matrices: &'a Matrices,
@@ -35,6 +37,7 @@ impl<'a> StreamProblem<'a> {
     ) -> Self {
         Self {
             ids: None,
+            sorted: None,
             scores: None,
             matrices,
             output,
@@ -59,6 +62,7 @@ impl<'a> StreamProblem<'a> {
         let count = self.matrices.count;
         match self.blueprint.pairing {
             Pairing::Ids => (self.tokens * self.slots).min(count),
+            Pairing::Sorted => self.sorted.map_or(0, |sorted| sorted.max_problems),
             Pairing::One => 1,
             Pairing::Every => count,
         }
@@ -76,6 +80,7 @@ impl<'a> StreamProblem<'a> {
         let of_plane = |tiles: usize| tiles.div_ceil(self.blueprint.concurrent_tiles as usize);
         let own = cubes / groups.max(1);
         let pays = groups > 1
+            && self.sorted.is_none()
             && own > 0
             && of_plane(tiles.div_ceil(own)) <= of_plane((tiles * groups).div_ceil(cubes));
         pays.then_some(own)
@@ -87,7 +92,7 @@ impl<'a> StreamProblem<'a> {
         let vectors = self.matrices.rows * self.matrices.columns
             / self.blueprint.input.format.columns() as usize;
         let reads = match self.blueprint.pairing {
-            Pairing::Ids => 1,
+            Pairing::Ids | Pairing::Sorted => 1,
             _ => self.tokens.div_ceil(self.blueprint.pass_pairs() as usize),
         };
         let work = match self.blueprint.input.f16_input {

@@ -6,7 +6,9 @@ use cubecl::prelude::*;
 
 use super::optional;
 use crate::caps::Caps;
-use crate::gemm::kernel::{SortBlueprint, SortSizesLaunch, sort_kernel, sum_slots_kernel};
+use crate::gemm::kernel::{
+    SortBlueprint, SortSizesLaunch, SortedProblemsLaunch, sort_kernel, sum_slots_kernel,
+};
 use crate::launching::{address_type, cube_count, output, vector_size};
 
 /// Units of a cube that sums rows.
@@ -19,6 +21,17 @@ pub(crate) struct SortedPairs {
     pub(super) problems: CubeTensor,
     /// Capacity of the table of problems.
     pub(super) max_problems: usize,
+}
+
+impl SortedPairs {
+    /// The problems as a kernel argument.
+    pub(super) fn arg(&self) -> SortedProblemsLaunch {
+        SortedProblemsLaunch::new(
+            self.order.clone().into_buffer_arg(),
+            self.problems.clone().into_buffer_arg(),
+            self.max_problems as u32,
+        )
+    }
 }
 
 /// Groups pairs, and divides the groups into problems of at most `problem_pairs` pairs.

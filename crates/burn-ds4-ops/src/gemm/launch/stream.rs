@@ -11,8 +11,9 @@ use crate::caps::Caps;
 use crate::gemm::kernel::{InputLayout, Pairing, StreamBlueprint, WeightFormat, stream_kernel};
 use crate::gemm::{Matrices, terms};
 
-/// Planes that split K of a tile, at most.
+/// Planes that split K of a tile, at most, and the same in the second product of experts.
 const SPLIT_K_PLANES: usize = 8;
+pub(super) const DOWN_SPLIT_K_PLANES: usize = 4;
 /// Rows of `x` of a tile, where each term of a row counts as a row, and tiles that are multiplied
 /// at a time.
 const X_TILE_ROWS: u32 = 8;
@@ -25,8 +26,12 @@ const MAX_X_READS: u32 = 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct XRows {
     pub rows: usize,
+    /// How their pairs find their matrices.
+    pub pairing: Pairing,
     /// Pairs of each, if ids choose their matrices.
-    pub slots: Option<usize>,
+    pub slots: usize,
+    /// Whether they are in the order in which lanes read them.
+    pub permuted: bool,
     /// Whether their columns may come to shared memory in parts, for each of a cube's tiles anew:
     /// where there are few tiles to a cube.
     pub reloads: bool,
@@ -39,6 +44,8 @@ pub(super) struct Budget {
     pub planes: usize,
     /// Partials, one for each tile and plane.
     partials: usize,
+    /// Whether the pipelines of weights have one stage in place of two.
+    one_stage: bool,
 }
 
 /// The best first. The choice depends on the device and the weights alone, because it decides how K
@@ -51,9 +58,25 @@ pub(super) const BUDGETS: [Budget; 5] = [
     Budget::new(4, 4),
 ];
 
+/// The same where pairs are sorted and problems have more rows: half as much for the weights leaves
+/// room for them.
+const PROBLEM_BUDGETS: [Budget; 4] = [
+    Budget::new(16, 48),
+    Budget {
+        one_stage: true,
+        ..Budget::new(16, 42)
+    },
+    Budget::new(8, 24),
+    Budget::new(8, 8),
+];
+
 impl Budget {
     const fn new(planes: usize, partials: usize) -> Self {
-        Self { planes, partials }
+        Self {
+            planes,
+            partials,
+            one_stage: false,
+        }
     }
 }
 
@@ -64,7 +87,13 @@ impl StreamBlueprint {
         let of = |budget, rows| {
             let rows = XRows {
                 rows,
-                slots: None,
+                pairing: if matrices.count == 1 {
+                    Pairing::One
+                } else {
+                    Pairing::Every
+                },
+                slots: 0,
+                permuted: false,
                 reloads: true,
             };
             let own = Self::of_rows(dtype, matrices, rows, (caps, budget));
@@ -81,22 +110,28 @@ impl StreamBlueprint {
         matrices: &Matrices,
         XRows {
             rows,
+            pairing,
             slots,
+            permuted,
             reloads,
         }: XRows,
         (caps, budget): (&Caps, &Budget),
     ) -> Self {
-        let split = Self::split(dtype, matrices, SPLIT_K_PLANES, (caps, budget.planes));
+        let most = if permuted {
+            DOWN_SPLIT_K_PLANES
+        } else {
+            SPLIT_K_PLANES
+        };
+        let mut split = Self::split(dtype, matrices, most, (caps, budget.planes));
+        split.input.permuted = permuted;
+        split.input.f16_input &= !permuted;
+        split.one_stage = budget.one_stage;
         let partial_tiles = budget.partials as u32 / (split.planes * split.concurrent_tiles);
         let with = |x_rows, x_k_blocks| {
             let with = |partial_tiles: u32| Self {
-                pairs: small_pairs(rows * slots.unwrap_or(0)),
-                pairing: match (slots, matrices.count) {
-                    (Some(_), _) => Pairing::Ids,
-                    (None, 1) => Pairing::One,
-                    (None, _) => Pairing::Every,
-                },
-                one_token: slots.is_some() && rows == 1,
+                pairs: small_pairs(rows * slots),
+                pairing,
+                one_token: pairing == Pairing::Ids && rows == 1,
                 x_rows,
                 x_k_blocks,
                 partial_tiles: partial_tiles.max(1),
@@ -113,7 +148,11 @@ impl StreamBlueprint {
         let all = split.plane_k_blocks;
         let parts = if reloads { all } else { 1 };
         // Few pairs have the same expert.
-        let tiles = if slots.is_some() { 1 } else { MAX_X_TILES };
+        let tiles = if pairing == Pairing::Ids {
+            1
+        } else {
+            MAX_X_TILES
+        };
         let most = most.min(tiles * X_TILE_ROWS);
         let x_rows = std::iter::successors(Some(most), |rows| Some(rows / 2));
         let x_rows = x_rows.take_while(|&rows| rows >= least);
@@ -125,6 +164,26 @@ impl StreamBlueprint {
         let mut choices = choices.map(|(x_rows, x_k_blocks)| with(x_rows, x_k_blocks));
         let fitting = choices.find(|blueprint| blueprint.fits(caps));
         fitting.unwrap_or_else(|| with(least, all))
+    }
+
+    /// The blueprint for problems of at most `rows` pairs. `None` where shared memory is too small.
+    pub fn of_problems(
+        dtype: DType,
+        matrices: &Matrices,
+        (rows, permuted): (usize, bool),
+        caps: &Caps,
+    ) -> Option<Self> {
+        let x_rows = XRows {
+            rows,
+            pairing: Pairing::Sorted,
+            slots: 0,
+            permuted,
+            reloads: false,
+        };
+        let of = |budget| Self::of_rows(dtype, matrices, x_rows, (caps, budget));
+        // All rows, because the weights are not read again for those that are left.
+        let fits = |own: &Self| own.x_rows == rows as u32 * own.input.terms && own.fits(caps);
+        PROBLEM_BUDGETS.iter().map(of).find(fits)
     }
 
     /// The same with [`x` in registers](Self::x_in_registers): no barrier waits for `x`, and planes
@@ -190,6 +249,7 @@ impl StreamBlueprint {
             plane_k_blocks: plane_k_blocks as u32,
             concurrent_tiles: concurrent_tiles as u32,
             cube_planes: (planes * concurrent_tiles) as u32,
+            one_stage: false,
             partial_tiles: 0,
             k_aligned: matrices.columns == planes * plane_k_blocks * k_block,
             scale_vectors: matrices.has_scale_vectors(),

@@ -4,7 +4,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::SMALL_M_ROWS;
-use super::stream::small_pairs;
+use super::stream::{DOWN_SPLIT_K_PLANES, small_pairs};
 use super::work::{CubeWork, ExpertBlueprints};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
@@ -12,9 +12,7 @@ use crate::gemm::kernel::{
     InputLayout, PairSizesLaunch, Pairing, StreamBlueprint, SumProblemLaunch, slot_sum_kernel,
 };
 
-/// Planes that split K of a tile where the pairs of tokens are summed, and of a shared expert, at
-/// most.
-const SPLIT_K_PLANES: usize = 4;
+/// Planes that split K of a tile of a shared expert, at most.
 const SHARED_SPLIT_K_PLANES: usize = 8;
 
 /// Planes of a cube, at most, and its tiles: the best first. As with other products, the number of
@@ -52,7 +50,7 @@ pub(super) fn sum_blueprints(
             };
             // A group of planes for each tile.
             let most = SHARED_SPLIT_K_PLANES.min(planes / tiles as usize);
-            let experts = of(experts, (slots, Pairing::Ids), SPLIT_K_PLANES);
+            let experts = of(experts, (slots, Pairing::Ids), DOWN_SPLIT_K_PLANES);
             let shared = shared.map(|matrices| of(matrices, (1, Pairing::One), most));
             ExpertBlueprints::new(experts, shared)
         };

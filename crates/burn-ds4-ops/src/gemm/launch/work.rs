@@ -1,5 +1,5 @@
 use crate::caps::Caps;
-use crate::gemm::kernel::StreamBlueprint;
+use crate::gemm::kernel::{Pairing, StreamBlueprint};
 
 /// Bytes of `x` in shared memory, at most.
 const MAX_X_BYTES: usize = 70 << 10;
@@ -55,7 +55,8 @@ impl ExpertBlueprints {
         let partials = of_work(StreamBlueprint::partial_bytes);
         let x = of_work(StreamBlueprint::x_bytes);
         self.both().all(|own| {
-            own.groups().held_pairs() <= own.cube_units() && own.x_bytes() <= MAX_X_BYTES
+            own.groups().held_pairs() <= own.cube_units()
+                && (own.pairing == Pairing::Sorted || own.x_bytes() <= MAX_X_BYTES)
         }) && caps.fits_shared(ring + groups + partials + x)
     }
 
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
     use crate::caps::tests::H200;
     use crate::gemm::Fp4Layout;
-    use crate::gemm::kernel::{InputLayout, Pairing, WeightFormat};
+    use crate::gemm::kernel::{InputLayout, WeightFormat};
 
     /// How pairs of tokens are summed by FP4 weights, with so many planes to a cube.
     fn sums_of_pairs(pairs: u32, cube_planes: u32) -> StreamBlueprint {
@@ -107,6 +108,7 @@ mod tests {
             plane_k_blocks: 2,
             concurrent_tiles: cube_planes / 3,
             cube_planes,
+            one_stage: false,
             partial_tiles: 1,
             k_aligned: true,
             scale_vectors: true,

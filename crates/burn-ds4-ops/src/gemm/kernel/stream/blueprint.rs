@@ -38,6 +38,9 @@ pub(crate) struct StreamBlueprint {
     pub concurrent_tiles: u32,
     /// Planes of a cube: those of its groups, or more.
     pub cube_planes: u32,
+    /// Whether the pipeline of a plane has one K-block, each K-step of which is replaced once it is
+    /// multiplied, in place of two. It takes half as much shared memory.
+    pub one_stage: bool,
     /// Tiles of a group whose partials are in shared memory at a time; where the pairs of a token
     /// are summed, all tiles of a cube.
     pub partial_tiles: u32,
@@ -55,10 +58,6 @@ pub(crate) struct StreamBlueprint {
 
 /// Vectors of a lane in a K-block.
 pub(super) const LANE_VECTORS: u32 = 2 * K_STEPS;
-/// Vectors of 16 bytes of shared memory in a plane's pipeline.
-pub(super) const RING_VECTORS: u32 = 2 * LANE_VECTORS * 32;
-/// The same in bytes.
-const RING_BYTES: usize = RING_VECTORS as usize * 16;
 /// Rows of `x` in a tile that has all K-steps. A lane has the sums of as many columns.
 pub(super) const SPREAD_ROWS: u32 = 8 / K_STEPS;
 /// Pairs up to which each plane groups them for itself: those that its lanes can hold.
@@ -111,9 +110,14 @@ impl StreamBlueprint {
         self.plane_k_blocks / self.x_k_blocks
     }
 
+    /// Whether the pairs of a token are summed.
+    pub const fn sums_pairs(self) -> bool {
+        self.input.permuted && !matches!(self.pairing, Pairing::Sorted)
+    }
+
     /// Tiles of 8 rows of `x` that are multiplied at a time: one where pairs are summed.
     pub const fn x_tiles(self) -> u32 {
-        if self.x_rows > 8 && !self.input.permuted {
+        if self.x_rows > 8 && !self.sums_pairs() {
             self.x_rows / 8
         } else {
             1
@@ -190,16 +194,27 @@ impl StreamBlueprint {
 
     /// Bytes of the partials in shared memory.
     pub const fn partial_bytes(self) -> usize {
-        if self.input.permuted {
+        if self.sums_pairs() {
             (self.partial_tiles * self.pairs * self.planes) as usize * 64
         } else {
             self.partials() as usize * 512
         }
     }
 
-    /// Bytes of shared memory for the pipelines of weights of all planes.
+    /// Vectors of 16 bytes of shared memory in a plane's pipeline of weights.
+    pub const fn plane_ring_vectors(self) -> u32 {
+        let stages = if self.one_stage { 1 } else { 2 };
+        stages * LANE_VECTORS * 32
+    }
+
+    /// The same in the pipelines of all planes.
+    pub const fn ring_vectors(self) -> u32 {
+        self.plane_ring_vectors() * self.cube_planes
+    }
+
+    /// Bytes of these pipelines.
     pub const fn ring_bytes(self) -> usize {
-        RING_BYTES * self.cube_planes as usize
+        self.ring_vectors() as usize * 16
     }
 
     /// Bytes of shared memory to group so many pairs, or fewer. Each plane groups few pairs for

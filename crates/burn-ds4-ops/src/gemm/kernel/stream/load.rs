@@ -8,7 +8,9 @@ use super::pipeline::Stream;
 use super::place::LanePlace;
 use super::rows::scale_index;
 use crate::gemm::kernel::groups::{Groups, Pairing};
-use crate::gemm::kernel::input::{SCALE_VEC8S, ordered_vec8, read_vec8, scaled_vec8, vec8_slot};
+use crate::gemm::kernel::input::{
+    SCALE_VEC8S, ordered_vec8, padded_columns, read_vec8, scaled_vec8, vec8_slot,
+};
 use crate::intrinsics::{ballot, modulo};
 
 /// Makes the `x` that a plane multiplies by ready, in registers or in shared memory, and begins to
@@ -84,7 +86,11 @@ fn load_rows<X: Float, N: Size>(
     } else {
         0u32.runtime()
     };
-    let columns = stream.columns();
+    let columns = if comptime!(blueprint.input.permuted) {
+        padded_columns(stream.columns(), blueprint.input.format)
+    } else {
+        stream.columns()
+    };
     let mut fetched = Array::<Vector<u32, Const<4>>>::new(comptime!(
         (blueprint.unit_vec8s() * blueprint.input.vectors()) as usize
     ));
@@ -102,7 +108,9 @@ fn load_rows<X: Float, N: Size>(
         let inside = comptime!(blueprint.k_aligned) || vec8 * 8 < columns;
         let source_row = if comptime!(blueprint.one_token) {
             0u32.runtime()
-        } else if comptime!(blueprint.pairing == Pairing::Ids) {
+        } else if comptime!(blueprint.input.permuted) {
+            pair * terms + modulo(x_row, terms)
+        } else if comptime!(matches!(blueprint.pairing, Pairing::Ids | Pairing::Sorted)) {
             slots.div(pair)
         } else {
             pair
@@ -128,7 +136,11 @@ fn load_rows<X: Float, N: Size>(
         let at = UNIT_POS + comptime!(i * blueprint.cube_units());
         let x_row = at / comptime!(blueprint.row_vec8s());
         let vec8 = modulo(at, blueprint.row_vec8s());
-        let slot = vec8_slot(vec8, blueprint.input.format);
+        let slot = if comptime!(blueprint.input.permuted) {
+            vec8
+        } else {
+            vec8_slot(vec8, blueprint.input.format)
+        };
         let offset = (x_row * comptime!(blueprint.row_pitch()) + slot) as usize;
         let from = comptime!(i * blueprint.input.vectors());
         let inside = comptime!(blueprint.k_aligned) || (first_vec8 + vec8) * 8 < columns;

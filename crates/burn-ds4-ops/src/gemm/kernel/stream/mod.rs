@@ -14,7 +14,7 @@ mod tiles;
 use cubecl::prelude::*;
 use cubecl::std::{FastDivmod, FastDivmodExpand};
 
-use super::groups::{Groups, Pairing};
+use super::groups::{Groups, Pairing, SortedProblems};
 use pass::TileRange;
 use rows::prefetch_rows;
 use tiles::multiply_tiles_of;
@@ -34,6 +34,8 @@ pub(crate) struct CubeSplit {
     pub second_work: f32,
     /// Cubes of each group, if there are as many groups as is likely.
     pub groups: GroupSplit,
+    /// The groups, where they are [sorted](Pairing::Sorted).
+    pub sorted: ComptimeOption<SortedProblems>,
 }
 
 #[cube]
@@ -115,7 +117,8 @@ pub(super) fn multiply_problems<X: Float, I: Int, Y: Float, N: Size>(
         let columns = first.matrices.layout.columns;
         prefetch_rows(x, first.sizes.tokens, columns, x_vectors, blueprint);
     }
-    let groups = Groups::of(expert, first.sizes, matrices, blueprint.groups());
+    let sorted = split.sorted.as_ref();
+    let groups = Groups::of(expert, sorted, first.sizes, matrices, blueprint.groups());
     let cubes = split.count();
     let by_groups = if comptime!(blueprint.pairing == Pairing::One) {
         false.runtime()
@@ -126,7 +129,8 @@ pub(super) fn multiply_problems<X: Float, I: Int, Y: Float, N: Size>(
     if comptime!(second_blueprint.is_some()) {
         // Without ids, a matrix has all rows of `x` and may be read repeatedly, which the work of
         // the second problem is relative to.
-        let reads = if comptime!(blueprint.pairing == Pairing::Ids) {
+        let by_ids = comptime!(matches!(blueprint.pairing, Pairing::Ids | Pairing::Sorted));
+        let reads = if comptime!(by_ids) {
             groups.count()
         } else {
             1u32.runtime()
@@ -167,7 +171,8 @@ pub(super) fn multiply_problems<X: Float, I: Int, Y: Float, N: Size>(
         multiply_tiles_of::<X, I, Y, N>(x, x_vectors, first, &groups, range, storage, blueprint);
     } else {
         let mut second = second.unwrap();
-        let no_ids = Groups::of(0u32, second.sizes, 1u32, other_blueprint.groups());
+        let unsorted = ComptimeOption::<&SortedProblems>::new_None();
+        let no_ids = Groups::of(0u32, unsorted, second.sizes, 1u32, other_blueprint.groups());
         let tiles = second.tiles_of(&no_ids, other_blueprint);
         let range = TileRange::of(CUBE_POS_X - first_cubes, cubes - first_cubes, tiles);
         multiply_tiles_of::<X, I, Y, N>(

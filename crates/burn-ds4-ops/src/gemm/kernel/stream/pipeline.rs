@@ -1,18 +1,18 @@
 use cubecl::prelude::*;
 
-use super::blueprint::{LANE_VECTORS, RING_VECTORS, StreamBlueprint};
+use super::blueprint::{LANE_VECTORS, StreamBlueprint};
 use super::operands::{BLOCK_STEPS, XOperands};
 use super::place::{LanePlace, XColumns};
 use super::row_words::{ACCUMULATORS, RowWords, between_columns};
-use super::rows::scale_index;
+use super::rows::x_scale;
 use crate::gemm::kernel::epilogue::{add_scaled, unscaled, zero_sums};
 use crate::gemm::kernel::weights::{K_STEPS, WeightFormat, WeightReader, rare_bits};
 use crate::intrinsics::{
     await_copies, ballot, byte, commit_copies, copy_vector, modulo, read_ordered, shared_address,
 };
 
-/// The pipeline of weights of a plane of a small-M kernel, in two stages of shared memory: while it
-/// multiplies a K-block of two rows to a lane, the next one is fetched.
+/// The pipeline of weights of a plane of a small-M kernel, in one or two stages of shared memory:
+/// while it multiplies a K-block of two rows to a lane, the next one is fetched.
 #[derive(CubeType)]
 pub(crate) struct Stream<'a> {
     weights: WeightReader<'a>,
@@ -56,11 +56,11 @@ pub(super) struct KBlock {
 /// Bytes of all banks of shared memory.
 const BANKS_BYTES: usize = 128;
 
-/// Shared memory for the pipelines of a number of planes. It begins at the first bank: what eight
-/// lanes copy asynchronously would otherwise lie in two lines of banks.
+/// Shared memory for the pipelines of a cube, of so many vectors. It begins at the first bank: what
+/// eight lanes copy asynchronously would otherwise lie in two lines of banks.
 #[cube]
-pub(super) fn new_ring(#[comptime] planes: u32) -> Shared<[Vector<u32, Const<4>>]> {
-    Shared::new_aligned_slice(comptime!((planes * RING_VECTORS) as usize), BANKS_BYTES)
+pub(super) fn new_ring(#[comptime] vectors: u32) -> Shared<[Vector<u32, Const<4>>]> {
+    Shared::new_aligned_slice(comptime!(vectors as usize), BANKS_BYTES)
 }
 
 #[cube]
@@ -78,7 +78,8 @@ impl<'a> Stream<'a> {
             weights,
             ring,
             ring_address,
-            stage_offset: (UNIT_POS_Y * RING_VECTORS + UNIT_POS_X) as usize,
+            stage_offset: (UNIT_POS_Y * comptime!(blueprint.plane_ring_vectors()) + UNIT_POS_X)
+                as usize,
             scales: Array::new(comptime!(LANE_VECTORS as usize)),
             x_vec8s: Array::new(comptime!(vec8s as usize)),
             operands: XOperands::new(blueprint),
@@ -133,7 +134,9 @@ impl<'a> Stream<'a> {
 
     /// Begins to fetch the weights of the chosen K-block. Every lane of the plane must call this.
     pub fn fetch(&mut self) {
-        self.stage_offset ^= comptime!((LANE_VECTORS * 32) as usize);
+        if comptime!(!self.blueprint.one_stage) {
+            self.stage_offset ^= comptime!((LANE_VECTORS * 32) as usize);
+        }
         self.fetch_scales();
         // Memory answers in order, and the assembler puts some of these reads after the copies.
         sync_plane();
@@ -309,7 +312,12 @@ impl<'a> Stream<'a> {
         scales: &Array<u32>,
         has_next: bool,
     ) -> Array<Vector<f32, Const<4>>> {
-        if has_next {
+        if comptime!(self.blueprint.one_stage) {
+            if has_next {
+                self.fetch_scales();
+                sync_plane();
+            }
+        } else if has_next {
             self.fetch();
         } else {
             self.commit_empty_groups();
@@ -331,6 +339,7 @@ impl<'a> Stream<'a> {
         let spread = comptime!(x_columns == XColumns::KSteps);
         let ahead = comptime!(self.blueprint.reads_ahead());
         let in_registers = comptime!(self.blueprint.x_in_registers);
+        let one_stage = comptime!(self.blueprint.one_stage);
         let stage_offset = block.stage_offset;
         let (x_at, first) = (block.x_at, block.first);
         let format = comptime!(self.weights.blueprint.format);
@@ -358,7 +367,8 @@ impl<'a> Stream<'a> {
         }
         #[unroll]
         for c in 0..K_STEPS {
-            await_copies(comptime!(2 * K_STEPS - 1 - c));
+            let more = comptime!(if one_stage { 0 } else { K_STEPS - c });
+            await_copies(comptime!(K_STEPS - 1 + more));
             let low = self.ring[stage_offset + comptime!((c * 32) as usize)];
             let high = self.ring[stage_offset + comptime!(((K_STEPS + c) * 32) as usize)];
             let now = comptime!(if ahead && !spread { c % 2 * vec8s } else { 0 });
@@ -399,6 +409,14 @@ impl<'a> Stream<'a> {
                 words.multiply(&columns, now, &mut sums, self.blueprint, false);
             } else {
                 words.multiply(&columns, now, &mut sums, self.blueprint, true);
+            }
+            if comptime!(one_stage) {
+                // The K-step is in registers, and its place is free.
+                if has_next {
+                    let stage = self.ring_address + self.stage_offset as u32 * 16;
+                    self.fetch_k_step(stage, c);
+                }
+                commit_copies();
             }
             if comptime!(format == WeightFormat::Fp8 && c % 2 == 1) {
                 #[unroll]
@@ -477,14 +495,4 @@ impl<'a> Stream<'a> {
             unscaled(sums, first, second)
         }
     }
-}
-
-#[cube]
-fn x_scale(
-    x: &[Vector<u32, Const<4>>],
-    x_row: u32,
-    block: u32,
-    #[comptime] blueprint: StreamBlueprint,
-) -> f32 {
-    f32::reinterpret(x[scale_index(x_row, block, blueprint)].extract(0usize))
 }

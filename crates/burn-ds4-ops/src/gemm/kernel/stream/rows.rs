@@ -79,3 +79,14 @@ pub(super) fn store_rows(
 pub(super) fn scale_index(x_row: u32, block: u32, #[comptime] blueprint: StreamBlueprint) -> usize {
     (x_row * comptime!(blueprint.row_pitch()) + comptime!(blueprint.row_vec8s()) + block) as usize
 }
+
+/// That scale.
+#[cube]
+pub(super) fn x_scale(
+    x: &[Vector<u32, Const<4>>],
+    x_row: u32,
+    block: u32,
+    #[comptime] blueprint: StreamBlueprint,
+) -> f32 {
+    f32::reinterpret(x[scale_index(x_row, block, blueprint)].extract(0usize))
+}

@@ -5,7 +5,7 @@ use super::pipeline::{Stream, new_ring};
 use super::place::{XColumns, x_place};
 use super::rows::{read_rows, store_rows};
 use crate::gemm::kernel::epilogue::{RowSums, add_terms, lane_rows};
-use crate::gemm::kernel::groups::{Groups, PairSizes};
+use crate::gemm::kernel::groups::{Groups, PairSizes, SortedProblems};
 use crate::gemm::kernel::input::padded_columns;
 use crate::gemm::kernel::weights::{K_STEPS, MatrixStack, WeightReader};
 use crate::intrinsics::modulo;
@@ -57,7 +57,7 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
     let pairs = tokens * slots;
     let x_in_shared = comptime!(blueprint.x_rows > 0);
     let vec8s = (padded_columns(stack.columns, blueprint.input.format) / 8) as usize;
-    let ring = new_ring(blueprint.cube_planes);
+    let ring = new_ring(comptime!(blueprint.ring_vectors()));
     let weights = WeightReader::new(&experts.matrices, blueprint.reader());
     let mut stream = Stream::new(weights, quarter, ring.clone(), blueprint);
 
@@ -121,7 +121,8 @@ pub(crate) fn slot_sum_kernel<I: Int, Y: Float>(
             shared_stream.fetch();
         }
     }
-    let groups = Groups::of(expert, sizes, matrices, blueprint.groups());
+    let unsorted = ComptimeOption::<&SortedProblems>::new_None();
+    let groups = Groups::of(expert, unsorted, sizes, matrices, blueprint.groups());
     // Partials of every pair and plane, 16 rows for each tile.
     let tile_sums = comptime!(blueprint.pairs * blueprint.planes * 16);
     let mut partials =

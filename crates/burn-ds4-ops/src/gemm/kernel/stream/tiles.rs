@@ -75,11 +75,11 @@ impl SharedStorage {
         #[comptime] one: StreamBlueprint,
         #[comptime] other: StreamBlueprint,
     ) -> SharedStorage {
-        let planes = comptime!(largest(one.cube_planes, other.cube_planes));
+        let ring = comptime!(largest(one.ring_vectors(), other.ring_vectors()));
         let x_rows = comptime!(largest(one.shared_vec8s(), other.shared_vec8s()));
         let partials = comptime!(largest(one.partials(), other.partials()));
         SharedStorage {
-            ring: new_ring(planes),
+            ring: new_ring(ring),
             x_rows: Shared::new_slice(comptime!(x_rows.max(1) as usize)),
             partials: Shared::new_slice(comptime!(partials as usize * 32)),
         }
