@@ -4,10 +4,6 @@
 
 pub mod files;
 
-#[cfg(test)]
-#[path = "../../../crates/burn-ds4-ops/tests/fuzz/driver.rs"]
-mod driver;
-
 /// A test of each target, on so many inputs.
 #[cfg(test)]
 macro_rules! driven {
@@ -15,7 +11,7 @@ macro_rules! driven {
         $(
             #[test]
             fn $name() {
-                driver::drive(stringify!($name), $cases, $target);
+                ds4_fuzz_driver::drive(stringify!($name), $cases, $target);
             }
         )*
     };

@@ -9,8 +9,6 @@ pub mod attention;
 pub mod cached_attention;
 pub mod compress_rows;
 mod draw;
-#[cfg(test)]
-pub(crate) mod driver;
 pub mod flash_head;
 pub mod gated_delta;
 pub mod hyper_connection;
@@ -32,7 +30,7 @@ macro_rules! driven {
         $(
             #[test]
             fn $target() {
-                driver::drive(stringify!($target), $cases, self::$target::$target);
+                ds4_fuzz_driver::drive(stringify!($target), $cases, self::$target::$target);
             }
         )*
     };

@@ -109,5 +109,5 @@ pub fn answer(data: &[u8]) {
 #[cfg(test)]
 #[test]
 fn answers() {
-    crate::serve::fuzz::driver::drive("chat", 1500, answer);
+    ds4_fuzz_driver::drive("chat", 1500, answer);
 }

@@ -68,11 +68,7 @@ pub fn request(data: &[u8]) {
 }
 
 #[cfg(test)]
-#[path = "../../../burn-ds4-ops/tests/fuzz/driver.rs"]
-pub(crate) mod driver;
-
-#[cfg(test)]
 #[test]
 fn bodies() {
-    driver::drive("request", 10_000, request);
+    ds4_fuzz_driver::drive("request", 10_000, request);
 }
