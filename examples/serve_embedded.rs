@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let server = tokio::task::spawn_blocking(move || Server::start(&options)).await??;
     let router = Router::new()
         .route("/", get(|| async { "The model is at /model.\n" }))
-        .nest("/model", server.router());
+        .nest_service("/model", server.router());
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:8081").await?;
     println!("listening on http://{}", listener.local_addr()?);
