@@ -13,9 +13,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::serve::answer::{Answer, Choice};
 use crate::serve::engine::{Job, Loaded, events};
 use crate::serve::error::ApiError;
-use crate::serve::grammar::{Grammars, Wanted};
+use crate::serve::grammar::{Grammars, Unfit, Wanted};
 use crate::serve::metrics::Metrics;
 use crate::serve::options::Options;
+use crate::serve::reply::Format;
 use crate::serve::request::Prepared;
 use crate::serve::text::ChoiceText;
 use crate::serve::tracker::Tracker;
@@ -132,10 +133,16 @@ impl App {
     pub fn constraint(
         &self,
         wanted: Wanted,
+        format: Format,
         reasons: bool,
     ) -> Result<Box<dyn Constraint>, ApiError> {
-        let field = wanted.field();
-        let invalid = |error| ApiError::invalid(field, format!("`{field}`: {error}"));
+        let invalid = |unfit| {
+            let (field, error) = match unfit {
+                Unfit::Tools(error) => ("tools", error),
+                Unfit::Format(error) => (format.schema(), error),
+            };
+            ApiError::invalid(field, format!("`{field}`: {error}"))
+        };
         let grammars = self.grammars.get_or_init(|| Grammars::new(&self.loaded));
         let constraint = grammars.constraint(wanted).map_err(invalid)?;
         if !reasons {
@@ -143,7 +150,7 @@ impl App {
         }
         let token = SpecialToken::ThinkingEnd.default_str();
         let end = self.loaded.tokenizer.token_id(token);
-        let missing = || invalid(format!("the tokenizer has no {token}"));
+        let missing = || invalid(Unfit::Format(format!("the tokenizer has no {token}")));
         Ok(grammars.after_reasoning(constraint, end.ok_or_else(missing)?))
     }
 

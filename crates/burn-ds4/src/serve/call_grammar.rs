@@ -1,65 +1,85 @@
 //! Tool calls as a grammar of `llguidance`: the markup that prompts ask for, with arguments that
 //! follow the schemas of the tools.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use deepseek_recipe_core::tools::ToolDefinition;
-use serde_json::{Map, Value, json};
+use llguidance::api::TopLevelGrammar;
+use llguidance::regex_to_lark;
+use serde_json::Value;
 
-use crate::serve::grammar::{CallRules, Wanted, schema_of};
+use crate::conversation::MARK;
+use crate::serve::call_schema::{NOTHING, Reader, Strings, Way, without_strings};
+use crate::serve::grammar::{Unfit, Wanted, compiled};
 use crate::serve::response_format::MAX_SCHEMA;
+use crate::serve::schema::{bundled, document};
 
-/// Most bytes of the schemas of all tools.
+/// Most bytes of the schemas of all tools, each with what it refers to.
 const MAX_SCHEMAS: usize = 4 * MAX_SCHEMA;
-/// Keywords under which a schema keeps what others refer to.
-const DEFINITIONS: [&str; 3] = ["$defs", "definitions", "$def"];
+/// How errors of `llguidance` about schemas begin that nothing follows.
+const UNSATISFIABLE: &str = "nsatisfiable";
+
+/// Finds what is wrong with grammars.
+pub trait Check {
+    /// Whether one can be read.
+    fn reads(&self, grammar: TopLevelGrammar) -> Result<(), String>;
+
+    /// Whether something follows one, which takes longer.
+    fn begins(&self, grammar: TopLevelGrammar) -> Result<(), String>;
+}
 
 /// The grammar, in the notation of Lark. `mark` is the token that marks tags.
-pub fn lark(wanted: &Wanted, mark: u32) -> Result<String, String> {
+pub fn lark(wanted: &Wanted, mark: u32, check: &dyn Check) -> Result<String, Unfit> {
     let (rules, start) = match wanted {
         Wanted::Calls(rules) => (rules, "calls".to_owned()),
         // Tags begin with "<", as other text may.
-        Wanted::CallsOr(rules, None) => (rules, r#"(TEXT | "<")* ("<" MARK block)?"#.to_owned()),
-        Wanted::CallsOr(rules, Some(other)) => (
-            rules,
-            format!(
-                "{} | /\\n{{0,2}}/ \"<\" MARK block",
-                match &**other {
-                    Wanted::Json(schema) => embedded(schema.clone()),
-                    Wanted::Regex(regex) => format!("/{}/", with_slashes_escaped(regex)),
-                    Wanted::Calls(_) | Wanted::CallsOr(..) => return Err("calls or calls".into()),
-                }
-            ),
-        ),
-        Wanted::Json(_) | Wanted::Regex(_) => return Err("no calls".into()),
+        Wanted::CallsOr(rules, None) => (rules, r#"(TEXT | "<")* ("<" mark block)?"#.to_owned()),
+        Wanted::CallsOr(rules, Some(other)) => {
+            let grammar = other.grammar().map_err(Unfit::Format)?;
+            check.begins(grammar).map_err(Unfit::Format)?;
+            let other = match &**other {
+                Wanted::Json(schema) => embedded(&compiled(schema).map_err(Unfit::Format)?),
+                Wanted::Regex(regex) => format!("/{}/", regex_to_lark(regex, "")),
+                Wanted::Calls(_) | Wanted::CallsOr(..) => literal(""),
+            };
+            (rules, format!("{other} | /\\n{{0,2}}/ \"<\" mark block"))
+        }
+        Wanted::Json(_) | Wanted::Regex(_) => return Err(Unfit::Format("no calls".into())),
     };
-    let bytes: usize = rules
-        .tools
-        .iter()
-        .map(|tool| tool.parameters.to_string().len())
-        .sum();
-    if bytes > MAX_SCHEMAS {
-        return Err(format!(
-            "the schemas have {bytes} bytes, at most {MAX_SCHEMAS}"
-        ));
+    let mut grammar = Grammar {
+        text: String::new(),
+        parts: HashMap::new(),
+        bytes: 0,
+        unmet: None,
+        check,
+    };
+    let mut calls = Vec::new();
+    for (index, tool) in rules.tools.iter().enumerate() {
+        let ways = grammar.tool(tool).map_err(|error| {
+            Unfit::Tools(format!("the schema of tool `{}`: {error}", tool.name))
+        })?;
+        let open = literal(&format!("invoke name=\"{}\">\n", tool.name));
+        let name = format!("call{index}");
+        calls.extend(grammar.part(&format!("{open} ({ways})"), Some(name)));
     }
-    let mut grammar = Grammar::default();
-    grammar.rules(rules);
-    let block = r#"block: "tool_calls>\n" calls"#;
-    let mark = format!("mark: <[{mark}]>");
-    let text = "TEXT: /[^<]+/";
-    let chunk = r"CHUNK: /([^<]|<+[^<\/])+/";
-    let value = r#"value: (CHUNK | "</" | "<")* "</" mark "parameter>\n""#;
-    let start = start.replace("MARK", "mark");
+    let (call, count) = (calls.join(" | "), if rules.one_call { "" } else { "+" });
     Ok(format!(
-        "start: {start}\n{block}\n{}{value}\n{mark}\n{text}\n{chunk}\n",
-        grammar.0.replace("MARK", "mark")
+        r#"start: {start}
+block: "tool_calls>\n" calls
+calls: call{count} "</" mark "tool_calls>"
+call: "<" mark ({call}) "</" mark "invoke>\n"
+end: mark "parameter>\n"
+mark: <[{mark}]>
+TEXT: /[^<]+/
+{}"#,
+        grammar.text
     ))
 }
 
-/// A schema in a grammar.
-fn embedded(schema: Value) -> String {
-    format!("%json {}", schema_of(schema))
+/// The documents of a schema.
+fn embedded(schema: &Value) -> String {
+    format!("%json {schema}")
 }
 
 /// Text that stands as it is.
@@ -67,216 +87,167 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-#[derive(Default)]
-struct Grammar(String);
+struct Grammar<'a> {
+    text: String,
+    /// Rules that schemas and expressions have, or `None` where nothing follows them.
+    parts: HashMap<String, Option<String>>,
+    /// Bytes of the schemas.
+    bytes: usize,
+    /// The last parameter that has to come, and can have no value.
+    unmet: Option<String>,
+    check: &'a dyn Check,
+}
 
-impl Grammar {
-    fn line(&mut self, name: &str, rule: &str) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.0, "{name}: {rule}");
+impl Grammar<'_> {
+    /// A terminal that expressions that are the same share; `None` where nothing matches.
+    fn terminal(&mut self, expression: &str) -> Option<String> {
+        if let Some(name) = self.parts.get(expression) {
+            return name.clone();
+        }
+        let alone = TopLevelGrammar::from_lark(format!("start: X\nX: {expression}"));
+        // Only what has to match several expressions may match nothing.
+        let matches = match expression.contains('&') {
+            true => self.check.begins(alone),
+            false => self.check.reads(alone),
+        };
+        let name = matches.ok().map(|()| format!("TEXT{}", self.parts.len()));
+        self.part(expression, name)
     }
 
-    fn rules(&mut self, rules: &CallRules) {
-        let names = (0..rules.tools.len()).map(|index| format!("call{index}"));
-        let call = names.collect::<Vec<_>>().join(" | ");
-        let count = if rules.one_call { "" } else { "+" };
-        self.line("calls", &format!("call{count} \"</\" MARK \"tool_calls>\""));
-        self.line(
-            "call",
-            &format!("\"<\" MARK ({call}) \"</\" MARK \"invoke>\\n\""),
-        );
-        for (index, tool) in rules.tools.iter().enumerate() {
-            self.tool(index, tool);
+    fn part(&mut self, part: &str, name: Option<String>) -> Option<String> {
+        if let Some(name) = &name {
+            // Writing to a string cannot fail.
+            let _ = writeln!(self.text, "{name}: {part}");
         }
-        let open = r#""<" MARK "parameter name=\"" /[^"<>\\\n]+/ "\" string=\""#;
-        self.line(
-            "any",
-            &format!(
-                r#"{open}true\">" value | {open}false\">" {} end"#,
-                embedded(json!({}))
-            ),
-        );
-        self.line("end", r#""</" MARK "parameter>\n""#);
+        self.parts.insert(part.into(), name.clone());
+        name
     }
 
-    fn tool(&mut self, index: usize, tool: &ToolDefinition) {
-        let empty = Map::new();
-        let schema = &tool.parameters;
-        let properties = schema.get("properties").and_then(Value::as_object);
-        let properties = properties.unwrap_or(&empty);
-        let required = schema.get("required").and_then(Value::as_array);
-        let is_required = |name: &str| {
-            required.is_some_and(|names| names.iter().any(|required| required == name))
-        };
-        let mut parts = vec![literal(&format!("invoke name=\"{}\">\n", tool.name))];
-        for (number, (name, property)) in properties.iter().enumerate() {
-            let rule = format!("parameter{index}x{number}");
-            self.parameter(&rule, name, property, schema);
-            parts.push(match is_required(name) {
-                true => rule,
-                false => format!("{rule}?"),
-            });
-        }
-        // Names that the schema does not have, where it says nothing of them, are for tools that
-        // have none.
-        let others = match schema.get("additionalProperties") {
-            Some(Value::Bool(false)) => false,
-            Some(_) => true,
-            None => properties.is_empty(),
-        };
-        if others && tool.strict != Some(true) {
-            parts.push("any*".into());
-        }
-        self.line(&format!("call{index}"), &parts.join(" "));
-    }
-
-    /// A parameter: strings as they are, anything else as JSON.
-    fn parameter(&mut self, rule: &str, name: &str, property: &Value, schema: &Value) {
-        let open = |is_string: bool| {
-            let tag = format!("parameter name=\"{name}\" string=\"{is_string}\">");
-            format!("\"<\" MARK {}", literal(&tag))
-        };
-        let strings = strings(property);
+    /// Ways to write the arguments of a tool.
+    fn tool(&mut self, tool: &ToolDefinition) -> Result<String, String> {
+        let root = &tool.parameters;
+        document(root)?;
+        self.unmet = None;
+        let mut reader = Reader::new(root);
         let mut ways = Vec::new();
-        match &strings {
-            Strings::None => (),
-            Strings::Any => ways.push(format!("{} value", open(true))),
-            Strings::These(texts) => {
-                let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
-                ways.push(format!("{} ({}) end", open(true), texts.join(" | ")));
-            }
-            Strings::Like(pattern) => {
-                let pattern = with_slashes_escaped(pattern);
-                ways.push(format!("{} /(?:{pattern})/ end", open(true)));
-            }
+        let possible = reader.ways(tool.strict == Some(true))?;
+        if reader.one_of {
+            // Whether several can be followed at a time is known to the compiler of JSON.
+            let whole = compiled(&bundled(root, root)?)?;
+            self.check.reads(TopLevelGrammar::from_json_schema(whole))?;
         }
-        if !is_string_alone(property) {
-            let mut property = match property {
-                // Anything.
-                Value::Bool(true) => json!({}),
-                property => property.clone(),
-            };
-            if let Value::Object(keywords) = &mut property {
-                for name in DEFINITIONS {
-                    if let Some(definitions) = schema.get(name) {
-                        keywords.entry(name).or_insert(definitions.clone());
-                    }
+        for way in possible {
+            ways.extend(self.way(&mut reader, root, &way)?);
+        }
+        match ways.is_empty() {
+            true => Err(match self.unmet.take() {
+                Some(name) => format!("{NOTHING}: parameter `{name}` can have no value"),
+                None => NOTHING.into(),
+            }),
+            false => Ok(ways.join(" | ")),
+        }
+    }
+
+    fn way(
+        &mut self,
+        reader: &mut Reader<'_>,
+        root: &Value,
+        way: &Way,
+    ) -> Result<Option<String>, String> {
+        let mut parts = vec![literal("")];
+        for (name, schema, required) in &way.parameters {
+            if name.contains("\">") || name.contains(MARK) {
+                return Err(format!("a call cannot have the name {name:?}"));
+            }
+            let value = self.value(reader, root, schema);
+            let value = value.map_err(|error| format!("parameter `{name}`: {error}"))?;
+            let open = literal(&format!("parameter name=\"{name}\" string=\""));
+            match (value, required) {
+                (Some(value), true) => parts.push(format!("\"<\" mark {open} {value}")),
+                (Some(value), false) => parts.push(format!("(\"<\" mark {open} {value})?")),
+                (None, true) => {
+                    self.unmet = Some(name.clone());
+                    return Ok(None);
                 }
-                without_strings(keywords);
+                (None, false) => (),
             }
-            ways.push(format!("{} {} end", open(false), embedded(property)));
         }
-        self.line(rule, &ways.join(" | "));
+        let others = way.others.as_ref().unwrap_or(&Value::Bool(false));
+        let value = self.value(reader, root, others);
+        let value = value.map_err(|error| format!("`additionalProperties`: {error}"))?;
+        if let Some(value) = value {
+            let names = way.parameters.iter().map(|(name, ..)| literal(name));
+            let names: Vec<String> = names.collect();
+            let others = match names.is_empty() {
+                true => r#"/[^"<>\\\n]+/"#.to_owned(),
+                false => format!(r#"/[^"<>\\\n]+/ & ~({})"#, names.join(" | ")),
+            };
+            if let Some(name) = self.terminal(&others) {
+                let (open, kind) = (literal("parameter name=\""), literal("\" string=\""));
+                parts.push(format!("(\"<\" mark {open} {name} {kind} {value})*"));
+            }
+        }
+        Ok(Some(parts.join(" ")))
     }
-}
 
-/// Which strings a schema allows.
-enum Strings {
-    None,
-    Any,
-    These(Vec<String>),
-    Like(String),
-}
-
-fn strings(schema: &Value) -> Strings {
-    if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        let texts: Vec<String> = values
-            .iter()
-            .filter_map(Value::as_str)
-            .map(Into::into)
-            .collect();
-        return match texts.is_empty() {
-            true => Strings::None,
-            false => Strings::These(texts),
+    /// What stands after `string="`: strings as they are, anything else as JSON.
+    fn value(
+        &mut self,
+        reader: &mut Reader<'_>,
+        root: &Value,
+        schema: &Value,
+    ) -> Result<Option<String>, String> {
+        if self.json(root, schema)?.is_none() {
+            return Ok(None);
+        }
+        let strings = reader.strings(schema)?;
+        let json = match &strings {
+            Strings::None | Strings::Quoted => self.json(root, schema)?,
+            Strings::All | Strings::Like(_) => self.json(root, &without_strings(schema.clone()))?,
         };
+        // A value ends where the token of the mark follows its closing tag.
+        let text = match strings {
+            Strings::None | Strings::Quoted => None,
+            Strings::All => self.terminal(r#"/(?s:.*)/ "</""#),
+            Strings::Like(expression) => self.terminal(&format!("({expression}) \"</\"")),
+        };
+        let text = text.map(|name| format!(r#""true\">" {name} end"#));
+        let json = json.map(|name| format!(r#""false\">" {name} "</" end"#));
+        let ways: Vec<String> = text.into_iter().chain(json).collect();
+        Ok((!ways.is_empty()).then(|| format!("({})", ways.join(" | "))))
     }
-    match (schema.get("const"), schema.get("type")) {
-        (Some(Value::String(text)), _) => Strings::These(vec![text.clone()]),
-        (Some(_), _) => Strings::None,
-        (None, Some(Value::String(kind))) if kind == "string" => {
-            match schema.get("pattern").and_then(Value::as_str) {
-                // Only one that says all of the string can be followed in a grammar.
-                Some(pattern) => match whole(pattern) {
-                    Some(pattern) => Strings::Like(pattern.to_owned()),
-                    None => Strings::Any,
-                },
-                None => Strings::Any,
-            }
+
+    /// A rule of the documents of a schema; `None` where there are none.
+    fn json(&mut self, root: &Value, schema: &Value) -> Result<Option<String>, String> {
+        let schema = match bundled(root, schema)? {
+            Value::Bool(false) => return Ok(None),
+            Value::Bool(true) => Value::Object(serde_json::Map::new()),
+            schema => schema,
+        };
+        let bytes = schema.to_string().len();
+        let schema = compiled(&schema)?;
+        let part = embedded(&schema);
+        if let Some(name) = self.parts.get(&part) {
+            return Ok(name.clone());
         }
-        (None, Some(Value::Array(kinds))) if kinds.contains(&json!("string")) => Strings::Any,
-        (None, Some(_)) => Strings::None,
-        // Any of several, or anything.
-        (None, None) => match schema.get("anyOf").and_then(Value::as_array) {
-            Some(schemas)
-                if schemas
-                    .iter()
-                    .all(|one| matches!(strings(one), Strings::None)) =>
-            {
-                Strings::None
-            }
-            Some(_) => Strings::Any,
-            None if schema.get("$ref").is_some() => Strings::None,
-            None => Strings::Any,
-        },
-    }
-}
-
-fn is_string_alone(schema: &Value) -> bool {
-    let values = schema.get("enum").and_then(Value::as_array);
-    values.is_some_and(|values| values.iter().all(Value::is_string))
-        || schema.get("const").is_some_and(Value::is_string)
-        || [json!("string"), json!(["string"])]
-            .iter()
-            .any(|kind| schema.get("type") == Some(kind))
-}
-
-/// What a pattern says between `^` and `$`, if these are all of its ends.
-fn whole(pattern: &str) -> Option<&str> {
-    let inner = pattern.strip_prefix('^')?.strip_suffix('$')?;
-    let backslashes = inner.bytes().rev().take_while(|&byte| byte == b'\\');
-    // Each way of several would have its own ends.
-    (backslashes.count() % 2 == 0 && !inner.contains('|')).then_some(inner)
-}
-
-/// A regular expression for between slashes; one that is escaped already stays.
-fn with_slashes_escaped(regex: &str) -> String {
-    let (mut escaped, mut after_backslash) = (String::new(), false);
-    for char in regex.chars() {
-        if char == '/' && !after_backslash {
-            escaped.push('\\');
+        self.bytes += bytes;
+        if self.bytes > MAX_SCHEMAS {
+            let bytes = self.bytes;
+            return Err(format!(
+                "the schemas of this and earlier tools, each with what it refers to, have {bytes} \
+                 bytes, at most {MAX_SCHEMAS}"
+            ));
         }
-        after_backslash = char == '\\' && !after_backslash;
-        escaped.push(char);
-    }
-    escaped
-}
-
-/// Leaves strings out of a schema that allows others, too: they are written as they are.
-fn without_strings(keywords: &mut Map<String, Value>) {
-    if let Some(Value::Array(kinds)) = keywords.get_mut("type") {
-        kinds.retain(|kind| kind != "string");
-    }
-    if let Some(Value::Array(values)) = keywords.get_mut("enum") {
-        values.retain(|value| !value.is_string());
+        let grammar = TopLevelGrammar::from_json_schema(schema);
+        let name = match self.check.reads(grammar) {
+            Ok(()) => Some(format!("json{}", self.parts.len())),
+            Err(error) if error.contains(UNSATISFIABLE) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(self.part(&part, name))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{whole, with_slashes_escaped};
-
-    #[test]
-    fn slashes_are_escaped_once() {
-        assert_eq!(with_slashes_escaped("a/b"), r"a\/b");
-        assert_eq!(with_slashes_escaped(r"https?:\/\/x"), r"https?:\/\/x");
-        assert_eq!(with_slashes_escaped(r"a\\/b"), r"a\\\/b");
-    }
-
-    #[test]
-    fn only_a_pattern_of_all_of_a_string_is_followed() {
-        assert_eq!(whole("^[a-z]+$"), Some("[a-z]+"));
-        for part in ["[a-z]+", "^a", "a$", r"^a\$", "^a|b$"] {
-            assert_eq!(whole(part), None, "{part}");
-        }
-    }
-}
+#[path = "call_grammar_tests.rs"]
+mod tests;

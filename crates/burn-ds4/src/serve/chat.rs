@@ -5,6 +5,7 @@ use deepseek_recipe::request::{
     DEFAULT_THINKING_MAX_TOKENS, OutputConstraint,
 };
 use deepseek_recipe_core::conversation::{ReasoningEffort, ResponseFormat};
+use deepseek_recipe_core::messages::InputMessage;
 use deepseek_recipe_core::special_tokens::SpecialToken;
 use deepseek_recipe_core::tools::ToolChoice;
 use serde::Deserialize;
@@ -17,6 +18,20 @@ use crate::serve::error::ApiError;
 use crate::serve::grammar::{CallRules, Wanted};
 use crate::serve::reply::Format;
 use crate::serve::request::{Common, Parts, Prepared, check_log_probs, parse, whole};
+use crate::serve::response_format::{ResponseFormat as AskedFormat, check_length};
+
+/// Fields of messages.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct MessageFields {
+    output_config: Option<OutputConfig>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct OutputConfig {
+    format: Option<AskedFormat>,
+}
 
 /// Fields of the three kinds.
 #[derive(Debug, Default, Deserialize)]
@@ -94,13 +109,13 @@ pub fn prepare_response(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let common: Common = parse(body)?;
     app.check_model(common.model.as_deref())?;
     let fields: Fields = parse(body)?;
-    let mut request = convert::responses(parse(body)?, app.loaded.encoding)?;
+    let max_tokens = fields.max_output_tokens;
+    let mut request = convert::responses(parse(body)?, max_tokens, app.loaded.encoding)?;
     request.stream = common.streams();
     let top = fields.top_logprobs;
     let log_probs = top
         .map(|top| check_log_probs("top_logprobs", top))
         .transpose()?;
-    let max_tokens = fields.max_output_tokens;
     finish(
         app,
         common,
@@ -111,17 +126,29 @@ pub fn prepare_response(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
 
 /// Reads a request of `/v1/messages`.
 pub fn prepare_message(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+    let (common, fields, conversion) = read_message(app, body)?;
+    finish(app, common, &fields, conversion)
+}
+
+/// Tokens of the prompt of such a request.
+pub fn count_message(app: &App, body: &[u8]) -> Result<usize, ApiError> {
+    let (_, fields, conversion) = read_message(app, body)?;
+    let prompt = encode(app, &fields, conversion.format, &conversion.request)?;
+    Ok(prompt.len())
+}
+
+fn read_message(app: &App, body: &[u8]) -> Result<(Common, Fields, Conversion), ApiError> {
     let common: Common = parse(body)?;
     app.check_model(common.model.as_deref())?;
     let fields: Fields = parse(body)?;
-    let request = convert::messages(parse(body)?, app.loaded.encoding)?;
+    let own: MessageFields = parse(body)?;
     let max_tokens = common.max_tokens;
-    finish(
-        app,
-        common,
-        &fields,
-        Conversion::new(Format::Messages, request, max_tokens, None),
-    )
+    let mut request = convert::messages(parse(body)?, max_tokens, app.loaded.encoding)?;
+    if let Some(format) = own.output_config.and_then(|config| config.format) {
+        request.conversation.response_format = format.read(Format::Messages)?;
+    }
+    let conversion = Conversion::new(Format::Messages, request, max_tokens, None);
+    Ok((common, fields, conversion))
 }
 
 /// A request whose conversation is known.
@@ -170,24 +197,9 @@ fn finish(
     // Those of `stop_sequences` are there.
     let stops = &mut request.parsing_options.stop_sequences;
     stops.extend(common.stops()?);
-    let loaded = &app.loaded;
-    let conversation = &request.conversation;
-    if fields.forces_a_call() && conversation.tools.is_empty() {
-        let message = "`tool_choice`: a call is asked for, and there are no tools";
-        return Err(ApiError::invalid("tool_choice", message));
-    }
-    let prompt = loaded.encoding.encode(conversation, &loaded.tokenizer);
-    let prompt = prompt.map_err(|error| match &error {
-        PromptError::MissingSpecialToken { token } if token == SpecialToken::Dsml.default_str() => {
-            ApiError::invalid("tools", error.to_string())
-        }
-        PromptError::MissingSpecialToken { .. } => {
-            ApiError::invalid(format.prompt(), error.to_string())
-        }
-        PromptError::Text(error) => ApiError::of_request(error, format.prompt()),
-    })?;
+    let prompt = encode(app, fields, format, &request)?;
     let one_call = fields.one_call(&request);
-    let wanted = wanted(&request, one_call)?;
+    let wanted = wanted(&request, format, one_call)?;
     let parts = Parts {
         format,
         prompts: vec![prompt],
@@ -200,8 +212,37 @@ fn finish(
     common.prepare(parts, app)
 }
 
+/// The prompt of a conversation.
+fn encode(
+    app: &App,
+    fields: &Fields,
+    format: Format,
+    request: &ConversationRequest,
+) -> Result<Vec<u32>, ApiError> {
+    let loaded = &app.loaded;
+    let conversation = &request.conversation;
+    if fields.forces_a_call() && conversation.tools.is_empty() {
+        let message = "`tool_choice`: a call is asked for, and there are no tools";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
+    let prompt = loaded.encoding.encode(conversation, &loaded.tokenizer);
+    prompt.map_err(|error| match &error {
+        PromptError::MissingSpecialToken { token } if token == SpecialToken::Dsml.default_str() => {
+            ApiError::invalid("tools", error.to_string())
+        }
+        PromptError::MissingSpecialToken { .. } => {
+            ApiError::invalid(format.prompt(), error.to_string())
+        }
+        PromptError::Text(error) => ApiError::of_request(error, format.prompt()),
+    })
+}
+
 /// What an answer has to be like, if that is more than a prompt can ask for.
-fn wanted(request: &ConversationRequest, one_call: bool) -> Result<Option<Wanted>, ApiError> {
+fn wanted(
+    request: &ConversationRequest,
+    api: Format,
+    one_call: bool,
+) -> Result<Option<Wanted>, ApiError> {
     let conversation = &request.conversation;
     let format = match &conversation.response_format {
         ResponseFormat::Text => None,
@@ -209,6 +250,22 @@ fn wanted(request: &ConversationRequest, one_call: bool) -> Result<Option<Wanted
         ResponseFormat::JsonSchema(schema) => Some(Wanted::Json(schema.clone())),
         ResponseFormat::Regex(regex) => Some(Wanted::Regex(regex.clone())),
     };
+    if let Some(format) = &format {
+        let field = api.schema();
+        let begun = |message: &InputMessage| {
+            matches!(message, InputMessage::Assistant { prefix: true, .. })
+        };
+        if conversation.messages.last().is_some_and(begun) {
+            let message = format!("`{field}`: an answer that has begun can have no format");
+            return Err(ApiError::invalid(field, message));
+        }
+        let bytes = match format {
+            Wanted::Regex(regex) => regex.len(),
+            Wanted::Json(schema) => schema.to_string().len(),
+            Wanted::Calls(_) | Wanted::CallsOr(..) => 0,
+        };
+        check_length(field, "the schema", bytes)?;
+    }
     let has_tools = request.parsing_options.parse_tool_calls && !conversation.tools.is_empty();
     let required = conversation.tool_choice == ToolChoice::Required;
     let is_ruled = required || format.is_some() || convert::has_strict(&conversation.tools);
@@ -225,6 +282,10 @@ fn wanted(request: &ConversationRequest, one_call: bool) -> Result<Option<Wanted
                 tool.parameters.clone_from(&given.parameters);
             }
         }
+    }
+    for tool in &tools {
+        let name = format!("the schema of tool `{}`", tool.name);
+        check_length("tools", &name, tool.parameters.to_string().len())?;
     }
     let rules = CallRules { tools, one_call };
     Ok(Some(match required {

@@ -15,18 +15,18 @@ use serde_json::{Map, Value, json};
 
 use crate::conversation::Encoding;
 use crate::serve::error::ApiError;
+use crate::serve::request::at_fault;
 
 /// The name that conversions know the model by. That of the request was checked before.
 const MODEL: &str = "model";
 /// Fields of a chat that its conversion gets; others are read by the server.
-const CHAT_FIELDS: [&str; 8] = [
+const CHAT_FIELDS: [&str; 7] = [
     "messages",
     "tools",
     "tool_choice",
     "thinking",
     "reasoning_effort",
     "stream",
-    "stream_options",
     "parallel_tool_calls",
 ];
 
@@ -98,13 +98,23 @@ pub fn chat(mut body: Fields, encoding: Encoding) -> Result<ConversationRequest,
     Ok(request)
 }
 
-/// `/v1/responses`.
-pub fn responses(body: Fields, encoding: Encoding) -> Result<ConversationRequest, ApiError> {
+/// `/v1/responses`, whose answer has so many tokens at most.
+pub fn responses(
+    mut body: Fields,
+    max_tokens: Option<usize>,
+    encoding: Encoding,
+) -> Result<ConversationRequest, ApiError> {
+    bound(&mut body, "max_output_tokens", max_tokens);
     converted::<ResponsesRequest>(body, encoding)
 }
 
-/// `/v1/messages`.
-pub fn messages(body: Fields, encoding: Encoding) -> Result<ConversationRequest, ApiError> {
+/// `/v1/messages`, whose answer has so many tokens at most.
+pub fn messages(
+    mut body: Fields,
+    max_tokens: Option<usize>,
+    encoding: Encoding,
+) -> Result<ConversationRequest, ApiError> {
+    bound(&mut body, "max_tokens", max_tokens);
     let choice = body
         .get("tool_choice")
         .and_then(|choice| choice.get("type"));
@@ -123,15 +133,24 @@ pub fn messages(body: Fields, encoding: Encoding) -> Result<ConversationRequest,
     Ok(request)
 }
 
+/// Writes a length as conversion wants it: a whole number above 0 that it has place for. That of
+/// the request is checked later.
+fn bound(body: &mut Fields, name: &str, length: Option<usize>) {
+    if let Some(length) = length {
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        body.insert(name.into(), json!(length.max(1)));
+    }
+}
+
 fn converted<R: ProtocolRequest + DeserializeOwned>(
     mut body: Fields,
     encoding: Encoding,
 ) -> Result<ConversationRequest, ApiError> {
     body.insert("model".into(), json!(MODEL));
     let request: Result<R, _> = serde_path_to_error::deserialize(Value::Object(body));
-    let request = request.map_err(|error| match error.path().to_string().as_str() {
-        "." => ApiError::new(StatusCode::BAD_REQUEST, None, error.inner().to_string()),
-        path => ApiError::invalid(path, format!("`{path}`: {}", error.inner())),
+    let request = request.map_err(|error| {
+        let (path, error) = (error.path().to_string(), error.into_inner());
+        at_fault(&path, &error.to_string())
     })?;
     request.convert(options(encoding)).map_err(refusal)
 }
@@ -145,7 +164,6 @@ fn refusal(error: ConversionError) -> ApiError {
     // Told by words of its messages.
     let fields = [
         ("tool_choice", &["tool_choice", "'tool_call'"][..]),
-        ("stream_options", &["stream_options"]),
         (
             "messages",
             &[
@@ -201,7 +219,9 @@ fn lenient_messages(messages: &mut [Value]) {
             }
             _ => (),
         }
-        if is_null(message.get("tool_calls")) {
+        // Clients that keep an answer in an object of theirs send back a list without calls.
+        let calls = message.get("tool_calls");
+        if is_null(calls) || calls == Some(&json!([])) {
             message.remove("tool_calls");
         }
         if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
@@ -241,7 +261,8 @@ fn lenient_call(call: &mut Fields, index: usize) -> String {
     call["id"].as_str().unwrap_or_default().to_owned()
 }
 
-/// A tool, which may be its function alone. An empty schema asks for nothing.
+/// A tool, which may be its function alone. An empty schema asks for nothing, and one without a
+/// type is that of an object: arguments are nothing else.
 fn lenient_tool(tool: &mut Value) {
     if tool.get("function").is_none() && tool.get("name").is_some() {
         *tool = json!({"function": tool.take()});
@@ -252,10 +273,20 @@ fn lenient_tool(tool: &mut Value) {
     if tool.contains_key("function") {
         tool.entry("type").or_insert(json!("function"));
     }
-    if let Some(Value::Object(function)) = tool.get_mut("function")
-        && function.get("parameters") == Some(&json!({}))
+    let Some(Value::Object(function)) = tool.get_mut("function") else {
+        return;
+    };
+    match function
+        .get_mut("parameters")
+        .and_then(Value::as_object_mut)
     {
-        function.remove("parameters");
+        Some(schema) if schema.is_empty() => {
+            function.remove("parameters");
+        }
+        Some(schema) if is_null(schema.get("type")) => {
+            schema.insert("type".into(), json!("object"));
+        }
+        _ => (),
     }
 }
 

@@ -59,6 +59,26 @@ fn strict_tools_are_shown_with_all_that_they_require_beside_others_that_are_not(
 }
 
 #[test]
+fn what_common_clients_send_is_taken_though_the_makers_refuse_it() {
+    let user = json!({"role": "user", "content": "u"});
+    let said = |answer: Value| prompt(&json!({"messages": [user, answer, user]}));
+    let plain = said(json!({"role": "assistant", "content": "x"}));
+    let without_calls = said(json!({"role": "assistant", "content": "x", "tool_calls": []}));
+    assert_eq!(without_calls.expect("a prompt"), plain.expect("a prompt"));
+
+    let options = json!({"messages": [user], "stream_options": {"include_usage": true}});
+    assert!(prompt(&options).is_ok());
+
+    let with = |parameters: Value| {
+        let function = json!({"name": "f", "parameters": parameters});
+        prompt(&json!({"messages": [user], "tools": [{"type": "function", "function": function}]}))
+    };
+    let typed = with(json!({"properties": {"a": {}}, "type": "object"}));
+    let untyped = with(json!({"properties": {"a": {}}}));
+    assert_eq!(untyped.expect("a prompt"), typed.expect("a prompt"));
+}
+
+#[test]
 fn what_is_refused_names_the_field_at_fault() {
     let user = json!([{"role": "user", "content": "u"}]);
     let tool = |name: &str, parameters: Value| {
@@ -82,9 +102,19 @@ fn what_is_refused_names_the_field_at_fault() {
             json!({"messages": user, "tools": [tool("a", object.clone()), tool("a", object)]}),
             "tools",
         ),
+        (json!({}), "messages"),
+        (json!({"messages": [{"content": "u"}]}), "messages[0].role"),
         (
-            json!({"messages": user, "stream_options": {"include_usage": true}}),
-            "stream_options",
+            json!({"messages": [{"role": "tool", "content": "r"}]}),
+            "messages[0].tool_call_id",
+        ),
+        (
+            json!({"messages": user, "tools": [{"type": "function"}]}),
+            "tools[0].function",
+        ),
+        (
+            json!({"messages": user, "tools": [tool("a.b", json!({"type": "object"}))]}),
+            "tools",
         ),
         (
             json!({"messages": user, "reasoning_effort": "enormous"}),

@@ -1,18 +1,20 @@
 //! What an answer has to be like, as a constraint of the engine, by the crate `llguidance`.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use deepseek_recipe_core::tools::ToolDefinition;
 use ds4_model::generate::{Constraint, ConstraintError};
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::Value;
 
 use crate::conversation::MARK;
-use crate::serve::call_grammar;
+use crate::serve::call_grammar::{self, Check};
 use crate::serve::engine::Loaded;
+use crate::serve::schema::document;
 
 /// Longer tokens are never allowed: the crate has no place for them.
 const MAX_TOKEN: usize = 512;
@@ -21,19 +23,6 @@ const MAX_TOKEN: usize = 512;
 pub const STACK: usize = 64 << 20;
 /// Most characters of a message about a schema.
 const MAX_MESSAGE: usize = 300;
-/// Formats of strings that the crate knows.
-const FORMATS: [&str; 10] = [
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
-];
 /// White space between two parts of a document: a text could go on with it for ever otherwise.
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
 
@@ -60,13 +49,23 @@ pub struct CallRules {
 }
 
 impl Wanted {
-    /// The field of a request that asks for it.
-    pub fn field(&self) -> &'static str {
+    /// The grammar of what is no call.
+    pub fn grammar(&self) -> Result<TopLevelGrammar, String> {
         match self {
-            Self::Json(_) | Self::Regex(_) | Self::CallsOr(_, Some(_)) => "response_format",
-            Self::Calls(_) | Self::CallsOr(_, None) => "tools",
+            Self::Json(schema) => compiled(schema).map(TopLevelGrammar::from_json_schema),
+            Self::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
+            Self::Calls(_) | Self::CallsOr(..) => Err("calls or calls".into()),
         }
     }
+}
+
+/// What cannot be followed, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// A tool.
+    Tools(String),
+    /// The format of the content.
+    Format(String),
 }
 
 /// Makes constraints for the tokens of a model.
@@ -121,32 +120,40 @@ impl Grammars {
     }
 
     /// Allows what is wanted, or says why it cannot.
-    pub fn constraint(&self, wanted: Wanted) -> Result<Box<dyn Constraint>, String> {
+    pub fn constraint(&self, wanted: Wanted) -> Result<Box<dyn Constraint>, Unfit> {
+        let unfit = match wanted {
+            Wanted::Json(_) | Wanted::Regex(_) => Unfit::Format,
+            Wanted::Calls(_) | Wanted::CallsOr(..) => Unfit::Tools,
+        };
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(STACK);
-            let thread = thread.spawn_scoped(scope, || self.read(wanted));
-            let ended = thread.map_err(|error| error.to_string())?.join();
-            ended.unwrap_or_else(|_| Err("the schema cannot be read".into()))
+            let thread = thread.spawn_scoped(scope, || self.read(&wanted));
+            let ended = thread.map_err(|error| unfit(error.to_string()))?.join();
+            ended.unwrap_or_else(|_| Err(unfit("the schema cannot be read".into())))
         })
     }
 
-    fn read(&self, wanted: Wanted) -> Result<Box<dyn Constraint>, String> {
-        let grammar = match wanted {
-            Wanted::Json(schema) => TopLevelGrammar::from_json_schema(schema_of(schema)),
-            Wanted::Regex(regex) => TopLevelGrammar::from_regex(&regex),
-            wanted => {
-                let mark = self
-                    .mark
-                    .ok_or_else(|| format!("the tokenizer has no `{MARK}`"))?;
-                TopLevelGrammar::from_lark(call_grammar::lark(&wanted, mark)?)
-            }
-        };
+    fn read(&self, wanted: &Wanted) -> Result<Box<dyn Constraint>, Unfit> {
+        if let Wanted::Json(_) | Wanted::Regex(_) = wanted {
+            let grammar = wanted.grammar().map_err(Unfit::Format)?;
+            let matcher = self.matcher(grammar).map_err(Unfit::Format)?;
+            return Ok(Box::new(Ruled(matcher)));
+        }
+        let mark = self
+            .mark
+            .ok_or_else(|| format!("the tokenizer has no `{MARK}`"));
+        let lark = call_grammar::lark(wanted, mark.map_err(Unfit::Tools)?, self)?;
+        let matcher = self.matcher(TopLevelGrammar::from_lark(lark));
+        Ok(Box::new(Ruled(matcher.map_err(Unfit::Tools)?)))
+    }
+
+    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, String> {
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
         // What nothing can follow is found now, and not in the engine.
         let first = matcher.compute_mask();
         match matcher.get_error().or(first.err().map(|e| e.to_string())) {
-            None => Ok(Box::new(Ruled(matcher))),
+            None => Ok(matcher),
             Some(error) => Err(message(&error)),
         }
     }
@@ -158,6 +165,24 @@ impl Grammars {
             text: self.text.clone(),
             end: Some(end),
         })
+    }
+}
+
+impl Check for Grammars {
+    fn reads(&self, grammar: TopLevelGrammar) -> Result<(), String> {
+        let tokens = self.factory.tok_env().clone();
+        let (init, limits) = (GrammarInit::Serialized(grammar), self.factory.limits());
+        // The crate catches its panics elsewhere, but not here.
+        let read = AssertUnwindSafe(|| init.validate(Some(tokens), limits.clone()).into_error());
+        match catch_unwind(read) {
+            Ok(None) => Ok(()),
+            Ok(Some(error)) => Err(message(&error)),
+            Err(_) => Err("the schema cannot be read".into()),
+        }
+    }
+
+    fn begins(&self, grammar: TopLevelGrammar) -> Result<(), String> {
+        self.matcher(grammar).map(drop)
     }
 }
 
@@ -173,46 +198,21 @@ fn word(loaded: &Loaded, id: u32) -> Vec<u8> {
     }
 }
 
-/// A schema, and the white space that its documents may have.
-pub fn schema_of(mut schema: Value) -> Value {
+/// A schema as it is compiled, with the white space that its documents may have.
+pub fn compiled(schema: &Value) -> Result<Value, String> {
     let options = JsonCompileOptions {
         whitespace_pattern: Some(WHITE_SPACE.into()),
         ..JsonCompileOptions::default()
     };
-    leave_out_annotations(&mut schema);
-    options.apply_to(&mut schema);
-    schema
-}
-
-/// Leaves out what a schema says and does not ask for: formats that the crate does not know, which
-/// are a hint then by JSON Schema, and items that need not be unique.
-fn leave_out_annotations(schema: &mut Value) {
-    match schema {
-        Value::Array(schemas) => schemas.iter_mut().for_each(leave_out_annotations),
-        Value::Object(keywords) => {
-            keywords.retain(|name, value| match name.as_str() {
-                "format" => value.as_str().is_none_or(|name| FORMATS.contains(&name)),
-                "uniqueItems" => *value != Value::Bool(false),
-                _ => true,
-            });
-            for (name, value) in keywords {
-                match (name.as_str(), value) {
-                    // Of names, which may be those of keywords.
-                    (
-                        "properties" | "patternProperties" | "$defs" | "definitions",
-                        Value::Object(schemas),
-                    ) => schemas.values_mut().for_each(leave_out_annotations),
-                    // Values, not schemas.
-                    ("const" | "enum" | "default" | "examples", _) => (),
-                    (_, value) => leave_out_annotations(value),
-                }
-            }
-        }
-        _ => (),
+    let mut schema = document(schema)?;
+    if schema.is_object() {
+        options.apply_to(&mut schema);
     }
+    Ok(schema)
 }
 
-/// An error in one line, as much of it as is of use. Places in the crate's code are of none.
+/// An error in one line, as much of it as is of use. Places in the crate's code are of none, nor in
+/// a grammar that no client has written.
 fn message(error: &str) -> String {
     // What follows an option of the crate nobody can set.
     let places = ["\n<backtrace>", " Enable 'coerce_one_of'"];
@@ -221,7 +221,21 @@ fn message(error: &str) -> String {
     let error = error.strip_prefix("panic").map_or(error.into(), |why| {
         format!("the schema cannot be read{why}")
     });
-    let words: Vec<&str> = error.split_whitespace().collect();
+    let error = match error
+        .strip_prefix("at ")
+        .and_then(|rest| rest.split_once("): "))
+    {
+        Some((place, rest)) if place.chars().all(|c| c.is_ascii_digit() || c == '(') => rest,
+        _ => &error,
+    };
+    let of_grammar = |line: &&str| {
+        let number = line
+            .split_once(" | ")
+            .map(|(number, _)| number.trim_start());
+        number.is_some_and(|number| number.parse::<usize>().is_ok())
+    };
+    let lines = error.lines().take_while(|line| !of_grammar(line));
+    let words: Vec<&str> = lines.flat_map(str::split_whitespace).collect();
     let words = words.join(" ");
     let line = words.chars().filter(|c| !c.is_control());
     line.take(MAX_MESSAGE).collect()
@@ -292,5 +306,17 @@ impl Constraint for AfterReasoning {
 }
 
 #[cfg(test)]
+impl Grammars {
+    /// Those of a tokenizer in which a token stands for the mark of calls.
+    pub(crate) fn marked(loaded: &Loaded, mark: u32) -> Self {
+        let mark = Some(mark);
+        Self {
+            mark,
+            ..Self::new(loaded)
+        }
+    }
+}
+
+#[cfg(test)]
 #[path = "grammar_tests.rs"]
-mod tests;
+pub(crate) mod tests;

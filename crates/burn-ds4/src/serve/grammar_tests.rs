@@ -3,10 +3,10 @@
 use ds4_model::generate::{Constraint, SpecialTokens};
 use serde_json::{Value, json};
 
-use super::{Grammars, MAX_MESSAGE, Wanted};
+use super::{Grammars, MAX_MESSAGE, Unfit, Wanted};
 use crate::serve::fuzz::app;
 
-const THINK_END: &str = "</think>";
+pub(crate) const THINK_END: &str = "</think>";
 
 fn grammars() -> Grammars {
     Grammars::new(&app().loaded)
@@ -18,7 +18,7 @@ fn constraint(schema: Value) -> Box<dyn Constraint> {
         .expect("a valid schema")
 }
 
-fn allowed(constraint: &mut dyn Constraint) -> Vec<u32> {
+pub(crate) fn allowed(constraint: &mut dyn Constraint) -> Vec<u32> {
     let words = app().loaded.config.vocab_size.div_ceil(32);
     let mut mask = vec![0; words];
     constraint.allow(&mut mask).expect("it can go on");
@@ -27,7 +27,7 @@ fn allowed(constraint: &mut dyn Constraint) -> Vec<u32> {
         .collect()
 }
 
-fn encoded(text: &str) -> Vec<u32> {
+pub(crate) fn encoded(text: &str) -> Vec<u32> {
     let ids = app().loaded.tokenizer.encode_plain(text);
     ids.expect("text")
 }
@@ -117,9 +117,18 @@ fn what_a_schema_only_hints_at_is_left_out() {
         (good, true)
     );
     assert_ne!(follow(constraint(schema).as_mut(), &bad).0, bad);
+    let error = grammars().constraint(Wanted::Regex("a(".into()));
+    assert_eq!(
+        error.map(|_| ()),
+        Err(Unfit::Format(
+            "invalid regex \"a(\" (in regex): regex parse error: a( ^ error: unclosed group".into()
+        ))
+    );
     let schema = json!({"oneOf": [{"minimum": 1}, {"maximum": 2}]});
     let error = grammars().constraint(Wanted::Json(schema));
-    let error = error.map(|_| ()).unwrap_err();
+    let Err(Unfit::Format(error)) = error.map(|_| ()) else {
+        panic!("it is taken");
+    };
     assert!(
         error.contains("oneOf") && !error.contains("option"),
         "{error}"
@@ -220,7 +229,9 @@ fn schemas_that_cannot_be_followed_are_refused_in_one_short_line() {
     ];
     for (schema, word) in cases {
         let error = grammars().constraint(Wanted::Json(schema.clone()));
-        let error = error.expect_err(&schema.to_string());
+        let Unfit::Format(error) = error.expect_err(&schema.to_string()) else {
+            panic!("{schema}");
+        };
         assert!(error.contains(word), "{schema}: {error}");
         let is_short = !error.is_empty() && error.chars().count() <= MAX_MESSAGE;
         assert!(is_short && !error.contains(char::is_control), "{error:?}");

@@ -10,6 +10,7 @@
 mod answer;
 mod app;
 mod call_grammar;
+mod call_schema;
 mod chat;
 mod completions;
 mod convert;
@@ -25,6 +26,7 @@ mod reply;
 mod request;
 mod response_format;
 mod routes;
+mod schema;
 mod startup;
 mod text;
 mod tracker;
@@ -59,7 +61,7 @@ const LAST_BYTES: Duration = Duration::from_secs(5);
 /// use burn_ds4::serve::{Options, Server};
 ///
 /// let server = Server::start(&Options::default())?;
-/// let router: axum::Router = axum::Router::new().nest("/model", server.router());
+/// let router: axum::Router = axum::Router::new().nest_service("/model", server.router());
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 #[derive(Debug)]
@@ -89,7 +91,9 @@ impl Server {
         })
     }
 
-    /// All routes: the page at `/`, those of the APIs below `/v1`, `/health` and `/metrics`.
+    /// All routes: the page at `/`, those of the APIs below `/v1`, `/health` and `/metrics`. Below
+    /// a path of another router, mounted by [`Router::nest_service`], the page is there with and
+    /// without a slash at its end.
     pub fn router(&self) -> Router {
         routes::router(self.app)
     }

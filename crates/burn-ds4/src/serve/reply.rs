@@ -55,6 +55,23 @@ impl Format {
             Self::Responses => "input",
         }
     }
+
+    /// The parameter that has a format of the answer.
+    pub fn schema(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions => "response_format",
+            Self::Responses => "text.format",
+            Self::Messages => "output_config.format",
+        }
+    }
+
+    /// The parameter that says how long an answer may be.
+    pub fn length(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions | Self::Messages => "max_tokens",
+            Self::Responses => "max_output_tokens",
+        }
+    }
 }
 
 /// A choice of a completion.
@@ -379,11 +396,13 @@ fn stream(events: Events) -> Response {
 }
 
 fn event((name, data): Named) -> Event {
-    let event = Event::default().data(data.to_string());
-    match name {
+    let event = Event::default();
+    // As in the API, the name comes first: some clients read a line at a time.
+    let event = match name {
         Some(name) => event.event(name),
         None => event,
-    }
+    };
+    event.data(data.to_string())
 }
 
 impl Events {

@@ -105,7 +105,7 @@ impl Prepared {
             let conversation = self.conversation.as_ref();
             let stage = conversation.and_then(|own| own.parsing_options.thinking_initial_stage);
             let reasons = stage.is_some_and(|stage| stage.starts_in_reasoning());
-            let constraint = app.constraint(wanted, reasons)?;
+            let constraint = app.constraint(wanted, self.format, reasons)?;
             for request in &mut self.requests {
                 request.constraint = Some(constraint.fork());
             }
@@ -192,14 +192,28 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let (path, error) = (error.path().to_string(), error.into_inner());
-        match error.is_data() && path != "." {
-            true => ApiError::invalid(&path, format!("`{path}`: {error}")),
+        match error.is_data() {
+            true => at_fault(&path, &error.to_string()),
             false => bad(format!("bad JSON: {error}")),
         }
     })?;
     let end = reader.end();
     end.map_err(|error| bad(format!("bad JSON: {error}")))?;
     Ok(value)
+}
+
+/// What does not fit, at this place of a body. The field that is missing is the one at fault, and
+/// not the object that lacks it.
+pub fn at_fault(path: &str, error: &str) -> ApiError {
+    let missing = error.strip_prefix("missing field `");
+    let missing = missing.and_then(|rest| Some(rest.split_once('`')?.0));
+    let field = match (path, missing) {
+        (".", None) => return ApiError::new(StatusCode::BAD_REQUEST, None, error),
+        (".", Some(name)) => name.to_owned(),
+        (_, None) => path.to_owned(),
+        (_, Some(name)) => format!("{path}.{name}"),
+    };
+    ApiError::invalid(&field, format!("`{field}`: {error}"))
 }
 
 impl Common {
@@ -211,7 +225,7 @@ impl Common {
     /// What the answer has to be like.
     pub fn format(&self) -> Result<WantedFormat, ApiError> {
         let format = self.response_format.as_ref();
-        format.map_or(Ok(WantedFormat::Text), ResponseFormat::read)
+        format.map_or(Ok(WantedFormat::Text), |format| format.read(Format::Chat))
     }
 
     /// Checks the fields, and what the request asks for, against the model.
@@ -331,8 +345,9 @@ impl Common {
 /// Tokens that a text of so many may go on for.
 fn new_tokens(prompt: usize, parts: &Parts, app: &App) -> Result<usize, ApiError> {
     if parts.max_tokens == 0 {
-        let message = "`max_tokens` is 0, expected at least 1";
-        return Err(ApiError::invalid("max_tokens", message));
+        let field = parts.format.length();
+        let message = format!("`{field}` is 0, expected at least 1");
+        return Err(ApiError::invalid(field, message));
     }
     match app.context.checked_sub(prompt).filter(|left| *left > 0) {
         Some(left) => Ok(parts.max_tokens.min(left)),

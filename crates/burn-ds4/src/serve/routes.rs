@@ -226,8 +226,9 @@ async fn count_tokens(
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = read(app, request.into_body()).await?;
-    let prepared = apart(&app.reading, move || chat::prepare_message(app, &body)).await?;
-    let tokens: usize = prepared.prompts.iter().sum();
+    let _place = app.place()?;
+    let tokens = apart(&app.reading, move || chat::count_message(app, &body));
+    let tokens = in_time(app, tokens).await?;
     Ok(json_response(&json!({"input_tokens": tokens})))
 }
 
@@ -253,12 +254,23 @@ async fn generate(
             Some(_) => apart(&app.reading_schemas, move || prepared.constrain(app)).await,
         }
     };
-    let prepared = tokio::time::timeout(app.time_limit, prepared).await;
-    let prepared = prepared.map_err(|_| {
+    reply(app, in_time(app, prepared).await?, place, tracker).await
+}
+
+/// Gives up what nobody would wait for any more.
+async fn in_time<T>(
+    app: &App,
+    work: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let done = tokio::time::timeout(app.time_limit, work).await;
+    done.unwrap_or_else(|_| {
         let (status, code) = (StatusCode::GATEWAY_TIMEOUT, Some("timeout"));
-        ApiError::new(status, code, "the request has waited too long")
-    })??;
-    reply(app, prepared, place, tracker).await
+        Err(ApiError::new(
+            status,
+            code,
+            "the request has waited too long",
+        ))
+    })
 }
 
 /// Does some work on a thread that may take a while, once one of so many is free.
@@ -309,6 +321,7 @@ async fn method_not_allowed(request: Request) -> ApiError {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::io::{Read, Write};
 
     use tokio::io::AsyncWrite;
 
@@ -330,6 +343,60 @@ mod tests {
         app.close();
         let (status, body) = state().await;
         assert_eq!((status, &body["error"]["code"]), (503, &json!("stopping")));
+    }
+
+    #[tokio::test]
+    async fn a_count_of_tokens_takes_a_place_and_has_its_time() {
+        let mut app = crate::serve::fuzz::new_app();
+        app.time_limit = Duration::from_millis(20);
+        let app: &'static App = Box::leak(Box::new(app));
+        let count = || {
+            let body = r#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
+            count_tokens(State(app), Request::new(Body::from(body)))
+        };
+        let status = |counted: Result<Response, ApiError>| match counted {
+            Ok(response) => response.status(),
+            Err(error) => error.status,
+        };
+        let threads = app.reading.available_permits() as u32;
+        let busy = app.reading.clone().acquire_many_owned(threads).await;
+        assert_eq!(status(count().await), StatusCode::GATEWAY_TIMEOUT);
+        drop(busy);
+        let mut places = Vec::new();
+        while let Ok(place) = app.place() {
+            places.push(place);
+        }
+        assert_eq!(status(count().await), StatusCode::TOO_MANY_REQUESTS);
+    }
+
+    #[tokio::test]
+    async fn the_page_is_at_the_path_that_the_router_is_mounted_at() {
+        let app: &'static App = Box::leak(Box::new(crate::serve::fuzz::new_app()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mounted = Router::new().nest_service("/model", router(app));
+        tokio::spawn(axum::serve(listener, mounted).into_future());
+        for (path, status, text) in [
+            ("/model", 200, "<!doctype html>"),
+            ("/model/", 200, "<!doctype html>"),
+            ("/model/v1/models", 200, "max_model_len"),
+            ("/model/v1/none", 404, "there is no GET /v1/none"),
+        ] {
+            let response = tokio::task::spawn_blocking(move || {
+                let mut stream = std::net::TcpStream::connect(address).unwrap();
+                let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+                stream.write_all(head.as_bytes()).unwrap();
+                let mut response = String::new();
+                stream.read_to_string(&mut response).unwrap();
+                response
+            });
+            let response = response.await.unwrap();
+            assert!(
+                response.starts_with(&format!("HTTP/1.1 {status}")),
+                "{path}: {response}"
+            );
+            assert!(response.contains(text), "{path}: {response}");
+        }
     }
 
     #[tokio::test]

@@ -128,7 +128,11 @@ fn every_api_has_its_own_errors() {
             "reasoning.effort",
             "enormous",
         ),
-        (json!({"max_output_tokens": 0}), "max_tokens", "[1, "),
+        (
+            json!({"max_output_tokens": 0}),
+            "max_output_tokens",
+            "at least 1",
+        ),
     ] {
         let body = merged(json!({"input": "Hi"}), fields.clone());
         let mut response = server.post(RESPONSES, &body);
@@ -226,8 +230,11 @@ fn a_call_that_has_to_come_comes_with_arguments_of_its_schema() {
             "city": {"enum": ["Rome", "Oslo"]},
             "days": {"type": "integer", "minimum": 1, "maximum": 9},
             "units": {"type": "array", "items": {"const": "C"}, "maxItems": 1},
+            "who": {"$ref": "#/$defs/name"},
+            "since": {"type": "string", "format": "date"},
         },
-        "required": ["city", "days", "units"],
+        "required": ["city", "days", "units", "who", "since"],
+        "$defs": {"name": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]}},
         "additionalProperties": false,
     });
     let function = |name: &str| {
@@ -262,7 +269,27 @@ fn a_call_that_has_to_come_comes_with_arguments_of_its_schema() {
             );
             assert!((1..=9).contains(&arguments["days"].as_i64().expect("a number")));
             assert!(arguments["units"].as_array().expect("a list").len() < 2);
+            let who = arguments["who"].as_str().unwrap_or_default();
+            assert!(who.chars().count() < 5, "{arguments}");
+            let since = arguments["since"].as_str().expect("a string");
+            assert!(
+                since.len() == 10 && since.matches('-').count() == 2,
+                "{since}"
+            );
         }
+    }
+    // What cannot be followed is known before anything is generated.
+    let parameters = json!({"properties": {"x": {"type": "array", "uniqueItems": true}}});
+    let tool = json!([{"name": "f", "parameters": parameters}]);
+    let mut refused = server.post(
+        CHAT,
+        &chat(json!({"tools": tool, "tool_choice": "required"})),
+    );
+    let error = refused.json()["error"].clone();
+    assert_eq!((refused.status, &error["param"]), (400, &json!("tools")));
+    let message = error["message"].as_str().expect("a message");
+    for word in ["tool `f`", "parameter `x`", "uniqueItems"] {
+        assert!(message.contains(word), "{message}");
     }
     // In thinking mode nothing can be forced.
     let fields = json!({"tools": tools, "tool_choice": "required", "reasoning_effort": "high"});
@@ -317,5 +344,174 @@ fn an_answer_without_choices_has_one_ends_at_stop_strings_and_is_forced_by_tools
             text_of(stopped),
             whole.split_once(stop).map(|(head, _)| head.to_owned())
         );
+    }
+}
+
+/// A schema whose documents are short.
+fn king() -> Value {
+    json!({
+        "type": "object",
+        "properties": {"king": {"enum": ["Saul", "David"]}, "reign": {"type": "boolean"}},
+        "required": ["king", "reign"],
+        "additionalProperties": false,
+    })
+}
+
+#[test]
+fn every_api_holds_its_answer_to_a_format_in_its_own_field() {
+    let server = Server::shared();
+    let fields = json!({"temperature": 1.5, "seed": 3});
+    let question = "Who was king?";
+    let messages = json!([{"role": "user", "content": question}]);
+    let format = |schema: &Value| json!({"type": "json_schema", "name": "k", "schema": schema});
+    let asked = |path: &str, schema: &Value| match path {
+        CHAT => json!({"messages": messages, "response_format": {
+            "type": "json_schema", "json_schema": {"schema": schema},
+        }}),
+        RESPONSES => json!({"input": question, "text": {"format": format(schema)}}),
+        _ => json!({"messages": messages, "max_tokens": 99, "output_config": {
+            "format": format(schema),
+        }}),
+    };
+    let long = json!({"type": "object", "description": "x".repeat(1 << 15)});
+    for (path, text, field) in [
+        (CHAT, "/choices/0/message/content", "response_format"),
+        (RESPONSES, "/output/0/content/0/text", "text.format"),
+        (MESSAGES, "/content/0/text", "output_config.format"),
+    ] {
+        let answer = server.ask(path, &merged(asked(path, &king()), fields.clone()));
+        let document = answer.pointer(text).and_then(Value::as_str).expect("text");
+        let document: Value = serde_json::from_str(document).expect("JSON");
+        assert!(
+            document["king"] == "Saul" || document["king"] == "David",
+            "{answer}"
+        );
+        assert!(document["reign"].is_boolean(), "{answer}");
+        for (schema, word) in [
+            (&long, "32768"),
+            (
+                &json!({"type": "array", "uniqueItems": true}),
+                "uniqueItems",
+            ),
+            (&json!({"$ref": "#"}), "back to itself"),
+        ] {
+            let mut refused = server.post(path, &asked(path, schema));
+            let error = refused.json()["error"].clone();
+            assert_eq!(refused.status, 400, "{path} {word}: {error}");
+            let message = error["message"].as_str().expect("a message");
+            assert!(
+                message.contains(word) && message.contains(field),
+                "{path}: {message}"
+            );
+        }
+    }
+    // The model is told of it, and an answer that has begun would not follow it.
+    let tokens =
+        |body: &Value| server.ask("/v1/messages/count_tokens", body)["input_tokens"].as_u64();
+    let plain = json!({"messages": messages, "max_tokens": 1});
+    assert!(tokens(&asked(MESSAGES, &king())) > tokens(&plain).map(|tokens| tokens + 20));
+    let begun = json!([messages[0], {"role": "assistant", "content": "Da"}]);
+    let begun = json!({"messages": begun, "continue_final_message": true, "max_tokens": 2});
+    server.ask(CHAT, &begun);
+    for format in [
+        asked(CHAT, &king())["response_format"].clone(),
+        json!({"type": "json_object"}),
+    ] {
+        let mut refused = server.post(
+            CHAT,
+            &merged(begun.clone(), json!({"response_format": format})),
+        );
+        let error = refused.json()["error"].clone();
+        assert_eq!(
+            (refused.status, &error["param"]),
+            (400, &json!("response_format")),
+            "{error}"
+        );
+    }
+    let other = json!({"messages": messages, "output_config": {"format": {"type": "text"}}});
+    assert_eq!(server.post(MESSAGES, &other).status, 400);
+}
+
+#[test]
+fn schemas_of_tools_have_a_bound_in_every_api() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    checkpoint(directory.path());
+    let path = directory.path().to_str().expect("a UTF-8 path");
+    let server = Server::start(&["--model", path, "--name", "tools"]);
+    let long = "x".repeat(1 << 15);
+    let schema = json!({"type": "object", "properties": {"a": {"const": long}}});
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body) in [
+        (
+            CHAT,
+            json!({
+                "messages": messages, "tool_choice": "required",
+                "tools": [{"name": "long", "parameters": schema}],
+            }),
+        ),
+        (
+            RESPONSES,
+            json!({
+                "input": "Hi", "tool_choice": "required",
+                "tools": [{"type": "function", "name": "long", "parameters": schema}],
+            }),
+        ),
+        (
+            MESSAGES,
+            json!({
+                "messages": messages, "max_tokens": 9, "tool_choice": {"type": "any"},
+                "tools": [{"name": "long", "input_schema": schema}],
+            }),
+        ),
+    ] {
+        let mut refused = server.post(path, &body);
+        let error = refused.json()["error"].clone();
+        assert_eq!(refused.status, 400, "{path}: {error}");
+        let message = error["message"].as_str().expect("a message");
+        assert!(
+            message.contains("32768") && message.contains("`long`"),
+            "{path}: {message}"
+        );
+    }
+}
+
+#[test]
+fn a_prompt_is_counted_whatever_the_context_and_lengths_are_clamped() {
+    let server = Server::start(&["--ctx", "40", "--lanes", "1", "--queue", "1"]);
+    let said = |words: usize| {
+        let text = "And it came to pass. ".repeat(words);
+        json!({"messages": [{"role": "user", "content": text}], "max_tokens": 5_000_000_000_u64})
+    };
+    let count = |words: usize| {
+        let counted = server.ask("/v1/messages/count_tokens", &said(words));
+        counted["input_tokens"].as_u64().expect("a number")
+    };
+    assert!(count(30) > 40 && count(30) > count(20));
+    assert_eq!(server.post(MESSAGES, &said(30)).status, 400);
+    let answer = server.ask(MESSAGES, &said(1));
+    assert_eq!(answer["stop_reason"], "max_tokens", "{answer}");
+    let input = json!({"input": "Hi", "max_output_tokens": 5e9});
+    assert_eq!(server.ask(RESPONSES, &input)["status"], "incomplete");
+}
+
+#[test]
+fn the_name_of_an_event_comes_before_its_data() {
+    let server = Server::shared();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body) in [
+        (RESPONSES, json!({"input": "Hi", "max_output_tokens": 2})),
+        (MESSAGES, json!({"messages": messages, "max_tokens": 2})),
+    ] {
+        let text = server
+            .post(path, &merged(body, json!({"stream": true})))
+            .text();
+        let events = text.split("\n\n").filter(|event| !event.is_empty());
+        for event in events {
+            let starts = event
+                .lines()
+                .map(|line| line.split_once(": ").map(|(name, _)| name));
+            let starts: Vec<_> = starts.collect();
+            assert_eq!(starts, [Some("event"), Some("data")], "{path}: {event}");
+        }
     }
 }

@@ -118,18 +118,21 @@ fn the_field_at_fault_is_named() {
             "web_search",
         ),
         (json!({"messages": []}), "messages", "Empty"),
-        (json!({"stream_options": {}}), "stream_options", "stream"),
         (json!({"messages": "hi"}), "messages", "string"),
-        (message(json!({"content": "hi"})), "messages[0]", "role"),
+        (
+            message(json!({"content": "hi"})),
+            "messages[0].role",
+            "role",
+        ),
         (
             message(json!({"role": "tool", "content": "hi"})),
-            "messages[0]",
+            "messages[0].tool_call_id",
             "tool_call_id",
         ),
         (user(json!(7)), "messages[0]", "a list"),
         (
             user(json!([{"type": "image_url"}])),
-            "messages[0]",
+            "messages[0].image_url",
             "image_url",
         ),
     ];
@@ -139,7 +142,7 @@ fn the_field_at_fault_is_named() {
     }
     let formats = [
         (json!("json_object"), "", "json_object"),
-        (json!({}), "", "type"),
+        (json!({}), ".type", "type"),
         (json!({"type": "grammar"}), "", "grammar"),
         (json!({"type": "json_schema"}), "", "missing"),
         (schema(json!(null)), "", "missing"),
