@@ -13,7 +13,7 @@ use crate::conversation::MARK;
 use crate::serve::call_schema::{NOTHING, Reader, Strings, Way, without_strings};
 use crate::serve::grammar::{Unfit, Wanted, compiled};
 use crate::serve::response_format::MAX_SCHEMA;
-use crate::serve::schema::{bundled, document};
+use crate::serve::schema::{bundled, document, multiples};
 
 /// Most bytes of the schemas of all tools, each with what it refers to.
 const MAX_SCHEMAS: usize = 4 * MAX_SCHEMA;
@@ -36,8 +36,6 @@ pub fn lark(wanted: &Wanted, mark: u32, check: &dyn Check) -> Result<String, Unf
         // Tags begin with "<", as other text may.
         Wanted::CallsOr(rules, None) => (rules, r#"(TEXT | "<")* ("<" mark block)?"#.to_owned()),
         Wanted::CallsOr(rules, Some(other)) => {
-            let grammar = other.grammar().map_err(Unfit::Format)?;
-            check.begins(grammar).map_err(Unfit::Format)?;
             let other = match &**other {
                 Wanted::Json(schema) => embedded(&compiled(schema).map_err(Unfit::Format)?),
                 Wanted::Regex(regex) => format!("/{}/", regex_to_lark(regex, "")),
@@ -237,6 +235,10 @@ impl Grammar<'_> {
                 "the schemas of this and earlier tools, each with what it refers to, have {bytes} \
                  bytes, at most {MAX_SCHEMAS}"
             ));
+        }
+        for numbers in multiples(&schema) {
+            self.check
+                .begins(TopLevelGrammar::from_json_schema(numbers))?;
         }
         let grammar = TopLevelGrammar::from_json_schema(schema);
         let name = match self.check.reads(grammar) {

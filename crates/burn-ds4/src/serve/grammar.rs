@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::conversation::MARK;
 use crate::serve::call_grammar::{self, Check};
 use crate::serve::engine::Loaded;
-use crate::serve::schema::document;
+use crate::serve::schema::{document, multiples};
 
 /// Longer tokens are never allowed: the crate has no place for them.
 const MAX_TOKEN: usize = 512;
@@ -46,17 +46,6 @@ pub struct CallRules {
     pub tools: Vec<ToolDefinition>,
     /// Whether there may be one call only.
     pub one_call: bool,
-}
-
-impl Wanted {
-    /// The grammar of what is no call.
-    pub fn grammar(&self) -> Result<TopLevelGrammar, String> {
-        match self {
-            Self::Json(schema) => compiled(schema).map(TopLevelGrammar::from_json_schema),
-            Self::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
-            Self::Calls(_) | Self::CallsOr(..) => Err("calls or calls".into()),
-        }
-    }
 }
 
 /// What cannot be followed, and why.
@@ -136,9 +125,13 @@ impl Grammars {
 
     fn read(&self, wanted: &Wanted) -> Result<Box<dyn Constraint>, Unfit> {
         if let Wanted::Json(_) | Wanted::Regex(_) = wanted {
-            let grammar = wanted.grammar().map_err(Unfit::Format)?;
+            let grammar = self.format(wanted).map_err(Unfit::Format)?;
             let matcher = self.matcher(grammar).map_err(Unfit::Format)?;
             return Ok(Box::new(Ruled(matcher)));
+        }
+        if let Wanted::CallsOr(_, Some(format)) = wanted {
+            let format = self.format(format).and_then(|format| self.begins(format));
+            format.map_err(Unfit::Format)?;
         }
         let mark = self
             .mark
@@ -146,6 +139,21 @@ impl Grammars {
         let lark = call_grammar::lark(wanted, mark.map_err(Unfit::Tools)?, self)?;
         let matcher = self.matcher(TopLevelGrammar::from_lark(lark));
         Ok(Box::new(Ruled(matcher.map_err(Unfit::Tools)?)))
+    }
+
+    /// The grammar of what is no call.
+    pub fn format(&self, wanted: &Wanted) -> Result<TopLevelGrammar, String> {
+        match wanted {
+            Wanted::Json(schema) => {
+                let schema = compiled(schema)?;
+                for numbers in multiples(&schema) {
+                    self.begins(TopLevelGrammar::from_json_schema(numbers))?;
+                }
+                Ok(TopLevelGrammar::from_json_schema(schema))
+            }
+            Wanted::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
+            Wanted::Calls(_) | Wanted::CallsOr(..) => Err("calls or calls".into()),
+        }
     }
 
     fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, String> {

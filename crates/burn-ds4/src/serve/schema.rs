@@ -20,6 +20,16 @@ const REMARKS: [&str; 13] = [
     "title",
     "writeOnly",
 ];
+/// Keywords of numbers.
+const NUMBERS: [&str; 5] = [
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+/// The largest multiple, without its point: remainders times ten are of 32 bits in `llguidance`.
+const MULTIPLE: f64 = 400_000_000.0;
 /// Formats of strings that are followed. Others are a hint.
 pub const FORMATS: [&str; 10] = [
     "date-time",
@@ -173,14 +183,41 @@ fn leads_on(
     Ok(())
 }
 
+/// The numbers in a schema that are multiples of something. Whether there are any between their
+/// bounds is not known before one begins.
+pub fn multiples(schema: &Value) -> Vec<Value> {
+    let (mut schema, mut found) = (schema.clone(), Vec::new());
+    each(&mut schema, &mut |keywords| {
+        if keywords.contains_key("multipleOf") {
+            let mut numbers = keywords.clone();
+            numbers.retain(|name, _| NUMBERS.contains(&name.as_str()));
+            let is_whole = keywords.get("type").is_some_and(|kind| kind == "integer");
+            numbers.insert(
+                "type".into(),
+                json!(["number", "integer"][usize::from(is_whole)]),
+            );
+            found.push(numbers.into());
+        }
+    });
+    found
+}
+
 /// The schema of a whole document, without hints.
 ///
 /// # Errors
 ///
-/// If a reference leads back to itself before anything is said.
+/// If a reference leads back to itself before anything is said, or a multiple is too large.
 pub fn document(root: &Value) -> Result<Value, String> {
     let (mut schema, mut sound, mut result) = (root.clone(), HashSet::new(), Ok(()));
     each(&mut schema, &mut |keywords| {
+        let digits = keywords.get("multipleOf").map(Value::to_string);
+        let digits = digits.map(|number| number.replace('.', ""));
+        let digits = digits.filter(|digits| digits.parse().is_ok_and(|of: f64| of > MULTIPLE));
+        if let (Some(digits), true) = (digits, result.is_ok()) {
+            result = Err(format!(
+                "`multipleOf` has the digits {digits}, at most {MULTIPLE}"
+            ));
+        }
         let reference = keywords.get("$ref").cloned();
         if result.is_ok() && reference.is_some() {
             let schema = json!({"$ref": reference});
