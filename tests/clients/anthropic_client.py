@@ -10,6 +10,7 @@ It ends with exit code 0 and a line for each check, or with a traceback.
 """
 
 import argparse
+import json
 
 import anthropic
 
@@ -54,6 +55,17 @@ class Checks:
         assert text == whole.content[0].text, (text, whole)
         assert final.usage.output_tokens == whole.usage.output_tokens, (final, whole)
         assert final.stop_reason == whole.stop_reason, final
+
+    def check_format(self):
+        schema = {
+            "type": "object",
+            "properties": {"king": {"enum": ["Saul", "David"]}},
+            "required": ["king"],
+            "additionalProperties": False,
+        }
+        form = {"format": {"type": "json_schema", "schema": schema}}
+        answer = self.create(extra_body={"output_config": form}, max_tokens=60)
+        assert json.loads(answer.content[0].text)["king"] in ("Saul", "David"), answer
 
     def check_thinking(self):
         answer = self.create(thinking={"type": "enabled", "budget_tokens": 1024})

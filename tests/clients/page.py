@@ -17,7 +17,9 @@ import sys
 import tempfile
 import urllib.request
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -44,6 +46,40 @@ def serving(program, *options):
     finally:
         server.terminate()
         assert server.wait(SECONDS) == 0, "the server ends cleanly"
+
+
+@contextmanager
+def below(url, prefix):
+    """Has a server answer below a path of another one; yields the address of that path."""
+
+    class Mount(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.forward(None)
+
+        def do_POST(self):
+            self.forward(self.rfile.read(int(self.headers["content-length"])))
+
+        def forward(self, body):
+            if not self.path.startswith(prefix):
+                self.send_error(404)
+                return
+            path = self.path.removeprefix(prefix) or "/"
+            request = urllib.request.Request(url + path, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=SECONDS) as response:
+                text = response.read()
+                self.send_response(response.status)
+                self.send_header("content-type", response.headers["content-type"])
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Mount) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}{prefix}"
+        server.shutdown()
 
 
 class Page:
@@ -217,6 +253,17 @@ def check_calls(browser, url):
     assert len(page.texts("article.assistant")) == 2
 
 
+def check_below_a_path(browser, url):
+    with below(url, "/model") as address:
+        for slash in ["", "/"]:
+            page = Page(browser, address + slash)
+            check_model(page)
+            page.set(max_tokens=3)
+            page.ask(QUESTION)
+            assert page.answers()[-1] and page.errors() == [], page.errors()
+            page.element("#clear").click()
+
+
 def check_key(browser, url):
     page = Page(browser, url)
     page.set(max_tokens=3)
@@ -257,6 +304,8 @@ def main():
             assert log == [], log
             check_refused_request(page)
             print("ok", check_refused_request.__name__)
+            check_below_a_path(browser, url)
+            print("ok", check_below_a_path.__name__)
         with tempfile.TemporaryDirectory() as tools:
             maker = Path(__file__).with_name("tool_checkpoint.py")
             subprocess.run([sys.executable, maker, tools], check=True)
