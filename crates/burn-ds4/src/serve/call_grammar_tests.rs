@@ -8,8 +8,8 @@ use crate::serve::fuzz::app;
 use crate::serve::grammar::tests::{THINK_END, allowed, encoded};
 use crate::serve::grammar::{CallRules, Grammars};
 
-/// A constraint of one call of a tool `f`.
-fn constraint(parameters: &Value) -> Result<Box<dyn ds4_model::generate::Constraint>, Unfit> {
+/// One call of a tool `f`.
+fn rules(parameters: &Value) -> CallRules {
     let tool = ToolDefinition {
         name: "f".into(),
         description: None,
@@ -17,12 +17,16 @@ fn constraint(parameters: &Value) -> Result<Box<dyn ds4_model::generate::Constra
         strict: None,
         defer_loading: false,
     };
-    let rules = CallRules {
+    CallRules {
         tools: vec![tool],
         one_call: true,
-    };
+    }
+}
+
+/// A constraint of one such call.
+fn constraint(parameters: &Value) -> Result<Box<dyn ds4_model::generate::Constraint>, Unfit> {
     let mark = app().loaded.tokenizer.token_id(THINK_END).expect("a token");
-    Grammars::marked(&app().loaded, mark).constraint(Wanted::Calls(rules))
+    Grammars::marked(&app().loaded, mark).constraint(Wanted::Calls(rules(parameters)))
 }
 
 /// Whether a call is taken with these parameters, of which some are strings.
@@ -400,4 +404,75 @@ fn what_several_parameters_refer_to_is_read_once() {
         matches!(&error, Err(Unfit::Tools(text)) if text.contains("131072")),
         "{error:?}"
     );
+}
+
+/// A schema of these keywords and their like.
+fn drawn(draw: &mut impl FnMut(usize) -> usize, depth: usize) -> Value {
+    let several = |draw: &mut dyn FnMut(usize) -> usize| -> Vec<u64> {
+        (0..=draw(2)).map(|_| draw(4) as u64).collect()
+    };
+    match draw(if depth == 0 { 8 } else { 13 }) {
+        0 => json!({"type": "string", "minLength": draw(3), "maxLength": draw(5)}),
+        1 => json!({"type": "string", "pattern": (["^a+$", "b", "^(a|b)", "a|^b$"][draw(4)])}),
+        2 => json!({"type": "integer", "minimum": draw(9), "maximum": draw(20), "multipleOf": 3}),
+        3 => json!({"enum": several(draw)}),
+        4 => json!({"enum": ["a", "ab", "b</", null], "type": ["string", "null"]}),
+        5 => json!({"type": "string", "format": (["date", "ipv4", "x"][draw(3)])}),
+        6 => json!({"$ref": (["#/$defs/a", "#/$defs/b", "#/properties/p0", "#"][draw(4)])}),
+        7 => json!({"type": (["boolean", "null", "string", "number"][draw(4)])}),
+        8 => json!({"anyOf": [drawn(draw, depth - 1), drawn(draw, depth - 1)]}),
+        9 => json!({"allOf": [drawn(draw, depth - 1), drawn(draw, depth - 1)]}),
+        10 => json!({"oneOf": [drawn(draw, depth - 1), {"const": "q"}]}),
+        11 => json!({"type": "array", "items": drawn(draw, depth - 1), "minItems": draw(2)}),
+        _ => json!({
+            "type": "object", "properties": {"x": drawn(draw, depth - 1)},
+            "required": ([["x"], ["y"]][draw(2)]), "additionalProperties": draw(2) == 0,
+        }),
+    }
+}
+
+#[test]
+fn whatever_a_call_has_begun_with_it_can_go_on() {
+    let (loaded, mut state) = (&app().loaded, 7_u64);
+    let mut draw = |below: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) as usize % below
+    };
+    let mark = loaded.tokenizer.token_id(THINK_END).expect("a token");
+    let grammars = Grammars::marked(loaded, mark);
+    let (mut taken, mut ended) = (0, 0);
+    for _ in 0..150 {
+        let mut schema = json!({
+            "type": "object",
+            "properties": {"p0": drawn(&mut draw, 2), "p1": drawn(&mut draw, 2)},
+            "required": ["p1"],
+            "$defs": {"a": drawn(&mut draw, 1), "b": drawn(&mut draw, 1)},
+        });
+        if draw(3) == 0 {
+            schema["additionalProperties"] = drawn(&mut draw, 1);
+        }
+        let Ok(mut constraint) = grammars.constraint(Wanted::Calls(rules(&schema))) else {
+            continue;
+        };
+        taken += 1;
+        let mut text = Vec::new();
+        for _ in 0..150 {
+            let ids = allowed(constraint.as_mut());
+            assert!(!ids.is_empty(), "{schema}: {text:?}");
+            // Marks lead to the end.
+            let id = match ids.contains(&mark) && draw(3) > 0 {
+                true => mark,
+                false => ids[draw(ids.len())],
+            };
+            if id == loaded.config.eos_token_id {
+                ended += 1;
+                break;
+            }
+            constraint.accept(id).expect("an allowed token");
+            text.push(loaded.tokenizer.token_bytes(id).unwrap_or_default());
+        }
+    }
+    assert!(taken > 50 && ended > 20, "{taken} taken, {ended} ended");
 }
