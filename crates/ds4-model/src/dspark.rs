@@ -18,14 +18,13 @@ use burn_ds4_ops::topk::{Order, Windows, top_k};
 
 use crate::block::{Block, BlockConfig, flattened, unflattened};
 use crate::cache::{LayerCache, Step};
-use crate::checkpoint::load_all;
 use crate::config::DsparkParams;
-use crate::flash_head::ProbedHead;
 use crate::hyper_connection::HyperHead;
 use crate::linear::{PackedLinear, PackedLinearConfig, project_f32};
 use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::probed_head::ProbedHead;
 use crate::trace::Trace;
-use crate::weights::{self, WeightSource};
+use crate::weights::{self, WeightSource, load_all};
 
 /// Configuration of [`Dspark`].
 #[derive(Config, Debug)]

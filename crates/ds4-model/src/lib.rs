@@ -51,6 +51,7 @@ pub mod parallel;
 pub mod pipeline;
 pub mod placement;
 pub mod printable;
+mod probed_head;
 #[cfg(test)]
 mod repository;
 pub mod rope;

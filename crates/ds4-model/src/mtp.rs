@@ -7,10 +7,10 @@ use burn_ds4_ops::matmul::INVARIANT_ROWS;
 
 use crate::block::{Block, BlockConfig, flattened, unflattened};
 use crate::cache::{LayerCache, Step};
-use crate::flash_head::ProbedHead;
 use crate::hyper_connection::HyperHead;
 use crate::linear::{PackedLinear, PackedLinearConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
+use crate::probed_head::ProbedHead;
 use crate::trace::Trace;
 use crate::weights::{self, WeightSource};
 

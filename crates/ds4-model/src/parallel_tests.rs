@@ -99,11 +99,11 @@ fn scales_of_fp4_that_begin_within_a_word_are_moved() {
         (&Device::flex(), burn::tensor::DType::U32),
     );
     let fp4 = Fp4Weight {
-        words: parameter(Tensor::zeros(
+        words: int_parameter(Tensor::zeros(
             [2, 3, 8],
             (&Device::flex(), burn::tensor::DType::U32),
         )),
-        scales: parameter(words.clone()),
+        scales: int_parameter(words.clone()),
         columns: 64,
         layout: Fp4Layout::Plain,
     };

@@ -1,6 +1,8 @@
 //! Lengths that a sequence can go back to however far it has gone since.
 
-use super::{Cache, LayerCache, Ring};
+use super::layer::LayerCache;
+use super::ring::Ring;
+use super::state::Cache;
 
 /// The rows of a cache of one sequence that later positions overwrite, as they are at some length.
 #[derive(Clone, Debug)]
@@ -12,15 +14,6 @@ pub(crate) struct CacheMark {
 impl CacheMark {
     pub(crate) fn bytes(&self) -> usize {
         self.rings.iter().map(Ring::bytes).sum()
-    }
-}
-
-impl LayerCache {
-    /// The rings that wrap around. Compressed rows stay in place.
-    fn wrapping(&mut self) -> impl Iterator<Item = &mut Ring> {
-        let compressed = [&mut self.compressed, &mut self.indexer];
-        let compressed = compressed.into_iter().flatten();
-        std::iter::once(&mut self.window).chain(compressed.map(|cache| &mut cache.raw))
     }
 }
 

@@ -3,36 +3,10 @@
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::device::check_tensors;
 
-use super::{Cache, CacheError, LayerCache, Part, Ring, new_epoch};
-
-impl LayerCache {
-    pub(super) fn rings(&self) -> impl Iterator<Item = &Ring> {
-        let compressed = [&self.compressed, &self.indexer].into_iter().flatten();
-        let compressed = compressed.flat_map(|cache| [&cache.rows, &cache.raw]);
-        std::iter::once(&self.window).chain(compressed)
-    }
-
-    fn rings_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
-        let compressed = [&mut self.compressed, &mut self.indexer];
-        let compressed = compressed.into_iter().flatten();
-        let compressed = compressed.flat_map(|cache| [&mut cache.rows, &mut cache.raw]);
-        std::iter::once(&mut self.window).chain(compressed)
-    }
-}
-
-impl Part {
-    /// Takes the tensor, which the caller has to put back, and tells whether it is new.
-    fn take_active(&mut self) -> (Tensor<1, Int>, bool) {
-        match self.active.take() {
-            Some(active) => (active, false),
-            None => {
-                let start = self.start();
-                let like = (&self.device, start.dtype());
-                (Tensor::ones(start.dims(), like), true)
-            }
-        }
-    }
-}
+use super::error::CacheError;
+use super::layer::LayerCache;
+use super::ring::Ring;
+use super::state::{Cache, new_epoch};
 
 impl Cache {
     /// Makes the sequence at index `sequence` a copy of the one at index `from` of `source`,

@@ -1,10 +1,15 @@
+//! What the layers of a device need for new positions.
+
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{DECODE_TOKENS, MASKED};
 
-use super::{Cache, CacheLayout, Ring};
+use super::layer::LayerCache;
+use super::layout::window_history;
+use super::part::Part;
+use super::ring::Ring;
 use crate::config::AttentionKind;
 use crate::rope::{RotaryTable, Rotation};
 
@@ -13,33 +18,6 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 /// The additive mask that hides rows, in f32 whatever the device's default dtype.
 pub(crate) fn mask<const D: usize>(hidden: Tensor<D, Bool>) -> Tensor<D> {
     hidden.float().cast(FloatDType::F32) * MASKED
-}
-
-/// Rows before a step's first position that its window reaches.
-///
-/// At least one, so that no tensor is empty. In a window of one position, that row is not visible.
-pub(super) fn window_history(window: usize) -> usize {
-    window.saturating_sub(1).max(1)
-}
-
-/// Raw projections before a step's first position that its first block pools.
-pub(super) fn raw_history(ratio: usize, series: usize) -> usize {
-    (series.saturating_mul(ratio) - 1).max(1)
-}
-
-/// The shortest history that any ring of the layout is read over.
-pub(super) fn shortest_history(layout: &CacheLayout, capacity: usize) -> usize {
-    layout
-        .layers
-        .iter()
-        .filter_map(|kind| match kind {
-            AttentionKind::Window => None,
-            AttentionKind::CompressedSparse { ratio } => Some(raw_history(*ratio, 2)),
-            AttentionKind::HeavilyCompressed { ratio } => Some(raw_history(*ratio, 1)),
-        })
-        .chain([window_history(layout.window_at(capacity))])
-        .min()
-        .unwrap_or(0)
 }
 
 /// A step that has begun.
@@ -64,7 +42,19 @@ impl OpenStep {
     }
 }
 
-/// Indices and masks of one forward call, shared by all layers of its [`Cache`] on one device.
+/// Sizes of a step.
+#[derive(Clone, Copy)]
+pub(super) struct StepShape {
+    /// Number of sequences.
+    pub(super) batch: usize,
+    /// Rows of a window that are visible to a query, its own included.
+    pub(super) span: usize,
+    /// Length of the longest sequence, the new positions included.
+    pub(super) end: usize,
+}
+
+/// Indices and masks of one forward call, shared by all layers of its [cache](super::Cache) on one
+/// device.
 ///
 /// A decode step has at most [`DECODE_TOKENS`] positions of a sequence, a prefill step has more.
 #[derive(Debug)]
@@ -138,21 +128,26 @@ impl CompressedStep {
 }
 
 impl Step {
-    pub(super) fn new(cache: &Cache, index: usize, open: OpenStep) -> Self {
-        let (part, count) = (&cache.parts[index], open.count);
-        let start = part.start();
+    /// What the layers of a part need.
+    pub(super) fn new(
+        open: OpenStep,
+        shape: StepShape,
+        part: &Part,
+        layers: &[LayerCache],
+    ) -> Self {
+        let (start, is_prefill) = (part.start(), open.count > DECODE_TOKENS);
         let rotation = |table: &Option<RotaryTable>| {
             let table = table.as_ref();
             table.map(|table| table.from(start.clone()))
         };
         Self {
             open,
-            batch: cache.config.batch,
-            span: cache.layout.window_at(cache.capacity),
+            batch: shape.batch,
+            span: shape.span,
             causal: true,
             rotation: rotation(&part.rotary),
             compressed_rotation: rotation(&part.compressed_rotary),
-            prefill: (count > DECODE_TOKENS).then(|| PrefillStep::new(cache, index, &start, count)),
+            prefill: is_prefill.then(|| PrefillStep::new(open.count, shape, &start, layers)),
             start,
         }
     }
@@ -224,24 +219,21 @@ impl Step {
 }
 
 impl PrefillStep {
-    fn new(cache: &Cache, part: usize, start: &Tensor<1, Int>, count: usize) -> Self {
-        let end = cache.lengths.iter().max().copied().unwrap_or(0) + count;
-        let part = &cache.parts[part];
-        let layers = &cache.layers[part.layers.clone()];
+    fn new(count: usize, shape: StepShape, start: &Tensor<1, Int>, layers: &[LayerCache]) -> Self {
         let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
         for kind in layers.iter().map(|layer| layer.kind) {
             let known = compressed.iter().any(|(other, _)| *other == kind);
             if let (false, Some(ratio)) = (known, kind.ratio()) {
                 let step = CompressedStep {
                     ratio,
-                    rows: (end / ratio).max(1),
+                    rows: (shape.end / ratio).max(1),
                     bias: OnceLock::new(),
                 };
                 compressed.push((kind, step));
             }
         }
 
-        let history = window_history(cache.layout.window_at(cache.capacity));
+        let history = window_history(shape.span);
         let slots = layers.first().map_or(history, |layer| layer.window.slots());
         Self {
             window: WindowStep::new(start, count, history, slots),

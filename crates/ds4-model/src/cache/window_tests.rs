@@ -1,6 +1,12 @@
 //! Windows that are longer than the cache.
 
+use burn::tensor::{Device, FloatDType};
+use burn_ds4_ops::attention::DECODE_TOKENS;
+
+use super::ring::Ring;
 use super::*;
+use crate::config::AttentionKind;
+use crate::rope::RotaryConfig;
 
 const ROLLBACK: usize = 2;
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::error::SHOWN;
+use super::error::{InvalidReason, SHOWN};
 use super::host::{HostExperts, StoredLinear, WeightFormat};
-use super::{InvalidReason, Loader};
+use super::loader::Loader;
 
 impl<'a> Loader<'a> {
     /// `{prefix}.{e}.w1` and `{prefix}.{e}.w3`, `[inter, hidden]` each, as

@@ -4,9 +4,10 @@ use burn::tensor::TensorData;
 pub(super) use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 use half::{bf16, f16};
 use rayon::prelude::*;
+use safetensors::Dtype;
 
 use super::codec::{self, Words};
-use super::{CheckpointTensor, Dtype};
+use super::directory::CheckpointTensor;
 
 /// The E8M0 code of 1, which fills up the last word of scales.
 const SCALE_ONE: u8 = 127;

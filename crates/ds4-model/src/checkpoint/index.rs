@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-use super::CheckpointError;
+use super::error::CheckpointError;
 use crate::files;
 
 /// A JSON object in which no key occurs twice; serde_json's own maps keep the last one silently.

@@ -9,7 +9,7 @@ use memmap2::UncheckedAdvice;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::IgnoredAny;
 
-use super::CheckpointError;
+use super::error::CheckpointError;
 use super::index::UniqueKeys;
 use crate::files;
 

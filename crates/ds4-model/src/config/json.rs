@@ -8,16 +8,18 @@ mod dspark;
 mod generation;
 mod keys;
 mod rope;
+mod text;
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 pub use self::generation::GenerationDefaults;
 pub(crate) use self::generation::eos_token_ids;
 use self::keys::{BOOL, FIRST_ID, ID, Keys, REAL, SIZE, SIZES, TEXT, TEXTS};
-use super::{AttentionKind, ConfigError, ConfigErrorKind, ModelConfig};
-use crate::files;
+use self::text::{object, read};
+use super::error::{ConfigError, ConfigErrorKind};
+use super::shape::{AttentionKind, ModelConfig};
 
 const MODEL_TYPE: &str = "deepseek_v4";
 /// The one ratio that means overlapping blocks and an indexer where a file has no `layer_types`.
@@ -107,21 +109,6 @@ fn untold_stages() -> ConfigError {
         contradictory: vec![format!("the layers of the drafter are not told: {places}")],
     }
     .into()
-}
-
-/// Reads a file; an error names it.
-fn read<T>(
-    path: &Path,
-    parse: impl FnOnce(&str) -> Result<T, ConfigError>,
-) -> Result<T, ConfigError> {
-    files::read_text(path)
-        .map_err(|source| ConfigErrorKind::Read(source).into())
-        .and_then(|text| parse(&text))
-        .map_err(|error| error.at(path))
-}
-
-fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
-    Ok(serde_json::from_str(text).map_err(ConfigErrorKind::Json)?)
 }
 
 /// Choices that DeepSeek-V4 has made and the modules have built in.

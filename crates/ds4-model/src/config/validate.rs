@@ -1,6 +1,7 @@
 //! What must hold for a configuration to describe a model.
 
-use super::{AttentionKind, ConfigError, ConfigErrorKind, DsparkParams, ModelConfig};
+use super::error::{ConfigError, ConfigErrorKind};
+use super::shape::{AttentionKind, DsparkParams, MAX_DRAFTS, ModelConfig};
 
 /// Ids and positions are `i32` on the device.
 const MAX_INDEX: usize = i32::MAX as usize;
@@ -10,8 +11,6 @@ const MAX_COUNT: usize = 1 << 20;
 const MAX_LAYERS: usize = 4096;
 const MAX_STREAMS: usize = 64;
 const MAX_SINKHORN_ITERS: usize = 1000;
-/// Drafts of a step, at most, and with them tokens of a block that drafts.
-const MAX_BLOCK: usize = crate::generate::MAX_DRAFTS;
 const MAX_DRAFTER_LAYERS: usize = 64;
 
 /// A broken rule. `fields` lets the reader of a file drop the rules that only break because a key
@@ -241,7 +240,7 @@ impl ModelConfig {
     fn drafter(&self, dspark: &DsparkParams, rules: &mut Rules) {
         let field = &["dspark"];
         for (name, value, max) in [
-            ("dspark_block_size", dspark.block_size, MAX_BLOCK),
+            ("dspark_block_size", dspark.block_size, MAX_DRAFTS),
             ("dspark_markov_rank", dspark.markov_rank, MAX_WIDTH),
             (
                 "layers of the DSpark drafter",

@@ -6,7 +6,8 @@ use burn::tensor::{DType, TensorData};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::{ASSIGNMENTS, CENTROIDS, FlashHeadFileError, NORMS, SEED_KEY, SPECIAL_KEY};
+use super::error::FlashHeadFileError;
+use super::keys::{ASSIGNMENTS, CENTROIDS, NORMS, SEED_KEY, SPECIAL_KEY};
 
 /// Header and data of a file; the header has been checked.
 pub(super) struct Reader<'a> {

@@ -10,9 +10,10 @@ use burn_ds4_ops::flash_head::FlashHead;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use super::{
+use super::fingerprint;
+use super::keys::{
     ASSIGNMENTS, CAPACITY_KEY, CENTROIDS, FINGERPRINT_KEY, NORMS, SEED_KEY, SPECIAL_KEY, VERSION,
-    VERSION_KEY, fingerprint,
+    VERSION_KEY,
 };
 
 pub(super) fn encode(head: &FlashHead, seed: Option<u64>) -> Result<Vec<u8>, String> {

@@ -130,7 +130,7 @@ pub enum GenerateError {
     #[error("request {request} is not known, or has ended")]
     UnknownRequest {
         /// The one that was given.
-        request: super::RequestId,
+        request: super::request_id::RequestId,
     },
     /// A text needs more memory than caches may take, or than others leave.
     #[error(

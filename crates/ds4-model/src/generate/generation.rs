@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::engine::{
-    DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, FinishReason, MAX_DRAFTS, Output, Request,
-    RequestId,
-};
+use super::engine::{DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, FinishReason, Output, Request};
 use super::error::GenerateError;
+use super::request_id::RequestId;
 use super::sampling::SamplingConfig;
 use super::stats::SpeculativeStats;
 use super::tokenizer::SpecialTokens;
+use crate::config::MAX_DRAFTS;
 use crate::model::Model;
 
 /// How to generate.

@@ -15,19 +15,21 @@
 mod engine;
 mod error;
 mod generation;
+mod request_id;
 mod sampling;
 mod stats;
 mod stop;
 mod text;
 mod tokenizer;
 
+pub use crate::config::MAX_DRAFTS;
 pub use engine::{
     Constraint, ConstraintError, DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, FinishReason,
-    GraphUsage, LogitsProcessor, MAX_DRAFTS, MAX_LANES, Output, Progress, Request, RequestId,
-    TokenLogProbs,
+    GraphUsage, LogitsProcessor, MAX_LANES, Output, Progress, Request, TokenLogProbs,
 };
 pub use error::GenerateError;
 pub use generation::{GenerateConfig, Generation};
+pub use request_id::RequestId;
 pub use sampling::{SamplingConfig, greedy_token};
 pub use stats::{PositionStats, SpeculativeStats};
 pub use stop::{StopStep, StopStrings};

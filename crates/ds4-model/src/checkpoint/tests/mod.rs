@@ -1,3 +1,4 @@
+mod contents;
 mod damage;
 mod fixtures;
 mod groups;
@@ -11,7 +12,10 @@ mod sharded;
 
 use tempfile::TempDir;
 
-use super::Checkpoint;
+use super::{
+    Checkpoint, CheckpointError, InvalidReason, InvalidTensor, Loader, MisShapedTensor,
+    MissingTensor, WeightErrors,
+};
 use crate::repository;
 
 /// One tensor of a file made by hand.
@@ -84,4 +88,41 @@ fn checkpoint_of_bytes(file: &[u8]) -> TempDir {
 fn checkpoint_of(tensors: &[StoredTensor]) -> Checkpoint {
     let dir = checkpoint_of_bytes(&safetensors(tensors));
     Checkpoint::open(dir.path()).unwrap()
+}
+
+fn report<T>(
+    tensors: &[StoredTensor],
+    load: impl FnOnce(&mut Loader<'_>) -> Option<T>,
+) -> WeightErrors {
+    let checkpoint = checkpoint_of(tensors);
+    let mut loader = Loader::new(&checkpoint);
+    let value = load(&mut loader);
+    assert!(value.is_none());
+    match loader.finish(value) {
+        Err(CheckpointError::Weights(errors)) => *errors,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("loaded"),
+    }
+}
+
+fn invalid(name: &str, reason: InvalidReason) -> InvalidTensor {
+    InvalidTensor {
+        name: name.to_string(),
+        reason,
+    }
+}
+
+fn missing(name: &str, expected: &[usize]) -> MissingTensor {
+    MissingTensor {
+        name: name.to_string(),
+        expected: expected.to_vec(),
+    }
+}
+
+fn mis_shaped(name: &str, expected: &[usize], actual: &[usize]) -> MisShapedTensor {
+    MisShapedTensor {
+        name: name.to_string(),
+        expected: expected.to_vec(),
+        actual: actual.to_vec(),
+    }
 }

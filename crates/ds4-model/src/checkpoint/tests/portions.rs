@@ -3,8 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::super::build::LoadOptions;
-use super::super::{Checkpoint, CheckpointError, Loader, WeightErrors};
+use super::super::{Checkpoint, CheckpointError, LoadOptions, Loader, WeightErrors};
 use super::{checkpoint_of, stored_f32};
 use crate::model::Model;
 use crate::placement::Placement;

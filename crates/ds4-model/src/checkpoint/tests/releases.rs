@@ -10,6 +10,7 @@ use super::super::{Checkpoint, LoadOptions};
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::{AttentionKind, DsparkParams, ModelConfig};
 use crate::linear::WeightStack;
+use crate::model::ModelSource;
 use crate::placement::{Place, Placement};
 use crate::weights::{Initial, WeightSource};
 
@@ -56,13 +57,21 @@ impl Listed {
     }
 }
 
-impl WeightSource for Listed {
+impl ModelSource for Listed {
+    type Weights = Self;
+
+    fn weights(&mut self) -> &mut Self {
+        self
+    }
+
     fn placement(&self, layers: usize) -> Placement {
         Placement::single(&Device::flex(), layers)
     }
 
     fn enter(&mut self, _: Place) {}
+}
 
+impl WeightSource for Listed {
     fn arranged<const D: usize>(
         &mut self,
         name: &str,

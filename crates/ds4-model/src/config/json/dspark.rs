@@ -1,7 +1,7 @@
 //! The keys of the DSpark drafter.
 
 use super::keys::{ID, Keys, SIZE, SIZES};
-use crate::config::{DsparkParams, ModelConfig};
+use crate::config::shape::{DsparkParams, ModelConfig};
 
 const PREFIX: &str = "dspark_";
 const BLOCK_SIZE: &str = "dspark_block_size";

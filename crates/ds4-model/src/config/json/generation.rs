@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::keys::{BOOL, ID, IDS, Keys, REAL, SIZE, TOP_K};
-use super::{object, read};
-use crate::config::ConfigError;
+use super::text::{object, read};
+use crate::config::error::ConfigError;
 
 /// What a `generation_config.json` says; `None` where it says nothing. Keys that have no effect
 /// here are ignored.

@@ -5,7 +5,8 @@ use std::fmt::Debug;
 
 use serde_json::{Map, Value};
 
-use crate::config::{ConfigError, ConfigErrorKind, ModelConfig};
+use crate::config::error::{ConfigError, ConfigErrorKind};
+use crate::config::shape::ModelConfig;
 
 /// How a value is read, and what to call it where it cannot be.
 pub(super) struct ValueKind<T> {

@@ -1,7 +1,7 @@
 //! The rotary embeddings' keys.
 
 use super::keys::{Keys, REAL, SIZE, TEXT};
-use crate::config::{ModelConfig, YarnConfig};
+use crate::config::shape::{ModelConfig, YarnConfig};
 
 pub(super) fn read(keys: &mut Keys, config: &mut ModelConfig) {
     keys.set(

@@ -1,21 +1,19 @@
 //! What an engine is made with, and what it is asked for.
 
+use std::ops::Range;
+
 use burn_ds4_ops::matmul::INVARIANT_ROWS;
 use burn_ds4_ops::sampling::{MAX_TOP_LOG_PROBS, SamplingParams};
 
 use super::constraint::Constraint;
-use super::lanes::fewer_drafts;
 use super::recorder::WORTH_RECORDING;
 use crate::cache::CacheError;
-use crate::config::ModelConfig;
+use crate::config::{MAX_DRAFTS, ModelConfig};
 use crate::generate::error::GenerateError;
 use crate::generate::sampling::SamplingConfig;
 
 /// Most texts that an engine decodes at a time.
 pub const MAX_LANES: usize = 64;
-
-/// Most tokens that are drafted per step.
-pub const MAX_DRAFTS: usize = 8;
 
 /// Prompt tokens per forward call by default. For fewer, a GPU reads weights that are not worth it.
 pub const DEFAULT_PREFILL_CHUNK: usize = 2048;
@@ -224,6 +222,26 @@ impl Request {
     }
 }
 
+/// The numbers of verified drafts whose steps are worth recording where so many tokens follow: all
+/// drafts first, then the fewest, which take the least. Only all, unless drafts may be left out.
+pub(super) fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
+    let mut left = tokens;
+    let is_worth_it = |drafts: &usize| {
+        let rest = left.checked_sub(WORTH_RECORDING * (1 + drafts));
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    std::iter::once(all)
+        .chain(fewer_drafts(all, leaves_out))
+        .take_while(is_worth_it)
+        .collect()
+}
+
+/// Of the numbers of verified drafts whose steps may be recorded, those below `all`.
+pub(super) fn fewer_drafts(all: usize, leaves_out: bool) -> Range<usize> {
+    0..if leaves_out { all } else { 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,6 +266,29 @@ mod tests {
                 ..EngineConfig::default()
             };
             assert_eq!(config.is_deterministic(), expected, "{config:?}");
+        }
+    }
+
+    #[test]
+    fn as_many_steps_are_recorded_as_are_worth_it() {
+        let one = WORTH_RECORDING;
+        assert_eq!(worth_recording(6 * one, 5, false), [5]);
+        assert_eq!(worth_recording(100 * one, 5, false), [5]);
+        assert_eq!(worth_recording(6 * one - 1, 5, true), [0; 0]);
+        assert_eq!(worth_recording(6 * one, 5, true), [5]);
+        assert_eq!(worth_recording(9 * one, 5, true), [5, 0, 1]);
+        assert_eq!(worth_recording(21 * one, 5, true), [5, 0, 1, 2, 3, 4]);
+        assert_eq!(worth_recording(one, 0, true), [0]);
+        for draft_confidence in [0.0, 0.3] {
+            let config = EngineConfig {
+                drafts: 5,
+                draft_confidence,
+                ..EngineConfig::default()
+            };
+            let recorded = |tokens| worth_recording(tokens, 5, draft_confidence > 0.0);
+            let all = config.recording_tokens();
+            assert_eq!(recorded(all), recorded(usize::MAX));
+            assert_ne!(recorded(all - 1), recorded(all));
         }
     }
 }

@@ -6,6 +6,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
 
 use super::config::EngineConfig;
+use super::results::LEFT_OUT;
 use crate::block::unflattened;
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::ModelConfig;
@@ -13,10 +14,6 @@ use crate::dspark::{BlockDrafts, Dspark, most_likely};
 use crate::generate::error::GenerateError;
 use crate::model::{Model, Passing};
 use crate::trace::Trace;
-
-/// A draft that is left out because the drafter has little confidence in it. Any negative number is
-/// no token.
-pub(super) const LEFT_OUT: i32 = -2;
 
 /// What the trunk has computed at new positions.
 pub(super) struct Features {

@@ -110,8 +110,9 @@ mod tests {
 
     use burn::tensor::Device;
 
-    use super::super::{Engine, EngineConfig, Output, Request, RequestId};
+    use super::super::{Engine, EngineConfig, Output, Request};
     use crate::generate::error::GenerateError;
+    use crate::generate::request_id::RequestId;
     use crate::pipeline::Pipeline;
     use crate::repository;
 

@@ -5,40 +5,11 @@
 //! ended.
 
 use super::lanes::Lanes;
+use super::mark::{Mark, bytes_of};
 use super::memory::if_fitting;
 use super::setup::{Caches, Setup};
 use super::text::Text;
-use crate::cache::{Cache, CacheMark};
 use crate::generate::error::GenerateError;
-
-/// What the caches of a text have, at some length, that later positions overwrite.
-#[derive(Clone, Debug)]
-pub(super) struct Mark {
-    length: usize,
-    caches: Vec<CacheMark>,
-}
-
-/// Bytes that marks hold.
-fn bytes_of(marks: &[Mark]) -> usize {
-    let caches = marks.iter().flat_map(|mark| &mark.caches);
-    caches.map(CacheMark::bytes).sum()
-}
-
-impl Caches {
-    /// Marks the length of the only text.
-    pub(super) fn mark(&mut self) -> Mark {
-        Mark {
-            length: self.trunk.lengths()[0],
-            caches: self.both_mut().map(Cache::mark).collect(),
-        }
-    }
-
-    fn return_to(&mut self, mark: &Mark) {
-        for (cache, mark) in self.both_mut().zip(&mark.caches) {
-            cache.return_to(mark);
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Prefix {

@@ -5,8 +5,11 @@ use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::readback::Readback;
 use burn_ds4_ops::sampling::{LogProbs, accept_drafts};
 
-use super::drafter::LEFT_OUT;
 use crate::generate::error::GenerateError;
+
+/// A draft that is left out because the drafter has little confidence in it. Any negative number is
+/// no token.
+pub(super) const LEFT_OUT: i32 = -2;
 
 /// Results of a step on the device.
 #[derive(Debug)]

@@ -1,14 +1,17 @@
 //! Which texts get lanes, and the memory for them.
 
+use super::config::Request;
 use super::constraint::LaneConstraint;
+use super::group::Group;
 use super::lanes::{Entry, Lanes};
 use super::memory::if_fitting;
 use super::prompt::Prompt;
 use super::setup::upload;
-use super::text::Text;
-use super::{Engine, Group, RequestId};
+use super::state::Engine;
+use super::text::{Output, Text};
 use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
+use crate::generate::request_id::RequestId;
 
 /// The caches in which a prompt is processed.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +23,108 @@ enum PromptCaches {
 }
 
 impl Engine<'_> {
+    /// Adds a text. It waits until the texts before it have been processed, and there are a lane
+    /// and memory for it.
+    ///
+    /// # Errors
+    ///
+    /// If a field of the request is outside its range. The engine is as before.
+    pub fn add(&mut self, request: Request) -> Result<RequestId, GenerateError> {
+        request.validate(self.setup.model.config())?;
+        self.check_memory(request.prompt.len())?;
+        let id = RequestId(self.requests);
+        self.requests += 1;
+        self.prompts.push_back(Prompt::new(Text::new(id, request)));
+        Ok(id)
+    }
+
+    /// Ends a text before its time; tokens that it has not yielded yet are dropped.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such request, or no longer, or the device fails.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::Device;
+    /// use ds4_model::generate::{Engine, EngineConfig, Request};
+    /// use ds4_model::pipeline::Pipeline;
+    ///
+    /// let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &Device::flex())?;
+    /// let mut engine = Engine::new(&pipeline.model, EngineConfig::default())?;
+    /// let prompt = pipeline.encode("And God said,")?;
+    /// let kept = engine.add(Request::new(&prompt, 4))?;
+    /// let left = engine.add(Request::new(&prompt, 9))?;
+    /// engine.step()?;
+    /// engine.abort(left)?;
+    /// assert!(engine.progress(left).is_none());
+    /// while !engine.is_idle() {
+    ///     assert!(engine.step()?.iter().all(|output| output.request == kept));
+    /// }
+    /// // It has ended.
+    /// assert!(engine.abort(kept).is_err());
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn abort(&mut self, request: RequestId) -> Result<(), GenerateError> {
+        let (told, waiting) = (self.outputs.len(), self.prompts.len());
+        self.prompts.retain(|prompt| prompt.text.id != request);
+        let known = match self.place(request) {
+            Some((group, lane)) => {
+                self.settle(group)?;
+                if let Some(text) = &mut self.groups[group].texts[lane] {
+                    text.ended = true;
+                }
+                self.vacate_ended(group)?;
+                true
+            }
+            None => false,
+        };
+        self.outputs.retain(|output| output.request != request);
+        let known = known || (told, waiting) != (self.outputs.len(), self.prompts.len());
+        match known {
+            true => Ok(()),
+            false => Err(GenerateError::UnknownRequest { request }),
+        }
+    }
+
+    /// Processes prompts that wait, as many tokens as a chunk has, and chooses the next tokens of
+    /// every text. Returns them, those of one text in order.
+    ///
+    /// Without texts, it does nothing. While prompts are processed, it may return nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails. After that, the engine is not to be used any more. What goes wrong with
+    /// one text is in its [output](Output::token): among others that there is no memory for its
+    /// caches, and no text that could leave some to it.
+    pub fn step(&mut self) -> Result<Vec<Output>, GenerateError> {
+        self.process_prompts()?;
+        let keys: Vec<(usize, usize)> = self
+            .groups
+            .iter()
+            .map(|group| (group.lanes.capacity(), group.way))
+            .collect();
+        for (capacity, way) in keys {
+            self.move_grown(capacity, way)?;
+            if let Some(group) = self.group_of(capacity, way) {
+                self.decode(group)?;
+            }
+        }
+        // One lane of the smallest size is kept for the next text, with what is recorded, and the
+        // lanes of a prompt in progress.
+        let base = self.capacity_for(1);
+        let begun = self.prompts.front().filter(|prompt| prompt.has_begun());
+        let next = begun.map(|prompt| self.capacity_for(self.needed(prompt.text.tokens.len())));
+        self.drop_vacant(|group| {
+            let capacity = group.lanes.capacity();
+            next == Some(capacity) || capacity == base && group.texts.len() == 1
+        });
+        Ok(std::mem::take(&mut self.outputs))
+    }
+
     /// Processes prompts, as many tokens as a chunk has at most.
     pub(super) fn process_prompts(&mut self) -> Result<(), GenerateError> {
         let size = self.setup.config.prefill_chunk;

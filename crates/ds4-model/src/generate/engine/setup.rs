@@ -2,9 +2,8 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::config::EngineConfig;
+use super::config::{EngineConfig, fewer_drafts};
 use super::drafter::{Drafter, Features};
-use super::lanes::fewer_drafts;
 use super::recorder;
 use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::generate::error::{GenerateError, device_error};

@@ -1,10 +1,10 @@
 //! The host's side of a text: what was generated, and when it ends.
 
-use super::RequestId;
 use super::config::Request;
-use super::prefix::Mark;
+use super::mark::Mark;
 use crate::config::ModelConfig;
 use crate::generate::error::GenerateError;
+use crate::generate::request_id::RequestId;
 
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

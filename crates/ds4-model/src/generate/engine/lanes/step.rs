@@ -5,11 +5,11 @@ use std::ops::Range;
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample, verify};
 
-use super::super::drafter::{Features, Verified};
-use super::super::results::StepResults;
-use super::super::setup::Setup;
-use super::{Lanes, StepKind};
+use super::state::{Lanes, StepKind};
 use crate::cache::OpenStep;
+use crate::generate::engine::drafter::{Features, Verified};
+use crate::generate::engine::results::StepResults;
+use crate::generate::engine::setup::Setup;
 use crate::generate::error::GenerateError;
 use crate::model::Passing;
 use crate::trace::Trace;

@@ -1,293 +1,21 @@
-//! A group of lanes: texts side by side on the device, some lanes of which are vacant, and the one
-//! step that decodes all of them.
-//!
-//! A step runs the trunk over the last token of each text and its drafts, chooses the token after
-//! each, keeps the positions up to the first draft that differs, and drafts again. Its shapes do
-//! not depend on the outcome, which stays on the device for the next step and reaches the host
-//! later.
+//! When a step is launched, recorded or replayed, and when its outcome is read.
 
-mod links;
-mod step;
+use burn::tensor::Device;
 
-use std::collections::VecDeque;
-use std::ops::Range;
-
-use burn::tensor::{Device, Int, Tensor};
-use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
-
-use super::constraint::{Constraints, LaneConstraint};
-use super::recorder::{self, Recordable, Recorder, WORTH_RECORDING};
-use super::results::{Outcome, PartResults, Pending, StepResults};
-use super::setup::{Caches, Setup};
+use super::state::{Lanes, StepKind, Wanted};
 use crate::cache::{Cache, OpenStep};
+use crate::generate::engine::config::worth_recording;
+use crate::generate::engine::recorder::{self, Recordable};
+use crate::generate::engine::results::{Outcome, PartResults, Pending};
+use crate::generate::engine::setup::Setup;
 use crate::generate::error::GenerateError;
 use crate::graph::Refusal;
-use links::Links;
-
-/// A text's place in a group of lanes, as it enters.
-pub(super) struct Entry<'t> {
-    pub(super) caches: &'t Caches,
-    /// The lane of the caches that has the text.
-    pub(super) from: usize,
-    /// Its last token and drafts: `[1, 1 + drafts]`.
-    pub(super) inputs: Tensor<2, Int>,
-    pub(super) constraint: Option<LaneConstraint>,
-}
-
-/// What decides which work a step launches, besides its shape.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct StepKind {
-    /// Whether all lanes take the most likely token.
-    pub(super) greedy: bool,
-    /// Whether a lane has penalties or a logit bias.
-    pub(super) penalties: bool,
-    /// Whether a lane has a constraint.
-    pub(super) constrained: bool,
-    /// The most likely tokens that are listed, if a lane wants log-probabilities.
-    pub(super) log_probs: Option<usize>,
-}
-
-/// What the texts of a group of lanes want of it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
-    /// Tokens that one of them wants yet, at most.
-    pub(super) tokens: usize,
-    /// Drafts that one of them has to be verified, at most. Known when no step is ahead.
-    pub(super) drafts: usize,
-}
-
-#[derive(Debug)]
-pub(super) struct Lanes {
-    /// Its recordings go before all that it reads and writes.
-    recorder: Recorder<PartResults, (Vec<u64>, StepKind)>,
-    caches: Caches,
-    links: Links,
-    params: BatchParams,
-    counts: Option<TokenCounts>,
-    constraints: Constraints,
-    /// The last token of each text, which is in no cache yet, and its drafts, -1 where there is
-    /// none: `[lanes, 1 + drafts]`, always in the same buffer. Taken while they are written.
-    inputs: Option<Tensor<2, Int>>,
-    /// Of the lanes: `[lanes]`. Made here, because it is an upload, which cannot be recorded.
-    numbers: Tensor<1, Int>,
-    kind: StepKind,
-    /// Drafts that the step makes which is being launched.
-    new_drafts: usize,
-    /// The logits of the last step, if it was launched.
-    logits: Option<Tensor<3>>,
-    /// Steps that were launched where none could be replayed.
-    launched: usize,
-    /// Steps that the host has read already, since the masks of the next depended on them.
-    read: VecDeque<Outcome>,
-    /// Steps after those.
-    ahead: VecDeque<Pending>,
-    /// Of a step after those that are ahead.
-    late: Option<GenerateError>,
-    /// Why a recording has failed, until a step was launched after it.
-    spoiled: Option<Refusal>,
-    /// Bytes by which the device's memory grew when steps were recorded.
-    graph_bytes: Option<u64>,
-    /// Whether there was no memory to record steps.
-    lacks_memory: bool,
-}
 
 impl Lanes {
-    /// Vacant lanes.
-    pub(super) fn new(setup: &Setup, lanes: usize, capacity: usize) -> Result<Self, GenerateError> {
-        let mut caches = setup.new_caches(lanes, capacity)?;
-        for cache in caches.both_mut() {
-            for lane in 0..lanes {
-                cache.vacate(lane)?;
-            }
-        }
-        let device = setup.device();
-        let params = vec![LaneParams::default(); lanes];
-        let vocabulary = setup.model.config().vocab_size;
-        let params = BatchParams::new(&params, vocabulary, device);
-        Ok(Self {
-            recorder: Recorder::new(setup.config.graphs),
-            caches,
-            links: Links::new(setup, lanes),
-            params: params.map_err(GenerateError::Logits)?,
-            counts: None,
-            constraints: Constraints::new(lanes),
-            inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], device)),
-            numbers: Tensor::arange(0..lanes as i64, device),
-            kind: StepKind::default(),
-            new_drafts: 0,
-            logits: None,
-            launched: 0,
-            read: VecDeque::new(),
-            ahead: VecDeque::new(),
-            late: None,
-            spoiled: None,
-            graph_bytes: None,
-            lacks_memory: false,
-        })
-    }
-
-    /// Hands back to the other devices what the last step has left for the next, if that was put
-    /// off.
-    pub(super) fn catch_up(&mut self) {
-        self.links.catch_up(&mut self.caches.trunk);
-    }
-
-    pub(super) fn lanes(&self) -> usize {
-        self.caches.trunk.batch()
-    }
-
-    pub(super) fn capacity(&self) -> usize {
-        self.caches.capacity()
-    }
-
-    /// Positions of each lane, counted on the host; at most as many more as steps ahead may add.
-    pub(super) fn lengths(&self) -> &[usize] {
-        self.caches.trunk.lengths()
-    }
-
-    pub(super) fn caches(&self) -> &Caches {
-        &self.caches
-    }
-
-    /// Steps that were replayed.
-    pub(super) fn replays(&self) -> usize {
-        self.recorder.replays()
-    }
-
-    /// Why there are no recordings, though they were wanted and the device has them.
-    pub(super) fn refusal(&self) -> Option<&str> {
-        self.recorder.refusal()
-    }
-
-    /// Steps that are recorded.
-    pub(super) fn recordings(&self) -> usize {
-        self.recorder.count()
-    }
-
-    /// Bytes by which the device's memory grew for what is recorded.
-    pub(super) fn graph_bytes(&self) -> Option<u64> {
-        self.graph_bytes
-    }
-
-    /// Whether the host has counted all steps.
-    pub(super) fn is_settled(&self) -> bool {
-        self.outstanding() == 0
-    }
-
-    /// Steps that the host has not counted.
-    fn outstanding(&self) -> usize {
-        self.read.len() + self.ahead.len()
-    }
-
-    /// Whether a lane has a constraint.
-    pub(super) fn is_constrained(&self) -> bool {
-        !self.constraints.is_empty()
-    }
-
-    /// Takes the constraint of a lane, if it has one.
-    pub(super) fn take_constraint(&mut self, lane: usize) -> Option<LaneConstraint> {
-        self.constraints.take(lane)
-    }
-
-    /// Why a lane's constraint allows no token.
-    pub(super) fn constraint_failure(&self, lane: usize) -> Option<&str> {
-        self.constraints.failure(lane)
-    }
-
-    /// Sets what the next step does. No step may be ahead. Returns whether the parameters of all
-    /// lanes have to be set again.
-    pub(super) fn set_kind(&mut self, setup: &Setup, kind: StepKind) -> bool {
-        self.kind = kind;
-        // Counts that nobody needs any more are kept, because a recording may use them.
-        let is_new = kind.penalties && self.counts.is_none();
-        if is_new {
-            self.forget();
-            recorder::note_launch();
-            let vocabulary = self.params.vocabulary();
-            self.counts = Some(TokenCounts::new(self.lanes(), vocabulary, setup.device()));
-        }
-        is_new
-    }
-
-    /// The last token of a lane and its drafts.
-    pub(super) fn input(&self, lane: usize) -> Tensor<2, Int> {
-        self.inputs().narrow(0, lane, 1)
-    }
-
-    /// Adds vacant lanes until there are `lanes`, or none if there is no memory for them. No step
-    /// may be ahead. The parameters of all others have to be set again.
-    pub(super) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
-        self.catch_up();
-        recorder::note_launch();
-        let (known, device) = (self.lanes(), setup.device());
-        let wider = self.caches.both().map(|cache| cache.wider_rings(lanes));
-        let wider = wider.collect::<Result<Vec<_>, _>>()?;
-        // It is of the lanes before.
-        self.forget();
-        for (cache, rings) in self.caches.both_mut().zip(wider) {
-            cache.widen(lanes, rings);
-        }
-        self.links.widen(lanes);
-        let params = vec![LaneParams::default(); lanes];
-        let params = BatchParams::new(&params, self.params.vocabulary(), device);
-        self.params = params.map_err(GenerateError::Logits)?;
-        self.counts = None;
-        self.constraints.widen(lanes);
-        self.numbers = Tensor::arange(0..lanes as i64, device);
-        let inputs = self.inputs.take().expect("they are put back");
-        let [_, columns] = inputs.dims();
-        let more = Tensor::zeros([lanes - known, columns], (device, inputs.dtype()));
-        self.inputs = Some(Tensor::cat(vec![inputs, more], 0));
-        Ok(())
-    }
-
-    /// Sets how the tokens of a lane are chosen.
-    pub(super) fn set_params(
-        &mut self,
-        lane: usize,
-        params: &LaneParams,
-        history: Option<[&[u32]; 2]>,
-    ) -> Result<(), GenerateError> {
-        recorder::note_launch();
-        let set = self.params.set_lane(lane, params);
-        set.map_err(GenerateError::Logits)?;
-        if let (Some(counts), Some([prompt, output])) = (&mut self.counts, history) {
-            let reset = counts.reset_lane(lane, prompt, output);
-            reset.map_err(GenerateError::Logits)?;
-        }
-        Ok(())
-    }
-
-    /// Puts a text into a vacant lane. No step may be ahead.
-    pub(super) fn enter(&mut self, lane: usize, entry: Entry) -> Result<(), GenerateError> {
-        self.catch_up();
-        let positions = entry.caches.trunk.lengths()[entry.from];
-        self.caches
-            .adopt(lane, entry.caches, entry.from, positions)?;
-        self.constraints.set(lane, entry.constraint);
-        self.links.enter(lane, &entry.inputs);
-        let inputs = self.inputs.take().expect("they are put back");
-        let [_, columns] = inputs.dims();
-        let own = entry.inputs.cast(inputs.dtype());
-        self.inputs = Some(inputs.slice_assign([lane..lane + 1, 0..columns], own));
-        Ok(())
-    }
-
-    /// Makes a lane vacant. No step may be ahead.
-    pub(super) fn vacate(&mut self, lane: usize) -> Result<(), GenerateError> {
-        self.catch_up();
-        recorder::note_launch();
-        self.constraints.set(lane, None);
-        for cache in self.caches.both_mut() {
-            cache.vacate(lane)?;
-        }
-        Ok(())
-    }
-
     /// The outcome of the oldest step that the host has not counted, of which there is one: the
     /// lanes want tokens yet. `others` lets the other lanes [catch
     /// up](Self::catch_up), once the first device has a part of a step of these.
-    pub(super) fn advance(
+    pub(crate) fn advance(
         &mut self,
         setup: &Setup,
         wanted: Wanted,
@@ -305,42 +33,11 @@ impl Lanes {
     }
 
     /// The outcome of a step that is ahead, if there is one.
-    pub(super) fn drain(&mut self, setup: &Setup) -> Result<Option<Outcome>, GenerateError> {
+    pub(crate) fn drain(&mut self, setup: &Setup) -> Result<Option<Outcome>, GenerateError> {
         match self.is_settled() {
             true => Ok(None),
             false => self.settle(setup).map(Some),
         }
-    }
-
-    /// The logits that a lane's last token was chosen by, if no step is ahead and they were
-    /// computed for all tokens; `row` is that token's.
-    pub(super) fn logits(
-        &self,
-        setup: &Setup,
-        lane: usize,
-        row: usize,
-    ) -> Result<Option<Vec<f32>>, GenerateError> {
-        if !self.is_settled() {
-            return Ok(None);
-        }
-        recorder::note_launch();
-        let recorded = || self.recorded()?.logits.as_ref();
-        let logits = self.logits.as_ref().or_else(recorded).cloned();
-        let logits = logits.map(|logits| logits.narrow(0, lane, 1).narrow(1, row, 1));
-        logits
-            .map(|logits| logits.try_into_vec_as::<f32>())
-            .transpose()
-            .map_err(|error| setup.device_error(error))
-    }
-
-    /// Drops the recording, with the memory that it holds.
-    fn forget(&mut self) {
-        self.recorder.forget();
-        self.logits = None;
-    }
-
-    fn inputs(&self) -> Tensor<2, Int> {
-        self.inputs.clone().expect("they are put back")
     }
 
     /// Replays as many steps as may be ahead.
@@ -414,14 +111,6 @@ impl Lanes {
     fn read_recorded(&mut self) {
         let results = self.recorded().map(Pending::of);
         self.ahead.extend(results);
-    }
-
-    /// What the recorded step results in that was replayed last, if there is one.
-    fn recorded(&self) -> Option<&StepResults> {
-        match self.recorder.results()? {
-            PartResults::Chosen(results) => Some(results),
-            PartResults::Passed(_) | PartResults::Exchanged => None,
-        }
     }
 
     /// Launches a step, or records some. No step is ahead.
@@ -626,26 +315,6 @@ impl Lanes {
     }
 }
 
-/// The numbers of verified drafts whose steps are worth recording where so many tokens follow: all
-/// drafts first, then the fewest, which take the least. Only all, unless drafts may be left out.
-fn worth_recording(tokens: usize, all: usize, leaves_out: bool) -> Vec<usize> {
-    let mut left = tokens;
-    let is_worth_it = |drafts: &usize| {
-        let rest = left.checked_sub(WORTH_RECORDING * (1 + drafts));
-        left = rest.unwrap_or(0);
-        rest.is_some()
-    };
-    std::iter::once(all)
-        .chain(fewer_drafts(all, leaves_out))
-        .take_while(is_worth_it)
-        .collect()
-}
-
-/// Of the numbers of verified drafts whose steps may be recorded, those below `all`.
-pub(super) fn fewer_drafts(all: usize, leaves_out: bool) -> Range<usize> {
-    0..if leaves_out { all } else { 0 }
-}
-
 /// A step that is recorded, a part for each device.
 struct RecordedStep<'l, 's> {
     lanes: &'l mut Lanes,
@@ -692,34 +361,5 @@ impl Recordable for RecordedStep<'_, '_> {
     fn follow(&mut self, part: usize, results: &PartResults) {
         let Lanes { links, caches, .. } = &mut *self.lanes;
         links.follow(part, results, &mut caches.trunk);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::config::EngineConfig;
-    use super::*;
-
-    #[test]
-    fn as_many_steps_are_recorded_as_are_worth_it() {
-        let one = WORTH_RECORDING;
-        assert_eq!(worth_recording(6 * one, 5, false), [5]);
-        assert_eq!(worth_recording(100 * one, 5, false), [5]);
-        assert_eq!(worth_recording(6 * one - 1, 5, true), [0; 0]);
-        assert_eq!(worth_recording(6 * one, 5, true), [5]);
-        assert_eq!(worth_recording(9 * one, 5, true), [5, 0, 1]);
-        assert_eq!(worth_recording(21 * one, 5, true), [5, 0, 1, 2, 3, 4]);
-        assert_eq!(worth_recording(one, 0, true), [0]);
-        for draft_confidence in [0.0, 0.3] {
-            let config = EngineConfig {
-                drafts: 5,
-                draft_confidence,
-                ..EngineConfig::default()
-            };
-            let recorded = |tokens| worth_recording(tokens, 5, draft_confidence > 0.0);
-            let all = config.recording_tokens();
-            assert_eq!(recorded(all), recorded(usize::MAX));
-            assert_ne!(recorded(all - 1), recorded(all));
-        }
     }
 }

@@ -1,102 +1,10 @@
-use burn::module::{Param, ParamId};
+//! Bits of packed random weights.
+
+use burn::module::Param;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Fp4Layout};
 
-use super::sizes::{PackedSizes, WeightBytes};
-use super::{Random, deviation};
-use crate::config::ModelConfig;
-use crate::linear::{Fp4Weight, Fp8Weight};
-use crate::model::Model;
-use crate::parallel::Divider;
-use crate::placement::{Devices, ModelBytes, Placement, PlacementError};
-
-impl ModelConfig {
-    /// Initializes a model with random weights in the formats of a released checkpoint: routed
-    /// experts in FP4, the other linear maps in FP8, and the matrices that are read in f32 in bf16,
-    /// where the device has it. `dtype` is that of the activations, which products by packed
-    /// weights take as `activations` says.
-    ///
-    /// For measurements of models that are not at hand. The weights are drawn on the device; the
-    /// host never holds one. No two matrices share memory, so that a cache of the device holds no
-    /// more of them than of a real model.
-    ///
-    /// # Panics
-    ///
-    /// If the configuration contradicts itself, see [`validate`](Self::validate).
-    pub fn init_packed(
-        &self,
-        dtype: FloatDType,
-        activations: Activations,
-        device: &Device,
-    ) -> Model {
-        self.init_from(Random::packed(dtype, activations, device, None))
-    }
-
-    /// Initializes a model like [`init_packed`](Self::init_packed), each layer on its own device.
-    ///
-    /// # Errors
-    ///
-    /// If the model cannot be divided as asked.
-    ///
-    /// # Panics
-    ///
-    /// As [`init_packed`](Self::init_packed).
-    pub fn init_packed_on(
-        &self,
-        dtype: FloatDType,
-        activations: Activations,
-        devices: impl Into<Devices>,
-    ) -> Result<Model, PlacementError> {
-        self.assert_valid();
-        let devices = devices.into();
-        let bytes = self.packed_bytes(dtype, devices.devices(), devices.context());
-        let placement = devices.place(self, &bytes)?;
-        let device = placement.first();
-        let source = Random::packed(dtype, activations, device, Some(&placement));
-        Ok(self.init_from(source))
-    }
-
-    /// Bytes of a model that is [packed](Self::init_packed), and of its caches.
-    pub(crate) fn packed_bytes(
-        &self,
-        dtype: FloatDType,
-        devices: &[Device],
-        context: usize,
-    ) -> ModelBytes {
-        let mut source = PackedSizes {
-            bytes: WeightBytes::default(),
-            dtype,
-            stored: stored_dtype(&devices[0]),
-            device: &devices[0],
-        };
-        // There is no model of no weights.
-        let _ = self.build(&mut source, false);
-        source.bytes.model.with_caches(self, dtype, context)
-    }
-}
-
-impl<'d> Random<'d> {
-    fn packed(
-        dtype: FloatDType,
-        activations: Activations,
-        device: &'d Device,
-        placement: Option<&'d Placement>,
-    ) -> Self {
-        let ranks = placement.map_or(&[][..], Placement::ranks);
-        Self {
-            device,
-            divider: (!ranks.is_empty()).then(|| Divider::new(ranks)),
-            placement,
-            packed: Some(RandomBits {
-                device,
-                dtype,
-                activations,
-                words: None,
-                copies: 0,
-            }),
-        }
-    }
-}
+use super::stack::{Fp4Weight, Fp8Weight, int_parameter};
 
 /// Random bits from which packed weights are made: drawn once, as many as the largest stack of
 /// matrices so far has. Every stack is a copy with some of its bits flipped.
@@ -109,6 +17,16 @@ pub(super) struct RandomBits<'d> {
 }
 
 impl<'d> RandomBits<'d> {
+    pub(super) fn new(dtype: FloatDType, activations: Activations, device: &'d Device) -> Self {
+        Self {
+            device,
+            dtype,
+            activations,
+            words: None,
+            copies: 0,
+        }
+    }
+
     /// Makes weights on another device from now on.
     pub(super) fn move_to(&mut self, device: &'d Device) {
         if *self.device != *device {
@@ -127,7 +45,7 @@ impl<'d> RandomBits<'d> {
         self.activations
     }
 
-    /// The dtype in which a released file has dense matrices, if the device has it.
+    /// As [`stored_dtype`].
     pub(super) fn stored_dtype(&self) -> FloatDType {
         stored_dtype(self.device)
     }
@@ -186,13 +104,15 @@ impl<'d> RandomBits<'d> {
     }
 }
 
-fn stored_dtype(device: &Device) -> FloatDType {
+/// The dtype in which a released file has dense matrices, if the device has it.
+pub(crate) fn stored_dtype(device: &Device) -> FloatDType {
     match device.supports_dtype(FloatDType::BF16) {
         true => FloatDType::BF16,
         false => FloatDType::F32,
     }
 }
 
-fn int_parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
-    Param::initialized(ParamId::new(), tensor)
+/// Standard deviation of weights that keep the size of what they multiply.
+pub(super) fn deviation(columns: usize) -> f64 {
+    (columns as f64).powf(-0.5)
 }

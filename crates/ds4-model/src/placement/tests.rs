@@ -1,3 +1,4 @@
+use burn::tensor::Device;
 use burn_ds4_ops::device::DeviceSpec;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! A clustered head in place of an output matrix.
+
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::OpError;
 use burn_ds4_ops::flash_head::{

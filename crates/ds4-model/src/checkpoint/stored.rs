@@ -1,0 +1,398 @@
+//! The weights of a checkpoint on devices: which tensor is held in which form.
+
+use std::panic::resume_unwind;
+use std::thread;
+
+use burn::backend::StreamId;
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_ds4_ops::device::check_module;
+use burn_ds4_ops::quant::{Activations, Fp4Layout, repack_fp4};
+use rayon::prelude::*;
+use safetensors::Dtype;
+
+use super::host::{HostExperts, blocks_alike};
+use super::loader::{Branch, Loader};
+use super::options::LoadOptions;
+use crate::block::Block;
+use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
+use crate::model::ModelSource;
+use crate::placement::{Place, Placement, PlacementError, Portion, WeightBytes, name};
+use crate::weights::{Initial, WeightSource, int_parameter, load_all};
+
+/// Words of FP4 that a thread repacks at a time.
+const REPACKED_WORDS: usize = 1 << 16;
+
+/// Puts the weights of a checkpoint on a device. If the loader only reads headers, there is no
+/// weight, and their bytes are counted all the same.
+pub(super) struct Stored<'l, 'a> {
+    pub(super) loader: Loader<'a>,
+    options: &'l LoadOptions,
+    placement: &'l Placement,
+    device: Device,
+    /// What all weights asked for take on the devices.
+    pub(super) bytes: WeightBytes,
+    /// Why a device has not taken a weight.
+    pub(super) refusal: Option<PlacementError>,
+}
+
+impl<'l, 'a> Stored<'l, 'a> {
+    pub(super) fn new(
+        loader: Loader<'a>,
+        options: &'l LoadOptions,
+        placement: &'l Placement,
+        device: &Device,
+    ) -> Self {
+        Self {
+            loader,
+            options,
+            placement,
+            device: device.clone(),
+            bytes: WeightBytes::default(),
+            refusal: None,
+        }
+    }
+}
+
+impl<'l, 'a> ModelSource for Stored<'l, 'a> {
+    type Weights = Self;
+
+    fn weights(&mut self) -> &mut Self {
+        self
+    }
+
+    fn placement(&self, _: usize) -> Placement {
+        self.placement.clone()
+    }
+
+    /// The threads work on the stream of this one, so that the weights are as if it had made them.
+    fn build_portions<T: Send>(
+        &mut self,
+        placement: &Placement,
+        build: impl Fn(&mut Self, &Portion) -> Option<T> + Sync,
+    ) -> Vec<Option<T>> {
+        let portions = placement.device_portions();
+        if let [alone] = &portions[..] {
+            return vec![build(self, alone)];
+        }
+        let stream = StreamId::current();
+        let (options, placement) = (self.options, self.placement);
+        let (branch, reports) = self.loader.branch();
+        let on_thread = |portion: &Portion, branch: Branch<'a>| {
+            let mut own: Stored<'l, 'a> =
+                Stored::new(branch.loader(), options, placement, &portion.device);
+            let built = stream.executes(|| build(&mut own, portion));
+            (built, own.refusal, own.loader.into_findings())
+        };
+        thread::scope(|scope| {
+            let threads = portions.iter().map(|portion| {
+                let (branch, work) = (branch.clone(), &on_thread);
+                scope.spawn(move || work(portion, branch))
+            });
+            let threads: Vec<_> = threads.collect();
+            // Reports end when the threads have.
+            drop(branch);
+            for tensor in reports {
+                self.loader.count(&tensor);
+            }
+            let results = threads.into_iter().zip(&portions).map(|(thread, portion)| {
+                let (built, refusal, findings) = thread.join().unwrap_or_else(|panic| {
+                    resume_unwind(panic);
+                });
+                self.refusal = self.refusal.take().or(refusal);
+                self.loader.merge(findings, portion.is_repeated());
+                built
+            });
+            results.collect()
+        })
+    }
+
+    fn take(&mut self, block: Block, portion: &Portion) -> Option<Block> {
+        let block = match portion.share {
+            Some(share) => share.kept(block, &portion.device),
+            None => block,
+        };
+        self.is_taken(&block).then_some(block)
+    }
+
+    fn is_taken(&mut self, module: &impl Module) -> bool {
+        let taken = check_module(module);
+        self.refusal = taken.err().map(|reason| PlacementError::Refused {
+            device: name(&self.device),
+            reason,
+        });
+        if self.refusal.is_some() {
+            self.loader.spoil();
+        }
+        self.refusal.is_none()
+    }
+
+    fn enter(&mut self, place: Place) {
+        self.bytes.enter(place);
+    }
+}
+
+impl WeightSource for Stored<'_, '_> {
+    fn arranged<const D: usize>(
+        &mut self,
+        name: &str,
+        stored: [usize; D],
+        shape: [usize; D],
+        _: Initial,
+        arrange: impl FnOnce(Tensor<D>) -> Tensor<D>,
+    ) -> Option<Param<Tensor<D>>> {
+        self.count(&shape, DType::F32);
+        let data = self.loader.dense(name, &stored)?;
+        Some(parameter(arrange(self.float_tensor(data, FloatDType::F32))))
+    }
+
+    fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Option<Param<Tensor<2>>> {
+        self.count(&shape, self.options.dtype.into());
+        let data = self.loader.dense(name, &shape)?;
+        Some(parameter(self.float_tensor(data, self.options.dtype)))
+    }
+
+    /// The matrices are f32 where the device lacks a dtype of theirs, they have several, or weights
+    /// are to be expanded.
+    fn stored(&mut self, names: &[String], shape: [usize; 2]) -> Option<Param<Tensor<2>>> {
+        let dtype = common(names.iter().map(|name| self.held_dtype(name)));
+        let matrices = names.iter().map(|name| {
+            self.count(&shape, dtype.into());
+            let data = self.loader.dense(name, &shape)?;
+            Some(self.float_tensor(data, dtype))
+        });
+        let mut matrices = load_all(matrices)?;
+        Some(parameter(match matrices.len() {
+            1 => matrices.remove(0),
+            _ => Tensor::cat(matrices, 0),
+        }))
+    }
+
+    fn stack(
+        &mut self,
+        prefix: &str,
+        experts: Option<usize>,
+        parts: &[&str],
+        [out, inp]: [usize; 2],
+    ) -> Option<WeightStack> {
+        let matrices = experts.unwrap_or(1);
+        let first = experts.map_or(prefix.to_owned(), |_| format!("{prefix}.0"));
+        let first = format!("{first}{}", parts.first()?);
+        let shape = [matrices, parts.len(), out, inp];
+        self.count_stack((prefix, &first), shape, false);
+        let host = self.loader.stack(prefix, experts, parts, [out, inp])?;
+        let activations = match host {
+            HostExperts::Dense(_) => Activations::Exact,
+            HostExperts::Fp8 { .. } | HostExperts::Fp4 { .. } => self.options.activations,
+        };
+        Some(WeightStack {
+            activations,
+            ..self.weight_stack(host)
+        })
+    }
+
+    fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
+        let decoded = !blocks_alike(groups, rank);
+        self.count_stack((prefix, prefix), [groups, 1, rank, width], decoded);
+        let host = self.loader.linear(prefix, groups * rank, width)?;
+        Some(match host.into_groups(groups) {
+            Ok(host) => self.weight_stack(host),
+            Err(host) => {
+                let whole = self.weight_stack(host.into()).dense(self.options.dtype);
+                StackValues::Dense(parameter(whole.reshape([groups, rank, width]))).into()
+            }
+        })
+    }
+
+    fn table(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        experts: usize,
+    ) -> Option<Param<Tensor<2, Int>>> {
+        self.count(&shape, DType::I32);
+        let table = TensorData::new(self.loader.ids(name, &shape, experts)?, shape);
+        Some(int_parameter(Tensor::from_data(table, &self.device)))
+    }
+}
+
+impl Stored<'_, '_> {
+    fn count(&mut self, shape: &[usize], dtype: DType) {
+        self.bytes.tensor(shape, dtype);
+    }
+
+    /// Counts matrices of `parts` linears each under a prefix, in the format of the linear `first`.
+    /// FP8 may have to be decoded.
+    fn count_stack(&mut self, (prefix, first): (&str, &str), shape: [usize; 4], decoded: bool) {
+        let (expand, dtype) = (self.options.expand, self.options.dtype.into());
+        let stored = self.stored_dtype(&format!("{first}.weight"));
+        self.bytes.under(prefix, |bytes| match stored {
+            Some(Dtype::F8_E4M3) if !expand && !decoded => bytes.fp8(shape),
+            Some(Dtype::I8) if !expand => bytes.fp4(shape),
+            _ => bytes.tensor(&shape, dtype),
+        });
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<Dtype> {
+        Some(self.loader.checkpoint().tensor(name)?.dtype)
+    }
+
+    /// The dtype that a matrix of the file has on the device, where it is read in f32.
+    fn held_dtype(&self, name: &str) -> FloatDType {
+        let dtype = match self.stored_dtype(name) {
+            Some(Dtype::BF16) => FloatDType::BF16,
+            Some(Dtype::F16) => FloatDType::F16,
+            _ => FloatDType::F32,
+        };
+        match !self.options.expand && self.device.supports_dtype(DType::from(dtype)) {
+            true => dtype,
+            false => FloatDType::F32,
+        }
+    }
+
+    fn weight_stack(&self, host: HostExperts) -> WeightStack {
+        let values = match host {
+            HostExperts::Dense(data) => {
+                StackValues::Dense(parameter(self.float_tensor(data, self.options.dtype)))
+            }
+            HostExperts::Fp8 {
+                shape,
+                parts,
+                words,
+                scales,
+            } => StackValues::Fp8(self.fp8(shape, parts, words, scales)),
+            HostExperts::Fp4 {
+                shape,
+                words,
+                scales,
+            } => StackValues::Fp4(self.fp4(shape, words, scales)),
+        };
+        let stack = WeightStack::from(values);
+        match self.options.expand {
+            true => StackValues::Dense(parameter(stack.dense(self.options.dtype))).into(),
+            false => stack,
+        }
+    }
+
+    fn fp8(
+        &self,
+        [matrices, out, inp]: [usize; 3],
+        parts: usize,
+        words: Vec<u32>,
+        scales: Vec<f32>,
+    ) -> Fp8Weight {
+        let words = TensorData::new(words, [matrices, out, inp.div_ceil(4)]);
+        let blocks = parts * (out / parts).div_ceil(128);
+        let scales = TensorData::new(scales, [matrices, blocks, inp.div_ceil(128)]);
+        Fp8Weight {
+            words: self.words(words),
+            scales: parameter(self.float_tensor(scales, FloatDType::F32)),
+            parts,
+            columns: inp,
+        }
+    }
+
+    fn fp4(
+        &self,
+        [matrices, out, inp]: [usize; 3],
+        mut words: Vec<u32>,
+        scales: Vec<u32>,
+    ) -> Fp4Weight {
+        let layout = match self.options.expand {
+            true => Fp4Layout::Plain,
+            false => Fp4Layout::fastest_on(&self.device),
+        };
+        if layout == Fp4Layout::Repacked {
+            words.par_chunks_mut(REPACKED_WORDS).for_each(repack_fp4);
+        }
+        let words = TensorData::new(words, [matrices, out, inp.div_ceil(8)]);
+        let scale_bytes = out * inp.div_ceil(32);
+        let scales = word_aligned(scales, matrices, scale_bytes);
+        Fp4Weight {
+            words: self.words(words),
+            scales: self.words(TensorData::new(scales, [matrices, scale_bytes.div_ceil(4)])),
+            columns: inp,
+            layout,
+        }
+    }
+
+    fn words<const D: usize>(&self, data: TensorData) -> Param<Tensor<D, Int>> {
+        let (flat, shape) = flat(data);
+        let device = (&self.device, DType::U32);
+        int_parameter(Tensor::<1, Int>::from_data(flat, device).reshape::<D, _>(shape))
+    }
+
+    fn float_tensor<const D: usize>(&self, data: TensorData, dtype: FloatDType) -> Tensor<D> {
+        let (flat, shape) = flat(data);
+        let device = (&self.device, dtype.into());
+        Tensor::<1>::from_data(flat, device).reshape::<D, _>(shape)
+    }
+}
+
+/// The data as one row, and the shape it is to have. A device may leave gaps between several rows,
+/// and kernels would copy them at each use.
+fn flat<const D: usize>(data: TensorData) -> (TensorData, [usize; D]) {
+    let (shape, dtype) = (data.shape().dims::<D>(), data.dtype());
+    let length: usize = shape.iter().product();
+    (
+        TensorData::from_bytes(data.into_bytes(), [length], dtype),
+        shape,
+    )
+}
+
+/// The dtype that matrices on top of each other have: f32 where they have several.
+fn common(mut dtypes: impl Iterator<Item = FloatDType>) -> FloatDType {
+    let first = dtypes.next().unwrap_or(FloatDType::F32);
+    match dtypes.all(|dtype| dtype == first) {
+        true => first,
+        false => FloatDType::F32,
+    }
+}
+
+fn parameter<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
+    Param::initialized(ParamId::new(), tensor)
+}
+
+/// Makes the bytes of every matrix start at a new word. In `words`, they are packed one matrix
+/// after the other, four bytes to a word.
+fn word_aligned(words: Vec<u32>, matrices: usize, bytes: usize) -> Vec<u32> {
+    if bytes.is_multiple_of(4) || matrices == 1 {
+        return words;
+    }
+    let flat: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    flat.chunks(bytes)
+        .take(matrices)
+        .flat_map(|matrix| {
+            matrix.chunks(4).map(|chunk| {
+                let mut word = [0; 4];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u32::from_le_bytes(word)
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_of_two_dtypes_become_f32_and_of_one_stay_as_they_are() {
+        let (bf16, f16, f32) = (FloatDType::BF16, FloatDType::F16, FloatDType::F32);
+        assert_eq!(common([bf16, f16].into_iter()), f32);
+        assert_eq!(common([bf16, bf16].into_iter()), bf16);
+        assert_eq!(common([f16].into_iter()), f16);
+    }
+
+    #[test]
+    fn bytes_of_every_matrix_start_at_a_word() {
+        // Two matrices of three bytes each: 1 2 3, 4 5 6.
+        let packed = vec![0x0403_0201, 0x7f7f_0605];
+        assert_eq!(
+            word_aligned(packed.clone(), 2, 3),
+            [0x0003_0201, 0x0006_0504]
+        );
+        assert_eq!(word_aligned(packed.clone(), 1, 6), packed);
+        assert_eq!(word_aligned(packed.clone(), 2, 4), packed);
+    }
+}

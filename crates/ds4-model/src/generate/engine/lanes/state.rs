@@ -1,0 +1,314 @@
+//! What a group of lanes has, and what changes it between steps.
+
+use std::collections::VecDeque;
+
+use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
+
+use super::links::Links;
+use crate::generate::engine::constraint::{Constraints, LaneConstraint};
+use crate::generate::engine::recorder::{self, Recorder};
+use crate::generate::engine::results::{Outcome, PartResults, Pending, StepResults};
+use crate::generate::engine::setup::{Caches, Setup};
+use crate::generate::error::GenerateError;
+use crate::graph::Refusal;
+
+/// A text's place in a group of lanes, as it enters.
+pub(crate) struct Entry<'t> {
+    pub(crate) caches: &'t Caches,
+    /// The lane of the caches that has the text.
+    pub(crate) from: usize,
+    /// Its last token and drafts: `[1, 1 + drafts]`.
+    pub(crate) inputs: Tensor<2, Int>,
+    pub(crate) constraint: Option<LaneConstraint>,
+}
+
+/// What decides which work a step launches, besides its shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct StepKind {
+    /// Whether all lanes take the most likely token.
+    pub(crate) greedy: bool,
+    /// Whether a lane has penalties or a logit bias.
+    pub(crate) penalties: bool,
+    /// Whether a lane has a constraint.
+    pub(crate) constrained: bool,
+    /// The most likely tokens that are listed, if a lane wants log-probabilities.
+    pub(crate) log_probs: Option<usize>,
+}
+
+/// What the texts of a group of lanes want of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// Tokens that one of them wants yet, at most.
+    pub(crate) tokens: usize,
+    /// Drafts that one of them has to be verified, at most. Known when no step is ahead.
+    pub(crate) drafts: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    /// Its recordings go before all that it reads and writes.
+    pub(super) recorder: Recorder<PartResults, (Vec<u64>, StepKind)>,
+    pub(super) caches: Caches,
+    pub(super) links: Links,
+    pub(super) params: BatchParams,
+    pub(super) counts: Option<TokenCounts>,
+    pub(super) constraints: Constraints,
+    /// The last token of each text, which is in no cache yet, and its drafts, -1 where there is
+    /// none: `[lanes, 1 + drafts]`, always in the same buffer. Taken while they are written.
+    pub(super) inputs: Option<Tensor<2, Int>>,
+    /// Of the lanes: `[lanes]`. Made here, because it is an upload, which cannot be recorded.
+    pub(super) numbers: Tensor<1, Int>,
+    pub(super) kind: StepKind,
+    /// Drafts that the step makes which is being launched.
+    pub(super) new_drafts: usize,
+    /// The logits of the last step, if it was launched.
+    pub(super) logits: Option<Tensor<3>>,
+    /// Steps that were launched where none could be replayed.
+    pub(super) launched: usize,
+    /// Steps that the host has read already, since the masks of the next depended on them.
+    pub(super) read: VecDeque<Outcome>,
+    /// Steps after those.
+    pub(super) ahead: VecDeque<Pending>,
+    /// Of a step after those that are ahead.
+    pub(super) late: Option<GenerateError>,
+    /// Why a recording has failed, until a step was launched after it.
+    pub(super) spoiled: Option<Refusal>,
+    /// Bytes by which the device's memory grew when steps were recorded.
+    pub(super) graph_bytes: Option<u64>,
+    /// Whether there was no memory to record steps.
+    pub(super) lacks_memory: bool,
+}
+
+impl Lanes {
+    /// Vacant lanes.
+    pub(crate) fn new(setup: &Setup, lanes: usize, capacity: usize) -> Result<Self, GenerateError> {
+        let mut caches = setup.new_caches(lanes, capacity)?;
+        for cache in caches.both_mut() {
+            for lane in 0..lanes {
+                cache.vacate(lane)?;
+            }
+        }
+        let device = setup.device();
+        let params = vec![LaneParams::default(); lanes];
+        let vocabulary = setup.model.config().vocab_size;
+        let params = BatchParams::new(&params, vocabulary, device);
+        Ok(Self {
+            recorder: Recorder::new(setup.config.graphs),
+            caches,
+            links: Links::new(setup, lanes),
+            params: params.map_err(GenerateError::Logits)?,
+            counts: None,
+            constraints: Constraints::new(lanes),
+            inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], device)),
+            numbers: Tensor::arange(0..lanes as i64, device),
+            kind: StepKind::default(),
+            new_drafts: 0,
+            logits: None,
+            launched: 0,
+            read: VecDeque::new(),
+            ahead: VecDeque::new(),
+            late: None,
+            spoiled: None,
+            graph_bytes: None,
+            lacks_memory: false,
+        })
+    }
+
+    /// Hands back to the other devices what the last step has left for the next, if that was put
+    /// off.
+    pub(crate) fn catch_up(&mut self) {
+        self.links.catch_up(&mut self.caches.trunk);
+    }
+
+    pub(crate) fn lanes(&self) -> usize {
+        self.caches.trunk.batch()
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.caches.capacity()
+    }
+
+    /// Positions of each lane, counted on the host; at most as many more as steps ahead may add.
+    pub(crate) fn lengths(&self) -> &[usize] {
+        self.caches.trunk.lengths()
+    }
+
+    pub(crate) fn caches(&self) -> &Caches {
+        &self.caches
+    }
+
+    /// Steps that were replayed.
+    pub(crate) fn replays(&self) -> usize {
+        self.recorder.replays()
+    }
+
+    /// Why there are no recordings, though they were wanted and the device has them.
+    pub(crate) fn refusal(&self) -> Option<&str> {
+        self.recorder.refusal()
+    }
+
+    /// Steps that are recorded.
+    pub(crate) fn recordings(&self) -> usize {
+        self.recorder.count()
+    }
+
+    /// Bytes by which the device's memory grew for what is recorded.
+    pub(crate) fn graph_bytes(&self) -> Option<u64> {
+        self.graph_bytes
+    }
+
+    /// Whether the host has counted all steps.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.outstanding() == 0
+    }
+
+    /// Steps that the host has not counted.
+    pub(super) fn outstanding(&self) -> usize {
+        self.read.len() + self.ahead.len()
+    }
+
+    /// Whether a lane has a constraint.
+    pub(crate) fn is_constrained(&self) -> bool {
+        !self.constraints.is_empty()
+    }
+
+    /// Takes the constraint of a lane, if it has one.
+    pub(crate) fn take_constraint(&mut self, lane: usize) -> Option<LaneConstraint> {
+        self.constraints.take(lane)
+    }
+
+    /// Why a lane's constraint allows no token.
+    pub(crate) fn constraint_failure(&self, lane: usize) -> Option<&str> {
+        self.constraints.failure(lane)
+    }
+
+    /// Sets what the next step does. No step may be ahead. Returns whether the parameters of all
+    /// lanes have to be set again.
+    pub(crate) fn set_kind(&mut self, setup: &Setup, kind: StepKind) -> bool {
+        self.kind = kind;
+        // Counts that nobody needs any more are kept, because a recording may use them.
+        let is_new = kind.penalties && self.counts.is_none();
+        if is_new {
+            self.forget();
+            recorder::note_launch();
+            let vocabulary = self.params.vocabulary();
+            self.counts = Some(TokenCounts::new(self.lanes(), vocabulary, setup.device()));
+        }
+        is_new
+    }
+
+    /// The last token of a lane and its drafts.
+    pub(crate) fn input(&self, lane: usize) -> Tensor<2, Int> {
+        self.inputs().narrow(0, lane, 1)
+    }
+
+    /// Adds vacant lanes until there are `lanes`, or none if there is no memory for them. No step
+    /// may be ahead. The parameters of all others have to be set again.
+    pub(crate) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
+        self.catch_up();
+        recorder::note_launch();
+        let (known, device) = (self.lanes(), setup.device());
+        let wider = self.caches.both().map(|cache| cache.wider_rings(lanes));
+        let wider = wider.collect::<Result<Vec<_>, _>>()?;
+        // It is of the lanes before.
+        self.forget();
+        for (cache, rings) in self.caches.both_mut().zip(wider) {
+            cache.widen(lanes, rings);
+        }
+        self.links.widen(lanes);
+        let params = vec![LaneParams::default(); lanes];
+        let params = BatchParams::new(&params, self.params.vocabulary(), device);
+        self.params = params.map_err(GenerateError::Logits)?;
+        self.counts = None;
+        self.constraints.widen(lanes);
+        self.numbers = Tensor::arange(0..lanes as i64, device);
+        let inputs = self.inputs.take().expect("they are put back");
+        let [_, columns] = inputs.dims();
+        let more = Tensor::zeros([lanes - known, columns], (device, inputs.dtype()));
+        self.inputs = Some(Tensor::cat(vec![inputs, more], 0));
+        Ok(())
+    }
+
+    /// Sets how the tokens of a lane are chosen.
+    pub(crate) fn set_params(
+        &mut self,
+        lane: usize,
+        params: &LaneParams,
+        history: Option<[&[u32]; 2]>,
+    ) -> Result<(), GenerateError> {
+        recorder::note_launch();
+        let set = self.params.set_lane(lane, params);
+        set.map_err(GenerateError::Logits)?;
+        if let (Some(counts), Some([prompt, output])) = (&mut self.counts, history) {
+            let reset = counts.reset_lane(lane, prompt, output);
+            reset.map_err(GenerateError::Logits)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a text into a vacant lane. No step may be ahead.
+    pub(crate) fn enter(&mut self, lane: usize, entry: Entry) -> Result<(), GenerateError> {
+        self.catch_up();
+        let positions = entry.caches.trunk.lengths()[entry.from];
+        self.caches
+            .adopt(lane, entry.caches, entry.from, positions)?;
+        self.constraints.set(lane, entry.constraint);
+        self.links.enter(lane, &entry.inputs);
+        let inputs = self.inputs.take().expect("they are put back");
+        let [_, columns] = inputs.dims();
+        let own = entry.inputs.cast(inputs.dtype());
+        self.inputs = Some(inputs.slice_assign([lane..lane + 1, 0..columns], own));
+        Ok(())
+    }
+
+    /// Makes a lane vacant. No step may be ahead.
+    pub(crate) fn vacate(&mut self, lane: usize) -> Result<(), GenerateError> {
+        self.catch_up();
+        recorder::note_launch();
+        self.constraints.set(lane, None);
+        for cache in self.caches.both_mut() {
+            cache.vacate(lane)?;
+        }
+        Ok(())
+    }
+
+    /// The logits that a lane's last token was chosen by, if no step is ahead and they were
+    /// computed for all tokens; `row` is that token's.
+    pub(crate) fn logits(
+        &self,
+        setup: &Setup,
+        lane: usize,
+        row: usize,
+    ) -> Result<Option<Vec<f32>>, GenerateError> {
+        if !self.is_settled() {
+            return Ok(None);
+        }
+        recorder::note_launch();
+        let recorded = || self.recorded()?.logits.as_ref();
+        let logits = self.logits.as_ref().or_else(recorded).cloned();
+        let logits = logits.map(|logits| logits.narrow(0, lane, 1).narrow(1, row, 1));
+        logits
+            .map(|logits| logits.try_into_vec_as::<f32>())
+            .transpose()
+            .map_err(|error| setup.device_error(error))
+    }
+
+    /// Drops the recording, with the memory that it holds.
+    pub(super) fn forget(&mut self) {
+        self.recorder.forget();
+        self.logits = None;
+    }
+
+    pub(super) fn inputs(&self) -> Tensor<2, Int> {
+        self.inputs.clone().expect("they are put back")
+    }
+
+    /// What the recorded step results in that was replayed last, if there is one.
+    pub(super) fn recorded(&self) -> Option<&StepResults> {
+        match self.recorder.results()? {
+            PartResults::Chosen(results) => Some(results),
+            PartResults::Passed(_) | PartResults::Exchanged => None,
+        }
+    }
+}

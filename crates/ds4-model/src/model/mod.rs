@@ -1,0 +1,15 @@
+//! The whole model.
+
+mod build;
+mod drafting;
+mod forward;
+mod modules;
+mod parts;
+mod passing;
+mod random;
+mod sizes;
+mod source;
+
+pub use modules::Model;
+pub(crate) use passing::Passing;
+pub(crate) use source::ModelSource;
