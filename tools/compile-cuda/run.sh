@@ -39,12 +39,16 @@ wanted=" ${ARCHITECTURES:-75 80 86 89 90 100 120} "
   exit 2
 }
 mkdir -p "$cache/driver" "$cache/sources"
-cc -shared -fPIC -O1 -o "$cache/driver/libcuda.so.1" "$here/fake_cuda.c"
+# Only where it is older, since other runs may have it loaded.
+library() {
+  [[ $1 -nt $2 ]] || cc -shared -fPIC -O1 -o "$1" "$2"
+}
+library "$cache/driver/libcuda.so.1" "$here/fake_cuda.c"
 ln -sf libcuda.so.1 "$cache/driver/libcuda.so"
 nvrtc=$cache/nvidia/cu13/lib
 if [[ -n ${SOURCES:-} ]]; then
   nvrtc=$cache/sources
-  cc -shared -fPIC -O1 -o "$nvrtc/libnvrtc.so" "$here/fake_nvrtc.c"
+  library "$nvrtc/libnvrtc.so" "$here/fake_nvrtc.c"
 fi
 
 cd "$here/../.."
