@@ -99,7 +99,8 @@ pub enum CacheError {
     NotAlike {
         /// Which cache is meant.
         argument: &'static str,
-        /// Field of [`CacheLayout`] or [`CacheConfig`], or `device`.
+        /// Field of [`CacheLayout`](super::CacheLayout) or
+        /// [`CacheConfig`](super::CacheConfig), or `device`.
         property: &'static str,
         /// What the cache has.
         expected: String,

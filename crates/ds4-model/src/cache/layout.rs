@@ -10,7 +10,7 @@ use super::error::CacheError;
 use crate::config::{AttentionKind, ModelConfig};
 use crate::rope::{RotaryConfig, RotaryTable};
 
-/// How far a [`Cache`] can be rolled back.
+/// How far a [`Cache`](super::Cache) can be rolled back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rollback {
     /// By any number of positions. Window rows and raw projections of all positions are kept.
@@ -21,7 +21,7 @@ pub enum Rollback {
     Bounded(usize),
 }
 
-/// How to make a [`Cache`].
+/// How to make a [`Cache`](super::Cache).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Number of sequences.
@@ -50,7 +50,7 @@ impl Default for CacheConfig {
 /// do not depend on it. Released models have 128 positions.
 const WHOLE_WINDOW: usize = 1024;
 
-/// Geometry of the layers that a [`Cache`] serves.
+/// Geometry of the layers that a [`Cache`](super::Cache) serves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheLayout {
     /// Attention kind of each layer.
@@ -122,7 +122,7 @@ impl CacheLayout {
     ///
     /// # Errors
     ///
-    /// As [`Cache::new`], but for memory that there is not.
+    /// As [`Cache::new`](super::Cache::new), but for memory that there is not.
     ///
     /// # Example
     ///

@@ -162,8 +162,8 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If a sequence is shorter than `count`, or farther back than [`CacheConfig::rollback`]
-    /// allows.
+    /// If a sequence is shorter than `count`, or farther back than
+    /// [`CacheConfig::rollback`](super::CacheConfig::rollback) allows.
     ///
     /// # Example
     ///
@@ -209,13 +209,14 @@ impl Cache {
     ///
     /// Positions that come again have the bits that they had if the calls that compute them begin
     /// and end where the first ones did, or if both have up to
-    /// [`DECODE_TOKENS`] positions in all sequences together. Otherwise they are the same up to
-    /// rounding: more positions are summed in another order.
+    /// [`DECODE_TOKENS`](burn_ds4_ops::attention::DECODE_TOKENS) positions in all sequences
+    /// together. Otherwise they are the same up to rounding: more positions are summed in another
+    /// order.
     ///
     /// # Errors
     ///
     /// If the number of lengths is not that of the sequences, a length exceeds its sequence's, or
-    /// is farther back than [`CacheConfig::rollback`] allows.
+    /// is farther back than [`CacheConfig::rollback`](super::CacheConfig::rollback) allows.
     pub fn truncate_to(&mut self, lengths: &[usize]) -> Result<(), CacheError> {
         if lengths.len() != self.lengths.len() {
             return Err(CacheError::BatchMismatch {

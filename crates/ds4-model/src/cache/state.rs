@@ -194,7 +194,7 @@ impl Cache {
         self.capacity
     }
 
-    /// The caches of the layers, for a [`Step`] of this cache.
+    /// The caches of the layers, for a [`Step`](super::Step) of this cache.
     pub fn layers_mut(&mut self) -> &mut [LayerCache] {
         &mut self.layers
     }

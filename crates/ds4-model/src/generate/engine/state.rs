@@ -88,9 +88,10 @@ pub struct GraphUsage {
 ///
 /// # Constraints
 ///
-/// A text with a [constraint](Request::constraint) has only tokens that it allows. The host has to
-/// read the tokens of a step before it can say what the next one may choose. So steps of lanes
-/// among which one has a constraint never run ahead. What other texts have is not changed by that.
+/// A text with a [constraint](super::Request::constraint) has only tokens that it allows. The host
+/// has to read the tokens of a step before it can say what the next one may choose. So steps of
+/// lanes among which one has a constraint never run ahead. What other texts have is not changed by
+/// that.
 ///
 /// # Prompts
 ///
