@@ -63,6 +63,26 @@ fn log_probs_are_those_of_the_oracle() {
     });
 }
 
+/// Powers of what is above the highest logit that was found overflow.
+fn a_logit_far_above_all_others_is_found_wherever_it_is() {
+    for (name, device) in devices() {
+        let (columns, places) = (1000, [0, 1, 3, 500, 998, 999]);
+        let mut data = noise(places.len() * columns, 11);
+        for (row, place) in data.chunks_mut(columns).zip(places) {
+            row[place] = 200.0;
+        }
+        let oracles: Vec<_> = data.chunks(columns).map(oracle).collect();
+        let logits = || floats(&data, [places.len(), columns], device);
+        let own: Vec<i32> = places.iter().map(|place| *place as i32).collect();
+        for ids in [own, vec![7; places.len()]] {
+            let oracles = oracles.iter().zip(&ids);
+            let expected: Vec<f64> = oracles.map(|(row, id)| row[*id as usize]).collect();
+            let actual = values(probs(logits(), &ids, 0).chosen);
+            assert_close(&actual, &narrow(&expected), absolute(1e-4), name);
+        }
+    }
+}
+
 fn what_is_no_candidate_has_no_probability() {
     for (name, device) in devices() {
         let rows = [
@@ -168,6 +188,7 @@ fn what_does_not_fit_is_refused() {
 
 catalogue![
     log_probs_are_those_of_the_oracle,
+    a_logit_far_above_all_others_is_found_wherever_it_is,
     what_is_no_candidate_has_no_probability,
     a_row_has_the_same_bits_alone_and_among_others,
     a_short_row_lists_all_of_its_tokens,
