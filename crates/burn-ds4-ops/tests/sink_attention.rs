@@ -100,6 +100,22 @@ fn attention_agrees_with_the_oracle_at_every_size() {
     }
 }
 
+/// A kernel that combines KV splits reads 16 at a time, and the highest logit may come later.
+fn splits_that_are_combined_in_turn_agree_with_the_oracle() {
+    let sizes = Sizes {
+        heads: 5,
+        rows: 9000,
+        ..SMALL
+    };
+    let mut case = Case::new(sizes, 3);
+    // Few rows have most of a softmax.
+    case.scale = 6.0;
+    let (output, _) = case.oracle();
+    for (name, device) in devices() {
+        assert_close(&case.output(device), &narrow(&output), absolute(2e-5), name);
+    }
+}
+
 fn attention_agrees_with_the_oracle_in_every_dtype() {
     every_dtype(|name, device, dtype| {
         // Few queries, and many: without the kernel, products round logits and shares to the dtype.
@@ -281,6 +297,7 @@ fn nothing_to_attend_from_gives_nothing() {
 catalogue![
     the_sink_takes_its_share_of_a_softmax_by_hand,
     attention_agrees_with_the_oracle_at_every_size,
+    splits_that_are_combined_in_turn_agree_with_the_oracle,
     attention_agrees_with_the_oracle_in_every_dtype,
     many_queries_of_16_bits_agree_with_the_oracle,
     views_are_read_where_they_are,

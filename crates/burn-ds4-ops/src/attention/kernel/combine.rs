@@ -176,17 +176,19 @@ impl<N: Size> SplitSums<N> {
                 sums[i] = partials.sums[from];
             }
         }
-        let before = self.maximum;
+        // A `let` of the maximum so far would be another name of it, and change with it.
+        let mut highest = maxima[0];
         #[unroll]
-        for i in 0..SPLITS_IN_FLIGHT {
-            self.maximum = max(self.maximum, maxima[i]);
+        for i in 1..SPLITS_IN_FLIGHT {
+            highest = max(highest, maxima[i]);
         }
-        let rescale = softmax_weight(before - self.maximum, target);
+        let maximum = max(self.maximum, highest);
+        let rescale = softmax_weight(self.maximum - maximum, target);
         self.total *= rescale;
         self.sum *= Vector::new(rescale);
         #[unroll]
         for i in 0..SPLITS_IN_FLIGHT {
-            let weight = softmax_weight(maxima[i] - self.maximum, target);
+            let weight = softmax_weight(maxima[i] - maximum, target);
             self.total = fma(totals[i], weight, self.total);
             if comptime!(only_written) {
                 self.sum += sums[i] * Vector::new(weight);
@@ -195,6 +197,7 @@ impl<N: Size> SplitSums<N> {
                 self.sum += partial * Vector::new(weight);
             }
         }
+        self.maximum = maximum;
     }
 }
 
