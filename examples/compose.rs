@@ -110,7 +110,8 @@ impl Tagger {
 
 /// Routes `[batch, positions, d_model]` without running any expert.
 fn route(router: &Router, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Routing {
-    router.forward(x.flatten(0, 1), token_ids.flatten(0, 1), &Trace::off())
+    let (x, token_ids) = (x.flatten(0, 1), token_ids.flatten(0, 1));
+    router.forward(x, token_ids, None, &Trace::off())
 }
 
 /// Builds a small model of MoE layers, routers and Burn's own layers, and shows how its tokens

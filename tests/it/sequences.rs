@@ -4,6 +4,7 @@
 use burn::tensor::FloatDType;
 use ds4_model::cache::{Cache, CacheConfig, CacheError, CacheLayout, Rollback};
 use ds4_model::config::AttentionKind;
+use ds4_model::trace::Trace;
 
 use crate::cache::{Fixture, TOLERANCE, VOCABULARY, text};
 use crate::common::{absolute, assert_close, devices, values};
@@ -92,6 +93,51 @@ fn adopted_sequences_go_on_like_their_texts_alone_whatever_was_there_before() {
             cache.vacate(0).expect("there is one");
             check(&fixture, &[None, texts[1], texts[2]], &mut cache, 2, &what);
             assert_eq!(cache.lengths(), [0, 34, 11], "{what}");
+        }
+    }
+}
+
+/// Neither routers by score nor those by token id choose any, so no expert is read for them.
+#[test]
+fn vacant_sequences_choose_no_experts() {
+    for (name, device) in devices() {
+        let fixture = Fixture::open(device);
+        let mut cache = fixture.cache(3, Rollback::Unlimited);
+        let texts = [1, 2, 3].map(|seed| text(seed, 5));
+        let chosen = |positions: usize, cache: &mut Cache| {
+            let rows = texts.each_ref().map(|text| &text[..positions]);
+            let trace = Trace::recording();
+            let streams = fixture
+                .model
+                .forward_streams(fixture.batch(&rows), cache, &trace);
+            drop(streams.expect("the texts fit the context"));
+            let records = trace.take().into_iter();
+            let ids = records.filter(|(name, _)| name.ends_with("moe.router.ids"));
+            let ids: Vec<Vec<i64>> = ids
+                .map(|(_, ids)| ids.iter::<i64>().collect::<Vec<_>>())
+                .collect();
+            assert_eq!(ids.len(), fixture.model.config().layers.len(), "{name}");
+            ids
+        };
+        for (vacant, positions) in [(None, 1), (Some(1), 1), (Some(0), 3), (None, 2)] {
+            match vacant {
+                Some(vacant) => cache.vacate(vacant).expect("there is one"),
+                None => {
+                    cache = fixture.cache(3, Rollback::Unlimited);
+                }
+            }
+            for ids in chosen(positions, &mut cache) {
+                for (sequence, ids) in ids.chunks(ids.len() / 3).enumerate() {
+                    let is_vacant = match vacant {
+                        None => false,
+                        // The first one is vacant as well by then.
+                        Some(0) => sequence < 2,
+                        Some(vacant) => sequence == vacant,
+                    };
+                    let what = format!("{name}, {positions} of sequence {sequence}: {ids:?}");
+                    assert!(ids.iter().all(|&id| (id < 0) == is_vacant), "{what}");
+                }
+            }
         }
     }
 }

@@ -118,7 +118,7 @@ impl Block {
     ) -> Streams {
         let positions = token_ids.dims();
         let streams = self.attend(streams, positions, step, cache, trace);
-        let streams = self.mix_experts(streams, token_ids, trace);
+        let streams = self.mix_experts(streams, token_ids, step, trace);
         trace.record_with("output", || unflattened(streams.clone(), positions));
         streams
     }
@@ -149,6 +149,7 @@ impl Block {
         &self,
         streams: Streams,
         token_ids: Tensor<2, Int>,
+        step: &Step,
         trace: &Trace,
     ) -> Streams {
         self.moe_connection.forward(
@@ -156,7 +157,10 @@ impl Block {
             token_ids.dims(),
             &self.moe_norm,
             &trace.scope("moe_connection"),
-            |x| self.moe.forward_traced(x, token_ids, &trace.scope("moe")),
+            |x| {
+                let trace = trace.scope("moe");
+                self.moe.forward_traced(x, token_ids, step.vacant(), &trace)
+            },
         )
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_ds4_ops::moe::{Experts, expert_ffn, moe_ffn};
 
 use crate::linear::WeightStack;
@@ -119,13 +119,16 @@ impl MoeLayer {
     /// If the last dimension of `x` is not `d_model`, or the shapes disagree on the number of
     /// tokens.
     pub fn forward(&self, x: Tensor<3>, token_ids: Tensor<2, Int>) -> Tensor<3> {
-        self.forward_traced(x, token_ids, &Trace::off())
+        self.forward_traced(x, token_ids, None, &Trace::off())
     }
 
+    /// Like [`forward`](Self::forward). Tokens that are `padding`, `[tokens]`, have the shared
+    /// expert alone.
     pub(crate) fn forward_traced(
         &self,
         x: Tensor<3>,
         token_ids: Tensor<2, Int>,
+        padding: Option<Tensor<1, Bool>>,
         trace: &Trace,
     ) -> Tensor<3> {
         let [batch, positions, d] = x.dims();
@@ -134,6 +137,7 @@ impl MoeLayer {
         let Routing { weights, ids } = self.router.forward(
             x.clone(),
             token_ids.reshape([tokens]),
+            padding,
             &trace.scope("router"),
         );
         trace.record_with("shared", || self.shared.forward(x.clone()));

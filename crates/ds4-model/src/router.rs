@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use burn_ds4_ops::router as ops;
 
 use crate::linear::project_f32;
@@ -133,13 +133,20 @@ impl Routing {
 impl Router {
     /// Routes the tokens `x` (`[tokens, d_model]`), whose ids are `token_ids` (`[tokens]`).
     ///
-    /// A score router ignores the ids. A hash router takes a negative id for padding (expert ids
-    /// -1, weights 0).
+    /// A score router ignores the ids. Tokens that are true in `padding`, `[tokens]`, get expert
+    /// ids -1 and weights 0; a hash router takes negative ids as padding, too.
     ///
     /// # Panics
     ///
-    /// If `x` is of another width or device than the gate, or there are not as many ids as tokens.
-    pub fn forward(&self, x: Tensor<2>, token_ids: Tensor<1, Int>, trace: &Trace) -> Routing {
+    /// If `x` is of another width or device than the gate, or there are not as many ids, or as many
+    /// marks of padding, as tokens.
+    pub fn forward(
+        &self,
+        x: Tensor<2>,
+        token_ids: Tensor<1, Int>,
+        padding: Option<Tensor<1, Bool>>,
+        trace: &Trace,
+    ) -> Routing {
         let gate = self.gate.val();
         let logits = || project_f32(x.clone(), gate.clone());
         let routed = match &self.selection {
@@ -149,7 +156,7 @@ impl Router {
                     x,
                     gate,
                     Some(score.bias.val()),
-                    None,
+                    padding,
                     self.experts_per_token,
                     self.scale,
                 )
@@ -158,6 +165,10 @@ impl Router {
                 let logits = logits();
                 trace.record("logits", &logits);
                 let weights = ops::HashWeights::Scored(logits);
+                let token_ids = match padding {
+                    Some(padding) => token_ids.mask_fill(padding, -1),
+                    None => token_ids,
+                };
                 ops::hash_route(token_ids, hash.table.val(), weights, self.scale)
             }
         };

@@ -23,7 +23,7 @@ use burn::tensor::{Tensor, TensorData, kind::Basic};
 /// let router = RouterConfig::new(4, 8, 2).init_score(&device);
 /// let trace = Trace::recording();
 /// let x = Tensor::ones([1, 4], &device);
-/// let routing = router.forward(x, Tensor::from_ints([0], &device), &trace.scope("router"));
+/// let routing = router.forward(x, Tensor::from_ints([0], &device), None, &trace.scope("router"));
 /// let records = trace.take();
 /// records["router.ids"].assert_eq(&routing.ids.into_data(), true);
 /// assert_eq!(records["router.logits"].shape(), &burn::tensor::Shape::from([1, 8]));

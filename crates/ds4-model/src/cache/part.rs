@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
 use super::layout::CacheLayout;
 use crate::rope::{RotaryConfig, RotaryTable};
@@ -46,6 +46,20 @@ impl Part {
 
     pub(super) fn start(&self) -> Tensor<1, Int> {
         self.start.clone().expect("lengths are put back")
+    }
+
+    /// Whether each of `count` new positions of every sequence is of a vacant one:
+    /// `[batch · count]`.
+    pub(super) fn vacant(&self, count: usize) -> Option<Tensor<1, Bool>> {
+        let vacant = self.active.clone()?.equal_elem(0);
+        let [batch] = vacant.dims();
+        Some(match count {
+            1 => vacant,
+            _ => vacant
+                .unsqueeze_dim::<2>(1)
+                .repeat_dim(1, count)
+                .reshape([batch * count]),
+        })
     }
 
     /// Changes the lengths in place.

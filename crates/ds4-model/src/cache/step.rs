@@ -67,6 +67,9 @@ pub struct Step {
     pub(crate) causal: bool,
     /// First new positions: `[batch]`.
     start: Tensor<1, Int>,
+    /// Whether each new position is of a vacant sequence: `[batch · count]`. `None` where none has
+    /// been vacant.
+    vacant: Option<Tensor<1, Bool>>,
     /// Indices and masks of a prefill step. Kernels compute those of a decode step themselves, and
     /// masks of any.
     pub(crate) prefill: Option<PrefillStep>,
@@ -149,6 +152,7 @@ impl Step {
             compressed_rotation: rotation(&part.compressed_rotary),
             prefill: is_prefill.then(|| PrefillStep::new(open.count, shape, &start, layers)),
             start,
+            vacant: part.vacant(open.count),
         }
     }
 
@@ -173,6 +177,12 @@ impl Step {
     /// Number of sequences.
     pub fn batch(&self) -> usize {
         self.batch
+    }
+
+    /// Which of the new positions, `[batch · count]`, are of vacant sequences and need no experts.
+    /// `None` where no sequence has been vacant.
+    pub(crate) fn vacant(&self) -> Option<Tensor<1, Bool>> {
+        self.vacant.clone()
     }
 
     /// The rotation of a layer's queries and keys.

@@ -194,10 +194,11 @@ impl Model {
                 block(rank).attend(streams, positions, step, cache, &trace)
             });
             let attended = parallel.sum(first, partials.collect());
-            let given = attended.into_iter().zip(ranks.clone()).zip(&ids);
-            let partials = given.map(|((streams, rank), ids)| {
+            let given = attended.into_iter().zip(ranks.clone());
+            let partials = given.zip(ids.iter().zip(&steps));
+            let partials = partials.map(|((streams, rank), (ids, step))| {
                 let trace = trace(rank).scope(&name);
-                block(rank).mix_experts(streams, ids.clone(), &trace)
+                block(rank).mix_experts(streams, ids.clone(), step, &trace)
             });
             let mixed = parallel.sum(first, partials.collect());
             for ((passing, streams), rank) in passings.iter_mut().zip(mixed).zip(ranks.clone()) {
