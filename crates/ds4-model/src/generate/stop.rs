@@ -68,8 +68,7 @@ impl StopStrings {
         }
         self.withheld.push_str(text);
         let found = find_first(&self.withheld, &self.stops, false);
-        let at = found.as_ref().map_or(self.withheld.len(), |found| found.at);
-        let complete = found.is_some_and(|found| found.complete.is_some());
+        let (at, complete) = found.unwrap_or((self.withheld.len(), false));
         let rest = self.withheld.split_off(at);
         let emit = std::mem::replace(&mut self.withheld, rest);
         if complete {
@@ -85,40 +84,24 @@ impl StopStrings {
     /// Ends the text and returns what was withheld, up to a stop string that it may contain.
     pub fn finish(&mut self) -> String {
         let mut rest = std::mem::take(&mut self.withheld);
-        if let Some(found) = find_first(&rest, &self.stops, true) {
-            rest.truncate(found.at);
+        if let Some((at, _)) = find_first(&rest, &self.stops, true) {
+            rest.truncate(at);
             self.stopped = true;
         }
         rest
     }
 }
 
-/// Where a marker stands in a text, or may begin to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
-    /// Its first byte.
-    pub(super) at: usize,
-    /// The longest marker that stands there.
-    pub(super) complete: Option<usize>,
-    /// Whether the text ends there in what may become a marker.
-    pub(super) is_open: bool,
-}
-
-/// The first place where one of these markers stands or, unless the text has `ended`, may begin to:
-/// an earlier start that is still undecided outranks a later marker that is already complete.
-pub(super) fn find_first<S: AsRef<str>>(text: &str, markers: &[S], ended: bool) -> Option<Found> {
+/// The first place where one of these stop strings stands, and then `true`, or, unless the text has
+/// `ended`, may begin to: an earlier start that is still undecided outranks a later string that is
+/// already complete.
+fn find_first(text: &str, stops: &[String], ended: bool) -> Option<(usize, bool)> {
     let mut places = text.char_indices().filter_map(|(at, _)| {
         let rest = &text[at..];
-        let markers = || markers.iter().map(AsRef::as_ref).enumerate();
-        let complete = markers().filter(|(_, marker)| rest.starts_with(marker));
-        let complete = complete.max_by_key(|(_, marker)| marker.len());
-        let mut longer = markers().filter(|(_, marker)| marker.len() > rest.len());
-        let found = Found {
-            at,
-            complete: complete.map(|(index, _)| index),
-            is_open: !ended && longer.any(|(_, marker)| marker.starts_with(rest)),
-        };
-        (found.complete.is_some() || found.is_open).then_some(found)
+        let is_complete = stops.iter().any(|stop| rest.starts_with(stop));
+        let may_begin = |stop: &String| stop.len() > rest.len() && stop.starts_with(rest);
+        let is_open = || !ended && stops.iter().any(may_begin);
+        (is_complete || is_open()).then_some((at, is_complete))
     });
     places.next()
 }
