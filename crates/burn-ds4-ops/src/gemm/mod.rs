@@ -5,8 +5,9 @@
 //! A product is given by a list of problems: a matrix, the rows of `x` that it multiplies, and what
 //! happens to the sums. A [schedule](launch) divides them among cubes:
 //!
-//! - `stream`: up to [`INVARIANT_ROWS`] rows of `x`, packed weights or experts, and experts that have
-//!   few pairs each. The weights, which are the bound, pass through a ring in shared memory.
+//! - `stream`: up to [`INVARIANT_ROWS`] rows of `x`, packed weights or experts, and more tokens
+//!   whose experts have few pairs each. The weights, which are the bound, pass through a ring in
+//!   shared memory.
 //! - `dense`: few rows of `x`, several matrices of floats, or blocks of rows that each row of `x`
 //!   has picked.
 //! - `large_m`: many rows of `x`, where tensor cores are the bound.

@@ -59,7 +59,7 @@ pub(super) const BUDGETS: [Budget; 5] = [
 ];
 
 /// The same where pairs are sorted and problems have more rows: half as much for the weights leaves
-/// room for them.
+/// space for them.
 const PROBLEM_BUDGETS: [Budget; 4] = [
     Budget::new(16, 48),
     Budget {
