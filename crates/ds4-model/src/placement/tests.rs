@@ -138,6 +138,30 @@ fn a_device_that_is_named_twice_is_refused_unless_a_placement_is_made_by_hand() 
     assert_eq!(placement, Placement::single(&flex, 3));
 }
 
+#[cfg(feature = "wgpu")]
+#[test]
+fn the_embedding_is_with_the_first_layer_and_head_and_drafter_with_the_last() {
+    use burn::tensor::DeviceKind;
+
+    use crate::placement::Place;
+
+    // Nothing is put there, so that they need be neither alike nor present.
+    let devices = [Device::flex(), Device::wgpu(DeviceKind::Cpu)];
+    let placement = Placement::new(&devices, &[2, 1]).unwrap();
+    let places = [
+        Place::Embedding,
+        Place::Layer(1),
+        Place::Layer(2),
+        Place::Head,
+        Place::Drafter,
+    ];
+    let of = |place| placement.device(place).clone();
+    assert_eq!(
+        places.map(of),
+        [0, 0, 1, 1, 1].map(|index| devices[index].clone())
+    );
+}
+
 #[test]
 fn devices_have_parts_of_layers_only_where_all_that_takes_is_there() {
     let names = names(2);
