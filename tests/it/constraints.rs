@@ -1,6 +1,9 @@
 //! Constraints: a text has tokens that are allowed, the same whatever is combined, and other texts
 //! are as they are without it.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use ds4_model::generate::{
     Constraint, ConstraintError, EngineConfig, FinishReason, GenerateError, LogitsProcessor,
@@ -99,13 +102,14 @@ impl Constraint for After {
     }
 }
 
-/// Allows some tokens at any time.
+/// Allows some tokens at any time. Its copies can be counted.
 #[derive(Clone, Debug)]
-struct Among(std::ops::Range<u32>);
+struct Among(Arc<Range<u32>>);
 
 impl Constraint for Among {
     fn allow(&mut self, mask: &mut [u32]) -> Result<(), ConstraintError> {
-        self.0.clone().for_each(|token| permit(mask, token));
+        let Range { start, end } = *self.0;
+        (start..end).for_each(|token| permit(mask, token));
         Ok(())
     }
 
@@ -245,7 +249,7 @@ fn drafts_of_a_constrained_text_are_verified() {
     every_quick_model(|name, fixture| {
         // Most drafts are allowed.
         let own = request(&fixture.prompt[..SHORT], 40);
-        let own = constrained(own, Among(0..VOCABULARY as u32 * 3 / 4));
+        let own = constrained(own, Among(Arc::new(0..VOCABULARY as u32 * 3 / 4)));
         let expected = alone(fixture, &own);
         for drafts in [1, 2] {
             let config = EngineConfig {
@@ -292,6 +296,24 @@ fn a_constrained_text_that_joins_and_leaves_changes_no_other() {
         }
         assert_eq!(engine.graph_refusal(), None, "{name}");
         assert_eq!(engine.replays() > 0, has_graphs(name), "{name}");
+    });
+}
+
+#[test]
+fn a_constraint_is_dropped_with_the_step_that_ends_its_text() {
+    every_quick_model(|name, fixture| {
+        let mut engine = engine(fixture, &EngineConfig::default());
+        let own = Arc::new(0..VOCABULARY as u32);
+        let short = request(&fixture.prompt[..5], 4);
+        let short = constrained(short, Among(own.clone()));
+        let short = add(&mut engine, short);
+        add(&mut engine, request(&fixture.prompt[..7], 8));
+        while engine.progress(short).is_some() {
+            assert!(Arc::strong_count(&own) > 1, "{name}");
+            engine.step().expect("a device that works");
+        }
+        assert!(!engine.is_idle(), "{name}");
+        assert_eq!(Arc::strong_count(&own), 1, "{name}");
     });
 }
 
@@ -360,7 +382,10 @@ fn tokens_without_a_number_matter_only_where_they_are_allowed() {
             let engine = engine(fixture, &EngineConfig::default());
             let mut engine = engine.with_logits_processor(upper_half as LogitsProcessor);
             let own = request(&fixture.prompt[..5], 6);
-            add(&mut engine, constrained(own, Among(allowed.clone())));
+            add(
+                &mut engine,
+                constrained(own, Among(Arc::new(allowed.clone()))),
+            );
             let mut outputs = Vec::new();
             while !engine.is_idle() {
                 outputs.extend(engine.step().expect("a device that works"));
