@@ -294,28 +294,38 @@ fn logits_are_those_of_a_lone_text_to_the_bit_with_drafts_and_beside_others() {
 }
 
 #[test]
-fn a_recorded_step_with_penalties_serves_texts_one_after_the_other() {
+fn a_recorded_step_with_penalties_serves_texts_until_one_outgrows_it() {
     every_model(|name, fixture| {
         if !has_graphs(name) {
             return;
         }
         let config = EngineConfig {
             lanes: 1,
+            capacity: CAPACITY,
             ..EngineConfig::default()
         };
         let mut engine = engine(fixture, &config);
-        let requests = [(5, penalised(1)), (7, sampled(2)), (9, penalised(3))];
-        let requests = requests.map(|(length, sampling)| Request {
+        let requests = [
+            (5, penalised(1), 24),
+            (7, sampled(2), 24),
+            (9, penalised(3), 32),
+        ];
+        let requests = requests.map(|(length, sampling, count)| Request {
             sampling,
-            ..request(&fixture.prompt[..length], 24)
+            ..request(&fixture.prompt[..length], count)
         });
-        let texts = together(&mut engine, &requests);
-        for (index, request) in requests.iter().enumerate() {
-            assert_eq!(
-                texts[index],
-                alone(fixture, request),
-                "{name}: text {index}"
-            );
+        let ids = requests.clone().map(|own| add(&mut engine, own));
+        let (mut texts, mut sizes) = (Texts::new(), [None; 3]);
+        while !engine.is_idle() {
+            collect(engine.step().expect("a device that works"), &mut texts);
+            for (size, id) in sizes.iter_mut().zip(ids) {
+                *size = engine.capacity(id).or(*size);
+            }
+        }
+        let expected = [CAPACITY, CAPACITY, 4 * CAPACITY];
+        assert_eq!(sizes, expected.map(Some), "{name}");
+        for (id, request) in ids.iter().zip(&requests) {
+            assert_eq!(texts[id], alone(fixture, request), "{name}: text {id}");
         }
         assert!(engine.replays() > 30, "{name}: {}", engine.replays());
     });
