@@ -826,6 +826,38 @@ fn texts_end_by_length_by_a_stop_token_and_where_the_context_ends() {
     });
 }
 
+#[test]
+fn drafts_count_up_to_the_end_of_a_text_and_none_in_its_first_step() {
+    every_quick_model(|name, fixture| {
+        let config = EngineConfig {
+            drafts: 2,
+            ..EngineConfig::default()
+        };
+        let run = |own: Request| {
+            // Each step adds three tokens.
+            let mut engine = engine(fixture, &config).with_acceptance(1.0, 0);
+            let text = together(&mut engine, &[own]).remove(0);
+            (text, engine.stats().clone())
+        };
+        let own = request(&fixture.prompt[..SHORT], 12);
+        let (text, _) = run(own.clone());
+        let is_new = |end: &usize| !text[..*end].contains(&text[*end]);
+        let ends: Vec<usize> = (3..text.len()).filter(is_new).collect();
+        assert!(ends.iter().any(|end| end % 3 < 2), "{name}: {text:?}");
+        for end in ends {
+            let (ended, stats) = run(Request {
+                stop_tokens: vec![text[end]],
+                ..own.clone()
+            });
+            assert_eq!(ended, text[..=end], "{name}");
+            let drafted = 2 * (end / 3 - 1) + end % 3;
+            let expected = (end / 3, drafted, drafted);
+            let actual = (stats.steps, stats.drafted, stats.accepted);
+            assert_eq!(actual, expected, "{name}: {end} tokens before the last");
+        }
+    });
+}
+
 /// No number at all for the text in the first lane.
 fn nothing_first(logits: Tensor<3>) -> Tensor<3> {
     let [_, rows, vocabulary] = logits.dims();
