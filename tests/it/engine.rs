@@ -607,8 +607,8 @@ fn a_prompt_that_begins_like_a_text_before_continues_from_it() {
                 ..EngineConfig::default()
             };
             let mut engine = engine(fixture, &config);
-            let first = request(&any[..90], 10);
-            let answer = together(&mut engine, &[first]).remove(0);
+            let before = [request(&any[..90], 10), request(&any[60..90], 3)];
+            let before = together(&mut engine, &before);
             let fresh = |own: &Request| {
                 let config = EngineConfig {
                     prefix_bytes: 0,
@@ -620,37 +620,42 @@ fn a_prompt_that_begins_like_a_text_before_continues_from_it() {
                 )
                 .remove(0)
             };
-            // The conversation goes on; another begins like it; one is shorter; one is the same.
-            let on = [&any[..90], &answer, &any[100..110]].concat();
+            // The conversation goes on; another begins like it; one is shorter; one is the same;
+            // one begins like none; one is all that is kept of a text.
+            let on = [&any[..90], &before[0], &any[100..110]].concat();
             let mut other = any[..100].to_vec();
             other[70] ^= 1;
+            let whole = [&any[60..90], &before[1][..2]].concat();
             // Positions that need not be processed.
             let cases = [
                 (on, if exact { 64 } else { 99 }),
                 (other, 64),
                 (any[..40].to_vec(), 32),
-                (any[..90].to_vec(), 64),
+                (any[..90].to_vec(), if exact { 64 } else { 85 }),
                 (any[30..60].to_vec(), 0),
+                (whole, if exact { 0 } else { 25 }),
             ];
             for (prompt, kept) in cases {
                 let own = request(&prompt, 8);
                 let id = add(&mut engine, own.clone());
-                let first = engine.step().expect("a device that works");
+                let mut outputs = engine.step().expect("a device that works");
                 let processed = engine.progress(id).map(|progress| progress.processed);
                 let next = (kept + 32 - kept % 32).min(prompt.len() - 1);
                 let placed = next == prompt.len() - 1;
                 if !placed {
                     assert_eq!(processed, Some(next), "{name}, exact: {exact}");
                 }
-                let mut texts = drain(&mut engine);
-                let mut text = Texts::new();
-                collect(first, &mut text);
-                let mut text = text.remove(&id).unwrap_or_default();
-                text.extend(texts.remove(&id).unwrap_or_default());
-                if exact {
-                    assert_eq!(text, fresh(&own), "{name}: {} tokens", prompt.len());
+                while !engine.is_idle() {
+                    outputs.extend(engine.step().expect("a device that works"));
                 }
-                assert_eq!(text.len(), 8, "{name}");
+                let what = format!("{name}, exact: {exact}, {} tokens", prompt.len());
+                let cached: Vec<usize> = outputs.iter().map(|output| output.cached).collect();
+                assert_eq!(cached, [kept; 8], "{what}");
+                let mut texts = Texts::new();
+                collect(outputs, &mut texts);
+                if exact {
+                    assert_eq!(texts[&id], fresh(&own), "{what}");
+                }
             }
         }
     });
