@@ -181,7 +181,7 @@ impl StreamBlueprint {
             reloads: false,
         };
         let of = |budget| Self::of_rows(dtype, matrices, x_rows, (caps, budget));
-        // All rows, because the weights are not read again for those that are left.
+        // All rows at a time: those that are left would read the weights again.
         let fits = |own: &Self| own.x_rows == rows as u32 * own.input.terms && own.fits(caps);
         PROBLEM_BUDGETS.iter().map(of).find(fits)
     }
