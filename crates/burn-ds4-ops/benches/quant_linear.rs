@@ -31,7 +31,7 @@ const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 4096];
 /// V4-Flash.
 const PAIRS: [([usize; 2], usize); 2] = [([1024, 512], 4096), ([32768, 8192], 1024)];
 const SMALL_PAIR: ([usize; 2], usize) = ([128, 64], 512);
-const PAIR_ROWS: [usize; 4] = [1, 2, 16, 32];
+const PAIR_ROWS: [usize; 3] = [1, 2, 16];
 /// Outputs of the dense matrices beside the first pair: the compressors' projections in a layer
 /// with an indexer, and in one without.
 const GROUPS: [&[usize]; 2] = [&[2048, 512, 64], &[1024]];

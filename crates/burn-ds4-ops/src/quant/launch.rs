@@ -205,11 +205,7 @@ fn packed_blueprint(
     [first, second]: &[Matrices; 2],
     rows: usize,
 ) -> Option<StreamBlueprint> {
-    // More rows read the weights twice, which pays for so few that each cube has one tile at most.
-    let tiles = (first.rows + second.rows).div_ceil(16);
-    let few = tiles <= Caps::of(&x.client).processors as usize;
-    let most = SMALL_M_ROWS * (1 + usize::from(few));
-    let one_launch = rows <= most
+    let one_launch = rows <= SMALL_M_ROWS
         && first.format != WeightFormat::Dense
         && first.format == second.format
         && can_multiply(x, [first, second])

@@ -66,8 +66,8 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
     multiply::<D, 2>(x, weights, Dispatch::quant_linear)
 }
 
-/// Multiplies one `x` by two matrices: the results of [`quant_linear`] for each, up to
-/// [`INVARIANT_ROWS`] rows with the same bits.
+/// Multiplies one `x` by two matrices: the results of [`quant_linear`] for each, with the same
+/// bits.
 ///
 /// # Shapes and dtypes
 ///
@@ -78,9 +78,8 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
 /// # Kernels
 ///
 /// Up to 16 rows by two FP8 or two FP4 matrices are one launch wherever tensor cores multiply by
-/// either: some of its cubes have the rows of one matrix, the rest those of the other. So are up to
-/// 32 rows where the matrices have so few rows that 16 for each multiprocessor are enough.
-/// Everything else is [`quant_linear`] twice.
+/// either: some of its cubes have the rows of one matrix, the rest those of the other. Everything
+/// else is [`quant_linear`] twice.
 ///
 /// # Errors
 ///
