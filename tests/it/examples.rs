@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::shared::{Ended, number_before, root};
+use ds4_test_support::{Ended, number_before, root};
 
 /// The example next to this test binary.
 ///

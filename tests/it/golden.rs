@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::common::{absolute, assert_close};
-pub use crate::shared::{golden_text, root};
+pub use ds4_test_support::{golden_text, root};
 
 /// Tolerance where values are of order one.
 pub const TOLERANCE: f64 = 1e-4;

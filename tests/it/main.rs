@@ -22,8 +22,6 @@ mod precision;
 mod recordings;
 mod sampled;
 mod sequences;
-#[path = "../shared/mod.rs"]
-mod shared;
 mod sizes;
 mod soak;
 mod tensor_parallel;

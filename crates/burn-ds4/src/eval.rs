@@ -22,8 +22,8 @@
 //! * acceptance and speed of greedy generation, continuing the text from several positions, with
 //!   drafts by either head.
 
-#[path = "eval/heads.rs"]
 mod heads;
+
 use std::error::Error;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;

@@ -12,7 +12,7 @@ use ds4_model::placement::Plan;
 use serde_json::Value;
 
 use crate::golden::{golden, root};
-pub(crate) use crate::shared::{Ended, golden_text, number_before};
+pub(crate) use ds4_test_support::{Ended, golden_text, number_before};
 
 /// A command of the program.
 pub(crate) fn program(name: &str) -> Command {

@@ -3,7 +3,7 @@
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 
-pub use crate::shared::root;
+pub use ds4_test_support::root;
 
 /// The values of a golden tensor of the shipped checkpoint.
 pub fn golden<const N: usize, T>(name: &str, read: fn([u8; N]) -> T) -> Vec<T> {

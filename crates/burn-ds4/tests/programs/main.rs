@@ -9,5 +9,3 @@ mod cli_generate;
 mod cli_serve;
 mod golden;
 mod inspected;
-#[path = "../../../../tests/shared/mod.rs"]
-mod shared;

@@ -1,8 +1,5 @@
 //! What the tests of the model and those of the program share.
 
-// Each test binary compiles this module for itself and uses the part that it needs.
-#![allow(dead_code)]
-
 use std::path::PathBuf;
 use std::process::Output;
 
@@ -19,12 +16,16 @@ pub fn root() -> PathBuf {
 /// What a program left behind.
 #[derive(Debug)]
 pub struct Ended {
+    /// Its exit code, -1 after a signal.
     pub code: i32,
+    /// What it has written to standard output.
     pub stdout: String,
+    /// What it has written to standard error.
     pub stderr: String,
 }
 
 impl Ended {
+    /// Takes it from what was captured.
     pub fn of(output: Output) -> Self {
         Self {
             code: output.status.code().unwrap_or(-1),
@@ -33,6 +34,7 @@ impl Ended {
         }
     }
 
+    /// Checks that the program has succeeded.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{self:?}");
