@@ -281,6 +281,9 @@ fn wanted(
             if let Some(given) = given.iter().find(|given| given.name == tool.name) {
                 tool.parameters.clone_from(&given.parameters);
             }
+            if tool.strict == Some(true) {
+                convert::require_all(&mut tool.parameters);
+            }
         }
     }
     for tool in &tools {

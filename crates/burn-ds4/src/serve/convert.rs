@@ -290,6 +290,34 @@ fn lenient_tool(tool: &mut Value) {
     }
 }
 
+/// Requires all properties of the parameters of a strict tool, and no others, where conversion
+/// does. It also drops keywords, which are to be followed: an object with some that compose it is
+/// left as it is.
+pub fn require_all(schema: &mut Value) {
+    let Some(keywords) = schema.as_object_mut() else {
+        return;
+    };
+    if keywords.get("type").is_some_and(|kind| kind == "object") {
+        let composed = ["allOf", "anyOf", "oneOf", "$ref"];
+        if composed.iter().any(|name| keywords.contains_key(*name)) {
+            return;
+        }
+        let properties = keywords.get("properties").and_then(Value::as_object);
+        let names: Vec<&String> = properties.into_iter().flat_map(Fields::keys).collect();
+        let required = json!(names);
+        keywords.insert("required".into(), required);
+        keywords.insert("additionalProperties".into(), json!(false));
+    }
+    for (name, value) in keywords {
+        match (name.as_str(), value) {
+            ("properties" | "$def", Value::Object(own)) => own.values_mut().for_each(require_all),
+            ("anyOf", Value::Array(own)) => own.iter_mut().for_each(require_all),
+            ("items", own) => require_all(own),
+            _ => (),
+        }
+    }
+}
+
 /// Whether any of the tools is to be followed to the letter.
 pub fn has_strict(tools: &[ToolDefinition]) -> bool {
     tools.iter().any(|tool| tool.strict == Some(true))

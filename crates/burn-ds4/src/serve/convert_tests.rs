@@ -59,6 +59,44 @@ fn strict_tools_are_shown_with_all_that_they_require_beside_others_that_are_not(
 }
 
 #[test]
+fn strict_tools_require_what_the_makers_do_and_keep_the_rest() {
+    let string = json!({"type": "string"});
+    let object = |properties: Value| json!({"type": "object", "properties": properties});
+    for schema in [
+        object(json!({})),
+        object(json!({"b": string, "a": {"type": "integer", "minimum": 2}})),
+        object(json!({"a": {"type": "array", "items": object(json!({"x": string}))}})),
+        object(json!({"a": {"anyOf": [object(json!({"x": string})), {"type": "null"}]}})),
+        json!({
+            "type": "object", "properties": {"a": {"$ref": "#/$def/d"}},
+            "$def": {"d": object(json!({"x": string}))}, "description": "n",
+        }),
+    ] {
+        let function = json!({"name": "f", "strict": true, "parameters": schema});
+        let tools = json!([{"type": "function", "function": function}]);
+        let body = json!({"messages": [{"role": "user", "content": "u"}], "tools": tools});
+        let body = body.as_object().expect("an object");
+        let encoding = Encoding::V4Flash0731;
+        let makers = converted::<ChatCompletionRequest>(body.clone(), encoding);
+        let makers = makers.expect("a request").conversation.tools;
+        let ours = chat(body.clone(), encoding).expect("a request");
+        assert_eq!(ours.conversation.tools, makers);
+        let mut required = schema.clone();
+        require_all(&mut required);
+        assert_eq!(required, makers[0].parameters, "{schema}");
+    }
+    // What conversion drops.
+    let lost = json!({"type": "string", "minLength": 2});
+    let mut schema = object(json!({"a": lost}));
+    require_all(&mut schema);
+    assert_eq!(schema["properties"]["a"], lost);
+    let mut composed = json!({"type": "object", "anyOf": [object(json!({"x": string}))]});
+    let written = composed.clone();
+    require_all(&mut composed);
+    assert_eq!(composed, written);
+}
+
+#[test]
 fn what_common_clients_send_is_taken_though_the_makers_refuse_it() {
     let user = json!({"role": "user", "content": "u"});
     let said = |answer: Value| prompt(&json!({"messages": [user, answer, user]}));

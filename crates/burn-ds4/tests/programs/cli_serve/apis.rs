@@ -298,6 +298,20 @@ fn a_call_that_has_to_come_comes_with_arguments_of_its_schema() {
         (refused.status, refused.json()["error"]["param"].clone()),
         (400, json!("tool_choice"))
     );
+    // A strict tool requires what the prompt shows as required: all properties.
+    let letters = ["a", "b", "c", "d"];
+    let properties = letters.map(|name| (name.to_owned(), json!({"type": "boolean"})));
+    let inner = json!({"type": "object", "properties": Value::from_iter(properties)});
+    let parameters = json!({"type": "object", "properties": {"in": inner, "out": inner}});
+    let strict = json!([{"name": "moon", "strict": true, "parameters": parameters}]);
+    let fields = json!({"tools": strict, "tool_choice": "required", "max_tokens": 300});
+    let answer = server.ask(CHAT, &chat(fields));
+    let arguments = &answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+    let arguments: Value = serde_json::from_str(arguments.as_str().expect("text")).expect("JSON");
+    for part in ["in", "out"] {
+        let part = arguments[part].as_object().expect("an object");
+        assert!(part.keys().eq(letters), "{arguments}");
+    }
     // Strict tools leave free whether there is a call, a format what is said without one.
     let format = json!({"type": "json_schema", "json_schema": {"schema": {"const": 7}}});
     let days = json!({"type": "object", "properties": {"days": {"type": "boolean"}}});
