@@ -122,11 +122,43 @@ impl Timings {
         f64::midpoint(self.0[last / 2], self.0[last.div_ceil(2)])
     }
 
+    /// The least value that so many percent of all do not exceed.
+    pub fn percentile(&self, percent: usize) -> f64 {
+        let count = (self.0.len() * percent).div_ceil(100);
+        self.0[count.saturating_sub(1)]
+    }
+
     fn fastest(&self) -> f64 {
         self.0[0]
     }
 
     fn slowest(&self) -> f64 {
         self.0[self.0.len() - 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_a_value_that_was_measured() {
+        let of = |count: u32| Timings::new((1..=count).rev().map(f64::from).collect());
+        for (count, percent, expected) in [
+            (1, 0, 1.0),
+            (1, 99, 1.0),
+            (4, 50, 2.0),
+            (5, 50, 3.0),
+            (100, 99, 99.0),
+            (101, 99, 100.0),
+            (200, 99, 198.0),
+            (7, 100, 7.0),
+        ] {
+            assert_eq!(
+                of(count).percentile(percent),
+                expected,
+                "{percent} of {count}"
+            );
+        }
     }
 }

@@ -1,42 +1,38 @@
 //! Whole steps: the time of a forward call over one token and over several, and of the engine's
-//! steps, with and without drafts, launched and recorded.
+//! steps, with and without drafts, launched and recorded; and many texts under load.
 
 mod calls;
 mod decoding;
 mod flash;
 mod generations;
+mod load;
+mod model;
 mod whole;
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::shared::devices::DeviceArgs;
-use crate::shared::flash::FlashArgs;
-use crate::shared::{ActivationsArg, Dtype, Head, load_options, shipped_checkpoint};
-use clap::{Args, ValueEnum};
-use ds4_model::checkpoint::Checkpoint;
+use clap::{Args, Subcommand, ValueEnum};
 use ds4_model::model::Model;
+
+use crate::shared::Head;
+use crate::shared::flash::FlashArgs;
 
 use calls::Context;
 use decoding::Drafts;
+use model::{ModelArgs, Which, fraction, positive};
 use whole::Options;
 
 /// Times whole forward calls, over one token and over the 2 to 5 of a verification, and the steps
-/// of the engine.
+/// of the engine; `bench load` has it decode many texts.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchOptions {
-    /// What to run.
-    #[arg(long, value_enum, default_value_t = Which::Tiny)]
-    model: Which,
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
     #[command(flatten)]
-    device: DeviceArgs,
-    /// Dtype of the activations.
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    dtype: Dtype,
-    /// Directory of the checkpoint, for `tiny`.
-    #[arg(long, default_value_os_t = shipped_checkpoint())]
-    checkpoint: PathBuf,
+    model: ModelArgs,
     /// Positions in the cache before the first call that is timed, each in turn [default: 256 for
     /// tiny, 4096 for flash].
     #[arg(long, value_delimiter = ',')]
@@ -44,22 +40,6 @@ pub struct BenchOptions {
     /// Sequences, all of the same length.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// First layers of V4-Flash, for `flash`; half of them are timed, too.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=43))]
-    layers: u32,
-    /// What widths and numbers of heads are divided by, 1, 2, 4 or 8, for `flash`: to try it where
-    /// there is little memory or no GPU.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
-    shrink: u32,
-    /// Routed experts of a layer, for `flash`; fewer of them take less memory.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(6..))]
-    experts: u32,
-    /// Size of the vocabulary, for `flash`.
-    #[arg(long, default_value_t = 129_280, value_parser = clap::value_parser!(u32).range(1..))]
-    vocabulary: u32,
-    /// Fraction of drafts that are taken to be accepted, for `flash`.
-    #[arg(long, default_value_t = 0.85, value_parser = fraction)]
-    acceptance: f64,
     /// What a plain copy reaches, in TB/s, for `flash`.
     #[arg(long, default_value_t = 4.3, value_parser = positive)]
     copy_rate: f64,
@@ -79,18 +59,12 @@ pub struct BenchOptions {
     draft_head: Vec<Head>,
     #[command(flatten)]
     clusters: FlashArgs,
-    /// Drafts with the DSpark drafter of V4-Flash-0731 in place of the MTP layer, for `flash`.
-    #[arg(long)]
-    dspark: bool,
     /// Tokens of a prompt, for `flash`; 0 for none.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
     /// Tokens of a prompt that a call takes [default: all of them].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: Option<u32>,
-    /// What products by packed weights do to their other operand, for `flash`.
-    #[arg(long, value_enum, default_value_t)]
-    activations: ActivationsArg,
     /// Only times prompts, each after so many positions, for `flash`.
     #[arg(long, value_delimiter = ',')]
     only_prompt: Vec<usize>,
@@ -112,24 +86,9 @@ pub struct BenchOptions {
     only_steps: bool,
 }
 
-fn fraction(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok();
-    let number = number.filter(|number| (0.0..=1.0).contains(number));
-    number.ok_or_else(|| "not between 0 and 1".to_owned())
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok();
-    let number = number.filter(|number| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "not a rate".to_owned())
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Which {
-    /// The trained checkpoint that comes with the repository.
-    Tiny,
-    /// The first layers of V4-Flash and what drafts, with random weights.
-    Flash,
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    Load(load::LoadOptions),
 }
 
 /// What a profiler looks at.
@@ -149,9 +108,10 @@ enum Account {
 ///
 /// If the checkpoint cannot be loaded, or the device fails.
 pub fn run(args: &BenchOptions) -> Result<(), Box<dyn Error>> {
-    match args.model {
-        Which::Tiny => tiny(args),
-        Which::Flash => flash(args),
+    match (&args.command, args.model.which) {
+        (Some(BenchCommand::Load(options)), _) => load::run(options),
+        (None, Which::Tiny) => tiny(args),
+        (None, Which::Flash) => flash(args),
     }
 }
 
@@ -172,9 +132,9 @@ impl BenchOptions {
 
     /// Sets the head of a model that drafts are chosen with.
     fn set_draft_head(&self, head: Head, model: &mut Model) -> Result<(), Box<dyn Error>> {
-        let head = match (head, self.model) {
+        let head = match (head, self.model.which) {
             (Head::Dense, _) => None,
-            (Head::Flash, Which::Tiny) => Some(self.clusters.head(&self.checkpoint, model)?),
+            (Head::Flash, Which::Tiny) => Some(self.clusters.head(&self.model.checkpoint, model)?),
             (Head::Flash, Which::Flash) => Some(flash::draft_head(model, self.clusters.probes)?),
         };
         if let Some(head) = &head {
@@ -187,12 +147,8 @@ impl BenchOptions {
 }
 
 fn tiny(args: &BenchOptions) -> Result<(), Box<dyn Error>> {
-    let devices = args
-        .device
-        .init(args.batch as usize, args.context.iter().copied().max())?;
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let options = load_options(args.device.first(), args.dtype, true);
-    let mut model = checkpoint.load(&options, &devices)?;
+    let most = args.context.iter().copied().max();
+    let mut model = args.model.make(args.batch as usize, most)?;
     for context in contexts(args, 256) {
         calls::steps(&model, context, args.samples as usize)?;
     }
@@ -203,7 +159,7 @@ fn tiny(args: &BenchOptions) -> Result<(), Box<dyn Error>> {
         args.set_draft_head(head, &mut model)?;
         let texts = generations::Texts {
             model: &model,
-            checkpoint: &args.checkpoint,
+            checkpoint: &args.model.checkpoint,
             tokens: args.tokens as usize,
             drafts: args.drafts(),
             jsonl: args.jsonl.as_deref(),
@@ -217,51 +173,15 @@ fn flash(args: &BenchOptions) -> Result<(), Box<dyn Error>> {
     let [contexts, prompts] = [contexts(args, 4096), prompts(args)];
     let most = contexts.iter().chain(&prompts);
     let most = most.map(|context| context.positions * context.batch).max();
-    let devices = args.device.init(args.batch as usize, most)?;
     let start = Instant::now();
-    let [layers, experts, vocabulary, shrink] =
-        [args.layers, args.experts, args.vocabulary, args.shrink].map(|number| number as usize);
-    if !shrink.is_power_of_two() {
-        return Err(format!("--shrink must be 1, 2, 4 or 8, not {shrink}").into());
-    }
-    let config = flash::config(layers, experts, vocabulary, shrink);
-    let (config, drafter) = match args.dspark {
-        true if layers < 6 => return Err("--dspark needs --layers 6 or more".into()),
-        true => (flash::with_dspark(config), "DSpark"),
-        false => (config, "MTP"),
-    };
-    config.validate()?;
-    for device in devices.devices() {
-        device.seed(0);
-    }
-    let mut model = config.init_packed_on(args.dtype.into(), args.activations.into(), &devices)?;
-    let placed = model.placement.runs().iter();
-    let placed = placed.map(|run| (run.layers.clone(), &run.device));
-    let parts = model
-        .parallel
-        .iter()
-        .flat_map(|parallel| parallel.devices());
-    let parts = parts.map(|device| (0..layers, device));
-    let whole = placed.filter(|_| model.parallel.is_none());
-    for (layers, device) in whole.chain(parts) {
-        device.sync()?;
-        let usage = device.memory_pool_usage();
-        let bytes = usage.map_or("an unknown number of".to_owned(), |usage| {
-            usage.bytes_in_use.to_string()
-        });
-        println!("layers {layers:?} on {device:?}: {bytes} bytes in use");
-    }
-    println!(
-        "{layers} layers and {drafter}, {experts} experts, weights made in {:.1} s",
-        start.elapsed().as_secs_f64()
-    );
+    let mut model = args.model.make(args.batch as usize, most)?;
     let options = |context: Context| Options {
         batch: context.batch,
         context: context.positions,
         samples: args.samples as usize,
         drafts: args.drafts(),
-        acceptance: args.acceptance,
-        activations: args.activations.into(),
+        acceptance: args.model.acceptance,
+        activations: args.model.activations.into(),
         jsonl: args.jsonl.clone(),
         chunk: args.chunk.map(|chunk| chunk as usize),
         copy_rate: args.copy_rate,
@@ -307,9 +227,8 @@ fn contexts(args: &BenchOptions, default: usize) -> Vec<Context> {
         positions => positions,
     };
     println!(
-        "{} on {}, {positions:?} positions before, {} sequences",
-        format!("{:?} in {:?}", args.model, args.dtype).to_lowercase(),
-        args.device,
+        "{}, {positions:?} positions before, {} sequences",
+        args.model.name(),
         args.batch
     );
     let context = |&positions: &usize| context(args, positions);
@@ -326,6 +245,6 @@ fn context(args: &BenchOptions, positions: usize) -> Context {
     Context {
         batch: args.batch as usize,
         positions,
-        drawn: args.model == Which::Flash,
+        drawn: args.model.which == Which::Flash,
     }
 }

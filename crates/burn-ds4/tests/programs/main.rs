@@ -1,6 +1,7 @@
 //! The program as its users run it. One binary, so that one copy of it tests all commands.
 
 mod cli;
+mod cli_bench;
 #[cfg(unix)]
 mod cli_chat;
 mod cli_damaged;
