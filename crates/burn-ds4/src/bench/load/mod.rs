@@ -172,6 +172,8 @@ impl LoadOptions {
                 }
             });
         }
+        // Steps of texts before may still run.
+        model.placement.last().sync()?;
         let mut clients = self.clients(model, &config)?;
         let (burst, seconds) = match self.burst {
             None => {
