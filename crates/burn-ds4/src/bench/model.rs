@@ -16,7 +16,7 @@ use crate::shared::{ActivationsArg, Dtype, load_options, shipped_checkpoint};
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// What to run.
-    #[arg(long = "model", value_enum, default_value_t = Which::Tiny)]
+    #[arg(long = "model", value_name = "MODEL", value_enum, default_value_t = Which::Tiny)]
     pub which: Which,
     /// Where it runs.
     #[command(flatten)]

@@ -126,6 +126,7 @@ fn a_burst_tells_what_running_texts_wait_for() {
     }
     assert_eq!(count(line, "failed"), 0);
     assert_eq!(line["burst_input"], "4:9");
+    assert_eq!(line["tokens_per_second"], Value::Null);
 }
 
 #[test]
@@ -139,7 +140,12 @@ fn a_load_that_cannot_be_is_refused_with_a_reason() {
         (
             "--input 4000 --output 90:100",
             1,
-            "4100 positions, of which the model has 4096",
+            "more positions than the model has, 4096",
+        ),
+        (
+            "--input 8 --output 8 --burst 1 --burst-input 4090",
+            1,
+            "more positions than the model has, 4096",
         ),
         ("--input 40:8", 2, "40 is more than 8"),
         ("--output none", 2, "--output"),

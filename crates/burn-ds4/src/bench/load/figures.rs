@@ -62,20 +62,16 @@ impl Load<'_> {
             (None, Some(rate)) => print!("\n{rate} texts a second"),
             (None, None) => print!("\n{texts} texts at a time"),
         }
-        let (ended, warm_up) = (seen.finished, warm_up.unwrap_or_default());
-        println!(
-            ", {} lanes, {ended} ended in {seconds:.1} s{warm_up}",
-            self.lanes
-        );
+        let (ended, warm_up) = (self.ended(), warm_up.unwrap_or_default());
+        println!(", {} lanes, {ended} in {seconds:.1} s{warm_up}", self.lanes);
         if let Some(error) = &seen.error {
             println!("  failed            {}, the first: {error}", seen.failed);
         }
         if let Some(burst) = &self.burst {
             println!("  usually, ms       {}", Spread::of(&burst.usual).text());
         } else {
-            let [total, output] = self.rates();
+            let [total, own, output] = self.rates();
             let devices = devices(self.model);
-            let own = total / devices as f64;
             println!("  tokens/s          {total:.1}, {own:.1} by each of {devices} devices");
             println!("  of answers        {output:.1}");
         }
@@ -103,9 +99,8 @@ impl Load<'_> {
         if let Value::Object(texts) = options.texts.json() {
             fields.extend(texts);
         }
-        let [total, output] = self.rates();
+        let rates = self.burst.is_none().then(|| self.rates());
         let [rows, texts] = self.a_step();
-        let devices = devices(model);
         let (first, between) = (Spread::of(&seen.first), Spread::of(&seen.between));
         let figures = json!({
             "kind": if self.burst.is_some() { "burst" } else { "load" },
@@ -114,7 +109,7 @@ impl Load<'_> {
             "experts": model.config().n_routed_experts,
             "dtype": format!("{:?}", options.model.dtype).to_lowercase(),
             "activations": name_of(options.model.activations.into()),
-            "devices": devices,
+            "devices": devices(model),
             "parallel": model.parallel.as_ref().map(|_| "tensor"),
             "overlap": !options.no_overlap,
             "graphs": !options.no_graph,
@@ -131,9 +126,9 @@ impl Load<'_> {
             "prompt_tokens": seen.input,
             "cached_tokens": seen.cached,
             "output_tokens": seen.output,
-            "tokens_per_second": total,
-            "tokens_per_second_per_device": total / devices as f64,
-            "output_tokens_per_second": output,
+            "tokens_per_second": rates.map(|[total, ..]| total),
+            "tokens_per_second_per_device": rates.map(|[_, own, _]| own),
+            "output_tokens_per_second": rates.map(|[.., output]| output),
             "first_token_ms": first.json(),
             "between_tokens_ms": between.json(),
             "token_ms": Spread::of(&seen.per_token).json(),
@@ -150,10 +145,19 @@ impl Load<'_> {
         line
     }
 
-    /// Tokens a second: of prompts and answers, and of answers.
-    fn rates(&self) -> [f64; 2] {
+    /// What is done at the end.
+    fn ended(&self) -> String {
+        match self.burst {
+            Some(_) => format!("{} have a token", self.seen.first.len()),
+            None => format!("{} ended", self.seen.finished),
+        }
+    }
+
+    /// Tokens a second: of prompts and answers, the same by device, and of answers.
+    fn rates(&self) -> [f64; 3] {
         let Seen { input, output, .. } = self.seen;
-        [input + output, output].map(|tokens| tokens as f64 / self.seconds)
+        let [total, output] = [input + output, output].map(|tokens| tokens as f64 / self.seconds);
+        [total, total / devices(self.model) as f64, output]
     }
 
     /// Rows and texts of a step.

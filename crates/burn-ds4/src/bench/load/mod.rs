@@ -93,13 +93,14 @@ pub fn run(options: &LoadOptions) -> Result<(), Box<dyn Error>> {
     let TextArgs { input, output, .. } = options.texts;
     let longest = input.most + output.most;
     let lanes = options.lanes(most);
-    let model = options
-        .model
-        .make(lanes, Some(lanes.saturating_mul(longest)))?;
+    let positions = lanes.saturating_mul(longest);
+    let model = options.model.make(lanes, Some(positions))?;
     let positions = model.config().max_position_embeddings;
-    if longest > positions {
-        let own = format!("--input {input} and --output {output} make up to {longest} positions");
-        return Err(format!("{own}, of which the model has {positions}").into());
+    let burst = options.burst_input.most + BURST_OUTPUT.most;
+    if longest.max(burst) > positions {
+        let own = format!("--input {input} and --output {output}, or --burst-input");
+        let reason = format!("more positions than the model has, {positions}");
+        return Err(format!("{own}: {reason}").into());
     }
     println!(
         "{}, {input} tokens in, {output} out, of seed {}",

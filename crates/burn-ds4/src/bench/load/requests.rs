@@ -65,7 +65,10 @@ impl FromStr for Lengths {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
+        let number = |text: &str| {
+            let number = text.parse::<u32>().ok()?;
+            Some(number as usize).filter(|number| *number > 0)
+        };
         let (least, most) = text.split_once(':').unwrap_or((text, text));
         match (number(least), number(most)) {
             (Some(least), Some(most)) if least <= most => Ok(Self { least, most }),
@@ -96,7 +99,8 @@ impl Lengths {
 impl TextArgs {
     /// The first requests of this load, for a model with so many tokens.
     pub fn arrivals(&self, count: usize, vocabulary: usize) -> Vec<Arrival> {
-        let shared = tokens(&mut self.random(u64::MAX), self.shared_tokens, vocabulary);
+        let shared = self.shared_tokens.min(self.input.most);
+        let shared = tokens(&mut self.random(u64::MAX), shared, vocabulary);
         let mut seconds = 0.0;
         let one = |index| {
             // Each has random numbers of its own: what one has changes no other.
@@ -311,7 +315,17 @@ mod tests {
             parsed("7").map(|own| [own.at(0.0), own.at(0.999)]),
             Ok([7, 7])
         );
-        for wrong in ["", "0", "0:4", "4:2", "4:", "-1", "1:2:3", "many"] {
+        for wrong in [
+            "",
+            "0",
+            "0:4",
+            "4:2",
+            "4:",
+            "-1",
+            "1:2:3",
+            "many",
+            "99999999999",
+        ] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
     }
