@@ -23,6 +23,9 @@ const F32_SIZES: [(usize, usize); 2] = [(24, 16_384), (256, 4096)];
 const F32_ROWS: [usize; 3] = [1, 2, 8];
 /// Rows for which the operator uses the large-M product.
 const LARGE_M_ROWS: [usize; 3] = [32, 64, 4096];
+/// Projections of compressors and of the indexer, which have so many rows with many sequences.
+const PROJECTIONS: [(usize, usize); 3] = [(2048, 4096), (512, 4096), (64, 4096)];
+const PROJECTION_ROWS: [usize; 2] = [32, 64];
 /// The same where the result is to be row-invariant.
 const INVARIANT_CASES: [usize; 2] = [32, 64];
 /// Rows of the weights that share a token: query and key/value rows, compressor, the indexer's
@@ -88,12 +91,16 @@ pub fn cases() -> Vec<Case> {
         let invariant = INVARIANT_CASES.map(|rows| case(rows, size, INVARIANT));
         handed_over.into_iter().chain(invariant)
     });
+    let projections = PROJECTIONS.into_iter();
+    let projections =
+        projections.flat_map(|size| PROJECTION_ROWS.map(|rows| case(rows, size, ALL_BF16)));
     let groups = GROUP_ROWS.map(|rows| group_case(rows, ALL_BF16));
     let small = case(1, SMALL, ALL_F32);
     std::iter::once(small)
         .chain(small_m)
         .chain(f32)
         .chain(large_m)
+        .chain(projections)
         .chain(groups)
         .collect()
 }

@@ -7,6 +7,7 @@ use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::wgmma::can_multiply_dense;
 use crate::caps::Caps;
 use crate::gemm::INVARIANT_ROWS;
 use crate::gemm::kernel::WeightFormat;
@@ -18,8 +19,8 @@ use crate::launching::{
     MAX_CUBES, address_type, aligned, elements_view, narrow, output, vector_size, with_vectors,
 };
 
-/// Rows of `x` up to which tensor cores multiply by streamed 16-bit weights faster than the large-M
-/// product does.
+/// Rows of `x` up to which planes multiply by streamed 16-bit weights faster than the large-M
+/// product does, unless that is one of warpgroups.
 const MAX_STREAMED_ROWS: usize = 32;
 /// Planes that split K of rows of weights, at most: on tensor cores, and without.
 const SPLIT_K_PLANES: usize = 8;
@@ -156,7 +157,11 @@ impl<'a> MatrixList<'a> {
     /// are more than have to be row-invariant.
     pub fn streams(&self, x: &CubeTensor) -> bool {
         let [rows, _] = x.shape().dims();
-        rows <= MAX_STREAMED_ROWS && self.has_tiles(x) && self.tiles_blueprint(x, rows).is_some()
+        let by_warpgroups = |weight| can_multiply_dense(x, weight);
+        rows <= MAX_STREAMED_ROWS
+            && self.has_tiles(x)
+            && self.tiles_blueprint(x, rows).is_some()
+            && !self.weights.iter().all(by_warpgroups)
     }
 
     /// Multiplies the matrices by a small number of rows of `x`, in one launch.

@@ -19,6 +19,8 @@ use crate::launching::{address_type, aligned, cube_count, output, vector_size};
 /// Rows of `x` from which on warpgroups are faster than planes by one matrix: where K is split, and
 /// where there are tiles enough without.
 const MIN_ROWS: [usize; 2] = [17, 33];
+/// The same of 16-bit weights, which are not decoded.
+const MIN_DENSE_ROWS: usize = 17;
 /// The same of rows by each of a stack on average.
 pub(super) const MIN_PAIRS: usize = 32;
 /// Rows of `x` of a tile, at most, and what their numbers are multiples of.
@@ -86,7 +88,7 @@ pub(super) fn can_multiply_dense(x: &CubeTensor, weight: &CubeTensor) -> bool {
     Caps::of(&x.client).wgmma
         && matches!(x.dtype, DType::F16 | DType::BF16)
         && x.dtype == weight.dtype
-        && x.shape()[0] >= MIN_ROWS[1]
+        && x.shape()[0] >= MIN_DENSE_ROWS
         && x.shape()[1].is_multiple_of(8)
         && indexed(x)
         && indexed(weight)
