@@ -80,13 +80,13 @@ fn first(config: &ModelConfig, layers: usize) -> ModelConfig {
     config
 }
 
-/// Bytes of the block's weights that are read for that many tokens, each of which goes to other
-/// routed experts.
+/// Bytes of the block's weights that are read for that many tokens, as many of the routed experts'
+/// as tokens use that choose at random.
 pub fn bytes(block: &Block, tokens: usize) -> f64 {
     let attention = &block.attention;
     let experts = block.moe.router.experts_per_token;
     let [known, _, _] = block.moe.gate_up.weights().dims();
-    let fraction = (tokens * experts).min(known) as f64 / known as f64;
+    let fraction = 1.0 - (1.0 - experts as f64 / known as f64).powi(tokens as i32);
     let indexer = attention.indexer.as_ref();
     let packed = [
         &attention.query_a.weight,
