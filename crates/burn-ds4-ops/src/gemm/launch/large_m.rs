@@ -20,17 +20,18 @@ const LARGE_M_TILES: usize = 8;
 /// experts then have more pairs, for which their weights are read again.
 const STREAMED_PAIRS: [(usize, usize); 2] = [(6, 8), (12, 16)];
 
-/// Rows of problems by which experts are streamed. `None` for more pairs, or where shared memory is
-/// too small.
-fn streamed_rows(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Option<usize> {
+/// How both products of experts are compiled where they are streamed. `None` for more pairs, or
+/// where shared memory is too small.
+fn streamed(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Option<[StreamBlueprint; 2]> {
     let caps = Caps::of(&x.client);
     let few = |(most, _): &&(usize, usize)| pairs <= most * experts[0].count;
     let (_, rows) = *STREAMED_PAIRS.iter().find(few)?;
-    let fits = |(matrices, permuted): (&Matrices, bool)| {
-        StreamBlueprint::of_problems(x.dtype, matrices, (rows, permuted), &caps).is_some()
+    let of = |matrices, permuted| {
+        let input = (rows, permuted);
+        StreamBlueprint::of_problems(x.dtype, matrices, input, &caps)
     };
-    let [gate_up, down] = experts;
-    (has_tiles(x, experts) && fits((gate_up, false)) && fits((down, true))).then_some(rows)
+    let possible = has_tiles(x, experts);
+    possible.then_some([of(experts[0], false)?, of(experts[1], true)?])
 }
 
 impl LargeMTiles {
@@ -48,8 +49,8 @@ impl LargeMTiles {
 
     /// For pairs of rows of `x` and experts, `[gate and up, down]`.
     pub fn of_pairs(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Self {
-        match streamed_rows(x, pairs, experts) {
-            Some(rows) => Self::Stream(rows),
+        match streamed(x, pairs, experts) {
+            Some(blueprints) => Self::Stream(blueprints),
             None => Self::by_arithmetic(x, pairs, experts),
         }
     }
@@ -91,7 +92,8 @@ impl LargeMTiles {
     pub fn rows(self, dtype: DType) -> usize {
         match self {
             Self::Planes(tiles) => 8 * tiles / terms(dtype) as usize,
-            Self::Stream(rows) | Self::Warpgroups(rows) => rows,
+            Self::Stream([gated, _]) => gated.pass_pairs() as usize,
+            Self::Warpgroups(rows) => rows,
             Self::Fp8 => FP8_TILE as usize,
         }
     }
@@ -108,7 +110,9 @@ impl LargeMTiles {
 impl LargeM<'_> {
     pub(crate) fn launch(self, result: &CubeTensor) {
         match self.tiles {
-            LargeMTiles::Stream(rows) => self.launch_problems(rows, result),
+            LargeMTiles::Stream([gated, plain]) => {
+                self.launch_problems(if self.permuted { plain } else { gated }, result);
+            }
             LargeMTiles::Planes(x_tiles) => self.launch_planes(x_tiles, result),
             LargeMTiles::Warpgroups(columns) => wgmma::launch(&self, columns, result),
             LargeMTiles::Fp8 => wgmma::launch_fp8(&self, result),
@@ -116,13 +120,10 @@ impl LargeM<'_> {
     }
 
     /// Streams the weights of sorted pairs.
-    fn launch_problems(&self, rows: usize, result: &CubeTensor) {
-        let caps = Caps::of(&self.x.client);
-        let input = (rows, self.permuted);
-        let blueprint = StreamBlueprint::of_problems(self.dtype, self.matrices, input, &caps);
+    fn launch_problems(&self, blueprint: StreamBlueprint, result: &CubeTensor) {
         let blueprint = StreamBlueprint {
             gated: self.gated,
-            ..blueprint.expect("tiles are chosen where it fits")
+            ..blueprint
         };
         let problem = StreamProblem {
             sorted: self.sorted,

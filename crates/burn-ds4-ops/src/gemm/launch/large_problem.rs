@@ -4,13 +4,14 @@ use burn_cubecl::tensor::CubeTensor;
 use super::optional;
 use super::sort::SortedPairs;
 use crate::gemm::Matrices;
-use crate::gemm::kernel::{LargeMPairsLaunch, WeightFormat};
+use crate::gemm::kernel::{LargeMPairsLaunch, StreamBlueprint, WeightFormat};
 
 /// How many rows of `x` a cube multiplies at a time, and with which instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LargeMTiles {
-    /// Rows at most of each problem, by which weights are streamed.
-    Stream(usize),
+    /// Those of problems by which the weights of experts are streamed: how gates and up are
+    /// compiled, and down.
+    Stream([StreamBlueprint; 2]),
     /// Tiles of 8 columns, which are terms of rows, for products of planes.
     Planes(usize),
     /// Rows, for products of warpgroups.
