@@ -21,6 +21,7 @@ mod pipeline;
 mod precision;
 mod recordings;
 mod sampled;
+mod scheduling;
 mod sequences;
 mod sizes;
 mod soak;

@@ -127,6 +127,27 @@ pub fn check_tensors<const D: usize, K: Movable>(tensors: &[Tensor<D, K>]) -> Re
     Ok(())
 }
 
+/// The same tensor in memory of its own, so that whoever writes one of the two leaves the other in
+/// its place.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use burn_ds4_ops::device::copied;
+///
+/// let tensor = Tensor::<1>::from_floats([-0.0, 1.0], &Device::flex());
+/// let copy = copied(&tensor);
+/// copy.into_data().assert_eq(&tensor.into_data(), true);
+/// # }
+/// ```
+pub fn copied<const D: usize, K: Movable>(tensor: &Tensor<D, K>) -> Tensor<D, K> {
+    let (shape, like) = (tensor.dims(), (&tensor.device(), tensor.dtype()));
+    let copy = Tensor::empty(shape, like);
+    copy.slice_assign(shape.map(|size| 0..size), tensor.clone())
+}
+
 /// Two devices of a software driver: the default adapter, and the same by its kind.
 #[cfg(all(test, feature = "wgpu", not(feature = "fusion")))]
 mod tests {

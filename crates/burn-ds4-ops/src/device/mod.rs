@@ -26,7 +26,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::kinds::Movable;
 
-pub use memory::{check_tensors, free_memory, may_allocate};
+pub use memory::{check_tensors, copied, free_memory, may_allocate};
 
 /// A device by name: `flex`, `wgpu`, `cuda`, `cuda:1`, `cpu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

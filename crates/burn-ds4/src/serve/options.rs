@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use clap::{Args, FromArgMatches, value_parser};
-use ds4_model::generate::{DEFAULT_PREFILL_CHUNK, EngineConfig, MAX_DRAFTS, MAX_LANES};
+use ds4_model::generate::{DEFAULT_PREFILL_CHUNK, EngineConfig, MAX_LANES};
 
 use crate::conversation::Encoding;
 use crate::shared::drafts::DraftArgs;
@@ -108,10 +108,7 @@ impl Options {
             drafts,
             draft_confidence: self.drafts.draft_confidence,
             prefill_chunk: self.prefill_chunk,
-            // What a text of the longest context needs, with the drafts that a step may add.
-            capacity: self.ctx.map_or(default.capacity, |ctx| {
-                default.capacity.min(ctx as usize + 2 * MAX_DRAFTS + 1)
-            }),
+            context: self.ctx.map(|ctx| ctx as usize),
             cache_bytes: self.cache_memory,
             prefix_bytes: self.prefix_cache,
             exact_prefix: self.exact_prefix,

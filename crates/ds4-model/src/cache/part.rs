@@ -80,11 +80,11 @@ impl Part {
         });
     }
 
-    /// Sets the length of every sequence, in a tensor of its own.
-    pub(super) fn replace(&mut self, lengths: &[usize]) {
-        let lengths: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
-        let data = TensorData::from(lengths.as_slice());
-        self.start = Some(Tensor::from_data(data, &self.device));
+    /// A number of each sequence, in a tensor of its own.
+    pub(super) fn uploaded(&self, numbers: &[usize]) -> Tensor<1, Int> {
+        let numbers: Vec<i32> = numbers.iter().map(|number| *number as i32).collect();
+        let data = TensorData::from(numbers.as_slice());
+        Tensor::from_data(data, (&self.device, self.start().dtype()))
     }
 
     /// Takes the tensor, which the caller has to put back, and tells whether it is new.

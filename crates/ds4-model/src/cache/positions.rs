@@ -252,7 +252,7 @@ impl Cache {
             }
         } else {
             for part in &mut self.parts {
-                part.replace(lengths);
+                part.start = Some(part.uploaded(lengths));
             }
             self.epoch = new_epoch();
         }

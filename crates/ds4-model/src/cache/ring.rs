@@ -1,4 +1,5 @@
 use burn::tensor::{Device, Distribution, FloatDType, IndexingUpdateOp, Int, Tensor};
+use burn_ds4_ops::device::copied;
 
 /// Rows of every sequence at fixed slots: `[batch, slots, width]`.
 ///
@@ -108,8 +109,8 @@ impl Ring {
         self.put(all.slice_assign([sequence..sequence + 1, 0..slots, 0..width], rows));
     }
 
-    /// Memory for more sequences.
-    pub(crate) fn wider(&self, batch: usize) -> Self {
+    /// Memory for another number of sequences.
+    pub(super) fn with_batch(&self, batch: usize) -> Self {
         let all = self.all();
         let shape = [batch, self.slots, self.width];
         Self {
@@ -119,12 +120,21 @@ impl Ring {
         }
     }
 
-    /// Moves the sequences to a ring of [more](Self::wider), the others after them.
-    pub(crate) fn widen(&mut self, mut wider: Self) {
-        let own = [0..self.batch, 0..self.slots, 0..self.width];
-        let all = wider.take().slice_assign(own, self.take());
-        wider.put(all);
-        *self = wider;
+    /// Copies so many sequences of `source`, which has as many slots, from index `from` to index
+    /// `to`.
+    pub(super) fn copy(&mut self, to: usize, source: &Self, from: usize, count: usize) {
+        let own = [to..to + count, 0..self.slots, 0..self.width];
+        let rows = source.all().narrow(0, from, count);
+        let all = self.take();
+        self.put(all.slice_assign(own, rows));
+    }
+
+    /// The same rows in memory of their own.
+    pub(crate) fn copied(&self) -> Self {
+        Self {
+            rows: Some(copied(&self.all())),
+            ..*self
+        }
     }
 
     /// Bytes of all rows.

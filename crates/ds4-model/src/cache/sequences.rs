@@ -1,7 +1,7 @@
 //! Sequences that join and leave one by one, while the others stay where they are.
 
 use burn::tensor::{Int, Tensor};
-use burn_ds4_ops::device::check_tensors;
+use burn_ds4_ops::device::{check_tensors, copied};
 
 use super::error::CacheError;
 use super::layer::LayerCache;
@@ -113,6 +113,20 @@ impl Cache {
         Ok(())
     }
 
+    /// The same cache in memory of its own: steps of either leave the other in its place.
+    pub(crate) fn copied(&self) -> Self {
+        let mut copy = self.clone();
+        for ring in copy.layers.iter_mut().flat_map(LayerCache::rings_mut) {
+            *ring = ring.copied();
+        }
+        for part in &mut copy.parts {
+            part.start = part.start.as_ref().map(copied);
+            part.active = part.active.as_ref().map(copied);
+        }
+        copy.epoch = new_epoch();
+        copy
+    }
+
     /// Sets the length of the only sequence, whose rows have been put in place.
     pub(super) fn set_length(&mut self, length: usize) {
         self.epoch = new_epoch();
@@ -125,42 +139,54 @@ impl Cache {
         self.high_water[0] = length;
     }
 
-    /// Memory for as many as `batch` sequences, for [`widen`](Self::widen).
+    /// A cache of these sequences in this order, `None` for one that is vacant, in memory of its
+    /// own. The host has to know their lengths.
     ///
     /// # Errors
     ///
     /// [`CacheError::OutOfMemory`] if a device has none.
-    pub(crate) fn wider_rings(&self, batch: usize) -> Result<Vec<Ring>, CacheError> {
-        let own = self.layers.iter().flat_map(LayerCache::rings);
-        let wider: Vec<Ring> = own.map(|ring| ring.wider(batch)).collect();
-        let rows: Vec<_> = wider.iter().map(Ring::all).collect();
+    pub(crate) fn with_sequences(&self, sequences: &[Option<usize>]) -> Result<Self, CacheError> {
+        let batch = sequences.len();
+        let rings = self.layers.iter().flat_map(LayerCache::rings);
+        let mut rings: Vec<Ring> = rings.map(|ring| ring.with_batch(batch)).collect();
+        let rows: Vec<_> = rings.iter().map(Ring::all).collect();
         self.granted(check_tensors(&rows))?;
-        Ok(wider)
-    }
-
-    /// Adds vacant sequences until there are `batch`, in memory that was made for them.
-    pub(crate) fn widen(&mut self, batch: usize, rings: Vec<Ring>) {
-        let more = batch.saturating_sub(self.config.batch);
-        if more == 0 {
-            return;
+        drop(rows);
+        let kept: Vec<(usize, usize)> = sequences
+            .iter()
+            .enumerate()
+            .filter_map(|(to, from)| Some((to, (*from)?)))
+            .collect();
+        let follows = |a: &(usize, usize), b: &(usize, usize)| (a.0 + 1, a.1 + 1) == *b;
+        for run in kept.chunk_by(follows) {
+            let (to, from) = run[0];
+            let own = self.layers.iter().flat_map(LayerCache::rings);
+            for (ring, source) in rings.iter_mut().zip(own) {
+                ring.copy(to, source, from, run.len());
+            }
         }
-        self.epoch = new_epoch();
-        self.open_step = None;
-        let own = self.layers.iter_mut().flat_map(LayerCache::rings_mut);
-        own.zip(rings).for_each(|(ring, wider)| ring.widen(wider));
-        let widened = |numbers: Tensor<1, Int>| {
-            let none = Tensor::zeros([more], (&numbers.device(), numbers.dtype()));
-            Tensor::cat(vec![numbers, none], 0)
+        let mut cache = self.clone();
+        let own = cache.layers.iter_mut().flat_map(LayerCache::rings_mut);
+        own.zip(rings).for_each(|(ring, new)| *ring = new);
+        let of = |numbers: &[usize]| -> Vec<usize> {
+            let own = sequences.iter();
+            own.map(|from| from.map_or(0, |from| numbers[from]))
+                .collect()
         };
-        for part in &mut self.parts {
-            let (active, _) = part.take_active();
-            part.active = Some(widened(active));
-            part.start = part.start.take().map(widened);
+        (cache.lengths, cache.high_water) = (of(&self.lengths), of(&self.high_water));
+        let vacant = sequences.iter();
+        let vacant = vacant.map(|from| from.is_none_or(|from| self.vacant[from]));
+        cache.vacant = vacant.collect();
+        let active = cache.vacant.iter().map(|vacant| usize::from(!vacant));
+        let active: Vec<usize> = active.collect();
+        for part in &mut cache.parts {
+            part.active = Some(part.uploaded(&active));
+            part.start = Some(part.uploaded(&cache.lengths));
         }
-        self.lengths.resize(batch, 0);
-        self.high_water.resize(batch, 0);
-        self.vacant.resize(batch, true);
-        self.config.batch = batch;
+        cache.config.batch = batch;
+        cache.epoch = new_epoch();
+        cache.open_step = None;
+        Ok(cache)
     }
 
     fn set_vacant(&mut self, sequence: usize, vacant: bool) {

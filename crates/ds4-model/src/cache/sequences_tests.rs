@@ -107,13 +107,41 @@ fn steps_add_no_positions_to_what_is_vacant() {
         // A recorded step remains valid.
         assert_eq!(cache.epoch(), epoch);
 
-        let rings = cache.wider_rings(5).unwrap();
-        cache.widen(5, rings);
+        let all = [Some(0), Some(1), Some(2), None, None];
+        let mut cache = cache.with_sequences(&all).unwrap();
         assert_ne!(cache.epoch(), epoch);
         step(&mut cache, 1);
         assert_eq!(starts(&cache), [0, 0, 6, 0, 0]);
         assert_eq!(cache.lengths(), [0, 0, 6, 0, 0]);
         assert_eq!(cache.batch(), 5);
+    });
+}
+
+#[test]
+fn sequences_are_taken_in_any_order_with_their_rows_and_lengths() {
+    every_device(|cache| {
+        let mut own = cache(4, 8);
+        for sequence in 0..4 {
+            let mut source = cache(1, 8);
+            fill(&mut source, sequence as f64);
+            step(&mut source, 1 + sequence);
+            own.adopt(sequence, &source, 0).unwrap();
+        }
+        own.vacate(0).unwrap();
+        let before: Vec<_> = (0..4).map(|sequence| rows(&own, sequence)).collect();
+        let mut taken = own
+            .with_sequences(&[Some(2), Some(3), None, Some(1)])
+            .unwrap();
+        for (sequence, from) in [(0, 2), (1, 3), (3, 1)] {
+            assert_eq!(rows(&taken, sequence), before[from]);
+        }
+        step(&mut taken, 1);
+        assert_eq!(starts(&taken), [4, 5, 0, 3]);
+        assert_eq!(taken.lengths(), [4, 5, 0, 3]);
+        // Those of before are as they were.
+        assert_eq!(starts(&own), [0, 2, 3, 4]);
+        let rest: Vec<_> = (0..4).map(|sequence| rows(&own, sequence)).collect();
+        assert_eq!(rest, before);
     });
 }
 

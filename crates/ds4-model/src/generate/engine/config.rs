@@ -40,6 +40,9 @@ pub struct EngineConfig {
     /// Positions of a text that there is memory for at first. A text that needs more moves to lanes
     /// of four times as many, and so on.
     pub capacity: usize,
+    /// Most tokens of a text that the model processes, prompt and answer together, if they are
+    /// fewer than the model's context. A text ends there, and no lane is larger than that takes.
+    pub context: Option<usize>,
     /// Most bytes that the caches of lanes and of prompts in progress take, on all devices
     /// together. A text waits until there is memory for it. Copies come on top while lanes are
     /// added or a step is recorded, for which there has to be free memory, and what is kept of
@@ -77,6 +80,7 @@ impl Default for EngineConfig {
             draft_confidence: 0.0,
             prefill_chunk: DEFAULT_PREFILL_CHUNK,
             capacity: 1024,
+            context: None,
             cache_bytes: None,
             prefix_bytes: 0,
             exact_prefix: false,
@@ -92,6 +96,12 @@ impl EngineConfig {
     pub fn recording_tokens(&self) -> usize {
         let fewer = fewer_drafts(self.drafts, self.draft_confidence > 0.0);
         WORTH_RECORDING * ((1 + self.drafts) + fewer.map(|drafts| 1 + drafts).sum::<usize>())
+    }
+
+    /// Most tokens of a text that are processed.
+    pub(super) fn longest(&self, model: &ModelConfig) -> usize {
+        let longest = model.max_position_embeddings;
+        self.context.map_or(longest, |context| context.min(longest))
     }
 
     /// Checks every field.
@@ -122,6 +132,7 @@ impl EngineConfig {
             (0, ..) => zero("lanes"),
             (_, 0, _) => Err(GenerateError::EmptyPrefillChunk),
             (.., 0) => zero("capacity"),
+            _ if self.context == Some(0) => zero("context"),
             _ => Ok(()),
         }
     }
@@ -196,11 +207,10 @@ impl Request {
                 vocab_size,
             });
         }
-        if self.prompt.len() > config.max_position_embeddings {
-            return Err(GenerateError::PromptTooLong {
-                tokens: self.prompt.len(),
-                maximum: config.max_position_embeddings,
-            });
+        let maximum = config.max_position_embeddings;
+        if self.prompt.len() > maximum {
+            let tokens = self.prompt.len();
+            return Err(GenerateError::PromptTooLong { tokens, maximum });
         }
         if self.max_new_tokens == 0 {
             let argument = "max_new_tokens";

@@ -189,9 +189,10 @@ impl Constraints {
         }
     }
 
-    /// Adds lanes until there are `lanes`.
-    pub(super) fn widen(&mut self, lanes: usize) {
-        self.lanes.resize(lanes, None);
+    /// Makes these lanes of those that there are, `None` for one that is vacant.
+    pub(super) fn arrange(&mut self, lanes: &[Option<usize>]) {
+        let mut own = |lane: &Option<usize>| self.lanes[(*lane)?].take();
+        self.lanes = lanes.iter().map(&mut own).collect();
         self.tensors = None;
     }
 

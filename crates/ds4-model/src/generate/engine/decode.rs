@@ -44,7 +44,8 @@ impl Engine<'_> {
             let checked = self.setup.model.check_group();
             checked.inspect_err(|_| recorder::forget_what_is_kept())?;
         }
-        let config = self.setup.model.config();
+        let model = self.setup.model.config();
+        let longest = self.setup.config.longest(model);
         let Group { lanes, texts, .. } = &mut self.groups[group];
         let texts = texts.iter_mut().enumerate();
         for (lane, text) in texts.filter_map(|(lane, text)| Some((lane, text.as_mut()?))) {
@@ -65,7 +66,7 @@ impl Engine<'_> {
                     Some(reason) => text.fail(GenerateError::Constraint {
                         reason: reason.to_owned(),
                     }),
-                    None => text.push(*token, log_probs, config),
+                    None => text.push(*token, log_probs, model, longest),
                 });
                 if text.ended {
                     // The drafts after it count for nothing.

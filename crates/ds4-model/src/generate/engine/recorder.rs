@@ -11,9 +11,11 @@ use crate::graph::{Preparation, Recording, Refusal};
 
 /// Runs that a recording must be of use for: as many as it costs twice over.
 pub(super) const WORTH_RECORDING: usize = 16;
-/// Runs before a recording. The first copies what it writes, because the state before it is kept.
-/// From the second on, all are alike.
+/// Runs before a recording, which leave the memory behind that it takes.
 pub(super) const WARM_UPS: usize = 2;
+/// Kinds of steps of which a group of lanes keeps recordings: those that were replayed last. Each
+/// recording holds the memory that a step works with.
+pub(super) const MOST_KINDS: usize = 4;
 
 thread_local! {
     /// How often this thread has dropped what operators keep between launches.
@@ -130,34 +132,47 @@ fn spoiled_by<R>(refusal: Refusal) -> Outcome<R> {
 }
 
 #[derive(Debug)]
-struct KeptRecording<R, E> {
+struct KeptRecording<R, K> {
     /// A part for each device, in the order of a step.
     recordings: Vec<Recording<R>>,
+    /// What its step does.
+    kind: K,
     /// Drafts that it verifies.
     drafts: usize,
     /// Epoch of what it works on.
-    epoch: E,
+    epoch: Vec<u64>,
     /// [`FORGOTTEN`] when it was made.
     forgotten: u64,
+    /// Bytes by which the memory of the devices grew when it was made, where they tell.
+    bytes: Option<u64>,
 }
 
-/// The recordings of a group of lanes, by the drafts that they verify, and the outcome of the
-/// attempts to make them.
+impl<R, K> KeptRecording<R, K> {
+    /// Whether it is of this epoch and thread, and none has failed since it was made.
+    fn is_current(&self, epoch: &[u64]) -> bool {
+        let is_own = self.recordings.iter().all(Recording::is_of_this_thread);
+        is_own && self.epoch == epoch && self.forgotten == FORGOTTEN.get()
+    }
+}
+
+/// The recordings of a group of lanes, by the kind of their step and the drafts that they verify,
+/// and the outcome of the attempts to make them.
 #[derive(Debug)]
-pub(super) struct Recorder<R, E> {
-    kept: Vec<KeptRecording<R, E>>,
-    /// Of those, the one that was replayed last.
-    last: usize,
+pub(super) struct Recorder<R, K> {
+    /// Those that were replayed last come last.
+    kept: Vec<KeptRecording<R, K>>,
+    /// Whether the last step was a replay: of the last one.
+    is_newest: bool,
     graphs: bool,
     refusal: Option<String>,
     replays: usize,
 }
 
-impl<R, E: PartialEq> Recorder<R, E> {
+impl<R, K: Copy + PartialEq> Recorder<R, K> {
     pub(super) fn new(graphs: bool) -> Self {
         Self {
             kept: Vec::new(),
-            last: 0,
+            is_newest: false,
             graphs,
             refusal: None,
             replays: 0,
@@ -184,37 +199,73 @@ impl<R, E: PartialEq> Recorder<R, E> {
         self.kept.len()
     }
 
-    /// What the last part of the recording that was replayed last results in, if there is one.
+    /// Bytes by which the memory of the devices grew for them, where they tell.
+    pub(super) fn bytes(&self) -> Option<u64> {
+        self.kept.iter().map(|kept| kept.bytes).sum()
+    }
+
+    /// What the last part of the last step results in, if that was a replay.
     pub(super) fn results(&self) -> Option<&R> {
-        let recordings = &self.kept.get(self.last)?.recordings;
-        recordings.last().map(|recording| &recording.results)
+        let newest = self.kept.last().filter(|_| self.is_newest);
+        newest?.recordings.last().map(|last| &last.results)
+    }
+
+    /// Notes that a step is launched. What cannot be replayed any more is dropped.
+    pub(super) fn note_launch(&mut self, epoch: &[u64]) {
+        self.is_newest = false;
+        self.kept.retain(|kept| kept.is_current(epoch));
+    }
+
+    /// Drops the recordings of all but so many kinds, besides those of `kind`. The others are those
+    /// that were replayed last.
+    pub(super) fn keep_kinds(&mut self, most: usize, kind: K) {
+        let mut kinds = Vec::new();
+        for own in self.kept.iter().rev().map(|kept| kept.kind) {
+            if own != kind && !kinds.contains(&own) && kinds.len() < most {
+                kinds.push(own);
+            }
+        }
+        let is_kept = |own: &K| *own == kind || kinds.contains(own);
+        self.kept.retain(|kept| is_kept(&kept.kind));
     }
 
     /// Drops the recordings, with the memory that they hold.
     pub(super) fn forget(&mut self) {
         self.kept.clear();
+        self.is_newest = false;
     }
 
-    /// Keeps a recording of a step that verifies `drafts` drafts, which has been replayed once.
-    pub(super) fn keep(&mut self, recordings: Vec<Recording<R>>, drafts: usize, epoch: E) {
-        self.last = self.kept.len();
+    /// Keeps a recording of a step of this kind that verifies `drafts` drafts, which has been
+    /// replayed once. The memory of the devices grew by so many bytes for it.
+    pub(super) fn keep(
+        &mut self,
+        recordings: Vec<Recording<R>>,
+        (kind, drafts): (K, usize),
+        epoch: Vec<u64>,
+        bytes: Option<u64>,
+    ) {
+        self.is_newest = true;
         self.kept.push(KeptRecording {
             recordings,
+            kind,
             drafts,
             epoch,
             forgotten: FORGOTTEN.get(),
+            bytes,
         });
         self.replays += 1;
     }
 
-    /// The fewest drafts, at least `drafts`, that a recording verifies.
-    pub(super) fn fitting(&self, drafts: usize) -> Option<usize> {
-        let recorded = self.kept.iter().map(|kept| kept.drafts);
+    /// The fewest drafts, at least `drafts`, that a recording of a step of this kind verifies.
+    pub(super) fn fitting(&self, kind: K, drafts: usize) -> Option<usize> {
+        let own = self.kept.iter().filter(|kept| kept.kind == kind);
+        let recorded = own.map(|kept| kept.drafts);
         recorded.filter(|recorded| *recorded >= drafts).min()
     }
 
-    /// Replays the recording that verifies `drafts` drafts, and after each part what `follow` does;
-    /// `false` if there is none of this epoch and thread, or another has failed since it was made.
+    /// Replays the recording of a step of this kind that verifies `drafts` drafts, and after each
+    /// part what `follow` does; `false` if there is none of this epoch and thread, or another has
+    /// failed since it was made.
     ///
     /// # Safety
     ///
@@ -222,19 +273,17 @@ impl<R, E: PartialEq> Recorder<R, E> {
     /// place and not in use by another thread.
     pub(super) unsafe fn replay(
         &mut self,
-        drafts: usize,
-        epoch: &E,
+        (kind, drafts): (K, usize),
+        epoch: &[u64],
         mut follow: impl FnMut(usize, &R),
     ) -> Result<bool, GenerateError> {
-        let mut kept = self.kept.iter().enumerate();
-        let Some((index, kept)) = kept.find(|(_, kept)| kept.drafts == drafts) else {
+        let is_it = |kept: &KeptRecording<R, K>| kept.kind == kind && kept.drafts == drafts;
+        let index = self.kept.iter().position(is_it);
+        let Some(index) = index.filter(|index| self.kept[*index].is_current(epoch)) else {
             return Ok(false);
         };
-        let mut recordings = kept.recordings.iter();
-        let is_current = kept.epoch == *epoch && recordings.all(Recording::is_of_this_thread);
-        if !is_current || kept.forgotten != FORGOTTEN.get() {
-            return Ok(false);
-        }
+        self.kept[index..].rotate_left(1);
+        let kept = self.kept.last().expect("the one that was found");
         for (part, recording) in kept.recordings.iter().enumerate() {
             // SAFETY: the caller guarantees it, and this is the thread of the recording.
             let replayed = unsafe { recording.replay() };
@@ -245,7 +294,7 @@ impl<R, E: PartialEq> Recorder<R, E> {
             })?;
             follow(part, &recording.results);
         }
-        self.last = index;
+        self.is_newest = true;
         self.replays += 1;
         Ok(true)
     }

@@ -13,6 +13,11 @@ use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
 use crate::generate::request_id::RequestId;
 
+/// Lanes are roomy if they are so many times as many as their texts.
+const ROOMY: usize = 4;
+/// Steps for which lanes are roomy before they become fewer: what is recorded is recorded anew.
+const ROOMY_STEPS: usize = 32;
+
 /// The caches in which a prompt is processed.
 #[derive(Clone, Copy, Debug)]
 enum PromptCaches {
@@ -30,11 +35,17 @@ impl Engine<'_> {
     ///
     /// If a field of the request is outside its range. The engine is as before.
     pub fn add(&mut self, request: Request) -> Result<RequestId, GenerateError> {
-        request.validate(self.setup.model.config())?;
-        self.check_memory(request.prompt.len())?;
+        let model = self.setup.model.config();
+        request.validate(model)?;
+        let (tokens, maximum) = (request.prompt.len(), self.setup.config.longest(model));
+        if tokens > maximum {
+            return Err(GenerateError::PromptTooLong { tokens, maximum });
+        }
         let id = RequestId(self.requests);
+        let text = Text::new(id, request);
+        self.check_memory(&text)?;
         self.requests += 1;
-        self.prompts.push_back(Prompt::new(Text::new(id, request)));
+        self.prompts.push_back(Prompt::new(text));
         Ok(id)
     }
 
@@ -111,13 +122,14 @@ impl Engine<'_> {
             self.move_grown(capacity, way)?;
             if let Some(group) = self.group_of(capacity, way) {
                 self.decode(group)?;
+                self.shrink(group)?;
             }
         }
         // One lane of the smallest size is kept for the next text, with what is recorded, and the
         // lanes of a prompt in progress.
         let base = self.capacity_for(1);
         let begun = self.prompts.front().filter(|prompt| prompt.has_begun());
-        let next = begun.map(|prompt| self.capacity_for(self.needed(prompt.text.tokens.len())));
+        let next = begun.map(|prompt| self.capacity_of(&prompt.text));
         self.drop_vacant(|group| {
             let capacity = group.lanes.capacity();
             next == Some(capacity) || capacity == base && group.texts.len() == 1
@@ -137,10 +149,10 @@ impl Engine<'_> {
                 false => PromptCaches::Wanted(tokens),
             };
             // Steps go on while tables for long texts are worked out.
-            let positions = self.capacity_for(self.needed(tokens));
-            let is_ready = self.running() == 0 || self.setup.has_tables_ready(positions);
+            let capacity = self.capacity_of(&prompt.text);
+            let is_ready = self.running() == 0 || self.setup.has_tables_ready(capacity);
             let lane = match has_lane && is_ready {
-                true => self.vacant_lane(tokens, own)?,
+                true => self.vacant_lane(capacity, own)?,
                 false => None,
             };
             let has_begun = match (lane, prompt.has_begun()) {
@@ -180,11 +192,10 @@ impl Engine<'_> {
 
     /// Ends a text for which there is no memory, though nothing else is in use.
     fn fail_prompt(&mut self, mut prompt: Prompt) -> Result<(), GenerateError> {
-        let tokens = prompt.text.tokens.len();
-        let needed = self.needed(tokens);
-        let bytes = self.setup.bytes(self.capacity_for(needed))?;
-        let bytes = bytes.saturating_add(self.setup.bytes(tokens)?);
-        let error = self.memory_error(needed, bytes);
+        let capacity = self.capacity_of(&prompt.text);
+        let bytes = self.setup.bytes(capacity)?;
+        let bytes = bytes.saturating_add(self.setup.bytes(prompt.text.tokens.len())?);
+        let error = self.memory_error(prompt.text.needed(self.most_positions()), bytes);
         self.outputs.push(prompt.text.fail(error));
         Ok(())
     }
@@ -213,14 +224,18 @@ impl Engine<'_> {
         self.refresh(group, lane..lane + 1)
     }
 
-    /// A vacant lane for a text of so many tokens, `None` if there is no memory yet for it and its
-    /// prompt.
+    /// Positions of the lane that a text begins in.
+    fn capacity_of(&self, text: &Text) -> usize {
+        self.capacity_for(text.needed(self.most_positions()))
+    }
+
+    /// A vacant lane of so many positions, `None` if there is no memory yet for it and the prompt
+    /// of its text.
     fn vacant_lane(
         &mut self,
-        tokens: usize,
+        capacity: usize,
         prompt: PromptCaches,
     ) -> Result<Option<(usize, usize)>, GenerateError> {
-        let capacity = self.capacity_for(self.needed(tokens));
         let way = self.emptiest(capacity);
         let Some(group) = self.group_of(capacity, way) else {
             if !self.has_memory(capacity, [0, 1], prompt)? {
@@ -242,8 +257,7 @@ impl Engine<'_> {
             };
             // Those of the next size may be needed soon.
             self.setup.has_tables_ready(self.capacity_for(capacity + 1));
-            let texts = vec![None];
-            self.groups.insert(group, Group { way, lanes, texts });
+            self.groups.insert(group, Group::new(way, lanes));
             return Ok(Some((group, 0)));
         };
         let texts = &self.groups[group].texts;
@@ -267,21 +281,56 @@ impl Engine<'_> {
         if let Some(lane) = vacant {
             return Ok(Some((group, lane)));
         }
+        if !self.resize(group, lanes)? {
+            return Ok(None);
+        }
+        let vacant = self.groups[group].texts.iter().position(Option::is_none);
+        Ok(vacant.map(|lane| (group, lane)))
+    }
+
+    /// Makes so many lanes of those of a group, of which the first have its texts; `false` if there
+    /// is no memory for them.
+    fn resize(&mut self, group: usize, lanes: usize) -> Result<bool, GenerateError> {
         self.settle(group)?;
+        self.vacate_ended(group)?;
         let Group {
             lanes: own, texts, ..
         } = &mut self.groups[group];
-        if if_fitting(own.widen(&self.setup, lanes))?.is_none() {
-            return Ok(None);
+        let known = texts.iter().enumerate();
+        let known = known.filter_map(|(lane, text)| text.is_some().then_some(lane));
+        let mut kept: Vec<Option<usize>> = known.map(Some).collect();
+        kept.resize(lanes, None);
+        if if_fitting(own.arrange(&self.setup, &kept))?.is_none() {
+            return Ok(false);
         }
+        texts.retain(Option::is_some);
         texts.resize_with(lanes, || None);
         for text in texts.iter_mut().flatten() {
             text.last_row = None;
         }
-        self.refresh(group, 0..known)?;
-        self.vacate_ended(group)?;
-        let vacant = self.groups[group].texts.iter().position(Option::is_none);
-        Ok(vacant.map(|lane| (group, lane)))
+        self.refresh(group, 0..lanes)?;
+        Ok(true)
+    }
+
+    /// Makes the lanes of a group fewer, if few of them have had texts for some time and nobody
+    /// waits for one.
+    fn shrink(&mut self, group: usize) -> Result<(), GenerateError> {
+        let own = &mut self.groups[group];
+        let (texts, lanes) = (own.texts().count(), own.texts.len());
+        let is_roomy = texts > 0 && texts * ROOMY <= lanes && self.prompts.is_empty();
+        own.roomy_steps = if is_roomy { own.roomy_steps + 1 } else { 0 };
+        if own.roomy_steps < ROOMY_STEPS {
+            return Ok(());
+        }
+        own.roomy_steps = 0;
+        let fewer = texts.next_power_of_two();
+        if self
+            .setup
+            .has_place(&[[self.groups[group].lanes.capacity(), fewer]])?
+        {
+            self.resize(group, fewer)?;
+        }
+        Ok(())
     }
 
     /// Any vacant lane with so many positions.
@@ -306,7 +355,7 @@ impl Engine<'_> {
 
     /// Moves texts for which a step has too few positions to larger lanes.
     pub(super) fn move_grown(&mut self, capacity: usize, way: usize) -> Result<(), GenerateError> {
-        let step = self.setup.positions(self.setup.config.drafts);
+        let step = self.most_positions();
         let group = self.group_of(capacity, way);
         let Some(group) = group.map(|group| &self.groups[group]) else {
             return Ok(());
@@ -315,15 +364,23 @@ impl Engine<'_> {
             return Ok(());
         }
         let texts = group.texts.iter().zip(group.lanes.lengths());
-        let grown = texts.filter(|(_, length)| **length + step > capacity);
-        let grown: Vec<RequestId> = grown
-            .filter_map(|(text, _)| Some(text.as_ref()?.id))
-            .collect();
-        for id in grown {
+        let texts = texts.filter_map(|(text, length)| Some((text.as_ref()?, *length)));
+        let grown = texts.filter(|(text, length)| {
+            let is_full = length + step > capacity;
+            is_full && text.needed(step) > capacity
+        });
+        let grown: Vec<(RequestId, usize)> =
+            grown.map(|(text, length)| (text.id, length)).collect();
+        let next = self.capacity_for(capacity + 1);
+        for (id, length) in grown {
             let none = PromptCaches::Made(0);
-            let mut larger = self.vacant_lane(capacity, none)?;
+            let mut larger = self.vacant_lane(next, none)?;
             if larger.is_none() && self.prefixes.drop_all() {
-                larger = self.vacant_lane(capacity, none)?;
+                larger = self.vacant_lane(next, none)?;
+            }
+            if larger.is_none() && length + self.setup.positions(0) <= capacity {
+                // A step of fewer drafts has place yet.
+                continue;
             }
             // Groups may have come and gone.
             let Some((group, lane)) = self.place(id) else {
@@ -384,12 +441,11 @@ impl Engine<'_> {
         }
     }
 
-    /// Checks that a text of so many tokens fits the memory by itself, beside its prompt's own
-    /// caches.
-    pub(super) fn check_memory(&self, tokens: usize) -> Result<(), GenerateError> {
-        let positions = self.needed(tokens);
+    /// Checks that a text fits the memory by itself, beside its prompt's own caches.
+    pub(super) fn check_memory(&self, text: &Text) -> Result<(), GenerateError> {
+        let positions = text.needed(self.most_positions());
         let capacity = self.capacity_for(positions);
-        let prompt = self.setup.bytes(tokens)?;
+        let prompt = self.setup.bytes(text.tokens.len())?;
         let bytes = self.setup.bytes(capacity)?.saturating_add(prompt);
         match self.setup.config.cache_bytes {
             Some(maximum) if bytes > maximum => Err(self.memory_error(positions, bytes)),

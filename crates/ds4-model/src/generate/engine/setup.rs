@@ -166,6 +166,23 @@ impl Caches {
         std::iter::once(&mut self.trunk).chain(&mut self.draft)
     }
 
+    /// Caches of these lanes, as [`Cache::with_sequences`] has it.
+    pub(super) fn with_sequences(&self, lanes: &[Option<usize>]) -> Result<Self, GenerateError> {
+        let draft = self.draft.as_ref();
+        Ok(Self {
+            trunk: self.trunk.with_sequences(lanes)?,
+            draft: draft.map(|draft| draft.with_sequences(lanes)).transpose()?,
+        })
+    }
+
+    /// The same caches in memory of their own.
+    pub(super) fn copied(&self) -> Self {
+        Self {
+            trunk: self.trunk.copied(),
+            draft: self.draft.as_ref().map(Cache::copied),
+        }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.both().map(Cache::bytes).sum()
     }

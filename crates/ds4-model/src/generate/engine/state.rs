@@ -39,8 +39,9 @@ pub struct Progress {
 /// Steps that are recorded at present, and the memory that they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphUsage {
-    /// Recorded steps, at most one for each size of lanes, and for each device that has layers.
-    /// With [`EngineConfig::draft_confidence`], one for each number of drafts that is verified.
+    /// Recorded steps: for each size of lanes, of the four kinds of steps that were replayed last,
+    /// and for each device that has layers. With [`EngineConfig::draft_confidence`], one for each
+    /// number of drafts that is verified.
     pub recordings: usize,
     /// Bytes by which the memory that Burn has reserved on the device grew, from before the steps
     /// that precede a recording until after it. That counts the workspace and the graph's own
@@ -347,23 +348,32 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Positions of the largest lanes: as many as the longest text needs in its last step, if the
+    /// model has them.
     pub(super) fn max_positions(&self) -> usize {
-        self.setup.model.config().max_position_embeddings
+        let model = self.setup.model.config();
+        let longest = self.setup.config.longest(model);
+        let all = longest.saturating_add(self.most_positions());
+        all.min(model.max_position_embeddings)
     }
 
-    /// Positions of the smallest lanes that have at least `positions`.
+    /// Positions of the smallest lanes that have at least `positions`. Where the next size would be
+    /// the largest and hardly larger, there is that alone.
     pub(super) fn capacity_for(&self, positions: usize) -> usize {
         let maximum = self.max_positions();
         let mut capacity = self.setup.config.capacity;
         while capacity < positions && capacity < maximum {
             capacity = capacity.saturating_mul(SIZE_FACTOR);
         }
-        capacity.min(maximum)
+        match capacity.saturating_mul(2) > maximum {
+            true => maximum,
+            false => capacity,
+        }
     }
 
-    /// Positions that the first step of a text of so many tokens needs.
-    pub(super) fn needed(&self, tokens: usize) -> usize {
-        tokens + self.setup.positions(self.setup.config.drafts)
+    /// Positions that a step of all drafts needs.
+    pub(super) fn most_positions(&self) -> usize {
+        self.setup.positions(self.setup.config.drafts)
     }
 
     /// A group of lanes with so many positions.

@@ -107,26 +107,35 @@ impl Text {
         changes.then_some([prompt, output])
     }
 
-    /// Adds the token that a step has chosen, negative where there is none.
+    /// Positions that its next step needs, if a step of all drafts needs so many: no more than all
+    /// of its tokens take.
+    pub(super) fn needed(&self, step: usize) -> usize {
+        let all = self.prompt.saturating_add(self.request.max_new_tokens);
+        (self.tokens.len() + step).min(all)
+    }
+
+    /// Adds the token that a step has chosen, negative where there is none. The text ends after
+    /// `longest` tokens that have been through the model.
     pub(super) fn push(
         &mut self,
         token: i32,
         log_probs: impl FnOnce() -> Option<(f32, Vec<(u32, f32)>)>,
-        config: &ModelConfig,
+        model: &ModelConfig,
+        longest: usize,
     ) -> Output {
         let Ok(token) = u32::try_from(token) else {
             return self.fail(GenerateError::NoCandidate {
-                len: config.vocab_size,
+                len: model.vocab_size,
             });
         };
         self.tokens.push(token);
-        let finish = if token == config.eos_token_id && !self.request.ignore_eos {
+        let finish = if token == model.eos_token_id && !self.request.ignore_eos {
             Some(FinishReason::EndOfSequence)
         } else if self.request.stop_tokens.contains(&token) {
             Some(FinishReason::StopToken)
         } else if self.wanted() == 0 {
             Some(FinishReason::Length)
-        } else if self.tokens.len() > config.max_position_embeddings {
+        } else if self.tokens.len() > longest {
             Some(FinishReason::ContextFull)
         } else {
             None

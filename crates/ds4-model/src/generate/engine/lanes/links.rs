@@ -15,14 +15,16 @@
 use std::thread::ThreadId;
 
 use burn::tensor::{Device, Int, Tensor};
+use burn_ds4_ops::device::copied;
 use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 
 use super::super::recorder::{launches, note_launch};
 use super::super::results::PartResults;
 use super::super::setup::Setup;
+use super::state::arranged;
 use crate::cache::Cache;
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Links {
     /// One for each part of a step.
     devices: Vec<Device>,
@@ -64,6 +66,21 @@ impl Links {
         }
     }
 
+    /// The same in memory of its own, without the places of what recordings are passed.
+    pub(super) fn copied(&self) -> Self {
+        let inputs = self.inputs.iter();
+        Self {
+            devices: self.devices.clone(),
+            inputs: inputs.map(|inputs| inputs.as_ref().map(copied)).collect(),
+            arrivals: Vec::new(),
+            puts_off: self.puts_off,
+            pending: self.pending.clone(),
+            held_rows: self.held_rows.clone(),
+            held_inputs: self.held_inputs.clone(),
+            done: None,
+        }
+    }
+
     /// The devices, in the order of a step.
     pub(super) fn devices(&self) -> &[Device] {
         &self.devices
@@ -79,15 +96,11 @@ impl Links {
         self.inputs[part].clone().expect("they are put back")
     }
 
-    /// Adds vacant lanes.
-    pub(super) fn widen(&mut self, lanes: usize) {
+    /// Makes these lanes of those that there are, `None` for one that is vacant.
+    pub(super) fn arrange(&mut self, lanes: &[Option<usize>]) {
         self.arrivals.clear();
         for inputs in &mut self.inputs {
-            let known = inputs.take().expect("they are put back");
-            let [rows, columns] = known.dims();
-            let like = (&known.device(), known.dtype());
-            let more = Tensor::zeros([lanes - rows, columns], like);
-            *inputs = Some(Tensor::cat(vec![known, more], 0));
+            *inputs = inputs.take().map(|inputs| arranged(inputs, lanes));
         }
     }
 
@@ -103,6 +116,10 @@ impl Links {
 
     /// Makes the places where recorded steps of up to so many tokens find what was passed.
     pub(super) fn prepare(&mut self, setup: &Setup, tokens: usize) {
+        // Those of recordings that there are stay in place.
+        if !self.arrivals.is_empty() {
+            return;
+        }
         let runs = setup.model.placement.runs().iter().skip(1);
         let dtype = setup.model.embedding.val().dtype();
         let [_, d_model] = setup.model.embedding.dims();

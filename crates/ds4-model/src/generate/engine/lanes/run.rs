@@ -1,11 +1,13 @@
 //! When a step is launched, recorded or replayed, and when its outcome is read.
 
 use burn::tensor::Device;
+use burn_ds4_ops::device::copied;
+use burn_ds4_ops::sampling::TokenCounts;
 
-use super::state::{Lanes, StepKind, Wanted};
+use super::state::{Lanes, Wanted};
 use crate::cache::{Cache, OpenStep};
 use crate::generate::engine::config::worth_recording;
-use crate::generate::engine::recorder::{self, Recordable};
+use crate::generate::engine::recorder::{self, MOST_KINDS, Recordable};
 use crate::generate::engine::results::{Outcome, PartResults, Pending};
 use crate::generate::engine::setup::Setup;
 use crate::generate::error::GenerateError;
@@ -59,20 +61,20 @@ impl Lanes {
         }
     }
 
-    /// What the recording depends on.
-    fn epoch(&self) -> (Vec<u64>, StepKind) {
-        (self.caches.both().map(Cache::epoch).collect(), self.kind)
+    /// What recordings depend on, besides their kind.
+    fn epoch(&self) -> Vec<u64> {
+        self.caches.both().map(Cache::epoch).collect()
     }
 
-    /// Replays the recorded step that verifies the fewest drafts, at least so many; `false` if that
-    /// is not possible now.
+    /// Replays the recorded step of this kind that verifies the fewest drafts, at least so many;
+    /// `false` if that is not possible now.
     fn replay(
         &mut self,
         setup: &Setup,
         verified: usize,
         others: &mut dyn FnMut(),
     ) -> Result<bool, GenerateError> {
-        let Some(verified) = self.recorder.fitting(verified) else {
+        let Some(verified) = self.recorder.fitting(self.kind, verified) else {
             return Ok(false);
         };
         let drafts = setup.config.drafts;
@@ -86,6 +88,7 @@ impl Lanes {
             recorder,
             links,
             caches,
+            kind,
             ..
         } = self;
         let follow = |part, results: &_| {
@@ -96,7 +99,7 @@ impl Lanes {
         };
         // SAFETY: this, the setup and the model own or borrow every tensor of the step. None has
         // been replaced, as the epoch says, nor is it shared with another thread.
-        if !unsafe { recorder.replay(verified, &epoch, follow) }? {
+        if !unsafe { recorder.replay((*kind, verified), &epoch, follow) }? {
             return Ok(false);
         }
         self.logits = None;
@@ -115,9 +118,9 @@ impl Lanes {
 
     /// Launches a step, or records some. No step is ahead.
     fn begin(&mut self, setup: &Setup, wanted: Wanted) -> Result<(), GenerateError> {
-        // It is in the memory of the recording, which is needed.
         self.catch_up();
-        self.forget();
+        self.logits = None;
+        self.recorder.note_launch(&self.epoch());
         let free = self.capacity() - self.caches.longest().min(self.capacity());
         let all = setup.config.drafts;
         // Near the end of the model's context there may be no positions for all drafts.
@@ -129,7 +132,6 @@ impl Lanes {
         let used = wanted.tokens.max(self.launched * (1 + drafts));
         if self.recorder.is_wanted() && drafts == all {
             let recorded = worth_recording(free.min(used), all, setup.leaves_out());
-            // The caches are copied for that. A recording that fails may take the weights with it.
             if !recorded.is_empty() && self.may_record(setup)? {
                 self.launched = 0;
                 return self.record(setup, &recorded, wanted);
@@ -140,10 +142,18 @@ impl Lanes {
         self.launch(setup, self.verified(setup, wanted))
     }
 
-    /// Whether there is memory for a copy of the caches. Logs once if there is none.
+    /// Whether there is memory for a copy of the caches, which is made in case that the recording
+    /// fails: it may take the weights with it where there is none. Recordings of other kinds make
+    /// way. Logs once if there is too little.
     fn may_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
         let (lanes, capacity) = (self.lanes(), self.capacity());
-        let has_place = setup.has_place(&[[capacity, lanes]])?;
+        let mut has_place = false;
+        for kinds in [MOST_KINDS - 1, 0] {
+            if !has_place {
+                self.recorder.keep_kinds(kinds, self.kind);
+                has_place = setup.has_place(&[[capacity, lanes]])?;
+            }
+        }
         if !has_place && !std::mem::replace(&mut self.lacks_memory, true) {
             let bytes = self.caches.bytes();
             log::warn!(
@@ -187,15 +197,15 @@ impl Lanes {
             let bytes = usage.map(|usage| usage.map(|usage| usage.bytes_reserved));
             bytes.sum::<Option<u64>>()
         };
-        let reserved_before = reserved();
+        let mut reserved_before = reserved();
         self.links
             .prepare(setup, self.lanes() * (1 + setup.config.drafts));
-        // The clones share buffers with their originals until the next step, which therefore leaves
-        // them alone and writes copies.
+        // Copies, so that the originals stay where other recordings find them.
+        let counts = self.counts.as_ref().filter(|_| self.kind.penalties);
         let before = (
-            (self.caches.clone(), self.links.clone()),
-            self.inputs.clone(),
-            self.counts.clone(),
+            (self.caches.copied(), self.links.copied()),
+            self.inputs.as_ref().map(copied),
+            counts.map(TokenCounts::copied),
             self.constraints.fork(),
         );
         let parallel = setup.model.parallel.as_ref();
@@ -227,11 +237,13 @@ impl Lanes {
             };
             match outcome {
                 recorder::Outcome::Recorded(recordings) => {
-                    let epoch = self.epoch();
-                    self.recorder.keep(recordings, drafts, epoch);
+                    let (epoch, now) = (self.epoch(), reserved());
+                    let grown = now.zip(reserved_before);
+                    let grown = grown.map(|(now, before)| now.saturating_sub(before));
+                    reserved_before = now;
+                    let of = (self.kind, drafts);
+                    self.recorder.keep(recordings, of, epoch, grown);
                     self.read_recorded();
-                    let grown = reserved().zip(reserved_before);
-                    self.graph_bytes = grown.map(|(now, before)| now.saturating_sub(before));
                 }
                 recorder::Outcome::Broken(error) if self.is_settled() => return Err(error),
                 recorder::Outcome::Broken(error) => {
@@ -253,7 +265,8 @@ impl Lanes {
                     // Continue from the state before.
                     let (caches, inputs, counts, constraints) = before;
                     (self.caches, self.links) = caches;
-                    (self.inputs, self.counts, self.constraints) = (inputs, counts, constraints);
+                    (self.inputs, self.constraints) = (inputs, constraints);
+                    self.counts = counts.or(self.counts.take());
                     self.upload_masks(setup);
                     self.spoiled = Some(refusal);
                     let launched = self.launch(setup, self.verified(setup, wanted));

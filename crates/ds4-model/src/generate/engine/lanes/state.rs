@@ -48,7 +48,7 @@ pub(crate) struct Wanted {
 #[derive(Debug)]
 pub(crate) struct Lanes {
     /// Its recordings go before all that it reads and writes.
-    pub(super) recorder: Recorder<PartResults, (Vec<u64>, StepKind)>,
+    pub(super) recorder: Recorder<PartResults, StepKind>,
     pub(super) caches: Caches,
     pub(super) links: Links,
     pub(super) params: BatchParams,
@@ -74,8 +74,6 @@ pub(crate) struct Lanes {
     pub(super) late: Option<GenerateError>,
     /// Why a recording has failed, until a step was launched after it.
     pub(super) spoiled: Option<Refusal>,
-    /// Bytes by which the device's memory grew when steps were recorded.
-    pub(super) graph_bytes: Option<u64>,
     /// Whether there was no memory to record steps.
     pub(super) lacks_memory: bool,
 }
@@ -110,7 +108,6 @@ impl Lanes {
             ahead: VecDeque::new(),
             late: None,
             spoiled: None,
-            graph_bytes: None,
             lacks_memory: false,
         })
     }
@@ -155,7 +152,7 @@ impl Lanes {
 
     /// Bytes by which the device's memory grew for what is recorded.
     pub(crate) fn graph_bytes(&self) -> Option<u64> {
-        self.graph_bytes
+        self.recorder.bytes()
     }
 
     /// Whether the host has counted all steps.
@@ -190,7 +187,6 @@ impl Lanes {
         // Counts that nobody needs any more are kept, because a recording may use them.
         let is_new = kind.penalties && self.counts.is_none();
         if is_new {
-            self.forget();
             recorder::note_launch();
             let vocabulary = self.params.vocabulary();
             self.counts = Some(TokenCounts::new(self.lanes(), vocabulary, setup.device()));
@@ -203,30 +199,29 @@ impl Lanes {
         self.inputs().narrow(0, lane, 1)
     }
 
-    /// Adds vacant lanes until there are `lanes`, or none if there is no memory for them. No step
-    /// may be ahead. The parameters of all others have to be set again.
-    pub(crate) fn widen(&mut self, setup: &Setup, lanes: usize) -> Result<(), GenerateError> {
+    /// Makes these lanes of those that there are, in this order, `None` for one that is vacant; or
+    /// leaves all as it was, if there is no memory for them. No step may be ahead. The parameters
+    /// of all lanes have to be set again.
+    pub(crate) fn arrange(
+        &mut self,
+        setup: &Setup,
+        lanes: &[Option<usize>],
+    ) -> Result<(), GenerateError> {
         self.catch_up();
         recorder::note_launch();
-        let (known, device) = (self.lanes(), setup.device());
-        let wider = self.caches.both().map(|cache| cache.wider_rings(lanes));
-        let wider = wider.collect::<Result<Vec<_>, _>>()?;
+        let caches = self.caches.with_sequences(lanes)?;
         // It is of the lanes before.
         self.forget();
-        for (cache, rings) in self.caches.both_mut().zip(wider) {
-            cache.widen(lanes, rings);
-        }
-        self.links.widen(lanes);
-        let params = vec![LaneParams::default(); lanes];
+        self.caches = caches;
+        self.links.arrange(lanes);
+        self.inputs = self.inputs.take().map(|inputs| arranged(inputs, lanes));
+        let (count, device) = (lanes.len(), setup.device());
+        let params = vec![LaneParams::default(); count];
         let params = BatchParams::new(&params, self.params.vocabulary(), device);
         self.params = params.map_err(GenerateError::Logits)?;
         self.counts = None;
-        self.constraints.widen(lanes);
-        self.numbers = Tensor::arange(0..lanes as i64, device);
-        let inputs = self.inputs.take().expect("they are put back");
-        let [_, columns] = inputs.dims();
-        let more = Tensor::zeros([lanes - known, columns], (device, inputs.dtype()));
-        self.inputs = Some(Tensor::cat(vec![inputs, more], 0));
+        self.constraints.arrange(lanes);
+        self.numbers = Tensor::arange(0..count as i64, device);
         Ok(())
     }
 
@@ -311,4 +306,14 @@ impl Lanes {
             PartResults::Passed(_) | PartResults::Exchanged => None,
         }
     }
+}
+
+/// Rows of these lanes, zeros for one that is vacant.
+pub(super) fn arranged(rows: Tensor<2, Int>, lanes: &[Option<usize>]) -> Tensor<2, Int> {
+    let none = rows.clone().narrow(0, 0, 1).zeros_like();
+    let of = |lane: &Option<usize>| match lane {
+        Some(lane) => rows.clone().narrow(0, *lane, 1),
+        None => none.clone(),
+    };
+    Tensor::cat(lanes.iter().map(of).collect(), 0)
 }

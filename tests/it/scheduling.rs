@@ -1,0 +1,233 @@
+//! Who waits for whom: what many texts at once cost each other, in calls, lanes, recordings and
+//! memory.
+
+use burn::tensor::{Device, FloatDType};
+use ds4_model::generate::{
+    EngineConfig, FinishReason, GenerateError, Output, Request, SamplingConfig,
+};
+
+use crate::constraints::by_thirds;
+use crate::engine::{
+    Texts, add, alone, collect, engine, must_have_graphs, penalised, request, together,
+};
+use crate::two_layers::{CAPACITY, Fixture, every_model, every_quick_model, text};
+
+fn fixture() -> Fixture {
+    Fixture::open(&Device::flex(), FloatDType::F32, true)
+}
+
+#[test]
+fn lanes_become_fewer_when_few_texts_are_left() {
+    every_quick_model(|name, fixture| {
+        let any = text(120);
+        let own = request(&any[..5], 70);
+        let expected = alone(fixture, &own);
+        let config = EngineConfig {
+            lanes: 8,
+            drafts: 1,
+            ..EngineConfig::default()
+        };
+        let mut engine = engine(fixture, &config);
+        for index in 0..7 {
+            add(&mut engine, request(&any[index..index + 4], 3));
+        }
+        let id = add(&mut engine, own);
+        let (mut texts, mut most, mut last) = (Texts::new(), 0, 0);
+        while !engine.is_idle() {
+            collect(engine.step().expect("a device that works"), &mut texts);
+            most = most.max(engine.lanes());
+            if engine.running() == 1 {
+                last = engine.lanes();
+            }
+        }
+        assert_eq!((most, last), (8, 1), "{name}");
+        assert_eq!(texts[&id], expected, "{name}");
+    });
+}
+
+#[test]
+fn lanes_stay_while_texts_come_and_go() {
+    let fixture = fixture();
+    let any = text(120);
+    let mut engine = engine(&fixture, &EngineConfig::default());
+    add(&mut engine, request(&any[..5], 90));
+    let mut lanes = Vec::new();
+    while !engine.is_idle() {
+        // Four in all, from time to time, and one alone in between.
+        if lanes.len() % 20 == 0 && lanes.len() < 80 {
+            for index in 0..3 {
+                add(&mut engine, request(&any[index..index + 4], 4));
+            }
+        }
+        engine.step().expect("a device that works");
+        lanes.push(engine.lanes());
+    }
+    let changes = lanes.windows(2).filter(|pair| pair[0] > pair[1]).count();
+    assert!(
+        changes <= 1 && lanes.contains(&4),
+        "{changes} times fewer: {lanes:?}"
+    );
+}
+
+#[test]
+fn what_is_recorded_of_each_kind_of_step_stays_while_others_are_used() {
+    every_model(|name, fixture| {
+        if !must_have_graphs(name) {
+            return;
+        }
+        let config = EngineConfig {
+            lanes: 2,
+            drafts: 1,
+            ..EngineConfig::default()
+        };
+        let any = text(60);
+        let with = |log_probs, sampling| Request {
+            log_probs,
+            sampling,
+            ..request(&any[..6], 12)
+        };
+        let kinds = [
+            request(&any[..4], 12),
+            with(Some(3), SamplingConfig::default()),
+            with(None, penalised(5)),
+            by_thirds(request(&any[..7], 12)),
+            with(Some(0), penalised(6)),
+        ];
+        let long = request(&any[..5], 400);
+        let expected = alone(fixture, &long);
+        let mut engine = engine(fixture, &config);
+        let id = add(&mut engine, long);
+        let mut texts = Texts::new();
+        // The second time, all but the first of these is recorded.
+        for (round, kinds) in [&kinds[..], &kinds[2..]].into_iter().enumerate() {
+            for (index, own) in kinds.iter().enumerate() {
+                let own_id = add(&mut engine, own.clone());
+                let mut launched = 0;
+                while engine.progress(own_id).is_some() {
+                    let before = engine.replays();
+                    collect(engine.step().expect("a device that works"), &mut texts);
+                    launched += usize::from(engine.replays() == before);
+                }
+                let what = format!("{name}, round {round}, kind {index}");
+                assert_eq!(texts[&own_id], alone(fixture, own), "{what}");
+                assert!(round == 0 || launched == 0, "{what}: {launched} launched");
+                // Back to the first kind, and to what was recorded of it.
+                for _ in 0..3 {
+                    let before = engine.replays();
+                    collect(engine.step().expect("a device that works"), &mut texts);
+                    let is_replayed = engine.replays() > before;
+                    assert!(
+                        is_replayed || (round, index) == (0, 0),
+                        "{what}: it is gone"
+                    );
+                }
+                let recordings = engine.graphs().recordings;
+                assert_eq!(recordings, if round == 0 { (1 + index).min(4) } else { 4 });
+            }
+        }
+        assert_eq!(engine.graph_refusal(), None, "{name}");
+        assert!(engine.progress(id).is_some(), "{name}: too short");
+        let told = &texts[&id];
+        assert_eq!(told[..], expected[..told.len()], "{name}");
+    });
+}
+
+/// Steps until no text is left, and returns what was told of all.
+fn outputs(engine: &mut ds4_model::generate::Engine) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    while !engine.is_idle() {
+        outputs.extend(engine.step().expect("a device that works"));
+    }
+    outputs
+}
+
+#[test]
+fn a_text_for_which_there_is_no_larger_lane_goes_on_with_fewer_drafts_to_its_end() {
+    let fixture = fixture();
+    let config = EngineConfig {
+        capacity: CAPACITY,
+        drafts: 3,
+        ..EngineConfig::default()
+    };
+    let own = request(&text(20), 100);
+    let expected = alone(&fixture, &own);
+    let lane = {
+        let mut engine = engine(&fixture, &config);
+        add(&mut engine, own.clone());
+        engine.step().expect("a device that works");
+        engine.cache_bytes()
+    };
+    let config = EngineConfig {
+        cache_bytes: Some(2 * lane),
+        ..config
+    };
+    let mut engine = engine(&fixture, &config);
+    add(&mut engine, own);
+    let mut told = outputs(&mut engine);
+    let last = told.pop().expect("an output").token;
+    let last = last.expect_err("there is no memory for all tokens");
+    assert!(matches!(last, GenerateError::CacheMemory { .. }), "{last}");
+    let tokens: Result<Vec<u32>, _> = told.into_iter().map(|output| output.token).collect();
+    assert_eq!(tokens.expect("tokens"), expected[..CAPACITY + 1 - 20]);
+}
+
+#[test]
+fn a_text_that_ends_in_its_lane_does_not_ask_for_a_larger_one() {
+    let fixture = fixture();
+    let config = EngineConfig {
+        capacity: CAPACITY,
+        drafts: 3,
+        ..EngineConfig::default()
+    };
+    let own = request(&text(10), CAPACITY - 10);
+    let expected = alone(&fixture, &own);
+    let mut engine = engine(&fixture, &config);
+    let id = add(&mut engine, own);
+    let mut texts = Texts::new();
+    while !engine.is_idle() {
+        collect(engine.step().expect("a device that works"), &mut texts);
+        assert_eq!(engine.capacity(id).unwrap_or(CAPACITY), CAPACITY);
+    }
+    assert_eq!(texts[&id], expected);
+}
+
+#[test]
+fn no_lane_is_larger_than_the_context_of_the_engine_takes_and_texts_end_there() {
+    let fixture = fixture();
+    let context = 4 * CAPACITY;
+    for drafts in [0, 3] {
+        let config = EngineConfig {
+            capacity: CAPACITY,
+            context: Some(context),
+            drafts,
+            ..EngineConfig::default()
+        };
+        let own = request(&text(100), 100);
+        let expected = alone(&fixture, &own);
+        let mut engine = engine(&fixture, &config);
+        let id = add(&mut engine, own);
+        let (mut told, mut sizes) = (Vec::new(), Vec::new());
+        while !engine.is_idle() {
+            told.extend(engine.step().expect("a device that works"));
+            sizes.extend(engine.capacity(id));
+        }
+        sizes.dedup();
+        // One size, with place for the drafts of the last step.
+        let [size] = sizes[..] else {
+            panic!("it moved: {sizes:?}");
+        };
+        assert!(
+            (context..context + 2 * drafts + 2).contains(&size),
+            "{size}"
+        );
+        let last = told.last().expect("an output");
+        assert_eq!(last.finish, Some(FinishReason::ContextFull));
+        let tokens: Result<Vec<u32>, _> = told.into_iter().map(|output| output.token).collect();
+        assert_eq!(tokens.expect("tokens"), expected[..context + 1 - 100]);
+        let error = engine.add(request(&text(context + 1), 1));
+        let error = error.expect_err("it is too long").to_string();
+        assert!(error.contains(&format!("{context}")), "{error}");
+        let short = together(&mut engine, &[request(&text(5), 3)]);
+        assert_eq!(short[0].len(), 3);
+    }
+}
