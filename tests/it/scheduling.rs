@@ -8,12 +8,53 @@ use ds4_model::generate::{
 
 use crate::constraints::by_thirds;
 use crate::engine::{
-    Texts, add, alone, collect, engine, must_have_graphs, penalised, request, together,
+    Texts, add, alone, collect, engine, must_have_graphs, penalised, request, sampled, together,
 };
 use crate::two_layers::{CAPACITY, Fixture, every_model, every_quick_model, text};
 
+/// Forward calls that take a GPU no longer than a chunk of a prompt.
+const CALLS: usize = 4;
+/// More steps than any of these texts takes.
+const MOST_STEPS: usize = 400;
+
 fn fixture() -> Fixture {
     Fixture::open(&Device::flex(), FloatDType::F32, true)
+}
+
+#[test]
+fn many_short_prompts_keep_others_waiting_for_no_more_calls_than_a_chunk_takes() {
+    let fixture = fixture();
+    let any = text(120);
+    let mut engine = engine(&fixture, &EngineConfig::default());
+    let running: Vec<_> = (0..8)
+        .map(|index| add(&mut engine, request(&any[index..index + 2], 60)))
+        .collect();
+    let mut texts = Texts::new();
+    while engine.running() < running.len() {
+        collect(engine.step().expect("a device that works"), &mut texts);
+    }
+    let joining: Vec<Request> = (0..64)
+        .map(|index| request(&any[index..index + 32], 2))
+        .collect();
+    let joining = joining.into_iter().map(|own| add(&mut engine, own));
+    let joining: Vec<_> = joining.collect();
+    let mut most = 0;
+    for _ in 0..MOST_STEPS {
+        let before = engine.prompt_calls();
+        let told: Vec<usize> = running.iter().map(|id| texts[id].len()).collect();
+        collect(engine.step().expect("a device that works"), &mut texts);
+        most = most.max(engine.prompt_calls() - before);
+        for (id, told) in running.iter().zip(told) {
+            assert!(texts[id].len() > told || told == 60, "{id} waits");
+        }
+        if joining.iter().all(|id| texts.contains_key(id)) {
+            assert!(most <= CALLS, "{most} calls between two steps");
+            let calls = engine.prompt_calls() - running.len().min(engine.prompt_calls());
+            assert!(calls <= 10, "{calls} calls over 64 short prompts");
+            return;
+        }
+    }
+    panic!("{} wait", engine.waiting());
 }
 
 #[test]
@@ -229,5 +270,110 @@ fn no_lane_is_larger_than_the_context_of_the_engine_takes_and_texts_end_there() 
         assert!(error.contains(&format!("{context}")), "{error}");
         let short = together(&mut engine, &[request(&text(5), 3)]);
         assert_eq!(short[0].len(), 3);
+    }
+}
+
+#[test]
+fn prompts_that_are_processed_together_and_choices_that_share_one_are_as_alone() {
+    every_quick_model(|name, fixture| {
+        let any = text(120);
+        // Steps have 16 tokens at most, and so do calls over several prompts.
+        for (lanes, drafts, lengths) in [
+            (8, 1, &[4, 3, 5, 4, 4, 1, 3][..]),
+            (8, 1, &[30, 5, 4, 9]),
+            (64, 0, &[30, 12, 5, 1, 2, 20]),
+        ] {
+            let config = EngineConfig {
+                lanes,
+                drafts,
+                ..EngineConfig::default()
+            };
+            let own = |length: &usize| request(&any[100 - length..100], 6);
+            let mut requests: Vec<Request> = lengths.iter().map(own).collect();
+            // Choices for the last one.
+            requests.extend((1..4).map(|seed| Request {
+                sampling: sampled(seed),
+                ..own(&lengths[lengths.len() - 1])
+            }));
+            let mut engine = engine(fixture, &config);
+            let texts = together(&mut engine, &requests);
+            let calls = engine.prompt_calls();
+            assert!(
+                calls < lengths.len(),
+                "{name}, {lanes} lanes: {calls} calls"
+            );
+            for (index, (text, own)) in texts.iter().zip(&requests).enumerate() {
+                let what = format!("{name}, {lanes} lanes, text {index}");
+                assert_eq!(*text, alone(fixture, own), "{what}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_text_that_gives_way_has_the_tokens_that_it_has_alone() {
+    let fixture = fixture();
+    let any = text(120);
+    for drafts in [0, 3] {
+        let config = EngineConfig {
+            lanes: 4,
+            drafts,
+            capacity: CAPACITY,
+            prefill_chunk: 16,
+            ..EngineConfig::default()
+        };
+        let bytes = |capacity| {
+            let config = EngineConfig {
+                capacity,
+                ..config.clone()
+            };
+            let mut engine = engine(&fixture, &config);
+            add(&mut engine, request(&any[..3], 4));
+            engine.step().expect("a device that works");
+            engine.cache_bytes()
+        };
+        // One large lane with a prompt on its way, and no more than two small ones beside it.
+        let maximum = bytes(4 * CAPACITY) + 3 * bytes(CAPACITY);
+        let config = EngineConfig {
+            cache_bytes: Some(maximum),
+            ..config
+        };
+        let plain = request(&any[..20], 60);
+        let requests = [
+            plain.clone(),
+            Request {
+                sampling: penalised(3),
+                ..request(&any[5..30], 60)
+            },
+            by_thirds(request(&any[2..12], 60)),
+            Request {
+                sampling: sampled(8),
+                priority: 1,
+                ..request(&any[7..25], 60)
+            },
+        ];
+        let mut engine = engine(&fixture, &config);
+        let ids = requests.clone().map(|own| add(&mut engine, own));
+        let (mut texts, mut given_way) = (Texts::new(), 0);
+        let mut before = 0;
+        while !engine.is_idle() {
+            collect(engine.step().expect("a device that works"), &mut texts);
+            assert!(engine.cache_bytes() <= maximum);
+            // Nobody joins any more.
+            let waiting = engine.waiting();
+            given_way += waiting.saturating_sub(before);
+            before = waiting;
+        }
+        assert!(given_way > 0, "{drafts} drafts: there was memory for all");
+        for (id, own) in ids.iter().zip(&requests) {
+            let config = EngineConfig {
+                lanes: 1,
+                prefill_chunk: 16,
+                ..EngineConfig::default()
+            };
+            let own = std::slice::from_ref(own);
+            let alone = together(&mut self::engine(&fixture, &config), own);
+            assert_eq!(texts[id], alone[0], "{drafts} drafts, text {id}");
+        }
     }
 }

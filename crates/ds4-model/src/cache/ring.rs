@@ -95,18 +95,32 @@ impl Ring {
         self.slots = slots;
     }
 
-    /// Copies sequence `from` of `source` to sequence `sequence`, as far as both have slots, and
-    /// sets the other slots to zero.
-    pub(crate) fn adopt(&mut self, sequence: usize, source: &Self, from: usize) {
+    /// Copies so many sequences of `source`, from index `from` to index `to`, as far as both have
+    /// slots, and sets the other slots to zero. With `rows`, the slots have these rows of `source`.
+    pub(crate) fn adopt(
+        &mut self,
+        to: usize,
+        source: &Self,
+        [from, count]: [usize; 2],
+        rows: Option<Tensor<1, Int>>,
+    ) {
         let (slots, width) = (self.slots, self.width);
         let known = slots.min(source.slots);
-        let mut rows = source.all().narrow(0, from, 1).narrow(1, 0, known);
-        if known < slots {
-            let none = Tensor::zeros([1, slots - known, width], (&rows.device(), rows.dtype()));
-            rows = Tensor::cat(vec![rows, none], 1);
-        }
+        let rows = match rows {
+            Some(rows) => source.gather(rows).reshape([count, slots, width]),
+            None => source.all().narrow(0, from, count).narrow(1, 0, known),
+        };
+        let [_, known, _] = rows.dims();
+        let rows = match slots - known {
+            0 => rows,
+            more => {
+                let like = (&rows.device(), rows.dtype());
+                let none = Tensor::zeros([count, more, width], like);
+                Tensor::cat(vec![rows, none], 1)
+            }
+        };
         let all = self.take();
-        self.put(all.slice_assign([sequence..sequence + 1, 0..slots, 0..width], rows));
+        self.put(all.slice_assign([to..to + count, 0..slots, 0..width], rows));
     }
 
     /// Memory for another number of sequences.
@@ -118,15 +132,6 @@ impl Ring {
             batch,
             ..*self
         }
-    }
-
-    /// Copies so many sequences of `source`, which has as many slots, from index `from` to index
-    /// `to`.
-    pub(super) fn copy(&mut self, to: usize, source: &Self, from: usize, count: usize) {
-        let own = [to..to + count, 0..self.slots, 0..self.width];
-        let rows = source.all().narrow(0, from, count);
-        let all = self.take();
-        self.put(all.slice_assign(own, rows));
     }
 
     /// The same rows in memory of their own.

@@ -1,10 +1,11 @@
 //! Sequences that join and leave one by one, while the others stay where they are.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_ds4_ops::device::{check_tensors, copied};
 
 use super::error::CacheError;
 use super::layer::LayerCache;
+use super::part::Part;
 use super::ring::Ring;
 use super::state::{Cache, new_epoch};
 
@@ -67,13 +68,13 @@ impl Cache {
         positions: usize,
     ) -> Result<(), CacheError> {
         self.check_sequence("sequence", sequence)?;
-        self.check_source(source)?;
+        self.check_source(source, true)?;
         let length = source.lengths[from];
         self.reserve(positions)?;
         self.open_step = None;
         for (own, source) in self.layers.iter_mut().zip(&source.layers) {
             for (own, source) in own.rings_mut().zip(source.rings()) {
-                own.adopt(sequence, source, from);
+                own.adopt(sequence, source, [from, 1], None);
             }
         }
         for (own, source) in self.parts.iter_mut().zip(&source.parts) {
@@ -86,6 +87,59 @@ impl Cache {
         self.lengths[sequence] = length;
         self.high_water[sequence] = source.high_water[from];
         self.set_vacant(sequence, false);
+        Ok(())
+    }
+
+    /// Makes sequences from index `to` on copies of those from index `from` on of `source`, each as
+    /// short as `lengths` says: no more below what the source has had than its rollback exceeds
+    /// that of this cache.
+    ///
+    /// # Errors
+    ///
+    /// As [`adopt`](Self::adopt), but for the rollback.
+    pub(crate) fn adopt_run(
+        &mut self,
+        to: usize,
+        source: &Cache,
+        from: usize,
+        lengths: &[usize],
+    ) -> Result<(), CacheError> {
+        let count = lengths.len();
+        self.check_sequence("sequence", to + count - 1)?;
+        source.check_sequence("from", from + count - 1)?;
+        self.check_source(source, false)?;
+        self.reserve(lengths.iter().copied().max().unwrap_or(0))?;
+        self.open_step = None;
+        for part in 0..self.parts.len() {
+            let Part { device, layers, .. } = &self.parts[part];
+            // Of rings with as many slots.
+            let mut known: Vec<([usize; 2], Tensor<1, Int>)> = Vec::new();
+            let mut rows_of = |slots: [usize; 2]| match known.iter().find(|own| own.0 == slots) {
+                Some((_, rows)) => rows.clone(),
+                None => {
+                    let rows = newest_rows(slots, from, lengths, device);
+                    known.push((slots, rows.clone()));
+                    rows
+                }
+            };
+            let own = self.layers[layers.clone()].iter_mut();
+            for (own, source) in own.zip(&source.layers[layers.clone()]) {
+                let rings = own.rings_mut().zip(source.rings());
+                // A window, then rows and raw projections of each compressor.
+                for ((own, source), wraps) in rings.zip([true, false, true, false, true]) {
+                    let slots = [own.slots(), source.slots()];
+                    let moves = wraps && slots[0] != slots[1];
+                    let rows = moves.then(|| rows_of(slots));
+                    own.adopt(to, source, [from, count], rows);
+                }
+            }
+            let part = &mut self.parts[part];
+            let new = part.uploaded(lengths);
+            part.change(|start, _| start.slice_assign(to..to + count, new));
+        }
+        self.lengths[to..to + count].copy_from_slice(lengths);
+        self.high_water[to..to + count].copy_from_slice(lengths);
+        (to..to + count).for_each(|sequence| self.set_vacant(sequence, false));
         Ok(())
     }
 
@@ -162,7 +216,7 @@ impl Cache {
             let (to, from) = run[0];
             let own = self.layers.iter().flat_map(LayerCache::rings);
             for (ring, source) in rings.iter_mut().zip(own) {
-                ring.copy(to, source, from, run.len());
+                ring.adopt(to, source, [from, run.len()], None);
             }
         }
         let mut cache = self.clone();
@@ -228,7 +282,7 @@ impl Cache {
         })
     }
 
-    fn check_source(&self, source: &Cache) -> Result<(), CacheError> {
+    fn check_source(&self, source: &Cache, with_rollback: bool) -> Result<(), CacheError> {
         let argument = "source";
         let properties = |cache: &Cache| {
             let layout = &cache.layout;
@@ -249,7 +303,9 @@ impl Cache {
             ]
         };
         let mut pairs = properties(self).into_iter().zip(properties(source));
-        let differing = pairs.find(|((_, own), (_, source))| own != source);
+        let differing = pairs.find(|((property, own), (_, source))| {
+            own != source && (with_rollback || *property != "rollback")
+        });
         match differing {
             None => Ok(()),
             Some(((property, expected), (_, actual))) => Err(CacheError::NotAlike {
@@ -260,6 +316,26 @@ impl Cache {
             }),
         }
     }
+}
+
+/// The rows of a ring with slots for positions modulo the second number, of sequences from index
+/// `from` on, that have the newest positions of each in a ring of the first number of slots:
+/// `[lengths · slots]`. Where there is no such position, any row.
+fn newest_rows(
+    [slots, source]: [usize; 2],
+    from: usize,
+    lengths: &[usize],
+    device: &Device,
+) -> Tensor<1, Int> {
+    let rows = lengths.iter().enumerate().flat_map(|(index, length)| {
+        (0..slots).map(move |slot| {
+            let wraps = length.saturating_sub(slot + 1) / slots;
+            let position = slot + wraps * slots;
+            ((from + index) * source + position % source) as i32
+        })
+    });
+    let rows: Vec<i32> = rows.collect();
+    Tensor::from_data(TensorData::from(rows.as_slice()), device)
 }
 
 /// Writes one of `numbers` in place.

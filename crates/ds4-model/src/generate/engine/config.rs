@@ -171,6 +171,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Wants the log-probability of each token, and of so many of the most likely ones.
     pub log_probs: Option<usize>,
+    /// Texts of a higher priority are served first, and give way last where memory is short. 0 by
+    /// default.
+    pub priority: i32,
     /// Decides which tokens the text may have.
     pub constraint: Option<Box<dyn Constraint>>,
 }
@@ -185,6 +188,7 @@ impl Request {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             log_probs: None,
+            priority: 0,
             constraint: None,
         }
     }

@@ -1,43 +1,50 @@
 //! Steps that decode texts.
 
-use std::ops::Range;
-
 use super::group::Group;
 use super::lanes::Wanted;
 use super::recorder;
 use super::results::Outcome;
+use super::scheduler::GroupId;
 use super::state::Engine;
 use super::text::Text;
 use crate::generate::error::GenerateError;
+use crate::generate::request_id::RequestId;
 
 impl Engine<'_> {
     /// A step of one group.
-    pub(super) fn decode(&mut self, group: usize) -> Result<(), GenerateError> {
-        let texts = || self.groups[group].texts();
+    pub(super) fn decode(&mut self, id: GroupId) -> Result<(), GenerateError> {
+        // Its lanes may have been refused.
+        let Some(group) = self.groups.iter().find(|group| group.id == id) else {
+            return Ok(());
+        };
+        let texts = || group.texts(&self.texts).map(|(_, text)| text);
         let Some(tokens) = texts().map(Text::wanted).max() else {
             return Ok(());
         };
         let drafts = texts().map(Text::useful_drafts).max().unwrap_or(0);
         let wanted = Wanted { tokens, drafts };
-        let (before, rest) = self.groups.split_at_mut(group);
-        let Some((own, after)) = rest.split_first_mut() else {
-            return Ok(());
-        };
-        let mut others = || {
-            let others = before.iter_mut().chain(after.iter_mut());
-            others.for_each(|group| group.lanes.catch_up());
-        };
-        let outcome = own.lanes.advance(&self.setup, wanted, &mut others)?;
-        self.take(group, &outcome)?;
-        if self.groups[group].texts().any(|text| text.ended) {
-            self.settle(group)?;
-            self.vacate_ended(group)?;
+        let mut outcome = None;
+        let (mut own, mut others): (Vec<_>, Vec<_>) =
+            self.groups.iter_mut().partition(|group| group.id == id);
+        let mut catch_up = || others.iter_mut().for_each(|group| group.lanes.catch_up());
+        for group in &mut own {
+            outcome = Some(group.lanes.advance(&self.setup, wanted, &mut catch_up)?);
+        }
+        if let Some(outcome) = outcome {
+            self.take(id, &outcome)?;
+        }
+        if self
+            .group(id)
+            .texts(&self.texts)
+            .any(|(_, text)| text.ended)
+        {
+            self.settle(id)?;
         }
         Ok(())
     }
 
     /// Hands the tokens of a step to the texts of a group.
-    pub(super) fn take(&mut self, group: usize, outcome: &Outcome) -> Result<(), GenerateError> {
+    fn take(&mut self, id: GroupId, outcome: &Outcome) -> Result<(), GenerateError> {
         if outcome.has_failures() {
             // Devices that have waited in vain for others compute no numbers. Recordings of other
             // engines would go on like that.
@@ -46,12 +53,13 @@ impl Engine<'_> {
         }
         let model = self.setup.model.config();
         let longest = self.setup.config.longest(model);
-        let Group { lanes, texts, .. } = &mut self.groups[group];
-        let texts = texts.iter_mut().enumerate();
-        for (lane, text) in texts.filter_map(|(lane, text)| Some((lane, text.as_mut()?))) {
-            if text.ended {
+        let index = self.index(id);
+        let Group { lanes, texts, .. } = &mut self.groups[index];
+        for (lane, id) in texts.iter().enumerate() {
+            let text = id.and_then(|id| self.texts.get_mut(&id));
+            let Some(text) = text.filter(|text| !text.ended) else {
                 continue;
-            }
+            };
             // The first step of a text has no drafts.
             let has_drafts = self.setup.drafter.is_some() && text.tokens.len() > text.prompt;
             let most = outcome.drafts.min(text.wanted().saturating_sub(1));
@@ -91,44 +99,50 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Counts all steps of a group that are ahead.
-    pub(super) fn settle(&mut self, group: usize) -> Result<(), GenerateError> {
-        while let Some(outcome) = self.groups[group].lanes.drain(&self.setup)? {
-            self.take(group, &outcome)?;
+    /// Counts all steps of a group that are ahead, and makes the lanes of texts vacant that have
+    /// ended.
+    pub(super) fn settle(&mut self, id: GroupId) -> Result<(), GenerateError> {
+        let index = self.index(id);
+        while let Some(outcome) = self.groups[index].lanes.drain(&self.setup)? {
+            self.take(id, &outcome)?;
         }
-        self.groups[group].lanes.catch_up();
-        Ok(())
-    }
-
-    /// Makes the lanes of texts that have ended vacant. No step may be ahead.
-    pub(super) fn vacate_ended(&mut self, group: usize) -> Result<(), GenerateError> {
-        let Group { lanes, texts, .. } = &mut self.groups[group];
-        for (lane, place) in texts.iter_mut().enumerate() {
-            let Some(text) = place.take_if(|text| text.ended) else {
+        self.groups[index].lanes.catch_up();
+        let mut is_any = false;
+        let group = &mut self.groups[index];
+        for lane in 0..group.texts.len() {
+            let has_ended = |id: &RequestId| self.texts.get(id).is_none_or(|text| text.ended);
+            let Some(request) = group.texts[lane].filter(has_ended) else {
                 continue;
             };
-            self.prefixes.keep(&self.setup, text, lanes, lane)?;
-            lanes.vacate(lane)?;
+            self.scheduler.remove(request);
+            if let Some(text) = self.texts.remove(&request) {
+                self.prefixes.keep(&self.setup, text, &group.lanes, lane)?;
+            }
+            group.texts[lane] = None;
+            group.lanes.vacate(lane)?;
+            is_any = true;
         }
-        self.refresh(group, 0..0)
+        match is_any {
+            true => self.refresh(id, &[]),
+            false => Ok(()),
+        }
     }
 
     /// Tells the lanes of a group what the next step has to do, and some of them, or all where that
     /// changes, how their tokens are chosen. No step may be ahead.
-    pub(super) fn refresh(
-        &mut self,
-        group: usize,
-        changed: Range<usize>,
-    ) -> Result<(), GenerateError> {
-        let group = &mut self.groups[group];
-        let kind = group.kind(&self.setup);
+    pub(super) fn refresh(&mut self, id: GroupId, changed: &[usize]) -> Result<(), GenerateError> {
+        let index = self.index(id);
+        let group = &mut self.groups[index];
+        let kind = group.kind(&self.setup, &self.texts);
         let Group { lanes, texts, .. } = group;
+        let all: Vec<usize> = (0..texts.len()).collect();
         let changed = match lanes.set_kind(&self.setup, kind) {
-            true => 0..texts.len(),
+            true => &all,
             false => changed,
         };
-        for lane in changed {
-            if let Some(text) = &texts[lane] {
+        for &lane in changed {
+            let text = texts[lane].and_then(|id| self.texts.get(&id));
+            if let Some(text) = text {
                 let params = text.request.sampling.lane_params();
                 lanes.set_params(lane, &params, text.history())?;
             }

@@ -13,6 +13,7 @@ mod prompt;
 mod recorder;
 mod results;
 mod schedule;
+mod scheduler;
 mod setup;
 mod state;
 mod text;

@@ -48,11 +48,6 @@ impl PrefixCache {
         self.maximum > 0
     }
 
-    /// Whether chunks of prompts may end for a mark. Their bits depend on where chunks end.
-    pub(super) fn has_marks_between(&self) -> bool {
-        self.is_wanted() && !self.exact
-    }
-
     /// Adds a mark to those of a text of an engine with so many lanes. The marks of all its texts
     /// together take no more than what is kept: where there would be more, every other one goes.
     pub(super) fn add_mark(&self, marks: &mut Vec<Mark>, mark: Mark, lanes: usize) {
@@ -106,13 +101,8 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Brings empty caches as far as possible towards a prompt, but for its last token. Returns the
-    /// marks on the way.
-    pub(super) fn restore(
-        &mut self,
-        prompt: &[u32],
-        caches: &mut Caches,
-    ) -> Result<Vec<Mark>, GenerateError> {
+    /// How many tokens of a prompt need not be processed, and which of the prefixes has them.
+    fn best(&self, prompt: &[u32]) -> Option<(usize, usize)> {
         // A drafter's row depends on the token after it.
         let longest = |prefix: &Prefix| {
             let pairs = prompt.iter().zip(&prefix.tokens);
@@ -129,7 +119,22 @@ impl PrefixCache {
         };
         let best = self.prefixes.iter().map(reach).enumerate();
         let best = best.max_by_key(|(_, length)| *length);
-        let Some((index, length)) = best.filter(|(_, length)| *length > 0) else {
+        best.filter(|(_, length)| *length > 0)
+    }
+
+    /// How many tokens of a prompt [`restore`](Self::restore) finds.
+    pub(super) fn reach(&self, prompt: &[u32]) -> usize {
+        self.best(prompt).map_or(0, |(_, length)| length)
+    }
+
+    /// Brings empty caches as far as possible towards a prompt, but for its last token. Returns the
+    /// marks on the way.
+    pub(super) fn restore(
+        &mut self,
+        prompt: &[u32],
+        caches: &mut Caches,
+    ) -> Result<Vec<Mark>, GenerateError> {
+        let Some((index, length)) = self.best(prompt) else {
             return Ok(Vec::new());
         };
         let prefix = self.prefixes.remove(index);

@@ -1,126 +1,171 @@
-//! Prompts on their way into a lane.
+//! Calls over tokens of prompts, after which their texts are in lanes.
 
-use std::ops::Range;
+use burn::tensor::{Distribution, Int, Tensor, TensorData};
 
-use burn::tensor::Distribution;
-
+use super::memory::if_fitting;
 use super::prefix::PrefixCache;
+use super::scheduler::{Call, GroupId, Row};
 use super::setup::{Caches, Setup, upload};
+use super::state::Engine;
 use super::text::Text;
 use crate::generate::error::GenerateError;
 
-/// The first length at which a prompt is marked within its first chunk; the next ones are twice as
-/// long each.
-const FIRST_MARK: usize = 512;
-/// Tokens between the last mark of a prompt and the last of its tokens that are processed. Another
-/// prompt may go on differently from the tokens that begin an answer.
-const LAST_MARK: usize = 4;
-
-/// A text whose prompt is processed in chunks, in caches of its own.
-///
-/// A chunk ends where the next multiple of the chunk's size begins, so that a text depends on
-/// nothing else that runs. The last token is left for the text's first step.
-///
-/// What is kept of prompts is of use to others only up to a mark. Unless texts have to be the same
-/// to the bit, chunks end at marks of instructions that others may share, and of the prompt's end,
-/// from which the conversation may go on otherwise than by this answer.
-#[derive(Debug)]
-pub(super) struct Prompt {
-    pub(super) text: Text,
-    /// `None` before it begins.
-    caches: Option<Caches>,
-}
-
-impl Prompt {
-    pub(super) fn new(text: Text) -> Self {
-        Self { text, caches: None }
-    }
-
-    pub(super) fn has_begun(&self) -> bool {
-        self.caches.is_some()
-    }
-
-    /// Tokens that the model has processed.
-    pub(super) fn processed(&self) -> usize {
-        let caches = self.caches.as_ref();
-        caches.map_or(0, |caches| caches.trunk.lengths()[0])
-    }
-
-    /// Bytes of its caches.
-    pub(super) fn bytes(&self) -> usize {
-        self.caches.as_ref().map_or(0, Caches::bytes)
-    }
-
-    /// Makes caches, with as much of the prompt as is known.
-    pub(super) fn begin(
-        &mut self,
-        setup: &Setup,
-        prefixes: &mut PrefixCache,
-    ) -> Result<(), GenerateError> {
-        let mut caches = setup.new_caches(1, self.text.tokens.len())?;
-        if setup.random_contexts {
-            for cache in caches.both_mut() {
-                let normal = Distribution::Normal(0.0, 1.0);
-                cache.fill_random(self.text.tokens.len() - 1, normal)?;
-            }
-        } else {
-            self.text.marks = prefixes.restore(&self.text.tokens, &mut caches)?;
-            self.text.cached = caches.trunk.lengths()[0];
+impl Engine<'_> {
+    /// Processes tokens of prompts. Where a device has no memory for their caches, they wait.
+    pub(super) fn process(&mut self, mut call: Call) -> Result<(), GenerateError> {
+        // Memory may have been refused to a call before.
+        let scheduler = &self.scheduler;
+        call.rows.retain(|row| scheduler.place(row.id).is_some());
+        let mut sequences: Vec<usize> = call.rows.iter().map(|row| row.sequence).collect();
+        sequences.dedup();
+        for row in &mut call.rows {
+            row.sequence = sequences.partition_point(|own| *own < row.sequence);
         }
-        self.caches = Some(caches);
+        let Some(first) = call.rows.first().copied() else {
+            return Ok(());
+        };
+        let caches = match sequences.len() {
+            1 => self.process_chunk(first)?,
+            _ => self.process_together(&call)?,
+        };
+        let Some(caches) = caches else {
+            call.rows
+                .iter()
+                .for_each(|row| self.scheduler.refuse_text(row.id));
+            return Ok(());
+        };
+        for row in &call.rows {
+            if let Some(text) = self.texts.get_mut(&row.id) {
+                text.processed = text.processed.max(row.end);
+            }
+        }
+        if first.enters {
+            return self.enter(&call.rows, &caches);
+        }
+        if let Some(text) = self.texts.get_mut(&first.id) {
+            text.caches = Some(caches);
+        }
         Ok(())
     }
 
-    /// Tokens of the next chunk; 0 once there is none left.
-    pub(super) fn next_chunk(&self, size: usize, prefixes: &PrefixCache) -> usize {
-        self.next_end(size, prefixes).0 - self.processed()
-    }
-
-    /// Where the next chunk ends, and whether the prompt is marked there.
-    fn next_end(&self, size: usize, prefixes: &PrefixCache) -> (usize, bool) {
-        let (start, last) = (self.processed(), self.text.tokens.len() - 1);
-        let regular = start - start % size + size;
-        let early = std::iter::successors(Some(FIRST_MARK), |length| length.checked_mul(2));
-        let early = early.take_while(|length| *length < size);
-        let between = early.chain(last.checked_sub(LAST_MARK));
-        let between = between.filter(|length| prefixes.has_marks_between() && *length > start);
-        let between = between.min();
-        let end = between.unwrap_or(last).min(regular).min(last);
-        let is_marked = prefixes.is_wanted() && (end == regular || between == Some(end));
-        (end, is_marked)
-    }
-
-    /// Processes the next chunk; `true` once there is none left.
-    pub(super) fn process_chunk(
-        &mut self,
-        setup: &Setup,
-        prefixes: &PrefixCache,
-    ) -> Result<bool, GenerateError> {
-        let size = setup.config.prefill_chunk;
-        let (start, (end, is_marked)) = (self.processed(), self.next_end(size, prefixes));
-        let tokens = &self.text.tokens;
-        let caches = self.caches.as_mut().expect("it has begun");
+    /// Processes the next chunk of a text. Returns the caches that have it; `None` where there was
+    /// no memory for any.
+    fn process_chunk(&mut self, row: Row) -> Result<Option<Caches>, GenerateError> {
+        let (setup, text) = (&self.setup, self.texts.get_mut(&row.id));
+        let text = text.expect("the text of a row");
+        let caches = match text.caches.take() {
+            Some(caches) => Some(caches),
+            None => if_fitting(begin(setup, &mut self.prefixes, text))?,
+        };
+        let Some(mut caches) = caches else {
+            return Ok(None);
+        };
+        let (start, end) = (caches.trunk.lengths()[0], row.end);
         if start < end {
-            let ids = |range: Range<usize>, device| {
-                let ids = tokens[range].iter().map(|id| *id as i32);
-                upload(ids, device)
-            };
-            let features =
-                setup.forward(ids(start..end, setup.first_device()), &mut caches.trunk)?;
-            if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut caches.draft) {
-                let next = ids(start + 1..end + 1, setup.device());
-                drafter.observe(features, next, cache)?;
-            }
-            if is_marked {
-                let (marks, lanes) = (&mut self.text.marks, setup.config.lanes);
-                prefixes.add_mark(marks, caches.mark(), lanes);
+            self.prompt_calls += 1;
+            forward(setup, &mut caches, &[&text.tokens[start..=end]])?;
+            if self.prefixes.is_wanted() && row.is_marked {
+                let (marks, lanes) = (&mut text.marks, setup.config.lanes);
+                self.prefixes.add_mark(marks, caches.mark(), lanes);
             }
         }
-        Ok(end == tokens.len() - 1)
+        Ok(Some(caches))
     }
 
-    /// The text, and the caches of all but its last token.
-    pub(super) fn end(self) -> (Text, Caches) {
-        (self.text, self.caches.expect("it has begun"))
+    /// Processes whole prompts side by side.
+    fn process_together(&mut self, call: &Call) -> Result<Option<Caches>, GenerateError> {
+        let [_, width] = call.shape();
+        let mut rows: Vec<Row> = call.rows.clone();
+        rows.dedup_by_key(|row| row.sequence);
+        let shortest = rows.iter().map(|row| row.end).min().unwrap_or(0);
+        let caches = self
+            .setup
+            .new_padded_caches(rows.len(), width.max(1), width - shortest);
+        let Some(mut caches) = if_fitting(caches)? else {
+            return Ok(None);
+        };
+        if width > 0 {
+            self.prompt_calls += 1;
+            let tokens = rows.iter().map(|row| &self.texts[&row.id].tokens[..]);
+            let tokens: Vec<&[u32]> = tokens.collect();
+            forward(&self.setup, &mut caches, &tokens)?;
+        }
+        Ok(Some(caches))
     }
+
+    /// Gives texts their lanes, whose sequences caches have.
+    fn enter(&mut self, rows: &[Row], caches: &Caches) -> Result<(), GenerateError> {
+        let mut groups: Vec<GroupId> = rows.iter().map(|row| row.place.group).collect();
+        groups.sort();
+        groups.dedup();
+        for id in groups {
+            self.settle(id)?;
+            let own = rows.iter().filter(|row| row.place.group == id);
+            let own: Vec<(usize, Row)> = own.map(|row| (row.place.lane, *row)).collect();
+            let group = self.groups.iter_mut().find(|own| own.id == id);
+            let group = group.expect("that of a place");
+            let follows = |a: &(usize, Row), b: &(usize, Row)| {
+                (a.0 + 1, a.1.sequence + 1) == (b.0, b.1.sequence)
+            };
+            for run in own.chunk_by(follows) {
+                let lengths: Vec<usize> = run.iter().map(|(_, row)| row.end).collect();
+                let (lane, first) = run[0];
+                group.lanes.adopt(lane, caches, first.sequence, &lengths)?;
+            }
+            for (lane, row) in &own {
+                let text = self.texts.get_mut(&row.id).expect("the text of a row");
+                let last = text.tokens.last().map(|token| *token as i32);
+                let no_drafts = std::iter::repeat_n(-1, self.setup.config.drafts);
+                let inputs = upload(last.into_iter().chain(no_drafts), self.setup.device());
+                text.processed = text.prompt;
+                (text.drafts, text.dropped, text.last_row) = (0, 0, None);
+                group.lanes.enter(*lane, inputs, text.constraint.take());
+                group.texts[*lane] = Some(row.id);
+            }
+            let lanes: Vec<usize> = own.iter().map(|(lane, _)| *lane).collect();
+            self.refresh(id, &lanes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes caches for a text, with as much of it as is known.
+fn begin(
+    setup: &Setup,
+    prefixes: &mut PrefixCache,
+    text: &mut Text,
+) -> Result<Caches, GenerateError> {
+    let mut caches = setup.new_caches(1, text.tokens.len())?;
+    if setup.random_contexts {
+        for cache in caches.both_mut() {
+            let normal = Distribution::Normal(0.0, 1.0);
+            cache.fill_random(text.tokens.len() - 1, normal)?;
+        }
+    } else {
+        // What it has generated is not kept by chunks.
+        let prompt = &text.tokens[..text.prompt];
+        text.marks = prefixes.restore(prompt, &mut caches)?;
+        text.cached = caches.trunk.lengths()[0];
+    }
+    Ok(caches)
+}
+
+/// Runs texts through the model, each but for its last token, which the drafter sees only. Shorter
+/// ones are followed by anything.
+fn forward(setup: &Setup, caches: &mut Caches, texts: &[&[u32]]) -> Result<(), GenerateError> {
+    let longest = texts.iter().map(|tokens| tokens.len() - 1).max();
+    let width = longest.unwrap_or(0);
+    let ids = |first: usize, device| {
+        let rows = texts.iter().flat_map(|tokens| {
+            let own = tokens[first..].iter().map(|id| *id as i32);
+            own.chain(std::iter::repeat(0)).take(width)
+        });
+        let rows = TensorData::new(rows.collect(), [texts.len(), width]);
+        Tensor::<2, Int>::from_data(rows, device)
+    };
+    let features = setup.forward(ids(0, setup.first_device()), &mut caches.trunk)?;
+    if let (Some(drafter), Some(cache)) = (&setup.drafter, &mut caches.draft) {
+        drafter.observe(features, ids(1, setup.device()), cache)?;
+    }
+    Ok(())
 }

@@ -1,30 +1,52 @@
-//! Which texts get lanes, and the memory for them.
+//! Requests, and what the scheduler plans for them.
 
 use super::config::Request;
-use super::constraint::LaneConstraint;
 use super::group::Group;
-use super::lanes::{Entry, Lanes};
+use super::lanes::Lanes;
 use super::memory::if_fitting;
-use super::prompt::Prompt;
-use super::setup::upload;
-use super::state::Engine;
+use super::prefix::PrefixCache;
+use super::scheduler::{Change, Full, GroupId, Memory, NewTask, Place};
+use super::setup::Setup;
+use super::state::{Engine, Texts};
 use super::text::{Output, Text};
 use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
 use crate::generate::request_id::RequestId;
 
-/// Lanes are roomy if they are so many times as many as their texts.
-const ROOMY: usize = 4;
-/// Steps for which lanes are roomy before they become fewer: what is recorded is recorded anew.
-const ROOMY_STEPS: usize = 32;
+/// What the scheduler is told of devices, prefixes and texts.
+struct KnownMemory<'e, 's> {
+    setup: &'e Setup<'s>,
+    prefixes: &'e mut PrefixCache,
+    texts: &'e Texts,
+}
 
-/// The caches in which a prompt is processed.
-#[derive(Clone, Copy, Debug)]
-enum PromptCaches {
-    /// Those that there are, of so many bytes.
-    Made(usize),
-    /// Those that have to be made, of so many positions.
-    Wanted(usize),
+impl Memory for KnownMemory<'_, '_> {
+    fn bytes(&self, positions: usize) -> usize {
+        // What cannot be made takes more than there is.
+        self.setup.bytes(positions).unwrap_or(usize::MAX)
+    }
+
+    fn has_place(&self, caches: &[[usize; 2]]) -> bool {
+        self.setup.has_place(caches).unwrap_or(false)
+    }
+
+    fn is_ready(&self, capacity: usize) -> bool {
+        self.setup.has_tables_ready(capacity)
+    }
+
+    fn known(&self, id: RequestId) -> usize {
+        let Some(text) = self.texts.get(&id) else {
+            return 0;
+        };
+        match self.setup.random_contexts {
+            true => text.tokens.len() - 1,
+            false => self.prefixes.reach(&text.tokens[..text.prompt]),
+        }
+    }
+
+    fn give_back(&mut self) -> bool {
+        self.prefixes.drop_all()
+    }
 }
 
 impl Engine<'_> {
@@ -45,7 +67,19 @@ impl Engine<'_> {
         let text = Text::new(id, request);
         self.check_memory(&text)?;
         self.requests += 1;
-        self.prompts.push_back(Prompt::new(text));
+        // Choices for one prompt come one after the other.
+        let last = self.texts.last_key_value();
+        let is_alike = |last: &Text| last.tokens == text.tokens && last.processed == 0;
+        let like = last.filter(|(_, last)| is_alike(last) && !self.setup.random_contexts);
+        let like = like.map_or(id, |(_, last)| last.like);
+        self.scheduler.add(NewTask {
+            id,
+            priority: text.request.priority.into(),
+            prompt: text.prompt,
+            all: text.most_tokens(),
+            like,
+        });
+        self.texts.insert(id, Text { like, ..text });
         Ok(id)
     }
 
@@ -80,22 +114,23 @@ impl Engine<'_> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn abort(&mut self, request: RequestId) -> Result<(), GenerateError> {
-        let (told, waiting) = (self.outputs.len(), self.prompts.len());
-        self.prompts.retain(|prompt| prompt.text.id != request);
-        let known = match self.place(request) {
-            Some((group, lane)) => {
-                self.settle(group)?;
-                if let Some(text) = &mut self.groups[group].texts[lane] {
+        let told = self.outputs.len();
+        let mut is_known = self.texts.contains_key(&request);
+        match self.lane(request) {
+            Some((group, _)) => {
+                if let Some(text) = self.texts.get_mut(&request) {
                     text.ended = true;
                 }
-                self.vacate_ended(group)?;
-                true
+                self.settle(group)?;
             }
-            None => false,
-        };
+            None => {
+                self.scheduler.remove(request);
+                self.texts.remove(&request);
+            }
+        }
         self.outputs.retain(|output| output.request != request);
-        let known = known || (told, waiting) != (self.outputs.len(), self.prompts.len());
-        match known {
+        is_known |= told != self.outputs.len();
+        match is_known {
             true => Ok(()),
             false => Err(GenerateError::UnknownRequest { request }),
         }
@@ -112,339 +147,230 @@ impl Engine<'_> {
     /// one text is in its [output](Output::token): among others that there is no memory for its
     /// caches, and no text that could leave some to it.
     pub fn step(&mut self) -> Result<Vec<Output>, GenerateError> {
-        self.process_prompts()?;
-        let keys: Vec<(usize, usize)> = self
-            .groups
-            .iter()
-            .map(|group| (group.lanes.capacity(), group.way))
-            .collect();
-        for (capacity, way) in keys {
-            self.move_grown(capacity, way)?;
-            if let Some(group) = self.group_of(capacity, way) {
-                self.decode(group)?;
-                self.shrink(group)?;
+        let full = self.full_texts()?;
+        let Self {
+            scheduler,
+            setup,
+            prefixes,
+            texts,
+            ..
+        } = self;
+        let mut memory = KnownMemory {
+            setup,
+            prefixes,
+            texts,
+        };
+        let plan = scheduler.plan(&full, &mut memory);
+        if self.carry_out(plan.changes)? {
+            for call in plan.calls {
+                self.process(call)?;
             }
+            for group in plan.decoded {
+                self.decode(group)?;
+            }
+            let Self {
+                scheduler,
+                setup,
+                prefixes,
+                texts,
+                ..
+            } = self;
+            let memory = KnownMemory {
+                setup,
+                prefixes,
+                texts,
+            };
+            let changes = scheduler.tidy(&memory);
+            self.carry_out(changes)?;
         }
-        // One lane of the smallest size is kept for the next text, with what is recorded, and the
-        // lanes of a prompt in progress.
-        let base = self.capacity_for(1);
-        let begun = self.prompts.front().filter(|prompt| prompt.has_begun());
-        let next = begun.map(|prompt| self.capacity_of(&prompt.text));
-        self.drop_vacant(|group| {
-            let capacity = group.lanes.capacity();
-            next == Some(capacity) || capacity == base && group.texts.len() == 1
-        });
         Ok(std::mem::take(&mut self.outputs))
     }
 
-    /// Processes prompts, as many tokens as a chunk has at most.
-    pub(super) fn process_prompts(&mut self) -> Result<(), GenerateError> {
-        let size = self.setup.config.prefill_chunk;
-        let mut left = size;
-        while let Some(mut prompt) = self.prompts.pop_front() {
-            let has_lane = self.running() < self.setup.config.lanes;
-            let tokens = prompt.text.tokens.len();
-            let own = match prompt.has_begun() {
-                true => PromptCaches::Made(prompt.bytes()),
-                false => PromptCaches::Wanted(tokens),
-            };
-            // Steps go on while tables for long texts are worked out.
-            let capacity = self.capacity_of(&prompt.text);
-            let is_ready = self.running() == 0 || self.setup.has_tables_ready(capacity);
-            let lane = match has_lane && is_ready {
-                true => self.vacant_lane(capacity, own)?,
-                false => None,
-            };
-            let has_begun = match (lane, prompt.has_begun()) {
-                (None, _) => false,
-                (Some(_), true) => true,
-                (Some(_), false) => {
-                    let begun = prompt.begin(&self.setup, &mut self.prefixes);
-                    if_fitting(begun)?.is_some()
-                }
-            };
-            let Some(lane) = lane.filter(|_| has_begun) else {
-                if self.running() > 0 {
-                    // Another text may leave what is missing.
-                    self.prompts.push_front(prompt);
-                    break;
-                }
-                if self.prefixes.drop_all() {
-                    self.prompts.push_front(prompt);
-                } else {
-                    self.fail_prompt(prompt)?;
-                }
+    /// Texts for which a step of all drafts has too few positions.
+    fn full_texts(&mut self) -> Result<Vec<Full>, GenerateError> {
+        let [least, all] = self.scheduler.limits.step;
+        let [_, largest] = self.scheduler.limits.sizes;
+        let mut full = Vec::new();
+        let ids: Vec<GroupId> = self.groups.iter().map(|group| group.id).collect();
+        for id in ids.into_iter().filter(|id| id.capacity < largest) {
+            let lanes = &self.group(id).lanes;
+            let longest = lanes.lengths().iter().max().copied().unwrap_or(0);
+            if longest + all <= id.capacity {
                 continue;
-            };
-            let count = prompt.next_chunk(size, &self.prefixes);
-            if count > left {
-                self.prompts.push_front(prompt);
-                break;
             }
-            left -= count;
-            match prompt.process_chunk(&self.setup, &self.prefixes)? {
-                true => self.enter(prompt, lane)?,
-                false => self.prompts.push_front(prompt),
-            }
+            // No other step can be ahead of those that are, and now the lengths are exact.
+            self.settle(id)?;
+            let group = self.group(id);
+            let lengths = group.lanes.lengths();
+            let own = group.texts(&self.texts).filter(|(lane, text)| {
+                let is_full = lengths[*lane] + all > id.capacity;
+                is_full && text.needed(all) > id.capacity
+            });
+            full.extend(own.map(|(lane, text)| Full {
+                id: text.id,
+                is_stuck: lengths[lane] + least > id.capacity,
+            }));
         }
-        Ok(())
+        Ok(full)
     }
 
-    /// Ends a text for which there is no memory, though nothing else is in use.
-    fn fail_prompt(&mut self, mut prompt: Prompt) -> Result<(), GenerateError> {
-        let capacity = self.capacity_of(&prompt.text);
-        let bytes = self.setup.bytes(capacity)?;
-        let bytes = bytes.saturating_add(self.setup.bytes(prompt.text.tokens.len())?);
-        let error = self.memory_error(prompt.text.needed(self.most_positions()), bytes);
-        self.outputs.push(prompt.text.fail(error));
-        Ok(())
-    }
-
-    /// Gives a lane to a text whose prompt is processed.
-    fn enter(
-        &mut self,
-        prompt: Prompt,
-        (group, lane): (usize, usize),
-    ) -> Result<(), GenerateError> {
-        let (mut text, caches) = prompt.end();
-        let constraint = text.request.constraint.take();
-        let last = text.tokens.last().map(|token| *token as i32);
-        let no_drafts = std::iter::repeat_n(-1, self.setup.config.drafts);
-        let inputs = upload(last.into_iter().chain(no_drafts), self.setup.device());
-        self.settle(group)?;
-        let entry = Entry {
-            caches: &caches,
-            from: 0,
-            inputs,
-            constraint: constraint.map(LaneConstraint::new),
-        };
-        self.groups[group].lanes.enter(lane, entry)?;
-        self.groups[group].texts[lane] = Some(text);
-        self.vacate_ended(group)?;
-        self.refresh(group, lane..lane + 1)
-    }
-
-    /// Positions of the lane that a text begins in.
-    fn capacity_of(&self, text: &Text) -> usize {
-        self.capacity_for(text.needed(self.most_positions()))
-    }
-
-    /// A vacant lane of so many positions, `None` if there is no memory yet for it and the prompt
-    /// of its text.
-    fn vacant_lane(
-        &mut self,
-        capacity: usize,
-        prompt: PromptCaches,
-    ) -> Result<Option<(usize, usize)>, GenerateError> {
-        let way = self.emptiest(capacity);
-        let Some(group) = self.group_of(capacity, way) else {
-            if !self.has_memory(capacity, [0, 1], prompt)? {
-                // There may be a lane in another group.
-                return match self.has_memory(capacity, [0, 0], prompt)? {
-                    true => Ok(self.vacant_of(capacity)),
-                    false => Ok(None),
-                };
-            }
-            let after = self
-                .groups
-                .iter()
-                .position(|group| group.lanes.capacity() > capacity);
-            let group = after.unwrap_or(self.groups.len());
-            // What could not be recorded once is not tried again.
-            self.setup.config.graphs &= self.graph_refusal().is_none();
-            let Some(lanes) = if_fitting(Lanes::new(&self.setup, 1, capacity))? else {
-                return Ok(None);
-            };
-            // Those of the next size may be needed soon.
-            self.setup.has_tables_ready(self.capacity_for(capacity + 1));
-            self.groups.insert(group, Group::new(way, lanes));
-            return Ok(Some((group, 0)));
-        };
-        let texts = &self.groups[group].texts;
-        let (known, vacant) = (texts.len(), texts.iter().position(Option::is_none));
-        let most = self.setup.config.lanes.div_ceil(self.setup.ways());
-        let mut lanes = match vacant {
-            Some(_) => known,
-            None => (2 * known).min(most),
-        };
-        if !self.has_memory(capacity, [known, lanes], prompt)? {
-            // One more, if there is no memory for twice as many.
-            let doubled = std::mem::replace(&mut lanes, known + 1);
-            if doubled <= lanes || !self.has_memory(capacity, [known, lanes], prompt)? {
-                return Ok(None);
+    /// Carries out changes; `false` if there is no memory for one. Of those after it, only texts
+    /// that fail do so.
+    fn carry_out(&mut self, changes: Vec<Change>) -> Result<bool, GenerateError> {
+        let mut is_granted = true;
+        for change in changes {
+            if is_granted || matches!(change, Change::Fail { .. }) {
+                is_granted &= self.change(change)?;
             }
         }
-        // Others may have been dropped.
-        let Some(group) = self.group_of(capacity, way) else {
-            return Ok(None);
-        };
-        if let Some(lane) = vacant {
-            return Ok(Some((group, lane)));
+        if !is_granted {
+            let groups = self.groups.iter();
+            let groups = groups.map(|group| (group.id, &group.texts[..]));
+            self.scheduler.restore(groups);
+            for text in self.texts.values_mut() {
+                text.caches = None;
+            }
         }
-        if !self.resize(group, lanes)? {
-            return Ok(None);
-        }
-        let vacant = self.groups[group].texts.iter().position(Option::is_none);
-        Ok(vacant.map(|lane| (group, lane)))
+        Ok(is_granted)
     }
 
-    /// Makes so many lanes of those of a group, of which the first have its texts; `false` if there
-    /// is no memory for them.
-    fn resize(&mut self, group: usize, lanes: usize) -> Result<bool, GenerateError> {
-        self.settle(group)?;
-        self.vacate_ended(group)?;
-        let Group {
-            lanes: own, texts, ..
-        } = &mut self.groups[group];
-        let known = texts.iter().enumerate();
-        let known = known.filter_map(|(lane, text)| text.is_some().then_some(lane));
-        let mut kept: Vec<Option<usize>> = known.map(Some).collect();
-        kept.resize(lanes, None);
-        if if_fitting(own.arrange(&self.setup, &kept))?.is_none() {
-            return Ok(false);
+    /// Carries out a change; `false` if there is no memory for it.
+    fn change(&mut self, change: Change) -> Result<bool, GenerateError> {
+        match change {
+            Change::Make(id, lanes) => return self.make(id, lanes),
+            Change::Arrange(id, kept) => return self.arrange(id, &kept),
+            Change::Drop(id) => {
+                for Group { lanes, .. } in self.groups.extract_if(.., |own| own.id == id) {
+                    self.replays += lanes.replays();
+                    let refusal = lanes.refusal().map(str::to_owned);
+                    self.refusal = self.refusal.take().or(refusal);
+                }
+            }
+            Change::Move { id, to, .. } => self.move_text(id, to)?,
+            Change::Preempt { id, .. } => self.preempt(id)?,
+            Change::Fail { id, capacity, .. } => self.fail(id, capacity)?,
         }
-        texts.retain(Option::is_some);
-        texts.resize_with(lanes, || None);
-        for text in texts.iter_mut().flatten() {
-            text.last_row = None;
-        }
-        self.refresh(group, 0..lanes)?;
         Ok(true)
     }
 
-    /// Makes the lanes of a group fewer, if few of them have had texts for some time and nobody
-    /// waits for one.
-    fn shrink(&mut self, group: usize) -> Result<(), GenerateError> {
-        let own = &mut self.groups[group];
-        let (texts, lanes) = (own.texts().count(), own.texts.len());
-        let is_roomy = texts > 0 && texts * ROOMY <= lanes && self.prompts.is_empty();
-        own.roomy_steps = if is_roomy { own.roomy_steps + 1 } else { 0 };
-        if own.roomy_steps < ROOMY_STEPS {
-            return Ok(());
-        }
-        own.roomy_steps = 0;
-        let fewer = texts.next_power_of_two();
-        if self
-            .setup
-            .has_place(&[[self.groups[group].lanes.capacity(), fewer]])?
-        {
-            self.resize(group, fewer)?;
-        }
-        Ok(())
-    }
-
-    /// Any vacant lane with so many positions.
-    fn vacant_of(&self, capacity: usize) -> Option<(usize, usize)> {
-        let groups = self.groups.iter().enumerate();
-        let mut groups = groups.filter(|(_, group)| group.lanes.capacity() == capacity);
-        groups.find_map(|(index, group)| {
-            let vacant = group.texts.iter().position(Option::is_none);
-            vacant.map(|lane| (index, lane))
-        })
-    }
-
-    /// Of the groups of lanes with so many positions, the first that has the fewest texts.
-    fn emptiest(&self, capacity: usize) -> usize {
-        let texts = |way: &usize| {
-            let group = self.group_of(capacity, *way);
-            group.map_or(0, |group| self.groups[group].texts().count())
+    /// Makes a group; `false` if there is no memory for it.
+    fn make(&mut self, id: GroupId, lanes: usize) -> Result<bool, GenerateError> {
+        // What could not be recorded once is not tried again.
+        self.setup.config.graphs &= self.graph_refusal().is_none();
+        let Some(own) = if_fitting(Lanes::new(&self.setup, lanes, id.capacity))? else {
+            return Ok(false);
         };
-        let ways = 0..self.setup.ways();
-        ways.min_by_key(texts).unwrap_or(0)
-    }
-
-    /// Moves texts for which a step has too few positions to larger lanes.
-    pub(super) fn move_grown(&mut self, capacity: usize, way: usize) -> Result<(), GenerateError> {
-        let step = self.most_positions();
-        let group = self.group_of(capacity, way);
-        let Some(group) = group.map(|group| &self.groups[group]) else {
-            return Ok(());
+        // Those of the next size may be needed soon.
+        let next = self.scheduler.capacity_for(id.capacity + 1);
+        self.setup.has_tables_ready(next);
+        let index = self.groups.partition_point(|own| own.id < id);
+        let group = Group {
+            id,
+            lanes: own,
+            texts: vec![None; lanes],
         };
-        if !group.lanes.is_settled() || capacity == self.max_positions() {
-            return Ok(());
-        }
-        let texts = group.texts.iter().zip(group.lanes.lengths());
-        let texts = texts.filter_map(|(text, length)| Some((text.as_ref()?, *length)));
-        let grown = texts.filter(|(text, length)| {
-            let is_full = length + step > capacity;
-            is_full && text.needed(step) > capacity
-        });
-        let grown: Vec<(RequestId, usize)> =
-            grown.map(|(text, length)| (text.id, length)).collect();
-        let next = self.capacity_for(capacity + 1);
-        for (id, length) in grown {
-            let none = PromptCaches::Made(0);
-            let mut larger = self.vacant_lane(next, none)?;
-            if larger.is_none() && self.prefixes.drop_all() {
-                larger = self.vacant_lane(next, none)?;
-            }
-            if larger.is_none() && length + self.setup.positions(0) <= capacity {
-                // A step of fewer drafts has place yet.
-                continue;
-            }
-            // Groups may have come and gone.
-            let Some((group, lane)) = self.place(id) else {
-                continue;
-            };
-            if let Some(text) = self.groups[group].texts[lane].take() {
-                self.move_text(text, (group, lane), larger)?;
-            }
-        }
-        Ok(())
+        self.groups.insert(index, group);
+        Ok(true)
     }
 
-    /// Moves a text to a larger lane or, where there is no memory for one, ends it.
-    fn move_text(
-        &mut self,
-        mut text: Text,
-        (group, lane): (usize, usize),
-        place: Option<(usize, usize)>,
-    ) -> Result<(), GenerateError> {
-        match place {
-            None => {
-                // More than the lane has that it leaves.
-                let needed = self.groups[group].lanes.capacity() + 1;
-                let bytes = self.setup.bytes(self.capacity_for(needed))?;
-                let error = self.memory_error(needed, bytes);
-                self.outputs.push(text.fail(error));
-            }
-            Some((new_group, new_lane)) => {
-                self.settle(new_group)?;
-                let groups = self.groups.get_disjoint_mut([group, new_group]);
-                let [old, new] = groups.expect("lanes of another size");
-                old.lanes.catch_up();
-                let constraint = old.lanes.take_constraint(lane);
-                let entry = Entry {
-                    caches: old.lanes.caches(),
-                    from: lane,
-                    inputs: old.lanes.input(lane),
-                    constraint,
-                };
-                new.lanes.enter(new_lane, entry)?;
+    /// Makes these lanes of those of a group; `false` if there is no memory for them.
+    fn arrange(&mut self, id: GroupId, kept: &[Option<usize>]) -> Result<bool, GenerateError> {
+        self.settle(id)?;
+        let index = self.index(id);
+        let group = &mut self.groups[index];
+        if if_fitting(group.lanes.arrange(&self.setup, kept))?.is_none() {
+            return Ok(false);
+        }
+        let texts = kept.iter().map(|lane| group.texts[(*lane)?]);
+        group.texts = texts.collect();
+        for id in group.texts.iter().flatten() {
+            if let Some(text) = self.texts.get_mut(id) {
                 text.last_row = None;
-                new.texts[new_lane] = Some(text);
-                self.vacate_ended(new_group)?;
-                self.refresh(new_group, new_lane..new_lane + 1)?;
             }
         }
-        self.groups[group].lanes.vacate(lane)?;
-        self.refresh(group, 0..0)
+        let all: Vec<usize> = (0..kept.len()).collect();
+        self.refresh(id, &all)?;
+        Ok(true)
     }
 
-    /// Drops groups without texts, but for those that are to be kept. What is known of their
-    /// recordings stays.
-    pub(super) fn drop_vacant(&mut self, is_kept: impl Fn(&Group) -> bool) {
-        let is_needed = |group: &mut Group| group.texts().next().is_some() || is_kept(group);
-        for Group { lanes, .. } in self.groups.extract_if(.., |group| !is_needed(group)) {
-            self.replays += lanes.replays();
-            self.refusal = self.refusal.take().or(lanes.refusal().map(str::to_owned));
+    /// Moves a text to a larger lane. No step of its own is ahead.
+    fn move_text(&mut self, id: RequestId, to: Place) -> Result<(), GenerateError> {
+        let (from, lane) = self.lane(id).expect("a text that is decoded");
+        self.settle(to.group)?;
+        let (old, new) = (self.index(from), self.index(to.group));
+        let groups = self.groups.get_disjoint_mut([old, new]);
+        let [old, new] = groups.expect("lanes of another size");
+        old.lanes.catch_up();
+        let constraint = old.lanes.take_constraint(lane);
+        let (input, length) = (old.lanes.input(lane), old.lanes.lengths()[lane]);
+        new.lanes
+            .adopt(to.lane, old.lanes.caches(), lane, &[length])?;
+        new.lanes.enter(to.lane, input, constraint);
+        old.lanes.vacate(lane)?;
+        old.texts[lane] = None;
+        new.texts[to.lane] = Some(id);
+        if let Some(text) = self.texts.get_mut(&id) {
+            text.last_row = None;
+        }
+        self.refresh(to.group, &[to.lane])?;
+        self.refresh(from, &[])
+    }
+
+    /// Takes all from a text but its tokens, which are processed again later.
+    fn preempt(&mut self, id: RequestId) -> Result<(), GenerateError> {
+        let lane = self.lane(id);
+        if let Some((group, _)) = lane {
+            self.settle(group)?;
+        }
+        // It may have ended in a step that was ahead.
+        let Some(text) = self.texts.get_mut(&id) else {
+            return Ok(());
+        };
+        text.caches = None;
+        text.marks.clear();
+        self.scheduler.set_tokens(id, text.tokens.len());
+        let Some((group, lane)) = lane else {
+            return Ok(());
+        };
+        let own = self.groups.iter_mut().find(|own| own.id == group);
+        let own = own.expect("that of its lane");
+        text.constraint = own.lanes.take_constraint(lane);
+        own.texts[lane] = None;
+        own.lanes.vacate(lane)?;
+        self.refresh(group, &[])
+    }
+
+    /// Ends a text for which there is no memory.
+    fn fail(&mut self, id: RequestId, capacity: usize) -> Result<(), GenerateError> {
+        let Some(text) = self.texts.get(&id) else {
+            return Ok(());
+        };
+        let (needed, tokens) = (
+            text.needed(self.scheduler.limits.step[1]),
+            text.tokens.len(),
+        );
+        let lane = self.lane(id);
+        let mut bytes = self.setup.bytes(capacity)?;
+        if lane.is_none() {
+            bytes = bytes.saturating_add(self.setup.bytes(tokens)?);
+        }
+        let error = self.memory_error(needed, bytes);
+        if let Some(text) = self.texts.get_mut(&id) {
+            self.outputs.push(text.fail(error));
+        }
+        match lane {
+            Some((group, _)) => self.settle(group),
+            None => {
+                self.texts.remove(&id);
+                Ok(())
+            }
         }
     }
 
     /// Checks that a text fits the memory by itself, beside its prompt's own caches.
-    pub(super) fn check_memory(&self, text: &Text) -> Result<(), GenerateError> {
-        let positions = text.needed(self.most_positions());
-        let capacity = self.capacity_for(positions);
+    fn check_memory(&self, text: &Text) -> Result<(), GenerateError> {
+        let positions = text.needed(self.scheduler.limits.step[1]);
+        let capacity = self.scheduler.capacity_for(positions);
         let prompt = self.setup.bytes(text.tokens.len())?;
         let bytes = self.setup.bytes(capacity)?.saturating_add(prompt);
         match self.setup.config.cache_bytes {
@@ -467,36 +393,5 @@ impl Engine<'_> {
                 bytes: needed,
             }),
         }
-    }
-
-    /// Whether there is memory for lanes of a capacity to become more, after lanes that are not in
-    /// use are dropped: groups may have other indices then.
-    fn has_memory(
-        &mut self,
-        capacity: usize,
-        [known, lanes]: [usize; 2],
-        prompt: PromptCaches,
-    ) -> Result<bool, GenerateError> {
-        let (more, tokens) = match prompt {
-            PromptCaches::Made(bytes) => (bytes, None),
-            PromptCaches::Wanted(tokens) => (self.setup.bytes(tokens)?, Some(tokens)),
-        };
-        let maximum = self.setup.config.cache_bytes.unwrap_or(usize::MAX);
-        let needed = self.setup.bytes(capacity)?.saturating_mul(lanes - known);
-        let needed = needed.saturating_add(more);
-        // All lanes are copied where they become more.
-        let made = if known == lanes { 0 } else { lanes };
-        let caches = [
-            [capacity, made],
-            [tokens.unwrap_or(1), tokens.iter().count()],
-        ];
-        let fits = |engine: &Self| {
-            let within = engine.cache_bytes().saturating_add(needed) <= maximum;
-            Ok::<bool, GenerateError>(within && engine.setup.has_place(&caches)?)
-        };
-        if !fits(self)? {
-            self.drop_vacant(|group| group.lanes.capacity() == capacity);
-        }
-        fits(self)
     }
 }

@@ -1,6 +1,6 @@
 //! An engine, and what it tells of itself.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_ds4_ops::device::free_memory;
@@ -13,8 +13,8 @@ use super::drafter::drafter;
 use super::group::Group;
 use super::lanes::Lanes;
 use super::prefix::PrefixCache;
-use super::prompt::Prompt;
-use super::setup::{LogitsProcessor, Setup};
+use super::scheduler::{GroupId, Scheduler};
+use super::setup::{Caches, LogitsProcessor, Setup};
 use super::text::{Output, Text};
 use crate::flash_head::ProbedHead;
 use crate::generate::error::GenerateError;
@@ -22,8 +22,8 @@ use crate::generate::request_id::RequestId;
 use crate::generate::stats::SpeculativeStats;
 use crate::model::Model;
 
-/// How many times as many positions the lanes of the next larger size have.
-const SIZE_FACTOR: usize = 4;
+/// Texts that have not ended, in the order of their requests.
+pub(super) type Texts = BTreeMap<RequestId, Text>;
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +77,13 @@ pub struct GraphUsage {
 ///
 /// # Lanes
 ///
-/// Texts are decoded side by side, one lane each. The number of lanes doubles when a text joins and
-/// none is vacant; when the last text has left, it is one again. The cost of a step is that of all
-/// lanes, and vacant ones count as tokens of a step, too. Lanes come in sizes: those of
-/// [`EngineConfig::capacity`] positions, of four times as many, and so on. Each size in use takes a
-/// forward call of its own, so choose the capacity for most of the texts.
+/// Texts are decoded side by side, one lane each. The number of lanes doubles at least when a text
+/// joins and none is vacant; when few texts are left for some time, it becomes smaller again. The
+/// cost of a step is that of all lanes, and vacant ones count as tokens of a step, too. Where a
+/// text outgrows its lane and there is no memory for a larger one, the youngest texts of the lowest
+/// [priority](super::Request::priority) wait, and are processed again later. Lanes come in sizes:
+/// those of [`EngineConfig::capacity`] positions, of four times as many, and so on. Each size in
+/// use takes a forward call of its own, so choose the capacity for most of the texts.
 ///
 /// With [`EngineConfig::overlap`], where the model's layers are on several devices, lanes of each
 /// size are in as many groups, so that all devices have a step to work at. Each group takes a
@@ -96,9 +98,11 @@ pub struct GraphUsage {
 ///
 /// # Prompts
 ///
-/// Prompts are processed one after the other, in chunks that begin at multiples of
-/// [`EngineConfig::prefill_chunk`], no more tokens than that between two steps. The last token of a
-/// prompt is part of the text's first step.
+/// Prompts are processed as they came, in chunks that begin at multiples of
+/// [`EngineConfig::prefill_chunk`], no more tokens than that between two steps. Short ones that
+/// wait take forward calls together, of up to 16 tokens, or more where steps have more than 16
+/// tokens anyway; those that are the same and come one after the other are processed once. The last
+/// token of a prompt is part of the text's first step.
 ///
 /// # Example
 ///
@@ -126,12 +130,13 @@ pub struct GraphUsage {
 pub struct Engine<'a> {
     /// Smaller lanes first.
     pub(super) groups: Vec<Group>,
-    /// In the order of their requests. Only the first has begun.
-    pub(super) prompts: VecDeque<Prompt>,
+    pub(super) texts: Texts,
+    pub(super) scheduler: Scheduler,
     pub(super) prefixes: PrefixCache,
     /// Tokens that no step has returned yet.
     pub(super) outputs: Vec<Output>,
     pub(super) stats: SpeculativeStats,
+    pub(super) prompt_calls: usize,
     /// Replays of groups that are gone.
     pub(super) replays: usize,
     /// Why one of them had no graphs.
@@ -161,34 +166,37 @@ impl<'a> Engine<'a> {
         config.validate()?;
         check_vocabulary(model)?;
         let drafter = drafter(model, &config)?;
-        let mut engine = Self {
-            groups: Vec::new(),
-            prompts: VecDeque::new(),
-            prefixes: PrefixCache::new(config.prefix_bytes, config.exact_prefix),
-            outputs: Vec::new(),
-            stats: SpeculativeStats::default(),
-            replays: 0,
-            refusal: None,
-            requests: 0,
-            setup: Setup {
-                model,
-                config,
-                drafter,
-                processor: None,
-                oracle: None,
-                random_contexts: false,
-                free_memory,
-            },
+        let mut setup = Setup {
+            model,
+            config,
+            drafter,
+            processor: None,
+            oracle: None,
+            random_contexts: false,
+            free_memory,
         };
-        let free = engine.setup.free_for_caches()?;
-        let bound = &mut engine.setup.config.cache_bytes;
+        let free = setup.free_for_caches()?;
+        let bound = &mut setup.config.cache_bytes;
         if let (Some(wanted), Some(free)) = (*bound, free)
             && wanted > free
         {
             log::warn!("caches take {free} bytes at most, which are left, not {wanted}");
         }
         *bound = [*bound, free].into_iter().flatten().min();
-        Ok(engine)
+        let config = &setup.config;
+        Ok(Self {
+            groups: Vec::new(),
+            texts: BTreeMap::new(),
+            scheduler: Scheduler::new(setup.limits()),
+            prefixes: PrefixCache::new(config.prefix_bytes, config.exact_prefix),
+            outputs: Vec::new(),
+            stats: SpeculativeStats::default(),
+            prompt_calls: 0,
+            replays: 0,
+            refusal: None,
+            requests: 0,
+            setup,
+        })
     }
 
     /// Lets `processor` change the logits before anything else does.
@@ -237,7 +245,8 @@ impl<'a> Engine<'a> {
     /// For measurements with random weights, whose drafts are never right. The text means nothing.
     #[must_use]
     pub fn with_acceptance(mut self, rate: f64, seed: u64) -> Self {
-        let (positions, drafts) = (self.max_positions(), self.setup.config.drafts);
+        let [_, positions] = self.scheduler.limits.sizes;
+        let drafts = self.setup.config.drafts;
         let mut random = ChaCha12Rng::seed_from_u64(seed);
         let mut stands = || (random.next_u32() as f64) < rate * (1u64 << 32) as f64;
         let accepted = |_| (0..drafts).take_while(|_| stands()).count() as i32;
@@ -249,12 +258,12 @@ impl<'a> Engine<'a> {
 
     /// Texts that are being decoded.
     pub fn running(&self) -> usize {
-        self.groups.iter().flat_map(Group::texts).count()
+        self.scheduler.running()
     }
 
     /// Texts whose prompts are not in a lane yet.
     pub fn waiting(&self) -> usize {
-        self.prompts.len()
+        self.scheduler.waiting()
     }
 
     /// Whether no token is left to return, until another text is added.
@@ -264,18 +273,10 @@ impl<'a> Engine<'a> {
 
     /// How far a request is, unless it has ended.
     pub fn progress(&self, request: RequestId) -> Option<Progress> {
-        if let Some(prompt) = self.prompts.iter().find(|prompt| prompt.text.id == request) {
-            return Some(Progress {
-                prompt: prompt.text.prompt,
-                processed: prompt.processed(),
-                generated: 0,
-            });
-        }
-        let (group, lane) = self.place(request)?;
-        let text = self.groups[group].texts[lane].as_ref()?;
+        let text = self.texts.get(&request)?;
         Some(Progress {
             prompt: text.prompt,
-            processed: text.prompt,
+            processed: text.processed,
             generated: text.tokens.len() - text.prompt,
         })
     }
@@ -287,15 +288,16 @@ impl<'a> Engine<'a> {
 
     /// Positions that there is memory for in the lane of a request, once it has one.
     pub fn capacity(&self, request: RequestId) -> Option<usize> {
-        let (group, _) = self.place(request)?;
-        Some(self.groups[group].lanes.capacity())
+        let (group, _) = self.lane(request)?;
+        Some(group.capacity)
     }
 
     /// Bytes that the caches of all lanes take, and of prompts in progress.
     pub fn cache_bytes(&self) -> usize {
         let groups = self.groups.iter();
         let lanes: usize = groups.map(|group| group.lanes.caches().bytes()).sum();
-        lanes + self.prompts.iter().map(Prompt::bytes).sum::<usize>()
+        let prompts = self.texts.values().filter_map(|text| text.caches.as_ref());
+        lanes + prompts.map(Caches::bytes).sum::<usize>()
     }
 
     /// The most bytes that these may be: [`EngineConfig::cache_bytes`], or what was left on the
@@ -312,17 +314,22 @@ impl<'a> Engine<'a> {
     ///
     /// If the device fails.
     pub fn logits(&self, request: RequestId) -> Result<Option<Vec<f32>>, GenerateError> {
-        let Some((group, lane)) = self.place(request) else {
+        let Some((group, lane)) = self.lane(request) else {
             return Ok(None);
         };
-        let Group { lanes, texts, .. } = &self.groups[group];
-        let row = texts[lane].as_ref().and_then(|text| text.last_row);
+        let lanes = &self.group(group).lanes;
+        let row = self.texts.get(&request).and_then(|text| text.last_row);
         row.map_or(Ok(None), |row| lanes.logits(&self.setup, lane, row))
     }
 
     /// Drafts made and accepted so far.
     pub fn stats(&self) -> &SpeculativeStats {
         &self.stats
+    }
+
+    /// Forward calls over tokens of prompts.
+    pub fn prompt_calls(&self) -> usize {
+        self.prompt_calls
     }
 
     /// Steps that were replayed.
@@ -348,49 +355,22 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Positions of the largest lanes: as many as the longest text needs in its last step, if the
-    /// model has them.
-    pub(super) fn max_positions(&self) -> usize {
-        let model = self.setup.model.config();
-        let longest = self.setup.config.longest(model);
-        let all = longest.saturating_add(self.most_positions());
-        all.min(model.max_position_embeddings)
+    pub(super) fn index(&self, id: GroupId) -> usize {
+        let index = self.groups.iter().position(|group| group.id == id);
+        index.expect("a group that was made")
     }
 
-    /// Positions of the smallest lanes that have at least `positions`. Where the next size would be
-    /// the largest and hardly larger, there is that alone.
-    pub(super) fn capacity_for(&self, positions: usize) -> usize {
-        let maximum = self.max_positions();
-        let mut capacity = self.setup.config.capacity;
-        while capacity < positions && capacity < maximum {
-            capacity = capacity.saturating_mul(SIZE_FACTOR);
-        }
-        match capacity.saturating_mul(2) > maximum {
-            true => maximum,
-            false => capacity,
-        }
+    pub(super) fn group(&self, id: GroupId) -> &Group {
+        &self.groups[self.index(id)]
     }
 
-    /// Positions that a step of all drafts needs.
-    pub(super) fn most_positions(&self) -> usize {
-        self.setup.positions(self.setup.config.drafts)
-    }
-
-    /// A group of lanes with so many positions.
-    pub(super) fn group_of(&self, capacity: usize, way: usize) -> Option<usize> {
-        let mut groups = self.groups.iter();
-        groups.position(|group| group.lanes.capacity() == capacity && group.way == way)
-    }
-
-    /// Group and lane of a text.
-    pub(super) fn place(&self, request: RequestId) -> Option<(usize, usize)> {
-        let is_it = |text: &Option<Text>| text.as_ref().is_some_and(|text| text.id == request);
-        let groups = self.groups.iter().enumerate();
-        let mut places = groups.filter_map(|(index, group)| {
-            let lane = group.texts.iter().position(is_it)?;
-            Some((index, lane))
-        });
-        places.next()
+    /// Group and lane of a text that is decoded.
+    pub(super) fn lane(&self, request: RequestId) -> Option<(GroupId, usize)> {
+        self.groups.iter().find_map(|group| {
+            let mut lanes = group.texts.iter();
+            let lane = lanes.position(|text| *text == Some(request))?;
+            Some((group.id, lane))
+        })
     }
 }
 

@@ -1,7 +1,9 @@
 //! The host's side of a text: what was generated, and when it ends.
 
 use super::config::Request;
+use super::constraint::LaneConstraint;
 use super::mark::Mark;
+use super::setup::Caches;
 use crate::config::ModelConfig;
 use crate::generate::error::GenerateError;
 use crate::generate::request_id::RequestId;
@@ -68,14 +70,27 @@ pub(super) struct Text {
     pub(super) marks: Vec<Mark>,
     /// Tokens of the prompt that were taken from what was kept of another one.
     pub(super) cached: usize,
+    /// The first of those texts with the same prompt that came one after the other.
+    pub(super) like: RequestId,
+    /// Tokens of the prompt that the model has processed.
+    pub(super) processed: usize,
+    /// The caches that they are in, until the text has a lane of its own.
+    pub(super) caches: Option<Caches>,
+    /// What decides which tokens it may have, unless its lane has it.
+    pub(super) constraint: Option<LaneConstraint>,
 }
 
 impl Text {
     pub(super) fn new(id: RequestId, mut request: Request) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
+        let constraint = request.constraint.take();
         Self {
             id,
             request,
+            like: id,
+            processed: 0,
+            caches: None,
+            constraint: constraint.map(LaneConstraint::new),
             prompt: tokens.len(),
             tokens,
             drafts: 0,
@@ -94,6 +109,11 @@ impl Text {
         self.request.max_new_tokens - generated
     }
 
+    /// Tokens that it may have in the end, the prompt included.
+    pub(super) fn most_tokens(&self) -> usize {
+        self.prompt.saturating_add(self.request.max_new_tokens)
+    }
+
     /// Drafts that the next step has to verify: without those that the drafter has left out.
     pub(super) fn useful_drafts(&self) -> usize {
         let most = self.wanted().saturating_sub(1);
@@ -110,8 +130,7 @@ impl Text {
     /// Positions that its next step needs, if a step of all drafts needs so many: no more than all
     /// of its tokens take.
     pub(super) fn needed(&self, step: usize) -> usize {
-        let all = self.prompt.saturating_add(self.request.max_new_tokens);
-        (self.tokens.len() + step).min(all)
+        (self.tokens.len() + step).min(self.most_tokens())
     }
 
     /// Adds the token that a step has chosen, negative where there is none. The text ends after

@@ -11,4 +11,4 @@ mod run;
 mod state;
 mod step;
 
-pub(super) use state::{Entry, Lanes, StepKind, Wanted};
+pub(super) use state::{Lanes, StepKind, Wanted};

@@ -13,16 +13,6 @@ use crate::generate::engine::setup::{Caches, Setup};
 use crate::generate::error::GenerateError;
 use crate::graph::Refusal;
 
-/// A text's place in a group of lanes, as it enters.
-pub(crate) struct Entry<'t> {
-    pub(crate) caches: &'t Caches,
-    /// The lane of the caches that has the text.
-    pub(crate) from: usize,
-    /// Its last token and drafts: `[1, 1 + drafts]`.
-    pub(crate) inputs: Tensor<2, Int>,
-    pub(crate) constraint: Option<LaneConstraint>,
-}
-
 /// What decides which work a step launches, besides its shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StepKind {
@@ -242,19 +232,37 @@ impl Lanes {
         Ok(())
     }
 
-    /// Puts a text into a vacant lane. No step may be ahead.
-    pub(crate) fn enter(&mut self, lane: usize, entry: Entry) -> Result<(), GenerateError> {
+    /// Takes texts from other caches, from one lane there on, into the same number of vacant lanes:
+    /// as many positions of each as `lengths` says. No step may be ahead.
+    pub(crate) fn adopt(
+        &mut self,
+        lane: usize,
+        caches: &Caches,
+        from: usize,
+        lengths: &[usize],
+    ) -> Result<(), GenerateError> {
         self.catch_up();
-        let positions = entry.caches.trunk.lengths()[entry.from];
-        self.caches
-            .adopt(lane, entry.caches, entry.from, positions)?;
-        self.constraints.set(lane, entry.constraint);
-        self.links.enter(lane, &entry.inputs);
+        recorder::note_launch();
+        for (own, source) in self.caches.both_mut().zip(caches.both()) {
+            own.adopt_run(lane, source, from, lengths)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the last token and the drafts of a text that was taken into a lane
+    /// (`[1, 1 + drafts]`), and its constraint.
+    pub(crate) fn enter(
+        &mut self,
+        lane: usize,
+        own: Tensor<2, Int>,
+        constraint: Option<LaneConstraint>,
+    ) {
+        self.constraints.set(lane, constraint);
+        self.links.enter(lane, &own);
         let inputs = self.inputs.take().expect("they are put back");
         let [_, columns] = inputs.dims();
-        let own = entry.inputs.cast(inputs.dtype());
+        let own = own.cast(inputs.dtype());
         self.inputs = Some(inputs.slice_assign([lane..lane + 1, 0..columns], own));
-        Ok(())
     }
 
     /// Makes a lane vacant. No step may be ahead.

@@ -1,0 +1,239 @@
+//! Lanes, and the memory for them.
+
+use super::plan::{Change, GroupId, Place, Plan};
+use super::{Memory, Scheduler};
+use crate::generate::request_id::RequestId;
+
+/// How many times as many positions the lanes of the next larger size have.
+const SIZE_FACTOR: usize = 4;
+/// Lanes are roomy if they are so many times as many as their texts.
+const ROOMY: usize = 4;
+/// Steps for which lanes are roomy before they become fewer: what is recorded is recorded anew.
+pub(super) const ROOMY_STEPS: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) id: GroupId,
+    pub(super) lanes: Vec<Option<RequestId>>,
+    /// Steps since when they are roomy.
+    roomy_steps: usize,
+}
+
+impl Group {
+    pub(super) fn new(id: GroupId, lanes: Vec<Option<RequestId>>) -> Self {
+        Self {
+            id,
+            lanes,
+            roomy_steps: 0,
+        }
+    }
+
+    pub(super) fn texts(&self) -> usize {
+        self.lanes.iter().flatten().count()
+    }
+
+    fn vacant(&self) -> Option<Place> {
+        let lane = self.lanes.iter().position(Option::is_none)?;
+        Some(Place {
+            group: self.id,
+            lane,
+        })
+    }
+}
+
+impl Scheduler {
+    /// Positions of the smallest lanes that have at least `positions`. Where the next size would be
+    /// the largest and hardly larger, there is that alone.
+    pub(crate) fn capacity_for(&self, positions: usize) -> usize {
+        let [mut capacity, largest] = self.limits.sizes;
+        while capacity < positions && capacity < largest {
+            capacity = capacity.saturating_mul(SIZE_FACTOR);
+        }
+        match capacity.saturating_mul(2) > largest {
+            true => largest,
+            false => capacity,
+        }
+    }
+
+    /// Positions of the lane that a text of so many tokens gets, which may have `all` in the end.
+    pub(crate) fn capacity_of(&self, tokens: usize, all: usize) -> usize {
+        let [_, step] = self.limits.step;
+        self.capacity_for(tokens.saturating_add(step).min(all))
+    }
+
+    /// Bytes of all lanes, and of texts that are being processed.
+    fn bytes(&self, memory: &dyn Memory) -> usize {
+        let lanes = self.groups.iter();
+        let lanes = lanes.map(|own| own.lanes.len() * memory.bytes(own.id.capacity));
+        let begun = self.tasks.iter();
+        let begun = begun.filter(|task| task.place.is_some() && !task.is_decoded);
+        let begun = begun.map(|task| memory.bytes(task.tokens));
+        lanes.chain(begun).fold(0, usize::saturating_add)
+    }
+
+    /// A lane of so many positions for a text, beside caches of so many positions in which prompts
+    /// are processed; `None` if there is no memory for both.
+    pub(super) fn reserve(
+        &mut self,
+        id: RequestId,
+        capacity: usize,
+        prompts: &[usize],
+        memory: &dyn Memory,
+        plan: &mut Plan,
+    ) -> Option<Place> {
+        let place = self
+            .vacant_lane(capacity, prompts, memory, plan)
+            .or_else(|| {
+                let is_any = self.drop_unused(plan, |group| group.capacity == capacity);
+                is_any.then(|| self.vacant_lane(capacity, prompts, memory, plan))?
+            })?;
+        let group = self.groups.iter_mut().find(|own| own.id == place.group);
+        group.expect("that of the lane").lanes[place.lane] = Some(id);
+        Some(place)
+    }
+
+    fn vacant_lane(
+        &mut self,
+        capacity: usize,
+        prompts: &[usize],
+        memory: &dyn Memory,
+        plan: &mut Plan,
+    ) -> Option<Place> {
+        let texts = |own: &Self, way| {
+            let group = own
+                .groups
+                .iter()
+                .find(|own| own.id == GroupId { capacity, way });
+            group.map_or(0, Group::texts)
+        };
+        let way = (0..self.limits.ways).min_by_key(|way| texts(self, *way))?;
+        let id = GroupId { capacity, way };
+        let known = self.groups.iter().find(|own| own.id == id);
+        let lanes = known.map_or(0, |own| own.lanes.len());
+        if let Some(place) = known.and_then(Group::vacant) {
+            return self
+                .fits([capacity, 0, 0], prompts, memory)
+                .then_some(place);
+        }
+        // For all who wait for such lanes, or twice as many, or one more.
+        let waiting = self.tasks.iter().filter(|task| task.place.is_none());
+        let waiting =
+            waiting.filter(|task| self.capacity_of(task.tokens, task.new.all) == capacity);
+        let wanted = (lanes + waiting.count().div_ceil(self.limits.ways)).next_power_of_two();
+        let most = self.limits.lanes.div_ceil(self.limits.ways);
+        let more = [wanted, 2 * lanes, lanes + 1].map(|more| more.min(most));
+        let more = more.into_iter().filter(|more| *more > lanes);
+        let fitting = |more: &usize| self.fits([capacity, lanes, *more], prompts, memory);
+        let Some(more) = { more }.find(fitting) else {
+            let mut alike = self.groups.iter().filter(|own| own.id.capacity == capacity);
+            let place = alike.find_map(Group::vacant);
+            return place.filter(|_| self.fits([capacity, 0, 0], prompts, memory));
+        };
+        match lanes {
+            0 => {
+                let after = self.groups.partition_point(|own| own.id < id);
+                self.groups.insert(after, Group::new(id, vec![None; more]));
+                plan.changes.push(Change::Make(id, more));
+            }
+            _ => {
+                let group = self.groups.iter_mut().find(|own| own.id == id);
+                let group = group.expect("it has lanes");
+                group.lanes.resize(more, None);
+                let kept = (0..more).map(|lane| Some(lane).filter(|lane| *lane < lanes));
+                plan.changes.push(Change::Arrange(id, kept.collect()));
+            }
+        }
+        Some(Place {
+            group: id,
+            lane: lanes,
+        })
+    }
+
+    /// Whether there is memory for lanes of a capacity to become more, which are all copied, and
+    /// for caches of prompts.
+    fn fits(
+        &self,
+        [capacity, lanes, more]: [usize; 3],
+        prompts: &[usize],
+        memory: &dyn Memory,
+    ) -> bool {
+        let added = memory.bytes(capacity).saturating_mul(more - lanes);
+        if self.is_refused && more > lanes {
+            return false;
+        }
+        // All lanes are made before the first call.
+        let prompt_bytes = prompts.iter().map(|tokens| memory.bytes(*tokens));
+        let prompt_bytes = prompt_bytes.fold(0, usize::saturating_add);
+        let needed = added.saturating_add(prompt_bytes.max(self.call_bytes));
+        if self.bytes(memory).saturating_add(needed) > self.limits.bytes {
+            return false;
+        }
+        let mut caches: Vec<[usize; 2]> = prompts.iter().map(|tokens| [*tokens, 1]).collect();
+        caches.push([capacity, more]);
+        memory.has_place(&caches)
+    }
+
+    /// Drops groups without texts, but for those that are to be kept; `false` if there are none.
+    fn drop_unused(&mut self, plan: &mut Plan, is_kept: impl Fn(GroupId) -> bool) -> bool {
+        let before = self.groups.len();
+        self.groups.retain(|own| {
+            let is_used = own.texts() > 0 || is_kept(own.id);
+            if !is_used {
+                plan.changes.push(Change::Drop(own.id));
+            }
+            is_used
+        });
+        self.groups.len() < before
+    }
+
+    /// Makes the lanes of a group as few as `lanes`, if there is memory for the new ones beside the
+    /// old ones.
+    pub(super) fn arrange(
+        &mut self,
+        group: usize,
+        lanes: usize,
+        memory: &dyn Memory,
+        plan: &mut Plan,
+    ) {
+        let own = &mut self.groups[group];
+        own.roomy_steps = 0;
+        if lanes >= own.lanes.len() || !memory.has_place(&[[own.id.capacity, lanes]]) {
+            return;
+        }
+        let kept = (0..own.lanes.len()).filter(|lane| own.lanes[*lane].is_some());
+        let mut kept: Vec<Option<usize>> = kept.map(Some).collect();
+        kept.resize(lanes, None);
+        own.lanes = kept.iter().map(|lane| own.lanes[(*lane)?]).collect();
+        for (lane, id) in own.lanes.iter().enumerate() {
+            let task = self.tasks.iter_mut().find(|task| Some(task.new.id) == *id);
+            if let Some(place) = task.and_then(|task| task.place.as_mut()) {
+                place.lane = lane;
+            }
+        }
+        plan.changes.push(Change::Arrange(own.id, kept));
+    }
+
+    /// After a step: lanes become fewer of which few have had texts for some time while nobody
+    /// waits, and groups go that nobody uses. One lane of the smallest size is kept for the next
+    /// text, with what is recorded.
+    pub(crate) fn tidy(&mut self, memory: &dyn Memory) -> Vec<Change> {
+        let mut plan = Plan::default();
+        let is_calm = self.waiting() == 0;
+        for group in 0..self.groups.len() {
+            let own = &mut self.groups[group];
+            let texts = own.texts();
+            let is_roomy = is_calm && texts > 0 && texts * ROOMY <= own.lanes.len();
+            own.roomy_steps = if is_roomy { own.roomy_steps + 1 } else { 0 };
+            if own.roomy_steps >= ROOMY_STEPS {
+                self.arrange(group, texts.next_power_of_two(), memory, &mut plan);
+            }
+        }
+        let base = self.capacity_for(1);
+        let lone = self.groups.iter().filter(|own| own.lanes.len() == 1);
+        let lone: Vec<GroupId> = lone.map(|own| own.id).collect();
+        self.drop_unused(&mut plan, |group| {
+            group.capacity == base && lone.contains(&group)
+        });
+        plan.changes
+    }
+}

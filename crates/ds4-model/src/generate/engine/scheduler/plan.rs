@@ -1,0 +1,86 @@
+//! What a step of the engine does.
+
+use crate::generate::request_id::RequestId;
+
+/// A group of lanes of one size. There are several of a size where devices take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupId {
+    /// Positions of a lane.
+    pub(crate) capacity: usize,
+    /// Which one it is of those of its size.
+    pub(crate) way: usize,
+}
+
+/// A lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) group: GroupId,
+    pub(crate) lane: usize,
+}
+
+/// What becomes of lanes and of those who have them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Change {
+    /// Makes a group of so many lanes.
+    Make(GroupId, usize),
+    /// Makes these lanes of those of a group, in this order, `None` for a vacant one.
+    Arrange(GroupId, Vec<Option<usize>>),
+    /// Drops a group that nobody uses.
+    Drop(GroupId),
+    /// Moves a text to a larger lane.
+    Move {
+        id: RequestId,
+        from: Place,
+        to: Place,
+    },
+    /// Takes a text's lane and what is known of it but its tokens, which wait to be processed
+    /// again.
+    Preempt { id: RequestId, from: Place },
+    /// Ends a text that needs a lane of so many positions, for which there is no memory.
+    Fail {
+        id: RequestId,
+        capacity: usize,
+        from: Option<Place>,
+    },
+}
+
+/// Tokens of a text that a call processes, before it is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) id: RequestId,
+    pub(crate) place: Place,
+    /// The sequence of the call that has the tokens. Texts of one prompt share it.
+    pub(crate) sequence: usize,
+    /// The first of them, and the one after the last.
+    pub(crate) first: usize,
+    pub(crate) end: usize,
+    /// Whether the text can be continued from there by another.
+    pub(crate) is_marked: bool,
+    /// Whether it is decoded from then on, in this very step: its last token is what it begins
+    /// with.
+    pub(crate) enters: bool,
+}
+
+/// A forward call over tokens of prompts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Call {
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Call {
+    /// Sequences, and positions of the longest.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        let sequences = self.rows.last().map_or(0, |row| row.sequence + 1);
+        let counts = self.rows.iter().map(|row| row.end - row.first);
+        [sequences, counts.max().unwrap_or(0)]
+    }
+}
+
+/// What a step does, in this order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) changes: Vec<Change>,
+    pub(crate) calls: Vec<Call>,
+    /// Groups whose texts gain tokens: a position of each lane, and those of drafts.
+    pub(crate) decoded: Vec<GroupId>,
+}

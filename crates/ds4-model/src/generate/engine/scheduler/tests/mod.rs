@@ -1,0 +1,156 @@
+//! Random sequences of texts that come, end, leave and outgrow the memory: what is planned can be
+//! carried out, keeps to all bounds, and lets every text get to its end.
+
+mod world;
+
+use std::collections::BTreeSet;
+
+use self::world::{CALL, CHUNK, MOST_STEPS, Random, SIZES, World};
+use super::*;
+
+fn limits(random: &mut Random) -> Limits {
+    let ways = 1 + random.below(2);
+    Limits {
+        lanes: 1 + random.below(12),
+        ways,
+        chunk: CHUNK,
+        call: CALL,
+        lane_rows: 1 + random.below(3),
+        exact_rows: 16,
+        marks: false,
+        sizes: SIZES,
+        step: [1, 1 + random.below(4)],
+        bytes: [usize::MAX, 2 * SIZES[1], SIZES[1] + 200, 150][random.below(4)],
+    }
+}
+
+fn run(seed: u64, refusals: usize) -> (usize, usize) {
+    let mut random = Random(seed);
+    let mut world = World::new(seed, limits(&mut random), refusals);
+    let mut added = 0;
+    for _ in 0..40 {
+        for _ in 0..random.below(4).saturating_sub(1) * random.below(6) {
+            let prompt = [1 + random.below(12), 1 + random.below(200)][random.below(2)];
+            let choices = [1, 1, 3][random.below(3)];
+            let (more, priority) = (1 + random.below(90), random.below(2) as i64);
+            // What can never fit is refused before it comes here.
+            let capacity = world.scheduler.capacity_of(prompt, prompt + more);
+            if capacity.saturating_add(prompt) <= world.scheduler.limits.bytes {
+                for _ in 0..choices {
+                    world.add(prompt, more, priority);
+                }
+                added += choices;
+            }
+        }
+        let ids: Vec<RequestId> = world.texts.keys().copied().collect();
+        if random.below(6) == 0 && !ids.is_empty() {
+            world.remove(ids[random.below(ids.len())]);
+            world.check();
+        }
+        world.step();
+    }
+    world.finish();
+    assert!(world.groups.len() <= 2, "{:?}", world.groups);
+    (added, world.preempted)
+}
+
+#[test]
+fn whatever_comes_and_goes_all_bounds_hold_and_every_text_gets_to_its_end() {
+    let totals = (0..300).map(|seed| run(seed, 0));
+    let (added, preempted) = totals.fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
+    assert!(added > 3000, "{added} texts");
+    assert!(preempted > 500, "{preempted} preempted");
+}
+
+#[test]
+fn what_a_device_refuses_is_tried_again_and_nothing_is_lost() {
+    for seed in 1000..1200 {
+        run(seed, 10);
+    }
+}
+
+fn plain(bytes: usize) -> Limits {
+    Limits {
+        lanes: 8,
+        ways: 1,
+        chunk: CHUNK,
+        call: CALL,
+        lane_rows: 1,
+        exact_rows: 16,
+        marks: false,
+        sizes: SIZES,
+        step: [1, 1],
+        bytes,
+    }
+}
+
+#[test]
+fn short_prompts_go_through_one_call_and_those_that_are_alike_share_a_sequence() {
+    let limits = Limits {
+        lane_rows: 5,
+        ..plain(usize::MAX)
+    };
+    let mut world = World::new(0, limits, 0);
+    for prompt in [9, 12, 12, 7] {
+        world.add(prompt, 3, 0);
+    }
+    let plan = world.scheduler.plan(&[], &mut world.host);
+    let id = GroupId {
+        capacity: 16,
+        way: 0,
+    };
+    assert_eq!(plan.changes, [Change::Make(id, 4)]);
+    let [call] = &plan.calls[..] else {
+        panic!("{:?}", plan.calls);
+    };
+    assert_eq!(call.shape(), [3, 11]);
+    let rows: Vec<_> = call
+        .rows
+        .iter()
+        .map(|row| (row.sequence, row.end, row.enters))
+        .collect();
+    assert_eq!(
+        rows,
+        [(0, 8, true), (1, 11, true), (1, 11, true), (2, 6, true)]
+    );
+    assert_eq!(plan.decoded, [id]);
+}
+
+#[test]
+fn the_youngest_text_gives_way_and_those_of_a_higher_priority_last() {
+    // Two texts in small lanes and one in a large one: more than there is.
+    let mut world = World::new(0, plain(64 + 2 * 16 + 15), 0);
+    let old = world.add(10, 30, 0);
+    let young = world.add(9, 30, 0);
+    let first = world.add(8, 30, 1);
+    let mut order = Vec::new();
+    for _ in 0..MOST_STEPS {
+        let before = world.preempted;
+        let placed: Vec<RequestId> = [old, young, first]
+            .into_iter()
+            .filter(|id| world.texts.get(id).is_some_and(|text| text.lane.is_some()))
+            .collect();
+        world.step();
+        if world.preempted > before {
+            let is_gone =
+                |id: &RequestId| world.texts.get(id).is_none_or(|text| text.lane.is_none());
+            order.extend(placed.into_iter().filter(is_gone));
+        }
+        if world.texts.is_empty() {
+            break;
+        }
+    }
+    assert!(world.texts.is_empty() && world.failed.is_empty());
+    assert_eq!(order.first(), Some(&young), "{order:?}");
+    assert!(!order.contains(&first), "{order:?}");
+}
+
+#[test]
+fn a_text_that_does_not_fit_by_itself_fails_and_the_others_go_on() {
+    let mut world = World::new(0, plain(60), 0);
+    let grows = world.add(10, 40, 0);
+    let stays = world.add(5, 6, 0);
+    world.finish();
+    assert_eq!(world.failed, BTreeSet::from([grows]));
+    assert!(world.preempted == 0 && !world.failed.contains(&stays));
+}
