@@ -51,6 +51,7 @@ impl<'a> Generator<'a> {
             draft_confidence: config.draft_confidence,
             prefill_chunk: config.prefill_chunk,
             graphs: config.graphs,
+            context,
             ..engine
         };
         Ok(Self {

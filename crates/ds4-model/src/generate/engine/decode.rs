@@ -106,9 +106,9 @@ impl Engine<'_> {
         while let Some(outcome) = self.groups[index].lanes.drain(&self.setup)? {
             self.take(id, &outcome)?;
         }
-        self.groups[index].lanes.catch_up();
         let mut is_any = false;
         let group = &mut self.groups[index];
+        group.lanes.catch_up();
         for lane in 0..group.texts.len() {
             let has_ended = |id: &RequestId| self.texts.get(id).is_none_or(|text| text.ended);
             let Some(request) = group.texts[lane].filter(has_ended) else {
@@ -119,7 +119,7 @@ impl Engine<'_> {
                 self.prefixes.keep(&self.setup, text, &group.lanes, lane)?;
             }
             group.texts[lane] = None;
-            group.lanes.vacate(lane)?;
+            group.settled().vacate(lane)?;
             is_any = true;
         }
         match is_any {
@@ -129,12 +129,13 @@ impl Engine<'_> {
     }
 
     /// Tells the lanes of a group what the next step has to do, and some of them, or all where that
-    /// changes, how their tokens are chosen. No step may be ahead.
+    /// changes, how their tokens are chosen.
     pub(super) fn refresh(&mut self, id: GroupId, changed: &[usize]) -> Result<(), GenerateError> {
         let index = self.index(id);
         let group = &mut self.groups[index];
         let kind = group.kind(&self.setup, &self.texts);
-        let Group { lanes, texts, .. } = group;
+        let texts = group.texts.clone();
+        let mut lanes = group.settled();
         let all: Vec<usize> = (0..texts.len()).collect();
         let changed = match lanes.set_kind(&self.setup, kind) {
             true => &all,

@@ -3,7 +3,7 @@
 use burn_ds4_ops::sampling::MAX_TOP_LOG_PROBS;
 
 use super::config::Request;
-use super::lanes::{Lanes, StepKind};
+use super::lanes::{Lanes, Settled, StepKind};
 use super::scheduler::GroupId;
 use super::setup::Setup;
 use super::state::Texts;
@@ -24,6 +24,11 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// Its lanes, all of whose steps are [counted](super::state::Engine).
+    pub(super) fn settled(&mut self) -> Settled<'_> {
+        self.lanes.settled().expect("its steps were counted")
+    }
+
     pub(super) fn texts<'t>(&'t self, texts: &'t Texts) -> impl Iterator<Item = (usize, &'t Text)> {
         let own = self.texts.iter().enumerate();
         own.filter_map(|(lane, id)| Some((lane, texts.get(&(*id)?)?)))

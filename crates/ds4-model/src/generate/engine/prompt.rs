@@ -36,7 +36,7 @@ impl Engine<'_> {
         };
         for row in &call.rows {
             if let Some(text) = self.texts.get_mut(&row.id) {
-                text.processed = text.processed.max(row.end);
+                text.processed = text.processed.max(row.end.min(text.prompt));
             }
         }
         if first.enters {
@@ -110,7 +110,9 @@ impl Engine<'_> {
             for run in own.chunk_by(follows) {
                 let lengths: Vec<usize> = run.iter().map(|(_, row)| row.end).collect();
                 let (lane, first) = run[0];
-                group.lanes.adopt(lane, caches, first.sequence, &lengths)?;
+                group
+                    .settled()
+                    .adopt(lane, caches, first.sequence, &lengths)?;
             }
             for (lane, row) in &own {
                 let text = self.texts.get_mut(&row.id).expect("the text of a row");
@@ -119,7 +121,7 @@ impl Engine<'_> {
                 let inputs = upload(last.into_iter().chain(no_drafts), self.setup.device());
                 text.processed = text.prompt;
                 (text.drafts, text.dropped, text.last_row) = (0, 0, None);
-                group.lanes.enter(*lane, inputs, text.constraint.take());
+                group.settled().enter(*lane, inputs, text.constraint.take());
                 group.texts[*lane] = Some(row.id);
             }
             let lanes: Vec<usize> = own.iter().map(|(lane, _)| *lane).collect();
@@ -145,7 +147,9 @@ fn begin(
         // What it has generated is not kept by chunks.
         let prompt = &text.tokens[..text.prompt];
         text.marks = prefixes.restore(prompt, &mut caches)?;
-        text.cached = caches.trunk.lengths()[0];
+        if text.tokens.len() == text.prompt {
+            text.cached = caches.trunk.lengths()[0];
+        }
     }
     Ok(caches)
 }

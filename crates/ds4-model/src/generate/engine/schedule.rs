@@ -278,7 +278,7 @@ impl Engine<'_> {
         self.settle(id)?;
         let index = self.index(id);
         let group = &mut self.groups[index];
-        if if_fitting(group.lanes.arrange(&self.setup, kept))?.is_none() {
+        if if_fitting(group.settled().arrange(&self.setup, kept))?.is_none() {
             return Ok(false);
         }
         let texts = kept.iter().map(|lane| group.texts[(*lane)?]);
@@ -293,20 +293,20 @@ impl Engine<'_> {
         Ok(true)
     }
 
-    /// Moves a text to a larger lane. No step of its own is ahead.
+    /// Moves a text to a larger lane.
     fn move_text(&mut self, id: RequestId, to: Place) -> Result<(), GenerateError> {
         let (from, lane) = self.lane(id).expect("a text that is decoded");
         self.settle(to.group)?;
         let (old, new) = (self.index(from), self.index(to.group));
         let groups = self.groups.get_disjoint_mut([old, new]);
         let [old, new] = groups.expect("lanes of another size");
-        old.lanes.catch_up();
-        let constraint = old.lanes.take_constraint(lane);
-        let (input, length) = (old.lanes.input(lane), old.lanes.lengths()[lane]);
-        new.lanes
-            .adopt(to.lane, old.lanes.caches(), lane, &[length])?;
-        new.lanes.enter(to.lane, input, constraint);
-        old.lanes.vacate(lane)?;
+        let mut leaving = old.settled();
+        let (input, constraint) = (leaving.input(lane), leaving.take_constraint(lane));
+        let length = old.lanes.lengths()[lane];
+        let mut entering = new.settled();
+        entering.adopt(to.lane, old.lanes.caches(), lane, &[length])?;
+        entering.enter(to.lane, input, constraint);
+        old.settled().vacate(lane)?;
         old.texts[lane] = None;
         new.texts[to.lane] = Some(id);
         if let Some(text) = self.texts.get_mut(&id) {
@@ -334,9 +334,9 @@ impl Engine<'_> {
         };
         let own = self.groups.iter_mut().find(|own| own.id == group);
         let own = own.expect("that of its lane");
-        text.constraint = own.lanes.take_constraint(lane);
+        text.constraint = own.settled().take_constraint(lane);
         own.texts[lane] = None;
-        own.lanes.vacate(lane)?;
+        own.settled().vacate(lane)?;
         self.refresh(group, &[])
     }
 

@@ -21,7 +21,7 @@ use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 use super::super::recorder::{launches, note_launch};
 use super::super::results::PartResults;
 use super::super::setup::Setup;
-use super::state::arranged;
+use super::settled::arranged;
 use crate::cache::Cache;
 
 #[derive(Debug)]

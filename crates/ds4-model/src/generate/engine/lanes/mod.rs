@@ -8,7 +8,9 @@
 
 mod links;
 mod run;
+mod settled;
 mod state;
 mod step;
 
+pub(super) use settled::Settled;
 pub(super) use state::{Lanes, StepKind, Wanted};

@@ -6,7 +6,8 @@ use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
 use super::links::Links;
-use crate::generate::engine::constraint::{Constraints, LaneConstraint};
+use super::settled::Settled;
+use crate::generate::engine::constraint::Constraints;
 use crate::generate::engine::recorder::{self, Recorder};
 use crate::generate::engine::results::{Outcome, PartResults, Pending, StepResults};
 use crate::generate::engine::setup::{Caches, Setup};
@@ -150,6 +151,15 @@ impl Lanes {
         self.outstanding() == 0
     }
 
+    /// These lanes for changes, if the host has counted all steps.
+    pub(crate) fn settled(&mut self) -> Option<Settled<'_>> {
+        if !self.is_settled() {
+            return None;
+        }
+        self.catch_up();
+        Some(Settled { lanes: self })
+    }
+
     /// Steps that the host has not counted.
     pub(super) fn outstanding(&self) -> usize {
         self.read.len() + self.ahead.len()
@@ -160,120 +170,9 @@ impl Lanes {
         !self.constraints.is_empty()
     }
 
-    /// Takes the constraint of a lane, if it has one.
-    pub(crate) fn take_constraint(&mut self, lane: usize) -> Option<LaneConstraint> {
-        self.constraints.take(lane)
-    }
-
     /// Why a lane's constraint allows no token.
     pub(crate) fn constraint_failure(&self, lane: usize) -> Option<&str> {
         self.constraints.failure(lane)
-    }
-
-    /// Sets what the next step does. No step may be ahead. Returns whether the parameters of all
-    /// lanes have to be set again.
-    pub(crate) fn set_kind(&mut self, setup: &Setup, kind: StepKind) -> bool {
-        self.kind = kind;
-        // Counts that nobody needs any more are kept, because a recording may use them.
-        let is_new = kind.penalties && self.counts.is_none();
-        if is_new {
-            recorder::note_launch();
-            let vocabulary = self.params.vocabulary();
-            self.counts = Some(TokenCounts::new(self.lanes(), vocabulary, setup.device()));
-        }
-        is_new
-    }
-
-    /// The last token of a lane and its drafts.
-    pub(crate) fn input(&self, lane: usize) -> Tensor<2, Int> {
-        self.inputs().narrow(0, lane, 1)
-    }
-
-    /// Makes these lanes of those that there are, in this order, `None` for one that is vacant; or
-    /// leaves all as it was, if there is no memory for them. No step may be ahead. The parameters
-    /// of all lanes have to be set again.
-    pub(crate) fn arrange(
-        &mut self,
-        setup: &Setup,
-        lanes: &[Option<usize>],
-    ) -> Result<(), GenerateError> {
-        self.catch_up();
-        recorder::note_launch();
-        let caches = self.caches.with_sequences(lanes)?;
-        // It is of the lanes before.
-        self.forget();
-        self.caches = caches;
-        self.links.arrange(lanes);
-        self.inputs = self.inputs.take().map(|inputs| arranged(inputs, lanes));
-        let (count, device) = (lanes.len(), setup.device());
-        let params = vec![LaneParams::default(); count];
-        let params = BatchParams::new(&params, self.params.vocabulary(), device);
-        self.params = params.map_err(GenerateError::Logits)?;
-        self.counts = None;
-        self.constraints.arrange(lanes);
-        self.numbers = Tensor::arange(0..count as i64, device);
-        Ok(())
-    }
-
-    /// Sets how the tokens of a lane are chosen.
-    pub(crate) fn set_params(
-        &mut self,
-        lane: usize,
-        params: &LaneParams,
-        history: Option<[&[u32]; 2]>,
-    ) -> Result<(), GenerateError> {
-        recorder::note_launch();
-        let set = self.params.set_lane(lane, params);
-        set.map_err(GenerateError::Logits)?;
-        if let (Some(counts), Some([prompt, output])) = (&mut self.counts, history) {
-            let reset = counts.reset_lane(lane, prompt, output);
-            reset.map_err(GenerateError::Logits)?;
-        }
-        Ok(())
-    }
-
-    /// Takes texts from other caches, from one lane there on, into the same number of vacant lanes:
-    /// as many positions of each as `lengths` says. No step may be ahead.
-    pub(crate) fn adopt(
-        &mut self,
-        lane: usize,
-        caches: &Caches,
-        from: usize,
-        lengths: &[usize],
-    ) -> Result<(), GenerateError> {
-        self.catch_up();
-        recorder::note_launch();
-        for (own, source) in self.caches.both_mut().zip(caches.both()) {
-            own.adopt_run(lane, source, from, lengths)?;
-        }
-        Ok(())
-    }
-
-    /// Sets the last token and the drafts of a text that was taken into a lane
-    /// (`[1, 1 + drafts]`), and its constraint.
-    pub(crate) fn enter(
-        &mut self,
-        lane: usize,
-        own: Tensor<2, Int>,
-        constraint: Option<LaneConstraint>,
-    ) {
-        self.constraints.set(lane, constraint);
-        self.links.enter(lane, &own);
-        let inputs = self.inputs.take().expect("they are put back");
-        let [_, columns] = inputs.dims();
-        let own = own.cast(inputs.dtype());
-        self.inputs = Some(inputs.slice_assign([lane..lane + 1, 0..columns], own));
-    }
-
-    /// Makes a lane vacant. No step may be ahead.
-    pub(crate) fn vacate(&mut self, lane: usize) -> Result<(), GenerateError> {
-        self.catch_up();
-        recorder::note_launch();
-        self.constraints.set(lane, None);
-        for cache in self.caches.both_mut() {
-            cache.vacate(lane)?;
-        }
-        Ok(())
     }
 
     /// The logits that a lane's last token was chosen by, if no step is ahead and they were
@@ -314,14 +213,4 @@ impl Lanes {
             PartResults::Passed(_) | PartResults::Exchanged => None,
         }
     }
-}
-
-/// Rows of these lanes, zeros for one that is vacant.
-pub(super) fn arranged(rows: Tensor<2, Int>, lanes: &[Option<usize>]) -> Tensor<2, Int> {
-    let none = rows.clone().narrow(0, 0, 1).zeros_like();
-    let of = |lane: &Option<usize>| match lane {
-        Some(lane) => rows.clone().narrow(0, *lane, 1),
-        None => none.clone(),
-    };
-    Tensor::cat(lanes.iter().map(of).collect(), 0)
 }

@@ -24,6 +24,10 @@ impl Scheduler {
                 continue;
             }
             let (id, is_new) = (task.new.id, task.place.is_none());
+            if is_new && self.placed() >= self.limits.lanes {
+                is_blocked = true;
+                continue;
+            }
             if is_new {
                 self.tasks[index].processed = memory.known(id);
             }
@@ -79,9 +83,8 @@ impl Scheduler {
         let task = self.tasks[index];
         let capacity = self.capacity_of(task.tokens, task.new.all);
         let is_alone = self.placed() == 0;
-        let has_lane = self.placed() < self.limits.lanes;
         // Steps go on while tables for long texts are worked out.
-        let is_ready = has_lane && (is_alone || memory.is_ready(capacity));
+        let is_ready = is_alone || memory.is_ready(capacity);
         let prompts = [task.tokens];
         let mut place = None;
         if is_ready && !(is_alone && self.is_refused) {
