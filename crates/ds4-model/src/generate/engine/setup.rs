@@ -5,6 +5,7 @@ use burn_ds4_ops::matmul::INVARIANT_ROWS;
 
 use super::config::{EngineConfig, fewer_drafts};
 use super::drafter::{Drafter, Features};
+use super::lanes::executor;
 use super::recorder;
 use super::scheduler::Limits;
 use crate::cache::{Cache, CacheConfig, Rollback};
@@ -12,10 +13,6 @@ use crate::generate::error::{GenerateError, device_error};
 use crate::model::Model;
 use crate::placement;
 use crate::trace::Trace;
-
-/// Tokens of a prompt that take a GPU as long as the host takes to launch a forward call of few: on
-/// an H200, with 43 layers, 31 ms, and 110 ms by parts on two.
-const CALL_TOKENS: [usize; 2] = [512, 2048];
 
 /// Changes logits (f32 `[lanes, 1 + drafts, vocabulary]`) before anything else does.
 ///
@@ -88,7 +85,7 @@ impl Setup<'_> {
             lanes: config.lanes,
             ways: self.ways(),
             chunk,
-            call: CALL_TOKENS[usize::from(self.model.parallel.is_some())].min(chunk),
+            call: executor(self.model).call_tokens().min(chunk),
             lane_rows: 1 + config.drafts,
             exact_rows: INVARIANT_ROWS.min(chunk),
             marks: config.prefix_bytes > 0 && !config.exact_prefix,

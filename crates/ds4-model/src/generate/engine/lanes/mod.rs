@@ -6,11 +6,13 @@
 //! not depend on the outcome, which stays on the device for the next step and reaches the host
 //! later.
 
+mod executor;
 mod links;
 mod run;
 mod settled;
 mod state;
 mod step;
 
+pub(super) use executor::executor;
 pub(super) use settled::Settled;
 pub(super) use state::{Lanes, StepKind, Wanted};

@@ -4,6 +4,7 @@ use burn::tensor::Device;
 use burn_ds4_ops::device::copied;
 use burn_ds4_ops::sampling::TokenCounts;
 
+use super::executor::executor;
 use super::state::{Lanes, Wanted};
 use crate::cache::{Cache, OpenStep};
 use crate::generate::engine::config::worth_recording;
@@ -176,7 +177,8 @@ impl Lanes {
     fn launch(&mut self, setup: &Setup, drafts: usize) -> Result<(), GenerateError> {
         recorder::note_launch();
         self.logits = None;
-        let results = self.enqueue(setup, drafts)?;
+        let open = setup.model.open(1 + drafts, &mut self.caches.trunk)?;
+        let results = executor(setup.model).launch(self, setup, open)?;
         self.ahead.push_back(Pending::of(&results));
         self.logits = results.logits;
         Ok(())
@@ -208,13 +210,7 @@ impl Lanes {
             counts.map(TokenCounts::copied),
             self.constraints.fork(),
         );
-        let parallel = setup.model.parallel.as_ref();
-        let is_recordable = parallel.is_none_or(|parallel| parallel.group().is_recordable());
-        let refused = match (setup.model.placement.is_distinct(), is_recordable) {
-            (true, true) => None,
-            (false, _) => Some("a device has layers in several places"),
-            (_, false) => Some("devices exchange through the host"),
-        };
+        let refused = executor(setup.model).refusal(setup.model);
         for &drafts in recorded {
             // The next steps begin where the replay of the recording before has ended.
             self.catch_up();
@@ -342,7 +338,7 @@ impl Recordable for RecordedStep<'_, '_> {
     type Results = PartResults;
 
     fn is_joint(&self) -> bool {
-        self.setup.model.parallel.is_some()
+        executor(self.setup.model).is_joint()
     }
 
     fn launch(&mut self) -> Result<(), GenerateError> {
@@ -352,23 +348,16 @@ impl Recordable for RecordedStep<'_, '_> {
 
     fn work(&mut self, part: usize) -> Result<PartResults, GenerateError> {
         let Self { lanes, setup, .. } = self;
-        let rows = 1 + self.drafts;
         lanes.logits = None;
         let open = match self.open {
             Some(open) => open,
-            None => setup.model.open(rows, &mut lanes.caches.trunk)?,
+            None => {
+                let rows = 1 + self.drafts;
+                setup.model.open(rows, &mut lanes.caches.trunk)?
+            }
         };
         self.open = Some(open);
-        if setup.model.parallel.is_some() {
-            let results = lanes.run_ranks(setup, open, part..part + 1)?;
-            let chosen = results.map(|results| PartResults::Chosen(Box::new(results)));
-            return Ok(chosen.unwrap_or(PartResults::Exchanged));
-        }
-        let given = (part > 0).then(|| lanes.links.arrival(part, lanes.lanes() * rows));
-        Ok(match part + 1 == lanes.links.devices().len() {
-            true => PartResults::Chosen(Box::new(lanes.finish(setup, open, given)?)),
-            false => PartResults::Passed(Box::new(lanes.pass(setup, open, (part, given)))),
-        })
+        executor(setup.model).part(lanes, setup, open, part)
     }
 
     fn follow(&mut self, part: usize, results: &PartResults) {

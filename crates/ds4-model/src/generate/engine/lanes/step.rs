@@ -1,7 +1,5 @@
 //! The work of one step.
 
-use std::ops::Range;
-
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{apply_penalties, log_probs, sample, verify};
 
@@ -12,7 +10,6 @@ use crate::generate::engine::results::StepResults;
 use crate::generate::engine::setup::Setup;
 use crate::generate::error::GenerateError;
 use crate::model::Passing;
-use crate::trace::Trace;
 
 /// What tokens are chosen by.
 enum Scores {
@@ -23,121 +20,8 @@ enum Scores {
 }
 
 impl Lanes {
-    /// Enqueues one step, which verifies so many drafts.
-    pub(super) fn enqueue(
-        &mut self,
-        setup: &Setup,
-        drafts: usize,
-    ) -> Result<StepResults, GenerateError> {
-        let open = setup.model.open(1 + drafts, &mut self.caches.trunk)?;
-        if setup.model.parallel.is_some() {
-            let results = self.run_ranks(setup, open, 0..self.links.devices().len())?;
-            return Ok(results.expect("the last device is one of them"));
-        }
-        let last = self.links.devices().len() - 1;
-        let mut given = None;
-        for part in 0..last {
-            let rows = self.pass(setup, open, (part, given));
-            given = Some(self.links.deliver(rows, part + 1));
-        }
-        let results = self.finish(setup, open, given)?;
-        let trunk = &mut self.caches.trunk;
-        self.links.hand_back(results.next.as_ref(), trunk, false);
-        Ok(results)
-    }
-
-    /// Enqueues the part of a step of a device other than the last, after what it was given by the
-    /// one before. Returns what it passes on.
-    pub(super) fn pass(
-        &mut self,
-        setup: &Setup,
-        open: OpenStep,
-        (part, given): (usize, Option<Tensor<2>>),
-    ) -> Tensor<2> {
-        let inputs = self.links.inputs(part).narrow(1, 0, open.count());
-        self.run(setup, open, part, (inputs, given)).rows()
-    }
-
-    fn run(
-        &mut self,
-        setup: &Setup,
-        open: OpenStep,
-        part: usize,
-        (inputs, given): (Tensor<2, Int>, Option<Tensor<2>>),
-    ) -> Passing {
-        let (model, trunk) = (setup.model, &mut self.caches.trunk);
-        let given = given.map(|rows| model.passed(rows, inputs.dims()));
-        let step = trunk.step(open, part);
-        let (given, cache) = ((inputs, given), (&step, &mut *trunk));
-        let passing = model.run_part(part, given, cache, setup.taps(), &Trace::off());
-        trunk.advance(part, step);
-        passing
-    }
-
-    /// Enqueues the parts of a step of some devices that have parts of every layer. Returns the
-    /// results if the last of all is one of them.
-    pub(super) fn run_ranks(
-        &mut self,
-        setup: &Setup,
-        open: OpenStep,
-        ranks: Range<usize>,
-    ) -> Result<Option<StepResults>, GenerateError> {
-        let (model, count) = (setup.model, open.count());
-        let parallel = model.parallel.as_ref().expect("layers in parts");
-        let (first, last) = (ranks.start, parallel.ranks() - 1);
-        let inputs = ranks.clone().map(|rank| {
-            let inputs = match rank == last {
-                true => self.inputs(),
-                false => self.links.inputs(rank),
-            };
-            inputs.narrow(1, 0, count)
-        });
-        let (inputs, trunk) = (inputs.collect(), &mut self.caches.trunk);
-        let passings = model.run_ranks((first, inputs), open, trunk, setup.taps(), &Trace::off());
-        let positions = [self.lanes(), count];
-        // A clustered head is on the last device, and needs no logits of others.
-        let mut logits = model.flash_head.is_none().then(|| {
-            let streams = passings.iter().map(|passing| passing.streams.clone());
-            model.logits_of_ranks(first, streams.collect(), positions)
-        });
-        let mut next: Vec<Tensor<1, Int>> = Vec::new();
-        let mut results = None;
-        for (rank, passing) in ranks.clone().zip(passings) {
-            if rank < last {
-                let inputs = self.links.inputs(rank);
-                let [lanes, columns] = inputs.dims();
-                let like = (&inputs.device(), inputs.dtype());
-                next.push(Tensor::zeros([lanes * (columns + 1)], like));
-                continue;
-            }
-            let logits = logits.as_mut().and_then(Vec::pop);
-            let mut own = self.conclude(setup, open, passing, logits)?;
-            next.extend(own.next.take());
-            results = Some(own);
-        }
-        let next = parallel.group().broadcast(last, first, next);
-        let next = next.map_err(GenerateError::Logits)?;
-        for (rank, next) in ranks.zip(next).filter(|(rank, _)| *rank < last) {
-            self.links.take_back(rank, next, &mut self.caches.trunk);
-        }
-        Ok(results)
-    }
-
-    /// Enqueues the part of a step of the last device.
-    pub(super) fn finish(
-        &mut self,
-        setup: &Setup,
-        open: OpenStep,
-        given: Option<Tensor<2>>,
-    ) -> Result<StepResults, GenerateError> {
-        let inputs = self.inputs().narrow(1, 0, open.count());
-        let last = self.links.devices().len() - 1;
-        let passing = self.run(setup, open, last, (inputs, given));
-        self.conclude(setup, open, passing, None)
-    }
-
     /// Enqueues what follows the trunk, whose logits may be known.
-    fn conclude(
+    pub(super) fn conclude(
         &mut self,
         setup: &Setup,
         open: OpenStep,
