@@ -45,9 +45,13 @@ impl ModelConfig {
     /// (`layer_types`, `compress_rates`, `mlp_layer_types`, `rope_parameters`,
     /// `partial_rotary_factor`).
     ///
-    /// Keys that do not matter here are ignored. Nothing that changes the result has a default: a
-    /// key that is not there is an error. `swiglu_limit` of zero or less means no clamp, a
-    /// `rope_scaling` of `null` no YaRN.
+    /// Keys that do not matter here are ignored. Those that have one value in every release, and
+    /// are no widths that tensors have in common, may be left out and have it then: numbers of
+    /// streams, of shared experts and of those per token, of hash layers and of iterations; the
+    /// indexer's heads; `hc_eps`, `swiglu_limit`, the rotary bases, YaRN's betas, ids of tokens,
+    /// the longest context, and an MTP layer. Others that change the result are errors where they
+    /// are absent. `swiglu_limit` of zero or less means no clamp, a `rope_scaling` of `null` no
+    /// YaRN.
     ///
     /// # Errors
     /// - [`ConfigErrorKind::Json`]: not a JSON object.
@@ -92,7 +96,7 @@ impl ModelConfig {
         let mut config = Self::new();
         read_fixed(&mut keys);
         read_sizes(&mut keys, &mut config);
-        read_tokens(&mut keys, &mut config);
+        read_constants(&mut keys, &mut config);
         let are_told = dspark::read(&mut keys, &mut config);
         read_layers(&mut keys, &mut config);
         read_hash_layers(&mut keys, &mut config);
@@ -113,15 +117,16 @@ fn untold_stages() -> ConfigError {
 
 /// Choices that DeepSeek-V4 has made and the modules have built in.
 fn read_fixed(keys: &mut Keys) {
-    keys.expect("model_type", TEXT, MODEL_TYPE.to_string(), true);
-    keys.expect("num_key_value_heads", SIZE, 1, true);
-    keys.expect("scoring_func", TEXT, "sqrtsoftplus".to_string(), true);
-    keys.expect("topk_method", TEXT, "noaux_tc".to_string(), false);
-    keys.expect("norm_topk_prob", BOOL, true, false);
-    keys.expect("hidden_act", TEXT, "silu".to_string(), false);
-    keys.expect("tie_word_embeddings", BOOL, false, false);
-    keys.expect("attention_bias", BOOL, false, false);
-    keys.expect("mlp_bias", BOOL, false, false);
+    keys.need("model_type", &["model_type"]);
+    keys.expect("model_type", TEXT, MODEL_TYPE.to_string());
+    keys.expect("num_key_value_heads", SIZE, 1);
+    keys.expect("scoring_func", TEXT, "sqrtsoftplus".to_string());
+    keys.expect("topk_method", TEXT, "noaux_tc".to_string());
+    keys.expect("norm_topk_prob", BOOL, true);
+    keys.expect("hidden_act", TEXT, "silu".to_string());
+    keys.expect("tie_word_embeddings", BOOL, false);
+    keys.expect("attention_bias", BOOL, false);
+    keys.expect("mlp_bias", BOOL, false);
 }
 
 fn read_sizes(keys: &mut Keys, config: &mut ModelConfig) {
@@ -134,13 +139,27 @@ fn read_sizes(keys: &mut Keys, config: &mut ModelConfig) {
         ("o_groups", &mut config.o_groups),
         ("o_lora_rank", &mut config.o_lora_rank),
         ("sliding_window", &mut config.sliding_window),
-        ("index_n_heads", &mut config.index_n_heads),
-        ("index_head_dim", &mut config.index_head_dim),
         ("index_topk", &mut config.index_topk),
         ("n_routed_experts", &mut config.n_routed_experts),
+        ("moe_intermediate_size", &mut config.moe_intermediate_size),
+    ] {
+        keys.set(target, key, &[key], SIZE);
+    }
+    for (key, target) in [
+        ("routed_scaling_factor", &mut config.routed_scaling_factor),
+        ("rms_norm_eps", &mut config.rms_norm_eps),
+    ] {
+        keys.set(target, key, &[key], REAL);
+    }
+}
+
+/// What is the same in every release, and may be left out.
+fn read_constants(keys: &mut Keys, config: &mut ModelConfig) {
+    for (key, target) in [
+        ("index_n_heads", &mut config.index_n_heads),
+        ("index_head_dim", &mut config.index_head_dim),
         ("num_experts_per_tok", &mut config.num_experts_per_tok),
         ("n_shared_experts", &mut config.n_shared_experts),
-        ("moe_intermediate_size", &mut config.moe_intermediate_size),
         ("hc_mult", &mut config.hc_mult),
         ("hc_sinkhorn_iters", &mut config.hc_sinkhorn_iters),
         (
@@ -148,39 +167,24 @@ fn read_sizes(keys: &mut Keys, config: &mut ModelConfig) {
             &mut config.max_position_embeddings,
         ),
     ] {
-        keys.set(target, key, &[key], SIZE);
+        keys.set_if_there(target, key, &[key], SIZE);
     }
-    for (key, target) in [
-        ("routed_scaling_factor", &mut config.routed_scaling_factor),
-        ("hc_eps", &mut config.hc_eps),
-        ("rms_norm_eps", &mut config.rms_norm_eps),
-    ] {
-        keys.set(target, key, &[key], REAL);
-    }
-    keys.set(
+    keys.set_if_there(
         &mut config.num_mtp_layers,
         "num_mtp_layers",
         &["num_nextn_predict_layers"],
         SIZE,
     );
-    config.swiglu_limit = keys
-        .required("swiglu_limit", &["swiglu_limit"], REAL)
-        .filter(|&limit| limit > 0.0);
-}
-
-fn read_tokens(keys: &mut Keys, config: &mut ModelConfig) {
-    keys.set(
-        &mut config.bos_token_id,
-        "bos_token_id",
-        &["bos_token_id"],
-        ID,
-    );
-    keys.set(
-        &mut config.eos_token_id,
-        "eos_token_id",
-        &["eos_token_id"],
-        FIRST_ID,
-    );
+    keys.set_if_there(&mut config.hc_eps, "hc_eps", &["hc_eps"], REAL);
+    let mut limit = config.swiglu_limit.unwrap_or_default();
+    keys.set_if_there(&mut limit, "swiglu_limit", &["swiglu_limit"], REAL);
+    config.swiglu_limit = (limit > 0.0).then_some(limit);
+    for (key, target, kind) in [
+        ("bos_token_id", &mut config.bos_token_id, ID),
+        ("eos_token_id", &mut config.eos_token_id, FIRST_ID),
+    ] {
+        keys.set_if_there(target, key, &[key], kind);
+    }
 }
 
 fn kind_of_ratio(ratio: usize) -> AttentionKind {
@@ -336,7 +340,7 @@ fn compare_kinds(keys: &mut Keys, ratios: &[usize], types: &[String]) {
 fn read_hash_layers(keys: &mut Keys, config: &mut ModelConfig) {
     let count = keys.optional("num_hash_layers", &["num_hash_layers"], SIZE);
     let Some(types) = keys.optional("num_hash_layers", &["mlp_layer_types"], TEXTS) else {
-        keys.need("num_hash_layers", &["num_hash_layers", "mlp_layer_types"]);
+        // The released number otherwise.
         if let Some(count) = count {
             config.num_hash_layers = count;
         }

@@ -222,20 +222,27 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A key with one supported value.
+    /// As [`set`](Self::set), but that `target` stays what it is where no path is there.
+    pub(super) fn set_if_there<T: PartialEq + Debug>(
+        &mut self,
+        target: &mut T,
+        field: &'static str,
+        paths: &[&str],
+        kind: ValueKind<T>,
+    ) {
+        if paths.iter().any(|path| self.has(path)) {
+            self.set(target, field, paths, kind);
+        }
+    }
+
+    /// A key with one supported value, which it also has where it is absent.
     pub(super) fn expect<T: PartialEq + Debug>(
         &mut self,
         path: &'static str,
         kind: ValueKind<T>,
         supported: T,
-        required: bool,
     ) {
-        let value = if required {
-            self.required(path, &[path], kind)
-        } else {
-            self.optional(path, &[path], kind)
-        };
-        if let Some(value) = value
+        if let Some(value) = self.optional(path, &[path], kind)
             && value != supported
         {
             self.contradiction(

@@ -4,34 +4,59 @@ use super::keys::{Keys, REAL, SIZE, TEXT};
 use crate::config::shape::{ModelConfig, YarnConfig};
 
 pub(super) fn read(keys: &mut Keys, config: &mut ModelConfig) {
-    keys.set(
+    keys.set_if_there(
         &mut config.rope_theta,
         "rope_theta",
-        &["rope_theta", "rope_parameters.main.rope_theta"],
+        &[
+            "rope_theta",
+            "rope_parameters.main.rope_theta",
+            "rope_parameters.rope_theta",
+            "rope_scaling.main.rope_theta",
+        ],
         REAL,
     );
-    keys.set(
+    keys.set_if_there(
         &mut config.compress_rope_theta,
         "compress_rope_theta",
-        &["compress_rope_theta", "rope_parameters.compress.rope_theta"],
+        &[
+            "compress_rope_theta",
+            "rope_parameters.compress.rope_theta",
+            "rope_scaling.compress.rope_theta",
+        ],
         REAL,
     );
     read_dims(keys, config);
-    keys.expect(
+    for path in [
         "rope_parameters.main.rope_type",
-        TEXT,
-        "default".to_string(),
-        false,
-    );
+        "rope_scaling.main.rope_type",
+    ] {
+        keys.expect(path, TEXT, "default".to_string());
+    }
     // The model's fixed softmax scale does not allow for YaRN's own temperature.
-    keys.expect(
+    for path in [
         "rope_parameters.compress.attention_factor",
-        REAL,
-        1.0,
-        false,
-    );
-    keys.expect("rope_scaling.attention_factor", REAL, 1.0, false);
+        "rope_parameters.attention_factor",
+        "rope_scaling.compress.attention_factor",
+        "rope_scaling.attention_factor",
+    ] {
+        keys.expect(path, REAL, 1.0);
+    }
     config.yarn = read_yarn(keys);
+}
+
+/// The objects that may hold the scaling. `transformers` has two in one, of window layers and of
+/// compressed ones; each of the two keys may also be written as the other.
+fn holders(keys: &Keys) -> [&'static str; 2] {
+    let scaling = match keys.has("rope_scaling.compress") {
+        true => "rope_scaling.compress",
+        false => "rope_scaling",
+    };
+    let is_flat = ["rope_parameters.type", "rope_parameters.rope_type"];
+    let parameters = match is_flat.iter().any(|path| keys.has(path)) {
+        true => "rope_parameters",
+        false => "rope_parameters.compress",
+    };
+    [scaling, parameters]
 }
 
 fn read_dims(keys: &mut Keys, config: &mut ModelConfig) {
@@ -43,10 +68,13 @@ fn read_dims(keys: &mut Keys, config: &mut ModelConfig) {
             "partial_rotary_factor",
             "rope_parameters.main.partial_rotary_factor",
             "rope_parameters.compress.partial_rotary_factor",
+            "rope_parameters.partial_rotary_factor",
         ],
         REAL,
     );
-    keys.need(FIELD, &["qk_rope_head_dim", "partial_rotary_factor"]);
+    if factor.is_none() {
+        keys.need(FIELD, &["qk_rope_head_dim", "partial_rotary_factor"]);
+    }
     if let Some(dims) = dims {
         config.rope_head_dim = dims;
     }
@@ -77,23 +105,17 @@ fn read_dims(keys: &mut Keys, config: &mut ModelConfig) {
 
 fn read_yarn(keys: &mut Keys) -> Option<YarnConfig> {
     const FIELD: &str = "yarn";
-    let holders = ["rope_scaling", "rope_parameters.compress"];
+    let holders = holders(keys);
     if !keys.mentions(&holders) {
         if !holders.iter().any(|holder| keys.has(holder)) {
             keys.need(FIELD, &holders);
         }
         return None;
     }
-    let rope_type = keys.required(
-        FIELD,
-        &[
-            "rope_scaling.type",
-            "rope_scaling.rope_type",
-            "rope_parameters.compress.rope_type",
-            "rope_parameters.compress.type",
-        ],
-        TEXT,
-    )?;
+    let both = |name: &str| holders.map(|holder| format!("{holder}.{name}"));
+    let [[type_1, type_2], [type_3, type_4]] = ["type", "rope_type"].map(both);
+    let types = [&*type_1, &*type_3, &*type_4, &*type_2];
+    let rope_type = keys.required(FIELD, &types, TEXT)?;
     match rope_type.as_str() {
         "default" => return None,
         "yarn" => {}
@@ -105,14 +127,16 @@ fn read_yarn(keys: &mut Keys) -> Option<YarnConfig> {
             return None;
         }
     }
-    let both = |name: &str| holders.map(|holder| format!("{holder}.{name}"));
-    let mut real = |field, name: &str| {
+    let [released, hf] = both("factor");
+    let factor = keys.required("yarn.factor", &[&released, &hf], REAL);
+    let (mut beta_fast, mut beta_slow) = (32.0, 1.0);
+    for (field, name, target) in [
+        ("yarn.beta_fast", "beta_fast", &mut beta_fast),
+        ("yarn.beta_slow", "beta_slow", &mut beta_slow),
+    ] {
         let [released, hf] = both(name);
-        keys.required(field, &[&released, &hf], REAL)
-    };
-    let factor = real("yarn.factor", "factor");
-    let beta_fast = real("yarn.beta_fast", "beta_fast");
-    let beta_slow = real("yarn.beta_slow", "beta_slow");
+        keys.set_if_there(target, field, &[&released, &hf], REAL);
+    }
     let [released, hf] = both("original_max_position_embeddings");
     let original = keys.required(
         "yarn.original_max_position_embeddings",
@@ -122,7 +146,7 @@ fn read_yarn(keys: &mut Keys) -> Option<YarnConfig> {
     Some(YarnConfig {
         factor: factor?,
         original_max_position_embeddings: original?,
-        beta_fast: beta_fast?,
-        beta_slow: beta_slow?,
+        beta_fast,
+        beta_slow,
     })
 }

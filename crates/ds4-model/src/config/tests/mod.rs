@@ -1,6 +1,7 @@
 mod contradictions;
 mod dialects;
 mod drafter;
+mod in_the_wild;
 mod made_by_hand;
 
 use serde_json::Value;
