@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 
 use super::error::CheckpointError;
-use super::shard::Shard;
+use super::shard::{self, Shard};
 use super::{index, names};
 use crate::config::{DsparkParams, ModelConfig};
 
@@ -75,6 +75,9 @@ impl Checkpoint {
     /// # Ok::<(), ds4_model::checkpoint::CheckpointError>(())
     /// ```
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        if let Some(path) = shard::gguf_at(dir, &[SINGLE_FILE, INDEX_FILE]) {
+            return Err(CheckpointError::Gguf { path });
+        }
         let (config, has_stages) = ModelConfig::from_checkpoint(&dir.join(CONFIG_FILE))?;
         let single = dir.join(SINGLE_FILE);
         let index = dir.join(INDEX_FILE);

@@ -58,6 +58,16 @@ pub enum CheckpointError {
         /// The directory.
         dir: PathBuf,
     },
+    /// The weights are in llama.cpp's format, which is not read.
+    #[error(
+        "{}: it is a GGUF file, which is not read here: download the released safetensors \
+         instead, as with `hf download deepseek-ai/DeepSeek-V4-Flash --local-dir DIR`",
+        place(path)
+    )]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+    },
     /// A weight file was not fetched.
     #[error("{}: {}", place(path), crate::files::LFS_POINTER)]
     Pointer {

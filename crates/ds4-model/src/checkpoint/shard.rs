@@ -1,5 +1,6 @@
 //! One memory-mapped safetensors file.
 
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -87,6 +88,28 @@ impl Shard {
     }
 }
 
+/// What files of llama.cpp begin with.
+const GGUF: &[u8] = b"GGUF";
+
+/// The GGUF file that a path leads to, or one in a directory that has none of `others`.
+pub(super) fn gguf_at(path: &Path, others: &[&str]) -> Option<PathBuf> {
+    let is_named = |path: &Path| {
+        let extension = path.extension();
+        extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    };
+    if path.is_dir() {
+        if others.iter().any(|other| path.join(other).exists()) {
+            return None;
+        }
+        let files = path.read_dir().ok()?.flatten().map(|entry| entry.path());
+        return files.filter(|file| is_named(file)).min();
+    }
+    let mut magic = [0; GGUF.len()];
+    let begun = files::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    let is_gguf = begun.is_ok() && (magic == GGUF || is_named(path));
+    is_gguf.then(|| path.to_path_buf())
+}
+
 /// The checked header and where the data begins.
 ///
 /// `SafeTensors::read_metadata` does the same, but adds up offsets that the header chooses, which
@@ -100,6 +123,11 @@ pub(crate) fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize)
     };
     if files::is_lfs_pointer(bytes) {
         return Err(CheckpointError::Pointer {
+            path: path.to_path_buf(),
+        });
+    }
+    if bytes.starts_with(GGUF) {
+        return Err(CheckpointError::Gguf {
             path: path.to_path_buf(),
         });
     }

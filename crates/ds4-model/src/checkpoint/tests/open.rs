@@ -248,3 +248,31 @@ fn a_file_without_tensors_opens_as_empty() {
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert_eq!(checkpoint.tensors().len(), 0);
 }
+
+#[test]
+fn a_gguf_file_is_called_so_whatever_leads_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = b"GGUF".to_vec();
+    file.extend([3, 0, 0, 0, 9, 0, 0, 0]);
+    let named = dir.path().join("V4-Flash-Q4_K.gguf");
+    let other = dir.path().join("weights");
+    std::fs::write(&named, &file).unwrap();
+    std::fs::write(&other, &file).unwrap();
+    for (asked, found) in [(dir.path(), &named), (&named, &named), (&other, &other)] {
+        let error = Checkpoint::open(asked).unwrap_err();
+        let CheckpointError::Gguf { path } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(path, found);
+        let text = error.to_string();
+        assert!(
+            text.contains("GGUF") && text.contains("hf download"),
+            "{text}"
+        );
+    }
+    // Under another name, and beside weights that are read.
+    assert!(matches!(refused(&file), CheckpointError::Gguf { .. }));
+    let dir = checkpoint_of_bytes(&safetensors(&[]));
+    std::fs::copy(&named, dir.path().join("a.gguf")).unwrap();
+    Checkpoint::open(dir.path()).unwrap();
+}
