@@ -6,16 +6,21 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 
 use super::error::CheckpointError;
+use super::host::FP8_BLOCK;
+use super::names::{DRAFTER, Dialect, Stack, skipped};
 use super::shard::{self, Shard};
 use super::{index, names};
-use crate::config::{DsparkParams, ModelConfig};
+use crate::config::ModelConfig;
 
 pub(crate) const CONFIG_FILE: &str = "config.json";
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
+/// Fewest bytes of a weight that is one of many in a tensor: what lists them takes memory, too.
+const LEAST_BYTES: usize = 64;
+
 /// Where a tensor is stored.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     shard: usize,
     dtype: Dtype,
@@ -28,7 +33,7 @@ pub(super) struct Entry {
 /// A tensor of a checkpoint, as it is stored.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointTensor<'a> {
-    /// Name in the file.
+    /// Name, as released checkpoints have it, whatever it is in the file.
     pub name: &'a str,
     /// Stored element type.
     pub dtype: Dtype,
@@ -40,12 +45,22 @@ pub struct CheckpointTensor<'a> {
     pub shard: &'a Path,
 }
 
+impl CheckpointTensor<'_> {
+    /// Why the tensor is of no use to a model, if it is: it is a copy of another one, it is for
+    /// images, or it has no elements.
+    pub fn skipped(&self) -> Option<&'static str> {
+        let empty = self.bytes.is_empty().then_some("empty");
+        skipped(self.name).or(empty)
+    }
+}
+
 /// An opened checkpoint directory. Its files are memory-mapped and must not be changed while this
 /// value lives.
 #[derive(Debug)]
 pub struct Checkpoint {
     pub(super) dir: PathBuf,
     pub(super) config: ModelConfig,
+    pub(super) dialect: Dialect,
     pub(super) shards: Vec<Shard>,
     pub(super) entries: BTreeMap<String, Entry>,
 }
@@ -55,7 +70,9 @@ impl Checkpoint {
     ///
     /// `model.safetensors` is used where it exists, else the shards that
     /// `model.safetensors.index.json` lists. Of a tensor in several shards, the index says which
-    /// copy counts. Tensors that are in a shard but not in the index are kept.
+    /// copy counts. Tensors that are in a shard but not in the index are kept. Tensors have their
+    /// released names from then on. Where there is none of a drafter, nothing drafts, whatever the
+    /// configuration says.
     ///
     /// # Errors
     /// See [`CheckpointError`]; every message names the file.
@@ -84,6 +101,7 @@ impl Checkpoint {
         let mut checkpoint = Self {
             dir: dir.to_path_buf(),
             config,
+            dialect: Dialect::default(),
             shards: Vec::new(),
             entries: BTreeMap::new(),
         };
@@ -96,10 +114,9 @@ impl Checkpoint {
                 dir: dir.to_path_buf(),
             });
         }
-        checkpoint.rename_older();
-        if !has_stages {
-            checkpoint.count_stages();
-        }
+        checkpoint.rename();
+        checkpoint.split_stacks();
+        checkpoint.settle_drafter(has_stages);
         checkpoint.check_dspark()?;
         Ok(checkpoint)
     }
@@ -176,30 +193,101 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Gives tensors of older conversions their released names, where there is no such tensor.
-    fn rename_older(&mut self) {
+    /// Gives tensors their released names, where there is no such tensor.
+    fn rename(&mut self) {
         let renamed = self.entries.keys();
         let renamed = renamed.filter_map(|name| Some((name.clone(), names::released(name)?)));
-        for (old, new) in renamed.collect::<Vec<_>>() {
+        for (other, (new, dialect)) in renamed.collect::<Vec<_>>() {
             if !self.entries.contains_key(&new)
-                && let Some(entry) = self.entries.remove(&old)
+                && let Some(entry) = self.entries.remove(&other)
             {
                 self.entries.insert(new, entry);
+                self.dialect = self.dialect.max(dialect);
             }
         }
     }
 
-    /// Takes the layers of the DSpark drafter from the tensors. Without any, there is no drafter.
-    fn count_stages(&mut self) {
-        let stages = self.numbers_under("mtp").len();
-        let drafter = self.config.dspark.take();
-        self.config.dspark = drafter.filter(|_| stages > 0).map(|drafter| DsparkParams {
-            layers: stages,
-            ..drafter
+    /// Makes a tensor of each part of an expert, where all experts of a layer are in one.
+    fn split_stacks(&mut self) {
+        let stacks = self.entries.keys().filter_map(|name| {
+            let stack = names::STACKS
+                .iter()
+                .find(|stack| name.ends_with(stack.end))?;
+            Some((name.clone(), stack))
         });
-        if stages == 0 {
+        for (name, stack) in stacks.collect::<Vec<_>>() {
+            let parts = self.parts_of(&name, stack);
+            if !parts.is_empty()
+                && parts
+                    .iter()
+                    .all(|(part, _)| !self.entries.contains_key(part))
+            {
+                self.entries.remove(&name);
+                self.entries.extend(parts);
+            }
+        }
+    }
+
+    /// None where the tensor is not that of all experts, or blocks of scales reach from one part
+    /// into the next, or have no weights.
+    fn parts_of(&self, name: &str, stack: &Stack) -> Vec<(String, Entry)> {
+        let experts = self.config.n_routed_experts;
+        let parts = stack.parts.len();
+        let entry = &self.entries[name];
+        let &[matrices, rows, columns] = &entry.shape[..] else {
+            return Vec::new();
+        };
+        let length = entry.end - entry.begin;
+        let divides = rows.is_multiple_of(parts) && length.is_multiple_of(experts * parts);
+        let length = length / (experts * parts);
+        let prefix = &name[..name.len() - stack.end.len()];
+        let is_usable = match stack.of {
+            "weight" => length >= LEAST_BYTES,
+            _ => {
+                let part = stack.parts[0];
+                let weight = format!("{prefix}.ffn.experts.0.{part}.weight");
+                let inter = self.config.moe_intermediate_size;
+                let is_apart = parts == 1 || inter.is_multiple_of(FP8_BLOCK);
+                is_apart && self.entries.contains_key(&weight)
+            }
+        };
+        if matrices != experts || !divides || !is_usable {
+            return Vec::new();
+        }
+        let pairs = (0..experts).flat_map(|expert| stack.parts.iter().map(move |of| (expert, of)));
+        let part = |(index, (expert, part)): (usize, (usize, &&str))| {
+            let begin = entry.begin + index * length;
+            let name = format!("{prefix}.ffn.experts.{expert}.{part}.{}", stack.of);
+            let part = Entry {
+                shape: vec![rows / parts, columns],
+                begin,
+                end: begin + length,
+                ..entry.clone()
+            };
+            (name, part)
+        };
+        pairs.enumerate().map(part).collect()
+    }
+
+    /// Takes the layers of the DSpark drafter from the tensors, where the configuration does not
+    /// tell them. Without a tensor of any drafter, there is none.
+    fn settle_drafter(&mut self, has_stages: bool) {
+        let stages = self.numbers_under("mtp").len();
+        if let Some(drafter) = self.config.dspark.as_mut().filter(|_| !has_stages) {
+            drafter.layers = stages;
+        }
+        let named = match (&self.config.dspark, self.config.num_mtp_layers) {
+            (None, 0) => return,
+            (Some(_), _) => "a DSpark drafter",
+            (None, _) => "an MTP layer",
+        };
+        let mut drafting = self.entries.keys();
+        let is_drafting = |name: &String| name.starts_with(DRAFTER) && skipped(name).is_none();
+        if !drafting.any(is_drafting) {
+            self.config.dspark = None;
+            self.config.num_mtp_layers = 0;
             let dir = self.dir.display();
-            log::warn!("{dir}: {CONFIG_FILE} names a DSpark drafter, of which there is no tensor");
+            log::warn!("{dir}: {CONFIG_FILE} names {named}, of which there is no tensor");
         }
     }
 
@@ -227,9 +315,14 @@ impl Checkpoint {
         &self.dir
     }
 
-    /// The configuration in `config.json`.
+    /// The configuration in `config.json`, without a drafter that there is no tensor of.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Whose names the tensors have in the files.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
     }
 
     /// All tensors, by name.

@@ -88,7 +88,7 @@ impl<'a> Loader<'a> {
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
         let bytes_total = checkpoint
             .tensors()
-            .filter(|tensor| !names::is_ignored(tensor.name))
+            .filter(|tensor| names::skipped(tensor.name).is_none())
             .map(|tensor| tensor.bytes.len() as u64)
             .sum();
         Self {
@@ -189,7 +189,8 @@ impl<'a> Loader<'a> {
             progress.finish();
         }
         for tensor in self.checkpoint.tensors() {
-            if !self.asked.contains(tensor.name) && !self.is_left_out(tensor.name) {
+            let is_left_out = tensor.skipped().is_some() || self.is_left_out(tensor.name);
+            if !self.asked.contains(tensor.name) && !is_left_out {
                 self.errors.unexpected.push(UnexpectedTensor {
                     name: tensor.name.to_string(),
                     dtype: tensor.dtype,
@@ -213,7 +214,7 @@ impl<'a> Loader<'a> {
     }
 
     fn is_left_out(&self, name: &str) -> bool {
-        names::is_ignored(name) || self.skipped.iter().any(|prefix| name.starts_with(prefix))
+        names::skipped(name).is_some() || self.skipped.iter().any(|prefix| name.starts_with(prefix))
     }
 
     /// Finds the tensor, which then counts as asked for, or records that it is missing or empty.

@@ -7,14 +7,20 @@
 //! # Supported
 //! - `config.json` as [`ModelConfig`](crate::config::ModelConfig) reads it; `model.safetensors`, or
 //!   `model.safetensors.index.json` with its shards.
-//! - Tensor names of the released files, with an MTP layer or a DSpark drafter.
+//! - Tensor names of the released files, with an MTP layer or a DSpark drafter, also with a prefix
+//!   such as `model.`, and those of Hugging Face `transformers`, whose tensors of all experts are
+//!   divided.
 //! - Linear weights in FP4 (`I8`, scales `F8_E8M0` per 32), FP8 (`F8_E4M3`, scales `F8_E8M0` or
 //!   `F32` per 128x128), `BF16`, `F16`, `F32`. The tensors decide, not the configuration, and each
 //!   linear decides for itself.
 //!
 //! # Rejected
 //! - Other architectures.
-//! - Tensor names with a `model.` prefix and those of Hugging Face `transformers`.
+//! - GGUF, NVFP4 and the formats of `compressed-tensors`.
+//!
+//! # Skipped
+//! - Tensors and routing biases for images, copies of the embedding and the output matrix under a
+//!   drafter, and tensors without elements that nothing asks for.
 
 mod build;
 mod codec;
@@ -46,5 +52,6 @@ pub use error::{
 };
 pub use host::{HostExperts, HostLinear};
 pub use loader::Loader;
+pub use names::Dialect;
 pub use options::LoadOptions;
 pub use progress::LoadProgress;

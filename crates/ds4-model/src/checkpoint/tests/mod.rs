@@ -9,6 +9,7 @@ mod progress;
 mod releases;
 mod report;
 mod sharded;
+mod variants;
 
 use tempfile::TempDir;
 

@@ -136,6 +136,7 @@ pub(super) fn checkpoint(config: ModelConfig) -> Checkpoint {
     let mut checkpoint = Checkpoint {
         dir: file.path().parent().unwrap().to_path_buf(),
         config,
+        dialect: Default::default(),
         shards: Vec::new(),
         entries: Default::default(),
     };

@@ -4,7 +4,10 @@ use std::path::Path;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
 use super::fixtures::load_model;
-use super::{StoredTensor, empty_checkpoint, repository, safetensors, stored_f32};
+use super::{
+    Loader, StoredTensor, empty_checkpoint, repository, safetensors, stored, stored_f32,
+    with_header,
+};
 
 fn write_index(dir: &Path, entries: &[(&str, &str)]) {
     let entries: Vec<String> = entries
@@ -247,4 +250,49 @@ fn tensors_that_only_a_shard_knows_are_kept() {
     write_index(dir.path(), &[("a", "1.safetensors")]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert!(checkpoint.tensor("b").is_some());
+}
+
+/// A snapshot in the cache of a hub: links to files that are named by their contents.
+#[cfg(unix)]
+#[test]
+fn links_to_blobs_an_index_without_metadata_and_tensors_without_elements_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (blobs, snapshot) = (dir.path().join("blobs"), dir.path().join("snapshots/rev"));
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::create_dir_all(&snapshot).unwrap();
+    let config = std::fs::read(repository::path("assets/ds4-tiny/config.json")).unwrap();
+    let index = br#"{"weight_map": {"c": "2.safetensors", "a": "1.safetensors"}}"#;
+    let empty = stored("empty", "BF16", &[0, 3], &[]);
+    let bytes = stored("a", "I8", &[3], &[1, 2, 3]);
+    let header = r#"{"__metadata__":{},"c":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}}"#;
+    for (number, (name, contents)) in [
+        ("config.json", config),
+        ("model.safetensors.index.json", index.to_vec()),
+        ("1.safetensors", safetensors(&[empty, bytes])),
+        ("2.safetensors", with_header(header, &[7])),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let blob = format!("blob{number}");
+        std::fs::write(blobs.join(&blob), contents).unwrap();
+        let link = std::path::Path::new("../../blobs").join(blob);
+        std::os::unix::fs::symlink(link, snapshot.join(name)).unwrap();
+    }
+    let checkpoint = Checkpoint::open(&snapshot).unwrap();
+    assert_eq!(checkpoint.tensor("a").unwrap().bytes, [1, 2, 3]);
+    assert_eq!(checkpoint.tensor("c").unwrap().bytes, [7]);
+    assert_eq!(checkpoint.tensor("empty").unwrap().skipped(), Some("empty"));
+    // Nothing asks for what has no elements.
+    let mut loader = Loader::new(&checkpoint);
+    loader.skip_prefix("a");
+    loader.skip_prefix("c");
+    loader.finish(Some(())).unwrap();
+    // A link whose file is gone.
+    std::fs::remove_file(blobs.join("blob3")).unwrap();
+    let error = Checkpoint::open(&snapshot).unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::MissingShards { .. }),
+        "{error}"
+    );
 }

@@ -1,0 +1,408 @@
+//! Checkpoints as they are in the wild, each made of one in the released form, with whose weights
+//! they must give the same logits.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::super::{CheckpointTensor, Dialect, Dtype, LoadOptions};
+use super::{
+    Checkpoint, CheckpointError, StoredTensor, repository, safetensors, stored, stored_f32,
+};
+use crate::cache::CacheConfig;
+use crate::model::Model;
+
+/// All in F32; FP4 in the experts and FP8 elsewhere; that with a DSpark drafter.
+const RANDOM: &str = "tests/fixtures/layer-goldens";
+const TINY: &str = "assets/ds4-tiny";
+const DSPARK: &str = "assets/ds4-tiny-dspark";
+
+/// What a checkpoint is written from.
+struct Variant {
+    config: Value,
+    tensors: Vec<StoredTensor>,
+}
+
+fn kept(tensor: CheckpointTensor<'_>) -> StoredTensor {
+    let dtype = match tensor.dtype {
+        Dtype::F32 => "F32",
+        Dtype::BF16 => "BF16",
+        Dtype::I64 => "I64",
+        Dtype::I8 => "I8",
+        Dtype::F8_E4M3 => "F8_E4M3",
+        Dtype::F8_E8M0 => "F8_E8M0",
+        other => panic!("{other}"),
+    };
+    stored(tensor.name, dtype, tensor.shape, tensor.bytes)
+}
+
+impl Variant {
+    fn of(dir: &str) -> Self {
+        let dir = repository::path(dir);
+        let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
+        Self {
+            config: serde_json::from_str(&text).unwrap(),
+            tensors: Checkpoint::open(&dir)
+                .unwrap()
+                .tensors()
+                .map(kept)
+                .collect(),
+        }
+    }
+
+    fn named(mut self, name: impl Fn(&str) -> String) -> Self {
+        for tensor in &mut self.tensors {
+            tensor.name = name(&tensor.name);
+        }
+        self
+    }
+
+    fn without(mut self, prefix: &str) -> Self {
+        self.tensors
+            .retain(|tensor| !tensor.name.starts_with(prefix));
+        self
+    }
+
+    fn open(&self) -> Result<(TempDir, Checkpoint), CheckpointError> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), self.config.to_string()).unwrap();
+        let file = safetensors(&self.tensors);
+        std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+        let checkpoint = Checkpoint::open(dir.path())?;
+        Ok((dir, checkpoint))
+    }
+
+    /// The checkpoint, the model with decoded weights and its logits.
+    fn run(&self) -> (Checkpoint, Model, Vec<f32>) {
+        let (_dir, checkpoint) = self.open().unwrap();
+        let options = LoadOptions {
+            expand: true,
+            ..LoadOptions::default()
+        };
+        let device = Device::flex();
+        let model = checkpoint.load(&options, &device).unwrap();
+        let ids: Vec<i64> = (0..21).map(|position| position * 37 % 128).collect();
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 21]), &device);
+        let mut cache = model.new_cache(CacheConfig::default()).unwrap();
+        let logits = model.forward(ids, &mut cache).unwrap().into_data();
+        (checkpoint, model, logits.try_to_vec::<f32>().unwrap())
+    }
+
+    fn logits(&self) -> Vec<f32> {
+        self.run().2
+    }
+}
+
+/// The name of a tensor among the modules of `transformers`.
+fn of_transformers(name: &str) -> String {
+    let trunk = [
+        ("embed.weight", "model.embed_tokens.weight"),
+        ("head.weight", "lm_head.weight"),
+        ("hc_head_fn", "model.hc_head.hc_fn"),
+        ("hc_head_base", "model.hc_head.hc_base"),
+        ("hc_head_scale", "model.hc_head.hc_scale"),
+    ];
+    if let Some((_, other)) = trunk.iter().find(|(released, _)| *released == name) {
+        return other.to_string();
+    }
+    let mut name = format!("model.{name}");
+    for (released, other) in [
+        (".indexer.compressor.", ".compressor.indexer."),
+        (".indexer.wq_b.", ".compressor.indexer.q_b_proj."),
+        (
+            ".indexer.weights_proj.",
+            ".compressor.indexer.scorer.weights_proj.",
+        ),
+        (".compressor.norm.", ".compressor.kv_norm."),
+        (".compressor.indexer.norm.", ".compressor.indexer.kv_norm."),
+        (".attn_sink", ".sinks"),
+        (".ape", ".position_bias"),
+        (".q_norm.", ".q_a_norm."),
+        (".wq_a.", ".q_a_proj."),
+        (".wq_b.", ".q_b_proj."),
+        (".wkv.", ".kv_proj."),
+        (".wgate.", ".gate_proj."),
+        (".wo_a.", ".o_a_proj."),
+        (".wo_b.", ".o_b_proj."),
+        (".gate.bias", ".gate.e_score_correction_bias"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+        (".attn.", ".self_attn."),
+        (".ffn.", ".mlp."),
+        (".attn_norm.", ".input_layernorm."),
+        (".ffn_norm.", ".post_attention_layernorm."),
+        (".hc_attn_", ".attn_hc."),
+        (".hc_ffn_", ".ffn_hc."),
+    ] {
+        name = name.replace(released, other);
+    }
+    name
+}
+
+/// Puts the weights of all experts of a layer into one tensor each of gate and up, and of down.
+fn stack_experts(variant: &mut Variant) {
+    for layer in 0..4 {
+        for (leaf, parts) in [("gate_up", &["gate", "up"][..]), ("down", &["down"])] {
+            let prefix = format!("model.layers.{layer}.mlp.experts");
+            let pairs = (0..8).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
+            let taken: Vec<StoredTensor> = pairs
+                .map(|(expert, part)| {
+                    let name = format!("{prefix}.{expert}.{part}_proj.weight");
+                    let mut names = variant.tensors.iter().map(|tensor| &tensor.name);
+                    let index = names.position(|other| *other == name).unwrap();
+                    variant.tensors.swap_remove(index)
+                })
+                .collect();
+            let [rows, columns] = taken[0].shape[..] else {
+                panic!("a matrix");
+            };
+            let bytes = taken.iter().map(|tensor| &tensor.bytes[..]);
+            variant.tensors.push(stored(
+                &format!("{prefix}.{leaf}_proj"),
+                taken[0].dtype,
+                &[8, parts.len() * rows, columns],
+                &bytes.collect::<Vec<_>>().concat(),
+            ));
+        }
+    }
+}
+
+#[test]
+fn names_of_transformers_with_experts_apart_or_in_one_tensor_give_the_same_logits() {
+    let expected = Variant::of(RANDOM).logits();
+    // It writes nothing of the MTP layer, which its configuration still names.
+    let mut variant = Variant::of(RANDOM).without("mtp.").named(of_transformers);
+    for is_stacked in [false, true] {
+        if is_stacked {
+            stack_experts(&mut variant);
+        }
+        let (checkpoint, model, logits) = variant.run();
+        assert_eq!(checkpoint.dialect(), Dialect::Transformers);
+        assert_eq!(checkpoint.config().num_mtp_layers, 0);
+        assert!(model.mtp.is_none());
+        assert!(logits == expected, "stacked: {is_stacked}");
+    }
+}
+
+#[test]
+fn a_stack_of_other_experts_and_one_whose_blocks_reach_over_its_parts_stay_whole() {
+    let mut variant = Variant::of(RANDOM).without("mtp.").named(of_transformers);
+    stack_experts(&mut variant);
+    variant.config["n_routed_experts"] = json!(4);
+    let (_dir, checkpoint) = variant.open().unwrap();
+    let error = checkpoint.load(&LoadOptions::default(), &Device::flex());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("ffn.experts.gate_up_proj"), "{error}");
+
+    let scale = stored_f32(
+        "model.layers.0.mlp.experts.gate_up_proj_scale_inv",
+        &[8, 2, 1],
+        &[1.0; 16],
+    );
+    variant.tensors.push(scale);
+    variant.config["n_routed_experts"] = json!(8);
+    let (_dir, checkpoint) = variant.open().unwrap();
+    let name = "layers.0.ffn.experts.gate_up_proj_scale_inv";
+    assert!(checkpoint.tensor(name).is_some());
+}
+
+#[test]
+fn a_prefix_of_all_names_and_scales_of_another_name_change_nothing() {
+    let expected = Variant::of(TINY).logits();
+    for prefix in ["", "model.", "language_model.model."] {
+        let variant = Variant::of(TINY).named(|name| match name.strip_suffix(".scale") {
+            Some(start) => format!("{prefix}{start}.weight_scale_inv"),
+            None => format!("{prefix}{name}"),
+        });
+        let (checkpoint, model, logits) = variant.run();
+        let dialect = match prefix {
+            "" => Dialect::Released,
+            _ => Dialect::Prefixed,
+        };
+        assert_eq!(checkpoint.dialect(), dialect);
+        assert!(model.mtp.is_some() && logits == expected, "{prefix}");
+    }
+}
+
+#[test]
+fn what_is_for_images_is_skipped_and_the_drafter_is_that_of_the_tensors() {
+    let expected = Variant::of(DSPARK).logits();
+    for layers in [1, 3] {
+        let mut variant = Variant::of(DSPARK);
+        variant.config["num_nextn_predict_layers"] = json!(layers);
+        variant.config["vision_n_layers"] = json!(2);
+        variant.config["vision_patch_size"] = json!(14);
+        let of_images = [
+            "vision.patch_embed.proj.weight",
+            "vision.blocks.0.attn.wqkv.weight",
+            "aligner.w1.weight",
+            "image_start",
+            "image_newline",
+            "layers.0.ffn.gate.bias_vl",
+            "mtp.1.ffn.gate.bias_vl",
+        ];
+        let tensors = of_images.map(|name| stored_f32(name, &[1], &[f32::NAN]));
+        variant.tensors.extend(tensors);
+        let (checkpoint, model, logits) = variant.run();
+        let skipped = checkpoint
+            .tensors()
+            .filter(|tensor| tensor.skipped() == Some("images"));
+        assert_eq!(skipped.count(), of_images.len());
+        assert_eq!(checkpoint.config().dspark.as_ref().unwrap().layers, 3);
+        assert!(model.dspark.is_some() && model.mtp.is_none());
+        assert!(logits == expected);
+    }
+}
+
+#[test]
+fn a_drafter_without_tensors_is_never_built_and_one_with_some_is_an_error() {
+    for dir in [TINY, DSPARK] {
+        let expected = Variant::of(dir).logits();
+        let (_, model, logits) = Variant::of(dir).without("mtp.").run();
+        assert!(model.dspark.is_none() && model.mtp.is_none() && logits == expected);
+        let (_dir, checkpoint) = Variant::of(dir).without("mtp.0.attn.").open().unwrap();
+        let error = checkpoint.load(&LoadOptions::default(), &Device::flex());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("mtp.0.attn.wkv.weight"), "{error}");
+    }
+    let mut variant = Variant::of(TINY);
+    variant.config["num_nextn_predict_layers"] = json!(0);
+    let (_dir, checkpoint) = variant.open().unwrap();
+    let error = checkpoint.load(&LoadOptions::default(), &Device::flex());
+    assert!(matches!(error, Err(CheckpointError::Weights(_))));
+    let stages = Variant::of(DSPARK).named(|name| name.replacen("mtp.", "stages.", 1));
+    assert!(stages.run().1.dspark.is_some());
+}
+
+/// E4M3, written out by its definition.
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let value = match exponent {
+        0 => mantissa / 8.0 * 2f32.powi(-6),
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if code < 128 { value } else { -value }
+}
+
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The matrix that codes and scales stand for.
+fn decoded(weight: &StoredTensor, scale: &StoredTensor) -> StoredTensor {
+    let scales: Vec<f32> = match scale.dtype {
+        "F32" => scale
+            .bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect(),
+        _ => scale
+            .bytes
+            .iter()
+            .map(|code| 2f32.powi(i32::from(*code) - 127))
+            .collect(),
+    };
+    let is_fp4 = weight.dtype == "I8";
+    let [rows, columns] = [
+        weight.shape[0],
+        weight.shape[1] * if is_fp4 { 2 } else { 1 },
+    ];
+    let value = |row: usize, column: usize| match is_fp4 {
+        true => {
+            let byte = weight.bytes[(row * columns + column) / 2];
+            let code = byte >> (4 * (column % 2)) & 15;
+            let value = E2M1[usize::from(code & 7)];
+            let scale = scales[row * scale.shape[1] + column / 32];
+            if code < 8 {
+                value * scale
+            } else {
+                -value * scale
+            }
+        }
+        false => {
+            let scale = scales[row / 128 * scale.shape[1] + column / 128];
+            e4m3(weight.bytes[row * columns + column]) * scale
+        }
+    };
+    let values = (0..rows * columns).map(|index| value(index / columns, index % columns));
+    stored_f32(&weight.name, &[rows, columns], &values.collect::<Vec<_>>())
+}
+
+/// The same model with a dense matrix for each packed one.
+fn dense(variant: &Variant) -> Variant {
+    let scale_of = |name: &str| {
+        let name = format!("{}.scale", name.strip_suffix(".weight")?);
+        variant.tensors.iter().find(|tensor| tensor.name == name)
+    };
+    let tensors = variant
+        .tensors
+        .iter()
+        .filter(|tensor| !tensor.name.ends_with(".scale"));
+    let tensors = tensors.map(|tensor| match scale_of(&tensor.name) {
+        Some(scale) => decoded(tensor, scale),
+        None => tensor.clone(),
+    });
+    Variant {
+        config: variant.config.clone(),
+        tensors: tensors.collect(),
+    }
+}
+
+/// All F32 without their lower 16 bits, as BF16 or as F32.
+fn shortened(variant: Variant, dtype: &'static str) -> Variant {
+    let tensors = variant.tensors.into_iter().map(|tensor| {
+        if tensor.dtype != "F32" {
+            return tensor;
+        }
+        let words = tensor.bytes.as_chunks::<4>().0.iter();
+        let bytes: Vec<u8> = match dtype {
+            "BF16" => words.flat_map(|word| [word[2], word[3]]).collect(),
+            _ => words.flat_map(|word| [0, 0, word[2], word[3]]).collect(),
+        };
+        stored(&tensor.name, dtype, &tensor.shape, &bytes)
+    });
+    Variant {
+        tensors: tensors.collect(),
+        ..variant
+    }
+}
+
+#[test]
+fn every_tensor_dense_gives_the_logits_of_the_packed_ones() {
+    let released = Variant::of(TINY);
+    let dense = dense(&released);
+    let is_dense = |tensor: &StoredTensor| ["F32", "BF16", "I64"].contains(&tensor.dtype);
+    assert!(dense.tensors.iter().all(is_dense));
+    assert!(dense.logits() == released.logits());
+    let [bf16, f32] = ["BF16", "F32"].map(|dtype| shortened(Variant::of(RANDOM), dtype));
+    assert!(bf16.logits() == f32.logits());
+}
+
+#[test]
+fn experts_of_base_models_give_the_logits_of_what_they_stand_for() {
+    let mut base = Variant::of(RANDOM);
+    assert!(base.config.get("expert_dtype").is_none());
+    let mut scales = Vec::new();
+    for (index, tensor) in base.tensors.iter_mut().enumerate() {
+        let Some(name) = tensor.name.strip_suffix(".weight") else {
+            continue;
+        };
+        if !name.contains(".ffn.experts.") && !name.ends_with(".wq_b") {
+            continue;
+        }
+        // Codes up to 240 in size, neither NaN nor all alike.
+        let codes = 0..tensor.shape.iter().product::<usize>();
+        let code = |code: usize| (((code * 7 + index) % 0x78) | ((code % 2) << 7)) as u8;
+        tensor.bytes = codes.map(code).collect();
+        tensor.dtype = "F8_E4M3";
+        let blocks = [tensor.shape[0].div_ceil(128), 1];
+        let values = vec![0.003 + index as f32 * 1e-5; blocks[0]];
+        scales.push(stored_f32(&format!("{name}.scale"), &blocks, &values));
+    }
+    assert!(scales.len() > 4 * 8 * 3);
+    base.tensors.extend(scales);
+    let logits = base.logits();
+    assert!(logits.iter().all(|logit| logit.is_finite()));
+    assert!(logits == dense(&base).logits());
+}
