@@ -9,6 +9,8 @@
 //!   forward call come on top.
 //! * **Cache** is that of one sequence that can be rolled back by one draft, trunk and MTP layer
 //!   together.
+//! * **Not loaded** is what a model has no use for: what is for images, copies, and tensors without
+//!   elements.
 //! * **Plan**, with `--devices`: the layers that each device would have, or has parts of with
 //!   `--parallel tensor`, as they are loaded packed with bf16 activations, and the bytes of their
 //!   weights and of the caches of `--ctx` positions. With `--memory`, whether that fits, and up to
@@ -75,6 +77,7 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
     let mut out = BufWriter::new(io::stdout().lock());
     writeln!(out, "{}", args.model.display())?;
     print_config(config, &mut out)?;
+    writeln!(out, "  {:<22}{}", "tensor names", checkpoint.dialect())?;
     if args.tensors {
         writeln!(out, "\n{:<14}  {:<20}  tensor", "dtype", "shape")?;
         for tensor in checkpoint.tensors() {
@@ -83,7 +86,10 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
         }
     }
     let by_dtype = |tensor: &CheckpointTensor<'_>| format!("{:?}", tensor.dtype);
-    let by_part = |tensor: &CheckpointTensor<'_>| part(tensor.name).to_string();
+    let by_part = |tensor: &CheckpointTensor<'_>| match tensor.skipped() {
+        Some(why) => format!("{why}, not loaded"),
+        None => part(tensor.name).to_owned(),
+    };
     print_totals("dtype", &checkpoint, by_dtype, &mut out)?;
     print_totals("part", &checkpoint, by_part, &mut out)?;
 
@@ -312,11 +318,6 @@ fn print_totals(
     Ok(())
 }
 
-/// Copies of the trunk's tensors that some converted checkpoints carry, and that are not loaded.
-fn is_copy(name: &str) -> bool {
-    ["mtp.0.emb.tok_emb.weight", "mtp.0.head.weight"].contains(&name)
-}
-
 /// The part of the model that a tensor belongs to.
 fn part(name: &str) -> &'static str {
     const PARTS: [(&str, &str); 9] = [
@@ -330,9 +331,6 @@ fn part(name: &str) -> &'static str {
         ("embed.", "embedding"),
         ("head.", "output matrix"),
     ];
-    if is_copy(name) {
-        return "copies, not loaded";
-    }
     if name.starts_with("mtp.") {
         return "what drafts";
     }

@@ -33,3 +33,69 @@ fn what_would_not_load_has_no_size() {
     );
     assert!(inspected.stderr.contains(&counted), "{inspected:?}");
 }
+
+#[test]
+fn names_and_what_is_not_loaded_are_told() {
+    let dir = copy(&[]);
+    let path = dir.path().join("model.safetensors");
+    let file = std::fs::read(&path).expect("a copy");
+    let tensors = SafeTensors::deserialize(&file).expect("the asset is valid");
+    let image = tensors.tensor("norm.weight").expect("every model has one");
+    let named = tensors.iter();
+    let mut named: Vec<_> = named
+        .map(|(name, tensor)| (format!("model.{name}"), tensor))
+        .collect();
+    named.push(("model.vision.norm.weight".to_owned(), image));
+    let written = safetensors::serialize(named, None).expect("valid tensors");
+    std::fs::write(&path, written).expect("the directory is writable");
+    let model = dir.path().to_str().expect("a UTF-8 path");
+    let inspected = run("inspect", &["--model", model]);
+    assert_eq!(inspected.code, 0, "{inspected:?}");
+    for told in ["of the release, with a prefix", "images, not loaded"] {
+        assert!(inspected.stdout.contains(told), "{inspected:?}");
+    }
+}
+
+#[test]
+fn every_command_says_that_a_gguf_file_is_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model-Q4_K.gguf");
+    std::fs::write(&path, b"GGUF\x03\0\0\0").expect("the directory is writable");
+    for model in [dir.path(), &path] {
+        let model = model.to_str().expect("a UTF-8 path");
+        for (command, arguments) in [
+            ("inspect", &[][..]),
+            ("generate", &["--device", "flex", "-p", "Hello"]),
+            ("chat", &["--device", "flex"]),
+            ("serve", &["--device", "flex"]),
+        ] {
+            let ended = run(command, &[&["--model", model], arguments].concat());
+            assert_eq!(
+                (ended.code, &*ended.stdout),
+                (1, ""),
+                "{command}: {ended:?}"
+            );
+            assert!(
+                ended.stderr.contains("is a GGUF file"),
+                "{command}: {ended:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_drafter_without_tensors_is_warned_of_once() {
+    let dir = copy(&[]);
+    let path = dir.path().join("model.safetensors");
+    let file = std::fs::read(&path).expect("a copy");
+    let tensors = SafeTensors::deserialize(&file).expect("the asset is valid");
+    let trunk = tensors.iter().filter(|(name, _)| !name.starts_with("mtp."));
+    let written = safetensors::serialize(trunk, None).expect("valid tensors");
+    std::fs::write(&path, written).expect("the directory is writable");
+    let model = dir.path().to_str().expect("a UTF-8 path");
+    let inspected = run("inspect", &["--model", model]);
+    assert_eq!(inspected.code, 0, "{inspected:?}");
+    assert!(inspected.stdout.contains("0 MTP"), "{inspected:?}");
+    let warnings = inspected.stderr.matches("names an MTP layer").count();
+    assert_eq!(warnings, 1, "{inspected:?}");
+}
