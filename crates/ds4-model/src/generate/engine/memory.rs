@@ -2,8 +2,9 @@
 
 use burn::tensor::Device;
 
+use super::scheduler::Size;
 use super::setup::Setup;
-use crate::cache::CacheError;
+use crate::cache::{CacheConfig, CacheError, Rollback};
 use crate::generate::error::GenerateError;
 
 /// Bytes of a device that are left for what steps and chunks of prompts work with: a tenth of what
@@ -26,9 +27,27 @@ fn without_workspace(free: u64) -> u64 {
 }
 
 impl Setup<'_> {
-    /// Bytes that the caches of one lane of so many positions take on each device.
-    fn bytes_by_device(&self, capacity: usize) -> Result<DeviceBytes, GenerateError> {
-        let (model, options) = (self.model.config(), self.cache_config(1, capacity));
+    /// What caches are made by whose texts may turn out to be shorter by up to `padding` positions.
+    pub(super) fn padded_config(
+        &self,
+        batch: usize,
+        capacity: usize,
+        padding: usize,
+    ) -> CacheConfig {
+        let mut options = self.cache_config(batch, capacity);
+        if let Rollback::Bounded(positions) = &mut options.rollback {
+            *positions = positions.saturating_add(padding);
+        }
+        options
+    }
+
+    /// Bytes that caches take on each device.
+    fn bytes_by_device(
+        &self,
+        [capacity, texts, padding]: Size,
+    ) -> Result<DeviceBytes, GenerateError> {
+        let model = self.model.config();
+        let options = self.padded_config(1, capacity, padding);
         let (layout, placement) = self.model.trunk_cache();
         let mut all = DeviceBytes::new();
         for run in placement.runs() {
@@ -42,20 +61,28 @@ impl Setup<'_> {
                 drafter.layout(model).bytes(options)?,
             );
         }
+        for (_, bytes) in &mut all {
+            *bytes = bytes.saturating_mul(texts);
+        }
         Ok(all)
+    }
+
+    /// Bytes that caches take.
+    pub(super) fn bytes_of(&self, size: Size) -> Result<usize, GenerateError> {
+        let all = self.bytes_by_device(size)?;
+        let bytes = all.iter().map(|(_, bytes)| *bytes);
+        Ok(bytes.fold(0, usize::saturating_add))
     }
 
     /// Bytes that the caches of one lane of so many positions take.
     pub(super) fn bytes(&self, capacity: usize) -> Result<usize, GenerateError> {
-        let all = self.bytes_by_device(capacity)?;
-        let bytes = all.iter().map(|(_, bytes)| *bytes);
-        Ok(bytes.fold(0, usize::saturating_add))
+        self.bytes_of([capacity, 1, 0])
     }
 
     /// The most bytes that caches may take, from the memory that is free now; `None` where no
     /// device tells.
     pub(super) fn free_for_caches(&self) -> Result<Option<usize>, GenerateError> {
-        let all = self.bytes_by_device(self.config.capacity)?;
+        let all = self.bytes_by_device([self.config.capacity, 1, 0])?;
         let whole: usize = all.iter().map(|(_, bytes)| *bytes).sum();
         let prefixes = 2 * self.config.prefix_bytes as u128;
         let bounds = all.iter().filter_map(|(device, own)| {
@@ -72,10 +99,18 @@ impl Setup<'_> {
     /// Whether all devices have memory for some caches, of so many positions and lanes each, beside
     /// what there is.
     pub(super) fn has_place(&self, caches: &[[usize; 2]]) -> Result<bool, GenerateError> {
+        let sizes = caches
+            .iter()
+            .map(|[capacity, lanes]| [*capacity, *lanes, 0]);
+        self.has_place_for(&sizes.collect::<Vec<_>>())
+    }
+
+    /// The same for caches of so many positions and texts each, with [padding](Size).
+    pub(super) fn has_place_for(&self, caches: &[Size]) -> Result<bool, GenerateError> {
         let mut needed = DeviceBytes::new();
-        for &[capacity, lanes] in caches.iter().filter(|[_, lanes]| *lanes > 0) {
-            for (device, own) in self.bytes_by_device(capacity)? {
-                add_bytes(&mut needed, &device, own.saturating_mul(lanes));
+        for size in caches.iter().filter(|[_, texts, _]| *texts > 0) {
+            for (device, own) in self.bytes_by_device(*size)? {
+                add_bytes(&mut needed, &device, own);
             }
         }
         Ok(needed.iter().all(|(device, own)| {

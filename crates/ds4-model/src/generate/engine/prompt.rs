@@ -15,25 +15,26 @@ impl Engine<'_> {
     pub(super) fn process(&mut self, mut call: Call) -> Result<(), GenerateError> {
         // Memory may have been refused to a call before.
         let scheduler = &self.scheduler;
-        call.rows.retain(|row| scheduler.place(row.id).is_some());
-        let mut sequences: Vec<usize> = call.rows.iter().map(|row| row.sequence).collect();
-        sequences.dedup();
-        for row in &mut call.rows {
-            row.sequence = sequences.partition_point(|own| *own < row.sequence);
-        }
+        call.retain(|row| scheduler.place(row.id).is_some());
         let Some(first) = call.rows.first().copied() else {
             return Ok(());
         };
-        let caches = match sequences.len() {
+        let [sequences, _] = call.shape();
+        let caches = match sequences {
             1 => self.process_chunk(first)?,
             _ => self.process_together(&call)?,
         };
         let Some(caches) = caches else {
-            call.rows
-                .iter()
-                .for_each(|row| self.scheduler.refuse_text(row.id));
+            self.scheduler.refuse_call(&call.rows);
             return Ok(());
         };
+        let length = caches.trunk.lengths()[0];
+        if sequences == 1 && length < first.first {
+            // What was to be restored is gone. Chunks are planned anew from where it begins now.
+            let rows = call.rows.iter();
+            rows.for_each(|row| self.scheduler.put_back(row.id));
+            return Ok(());
+        }
         for row in &call.rows {
             if let Some(text) = self.texts.get_mut(&row.id) {
                 text.processed = text.processed.max(row.end.min(text.prompt));
@@ -48,8 +49,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Processes the next chunk of a text. Returns the caches that have it; `None` where there was
-    /// no memory for any.
+    /// Processes the next chunk of a text. Returns the caches that have it, or what is before it if
+    /// that is not all there; `None` where there was no memory for any.
     fn process_chunk(&mut self, row: Row) -> Result<Option<Caches>, GenerateError> {
         let (setup, text) = (&self.setup, self.texts.get_mut(&row.id));
         let text = text.expect("the text of a row");
@@ -61,7 +62,7 @@ impl Engine<'_> {
             return Ok(None);
         };
         let (start, end) = (caches.trunk.lengths()[0], row.end);
-        if start < end {
+        if start >= row.first && start < end {
             self.prompt_calls += 1;
             forward(setup, &mut caches, &[&text.tokens[start..=end]])?;
             if self.prefixes.is_wanted() && row.is_marked {
@@ -77,10 +78,9 @@ impl Engine<'_> {
         let [_, width] = call.shape();
         let mut rows: Vec<Row> = call.rows.clone();
         rows.dedup_by_key(|row| row.sequence);
-        let shortest = rows.iter().map(|row| row.end).min().unwrap_or(0);
         let caches = self
             .setup
-            .new_padded_caches(rows.len(), width.max(1), width - shortest);
+            .new_padded_caches(rows.len(), width.max(1), call.padding());
         let Some(mut caches) = if_fitting(caches)? else {
             return Ok(None);
         };

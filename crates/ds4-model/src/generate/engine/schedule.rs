@@ -5,7 +5,7 @@ use super::group::Group;
 use super::lanes::Lanes;
 use super::memory::if_fitting;
 use super::prefix::PrefixCache;
-use super::scheduler::{Change, Full, GroupId, Memory, NewTask, Place};
+use super::scheduler::{Change, Full, GroupId, Memory, NewTask, Place, Size};
 use super::setup::Setup;
 use super::state::{Engine, Texts};
 use super::text::{Output, Text};
@@ -21,13 +21,13 @@ struct KnownMemory<'e, 's> {
 }
 
 impl Memory for KnownMemory<'_, '_> {
-    fn bytes(&self, positions: usize) -> usize {
+    fn bytes_of(&self, size: Size) -> usize {
         // What cannot be made takes more than there is.
-        self.setup.bytes(positions).unwrap_or(usize::MAX)
+        self.setup.bytes_of(size).unwrap_or(usize::MAX)
     }
 
-    fn has_place(&self, caches: &[[usize; 2]]) -> bool {
-        self.setup.has_place(caches).unwrap_or(false)
+    fn has_place(&self, caches: &[Size]) -> bool {
+        self.setup.has_place_for(caches).unwrap_or(false)
     }
 
     fn is_ready(&self, capacity: usize) -> bool {
@@ -161,28 +161,27 @@ impl Engine<'_> {
             texts,
         };
         let plan = scheduler.plan(&full, &mut memory);
-        if self.carry_out(plan.changes)? {
-            for call in plan.calls {
-                self.process(call)?;
-            }
-            for group in plan.decoded {
-                self.decode(group)?;
-            }
-            let Self {
-                scheduler,
-                setup,
-                prefixes,
-                texts,
-                ..
-            } = self;
-            let memory = KnownMemory {
-                setup,
-                prefixes,
-                texts,
-            };
-            let changes = scheduler.tidy(&memory);
-            self.carry_out(changes)?;
+        self.carry_out(plan.changes)?;
+        for call in plan.calls {
+            self.process(call)?;
         }
+        for group in self.scheduler.decoded() {
+            self.decode(group)?;
+        }
+        let Self {
+            scheduler,
+            setup,
+            prefixes,
+            texts,
+            ..
+        } = self;
+        let memory = KnownMemory {
+            setup,
+            prefixes,
+            texts,
+        };
+        let changes = scheduler.tidy(&memory);
+        self.carry_out(changes)?;
         Ok(std::mem::take(&mut self.outputs))
     }
 
@@ -214,24 +213,24 @@ impl Engine<'_> {
         Ok(full)
     }
 
-    /// Carries out changes; `false` if there is no memory for one. Of those after it, only texts
-    /// that fail do so.
-    fn carry_out(&mut self, changes: Vec<Change>) -> Result<bool, GenerateError> {
-        let mut is_granted = true;
+    /// Carries out changes, up to one for which there is no memory. What follows from that one is
+    /// not planned any more.
+    fn carry_out(&mut self, changes: Vec<Change>) -> Result<(), GenerateError> {
         for change in changes {
-            if is_granted || matches!(change, Change::Fail { .. }) {
-                is_granted &= self.change(change)?;
+            if self.change(change)? {
+                continue;
             }
-        }
-        if !is_granted {
             let groups = self.groups.iter();
             let groups = groups.map(|group| (group.id, &group.texts[..]));
             self.scheduler.restore(groups);
-            for text in self.texts.values_mut() {
-                text.caches = None;
+            for (id, text) in &mut self.texts {
+                if self.scheduler.place(*id).is_none() {
+                    text.caches = None;
+                }
             }
+            return Ok(());
         }
-        Ok(is_granted)
+        Ok(())
     }
 
     /// Carries out a change; `false` if there is no memory for it.

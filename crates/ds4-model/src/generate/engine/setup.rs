@@ -166,10 +166,7 @@ impl Setup<'_> {
         padding: usize,
     ) -> Result<Caches, GenerateError> {
         recorder::note_launch();
-        let mut options = self.cache_config(batch, capacity);
-        if let Rollback::Bounded(positions) = &mut options.rollback {
-            *positions = positions.saturating_add(padding);
-        }
+        let options = self.padded_config(batch, capacity, padding);
         let drafter = self.drafter.as_ref();
         Ok(Caches {
             trunk: self.model.new_cache(options)?,

@@ -19,7 +19,9 @@ pub enum FinishReason {
     StopString,
     /// The requested number of tokens was generated.
     Length,
-    /// The model's longest context was reached.
+    /// The longest context was reached: the model's, or [`EngineConfig::context`].
+    ///
+    /// [`EngineConfig::context`]: crate::generate::EngineConfig::context
     ContextFull,
 }
 

@@ -1,14 +1,17 @@
 //! Which prompts are processed between two steps.
 
-use super::plan::{Call, Place, Plan, Row};
+use super::lanes::Group;
+use super::plan::{Call, GroupId, Place, Plan, Row};
 use super::task::chunk_end;
-use super::{Memory, Scheduler};
+use super::{Memory, Scheduler, Size};
 
 impl Scheduler {
     /// Plans calls over prompts, as many tokens as a chunk has, and calls that take no longer.
     pub(super) fn admit(&mut self, memory: &mut dyn Memory, plan: &mut Plan) {
         let mut left = self.limits.chunk;
-        let (mut before, mut is_blocked) = (None, false);
+        let mut before = None;
+        // Whoever has given way waits until those who are stuck have their lanes.
+        let mut is_blocked = self.tasks.iter().any(|task| task.stuck_in.is_some());
         loop {
             let mut tasks = self.tasks.iter();
             let next = tasks.position(|task| {
@@ -19,10 +22,6 @@ impl Scheduler {
                 return;
             };
             let task = &self.tasks[index];
-            if task.is_uncounted {
-                is_blocked = true;
-                continue;
-            }
             let (id, is_new) = (task.new.id, task.place.is_none());
             if is_new && self.placed() >= self.limits.lanes {
                 is_blocked = true;
@@ -31,8 +30,9 @@ impl Scheduler {
             if is_new {
                 self.tasks[index].processed = memory.known(id);
             }
+            let chunk = self.chunk(index);
             let task = &self.tasks[index];
-            let count = self.chunk(index).0 - task.processed;
+            let count = chunk.0 - task.processed;
             // A chunk that marks divide counts for one call.
             let sum = match before {
                 Some((own, sum)) if own == id && task.processed + 1 < task.new.prompt => sum,
@@ -52,62 +52,78 @@ impl Scheduler {
             left -= cost;
             before = Some((id, sum + count));
             let mut call = Call::default();
-            self.push_row(index, 0, &mut call);
-            if call.rows[0].enters {
+            self.push_row(index, chunk, 0, &mut call);
+            // After a refusal, nobody begins beside it.
+            is_blocked |= is_new && self.tasks[index].is_modest;
+            let enters = call.rows[0].enters;
+            if enters && !is_blocked {
                 self.add_others(is_new, left + cost, &mut call, memory, plan);
                 let [sequences, width] = call.shape();
                 left -= (sequences * width).saturating_sub(cost).min(left);
             }
-            self.call_bytes = self.call_bytes.max(self.bytes_of(&call, memory));
+            if is_new || enters {
+                self.prompts.push(self.caches_of(&call));
+            }
             plan.calls.push(call);
         }
     }
 
     /// Where the next chunk of a text ends, and whether it is marked there.
     fn chunk(&self, index: usize) -> (usize, bool) {
-        let task = &self.tasks[index];
+        let (task, limits) = (&self.tasks[index], &self.limits);
         let last = task.new.prompt.min(task.tokens) - 1;
         if task.processed < last {
-            let Self { limits, .. } = self;
             return chunk_end([task.processed, last], limits.chunk, limits.marks);
         }
-        // What it has generated once, it gets again as it was, in calls of a few tokens.
-        (
-            (task.processed + self.limits.exact_rows).min(task.last()),
-            false,
-        )
+        // What it has generated once, it gets again as it was: in calls of a few tokens, where its
+        // steps have no more.
+        let is_exact = |place| self.rows_of(place) <= limits.exact_rows;
+        match task.place.is_none_or(is_exact) {
+            true => ((task.processed + limits.exact_rows).min(task.last()), false),
+            false => chunk_end([task.processed, task.last()], limits.chunk, false),
+        }
     }
 
     /// Finds a lane for a text that waits; `false` if it has to wait for longer, or ends here.
     fn begin(&mut self, index: usize, memory: &mut dyn Memory, plan: &mut Plan) -> bool {
         let task = self.tasks[index];
-        let capacity = self.capacity_of(task.tokens, task.new.all);
+        let capacity = self.size_of(&task);
         let is_alone = self.placed() == 0;
         // Steps go on while tables for long texts are worked out.
         let is_ready = is_alone || memory.is_ready(capacity);
-        let prompts = [task.tokens];
-        let mut place = None;
-        if is_ready && !(is_alone && self.is_refused) {
-            place = self.reserve(task.new.id, capacity, &prompts, memory, plan);
+        if is_ready && !task.is_refused {
+            let prompts = Some([task.tokens, 1, 0]);
+            let place = self.reserve(task.new.id, capacity, prompts, memory, plan);
+            self.tasks[index].place = place;
+            if place.is_some() {
+                return true;
+            }
         }
-        if place.is_none() && is_alone && memory.give_back() {
-            self.tasks[index].processed = memory.known(task.new.id);
-            place = self.reserve(task.new.id, capacity, &prompts, memory, plan);
-        }
-        if place.is_none() && is_alone {
-            // Nobody else can leave what is missing.
-            self.fail(index, capacity, plan);
+        self.tasks[index].processed = 0;
+        if !is_ready || self.asks.is_some() || self.gives_back {
             return false;
         }
-        let task = &mut self.tasks[index];
-        task.place = place;
-        task.processed *= usize::from(place.is_some());
-        place.is_some()
+        if !is_alone {
+            self.drop_unused(plan, |own| own.id.capacity == capacity);
+            return false;
+        }
+        // It needs one lane itself, and nobody else can leave what is missing.
+        let own = GroupId { capacity, way: 0 };
+        let is_needed = |group: &Group| group.id == own && group.lanes.len() == 1;
+        if !self.drop_unused(plan, is_needed) && !self.give_back(memory) {
+            self.fail(index, capacity, plan);
+        }
+        false
     }
 
     /// Adds the next chunk of a text that has a lane to a call.
-    fn push_row(&mut self, index: usize, sequence: usize, call: &mut Call) {
-        let (end, is_marked) = self.chunk(index);
+    fn push_row(
+        &mut self,
+        index: usize,
+        (end, is_marked): (usize, bool),
+        sequence: usize,
+        call: &mut Call,
+    ) {
         let task = &mut self.tasks[index];
         let enters = end == task.last();
         call.rows.push(Row {
@@ -119,15 +135,18 @@ impl Scheduler {
             is_marked,
             enters,
         });
-        task.processed = end;
-        task.is_decoded = enters;
+        (task.processed, task.is_decoded) = (end, enters);
+        if enters {
+            // Its caches are those of its lane from now on.
+            self.forget_refusals();
+        }
     }
 
-    /// Bytes of the caches that a call is over.
-    fn bytes_of(&self, call: &Call, memory: &dyn Memory) -> usize {
+    /// The caches that a call is over.
+    fn caches_of(&self, call: &Call) -> Size {
         let of = |row: &Row| Some(self.tasks[self.index(row.id)?].tokens);
         let longest = call.rows.iter().filter_map(of).max().unwrap_or(0);
-        call.shape()[0].saturating_mul(memory.bytes(longest))
+        [longest, call.shape()[0], call.padding()]
     }
 
     /// Rows of a step of the group of a lane.
@@ -158,22 +177,30 @@ impl Scheduler {
             let task = self.tasks[index];
             let [sequences, width] = call.shape();
             let is_same = task.is_like(&leader);
-            let width = width.max(task.last());
-            let rows = (sequences + 1) * width;
+            let (sequences, width) = match is_same {
+                true => (sequences, width),
+                false => (sequences + 1, width.max(task.last())),
+            };
+            let rows = sequences * width;
+            let chunk = self.chunk(index);
             let is_short = is_whole
-                && self.chunk(index) == (task.last(), false)
+                && chunk == (task.last(), false)
                 && rows <= most
                 && rows <= 2 * (used + task.last())
                 && memory.known(task.new.id) == 0;
-            let may_begin = task.place.is_none() && !task.is_uncounted;
+            let may_begin = task.place.is_none() && !task.is_modest;
             if !may_begin || self.placed() >= self.limits.lanes || !(is_same || is_short) {
                 return;
             }
-            let capacity = self.capacity_of(task.tokens, task.new.all);
-            let prompts = vec![longest.max(width + 1); sequences + usize::from(!is_same)];
+            let capacity = self.size_of(&task);
+            let padding = match is_same {
+                true => call.padding(),
+                false => width - task.last().min(call.shape()[1] - call.padding()),
+            };
+            let prompts = Some([longest.max(width + 1), sequences, padding]);
             let place = memory.is_ready(capacity).then(|| {
                 let id = task.new.id;
-                self.reserve(id, capacity, &prompts, memory, plan)
+                self.reserve(id, capacity, prompts, memory, plan)
             });
             let Some(place) = place.flatten() else {
                 return;
@@ -182,8 +209,8 @@ impl Scheduler {
             let is_exact = |place: Place| self.rows_of(place) <= self.limits.exact_rows;
             let mut places = call.rows.iter().map(|row| row.place).chain([place]);
             let is_any = places.any(is_exact);
-            if !is_same && is_any && rows > self.limits.exact_rows {
-                self.put_back(index);
+            if sequences > 1 && is_any && rows > self.limits.exact_rows {
+                self.put_back_at(index);
                 return;
             }
             if is_same {
@@ -195,7 +222,7 @@ impl Scheduler {
                 continue;
             }
             used += task.last();
-            self.push_row(index, sequences, call);
+            self.push_row(index, chunk, sequences - 1, call);
             leader = task;
         }
     }

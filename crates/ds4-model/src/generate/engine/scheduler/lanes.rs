@@ -1,7 +1,8 @@
 //! Lanes, and the memory for them.
 
 use super::plan::{Change, GroupId, Place, Plan};
-use super::{Memory, Scheduler};
+use super::task::Task;
+use super::{Memory, Scheduler, Size};
 use crate::generate::request_id::RequestId;
 
 /// How many times as many positions the lanes of the next larger size have.
@@ -61,32 +62,37 @@ impl Scheduler {
         self.capacity_for(tokens.saturating_add(step).min(all))
     }
 
+    /// Positions of the lane that a text gets.
+    pub(super) fn size_of(&self, task: &Task) -> usize {
+        let [least, _] = self.limits.step;
+        match task.tokens > task.new.prompt {
+            // One that has given way gets no larger lane than it had, unless that was full.
+            true => self.capacity_for(task.last().saturating_add(least).min(task.new.all)),
+            false => self.capacity_of(task.tokens, task.new.all),
+        }
+    }
+
     /// Bytes of all lanes, and of texts that are being processed.
     fn bytes(&self, memory: &dyn Memory) -> usize {
         let lanes = self.groups.iter();
-        let lanes = lanes.map(|own| own.lanes.len() * memory.bytes(own.id.capacity));
+        let lanes = lanes.map(|own| memory.bytes_of([own.id.capacity, own.lanes.len(), 0]));
         let begun = self.tasks.iter();
         let begun = begun.filter(|task| task.place.is_some() && !task.is_decoded);
         let begun = begun.map(|task| memory.bytes(task.tokens));
         lanes.chain(begun).fold(0, usize::saturating_add)
     }
 
-    /// A lane of so many positions for a text, beside caches of so many positions in which prompts
-    /// are processed; `None` if there is no memory for both.
+    /// A lane of so many positions for a text, beside caches in which prompts are processed; `None`
+    /// if there is no memory for both.
     pub(super) fn reserve(
         &mut self,
         id: RequestId,
         capacity: usize,
-        prompts: &[usize],
+        prompts: Option<Size>,
         memory: &dyn Memory,
         plan: &mut Plan,
     ) -> Option<Place> {
-        let place = self
-            .vacant_lane(capacity, prompts, memory, plan)
-            .or_else(|| {
-                let is_any = self.drop_unused(plan, |group| group.capacity == capacity);
-                is_any.then(|| self.vacant_lane(capacity, prompts, memory, plan))?
-            })?;
+        let place = self.vacant_lane(id, capacity, prompts, memory, plan)?;
         let group = self.groups.iter_mut().find(|own| own.id == place.group);
         group.expect("that of the lane").lanes[place.lane] = Some(id);
         Some(place)
@@ -94,8 +100,9 @@ impl Scheduler {
 
     fn vacant_lane(
         &mut self,
+        asking: RequestId,
         capacity: usize,
-        prompts: &[usize],
+        prompts: Option<Size>,
         memory: &dyn Memory,
         plan: &mut Plan,
     ) -> Option<Place> {
@@ -115,20 +122,29 @@ impl Scheduler {
                 .fits([capacity, 0, 0], prompts, memory)
                 .then_some(place);
         }
-        // For all who wait for such lanes, or twice as many, or one more.
-        let waiting = self.tasks.iter().filter(|task| task.place.is_none());
-        let waiting =
-            waiting.filter(|task| self.capacity_of(task.tokens, task.new.all) == capacity);
-        let wanted = (lanes + waiting.count().div_ceil(self.limits.ways)).next_power_of_two();
+        // For all who want such lanes, or twice as many, or one more.
+        let wants = |task: &&Task| match task.place {
+            None => self.size_of(task) == capacity,
+            Some(own) => task.is_full && self.capacity_for(own.group.capacity + 1) == capacity,
+        };
+        let wanting = self.tasks.iter().filter(wants).count();
+        let wanted = (lanes + wanting.div_ceil(self.limits.ways)).next_power_of_two();
         let most = self.limits.lanes.div_ceil(self.limits.ways);
+        let task = &self.tasks[self.index(asking)?];
+        let may_ask = self.asks.is_none() && !self.gives_back && !task.is_refused;
         let more = [wanted, 2 * lanes, lanes + 1].map(|more| more.min(most));
-        let more = more.into_iter().filter(|more| *more > lanes);
+        let more = more.into_iter().filter(|more| {
+            let is_modest = *more == lanes + 1 || !task.is_modest;
+            may_ask && is_modest && *more > lanes
+        });
         let fitting = |more: &usize| self.fits([capacity, lanes, *more], prompts, memory);
         let Some(more) = { more }.find(fitting) else {
             let mut alike = self.groups.iter().filter(|own| own.id.capacity == capacity);
             let place = alike.find_map(Group::vacant);
             return place.filter(|_| self.fits([capacity, 0, 0], prompts, memory));
         };
+        self.asks = Some((asking, more == lanes + 1));
+        self.lanes = Some([capacity, more, 0]);
         match lanes {
             0 => {
                 let after = self.groups.partition_point(|own| own.id < id);
@@ -154,51 +170,80 @@ impl Scheduler {
     fn fits(
         &self,
         [capacity, lanes, more]: [usize; 3],
-        prompts: &[usize],
+        prompts: Option<Size>,
         memory: &dyn Memory,
     ) -> bool {
-        let added = memory.bytes(capacity).saturating_mul(more - lanes);
-        if self.is_refused && more > lanes {
-            return false;
-        }
-        // All lanes are made before the first call.
-        let prompt_bytes = prompts.iter().map(|tokens| memory.bytes(*tokens));
-        let prompt_bytes = prompt_bytes.fold(0, usize::saturating_add);
-        let needed = added.saturating_add(prompt_bytes.max(self.call_bytes));
+        let added = memory.bytes_of([capacity, more - lanes, 0]);
+        // All lanes are made before the first call, and calls follow each other.
+        let of_calls = self.prompts.iter().chain(&prompts);
+        let of_calls = of_calls.map(|size| memory.bytes_of(*size)).max();
+        let needed = added.saturating_add(of_calls.unwrap_or(0));
         if self.bytes(memory).saturating_add(needed) > self.limits.bytes {
             return false;
         }
-        let mut caches: Vec<[usize; 2]> = prompts.iter().map(|tokens| [*tokens, 1]).collect();
-        caches.push([capacity, more]);
+        let mut caches: Vec<Size> = self.prompts.iter().chain(&prompts).copied().collect();
+        caches.extend(self.lanes);
+        caches.extend((more > lanes).then_some([capacity, more, 0]));
         memory.has_place(&caches)
     }
 
     /// Drops groups without texts, but for those that are to be kept; `false` if there are none.
-    fn drop_unused(&mut self, plan: &mut Plan, is_kept: impl Fn(GroupId) -> bool) -> bool {
+    pub(super) fn drop_unused(
+        &mut self,
+        plan: &mut Plan,
+        is_kept: impl Fn(&Group) -> bool,
+    ) -> bool {
         let before = self.groups.len();
         self.groups.retain(|own| {
-            let is_used = own.texts() > 0 || is_kept(own.id);
+            let is_used = own.texts() > 0 || is_kept(own);
             if !is_used {
                 plan.changes.push(Change::Drop(own.id));
             }
             is_used
         });
-        self.groups.len() < before
+        let is_any = self.groups.len() < before;
+        if is_any {
+            self.gives_back = true;
+            self.forget_refusals();
+        }
+        is_any
+    }
+
+    /// Makes the vacant lanes of a group go for a text; `false` if there are none, or no memory for
+    /// the others beside them.
+    pub(super) fn drop_vacant(
+        &mut self,
+        id: RequestId,
+        memory: &dyn Memory,
+        plan: &mut Plan,
+    ) -> bool {
+        let task = self.index(id).map(|index| &self.tasks[index]);
+        if task.is_none_or(|task| task.is_refused) {
+            return false;
+        }
+        for group in 0..self.groups.len() {
+            let texts = self.groups[group].texts();
+            if self.arrange(group, texts, memory, plan) {
+                self.asks = Some((id, true));
+                return true;
+            }
+        }
+        false
     }
 
     /// Makes the lanes of a group as few as `lanes`, if there is memory for the new ones beside the
     /// old ones.
-    pub(super) fn arrange(
+    fn arrange(
         &mut self,
         group: usize,
         lanes: usize,
         memory: &dyn Memory,
         plan: &mut Plan,
-    ) {
+    ) -> bool {
         let own = &mut self.groups[group];
         own.roomy_steps = 0;
-        if lanes >= own.lanes.len() || !memory.has_place(&[[own.id.capacity, lanes]]) {
-            return;
+        if lanes >= own.lanes.len() || !memory.has_place(&[[own.id.capacity, lanes, 0]]) {
+            return false;
         }
         let kept = (0..own.lanes.len()).filter(|lane| own.lanes[*lane].is_some());
         let mut kept: Vec<Option<usize>> = kept.map(Some).collect();
@@ -211,13 +256,16 @@ impl Scheduler {
             }
         }
         plan.changes.push(Change::Arrange(own.id, kept));
+        self.gives_back = true;
+        self.forget_refusals();
+        true
     }
 
     /// After a step: lanes become fewer of which few have had texts for some time while nobody
     /// waits, and groups go that nobody uses. One lane of the smallest size is kept for the next
     /// text, with what is recorded.
     pub(crate) fn tidy(&mut self, memory: &dyn Memory) -> Vec<Change> {
-        let mut plan = Plan::default();
+        let mut plan = self.new_plan();
         let is_calm = self.waiting() == 0;
         for group in 0..self.groups.len() {
             let own = &mut self.groups[group];
@@ -229,10 +277,8 @@ impl Scheduler {
             }
         }
         let base = self.capacity_for(1);
-        let lone = self.groups.iter().filter(|own| own.lanes.len() == 1);
-        let lone: Vec<GroupId> = lone.map(|own| own.id).collect();
-        self.drop_unused(&mut plan, |group| {
-            group.capacity == base && lone.contains(&group)
+        self.drop_unused(&mut plan, |own| {
+            own.id.capacity == base && own.lanes.len() == 1
         });
         plan.changes
     }

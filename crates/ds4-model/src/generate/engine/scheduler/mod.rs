@@ -8,7 +8,22 @@
 //! - Between two steps, the calls over prompts take no longer than one of a chunk. Short prompts
 //!   that wait go through one call, as far as their texts stay the same.
 //! - Where a text needs a larger lane and there is no memory for it, the youngest texts give way.
-//!   So the oldest goes on whatever happens, and each is the oldest some day.
+//!
+//! A plan either gives memory back or asks for it, and has one text ask for lanes at most. So what
+//! the devices tell of their memory holds while the plan is carried out, and a refusal is that of
+//! one text, which asks no more until something is given back.
+//!
+//! **Nothing hangs.** A text in a lane gains a token each step, unless it is stuck: its lane is
+//! full. While one is stuck, no text begins. Each plan then gives it a larger lane, or gives
+//! something back: unused lanes, what is kept of ended texts, vacant lanes, and last the lane of the
+//! youngest text. There is only so much of that, so in the end the text has its lane, or has given
+//! way itself to older ones, or is alone and ends with an error. A text gives way only if it fits
+//! again when it is alone; one that would not goes on to its end. A text that has given way returns
+//! to a lane of at least the size that it had, and only older texts that outgrow their lanes, a few
+//! times each, take it again. So the oldest of the highest priority gets to its end, and then the
+//! next one. The first that waits begins at the latest when no other text has a lane: then all that
+//! it does not need itself is given back, one thing after the other, and it ends with an error if
+//! it is refused even so.
 
 mod admission;
 mod lanes;
@@ -50,13 +65,21 @@ pub(super) struct Limits {
     pub(super) bytes: usize,
 }
 
+/// Caches that are made: positions, texts, and positions by which texts may turn out to be shorter.
+pub(super) type Size = [usize; 3];
+
 /// What there is besides texts and lanes.
 pub(super) trait Memory {
-    /// Bytes of the caches of a text of so many positions.
-    fn bytes(&self, positions: usize) -> usize;
+    /// Bytes of caches.
+    fn bytes_of(&self, size: Size) -> usize;
 
-    /// Whether the devices have place for some caches, of so many positions and texts each.
-    fn has_place(&self, caches: &[[usize; 2]]) -> bool;
+    /// Bytes of the caches of a text of so many positions.
+    fn bytes(&self, positions: usize) -> usize {
+        self.bytes_of([positions, 1, 0])
+    }
+
+    /// Whether the devices have place for some caches, beside all that there is.
+    fn has_place(&self, caches: &[Size]) -> bool;
 
     /// Whether caches of so many positions can be made at once.
     fn is_ready(&self, capacity: usize) -> bool;
@@ -83,10 +106,15 @@ pub(super) struct Scheduler {
     tasks: Vec<Task>,
     /// Smaller lanes first.
     groups: Vec<Group>,
-    /// Whether a device has refused memory in the last step.
-    is_refused: bool,
-    /// Bytes of the caches of one of the calls that are planned, at most.
-    call_bytes: usize,
+    /// The text for which this plan asks the devices for lanes, and whether they are as few as can
+    /// be.
+    asks: Option<(RequestId, bool)>,
+    /// Whether this plan gives memory back. It asks for no more then.
+    gives_back: bool,
+    /// The lanes that it gets.
+    lanes: Option<Size>,
+    /// Caches of prompts that this plan begins.
+    prompts: Vec<Size>,
 }
 
 impl Scheduler {
@@ -95,8 +123,10 @@ impl Scheduler {
             limits,
             tasks: Vec::new(),
             groups: Vec::new(),
-            is_refused: false,
-            call_bytes: 0,
+            asks: None,
+            gives_back: false,
+            lanes: None,
+            prompts: Vec::new(),
         }
     }
 
@@ -118,8 +148,7 @@ impl Scheduler {
     /// Notes how many tokens a text has that is preempted.
     pub(super) fn set_tokens(&mut self, id: RequestId, tokens: usize) {
         if let Some(index) = self.index(id) {
-            let task = &mut self.tasks[index];
-            (task.tokens, task.is_uncounted) = (tokens, false);
+            self.tasks[index].tokens = tokens;
         }
     }
 
@@ -138,51 +167,112 @@ impl Scheduler {
         self.tasks.len() - self.running()
     }
 
-    /// Plans a step. These texts are full; their group has no step ahead.
+    /// Groups whose texts gain tokens: a position of each lane, and those of drafts.
+    pub(super) fn decoded(&self) -> Vec<GroupId> {
+        let groups = self.groups.iter().map(|own| own.id);
+        let decoded = groups.filter(|id| {
+            let of = |task: &&Task| task.place.is_some_and(|place| place.group == *id);
+            let mut own = self.tasks.iter().filter(of);
+            own.clone().any(|task| task.is_decoded) && own.all(|task| task.stuck_in != Some(*id))
+        });
+        decoded.collect()
+    }
+
+    /// Plans changes and calls. These texts are full; their group has no step ahead.
     pub(super) fn plan(&mut self, full: &[Full], memory: &mut dyn Memory) -> Plan {
-        let mut plan = Plan::default();
-        self.call_bytes = 0;
-        for full in full {
-            self.enlarge(*full, memory, &mut plan);
+        let mut plan = self.new_plan();
+        for task in &mut self.tasks {
+            let own = full.iter().find(|own| own.id == task.new.id);
+            let place = own.and(task.place);
+            let stuck = place.filter(|_| own.is_some_and(|own| own.is_stuck));
+            (task.is_full, task.stuck_in) = (place.is_some(), stuck.map(|place| place.group));
+        }
+        let full = self.tasks.iter().filter(|task| task.is_full);
+        let full: Vec<RequestId> = full.map(|task| task.new.id).collect();
+        for id in full {
+            self.enlarge(id, memory, &mut plan);
         }
         self.admit(memory, &mut plan);
-        self.is_refused = false;
-        let decoded = self.tasks.iter().filter(|task| task.is_decoded);
-        let decoded = decoded.filter_map(|task| Some(task.place?.group));
-        plan.decoded = decoded.collect();
-        plan.decoded.sort();
-        plan.decoded.dedup();
         plan
     }
 
-    /// Goes back to the groups that there are, with the texts that are decoded in their lanes,
-    /// after a device has had no memory for a change. All others wait.
+    fn new_plan(&mut self) -> Plan {
+        (self.asks, self.lanes, self.gives_back) = (None, None, false);
+        self.prompts.clear();
+        Plan::default()
+    }
+
+    /// Goes back to the groups that there are, after a device has had no memory for a change: that
+    /// one, and those after it, have not been made. Texts without their lane wait.
     pub(super) fn restore<'g>(
         &mut self,
         groups: impl Iterator<Item = (GroupId, &'g [Option<RequestId>])>,
     ) {
-        self.is_refused = true;
-        (0..self.tasks.len()).for_each(|index| self.put_back(index));
         let groups = groups.map(|(id, lanes)| Group::new(id, lanes.to_vec()));
         self.groups = groups.collect();
-        for own in &self.groups {
-            for (lane, id) in own.lanes.iter().enumerate() {
-                let task = self.tasks.iter_mut().find(|task| Some(task.new.id) == *id);
-                if let Some(task) = task {
-                    let group = own.id;
-                    (task.place, task.is_decoded) = (Some(Place { group, lane }), true);
-                    task.is_uncounted = false;
+        for index in 0..self.tasks.len() {
+            let id = self.tasks[index].new.id;
+            let known = self.groups.iter().find_map(|own| {
+                let lane = own.lanes.iter().position(|text| *text == Some(id))?;
+                Some(Place {
+                    group: own.id,
+                    lane,
+                })
+            });
+            if known.is_some() {
+                (self.tasks[index].place, self.tasks[index].is_decoded) = (known, true);
+                continue;
+            }
+            // Lanes are promised to texts that are not decoded yet.
+            let vacant = self.tasks[index].place.and_then(|place| {
+                let mut groups = self.groups.iter_mut();
+                let own = groups.find(|own| own.id == place.group)?;
+                own.lanes.get_mut(place.lane).filter(|lane| lane.is_none())
+            });
+            match vacant {
+                Some(lane) => *lane = Some(id),
+                None => {
+                    self.tasks[index].place = None;
+                    self.put_back_at(index);
                 }
             }
         }
+        if let Some((id, is_least)) = self.asks.take() {
+            self.refuse(id, is_least);
+        }
     }
 
-    /// Lets a text wait for whose caches a device has no memory.
-    pub(super) fn refuse_text(&mut self, id: RequestId) {
-        self.is_refused = true;
-        if let Some(index) = self.index(id) {
-            self.put_back(index);
+    /// Lets the texts of a call wait for whose caches a device has no memory.
+    pub(super) fn refuse_call(&mut self, rows: &[Row]) {
+        for row in rows {
+            self.put_back(row.id);
         }
+        if let Some(first) = rows.first() {
+            let is_alone = rows.iter().all(|row| row.id == first.id);
+            self.refuse(first.id, is_alone);
+        }
+    }
+
+    /// Lets a text wait that has a lane.
+    pub(super) fn put_back(&mut self, id: RequestId) {
+        if let Some(index) = self.index(id) {
+            self.put_back_at(index);
+        }
+    }
+
+    /// Notes that a text was refused memory, and whether it had asked for no more than it needs.
+    fn refuse(&mut self, id: RequestId, is_least: bool) {
+        if let Some(index) = self.index(id) {
+            let task = &mut self.tasks[index];
+            (task.is_refused, task.is_modest) = (is_least, true);
+        }
+    }
+
+    /// Notes that there is more memory than there was: whoever was refused may ask again.
+    fn forget_refusals(&mut self) {
+        self.tasks
+            .iter_mut()
+            .for_each(|task| task.is_refused = false);
     }
 
     fn index(&self, id: RequestId) -> Option<usize> {
@@ -203,11 +293,11 @@ impl Scheduler {
             && let Some(group) = self.groups.iter_mut().find(|own| own.id == place.group)
         {
             group.lanes[place.lane] = None;
+            self.forget_refusals();
         }
     }
 
-    /// Lets a text wait that has a lane.
-    fn put_back(&mut self, index: usize) {
+    fn put_back_at(&mut self, index: usize) {
         self.release(index);
         let task = &mut self.tasks[index];
         (task.is_decoded, task.processed) = (false, 0);
@@ -219,76 +309,83 @@ impl Scheduler {
         placed.any(|task| task.new.id != id)
     }
 
-    /// Gives a larger lane to a text that is full.
-    fn enlarge(&mut self, full: Full, memory: &mut dyn Memory, plan: &mut Plan) {
-        let Some(index) = self.index(full.id) else {
-            return;
-        };
-        let Some(from) = self.tasks[index].place else {
-            // It has given way to another.
+    /// Gives a larger lane to a text that is full, or something back for it.
+    fn enlarge(&mut self, id: RequestId, memory: &mut dyn Memory, plan: &mut Plan) {
+        let index = self.index(id).expect("a text that is full");
+        let Some(from) = self.tasks[index].place.filter(|_| !self.gives_back) else {
+            // It has given way, or another has for an older text.
             return;
         };
         let capacity = self.capacity_for(from.group.capacity + 1);
-        let mut to = self.reserve(full.id, capacity, &[], memory, plan);
-        if to.is_none() && memory.give_back() {
-            to = self.reserve(full.id, capacity, &[], memory, plan);
-        }
-        if to.is_none() && !full.is_stuck {
-            // A step of fewer drafts has place yet.
+        if let Some(to) = self.reserve(id, capacity, None, memory, plan) {
+            // Both lanes are its own until now.
+            self.release(index);
+            self.tasks[index].place = Some(to);
+            self.tasks[index].is_full = false;
+            plan.changes.push(Change::Move { id, from, to });
             return;
         }
-        let may_fit = memory.bytes(capacity) <= self.limits.bytes;
-        while to.is_none() && may_fit {
-            // The youngest of the lowest priority comes last.
-            let youngest = self.tasks.iter().rposition(|task| task.place.is_some());
-            let youngest = youngest.expect("one has a lane");
-            let id = self.tasks[youngest].new.id;
-            if id == full.id && !self.has_others(id) {
-                break;
-            }
-            self.preempt(youngest, memory, plan);
-            if id == full.id {
-                return;
-            }
-            to = self.reserve(full.id, capacity, &[], memory, plan);
+        if self.asks.is_some() {
+            return;
         }
-        // Lanes may have been arranged anew.
-        let index = self.index(full.id).expect("it is still there");
-        let from = self.tasks[index].place;
-        match to {
-            Some(to) => {
-                let id = full.id;
-                // Both lanes are its own until now.
-                let from = from.expect("it has a lane");
-                self.release(index);
-                self.tasks[index].place = Some(to);
-                plan.changes.push(Change::Move { id, from, to });
-            }
-            None => self.fail(index, capacity, plan),
+        // The rows move from one lane to the other.
+        let bytes = [capacity, from.group.capacity].map(|positions| memory.bytes(positions));
+        let may_fit = bytes[0].saturating_add(bytes[1]) <= self.limits.bytes;
+        if may_fit && (self.drop_unused(plan, |_| false) || self.give_back(memory)) {
+            return;
         }
+        // Otherwise a step of fewer drafts has place yet.
+        if self.tasks[index].stuck_in.is_none()
+            || may_fit && (self.drop_vacant(id, memory, plan) || self.preempt_for(id, memory, plan))
+        {
+            return;
+        }
+        self.fail(index, capacity, plan);
     }
 
-    /// Takes a text's lane.
-    fn preempt(&mut self, index: usize, memory: &dyn Memory, plan: &mut Plan) {
-        let id = self.tasks[index].new.id;
-        let from = self.tasks[index].place.expect("it has a lane");
-        self.put_back(index);
-        self.tasks[index].is_uncounted = true;
-        plan.changes.push(Change::Preempt { id, from });
-        let group = self.groups.iter().position(|own| own.id == from.group);
-        let group = group.expect("that of a lane");
-        match self.groups[group].texts() {
-            0 => {
-                self.groups.remove(group);
-                plan.changes.push(Change::Drop(from.group));
-            }
-            texts => self.arrange(group, texts, memory, plan),
+    /// Lets what is kept of ended texts go; `false` if there is nothing.
+    fn give_back(&mut self, memory: &mut dyn Memory) -> bool {
+        let is_any = memory.give_back();
+        if is_any {
+            self.gives_back = true;
+            self.forget_refusals();
         }
+        is_any
+    }
+
+    /// Takes the lane of the youngest text of the lowest priority, which comes last, for another
+    /// text; or its own, if that is the youngest. `false` if there is no other.
+    fn preempt_for(&mut self, id: RequestId, memory: &dyn Memory, plan: &mut Plan) -> bool {
+        let may_return = |task: &Task| {
+            let Some(place) = task.place else {
+                return false;
+            };
+            let lane = memory.bytes(place.group.capacity);
+            let prompt = match task.is_decoded {
+                true => memory.bytes(place.group.capacity.min(task.new.all)),
+                false => memory.bytes(task.tokens),
+            };
+            // Whoever is stuck needs a larger lane, and has been found to fit or will fail anyway.
+            task.stuck_in.is_some() || lane.saturating_add(prompt) <= self.limits.bytes
+        };
+        let Some(index) = self.tasks.iter().rposition(may_return) else {
+            return false;
+        };
+        let youngest = self.tasks[index].new.id;
+        if youngest == id && !self.has_others(id) {
+            return false;
+        }
+        let from = self.tasks[index].place.expect("it has a lane");
+        self.put_back_at(index);
+        self.gives_back = true;
+        plan.changes.push(Change::Preempt { id: youngest, from });
+        true
     }
 
     fn fail(&mut self, index: usize, capacity: usize, plan: &mut Plan) {
         let (id, from) = (self.tasks[index].new.id, self.tasks[index].place);
         self.remove(id);
+        self.gives_back = true;
         plan.changes.push(Change::Fail { id, capacity, from });
     }
 }

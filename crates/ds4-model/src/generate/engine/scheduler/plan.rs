@@ -68,6 +68,22 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Keeps some rows, and the sequences that they have.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(&Row) -> bool) {
+        self.rows.retain(is_kept);
+        let mut sequences: Vec<usize> = self.rows.iter().map(|row| row.sequence).collect();
+        sequences.dedup();
+        for row in &mut self.rows {
+            row.sequence = sequences.partition_point(|own| *own < row.sequence);
+        }
+    }
+
+    /// Positions that the shortest sequence is padded by.
+    pub(crate) fn padding(&self) -> usize {
+        let shortest = self.rows.iter().map(|row| row.end - row.first).min();
+        self.shape()[1] - shortest.unwrap_or(0)
+    }
+
     /// Sequences, and positions of the longest.
     pub(crate) fn shape(&self) -> [usize; 2] {
         let sequences = self.rows.last().map_or(0, |row| row.sequence + 1);
@@ -76,11 +92,10 @@ impl Call {
     }
 }
 
-/// What a step does, in this order.
+/// What a step does, in this order, before the texts in lanes are
+/// [decoded](super::Scheduler::decoded).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) changes: Vec<Change>,
     pub(crate) calls: Vec<Call>,
-    /// Groups whose texts gain tokens: a position of each lane, and those of drafts.
-    pub(crate) decoded: Vec<GroupId>,
 }

@@ -1,6 +1,6 @@
 //! A text, as the scheduler knows it.
 
-use super::plan::Place;
+use super::plan::{GroupId, Place};
 use crate::generate::request_id::RequestId;
 
 /// The first length at which a prompt is marked within its first chunk; the next ones are twice as
@@ -9,6 +9,9 @@ const FIRST_MARK: usize = 512;
 /// Tokens between the last mark of a prompt and the last of its tokens that are processed. Another
 /// prompt may go on differently from the tokens that begin an answer.
 const LAST_MARK: usize = 4;
+/// Prompts that have no such mark, if they are no longer than a chunk: they take one call, and
+/// several of them together one.
+const UNMARKED: usize = 256;
 
 /// A text that is added.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +37,14 @@ pub(super) struct Task {
     /// Its lane, from when its prompt begins.
     pub(super) place: Option<Place>,
     pub(super) is_decoded: bool,
-    /// Whether it has just lost its lane, so that it may have more tokens than are known here.
-    pub(super) is_uncounted: bool,
+    /// Whether it wants a larger lane in this step.
+    pub(super) is_full: bool,
+    /// Its group, if its lane has no place for another step.
+    pub(super) stuck_in: Option<GroupId>,
+    /// Whether the devices had no memory for it. It asks for none until something is given back.
+    pub(super) is_refused: bool,
+    /// Whether they ever had none: from then on it asks for itself alone.
+    pub(super) is_modest: bool,
 }
 
 impl Task {
@@ -46,7 +55,10 @@ impl Task {
             processed: 0,
             place: None,
             is_decoded: false,
-            is_uncounted: false,
+            is_full: false,
+            stuck_in: None,
+            is_refused: false,
+            is_modest: false,
         }
     }
 
@@ -72,8 +84,9 @@ pub(crate) fn chunk_end([start, last]: [usize; 2], size: usize, between: bool) -
     let regular = start - start % size + size;
     let early = std::iter::successors(Some(FIRST_MARK), |length| length.checked_mul(2));
     let early = early.take_while(|length| *length < size);
+    let end_mark = last.checked_sub(LAST_MARK);
     let between = early
-        .chain(last.checked_sub(LAST_MARK))
+        .chain(end_mark.filter(|_| last > size.min(UNMARKED)))
         .filter(|length| between && *length > start)
         .min();
     let end = between.unwrap_or(last).min(regular).min(last);

@@ -17,16 +17,20 @@ fn limits(random: &mut Random) -> Limits {
         call: CALL,
         lane_rows: 1 + random.below(3),
         exact_rows: 16,
-        marks: false,
+        marks: random.below(2) == 0,
         sizes: SIZES,
         step: [1, 1 + random.below(4)],
         bytes: [usize::MAX, 2 * SIZES[1], SIZES[1] + 200, 150][random.below(4)],
     }
 }
 
-fn run(seed: u64, refusals: usize) -> (usize, usize) {
+/// How often something has happened: a text was added, gave way, was refused memory, went on from
+/// less than was kept, and failed.
+fn run(seed: u64, refusals: usize) -> [usize; 5] {
     let mut random = Random(seed);
     let mut world = World::new(seed, limits(&mut random), refusals);
+    world.host.device = [usize::MAX, 3 * SIZES[1], SIZES[1] + 150][random.below(3)];
+    world.ends = true;
     let mut added = 0;
     for _ in 0..40 {
         for _ in 0..random.below(4).saturating_sub(1) * random.below(6) {
@@ -51,22 +55,32 @@ fn run(seed: u64, refusals: usize) -> (usize, usize) {
     }
     world.finish();
     assert!(world.groups.len() <= 2, "{:?}", world.groups);
-    (added, world.preempted)
+    let failed = world.failed.len();
+    [added, world.preempted, world.refused, world.resumed, failed]
+}
+
+fn runs(seeds: std::ops::Range<u64>, refusals: usize) -> [usize; 5] {
+    let all = seeds.map(|seed| run(seed, refusals));
+    all.fold([0; 5], |sum, own| {
+        std::array::from_fn(|index| sum[index] + own[index])
+    })
 }
 
 #[test]
 fn whatever_comes_and_goes_all_bounds_hold_and_every_text_gets_to_its_end() {
-    let totals = (0..300).map(|seed| run(seed, 0));
-    let (added, preempted) = totals.fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
-    assert!(added > 3000, "{added} texts");
+    let [added, preempted, refused, resumed, failed] = runs(0..300, 0);
+    assert!(added > 20_000, "{added} texts");
     assert!(preempted > 500, "{preempted} preempted");
+    assert_eq!(refused, 0);
+    assert!(resumed > 50, "{resumed} resumed");
+    assert!(failed * 8 < added, "{failed} of {added} failed");
 }
 
 #[test]
 fn what_a_device_refuses_is_tried_again_and_nothing_is_lost() {
-    for seed in 1000..1200 {
-        run(seed, 10);
-    }
+    let [added, _, refused, _, failed] = runs(1000..1200, 10);
+    assert!(refused > 500, "{refused} refused");
+    assert!(failed * 6 < added, "{failed} of {added} failed");
 }
 
 fn plain(bytes: usize) -> Limits {
@@ -113,7 +127,7 @@ fn short_prompts_go_through_one_call_and_those_that_are_alike_share_a_sequence()
         rows,
         [(0, 8, true), (1, 11, true), (1, 11, true), (2, 6, true)]
     );
-    assert_eq!(plan.decoded, [id]);
+    assert_eq!(world.scheduler.decoded(), [id]);
 }
 
 #[test]
@@ -133,7 +147,7 @@ fn the_youngest_text_gives_way_and_those_of_a_higher_priority_last() {
         world.step();
         if world.preempted > before {
             let is_gone =
-                |id: &RequestId| world.texts.get(id).is_none_or(|text| text.lane.is_none());
+                |id: &RequestId| world.texts.get(id).is_some_and(|text| text.lane.is_none());
             order.extend(placed.into_iter().filter(is_gone));
         }
         if world.texts.is_empty() {
@@ -147,10 +161,44 @@ fn the_youngest_text_gives_way_and_those_of_a_higher_priority_last() {
 
 #[test]
 fn a_text_that_does_not_fit_by_itself_fails_and_the_others_go_on() {
-    let mut world = World::new(0, plain(60), 0);
-    let grows = world.add(10, 40, 0);
-    let stays = world.add(5, 6, 0);
+    // Its larger lane does not fit, or not beside the one that it has.
+    for bytes in [60, 70, 79] {
+        let mut world = World::new(0, plain(bytes), 0);
+        let grows = world.add(10, 40, 0);
+        let stays = world.add(5, 6, 0);
+        world.finish();
+        assert_eq!(world.failed, BTreeSet::from([grows]), "{bytes} bytes");
+        assert!(world.preempted == 0 && !world.failed.contains(&stays));
+    }
+}
+
+#[test]
+fn a_refusal_fails_nobody_but_the_text_that_asked_and_not_before_it_was_alone() {
+    // A device that says yes, and refuses the large lane whenever it is asked for one.
+    let mut world = World::new(0, plain(usize::MAX), 0);
+    world.refused_size = Some(64);
+    let small = world.add(6, 4, 0);
+    let large = world.add(40, 4, 0);
+    let after = world.add(7, 4, 0);
     world.finish();
-    assert_eq!(world.failed, BTreeSet::from([grows]));
-    assert!(world.preempted == 0 && !world.failed.contains(&stays));
+    assert_eq!(world.failed, BTreeSet::from([large]));
+    assert!(![small, after].iter().any(|id| world.failed.contains(id)));
+    assert!(world.refused > 0 && world.preempted == 0);
+}
+
+#[test]
+fn prompts_in_progress_stay_when_another_text_is_refused() {
+    let mut world = World::new(0, plain(usize::MAX), 0);
+    world.refused_size = Some(64);
+    let long = world.add(200, 4, 0);
+    world.step();
+    assert_eq!(world.scheduler.tasks[0].processed, CHUNK);
+    let refused = world.add(40, 4, 1);
+    world.step();
+    assert!(world.refused > 0 && world.scheduler.place(refused).is_none());
+    let processed = |world: &World| world.scheduler.tasks[1].processed;
+    assert!(world.scheduler.place(long).is_some());
+    assert_eq!(processed(&world), CHUNK);
+    world.step();
+    assert_eq!(processed(&world), 2 * CHUNK);
 }

@@ -1,5 +1,6 @@
 //! What carries out plans, and checks that they can be.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
@@ -23,26 +24,33 @@ impl Random {
 }
 
 pub(super) struct Host {
-    /// Texts of which a token is kept.
-    kept: BTreeSet<RequestId>,
+    /// Tokens that are kept of texts.
+    kept: BTreeMap<RequestId, usize>,
+    /// Bytes that the devices have, and those in use.
+    pub(super) device: usize,
+    used: usize,
+    /// Questions for tables so far: not all are answered by yes.
+    asked: Cell<usize>,
 }
 
 /// A position takes a byte.
 impl Memory for Host {
-    fn bytes(&self, positions: usize) -> usize {
-        positions
+    fn bytes_of(&self, [positions, texts, padding]: Size) -> usize {
+        (positions + padding) * texts
     }
 
-    fn has_place(&self, _: &[[usize; 2]]) -> bool {
-        true
+    fn has_place(&self, caches: &[Size]) -> bool {
+        let bytes = caches.iter().map(|size| self.bytes_of(*size)).sum();
+        self.device - self.used >= bytes
     }
 
     fn is_ready(&self, _: usize) -> bool {
-        true
+        self.asked.set(self.asked.get() + 1);
+        !self.asked.get().is_multiple_of(7)
     }
 
     fn known(&self, id: RequestId) -> usize {
-        usize::from(self.kept.contains(&id))
+        self.kept.get(&id).copied().unwrap_or(0)
     }
 
     fn give_back(&mut self) -> bool {
@@ -59,6 +67,10 @@ pub(super) struct Text {
     pub(super) lane: Option<Place>,
     /// Whether its prompt has begun, and lanes were promised to it.
     is_begun: bool,
+    /// Whether a device has had no memory for it.
+    is_refused: bool,
+    /// Whether it has given way when its lane was full.
+    was_stuck: bool,
 }
 
 /// Carries out what is planned, and checks it.
@@ -69,6 +81,13 @@ pub(super) struct World {
     pub(super) groups: BTreeMap<GroupId, Vec<Option<RequestId>>>,
     pub(super) failed: BTreeSet<RequestId>,
     pub(super) preempted: usize,
+    pub(super) refused: usize,
+    /// Positions of lanes that are never made.
+    pub(super) refused_size: Option<usize>,
+    /// Whether steps that are ahead end texts.
+    pub(super) ends: bool,
+    /// Prompts of which less was kept than planned for.
+    pub(super) resumed: usize,
     random: Random,
     /// One of so many allocations fails; none with 0.
     refusals: usize,
@@ -80,12 +99,19 @@ impl World {
         Self {
             scheduler: Scheduler::new(limits),
             host: Host {
-                kept: BTreeSet::new(),
+                kept: BTreeMap::new(),
+                device: usize::MAX,
+                used: 0,
+                asked: Cell::new(0),
             },
             texts: BTreeMap::new(),
             groups: BTreeMap::new(),
             failed: BTreeSet::new(),
             preempted: 0,
+            refused: 0,
+            refused_size: None,
+            ends: false,
+            resumed: 0,
             random: Random(seed),
             refusals,
             next: 0,
@@ -113,12 +139,16 @@ impl World {
             length: 0,
             lane: None,
             is_begun: false,
+            is_refused: false,
+            was_stuck: false,
         };
         self.texts.insert(id, text);
         if prompt > 1 && self.random.below(5) == 0 {
             // Those that are alike begin alike.
-            let kept = self.texts.values().filter(|text| text.new.like == like);
-            self.host.kept.extend(kept.map(|text| text.new.id));
+            let known = 1 + self.random.below(prompt - 1);
+            let alike = self.texts.values().filter(|text| text.new.like == like);
+            let kept = alike.map(|text| (text.new.id, known));
+            self.host.kept.extend(kept);
         }
         id
     }
@@ -130,8 +160,26 @@ impl World {
         }
     }
 
-    fn is_refused(&mut self) -> bool {
-        self.refusals > 0 && self.random.below(self.refusals) == 0
+    /// Whether caches of so many bytes are refused to a text. What is asked for has place.
+    fn is_refused(&mut self, id: Option<RequestId>, bytes: usize) -> bool {
+        assert!(self.bytes() + bytes <= self.host.device, "{bytes} bytes");
+        let is_refused = self.refusals > 0 && self.random.below(self.refusals) == 0;
+        if let Some(text) = id.and_then(|id| self.texts.get_mut(&id))
+            && is_refused
+        {
+            text.is_refused = true;
+        }
+        is_refused
+    }
+
+    /// Counts the steps of a group that are ahead, which may end texts, but for one.
+    fn settle(&mut self, id: GroupId, but: Option<RequestId>) {
+        let texts: Vec<RequestId> = self.groups[&id].iter().flatten().copied().collect();
+        for own in texts {
+            if self.ends && Some(own) != but && self.random.below(12) == 0 {
+                self.remove(own);
+            }
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -150,14 +198,21 @@ impl World {
     fn change(&mut self, change: Change) -> bool {
         match change {
             Change::Make(id, lanes) => {
-                if self.is_refused() {
+                let asks = self.scheduler.asks.map(|(id, _)| id);
+                if self.refused_size == Some(id.capacity)
+                    || self.is_refused(asks, id.capacity * lanes)
+                {
+                    let text = asks.and_then(|id| self.texts.get_mut(&id));
+                    text.expect("who asked").is_refused = true;
                     return false;
                 }
                 assert!(self.groups.insert(id, vec![None; lanes]).is_none());
             }
             Change::Arrange(id, kept) => {
+                self.settle(id, None);
                 let lanes = self.groups[&id].clone();
-                if self.is_refused() {
+                let asks = self.scheduler.asks.map(|(id, _)| id);
+                if self.is_refused(asks, id.capacity * kept.len()) {
                     return false;
                 }
                 let texts: Vec<_> = kept.iter().map(|lane| lanes[(*lane)?]).collect();
@@ -178,6 +233,7 @@ impl World {
                 assert!(lanes.iter().all(Option::is_none), "{id:?} is in use");
             }
             Change::Move { id, to, .. } => {
+                self.settle(to.group, Some(id));
                 let text = self.texts.get_mut(&id).unwrap();
                 let from = text.lane.replace(to).expect("it has a lane");
                 assert!(from.group.capacity < to.group.capacity);
@@ -186,99 +242,138 @@ impl World {
                 assert_eq!(lane.replace(id), None, "two texts in one lane");
             }
             Change::Preempt { id, .. } => self.preempt(id),
-            Change::Fail { id, capacity, .. } => {
+            Change::Fail { id, capacity, from } => {
                 let text = self.texts.remove(&id).expect("it has not ended");
-                if let Some(place) = text.lane {
-                    self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
-                }
-                let others = self
-                    .texts
-                    .values()
-                    .filter(|text| text.lane.is_some())
-                    .count();
-                let fits = capacity + text.tokens <= self.scheduler.limits.bytes;
+                assert_eq!(text.lane, from);
+                let beside = from.map_or(text.tokens, |from| from.group.capacity);
+                let needed = capacity + beside;
+                let is_stuck = from.is_some() || text.was_stuck;
+                let never_fits = is_stuck && needed > self.scheduler.limits.bytes;
+                let has_others = self.texts.values().any(|text| text.is_begun);
+                let is_last = !has_others && self.groups.len() <= 1 && self.host.kept.is_empty();
+                let is_refused = text.is_refused || needed > self.host.device;
                 assert!(
-                    self.refusals > 0 || others == 0 || !fits,
+                    never_fits || is_last && is_refused,
                     "{id} fails for nothing"
                 );
+                if let Some(place) = from {
+                    self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
+                }
                 self.failed.insert(id);
             }
         }
         true
     }
 
-    /// Carries out changes up to one that is refused, and tells whether all are carried out.
-    fn carry_out(&mut self, changes: Vec<Change>) -> bool {
-        let mut is_granted = true;
+    /// Carries out changes up to one that is refused.
+    fn carry_out(&mut self, changes: Vec<Change>) {
         for change in changes {
-            if is_granted || matches!(change, Change::Fail { .. }) {
-                is_granted &= self.change(change);
+            if self.change(change) {
+                assert!(self.bytes() <= self.scheduler.limits.bytes);
+                continue;
             }
-            let is_within = self.refusals > 0 || self.bytes() <= self.scheduler.limits.bytes;
-            assert!(is_within, "{} bytes", self.bytes());
-        }
-        if !is_granted {
+            self.refused += 1;
             let groups = self.groups.iter();
             let groups = groups.map(|(id, lanes)| (*id, &lanes[..]));
             self.scheduler.restore(groups);
-            let waiting = self.texts.values_mut();
-            for text in waiting.filter(|text| text.lane.is_none()) {
-                (text.length, text.is_begun) = (0, false);
+            for (id, text) in &mut self.texts {
+                if self.scheduler.place(*id).is_none() {
+                    (text.length, text.is_begun) = (0, false);
+                }
             }
+            return;
         }
-        is_granted
     }
 
     fn preempt(&mut self, id: RequestId) {
-        self.preempted += 1;
-        let text = self.texts.get_mut(&id).unwrap();
-        (text.length, text.is_begun) = (0, false);
-        if let Some(place) = text.lane.take() {
-            self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
+        let Limits { step, .. } = self.scheduler.limits;
+        let lane = self.texts[&id].lane;
+        if let Some(place) = lane {
+            self.settle(place.group, None);
         }
-        let tokens = text.tokens;
-        self.scheduler.set_tokens(id, tokens);
+        let Some(text) = self.texts.get_mut(&id) else {
+            return;
+        };
+        self.preempted += 1;
+        if let Some(place) = text.lane.take() {
+            let capacity = place.group.capacity;
+            self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
+            // A step that was ahead has given it more.
+            let is_ahead = text.length + 1 + step[1] <= capacity && text.tokens + 1 < text.new.all;
+            text.tokens += usize::from(is_ahead);
+            text.length += usize::from(is_ahead);
+            text.was_stuck = text.length + step[0] > capacity;
+        }
+        (text.length, text.is_begun) = (0, false);
+        self.scheduler.set_tokens(id, text.tokens);
     }
 
     /// Processes a call. Returns its rows.
-    fn call(&mut self, call: Call) -> usize {
+    fn call(&mut self, mut call: Call) -> usize {
+        let scheduler = &self.scheduler;
+        call.retain(|row| scheduler.place(row.id).is_some());
         let [sequences, width] = call.shape();
         let Limits {
             lane_rows,
             exact_rows,
+            bytes,
             ..
         } = self.scheduler.limits;
-        let is_exact = |row: &Row| {
-            let lanes = self.groups.get(&row.place.group).map_or(0, Vec::len);
-            lanes * lane_rows <= exact_rows
+        let Some(first) = call.rows.first().copied() else {
+            return 0;
         };
-        if sequences > 1 && call.rows.iter().any(is_exact) && self.refusals == 0 {
+        let is_exact = |row: &Row| self.groups[&row.place.group].len() * lane_rows <= exact_rows;
+        if sequences > 1 && call.rows.iter().any(is_exact) {
             assert!(sequences * width <= exact_rows);
         }
-        if self.is_refused() {
-            for row in call.rows {
-                self.scheduler.refuse_text(row.id);
-                let text = self.texts.get_mut(&row.id).unwrap();
-                (text.length, text.is_begun) = (0, false);
+        let has_caches = self.texts[&first.id].is_begun;
+        if !has_caches {
+            let of = |row: &Row| self.texts[&row.id].tokens;
+            let longest = call.rows.iter().map(of).max().unwrap_or(0);
+            let size = match sequences {
+                1 => [self.texts[&first.id].tokens, 1, 0],
+                _ => [longest, sequences, call.padding()],
+            };
+            let needed = self.host.bytes_of(size);
+            assert!(self.bytes() + needed <= bytes);
+            if self.is_refused(Some(first.id), needed) {
+                self.refused += 1;
+                self.scheduler.refuse_call(&call.rows);
+                return 0;
             }
+        }
+        // What was kept may be gone.
+        let known = self.host.known(first.id);
+        if self.random.below(9) == 0 {
+            self.host.kept.clear();
+        }
+        let length = match has_caches {
+            true => self.texts[&first.id].length,
+            false => known.min(self.host.known(first.id)),
+        };
+        if sequences == 1 && length < first.first {
+            for row in &call.rows {
+                self.scheduler.put_back(row.id);
+            }
+            self.resumed += 1;
             return 0;
         }
         let mut before = None;
         for row in call.rows {
             let is_copy = before.replace(row.sequence) == Some(row.sequence);
-            let Some(place) = self.scheduler.place(row.id) else {
-                continue;
-            };
-            let known = self.host.known(row.id);
-            let text = self.texts.get_mut(&row.id).unwrap();
-            let is_next = text.length.max(known) == row.first;
+            let text = &self.texts[&row.id];
+            let is_next = row.first == if row.sequence == 0 { length } else { 0 };
             assert!(is_copy || is_next, "{row:?}: {text:?}");
             assert!(!is_copy || row.enters);
-            (text.length, text.is_begun) = (row.end, true);
             assert_eq!(row.enters, row.end == text.tokens - 1);
             if row.enters {
-                text.lane = Some(place);
-                let lane = &mut self.groups.get_mut(&place.group).unwrap()[place.lane];
+                self.settle(row.place.group, None);
+            }
+            let text = self.texts.get_mut(&row.id).unwrap();
+            (text.length, text.is_begun) = (row.end, true);
+            if row.enters {
+                text.lane = Some(row.place);
+                let lane = &mut self.groups.get_mut(&row.place.group).unwrap()[row.place.lane];
                 assert_eq!(lane.replace(row.id), None, "two texts in one lane");
             }
         }
@@ -311,6 +406,7 @@ impl World {
             .filter(|task| task.place.is_none())
             .map(|task| task.new)
             .collect();
+        self.host.used = self.bytes();
         let plan = self.scheduler.plan(&full, &mut self.host);
         // Nobody overtakes another who waits.
         let is_served = |new: &NewTask| {
@@ -323,16 +419,9 @@ impl World {
             served.is_sorted_by(|a, b| a >= b),
             "{waiting:?}: {served:?}"
         );
-        if !self.carry_out(plan.changes) {
-            return self.check();
-        }
+        self.carry_out(plan.changes);
         let (mut used, count) = (Vec::new(), plan.calls.len());
         for own in plan.calls {
-            let of = |row: &Row| &self.texts[&row.id];
-            let longest = own.rows.iter().map(|row| of(row).tokens).max().unwrap_or(0);
-            let [sequences, _] = own.shape();
-            let new = sequences * usize::from(!of(&own.rows[0]).is_begun);
-            assert!(self.refusals > 0 || self.bytes() + new * longest <= bytes);
             let id = own.rows[0].id;
             let rows = self.call(own);
             // Calls over one text after the other count as one.
@@ -340,7 +429,7 @@ impl World {
                 Some((last, sum)) if *last == id => *sum += rows,
                 _ => used.push((id, rows)),
             }
-            assert!(self.refusals > 0 || self.bytes() <= bytes);
+            assert!(self.bytes() <= bytes);
         }
         let used: usize = used.iter().map(|(_, rows)| call.max(*rows)).sum();
         assert!(used <= chunk, "{used} tokens in {count} calls");
@@ -351,11 +440,8 @@ impl World {
                 .count()
                 <= lanes
         );
-        for id in plan.decoded {
-            let Some(texts) = self.groups.get(&id).cloned() else {
-                continue;
-            };
-            for own in texts.into_iter().flatten() {
+        for id in self.scheduler.decoded() {
+            for own in self.groups[&id].clone().into_iter().flatten() {
                 let text = self.texts.get_mut(&own).unwrap();
                 assert!(text.length + step[0] <= id.capacity, "{text:?}");
                 let most = (id.capacity - text.length).min(step[1]);
@@ -368,6 +454,7 @@ impl World {
                 }
             }
         }
+        self.host.used = self.bytes();
         let changes = self.scheduler.tidy(&self.host);
         self.carry_out(changes);
         self.check();
