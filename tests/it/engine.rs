@@ -1088,7 +1088,7 @@ fn what_an_engine_cannot_do_is_a_typed_error() {
             ),
             (
                 request(&vec![1; 100_000], 1),
-                "the prompt has 100000 tokens, the model's context",
+                "the prompt has 100000 tokens, the context",
             ),
             (
                 Request {

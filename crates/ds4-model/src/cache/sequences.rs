@@ -5,6 +5,7 @@ use burn_ds4_ops::device::{check_tensors, copied};
 
 use super::error::CacheError;
 use super::layer::LayerCache;
+use super::layout::Rollback;
 use super::part::Part;
 use super::ring::Ring;
 use super::state::{Cache, new_epoch};
@@ -91,8 +92,8 @@ impl Cache {
     }
 
     /// Makes sequences from index `to` on copies of those from index `from` on of `source`, each as
-    /// short as `lengths` says: no more below what the source has had than its rollback exceeds
-    /// that of this cache.
+    /// short as `lengths` says. From there, it can be rolled back as far as this cache allows, and
+    /// the source does.
     ///
     /// # Errors
     ///
@@ -138,7 +139,16 @@ impl Cache {
             part.change(|start, _| start.slice_assign(to..to + count, new));
         }
         self.lengths[to..to + count].copy_from_slice(lengths);
-        self.high_water[to..to + count].copy_from_slice(lengths);
+        // What the source has overwritten is lost here, too: a larger rollback brings nothing back.
+        let rollback = |cache: &Self, unlimited| match cache.config.rollback {
+            Rollback::Bounded(positions) => positions,
+            Rollback::Unlimited => unlimited,
+        };
+        let (own, of_source) = (rollback(self, 0), rollback(source, usize::MAX));
+        for (index, length) in lengths.iter().enumerate() {
+            let lost = source.high_water[from + index].saturating_sub(of_source);
+            self.high_water[to + index] = (*length).max(lost + own);
+        }
         (to..to + count).for_each(|sequence| self.set_vacant(sequence, false));
         Ok(())
     }

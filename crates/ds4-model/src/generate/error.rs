@@ -65,12 +65,12 @@ pub enum GenerateError {
         /// Size of the vocabulary.
         vocab_size: usize,
     },
-    /// The prompt does not fit the model's context.
-    #[error("the prompt has {tokens} tokens, the model's context {maximum}")]
+    /// The prompt does not fit the context: the model's, or that of the engine.
+    #[error("the prompt has {tokens} tokens, the context {maximum}")]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
-        /// Longest context of the model.
+        /// Tokens of the longest context.
         maximum: usize,
     },
     /// More drafts are wanted than are ever useful, or than a drafter's block has.
