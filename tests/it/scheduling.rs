@@ -355,9 +355,21 @@ fn a_text_that_gives_way_has_the_tokens_that_it_has_alone() {
         let mut engine = engine(&fixture, &config);
         let ids = requests.clone().map(|own| add(&mut engine, own));
         let (mut texts, mut given_way) = (Texts::new(), 0);
-        let mut before = 0;
+        let (mut before, mut known) = (0, [[0; 2]; 4]);
         while !engine.is_idle() {
             collect(engine.step().expect("a device that works"), &mut texts);
+            // What is told of a text only grows, whether it has given way or not.
+            for (known, id) in known.iter_mut().zip(&ids) {
+                let Some(progress) = engine.progress(*id) else {
+                    continue;
+                };
+                let own = [progress.processed, progress.generated];
+                assert!(
+                    own[0] >= known[0] && own[1] >= known[1],
+                    "{own:?}, {known:?}"
+                );
+                *known = own;
+            }
             assert!(engine.cache_bytes() <= maximum);
             // Nobody joins any more.
             let waiting = engine.waiting();

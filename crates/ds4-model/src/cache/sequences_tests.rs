@@ -180,3 +180,28 @@ fn adopting_copies_rows_and_length_and_puts_zeros_where_the_source_has_none() {
         assert_eq!(rows(&own, 0)[2], vec![2.0; 8]);
     });
 }
+
+#[test]
+fn a_copy_goes_back_no_further_than_what_its_source_has_overwritten() {
+    every_device(|cache| {
+        let mut source = cache(1, 32);
+        step(&mut source, 24);
+        for _ in 0..SLOTS {
+            step(&mut source, 1);
+        }
+        let length = 24 + SLOTS - ROLLBACK;
+        source.remove_newest(ROLLBACK).unwrap();
+        let mut copy = cache(2, 64);
+        copy.adopt_run(1, &source, 0, &[length]).unwrap();
+        assert_eq!(copy.lengths()[1], length);
+        let error = copy.truncate_to(&[0, length - 1]);
+        assert!(
+            matches!(error, Err(CacheError::RolledOver { .. })),
+            "{error:?}"
+        );
+        // All of the rollback is there where nothing was removed.
+        step(&mut source, ROLLBACK);
+        copy.adopt_run(1, &source, 0, &[length + ROLLBACK]).unwrap();
+        copy.truncate_to(&[0, length]).unwrap();
+    });
+}

@@ -15,15 +15,15 @@
 //!
 //! **Nothing hangs.** A text in a lane gains a token each step, unless it is stuck: its lane is
 //! full. While one is stuck, no text begins. Each plan then gives it a larger lane, or gives
-//! something back: unused lanes, what is kept of ended texts, vacant lanes, and last the lane of the
-//! youngest text. There is only so much of that, so in the end the text has its lane, or has given
-//! way itself to older ones, or is alone and ends with an error. A text gives way only if it fits
-//! again when it is alone; one that would not goes on to its end. A text that has given way returns
-//! to a lane of at least the size that it had, and only older texts that outgrow their lanes, a few
-//! times each, take it again. So the oldest of the highest priority gets to its end, and then the
-//! next one. The first that waits begins at the latest when no other text has a lane: then all that
-//! it does not need itself is given back, one thing after the other, and it ends with an error if
-//! it is refused even so.
+//! something back: unused lanes, what is kept of ended texts, vacant lanes, and last the lane of
+//! the youngest text. There is only so much of that, so in the end the text has its lane, or has
+//! given way itself to older ones, or is alone and ends with an error. A text gives way only if it
+//! fits again when it is alone; one that would not goes on to its end. A text that has given way
+//! returns to a lane of at least the size that it had, and only older texts that outgrow their
+//! lanes, a few times each, take it again. So the oldest of the highest priority gets to its end,
+//! and then the next one. The first that waits begins at the latest when no other text has a lane:
+//! then all that it does not need itself is given back, one thing after the other, and it ends with
+//! an error if it is refused even so.
 
 mod admission;
 mod lanes;

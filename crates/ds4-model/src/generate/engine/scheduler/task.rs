@@ -9,9 +9,9 @@ const FIRST_MARK: usize = 512;
 /// Tokens between the last mark of a prompt and the last of its tokens that are processed. Another
 /// prompt may go on differently from the tokens that begin an answer.
 const LAST_MARK: usize = 4;
-/// Prompts that have no such mark, if they are no longer than a chunk: they take one call, and
-/// several of them together one.
-const UNMARKED: usize = 256;
+/// Prompts that are so many times shorter than a chunk have no such mark: several of them take one
+/// call, and one that begins alike takes one either way.
+const UNMARKED: usize = 8;
 
 /// A text that is added.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +86,7 @@ pub(crate) fn chunk_end([start, last]: [usize; 2], size: usize, between: bool) -
     let early = early.take_while(|length| *length < size);
     let end_mark = last.checked_sub(LAST_MARK);
     let between = early
-        .chain(end_mark.filter(|_| last > size.min(UNMARKED)))
+        .chain(end_mark.filter(|_| last * UNMARKED > size))
         .filter(|length| between && *length > start)
         .min();
     let end = between.unwrap_or(last).min(regular).min(last);

@@ -165,11 +165,42 @@ fn a_text_that_does_not_fit_by_itself_fails_and_the_others_go_on() {
     for bytes in [60, 70, 79] {
         let mut world = World::new(0, plain(bytes), 0);
         let grows = world.add(10, 40, 0);
-        let stays = world.add(5, 6, 0);
+        let stays = world.add(5, 11, 0);
         world.finish();
         assert_eq!(world.failed, BTreeSet::from([grows]), "{bytes} bytes");
         assert!(world.preempted == 0 && !world.failed.contains(&stays));
     }
+}
+
+#[test]
+fn a_text_that_would_not_fit_again_does_not_give_way() {
+    // A lane of 64 and one of 16 fit, but no prompt of 50 beside a lane of 64.
+    let mut world = World::new(0, plain(64 + 2 * 16), 0);
+    let large = world.add(20, 43, 0);
+    let [first, second] = [10, 11].map(|prompt| world.add(prompt, 30, 1));
+    world.finish();
+    assert!(world.failed.is_empty(), "{:?}", world.failed);
+    assert!(world.preempted > 0, "{large} {first} {second}");
+}
+
+#[test]
+fn choices_that_share_a_sequence_keep_a_call_to_what_has_the_same_bits() {
+    let limits = Limits {
+        lane_rows: 3,
+        step: [1, 5],
+        ..plain(usize::MAX)
+    };
+    let mut world = World::new(0, limits, 0);
+    // It leaves a small lane, whose steps are exact; those of eight larger ones are not.
+    world.add(5, 2, 0);
+    world.finish();
+    for (prompt, more) in [(13, 20), (14, 20), (14, 20), (14, 20), (14, 20), (14, 1)] {
+        world.add(prompt, more, 0);
+    }
+    world.host.give_back();
+    // The world checks each call.
+    world.finish();
+    assert!(world.failed.is_empty());
 }
 
 #[test]
