@@ -54,6 +54,7 @@ fn run(seed: u64, refusals: usize) -> [usize; 5] {
         world.step();
     }
     world.finish();
+    world.step();
     assert!(world.groups.len() <= 2, "{:?}", world.groups);
     let failed = world.failed.len();
     [added, world.preempted, world.refused, world.resumed, failed]

@@ -84,6 +84,8 @@ pub(super) struct World {
     pub(super) refused: usize,
     /// Positions of lanes that are never made.
     pub(super) refused_size: Option<usize>,
+    /// Groups without a step ahead.
+    settled: BTreeSet<GroupId>,
     /// Whether steps that are ahead end texts.
     pub(super) ends: bool,
     /// Prompts of which less was kept than planned for.
@@ -110,6 +112,7 @@ impl World {
             preempted: 0,
             refused: 0,
             refused_size: None,
+            settled: BTreeSet::new(),
             ends: false,
             resumed: 0,
             random: Random(seed),
@@ -176,21 +179,18 @@ impl World {
     fn settle(&mut self, id: GroupId, but: Option<RequestId>) {
         let texts: Vec<RequestId> = self.groups[&id].iter().flatten().copied().collect();
         for own in texts {
-            if self.ends && Some(own) != but && self.random.below(12) == 0 {
+            let is_ahead = self.ends && !self.settled.contains(&id) && Some(own) != but;
+            if is_ahead && self.random.below(12) == 0 {
                 self.remove(own);
             }
         }
     }
 
     fn bytes(&self) -> usize {
-        let lanes = self
-            .groups
-            .iter()
-            .map(|(id, lanes)| id.capacity * lanes.len());
-        let begun = self
-            .texts
-            .values()
-            .filter(|text| text.is_begun && text.lane.is_none());
+        let groups = self.groups.iter();
+        let lanes = groups.map(|(id, lanes)| id.capacity * lanes.len());
+        let texts = self.texts.values();
+        let begun = texts.filter(|text| text.is_begun && text.lane.is_none());
         lanes.sum::<usize>() + begun.map(|text| text.tokens).sum::<usize>()
     }
 
@@ -287,8 +287,8 @@ impl World {
 
     fn preempt(&mut self, id: RequestId) {
         let Limits { step, .. } = self.scheduler.limits;
-        let lane = self.texts[&id].lane;
-        if let Some(place) = lane {
+        // It may have ended in a step that was ahead.
+        if let Some(place) = self.texts.get(&id).and_then(|text| text.lane) {
             self.settle(place.group, None);
         }
         let Some(text) = self.texts.get_mut(&id) else {
@@ -299,7 +299,9 @@ impl World {
             let capacity = place.group.capacity;
             self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
             // A step that was ahead has given it more.
-            let is_ahead = text.length + 1 + step[1] <= capacity && text.tokens + 1 < text.new.all;
+            let is_ahead = !self.settled.contains(&place.group)
+                && text.length + 1 + step[1] <= capacity
+                && text.tokens + 1 < text.new.all;
             text.tokens += usize::from(is_ahead);
             text.length += usize::from(is_ahead);
             text.was_stuck = text.length + step[0] > capacity;
@@ -399,6 +401,8 @@ impl World {
             })
         });
         let full: Vec<Full> = full.collect();
+        let of = |full: &Full| self.texts[&full.id].lane.map(|place| place.group);
+        self.settled = full.iter().filter_map(of).collect();
         let waiting: Vec<NewTask> = self
             .scheduler
             .tasks
@@ -433,13 +437,8 @@ impl World {
         }
         let used: usize = used.iter().map(|(_, rows)| call.max(*rows)).sum();
         assert!(used <= chunk, "{used} tokens in {count} calls");
-        assert!(
-            self.texts
-                .values()
-                .filter(|text| text.lane.is_some())
-                .count()
-                <= lanes
-        );
+        let decoded = self.texts.values().filter(|text| text.lane.is_some());
+        assert!(decoded.count() <= lanes);
         for id in self.scheduler.decoded() {
             for own in self.groups[&id].clone().into_iter().flatten() {
                 let text = self.texts.get_mut(&own).unwrap();
@@ -477,12 +476,8 @@ impl World {
                 assert_eq!(place, text.lane);
             }
         }
-        let promised = self
-            .scheduler
-            .groups
-            .iter()
-            .map(Group::texts)
-            .sum::<usize>();
+        let groups = self.scheduler.groups.iter();
+        let promised: usize = groups.map(Group::texts).sum();
         assert_eq!(
             promised,
             self.texts.values().filter(|text| text.is_begun).count()
