@@ -9,8 +9,8 @@
 //!   forward call come on top.
 //! * **Cache** is that of one sequence that can be rolled back by one draft, trunk and MTP layer
 //!   together.
-//! * **Not loaded** is what a model has no use for: what is for images, copies, and tensors without
-//!   elements.
+//! * **Not loaded** is what a model has no use for: what is for images, copies, biases of routers
+//!   that have a table of experts, and tensors without elements.
 //! * **Plan**, with `--devices`: the layers that each device would have, or has parts of with
 //!   `--parallel tensor`, as they are loaded packed with bf16 activations, and the bytes of their
 //!   weights and of the caches of `--ctx` positions. With `--memory`, whether that fits, and up to
@@ -86,7 +86,7 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
         }
     }
     let by_dtype = |tensor: &CheckpointTensor<'_>| format!("{:?}", tensor.dtype);
-    let by_part = |tensor: &CheckpointTensor<'_>| match tensor.skipped() {
+    let by_part = |tensor: &CheckpointTensor<'_>| match checkpoint.skipped(tensor.name) {
         Some(why) => format!("{why}, not loaded"),
         None => part(tensor.name).to_owned(),
     };

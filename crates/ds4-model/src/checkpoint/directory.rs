@@ -45,15 +45,6 @@ pub struct CheckpointTensor<'a> {
     pub shard: &'a Path,
 }
 
-impl CheckpointTensor<'_> {
-    /// Why the tensor is of no use to a model, if it is: it is a copy of another one, it is for
-    /// images, or it has no elements.
-    pub fn skipped(&self) -> Option<&'static str> {
-        let empty = self.bytes.is_empty().then_some("empty");
-        skipped(self.name).or(empty)
-    }
-}
-
 /// An opened checkpoint directory. Its files are memory-mapped and must not be changed while this
 /// value lives.
 #[derive(Debug)]
@@ -336,6 +327,21 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str) -> Option<CheckpointTensor<'_>> {
         let (name, entry) = self.entries.get_key_value(name)?;
         Some(self.view(name, entry))
+    }
+
+    /// Why a tensor is of no use to a model, if it is: it is a copy of another one, it is for
+    /// images, it is a bias where token ids choose the experts, or it has no elements.
+    pub fn skipped(&self, name: &str) -> Option<&'static str> {
+        let gate = name.strip_suffix(names::BIAS);
+        let is_unused = gate.is_some_and(|gate| {
+            let table = format!("{gate}{}", names::TABLE);
+            self.entries.contains_key(&table)
+        });
+        let entry = self.entries.get(name);
+        let is_empty = entry.is_some_and(|entry| entry.begin == entry.end);
+        let other = [(is_unused, "biases"), (is_empty, "empty")];
+        let other = other.into_iter().find(|(applies, _)| *applies);
+        skipped(name).or(other.map(|(_, why)| why))
     }
 
     /// Gives the pages of a tensor that was read back to the system, which keeps them for as long

@@ -10,7 +10,6 @@ use super::error::{
     CheckpointError, InvalidReason, InvalidTensor, MisShapedTensor, MissingTensor,
     UnexpectedTensor, WeightErrors,
 };
-use super::names;
 use super::progress::LoadProgress;
 
 /// Reads the weights of a model from a [`Checkpoint`], one by one.
@@ -88,7 +87,7 @@ impl<'a> Loader<'a> {
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
         let bytes_total = checkpoint
             .tensors()
-            .filter(|tensor| names::skipped(tensor.name).is_none())
+            .filter(|tensor| checkpoint.skipped(tensor.name).is_none())
             .map(|tensor| tensor.bytes.len() as u64)
             .sum();
         Self {
@@ -189,8 +188,7 @@ impl<'a> Loader<'a> {
             progress.finish();
         }
         for tensor in self.checkpoint.tensors() {
-            let is_left_out = tensor.skipped().is_some() || self.is_left_out(tensor.name);
-            if !self.asked.contains(tensor.name) && !is_left_out {
+            if !self.asked.contains(tensor.name) && !self.is_left_out(tensor.name) {
                 self.errors.unexpected.push(UnexpectedTensor {
                     name: tensor.name.to_string(),
                     dtype: tensor.dtype,
@@ -214,7 +212,8 @@ impl<'a> Loader<'a> {
     }
 
     fn is_left_out(&self, name: &str) -> bool {
-        names::skipped(name).is_some() || self.skipped.iter().any(|prefix| name.starts_with(prefix))
+        self.checkpoint.skipped(name).is_some()
+            || self.skipped.iter().any(|prefix| name.starts_with(prefix))
     }
 
     /// Finds the tensor, which then counts as asked for, or records that it is missing or empty.

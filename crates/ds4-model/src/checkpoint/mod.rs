@@ -19,8 +19,9 @@
 //! - GGUF, NVFP4 and the formats of `compressed-tensors`.
 //!
 //! # Skipped
-//! - Tensors and routing biases for images, copies of the embedding and the output matrix under a
-//!   drafter, and tensors without elements that nothing asks for.
+//! - Tensors and routing biases for images, biases of routers that have a table of experts, copies
+//!   of the embedding and the output matrix under a drafter, and tensors without elements that
+//!   nothing asks for.
 
 mod build;
 mod codec;

@@ -10,6 +10,9 @@ const KNOWN_COPIES: [&str; 2] = ["mtp.0.emb.tok_emb.weight", "mtp.0.head.weight"
 
 /// Routing biases of images, which this model does not take.
 const IMAGE_BIAS: &str = ".ffn.gate.bias_vl";
+/// The biases of a router, and the table that is in their place where token ids choose experts.
+pub(super) const BIAS: &str = ".ffn.gate.bias";
+pub(super) const TABLE: &str = ".ffn.gate.tid2eid";
 /// What names of the tensors that see images begin with.
 const IMAGES: [&str; 6] = [
     "vision.",
@@ -22,7 +25,7 @@ const IMAGES: [&str; 6] = [
 /// Tensors that only the DSpark drafter has.
 const DSPARK: [&str; 4] = ["main_proj", "main_norm", "markov_head", "confidence_head"];
 
-/// Why a tensor is left out, if it is.
+/// Why a tensor of this name is left out, whatever else there is.
 pub(super) fn skipped(name: &str) -> Option<&'static str> {
     let is_of_images = name.ends_with(IMAGE_BIAS) || IMAGES.iter().any(|of| name.starts_with(of));
     match KNOWN_COPIES.contains(&name) {
