@@ -5,7 +5,7 @@ use super::group::Group;
 use super::lanes::Lanes;
 use super::memory::if_fitting;
 use super::prefix::PrefixCache;
-use super::scheduler::{Change, Full, GroupId, Memory, NewTask, Place, Size};
+use super::scheduler::{Change, Full, GroupId, Memory, NewTask, Place, Scheduler, Size};
 use super::setup::Setup;
 use super::state::{Engine, Texts};
 use super::text::{Output, Text};
@@ -49,7 +49,7 @@ impl Memory for KnownMemory<'_, '_> {
     }
 }
 
-impl Engine<'_> {
+impl<'a> Engine<'a> {
     /// Adds a text. It waits until the texts before it have been processed, and there are a lane
     /// and memory for it.
     ///
@@ -148,18 +148,7 @@ impl Engine<'_> {
     /// caches, and no text that could leave some to it.
     pub fn step(&mut self) -> Result<Vec<Output>, GenerateError> {
         let full = self.full_texts()?;
-        let Self {
-            scheduler,
-            setup,
-            prefixes,
-            texts,
-            ..
-        } = self;
-        let mut memory = KnownMemory {
-            setup,
-            prefixes,
-            texts,
-        };
+        let (scheduler, mut memory) = self.planning();
         let plan = scheduler.plan(&full, &mut memory);
         self.carry_out(plan.changes)?;
         for call in plan.calls {
@@ -168,21 +157,20 @@ impl Engine<'_> {
         for group in self.scheduler.decoded() {
             self.decode(group)?;
         }
-        let Self {
-            scheduler,
-            setup,
-            prefixes,
-            texts,
-            ..
-        } = self;
-        let memory = KnownMemory {
-            setup,
-            prefixes,
-            texts,
-        };
+        let (scheduler, memory) = self.planning();
         let changes = scheduler.tidy(&memory);
         self.carry_out(changes)?;
         Ok(std::mem::take(&mut self.outputs))
+    }
+
+    /// The scheduler, and what it is told.
+    fn planning(&mut self) -> (&mut Scheduler, KnownMemory<'_, 'a>) {
+        let memory = KnownMemory {
+            setup: &self.setup,
+            prefixes: &mut self.prefixes,
+            texts: &self.texts,
+        };
+        (&mut self.scheduler, memory)
     }
 
     /// Texts for which a step of all drafts has too few positions.
